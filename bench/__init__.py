@@ -1,7 +1,6 @@
 """How good is this self-supervised Vision Transformer? The Python API; docs/python.md shows it, bench/api.py is it."""
 
 from bench.api import (
-    Leaderboard,
     Options,
     compare,
     evaluate,
@@ -15,7 +14,6 @@ from bench.api import (
 )
 
 __all__ = [
-    "Leaderboard",
     "Options",
     "compare",
     "evaluate",
@@ -29,10 +27,14 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> str:
-    """`bench.__version__`, looked up when it is asked for."""
+def __getattr__(name: str) -> object:
+    """`bench.__version__` and `bench.Leaderboard`, looked up when they are asked for."""
     if name == "__version__":
         from importlib.metadata import version
 
         return version("ssl-vit-bench")
+    if name == "Leaderboard":
+        from bench.leaderboards.tables import Leaderboard
+
+        return Leaderboard
     raise AttributeError(f"module 'bench' has no attribute {name!r}")

@@ -25,10 +25,9 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, get_args
 
 if TYPE_CHECKING:
-    from pandas import DataFrame
     from torch import nn
 
-    from bench.results.board import Board
+    from bench.leaderboards.tables import Leaderboard
     from bench.results.record import Result, Results
     from bench.statistics.compare import Comparisons
     from checkpoints.export import ViTExport
@@ -238,44 +237,6 @@ def _is_pair(data: Any) -> bool:
 
 
 OUT = Path("bench-results")  # folder of results and features, where none is named
-BOARD_WIDTH = 120  # characters of a printed leaderboard
-
-
-@dataclass(frozen=True, kw_only=True)
-class Leaderboard:
-    """All results of a folder, by checkpoint and protocol. Prints as tables; a notebook shows it as Markdown.
-
-    board: groups, metrics and cells (bench/results/board.py). files: format -> the file that was written.
-    """
-
-    board: "Board"
-    files: Mapping[str, Path]
-
-    @property
-    def records(self) -> list[dict[str, Any]]:
-        """One dictionary a number, as `pandas.DataFrame` takes them: checkpoint, group, metric, value, unit, low, high
-        (ends of the 95 % interval, or None), std (over seeds), seeds, and published (a paper's, not measured)."""
-        return [
-            {"checkpoint": row.checkpoint.name, "group": group, "metric": metric, "value": cell.mean, "unit": cell.unit}
-            | dict(zip(("low", "high"), cell.interval or (None, None), strict=True))
-            | {"std": cell.std, "seeds": cell.seeds, "published": row.published}
-            for row in self.board.rows
-            for (group, metric), cell in row.cells.items()
-        ]
-
-    def to_pandas(self) -> "DataFrame":
-        """`records` as pandas' DataFrame. ValueError, in one line, where pandas is not installed."""
-        from bench.results.record import as_frame
-
-        return as_frame(self.records)
-
-    def __str__(self) -> str:
-        from bench.board.tables import to_terminal
-
-        return to_terminal(self.board, BOARD_WIDTH)
-
-    def _repr_markdown_(self) -> str:
-        return self.files["markdown"].read_text(encoding="utf-8")
 
 
 def load(
@@ -522,7 +483,6 @@ def compare(
     """
     with commands():
         from bench.results.record import check_folder
-        from bench.statistics.compare import Wanted
         from bench.statistics.compare import compare as compared
 
         check_folder(Path(out))
@@ -530,26 +490,24 @@ def compare(
         if wrong := [each for each in given if not (isinstance(each, str) or hasattr(each, "checkpoint"))]:
             raise ValueError(f"{wrong[0]!r} is no checkpoint's name and no result; give names of checkpoints in {out}")
         names = [each if isinstance(each, str) else each.checkpoint.unique_name for each in given]
-        return compared(Path(out), names, Wanted(data=data, protocol=protocol, metric=metric))
+        return compared(Path(out), names, data, protocol, metric)
 
 
-def leaderboard(out: str | Path = OUT, *, published: bool = False, formats: Sequence[str] = ()) -> Leaderboard:
-    """The board of all results in `out`, whose leaderboard.csv and leaderboard.md are written anew.
+def leaderboard(out: str | Path = OUT, *, published: bool = False, formats: Sequence[str] = ()) -> "Leaderboard":
+    """The leaderboard of all results in `out`, whose leaderboard.csv and leaderboard.md are written anew.
 
     published: with papers' numbers of the same protocols, marked. formats: other files to write, as for
     `bench leaderboard --format`: "latex", "html", "parquet". ValueError for a folder without results.
     """
     with commands():
-        from bench.board.files import ALWAYS, FORMATS, rewrite
+        from bench.leaderboards.files import FORMATS, write_leaderboard
         from bench.results.record import check_folder
         from engine.printing import did_you_mean
 
         if unknown := [name for name in formats if name not in FORMATS]:
             raise ValueError(f"no format {unknown[0]!r}{did_you_mean(unknown[0], list(FORMATS))}")
         check_folder(Path(out))
-        shown = rewrite(Path(out), published, formats).shown
-        written = {name: Path(out) / FORMATS[name][0] for name in dict.fromkeys((*ALWAYS, *formats))}
-        return Leaderboard(board=shown, files=written)
+        return write_leaderboard(Path(out), published, formats)
 
 
 def report(

@@ -14,7 +14,7 @@ from bench.pretraining.run import prepared
 from bench.reporting.page import report_page
 from bench.run.prepare import RunRequest
 from bench.run.runner import run_suite
-from bench.statistics.compare import Wanted, compare, conclusion
+from bench.statistics.compare import compare, conclusion
 from bench.statistics.paired import holm
 from engine.distributed import World
 from engine.files import digest, write_atomic
@@ -124,7 +124,7 @@ def conclusions(out: Path, pairs: Sequence[tuple[str, str]]) -> list[str]:
         each
         for pair in pairs
         for protocol, metric in TESTED.items()
-        for each in compare(out, pair, Wanted(protocol=protocol, metric=metric)).found
+        for each in compare(out, pair, protocol=protocol, metric=metric).found
     ]
     corrected = holm([each.paired.p for each in found])
     return [conclusion(replace(each, p_holm=p), len(found)) for each, p in zip(found, corrected, strict=True)]

@@ -1,13 +1,13 @@
 """Results that were never measured, for tests of what is made of result files: by hand, and generated from a seed."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from random import Random
 
 import numpy as np
 
-from bench.board.files import LeaderboardSnapshot
-from bench.results.board import board_of
+from bench.leaderboards.tables import Leaderboard, leaderboard_of
 from bench.results.record import (
     CheckpointUsed,
     DataUsed,
@@ -18,8 +18,7 @@ from bench.results.record import (
     result_stem,
     write_result,
 )
-from bench.statistics.matching import Measured
-from bench.statistics.significance import key_of
+from bench.results.store import StoredResult
 from checkpoints.training_cost import TrainingCost
 from engine.tasks import Workspace
 
@@ -67,14 +66,16 @@ def made_result(checkpoint: CheckpointUsed, metrics: Mapping[str, MetricRecord],
     return Result(**fields | others)
 
 
-def save_result(out: Path, found: Result, arrays: Mapping[str, np.ndarray] | None = None, log: str = "") -> Measured:
+def save_result(
+    out: Path, found: Result, arrays: Mapping[str, np.ndarray] | None = None, log: str = ""
+) -> StoredResult:
     """Write it to where a run writes it."""
     space = Workspace(
         cache=out, data="", seed=found.seed, limit=found.limit, precision=found.precision, decode=found.decode
     )
     path = result_path(out, found.checkpoint, found.data.name, result_stem(found.protocol, found.settings, space))
     write_result(path, found, arrays or {}, log)
-    return Measured(path=path, result=found)
+    return StoredResult(path=path, result=found)
 
 
 def any_text(draw: Random) -> str:
@@ -94,7 +95,7 @@ def any_metric(draw: Random) -> MetricRecord:
     )
 
 
-def any_board(draw: Random) -> LeaderboardSnapshot:
+def any_board(draw: Random) -> Leaderboard:
     """Some results of a few checkpoints under a few protocols, each with any metrics or none; any text is hostile."""
     names, columns = ([any_text(draw) for _ in range(draw.randint(1, 3))] for _ in range(2))
     results = []
@@ -116,17 +117,17 @@ def any_board(draw: Random) -> LeaderboardSnapshot:
                 settings={text: [text, 1, None]},
             )
         )
-    return snapshot_of(results, ties=draw.random() < 0.5)
+    problems = [f"{result.message}: unreadable" for result in results[:1]]
+    return made_leaderboard(results, problems, tied=draw.random() < 0.5)
 
 
-def snapshot_of(results: list[Result], ties: bool = False) -> LeaderboardSnapshot:
-    """ties: whether all checkpoints share the first place of every column."""
-    board = board_of(results, [f"{each.message}: unreadable" for each in results[:1]])
-    everyone = frozenset(key_of(row.checkpoint) for row in board.rows)
-    columns = [(group, metric) for group, metrics in board.groups.items() for metric in metrics]
-    shared = dict.fromkeys(columns, everyone) if ties else {}
-    measured = [Measured(path=ROOT / f"{at}.json", result=each) for at, each in enumerate(results)]
-    return LeaderboardSnapshot(board=board, shown=board, ties=shared, measured=measured, results=ROOT)
+def made_leaderboard(results: Sequence[Result], problems: Sequence[str] = (), tied: bool = False) -> Leaderboard:
+    """The leaderboard of results below ROOT. tied: whether all checkpoints share the first place of every column."""
+    leaderboard = leaderboard_of(results, problems)
+    everyone = frozenset(checkpoint.key for checkpoint in leaderboard.rows)
+    stored = [StoredResult(path=ROOT / f"{number}.json", result=result) for number, result in enumerate(results)]
+    ties = dict.fromkeys(leaderboard.columns, everyone) if tied else {}
+    return replace(leaderboard, ties=ties, results=stored, folder=ROOT)
 
 
 def harmless(text: str) -> str:

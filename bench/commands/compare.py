@@ -31,13 +31,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """0 whatever the tests say, and also when nothing can be compared: the reasons are printed."""
     from bench.results.record import check_folder
-    from bench.statistics.compare import Wanted, compare, comparisons_csv, to_json, to_text
+    from bench.statistics.compare import compare, comparisons_csv, to_json, to_text
     from engine.files import write_atomic
     from engine.printing import say
 
     check_folder(arguments.out)
-    wanted = Wanted(data=arguments.data, protocol=arguments.protocol, metric=arguments.metric)
-    comparisons = compare(arguments.out, [arguments.first, *arguments.others], wanted)
+    options = {name: getattr(arguments, name) for name in ("data", "protocol", "metric")}
+    comparisons = compare(arguments.out, [arguments.first, *arguments.others], **options)
     say(*to_text(comparisons).split("\n"))
     for path, text in ((arguments.json, to_json), (arguments.csv, comparisons_csv)):
         if path:

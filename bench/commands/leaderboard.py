@@ -4,7 +4,7 @@ import argparse
 import shutil
 from pathlib import Path
 
-NAMES = ("csv", "markdown", "latex", "html", "parquet")  # of bench.board.files.FORMATS, which is slow to import
+NAMES = ("csv", "markdown", "latex", "html", "parquet")  # of bench.leaderboards.files.FORMATS, which is slow to import
 EPILOG = """formats:
   csv      leaderboard.csv: a row for each checkpoint; always written
   markdown leaderboard.md: tables with intervals; always written
@@ -40,22 +40,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """0 also when some result file is damaged: it is reported, and the rest is the board."""
-    from bench.board.files import ALWAYS, FORMATS, rewrite, snapshot
-    from bench.board.tables import to_terminal
+    from bench.leaderboards.files import write_leaderboard
+    from bench.leaderboards.tables import read_leaderboard, to_terminal
     from bench.results.record import check_folder
     from engine.printing import say
 
     check_folder(arguments.out)
-    kept_out: OSError | None = None
+    write_error: OSError | None = None
     try:
-        shown = rewrite(arguments.out, arguments.published, arguments.format).shown
+        leaderboard = write_leaderboard(arguments.out, arguments.published, arguments.format)
     except OSError as error:  # another's folder, or a full disk: the tables can be read all the same
-        shown, kept_out = snapshot(arguments.out, arguments.published).shown, error
-    say(*to_terminal(shown, width=shutil.get_terminal_size().columns).split("\n"))
-    if arguments.published and not any(row.published for row in shown.rows):
+        leaderboard, write_error = read_leaderboard(arguments.out, arguments.published), error
+    say(*to_terminal(leaderboard, width=shutil.get_terminal_size().columns).split("\n"))
+    if arguments.published and not leaderboard.published:
         say("", "no published number is of these protocols, unchanged, on images of the published size", errors=True)
-    if kept_out:
-        raise kept_out
-    written = [str(arguments.out / FORMATS[key][0]) for key in dict.fromkeys((*ALWAYS, *arguments.format))]
-    say("", f"written: {', '.join(written)}", errors=True)
+    if write_error:
+        raise write_error
+    say("", f"written: {', '.join(map(str, leaderboard.files.values()))}", errors=True)
     return 0

@@ -45,7 +45,7 @@ def run(arguments: argparse.Namespace) -> int:
     from bench.published.values import published_values, values_of
     from bench.reproduce.report import listing, summary, table_lines
     from bench.reproduce.steps import Setup, known, named_checkpoints, named_data, script
-    from bench.statistics.matching import read_measured
+    from bench.results.store import comparable_results
     from engine.printing import say
 
     given = [bool(arguments.table), bool(arguments.plan), arguments.summary]
@@ -64,7 +64,7 @@ def run(arguments: argparse.Namespace) -> int:
         say(*summary(known()))
     elif arguments.table:
         values_of(arguments.table)
-        results, problems = read_measured(arguments.out)
+        results, problems = comparable_results(arguments.out)
         say(*table_lines(arguments.table, setup, results, known()))
         say(*(f"left out: {problem}" for problem in problems), errors=True)
     else:

@@ -31,34 +31,32 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """0 also where nothing fits."""
-    from bench.results.index import Filter, find, lines_of, refuse_ambiguous
     from bench.results.record import check_folder
+    from bench.results.store import find, lines_of, refuse_ambiguous
 
     check_folder(arguments.out)
-    wanted = Filter(
-        checkpoint=arguments.checkpoint, data=arguments.data, protocol=arguments.protocol, status=arguments.status
-    )
-    if arguments.action == "rm" and wanted.is_all:
+    options = {name: getattr(arguments, name) for name in ("checkpoint", "data", "protocol", "status")}
+    if arguments.action == "rm" and not any(options.values()):
         raise ValueError(
             "which results? give --checkpoint, --data, --protocol or --status, as `bench results ls` shows"
         )
-    found = find(arguments.out, wanted)
+    contents = find(arguments.out, options)
     if arguments.action == "rm":
-        refuse_ambiguous(found, arguments.checkpoint)
-    say(*lines_of(found))
+        refuse_ambiguous(arguments.out, contents, arguments.checkpoint)
+    say(*lines_of(arguments.out, contents))
     if arguments.action == "rm":
-        _remove(arguments.out, found, arguments.dry_run)
+        _remove(arguments.out, list(contents), arguments.dry_run)
     return 0
 
 
-def _remove(out: Path, found: list, dry_run: bool) -> None:
-    from bench.board.files import rewrite
-    from bench.results.index import remove
+def _remove(out: Path, paths: list[Path], dry_run: bool) -> None:
+    from bench.leaderboards.files import write_leaderboard
+    from bench.results.store import remove
 
     if dry_run:
         say("nothing was removed (--dry-run)")
-    elif found:
-        place = remove(out, found)
-        rewrite(out)
+    elif paths:
+        place = remove(out, paths)
+        write_leaderboard(out)
         undo = f"cp -rn {quote(str(place))}/. {quote(str(out / 'results'))}/"
         say(f"moved to {place}, and the leaderboard rebuilt; to undo: {undo}")

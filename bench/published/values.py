@@ -137,6 +137,17 @@ def published_values() -> tuple[PublishedValue, ...]:
         return tuple(_value(row) for row in csv.DictReader(file))
 
 
+@cache
+def compares_methods(table: str) -> bool:
+    """Whether a table has values of several methods, and not of ablations of one."""
+    return len({value.model for value in published_values() if value.table == table}) > 1
+
+
+def set_name(images: Mapping[str, int]) -> str:
+    """Key of SETS of an image set with as many images in each split; "" for any other."""
+    return next((name for name, published in SETS.items() if dict(images) == dict(published.images)), "")
+
+
 def values_of(table: str) -> Sequence[PublishedValue]:
     """The values of one table. ValueError with the likely name for one that does not exist."""
     if table not in TABLES:
@@ -192,5 +203,5 @@ def _is_same_measurement(result: Result, value: PublishedValue) -> bool:
         and sorted(value.settings.split()) == changes
         and value.metric in result.metrics
         and result.limit is None
-        and dict(result.data.images) == dict(SETS[value.data].images)
+        and set_name(result.data.images) == value.data
     )

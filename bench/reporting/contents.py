@@ -11,11 +11,9 @@ from functools import cache
 from pathlib import PurePath
 from typing import Literal
 
-from bench.board.tables import number, row_names, troubles
-from bench.results.board import Board, Cell, Row, best, group_of
+from bench.leaderboards.tables import Cell, Leaderboard, cell_text, troubles
 from bench.results.record import CheckpointUsed, Result, number_text
-from bench.statistics.matching import Measured
-from bench.statistics.significance import Key, key_of
+from bench.statistics.significance import Column, Key
 from engine.extensions import opening, source_files
 
 # measured: competes. floor: raw pixels. initial: a pretraining's weights before its first update. published: a paper's.
@@ -75,50 +73,38 @@ class ReportContents:
     newest: str  # date of the newest result
 
 
-def contents(board: Board, measured: Sequence[Measured], ties: Mapping[Key, frozenset[Key]]) -> ReportContents:
-    """What a board and the results that it is made of look like. ties: who shares the first place of a column."""
-    good = [each.result for each in measured if each.result.status == "ok"]
+def contents(leaderboard: Leaderboard) -> ReportContents:
+    """What a leaderboard and the results behind it look like."""
+    good = [stored.result for stored in leaderboard.results if stored.result.status == "ok"]
     places: dict[tuple[str, Key], list[int]] = {}
-    for at, result in enumerate(good):
-        places.setdefault((group_of(result), key_of(result.checkpoint)), []).append(at)
-    tables = tuple(_table(board, group, good, places, ties) for group in board.groups)
+    for place, result in enumerate(good):
+        places.setdefault((result.group, result.checkpoint.key), []).append(place)
     return ReportContents(
-        tables=tables,
-        checkpoints=tuple(_facts(row, name) for row, name in zip(board.rows, _names(board), strict=True)),
+        tables=tuple(_table(leaderboard, group, good, places) for group in leaderboard.groups),
+        checkpoints=tuple(_facts(leaderboard, checkpoint) for checkpoint in leaderboard.rows),
         results=tuple(provenance(result) for result in good),
-        troubles=tuple(troubles(board)),
+        troubles=tuple(troubles(leaderboard)),
         newest=max((result.date for result in good), default=""),
     )
 
 
-def _names(board: Board) -> list[str]:
-    names = row_names(board)
-    return [names[row.checkpoint] for row in board.rows]
-
-
-def _facts(row: Row, name: str) -> dict[str, object]:
-    used, cost = row.checkpoint, asdict(row.checkpoint.training_cost)
-    return {
-        "name": name,
-        "kind": row_kind(row),
-        "method": used.method,
-        "recipe": used.recipe,
-        "branch": used.branch,
-        "architecture": used.architecture,
-        "parameters": used.parameters,
-        "digest": used.digest,
-        "source": used.source,
-        "cost": {key: value for key, value in cost.items() if value},
+def _facts(leaderboard: Leaderboard, checkpoint: CheckpointUsed) -> dict[str, object]:
+    named = {
+        name: getattr(checkpoint, name)
+        for name in ("method", "recipe", "branch", "architecture", "parameters", "digest", "source")
     }
+    cost = {name: value for name, value in asdict(checkpoint.training_cost).items() if value}
+    kind = row_kind(leaderboard, checkpoint)
+    return {"name": leaderboard.names[checkpoint], "kind": kind, **named, "cost": cost}
 
 
-def row_kind(row: Row) -> Kind:
+def row_kind(leaderboard: Leaderboard, checkpoint: CheckpointUsed) -> Kind:
     """What a row is to the others; initial weights are known by the folder that a pretraining writes them to."""
-    if row.published:
+    if checkpoint in leaderboard.published:
         return "published"
-    if row.checkpoint.is_floor:
+    if checkpoint.is_floor:
         return "floor"
-    return "initial" if PurePath(row.checkpoint.source).name == "start" else "measured"
+    return "initial" if PurePath(checkpoint.source).name == "start" else "measured"
 
 
 @cache
@@ -134,53 +120,53 @@ def _images_of(result: Result) -> int | None:
 
 
 def _table(
-    board: Board,
-    group: str,
-    results: Sequence[Result],
-    places: Mapping[tuple[str, Key], list[int]],
-    ties: Mapping[Key, frozenset[Key]],
+    leaderboard: Leaderboard, group: str, results: Sequence[Result], places: Mapping[tuple[str, Key], list[int]]
 ) -> ShownTable:
-    metrics, names = board.groups[group], row_names(board)
-    rows = [row for row in board.rows if any(key[0] == group for key in row.cells)]
-    main, axis = metrics[0], axis_of([row.cells.get((group, metrics[0])) for row in rows])
-    ranked = ranks(rows, (group, main), ties.get((group, main), frozenset()))
-    shown = []
-    for row in sorted(rows, key=lambda row: _order(row.cells.get((group, main)))):
-        made_of = tuple(places.get((group, key_of(row.checkpoint)), ()))
+    metrics = leaderboard.groups[group]
+    main = group, metrics[0]
+    cells = {checkpoint: leaderboard.rows[checkpoint] for checkpoint in leaderboard.checkpoints_in(group)}
+    axis, ranked = axis_of([row.get(main) for row in cells.values()]), ranks(leaderboard, main)
+    rows = []
+    for checkpoint in sorted(cells, key=lambda checkpoint: _order(cells[checkpoint].get(main))):
+        made_of = tuple(places.get((group, checkpoint.key), ()))
         numbers = [
             ShownNumber(
-                text=number(row.cells.get((group, metric)), with_interval=metric == main),
-                value=cell.mean if (cell := row.cells.get((group, metric))) else None,
-                place=placed(cell, axis) if cell and metric == main else None,
-                first=bool(cell) and not row.published and _is_first(board, row, (group, metric), ties),
+                text=cell_text(cell, with_interval=metric == metrics[0]),
+                value=cell.mean if cell else None,
+                place=placed(cell, axis) if cell and metric == metrics[0] else None,
+                first=leaderboard.is_best(checkpoint, (group, metric)),
                 results=made_of,
             )
             for metric in metrics
+            for cell in [cells[checkpoint].get((group, metric))]
         ]
-        rank = ranked.get(row.checkpoint, "")
-        shown.append(ShownRow(name=names[row.checkpoint], kind=row_kind(row), rank=rank, numbers=tuple(numbers)))
-    one = next(result for result in results if group_of(result) == group)
+        rows.append(
+            ShownRow(
+                name=leaderboard.names[checkpoint],
+                kind=row_kind(leaderboard, checkpoint),
+                rank=ranked.get(checkpoint, ""),
+                numbers=tuple(numbers),
+            )
+        )
+    one = next(result for result in results if result.group == group)
+    unit = next((row[main].unit for row in cells.values() if main in row), "%")
     return ShownTable(
-        anchor=f"table-{list(board.groups).index(group)}",
+        anchor=f"table-{list(leaderboard.groups).index(group)}",
         group=group,
         data=one.data.name,
         protocol=one.protocol.name,
         about=about_task(one.task),
         source=one.protocol.source,
         settings=dict(one.settings),
-        metrics=tuple(metrics),
-        unit=(unit := _unit(rows, (group, main))),
+        metrics=metrics,
+        unit=unit,
         axis=tuple(number_text(end, unit) for end in axis) if axis else None,  # type: ignore[arg-type]
-        rows=tuple(shown),
-        caveats=tuple(board.caveats[group]),
+        rows=tuple(rows),
+        caveats=leaderboard.caveats[group],
         images=_images_of(one),
-        tested=(group, main) in ties,
+        tested=main in leaderboard.ties,
         on_val=any(metric.chosen_on_val for metric in one.metrics.values()),
     )
-
-
-def _unit(rows: Iterable[Row], column: Key) -> str:
-    return next((row.cells[column].unit for row in rows if column in row.cells), "%")
 
 
 def _order(cell: Cell | None) -> tuple[bool, float]:
@@ -193,13 +179,13 @@ def _order(cell: Cell | None) -> tuple[bool, float]:
 def axis_of(cells: Iterable[Cell | None]) -> tuple[float, float] | None:
     """The ends of an axis that holds all numbers and intervals of a column, with a little room; None for less than two
     different numbers."""
-    there = [cell for cell in cells if cell]
-    ends = [end for cell in there for end in (cell.interval or (cell.mean, cell.mean))]
+    numbers = [cell for cell in cells if cell]
+    ends = [end for cell in numbers for end in (cell.interval or (cell.mean, cell.mean))]
     if not ends or min(ends) == max(ends):
         return None
     room = (max(ends) - min(ends)) / 20
     low, high = min(ends) - room, max(ends) + room
-    unit = there[0].unit
+    unit = numbers[0].unit
     return (max(low, 0.0), min(high, 100.0)) if unit == "%" else (low, high)
 
 
@@ -212,24 +198,25 @@ def placed(cell: Cell, axis: tuple[float, float] | None) -> tuple[float, float, 
     return first, second, third
 
 
-def _is_first(board: Board, row: Row, column: Key, ties: Mapping[Key, frozenset[Key]]) -> bool:
-    return key_of(row.checkpoint) in ties.get(column, ()) or row.cells[column].mean == best(board, *column)
-
-
-def ranks(rows: Sequence[Row], column: Key, ties: frozenset[Key]) -> dict[CheckpointUsed, str]:
+def ranks(leaderboard: Leaderboard, column: Column) -> dict[CheckpointUsed, str]:
     """Rank of each checkpoint that competes in a column: those level with the best share the first, then by number.
 
     Floors compete too: a network that raw pixels beat should look so. Published numbers do not.
     """
-    cells = {row.checkpoint: row.cells[column] for row in rows if column in row.cells and not row.published}
-    ordered = sorted(cells, key=lambda used: _order(cells[used]))
-    orders = [_order(cells[used]) for used in ordered]
-    top = sum(key_of(used) in ties for used in ordered)
-    found = {used: f"1-{top}" for used in ordered if key_of(used) in ties} if top > 1 else {}
-    for used, order in zip(ordered, orders, strict=True):
-        if used not in found:
-            found[used] = str(1 + max(bisect_left(orders, order), top if top > 1 else 0))
-    return found
+    ties = leaderboard.ties.get(column, frozenset())
+    orders = {
+        checkpoint: _order(row[column])
+        for checkpoint, row in leaderboard.rows.items()
+        if column in row and checkpoint not in leaderboard.published
+    }
+    ordered = sorted(orders.values())
+    tied = sum(checkpoint.key in ties for checkpoint in orders)
+    if tied < 2:
+        return {checkpoint: str(1 + bisect_left(ordered, order)) for checkpoint, order in orders.items()}
+    return {
+        checkpoint: f"1-{tied}" if checkpoint.key in ties else str(1 + max(bisect_left(ordered, order), tied))
+        for checkpoint, order in orders.items()
+    }
 
 
 def provenance(result: Result) -> dict[str, object]:

@@ -6,14 +6,11 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-from bench.board.files import ties_in
-from bench.published.rows import with_published
+from bench.leaderboards.tables import read_leaderboard
 from bench.reporting.contents import ReportContents, ShownTable, contents, grounds, headline, verdict
 from bench.reporting.figures import cost_figure, in_unit, log_of, training_figure
 from bench.reporting.saved_pictures import report_pictures
 from bench.reporting.views import views_of
-from bench.results.board import board_of
-from bench.statistics.matching import read_measured
 from checkpoints.training_cost import COST_UNITS
 from engine.printing import printable
 
@@ -27,13 +24,11 @@ def report_page(out: Path, published: bool = False, pictures: bool = True) -> st
     published: with papers' numbers of the same protocols, marked. pictures: with validation images, where they are on
     this machine, and with what `bench visualize` drew of the same checkpoints into this folder.
     """
-    measured, problems = read_measured(out)
-    results = [each.result for each in measured]
-    board = board_of(results, problems)
-    ties = ties_in(out, board, measured)
-    found = contents(with_published(board, results) if published else board, measured, ties)
-    drawn = report_pictures(out, found, results) if pictures else None
-    return page_of(found, figures_of(found), views_of(found, measured, out / "cache", pictures), drawn)
+    leaderboard = read_leaderboard(out, published)
+    report, results = contents(leaderboard), [stored.result for stored in leaderboard.results]
+    drawn = report_pictures(out, report, results) if pictures else None
+    views = views_of(report, leaderboard.results, out / "cache", pictures)
+    return page_of(report, figures_of(report), views, drawn)
 
 
 def figures_of(report: ReportContents) -> dict[str, str]:

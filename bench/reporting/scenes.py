@@ -19,7 +19,7 @@ import numpy as np
 from PIL import Image, ImageDraw
 
 from bench.results.record import Result
-from bench.statistics.matching import Measured
+from bench.results.store import StoredResult
 from downstream.data.listing import IGNORED, Instances
 from downstream.data.scenes import SceneSet, mask_classes, open_scenes
 from downstream.metrics.previews import MOST, number_outlines, preview_indices
@@ -96,7 +96,7 @@ class Detections:
     numbers: np.ndarray | None
 
 
-def scene_view(measured: Mapping[str, Measured], cache: Path) -> dict[str, Any] | None:
+def scene_view(measured: Mapping[str, StoredResult], cache: Path) -> dict[str, Any] | None:
     """What the named results of one table, the best first, saw. None where that is not kept, or the scenes are not on
     this machine. cache: where tiny sets are drawn.
 
@@ -117,12 +117,12 @@ def scene_view(measured: Mapping[str, Measured], cache: Path) -> dict[str, Any] 
         return None
 
 
-def _keeps_scenes(measured: Measured) -> bool:
+def _keeps_scenes(measured: StoredResult) -> bool:
     names = set(measured.result.arrays)
     return {"shown_of", "shown_masks", "shown_sizes"} <= names or {"boxes", "scores", "classes"} <= names
 
 
-def _masks(measured: Mapping[str, Measured], scenes: SceneSet) -> dict[str, Any]:
+def _masks(measured: Mapping[str, StoredResult], scenes: SceneSet) -> dict[str, Any]:
     places = next(iter(measured.values())).arrays["shown_of"].tolist()
     kept = {name: one for name, one in measured.items() if one.arrays["shown_of"].tolist() == places}
     labels = [mask_classes(scenes, index) for index in places]
@@ -140,7 +140,7 @@ def _masks(measured: Mapping[str, Measured], scenes: SceneSet) -> dict[str, Any]
     }
 
 
-def _things(measured: Mapping[str, Measured], scenes: SceneSet) -> dict[str, Any]:
+def _things(measured: Mapping[str, StoredResult], scenes: SceneSet) -> dict[str, Any]:
     places = preview_indices(len(scenes)).tolist()
     labels = [labelled_things(scenes.outlined, index) for index in places]
     counts = Counter(number for label in labels for _, number in label.boxes)
@@ -188,7 +188,7 @@ def scene_picture(scenes: SceneSet, index: int) -> Image.Image:
     return image
 
 
-def _kept_mask(measured: Measured, row: int) -> np.ndarray:
+def _kept_mask(measured: StoredResult, row: int) -> np.ndarray:
     height, width = measured.arrays["shown_sizes"][row].tolist()
     return measured.arrays["shown_masks"][row, :height, :width]
 
@@ -214,7 +214,7 @@ def labelled_things(listing: Instances, index: int) -> Detections:
     return Detections(boxes=boxes, numbers=covered)
 
 
-def found_things(measured: Measured, row: int, index: int, count: int) -> Detections:
+def found_things(measured: StoredResult, row: int, index: int, count: int) -> Detections:
     """The `count` surest things that were found in an image, which is the shown image `row`."""
     arrays = measured.arrays
     classes, scores, boxes = (arrays[name][index] for name in ("classes", "scores", "boxes"))

@@ -15,9 +15,9 @@ import numpy as np
 from bench.reporting.contents import ReportContents, ShownTable
 from bench.reporting.figures import calibration_figure, in_unit, lines_figure
 from bench.reporting.scenes import OpenSplit, image_opener, scene_view, thumbnail_url
-from bench.results.board import group_of
 from bench.results.record import Result
-from bench.statistics.matching import Measured, array_of
+from bench.results.store import StoredResult
+from bench.statistics.matching import array_of
 from downstream.data.scenes import layout_of
 from imagesets.sets import ImageSet
 
@@ -31,14 +31,14 @@ Predictions = tuple[np.ndarray, np.ndarray]  # predicted classes (N,), -1 where 
 
 
 def views_of(
-    report: ReportContents, measured: Sequence[Measured], cache: Path, pictures: bool = True
+    report: ReportContents, measured: Sequence[StoredResult], cache: Path, pictures: bool = True
 ) -> dict[str, dict[str, Any]]:
     """Anchor of a table -> what can be seen beside it. pictures: also what needs the images themselves. cache: where
     tiny sets are drawn."""
-    first_seeds: dict[tuple[str, str], Measured] = {}
+    first_seeds: dict[tuple[str, str], StoredResult] = {}
     for one in measured:
         if one.result.status == "ok":
-            first_seeds.setdefault((group_of(one.result), one.result.checkpoint.digest), one)
+            first_seeds.setdefault((one.result.group, one.result.checkpoint.digest), one)
     digests = {checkpoint["name"]: str(checkpoint["digest"]) for checkpoint in report.checkpoints}
     open_split, views = image_opener() if pictures else None, {}
     for table in report.tables:
@@ -58,7 +58,7 @@ def best_and_floors(table: ShownTable) -> list[str]:
 
 
 def view_of(
-    measured: Mapping[str, Measured], metrics: Sequence[str], open_split: OpenSplit | None, cache: Path
+    measured: Mapping[str, StoredResult], metrics: Sequence[str], open_split: OpenSplit | None, cache: Path
 ) -> dict[str, Any]:
     """What the named results of one table, the best first, show: images, mistakes, neighbours, scenes, and learning, an
     SVG. None or empty where nothing is kept. open_split: None where no image may be opened."""
@@ -89,7 +89,7 @@ def view_of(
     )
 
 
-def predictions_of(measured: Measured, images: ImageSet) -> Predictions | None:
+def predictions_of(measured: StoredResult, images: ImageSet) -> Predictions | None:
     """None where predictions are not kept, or are of other images."""
     if not {"predicted", "confidence"} <= set(measured.result.arrays):
         return None
@@ -98,7 +98,7 @@ def predictions_of(measured: Measured, images: ImageSet) -> Predictions | None:
 
 
 def mistakes_of(
-    measured: Mapping[str, Measured], predictions: Mapping[str, Predictions], images: ImageSet
+    measured: Mapping[str, StoredResult], predictions: Mapping[str, Predictions], images: ImageSet
 ) -> dict[str, Any] | None:
     """What the best checkpoint with predictions takes for what, and the calibration of all; None where there are none.
 
@@ -157,7 +157,7 @@ def calibration_error(bins: np.ndarray) -> float:
     return float(100 * (np.abs(bins[:, 0] - bins[:, 1]) * bins[:, 2]).sum() / bins[:, 2].sum())
 
 
-def neighbours_of(measured: Mapping[str, Measured], open_split: OpenSplit) -> list[dict[str, Any]]:
+def neighbours_of(measured: Mapping[str, StoredResult], open_split: OpenSplit) -> list[dict[str, Any]]:
     """Some validation images with their nearest training images by the named results of one table, the nearest first.
 
     Empty where no neighbours are kept, or the images are not on this machine.
@@ -174,7 +174,7 @@ def neighbours_of(measured: Mapping[str, Measured], open_split: OpenSplit) -> li
     kept = {name: one for name, one in kept.items() if np.array_equal(one.arrays["neighbours_of"], queries)}
     picture = functools.cache(lambda index: thumbnail_url(train, index))
 
-    def neighbours(one: Measured, place: int, label: int) -> list[dict[str, Any]]:
+    def neighbours(one: StoredResult, place: int, label: int) -> list[dict[str, Any]]:
         near, similarities = (one.arrays[name][place].tolist() for name in ("neighbours", "similarities"))
         return [
             {
@@ -197,7 +197,7 @@ def neighbours_of(measured: Mapping[str, Measured], open_split: OpenSplit) -> li
 
 
 def image_view(
-    measured: Mapping[str, Measured], metric: str, predictions: Mapping[str, Predictions], images: ImageSet
+    measured: Mapping[str, StoredResult], metric: str, predictions: Mapping[str, Predictions], images: ImageSet
 ) -> dict[str, Any] | None:
     """The hardest images of a table, and accuracy by class; None where a metric is not kept for each image.
 
@@ -265,7 +265,7 @@ def accuracy_by_class(images: ImageSet, right: np.ndarray) -> list[dict[str, Any
     return classes if len(classes) <= 2 * HARDEST else [*classes[:HARDEST], *classes[-HARDEST:]]
 
 
-def learning_figure(measured: Mapping[str, Measured], metric: str) -> str:
+def learning_figure(measured: Mapping[str, StoredResult], metric: str) -> str:
     """SVG of what the probes' trainings reached; "" where that was not kept."""
     curves = {name: learning_curve(one.result, metric) for name, one in measured.items()}
     curves = {name: points for name, points in curves.items() if len(points) > 1}

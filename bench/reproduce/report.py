@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from bench.leaderboards.tables import leaderboard_of
 from bench.published.values import LOG, SETS, TABLES, PublishedValue, published_values, values_of
 from bench.reproduce.steps import (
     STATUSES,
@@ -22,9 +23,8 @@ from bench.reproduce.steps import (
     other_weights,
     run_name,
 )
-from bench.results.board import board_of, group_of
 from bench.results.record import Result, interval_decimals, suffix
-from bench.statistics.matching import Measured
+from bench.results.store import StoredResult
 from pretrain.loop.cost import cost_of
 from pretrain.loop.exporting import identity_in, is_run
 
@@ -42,24 +42,26 @@ class Measurement:
         return self.number - value.value
 
 
-def measurement(value: PublishedValue, results: Sequence[Measured], setup: Setup, there: Known) -> Measurement | None:
+def measurement(
+    value: PublishedValue, results: Sequence[StoredResult], setup: Setup, there: Known
+) -> Measurement | None:
     """What was measured of `value`, the mean over seeds; None where nothing was."""
     if value.protocol == LOG:
         return measured_cost(setup.training(value), value.metric)
-    found = [each.result for each in results if _is_of(each.result, value, there)]
-    if not found:
+    own = [stored.result for stored in results if _is_of(stored.result, value, there)]
+    if not own:
         return None
-    board = board_of(found)
-    group = group_of(min(found, key=lambda result: _distance(result, value)))
-    cell = next(row.cells[group, value.metric] for row in board.rows if (group, value.metric) in row.cells)
-    of_group = [result for result in found if group_of(result) == group]
-    return Measurement(number=cell.mean, interval=cell.interval, remarks=_remarks(of_group[0], value))
+    group = min(own, key=lambda result: _distance(result, value)).group
+    column = group, value.metric
+    cell = next(cells[column] for cells in leaderboard_of(own).rows.values() if column in cells)
+    first = next(result for result in own if result.group == group)
+    return Measurement(number=cell.mean, interval=cell.interval, remarks=_remarks(first, value))
 
 
 def _distance(result: Result, value: PublishedValue) -> tuple[bool, int, str]:
     """Orders results by how unlike the published measurement they are: other images, then variants such as a lower
     precision, then by name."""
-    return not _on_published_images(result, value), len(result.variant), group_of(result)
+    return not _on_published_images(result, value), len(result.variant), result.group
 
 
 def _on_published_images(result: Result, value: PublishedValue) -> bool:
@@ -188,7 +190,7 @@ def reasons(title: str, lacking: Iterable[tuple[str, str]]) -> Iterator[str]:
         yield f"{title}: {len(tables)}, {reason} ({', '.join(dict.fromkeys(tables))})"
 
 
-def table_lines(table: str, setup: Setup, results: Sequence[Measured], there: Known) -> Iterator[str]:
+def table_lines(table: str, setup: Setup, results: Sequence[StoredResult], there: Known) -> Iterator[str]:
     """A table value by value: published, measured, difference and interval, commands, and what is missing."""
     values = values_of(table)
     yield f"{table}: {TABLES[table]}; {values[0].source}"

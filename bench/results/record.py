@@ -61,7 +61,7 @@ def as_schema_2(value: Mapping[str, Any]) -> dict[str, Any]:
 
 def _metric(name: str, numbers: Numbers) -> dict[str, Any]:
     is_deviation = name.endswith(DEVIATION)
-    found = {
+    metric = {
         "value": numbers.metrics[name],
         "unit": "%",
         "higher_is_better": None if is_deviation else not name.endswith(LOWER_IS_BETTER),
@@ -70,8 +70,8 @@ def _metric(name: str, numbers: Numbers) -> dict[str, Any]:
         "deviation_of": name.removesuffix(DEVIATION) if is_deviation else None,
     }
     if name in numbers.resampled:
-        return found | {"array": f"{name}_resampled", "array_over": "resamples"}
-    return found | {"array": name} if name in numbers.per_image else found
+        return metric | {"array": f"{name}_resampled", "array_over": "resamples"}
+    return metric | {"array": name} if name in numbers.per_image else metric
 
 
 def decimals(value: float, unit: str) -> int:
@@ -155,6 +155,11 @@ class CheckpointUsed:
     training_cost: TrainingCost = field(default_factory=TrainingCost)  # of a pretraining of ours:
 
     @property
+    def key(self) -> tuple[str, str]:
+        """Name and digest, which identify a checkpoint."""
+        return self.name, self.digest
+
+    @property
     def unique_name(self) -> str:
         """`NAME-DIGEST8`: its folder in results, and what tells it from others of its name."""
         return f"{self.name}-{self.digest[:8]}"
@@ -231,13 +236,31 @@ class Result:
     @property
     def variant(self) -> tuple[str, ...]:
         """What makes this number incomparable with the plain protocol's: version, changed settings, limit, ..."""
-        found = [f"v{self.protocol.version}"] if self.protocol.version > 1 else []
-        found += [f"{name}={short(value)}" for name, value in self.protocol.changes.items()]
-        found += [f"limit={self.limit}"] if self.limit is not None else []
-        found += [self.precision] if self.precision != "float32" else []
-        found += [self.decode] if self.decode != "exact" else []
-        found += [f"skipped={self.skipped}"] if self.skipped else []
-        return tuple(found)
+        variant = [f"v{self.protocol.version}"] if self.protocol.version > 1 else []
+        variant += [f"{name}={short(value)}" for name, value in self.protocol.changes.items()]
+        variant += [f"limit={self.limit}"] if self.limit is not None else []
+        variant += [self.precision] if self.precision != "float32" else []
+        variant += [self.decode] if self.decode != "exact" else []
+        variant += [f"skipped={self.skipped}"] if self.skipped else []
+        return tuple(variant)
+
+    @property
+    def group(self) -> str:
+        """Results of one group may be compared: `digits/knn@dino`, or `digits/knn@dino[k=5+10 limit=100]`."""
+        variant = f"[{' '.join(self.variant)}]" if self.variant else ""
+        return f"{self.data.name}/{self.protocol.name}{variant}"
+
+    @property
+    def conditions(self) -> dict[str, Any]:
+        """Everything that a number depends on, but for checkpoint and seed."""
+        return {
+            "protocol version": self.protocol.version,
+            **{f"{split} images": fingerprint[:8] for split, fingerprint in self.data.fingerprints.items()},
+            **{f"{self.task}.{name}": value for name, value in self.settings.items()},
+            "limit": self.limit,
+            "precision": self.precision,
+            "decode": self.decode,
+        }
 
     @property
     def numbers(self) -> dict[str, float]:
@@ -286,12 +309,12 @@ class Results(list[Result]):
         """A dictionary for each metric: checkpoint, data, protocol, metric, value, unit, low and high end of the 95 %
         interval (or None), seed, and what makes it incomparable with the plain protocol's."""
         return [
-            {"checkpoint": each.checkpoint.name, "data": each.data.name, "protocol": each.protocol.name}
+            {"checkpoint": result.checkpoint.name, "data": result.data.name, "protocol": result.protocol.name}
             | {"metric": name, "value": metric.value, "unit": metric.unit}
             | dict(zip(("low", "high"), metric.interval or (None, None), strict=True))
-            | {"seed": each.seed, "variant": " ".join(each.variant)}
-            for each in self
-            for name, metric in each.metrics.items()
+            | {"seed": result.seed, "variant": " ".join(result.variant)}
+            for result in self
+            for name, metric in result.metrics.items()
         ]
 
     def to_pandas(self) -> "DataFrame":
@@ -304,9 +327,9 @@ class Results(list[Result]):
     def _repr_html_(self) -> str:
         heads = ("checkpoint", "data", "protocol", "metric", "value [95 % interval]")
         rows = [
-            (each.checkpoint.name, each.data.name, " ".join((each.protocol.name, *each.variant)), name, metric)
-            for each in self
-            for name, metric in each.metrics.items()
+            (result.checkpoint.name, result.data.name, " ".join((result.protocol.name, *result.variant)), name, metric)
+            for result in self
+            for name, metric in result.metrics.items()
         ]
         cells = ["".join(f"<td>{escape(printable(cell))}</td>" for cell in row) for row in rows]
         head = "".join(f"<th>{text}</th>" for text in heads)

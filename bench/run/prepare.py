@@ -9,7 +9,6 @@ from typing import Any, Literal
 
 from bench.cli.output import in_one_line, millions
 from bench.cli.settings import check_writable, example
-from bench.results.index import read_results
 from bench.results.record import (
     DataUsed,
     NewerSchema,
@@ -21,6 +20,7 @@ from bench.results.record import (
     result_stem,
     short,
 )
+from bench.results.store import read_results
 from bench.run.checkpoints import LoadedCheckpoint, checked_name, load_checkpoint
 from bench.run.suites import ChosenProtocol, catalogue, changed_protocols, choose_protocols
 from checkpoints.frozen import FrozenExport, FrozenSpec
@@ -392,8 +392,9 @@ def refuse_mixed_contents(out: Path, jobs: Sequence[Job]) -> None:
         return
     replaced = {job.path for job in jobs if job.state != "done"}
     data = {job.data.name: job.data for job in jobs}
-    for path, entry in read_results(out)[0].items() if (out / "results").is_dir() else ():
-        now, result = data.get(entry.result.data.name), entry.result
+    for stored in read_results(out)[0] if (out / "results").is_dir() else ():
+        result, path = stored.result, stored.path
+        now = data.get(result.data.name)
         if now and path not in replaced and result.status == "ok" and (splits := now.differ_from(result.data)):
             raise ValueError(
                 f"--data {now.name}={now.url}: files of {' and '.join(splits)} were overwritten since {path} was "

@@ -18,11 +18,10 @@ from typing import Any
 
 import numpy as np
 
-from bench.board import files as leaderboard
-from bench.board.tables import to_terminal
 from bench.cli.output import in_one_line, traceback_of
+from bench.leaderboards.files import write_leaderboard
+from bench.leaderboards.tables import to_terminal
 from bench.published.values import against_published
-from bench.results.board import group_of
 from bench.results.environment import hardware, versions
 from bench.results.record import (
     MetricRecord,
@@ -306,10 +305,10 @@ def _say_ending(out: Path, tally: Tally) -> None:
 
 
 def _rewrite_leaderboard(out: Path, jobs: Sequence[Job]) -> None:
-    found = leaderboard.rewrite(out)
-    of_run = {job.path for job in jobs}
-    shown = {group_of(each.result) for each in found.measured if each.path in of_run and each.result.status == "ok"}
-    say("", *to_terminal(found.board, get_terminal_size().columns, shown).split("\n"), "")
+    leaderboard, of_run = write_leaderboard(out), {job.path for job in jobs}
+    results = [stored.result for stored in leaderboard.results if stored.path in of_run]
+    groups = {result.group for result in results if result.status == "ok"}
+    say("", *to_terminal(leaderboard, get_terminal_size().columns, groups).split("\n"), "")
 
 
 def _run_one(

@@ -10,16 +10,15 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from bench.board.tables import number
 from bench.cli.output import epochs_of, millions
 from bench.cli.settings import check_writable
-from bench.results.board import group_of
+from bench.leaderboards.tables import cell_text
 from bench.results.record import CheckpointUsed, Result
+from bench.results.store import comparable_results
 from bench.run.checkpoints import default_name, describe
 from bench.sharing.groups import Publication, SharedGroup, hub_names, licence_of, shared_groups
 from bench.sharing.hub import checked_header, eval_files, model_index, plain, word_of
 from bench.sharing.redaction import without_folders
-from bench.statistics.matching import read_measured
 from checkpoints.export import CARD, CARD_MARK, COST, EVALUATIONS, ViTExport, is_card, is_export
 from checkpoints.spec import ViTSpec
 from checkpoints.training_cost import TrainingCost
@@ -165,7 +164,7 @@ def _results(groups: Sequence[SharedGroup], publication: Publication) -> Iterato
         yield "None yet."
         return
     rows = [
-        (group.first.data.name, _protocol(group), group.first.protocol.version, metric, number(cell))
+        (group.first.data.name, _protocol(group), group.first.protocol.version, metric, cell_text(cell))
         for group in groups
         for metric, cell in group.cells.items()
     ]
@@ -233,8 +232,8 @@ def subject_of(folder: Path) -> CardSubject:
 def results_on(out: Path, subject: CardSubject) -> list[Result]:
     """The results of a folder that are of these very weights, under whatever name; of one seed the newest."""
     newest: dict[tuple[str, int], Result] = {}
-    for each in read_measured(out)[0]:
-        result, place = each.result, (group_of(each.result), each.result.seed)
+    for stored in comparable_results(out)[0]:
+        result, place = stored.result, (stored.result.group, stored.result.seed)
         is_own = result.checkpoint.digest == subject.used.digest and result.status == "ok"
         if is_own and (place not in newest or newest[place].date < result.date):
             newest[place] = replace(result, checkpoint=subject.used)

@@ -19,11 +19,11 @@ import torch
 
 from bench.cli.output import in_one_line
 from bench.results.record import CheckpointUsed, Result, images_seen, result_path, result_stem
+from bench.results.store import StoredResult
 from bench.run.checkpoints import describe
 from bench.run.suites import ChosenProtocol, catalogue
 from bench.sharing.card import read_config
 from bench.statistics import intervals
-from bench.statistics.matching import Measured
 from checkpoints.export import ViTExport, read_by_timm
 from checkpoints.spec import Preparation, ViTSpec
 from checkpoints.vit import ViT, skip_init
@@ -37,13 +37,13 @@ MALFORMED = (KeyError, TypeError, AttributeError, ValueError, ArithmeticError, I
 AREAS = re.compile(r"areas(_\d+)?")
 
 
-def contradictions(folder: Path, measured: Sequence[Measured]) -> Iterator[str]:
+def contradictions(folder: Path, results: Sequence[StoredResult]) -> Iterator[str]:
     """A line for each, with the file. folder: of the record, in which the results lie."""
     protocols, others = catalogue().protocols, Others()
-    for each in measured:
-        place, result = each.path.relative_to(folder), each.result
+    for stored in results:
+        place, result = stored.path.relative_to(folder), stored.result
         try:
-            arrays = each.arrays if each.path.with_suffix(".npz").exists() else {}
+            arrays = stored.arrays if stored.path.with_suffix(".npz").exists() else {}
             for lines in (
                 _of_place(place, result),
                 _of_protocol(protocols, result),
@@ -55,11 +55,12 @@ def contradictions(folder: Path, measured: Sequence[Measured]) -> Iterator[str]:
                 yield from (f"{place}: {line}" for line in lines)
         except MALFORMED as error:
             yield f"{place}: its parts do not fit together ({type(error).__name__}: {in_one_line(error)})"
-        each.forget_arrays()
+        stored.forget_arrays()
     yield from others.wrong_predictions()
     used: dict[str, list[CheckpointUsed]] = {}
-    for each in measured:
-        used.setdefault(f"checkpoints/{each.result.checkpoint.unique_name}", []).append(each.result.checkpoint)
+    for stored in results:
+        checkpoint = stored.result.checkpoint
+        used.setdefault(f"checkpoints/{checkpoint.unique_name}", []).append(checkpoint)
     for name, checkpoints in used.items():
         if (folder / name / "config.json").is_file():
             yield from (f"{name}: {line}" for line in _of_checkpoint(folder / name, checkpoints))

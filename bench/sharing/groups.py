@@ -8,8 +8,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from bench.leaderboards.tables import Cell, leaderboard_of
 from bench.published.values import SETS
-from bench.results.board import Cell, board_of, group_of
 from bench.results.record import DataUsed, Result
 
 # The Hub's names of licences that weights of ViTs have (docs/hub/repositories-licenses); others are `other`.
@@ -148,13 +148,14 @@ class SharedGroup:
 def shared_groups(results: Iterable[Result]) -> list[SharedGroup]:
     """The groups of one checkpoint's results that did not fail, a protocol itself before its variants."""
     good = [result for result in results if result.status == "ok" and result.metrics]
-    board = board_of(good)
-    assert len(board.rows) <= 1, "results of several checkpoints"
-    found = []
-    for group, metrics in board.groups.items():
-        cells = {metric: board.rows[0].cells[group, metric] for metric in metrics}
-        compared = {metric: cell for metric, cell in cells.items() if cell.higher_is_better is not None}
-        if compared:
-            own = tuple(sorted((each for each in good if group_of(each) == group), key=lambda each: each.seed))
-            found.append(SharedGroup(name=group, results=own, cells=compared, caveats=board.caveats[group]))
-    return sorted(found, key=lambda group: (group.first.data.name, group.first.protocol.name, not group.is_plain))
+    leaderboard = leaderboard_of(good)
+    assert len(leaderboard.rows) <= 1, "results of several checkpoints"
+    groups = []
+    for group, metrics in leaderboard.groups.items():
+        (row,) = leaderboard.rows.values()
+        cells = {metric: row[group, metric] for metric in metrics}
+        cells = {metric: cell for metric, cell in cells.items() if cell.higher_is_better is not None}
+        if cells:
+            own = sorted((result for result in good if result.group == group), key=lambda result: result.seed)
+            groups.append(SharedGroup(name=group, results=tuple(own), cells=cells, caveats=leaderboard.caveats[group]))
+    return sorted(groups, key=lambda group: (group.first.data.name, group.first.protocol.name, not group.is_plain))

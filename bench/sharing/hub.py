@@ -15,8 +15,7 @@ from typing import Annotated, Any, TypeVar
 import msgspec
 from msgspec import UNSET, Meta, Struct, UnsetType
 
-from bench.board.tables import number
-from bench.results.board import Cell
+from bench.leaderboards.tables import Cell, cell_text
 from bench.sharing.groups import Publication, SharedGroup
 from bench.sharing.redaction import without_folders
 from engine.printing import printable
@@ -240,7 +239,7 @@ def _metric(group: SharedGroup, metric: str, cell: Cell) -> dict[str, Any]:
     return {
         "type": word_of(kind),
         "value": cell.mean,
-        "name": word_of(f"{name}: {number(cell)}"),
+        "name": word_of(f"{name}: {cell_text(cell)}"),
         "args": args,
     }
 

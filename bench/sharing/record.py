@@ -27,17 +27,17 @@ from typing import Any
 
 import msgspec
 
-from bench.board.files import TEXT_FORMATS, LeaderboardSnapshot
 from bench.cli.settings import setting_text
-from bench.results.board import board_of
+from bench.leaderboards.files import TEXT_FORMATS
+from bench.leaderboards.tables import leaderboard_of, with_ties
 from bench.results.environment import installed
 from bench.results.record import CheckpointUsed, DataUsed, Result, read_result, result_files
+from bench.results.store import StoredResult
 from bench.sharing.card import CardSubject, card_files, read_config
 from bench.sharing.contradictions import contradictions
 from bench.sharing.groups import Publication
 from bench.sharing.redaction import without_folders
-from bench.statistics.matching import Measured
-from bench.statistics.significance import Key, PairedTestCache, key_of, ties_with_best
+from bench.statistics.significance import Key, PairedTestCache
 from checkpoints.export import COST, is_export
 from engine.files import folder_atomic, sha256_of_file, write_atomic
 from engine.printing import printable
@@ -64,13 +64,13 @@ set -e
 def rerun_script(results: Iterable[Result], subjects: Mapping[Key, CardSubject]) -> str:
     """A shell script. subjects: checkpoint -> what is known of it."""
     results = list(results)
-    keys = dict.fromkeys(key_of(result.checkpoint) for result in results)
+    keys = dict.fromkeys(result.checkpoint.key for result in results)
     checkpoints = {key: f"CHECKPOINT_{number}" for number, key in enumerate(keys, 1)}
     sets = dict.fromkeys(_place_of(result.data) for result in results)
     images = {each: f"IMAGES_{number}" for number, each in enumerate(sets, 1)}
     by_call: dict[str, dict[str, None]] = {}
     for result in results:
-        words = _words(result, checkpoints[key_of(result.checkpoint)], images[_place_of(result.data)])
+        words = _words(result, checkpoints[result.checkpoint.key], images[_place_of(result.data)])
         by_call.setdefault(words, {})[result.protocol.name] = None
     lines = [HEADER + "#", *_places(checkpoints, images, subjects)]
     lines.append(CHECK.format(names=" ".join([*checkpoints.values(), *images.values()])))
@@ -203,7 +203,7 @@ def copied_files(out: Path, publication: Publication) -> Iterator[tuple[str, byt
     used: dict[Key, CheckpointUsed] = {}
     for path in result_files(out):
         result = _readable(path, out)
-        used[key_of(result.checkpoint)] = result.checkpoint
+        used[result.checkpoint.key] = result.checkpoint
         for each in (path, path.with_suffix(".npz"), path.with_suffix(".log")):
             if each.exists():
                 yield str(each.relative_to(out)), _shared(each)
@@ -217,16 +217,19 @@ def copied_files(out: Path, publication: Publication) -> Iterator[tuple[str, byt
 def derived_files(folder: Path) -> dict[str, str]:
     """Path in the record -> text, of what follows from what was copied there."""
     publication = publication_of(folder)
-    measured = [Measured(path=path, result=read_result(path)) for path in result_files(folder)]
-    found = {name: text_of(_snapshot(folder, measured)) for name, text_of in TEXT_FORMATS.values()}
+    results = [StoredResult(path=path, result=read_result(path)) for path in result_files(folder)]
+    leaderboard = leaderboard_of(stored.result for stored in results)
+    # Nothing is kept in the folder, and nothing that was kept is believed.
+    leaderboard = with_ties(leaderboard, results, PairedTestCache[float](Path(os.devnull), float))
+    found = {name: text_of(leaderboard) for name, text_of in TEXT_FORMATS.values()}
     subjects = {}
-    for key, results in _by_checkpoint(measured).items():
-        place = results[-1].checkpoint.unique_name
-        subjects[key] = subject = _subject(results[-1].checkpoint, folder / "checkpoints" / place)
+    for key, own in _by_checkpoint(results).items():
+        place = own[-1].checkpoint.unique_name
+        subjects[key] = subject = _subject(own[-1].checkpoint, folder / "checkpoints" / place)
         if subject.used.is_floor:
             continue
-        found |= {f"cards/{place}/{name}": text for name, text in card_files(subject, results, publication).items()}
-    found["commands.sh"] = rerun_script([each.result for each in measured], subjects)
+        found |= {f"cards/{place}/{name}": text for name, text in card_files(subject, own, publication).items()}
+    found["commands.sh"] = rerun_script([stored.result for stored in results], subjects)
     return found | {"README.md": README}
 
 
@@ -243,17 +246,17 @@ def check_record(folder: Path, out: Path | None = None) -> Iterator[str]:
     except ValueError as error:
         yield f"{error}".replace(f"{folder}/", "")
         return
-    measured = [Measured(path=path, result=read_result(path)) for path in result_files(folder)]
-    yield from contradictions(folder, measured)  # before the tables, which differ because of it
+    results = [StoredResult(path=path, result=read_result(path)) for path in result_files(folder)]
+    yield from contradictions(folder, results)  # before the tables, which differ because of it
     for name, text in derived.items():
         if not (folder / name).is_file():
             yield f"{name}: missing"
         elif (folder / name).read_bytes() != text.encode():
             yield f"{name}: not what the results give{_first_difference((folder / name).read_bytes(), text)}"
     expected = {ABOUT, SUMS, SIGNATURE, *derived}
-    for each in measured:
-        beside = [each.path.with_suffix(suffix) for suffix in (".json", ".npz", ".log")]
-        kept = [folder / "checkpoints" / each.result.checkpoint.unique_name / name for name in KEPT]
+    for stored in results:
+        beside = [stored.path.with_suffix(suffix) for suffix in (".json", ".npz", ".log")]
+        kept = [folder / "checkpoints" / stored.result.checkpoint.unique_name / name for name in KEPT]
         expected |= {str(path.relative_to(folder)) for path in (*beside, *kept)}
     yield from (f"{name}: follows from no result" for name in sorted(_files(folder) - expected))
     if out is not None:
@@ -277,18 +280,11 @@ def written_by(folder: Path) -> str:
     return "" if there == here else f"; version {there} wrote it, and this is {here}"
 
 
-def _snapshot(folder: Path, measured: list[Measured]) -> LeaderboardSnapshot:
-    # Nothing is kept in the folder, and nothing that was kept is believed.
-    board = board_of(each.result for each in measured)
-    ties = ties_with_best(board, measured, PairedTestCache[float](Path(os.devnull), float))
-    return LeaderboardSnapshot(board=board, shown=board, ties=ties, measured=measured, results=folder / "results")
-
-
-def _by_checkpoint(measured: Iterable[Measured]) -> dict[Key, list[Any]]:
-    found: dict[Key, list[Any]] = {}
-    for each in measured:
-        found.setdefault(key_of(each.result.checkpoint), []).append(each.result)
-    return dict(sorted(found.items()))
+def _by_checkpoint(results: Iterable[StoredResult]) -> dict[Key, list[Result]]:
+    by_checkpoint: dict[Key, list[Result]] = {}
+    for stored in results:
+        by_checkpoint.setdefault(stored.result.checkpoint.key, []).append(stored.result)
+    return dict(sorted(by_checkpoint.items()))
 
 
 def _subject(used: CheckpointUsed, folder: Path) -> CardSubject:

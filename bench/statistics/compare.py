@@ -9,15 +9,17 @@ call, so that metrics nobody asked for do not weaken the others.
 import csv
 import io
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
+from functools import partial
 from itertools import combinations
 from pathlib import Path
 from typing import Literal
 
 from bench.results.record import Result, interval_decimals, number_text, suffix
+from bench.results.store import comparable_results
 from bench.statistics.intervals import LEVEL
-from bench.statistics.matching import Match, Measured, difference, label_of, labelled, matched, read_measured
+from bench.statistics.matching import Match, difference, label_of, labelled, matched
 from bench.statistics.paired import PairedTest, holm
 from bench.statistics.significance import PairedTestCache
 from engine.printing import did_you_mean, in_csv, text_of
@@ -64,17 +66,17 @@ class Comparisons:
 
 def to_text(comparisons: Comparisons) -> str:
     """A table for each protocol, and a sentence for each main comparison where these are few; printable."""
-    found, lines = comparisons.found, []
+    lines: list[str] = []
     tables: dict[str, list[Comparison]] = {}
-    for each in found:
-        tables.setdefault(comparison_title(each), []).append(each)
+    for comparison in comparisons.found:
+        tables.setdefault(comparison_title(comparison), []).append(comparison)
     for title, rows in tables.items():
         lines += [title, *_table(rows), ""]
-    mains = main_comparisons(found)
+    mains, count = main_comparisons(comparisons.found), len(comparisons.found)
     if len(mains) <= SENTENCES:
-        lines += [conclusion(each, len(found)) for each in mains] + [""] * bool(mains)
-    if found:
-        covers = f"Holm's correction covers {len(found)} comparison{'s' if len(found) > 1 else ''}"
+        lines += [conclusion(comparison, count) for comparison in mains] + [""] * bool(mains)
+    if count:
+        covers = f"Holm's correction covers {count} comparison{'s' if count > 1 else ''}"
         lines += [
             f"{covers}; by default of each protocol's main metric (--metric NAME, --metric all).",
             "Difference: A - B, in points of a percentage, else in the metric's unit; its interval is not corrected.",
@@ -84,45 +86,46 @@ def to_text(comparisons: Comparisons) -> str:
     return text_of(lines)
 
 
-def main_comparisons(found: Sequence[Comparison]) -> list[Comparison]:
+def main_comparisons(comparisons: Sequence[Comparison]) -> list[Comparison]:
     """The first comparison of each pair and protocol: that of the main metric that can be tested."""
     first: dict[tuple[str, str, str], Comparison] = {}
-    for each in found:
-        first.setdefault((each.first, each.second, each.group), each)
+    for comparison in comparisons:
+        first.setdefault((comparison.first, comparison.second, comparison.group), comparison)
     return list(first.values())
 
 
-def conclusion(each: Comparison, over: int) -> str:
+def conclusion(comparison: Comparison, over: int) -> str:
     """`a is better than b on digits/knn@dino top1_k10 by 33.0 points [28.6, 37.2], p < 0.0001 after Holm over 8`"""
-    test, where = each.paired, f"on {each.group} {each.metric}"
-    certainty = f"{p_text(each.p_holm, with_sign=True)} after Holm over {over}"
-    digits, unit = interval_decimals(test.difference, each.unit), " points" if each.unit == "%" else suffix(each.unit)
-    if each.p_holm > LEVEL:
+    test, where = comparison.paired, f"on {comparison.group} {comparison.metric}"
+    certainty = f"{p_text(comparison.p_holm, with_sign=True)} after Holm over {over}"
+    digits = interval_decimals(test.difference, comparison.unit)
+    unit = " points" if comparison.unit == "%" else suffix(comparison.unit)
+    if comparison.p_holm > LEVEL:
         numbers = f"{test.difference:+.{digits}f}{unit} {interval_text(test.low, test.high, digits)}"
-        return f"{each.first} and {each.second} cannot be told apart {where}: {numbers}, {certainty}"
+        return f"{comparison.first} and {comparison.second} cannot be told apart {where}: {numbers}, {certainty}"
     low, high = (test.low, test.high) if test.difference > 0 else (-test.high, -test.low)
     numbers = f"{abs(test.difference):.{digits}f}{unit} {interval_text(low, high, digits)}"
-    is_first, word = better(each) == "first", "better"
-    if each.higher_is_better is None:
+    is_first, word = better(comparison) == "first", "better"
+    if comparison.higher_is_better is None:
         is_first, word = test.difference > 0, "higher"
-    order = (each.first, each.second) if is_first else (each.second, each.first)
+    order = (comparison.first, comparison.second) if is_first else (comparison.second, comparison.first)
     return f"{order[0]} is {word} than {order[1]} {where} by {numbers}, {certainty}"
 
 
-def better(each: Comparison) -> Literal["first", "second", ""]:
+def better(comparison: Comparison) -> Literal["first", "second", ""]:
     """The better one; "" where the corrected test finds no difference, or where the metric has no better direction."""
-    if each.p_holm > LEVEL or each.higher_is_better is None:
+    if comparison.p_holm > LEVEL or comparison.higher_is_better is None:
         return ""
-    return "first" if (each.paired.difference > 0) == each.higher_is_better else "second"
+    return "first" if (comparison.paired.difference > 0) == comparison.higher_is_better else "second"
 
 
-def comparison_title(each: Comparison) -> str:
+def comparison_title(comparison: Comparison) -> str:
     """What is compared, on which images and seeds, by which test."""
-    seeds = f", mean of {len(each.seeds)} seeds" if len(each.seeds) > 1 else ""
-    are_fractions = each.unit == "%" and each.paired.test == "paired bootstrap"
+    test, count = comparison.paired, len(comparison.seeds)
+    seeds = f", mean of {count} seeds" if count > 1 else ""
+    are_fractions = comparison.unit == "%" and test.test == "paired bootstrap"
     alone = " alone, as values are fractions" if are_fractions else ""
-    basis = f"{each.paired.images} images{seeds}; {each.paired.test}{alone}; effect: {each.paired.effect_name}"
-    return f"{each.group}: {basis}"
+    return f"{comparison.group}: {test.images} images{seeds}; {test.test}{alone}; effect: {test.effect_name}"
 
 
 def interval_text(low: float, high: float, digits: int = 1) -> str:
@@ -140,7 +143,7 @@ def p_text(p: float, with_sign: bool = False) -> str:
 def to_json(comparisons: Comparisons) -> str:
     """All numbers, unrounded."""
     value = {
-        "comparisons": [_record(each) for each in comparisons.found],
+        "comparisons": [_record(comparison) for comparison in comparisons.found],
         "holm_over": len(comparisons.found),
         "level": LEVEL,
         "not_compared": comparisons.left_out,
@@ -150,7 +153,9 @@ def to_json(comparisons: Comparisons) -> str:
 
 def comparisons_csv(comparisons: Comparisons) -> str:
     """A header and a row for each comparison, with empty cells where there is no number."""
-    records = [_record(each) | {"seeds": "+".join(map(str, each.seeds))} for each in comparisons.found]
+    records = [
+        _record(comparison) | {"seeds": "+".join(map(str, comparison.seeds))} for comparison in comparisons.found
+    ]
     buffer = io.StringIO()
     writer = csv.DictWriter(buffer, HEADER, lineterminator="\n")
     writer.writeheader()
@@ -158,82 +163,82 @@ def comparisons_csv(comparisons: Comparisons) -> str:
     return buffer.getvalue()
 
 
-def _record(each: Comparison) -> dict[str, object]:
-    test = asdict(each.paired)
+def _record(comparison: Comparison) -> dict[str, object]:
+    test = asdict(comparison.paired)
     accuracies = {"accuracy_first": test.pop("first"), "accuracy_second": test.pop("second")}
-    place = {name: getattr(each, name) for name in ("first", "second", "group", "metric", "seeds")}
-    return {**place, **accuracies, **test, "p_holm": each.p_holm, "better": better(each)}
+    place = {name: getattr(comparison, name) for name in ("first", "second", "group", "metric", "seeds")}
+    return {**place, **accuracies, **test, "p_holm": comparison.p_holm, "better": better(comparison)}
 
 
 def _table(rows: Sequence[Comparison]) -> list[str]:
-    body = [COLUMNS, *(_cells(each) for each in rows)]
-    shown = [at for at in range(len(COLUMNS)) if any(line[at] for line in body[1:])]
-    sizes = {at: max(len(line[at]) for line in body) for at in shown}
+    body = [COLUMNS, *(_cells(comparison) for comparison in rows)]
+    filled = [column for column in range(len(COLUMNS)) if any(line[column] for line in body[1:])]
+    sizes = {column: max(len(line[column]) for line in body) for column in filled}
     lines = []
     for line in body:
-        first, *rest = [line[at].ljust(sizes[at]) if at < 3 else line[at].rjust(sizes[at]) for at in shown]
+        first, *rest = [line[at].ljust(sizes[at]) if at < 3 else line[at].rjust(sizes[at]) for at in filled]
         lines.append("  " + "  ".join([first, *rest]).rstrip())
     return lines
 
 
-def _cells(each: Comparison) -> tuple[str, ...]:
-    test, digits = each.paired, interval_decimals(each.paired.difference, each.unit)
-    difference = f"{test.difference:+.{2 if each.unit == '%' else digits}f}{suffix(each.unit)}"
+def _cells(comparison: Comparison) -> tuple[str, ...]:
+    test, digits = comparison.paired, interval_decimals(comparison.paired.difference, comparison.unit)
+    difference = f"{test.difference:+.{2 if comparison.unit == '%' else digits}f}{suffix(comparison.unit)}"
     counts = ["" if count is None else str(count) for count in (test.first_only, test.second_only)]
     return (
-        each.metric,
-        each.first,
-        each.second,
-        number_text(test.first, each.unit),
-        number_text(test.second, each.unit),
+        comparison.metric,
+        comparison.first,
+        comparison.second,
+        number_text(test.first, comparison.unit),
+        number_text(test.second, comparison.unit),
         f"{difference} {interval_text(test.low, test.high, digits)}",
         *counts,
         p_text(test.p),
-        p_text(each.p_holm),
+        p_text(comparison.p_holm),
         "" if test.effect is None else f"{test.effect:+.2f}",
-        {"first": "A", "second": "B", "": ""}[better(each)],
+        {"first": "A", "second": "B", "": ""}[better(comparison)],
     )
 
 
 ALL = "all"  # in place of a metric's name: every metric
 
 
-@dataclass(frozen=True, kw_only=True)
-class Wanted:
-    """What to compare; None: every image set, every protocol, the main metric of each."""
+def compare(
+    out: Path, names: Sequence[str], data: str | None = None, protocol: str | None = None, metric: str | None = None
+) -> Comparisons:
+    """Compare every pair of the named checkpoints. ValueError gives the choices for an unknown name.
 
-    data: str | None = None  # name of an image set
-    protocol: str | None = None  # a protocol, or a task such as knn
-    metric: str | None = None  # name of a metric, or ALL
-
-
-def compare(out: Path, names: Sequence[str], wanted: Wanted) -> Comparisons:
-    """Compare every pair of the named checkpoints. ValueError gives the choices for an unknown name."""
-    measured, left_out = read_measured(out)
-    by_label = labelled(measured)
+    data: name of an image set. protocol: a protocol, or a task such as knn. metric: its name, or ALL. None: every image
+    set, every protocol, the main metric of comparison.
+    """
+    results, left_out = comparable_results(out)
+    by_label = labelled(results)
     labels = [label_of(name, by_label, out) for name in names]
     if twice := [label for label in labels if labels.count(label) > 1]:
         raise ValueError(f"{twice[0]} is given twice; name different checkpoints")
-    chosen = {label: _selected(by_label[label], wanted) for label in labels}
+    options = {"data": data, "protocol": protocol, "metric": None if metric == ALL else metric}
+    chosen = {label: [stored for stored in by_label[label] if _fits(stored.result, options)] for label in labels}
     if not any(chosen.values()):
-        _refuse(wanted, [each for label in labels for each in by_label[label]])
-    kept: PairedTestCache[PairedTest] = PairedTestCache(out / "cache" / "comparisons.json", PairedTest)
-    found: list[Comparison] = []
+        _refuse(options, [stored.result for label in labels for stored in by_label[label]])
+    cache: PairedTestCache[PairedTest] = PairedTestCache(out / "cache" / "comparisons.json", PairedTest)
+    comparisons: list[Comparison] = []
     for first, second in combinations(labels, 2):
         matches, reasons = matched(chosen[first], chosen[second], (first, second))
         for match in matches:
-            comparisons, more = compared(match, (first, second), wanted.metric, kept)
-            found += comparisons
-            reasons += more
+            of_match, why_not = compared(match, (first, second), metric, cache)
+            comparisons += of_match
+            reasons += why_not
         left_out += [f"{first} and {second}: {reason}" for reason in reasons]
-    kept.save({each.identity for each in measured})
-    corrected = holm([each.paired.p for each in found])
-    found = [replace(each, p_holm=p) for each, p in zip(found, corrected, strict=True)]
-    return Comparisons(found=tuple(found), left_out=tuple(left_out))
+    cache.save({stored.identity for stored in results})
+    corrected = holm([comparison.paired.p for comparison in comparisons])
+    return Comparisons(
+        found=tuple(replace(comparison, p_holm=p) for comparison, p in zip(comparisons, corrected, strict=True)),
+        left_out=tuple(left_out),
+    )
 
 
 def compared(
-    match: Match, labels: tuple[str, str], metric: str | None, kept: PairedTestCache[PairedTest]
+    match: Match, labels: tuple[str, str], metric: str | None, cache: PairedTestCache[PairedTest]
 ) -> tuple[list[Comparison], list[str]]:
     """Uncorrected comparisons: of the first metric that both have and that can be tested, of `metric` or of ALL.
 
@@ -241,24 +246,25 @@ def compared(
     """
     first, second = match.first[0].result, match.second[0].result
     shared = [name for name in first.metrics if name in second.metrics and metric in (None, ALL, name)]
+    differing = {name for name in shared if _meaning(first, name) != _meaning(second, name)}
     testable = [name for name in shared if name in first.traced and name in second.traced]
-    found: list[Comparison] = []
-    reasons = []
-    for name in [name for name in testable if _meaning(first, name) != _meaning(second, name)]:
-        testable.remove(name)
-        shared.remove(name)
-        reasons.append(f"{match.group}: {name}: {_meaning(first, name)} against {_meaning(second, name)}")
-    if (alone := [name for name in shared if name not in testable]) and not (metric is None and testable):
-        reasons.append(f"{match.group}: kept as numbers alone, not for each image: {', '.join(alone)}")
+    comparisons: list[Comparison] = []
+    reasons = [
+        f"{match.group}: {name}: {_meaning(first, name)} against {_meaning(second, name)}"
+        for name in testable
+        if name in differing
+    ]
+    untestable = [name for name in shared if name not in testable]
+    testable = [name for name in testable if name not in differing]
+    if untestable and not (metric is None and testable):
+        reasons.append(f"{match.group}: kept as numbers alone, not for each image: {', '.join(untestable)}")
     for name in testable:
-        if metric is None and found:
-            break
         try:
-            test = kept.get(match.identities, name, lambda name=name: difference(match, name))  # type: ignore[misc]
+            test = cache.get(match.identities, name, partial(difference, match, name))
         except ValueError as error:
             reasons.append(f"{match.group}: {error}")
             continue
-        found.append(
+        comparisons.append(
             Comparison(
                 first=labels[0],
                 second=labels[1],
@@ -266,12 +272,14 @@ def compared(
                 metric=name,
                 unit=first.metrics[name].unit,
                 higher_is_better=first.metrics[name].higher_is_better,
-                seeds=tuple(each.result.seed for each in match.first),
+                seeds=tuple(stored.result.seed for stored in match.first),
                 paired=test,
                 p_holm=test.p,
             )
         )
-    return found, reasons
+        if metric is None:
+            break
+    return comparisons, reasons
 
 
 def _meaning(result: Result, name: str) -> str:
@@ -280,29 +288,24 @@ def _meaning(result: Result, name: str) -> str:
     return f"{result.metrics[name].unit or 'no unit'}, {better[result.metrics[name].higher_is_better]}"
 
 
-def _selected(measured: Sequence[Measured], wanted: Wanted) -> list[Measured]:
-    return [each for each in measured if _is_wanted(each.result, wanted)]
-
-
-def _is_wanted(result: Result, wanted: Wanted) -> bool:
+def _fits(result: Result, options: Mapping[str, str | None]) -> bool:
     return (
-        wanted.data in (None, result.data.name)
-        and wanted.protocol in (None, result.protocol.name, result.task)
-        and (wanted.metric in (None, ALL) or wanted.metric in result.metrics)
+        options["data"] in (None, result.data.name)
+        and options["protocol"] in (None, result.protocol.name, result.task)
+        and (options["metric"] is None or options["metric"] in result.metrics)
     )
 
 
-def _refuse(wanted: Wanted, measured: Sequence[Measured]) -> None:
+def _refuse(options: Mapping[str, str | None], results: Sequence[Result]) -> None:
     # ValueError for the first option that no result fits, or for their combination.
-    results = [each.result for each in measured]
     choices = {
         "data": {result.data.name for result in results},
         "protocol": {result.protocol.name for result in results},
         "metric": {metric for result in results for metric in result.metrics},
     }
     for option, known in choices.items():
-        word = getattr(wanted, option)
-        if word is not None and not _selected(measured, Wanted(**{option: word})):
+        word, alone = options[option], {**dict.fromkeys(options), option: options[option]}
+        if word is not None and not any(_fits(result, alone) for result in results):
             raise ValueError(
                 f"--{option} {word}: these checkpoints have no such result{did_you_mean(word, sorted(known))}"
             )

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from bench.board.files import rewrite
+from bench.leaderboards.files import write_leaderboard
 from bench.results.record import (
     CheckpointUsed,
     DataUsed,
@@ -237,7 +237,7 @@ def test_the_first_place_is_shared_by_all_that_cannot_be_told_apart(tmp_path):
     """b and c differ on one image, a and c on fifty."""
     for name, right in (("a", 200), ("b", 249), ("c", 250)):
         save(tmp_path, name, right)
-    rewrite(tmp_path)
+    write_leaderboard(tmp_path)
     text = (tmp_path / "leaderboard.md").read_text()
     assert "| a | 50.00 |" in text and "| b | **62.25** |" in text and "| c | **62.50** |" in text
 
@@ -245,7 +245,7 @@ def test_the_first_place_is_shared_by_all_that_cannot_be_told_apart(tmp_path):
 def test_without_images_in_common_the_best_stands_alone(tmp_path):
     save(tmp_path, "a", 249)
     save(tmp_path, "b", 250, metrics={"top1": MetricRecord(value=62.5)})
-    rewrite(tmp_path)
+    write_leaderboard(tmp_path)
     text = (tmp_path / "leaderboard.md").read_text()
     assert "| a | 62.25 |" in text and "| b | **62.50** |" in text
 
@@ -266,14 +266,14 @@ def test_from_run_to_verdict(bench, tmp_path, exports):
 
 
 def test_the_leaderboard_opens_every_file_of_arrays_once(tmp_path, monkeypatch):
-    from bench.statistics import matching
+    from bench.results import store
 
     opened = []
-    read = matching.read_arrays
-    monkeypatch.setattr(matching, "read_arrays", lambda path: opened.append(path) or read(path))
+    read = store.read_arrays
+    monkeypatch.setattr(store, "read_arrays", lambda path: opened.append(path) or read(path))
     for name, right in (("a", 200), ("b", 250), ("c", 249)):
         values = (np.arange(IMAGES) < right).astype(np.float32)
         path = save(tmp_path, name, right, metrics={"top5": MetricRecord(value=right / 4, array="top5")})
         np.savez(path.with_suffix(".npz"), top1=values, top5=values)
-    rewrite(tmp_path)
+    write_leaderboard(tmp_path)
     assert len(opened) == len(set(opened)) == 3

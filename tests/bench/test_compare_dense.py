@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from test_compare import DIGITS, left_out, save
 
-from bench.board.files import rewrite
+from bench.leaderboards.files import write_leaderboard
 from bench.results.record import MetricRecord, read_arrays, read_result, result_files
 from engine.resampling import MAX_RESAMPLES
 
@@ -68,7 +68,7 @@ def test_one_image_and_lost_arrays_are_said(bench, tmp_path):
 def test_the_first_place_is_shared(tmp_path):
     for name, number in (("low", 40.0), ("high", 43.0), ("alike", 42.9)):
         save_dense(tmp_path, name, number, data=DIGITS)
-    rewrite(tmp_path)
+    write_leaderboard(tmp_path)
     text = (tmp_path / "leaderboard.md").read_text()
     assert "**43.00" in text and "**42.90" in text and "**40.00" not in text
 

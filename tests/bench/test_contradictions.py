@@ -10,13 +10,13 @@ import pytest
 from made_results import made_result, save_result
 
 from bench.results.record import DataUsed, ProtocolUsed, read_result, result_files
+from bench.results.store import StoredResult
 from bench.run.checkpoints import describe
 from bench.run.runner import arrays_of, metric_records
 from bench.run.suites import catalogue
 from bench.sharing.contradictions import contradictions
 from bench.sharing.record import check_record
 from bench.statistics.intervals import bootstrap_interval, of_mean
-from bench.statistics.matching import Measured
 from checkpoints.export import ViTExport
 from downstream.metrics.scores import scores, weighted_scores
 from engine.resampling import resampled
@@ -219,7 +219,7 @@ def test_an_edit_that_the_record_disproves_is_found(edit, record):
 
 
 def assert_found(record: Path, message: str) -> None:
-    measured = [Measured(path=path, result=read_result(path)) for path in result_files(record)]
+    measured = [StoredResult(path=path, result=read_result(path)) for path in result_files(record)]
     lines = list(contradictions(record, measured))
     assert any(re.search(message, line) for line in lines), lines
     assert all(line.startswith(("results/", "checkpoints/")) for line in lines), lines

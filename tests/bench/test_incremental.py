@@ -11,12 +11,11 @@ import numpy as np
 import pytest
 from test_compare import IMAGES, save
 
-from bench.board.files import rewrite
-from bench.results import index
-from bench.results.board import best, board_of
+from bench.leaderboards.files import write_leaderboard
+from bench.results import store
 from bench.results.record import CheckpointUsed, MetricRecord, Result, read_result, record, result_files, write_result
 from bench.statistics import matching
-from bench.statistics.compare import Wanted, compare
+from bench.statistics.compare import compare
 from bench.statistics.paired import PairedTest
 from bench.statistics.significance import PairedTestCache
 
@@ -50,15 +49,15 @@ def counted(monkeypatch):
         original = getattr(module, name)
         monkeypatch.setattr(module, name, lambda *a, **b: (counts.update([name]), original(*a, **b))[1])
 
-    count(index, "read_result")
-    count(matching, "read_arrays")
+    count(store, "read_result")
+    count(store, "read_arrays")
     count(matching, "paired_p_value")
     count(matching, "compare_images")
     return counts
 
 
 def board_bytes(out) -> tuple[bytes, bytes]:
-    rewrite(out)
+    write_leaderboard(out)
     return (out / "leaderboard.csv").read_bytes(), (out / "leaderboard.md").read_bytes()
 
 
@@ -141,24 +140,24 @@ def test_many_changes_in_a_row(folder):
 
 
 def test_only_what_changed_is_read_and_tested(folder, counted):
-    rewrite(folder)
+    write_leaderboard(folder)
     assert counted["read_result"] == 7 and counted["read_arrays"] == 7 and counted["paired_p_value"] == 5
     counted.clear()
-    rewrite(folder)
+    write_leaderboard(folder)
     assert not counted
     save(folder, "e", 150)
-    rewrite(folder)  # against c, the leader of its column
+    write_leaderboard(folder)  # against c, the leader of its column
     assert counted == {"read_result": 1, "read_arrays": 2, "paired_p_value": 1}
 
 
 def test_comparisons_are_made_once(folder, counted):
-    first = compare(folder, ["a", "b", "c"], Wanted())
+    first = compare(folder, ["a", "b", "c"])
     assert counted["compare_images"] == 6
     counted.clear()
-    assert compare(folder, ["a", "b", "c"], Wanted()) == first and not counted
-    assert compare(folder, ["b", "a", "c"], Wanted()) != first and counted["compare_images"] == 2  # of b and a
+    assert compare(folder, ["a", "b", "c"]) == first and not counted
+    assert compare(folder, ["b", "a", "c"]) != first and counted["compare_images"] == 2  # of b and a
     lost_arrays(folder)
-    assert any("cannot be read" in line for line in compare(folder, ["a", "b"], Wanted()).left_out)
+    assert any("cannot be read" in line for line in compare(folder, ["a", "b"]).left_out)
 
 
 @pytest.mark.parametrize("name", ("results.json", "p-values.json", "comparisons.json"))
@@ -166,32 +165,32 @@ def test_comparisons_are_made_once(folder, counted):
     "content", (b"", b"{", b"[1]", b'{"version": 0}', b'{"version": 1, "tests": {"a": {"b": "c"}}}')
 )
 def test_damaged_files_are_made_again(folder, name, content):
-    expected, compared = board_bytes(folder), compare(folder, ["a", "b"], Wanted())
+    expected, compared = board_bytes(folder), compare(folder, ["a", "b"])
     sound = (folder / "cache" / name).read_bytes()
     (folder / "cache" / name).write_bytes(content)
-    assert board_bytes(folder) == expected and compare(folder, ["a", "b"], Wanted()) == compared
+    assert board_bytes(folder) == expected and compare(folder, ["a", "b"]) == compared
     assert json.loads((folder / "cache" / name).read_bytes()) == json.loads(sound)
 
 
 def test_a_folder_of_somebody_else_is_read_all_the_same(folder):
     (folder / "cache").write_text("no folder")
-    assert len(compare(folder, ["a", "b", "c"], Wanted()).found) == 6
+    assert len(compare(folder, ["a", "b", "c"]).found) == 6
 
 
 def test_what_another_type_of_result_wrote_is_read_again(folder, counted, monkeypatch):
-    rewrite(folder)
+    write_leaderboard(folder)
     counted.clear()
-    monkeypatch.setattr(index, "_version", lambda: "of a later version")
-    rewrite(folder)
+    monkeypatch.setattr(store, "_version", lambda: "of a later version")
+    write_leaderboard(folder)
     assert counted["read_result"] == 7
 
 
 def test_what_is_read_from_the_index_is_what_was_read_from_the_files(folder):
     write_result(folder / "results/odd.json", odd_result(folder), {})
-    first, _ = index.read_results(folder)
-    again, _ = index.read_results(folder)
-    assert again == first and [entry.result for entry in again.values()] == [read_result(path) for path in again]
-    assert list(again) == list(result_files(folder))
+    first, _ = store.read_results(folder)
+    again, _ = store.read_results(folder)
+    assert again == first and [stored.path for stored in again] == list(result_files(folder))
+    assert [stored.result for stored in again] == [read_result(stored.path) for stored in again]
 
 
 def odd_result(folder) -> Result:
@@ -206,7 +205,7 @@ def test_files_in_the_order_of_paths(tmp_path):
         path = tmp_path / "results" / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.touch()
-    assert [tmp_path / "results" / name for name in index.stamps(tmp_path)] == list(result_files(tmp_path))
+    assert [tmp_path / "results" / name for name in store.stamps(tmp_path)] == list(result_files(tmp_path))
 
 
 def test_writers_at_the_same_time(tmp_path):
@@ -215,7 +214,7 @@ def test_writers_at_the_same_time(tmp_path):
     def work(number: int) -> None:
         for top1 in (100, 150, 200):
             save(tmp_path, f"model{number}", top1 + 5 * number)
-            rewrite(tmp_path)
+            write_leaderboard(tmp_path)
 
     with ThreadPoolExecutor(6) as pool:
         list(pool.map(work, range(6)))
@@ -245,10 +244,3 @@ def test_numbers_that_json_lacks_are_not_kept(tmp_path):
     odd = PairedTest(images=9, **numbers, **empty, test="bootstrap over images", p=1.0, effect_name="Cohen's d_z")
     tests = PairedTestCache(tmp_path / "tests.json", PairedTest)
     assert tests.get([["a"], ["b"]], "miou", lambda: odd) is odd and not tests.tests
-
-
-def test_the_best_of_a_column_is_looked_for_once(folder):
-    results = [read_result(path) for path in result_files(folder)]
-    board = board_of(results)
-    assert best(board, "digits/knn@dino", "top1") == 62.5 and best(board, "digits/knn@dino", "none") is None
-    assert board.competing is board.competing

@@ -7,9 +7,8 @@ from dataclasses import replace
 import pytest
 from made_results import made_metrics, made_result, save_result
 
-from bench.board.files import leaderboard_csv, rewrite, to_markdown
-from bench.board.tables import text_table, to_terminal
-from bench.results.board import best, board_of
+from bench.leaderboards.files import to_csv, to_markdown, write_leaderboard
+from bench.leaderboards.tables import leaderboard_of, text_table, to_terminal
 from bench.results.record import CheckpointUsed, DataUsed, MetricRecord, ProtocolUsed, Result
 from checkpoints.training_cost import TrainingCost
 
@@ -31,7 +30,7 @@ def failed(checkpoint=A, **others) -> Result:
 
 
 def rows_of(results) -> list[dict[str, str]]:
-    return list(csv.DictReader(io.StringIO(leaderboard_csv(board_of(results)))))
+    return list(csv.DictReader(io.StringIO(to_csv(leaderboard_of(results)))))
 
 
 def test_one_row_per_checkpoint_sorted_by_name():
@@ -53,7 +52,7 @@ def test_checkpoints_of_one_name_stay_apart():
         ("alpha", "a", "1.0"),
         ("alpha", "c", "2.0"),
     ]
-    assert "alpha (aaaaaaaa)" in to_terminal(board_of([result(A), result(twin)]), 80)
+    assert "alpha (aaaaaaaa)" in to_terminal(leaderboard_of([result(A), result(twin)]), 80)
 
 
 @pytest.mark.parametrize(
@@ -99,7 +98,7 @@ def test_intervals_over_seeds_are_the_means_of_their_ends():
 
 def test_tables_show_intervals_where_they_fit():
     metrics = made_metrics({"top1": 90.0, "top5": 99.0}, {"top1": (88.04, 91.96), "top5": (98.0, 99.5)})
-    board = board_of([result(A, metrics=metrics)])
+    board = leaderboard_of([result(A, metrics=metrics)])
     assert "| alpha | 90.00 [88.0, 92.0] | 99.00 [98.0, 99.5] |" in to_markdown(board)
     assert "  alpha       90.00 [88.0, 92.0]  99.00 [98.0, 99.5]" in to_terminal(board, 52)
     assert "  alpha       90.00 [88.0, 92.0]  99.00" in to_terminal(board, 51).splitlines()
@@ -109,7 +108,7 @@ def test_failures_are_listed_and_leave_their_cells_empty():
     rows = rows_of([failed(A), result(B)])
     assert rows[0]["failed"] == "digits/knn@dino seed 0"
     assert rows[0]["digits/knn@dino:top1_k20"] == ""
-    board = board_of([failed(A), result(B)])
+    board = leaderboard_of([failed(A), result(B)])
     assert "failed: alpha: digits/knn@dino seed 0: out of memory" in to_terminal(board, 80)
     assert "- failed: alpha: digits/knn@dino seed 0: out of memory" in to_markdown(board)
 
@@ -126,7 +125,7 @@ def read_columns(path) -> dict[str, list]:
 def test_spreadsheets_and_pandas_can_read_it(tmp_path):
     for each in (result(replace(A, method='says "hi", really'), 12345.5), failed(B)):
         save_result(tmp_path, each)
-    rewrite(tmp_path)
+    write_leaderboard(tmp_path)
     columns = read_columns(tmp_path / "leaderboard.csv")
     assert float(columns["digits/knn@dino:top1_k20"][0]) == 12345.5
     assert columns["method"] == ['says "hi", really', "mae"]
@@ -138,49 +137,49 @@ def test_a_damaged_file_is_reported_and_the_rest_stands(tmp_path):
     path = tmp_path / "results" / "x" / "broken.json"
     path.parent.mkdir()
     path.write_text('{"schema": 1, "status"')
-    board = rewrite(tmp_path).board
-    assert [row.checkpoint.name for row in board.rows] == ["alpha"]
+    board = write_leaderboard(tmp_path)
+    assert [checkpoint.name for checkpoint in board.rows] == ["alpha"]
     assert str(path) in board.problems[0]
     assert str(path) in (tmp_path / "leaderboard.md").read_text()
 
 
 def test_rewriting_sees_a_result_that_came_while_it_was_writing(tmp_path, monkeypatch):
-    from bench.board import files as module
+    from bench.leaderboards import files
 
     save_result(tmp_path, result(A))
-    read = module.read_measured
+    read = files.read_leaderboard
 
-    def read_then_another_process_writes(out):
-        measured, problems = read(out)
-        if len(measured) == 1:
+    def read_then_another_process_writes(out, published):
+        leaderboard = read(out, published)
+        if len(leaderboard.rows) == 1:
             save_result(out, result(B))
-        return measured, problems
+        return leaderboard
 
-    monkeypatch.setattr(module, "read_measured", read_then_another_process_writes)
-    assert len(rewrite(tmp_path).board.rows) == 2
+    monkeypatch.setattr(files, "read_leaderboard", read_then_another_process_writes)
+    assert len(write_leaderboard(tmp_path).rows) == 2
     assert "beta" in (tmp_path / "leaderboard.csv").read_text()
 
 
 def test_the_best_of_a_column_is_bold():
-    text = to_markdown(board_of([result(A, 90.0), result(B, 80.0)]))
+    text = to_markdown(leaderboard_of([result(A, 90.0), result(B, 80.0)]))
     assert "| alpha | **90.00** | **10.0** |" in text  # the lower loss is the better one
     assert "| beta | 80.00 | 20.0 |" in text
 
 
 def test_nothing_is_best_alone():
-    assert "**" not in to_markdown(board_of([result(A)]))
+    assert "**" not in to_markdown(leaderboard_of([result(A)]))
 
 
 def test_variants_come_with_a_caveat():
     changed = replace(KNN, modified=True, changes={"k": [5]})
-    text = to_markdown(board_of([result(A, protocol=changed, limit=8)]))
+    text = to_markdown(leaderboard_of([result(A, protocol=changed, limit=8)]))
     assert "> At most 8 images of each split: a check that it runs, not a result." in text
     assert "> Modified protocol: k = [5]." in text
 
 
 def test_the_terminal_table_fits():
     metrics = made_metrics({f"top1_k{k}": float(k) for k in range(30)})
-    text = to_terminal(board_of([result(A, metrics=metrics), result(B, metrics=metrics)]), 60)
+    text = to_terminal(leaderboard_of([result(A, metrics=metrics), result(B, metrics=metrics)]), 60)
     assert max(map(len, text.splitlines())) <= 60
     assert "more columns in leaderboard.csv" in text
 
@@ -194,14 +193,14 @@ def test_a_table_shows_one_number_however_narrow():
 
 
 def test_an_empty_folder_is_an_empty_board(tmp_path):
-    found = rewrite(tmp_path)
-    assert found.board.rows == () and found.measured == []
-    assert to_terminal(found.board, 80) == "no results yet"
+    leaderboard = write_leaderboard(tmp_path)
+    assert not leaderboard.rows and not leaderboard.results
+    assert to_terminal(leaderboard, 80) == "no results yet"
 
 
 def test_a_tasks_warnings_stand_beside_its_table():
     doubted = result(A, facts={"warnings": ["top1_k20: nothing was fitted"]})
-    board = board_of([doubted, result(B), result(B, seed=1)])
+    board = leaderboard_of([doubted, result(B), result(B, seed=1)])
     assert board.caveats["digits/knn@dino"] == (f"{A.name}: top1_k20: nothing was fitted.",)
     assert f"> {A.name}: top1_k20: nothing was fitted." in to_markdown(board)
     shown = to_terminal(board, width=80)
@@ -213,18 +212,18 @@ def test_a_dense_result_is_shown_beside_a_constant_prediction(value):
     floor = {"prediction": "cell everywhere", "metrics": {"mIoU": 40.12, "aAcc": 80.24}}
     facts = {"floor": floor, "masks": {"train": ["a"], "val": ["8.1 % of the pixels are of no class"]}}
     metrics = {"mIoU": MetricRecord(value=value), "aAcc": MetricRecord(value=81.0)}
-    ignored, constant, below = board_of([result(A, metrics=metrics, facts=facts)]).caveats["digits/knn@dino"]
+    ignored, constant, below = leaderboard_of([result(A, metrics=metrics, facts=facts)]).caveats["digits/knn@dino"]
     assert ignored == "8.1 % of the pixels are of no class."
     assert "cell everywhere" in constant and "mIoU 40.12, aAcc 80.24" in constant
     assert A.name in below and "not above the floor" in below
     metrics = {"mIoU": MetricRecord(value=40.13), "aAcc": MetricRecord(value=81.0)}
-    assert len(board_of([result(A, metrics=metrics, facts=facts)]).caveats["digits/knn@dino"]) == 2
+    assert len(leaderboard_of([result(A, metrics=metrics, facts=facts)]).caveats["digits/knn@dino"]) == 2
 
 
 def test_the_floor_is_marked_in_the_table_of_the_models():
     floor = CheckpointUsed(name="pixels-32", digest="f" * 64, method="pixels", architecture="raw pixels")
     read = {"read_instead": {"cls": "avg"}, "warnings": ["the model has no class token: avg was read for cls"]}
-    board = board_of([result(A), result(floor, 40.0, facts=read)])
+    board = leaderboard_of([result(A), result(floor, 40.0, facts=read)])
     assert list(board.groups) == ["digits/knn@dino"]
     caveat = "pixels-32: the model has no class token: avg was read for cls."
     for text in (to_markdown(board), to_terminal(board, 80)):
@@ -234,14 +233,14 @@ def test_the_floor_is_marked_in_the_table_of_the_models():
 
 def test_no_deviation_is_the_best():
     spreads = [made_metrics({"spread": value}, higher_is_better=None, deviation_of="top1") for value in (1.0, 2.0)]
-    board = board_of([result(A, metrics=spreads[0]), result(B, metrics=spreads[1])])
-    assert best(board, "digits/knn@dino", "spread") is None
+    board = leaderboard_of([result(A, metrics=spreads[0]), result(B, metrics=spreads[1])])
+    assert board.best.get(("digits/knn@dino", "spread")) is None
 
 
 def test_numbers_that_mean_different_things_have_no_best():
     times = [made_metrics({"time": 2.0}, unit="s"), made_metrics({"time": 3.0})]
-    board = board_of([result(A, metrics=times[0]), result(B, metrics=times[1])])
-    assert best(board, "digits/knn@dino", "time") is None
+    board = leaderboard_of([result(A, metrics=times[0]), result(B, metrics=times[1])])
+    assert board.best.get(("digits/knn@dino", "time")) is None
     assert "| alpha | 2.00 s |" in to_markdown(board) and "| beta | 3.00 |" in to_markdown(board)
 
 
@@ -249,13 +248,15 @@ def test_seeds_of_a_task_that_draws_nothing_show_no_spread():
     same = [result(A, seed=seed, random=False) for seed in range(3)]
     (row,) = rows_of(same)
     assert not [column for column in row if column.endswith((":std", ":n"))]
-    assert "+-" not in to_terminal(board_of(same), 80)
-    assert "(n=2)" in to_terminal(board_of([*same[:1], result(A, 91.0, seed=1, random=False)]), 80)  # other rounding
+    assert "+-" not in to_terminal(leaderboard_of(same), 80)
+    assert "(n=2)" in to_terminal(
+        leaderboard_of([*same[:1], result(A, 91.0, seed=1, random=False)]), 80
+    )  # other rounding
 
 
 def test_left_out_images_have_a_caveat_and_a_column_of_their_own():
     facts = {"train": {"skipped": {"a.png": "no image"}}, "val": {"skipped": {"b.png": "no image"}}}
-    board = board_of([result(A, skip_bad=True, facts=facts), result(B, skip_bad=True)])
+    board = leaderboard_of([result(A, skip_bad=True, facts=facts), result(B, skip_bad=True)])
     assert list(board.groups) == ["digits/knn@dino", "digits/knn@dino[skipped=2]"]
     assert "2 unreadable images left out" in board.caveats["digits/knn@dino[skipped=2]"][0]
     assert board.caveats["digits/knn@dino"] == ()
@@ -263,7 +264,7 @@ def test_left_out_images_have_a_caveat_and_a_column_of_their_own():
 
 def test_a_number_chosen_on_the_validation_images_says_so():
     metrics = made_metrics({"best": 90.0}, chosen_on_val=True) | made_metrics({"fixed": 89.0})
-    (caveat,) = board_of([result(A, metrics=metrics)]).caveats["digits/knn@dino"]
+    (caveat,) = leaderboard_of([result(A, metrics=metrics)]).caveats["digits/knn@dino"]
     assert caveat == "Chosen on the validation images, so that number and interval are too good: best."
 
 
@@ -277,9 +278,11 @@ def test_what_a_pretraining_took_stands_beside_the_accuracies():
         ("", "", ""),
     ]
     assert "memory_gib" not in rows[0] and rows[0]["digits/knn@dino:top1_k20"] == "90.0"
-    text = to_markdown(board_of([result(trained), result(B)]))
+    text = to_markdown(leaderboard_of([result(trained), result(B)]))
     assert "| alpha | 60.25 |  |  | 35 |  |  | 8 x V100 |" in text and "| beta |  |" not in text
-    assert "Cost of pretraining" not in to_markdown(board_of([result(A)])) and "hours" not in rows_of([result(A)])[0]
+    assert (
+        "Cost of pretraining" not in to_markdown(leaderboard_of([result(A)])) and "hours" not in rows_of([result(A)])[0]
+    )
 
 
 @pytest.mark.parametrize("cost", [None, [], {"hours": "long", "devices": None}, {"hours": True}, {"more": 1.0}])

@@ -18,53 +18,53 @@ from made_results import (
     any_text,
     harmless,
     made_checkpoint,
+    made_leaderboard,
     made_metrics,
     made_result,
     save_result,
-    snapshot_of,
 )
 from markdown_it import MarkdownIt
 
-from bench.board.files import FORMATS, LeaderboardSnapshot, in_latex
 from bench.commands.leaderboard import NAMES
+from bench.leaderboards.files import FORMATS, in_latex
+from bench.leaderboards.tables import Leaderboard
 from bench.results.record import ProtocolUsed
-from bench.statistics.significance import key_of
 from checkpoints.training_cost import TrainingCost
 from engine.printing import printable
 
 BOARDS = 40  # generated ones, of which every file is checked
 
 
-def written(found: LeaderboardSnapshot, name: str) -> bytes:
+def written(found: Leaderboard, name: str) -> bytes:
     content = FORMATS[name][1](found)
     return content if isinstance(content, bytes) else content.encode()
 
 
-def shape(found: LeaderboardSnapshot) -> list[tuple[int, int]]:
+def shape(found: Leaderboard) -> list[tuple[int, int]]:
     """Rows and columns of the table of each group, without header and name."""
-    rows = [sum(any(key[0] == group for key in row.cells) for row in found.board.rows) for group in found.board.groups]
-    return [(count, len(metrics)) for count, metrics in zip(rows, found.board.groups.values(), strict=True)]
+    rows = [len(found.checkpoints_in(group)) for group in found.groups]
+    return [(count, len(metrics)) for count, metrics in zip(rows, found.groups.values(), strict=True)]
 
 
-def tables_before(found: LeaderboardSnapshot) -> list[tuple[int, int]]:
+def tables_before(found: Leaderboard) -> list[tuple[int, int]]:
     """Those of facts and costs, which stand before the groups in some files."""
-    spent = sum(row.checkpoint.training_cost != TrainingCost() for row in found.board.rows)
-    return [(len(found.board.rows), 4), *([(spent, 7)] if spent else [])]
+    spent = sum(checkpoint.training_cost != TrainingCost() for checkpoint in found.rows)
+    return [(len(found.rows), 4), *([(spent, 7)] if spent else [])]
 
 
-def check_csv(found: LeaderboardSnapshot) -> None:
+def check_csv(found: Leaderboard) -> None:
     text = harmless(written(found, "csv").decode())
     header, *rows = csv.reader(io.StringIO(text, newline=""), strict=True)
-    assert len(rows) == len(found.board.rows) and {len(row) for row in rows} <= {len(header)}
+    assert len(rows) == len(found.rows) and {len(row) for row in rows} <= {len(header)}
     for cell in (cell for row in (header, *rows) for cell in row if cell[:1] in ("=", "+", "-", "@")):
         float(cell)
-    for row, checkpoint in zip(rows, found.board.rows, strict=True):
-        assert Counter(str(cell.mean) for cell in checkpoint.cells.values()) <= Counter(row)
+    for row, cells in zip(rows, found.rows.values(), strict=True):
+        assert Counter(str(cell.mean) for cell in cells.values()) <= Counter(row)
 
 
-def check_markdown(found: LeaderboardSnapshot) -> None:
+def check_markdown(found: Leaderboard) -> None:
     text = harmless(written(found, "markdown").decode())
-    if len(found.measured) > 100:  # too long for the parser
+    if len(found.results) > 100:  # too long for the parser
         cells = Counter(len(re.split(r"(?<!\\)\|", line)) - 3 for line in text.split("\n") if line.startswith("|"))
         assert cells == {4: 502 + 15 * 502}
         return
@@ -83,7 +83,7 @@ def check_markdown(found: LeaderboardSnapshot) -> None:
     expected = tables_before(found) + shape(found)
     assert [(rows - 1, columns - 1) for rows, columns in sizes] == expected
     assert cells == sum(rows * (columns + 1) for rows, columns in expected)
-    assert kinds.count("list_item_open") == len(found.board.problems) + sum(len(row.failed) for row in found.board.rows)
+    assert kinds.count("list_item_open") == len(found.problems) + sum(map(len, found.failed.values()))
 
 
 class Page(html.parser.HTMLParser):
@@ -115,7 +115,7 @@ class Page(html.parser.HTMLParser):
             self.tables[-1][-1][-1] += data
 
 
-def check_html(found: LeaderboardSnapshot) -> None:
+def check_html(found: Leaderboard) -> None:
     text = harmless(written(found, "html").decode())
     page = Page(text)
     assert page.attributes == {"lang", "charset", "name", "content", "http-equiv", *(["scope"] if page.tables else [])}
@@ -126,7 +126,7 @@ def check_html(found: LeaderboardSnapshot) -> None:
     sizes = [(len(table) - 1, {len(row) - 1 for row in table}) for table in page.tables]
     assert sizes == [(rows, {columns}) for rows, columns in tables_before(found) + shape(found)]
     methods = [row[1] for row in page.tables[0][1:]]
-    assert methods == [printable(row.checkpoint.method) for row in found.board.rows]
+    assert methods == [printable(checkpoint.method) for checkpoint in found.rows]
 
 
 COMMANDS = {
@@ -164,14 +164,14 @@ def spelled(text: object) -> str:
     return kept.replace('"', "''")
 
 
-def check_latex(found: LeaderboardSnapshot) -> None:
+def check_latex(found: Leaderboard) -> None:
     text = written(found, "latex").decode()
     lines = text.split("\n")[3:]
     assert text.count("%") == text.count("\\%") + 4  # three lines of comments, which name a percentage
     assert not re.search(r"(\\\\|rule)\s*[\[*]", text), "a row would begin with an option"
     blocks = re.findall(r"\\begin\{table\}\[t\]\n(.*?)\\end\{table\}\n", "\n".join(lines), re.DOTALL)
     sizes = []
-    for group, block in zip(found.board.groups, blocks, strict=True):
+    for group, block in zip(found.groups, blocks, strict=True):
         caption, columns, header, body = re.fullmatch(
             r"\\centering\n\\caption\{(.*)\}\n\\begin\{tabular\}\{l(r*)\}\n\\toprule\n(.*)\n\\midrule\n(.*)\\bottomrule\n\\end\{tabular\}\n",
             block,
@@ -180,17 +180,17 @@ def check_latex(found: LeaderboardSnapshot) -> None:
         assert untypeset(caption).startswith(spelled(group))
         rows = [re.split(r"(?<!\\) & ", row.removesuffix(r" \\")) for row in (header, *body.rstrip("\n").split("\n"))]
         assert {len(row) for row in rows} == {1 + len(columns)}
-        assert [untypeset(cell) for cell in rows[0][1:]] == [spelled(name) for name in found.board.groups[group]]
-        names = {spelled(name) for row in found.board.rows for name in (row.checkpoint.name,)}
+        assert [untypeset(cell) for cell in rows[0][1:]] == [spelled(name) for name in found.groups[group]]
+        names = {spelled(checkpoint.name) for checkpoint in found.rows}
         assert all(untypeset(row[0]).startswith(tuple(names)) for row in rows[1:])
         assert all(re.fullmatch(r"(\+-|[-\d. ])*.*", untypeset(cell)) for row in rows[1:] for cell in row[1:])
         sizes.append((len(rows) - 1, len(columns)))
     assert sizes == shape(found)
 
 
-def check_parquet(found: LeaderboardSnapshot) -> None:
+def check_parquet(found: Leaderboard) -> None:
     table = pyarrow.parquet.read_table(io.BytesIO(written(found, "parquet")))
-    results = [each.result for each in found.measured]
+    results = [each.result for each in found.results]
     expected = [(at, name) for at, each in enumerate(results) for name in each.metrics or [None]]
     assert table.num_rows == len(expected)
     columns = table.to_pydict()
@@ -220,7 +220,7 @@ def test_every_format_has_a_check():
 
 
 @pytest.fixture(scope="module")
-def generated() -> list[LeaderboardSnapshot]:
+def generated() -> list[Leaderboard]:
     return [any_board(Random(seed)) for seed in range(BOARDS)]
 
 
@@ -237,9 +237,9 @@ def test_no_result_breaks_a_file(name, generated):
 
 
 @pytest.fixture(scope="module")
-def many() -> LeaderboardSnapshot:
+def many() -> Leaderboard:
     """500 checkpoints, 15 protocols of four metrics."""
-    return snapshot_of(
+    return made_leaderboard(
         [
             made_result(
                 made_checkpoint(f"c{number}_{EVIL[number % len(EVIL)]}", number),
@@ -267,8 +267,8 @@ def test_latex_shows_deviations_and_ties_in_bold():
     a, b, c = (made_checkpoint(name, number) for number, name in enumerate("abc"))
     results = [made_result(a, made_metrics({"top1": value}), seed=seed) for seed, value in ((0, 90.0), (1, 92.0))]
     results += [made_result(b, made_metrics({"top1": 90.5})), made_result(c, made_metrics({"top1": -1.5}))]
-    found = snapshot_of(results)
-    ties = {("digits/knn@dino", "top1"): frozenset(map(key_of, (a, b)))}
+    found = made_leaderboard(results)
+    ties = {("digits/knn@dino", "top1"): frozenset((a.key, b.key))}
     text = written(replace(found, ties=ties), "latex").decode()
     assert (
         r"a & \textbf{91.00} $\pm$ 1.00 \\" in text and r"b & \textbf{90.50} \\" in text and r"c & $-$1.50 \\" in text

@@ -13,9 +13,8 @@ import pytest
 import torch
 from PIL import Image
 
-from bench.board.files import leaderboard_csv, to_markdown
-from bench.board.tables import to_terminal
-from bench.results.board import board_of
+from bench.leaderboards.files import to_csv, to_markdown
+from bench.leaderboards.tables import leaderboard_of, to_terminal
 from bench.results.record import CheckpointUsed, DataUsed, MetricRecord, ProtocolUsed, Result
 from checkpoints.export import ViTExport
 
@@ -110,7 +109,7 @@ def test_the_leaderboards_files():
     used = CheckpointUsed(name="a|b", digest="c" * 64, method="=HYPERLINK()", architecture="![x](http://evil)<img>")
     shared = dict(task="t", checkpoint=used, data=DataUsed(name="x", url=""), seed=0)
     protocol = ProtocolUsed(name=EVIL, version=1)
-    board = board_of(
+    board = leaderboard_of(
         [
             Result(
                 status="ok",
@@ -127,6 +126,6 @@ def test_the_leaderboards_files():
     assert "| a\\|b | =HYPERLINK() | ![x]\\(http://evil)\\<img> |" in text and "| checkpoint | top1\\| |" in text
     assert "- failed: a\\|b: x/p seed 0: \\\\x1b[2J" in text and "<b>" not in text.replace("\\<b>", "")
     harmless(to_terminal(board, 80))
-    header, row = csv.reader(io.StringIO(harmless(leaderboard_csv(board))))
+    header, row = csv.reader(io.StringIO(harmless(to_csv(board))))
     assert row[:3] == ["a|b", "'=HYPERLINK()", "![x](http://evil)<img>"] and "-1.0" in row
     assert [name.startswith(f"x/{SHOWN}:top1|") for name in header[5:6]] == [True]

@@ -5,12 +5,11 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from made_results import made_metrics, made_result
+from made_results import made_leaderboard, made_metrics, made_result
 
-from bench.board.files import rewrite
-from bench.board.tables import to_terminal
-from bench.published import rows, values
-from bench.published.rows import with_published
+from bench.leaderboards.files import write_leaderboard
+from bench.leaderboards.tables import to_terminal, with_published
+from bench.published import values
 from bench.published.values import (
     LOG,
     PRETRAINED_ON,
@@ -22,7 +21,6 @@ from bench.published.values import (
     values_of,
 )
 from bench.reproduce.steps import availability, chosen, known, trained_by
-from bench.results.board import best, board_of
 from bench.results.record import CheckpointUsed, DataUsed, MetricRecord, ProtocolUsed, Result, result_path, write_result
 from bench.run.runner import branch_of
 from checkpoints.export import ViTExport
@@ -202,10 +200,10 @@ def result(top1: float, **others) -> Result:
 def test_published_rows_stand_beside_measured_ones_and_compete_with_none():
     found = [result(70.0), result(60.0, checkpoint=replace(USED, name="other", digest="e" * 64))]
     column = ("in1k/knn@moca", "top1_k20_bestT")
-    board = with_published(board_of(found), found)
-    cells = {row.checkpoint.name: row.cells[column].mean for row in board.rows}
+    board = with_published(made_leaderboard(found))
+    cells = {checkpoint.name: row[column].mean for checkpoint, row in board.rows.items()}
     assert cells["moca-b"] == 77.2 and cells["msn-b"] == 73.4 and "moca-b-100-lambda1" not in cells
-    assert best(board, *column) == 70.0
+    assert board.best[column] == 70.0
     text = to_terminal(board, 120)
     assert "moca-b (published)" in text and "moca-b is MOCA, ViT-B/16, 200 epochs of ImageNet-1k (moca:table5j" in text
 
@@ -221,7 +219,8 @@ def test_published_rows_stand_beside_measured_ones_and_compete_with_none():
 )
 def test_published_rows_are_of_the_same_protocol_and_images_alone(others):
     found = [result(70.0, **others)]
-    assert with_published(board_of(found), found) == board_of(found)
+    leaderboard = made_leaderboard(found)
+    assert with_published(leaderboard) == leaderboard
 
 
 def test_weights_that_predict_tokens_are_trained_with_the_tokenizer_of_their_papers():
@@ -242,6 +241,5 @@ def test_the_csv_holds_what_was_measured(bench, tmp_path):
     assert code == 0 and "moca-b (published)" in out
     assert "moca-b (published)" in (tmp_path / "leaderboard.md").read_text()
     assert "moca-b" not in (tmp_path / "leaderboard.csv").read_text()
-    rewrite(tmp_path)
+    write_leaderboard(tmp_path)
     assert "published" not in (tmp_path / "leaderboard.md").read_text()
-    assert rows.published_values is published_values

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from bench.board.files import rewrite
+from bench.leaderboards.files import write_leaderboard
 from bench.run.prepare import open_data
 from downstream.loop.training import open_both
 from engine.tasks import Workspace
@@ -125,5 +125,5 @@ def test_a_run_reads_a_result_to_plan_before_its_job_and_for_the_leaderboard(ben
         assert bench(*words)[0] == 0
         assert [read[name] for name in ("toy@one-seed0.json", "toy@two-v2-seed0.json")] == [times, times]
     read.clear()
-    rewrite(tmp_path)
+    write_leaderboard(tmp_path)
     assert not read["toy@one-seed0.json"] and not read["toy@two-v2-seed0.json"]

@@ -20,7 +20,6 @@ from bench.run.suites import catalogue
 from bench.sharing.card import CardSubject
 from bench.sharing.record import SIGNATURE, SUMS, check_record, derived_files, rerun_script
 from bench.sharing.redaction import without_folders
-from bench.statistics.significance import key_of
 from checkpoints.export import ViTExport
 from engine.printing import printable
 from engine.tasks import Metric, Outcome, settings_of
@@ -150,8 +149,8 @@ def test_the_commands_are_understood(written):
 
 def test_no_name_in_a_result_runs_in_the_commands():
     for seed in range(8):
-        results = [each.result for each in any_board(Random(seed)).measured]
-        subjects = {key_of(result.checkpoint): CardSubject(used=result.checkpoint) for result in results}
+        results = [each.result for each in any_board(Random(seed)).results]
+        subjects = {result.checkpoint.key: CardSubject(used=result.checkpoint) for result in results}
         script = harmless(rerun_script(results, subjects))
         places = {word: "x" for word in re.findall(r"^(?:CHECKPOINT|IMAGES)_\d+", script, re.MULTILINE)}
         calls, said = called(script, **places)

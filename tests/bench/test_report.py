@@ -13,16 +13,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from made_results import EVIL, made_checkpoint, save_result
+from made_results import EVIL, made_checkpoint, made_leaderboard, save_result
 from shown_results import result
 
 from bench.reporting.contents import contents, grounds, headline, provenance, verdict
 from bench.reporting.figures import log_of, training_figure
 from bench.reporting.page import figures_of, packed, page_of, report_page
 from bench.reporting.views import image_view
-from bench.results.board import board_of
 from bench.results.record import CheckpointUsed, DataUsed, MetricRecord, ProtocolUsed, Result
-from bench.statistics.matching import Measured
 from checkpoints.training_cost import TrainingCost
 from imagesets.sets import open_set
 
@@ -30,7 +28,7 @@ CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shuti
 
 
 def report_of(results, ties=None):
-    return contents(board_of(results), [Measured(path=Path("x"), result=each) for each in results], ties or {})
+    return contents(replace(made_leaderboard(results), ties=ties or {}))
 
 
 def page(results, ties=None) -> str:
@@ -215,9 +213,9 @@ def board(tmp_path):
 
 
 def test_the_hardest_images_and_classes(board):
-    from bench.statistics.matching import read_measured
+    from bench.results.store import comparable_results
 
-    measured, _ = read_measured(board)
+    measured, _ = comparable_results(board)
     images = open_set("digits:", "val")
     named = {each.result.checkpoint.name: each for each in measured}
     view = image_view(named, "top1", {}, images)

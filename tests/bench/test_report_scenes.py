@@ -11,7 +11,7 @@ from shown_results import result
 from bench.reporting.page import report_page
 from bench.reporting.scenes import FAR_APART, class_colours, labelled_things, scene_view
 from bench.results.record import DataUsed
-from bench.statistics.matching import Measured
+from bench.results.store import StoredResult
 from downstream.data.scenes import SceneSet, mask_classes, open_scenes
 from downstream.metrics.previews import preview_detections, preview_masks, thumbnail
 
@@ -21,7 +21,7 @@ def cache(tmp_path_factory):
     return tmp_path_factory.mktemp("cache")
 
 
-def measured(folder, scenes: SceneSet, number: int, arrays: dict[str, np.ndarray], **others) -> Measured:
+def measured(folder, scenes: SceneSet, number: int, arrays: dict[str, np.ndarray], **others) -> StoredResult:
     data = DataUsed(name="tiny", url=scenes.url, fingerprints={"val": scenes.fingerprint}, images={"val": len(scenes)})
     return save_result(
         folder, result(made_checkpoint(f"c{number}", number), 50.0, data=data, arrays=tuple(arrays), **others), arrays

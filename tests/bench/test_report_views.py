@@ -24,7 +24,7 @@ from bench.reporting.views import (
     view_of,
 )
 from bench.results.record import DataUsed
-from bench.statistics.matching import read_measured
+from bench.results.store import comparable_results
 from imagesets.sets import open_set
 
 LABELS = np.array([0, 0, 0, 1, 1, 2])
@@ -70,7 +70,7 @@ def board(tmp_path):
 
 
 def test_mistakes_of_the_best(board):
-    measured, _ = read_measured(board)
+    measured, _ = comparable_results(board)
     images, by_name = open_set("digits:", "val"), {one.result.checkpoint.name: one for one in measured}
     predictions = {name: predictions_of(one, images) for name, one in by_name.items()}
     mistakes = mistakes_of(by_name, predictions, images)
@@ -116,7 +116,7 @@ def test_pictures_of_the_boards_checkpoints_are_shown(board, monkeypatch):
 
 
 def test_images_of_several_labels_have_no_class_that_they_were_taken_for(board):
-    measured, _ = read_measured(board)
+    measured, _ = comparable_results(board)
     images = open_set("digits:", "val")
     several = replace(images, labels=np.eye(10, dtype=np.int64)[images.labels])
     by_name = {one.result.checkpoint.name: one for one in measured}

@@ -12,7 +12,7 @@ from bench.reproduce import steps as reaching
 from bench.reproduce.report import measurement
 from bench.reproduce.steps import Setup, availability, commands_of, known, missing_for, script
 from bench.results.record import CheckpointUsed, DataUsed, MetricRecord, ProtocolUsed, Result
-from bench.statistics.matching import Measured
+from bench.results.store import StoredResult
 from checkpoints.export import ViTExport
 
 
@@ -96,7 +96,7 @@ def test_of_several_results_the_one_most_like_the_published_is_taken(tmp_path, o
     like = result_of(value, 70.0, name="imagenet-of-2012")
     unlike = result_of(value, 60.0, **others)
     for results in ([like, unlike], [unlike, like]):
-        found = [Measured(path=tmp_path, result=result) for result in results]
+        found = [StoredResult(path=tmp_path, result=result) for result in results]
         assert measurement(value, found, setup(tmp_path), known()).number == 70.0
 
 

@@ -184,7 +184,7 @@ def test_imagenet_is_known_by_its_numbers():
 
 def cards_of(found) -> list[tuple[CardSubject, list]]:
     by_checkpoint: dict = {}
-    for each in found.measured:
+    for each in found.results:
         by_checkpoint.setdefault(each.result.checkpoint, []).append(each.result)
     return [(CardSubject(used=used), results) for used, results in by_checkpoint.items()]
 
@@ -195,7 +195,7 @@ def test_nothing_in_a_result_breaks_a_card_or_a_record(export):
     config["vit_export"] |= evil
     for seed in range(20):
         found = any_board(Random(seed))
-        names = {each.result.data.name for each in found.measured}
+        names = {each.result.data.name for each in found.results}
         publication = replace(KNOWN, datasets=dict.fromkeys(names, "me/digits"))
         for subject, results in cards_of(found):
             files = card_files(replace(subject, config=config), results, publication)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from test_results import RESULT
 
-from bench.board.files import rewrite
+from bench.leaderboards.files import write_leaderboard
 from bench.results.record import ProtocolUsed, Result, failure_beside, result_path, result_stem, write_result
 from engine.tasks import Workspace
 
@@ -34,7 +34,7 @@ def out(tmp_path) -> Path:
     keep(tmp_path, "a", "linear@dino", FAILED)
     keep(tmp_path, "b", "knn@dino", RESULT, "cd" * 32)
     (tmp_path / "results" / "b-cdcdcdcd" / "digits" / "knn@moca-seed0.json").write_text("{")
-    rewrite(tmp_path)
+    write_leaderboard(tmp_path)
     return tmp_path
 
 

@@ -19,9 +19,9 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from made_results import made_checkpoint, made_result, save_result
 
-from bench.board.files import rewrite
+from bench.leaderboards.files import write_leaderboard
 from bench.results.record import DataUsed, MetricRecord, ProtocolUsed
-from bench.statistics.compare import Wanted, compare
+from bench.statistics.compare import compare
 from engine.files import digest
 
 METRICS = 4
@@ -47,17 +47,19 @@ def main() -> None:
                 save(out, number, protocol, skill, hard, generator)
         print(f"{arguments.checkpoints} checkpoints x {arguments.protocols} protocols x {METRICS} metrics")
         print(f"{'':34} {'s':>8} {'CPU s':>8} {'peak MiB':>9}")
-        timed("rewritten", lambda: rewrite(out))
-        timed("again", lambda: rewrite(out))
+        timed("rewritten", lambda: write_leaderboard(out))
+        timed("again", lambda: write_leaderboard(out))
         save(out, len(skills), 0, -1.0, hard, generator)
-        timed("after a new result", lambda: rewrite(out))
+        timed("after a new result", lambda: write_leaderboard(out))
         save(out, len(skills) + 1, 1, 2.0, hard, generator)
-        timed("after a new leader", lambda: rewrite(out))
+        timed("after a new leader", lambda: write_leaderboard(out))
         names = [f"model{number:03d}" for number in range(arguments.compared)]
         for protocol in ("task@0", "task@2", None):
-            wanted = Wanted(protocol=protocol)
             for when in ("first", "again"):
-                timed(f"compared, {protocol or 'all protocols'}, {when}", lambda w=wanted: compare(out, names, w))
+                timed(
+                    f"compared, {protocol or 'all protocols'}, {when}",
+                    lambda p=protocol: compare(out, names, protocol=p),
+                )
 
 
 def timed(name: str, work: Callable[[], object]) -> None:

@@ -14,15 +14,16 @@ import statistics
 import subprocess
 import tempfile
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 
+from bench.leaderboards.tables import leaderboard_of
 from bench.reporting.contents import contents
 from bench.reporting.page import page_of
-from bench.results.board import board_of
 from bench.results.record import CheckpointUsed, DataUsed, MetricRecord, ProtocolUsed, Result
-from bench.statistics.matching import Measured
+from bench.results.store import StoredResult
 
 DRAWN = """new Promise(done => requestAnimationFrame(() => requestAnimationFrame(() => {
   const found = performance.getEntriesByType("navigation")[0];
@@ -62,8 +63,8 @@ def page(checkpoints: int, tables: int, metrics: int) -> str:
         for number in range(checkpoints)
         for table in range(tables)
     ]
-    measured = [Measured(path=Path("x"), result=each) for each in results]
-    return page_of(contents(board_of(results), measured, {}), {}, {})
+    stored = [StoredResult(path=Path("x"), result=result) for result in results]
+    return page_of(contents(replace(leaderboard_of(results), results=stored)), {}, {})
 
 
 def result(number: int, table: int, values: np.ndarray) -> Result:

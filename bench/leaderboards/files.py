@@ -10,25 +10,50 @@ import csv
 import io
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 from html import escape
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from bench.board.tables import Entry, GroupTable, cost_rows, fact_rows, group_tables, number, troubles
-from bench.published.rows import with_published
-from bench.results.board import Board, Cell, board_of, group_of
-from bench.results.index import stamps
+from bench.leaderboards.tables import (
+    Cell,
+    Leaderboard,
+    cell_text,
+    cost_rows,
+    fact_rows,
+    read_leaderboard,
+    troubles,
+)
 from bench.results.record import MetricRecord, Result, decimals, number_text
-from bench.statistics.matching import Measured, read_measured
-from bench.statistics.significance import Key, p_value_cache, ties_with_best
+from bench.results.store import StoredResult, stamps
 from checkpoints.training_cost import COST_UNITS
 from engine.files import write_atomic
 from engine.optional import require
 from engine.printing import in_csv, in_markdown, printable
+
+CellWriter = Callable[[Cell, bool], str]  # a cell, and whether it is bold -> markup
+
+
+def group_rows(
+    leaderboard: Leaderboard, group: str, escaped: Callable[[object], str], cell_in: CellWriter
+) -> list[list[str]]:
+    """The table of a group in some markup: a header, and a row for each checkpoint.
+
+    escaped: makes a text safe in the markup. cell_in: the markup of a cell.
+    """
+    metrics = leaderboard.groups[group]
+    rows = [[escaped(text) for text in ("checkpoint", *metrics)]]
+    for checkpoint in leaderboard.checkpoints_in(group):
+        row = [escaped(leaderboard.names[checkpoint])]
+        for metric in metrics:
+            cell = leaderboard.rows[checkpoint].get((group, metric))
+            row.append(cell_in(cell, leaderboard.is_best(checkpoint, (group, metric))) if cell else "")
+        rows.append(row)
+    return rows
+
 
 HEADER = r"""% Rebuilt by bench leaderboard --format latex. Needs \usepackage{booktabs}.
 % Numbers are means over seeds with their standard deviation (population). Bold: the best of a column and all that a
@@ -59,9 +84,9 @@ ESCAPES = {
 LETTERS = {chr(code) for code in range(0xC0, 0x100)} - set("\xd0\xd7\xde\xf0\xf7\xfe")  # accented, in every encoding
 
 
-def to_latex(board: Board, ties: Mapping[Key, frozenset[Key]] | None = None) -> str:
-    """The board as tables; `ties`: who of a column shares the first place, for the columns where that was tested."""
-    return "\n".join([HEADER, *map(_latex_table, group_tables(board, ties))])
+def to_latex(leaderboard: Leaderboard) -> str:
+    """The leaderboard as tables."""
+    return "\n".join([HEADER, *(_latex_table(leaderboard, group) for group in leaderboard.groups)])
 
 
 def in_latex(text: object) -> str:
@@ -75,19 +100,19 @@ def _escaped(sign: str) -> str:
     return f"{{[}}U+{ord(sign):04X}{{]}}"
 
 
-def _latex_table(table: GroupTable) -> str:
-    rows = [(in_latex(name), *map(_latex_number, entries)) for name, entries in table.rows]
-    caption = " ".join([f"{in_latex(table.group)}.", *map(in_latex, table.caveats)])
+def _latex_table(leaderboard: Leaderboard, group: str) -> str:
+    header, *rows = [" & ".join(cells) + r" \\" for cells in group_rows(leaderboard, group, in_latex, _latex_cell)]
+    caption = " ".join([f"{in_latex(group)}.", *map(in_latex, leaderboard.caveats[group])])
     return "\n".join(
         [
             r"\begin{table}[t]",
             r"\centering",
             rf"\caption{{{caption}}}",
-            rf"\begin{{tabular}}{{l{'r' * len(table.metrics)}}}",
+            rf"\begin{{tabular}}{{l{'r' * len(leaderboard.groups[group])}}}",
             r"\toprule",
-            _row(["checkpoint", *map(in_latex, table.metrics)]),
+            header,
             r"\midrule",
-            *map(_row, rows),
+            *rows,
             r"\bottomrule",
             r"\end{tabular}",
             r"\end{table}",
@@ -96,18 +121,10 @@ def _latex_table(table: GroupTable) -> str:
     )
 
 
-def _row(cells: Sequence[str]) -> str:
-    return " & ".join(cells) + r" \\"
-
-
-def _latex_number(entry: Entry) -> str:
-    cell = entry.cell
-    if cell is None:
-        return ""
+def _latex_cell(cell: Cell, bold: bool) -> str:
     text = re.sub("^-", "$-$", in_latex(number_text(cell.mean, cell.unit)))
-    shown = rf"\textbf{{{text}}}" if entry.bold else text
     spread = rf" $\pm$ {cell.std:.{decimals(cell.mean, cell.unit)}f}" if cell.seeds > 1 else ""
-    return shown + spread
+    return (rf"\textbf{{{text}}}" if bold else text) + spread
 
 
 LARGEST = 2**63 - 1  # of a column of integers
@@ -167,16 +184,13 @@ COLUMNS = {
 SPLIT = "val"  # that all metrics are of
 
 
-def to_parquet(measured: Iterable[Measured], root: Path) -> bytes:
-    """All results as a Parquet table. root: the folder below which the result files lie, which `file` leaves out.
-
-    ValueError where pyarrow is missing.
-    """
+def to_parquet(leaderboard: Leaderboard) -> bytes:
+    """All results as a Parquet table. ValueError where pyarrow is missing."""
     require("pyarrow")
     import pyarrow as pa
     from pyarrow.parquet import write_table
 
-    rows = [row for each in measured for row in _rows(each, root)]
+    rows = [row for stored in leaderboard.results for row in _parquet_rows(stored, leaderboard.folder)]
     columns = {name: [row[name] for row in rows] for name in COLUMNS}
     schema = pa.schema([(name, pa.type_for_alias(kind)) for name, kind in COLUMNS.items()])
     buffer = io.BytesIO()
@@ -184,10 +198,9 @@ def to_parquet(measured: Iterable[Measured], root: Path) -> bytes:
     return buffer.getvalue()
 
 
-def _rows(measured: Measured, root: Path) -> Iterator[dict[str, Any]]:
-    result = measured.result
-    shared = _facts(result) | {"file": printable(measured.path.relative_to(root))}
-    for name, metric in result.metrics.items() if result.metrics else [(None, None)]:
+def _parquet_rows(stored: StoredResult, folder: Path) -> Iterator[dict[str, Any]]:
+    shared = _facts(stored.result) | {"file": printable(stored.path.relative_to(folder))}
+    for name, metric in stored.result.metrics.items() if stored.result.metrics else [(None, None)]:
         yield shared | _exact_number(name, metric)
 
 
@@ -211,7 +224,7 @@ def _exact_number(name: str | None, metric: MetricRecord | None) -> dict[str, An
 def _facts(result: Result) -> dict[str, Any]:
     """What all rows of a result share."""
     used, data, protocol = result.checkpoint, result.data, result.protocol
-    found = {
+    facts = {
         **{name: getattr(used, name) for name in ("digest", "method", "recipe", "branch", "architecture", "source")},
         "checkpoint": used.name,
         "parameters": used.parameters,
@@ -227,20 +240,19 @@ def _facts(result: Result) -> dict[str, Any]:
         "protocol_source": protocol.source,
         "plugin": protocol.plugin,
         "changes": _json(protocol.changes),
-        "group": group_of(result),
     }
     same = ["task", "interval_method", "seed", "random", "limit", "precision", "decode", "skipped", "status", "message"]
-    same += ["device", "compiled", "processes", "seconds", "images_per_second", "date"]
-    found |= {name: getattr(result, name) for name in same}
-    found |= {name: _json(getattr(result, name)) for name in ("settings", "facts", "versions", "hardware")}
-    return {name: _kept(value) for name, value in found.items()}
+    same += ["group", "device", "compiled", "processes", "seconds", "images_per_second", "date"]
+    facts |= {name: getattr(result, name) for name in same}
+    facts |= {name: _json(getattr(result, name)) for name in ("settings", "facts", "versions", "hardware")}
+    return {name: _in_parquet(value) for name, value in facts.items()}
 
 
 def _json(value: Any) -> str:
     return json.dumps(msgspec.to_builtins(value))
 
 
-def _kept(value: Any) -> Any:
+def _in_parquet(value: Any) -> Any:
     if isinstance(value, str):
         return printable(value)
     is_whole = isinstance(value, int) and not isinstance(value, bool)
@@ -255,24 +267,26 @@ column; `bench compare` has the numbers). Without per-image results the best alo
 """
 
 
-def to_markdown(board: Board, ties: Mapping[Key, frozenset[Key]] | None = None) -> str:
-    """The board as Markdown; `ties`: who of a column shares the first place, for the columns where that was tested."""
-    lines = [*INTRODUCTION.split("\n"), *_markdown_table([map(in_markdown, row) for row in fact_rows(board)], "---")]
-    if costs := cost_rows(board):
+def to_markdown(leaderboard: Leaderboard) -> str:
+    """The leaderboard as Markdown."""
+    lines = [
+        *INTRODUCTION.split("\n"),
+        *_markdown_table([map(in_markdown, row) for row in fact_rows(leaderboard)], "---"),
+    ]
+    if costs := cost_rows(leaderboard):
         lines += ["", "## Cost of pretraining", "", *_markdown_table([map(in_markdown, row) for row in costs], "---:")]
-    for table in group_tables(board, ties):
-        lines += ["", f"## {in_markdown(table.group)}", ""]
-        lines += [f"> {in_markdown(caveat)}\n" for caveat in table.caveats]
-        body = [(in_markdown(name), *map(_marked, entries)) for name, entries in table.rows]
-        lines += _markdown_table([("checkpoint", *map(in_markdown, table.metrics)), *body], "---:")
-    if notes := troubles(board):
+    for group in leaderboard.groups:
+        lines += ["", f"## {in_markdown(group)}", ""]
+        lines += [f"> {in_markdown(caveat)}\n" for caveat in leaderboard.caveats[group]]
+        lines += _markdown_table(group_rows(leaderboard, group, in_markdown, _markdown_cell), "---:")
+    if notes := troubles(leaderboard):
         lines += ["", "## Failed or unreadable", ""] + [f"- {in_markdown(note)}" for note in notes]
     return "\n".join(lines) + "\n"
 
 
-def _marked(entry: Entry) -> str:
-    text = in_markdown(number(entry.cell))
-    return f"**{text}**" if entry.bold else text
+def _markdown_cell(cell: Cell, bold: bool) -> str:
+    text = in_markdown(cell_text(cell))
+    return f"**{text}**" if bold else text
 
 
 def _markdown_table(rows: Sequence[Iterable[str]], align: str) -> list[str]:
@@ -304,15 +318,14 @@ images cannot tell from it (5 %, Holm over the column). Floor: raw pixels.</p>
 """
 
 
-def to_html(board: Board, ties: Mapping[Key, frozenset[Key]] | None = None) -> str:
-    """The board as one page; `ties`: who of a column shares the first place, for the columns where that was tested."""
-    parts = [HEAD, *_section("Checkpoints", [map(in_html, row) for row in fact_rows(board)])]
-    if costs := cost_rows(board):
+def to_html(leaderboard: Leaderboard) -> str:
+    """The leaderboard as one page."""
+    parts = [HEAD, *_section("Checkpoints", [map(in_html, row) for row in fact_rows(leaderboard)])]
+    if costs := cost_rows(leaderboard):
         parts += _section("Cost of pretraining", [map(in_html, row) for row in costs])
-    for table in group_tables(board, ties):
-        rows = [(in_html(name), *map(_marked_up, entries)) for name, entries in table.rows]
-        parts += _section(table.group, [("checkpoint", *map(in_html, table.metrics)), *rows], table.caveats)
-    if notes := troubles(board):
+    for group in leaderboard.groups:
+        parts += _section(group, group_rows(leaderboard, group, in_html, _html_cell), leaderboard.caveats[group])
+    if notes := troubles(leaderboard):
         items = [f"<li>{in_html(note)}</li>\n" for note in notes]
         parts += ["<h2>Failed or unreadable</h2>\n<ul>\n", *items, "</ul>\n"]
     return "".join([*parts, "</body>\n</html>\n"])
@@ -323,9 +336,9 @@ def in_html(text: object) -> str:
     return escape(printable(text))
 
 
-def _marked_up(entry: Entry) -> str:
-    text = in_html(number(entry.cell))
-    return f"<strong>{text}</strong>" if entry.bold else text
+def _html_cell(cell: Cell, bold: bool) -> str:
+    text = in_html(cell_text(cell))
+    return f"<strong>{text}</strong>" if bold else text
 
 
 def _section(title: str, rows: Sequence[Iterable[str]], notes: Iterable[str] = ()) -> list[str]:
@@ -343,85 +356,54 @@ def _section(title: str, rows: Sequence[Iterable[str]], notes: Iterable[str] = (
 
 
 FACTS = ("name", "method", "architecture", "parameters", "digest")
-SPENT = (*COST_UNITS, "devices")  # of checkpoint.training_cost, where it is known of any
+COSTS = (*COST_UNITS, "devices")  # of checkpoint.training_cost, where it is known of any
 
 
-def leaderboard_csv(board: Board) -> str:
-    """UTF-8 text with a header, plain decimal numbers and nothing where there is no number."""
-    columns = [(group, metric) for group, metrics in board.groups.items() for metric in metrics]
-    parts = {key: _parts([row.cells[key] for row in board.rows if key in row.cells]) for key in columns}
-    names = [f"{group}:{metric}{part}" for group, metric in columns for part in parts[group, metric]]
+def to_csv(leaderboard: Leaderboard) -> str:
+    """What was measured: UTF-8 text with a header, plain decimal numbers and nothing where there is no number."""
+    rows = {used: cells for used, cells in leaderboard.rows.items() if used not in leaderboard.published}
+    columns = []  # group, metric and end of the name of each column
+    for group, metrics in leaderboard.groups.items():
+        for metric in metrics:
+            cells = [row[group, metric] for row in rows.values() if (group, metric) in row]
+            ends = [":low", ":high"] if any(cell.interval for cell in cells) else []
+            ends += [":std", ":n"] if any(cell.seeds > 1 for cell in cells) else []
+            columns += [(group, metric, end) for end in ("", *ends)]
+    names = [in_csv(f"{group}:{metric}{end}") for group, metric, end in columns]
+    costs = [name for name in COSTS if any(getattr(used.training_cost, name) for used in rows)]
     buffer = io.StringIO()
     writer = csv.writer(buffer, lineterminator="\n")
-    spent = [name for name in SPENT if any(getattr(row.checkpoint.training_cost, name) for row in board.rows)]
-    writer.writerow([*FACTS, *spent, *map(in_csv, names), "failed"])
-    for row in board.rows:
-        numbers = [_number(row.cells.get(key), part) for key in columns for part in parts[key]]
-        facts = [in_csv(getattr(row.checkpoint, fact)) for fact in FACTS]
-        costs = [in_csv(getattr(row.checkpoint.training_cost, name) or "") for name in spent]
-        writer.writerow([*facts, *costs, *numbers, in_csv("; ".join(row.failed))])
+    writer.writerow([*FACTS, *costs, *names, "failed"])
+    for used, row in rows.items():
+        facts = [in_csv(getattr(used, fact)) for fact in FACTS]
+        spent = [in_csv(getattr(used.training_cost, name) or "") for name in costs]
+        numbers = [_number(row.get((group, metric)), end) for group, metric, end in columns]
+        writer.writerow([*facts, *spent, *numbers, in_csv("; ".join(leaderboard.failed.get(used, ())))])
     return buffer.getvalue()
 
 
-def _parts(cells: Sequence[Cell]) -> list[str]:
-    # Ends of the names of the columns that one metric needs.
-    found = [""]
-    found += [":low", ":high"] if any(cell.interval for cell in cells) else []
-    found += [":std", ":n"] if any(cell.seeds > 1 for cell in cells) else []
-    return found
-
-
-def _number(cell: Cell | None, part: str) -> float | int | str:
+def _number(cell: Cell | None, end: str) -> float | int | str:
     if cell is None:
         return ""
     low, high = cell.interval or ("", "")
-    return {"": cell.mean, ":low": low, ":high": high, ":std": cell.std, ":n": cell.seeds}[part]
-
-
-def ties_in(out: Path, board: Board, measured: Sequence[Measured]) -> dict[Key, frozenset[Key]]:
-    """Who shares the first place of each column, by tests of which those on unchanged results are kept in OUT/cache."""
-    tests = p_value_cache(out)
-    found = ties_with_best(board, measured, tests)
-    tests.save({each.identity for each in measured})
-    return found
-
-
-@dataclass(frozen=True, kw_only=True)
-class LeaderboardSnapshot:
-    """A leaderboard, its ties and the results behind it: what all its files are written from."""
-
-    board: Board  # what was measured
-    shown: Board  # the same, with published rows where they are asked for
-    ties: Mapping[Key, frozenset[Key]]  # column -> checkpoints that share its first place
-    measured: Sequence[Measured]
-    results: Path  # folder of the result files
+    return {"": cell.mean, ":low": low, ":high": high, ":std": cell.std, ":n": cell.seeds}[end]
 
 
 # Name of a format -> its file, and what is written there. The bytes of these depend on this tool alone.
-TEXT_FORMATS: dict[str, tuple[str, Callable[[LeaderboardSnapshot], str]]] = {
-    "csv": ("leaderboard.csv", lambda found: leaderboard_csv(found.board)),
-    "markdown": ("leaderboard.md", lambda found: to_markdown(found.shown, found.ties)),
-    "latex": ("leaderboard.tex", lambda found: to_latex(found.shown, found.ties)),
-    "html": ("leaderboard.html", lambda found: to_html(found.shown, found.ties)),
+TEXT_FORMATS: dict[str, tuple[str, Callable[[Leaderboard], str]]] = {
+    "csv": ("leaderboard.csv", to_csv),
+    "markdown": ("leaderboard.md", to_markdown),
+    "latex": ("leaderboard.tex", to_latex),
+    "html": ("leaderboard.html", to_html),
 }
-FORMATS: dict[str, tuple[str, Callable[[LeaderboardSnapshot], str | bytes]]] = {
+FORMATS: dict[str, tuple[str, Callable[[Leaderboard], str | bytes]]] = {
     **TEXT_FORMATS,
-    "parquet": ("results.parquet", lambda found: to_parquet(found.measured, found.results)),
+    "parquet": ("results.parquet", to_parquet),
 }
 ALWAYS = ("csv", "markdown")
 
 
-def snapshot(out: Path, published: bool = False) -> LeaderboardSnapshot:
-    """Leaderboard of the results of a folder. published: with published numbers of the same protocols in `shown`."""
-    measured, problems = read_measured(out)
-    results = [each.result for each in measured]
-    board = board_of(results, problems)
-    ties = ties_in(out, board, measured)
-    shown = with_published(board, results) if published else board
-    return LeaderboardSnapshot(board=board, shown=shown, ties=ties, measured=measured, results=out / "results")
-
-
-def rewrite(out: Path, published: bool = False, formats: Iterable[str] = ()) -> LeaderboardSnapshot:
+def write_leaderboard(out: Path, published: bool = False, formats: Iterable[str] = ()) -> Leaderboard:
     """Rebuild leaderboard.csv, leaderboard.md and the files of other `formats`; returns what they are made of.
 
     published: with published numbers of the same protocols in the files for people; leaderboard.csv and
@@ -433,9 +415,9 @@ def rewrite(out: Path, published: bool = False, formats: Iterable[str] = ()) -> 
     """
     while True:
         before = stamps(out)
-        found = snapshot(out, published)
-        for key in dict.fromkeys((*ALWAYS, *formats)):
-            name, content = FORMATS[key]
-            write_atomic(out / name, content(found))
+        leaderboard = read_leaderboard(out, published)
+        files = {key: out / FORMATS[key][0] for key in (*ALWAYS, *formats)}
+        for key, path in files.items():
+            write_atomic(path, FORMATS[key][1](leaderboard))
         if stamps(out) == before:
-            return found
+            return replace(leaderboard, files=files)

@@ -1,0 +1,403 @@
+"""The leaderboard: results grouped by checkpoint and protocol, with the mean over seeds, and its tables for people.
+
+A group is `<data>/<protocol>`, for example `digits/knn@dino`. Whatever makes a number incomparable stands in its name,
+`digits/knn@dino[limit=100]`, so that it never meets the plain one. Published numbers are rows of their own, beside
+measured ones of the same protocol on the same images.
+"""
+
+import statistics
+from collections import Counter, defaultdict
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from bench.published.values import PublishedValue, compares_methods, published_values, set_name
+from bench.results.record import CheckpointUsed, Result, as_frame, decimals, interval_decimals, number_text
+from bench.results.store import StoredResult, comparable_results
+from bench.statistics.significance import Column, Key, PairedTestCache, p_value_cache, ties_with_best
+from checkpoints.training_cost import COST_UNITS, TrainingCost
+from engine.printing import text_of
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
+
+WIDTH = 120  # characters of a leaderboard that Python prints
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cell:
+    """One number in its unit: the mean over seeds. `interval`: of the validation images, where every seed has one.
+
+    seeds: 1 also where several gave the same number because nothing was drawn at random.
+    """
+
+    mean: float
+    std: float = 0.0
+    seeds: int = 1
+    interval: tuple[float, float] | None = None
+    unit: str = "%"
+    higher_is_better: bool | None = True
+
+
+@dataclass(frozen=True, kw_only=True)
+class Leaderboard:
+    """Numbers by checkpoint, group and metric. Prints as tables; a notebook shows it as Markdown.
+
+    Example:
+        >>> import bench
+        >>> leaderboard = bench.leaderboard("results")  # doctest: +SKIP
+        >>> [(checkpoint.name, cells["digits/knn@dino", "top1_k20"].mean)
+        ...     for checkpoint, cells in leaderboard.rows.items()]  # doctest: +SKIP
+    """
+
+    rows: Mapping[CheckpointUsed, Mapping[Column, Cell]]  # checkpoint -> (group, metric) -> number
+    groups: Mapping[str, tuple[str, ...]]  # group -> metrics, in the task's own order
+    caveats: Mapping[str, tuple[str, ...]]  # group -> why not to compare it with the plain protocol, or to doubt it
+    failed: Mapping[CheckpointUsed, Mapping[str, str]] = field(default_factory=dict)  # group and seed -> message
+    problems: tuple[str, ...] = ()  # a line for each file that could not be read
+    published: frozenset[CheckpointUsed] = frozenset()  # rows with a paper's numbers, which compete with none
+    ties: Mapping[Column, frozenset[Key]] = field(default_factory=dict)  # tested column -> who shares its first place
+    results: Sequence[StoredResult] = ()  # behind the numbers
+    folder: Path = Path()  # of the result files
+    files: Mapping[str, Path] = field(default_factory=dict)  # format -> file that was written
+
+    @cached_property
+    def columns(self) -> dict[Column, dict[Key, float]]:
+        """(group, metric) -> checkpoint -> its measured number."""
+        columns: dict[Column, dict[Key, float]] = {
+            (group, metric): {} for group, metrics in self.groups.items() for metric in metrics
+        }
+        for checkpoint, cells in self.rows.items():
+            for column, cell in cells.items() if checkpoint not in self.published else ():
+                columns[column][checkpoint.key] = cell.mean
+        return columns
+
+    @cached_property
+    def best(self) -> dict[Column, float]:
+        """Best number of each column in which two checkpoints or more compete.
+
+        Columns without a better end have none, as those of a deviation, and neither have columns whose cells differ in
+        unit or in which end is better.
+        """
+        meanings: dict[Column, set[tuple[str, bool | None]]] = defaultdict(set)
+        for checkpoint, cells in self.rows.items():
+            for column, cell in cells.items() if checkpoint not in self.published else ():
+                meanings[column].add((cell.unit, cell.higher_is_better))
+        best = {}
+        for column, numbers in self.columns.items():
+            if len(numbers) > 1 and len(meanings[column]) == 1:
+                ((_, higher_is_better),) = meanings[column]
+                if higher_is_better is not None:
+                    best[column] = (max if higher_is_better else min)(numbers.values())
+        return best
+
+    def is_best(self, checkpoint: CheckpointUsed, column: Column) -> bool:
+        """Whether a checkpoint has the best number of a column, or a paired test cannot tell it from the best."""
+        cell = self.rows[checkpoint].get(column)
+        if cell is None or checkpoint in self.published:
+            return False
+        return checkpoint.key in self.ties.get(column, ()) or cell.mean == self.best.get(column)
+
+    @cached_property
+    def names(self) -> dict[CheckpointUsed, str]:
+        """Name of each checkpoint, with its digest where two share one; the floor and published rows are marked."""
+        counts = Counter(checkpoint.name for checkpoint in self.rows if checkpoint not in self.published)
+        names = {}
+        for checkpoint in self.rows:
+            is_published = checkpoint in self.published
+            digest = f" ({checkpoint.digest[:8]})" if counts[checkpoint.name] > 1 and not is_published else ""
+            mark = " (published)" if is_published else " (floor)" if checkpoint.is_floor else ""
+            names[checkpoint] = f"{checkpoint.name}{digest}{mark}"
+        return names
+
+    def checkpoints_in(self, group: str) -> list[CheckpointUsed]:
+        """Those with a number in a group."""
+        return [checkpoint for checkpoint, cells in self.rows.items() if any(key[0] == group for key in cells)]
+
+    @property
+    def records(self) -> list[dict[str, Any]]:
+        """One dictionary a number, as `pandas.DataFrame` takes them: checkpoint, group, metric, value, unit, low, high
+        (ends of the 95 % interval, or None), std (over seeds), seeds, and published (a paper's, not measured)."""
+        return [
+            {"checkpoint": checkpoint.name, "group": group, "metric": metric, "value": cell.mean, "unit": cell.unit}
+            | dict(zip(("low", "high"), cell.interval or (None, None), strict=True))
+            | {"std": cell.std, "seeds": cell.seeds, "published": checkpoint in self.published}
+            for checkpoint, cells in self.rows.items()
+            for (group, metric), cell in cells.items()
+        ]
+
+    def to_pandas(self) -> "DataFrame":
+        """`records` as pandas' DataFrame. ValueError, in one line, where pandas is not installed."""
+        return as_frame(self.records)
+
+    def __str__(self) -> str:
+        return to_terminal(self, WIDTH)
+
+    def _repr_markdown_(self) -> str:
+        return self.files["markdown"].read_text(encoding="utf-8")
+
+
+def read_leaderboard(out: Path, published: bool = False) -> Leaderboard:
+    """The leaderboard of all results of a folder, with ties. published: with published numbers of the same protocols.
+
+    Files and tests of results that did not change come from OUT/cache.
+    """
+    results, problems = comparable_results(out)
+    leaderboard = replace(leaderboard_of((stored.result for stored in results), problems), folder=out / "results")
+    cache = p_value_cache(out)
+    leaderboard = with_ties(leaderboard, results, cache)
+    cache.save({stored.identity for stored in results})
+    return with_published(leaderboard) if published else leaderboard
+
+
+def leaderboard_of(results: Iterable[Result], problems: Iterable[str] = ()) -> Leaderboard:
+    """Group results by checkpoint, sorted by name and then digest. problems: of files that could not be read."""
+    by_checkpoint: dict[Key, list[Result]] = defaultdict(list)
+    groups: dict[str, dict[str, None]] = defaultdict(dict)
+    caveats: dict[str, dict[str, None]] = defaultdict(dict)
+    for result in results:
+        by_checkpoint[result.checkpoint.key].append(result)
+        if result.status == "ok":
+            groups[result.group].update(dict.fromkeys(result.metrics))
+            caveats[result.group] |= dict.fromkeys(caveats_of(result))
+    ordered = [by_checkpoint[key] for key in sorted(by_checkpoint)]
+    return Leaderboard(
+        rows={own[-1].checkpoint: _cells(own) for own in ordered},
+        groups={group: tuple(metrics) for group, metrics in sorted(groups.items())},
+        caveats={group: tuple(caveats[group]) for group in sorted(groups)},
+        failed={own[-1].checkpoint: failed for own in ordered if (failed := _failures(own))},
+        problems=tuple(problems),
+    )
+
+
+def with_ties(leaderboard: Leaderboard, results: Sequence[StoredResult], cache: PairedTestCache[float]) -> Leaderboard:
+    """The leaderboard of these results with those who share the first place of each column, by paired tests."""
+    ties = ties_with_best(leaderboard.columns, leaderboard.best, results, cache)
+    return replace(leaderboard, ties=ties, results=results)
+
+
+def _cells(results: Sequence[Result]) -> dict[Column, Cell]:
+    """The numbers of one checkpoint."""
+    by_column: dict[Column, list[Result]] = defaultdict(list)
+    for result in results:
+        if result.status == "ok":
+            for metric in result.metrics:
+                by_column[result.group, metric].append(result)
+    return {column: _mean_over_seeds(own, column[1]) for column, own in by_column.items()}
+
+
+def _failures(results: Sequence[Result]) -> dict[str, str]:
+    """Group and seed -> message, of the failures of one checkpoint."""
+    good = {(result.group, result.seed) for result in results if result.status == "ok"}
+    failed = {}
+    for result in results:
+        if result.status == "failed":
+            again = "; the number shown is of an earlier run" if (result.group, result.seed) in good else ""
+            failed[f"{result.group} seed {result.seed}"] = result.message + again
+    return failed
+
+
+def _mean_over_seeds(results: Sequence[Result], metric: str) -> Cell:
+    # The mean over seeds varies no more over images than one seed does, so the mean of the ends is wide enough.
+    records = [result.metrics[metric] for result in results]
+    values = [record.value for record in records]
+    ends = [record.interval for record in records if record.interval]
+    lows, highs = zip(*ends, strict=True) if len(ends) == len(results) else ((), ())
+    drawn = any(result.random for result in results) or len(set(values)) > 1
+    return Cell(
+        mean=statistics.fmean(values) if drawn else values[0],
+        std=statistics.pstdev(values) if len(values) > 1 else 0.0,  # exact arithmetic, slow for thousands of cells
+        seeds=len(results) if drawn else 1,
+        interval=(statistics.fmean(lows), statistics.fmean(highs)) if lows else None,
+        unit=records[-1].unit,
+        higher_is_better=records[-1].higher_is_better,
+    )
+
+
+def caveats_of(result: Result) -> Iterator[str]:
+    """Sentences for people on what `result.variant` says, and the task's own warnings."""
+    if result.limit is not None:
+        yield f"At most {result.limit} images of each split: a check that it runs, not a result."
+    if result.protocol.changes:
+        changes = ", ".join(f"{name} = {value}" for name, value in result.protocol.changes.items())
+        yield f"Modified protocol: {changes}."
+    if result.precision != "float32":
+        yield f"Computed in {result.precision}."
+    if result.decode != "exact":
+        yield f"Images prepared by the {result.decode} decoder, which differs from PIL by a few grey levels."
+    if result.skipped:
+        number = f"{result.skipped} unreadable image{'s' if result.skipped > 1 else ''}"
+        yield f"{number} left out (--skip-bad): not comparable with numbers on all images."
+    if chosen := [name for name, metric in result.metrics.items() if metric.chosen_on_val]:
+        yield f"Chosen on the validation images, so that number and interval are too good: {', '.join(chosen)}."
+    for line in result.facts.get("masks", {}).get("val", ()):
+        yield f"{line[0].upper()}{line[1:]}."
+    yield from _floor_caveats(result)
+    for warning in result.data.warnings:
+        yield f"{warning}."
+    for warning in result.facts.get("warnings", ()):
+        yield f"{result.checkpoint.name}: {warning}."
+
+
+def _floor_caveats(result: Result) -> Iterator[str]:
+    """What a constant prediction scores, and whether the result's main metric is more than that."""
+    floor = result.facts.get("floor")
+    if not floor or result.status != "ok":
+        return
+    scores = floor["metrics"]
+    numbers = ", ".join(f"{name} {number_text(value, '%')}" for name, value in scores.items())
+    yield f"Floor, predicting {floor['prediction']}: {numbers if any(scores.values()) else '0 in all metrics'}."
+    name, metric = next(iter(result.metrics.items()))
+    if name in scores and metric.value <= scores[name]:
+        yield f"{result.checkpoint.name}: {name} {metric} is not above the floor, {number_text(scores[name], '%')}."
+
+
+def with_published(leaderboard: Leaderboard) -> Leaderboard:
+    """The leaderboard with a row for all published weights that have a number in one of its columns.
+
+    Same protocol, unchanged, on image sets of the published size. What an ablation alone has is left out.
+    """
+    same_groups: dict[tuple[str, str], set[str]] = defaultdict(set)  # (image set, protocol) as papers have them
+    for result in (stored.result for stored in leaderboard.results):
+        data = set_name(result.data.images)
+        if data and result.status == "ok" and result.variant in ((), (f"v{result.protocol.version}",)):
+            same_groups[data, result.protocol.name].add(result.group)
+    by_checkpoint: dict[str, dict[Column, PublishedValue]] = defaultdict(dict)
+    for value in published_values():
+        is_recipe_as_it_is = len(value.pretraining.split()) == 2
+        if value.settings or not (is_recipe_as_it_is or compares_methods(value.table)):
+            continue
+        for group in same_groups.get((value.data, value.protocol), ()):
+            if value.metric in leaderboard.groups[group]:
+                by_checkpoint[value.checkpoint].setdefault((group, value.metric), value)
+    rows, notes = {}, defaultdict(list)
+    for name, values in sorted(by_checkpoint.items()):
+        one = next(iter(values.values()))
+        checkpoint = CheckpointUsed(name=name, digest="", method=one.model, architecture=one.architecture)
+        rows[checkpoint] = {column: Cell(mean=value.value, unit=value.unit) for column, value in values.items()}
+        for group in dict.fromkeys(group for group, _ in values):
+            own = [value for column, value in values.items() if column[0] == group]
+            notes[group].append(_published_caveat(own))
+    return replace(
+        leaderboard,
+        rows={**leaderboard.rows, **rows},
+        published=frozenset(rows),
+        caveats={group: (*lines, *notes[group]) for group, lines in leaderboard.caveats.items()},
+    )
+
+
+def _published_caveat(values: Sequence[PublishedValue]) -> str:
+    """What the row of these values is."""
+    value, tables = values[0], ", ".join(dict.fromkeys(value.table for value in values))
+    trained = f"{value.epochs} epochs of {value.images}" if value.epochs else ""
+    described = ", ".join(filter(None, (value.model, value.architecture, trained)))
+    return f"Published, not measured here: {value.checkpoint} is {described} ({tables})."
+
+
+def fact_rows(leaderboard: Leaderboard) -> list[tuple[str, ...]]:
+    """What each checkpoint is, below a header."""
+    facts = [
+        (name, used.method, used.architecture, str(used.parameters), used.digest[:12])
+        for used, name in leaderboard.names.items()
+    ]
+    return [("checkpoint", "method", "architecture", "parameters", "digest"), *facts]
+
+
+def cost_rows(leaderboard: Leaderboard) -> list[tuple[str, ...]]:
+    """What the pretrainings took that are known to have taken something, below a header; empty where none is."""
+    rows: list[tuple[str, ...]] = []
+    for checkpoint, name in leaderboard.names.items():
+        cost = checkpoint.training_cost
+        if cost != TrainingCost():
+            numbers = [getattr(cost, unit) for unit in COST_UNITS]
+            rows.append((name, *("" if number is None else f"{number:.4g}" for number in numbers), cost.devices))
+    return [("checkpoint", *COST_UNITS.values(), "devices"), *rows] if rows else []
+
+
+def troubles(leaderboard: Leaderboard) -> list[str]:
+    """One line for each failed result and each file that could not be read."""
+    lines = [
+        f"failed: {leaderboard.names[checkpoint]}: {what}: {why}"
+        for checkpoint, failed in leaderboard.failed.items()
+        for what, why in failed.items()
+    ]
+    return lines + [f"left out: {problem}" for problem in leaderboard.problems]
+
+
+def cell_text(cell: Cell | None, with_interval: bool = True) -> str:
+    """`97.20 [96.1, 98.0]`, over seeds `97.20 [96.1, 98.0] +- 0.14 (n=3)`, `0.731 s [0.702, 0.760]`, or nothing."""
+    if cell is None:
+        return ""
+    digits = decimals(cell.mean, cell.unit)
+    ends = ", ".join(f"{end:.{interval_decimals(cell.mean, cell.unit)}f}" for end in cell.interval or ())
+    interval = f" [{ends}]" if ends and with_interval else ""
+    spread = f" +- {cell.std:.{digits}f} (n={cell.seeds})" if cell.seeds > 1 else ""
+    return f"{number_text(cell.mean, cell.unit)}{interval}{spread}"
+
+
+def to_terminal(leaderboard: Leaderboard, width: int, groups: Collection[str] | None = None) -> str:
+    """Printable tables of at most `width` characters: as many metrics as fit, and how many more there are.
+
+    All metrics with their intervals where that fits, otherwise the first one alone. groups: these alone, and no
+    failures, which may be of other checkpoints and runs. A caveat of several tables stands below the first of them.
+    """
+    lines: list[str] = []
+    caveats_above: set[str] = set()
+    for group, metrics in leaderboard.groups.items():
+        if groups is not None and group not in groups:
+            continue
+        header, body = ["checkpoint", *metrics], _text_rows(leaderboard, group, with_interval=len(metrics))
+        if _width(header, body) > width:
+            body = _text_rows(leaderboard, group, with_interval=1)
+        caveats = [caveat for caveat in leaderboard.caveats[group] if caveat not in caveats_above]
+        caveats_above.update(caveats)
+        lines += [group, *text_table(header, body, width), *caveats, ""]
+    if groups is None:
+        lines += troubles(leaderboard)
+    elif others := len(leaderboard.groups.keys() - set(groups)):
+        lines += [f"{others} more {'table' if others == 1 else 'tables'} in leaderboard.md", ""]
+    return text_of(lines).rstrip() or "no results yet"
+
+
+def _text_rows(leaderboard: Leaderboard, group: str, with_interval: int) -> list[list[str]]:
+    """Names and numbers of a group's checkpoints. with_interval: so many leading metrics have their intervals.
+
+    ` ?` stands behind a number that a caveat below the table is about, as where nothing was fitted.
+    """
+    rows = []
+    for checkpoint in leaderboard.checkpoints_in(group):
+        row = [leaderboard.names[checkpoint]]
+        for place, metric in enumerate(leaderboard.groups[group]):
+            about = f"{checkpoint.name}: {metric}: "
+            is_doubtful = any(caveat.startswith(about) for caveat in leaderboard.caveats[group])
+            text = cell_text(leaderboard.rows[checkpoint].get((group, metric)), place < with_interval)
+            row.append(text + " ?" * is_doubtful)
+        rows.append(row)
+    return rows
+
+
+def text_table(header: Sequence[str], body: Sequence[Sequence[str]], width: int) -> list[str]:
+    """A text table of at most `width` characters; columns that do not fit are counted in the last line."""
+    sizes = _sizes(header, body)
+    fitting, used = 1, sizes[0] + 2
+    while fitting < len(sizes) and (fitting == 1 or used + 2 + sizes[fitting] <= width):
+        used += 2 + sizes[fitting]
+        fitting += 1
+    lines = []
+    for cells in (header, *body):
+        first, *rest = [cell.rjust(size) for cell, size in zip(cells[:fitting], sizes[:fitting], strict=True)]
+        lines.append("  " + "  ".join([first.strip().ljust(sizes[0]), *rest]).rstrip())
+    if hidden := len(sizes) - fitting:
+        lines.append(f"  ... {hidden} more {'column' if hidden == 1 else 'columns'} in leaderboard.csv")
+    return lines
+
+
+def _sizes(header: Sequence[str], body: Sequence[Sequence[str]]) -> list[int]:
+    return [max(map(len, column)) for column in zip(header, *body, strict=True)]
+
+
+def _width(header: Sequence[str], body: Sequence[Sequence[str]]) -> int:
+    # Two spaces before every column.
+    return sum(size + 2 for size in _sizes(header, body))
