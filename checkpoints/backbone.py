@@ -7,8 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from checkpoints.frozen import FrozenExport
-from engine.compiling import compile_blocks
-from engine.precision import autocast, fit_attention
+from engine.precision import autocast, compile_blocks, fit_attention
 
 
 class Features(NamedTuple):

@@ -358,8 +358,9 @@ SCALES = {Tensor.erfinv_, Tensor.mul_, Tensor.add_, Tensor.clamp_}  # what makes
 class skip_init(TorchFunctionMode):
     """`with skip_init():` builds networks without drawing initial weights that weights of a file will replace.
 
-    Parameters stay as torch.empty makes them, and the random generators as they are. Constants are still set, and buffers computed. On the device "meta", where there are no values, torch would work out
-    the shape of each draw in Python: it takes up to four fifths of the time of building.
+    Parameters stay as torch.empty makes them, and the random generators as they are. Constants are still set, and
+    buffers computed. On the device "meta", where there are no values, torch would work out the shape of each draw in
+    Python: it takes up to four fifths of the time of building.
     """
 
     def __torch_function__(

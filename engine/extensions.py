@@ -92,36 +92,34 @@ def refused(kind: str) -> dict[Extension, str]:
 def _ours(kind: str) -> dict[str, Extension]:
     package = importlib.util.find_spec(FOLDERS[kind])
     folders = filter(os.path.isdir, (package and package.submodule_search_locations) or ())
-    return _described(kind, tuple((folder, *sorted(os.listdir(folder))) for folder in folders))
+    return _extensions_of(kind, tuple(os.path.join(folder, name) for folder in folders for name in os.listdir(folder)))
 
 
 @cache
-def _described(kind: str, listings: tuple[tuple[str, ...], ...]) -> dict[str, Extension]:
-    """Those of a kind in folders with these names in them: asked for many times, and made once."""
-    paths = [Path(folder, name) for folder, *names in listings for name in names if name.endswith(".py")]
-    files = {path.stem.rstrip("_"): path for path in paths if path.stem != "__init__"}
-    return {
-        key: Extension(kind=kind, key=key, module=f"{FOLDERS[kind]}.{path.stem}", path=path)
-        for key, path in files.items()
-    }
+def _extensions_of(kind: str, files: tuple[str, ...]) -> dict[str, Extension]:
+    """Key -> extension of each Python file; cached, as they are asked for many times."""
+    extensions_by_key = {}
+    for path in map(Path, sorted(files)):
+        if path.suffix == ".py" and path.stem != "__init__":
+            key = path.stem.rstrip("_")  # a file may be called lambda_.py, as a module cannot be called lambda
+            extensions_by_key[key] = Extension(kind=kind, key=key, module=f"{FOLDERS[kind]}.{path.stem}", path=path)
+    return extensions_by_key
 
 
 @cache
-def _entry_points(path: tuple[str, ...]) -> dict[str, list[EntryPoint]]:
-    """Those of our groups, by group, of all packages on `path`, which is sys.path: read again when that changes."""
-    return {group: list(entry_points(group=group)) for group in (f"bench.{kind}" for kind in FOLDERS)}
+def _entry_points(kind: str, path: tuple[str, ...]) -> list[EntryPoint]:
+    """Entry points of a kind's group of all packages on sys.path, which is given so that a change is noticed."""
+    return sorted(entry_points(group=f"bench.{kind}"), key=lambda point: (point.name, point.module))
 
 
 def _plugins(kind: str) -> list[Extension]:
-    points = sorted(_entry_points(tuple(sys.path))[f"bench.{kind}"], key=lambda point: (point.name, point.module))
-    return [
-        Extension(kind=kind, key=point.name, module=point.module, path=_path(point.module), plugin=_package(point))
-        for point in points
-    ]
-
-
-def _package(point: EntryPoint) -> str:
-    return f"{point.dist.name} {point.dist.version}" if point.dist else "an unknown package"
+    plugins = []
+    for point in _entry_points(kind, tuple(sys.path)):
+        package = f"{point.dist.name} {point.dist.version}" if point.dist else "an unknown package"
+        plugins.append(
+            Extension(kind=kind, key=point.name, module=point.module, path=_path(point.module), plugin=package)
+        )
+    return plugins
 
 
 def _path(module: str) -> Path:
@@ -202,4 +200,4 @@ def warn_of(left_out: Mapping[Extension, str]) -> None:
 
 def extension_of(kind: str, module: ModuleType) -> Extension:
     """The extension whose module this is."""
-    return next(each for each in extensions(kind).values() if each.module == module.__name__)
+    return next(extension for extension in extensions(kind).values() if extension.module == module.__name__)

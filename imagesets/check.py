@@ -91,9 +91,9 @@ def check_image_set(
         splits = (split,) if split else splits_of(url)
     except ValueError as error:
         splits, problems = (), [str(error)]
-    for wanted in splits:
+    for of_split in splits:
         try:
-            opened.append(open_anew(url, wanted) if read_all else open_set(url, wanted))
+            opened.append(open_anew(url, of_split) if read_all else open_set(url, of_split))
         except ValueError as error:
             problems.append(str(error))
     if not read_all:
@@ -201,17 +201,17 @@ def _passed_over(images: object, notes: Sequence[str]) -> tuple[str, ...]:
     paths = [
         os.path.join(folder, name) for folder, _, files in os.walk(images.root) for name in files if name[0] != "."
     ]
-    others = [path for path in paths if not path.lower().endswith(EXTENSIONS)]
+    not_read = [path for path in paths if not path.lower().endswith(EXTENSIONS)]
     endings = Counter(
         Path(path).suffix.lower() or "no ending"
-        for path in others
+        for path in not_read
         if not any(f" of {path}: " in note for note in notes)
     )
     if not endings:
         return ()
-    shown = ", ".join(f"{count} {ending}" for ending, count in endings.most_common(4))
+    counts = ", ".join(f"{count} {ending}" for ending, count in endings.most_common(4))
     files = "1 file is" if endings.total() == 1 else f"{endings.total()} files are"
-    return (f"{files} not read: their names do not end in {', '.join(EXTENSIONS)}: {shown}",)
+    return (f"{files} not read: their names do not end in {', '.join(EXTENSIONS)}: {counts}",)
 
 
 def _depth_note(contents: Contents | None) -> tuple[str, ...]:

@@ -9,7 +9,7 @@ import os
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -141,12 +141,12 @@ def _from_csv(file: Any) -> Columns:
     file.seek(0)
     rows = csv.reader(file, delimiter=mark)
     names = [name.strip() for name in next(rows, [])]
-    found = []
+    lines = []
     for row in rows:
         if row and len(row) != len(names):
             raise ValueError(f"line {rows.line_num} has {len(row)} values, and the first line {len(names)} names")
-        found += [row] if row else []
-    return {name: [row[place] for row in found] for place, name in enumerate(names)}
+        lines += [row] if row else []
+    return {name: [row[place] for row in lines] for place, name in enumerate(names)}
 
 
 def _from_json_lines(text: str) -> Columns:
@@ -166,8 +166,8 @@ def find_tables(url: str, place: str, named: str) -> list[str]:
     if any(len(_class_folders(folder)) > 1 for folder in splits):
         return []
     paths = [os.path.join(folder, f"metadata{ending}") for folder in (place, *splits) for ending in TABLES]
-    if found := [path for path in paths if os.path.isfile(path)]:
-        return found
+    if metadata := [path for path in paths if os.path.isfile(path)]:
+        return metadata
     if not splits and len(_class_folders(place)) > 1:
         return []
     with os.scandir(place) as entries:
@@ -191,6 +191,14 @@ def split_in(text: str) -> str:
     return next((word for known in SPLIT_WORDS.values() for word in known if word in words), "")
 
 
+class LabelledFile(NamedTuple):
+    """A row of a table of labels."""
+
+    file: int  # index among all images below the folder
+    word: str  # for its split: train, validation, test, ...
+    label: Any
+
+
 def labelled_files(
     url: str, place: str, split: Split, tables: Sequence[str], image: str = "", label: str = "", separator: str = ""
 ) -> ImageSet:
@@ -201,66 +209,80 @@ def labelled_files(
     """
     files, _ = images_below(place, ["."])
     paths = list(files.names)
-    rows: list[int] = []  # places in `paths`
-    words: list[str] = []  # for the split
-    values: list[Any] = []
+    rows: list[LabelledFile] = []
     notes: list[str] = []
-    for path in tables:
-        where, columns = f"{url}: {path}", read_table(path)
-        named = choose_column(where, "image", image, FILES, list(columns))
-        others = {name: column for name, column in columns.items() if name != named}
-        chosen = _label_columns(where, label, others)
-        own = split_in(os.path.basename(path))
-        if not chosen and own in SPLIT_WORDS["val"] and len(tables) > 1:
-            notes.append(f"{path} has no column of labels, so it is not read")
-            continue
-        if not columns or not next(iter(columns.values())):
-            raise ValueError(f"{where}: it has no rows; the first line must name the columns, the others hold labels")
-        if not named or not chosen:
-            if not others:
-                raise ValueError(f"{where}: its one column is {named!r}; it needs one of labels, too")
-            what, option = ("holds the labels", "label") if named else ("names the files", "image")
-            raise ValueError(
-                f"{where}: which of its columns {what}, {short_list(list(others), 8)}? say so with '?{option}=NAME'; "
-                "the first line must name the columns"
-            )
-        homes = [
-            os.path.dirname(path),
-            *(split_folder(place, each) for each in SPLIT_WORDS if own in SPLIT_WORDS[each]),
-        ]
-        inside = [os.path.relpath(home, place) for home in homes if home]
-        found = _places(where, inside, paths, [_relative(value, place) for value in columns[named]])
-        said = columns.get("split", [""] * len(found))
-        rows += found
-        words += [
-            split_in(str(word)) or own or split_in(paths[row].rpartition("/")[0]) or "train"
-            for word, row in zip(said, found, strict=True)
-        ]
-        values += _shown(others, chosen) if len(chosen) > 1 else columns[chosen[0]]
-        notes.append(f"{len(found)} labels of {path}: files in column {named}, labels in {', '.join(chosen)}")
-    if all(isinstance(value, list) and len(value) == 1 for value in values):  # a column for each class, and one is 1
-        values = [value[0] for value in values]
-    classes, labels = classes_of(f"{url}: {', '.join(tables)}", values, separator)
-    if len(set(rows)) < len(rows):
-        twice = Counter(rows).most_common(1)[0][0]
-        raise ValueError(f"{url}: {paths[twice]} has two rows in {', '.join(tables)}; leave one")
+    for table in tables:
+        labelled, note = _read_rows(url, place, table, paths, image, label, alone=len(tables) == 1)
+        rows += labelled
+        notes.append(note)
+    names_of_tables = ", ".join(tables)
+    labels_of_rows = [row.label for row in rows]
+    if all(isinstance(value, list) and len(value) == 1 for value in labels_of_rows):  # a column a class, and one is 1
+        labels_of_rows = [value[0] for value in labels_of_rows]
+    classes, labels = classes_of(f"{url}: {names_of_tables}", labels_of_rows, separator)
+    if twice := [file for file, count in Counter(row.file for row in rows).items() if count > 1]:
+        raise ValueError(f"{url}: {paths[twice[0]]} has two rows in {names_of_tables}; leave one")
     if joined := [name for name in classes if "|" in name or ";" in name]:
         notes.append(f"classes such as {joined[0]!r}: if these are several labels of an image, say '?separator=bar'")
-    if left := len(paths) - len(rows):
-        notes.append(f"{left} images have no label and are not read")
+    if unlabelled := len(paths) - len(rows):
+        notes.append(f"{unlabelled} images have no label and are not read")
+    words = np.array([row.word for row in rows])
     word = next((word for word in SPLIT_WORDS[split] if word in words), "")
-    mine = np.flatnonzero(np.array(words) == word)
     if not word:
-        other = f"; {HOLD_OUT.removeprefix('or ')}" if split == "val" else ""
-        raise ValueError(f"{url}: {', '.join(tables)}: no row is of the {split} split{other}")
-    notes += [f"there is no val split: {word} is used as val"] if word.startswith("test") else []
-    names = [paths[rows[row]] for row in mine]
+        hint = f"; {HOLD_OUT.removeprefix('or ')}" if split == "val" else ""
+        raise ValueError(f"{url}: {names_of_tables}: no row is of the {split} split{hint}")
+    if word.startswith("test"):
+        notes.append(f"there is no val split: {word} is used as val")
+    of_split = np.flatnonzero(words == word)
+    indices = np.array([row.file for row in rows])[of_split]
+    names = [paths[index] for index in indices]
     bases = [os.path.basename(name) for name in names]
     called = PackedNames.pack(bases if len(set(bases)) == len(bases) else names)
-    images = files.renamed(np.array(rows)[mine], called)
     return stored_set(
-        url=url, split=split, classes=classes, labels=labels[mine], images=images, notes=notes, complete=False
+        url=url,
+        split=split,
+        classes=classes,
+        labels=labels[of_split],
+        images=files.renamed(indices, called),
+        notes=notes,
+        complete=False,
     )
+
+
+def _read_rows(
+    url: str, place: str, table: str, paths: Sequence[str], image: str, label: str, alone: bool
+) -> tuple[list[LabelledFile], str]:
+    """The rows of one table, and a note that says what was read. ValueError where its columns cannot be told."""
+    where, columns = f"{url}: {table}", read_table(table)
+    file_column = choose_column(where, "image", image, FILES, list(columns))
+    other_columns = {name: column for name, column in columns.items() if name != file_column}
+    label_columns = _label_columns(where, label, other_columns)
+    table_word = split_in(os.path.basename(table))
+    if not label_columns and table_word in SPLIT_WORDS["val"] and not alone:
+        return [], f"{table} has no column of labels, so it is not read"
+    if not columns or not next(iter(columns.values())):
+        raise ValueError(f"{where}: it has no rows; the first line must name the columns, the others hold labels")
+    if not file_column or not label_columns:
+        if not other_columns:
+            raise ValueError(f"{where}: its one column is {file_column!r}; it needs one of labels, too")
+        role, option = ("holds the labels", "label") if file_column else ("names the files", "image")
+        raise ValueError(
+            f"{where}: which of its columns {role}, {short_list(list(other_columns), 8)}? say so with '?{option}=NAME';"
+            " the first line must name the columns"
+        )
+    folders = [os.path.dirname(table)]
+    folders += [split_folder(place, split) for split, words in SPLIT_WORDS.items() if table_word in words]
+    folders = [os.path.relpath(folder, place) for folder in folders if folder]
+    indices = _find_files(where, folders, paths, [_relative(value, place) for value in columns[file_column]])
+    splits = columns.get("split", [""] * len(indices))
+    words = [
+        split_in(str(word)) or table_word or split_in(os.path.dirname(paths[index])) or "train"
+        for word, index in zip(splits, indices, strict=True)
+    ]
+    several = len(label_columns) > 1
+    labels = _classes_shown(other_columns, label_columns) if several else columns[label_columns[0]]
+    note = f"{len(indices)} labels of {table}: files in column {file_column}, labels in {', '.join(label_columns)}"
+    return [LabelledFile(*row) for row in zip(indices, words, labels, strict=True)], note
 
 
 def _label_columns(where: str, label: str, columns: Columns) -> list[str]:
@@ -274,15 +296,15 @@ def _label_columns(where: str, label: str, columns: Columns) -> list[str]:
         return names
     if one := choose_column(where, "label", label, LABELS, list(columns)):
         return [one]
-    found = [name for name, values in columns.items() if _is_indicator(values)]
-    return found if len(found) > 1 else []
+    indicators = [name for name, values in columns.items() if _is_indicator(values)]
+    return indicators if len(indicators) > 1 else []
 
 
 def _is_indicator(values: Sequence[Any]) -> bool:
     return len(values) > 0 and {str(value).removesuffix(".0") for value in values} <= {"0", "1", "True", "False"}
 
 
-def _shown(columns: Columns, names: Sequence[str]) -> list[list[str]]:
+def _classes_shown(columns: Columns, names: Sequence[str]) -> list[list[str]]:
     """The names of the columns that are 1 in each row."""
     yes = [[str(value).removesuffix(".0") in ("1", "True") for value in columns[name]] for name in names]
     return [[name for name, is_shown in zip(names, row, strict=True) if is_shown] for row in zip(*yes, strict=True)]
@@ -294,38 +316,40 @@ def _relative(value: Any, place: str) -> str:
     return os.path.relpath(name, os.path.abspath(place)) if os.path.isabs(name) else name
 
 
-def _places(where: str, homes: Sequence[str], paths: Sequence[str], names: Sequence[str]) -> list[int]:
-    """Which of `paths` the rows of a table name: relative to one of the folders `homes`, else by the end of the
-    path, also without .jpg. ValueError for a name of no file, or of two, unless one of them lies in these folders."""
-    exact = {path: place for place, path in enumerate(paths)}
+def _find_files(where: str, homes: Sequence[str], paths: Sequence[str], names: Sequence[str]) -> list[int]:
+    """Indices into `paths` of the files that the rows of a table name: relative to one of the folders `homes`, else by
+    the end of the path, also without .jpg. ValueError for a name of no file, or of two, unless one of them lies in
+    these folders."""
+    exact = {path: index for index, path in enumerate(paths)}
     by_stem: dict[str, list[int]] = {}
-    for place, path in enumerate(paths):
-        by_stem.setdefault(_stem(os.path.basename(path)), []).append(place)
-    found, missing = [], []
+    for index, path in enumerate(paths):
+        by_stem.setdefault(_stem(os.path.basename(path)), []).append(index)
+    indices, missing = [], []
     for row, name in enumerate(names, 1):
         inside = [os.path.normpath(os.path.join(home, name)) for home in homes]
-        if at_once := [exact[path] for path in inside if path in exact]:
-            found.append(at_once[0])
-            continue
-        known, end = name.lower().endswith(EXTENSIONS), f"/{name}"
-        ends = [
-            at
-            for at in by_stem.get(_stem(os.path.basename(name)), ())
-            if f"/{paths[at] if known else _stem(paths[at])}".endswith(end)
-        ]
-        if len(ends) > 1:
-            ends = [at for at in ends if paths[at].startswith(tuple(f"{home}/" for home in homes))] or ends
-        if len(ends) > 1:
-            raise ValueError(f"{where}: row {row} names {name}, and there are {paths[ends[0]]} and {paths[ends[1]]}")
-        missing += [] if ends else [(row, name)]
-        found += ends
+        matches = [exact[path] for path in inside if path in exact][:1]
+        if not matches:
+            has_ending, end = name.lower().endswith(EXTENSIONS), f"/{name}"
+            matches = [
+                index
+                for index in by_stem.get(_stem(os.path.basename(name)), ())
+                if f"/{paths[index] if has_ending else _stem(paths[index])}".endswith(end)
+            ]
+        if len(matches) > 1:
+            prefixes = tuple(f"{home}/" for home in homes)
+            matches = [index for index in matches if paths[index].startswith(prefixes)] or matches
+        if len(matches) > 1:
+            one, other = (paths[index] for index in matches[:2])
+            raise ValueError(f"{where}: row {row} names {name}, and there are {one} and {other}")
+        missing += [] if matches else [(row, name)]
+        indices += matches
     if missing:
         row, name = missing[0]
         raise ValueError(
             f"{where}: {len(missing)} of {len(names)} rows name no image below the folder, {name} in row {row} first; "
             "add the files, or take out these rows"
         )
-    return found
+    return indices
 
 
 def _stem(path: str) -> str:

@@ -6,9 +6,8 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from imagesets.listing_cache import find_images
 from imagesets.sets import NO_VAL, FileImages, ImageSet, Split
-from imagesets.walk import EXTENSIONS
+from imagesets.walk import EXTENSIONS, find_images
 
 # Words in the names of folders, files and splits that mean a split, the proper one first; capitals do not matter.
 SPLIT_WORDS: Mapping[Split, tuple[str, ...]] = {
@@ -39,10 +38,12 @@ def require_folder(folder: str, url: str) -> None:
     if os.path.isfile(folder):
         raise ValueError(f"{url}: {folder} is a file; give the folder that holds the images")
     if not os.path.isdir(folder):
-        there = os.path.abspath(folder)
-        while not os.path.isdir(there):
-            there = os.path.dirname(there)
-        raise ValueError(f"{url}: no folder {folder}; the path exists as far as {there}: correct it, or mount the data")
+        existing = os.path.abspath(folder)
+        while not os.path.isdir(existing):
+            existing = os.path.dirname(existing)
+        raise ValueError(
+            f"{url}: no folder {folder}; the path exists as far as {existing}: correct it, or mount the data"
+        )
     if not os.access(folder, os.R_OK | os.X_OK):
         raise ValueError(f"{url}: no permission to list {folder}; run chmod u+rx on it, or ask its owner")
 
@@ -50,42 +51,42 @@ def require_folder(folder: str, url: str) -> None:
 def images_below(root: str, folders: Sequence[str]) -> tuple[FileImages, np.ndarray]:
     """All image files below root/FOLDER of every one of `folders`, in torchvision's order, and how many are below each.
 
-    FOLDER "." is the root itself. OSError for what cannot be listed. A large listing is kept (listing_cache.py).
+    FOLDER "." is the root itself. OSError for what cannot be listed. A large listing is kept (walk.py).
     """
-    found, kept_in = find_images(root, folders)
-    images = FileImages(root=root, names=found.names, sizes=found.sizes, changed=found.changed, kept_in=kept_in)
-    return images, found.counts
+    listing, kept_in = find_images(root, folders)
+    images = FileImages(root=root, names=listing.names, sizes=listing.sizes, changed=listing.changed, kept_in=kept_in)
+    return images, listing.counts
 
 
 def open_tree(url: str, place: str, split: Split) -> ImageSet:
     """Open PATH/<split>/CLASS/IMAGE under any scheme's URL. Raises ValueError for whatever is not this layout."""
     require_folder(place, url)
-    found = {wanted: split_folder(place, wanted) for wanted in SPLIT_WORDS}
-    if not any(found.values()) and (scheme := _scheme_of_scenes(place)):
+    folders = {of_split: split_folder(place, of_split) for of_split in SPLIT_WORDS}
+    if not any(folders.values()) and (scheme := _scheme_of_scenes(place)):
         raise ValueError(
             f"{url}: {place} holds {' and '.join(SCENES[scheme])}, as scenes with masks or boxes do, not a folder per "
             f"class; write {scheme}:{place}"
         )
-    if split == "train" and not any(found.values()) and subfolders(place) and not is_split(place):
-        found["train"] = place
-    if not found[split]:
+    if split == "train" and not any(folders.values()) and subfolders(place) and not is_split(place):
+        folders["train"] = place
+    if not folders[split]:
         raise ValueError(f"{url}: {missing(place, ('train',) if split == 'train' else ('val', 'test'))}")
-    classes = subfolders(found[split])
+    classes = subfolders(folders[split])
     if not classes:
         raise ValueError(
-            f"{url}: no class folders in {found[split]}; put the images into one folder per class, "
+            f"{url}: no class folders in {folders[split]}; put the images into one folder per class, "
             "or append '?labels=FILE.csv' to the URL, a table of file names and labels"
         )
-    notes = [f"ImageFolder layout, {len(classes)} classes in {found[split]}"]
-    if split == "val" and (name := os.path.basename(found["val"])).lower() in ("test", "testing"):
+    notes = [f"ImageFolder layout, {len(classes)} classes in {folders[split]}"]
+    if split == "val" and (name := os.path.basename(folders["val"])).lower() in ("test", "testing"):
         notes.append(f"there is no val folder: {name} is used as val")
-    other = found["train" if split == "val" else "val"]
+    other = folders["train" if split == "val" else "val"]
     if other:
         pair = (classes, subfolders(other))
         require_same_classes(url, *(pair if split == "train" else reversed(pair)))
     else:
         notes.append("there is no train split to compare the classes with" if split == "val" else NO_VAL)
-    return class_tree(url=url, split=split, root=found[split], classes=classes, notes=notes)
+    return class_tree(url=url, split=split, root=folders[split], classes=classes, notes=notes)
 
 
 def split_folder(place: str, split: Split) -> str:
@@ -98,19 +99,19 @@ def split_folder(place: str, split: Split) -> str:
 
 def _scheme_of_scenes(place: str) -> str:
     """The scheme of labelled scenes whose folders lie in `place`, "" for none: they would pass for classes."""
-    there = set(subfolders(place))
-    return next((scheme for scheme, folders in SCENES.items() if there.issuperset(folders)), "")
+    present = set(subfolders(place))
+    return next((scheme for scheme, folders in SCENES.items() if present.issuperset(folders)), "")
 
 
 def missing(place: str, wanted: Sequence[str]) -> str:
     """What to say when `place` has none of the folders `wanted` of a split, the proper one first."""
-    what = f"no {' or '.join(wanted)} folder in {place}"
+    problem = f"no {' or '.join(wanted)} folder in {place}"
     if is_split(place):
-        return f"{what}; give the folder above it, {os.path.dirname(os.path.abspath(place))}"
-    there = subfolders(place)
-    holds = f"it holds {short_list(there)}" if there else "it holds no folders"
+        return f"{problem}; give the folder above it, {os.path.dirname(os.path.abspath(place))}"
+    present = subfolders(place)
+    holds = f"it holds {short_list(present)}" if present else "it holds no folders"
     other = f", {HOLD_OUT}" if wanted[0] == "val" else ""
-    return f"{what} ({holds}); arrange the images as {wanted[0]}/CLASS/IMAGE{other}"
+    return f"{problem} ({holds}); arrange the images as {wanted[0]}/CLASS/IMAGE{other}"
 
 
 def is_split(folder: str) -> bool:

@@ -8,18 +8,18 @@ def quotas(counts: np.ndarray, total: int) -> np.ndarray:
 
     No class gets more than it has; classes that could take one more than the others get it evenly spread over them.
     """
-    given = np.zeros(len(counts), np.int64)
+    shares = np.zeros(len(counts), np.int64)
     left = min(total, int(counts.sum()))
     while left:
-        open_classes = np.flatnonzero(given < counts)
-        each = left // len(open_classes)
-        if not each:
-            given[open_classes[evenly(len(open_classes), left)]] += 1
+        open_classes = np.flatnonzero(shares < counts)
+        share = left // len(open_classes)
+        if not share:
+            shares[open_classes[evenly(len(open_classes), left)]] += 1
             break
-        more = np.minimum(each, counts[open_classes] - given[open_classes])
-        given[open_classes] += more
-        left -= int(more.sum())
-    return given
+        added = np.minimum(share, counts[open_classes] - shares[open_classes])
+        shares[open_classes] += added
+        left -= int(added.sum())
+    return shares
 
 
 def evenly(length: int, picks: int) -> np.ndarray:

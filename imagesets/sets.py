@@ -55,7 +55,7 @@ class FileImages:
     """Image files below `root`; `names` (N) are relative to it, `sizes` (N,) int64 in bytes, `changed` (N, 2) int64
     the times of modification in ns and inodes.
 
-    kept_in: the file that keeps the listing for other runs (imagesets/listing_cache.py), "" if none. called: names (N)
+    kept_in: the file that keeps the listing for other runs (imagesets/walk.py), "" if none. called: names (N)
     that count in fingerprints in place of `names`, where the files lie elsewhere than in a folder of class folders.
     """
 
@@ -128,7 +128,9 @@ def contents_of(changed: np.ndarray, head: Callable[[int], bytes]) -> str:
             sample.update(hashlib.sha256(head(index)).digest())
         except (OSError, ValueError):
             sample.update(b"unreadable")
-    times = (hashlib.sha256(np.ascontiguousarray(each).tobytes()).hexdigest()[:16] for each in (changed[few], changed))
+    times = (
+        hashlib.sha256(np.ascontiguousarray(changes).tobytes()).hexdigest()[:16] for changes in (changed[few], changed)
+    )
     return "-".join([sample.hexdigest()[:16], *times])
 
 
@@ -150,8 +152,10 @@ def kept_folder(parent: Path, key: Mapping[str, Any], sets: Sequence["ImageSet |
     A folder from before keys had contents is used as long as no image was changed since.
     """
     older = parent / digest(key)[:32]
-    samples = [each.contents.partition("-")[0] for each in sets]
-    if not any(samples) or (older.is_dir() and older.stat().st_mtime_ns > max(each.modified for each in sets)):
+    samples = [image_set.contents.partition("-")[0] for image_set in sets]
+    if not any(samples) or (
+        older.is_dir() and older.stat().st_mtime_ns > max(image_set.modified for image_set in sets)
+    ):
         return older
     return parent / digest({**key, "contents": samples})[:32]
 
@@ -339,18 +343,18 @@ def url_options(url: str) -> dict[str, str]:
         return {}
     scheme = url.partition(":")[0]
     pairs = [text.partition("=") for text in matched[1].split("&")]
-    found = {name: value for name, _, value in pairs}
-    if len(found) < len(pairs):
+    options = {name: value for name, _, value in pairs}
+    if len(options) < len(pairs):
         raise ValueError(f"{url}: an option is given twice; give each once")
     known = ("val", "seed", *getattr(load_extension("imagesets", scheme), "OPTIONS", ()))
-    if unknown := [name for name in found if name not in known]:
+    if unknown := [name for name in options if name not in known]:
         raise ValueError(f"{url}: no option {unknown[0]!r} of {scheme}{did_you_mean(unknown[0], known)}")
-    share, seed = found.get("val", ""), found.get("seed", "0")
-    if "val" in found and not (re.fullmatch(r"0?\.\d+", share) and float(share)):
+    share, seed = options.get("val", ""), options.get("seed", "0")
+    if "val" in options and not (re.fullmatch(r"0?\.\d+", share) and float(share)):
         raise ValueError(f"{url}: val={share} is not a fraction between 0 and 1; write ?val=0.2")
-    if "seed" in found and not (share and seed.isdecimal() and int(seed) < 1 << 32):
+    if "seed" in options and not (share and seed.isdecimal() and int(seed) < 1 << 32):
         raise ValueError(f"{url}: a seed is a whole number beside a share; write ?val=0.2&seed=0")
-    return found
+    return options
 
 
 def _part(train: ImageSet, split: Split, share: float, seed: int) -> ImageSet:

@@ -19,10 +19,9 @@ from PIL import Image
 from engine.files import digest
 from imagesets.decoding import UnreadableImage, decode_rgb
 from imagesets.listing import HOLD_OUT, SPLIT_WORDS, short_list
-from imagesets.listing_cache import keep_arrays, user_cache
 from imagesets.names import PackedNames
 from imagesets.sets import HEAD, FileImages, ImageSet, Reported, Split, contents_of
-from imagesets.walk import LARGEST
+from imagesets.walk import LARGEST, keep_arrays, user_cache
 
 
 class ImageStore(Protocol):
@@ -154,23 +153,23 @@ def split_files(url: str, place: str, split: Split, suffix: str) -> list[str]:
     if not place:
         raise ValueError(f"{url}: no path after the colon; write {url}/path/to/folder")
     pattern = os.path.join(place, "**", f"*{suffix}") if os.path.isdir(place) else place
-    found = sorted(path for path in glob.glob(pattern, recursive=True) if path.endswith(suffix))
-    if not found:
+    paths = sorted(path for path in glob.glob(pattern, recursive=True) if path.endswith(suffix))
+    if not paths:
         raise ValueError(f"{url}: no file *{suffix} there; give the folder that holds them, or a pattern in quotes")
-    if odd := [path for path in found if not os.path.isfile(path)]:
+    if odd := [path for path in paths if not os.path.isfile(path)]:
         raise ValueError(f"{url}: {odd[0]} is no regular file, or a broken link; remove it")
-    root = place if os.path.isdir(place) else os.path.commonpath([os.path.dirname(path) or "." for path in found])
+    root = place if os.path.isdir(place) else os.path.commonpath([os.path.dirname(path) or "." for path in paths])
 
     def named(word: str) -> list[str]:
-        return [path for path in found if word in re.split(r"[^a-z]+", os.path.relpath(path, root).lower())]
+        return [path for path in paths if word in re.split(r"[^a-z]+", os.path.relpath(path, root).lower())]
 
-    if own := next(filter(None, map(named, SPLIT_WORDS[split])), None):
-        return own
+    if of_split := next(filter(None, map(named, SPLIT_WORDS[split])), None):
+        return of_split
     if split == "train" and not any(named(word) for word in SPLIT_WORDS["val"]):
-        return found
+        return paths
     words = " or ".join(SPLIT_WORDS[split])
     raise ValueError(
-        f"{url}: none of its {len(found)} files *{suffix} has {words} in its name, {os.path.basename(found[0])} first; "
+        f"{url}: none of its {len(paths)} files *{suffix} has {words} in its name, {os.path.basename(paths[0])} first; "
         f"name those of the split {split} so, {SPLIT_WORDS[split][0]}-0000{suffix}"
         + (f", {HOLD_OUT}" if split == "val" else "")
     )
@@ -190,9 +189,9 @@ def indexed(
         with np.load(path, allow_pickle=False) as arrays:
             return dict(arrays)
     except Exception:  # not there, or damaged: NumPy and zipfile raise nearly anything
-        found = dict(make())
-    keep_arrays(path, found)
-    return found
+        made = dict(make())
+    keep_arrays(path, made)
+    return made
 
 
 def changed_of(files: Sequence[str], file_of: Any) -> np.ndarray:
@@ -210,8 +209,10 @@ def class_numbers(values: Sequence[Any] | np.ndarray) -> np.ndarray:
     """Labels (N,) as int64. ValueError for labels that are not whole numbers: a float is not rounded to a class."""
     labels = np.asarray(values) if len(values) else np.empty(0, np.int64)
     if labels.ndim != 1 or labels.dtype.kind not in "iub" or labels.max(initial=0) > np.iinfo(np.int64).max:
-        shown = " ".join(str(values[0]).split())[:40]
-        raise ValueError(f"labels such as {shown!a} ({labels.dtype}) are no numbers of classes; make them 0, 1, 2, ...")
+        example = " ".join(str(values[0]).split())[:40]
+        raise ValueError(
+            f"labels such as {example!a} ({labels.dtype}) are no numbers of classes; make them 0, 1, 2, ..."
+        )
     return labels.astype(np.int64)
 
 

@@ -162,7 +162,7 @@ def ready_device(text: str, compiled: bool) -> str:
     """`chosen_device`, where a compiler is needed with one. ValueError says what is missing."""
     device = chosen_device(text)
     if compiled:
-        from engine.compiling import check_compiler
+        from engine.precision import check_compiler
 
         check_compiler(device)
     return device

@@ -14,10 +14,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from engine.compiling import compile_blocks
 from engine.distributed import World
 from engine.optimisers import Lars
-from engine.precision import autocast, fit_attention
+from engine.precision import autocast, compile_blocks, fit_attention
 from engine.seeding import DROP, seeded
 from engine.training.schedules import SHOWN, check_finite
 from pretrain.method import Group, Method, TrainProgress

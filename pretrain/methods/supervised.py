@@ -17,8 +17,7 @@ from checkpoints.vit import ViT
 from engine.precision import to_float32
 from engine.settings import AreaRange, BelowOne, NonNegativeFloat, PositiveInt, UnitInterval, Validated
 from engine.training.schedules import TimmCosine
-from imagesets.augmentation import check_policy, random_transform
-from imagesets.mixing import drawn_mix, mixed, smoothed
+from imagesets.augmentation import check_policy, drawn_mix, mixed, random_transform, smoothed
 from pretrain.method import Encoder, Group, Method, Step, decay_groups
 from pretrain.parts.heads import class_token
 from pretrain.parts.weights import truncated_, truncated_vit

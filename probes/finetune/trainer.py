@@ -19,10 +19,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
 
-from engine.compiling import compile_blocks
 from engine.files import locked
 from engine.optimisers import layer_groups
-from engine.precision import autocast, fit_attention
+from engine.precision import autocast, compile_blocks, fit_attention
 from engine.progress import Progress
 from engine.seeding import DROP, seeded
 from engine.tasks import Workspace

@@ -22,9 +22,8 @@ from engine.seeding import AUGMENT, MIX, seeded, shuffled
 from engine.tasks import Workspace
 from engine.training.interruptions import ignore_signals, loaded_by
 from engine.training.schedules import micro_batch_size
-from imagesets.augmentation import random_transform
+from imagesets.augmentation import drawn_mix, mixed, random_transform, smoothed
 from imagesets.decoding import UnreadableImage
-from imagesets.mixing import drawn_mix, mixed, smoothed
 from imagesets.sets import ImageSet
 from probes.finetune.settings import FinetuneSettings
 

@@ -13,8 +13,8 @@ from checkpoints.backbone import Backbone
 from checkpoints.export import ViTExport
 from checkpoints.spec import Preparation, ViTSpec
 from checkpoints.vit import ViT
-from engine import compiling
-from engine.compiling import check_compiler, compile_blocks
+from engine import precision
+from engine.precision import check_compiler, compile_blocks
 from engine.work import count_flops
 
 TINY = ViTSpec(
@@ -47,7 +47,7 @@ def test_the_work_of_an_update_is_counted_all_the_same():
 
 def test_a_training_says_that_it_was_compiled(tmp_path, monkeypatch):
     """In run.json and the exports, whose tensors have the usual names; another run of it may not go on uncompiled."""
-    compile_by = compiling.compile_blocks
+    compile_by = precision.compile_blocks
     monkeypatch.setattr("pretrain.loop.updates.compile_blocks", lambda *given: compile_by(*given, backend="eager"))
     plain, compiled = trainer("mae", tmp_path / "plain"), trainer("mae", tmp_path / "compiled", compiled=True)
     assert [each.train() for each in (plain, compiled)] == ["finished"] * 2
@@ -59,7 +59,7 @@ def test_a_training_says_that_it_was_compiled(tmp_path, monkeypatch):
 
 def test_compiled_features_are_those_of_the_network(monkeypatch):
     """Kernels of Inductor take minutes to compile on a CPU: tests/gpu has them."""
-    compile_by = compiling.compile_blocks
+    compile_by = precision.compile_blocks
     monkeypatch.setattr("checkpoints.backbone.compile_blocks", lambda *given: compile_by(*given, backend="aot_eager"))
     torch.manual_seed(0)
     export = ViTExport.from_vit(ViT(TINY), Preparation())

@@ -11,7 +11,7 @@ import pytest
 
 from bench.run.prepare import open_data
 from engine.tasks import Workspace
-from imagesets import listing_cache
+from imagesets import walk
 from imagesets.check import check_image_set
 from imagesets.sets import ImageSet, open_anew, open_set
 from probes.splits import open_splits
@@ -23,8 +23,8 @@ YEAR_2001 = 1_000_000_000  # seconds
 def pets(tree, tmp_path, monkeypatch):
     """A tree that last changed long ago, of a size of which listings are kept."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "home"))
-    monkeypatch.setattr(listing_cache, "LARGE", 6)
-    monkeypatch.setattr(listing_cache, "SETTLED", -1e18)  # the kernel's own time of change cannot be set back
+    monkeypatch.setattr(walk, "LARGE", 6)
+    monkeypatch.setattr(walk, "SETTLED", -1e18)  # the kernel's own time of change cannot be set back
     names = [f"train/{animal}/{number}.jpg" for animal in ("Bee", "ant") for number in range(3)]
     return tree(tmp_path / "pets", *names, "train/ant/old/3.jpg", "val/Bee/4.jpg", "val/ant/5.jpg")
 
@@ -47,7 +47,7 @@ def opened(root) -> ImageSet:
 
 
 def kept() -> list:
-    return sorted(listing_cache.folder().glob("*"))
+    return sorted(walk.listings_folder().glob("*"))
 
 
 def test_a_set_is_listed_once(pets, listings):
@@ -118,8 +118,8 @@ def test_changes_are_noticed(pets, change, monkeypatch):
     before = opened(pets).fingerprint
     change(pets)
     found = opened(pets)
-    monkeypatch.setattr(listing_cache, "LARGE", 1000)
-    shutil.rmtree(listing_cache.folder())
+    monkeypatch.setattr(walk, "LARGE", 1000)
+    shutil.rmtree(walk.listings_folder())
     assert found.fingerprint == opened(pets).fingerprint != before
 
 
@@ -131,7 +131,7 @@ def test_a_class_more_is_noticed(pets):
 
 
 def test_a_file_overwritten_in_place_is_noticed_when_it_is_read(pets, monkeypatch):
-    monkeypatch.setattr(listing_cache, "SAMPLE", 1)  # and the others are not asked for
+    monkeypatch.setattr(walk, "SAMPLE", 1)  # and the others are not asked for
     opened(pets)
     overwrite(pets)
     found = opened(pets)
@@ -142,7 +142,7 @@ def test_a_file_overwritten_in_place_is_noticed_when_it_is_read(pets, monkeypatc
 
 
 def test_a_check_of_all_images_lists_them_anew(pets, listings, monkeypatch):
-    monkeypatch.setattr(listing_cache, "SAMPLE", 1)
+    monkeypatch.setattr(walk, "SAMPLE", 1)
     opened(pets)
     overwrite(pets)
     url = f"folder:{pets}"
@@ -165,7 +165,7 @@ def cut(path) -> None:
 
 def put_pickle(path) -> None:
     with open(path, "wb") as file:
-        np.savez(file, **dict.fromkeys(listing_cache.FIELDS, np.array([Exploding()], object)))
+        np.savez(file, **dict.fromkeys(walk.FIELDS, np.array([Exploding()], object)))
 
 
 def put_other_arrays(path) -> None:
@@ -192,12 +192,12 @@ def test_a_spoilt_file_is_made_again(pets, spoil, listings):
 
 
 def test_what_changed_just_now_is_not_kept(pets, monkeypatch):
-    monkeypatch.setattr(listing_cache, "SETTLED", 1e18)
+    monkeypatch.setattr(walk, "SETTLED", 1e18)
     assert len(opened(pets)) == 7 and not kept()
 
 
 def test_a_small_set_is_not_kept(pets, monkeypatch):
-    monkeypatch.setattr(listing_cache, "LARGE", 8)
+    monkeypatch.setattr(walk, "LARGE", 8)
     assert len(opened(pets)) == 7 and not kept()
 
 
@@ -207,7 +207,7 @@ def test_a_cache_that_cannot_be_written_is_done_without(pets, tmp_path):
 
 
 def test_the_newest_are_kept(pets, monkeypatch):
-    monkeypatch.setattr(listing_cache, "KEPT", 2)
+    monkeypatch.setattr(walk, "KEPT", 2)
     for name in ("one", "two", "three"):
         shutil.copytree(pets, pets.parent / name)
         opened(pets.parent / name)
@@ -263,7 +263,7 @@ def test_a_file_overwritten_by_one_of_its_size_is_noticed(pets, monkeypatch):
     path = pets / "train/Bee/1.jpg"
     other_pixels(path)
     assert opened(pets).contents != before.contents and opened(pets).fingerprint == before.fingerprint
-    monkeypatch.setattr(listing_cache, "SAMPLE", 1)  # and it is not among them
+    monkeypatch.setattr(walk, "SAMPLE", 1)  # and it is not among them
     before = opened(pets)
     other_pixels(path)
     assert opened(pets).contents == before.contents

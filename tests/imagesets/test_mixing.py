@@ -9,7 +9,7 @@ from timm.data import Mixup
 from timm.data.mixup import mixup_target
 
 from engine.seeding import AUGMENT, seeded
-from imagesets.mixing import drawn_mix, mixed, smoothed
+from imagesets.augmentation import drawn_mix, mixed, smoothed
 
 CLASSES, SMOOTHING = 7, 0.1
 GENERATOR = torch.Generator().manual_seed(0)

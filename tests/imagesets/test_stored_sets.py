@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from imagesets import listing_cache
+from imagesets import walk
 from imagesets.decoding import UnreadableImage
 from imagesets.schemes import parquet
 from imagesets.sets import open_set
@@ -275,7 +275,7 @@ def test_the_index_is_made_once_and_again_when_a_file_changes(folder, tmp_path, 
 
 
 def test_the_newest_indexes_are_kept(folder, tmp_path, monkeypatch):
-    monkeypatch.setattr(listing_cache, "KEPT", 2)
+    monkeypatch.setattr(walk, "KEPT", 2)
     root = as_shards(folder, tmp_path / "shards")
     for number in range(4):
         os.utime(root / "set-train-0000.tar", ns=(number, number))
