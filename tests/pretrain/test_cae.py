@@ -16,7 +16,6 @@ from engine.extensions import load_extension
 from pretrain.loop.updates import Updates
 from pretrain.method import Method
 from pretrain.methods.cae import METHOD, RECIPES, SCALED, Settings
-from pretrain.recipe import SINCOS
 
 SPEC = replace(SMALL, **SCALED)
 SETTINGS = Settings(
@@ -139,33 +138,3 @@ def test_export_is_what_the_importer_makes_of_the_official_file(tmp_path):
     assert imported.preparation == ours.preparation and ours.spec.pool == "cls"
     assert imported.tensors.keys() == ours.tensors.keys()
     assert all(torch.equal(tensor, ours.tensors[name]) for name, tensor in imported.tensors.items())
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"codes": 1}, "codes=1"),
-        ({"num_mask_patches": 16}, "num_mask_patches=16"),
-        ({"min_mask_patches_per_block": -1}, "min_mask_patches_per_block=-1"),
-        ({"decoder_width": 18}, "decoder_width=18 with decoder_heads=2: must be a multiple of 4"),
-        ({"decoder_heads": 3}, "decoder_width=16 with decoder_heads=3"),
-        ({"regressor_depth": 0}, "regressor_depth=0"),
-        ({"decoder_depth": 0}, "decoder_depth=0"),
-        ({"align_weight": -1.0}, "align_weight=-1.0"),
-        ({"target": "next"}, "target='next': choose one of previous, current"),
-        ({"target_momentum": 1.1}, "target_momentum=1.1"),
-        ({"layer_scale_start": 0.0}, "layer_scale_start=0.0"),
-        ({"decoder_layer_scale_start": -1.0}, "decoder_layer_scale_start=-1.0"),
-        ({"drop_path": 1.0}, "drop_path=1.0"),
-        ({"crop_scale": (0.5, 0.1)}, "crop_scale=\\(0.5, 0.1\\)"),
-    ],
-)
-def test_settings_that_cannot_be(changes, message):
-    with pytest.raises(ValueError, match=message) as error:
-        method_of(**changes)
-    assert "\n" not in str(error.value)
-
-
-def test_encoders_that_cannot_be():
-    with pytest.raises(ValueError, match="position='sincos_column_first' with 1 prefix tokens is no encoder of CAE"):
-        method_of(replace(SMALL, **SINCOS))

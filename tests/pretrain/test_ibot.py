@@ -151,24 +151,3 @@ def test_bfloat16():
 def test_recipes_build_the_encoder_that_the_importer_gives(name):
     spec = RECIPES[name].spec
     assert (spec.position, spec.position_resize, spec.pool) == ("learned", "bicubic_offset", "cls")
-
-
-MISTAKES = [
-    ({"mask_shape": "grid"}, "mask_shape"),
-    ({"mask_ratios": ()}, "give as many of both"),
-    ({"mask_ratios": (0.3,)}, "give as many of both"),
-    ({"mask_ratios": (0.1, 0.3), "mask_spreads": (0.2, 0.2)}, "0.1 .- 0.2 leaves 0 to 1"),
-    ({"mask_ratios": (0.0, 1.2)}, "mask_ratios"),
-    ({"mask_start": -1}, "mask_start"),
-    ({"patch_temperature": 0.0}, "patch_temperature"),
-    ({"patch_weight": -1.0}, "patch_weight"),
-    ({"cls_weight": 0.0, "patch_weight": 0.0}, "nothing is left to learn"),
-    ({"head_norm": "batch"}, "head_norm"),
-]
-
-
-@pytest.mark.parametrize(("changes", "message"), MISTAKES)
-def test_mistakes_are_one_line(changes, message):
-    with pytest.raises(ValueError, match=message) as error:
-        ibot(**changes)
-    assert "\n" not in str(error.value)

@@ -129,39 +129,3 @@ def test_export_is_what_the_importer_makes_of_the_official_file(tmp_path):
     assert replace(imported.spec, architecture=ours.spec.architecture) == ours.spec
     assert imported.preparation == ours.preparation
     assert all(torch.equal(tensor, ours.tensors[name]) for name, tensor in imported.tensors.items())
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"mask_ratio": 1.0}, "mask_ratio=1.0 leaves 0 of 16"),
-        ({"mask_ratio": 0.0}, "mask_ratio=0.0 leaves 16 of 16"),
-        ({"mask_ratio": 0.95}, "mask_ratio=0.95 leaves 0 of 16"),
-        ({"sampling": "rows"}, "sampling='rows': choose one of random, block, grid"),
-        ({"sampling": "grid", "mask_ratio": 0.5}, "mask_ratio=0.5 with sampling='grid'"),
-        ({"crop": "none"}, "crop='none': choose one of random, fixed, centre"),
-        ({"crop_scale": (0.5, 0.2)}, "crop_scale=\\(0.5, 0.2\\)"),
-        ({"colour_jitter": 1.5}, "colour_jitter=1.5"),
-        ({"decoder_depth": 0}, "decoder_depth=0"),
-        ({"decoder_width": 18}, "decoder_width=18"),
-        ({"decoder_heads": 3}, "decoder_heads=3 does not divide"),
-    ],
-)
-def test_settings_that_cannot_be(changes, message):
-    with pytest.raises(ValueError, match=message) as error:
-        method_of(**changes)
-    assert "\n" not in str(error.value)
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"position": "learned"}, "position='learned'"),
-        ({"class_token": False, "class_position": False, "pool": "avg"}, "0 prefix tokens"),
-    ],
-)
-def test_encoders_that_cannot_be(changes, message):
-    with pytest.raises(ValueError, match=message):
-        METHOD(replace(SPEC, **changes), SETTINGS)
-    with pytest.raises(ValueError, match="even grid of patches, not 3 x 3"):
-        METHOD(replace(SPEC, image_size=12), replace(SETTINGS, sampling="grid"))

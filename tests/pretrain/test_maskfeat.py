@@ -95,30 +95,6 @@ def test_initial_weights():
         assert (bias == 0).all()
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"mask_ratio": 0.0}, "mask_ratio=0.0 hides 0 of 16 patches"),
-        ({"mask_ratio": 1.0}, "mask_ratio=1.0 hides 16 of 16 patches"),
-        ({"hog_cell": 3}, "hog_cell=3: must divide patch_size=4"),
-        ({"hog_bins": 0}, "hog_bins=0"),
-        ({"hog_window": 5}, "hog_window=5: must be 0, or 2 or more and divide image_size=16"),
-        ({"hog_window": 1}, "hog_window=1"),
-        ({"crop_scale": (0.0, 1.0)}, "crop_scale=\\(0.0, 1.0\\)"),
-    ],
-)
-def test_settings_that_cannot_be(changes, message):
-    with pytest.raises(ValueError, match=message) as error:
-        method_of(**changes)
-    assert "\n" not in str(error.value)
-
-
-@pytest.mark.parametrize("changes", [{"position": "none", "class_position": False}, {"registers": 1}])
-def test_encoders_that_cannot_be(changes):
-    with pytest.raises(ValueError, match="MaskFeat's encoder needs position='learned'"):
-        METHOD(replace(SPEC, **changes), SETTINGS)
-
-
 def test_the_published_rates():
     """lr, warm-up's start and end of the cosine are for 256 images (BASE_LR_SCALE_NUM_SHARDS)."""
     recipe = RECIPES["vit_b"]

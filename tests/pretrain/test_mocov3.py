@@ -9,7 +9,7 @@ from small_trainings import batches, plan, progress, small_recipe, updates
 from torchvision import transforms
 
 from imagesets.random_crops import RandomResizedCrop
-from pretrain.methods.mocov3 import METHOD, RECIPES, Settings
+from pretrain.methods.mocov3 import METHOD, RECIPES
 from pretrain.parts.views import Blur
 from pretrain.schedules import cosine
 
@@ -87,23 +87,3 @@ def test_exports_carry_the_projector_of_their_network():
     for encoder in found.values():
         names = {f"projector.{layer}.weight" for layer in (0, 1, 3, 4, 6)} | {"projector.1.running_mean"}
         assert names <= encoder.extra.keys() and "projector.7.weight" not in encoder.extra
-
-
-@pytest.mark.parametrize(
-    ("changes", "told"),
-    [
-        ({"temperature": 0.0}, "temperature=0.0: must be"),
-        ({"projector_width": 0}, "projector_width=0: must be"),
-        ({"teacher_momentum": 1.5}, "teacher_momentum=1.5: must be"),
-        ({"crop_scale": (0.5, 0.2)}, "crop_scale="),
-        ({"blur": (0.5, 2.0)}, "blur="),
-    ],
-)
-def test_settings_that_cannot_be(changes, told):
-    with pytest.raises(ValueError, match=f"^{told}[^\n]*$"):
-        Settings(**changes)
-
-
-def test_an_encoder_that_does_not_fit():
-    with pytest.raises(ValueError, match="position=sincos_row_first"):
-        METHOD(replace(SMOKE.spec, position="learned"), SMOKE.settings)

@@ -15,7 +15,7 @@ from engine.seeding import AUGMENT, seeded
 from pretrain.loop.exporting import exports_of
 from pretrain.loop.updates import Updates
 from pretrain.method import TrainProgress
-from pretrain.methods.msn import METHOD, RECIPES, Msn, Settings
+from pretrain.methods.msn import METHOD, RECIPES, Msn
 from pretrain.parts.losses import mean_entropy_loss
 from pretrain.parts.teachers import sinkhorn
 from pretrain.schedules import CosineTo, CountedCosine
@@ -180,33 +180,6 @@ def test_rates_of_the_published_recipe():
     assert rates[2] == pytest.approx(1e-4, rel=0.1)
     decay = recipe.weight_decay_schedule.at(recipe.weight_decay, last)
     assert recipe.weight_decay == 0.04 and 0.36 < decay < 0.4
-
-
-MISTAKES = [
-    ({"focal_size": 16}, "focal_size=16"),
-    ({"focal_size": 6}, "focal_size=6: must be a multiple of patch_size=4"),
-    ({"random_views": 0}, "random_views"),
-    ({"mask_ratio": 0.99}, "leaves none of 16 patches"),
-    ({"mask_ratio": 1.0}, "mask_ratio"),
-    ({"temperature": 0.0}, "temperature"),
-    ({"sharpening": 0.0}, "sharpening"),
-    ({"memax_weight": -1.0}, "memax_weight"),
-    ({"head_norm": "batch"}, "head_norm"),
-    ({"random_scale": (1.0, 0.3)}, "random_scale"),
-    ({"colour_strength": -0.5}, "colour_strength"),
-]
-
-
-@pytest.mark.parametrize(("changes", "message"), MISTAKES)
-def test_mistakes_are_one_line(changes, message):
-    with pytest.raises(ValueError, match=message) as error:
-        msn(**changes)
-    assert "\n" not in str(error.value)
-
-
-def test_an_encoder_that_does_not_fit_is_one_line():
-    with pytest.raises(ValueError, match="the encoder needs class_token=True"):
-        METHOD(replace(SPEC, position="sincos_column_first"), Settings(focal_size=8))
 
 
 @pytest.mark.parametrize(

@@ -250,34 +250,3 @@ def test_two_processes_equal_one(tmp_path):
             # A batch norm takes the bias before it off again; the mean that it keeps follows the bias.
             noise = ("mlp.0.bias", "mlp.3.bias", "running_mean") if name == "norm" else ()
             assert_same(found, trained_mst(CASES[name]), noise)
-
-
-MISTAKES = [
-    ({"sampling": "lowest"}, "sampling='lowest': choose one of attention, random, none"),
-    ({"replace": "zero"}, "replace"),
-    ({"restore": "pixels"}, "restore"),
-    ({"per": "batch"}, "per="),
-    ({"decoder": "transformer"}, "decoder"),
-    ({"reduction": "sum"}, "reduction"),
-    ({"local_norm": "none"}, "local_norm"),
-    ({"mask_chance": 1.5}, "mask_chance=1.5"),
-    ({"low_fraction": 0.0}, "low_fraction=0.0"),
-    ({"low_fraction": 0.05}, "low_fraction=0.05 of 4 x 4 patches"),
-    ({"inst_weight": 0.0, "restore_weight": 0.0}, "nothing is left to learn"),
-    ({"restore_weight": -0.6}, "restore_weight=-0.6"),
-    ({"decoder_width": 0}, "decoder_width"),
-    ({"inst_weight": 0.0}, "local_crops=3 serve the instance loss"),
-    ({"sampling": "none", "restore": "masked"}, "restore=masked with sampling=none"),
-]
-
-
-@pytest.mark.parametrize(("changes", "message"), MISTAKES)
-def test_mistakes_are_one_line(changes, message):
-    with pytest.raises(ValueError, match=message) as error:
-        mst(**changes)
-    assert "\n" not in str(error.value)
-
-
-def test_a_patch_that_no_doubling_gives_is_one_line():
-    with pytest.raises(ValueError, match="patch_size=12: use linear"):
-        METHOD(replace(mst().spec, image_size=48, patch_size=12), replace(mst().settings, local_size=24))
