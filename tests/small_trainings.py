@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -21,12 +22,13 @@ IMAGES, BATCH, EPOCHS = 24, 8, 2
 LR = 1e-3
 
 
-def small_recipe(name: str, **changes: Any) -> Recipe:
-    """The smoke recipe in six updates, at a rate that shows a difference."""
-    recipe = load_extension("methods", name).RECIPES["smoke"]
+def small_recipe(name: str, key: str = "smoke", **changes: Any) -> Recipe:
+    """A smoke recipe in six updates, at a rate that shows a difference."""
+    recipe = load_extension("methods", name).RECIPES[key]
     return replace(recipe, **{"batch": BATCH, "epochs": EPOCHS, "lr": LR, "lr_batch": 0, **changes})
 
 
+@cache
 def digits(count: int = IMAGES) -> ImageSet:
     return open_set("digits:", "train").limited(count)
 

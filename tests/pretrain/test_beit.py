@@ -7,12 +7,8 @@ import torch
 from PIL import Image
 from small_trainings import forward_pass
 from torchvision.transforms.functional import to_tensor
-from toys import SMALL, exported, progress, views_of
+from toys import SMALL, progress, views_of
 
-from checkpoints.import_options import ImportOptions
-from checkpoints.importing import import_file
-from checkpoints.reading import ForeignFile
-from engine.extensions import load_extension
 from pretrain.method import Method
 from pretrain.methods.beit import METHOD, Settings
 from pretrain.parts.masking import patchify
@@ -66,16 +62,3 @@ def test_colours_are_jittered_unless_the_strength_is_zero():
         colour = picture.mean(dim=(1, 2), keepdim=True)
         assert torch.allclose(picture, colour.expand_as(picture)), "one colour"
         assert torch.allclose(colour.flatten(), expected[:, 0, 0], atol=1e-3) is is_kept
-
-
-def test_export_is_what_the_importer_makes_of_the_official_file(tmp_path):
-    method = method_of().float()
-    tensors = {f"model.{name}": tensor for name, tensor in method.vit.trunk.state_dict().items()}
-    tensors |= {f"model.{name}": method.state_dict()[name] for name in ("mask_token", "lm_head.weight", "lm_head.bias")}
-    facts = {"args.imagenet_default_mean_and_std": True}
-    file = ForeignFile(path=tmp_path, sha256="0" * 64, tensors=tensors, facts=facts)
-    imported = import_file(load_extension("importers", "beit"), file, ImportOptions())
-    ours = exported(method, method.encoders()["encoder"])
-    assert imported.spec == ours.spec and imported.preparation == ours.preparation
-    assert imported.tensors.keys() == ours.tensors.keys()
-    assert all(torch.equal(tensor, ours.tensors[name]) for name, tensor in imported.tensors.items())

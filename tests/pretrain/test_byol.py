@@ -10,7 +10,6 @@ from small_trainings import batches, plan, progress, small_recipe, updates
 from torch import Tensor
 
 from pretrain.loop.updates import Updates
-from pretrain.methods.byol import RECIPES, Settings
 
 EXACT = 1e-10
 
@@ -107,11 +106,6 @@ def test_the_trivial_loss_is_that_of_a_constant(training):
         fitted += (units - constant).square().sum(dim=1).mean()
     assert fitted <= found <= 4.0 and found == pytest.approx(fitted.item(), rel=0.3)
     assert all(torch.equal(buffer, before[name]) for name, buffer in training.method.named_buffers())
-
-
-def test_recipes_are_called_ours():
-    assert all(recipe.source.startswith("ours") for recipe in RECIPES.values())
-    assert Settings().teacher_momentum == 0.996
 
 
 def test_exports_are_the_online_and_the_target_network_with_their_projectors(training):

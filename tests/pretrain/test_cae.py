@@ -1,18 +1,13 @@
 """CAE beside its recordings: the target encoder, losses, initial weights, the export, settings that cannot be."""
 
-import re
 from dataclasses import replace
 
 import pytest
 import torch
 from small_trainings import forward_pass
 from timm.layers import DropPath
-from toys import SMALL, exported, progress, views_of
+from toys import SMALL, progress, views_of
 
-from checkpoints.import_options import ImportOptions
-from checkpoints.importing import import_file
-from checkpoints.reading import ForeignFile
-from engine.extensions import load_extension
 from pretrain.loop.updates import Updates
 from pretrain.method import Method
 from pretrain.methods.cae import METHOD, RECIPES, SCALED, Settings
@@ -115,26 +110,3 @@ def test_without_layer_scale_there_is_none_to_train():
     names = [name for name, parameter in method.named_parameters() if "gamma" in name and parameter.requires_grad]
     assert names == []
     assert all((block.gamma_1 == 1).all() for block in method.regressor.blocks)
-
-
-def test_export_is_what_the_importer_makes_of_the_official_file(tmp_path):
-    method = method_of().float()
-    trunk = dict(method.vit.trunk.state_dict())
-    for name in [name for name in trunk if name.endswith("attn.qkv.bias")]:
-        queries, keys, values = trunk.pop(name).chunk(3)
-        assert (keys == 0).all()
-        trunk |= {name.replace("qkv.bias", "q_bias"): queries, name.replace("qkv.bias", "v_bias"): values}
-    names = {name: re.sub(r"ls([12])\.gamma", r"gamma_\1", name) for name in trunk}
-    tensors = {f"model.encoder.{names[name]}": tensor for name, tensor in trunk.items()}
-    tensors |= {
-        f"model.pretext_neck.head.{kind}": method.decoder.head.get_parameter(kind).detach()
-        for kind in ("weight", "bias")
-    }
-    tensors["model.mask_token"] = method.regressor.mask_token.detach()
-    file = ForeignFile(path=tmp_path, sha256="0" * 64, tensors=tensors, facts={})
-    imported = import_file(load_extension("importers", "cae"), file, ImportOptions(heads=SPEC.heads))
-    ours = exported(method, method.encoders()["encoder"])
-    assert replace(imported.spec, architecture=SPEC.architecture) == ours.spec == SPEC
-    assert imported.preparation == ours.preparation and ours.spec.pool == "cls"
-    assert imported.tensors.keys() == ours.tensors.keys()
-    assert all(torch.equal(tensor, ours.tensors[name]) for name, tensor in imported.tensors.items())

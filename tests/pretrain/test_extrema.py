@@ -1,29 +1,22 @@
 """ExtreMA beside its recordings: masks, augmentations, the three designs, moving the teacher, exports, mistakes."""
 
 from dataclasses import replace
-from itertools import product
 
 import pytest
 import torch
 from PIL import Image
 from small_trainings import forward_pass
 from torch import Tensor
-from torch.utils.data import default_collate
+from toys import SMALL, exported, progress
+from toys import views_of as views_of_pictures
 
 from checkpoints.backbone import Backbone
 from checkpoints.export import ViTExport
-from checkpoints.import_options import ImportOptions
-from checkpoints.importing import import_file
-from checkpoints.reading import ForeignFile
-from engine.extensions import load_extension
-from engine.seeding import AUGMENT, seeded
 from pretrain.loop.updates import Updates
-from pretrain.method import Encoder, Method, TrainProgress
+from pretrain.method import Method
 from pretrain.methods.extrema import AVERAGE, CLASS_ATTENTION, CLASS_TOKEN, METHOD, RECIPES, Settings, visible
 from pretrain.parts.losses import byol_loss, info_nce
-from pretrain.recipe import VIT_SMOKE
 
-SMALL = replace(VIT_SMOKE, width=32, depth=2, heads=2, mlp_hidden=64)
 SETTINGS = Settings(mask_ratio=0.75, masks=3, projector_hidden=24, projector_width=8, drop_path=0.0)
 DESIGNS = {"class attention": CLASS_ATTENTION, "class token": CLASS_TOKEN, "average": AVERAGE}
 BATCH = 6
@@ -41,16 +34,7 @@ def picture(seed: int) -> Image.Image:
 
 
 def views_of(method: Method, count: int = BATCH) -> dict[str, Tensor]:
-    make = method.views()
-    found = []
-    for seed in range(count):
-        with seeded(AUGMENT, seed):
-            found.append({name: tensor.double() for name, tensor in make(picture(seed)).items()})
-    return default_collate(found)
-
-
-def progress(step: int = 0, part: int = 0, parts: int = 1) -> TrainProgress:
-    return TrainProgress(step=step, steps_per_epoch=2, epochs=2, micro_batch=part, micro_batches=parts)
+    return views_of_pictures(method, count, picture=picture)
 
 
 def updates_of(method: Method) -> Updates:
@@ -149,18 +133,6 @@ def test_batch_statistics_says_whether_the_loss_of_halves_is_that_of_all(loss):
     assert method.batch_statistics == (not torch.isclose(parts, forward_pass(method, views, progress(step=1)).loss))
 
 
-@pytest.mark.parametrize(("design", "loss"), product(DESIGNS, ["byol", "infonce"]))
-def test_gradients_reach_what_is_trained_and_nothing_else(design, loss):
-    method = method_of(design, loss=loss)
-    forward_pass(method, views_of(method), progress()).loss.backward()
-    for name, parameter in method.named_parameters():
-        assert (parameter.grad is not None) == parameter.requires_grad, name
-        assert parameter.requires_grad == (not name.startswith("momentum.") and not name.endswith("pos_embed")), name
-    groups = [set(group.parameters) for group in method.groups()]
-    assert groups[0] | groups[1] == {name for name, p in method.named_parameters() if p.requires_grad}
-    assert {name for name in groups[1] if name.endswith(("cls_token", "class_query", ".bias"))} == set()
-
-
 def test_teacher_moves_once_an_update_from_the_weights_before_it():
     method = method_of(teacher_momentum=0.9)
     updates = updates_of(method)
@@ -174,21 +146,6 @@ def test_teacher_moves_once_an_update_from_the_weights_before_it():
     for name, parameter in method.momentum.named_parameters():
         moved = momentum * before[f"momentum.{name}"] + (1 - momentum) * before[f"online.{name}"]
         torch.testing.assert_close(parameter, moved, rtol=1e-12, atol=1e-12, msg=name)
-
-
-def test_parts_of_a_batch_equal_the_whole():
-    found = []
-    for parts in (1, 3):
-        method = method_of()
-        updates = updates_of(method)
-        for step in range(3):
-            batch = views_of(method)
-            plan = [{name: tensor[i::parts] for name, tensor in batch.items()} for i in range(parts)]
-            logs = updates.run(plan, progress(step, parts=parts))
-        found.append((logs["loss"], method.state_dict()))
-    assert found[0][0] == pytest.approx(found[1][0], rel=1e-9)
-    for name, tensor in found[0][1].items():
-        torch.testing.assert_close(tensor, found[1][1][name], rtol=1e-7, atol=1e-9, msg=name)
 
 
 def test_fixed_positions_do_not_drift():
@@ -211,22 +168,6 @@ def test_drop_path_is_the_students_own_and_each_row_has_its_draw():
     assert len(projections.unique(dim=0)) == 4  # of the last block, either branch, both or none are left out
 
 
-def test_bfloat16_keeps_the_loss_precise():
-    for loss in ("byol", "infonce"):
-        method = method_of(loss=loss).float()
-        views = {name: tensor.float() for name, tensor in views_of(method).items()}
-        exact = forward_pass(method, views, progress()).loss
-        with torch.autocast("cpu", torch.bfloat16):
-            rounded = forward_pass(method, views, progress()).loss
-        assert rounded.dtype == torch.float32
-        assert rounded.item() == pytest.approx(exact.item(), rel=0.02)
-
-
-def exported(method: Method, encoder: Encoder) -> ViTExport:
-    made = ViTExport.from_vit(encoder.vit, method.preparation)
-    return ViTExport.make(made.spec, made.preparation, made.tensors, {**made.extra, **encoder.extra})
-
-
 @pytest.mark.parametrize("design", DESIGNS)
 def test_exports_give_the_instance_representation(design, tmp_path):
     method = method_of(design).float()
@@ -243,21 +184,3 @@ def test_exports_give_the_instance_representation(design, tmp_path):
         with torch.no_grad():
             ours = network.instance(network.vit.encode(network.place(images), norm=False)[0])
         torch.testing.assert_close(instance, ours, rtol=1e-4, atol=1e-5)
-
-
-def test_export_is_what_the_importer_makes_of_the_official_file(tmp_path):
-    method = method_of().float()
-    tree = {}
-    for branch, official in (("online", "base_encoder"), ("momentum", "momentum_encoder")):
-        for name, tensor in method.get_submodule(branch).state_dict().items():
-            name = name.removeprefix("vit.").removeprefix("trunk.").replace("class_query", "cls_token")
-            name = name.replace("class_attention", "blocks_token").replace("projector", "head")
-            tree[f"state_dict.{official}.{name}"] = tensor
-    file = ForeignFile(path=tmp_path, sha256="0" * 64, tensors=tree, facts={})
-    imported = import_file(load_extension("importers", "extrema"), file, ImportOptions(heads=SMALL.heads))
-    ours = exported(method, method.encoders()["momentum"])
-    assert replace(imported.spec, architecture=ours.spec.architecture) == ours.spec
-    assert imported.preparation == ours.preparation
-    for theirs, own in ((imported.tensors, ours.tensors), (imported.extra, ours.extra)):
-        assert theirs.keys() == own.keys()
-        assert all(torch.equal(tensor, own[name]) for name, tensor in theirs.items())

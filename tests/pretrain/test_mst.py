@@ -1,21 +1,16 @@
 """MST, which has no official code: it must equal DINO's recording where it is DINO; elsewhere, keep to its appendix."""
 
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
-from elsewhere import in_processes
 from recorded_distillation import RecordedDino
 from small_trainings import forward_pass
-from test_dino import assert_same, progress, random_views, trained
+from test_dino import progress, random_views
 from torch import nn
 from toy_dino import recipe
 
-from engine.distributed import World
-from pretrain.loop.updates import Updates
 from pretrain.methods.mst import METHOD, RECIPES, Mst, Settings
-from pretrain.parts.batch_norm import synchronised
 
 PATCHES = 16
 PLAIN = {"head_norm": "none", "decoder": "linear"}  # no batch statistics
@@ -216,37 +211,3 @@ def test_rows_of_table_4_reach_what_they_train(name):
     for parameter_name, parameter in method.named_parameters():
         assert (parameter.grad is not None) == parameter.requires_grad, parameter_name
     assert method.mask_token.grad.any() and ("instance" in step.logs) == bool(row.inst_weight)
-
-
-# With the decoder's batch norms, which are two-dimensional, processes on CPUs share nothing.
-CASES = {
-    "no norm": dict(low_fraction=0.5, mask_chance=0.5, **PLAIN),
-    "norm": dict(low_fraction=0.5, mask_chance=0.5, decoder="linear"),
-}
-
-
-def trained_mst(settings: dict, parts: int = 1, world: World | None = None) -> tuple[list[float], dict]:
-    chosen, world = recipe(Settings, **settings), world or World()
-    torch.manual_seed(0)
-    method = METHOD(chosen.spec, chosen.settings).double()
-    method = synchronised(method) if world.size > 1 else method
-    share = {name: tensor.chunk(world.size)[world.rank] for name, tensor in random_views().items()}
-    return trained(Updates(method, chosen, world=world), share, parts)
-
-
-def test_parts_of_a_batch_equal_the_whole():
-    assert_same(trained_mst(CASES["no norm"], parts=2), trained_mst(CASES["no norm"]))
-
-
-def work(world: World, folder: Path) -> None:
-    torch.save({name: trained_mst(case, world=world) for name, case in CASES.items()}, folder / f"{world.rank}.pt")
-
-
-@pytest.mark.slow
-def test_two_processes_equal_one(tmp_path):
-    in_processes(2, work, tmp_path)
-    for rank in range(2):
-        for name, found in torch.load(tmp_path / f"{rank}.pt").items():
-            # A batch norm takes the bias before it off again; the mean that it keeps follows the bias.
-            noise = ("mlp.0.bias", "mlp.3.bias", "running_mean") if name == "norm" else ()
-            assert_same(found, trained_mst(CASES[name]), noise)

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from checkpoints.spec import SIZES
-from pretrain.methods import dino, extrema, lut, mae, moca, simmim
+from pretrain.methods import dino, extrema, ibot, lut, mae, moca, msn, simmim
 from pretrain.schedules import CosineTo, Multistep, WarmupCosine
 
 INFINITE = [float("nan"), float("inf")]
@@ -73,6 +73,14 @@ def test_recipes_that_tables_of_the_papers_need(method, name, size, epochs, peak
     recipe = method.RECIPES[name]
     assert (SIZES[recipe.spec.width, recipe.spec.depth], recipe.epochs) == (size, epochs)
     assert recipe.peak == pytest.approx(peak)
+
+
+@pytest.mark.parametrize(("method", "resize"), [(dino, "bicubic_offset"), (ibot, "bicubic_offset"), (msn, "bicubic")])
+def test_recipes_build_the_encoder_that_the_importer_gives(method, resize):
+    specs = {
+        (recipe.spec.position, recipe.spec.position_resize, recipe.spec.pool) for recipe in method.RECIPES.values()
+    }
+    assert specs == {("learned", resize, "cls")}
 
 
 def test_simmims_baseline_is_trained_as_lut_on_it():

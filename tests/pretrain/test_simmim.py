@@ -6,15 +6,10 @@ import pytest
 import torch
 from small_trainings import forward_pass
 from torch.nn import functional as F
-from toys import SMALL, exported, progress, views_of
+from toys import SMALL, progress, views_of
 
-from checkpoints.import_options import ImportOptions
-from checkpoints.importing import import_file
-from checkpoints.reading import ForeignFile
-from engine.extensions import load_extension
-from pretrain.loop.updates import Updates
 from pretrain.method import Method
-from pretrain.methods.simmim import METHOD, RECIPES, Settings, blocks_of
+from pretrain.methods.simmim import METHOD, Settings, blocks_of
 from pretrain.parts.masking import mask_at, order_of, patchify
 from pretrain.recipe import RELATIVE
 
@@ -69,15 +64,6 @@ def test_context_is_of_the_visible_patches_or_of_all():
 def test_sampling(sampling, hidden):
     method = method_of(sampling=sampling, head_depth=2)
     assert len(method.predictor.blocks) - method.predictor.visible == hidden
-    updates = Updates(method, replace(RECIPES["smoke"], spec=SPEC, settings=method.settings, batch=6))
-    losses = [updates.run([views_of(method)], progress(2))["loss"] for _ in range(15)]
-    assert losses[-1] < 0.99 * losses[0]
-
-
-def test_every_parameter_learns():
-    method = method_of()
-    forward_pass(method, views_of(method), progress()).loss.backward()
-    assert all(p.grad is not None and p.requires_grad for p in method.parameters())
 
 
 def test_drop_path_is_active():
@@ -102,29 +88,3 @@ def test_initial_weights():
         assert (block.attn.q_bias == 0).all() and (block.attn.v_bias == 0).all() and (block.mlp.fc1.bias == 0).all()
     assert (trunk.rel_pos_bias.relative_position_bias_table == 0).all() and (trunk.patch_embed.proj.bias == 0).all()
     assert network.pixels[0].bias.abs().max() > 0  # torch's own
-
-
-def test_bfloat16_keeps_the_loss_precise():
-    method = method_of().float()
-    views = views_of(method, dtype=torch.float32)
-    exact = forward_pass(method, views, progress()).loss
-    with torch.autocast("cpu", torch.bfloat16):
-        rounded = forward_pass(method, views, progress()).loss
-    assert rounded.dtype == torch.float32 and rounded.item() == pytest.approx(exact.item(), rel=0.02)
-
-
-def test_export_is_what_the_importer_makes_of_the_official_file(tmp_path):
-    method = method_of().float()
-    network = method.predictor
-    tensors = {f"model.encoder.{name}": tensor for name, tensor in network.vit.trunk.state_dict().items()}
-    tensors |= {
-        "model.encoder.mask_token": network.mask_token.detach(),
-        "model.decoder.0.weight": network.pixels[0].weight.detach(),
-        "model.decoder.0.bias": network.pixels[0].bias.detach(),
-    }
-    file = ForeignFile(path=tmp_path, sha256="0" * 64, tensors=tensors, facts={})
-    imported = import_file(load_extension("importers", "simmim"), file, ImportOptions())
-    ours = exported(method, method.encoders()["encoder"])
-    assert imported.spec == ours.spec and imported.preparation == ours.preparation
-    assert imported.tensors.keys() == ours.tensors.keys()
-    assert all(torch.equal(tensor, ours.tensors[name]) for name, tensor in imported.tensors.items())

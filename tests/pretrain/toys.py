@@ -1,5 +1,6 @@
 """Small encoders, pictures and their views, for tests of methods."""
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import torch
@@ -21,7 +22,9 @@ def picture(seed: int, width: int = 48, height: int = 48) -> Image.Image:
     return Image.fromarray(coarse.numpy()).resize((width, height), Image.Resampling.BICUBIC)
 
 
-def views_of(method: Method, count: int = 6, dtype: torch.dtype = torch.float64) -> dict[str, Tensor]:
+def views_of(
+    method: Method, count: int = 6, dtype: torch.dtype = torch.float64, picture: Callable[[int], Image.Image] = picture
+) -> dict[str, Tensor]:
     """A batch of views, of `count` pictures."""
     make, found = method.views(), []
     for seed in range(count):
