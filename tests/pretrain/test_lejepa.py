@@ -3,7 +3,6 @@
 from dataclasses import replace
 from math import pi, sqrt
 
-import pytest
 import torch
 from elsewhere import together
 from small_trainings import forward_pass
@@ -94,20 +93,3 @@ def test_a_collapsed_encoder_has_the_baseline_loss():
     method.projector[1][-1].weight.data.zero_(), method.projector[1][-1].bias.data.zero_()
     loss = forward_pass(method, views, progress()).loss
     torch.testing.assert_close(loss.float(), method.baseline_loss(views)["loss"])
-
-
-MISTAKES = [
-    ({"sigreg_weight": 1.5}, "sigreg_weight=1.5"),
-    ({"sigreg_over": "views"}, "sigreg_over='views'"),
-    ({"points": 1}, "points=1"),
-    ({"t_max": 0.0}, "t_max=0.0"),
-    ({"directions": 0}, "directions=0"),
-    ({"global_crops": 1, "local_crops": 0}, "global_crops=1"),
-    ({"local_crops": 1, "local_size": 10}, "local_size=10"),
-]
-
-
-@pytest.mark.parametrize(("changes", "message"), MISTAKES)
-def test_mistakes_are_one_line(changes, message):
-    with pytest.raises(ValueError, match=f"^{message}[^\n]*$"):
-        lejepa(**changes)
