@@ -133,8 +133,8 @@ class DinoV2(MaskedDistillation, SelfDistillation):
     def teacher_targets(self, crops: Tensor, masks: Tensor) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
         """Whole crops (B, G, 3, S, S), masks (B, G, L) -> targets of the class tokens (B, G, K) and of the masked
         patches (m, K), and what the centres follow."""
-        classes, patches = self.teacher_tokens(crops)
-        logits, patch_logits = self.teacher.head(classes), patch_head(self.teacher)(patches[masks])
+        classes, patches = self.teacher_tokens(crops, masks)
+        logits, patch_logits = self.teacher.head(classes), patch_head(self.teacher)(patches)
         if self.settings.sinkhorn:
             targets = [sinkhorn_targets(outputs, self.teacher_temperature) for outputs in (logits, patch_logits)]
             return targets[0], targets[1], {}

@@ -93,10 +93,11 @@ class MaskedDistillation(TeacherStudent):
         return tokens[:, :, 0], local, tokens[:, :, self.spec.prefix :]
 
     @torch.no_grad()
-    def teacher_tokens(self, crops: Tensor) -> tuple[Tensor, Tensor]:
-        """The teacher's of whole crops (B, G, 3, S, S): class tokens (B, G, D) and patch tokens (B, G, L, D)."""
+    def teacher_tokens(self, crops: Tensor, masks: Tensor) -> tuple[Tensor, Tensor]:
+        """The teacher's class tokens (B, G, D) of whole crops (B, G, 3, S, S), and its tokens (m, D) of the patches
+        that the masks (B, G, L) hide from the student."""
         tokens = self.teacher.vit(crops.flatten(0, 1))[0].unflatten(0, crops.shape[:2])
-        return tokens[:, :, 0], tokens[:, :, self.spec.prefix :]
+        return tokens[:, :, 0], tokens[:, :, self.spec.prefix :][masks]
 
     def koleo(self, classes: Tensor) -> Tensor:
         """KoLeo of each global crop's class tokens (B, G, D), added up."""

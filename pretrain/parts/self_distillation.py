@@ -25,8 +25,7 @@ from pretrain.schedules import TableCosine, cosine
 GLOBAL_CROPS = 2
 POSITIONS = dict(position="learned", position_resize="bicubic_offset")  # of every method here
 # Settings of the recipes for small images, on which blur and solarisation leave little to see: ours.
-SMALL = dict(
-    prototypes=1024,
+SMALL_CROPS = dict(
     head_hidden=256,
     bottleneck=64,
     local_crops=0,
@@ -36,9 +35,10 @@ SMALL = dict(
     solarise=(0.0, 0.0),
     drop_path=0.0,
     teacher_momentum=0.99,
-    freeze_prototypes=0,
 )
-SMOKE = SMALL | dict(prototypes=64, head_hidden=64, bottleneck=32, local_size=8)
+SMOKE_CROPS = SMALL_CROPS | dict(head_hidden=64, bottleneck=32, local_size=8)
+SMALL = SMALL_CROPS | dict(prototypes=1024, freeze_prototypes=0)
+SMOKE = SMOKE_CROPS | dict(prototypes=64, freeze_prototypes=0)
 
 
 def small_recipes(

@@ -69,6 +69,8 @@ ROWS = {
     "can": ("can", {}),
     "lejepa": ("lejepa", {}),
     "dinov2": ("dinov2", {}),
+    "simdino": ("simdino", {}),
+    "simdinov2": ("simdinov2", {}),
 }
 FITTED_ON = 64  # images: 12544 patches, as k-means needs one for each of 8192 codes
 DALLE = dict(width=256, codes=8192, blocks=2)  # openai/DALL-E dall_e/encoder.py:13-25

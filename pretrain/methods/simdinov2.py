@@ -1,0 +1,82 @@
+"""SimDINOv2 (Wu et al. 2025): DINOv2 without prototypes, centres and temperatures; a coding rate prevents the collapse.
+
+Section 3.2; github.com/RobinWu218/SimDINO 8149fc4, simdinov2/train/ssl_meta_arch_sim.py. A head of their own for
+masked patches, and weights that change during the training, are not here.
+B images, G = 2 global and N local crops, L patches, m masked ones of all crops, d bottleneck.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from torch import Tensor
+
+from checkpoints.spec import ViTSpec
+from engine.settings import AreaRange, BelowOne, NonNegativeFloat, UnitInterval
+from pretrain.method import Step
+from pretrain.parts.coding_rate import CodingRateSettings, simdino_loss
+from pretrain.parts.losses import masked_mean
+from pretrain.parts.masked_distillation import MaskedDistillation, MaskedSettings
+from pretrain.parts.self_distillation import SMALL_CROPS, SMOKE_CROPS, small_recipes
+from pretrain.recipe import VIT_B, VIT_L, Recipe
+from pretrain.schedules import CosineTo, WarmupCosine
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings(CodingRateSettings, MaskedSettings):
+    """The defaults are those of configs/simdino_config.yaml."""
+
+    koleo_weight: NonNegativeFloat = 0.0
+    layer_scale_init: NonNegativeFloat = 0.1
+    teacher_momentum: UnitInterval = 0.9
+    global_scale: AreaRange = (0.4, 1.0)
+    local_scale: AreaRange = (0.05, 0.4)
+    drop_path: BelowOne = 0.2
+
+
+class SimDinoV2(MaskedDistillation):
+    """Views: "global" (B, G, 3, S, S), "local" (B, N, 3, s, s) and "mask" (B, G, L) bool."""
+
+    remedy = ", or eps lower"
+
+    def __init__(self, spec: ViTSpec, settings: Settings) -> None:
+        super().__init__(spec, settings)
+        self.batch_statistics = True
+
+    def forward(self, views: Mapping[str, Tensor]) -> Step:
+        s, masks, head = self.settings, views["mask"], self.student.head
+        targets, patch_targets = (self.teacher.head(tokens) for tokens in self.teacher_tokens(views["global"], masks))
+        classes, local, patches = self.student_tokens(views)
+        cls_loss, logs = simdino_loss(head(classes), None if local is None else head(local), targets, s)
+        patch_loss = masked_mean(-(head(patches[masks]) * patch_targets).sum(dim=-1), masks)
+        koleo = self.koleo(classes)
+        loss = s.cls_weight * cls_loss + s.patch_weight * patch_loss + s.koleo_weight * koleo
+        return Step(loss, logs | {"patch": patch_loss.detach()})
+
+
+METHOD = SimDinoV2
+
+_REGISTERS = dict(layer_scale=True, registers=4, position_resize="bicubic_antialias")
+_VIT_L = Recipe(
+    source="SimDINO simdinov2/configs/simdino_config.yaml over ssl_default_config.yaml (8 x 128 images)",
+    spec=replace(VIT_L, **_REGISTERS),
+    settings=Settings(),
+    epochs=100,
+    batch=1024,
+    lr=4e-3,
+    lr_batch=1024,
+    lr_rule="root",
+    schedule=WarmupCosine(warmup=10, floor=1e-6, start=2.5e-4),  # from 1e-6
+    weight_decay=0.04,
+    weight_decay_schedule=CosineTo(end=0.4),
+    clip=3.0,
+)
+_OURS = dict(layer_decay=1.0)
+RECIPES = {
+    "vit_l": _VIT_L,
+    "vit_b": replace(
+        _VIT_L,
+        source=f"SimDINO simdinov2/configs/train/vitb16.yaml; else {_VIT_L.source}",
+        spec=replace(VIT_B, **_REGISTERS),
+    ),
+    **small_recipes(_VIT_L, Settings(**SMALL_CROPS | _OURS), Settings(**SMOKE_CROPS | _OURS), of="ViT-L", **_REGISTERS),
+}
