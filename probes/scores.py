@@ -1,4 +1,10 @@
-"""What every probe says of its hits: accuracies with values for all validation images, and what the run spent."""
+"""Scores of probes: accuracies with values for all validation images, average precision, and what the run spent.
+
+Average precision is as Pascal VOC 2007 defines it, on eleven levels of recall, VOCdevkit's VOCevalcls.m (2007): images
+are ranked by score; AP is the mean over recalls 0, 0.1, ..., 1 of the best precision at that recall or above. Images
+that are not judged count neither way. Recalls are compared as whole numbers, 10 tp >= k P, where floating-point numbers
+miss some of the levels. N images, C classes.
+"""
 
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
@@ -26,11 +32,11 @@ class Hits(NamedTuple):
 
 
 def hits_of(logits: Tensor, labels: Tensor) -> Hits:
-    """Of logits (B, C) and labels (B,), on one device."""
-    guesses = logits.topk(min(5, logits.shape[1]), dim=1).indices
-    match, sure = guesses == labels[:, None], logits.float().softmax(dim=1).amax(dim=1)
-    found = (match[:, 0], match.any(dim=1), guesses[:, 0], sure)
-    return Hits(*(values.cpu().numpy() for values in found))
+    """The hits of logits (B, C) for labels (B,), on one device."""
+    ranked = logits.topk(min(5, logits.shape[1]), dim=1).indices
+    is_right, confidence = ranked == labels[:, None], logits.float().softmax(dim=1).amax(dim=1)
+    arrays = (is_right[:, 0], is_right.any(dim=1), ranked[:, 0], confidence)
+    return Hits(*(values.cpu().numpy() for values in arrays))
 
 
 def percent(correct: np.ndarray) -> float:
@@ -71,18 +77,20 @@ def with_class_means(
     """
     if val.reports == "top1":
         return dict(metrics)
-    top1 = {name: each for name, each in metrics.items() if name.startswith("top1") and each.per_image is not None}
-    rates = {name: np.asarray(each.per_image, np.float64) for name, each in top1.items()}
-    drawn = resampled(lambda weights: class_means(rates, val.labels, weights), len(val))
-    found = {}
+    top1 = {
+        name: metric for name, metric in metrics.items() if name.startswith("top1") and metric.per_image is not None
+    }
+    rates = {name: np.asarray(metric.per_image, np.float64) for name, metric in top1.items()}
+    on_resamples = resampled(lambda weights: class_means(rates, val.labels, weights), len(val))
+    class_metrics = {}
     for name, values in rates.items():
-        own = name.replace("top1", "per_class")
+        class_name = name.replace("top1", "per_class")
         value, chosen = class_mean(values, val.labels), top1[name].chosen_on_val
-        found[own] = Metric(value=value, resampled=drawn[name], chosen_on_val=chosen)
-        if parts := (repeated or {}).get(name):
-            spread = float(np.std([class_mean(part, val.labels) for part in parts]))
-            found[f"{own}_std"] = Metric(value=spread, higher_is_better=None, deviation_of=own)
-    return found | dict(metrics)
+        class_metrics[class_name] = Metric(value=value, resampled=on_resamples[name], chosen_on_val=chosen)
+        if repetitions := (repeated or {}).get(name):
+            spread = float(np.std([class_mean(correct, val.labels) for correct in repetitions]))
+            class_metrics[f"{class_name}_std"] = Metric(value=spread, higher_is_better=None, deviation_of=class_name)
+    return class_metrics | dict(metrics)
 
 
 def class_mean(values: np.ndarray, labels: np.ndarray) -> float:
@@ -99,17 +107,49 @@ def class_means(rates: Mapping[str, np.ndarray], labels: np.ndarray, weights: np
     order = np.argsort(labels, kind="stable")
     starts = np.flatnonzero(np.diff(labels[order], prepend=-1))
     ordered = weights[:, order]
-    found = {}
+    means = {}
     for name, values in rates.items():
         read = ~np.isnan(values[order])
         counts = np.add.reduceat(ordered * read, starts, axis=1)  # (r, classes)
         right = np.add.reduceat(ordered * np.where(read, values[order], 0.0), starts, axis=1)
         accuracies = right / np.maximum(counts, 1)  # counts are whole numbers
-        found[name] = 100.0 * accuracies.sum(axis=1) / np.maximum((counts > 0).sum(axis=1), 1)
-    return found
+        means[name] = 100.0 * accuracies.sum(axis=1) / np.maximum((counts > 0).sum(axis=1), 1)
+    return means
 
 
 def cost(*sets: FeatureSet) -> dict[str, float]:
     """What this very run spent: nothing where the features were on disk already."""
-    forwards, seconds = sum(one.forwards for one in sets), sum(one.seconds for one in sets)
+    forwards, seconds = sum(features.forwards for features in sets), sum(features.seconds for features in sets)
     return {"forwards": forwards, "extraction_seconds": round(seconds, 3)}
+
+
+LEVELS = range(11)
+
+
+def average_precision(scores: np.ndarray, labels: np.ndarray, weights: np.ndarray) -> np.ndarray:
+    """(r,) of one class in percent, NaN where no image shows it.
+
+    scores: (N,), the largest first; of equals the first image. labels: (N,) 1, 0, or -1 for images that are not judged.
+    weights: (r, N), how often each image counts, whole numbers.
+    """
+    order = np.argsort(-scores, kind="stable")
+    order = order[labels[order] >= 0]
+    positive = np.flatnonzero(labels[order] == 1)  # precision is best, and recall rises, at these places alone
+    if not len(positive):
+        return np.full(len(weights), np.nan)
+    counts = weights[:, order]
+    true_positives = np.cumsum(counts[:, positive], axis=1)
+    precision = true_positives / np.maximum(np.cumsum(counts, axis=1)[:, positive], 1)
+    best = np.maximum.accumulate(precision[:, ::-1], axis=1)[:, ::-1]  # at that recall or above
+    total = true_positives[:, -1:]
+    places = np.stack([(10 * true_positives >= level * total).argmax(axis=1) for level in LEVELS], axis=1)  # (r, 11)
+    values = 100 * np.take_along_axis(best, places, axis=1).mean(axis=1)
+    return np.where(total[:, 0] > 0, values, np.nan)
+
+
+def mean_average_precision(scores: np.ndarray, labels: np.ndarray, weights: np.ndarray) -> np.ndarray:
+    """(r,) mean over the classes that some image shows, of scores (N, C) and labels (N, C); the rest as above."""
+    columns = range(labels.shape[1])
+    values = np.stack([average_precision(scores[:, column], labels[:, column], weights) for column in columns])
+    known = ~np.isnan(values)
+    return np.where(known, values, 0.0).sum(axis=0) / np.maximum(known.sum(axis=0), 1)

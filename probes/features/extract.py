@@ -216,8 +216,10 @@ class Prepares(Protocol):
 
 def transform_of(export: FrozenExport, space: Workspace, task: Prepares | None = None) -> EvalTransform:
     """How images are prepared for an export, as `task` says, else as its own source does."""
-    asked: Prepares = task or export
-    return EvalTransform(size=export.spec.size, crop=asked.crop, interpolation=asked.interpolation, decode=space.decode)
+    prepares: Prepares = task or export
+    return EvalTransform(
+        size=export.spec.size, crop=prepares.crop, interpolation=prepares.interpolation, decode=space.decode
+    )
 
 
 def forward_batch(device: str) -> int:
@@ -240,8 +242,8 @@ def extract(
     that the model lacks, a precision that is not offered, an empty set and a full disk.
     """
     transform = transform or transform_of(export, space)
-    others = [kind for kind in space.wanted.get(transform.name, ()) if kind.exists_in(export.spec)]
-    kinds = tuple(dict.fromkeys([*kinds, *others]))
+    shared_kinds = [kind for kind in space.wanted.get(transform.name, ()) if kind.exists_in(export.spec)]
+    kinds = tuple(dict.fromkeys([*kinds, *shared_kinds]))
     order = Order(export=export, image_set=image_set, kinds=kinds, space=space, transform=transform)
     order.check()
     store = space.world.on_rank0(order.open_store)

@@ -14,7 +14,7 @@ from typing import TypeVar
 
 from checkpoints.frozen import FrozenSpec
 from engine.tasks import Outcome
-from probes.features.readouts import Readout
+from probes.features.kinds import Readout
 
 PooledTask = TypeVar("PooledTask")
 
@@ -28,33 +28,33 @@ def with_supported_pool(task: PooledTask, spec: FrozenSpec) -> PooledTask:
 
 def supported_readout(text: str, spec: FrozenSpec) -> str:
     """The readout that a network supports in place of `text`: avg for cls4+avg, with one block and no class token."""
-    asked = Readout.parse(text)
+    readout = Readout.parse(text)
     if not spec.has_patches:
-        asked = asked._replace(pool="cls", with_average=False)
-    if asked.pool == "cls" and spec.class_attention:
-        return str(asked._replace(blocks=1, block=0))
-    there = asked._replace(blocks=min(asked.blocks, spec.depth), block=min(asked.block, spec.depth))
+        readout = readout._replace(pool="cls", with_average=False)
+    if readout.pool == "cls" and spec.class_attention:
+        return str(readout._replace(blocks=1, block=0))
+    existing = readout._replace(blocks=min(readout.blocks, spec.depth), block=min(readout.block, spec.depth))
     # The mean patch of the last block is then the last of those that stand in for class tokens.
-    return str(there if spec.has_class_token else Readout("avg", there.blocks, False, there.block))
+    return str(existing if spec.has_class_token else Readout("avg", existing.blocks, False, existing.block))
 
 
 def record_fallback(outcome: Outcome, read: Mapping[str, str], spec: FrozenSpec) -> Outcome:
     """The outcome with its fallbacks recorded. read: pool or readout of the protocol -> the one that was read."""
-    others = {asked: found for asked, found in read.items() if found != asked}
-    if not others:
+    fallbacks = {asked: pool for asked, pool in read.items() if pool != asked}
+    if not fallbacks:
         return outcome
-    by_found = {found: [asked for asked in others if others[asked] == found] for found in others.values()}
-    what = "; ".join(f"{found} was read for {', '.join(asked)}" for found, asked in by_found.items())
-    warnings = [*outcome.facts.get("warnings", ()), f"the model has {_lack(others, spec)}: {what}"]
-    return replace(outcome, facts=dict(outcome.facts) | {"read_instead": others, "warnings": warnings})
+    replaced = {pool: [asked for asked in fallbacks if fallbacks[asked] == pool] for pool in fallbacks.values()}
+    said = "; ".join(f"{pool} was read for {', '.join(asked)}" for pool, asked in replaced.items())
+    warnings = [*outcome.facts.get("warnings", ()), f"the model has {_missing(fallbacks, spec)}: {said}"]
+    return replace(outcome, facts=dict(outcome.facts) | {"read_instead": fallbacks, "warnings": warnings})
 
 
-def _lack(asked: Iterable[str], spec: FrozenSpec) -> str:
-    # Why these cannot be read.
-    found = [] if spec.has_class_token else ["no class token"]
-    found += [] if spec.has_patches else ["no patch tokens"]
+def _missing(asked: Iterable[str], spec: FrozenSpec) -> str:
+    """Why these pools or readouts cannot be read."""
+    reasons = [] if spec.has_class_token else ["no class token"]
+    reasons += [] if spec.has_patches else ["no patch tokens"]
     if spec.class_attention:
-        found.append("a class token after its last block alone")
+        reasons.append("a class token after its last block alone")
     elif any(int(blocks) > spec.depth for text in asked for blocks in re.findall(r"\d+", text)):
-        found.append(f"{spec.depth} block{'s' if spec.depth > 1 else ''}")
-    return " and ".join(found)
+        reasons.append(f"{spec.depth} block{'s' if spec.depth > 1 else ''}")
+    return " and ".join(reasons)

@@ -1,8 +1,15 @@
-"""What to keep of a forward pass, and how it is taken from the backbone. B images, D width."""
+"""What to keep of a forward pass: kinds of features, and readouts, which lay several side by side.
 
-from collections.abc import Sequence
+A readout is what a linear head reads: class tokens or mean patch tokens of the last n blocks. "cls4" is DINO's
+n_last_blocks=4, "avg" the mean patch token of the last block, "cls1+avg" both (iBOT's avgpool mode 2), "avg4" the mean
+patch tokens of the last 4 blocks (ours), "avg@8" that of the 8th block alone (SimMIM), "cls+avg@8" its class token and
+mean (BEiT). Order as in iBOT eval_linear.py:184-197: blocks from early to late, then the mean. B images, D width.
+"""
+
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 from torch import Tensor
@@ -10,6 +17,7 @@ from torch import Tensor
 from checkpoints.backbone import Backbone, Features
 from checkpoints.flops import forward_flops
 from checkpoints.frozen import FrozenSpec
+from engine.rows import Rows
 from engine.settings import Validated
 from engine.work import Kind, Part
 
@@ -58,8 +66,8 @@ class FeatureKind(Validated):
 
 def feature_rows(backbone: Backbone, images: Tensor, kinds: Sequence[FeatureKind]) -> dict[FeatureKind, np.ndarray]:
     """Prepared images (B, 3, H, W) -> (B, D) float32 for every kind, in one pass."""
-    found = backbone.views(images, [(kind.layer, kind.norm) for kind in kinds])
-    return {kind: kind.of(found[kind.layer, kind.norm]).cpu().numpy() for kind in kinds}
+    features = backbone.views(images, [(kind.layer, kind.norm) for kind in kinds])
+    return {kind: kind.of(features[kind.layer, kind.norm]).cpu().numpy() for kind in kinds}
 
 
 FLOAT = 4  # bytes of a number
@@ -73,3 +81,55 @@ def feature_pass(spec: FrozenSpec, images: float, of: str, kind: Kind = "feature
 def feature_bytes(spec: FrozenSpec, images: float, kinds: int = 1) -> float:
     """What the features of `images` take, on disk as in memory."""
     return FLOAT * spec.width * images * kinds
+
+
+FORM = re.compile(r"(cls)([1-9]\d*)(\+avg)?|(avg)([1-9]\d*)?|(cls|avg|cls\+avg)@([1-9]\d*)")
+
+
+class Readout(NamedTuple):
+    """`pool` of the last `blocks` blocks; with_average: and behind class tokens the mean patch of the last block.
+
+    block: of this one block instead, counted from 1; with_average: and the mean patch of the same.
+    """
+
+    pool: Literal["cls", "avg"]
+    blocks: int
+    with_average: bool
+    block: int = 0
+
+    @classmethod
+    def parse(cls, text: str) -> "Readout":
+        """ "cls2+avg" -> ("cls", 2, True). Raises ValueError for a text of another form."""
+        match = FORM.fullmatch(text)
+        if not match:
+            raise ValueError(
+                f"readout {text!r}: write clsN, clsN+avg, avg or avgN, with N the number of last blocks, or cls@N, "
+                "avg@N or cls+avg@N, with N that of one block, from 1 on"
+            )
+        pool: Literal["cls", "avg"] = "cls" if (match[1] or match[6] or "").startswith("cls") else "avg"
+        with_average = bool(match[3]) or match[6] == "cls+avg"
+        return cls(pool, int(match[2] or match[5] or 1), with_average, int(match[7] or 0))
+
+    def __str__(self) -> str:
+        if self.block:
+            return f"{self.pool}{'+avg' if self.with_average else ''}@{self.block}"
+        blocks = "" if self.pool == "avg" and self.blocks == 1 else self.blocks
+        return f"{self.pool}{blocks}{'+avg' if self.with_average else ''}"
+
+
+def kinds_of(readout: str, norm: bool) -> tuple[FeatureKind, ...]:
+    """ "cls2+avg" -> the kinds to lay side by side; norm: with the final norm applied to every block's output.
+
+    Raises ValueError for a text of another form.
+    """
+    pool, blocks, with_average, block = Readout.parse(readout)
+    if block:
+        average = (FeatureKind("avg", block - 1, norm),) if with_average else ()
+        return (FeatureKind(pool, block - 1, norm), *average)
+    kinds = tuple(FeatureKind(pool, layer, norm) for layer in range(-blocks, 0))
+    return (*kinds, FeatureKind("avg", -1, norm)) if with_average else kinds
+
+
+def joined(arrays: Mapping[FeatureKind, Rows], kinds: Sequence[FeatureKind], rows: np.ndarray | slice) -> np.ndarray:
+    """Some rows of several kinds (N, D) side by side -> (B, D * kinds) float32, in memory of its own."""
+    return np.concatenate([arrays[kind][rows] for kind in kinds], axis=1)

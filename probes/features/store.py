@@ -72,17 +72,17 @@ class Store:
         images hold is then told by the bytes of a few, which are part of the folder's name.
         """
         path = self.folder / "changed.npy"
-        before = np.load(path, allow_pickle=False) if path.exists() else changed
-        if path.exists() and np.array_equal(before, changed):
+        recorded = np.load(path, allow_pickle=False) if path.exists() else changed
+        if path.exists() and np.array_equal(recorded, changed):
             return
-        copied = (before[:, 1] != changed[:, 1]).all()
-        other = before[:, 0] != changed[:, 0] if copied else (before != changed).any(axis=1)
+        copied = (recorded[:, 1] != changed[:, 1]).all()
+        is_changed = recorded[:, 0] != changed[:, 0] if copied else (recorded != changed).any(axis=1)
         with self.locked():
-            if other.any() and not (copied and other.all()):
-                batches = set((np.flatnonzero(other) // self.batch).tolist())
+            if is_changed.any() and not (copied and is_changed.all()):
+                batches = set((np.flatnonzero(is_changed) // self.batch).tolist())
                 for kind in self.kinds:
-                    left = {number: bad for number, bad in self.state(kind).items() if number not in batches}
-                    write_atomic(self.path(kind, "journal"), "".join(_line(*each) for each in left.items()))
+                    kept = {number: bad for number, bad in self.state(kind).items() if number not in batches}
+                    write_atomic(self.path(kind, "journal"), "".join(_line(*entry) for entry in kept.items()))
                     self.path(kind, "json").unlink(missing_ok=True)
             buffer = io.BytesIO()
             np.save(buffer, changed)
@@ -102,18 +102,18 @@ class Store:
 
     def state(self, kind: str) -> dict[int, Bad]:
         """Number of every batch on disk -> its unreadable images."""
-        found: dict[int, Bad] = {}
+        state: dict[int, Bad] = {}
         if not self._is_whole(kind):
-            return found
+            return state
         if self.path(kind, "json").exists():
             bad = self.unreadable(kind)
-            found = {number: {i: bad[i] for i in self.span(number) if i in bad} for number in range(self.batches)}
+            state = {number: {i: bad[i] for i in self.span(number) if i in bad} for number in range(self.batches)}
         if self.path(kind, "journal").exists():
             for line in self.path(kind, "journal").read_text().splitlines():
                 with suppress(ValueError):  # a line that a crash cut off
                     entry = json.loads(line)
-                    found[entry["batch"]] = _images(entry["unreadable"])
-        return found
+                    state[entry["batch"]] = _images(entry["unreadable"])
+        return state
 
     def missing(self, kind: str, skip_bad: bool) -> list[int]:
         """Batches still to do. Without `skip_bad` those with unreadable images are tried again."""
@@ -127,8 +127,8 @@ class Store:
 
     def _is_intact(self, kind: str) -> bool:
         status = self.path(kind, "f32").stat()
-        found = _checksum(self.path(kind, "f32"), status.st_mtime_ns, status.st_size)
-        if found == json.loads(self.path(kind, "json").read_text()).get("crc32"):
+        checksum = _checksum(self.path(kind, "f32"), status.st_mtime_ns, status.st_size)
+        if checksum == json.loads(self.path(kind, "json").read_text()).get("crc32"):
             return True
         self.path(kind, "json").unlink(missing_ok=True)  # damaged: to be filled again
         return False

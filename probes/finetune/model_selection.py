@@ -3,20 +3,87 @@
 last     the last one
 holdout  the best on held-out training images, the first of equals
 val      the best on the validation images that are reported, as in many papers: an optimistic number
+
+An epoch's evaluation is shared by processes and threads. N images, B images of a batch, S side in pixels, C classes.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
+import torch
 from torch import Tensor
 
-from engine.tasks import Metric
-from imagesets.transforms import normalise
-from probes.finetune.evaluate import Evaluator
+from engine.tasks import Metric, Workspace
+from imagesets.sets import ImageSet
+from imagesets.transforms import EvalTransform, normalise
+from probes.features.extract import Loaded, Reader, forward_batch, work_off
 from probes.finetune.settings import Select
 from probes.finetune.trainer import Training, TrainState
-from probes.scores import percent, prediction_arrays
+from probes.scores import hits_of, percent, prediction_arrays
+
+Network = Callable[[Tensor], Tensor]  # (B, 3, S, S) uint8 on the CPU -> logits (B, C)
+
+
+class Correct(NamedTuple):
+    """Which images are right. All arrays (N,) float32, NaN where unreadable."""
+
+    top1: np.ndarray  # 1 where the label is the first guess, else 0
+    top5: np.ndarray  # the same for the first five guesses
+    predicted: np.ndarray  # class that is the first guess
+    confidence: np.ndarray  # its probability
+    unreadable: dict[str, str]  # path -> reason
+
+    @property
+    def accuracy(self) -> float:
+        """Top-1 in percent of the readable images."""
+        return 100.0 * float(np.nanmean(self.top1, dtype=np.float64))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evaluator:
+    """Evaluates networks on one set of images."""
+
+    image_set: ImageSet
+    transform: EvalTransform
+    space: Workspace  # its `workers` are threads on a CPU, loader processes otherwise
+
+    def __call__(self, network: Network) -> Correct:
+        """The result on all images, in every process. Raises UnreadableImage unless `space.skip_bad`."""
+        count, size = len(self.image_set), forward_batch(self.space.device)
+        batches = {number: range(first, min(first + size, count)) for number, first in enumerate(range(0, count, size))}
+        world = self.space.world
+        own = {number: batches[number] for number in range(world.rank, len(batches), world.size)}
+        arrays = np.full((4, count), np.nan, np.float32)
+        unreadable: dict[str, str] = {}
+        for part in world.gather_results(lambda: self.evaluate_batches(network, own)):
+            for number, (hits, bad) in part.items():
+                arrays[:, batches[number]] = hits
+                unreadable |= {self.image_set.path(index): reason for index, reason in bad.items()}
+        top1, top5, predicted, confidence = arrays
+        return Correct(top1, top5, predicted, confidence, unreadable)
+
+    def evaluate_batches(
+        self, network: Network, batches: dict[int, range]
+    ) -> dict[int, tuple[np.ndarray, dict[int, str]]]:
+        """Number of each batch -> its hits (4, B), the arrays of `Correct`, and its unreadable images with reasons."""
+        hits_of_batches = {}
+
+        def evaluate(loaded: Loaded, span: range) -> None:
+            hits_of_batches[loaded.number] = self.hits(network, loaded, span), loaded.unreadable
+
+        reader = Reader(self.image_set, self.transform, batches, self.space.skip_bad)
+        work_off(reader, evaluate, self.space.device, self.space.workers)
+        return hits_of_batches
+
+    def hits(self, network: Network, loaded: Loaded, span: range) -> np.ndarray:
+        with torch.inference_mode():
+            logits = network(loaded.pixels)
+        labels = torch.tensor(self.image_set.labels[span.start : span.stop], device=logits.device)
+        hits = np.stack(hits_of(logits, labels)).astype(np.float32)
+        hits[:, [index - span.start for index in loaded.unreadable]] = np.nan
+        return hits
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,38 +103,38 @@ class ModelSelection:
 
     def __call__(self, training: Training) -> None:
         """Evaluate an epoch that has just ended; keep what the best and the last epoch get right."""
-        evaluated, train_state = training.evaluated, training.train_state
+        classifier, train_state = training.evaluated, training.train_state
 
         def network(pixels: Tensor) -> Tensor:
             with training.autocast():
-                return evaluated(normalise(pixels.to(training.space.device), self.mean, self.std)).float()
+                return classifier(normalise(pixels.to(training.space.device), self.mean, self.std)).float()
 
-        right = (self.held or self.val)(network)
-        train_state.skipped["train" if self.held else "val"] |= right.unreadable
+        correct = (self.held or self.val)(network)
+        train_state.skipped["train" if self.held else "val"] |= correct.unreadable
         earlier = max((entry[self.by] for entry in train_state.history), default=-1.0)
-        entry = {"epoch": training.epoch, self.by: right.accuracy, "loss": training.losses[-1]}
+        entry = {"epoch": training.epoch, self.by: correct.accuracy, "loss": training.losses[-1]}
         train_state.history.append(entry)
         is_best, is_last = entry[self.by] > earlier, training.epoch == training.settings.epochs
         if self.held and (is_best or is_last):
-            right = self.val(network)
-            train_state.skipped["val"] |= right.unreadable
-        for name, wanted in (("best", is_best), ("last", is_last)):
-            if wanted:
-                kept = {"top1": right.top1, "top5": right.top5}
-                kept |= {"predicted": right.predicted, "confidence": right.confidence}
-                train_state.arrays |= {f"{name}_{what}": values for what, values in kept.items()}
+            correct = self.val(network)
+            train_state.skipped["val"] |= correct.unreadable
+        for name, is_kept in (("best", is_best), ("last", is_last)):
+            if is_kept:
+                kept = {"top1": correct.top1, "top5": correct.top5}
+                kept |= {"predicted": correct.predicted, "confidence": correct.confidence}
+                train_state.arrays |= {f"{name}_{array}": values for array, values in kept.items()}
 
     def metrics(self, train_state: TrainState) -> dict[str, Metric]:
         """Accuracies of the reported and of the last epoch."""
-        found = {}
+        metrics = {}
         for suffix, epoch in (("", "last" if self.select == "last" else "best"), ("_last", "last")):
             for top in ("top1", "top5"):
-                right = train_state.arrays[f"{epoch}_{top}"]
+                correct = train_state.arrays[f"{epoch}_{top}"]
                 by_val = self.select == "val" and epoch == "best"
-                found[f"{top}{suffix}"] = Metric(
-                    value=percent(right[~np.isnan(right)]), per_image=right, chosen_on_val=by_val
+                metrics[f"{top}{suffix}"] = Metric(
+                    value=percent(correct[~np.isnan(correct)]), per_image=correct, chosen_on_val=by_val
                 )
-        return found
+        return metrics
 
     def predictions(self, train_state: TrainState) -> dict[str, np.ndarray]:
         """Of the reported epoch, as results keep them; nothing of a training that began before they were kept."""

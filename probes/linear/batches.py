@@ -21,8 +21,7 @@ import torch
 from torch import Tensor
 
 from engine.rows import Rows, read_ahead, release_pages, row_slices, taken
-from probes.features.kinds import FeatureKind
-from probes.features.readouts import joined
+from probes.features.kinds import FeatureKind, joined
 
 WINDOW = 65536  # rows: 201 MB for D = 768
 RUN = 16  # rows that lie together: 24 KB for D = 384. Of a class of 1300 images a window of 20 has 4 to 5 runs
@@ -93,9 +92,9 @@ class Table:
 
     def read(self, rows: np.ndarray) -> tuple[dict[str, Tensor], Tensor]:
         """Features (B, D) of every readout and labels (B,) of some rows, on the device."""
-        found = {name: torch.from_numpy(joined(self.arrays, kinds, rows)) for name, kinds in self.readouts.items()}
+        features = {name: torch.from_numpy(joined(self.arrays, kinds, rows)) for name, kinds in self.readouts.items()}
         labels = torch.from_numpy(self.labels[rows])
-        return {name: value.to(self.device) for name, value in found.items()}, labels.to(self.device)
+        return {name: value.to(self.device) for name, value in features.items()}, labels.to(self.device)
 
     def taken(self, rows: np.ndarray) -> "Table":
         """A table of some rows (B,) alone, in memory."""

@@ -185,30 +185,30 @@ class Probe:
 
     def warnings(self) -> list[str]:
         """Why to doubt the numbers, a line each."""
-        found, train, plan = [], self.train, self.plan
+        lines, train, plan = [], self.train, self.plan
         if plan.size < plan.asked:
-            found.append(
+            lines.append(
                 f"batches of {plan.size}, all there is to train on, and not of {plan.asked}; rates are scaled by it"
             )
-        if self.task.select == "holdout" and (single := without_held_out(train.labels, train.classes)):
-            found.append(single)
+        if self.task.select == "holdout" and (warning := without_held_out(train.labels, train.classes)):
+            lines.append(warning)
         absent = np.setdiff1d(np.arange(len(train.classes)), self.queries.labels)
         if len(absent):
             first = train.classes[absent[0]]
-            found.append(f"{len(absent)} of {len(train.classes)} classes have no validation image, {first} first")
+            lines.append(f"{len(absent)} of {len(train.classes)} classes have no validation image, {first} first")
         gallery = self.gallery
         if constant := [kind.name for kind in self.task.kinds if are_equal(gallery[kind])]:
-            found.append(f"the features {', '.join(constant)} are the same for all images: nothing can be learnt")
-        return found
+            lines.append(f"the features {', '.join(constant)} are the same for all images: nothing can be learnt")
+        return lines
 
     def outcome(self, sweep: Sweep, spent: bool = True) -> Outcome:
         """Accuracies on the validation images of a finished training, and what they rest on. spent: with its cost,
         which one result alone has where several tasks asked for the same training."""
         metrics, queries, by_val = {}, self.queries, self.task.select == "val"
         hits = sweep.chosen(self.table(queries, sweep.heads.readouts), self.space.world)
-        for name, found in hits.items():
-            for metric, right in ((name, found.top1), (name.replace("top1", "top5"), found.top5)):
-                metrics[metric] = accuracy(right, queries.indices, len(self.val), chosen_on_val=by_val)
+        for name, head_hits in hits.items():
+            for metric, correct in ((name, head_hits.top1), (name.replace("top1", "top5"), head_hits.top5)):
+                metrics[metric] = accuracy(correct, queries.indices, len(self.val), chosen_on_val=by_val)
         facts = {
             "train": self.trained_on(sweep),
             "val": queries.facts,

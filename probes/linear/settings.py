@@ -22,8 +22,7 @@ from engine.tasks import SelectOn, Workspace
 from engine.training.schedules import Pace
 from imagesets.random_crops import CropRule
 from probes.features.fallbacks import supported_readout
-from probes.features.kinds import FeatureKind
-from probes.features.readouts import kinds_of
+from probes.features.kinds import FeatureKind, kinds_of
 from probes.linear.batches import EpochPlan
 from probes.linear.heads import LR_BATCH, Entry, Head, Heads, HeadSettings, Optimizer
 

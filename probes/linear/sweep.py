@@ -161,8 +161,8 @@ class Sweep:
 
     def tensors(self) -> dict[str, Tensor]:
         """This process's part of a state."""
-        found = {f"heads.{name}": value for name, value in self.heads.state().items()}
-        return found | ({f"best.{name}": value for name, value in self.best.state().items()} if self.best else {})
+        tensors = {f"heads.{name}": value for name, value in self.heads.state().items()}
+        return tensors | ({f"best.{name}": value for name, value in self.best.state().items()} if self.best else {})
 
     def state(self, parts: Sequence[Mapping[str, Tensor]]) -> State:
         """The whole state. parts: the `tensors` of all processes."""
@@ -211,14 +211,14 @@ def divided(costs: Sequence[Sequence[int]], world: World) -> list[range]:
 
     costs: of every head of every sweep. A head belongs to the process in whose share of the whole cost its middle lies.
     """
-    whole, before, found = sum(map(sum, costs)), 0, []
-    for each in costs:
-        middles = [2 * (before + end) - cost for end, cost in zip(accumulate(each), each, strict=True)]
-        ranks = [min(middle * world.size // (2 * whole), world.size - 1) for middle in middles]
+    total, before, shares = sum(map(sum, costs)), 0, []
+    for head_costs in costs:
+        middles = [2 * (before + end) - cost for end, cost in zip(accumulate(head_costs), head_costs, strict=True)]
+        ranks = [min(middle * world.size // (2 * total), world.size - 1) for middle in middles]
         start = sum(rank < world.rank for rank in ranks)
-        found.append(range(start, start + ranks.count(world.rank)))
-        before += sum(each)
-    return found
+        shares.append(range(start, start + ranks.count(world.rank)))
+        before += sum(head_costs)
+    return shares
 
 
 def from_cache(batches: CachedBatches) -> TrainEpoch:
@@ -344,7 +344,9 @@ class ConcurrentSweeps:
                     self.saved[sweep.folder] = at
 
     def write(self, sweep: Sweep) -> None:
-        parts = self.world.gather_on_rank0({name: each.cpu().contiguous() for name, each in sweep.tensors().items()})
+        parts = self.world.gather_on_rank0(
+            {name: tensor.cpu().contiguous() for name, tensor in sweep.tensors().items()}
+        )
         # An epoch's last batch and its evaluation are two places, the later one the newer state.
         place = sweep.epoch * (sweep.plan.count + 1) + sweep.iteration
         self.world.on_rank0(lambda: save_state(sweep.folder, place, sweep.state(parts)))

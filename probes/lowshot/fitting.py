@@ -5,18 +5,23 @@ MOCA and (as 1 / C) DINOv2 divide it by n first. Undivided, 0.1 fits nothing, an
 every fit records both numbers and its certified gap, and warns where nothing was fitted.
 
 n training rows, D width, C classes, V validation images.
+
+The processes of a run share the fits of several subsets and lambdas by units, a subset with a chain of lambdas each.
+All processes together make a large one, which they share by rows; each of the others is made by one process. Who makes
+what changes no number.
 """
 
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from engine.distributed import World
+from engine.progress import Progress
 from engine.rows import row_slices
 from imagesets.selection import quotas, stratified_sample
 from probes.lowshot import cyanure_solver, logistic
@@ -107,13 +112,13 @@ class Fitter:
 
         Raises ValueError, beginning with `name`, where the certified gap is above tolerance.
         """
-        found, weights = [], None
+        fits, weights = [], None
         for raw in lambdas:
             fit = self.minimised(rows, raw, weights, world)
             self.demand(name, raw, len(rows), fit.gap, fit.iterations)
-            found.append(self.evaluated(rows, raw, fit, tried, world))
+            fits.append(self.evaluated(rows, raw, fit, tried, world))
             weights = fit.weights
-        return found
+        return fits
 
     def try_out(self, name: str, rows: np.ndarray, lambdas: Sequence[float], world: World) -> list[Tried]:
         """How fits of some rows, but for a share of each class, do on that share. Gaps are recorded, not demanded."""
@@ -162,9 +167,9 @@ class Fitter:
     def right(self, rows: np.ndarray, weights: Tensor, world: World) -> np.ndarray:
         """Which of some training rows weights (D, C) get right (n,) bool; the processes share them."""
         bounds = [rank * len(rows) // world.size for rank in range(world.size + 1)]
-        mine = rows[bounds[world.rank] : bounds[world.rank + 1]]
-        parts = world.gather_results(lambda: guesses(self.train, mine, weights) == self.labels[mine])
-        return np.concatenate(parts)
+        own = rows[bounds[world.rank] : bounds[world.rank + 1]]
+        shares = world.gather_results(lambda: guesses(self.train, own, weights) == self.labels[own])
+        return np.concatenate(shares)
 
     @property
     def gap_allowed(self) -> float:
@@ -248,3 +253,79 @@ def predictions(features: Tensor, weights: Tensor) -> np.ndarray:
     """Classes (N,) that score highest for features (N, D) under weights (D, C)."""
     weights = weights.to(features.device, features.dtype)
     return (features @ weights).argmax(dim=1).cpu().numpy()
+
+
+Result = TypeVar("Result")
+
+
+class Unit(NamedTuple):
+    """Work on one subset. part: its number."""
+
+    part: int
+    lambdas: Sequence[float]
+
+
+def fits_of_subsets(
+    fitter: Fitter, names: Sequence[str], rows: Sequence[np.ndarray], world: World
+) -> list[list[Fitted]]:
+    """For every subset, called by a name and given by its rows (n,): a fit for every lambda, or for the best one.
+
+    All processes call it and get the same. ValueError for a fit that is not certified, as in Fitter.
+    """
+    units = [Unit(part, chain) for part in range(len(rows)) for chain in fitter.chains()]
+    total = len(units) + (len(rows) if fitter.holdout else 0)
+    with Progress("logistic regression", total, "fits", quiet=not world.is_rank0) as progress:
+        division = Division(fitter, rows, world, progress.advance)
+        tried: list[list[Tried]] = [[] for _ in rows]
+        if fitter.holdout:
+            tried = division.joined(
+                units, lambda unit, team: fitter.try_out(names[unit.part], rows[unit.part], unit.lambdas, team)
+            )
+            best = world.on_rank0(lambda: [fitter.choose(*subset) for subset in zip(names, rows, tried, strict=True)])
+            units = [Unit(part, (raw,)) for part, raw in enumerate(best)]
+        return division.joined(
+            units,
+            lambda unit, team: fitter.fit(names[unit.part], rows[unit.part], unit.lambdas, tried[unit.part], team),
+        )
+
+
+@dataclass(frozen=True)
+class Division:
+    """Units of work divided among the processes. advance: called after every unit."""
+
+    fitter: Fitter
+    rows: Sequence[np.ndarray]
+    world: World
+    advance: Callable[[int], None]
+
+    def joined(self, units: Sequence[Unit], work: Callable[[Unit, World], list[Result]]) -> list[list[Result]]:
+        """The results of `work` on all units of each subset, in their order, in every process.
+
+        Large units come first. An error in one process is raised in all.
+        """
+
+        def run(unit: Unit, team: World) -> list[Result]:
+            result = work(unit, team)
+            self.advance(1)
+            return result
+
+        counts = [len(rows) for rows in self.rows]
+        results = {unit: run(unit, self.world) for unit in units if self.fitter.is_large(counts[unit.part])}
+        sizes = [(unit, counts[unit.part] * len(unit.lambdas)) for unit in units if unit not in results]
+        own = even_shares(sizes, self.world.size)[self.world.rank]
+        for share in self.world.gather_results(lambda: {unit: run(unit, World()) for unit in own}):
+            results |= share
+        return [
+            [result for unit in units if unit.part == part for result in results[unit]] for part in range(len(counts))
+        ]
+
+
+def even_shares(sizes: Sequence[tuple[Unit, int]], processes: int) -> list[list[Unit]]:
+    """The units of each process: the largest first, each to the process that has least so far."""
+    shares: list[list[Unit]] = [[] for _ in range(processes)]
+    loads = [0] * processes
+    for unit, size in sorted(sizes, key=lambda entry: -entry[1]):
+        least = loads.index(min(loads))
+        shares[least].append(unit)
+        loads[least] += size
+    return shares

@@ -16,10 +16,9 @@ from torch import Tensor
 from engine.distributed import World
 from engine.progress import Progress
 from engine.rows import row_slices
-from probes.average_precision import average_precision
-from probes.lowshot.division import Division, Unit
-from probes.lowshot.fitting import Fitter
+from probes.lowshot.fitting import Division, Fitter, Unit
 from probes.lowshot.prepared import READ, PreparedRows
+from probes.scores import average_precision
 
 
 class ClassFit(NamedTuple):
@@ -64,16 +63,16 @@ class ClassByClass:
     def try_out(self, unit: Unit, team: World) -> list[float]:
         """Average precision of one class on held-out images for each lambda; NaN where none shows it, -1 where the fit
         is not certified."""
-        labels, held, found = self.labels[:, unit.part], self.held(), []
-        train, asked = np.flatnonzero((labels >= 0) & ~held), np.flatnonzero((labels >= 0) & held)
+        labels, held, precisions = self.labels[:, unit.part], self.held(), []
+        train_rows, held_rows = np.flatnonzero((labels >= 0) & ~held), np.flatnonzero((labels >= 0) & held)
         weights = None
         for raw in unit.lambdas:
-            fit = self.of_class(unit.part).minimised(train, 2 * raw, weights, team)
+            fit = self.of_class(unit.part).minimised(train_rows, 2 * raw, weights, team)
             weights = fit.weights
-            scores = scores_of(self.fitter.train, asked, weights)
-            value = float(average_precision(scores, labels[asked], np.ones((1, len(asked))))[0])
-            found.append(value if fit.gap <= self.fitter.gap_allowed else -1.0)
-        return found
+            scores = scores_of(self.fitter.train, held_rows, weights)
+            value = float(average_precision(scores, labels[held_rows], np.ones((1, len(held_rows))))[0])
+            precisions.append(value if fit.gap <= self.fitter.gap_allowed else -1.0)
+        return precisions
 
     def choose(self, tried: np.ndarray) -> float:
         """The lambda with the best mean over classes of (C, lambdas), the first of equals, certified for all."""

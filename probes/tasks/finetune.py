@@ -29,8 +29,7 @@ from imagesets.sets import ImageSet, kept_folder
 from imagesets.transforms import EvalTransform
 from probes.features.fallbacks import record_fallback, with_supported_pool
 from probes.finetune.classifier import Classifier
-from probes.finetune.evaluate import Evaluator
-from probes.finetune.model_selection import ModelSelection
+from probes.finetune.model_selection import Evaluator, ModelSelection
 from probes.finetune.recipes import PUBLISHED, REPORTS_LAST_EPOCH
 from probes.finetune.settings import FinetuneSettings
 from probes.finetune.trainer import FinetuneConfig, Training

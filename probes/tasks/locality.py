@@ -23,7 +23,7 @@ from imagesets.transforms import EvalTransform
 from probes.features.extract import BATCH, FeatureSet, extract, transform_of
 from probes.features.fallbacks import record_fallback, with_supported_pool
 from probes.features.kinds import FeatureKind, feature_bytes, feature_pass
-from probes.locality.mosaics import Mosaics, candidate_boxes, centre_tiles, tile_numbers, tile_overlaps
+from probes.mosaics import Mosaics, candidate_boxes, centre_tiles, tile_numbers, tile_overlaps
 from probes.scores import accuracy, cost, spread_out
 from probes.splits import check_labels, open_splits
 

@@ -21,19 +21,17 @@ from engine.tasks import Metric, Outcome, Protocol, Task, Workspace
 from engine.work import Kind, Part, Scale, Work
 from imagesets.sets import ImageSet
 from imagesets.transforms import EvalTransform
-from probes.average_precision import mean_average_precision
 from probes.features.extract import FeatureSet, Order, extract, forward_batch, transform_of
 from probes.features.fallbacks import record_fallback, with_supported_pool
 from probes.features.kinds import FeatureKind, feature_bytes, feature_pass
 from probes.lowshot.blocks import BLOCK_ROWS
-from probes.lowshot.division import fits_of_subsets
-from probes.lowshot.fitting import IN_MEMORY, SOLVERS, Convention, Fitted, Fitter, Solver
+from probes.lowshot.fitting import IN_MEMORY, SOLVERS, Convention, Fitted, Fitter, Solver, fits_of_subsets
 from probes.lowshot.logistic import BLOCK, HISTORY
 from probes.lowshot.prepared import PreparedRows, Preprocess
 from probes.lowshot.several_labels import ClassByClass
 from probes.lowshot.shots import OFFICIAL, Subset, indices_of, possible_shots, rows_among, subsets
 from probes.published import changed_protocol
-from probes.scores import cost, prediction_arrays, spread_out, with_class_means
+from probes.scores import cost, mean_average_precision, prediction_arrays, spread_out, with_class_means
 from probes.splits import open_splits, without_held_out
 
 # A fit in float32 takes tens of steps, another ten in float64 (docs/log.md); each has two products.

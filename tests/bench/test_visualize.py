@@ -26,7 +26,7 @@ from checkpoints.vit import ViT
 from engine.tasks import Workspace
 from imagesets.selection import evenly
 from imagesets.sets import open_set
-from probes.locality.mosaics import tile_numbers
+from probes.mosaics import tile_numbers
 
 TINY = ViTSpec(
     architecture="vit_tiny_patch16_224", image_size=32, patch_size=8, width=24, depth=2, heads=3, mlp_hidden=48

@@ -26,7 +26,7 @@ from checkpoints.vit import ViT
 from engine.machine import keep_memory
 from imagesets.names import PackedNames
 from imagesets.sets import ImageSet, MemoryImages
-from probes.features.readouts import kinds_of
+from probes.features.kinds import kinds_of
 from probes.linear.augmented import AugmentedStream
 from probes.linear.batches import CachedBatches, EpochPlan, Table
 from probes.linear.heads import Head, Heads, HeadSettings

@@ -17,7 +17,7 @@ from checkpoints.backbone import Backbone
 from imagesets.decoding import UnreadableImage
 from imagesets.random_crops import OwnDraws, RandomResizedCrop
 from imagesets.sets import open_set
-from probes.features.readouts import kinds_of
+from probes.features.kinds import kinds_of
 from probes.linear import augmented
 from probes.linear.augmented import AugmentedStream, TrainTransform
 from probes.linear.batches import EpochPlan

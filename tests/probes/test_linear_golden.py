@@ -11,8 +11,7 @@ from checkpoints.import_options import ImportOptions
 from checkpoints.importing import import_file
 from checkpoints.reading import ForeignFile
 from engine.extensions import load_extension
-from probes.features.kinds import feature_rows
-from probes.features.readouts import joined, kinds_of
+from probes.features.kinds import feature_rows, joined, kinds_of
 from probes.linear.heads import Head, Heads, HeadSettings
 
 # What the READMEs of MAE and ExtreMA allow for the rounding of a float32 recording: of losses and outputs, of trained

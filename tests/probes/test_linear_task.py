@@ -12,8 +12,7 @@ from toy_exports import export_of_size, workspace
 
 from imagesets.sets import open_set
 from probes.features.extract import extract
-from probes.features.kinds import FeatureKind
-from probes.features.readouts import Readout, joined, kinds_of
+from probes.features.kinds import FeatureKind, Readout, joined, kinds_of
 from probes.linear import sweep
 from probes.linear.sweep import Sweep
 from probes.splits import open_splits

@@ -14,7 +14,7 @@ from checkpoints.vit import ViT
 from engine.tasks import Outcome, Workspace
 from imagesets.sets import open_set
 from imagesets.transforms import EvalTransform
-from probes.locality.mosaics import Mosaics, candidate_boxes, centre_tiles, tile_numbers, tile_overlaps
+from probes.mosaics import Mosaics, candidate_boxes, centre_tiles, tile_numbers, tile_overlaps
 from probes.tasks import locality
 from probes.tasks.locality import PROTOCOLS, Locality
 

@@ -26,7 +26,7 @@ from imagesets.sets import open_set
 from imagesets.transforms import FILTERS, EvalTransform, planes
 from probes.features.fallbacks import with_supported_pool
 from probes.features.kinds import feature_rows
-from probes.locality.mosaics import candidate_boxes
+from probes.mosaics import candidate_boxes
 from probes.tasks.locality import EXTREMA_LOCALITY as PROBE
 
 
