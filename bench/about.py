@@ -9,9 +9,9 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import reduce
 from itertools import chain
-from textwrap import fill
 from typing import Literal, get_args, get_origin
 
+from bench.cli.output import table
 from bench.cli.settings import alternatives, meanings, setting_text, types_of
 from bench.pretraining.recipes import costs, names_by_path, values_by_path
 from bench.run.suites import Catalogue, ChosenProtocol, catalogue
@@ -21,9 +21,8 @@ from engine.printing import did_you_mean
 from engine.tasks import Task
 from pretrain.recipe import Recipe
 
-WIDTH = 120
 LISTED_BY = "`bench list` or `bench list --protocols`"
-MAX_VALUE = 40  # characters of values beside which a meaning stands; it goes below longer ones
+MAX_VALUE = 40  # characters of a value on a line of a terminal
 
 
 def about(name: str) -> Iterator[str]:
@@ -52,9 +51,7 @@ def about(name: str) -> Iterator[str]:
 def _suite(name: str, known: Catalogue) -> Iterator[str]:
     protocols = [chosen for key, chosen in known.protocols.items() if key in known.suites[name]]
     yield f"suite {name}: {len(protocols)} protocols, in the order in which they run"
-    width = max(len(chosen.name) for chosen in protocols)
-    for chosen in protocols:
-        yield f"  {chosen.name:{width}}  task {chosen.key}{_needs(chosen)}"
+    yield from table([(chosen.name, f"task {chosen.key}{_needs(chosen)}") for chosen in protocols], indent=2)
 
 
 def _needs(chosen: ChosenProtocol) -> str:
@@ -70,7 +67,7 @@ def _protocol(chosen: ChosenProtocol, known: Catalogue) -> Iterator[str]:
     yield f"  settings, changed by --set {chosen.name}.NAME=VALUE:"
     task = chosen.task
     values = {field.name: setting_text(getattr(task, field.name)) for field in dataclasses.fields(task)}
-    yield from _table(values, meanings(type(task)), choices_of(task))
+    yield from _settings(values, meanings(type(task)), choices_of(task))
 
 
 def _task(name: str, protocols: Sequence[ChosenProtocol], known: Catalogue) -> Iterator[str]:
@@ -79,15 +76,14 @@ def _task(name: str, protocols: Sequence[ChosenProtocol], known: Catalogue) -> I
     yield from _docstring(extensions(kind)[protocols[0].key])
     yield from _plugin(protocols[0].plugin)
     yield "  protocols:"
-    for chosen in protocols:
-        yield _row(f"  {chosen.name}", chosen.protocol.source, width=max(len(chosen.name) for chosen in protocols) + 2)
+    yield from table([(chosen.name, chosen.protocol.source) for chosen in protocols], indent=4)
     yield f"  settings, changed by --set {name}.NAME=VALUE; the most frequent value, and how many protocols have it:"
     task = protocols[0].task
     values = {
         field.name: _most_frequent([setting_text(getattr(chosen.task, field.name, "")) for chosen in protocols])
         for field in dataclasses.fields(task)
     }
-    yield from _table(values, meanings(type(task)), choices_of(task))
+    yield from _settings(values, meanings(type(task)), choices_of(task))
 
 
 def _importer(extension: Extension) -> Iterator[str]:
@@ -106,8 +102,7 @@ def _method(extension: Extension) -> Iterator[str]:
     yield from _docstring(extension)
     yield from _plugin(extension.plugin)
     yield "  recipes:"
-    for name, recipe in recipes.items():
-        yield _row(f"  {name}", f"{costs(recipe)}; {recipe.source}", width=max(map(len, recipes)) + 2)
+    yield from table([(name, f"{costs(recipe)}; {recipe.source}") for name, recipe in recipes.items()], indent=4)
     yield "  settings, changed by --set NAME=VALUE:"
     by_recipe = {name: _values(recipe) for name, recipe in recipes.items()}
     names = dict.fromkeys(name for values in by_recipe.values() for name in values)
@@ -115,7 +110,7 @@ def _method(extension: Extension) -> Iterator[str]:
         name: _of_each({recipe: values[name] for recipe, values in by_recipe.items() if name in values})
         for name in names
     }
-    yield from _table(values, _meanings_in(recipes.values()), _choices_in(recipes.values()))
+    yield from _settings(values, _meanings_in(recipes.values()), _choices_in(recipes.values()))
 
 
 def _image_set(extension: Extension) -> Iterator[str]:
@@ -198,28 +193,12 @@ def _plugin(package: str) -> Iterator[str]:
 
 
 def _row(name: str, text: str, width: int = 8) -> str:
-    start = f"  {name:{width}}  "
-    return fill(text, WIDTH, initial_indent=start, subsequent_indent=" " * len(start), break_long_words=False)
+    return "\n".join(table([(f"{name:{width}}", text)], indent=2))
 
 
-def _table(values: Mapping[str, str], texts: Mapping[str, str], choices: Mapping[str, str]) -> Iterator[str]:
-    width = max(map(len, values), default=0)
-    beside = max((len(value) for value in values.values() if len(value) <= MAX_VALUE), default=0)
+def _settings(values: Mapping[str, str], texts: Mapping[str, str], choices: Mapping[str, str]) -> list[str]:
+    rows = []
     for name, value in values.items():
-        start = f"    {name:{width}}  {value or '(empty)':{beside}}  "
-        indent = " " * (8 + width + beside)
-        if len(value) > MAX_VALUE:
-            yield _broken(value, f"    {name:{width}}  ")
-            start = indent
-        text = " ".join([texts.get(name, ""), *([f"[{choices[name]}]"] if name in choices else [])]).strip()
-        if text:
-            yield fill(text, WIDTH, initial_indent=start, subsequent_indent=indent, break_long_words=False)
-        elif start.strip():
-            yield start.rstrip()
-
-
-def _broken(value: str, start: str) -> str:
-    """A long value; where it is a list, the lines end with commas."""
-    words = value if " " in value else value.replace(",", ", ")
-    text = fill(words, WIDTH, initial_indent=start, subsequent_indent=" " * len(start), break_long_words=False)
-    return text if " " in value else text.replace(", ", ",")
+        choice = f"[{choices[name]}]" if name in choices else ""
+        rows.append((name, value or "(empty)", f"{texts.get(name, '')} {choice}".strip()))
+    return table(rows, indent=4, wrapped={1: MAX_VALUE})

@@ -1,4 +1,4 @@
-"""Progress of anything that may take longer than two seconds: a bar on a terminal, heartbeat lines elsewhere.
+"""Progress of anything that may take longer than two seconds: rich's bar on a terminal, heartbeat lines elsewhere.
 
 Logs of batch systems keep what a terminal would overwrite, so there one plain line is printed now and then.
 """
@@ -8,9 +8,12 @@ import threading
 import time
 from collections.abc import Callable
 from types import TracebackType
-from typing import TextIO
+from typing import TYPE_CHECKING, TextIO
 
 from engine.printing import printable
+
+if TYPE_CHECKING:
+    from rich import progress as rich_progress
 
 SILENT_FOR = 2.0  # seconds: shorter work prints nothing
 REDRAW = 0.1  # seconds between two states of the bar
@@ -43,6 +46,7 @@ class Progress:
         self._terminal = self._stream.isatty()
         self._lock = threading.Lock()
         self._shown = False
+        self._bar: rich_progress.Progress | None = None
 
     def __enter__(self) -> "Progress":
         self._start = self._clock()
@@ -64,37 +68,39 @@ class Progress:
                 return
             self._next = now + (REDRAW if self._terminal else HEARTBEAT)
             self._shown = True
-            self._write(self._state(now), end="" if self._terminal else "\n")
+            if self._terminal:
+                self._draw(self._state(now))
+            else:
+                self._write(f"{self.label}: {self._state(now)}")
 
     def say(self, text: str) -> None:
         """A line of its own; the bar goes on below it."""
         with self._lock:
-            if not self.quiet:
-                self._write(text, end="\n")
+            if self._bar:
+                self._bar.console.print(printable(text), markup=False, highlight=False, soft_wrap=True)
+            elif not self.quiet:
+                self._write(text)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if not self._shown:
             return
+        if self._bar:
+            self._bar.stop()
         seconds = self._clock() - self._start
-        ending = (
-            "" if error is None or self.done >= self.total else ", stopped"
-        )  # a generator that has given all is closed
+        # A generator that has given all is closed, by an error of its own.
+        ending = "" if error is None or self.done >= self.total else ", stopped"
         done, before = self.done // self.parts, self.before // self.parts
         now = f", {done - before} of them now," if before else ""
-        self._write(f"{self.label}: {done} of {self.total} {self.unit}{now} in {span(seconds)}{ending}", end="\n")
+        self._write(f"{self.label}: {done} of {self.total} {self.unit}{now} in {span(seconds)}{ending}")
 
     def _state(self, now: float) -> str:
         done, part = divmod(self.done, self.parts)
         within = f" and {part}/{self.parts} of the next" if part else ""
         rate = (self.done - self.before) / self.parts / (now - self._start)
         speed = f"{rate:.1f} {self.unit}/s" if rate >= 0.1 or not rate else f"{span(1 / rate)} each"
-        counts = f"{done}/{self.total} {self.unit}{within}, {speed}, {self._left(now)} left"
-        if not self._terminal:
-            return f"{self.label}: {counts}"
-        filled = BAR * done // self.total if self.total else BAR
-        return f"{self.label} [{'#' * filled}{'.' * (BAR - filled)}] {counts}"
+        return f"{done}/{self.total} {self.unit}{within}, {speed}, {self._left(now)} left"
 
     def _left(self, now: float) -> str:
         """By the rate since the first units, which wait for loaders to start and for memory: hours, by theirs alone."""
@@ -103,10 +109,26 @@ class Progress:
             return "unknown time"
         return span((self.parts * self.total - self.done) * (now - since) / (self.done - already))
 
-    def _write(self, text: str, end: str) -> None:
-        # Back to the first column, then erase to the end of the line (ECMA-48).
-        line = printable(text)
-        self._stream.write(f"\r\x1b[K{line}{end}" if self._terminal else f"{line}{end}")
+    def _draw(self, state: str) -> None:
+        # One line, cut at the terminal's width, which the last line replaces.
+        if self._bar is None:
+            from rich.console import Console
+            from rich.progress import BarColumn, Progress, TextColumn
+
+            columns = [
+                TextColumn("{task.description}", markup=False),
+                BarColumn(BAR),
+                TextColumn("{task.fields[state]}", markup=False),
+            ]
+            console = Console(file=self._stream, force_terminal=True)
+            self._bar = Progress(*columns, console=console, auto_refresh=False, transient=True)
+            self._bar.add_task(printable(self.label), total=self.parts * self.total, completed=self.done, state=state)
+            self._bar.start()
+            console.show_cursor()  # a killed process would leave it hidden
+        self._bar.update(self._bar.task_ids[0], completed=self.done, state=state, refresh=True)
+
+    def _write(self, text: str) -> None:
+        self._stream.write(f"{printable(text)}\n")
         self._stream.flush()
 
 

@@ -2,9 +2,12 @@
 terminal, and what `bench import` and `bench inspect` say about an export."""
 
 import errno
+import io
 import resource
+import shutil
+import sys
 import traceback
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from checkpoints.training_cost import TrainingCost
@@ -48,6 +51,49 @@ def in_one_line(error: BaseException) -> str:
     else:
         text = f"{type(error).__name__}: {error}".removesuffix(": ")
     return printable(" ".join(text.split()))
+
+
+def table(
+    rows: Iterable[Sequence[object]], *, right: Collection[int] = (), indent: int = 0, wrapped: Mapping[int, int] = {}
+) -> list[str]:
+    """Rows as lines of aligned columns, printable.
+
+    On a terminal the last column wraps, and so do those of `wrapped`, column -> characters; in a file or a pipe a row
+    is one line. right: columns that are aligned to the right. indent: spaces before each line.
+    """
+    cells = [[printable(cell) for cell in row] for row in rows]
+    if sys.stdout.isatty() and cells:
+        return _on_terminal(cells, right, indent, wrapped)
+    sizes = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    lines = []
+    for row in cells:
+        aligned = [cell.rjust(sizes[i]) if i in right else cell.ljust(sizes[i]) for i, cell in enumerate(row)]
+        lines.append((" " * indent + "  ".join(aligned)).rstrip())
+    return lines
+
+
+def _on_terminal(
+    cells: Sequence[Sequence[str]], right: Collection[int], indent: int, wrapped: Mapping[int, int]
+) -> list[str]:
+    from rich.console import Console
+    from rich.padding import Padding
+    from rich.table import Table
+    from rich.text import Text
+
+    grid = Table.grid(padding=(0, 2, 0, 0), pad_edge=False)
+    for i in range(len(cells[0])):
+        wraps = i in wrapped or i == len(cells[0]) - 1
+        grid.add_column(
+            justify="right" if i in right else "left", no_wrap=not wraps, overflow="fold", max_width=wrapped.get(i)
+        )
+    for row in cells:
+        # A long list gets spaces, at which it wraps.
+        long = [i in wrapped and len(cell) > wrapped[i] and " " not in cell for i, cell in enumerate(row)]
+        grid.add_row(*(Text(cell.replace(",", ", ") if long[i] else cell) for i, cell in enumerate(row)))
+    buffer = io.StringIO()
+    console = Console(file=buffer, width=shutil.get_terminal_size().columns, color_system=None)
+    console.print(Padding(grid, (0, 0, 0, indent), expand=False))
+    return [line.rstrip() for line in buffer.getvalue().splitlines()]
 
 
 def memory_limit() -> str:
@@ -115,10 +161,8 @@ def epochs_of(facts: Mapping[str, Any]) -> str:
     return str(facts.get("epochs") or "")
 
 
-def _rows(**rows: str) -> Iterator[str]:
-    for name, text in rows.items():
-        if text:
-            yield f"  {name:12} {text}"
+def _rows(**rows: str) -> list[str]:
+    return table([(f"{name:11}", text) for name, text in rows.items() if text], indent=2)
 
 
 def _tokens(export: "ViTExport") -> str:

@@ -4,8 +4,6 @@ import argparse
 import json
 from dataclasses import asdict
 
-WIDTH = len("missing")
-
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of `bench doctor`."""
@@ -14,6 +12,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """0: `bench run` can work here; 1: it cannot."""
+    from bench.cli.output import table
     from bench.doctor import can_run, examine
     from engine.printing import say
 
@@ -22,11 +21,11 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.json:
         say(*json.dumps({"usable": good, "checks": [asdict(check) for check in checks]}, indent=1).split("\n"))
         return 0 if good else 1
-    width = max(len(check.name) for check in checks)
+    rows = []
     for check in checks:
         mark = check.mark.upper() if check.mark == "missing" and check.needed else check.mark
-        say(f"{mark:{WIDTH}}  {check.name:{width}}  {check.text}")
-        if check.fix:
-            say(f"{'':{WIDTH}}  {'':{width}}  fix: {check.fix}")
+        rows.append((mark, check.name, check.text))
+        rows += [("", "", f"fix: {check.fix}")] if check.fix else []
+    say(*table(rows))
     say("", "usable: nothing that bench run needs is missing" if good else "not usable until what is MISSING is fixed")
     return 0 if good else 1

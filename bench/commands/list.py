@@ -2,6 +2,7 @@
 
 import argparse
 
+from bench.cli.output import table
 from engine.extensions import extensions, one_line, refused, source_files, warn_of
 from engine.printing import say
 
@@ -48,10 +49,9 @@ def run(arguments: argparse.Namespace) -> int:
     for title in [name] if name else SECTIONS:
         found = extensions(SECTIONS[title])
         say(f"{title}:" if found else f"{title}: none yet")
-        width = max(map(len, found), default=0)
-        for key, extension in sorted(found.items()):
-            plugin = f"  [plugin: {extension.plugin}]" if extension.plugin else ""
-            say(f"  {key:{width}}  {one_line(extension.path)}{plugin}".rstrip())
+        plugins = {key: f"  [plugin: {extension.plugin}]" * bool(extension.plugin) for key, extension in found.items()}
+        rows = [(key, one_line(extension.path) + plugins[key]) for key, extension in sorted(found.items())]
+        say(*table(rows, indent=2))
         warn_of(refused(SECTIONS[title]))
     if not name:
         say("suites: bench list suites", "more about any of these, or about a protocol: bench list NAME")
@@ -86,11 +86,12 @@ def _list_protocols(kind: str | None) -> int:
     found = catalogue([SECTIONS[kind]] if kind else KINDS)
     warn_of(found.broken)
     say(f"suites: {', '.join(found.suites)}")
-    width = max(map(len, found.protocols), default=0)
+    rows = []
     for name, chosen in sorted(found.protocols.items()):
         suites = ", ".join(suite for suite, names in found.suites.items() if name in names)
-        say(f"{name:{width}}  version {chosen.protocol.version}  suites: {suites or 'none'}")
-        say(f"{'':{width}}  {chosen.protocol.source}")
+        rows.append((name, f"version {chosen.protocol.version}  suites: {suites or 'none'}"))
+        rows.append(("", chosen.protocol.source))
+    say(*table(rows))
     if not found.protocols:
         say("no protocols yet")
     return 0
@@ -112,8 +113,6 @@ def _list_recipes(kind: str | None) -> int:
             say(f"bench: warning: method {method!r} is left out: {in_one_line(error)}", errors=True)
             continue
         say(f"{method}  {one_line(path)}".rstrip())
-        width = max(map(len, recipes))
-        for name, recipe in recipes.items():
-            say(f"  {name:{width}}  {costs(recipe)}")
-            say(f"  {'':{width}}  {recipe.source}")
+        rows = [row for name, recipe in recipes.items() for row in ((name, costs(recipe)), ("", recipe.source))]
+        say(*table(rows, indent=2))
     return 0

@@ -4,6 +4,7 @@ from dataclasses import dataclass, make_dataclass
 
 import pytest
 
+from bench.cli.output import table
 from bench.cli.settings import meanings
 
 
@@ -67,10 +68,11 @@ def test_a_protocol_is_told_with_all_its_settings(bench):
     assert "bytedance/ibot evaluation/eval_linear_multi.py" in said and "  suites    everything" in lines
     names = [line.split()[0] for line in lines if line.startswith("    ") and line[4] != " "]
     assert names == [field.name for field in fields(PROTOCOLS["linear_sgd@ibot"].task)]
-    assert "    batch                1024         images in a step; all training images where they are fewer" in lines
+    row = next(line for line in lines if line.startswith("    batch "))
+    assert row.split(maxsplit=2)[1:] == ["1024", "images in a step; all training images where they are fewer"]
     assert any(line.split()[:2] == ["pace", "epoch"] and line.endswith("[epoch, iteration]") for line in lines)
-    values = said[said.index("    lrs ") : said.index("learning rates for 256")].split()[1:]
-    assert "".join(values) == ",".join(map(str, PROTOCOLS["linear_sgd@ibot"].task.lrs))
+    (_, values, _) = next(line for line in lines if line.startswith("    lrs ")).split(maxsplit=2)
+    assert values == ",".join(map(str, PROTOCOLS["linear_sgd@ibot"].task.lrs))
 
 
 @pytest.mark.parametrize(
@@ -104,6 +106,35 @@ def test_whatever_has_a_name_is_told(name, expected, bench, toys):
         assert text in said
 
 
-def test_no_line_of_a_protocol_is_too_long(bench):
+def test_no_line_of_a_protocol_is_too_long_for_a_terminal(bench, monkeypatch):
+    """Elsewhere, as in a pipe, a setting is one line."""
     for name in ("maskrcnn@extrema", "logreg@dinov2", "segmenter_mask@moca"):
-        assert max(map(len, bench("list", name)[1].splitlines())) <= 120
+        piped = bench("list", name)[1].splitlines()
+        with monkeypatch.context() as patched:
+            patched.setenv("COLUMNS", "100")
+            patched.setattr("sys.stdout.isatty", lambda: True)
+            shown = bench("list", name)[1].splitlines()
+        assert max(map(len, shown[1:])) <= 100 < max(map(len, piped)) and len(shown) > len(piped)
+
+
+@pytest.mark.parametrize("terminal", [False, True])
+def test_tables_escape_text_from_outside(terminal, monkeypatch):
+    monkeypatch.setattr("sys.stdout.isatty", lambda: terminal)
+    monkeypatch.setenv("COLUMNS", "60")
+    rows = [("a\x1b[2J", 1.5, "[red]b[/red] :smile:"), ("bb", 22.25, "line\nbreak")]
+    assert table(rows, right=(1,), indent=2) == [
+        "  a\\x1b[2J    1.5  [red]b[/red] :smile:",
+        "  bb        22.25  line\\nbreak",
+    ]
+
+
+def test_wide_cells_wrap_on_a_terminal(monkeypatch):
+    rows = [("lrs", ",".join(["0.001"] * 9), "x " * 30)]
+    (piped,) = table(rows)
+    assert ",".join(["0.001"] * 9) in piped
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    monkeypatch.setenv("COLUMNS", "60")
+    lines = table(rows, wrapped={1: 20})
+    assert len(lines) > 2 and max(map(len, lines)) <= 60
+    assert all(word == "0.001" for line in lines for word in line[5:25].replace(",", " ").split())
+    assert table([]) == []
