@@ -10,19 +10,12 @@ called.
 
 import io
 import re
-from collections.abc import Callable, Iterator, Mapping
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stdout
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
-
-if TYPE_CHECKING:
-    from checkpoints.frozen import FrozenExport, FrozenSpec
-    from engine.tasks import Workspace
-    from imagesets.schemes.memory import HeldSets
-from collections.abc import Sequence
-from dataclasses import replace
-from typing import TYPE_CHECKING, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 if TYPE_CHECKING:
     from torch import nn
@@ -31,7 +24,9 @@ if TYPE_CHECKING:
     from bench.results.record import Result, Results
     from bench.statistics.compare import Comparisons
     from checkpoints.export import ViTExport
-    from checkpoints.frozen import Forward, FrozenExport
+    from checkpoints.frozen import Forward, FrozenExport, FrozenSpec
+    from engine.tasks import Workspace
+    from imagesets.schemes.memory import HeldSets
     from probes.features.extract import FeatureSet
 
 
@@ -79,12 +74,12 @@ EXPECTED: dict[str, tuple[Callable[[Any], bool], str]] = {
 }
 
 
-def check(prefix: str = "", **given: Any) -> None:
+def check(prefix: str = "", **arguments: Any) -> None:
     """ValueError, in one line, for the first argument of the wrong kind."""
-    for name, value in given.items():
-        right, what = EXPECTED[name]
-        if not right(value):
-            raise ValueError(f"{prefix}{name}={value!r}: give {what}")
+    for name, value in arguments.items():
+        is_right, expected = EXPECTED[name]
+        if not is_right(value):
+            raise ValueError(f"{prefix}{name}={value!r}: give {expected}")
 
 
 @contextmanager
@@ -109,8 +104,6 @@ def commands() -> Iterator[None]:
 ARGUMENTS = {"set": "settings", "compile": "Options.compiled"}
 OPTIONS = ("device", "precision", "decode", "skip-bad", "batch-size", "workers")
 COMMAND_LINE = re.compile(r"(?<![\w-])--([a-z]+(?:-[a-z]+)*)(?![\w-])(:)?( )?")
-
-
 IMPORT_COMMAND = re.compile(r"bench import (?:'([^']*)'|(\S+)) --out FOLDER((?: --[a-z-]+ [^\s;,)]+)*)")
 
 
@@ -120,21 +113,17 @@ def in_python(message: str) -> str:
 
     def call(match: re.Match[str]) -> str:
         words = match[3].split()
-        named = [f"{name[2:].replace('-', '_')}={value}" for name, value in zip(words[::2], words[1::2], strict=True)]
-        return f"bench.load({', '.join([repr(match[1] or match[2]), *named])})"
+        pairs = zip(words[::2], words[1::2], strict=True)
+        options = [f"{name[2:].replace('-', '_')}={value}" for name, value in pairs]
+        return f"bench.load({', '.join([repr(match[1] or match[2]), *options])})"
 
     def argument(match: re.Match[str]) -> str:
         option, colon, space = match[1], match[2] or "", match[3] or ""
-        name = (
-            f"Options.{option.replace('-', '_')}"
-            if option in OPTIONS
-            else ARGUMENTS.get(option, option.replace("-", "_"))
-        )
+        name = ARGUMENTS.get(option, option.replace("-", "_"))
+        name = f"Options.{name}" if option in OPTIONS else name
         if colon:
             return f"{name}:{space}"
-        return (
-            f"{name}=" if not match.start() else f"{name}={space}"
-        )  # a message begins with the value that it is about
+        return f"{name}={space}" if match.start() else f"{name}="  # a message begins with the value that it is about
 
     calls = IMPORT_COMMAND.sub(call, message).replace("bench import with ", "bench.load with ")
     calls = calls.replace("(bench import --", "(bench.load: --")
@@ -166,8 +155,6 @@ def workspace(out: Path, options: Options | None, seed: int, limit: int | None) 
 
 def is_module(checkpoint: Any) -> bool:
     """Whether it is a module of torch, which is then imported already."""
-    import sys
-
     torch = sys.modules.get("torch")
     return torch is not None and isinstance(checkpoint, torch.nn.Module)
 
@@ -213,21 +200,21 @@ def named_data(data: Any) -> "tuple[list[str], list[HeldSets]]":
     from imagesets.schemes.memory import hold
 
     if isinstance(data, Mapping):
-        sets = dict(data)
+        sets = {name: f"{name}={source}" if isinstance(source, str) else source for name, source in data.items()}
     else:
-        several = isinstance(data, list | tuple) and not _is_pair(data)
-        given = list(data) if several else [data]
-        sets = {named_url(each).partition("=")[0] if isinstance(each, str) else "images": each for each in given}
-        if len(sets) < len(given):
-            names = [named_url(each) for each in given if isinstance(each, str)]
+        sources = list(data) if isinstance(data, list | tuple) and not _is_pair(data) else [data]
+        sources = [named_url(source) if isinstance(source, str) else source for source in sources]
+        sets = {source.partition("=")[0] if isinstance(source, str) else "images": source for source in sources}
+        if len(sets) < len(sources):
+            names = [source for source in sources if isinstance(source, str)]
             raise ValueError(f"data: two image sets have one name ({', '.join(names)}); give a dictionary, name -> set")
     urls, held = [], []
-    for name, each in sets.items():
-        if not isinstance(each, str):
-            held.append(hold(name, *each) if _is_pair(each) else hold(name, each))
-            urls.append(f"{name}={held[-1].url}")
+    for name, source in sets.items():
+        if isinstance(source, str):
+            urls.append(source)
         else:
-            urls.append(named_url(each) if not isinstance(data, Mapping) else f"{name}={each}")
+            held.append(hold(name, *source) if _is_pair(source) else hold(name, source))
+            urls.append(f"{name}={held[-1].url}")
     return urls, held
 
 
@@ -295,7 +282,8 @@ def load(
         else:
             reference, export = opened(str(checkpoint), options)
         name = export.facts.get("name") or default_name(reference, export.digest)
-        say(*(f"bench: {name}: assumed: {in_python(each)}" for each in export.facts.get("assumed") or ()), errors=True)
+        assumed = export.facts.get("assumed") or ()
+        say(*(f"bench: {name}: assumed: {in_python(assumption)}" for assumption in assumed), errors=True)
         return replace(export, facts={**export.facts, "name": name}) if isinstance(export, ViTExport) else export
 
 
@@ -395,7 +383,7 @@ def evaluate(
         data = {"images": data}
     if image_size is not None or statistics is not None or forward is not None:
         checkpoint = load(checkpoint, image_size=image_size, statistics=statistics, forward=forward)
-    (found,) = evaluate_suite(
+    (result,) = evaluate_suite(
         [checkpoint],
         protocol,
         data,
@@ -408,7 +396,7 @@ def evaluate(
         out=out,
         options=options,
     )
-    return found
+    return result
 
 
 def evaluate_suite(
@@ -441,10 +429,10 @@ def evaluate_suite(
         from engine.printing import say
 
         folder, (urls, _held) = Path(out), named_data(data)
-        given = list(checkpoints) if isinstance(checkpoints, list | tuple) else [checkpoints]
-        exports = [each if isinstance(each, str | Path) else load(each) for each in given]
+        networks = list(checkpoints) if isinstance(checkpoints, list | tuple) else [checkpoints]
+        exports = [network if isinstance(network, str | Path) else load(network) for network in networks]
         request = RunRequest(
-            checkpoints=tuple(reference_to(each, folder) for each in exports),
+            checkpoints=tuple(reference_to(export, folder) for export in exports),
             names=(names,) if isinstance(names, str) else tuple(names),
             suite=suite,
             data=tuple(urls),
@@ -458,9 +446,9 @@ def evaluate_suite(
         if tally.errors:
             raise tally.errors[0]
         results = Results(read_result(job.path) for job in tally.jobs)
-        named = {each.checkpoint.name: each.checkpoint.assumed for each in results if each.checkpoint.assumed}
-        if any(isinstance(each, str | Path) for each in given):  # of others `load` has said it
-            say(*(f"bench: {name}: assumed: {in_python(text)}" for name, text in named.items()), errors=True)
+        if any(isinstance(network, str | Path) for network in networks):  # of others `load` has said it
+            assumed = {result.checkpoint.name: result.checkpoint.assumed for result in results}
+            say(*(f"bench: {name}: assumed: {in_python(text)}" for name, text in assumed.items() if text), errors=True)
         return results
 
 
@@ -486,10 +474,10 @@ def compare(
         from bench.statistics.compare import compare as compared
 
         check_folder(Path(out))
-        given = (first, *others)
-        if wrong := [each for each in given if not (isinstance(each, str) or hasattr(each, "checkpoint"))]:
+        sides = (first, *others)
+        if wrong := [side for side in sides if not (isinstance(side, str) or hasattr(side, "checkpoint"))]:
             raise ValueError(f"{wrong[0]!r} is no checkpoint's name and no result; give names of checkpoints in {out}")
-        names = [each if isinstance(each, str) else each.checkpoint.unique_name for each in given]
+        names = [side if isinstance(side, str) else side.checkpoint.unique_name for side in sides]
         return compared(Path(out), names, data, protocol, metric)
 
 
