@@ -43,8 +43,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """0 whatever was measured."""
     from bench.published.values import published_values, values_of
-    from bench.reproduce.report import listing, summary, table_lines
-    from bench.reproduce.steps import Setup, known, named_checkpoints, named_data, script
+    from bench.reproduce import Setup, listing, named_checkpoints, named_data, script, summary, table_lines
     from bench.results.store import comparable_results
     from engine.printing import say
 
@@ -61,12 +60,12 @@ def run(arguments: argparse.Namespace) -> int:
         values_of(arguments.plan)  # a wrong name is said before anything is printed
         say(*"\n".join(script(arguments.plan, setup)).split("\n"))
     elif arguments.summary:
-        say(*summary(known()))
+        say(*summary())
     elif arguments.table:
         values_of(arguments.table)
         results, problems = comparable_results(arguments.out)
-        say(*table_lines(arguments.table, setup, results, known()))
+        say(*table_lines(arguments.table, setup, results))
         say(*(f"left out: {problem}" for problem in problems), errors=True)
     else:
-        say(*listing(known()))
+        say(*listing())
     return 0

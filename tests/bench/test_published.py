@@ -20,11 +20,12 @@ from bench.published.values import (
     tolerance_of,
     values_of,
 )
-from bench.reproduce.steps import availability, chosen, known, trained_by
+from bench.reproduce import availability, chosen, trained_by
 from bench.results.record import CheckpointUsed, DataUsed, MetricRecord, ProtocolUsed, Result, result_path, write_result
 from bench.run.runner import branch_of
 from checkpoints.export import ViTExport
 from downstream.metrics.scores import AT, scores
+from engine.extensions import load_extension, source_files
 from engine.tasks import Workspace
 from probes.finetune.model_selection import ModelSelection
 from probes.finetune.trainer import TrainState
@@ -66,31 +67,31 @@ def test_weights_of_one_name_are_the_same():
 @pytest.mark.parametrize("protocol", sorted({(each.protocol, each.settings) for each in MEASURED}))
 def test_protocols_and_settings_exist(protocol):
     value = next(each for each in MEASURED if (each.protocol, each.settings) == protocol)
-    assert availability(value, known()).evaluation == ("set" if value.settings else "named")
-    assert chosen(value, known()).layout == ("" if value.data == "imagenet" else value.data)
+    assert availability(value).evaluation == ("set" if value.settings else "named")
+    assert chosen(value).layout == ("" if value.data == "imagenet" else value.data)
 
 
 @pytest.mark.parametrize("pretraining", sorted({value.pretraining for value in VALUES if value.pretraining}))
 def test_methods_recipes_and_changes_exist(pretraining):
     value = next(each for each in VALUES if each.pretraining == pretraining)
-    within = availability(value, known())
+    within = availability(value)
     assert within.training == ("set" if trained_by(value)[2] else "named"), within.lacking
 
 
 def test_importers_and_networks_exist():
     for value in VALUES:
         key = value.importer.partition(" ")[0]
-        assert not key or key in known().importers
+        assert not key or key in source_files("importers")
         if value.network not in ("", "start"):
-            assert value.network in list(known().importers[key].BRANCHES)[1:]
+            assert value.network in list(load_extension("importers", key).BRANCHES)[1:]
 
 
-@pytest.mark.parametrize("task", sorted({chosen(value, known()).key for value in MEASURED}))
+@pytest.mark.parametrize("task", sorted({chosen(value).key for value in MEASURED}))
 def test_metrics_exist(task, exports, tmp_path):
     """By what the task's own code gives; settings that decide about time and about no name are cheap ones here."""
     export = ViTExport.load(exports[0])
     for value in {(each.protocol, each.metric): each for each in MEASURED}.values():
-        protocol = chosen(value, known())
+        protocol = chosen(value)
         if protocol.key == task:
             assert value.metric in metrics_of(protocol, export, tmp_path, value.metric), (value.protocol, value.metric)
 

@@ -6,11 +6,10 @@ from dataclasses import replace
 
 import pytest
 
+from bench import reproduce
 from bench.cli.main import parse_arguments
 from bench.published.values import SETS, TABLES, published_values, values_of
-from bench.reproduce import steps as reaching
-from bench.reproduce.report import measurement
-from bench.reproduce.steps import Setup, availability, commands_of, known, missing_for, script
+from bench.reproduce import Setup, availability, commands_of, measurement, missing_for, script
 from bench.results.record import CheckpointUsed, DataUsed, MetricRecord, ProtocolUsed, Result
 from bench.results.store import StoredResult
 from checkpoints.export import ViTExport
@@ -39,25 +38,27 @@ def test_the_summary_counts_all_values(bench):
     rows = {line.split()[0]: [int(word) for word in line.split()[1:]] for line in out.splitlines()[2 : len(TABLES) + 3]}
     everything = rows.pop("all")
     assert list(rows) == list(TABLES) and everything == [sum(column) for column in zip(*rows.values(), strict=True)]
-    ways = [availability(value, known()) for value in published_values()]
+    ways = [availability(value) for value in published_values()]
     assert everything[0] == len(ways)
-    for number, way in enumerate(reaching.STATUSES):
+    for number, way in enumerate(reproduce.STATUSES):
         assert everything[1 + number] == sum(each.evaluation == way for each in ways)
         assert everything[4 + number] == sum(each.training == way for each in ways)
     assert out.count("not measured here: ") == len({each.unmeasured for each in ways if each.evaluation == "none"})
 
 
-def test_what_is_not_here_is_said(tmp_path):
-    there = replace(known(), protocols={}, methods={})
+def test_what_is_not_here_is_said(tmp_path, monkeypatch):
     value = value_of("moca:table9", "moca-b", "top1_k20_bestT")
-    within = availability(value, there)
-    assert (within.evaluation, within.training) == ("none", "none")
-    assert (within.unmeasured, within.untrained) == ("there is no protocol knn@moca", "there is no method moca")
-    assert commands_of(value, setup(tmp_path), there) == []
-    assert missing_for(value, setup(tmp_path), there) == list(within.lacking)
-    changed = availability(replace(value, settings="k=20", pretraining="moca vit_b_v0.9 new_words=8"), known())
+    with monkeypatch.context() as without_extensions:
+        without_extensions.setattr(reproduce, "protocols", dict)
+        without_extensions.setattr(reproduce, "source_files", lambda kind: {})
+        within = availability(value)
+        assert (within.evaluation, within.training) == ("none", "none")
+        assert (within.unmeasured, within.untrained) == ("there is no protocol knn@moca", "there is no method moca")
+        assert commands_of(value, setup(tmp_path)) == []
+        assert missing_for(value, setup(tmp_path)) == list(within.lacking)
+    changed = availability(replace(value, settings="k=20", pretraining="moca vit_b_v0.9 new_words=8"))
     assert (changed.evaluation, changed.training) == ("set", "set")
-    wrong = availability(replace(value, settings="kk=20", pretraining="moca vit_x"), known())
+    wrong = availability(replace(value, settings="kk=20", pretraining="moca vit_x"))
     assert "no setting 'kk'" in wrong.unmeasured and wrong.untrained == "moca has no recipe vit_x"
 
 
@@ -97,7 +98,7 @@ def test_of_several_results_the_one_most_like_the_published_is_taken(tmp_path, o
     unlike = result_of(value, 60.0, **others)
     for results in ([like, unlike], [unlike, like]):
         found = [StoredResult(path=tmp_path, result=result) for result in results]
-        assert measurement(value, found, setup(tmp_path), known()).number == 70.0
+        assert measurement(value, found, setup(tmp_path)).number == 70.0
 
 
 def result_of(value, number: float, *, name: str, images=SETS["imagenet"].images, precision="float32") -> Result:
@@ -128,8 +129,8 @@ def test_costs_are_read_off_the_log_of_a_training(bench, tmp_path):
     (memory,) = [each for each in out.splitlines() if "published 23 GB" in each]
     assert "measured 22.50 GB, difference -0.50" in memory
     hours = replace(value_of("moca:table5k", "moca-b", "hours"), checkpoint="moca-b-100")
-    assert measurement(hours, [], setup(tmp_path), known()).number == pytest.approx(4 * 15 / 3600)
-    assert measurement(replace(hours, checkpoint="moca-l"), [], setup(tmp_path), known()) is None
+    assert measurement(hours, [], setup(tmp_path)).number == pytest.approx(4 * 15 / 3600)
+    assert measurement(replace(hours, checkpoint="moca-l"), [], setup(tmp_path)) is None
 
 
 @pytest.mark.parametrize("table", TABLES)
@@ -144,7 +145,7 @@ def test_the_commands_of_a_script_are_commands(table, tmp_path):
         arguments = parse_arguments(words[1:])
         assert words[0] == "bench" and str(arguments.out).startswith(str(out)), line
     values = values_of(table)
-    measurable = [value for value in values if availability(value, known()).evaluation != "none"]
+    measurable = [value for value in values if availability(value).evaluation != "none"]
     assert sum(line.startswith("# not here") for line in lines) >= len(values) - len(measurable)
 
 
@@ -152,11 +153,11 @@ def test_commands_of_a_script_run(bench, exports, tmp_path):
     """--dry-run of a pretraining and of the evaluation of given weights, with images that are there."""
     given = {"checkpoints": {"moca-b-100": str(exports[0])}, "data": {"imagenet": "digits:"}}
     value = value_of("moca:table2c", "moca-b-100", "top1_k20_bestT")
-    (run,) = commands_of(value, setup(tmp_path, **given), known())
+    (run,) = commands_of(value, setup(tmp_path, **given))
     code, out, _ = bench(*run[1:], "--dry-run")
     assert code == 0 and "knn@moca on imagenet: 1297 train + 500 val images, to do" in out
     ablation = value_of("moca:table2c", "moca-b-100-lambda1", "top1_k20_bestT")
-    pretrain, run = commands_of(ablation, setup(tmp_path, data={"imagenet": "digits:"}), known())
+    pretrain, run = commands_of(ablation, setup(tmp_path, data={"imagenet": "digits:"}))
     assert run[3] == str(tmp_path / "pretraining" / "moca-b-100-lambda1" / "export")
     code, out, _ = bench(*pretrain[1:], "batch=64", "--dry-run")
     assert code == 0 and "image_weight = 1.0" in out and "epochs = 100" in out
@@ -166,33 +167,33 @@ def test_a_network_that_is_not_the_usual_one_is_imported(tmp_path, exports):
     value = value_of("extrema:table9", "extrema-b", "mIoU")
     file = tmp_path / "extrema.pth"
     file.touch()
-    first, run = commands_of(value, setup(tmp_path, checkpoints={"extrema-b": str(file)}), known())
+    first, run = commands_of(value, setup(tmp_path, checkpoints={"extrema-b": str(file)}))
     folder = str(tmp_path / "imports" / "extrema-b-online")
     assert first == ["bench", "import", f"extrema:{file}", "--out", folder, "--branch", "online"]
     assert run[2:6] == ["--checkpoint", folder, "--name", "extrema-b-online"]
-    (run,) = commands_of(value, setup(tmp_path, checkpoints={"extrema-b-online": str(exports[0])}), known())
+    (run,) = commands_of(value, setup(tmp_path, checkpoints={"extrema-b-online": str(exports[0])}))
     assert run[3] == str(exports[0])
-    trained, run = commands_of(value, setup(tmp_path), known())
+    trained, run = commands_of(value, setup(tmp_path))
     assert trained[1] == "pretrain" and run[3].endswith("/export-online")
 
 
 def test_commands_for_several_processes(tmp_path):
     value = value_of("moca:table9", "moca-b", "top1")
-    for words in commands_of(value, setup(tmp_path, processes=8), known()):
+    for words in commands_of(value, setup(tmp_path, processes=8)):
         assert words[:5] == ["torchrun", "--nproc-per-node", "8", "--no-python", "bench"]
 
 
 def test_what_is_missing(tmp_path):
     value = value_of("moca:table9", "moca-b", "top1")
-    assert missing_for(value, setup(tmp_path), known()) == ["weights", "data"]
+    assert missing_for(value, setup(tmp_path)) == ["weights", "data"]
     file, images = tmp_path / "x.pth", tmp_path / "ILSVRC"
     there = setup(tmp_path, data={"imagenet": f"imagenet:{images}"}, checkpoints={"moca-b": f"moca:{file}"})
     absent = [f"weights, as {file} does not exist", f"data, as {images} does not exist"]
-    assert missing_for(value, there, known()) == absent
+    assert missing_for(value, there) == absent
     file.touch(), images.mkdir()
-    assert missing_for(value, there, known()) == []
+    assert missing_for(value, there) == []
     there = setup(tmp_path, data={"imagenet": "tiny:"}, checkpoints={"moca-b": "timm:vit_base_patch16_224.mae"})
-    assert missing_for(value, there, known()) == []
+    assert missing_for(value, there) == []
 
 
 def test_other_weights_than_the_published_are_said(tmp_path, exports):
@@ -200,7 +201,7 @@ def test_other_weights_than_the_published_are_said(tmp_path, exports):
 
     def said(reference: str) -> str:
         there = setup(tmp_path, data={"imagenet": "tiny:"}, checkpoints={"moca-b": reference})
-        missing = missing_for(value, there, known())
+        missing = missing_for(value, there)
         noted = [line for line in script("moca:table9", there) if line.startswith("# not here: these")]
         assert any(reference in line for line in noted) == bool(missing)
         return " ".join(missing)

@@ -1,0 +1,475 @@
+"""`bench reproduce`: what papers' tables printed, what was measured here of it, and the commands that would measure it.
+
+A published value can be measured by a named protocol, by one with changed settings, or not at all, with the reason; its
+weights are given, or trained first. Measurements come from the results of a folder, or from the log of a training.
+"""
+
+import json
+import shlex
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Literal
+
+from bench.cli.settings import absent_file, absent_images
+from bench.leaderboards.tables import leaderboard_of
+from bench.pretraining.recipes import changed_recipe
+from bench.published.values import LOG, PRETRAINED_ON, SETS, TABLES, PublishedValue, published_values, values_of
+from bench.results.record import Result, interval_decimals, suffix
+from bench.results.store import StoredResult
+from bench.run.prepare import named_urls
+from bench.run.suites import ChosenProtocol, catalogue, changed_protocols
+from checkpoints.export import is_export
+from checkpoints.frozen import SCHEME
+from checkpoints.import_options import TIMM_SCHEMES
+from checkpoints.spec import ViTSpec
+from engine.extensions import load_extension, source_files, warn_of
+from engine.printing import did_you_mean, printable
+from pretrain.loop.cost import cost_of
+from pretrain.loop.exporting import EXPORT, finished_export, identity_in, is_run
+
+Status = Literal["named", "set", "none"]
+STATUSES: tuple[Status, ...] = ("named", "set", "none")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Availability:
+    """Whether a published value can be measured here, by a named protocol or recipe, by settings, or not at all.
+
+    evaluation: of existing weights. training: of such weights. unmeasured, untrained: why not; "" where it can be.
+    """
+
+    evaluation: Status
+    training: Status
+    unmeasured: str = ""
+    untrained: str = ""
+
+    @property
+    def lacking(self) -> list[str]:
+        """Both reasons, without empty ones."""
+        return [phrase for phrase in (self.unmeasured, self.untrained) if phrase]
+
+
+@cache
+def protocols() -> Mapping[str, ChosenProtocol]:
+    """Protocols of this installation; warns of task files that cannot be loaded."""
+    tasks = catalogue()
+    warn_of(tasks.broken)
+    return tasks.protocols
+
+
+def availability(value: PublishedValue) -> Availability:
+    """Whether `value` can be measured with the protocols, methods and importers of this installation."""
+    untrained = _without_training(value)
+    training: Status = "none" if untrained else "set" if trained_by(value)[2] else "named"
+    if value.protocol == LOG:
+        evaluation: Status = "none" if untrained else "named"
+        return Availability(evaluation=evaluation, training=training, unmeasured=untrained, untrained=untrained)
+    try:
+        chosen(value)
+    except ValueError as error:
+        return Availability(evaluation="none", training=training, unmeasured=str(error), untrained=untrained)
+    return Availability(evaluation="set" if value.settings else "named", training=training, untrained=untrained)
+
+
+def chosen(value: PublishedValue) -> ChosenProtocol:
+    """The protocol of a value, with its settings. ValueError where there is no such protocol or setting."""
+    if value.protocol not in protocols():
+        raise ValueError(
+            f"there is no protocol {value.protocol}" if value.protocol else "no protocol here is that of its source"
+        )
+    changes = [f"{value.protocol}.{change}" for change in value.settings.split()]
+    return changed_protocols([protocols()[value.protocol]], changes)[0] if changes else protocols()[value.protocol]
+
+
+def _without_training(value: PublishedValue) -> str:
+    """Why the weights cannot be trained here; "" where they can."""
+    method, recipe, changes = trained_by(value)
+    if not method:
+        return "no method here trains these weights"
+    if method not in source_files("methods"):
+        return f"there is no method {method}"
+    recipes = load_extension("methods", method).RECIPES
+    if recipe not in recipes:
+        return f"{method} has no recipe {recipe}"
+    try:
+        changed_recipe(recipes[recipe], changes, method)
+    except ValueError as error:
+        return str(error)
+    return ""
+
+
+def trained_by(value: PublishedValue) -> tuple[str, str, Sequence[str]]:
+    """Method, recipe and changes; empty where nothing here trains it."""
+    method, recipe, *changes = [*value.pretraining.split(), "", ""]
+    return method, recipe, list(filter(None, changes))
+
+
+START = "start"  # folder of a training that holds its initial weights, and the network of a value that is of these
+HEADER = """#!/usr/bin/env bash
+# {table}: {caption}
+# Every command can be repeated: what is done is skipped or goes on."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Setup:
+    """What the user has: checkpoint name -> reference, image set name -> URL. processes: of torchrun; 1: without it."""
+
+    checkpoints: Mapping[str, str]
+    data: Mapping[str, str]
+    out: Path
+    processes: int = 1
+
+    def training(self, value: PublishedValue) -> Path:
+        """The folder of the training of a value's weights."""
+        return self.out / "pretraining" / value.checkpoint
+
+    def export(self, value: PublishedValue) -> Path:
+        """The export of the network that was evaluated: that of the training's end, or of its start."""
+        names = {"": EXPORT, START: START}
+        return self.training(value) / names.get(value.network, f"{EXPORT}-{value.network}")
+
+    def given(self, value: PublishedValue) -> str:
+        """The reference that the user gave for it, first for the network itself; "" for none."""
+        return self.checkpoints.get(run_name(value)) or self.checkpoints.get(value.checkpoint, "")
+
+
+def run_name(value: PublishedValue) -> str:
+    """The name of the weights in results: that of the checkpoint and, where it is not the usual one, the network."""
+    return value.checkpoint + (f"-{value.network}" if value.network not in ("", START) else "")
+
+
+def named_checkpoints(texts: Sequence[str], values: Iterable[PublishedValue]) -> dict[str, str]:
+    """`NAME=REFERENCE ...` as a mapping. ValueError for a name that no value has."""
+    names = {name for value in values for name in (value.checkpoint, run_name(value))}
+    references: dict[str, str] = {}
+    for text in texts:
+        name, equals, reference = text.partition("=")
+        if not (equals and reference):
+            raise ValueError(f"--checkpoints {text}: write NAME=PATH, for example {min(names)}=/data/weights.pth")
+        if name not in names:
+            raise ValueError(
+                f"--checkpoints {text}: no weights here are called {name!r}{did_you_mean(name, sorted(names))}"
+            )
+        references[name] = reference
+    return references
+
+
+def named_data(texts: Sequence[str]) -> dict[str, str]:
+    """`--data NAME=URL ...` as a mapping. ValueError for a name that no value has."""
+    names = {*SETS, *(name for name, _ in PRETRAINED_ON.values() if name)}
+    urls = named_urls(texts, "") if texts else {}
+    if unknown := [name for name in urls if name not in names]:
+        raise ValueError(f"--data {unknown[0]}: the tables know images by other names: {', '.join(sorted(names))}")
+    return urls
+
+
+def commands_of(value: PublishedValue, setup: Setup) -> list[list[str]]:
+    """The words of each command, in order; empty for what cannot be measured."""
+    if availability(value).evaluation == "none":
+        return []
+    commands, reference = weights_of(value, setup)
+    if value.protocol == LOG:
+        return commands
+    words = ["bench", "run", "--checkpoint", reference, "--name", run_name(value), "--suite", value.protocol]
+    words += ["--data", f"{value.data}={setup.data.get(value.data, SETS[value.data].url)}", "--out", str(setup.out)]
+    words += ["--set", *(f"{value.protocol}.{change}" for change in value.settings.split())] if value.settings else []
+    return [*commands, _launched(words, setup)]
+
+
+def weights_of(value: PublishedValue, setup: Setup) -> tuple[list[list[str]], str]:
+    """The commands that make the weights, and what `bench run --checkpoint` then takes."""
+    if (reference := setup.given(value)) and value.protocol != LOG:
+        return _imported(value, reference, setup)
+    if availability(value).training != "none":
+        return [_launched(_pretrain(value, setup), setup)], str(setup.export(value))
+    return [], f"PATH-OF-{run_name(value)}"
+
+
+def _pretrain(value: PublishedValue, setup: Setup) -> list[str]:
+    method, recipe, changes = trained_by(value)
+    words = ["bench", "pretrain", method, "--recipe", recipe, "--images", images_of(value, setup)]
+    words += ["--out", str(setup.training(value)), "--resume"]
+    return [*words, "--set", *changes] if changes else words
+
+
+def images_of(value: PublishedValue, setup: Setup) -> str:
+    """URL of the images to pretrain on: given, or an example."""
+    name, example = PRETRAINED_ON[value.images]
+    return setup.data.get(name, example)
+
+
+def _launched(words: list[str], setup: Setup) -> list[str]:
+    if setup.processes == 1:
+        return words
+    return ["torchrun", "--nproc-per-node", str(setup.processes), "--no-python", *words]
+
+
+def _imported(value: PublishedValue, reference: str, setup: Setup) -> tuple[list[list[str]], str]:
+    """An import of its own where the file alone does not say what to take of it."""
+    scheme, importer = reference.partition(":")[0], value.importer.split()
+    is_file = scheme not in (*source_files("importers"), *TIMM_SCHEMES) and not Path(reference).expanduser().is_dir()
+    named = f"{importer[0]}:{reference}" if is_file and importer else reference
+    own_network = run_name(value) in setup.checkpoints and run_name(value) != value.checkpoint
+    branch = [] if own_network or value.network in ("", START) else ["--branch", value.network]
+    options = [*branch, *importer[1:]]
+    if not options or is_export(Path(reference).expanduser()) or scheme in TIMM_SCHEMES:
+        return [], named
+    folder = str(setup.out / "imports" / run_name(value))
+    return [["bench", "import", named, "--out", folder, *options]], folder
+
+
+def other_weights(value: PublishedValue, method: str, architecture: str, epochs: float = 0) -> str:
+    """How weights differ from the published ones, as far as is known of them: `of mae, not moca`; "" for nothing.
+
+    method: of the export or the importer; timm's and transformers' say none. epochs: 0 where they are not known.
+    """
+    differences, own = [], {*value.importer.split()[:1], trained_by(value)[0]} - {""}
+    if method in (SCHEME, "pixels"):
+        return "no checkpoint of a method: nothing says which weights these are"
+    if method not in ("", "timm", "transformers", *own):
+        differences.append(f"of {method}, not {' or '.join(sorted(own)) or value.model}")
+    if architecture not in ("", value.architecture):
+        differences.append(f"a {architecture}, not a {value.architecture}")
+    if epochs and value.epochs and abs(epochs - float(value.epochs)) >= 1:
+        differences.append(f"after {epochs:g} epochs, not {value.epochs}")
+    return ", ".join(differences)
+
+
+def _difference_of(value: PublishedValue, reference: str) -> str:
+    """The same of a reference, without reading weights: of the facts of an export or a training, or of its scheme."""
+    scheme, path = reference.partition(":")[0], Path(reference).expanduser()
+    if is_run(path):
+        path = finished_export(path) or path
+    if is_export(path):
+        facts = json.loads((path / "config.json").read_bytes())["vit_export"]
+        spec = ViTSpec(**facts["spec"])
+        return other_weights(value, str(facts.get("method") or ""), spec.label, facts.get("epochs") or 0)
+    if is_run(path):
+        return other_weights(value, identity_in(path)["method"], "")
+    return other_weights(value, scheme, "") if scheme in (*source_files("importers"), SCHEME, "pixels") else ""
+
+
+def missing_for(value: PublishedValue, setup: Setup) -> list[str]:
+    """What is missing to measure it: `weights`, `data`, or what this tool lacks; empty for nothing."""
+    available = availability(value)
+    if available.evaluation == "none":
+        return list(dict.fromkeys(available.lacking))
+    if value.protocol == LOG:
+        return _missing_data(PRETRAINED_ON[value.images][0], setup)
+    return [*_missing_weights(value, setup), *_missing_data(value.data, setup)]
+
+
+def _missing_weights(value: PublishedValue, setup: Setup) -> list[str]:
+    if reference := setup.given(value):
+        if place := None if reference.startswith(f"{SCHEME}:") else absent_file(reference):
+            return [f"weights, as {place} does not exist"]
+        other = _difference_of(value, reference)
+        return [f"these weights, as {reference} is {other}"] if other else []
+    return [] if is_export(setup.export(value)) else ["weights"]
+
+
+def _missing_data(name: str, setup: Setup) -> list[str]:
+    if name not in setup.data:
+        return ["data"]
+    place = absent_images(setup.data[name])
+    return [f"data, as {place} does not exist"] if place else []
+
+
+def _examples(table: str, setup: Setup) -> Iterator[str]:
+    """A comment on every place in the script that stands for the user's own."""
+    urls = {value.data: SETS[value.data].url for value in values_of(table) if value.data}
+    urls |= dict(PRETRAINED_ON[value.images] for value in values_of(table) if value.pretraining and value.images)
+    for name, url in urls.items():
+        if name not in setup.data:
+            yield f"# {url} is an example: change it to where yours are, or give --data {name}=URL"
+
+
+def script(table: str, setup: Setup) -> Iterator[str]:
+    """The lines of a shell script with every command of a table once, and what it is for."""
+    yield HEADER.format(table=table, caption=TABLES[table])
+    yield from _examples(table, setup)
+    yield "set -euo pipefail"
+    written: set[str] = set()
+    for value in values_of(table):
+        commands = [shlex.join(words) for words in commands_of(value, setup)]
+        yield ""
+        yield printable(f"# {value.what}: {value.measured_by}, published {value.value:g}")
+        missing = missing_for(value, setup)
+        yield from (f"# not here: {reason}" for reason in missing if not commands or reason.startswith("these weights"))
+        without_weights = [command for command in commands if "PATH-OF-" in command]
+        yield from ("# weights: give --checkpoints NAME=PATH" for _ in without_weights)
+        yield from (f"# {command}" for command in without_weights)
+        for command in commands:
+            if command not in without_weights and command not in written:
+                yield command
+                written.add(command)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measurement:
+    """A number measured here, in the unit of the published one. remarks: why it may not be the same quantity."""
+
+    number: float
+    interval: tuple[float, float] | None = None
+    remarks: tuple[str, ...] = ()
+
+
+def measurement(
+    value: PublishedValue,
+    results: Sequence[StoredResult],
+    setup: Setup,
+) -> Measurement | None:
+    """What was measured of `value`, the mean over seeds; None where nothing was."""
+    if value.protocol == LOG:
+        return measured_cost(setup.training(value), value.metric)
+    own = [stored.result for stored in results if _is_of(stored.result, value)]
+    if not own:
+        return None
+    group = min(own, key=lambda result: _distance(result, value)).group
+    column = group, value.metric
+    cell = next(cells[column] for cells in leaderboard_of(own).rows.values() if column in cells)
+    first = next(result for result in own if result.group == group)
+    return Measurement(number=cell.mean, interval=cell.interval, remarks=_remarks(first, value))
+
+
+def _distance(result: Result, value: PublishedValue) -> tuple[bool, int, str]:
+    """Sorts results by how much they differ from the published measurement: other images, then variants such as a lower
+    precision, then the name."""
+    return not _on_published_images(result, value), len(result.variant), result.group
+
+
+def _on_published_images(result: Result, value: PublishedValue) -> bool:
+    return dict(result.data.images) == dict(SETS[value.data].images)
+
+
+def _is_of(result: Result, value: PublishedValue) -> bool:
+    if result.protocol.name != value.protocol or result.checkpoint.name != run_name(value):
+        return False
+    protocol = chosen(value)
+    return (
+        result.status == "ok"
+        and result.limit is None
+        and value.metric in result.metrics
+        and result.protocol.version == protocol.protocol.version
+        and dict(result.protocol.changes) == dict(protocol.changes)
+        and (result.data.name == value.data or _on_published_images(result, value))
+    )
+
+
+def _remarks(result: Result, value: PublishedValue) -> tuple[str, ...]:
+    remarks = [f"computed in {result.precision}"] if result.precision != "float32" else []
+    difference = other_weights(value, result.checkpoint.method, result.checkpoint.architecture)
+    remarks += [f"the weights are {difference}"] if difference else []
+    remarks += [f"images by the {result.decode} decoder"] if result.decode != "exact" else []
+    remarks += [f"{result.skipped} images left out"] if result.skipped else []
+    if not _on_published_images(result, value):
+        measured, published = (_counts(images) for images in (result.data.images, SETS[value.data].images))
+        remarks.append(f"on other images: {measured}, {value.data} has {published}")
+    return tuple(remarks)
+
+
+def _counts(images: Mapping[str, int]) -> str:
+    return " + ".join(f"{count} {split}" for split, count in images.items())
+
+
+def measured_cost(folder: Path, metric: str) -> Measurement | None:
+    """Hours, minutes of an epoch, or GPU memory (GB) of the training in `folder`; None where nothing is known yet.
+
+    Hours are those of all epochs at the speed so far.
+    """
+    if not is_run(folder):
+        return None
+    identity = identity_in(folder)
+    spent, epochs = cost_of(folder, identity), identity["settings"]["epochs"]
+    name, scale = {
+        "hours": ("seconds_per_epoch", epochs / 3600),
+        "minutes_per_epoch": ("seconds_per_epoch", 1 / 60),
+        "gpu_memory": ("gpu_memory_gib", 1.0),  # papers write GB for what drivers show, which are GiB
+    }[metric]
+    remarks = (f"on {spent['devices']}",) if spent.get("devices") else ()
+    return Measurement(number=spent[name] * scale, remarks=remarks) if name in spent else None
+
+
+COLUMN = 10  # characters
+STATUS_COLUMNS = (("protocol", "--set", "nothing"), ("recipe", "--set", "nothing"))  # as STATUSES
+SUMMARY_HEADS = ("", "------------ measured by", "----------- trained by")
+LEGEND = (
+    "measured by: a named protocol (of a cost, the log of a training), or one with settings changed by --set.",
+    "trained by: how the weights can be pretrained here, also those that are published.",
+)
+
+
+def listing() -> Iterator[str]:
+    """A line for each table: id, number of values, by what they can be measured, caption."""
+    width = max(map(len, TABLES))
+    for table, caption in TABLES.items():
+        values, named, changed, none, *_ = count_of(table)
+        counts = f"{values:3} values: {named:3} by a named protocol, {changed:2} by --set, {none:2} not at all;"
+        yield f"{table:{width}}  {counts}  {caption}"
+    yield ""
+    yield "one of them, value by value, with the commands: bench reproduce TABLE"
+
+
+def summary() -> Iterator[str]:
+    """The counts of every table and of all, and why the others are out of reach."""
+    counts = {table: count_of(table) for table in TABLES}
+    counts["all"] = [sum(column) for column in zip(*counts.values(), strict=True)]
+    width = max(map(len, counts))
+    spans = (1, *map(len, STATUS_COLUMNS))
+    yield " " * width + "".join(f"{head:>{COLUMN * span}}" for head, span in zip(SUMMARY_HEADS, spans, strict=True))
+    heads = ("values", *STATUS_COLUMNS[0], *STATUS_COLUMNS[1])
+    yield f"{'table':{width}}{''.join(f'{head:>{COLUMN}}' for head in heads)}"
+    for name, row in counts.items():
+        yield f"{name:{width}}{''.join(f'{count:>{COLUMN}}' for count in row)}"
+    yield from ("", *LEGEND)
+    reasons = [(value.table, availability(value)) for value in published_values()]
+    yield from _counted_reasons("not measured here", [(table, reason.unmeasured) for table, reason in reasons])
+    yield from _counted_reasons("weights not trained here", [(table, reason.untrained) for table, reason in reasons])
+
+
+def count_of(table: str) -> list[int]:
+    """Values, those by each status of evaluation, those by each status of training."""
+    available = [availability(value) for value in values_of(table)]
+    evaluation, training = (Counter(getattr(a, step) for a in available) for step in ("evaluation", "training"))
+    return [len(available), *(evaluation[status] for status in STATUSES), *(training[status] for status in STATUSES)]
+
+
+def _counted_reasons(title: str, reasons: Iterable[tuple[str, str]]) -> Iterator[str]:
+    """Each reason with its number of values and the tables. reasons: of each value its table and the reason, or ""."""
+    tables_by_reason: dict[str, list[str]] = {}
+    for table, reason in reasons:
+        if reason:
+            tables_by_reason.setdefault(reason, []).append(table)
+    for reason, tables in tables_by_reason.items():
+        yield f"{title}: {len(tables)}, {reason} ({', '.join(dict.fromkeys(tables))})"
+
+
+def table_lines(table: str, setup: Setup, results: Sequence[StoredResult]) -> Iterator[str]:
+    """A table value by value: published, measured, difference and interval, commands, and what is missing."""
+    values = values_of(table)
+    yield f"{table}: {TABLES[table]}; {values[0].source}"
+    last = ""
+    for value in values:
+        if value.what != last:
+            yield from ("", f"{value.what}; weights {value.checkpoint}")
+            last = value.what
+        spread = f" +- {value.std:g}" if value.std is not None else ""
+        published = f"{value.value:g}{suffix(value.unit)}{spread}"
+        yield f"  {value.measured_by}: published {published}; {_compared(measurement(value, results, setup), value)}"
+        if value.note:
+            yield f"    note: {value.note}"
+        yield f"    missing: {', '.join(missing_for(value, setup)) or 'nothing'}"
+        yield from (f"    {shlex.join(words)}" for words in commands_of(value, setup))
+
+
+def _compared(measured: Measurement | None, value: PublishedValue) -> str:
+    if measured is None:
+        return "not measured here"
+    digits, difference = interval_decimals(measured.number, value.unit), measured.number - value.value
+    ends = [f"{end - value.value:+.{digits}f}" for end in measured.interval or ()]
+    between = f" [{', '.join(ends)}]" if ends else ""
+    text = f"measured {measured.number:.2f}{suffix(value.unit)}, difference {difference:+.2f}{between}"
+    return "; ".join([text, *measured.remarks])
