@@ -1,7 +1,7 @@
 """A model card: what an export is, how it was trained, how timm loads it, and what was measured of it.
 
 A function of the export's config.json and of results, so that the same give the same bytes. Folders of this machine are
-left out (redaction.py).
+left out.
 """
 
 import json
@@ -16,9 +16,8 @@ from bench.leaderboards.tables import cell_text
 from bench.results.record import CheckpointUsed, Result
 from bench.results.store import comparable_results
 from bench.run.checkpoints import default_name, describe
-from bench.sharing.groups import Publication, SharedGroup, hub_names, licence_of, shared_groups
-from bench.sharing.hub import checked_header, eval_files, model_index, plain, word_of
-from bench.sharing.redaction import without_folders
+from bench.sharing.groups import Publication, SharedGroup, hub_names, licence_of, shared_groups, without_folders
+from bench.sharing.hub import CardHeader, checked, eval_files, model_index, word_of
 from checkpoints.export import CARD, CARD_MARK, COST, EVALUATIONS, ViTExport, is_card, is_export
 from checkpoints.spec import ViTSpec
 from checkpoints.training_cost import TrainingCost
@@ -49,10 +48,10 @@ class CardSubject:
 def card_files(subject: CardSubject, results: Iterable[Result], publication: Publication) -> dict[str, str]:
     """Path in the export's folder -> text: the card and the files of `.eval_results/`."""
     groups = shared_groups(results)
-    found = {CARD: _card(subject, groups, publication)}
-    for name, entries in eval_files(groups, publication).items():
-        found[f"{EVALUATIONS}/{name}"] = _yaml(entries)
-    return found
+    files = eval_files(groups, publication)
+    return {CARD: _card(subject, groups, publication)} | {
+        f"{EVALUATIONS}/{name}": _yaml(entries) for name, entries in files.items()
+    }
 
 
 def read_config(folder: Path) -> dict[str, Any]:
@@ -71,7 +70,7 @@ def read_config(folder: Path) -> dict[str, Any]:
 
 
 def _card(subject: CardSubject, groups: Sequence[SharedGroup], publication: Publication) -> str:
-    header = plain(checked_header(_header(subject, groups, publication)))
+    header = checked(_header(subject, groups, publication), CardHeader)
     parts = [
         [
             "---",
@@ -93,10 +92,15 @@ def _card(subject: CardSubject, groups: Sequence[SharedGroup], publication: Publ
 
 
 def _header(subject: CardSubject, groups: Sequence[SharedGroup], publication: Publication) -> dict[str, Any]:
-    found: dict[str, Any] = {"library_name": "timm", "pipeline_tag": "image-feature-extraction", "tags": TAGS}
-    found |= {key: word_of(name) for key, name in hub_names(subject.licence(publication)).items()}
+    licence = {key: word_of(name) for key, name in hub_names(subject.licence(publication)).items()}
     index = model_index(subject.used.name, groups, publication)
-    return found | ({"model-index": index} if index else {})
+    return {
+        "library_name": "timm",
+        "pipeline_tag": "image-feature-extraction",
+        "tags": TAGS,
+        **licence,
+        **({"model-index": index} if index else {}),
+    }
 
 
 def _summary(subject: CardSubject) -> str:

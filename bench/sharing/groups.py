@@ -1,4 +1,5 @@
-"""The results of one checkpoint as they are shared: a group for each image set, protocol and setting.
+"""What is shared of one checkpoint: its results, a group for each image set, protocol and setting; its licence; and
+texts without the folders of this machine.
 
 Licences of weights are named by SPDX, as the source of the weights names them or as the user does.
 """
@@ -6,11 +7,13 @@ Licences of weights are named by SPDX, as the source of the weights names them o
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import PurePosixPath
 from typing import Any
 
 from bench.leaderboards.tables import Cell, leaderboard_of
 from bench.published.values import SETS
 from bench.results.record import DataUsed, Result
+from engine.files import digest
 
 # The Hub's names of licences that weights of ViTs have (docs/hub/repositories-licenses); others are `other`.
 LICENCES = {
@@ -91,23 +94,23 @@ def publication_from(
 
 
 def _named_ids(texts: Sequence[str], option: str) -> dict[str, str]:
-    found = {}
+    values = {}
     for text in texts:
         name, equals, place = text.partition("=")
         if not (equals and name and HUB_ID.fullmatch(place)):
             raise ValueError(f"{option} {text}: write NAME=ORG/NAME, such as cifar10=uoft-cs/cifar10")
-        found[name] = place
-    return found
+        values[name] = place
+    return values
 
 
 def _named_licences(texts: Sequence[str]) -> dict[str, str]:
-    found = {}
+    values = {}
     for text in texts:
         name, equals, licence = text.rpartition("=")
         if not (equals and name):
             raise ValueError(f"--licence {text}: write NAME=SPDX, such as mae-s=apache-2.0")
-        found[name] = spdx_name(licence, "--licence")
-    return found
+        values[name] = spdx_name(licence, "--licence")
+    return values
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -159,3 +162,27 @@ def shared_groups(results: Iterable[Result]) -> list[SharedGroup]:
             own = sorted((result for result in good if result.group == group), key=lambda result: result.seed)
             groups.append(SharedGroup(name=group, results=tuple(own), cells=cells, caveats=leaderboard.caveats[group]))
     return sorted(groups, key=lambda group: (group.first.data.name, group.first.protocol.name, not group.is_plain))
+
+
+# An absolute path of two parts or more; not the path of a URL, and not the second half of a word, as in ViT-S/16.
+ABSOLUTE = re.compile(r"(?<![\w/~.\\-])/(?!/)(?:[^\s/:'\"`,;|()<>\[\]{}?&]+/)+[^\s/:'\"`,;|()<>\[\]{}?&]*")
+LOCAL = re.compile(r"file://(?=/)")
+
+
+def without_folders(value: Any) -> Any:
+    """A JSON value in which only the last part of absolute paths is kept: `path-3f2a91bc/cifar10`.
+
+    The eight digits are of the SHA-256 of the folder before it, so that different folders stay different.
+    """
+    if isinstance(value, str):
+        return ABSOLUTE.sub(_shortened, LOCAL.sub("", value))
+    if isinstance(value, dict):
+        return {without_folders(key): without_folders(inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [without_folders(inner) for inner in value]
+    return value
+
+
+def _shortened(match: re.Match[str]) -> str:
+    path = PurePosixPath(match[0])
+    return f"path-{digest(str(path.parent))[:8]}/{path.name}"

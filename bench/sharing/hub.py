@@ -10,21 +10,19 @@ huggingface_hub 2.4.0 (repocard_data.py, _eval_results.py) pass over unknown key
 import re
 from collections.abc import Iterator, Sequence
 from math import isfinite
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any
 
 import msgspec
 from msgspec import UNSET, Meta, Struct, UnsetType
 
 from bench.leaderboards.tables import Cell, cell_text
-from bench.sharing.groups import Publication, SharedGroup
-from bench.sharing.redaction import without_folders
+from bench.sharing.groups import Publication, SharedGroup, without_folders
 from engine.printing import printable
 
 Word = Annotated[str, Meta(min_length=1)]
 HubId = Annotated[str, Meta(pattern=r"^[A-Za-z0-9][\w.-]*/[\w.-]+$", max_length=96)]
 Link = Annotated[str, Meta(pattern=r"^https?://\S+$")]
 Moment = Annotated[str, Meta(pattern=r"^\d{4}-\d\d-\d\d(T\d\d:\d\d:\d\d(\.\d+)?(Z|[+-]\d\d:\d\d))?$")]
-Checked = TypeVar("Checked")
 
 
 class Strict(Struct, forbid_unknown_fields=True, frozen=True, omit_defaults=True, kw_only=True):
@@ -123,36 +121,24 @@ class CardHeader(Strict, frozen=True, rename={"model_index": "model-index"}):
     model_index: Annotated[list[IndexedModel], Meta(min_length=1, max_length=1)] | UnsetType = UNSET
 
 
-def checked_entries(value: Any) -> list[EvalEntry]:
-    """The content of a file of `.eval_results/`. ValueError, one line, says where it is not of that form."""
-    found = checked_as(value, list[EvalEntry])
-    if not found:
-        raise ValueError("Expected `array` of length >= 1")
-    return found
+EvalFile = Annotated[list[EvalEntry], Meta(min_length=1)]  # of .eval_results/
 
 
-def checked_header(value: Any) -> CardHeader:
-    """The header of a card. ValueError, one line, says where it is not of that form."""
-    return checked_as(value, CardHeader)
+def checked(value: Any, form: Any) -> Any:
+    """A value of JSON or YAML that is a CardHeader or an EvalFile, as mappings and lists without keys that are not set.
 
-
-def plain(value: Any) -> Any:
-    """A checked value as mappings and lists, without keys that are not set."""
-    return msgspec.to_builtins(value)
-
-
-def checked_as(value: Any, kind: type[Checked]) -> Checked:
-    """A value of JSON or YAML as a type. ValueError, one line, says where it is not of that form."""
+    ValueError, one line, says where it is not of that form.
+    """
     _refuse_infinite(value, "$")
-    return msgspec.convert(value, kind)
+    return msgspec.to_builtins(msgspec.convert(value, form))
 
 
 def _refuse_infinite(value: Any, place: str) -> None:
     if isinstance(value, float) and not isfinite(value):
         raise ValueError(f"{value} is no number - at `{place}`")
     inside = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
-    for key, each in inside:
-        _refuse_infinite(each, f"{place}.{key}" if isinstance(value, dict) else f"{place}[{key}]")
+    for key, part in inside:
+        _refuse_infinite(part, f"{place}.{key}" if isinstance(value, dict) else f"{place}[{key}]")
 
 
 # First letters of a main metric -> the Hub's name of the task (its pipeline tags) and its metric (of evaluate).
@@ -166,15 +152,15 @@ OTHER_TASK = "image-feature-extraction"
 
 def model_index(name: str, groups: Sequence[SharedGroup], publication: Publication) -> list[dict[str, Any]]:
     """The value of `model-index`: every number of every group, those of one image set together; empty without any."""
-    found: dict[tuple[str, str], dict[str, Any]] = {}
+    results: dict[tuple[str, str], dict[str, Any]] = {}
     for group in groups:
         task, dataset = task_type(group), _dataset(group, publication)
         entry: dict[str, Any] = {"task": {"type": task}, "dataset": dataset, "metrics": []}
         if publication.source:
             entry["source"] = {"url": publication.source, "name": "results, logs and commands"}
-        entry = found.setdefault((task, str(sorted(dataset.items(), key=str))), entry)
+        entry = results.setdefault((task, str(sorted(dataset.items(), key=str))), entry)
         entry["metrics"] += [_metric(group, metric, cell) for metric, cell in group.cells.items()]
-    return [{"name": word_of(name), "results": list(found.values())}] if found else []
+    return [{"name": word_of(name), "results": list(results.values())}] if results else []
 
 
 def eval_files(groups: Sequence[SharedGroup], publication: Publication) -> dict[str, list[dict[str, Any]]]:
@@ -183,12 +169,12 @@ def eval_files(groups: Sequence[SharedGroup], publication: Publication) -> dict[
     Variants (changed settings, limits, images left out) are no entries, as a benchmark's leaderboard would rank them
     beside the protocol itself.
     """
-    found: dict[str, list[dict[str, Any]]] = {}
+    files: dict[str, list[dict[str, Any]]] = {}
     for group in groups:
         dataset = publication.dataset(group.first.data)
         if dataset and group.is_plain:
-            found.setdefault(f"{dataset.replace('/', '_')}.yaml", []).append(_entry(group, dataset, publication))
-    return {name: plain(checked_entries(entries)) for name, entries in found.items()}
+            files.setdefault(f"{dataset.replace('/', '_')}.yaml", []).append(_entry(group, dataset, publication))
+    return {name: checked(entries, EvalFile) for name, entries in files.items()}
 
 
 def without_dataset(groups: Sequence[SharedGroup], publication: Publication) -> list[str]:
@@ -227,8 +213,8 @@ def _dataset(group: SharedGroup, publication: Publication) -> dict[str, Any]:
     known = publication.dataset(data)
     args: dict[str, str | int] = {"fingerprint": data.fingerprints["val"]} if "val" in data.fingerprints else {}
     args |= {"images": data.images["val"]} if "val" in data.images else {}
-    found = {"name": word_of(data.name), "type": known or word_of(data.url.partition(":")[0] or data.name)}
-    return found | {"split": "validation"} | ({"args": args} if args else {})
+    kind = known or word_of(data.url.partition(":")[0] or data.name)
+    return {"name": word_of(data.name), "type": kind, "split": "validation"} | ({"args": args} if args else {})
 
 
 def _metric(group: SharedGroup, metric: str, cell: Cell) -> dict[str, Any]:
@@ -255,7 +241,7 @@ def _arguments(group: SharedGroup, cell: Cell) -> Iterator[tuple[str, Any]]:
     if cell.seeds > 1:
         yield "standard_deviation", cell.std
     if not group.is_plain:
-        yield "variant", [word_of(each) for each in group.first.variant]
+        yield "variant", [word_of(change) for change in group.first.variant]
 
 
 def word_of(text: object) -> str:

@@ -9,7 +9,7 @@
     commands.sh, README.md    how to make them again, and how to check the record
     SHA256SUMS                of all other files, for `sha256sum -c`; SHA256SUMS.sig where it was signed
 
-The first three are copied, without the folders of the machine (redaction.py); all others are functions of them. So a
+The first three are copied, without the folders of the machine; all others are functions of them. So a
 check can make them again and compare bytes.
 
 commands.sh makes the results of a board again, from what the results say. A record holds neither weights nor images, so
@@ -35,8 +35,7 @@ from bench.results.record import CheckpointUsed, DataUsed, Result, read_result, 
 from bench.results.store import StoredResult
 from bench.sharing.card import CardSubject, card_files, read_config
 from bench.sharing.contradictions import contradictions
-from bench.sharing.groups import Publication
-from bench.sharing.redaction import without_folders
+from bench.sharing.groups import Publication, without_folders
 from bench.statistics.significance import Key, PairedTestCache
 from checkpoints.export import COST, is_export
 from engine.files import folder_atomic, sha256_of_file, write_atomic

@@ -18,8 +18,8 @@ from bench.run.checkpoints import describe
 from bench.run.runner import arrays_of, metric_records
 from bench.run.suites import catalogue
 from bench.sharing.card import CardSubject
+from bench.sharing.groups import without_folders
 from bench.sharing.record import SIGNATURE, SUMS, check_record, derived_files, rerun_script
-from bench.sharing.redaction import without_folders
 from checkpoints.export import ViTExport
 from engine.printing import printable
 from engine.tasks import Metric, Outcome, settings_of

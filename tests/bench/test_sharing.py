@@ -23,9 +23,9 @@ from bench.sharing.groups import (
     publication_from,
     shared_groups,
     spdx_name,
+    without_folders,
 )
-from bench.sharing.hub import checked_entries, checked_header
-from bench.sharing.redaction import without_folders
+from bench.sharing.hub import CardHeader, EvalFile, checked
 from checkpoints.export import CARD_MARK, ViTExport
 
 KNOWN = Publication(
@@ -103,7 +103,7 @@ def test_the_hubs_parsers_and_the_strict_schema_agree(export):
     subject = subject_of(export)
     files = card_files(subject, measured(subject.used), KNOWN)
     header, entries = header_of(files["README.md"]), yaml.safe_load(files[".eval_results/me_digits.yaml"])
-    checked_header(header), checked_entries(entries)
+    checked(header, CardHeader), checked(entries, EvalFile)
     card = ModelCard(files["README.md"])
     assert card.data.library_name == "timm" and card.data.license == "unknown"
     assert [each.metric_value for each in card.data.eval_results] == [81.0, 70.0, 60.0, 10.0]
@@ -144,9 +144,9 @@ def test_the_code_of_a_card_runs(export, monkeypatch):
 )
 def test_what_is_no_entry_is_refused(change, why):
     good = {"dataset": {"id": "me/digits", "task_id": "knn"}, "value": 81, "verifyToken": "x", "date": "2026-01-02"}
-    assert checked_entries([good])[0].verify_token == "x"
+    assert checked([good], EvalFile)[0]["verifyToken"] == "x"
     with pytest.raises(ValueError, match=re.escape(why)):
-        checked_entries([good | change])
+        checked([good | change], EvalFile)
 
 
 def test_licences():
@@ -163,14 +163,14 @@ def test_licences():
 
 def test_what_is_no_header_is_refused():
     good = {"library_name": "timm", "pipeline_tag": "x", "tags": ["timm"], "license": "mit"}
-    checked_header(good)
+    checked(good, CardHeader)
     metric = {"type": "accuracy", "value": float("inf")}
     index = [
         {"name": "a", "results": [{"task": {"type": "x"}, "dataset": {"name": "d", "type": "d"}, "metrics": [metric]}]}
     ]
     for change in ({"model-index": index}, {"model-index": []}, {"model_index": []}, {"license": None}, {"more": 1}):
         with pytest.raises(ValueError):
-            checked_header(good | change)
+            checked(good | change, CardHeader)
 
 
 def test_imagenet_is_known_by_its_numbers():
@@ -200,7 +200,7 @@ def test_nothing_in_a_result_breaks_a_card_or_a_record(export):
         for subject, results in cards_of(found):
             files = card_files(replace(subject, config=config), results, publication)
             text = harmless(files["README.md"])
-            checked_header(header_of(text)), ModelCard(text)
+            checked(header_of(text), CardHeader), ModelCard(text)
             body = text.split("---\n", 2)[2].replace(CARD_MARK, "").replace(f"<{KNOWN.source}>", "")
             tokens = MarkdownIt("commonmark", {"html": True}).enable("table").parse(body)
             kinds = {token.type for token in tokens} | {
@@ -208,7 +208,7 @@ def test_nothing_in_a_result_breaks_a_card_or_a_record(export):
             }
             assert not {"html_block", "html_inline", "link_open", "image"} & kinds
             for name in files.keys() - {"README.md"}:
-                checked_entries(yaml.safe_load(harmless(files[name])))
+                checked(yaml.safe_load(harmless(files[name])), EvalFile)
 
 
 def test_deviations_are_no_scores():
