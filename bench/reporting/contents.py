@@ -1,6 +1,6 @@
-"""What a report shows, as plain values: made of result files alone, so that the same results give the same page.
+"""What a report says: its tables, who leads each of them and the whole leaderboard, and how far that can be trusted.
 
-It begins with who leads a table and the whole board, and how far that can be trusted.
+It depends on result files alone, so that the same results give the same page.
 """
 
 from bisect import bisect_left
@@ -21,7 +21,7 @@ Kind = Literal["measured", "floor", "initial", "published"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class ShownNumber:
+class TableNumber:
     """One number of a table. place: where its interval and itself lie on its column's axis, from 0 to 1."""
 
     text: str
@@ -32,41 +32,42 @@ class ShownNumber:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ShownRow:
+class TableRow:
     """One checkpoint in a table."""
 
     name: str
     kind: Kind
     rank: str  # "1", "2-3" for several that share it, "" for rows that compete with none
-    numbers: tuple[ShownNumber, ...]
+    numbers: tuple[TableNumber, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
-class ShownTable:
-    """One group of the board: an image set under a protocol."""
+class ReportTable:
+    """One group of the leaderboard: an image set under a protocol."""
 
     anchor: str
     group: str
-    data: str
-    protocol: str
+    result: Result  # one of the group, with its protocol, settings and image set
     about: str  # what the task is, for people; "" where it is not installed
-    source: str
-    settings: Mapping[str, object]
     metrics: tuple[str, ...]
     unit: str  # of the first metric
     axis: tuple[str, str] | None  # what the ends of the first column's axis mean
-    rows: tuple[ShownRow, ...]
+    rows: tuple[TableRow, ...]
     caveats: tuple[str, ...]
-    images: int | None  # validation images that the first result saw
     tested: bool  # whether a paired test compared the first column's best with the others
-    on_val: bool  # whether some number was chosen on the validation images
+
+    @property
+    def images(self) -> int | None:
+        """Validation images that the result saw; None where it does not say."""
+        count, limit = self.result.data.images.get("val"), self.result.limit
+        return count if count is None or limit is None else min(count, limit)
 
 
 @dataclass(frozen=True, kw_only=True)
 class ReportContents:
     """A whole page."""
 
-    tables: tuple[ShownTable, ...]
+    tables: tuple[ReportTable, ...]
     checkpoints: tuple[Mapping[str, object], ...]
     results: tuple[Mapping[str, object], ...]  # each as its file has it, without what only programs read
     troubles: tuple[str, ...]
@@ -114,14 +115,9 @@ def about_task(task: str) -> str:
     return opening(files[task]) if task in files else ""
 
 
-def _images_of(result: Result) -> int | None:
-    images = result.data.images.get("val")
-    return images if images is None or result.limit is None else min(images, result.limit)
-
-
 def _table(
     leaderboard: Leaderboard, group: str, results: Sequence[Result], places: Mapping[tuple[str, Key], list[int]]
-) -> ShownTable:
+) -> ReportTable:
     metrics = leaderboard.groups[group]
     main = group, metrics[0]
     cells = {checkpoint: leaderboard.rows[checkpoint] for checkpoint in leaderboard.checkpoints_in(group)}
@@ -130,7 +126,7 @@ def _table(
     for checkpoint in sorted(cells, key=lambda checkpoint: _order(cells[checkpoint].get(main))):
         made_of = tuple(places.get((group, checkpoint.key), ()))
         numbers = [
-            ShownNumber(
+            TableNumber(
                 text=cell_text(cell, with_interval=metric == metrics[0]),
                 value=cell.mean if cell else None,
                 place=placed(cell, axis) if cell and metric == metrics[0] else None,
@@ -141,31 +137,26 @@ def _table(
             for cell in [cells[checkpoint].get((group, metric))]
         ]
         rows.append(
-            ShownRow(
+            TableRow(
                 name=leaderboard.names[checkpoint],
                 kind=row_kind(leaderboard, checkpoint),
                 rank=ranked.get(checkpoint, ""),
                 numbers=tuple(numbers),
             )
         )
-    one = next(result for result in results if result.group == group)
+    result = next(result for result in results if result.group == group)
     unit = next((row[main].unit for row in cells.values() if main in row), "%")
-    return ShownTable(
+    return ReportTable(
         anchor=f"table-{list(leaderboard.groups).index(group)}",
         group=group,
-        data=one.data.name,
-        protocol=one.protocol.name,
-        about=about_task(one.task),
-        source=one.protocol.source,
-        settings=dict(one.settings),
+        result=result,
+        about=about_task(result.task),
         metrics=metrics,
         unit=unit,
         axis=tuple(number_text(end, unit) for end in axis) if axis else None,  # type: ignore[arg-type]
         rows=tuple(rows),
         caveats=leaderboard.caveats[group],
-        images=_images_of(one),
         tested=main in leaderboard.ties,
-        on_val=any(metric.chosen_on_val for metric in one.metrics.values()),
     )
 
 
@@ -248,7 +239,7 @@ def provenance(result: Result) -> dict[str, object]:
 NOT_NETWORKS = {"floor": "raw pixels", "initial": "initial weights"}  # kinds that a trained network should beat
 
 
-def verdict(table: ShownTable) -> str:
+def verdict(table: ReportTable) -> str:
     """One sentence on who leads a table, and what that rests on."""
     rows, leaders = competing(table), leaders_of(table)
     over = f"on {table.images} validation images" if table.images else "on the validation images"
@@ -263,12 +254,12 @@ def verdict(table: ShownTable) -> str:
     return f"{in_words(leaders)} lead {over}; a paired test on the same images does not tell them apart (5 %, Holm)."
 
 
-def competing(table: ShownTable) -> list[ShownRow]:
+def competing(table: ReportTable) -> list[TableRow]:
     """Rows with a measured number, the best first."""
     return [row for row in table.rows if row.kind != "published" and row.numbers[0].value is not None]
 
 
-def leaders_of(table: ShownTable) -> list[str]:
+def leaders_of(table: ReportTable) -> list[str]:
     """Names of the best of a table and of all that are level with it."""
     rows = competing(table)
     return [row.name for row in rows if row.numbers[0].first] or [rows[0].name]
@@ -299,13 +290,13 @@ def headline(report: ReportContents) -> str:
         return "Nothing was measured under one protocol for two checkpoints yet, so there is nothing to compare."
     tables = f"of {contested} table{'s' if contested > 1 else ''}"
     floor = unbeaten_floor(report)
-    found = [f"Nothing is better than raw pixels in {floor} {tables}."] if floor else []
+    sentences = [f"Nothing is better than raw pixels in {floor} {tables}."] if floor else []
     if len(names) == 1:
-        found.append(f"{names[0]} is the best checkpoint: best, or level with the best, in {most} {tables}.")
+        sentences.append(f"{names[0]} is the best checkpoint: best, or level with the best, in {most} {tables}.")
     elif names:
         which = f"{in_words(names)} are the best checkpoints"
-        found.append(f"{which}: each is best, or level with the best, in {most} {tables}.")
-    return " ".join(found)
+        sentences.append(f"{which}: each is best, or level with the best, in {most} {tables}.")
+    return " ".join(sentences)
 
 
 def grounds(report: ReportContents) -> list[str]:
@@ -313,36 +304,38 @@ def grounds(report: ReportContents) -> list[str]:
     names, _, contested = best_checkpoints(report)
     if not contested:
         return []
-    found = []
+    sentences = []
     if unbeaten_floor(report):
-        found.append(
+        sentences.append(
             "Where nothing is better than raw pixels, a table says nothing about what the networks have learned."
         )
-    found += [beaten for kind in NOT_NETWORKS if (beaten := _beaten(report.tables, names, kind))]
-    found.append(
+    sentences += [beaten for kind in NOT_NETWORKS if (beaten := _beaten(report.tables, names, kind))]
+    sentences.append(
         "Level means that a paired test on the same validation images finds no difference (5 %, Holm's correction)."
     )
-    chosen = sum(table.on_val for table in report.tables)
-    found.append(
+    chosen = sum(any(m.chosen_on_val for m in table.result.metrics.values()) for table in report.tables)
+    sentences.append(
         f"{chosen} of {len(report.tables)} tables report numbers that were chosen on the validation images, which are "
         "too good; they say so."
         if chosen
         else "No number was chosen on the images that it is reported on."
     )
-    found.append("Before each evaluation the weights were checked against activations that were recorded at import.")
+    sentences.append(
+        "Before each evaluation the weights were checked against activations that were recorded at import."
+    )
     if any(seeds_of(row) == 1 for table in report.tables for row in competing(table)):
-        found.append(
+        sentences.append(
             "Intervals cover another draw of validation images, not another training run, which may rank differently."
         )
-    return found
+    return sentences
 
 
-def _beaten(tables: Sequence[ShownTable], names: Sequence[str], kind: str) -> str:
+def _beaten(tables: Sequence[ReportTable], names: Sequence[str], kind: str) -> str:
     """In how many tables the named are better than the rows of a kind, by the paired test; "" where none has both."""
     both = []
     for table in tables:
         kinds = {row.name: row.kind for row in competing(table)}
-        others = {each for name, each in kinds.items() if name not in names}
+        others = {other for name, other in kinds.items() if name not in names}
         both += [table] if table.tested and set(names) <= set(kinds) and kind in others else []
     if not both or not names:
         return ""
@@ -351,12 +344,12 @@ def _beaten(tables: Sequence[ShownTable], names: Sequence[str], kind: str) -> st
     return f"{who} significantly better than {NOT_NETWORKS[kind]} in {won} of the {len(both)} tables with both."
 
 
-def _kinds_of_leaders(table: ShownTable) -> set[str]:
+def _kinds_of_leaders(table: ReportTable) -> set[str]:
     leaders = leaders_of(table)
     return {row.kind for row in table.rows if row.name in leaders}
 
 
-def seeds_of(row: ShownRow) -> int:
+def seeds_of(row: TableRow) -> int:
     """Results behind a row's first number."""
     return len(row.numbers[0].results)
 

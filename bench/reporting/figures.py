@@ -56,11 +56,11 @@ def cost_figure(points: Mapping[str, tuple[float, float]], cost: str, metric: st
 
 def training_figure(logs: Mapping[str, Sequence[Mapping[str, float]]]) -> str:
     """Curves of trainings over their epochs, a panel for each value of CURVES that any has. logs: name -> its lines."""
-    shown = [value for value in CURVES if any(value in line for lines in logs.values() for line in lines)]
-    if not shown:
+    drawn = [value for value in CURVES if any(value in line for lines in logs.values() for line in lines)]
+    if not drawn:
         return ""
-    figure, panels = _axes(len(shown))
-    for axes, value in zip(panels, shown, strict=True):
+    figure, panels = _axes(len(drawn))
+    for axes, value in zip(panels, drawn, strict=True):
         _draw_lines(axes, {name: points_of(lines, value) for name, lines in logs.items()})
         axes.set_title(CURVES[value], fontsize=10, color=INK)
         axes.set_xlabel("epoch")
@@ -141,9 +141,9 @@ def _name_points(figure: "Figure", axes: "Axes", points: Mapping[str, tuple[floa
     from matplotlib.transforms import Bbox
 
     figure.draw_without_rendering()  # from now on places are known
-    found = {name: axes.transData.transform(point) for name, point in points.items()}
-    taken = [Bbox.from_bounds(x - 5, y - 5, 10, 10) for x, y in found.values()]
-    for name, (x, y) in found.items():
+    places = {name: axes.transData.transform(point) for name, point in points.items()}
+    taken = [Bbox.from_bounds(x - 5, y - 5, 10, 10) for x, y in places.values()]
+    for name, (x, y) in places.items():
         text, boxes = printable(name), {}
         for rise, side in product((4, -12, 16, -24), ("left", "right")):
             left = x + 6 if side == "left" else x - 6 - LETTER * len(text)
@@ -166,14 +166,14 @@ def _name_points(figure: "Figure", axes: "Axes", points: Mapping[str, tuple[floa
 
 def log_of(path: Path) -> list[dict[str, float]]:
     """Lines of a training's log.jsonl; none where the file is not there. A torn last line is left out."""
-    found = []
+    lines = []
     try:
         for line in path.read_text(encoding="utf-8").splitlines():
             entry = json.loads(line)
-            found.append({key: value for key, value in entry.items() if isinstance(value, int | float)})
+            lines.append({key: value for key, value in entry.items() if isinstance(value, int | float)})
     except (OSError, ValueError, AttributeError):
-        return found
-    return found
+        return lines
+    return lines
 
 
 def _axes(count: int) -> "tuple[Figure, list[Axes]]":

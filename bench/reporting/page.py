@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.leaderboards.tables import read_leaderboard
-from bench.reporting.contents import ReportContents, ShownTable, contents, grounds, headline, verdict
+from bench.reporting.contents import ReportContents, ReportTable, contents, grounds, headline, verdict
 from bench.reporting.figures import cost_figure, in_unit, log_of, training_figure
 from bench.reporting.saved_pictures import report_pictures
 from bench.reporting.views import views_of
@@ -33,28 +33,28 @@ def report_page(out: Path, published: bool = False, pictures: bool = True) -> st
 
 def figures_of(report: ReportContents) -> dict[str, str]:
     """Heading -> SVG of what is drawn besides tables: cost against accuracy, curves of trainings found on this disk."""
-    found = {}
+    figures = {}
     for table in report.tables:
         for cost in COSTS:
             points = _costs(report, table, cost)
             if len(points) > 1:
                 title = f"{table.group}: {table.metrics[0]} against the cost of pretraining"
-                found[title] = cost_figure(
+                figures[title] = cost_figure(
                     points, f"pretraining, {COST_UNITS[cost]}", in_unit(table.metrics[0], table.unit)
                 )
                 break
     logs = {
-        str(each["name"]): lines
-        for each in report.checkpoints
-        if each["kind"] == "measured" and (lines := log_of(Path(str(each["source"])).parent / "log.jsonl"))
+        str(checkpoint["name"]): lines
+        for checkpoint in report.checkpoints
+        if checkpoint["kind"] == "measured" and (lines := log_of(Path(str(checkpoint["source"])).parent / "log.jsonl"))
     }
     if curves := training_figure(logs) if logs else "":
-        found["Pretraining"] = curves
-    return found
+        figures["Pretraining"] = curves
+    return figures
 
 
-def _costs(report: ReportContents, table: ShownTable, cost: str) -> dict[str, tuple[float, float]]:
-    spent = {each["name"]: each["cost"].get(cost) for each in report.checkpoints}  # type: ignore[attr-defined]
+def _costs(report: ReportContents, table: ReportTable, cost: str) -> dict[str, tuple[float, float]]:
+    spent = {c["name"]: c["cost"].get(cost) for c in report.checkpoints}  # type: ignore[attr-defined]
     numbers = {row.name: row.numbers[0].value for row in table.rows}
     return {
         name: (spent[name], value)
@@ -88,7 +88,7 @@ def page_of(
         headline=headline(report),
         grounds=grounds(report),
         verdict=verdict,
-        results=packed([{name: printable(value) for name, value in each.items()} for each in report.results]),
+        results=packed([{name: printable(value) for name, value in result.items()} for result in report.results]),
         views=views,
         figures=figures,
         pictures=pictures or {"shown": (), "left_out": (), "command": ()},
@@ -104,5 +104,5 @@ def packed(results: Sequence[Mapping[str, str]]) -> dict[str, list]:
     500 checkpoints under ten protocols an eighth of the bytes."""
     names = list(results[0]) if results else []
     places: dict[str, int] = {}
-    rows = [[places.setdefault(each[name], len(places)) for name in names] for each in results]
+    rows = [[places.setdefault(result[name], len(places)) for name in names] for result in results]
     return {"names": names, "texts": list(places), "rows": rows}

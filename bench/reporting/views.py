@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from bench.reporting.contents import ReportContents, ShownTable
+from bench.reporting.contents import ReportContents, ReportTable
 from bench.reporting.figures import calibration_figure, in_unit, lines_figure
 from bench.reporting.scenes import OpenSplit, image_opener, scene_view, thumbnail_url
 from bench.results.record import Result
@@ -51,7 +51,7 @@ def views_of(
     return views
 
 
-def best_and_floors(table: ShownTable) -> list[str]:
+def best_and_floors(table: ReportTable) -> list[str]:
     """Names of the best BEST checkpoints of a table, the best first, and of the floors."""
     rows = [row for row in table.rows if row.kind != "published"]
     return [row.name for place, row in enumerate(rows) if place < BEST or row.kind == "floor"]
