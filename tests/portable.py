@@ -53,7 +53,7 @@ def main() -> int:
     parser.add_argument("--logs", type=Path, default=Path(os.environ.get("TMPDIR", "/tmp")), help="of each row: a file")
     parser.add_argument("tests", nargs="*", help="arguments of pytest; default: the numeric tests not marked slow")
     options = parser.parse_args()
-    tests = options.tests or ["-m", "not slow", *(f"tests/{name}" for name in NUMERIC)]
+    tests = options.tests or ["-m", "not slow and not exhaustive", *(f"tests/{name}" for name in NUMERIC)]
     flags = set(Path("/proc/cpuinfo").read_text().split())
     busy = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(options.load)]
     rows, failures = [], []

@@ -75,7 +75,9 @@ def test_timm_to_export_to_timm(key, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("architecture", ["vit_small_patch16_224", "beit_base_patch16_224"])
+@pytest.mark.parametrize(
+    "architecture", ["vit_small_patch16_224", pytest.param("beit_base_patch16_224", marks=pytest.mark.exhaustive)]
+)
 def test_full_size_models_agree_to_1e_6(architecture, tmp_path):
     torch.manual_seed(0)
     model = timm.create_model(architecture, num_classes=0).eval()

@@ -104,7 +104,7 @@ def test_the_page_holds_every_name():
     assert {name: [tag.strip("`") for tag in tags.split(", ")] for name, (tags, _) in ROWS.items()} == NAMES
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("architecture", NAMES)
 def test_every_name(architecture, tmp_path):
     said = ROWS[architecture][1]

@@ -181,6 +181,7 @@ def again(folder: Path, **settings):
     return replace(TASKS["cascade"], drop_path=0.3).run(export_of(), workspace(folder, "tiny-coco:", **settings))
 
 
+@pytest.mark.exhaustive
 def test_killed_and_continued(tmp_path, monkeypatch):
     """Two images at once, two parts of a step: the bits of an uninterrupted training."""
     quiet = again(tmp_path / "quiet")

@@ -80,8 +80,9 @@ def rates(monkeypatch):
     ("hook", "method", "count", "resumed"),
     [
         ("SetRates", "before_train_iter", 6, 4),  # within a step, after the state of iteration 4
-        ("KeepState", "after_train_iter", 11, 10),  # before the state of a step is written
-        ("KeepEvaluations", "after_val_epoch", 1, 8),  # the first evaluation, known and not yet on disk
+        # Before the state of a step is written; the first evaluation, known and not yet on disk.
+        pytest.param("KeepState", "after_train_iter", 11, 10, marks=pytest.mark.exhaustive),
+        pytest.param("KeepEvaluations", "after_val_epoch", 1, 8, marks=pytest.mark.exhaustive),
         ("KeepEvaluations", "after_val_epoch", 2, 16),  # the last one, with the training over
     ],
 )
@@ -124,7 +125,7 @@ def test_stopped_by_a_signal_and_continued(tmp_path, quiet, rates, monkeypatch):
     assert again.facts == quiet.facts and dict(again.metrics) == dict(quiet.metrics)
 
 
-@pytest.mark.parametrize("step", [0, 3])
+@pytest.mark.parametrize("step", [pytest.param(0, marks=pytest.mark.exhaustive), 3])
 def test_a_second_signal_drops_the_step_in_work(step, tmp_path, quiet, rates, capfd, monkeypatch):
     """And the training that goes on has the same bits, batch statistics too."""
     original = hooks.SetRates.before_train_iter

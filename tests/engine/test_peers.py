@@ -32,7 +32,15 @@ def errors_in(folder: Path) -> list[str]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("how", "victim"), [("collective", 1), ("collective", 0), ("hang", 1), ("hang", 0)])
+@pytest.mark.parametrize(
+    ("how", "victim"),
+    [
+        ("collective", 1),
+        ("hang", 0),
+        pytest.param("collective", 0, marks=pytest.mark.exhaustive),
+        pytest.param("hang", 1, marks=pytest.mark.exhaustive),
+    ],
+)
 def test_a_killed_process_is_named_in_one_line(tmp_path, how, victim):
     """Whether the others wait in a collective, which fails, or in a call that would never return."""
     running, pids = started(tmp_path, 3, how, victim)

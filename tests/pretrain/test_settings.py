@@ -6,8 +6,8 @@ from typing import Any, Literal, get_origin, get_type_hints
 
 import pytest
 import torch
-from checkpoints.vit import skip_init
 
+from checkpoints.vit import skip_init
 from engine.extensions import load_extension, source_files
 from pretrain.methods.extrema import AVERAGE, CLASS_TOKEN
 from pretrain.recipe import RELATIVE, SINCOS, VIT_SMOKE

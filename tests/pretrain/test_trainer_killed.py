@@ -58,7 +58,7 @@ def lines_of(out: Path) -> list[dict]:
     return [json.loads(line) for line in (out / "log.jsonl").read_text().splitlines()]
 
 
-@pytest.fixture(scope="module", params=KILLS)
+@pytest.fixture(scope="module", params=["moca", pytest.param("mae", marks=pytest.mark.exhaustive)])
 def quiet(request, tmp_path_factory):
     training_ = training(request.param, tmp_path_factory.mktemp("quiet"))
     assert training_.train() == "finished"

@@ -101,7 +101,7 @@ def test_two_processes_stopped_and_continued_by_one(saving, alone, tmp_path):
     check_equal(tmp_path, alone)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_killed_and_continued_by_four_processes(alone, tmp_path):
     program(PROGRAM, tmp_path, ",".join(NAMES), 2).end()
     states = [load_state(newest_whole(path)).facts for path in (tmp_path / "cache" / "linear").glob("*[!k]")]

@@ -3,6 +3,7 @@
 import os
 import re
 import signal
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -16,13 +17,14 @@ from probes.linear.heads import Heads
 pytestmark = pytest.mark.slow
 
 PROGRAM = Path(__file__).with_name("linear_program.py")
-PROTOCOLS = ("linear_sgd@ibot_base_cached", "linear_sgd@extrema_code")
+PROTOCOLS = ("linear_sgd@extrema_code", pytest.param("linear_sgd@ibot_base_cached", marks=pytest.mark.exhaustive))
+SIGNALS = (signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.exhaustive))
 
 
 @pytest.fixture(scope="module")
 def quiet(tmp_path_factory):
     """Protocol -> the numbers of a run that nobody disturbed."""
-    return {name: numbers(evaluated(tmp_path_factory.mktemp("quiet"), name)) for name in PROTOCOLS}
+    return cache(lambda name: numbers(evaluated(tmp_path_factory.mktemp("quiet"), name)))
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
@@ -34,13 +36,13 @@ def test_killed_at_random_moments_and_continued(protocol, tmp_path, quiet, monke
     before = 2 * state["epoch"] + state["iteration"]
     assert 0 < before < 2 * task.epochs, "no run was killed in the middle: the test shows nothing"
     monkeypatch.setattr("engine.progress.SILENT_FOR", 0.0)
-    assert numbers(evaluated(tmp_path, protocol)) == quiet[protocol]
+    assert numbers(evaluated(tmp_path, protocol)) == quiet(protocol)
     shown = re.search(r"(\d+) of (\d+) steps, (\d+) of them now", capsys.readouterr().err)
     done, whole, now = map(int, shown.groups())
     assert done == whole == 2 * task.epochs and now == whole - before
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", SIGNALS)
 @pytest.mark.parametrize("protocol", PROTOCOLS)
 def test_stopped_by_a_signal_and_continued(protocol, number, tmp_path, quiet, monkeypatch):
     """In the middle of an epoch, before anything was evaluated, and after the last step."""
@@ -61,4 +63,4 @@ def test_stopped_by_a_signal_and_continued(protocol, number, tmp_path, quiet, mo
         assert str(stopped.value).startswith(
             f"stopped by a signal after step {done} of {2 * task.epochs} of linear heads on"
         )
-    assert numbers(evaluated(tmp_path, protocol)) == quiet[protocol] and len(steps) == 2 * task.epochs
+    assert numbers(evaluated(tmp_path, protocol)) == quiet(protocol) and len(steps) == 2 * task.epochs
