@@ -74,7 +74,11 @@ def read_distributed(folder: Path) -> ForeignFile:
         stored, places = metadata["state_dict_metadata"], metadata["storage_data"]
         pieces = {(index.values["fqn"], index.values.get("offset")): place.values for index, place in places.items()}
         _check_lengths(folder, pieces.values())
-        tensors = {name: _tensor(folder, name, entry, pieces) for name, entry in stored.items() if _is_tensor(entry)}
+        tensors = {
+            name: _tensor(folder, name, entry, pieces)
+            for name, entry in stored.items()
+            if isinstance(entry, Attributes) and "chunks" in entry.values
+        }
     except OSError as error:
         raise ValueError(
             f"{folder} cannot be read: {error.filename} ({error.strerror}); copy the whole folder"
@@ -94,10 +98,6 @@ def _check_lengths(folder: Path, places: Collection[Mapping[str, Any]]) -> None:
     held = sum((folder / name).stat().st_size for name in {_file_of(place) for place in places})
     if not isinstance(claimed, int) or min((place["length"] for place in places), default=0) < 0 or claimed > held:
         raise ValueError(f"its pieces are of {claimed} bytes, its files of {held}")
-
-
-def _is_tensor(stored: Any) -> bool:
-    return isinstance(stored, Attributes) and "chunks" in stored.values
 
 
 def _tensor(folder: Path, name: str, stored: Attributes, pieces: Mapping[tuple[str, Any], dict[str, Any]]) -> Tensor:

@@ -68,15 +68,11 @@ def fingerprint_differences(stored: Fingerprint, computed: Fingerprint) -> list[
             problems.append(f"{name}: missing now")
             continue
         allowed = TOLERANCE * max(point["std"], 1e-6)
-        pairs = zip([point["mean"], point["std"], *point["probes"]], _values(computed[name]), strict=True)
-        worst = max(abs(old - new) for old, new in pairs)
+        old, new = ([values["mean"], values["std"], *values["probes"]] for values in (point, computed[name]))
+        worst = max(abs(before - now) for before, now in zip(old, new, strict=True))
         if not worst <= allowed:
             problems.append(f"{name}: differs by {worst:.3g}, allowed {allowed:.3g}")
     return problems
-
-
-def _values(point: dict[str, Any]) -> list[float]:
-    return [point["mean"], point["std"], *point["probes"]]
 
 
 def _summary(tokens: Tensor) -> dict[str, Any]:

@@ -117,7 +117,10 @@ def load(reference: str | Path, options: ImportOptions | None = None) -> ViTExpo
     reference = str(reference)
     scheme, colon, rest = reference.partition(":")
     of_hub = rest.partition(":")[0] in TIMM_SCHEMES
-    is_file = scheme == "timm" and not of_hub and ("/" in rest or _is_foreign(Path(rest)))
+    is_file = False
+    if scheme == "timm" and not of_hub:
+        path = Path(rest)
+        is_file = "/" in rest or path.is_file() or is_distributed(path) or is_in_parts(path)
     if colon and scheme in TIMM_SCHEMES and not is_file:
         return _from_timm(rest if scheme == "timm" else reference, options)
     if colon and scheme == "pixels":
@@ -140,11 +143,6 @@ def load(reference: str | Path, options: ImportOptions | None = None) -> ViTExpo
 def _check_no_options(scheme: str, options: ImportOptions | None) -> None:
     if (options or ImportOptions()) != ImportOptions():
         raise ValueError(f"{scheme}: names no file, so that options of imports do not apply; leave them out")
-
-
-def _is_foreign(path: Path) -> bool:
-    """Whether there is a foreign file, or a folder that holds one in several."""
-    return path.is_file() or is_distributed(path) or is_in_parts(path)
 
 
 def _foreign(path: Path) -> ForeignFile:

@@ -77,11 +77,9 @@ class Peers:
             if name in ("done", "failed"):
                 return False
         if closed:
-            self._end_with(rank, signal_of(self.members[rank].pid) if self._is_here(rank) else 0)
+            is_here = self.members[rank].machine == self.members[self.rank].machine
+            self._end_with(rank, signal_of(self.members[rank].pid) if is_here else 0)
         return True
-
-    def _is_here(self, rank: int) -> bool:
-        return self.members[rank].machine == self.members[self.rank].machine
 
     def _end_with(self, rank: int, killed_by: int) -> NoReturn:
         """End this process, because `rank` has died; one process of each machine says so."""

@@ -179,6 +179,11 @@ def _describe(image_set: ImageSet, contents: Contents | None) -> SplitReport:
     images = image_set.images
     extents = contents.extents[contents.extents[:, 0] > 0] if contents else np.empty((0, 2))
     ranges = [(int(side.min()), int(side.max())) if len(side) else None for side in extents.T]
+    notes = list(image_set.notes)
+    if contents:
+        if deep := int((contents.deep >= 0).sum()):
+            notes.append(f"{deep} images of 16-bit grey, of which the upper 8 bits are read")
+        notes += _files_not_read(images, image_set.notes)
     return SplitReport(
         split=image_set.split,
         images=len(image_set),
@@ -190,11 +195,11 @@ def _describe(image_set: ImageSet, contents: Contents | None) -> SplitReport:
         heights=ranges[1],
         unreadable=contents.unreadable if contents else (),
         fingerprint=image_set.fingerprint,
-        notes=image_set.notes + _depth_note(contents) + (_passed_over(images, image_set.notes) if contents else ()),
+        notes=tuple(notes),
     )
 
 
-def _passed_over(images: object, notes: Sequence[str]) -> tuple[str, ...]:
+def _files_not_read(images: object, notes: Sequence[str]) -> tuple[str, ...]:
     """The files below the folder of a set that no run reads, by their endings; not tables that a note names."""
     if not isinstance(images, FileImages):
         return ()
@@ -212,11 +217,6 @@ def _passed_over(images: object, notes: Sequence[str]) -> tuple[str, ...]:
     counts = ", ".join(f"{count} {ending}" for ending, count in endings.most_common(4))
     files = "1 file is" if endings.total() == 1 else f"{endings.total()} files are"
     return (f"{files} not read: their names do not end in {', '.join(EXTENSIONS)}: {counts}",)
-
-
-def _depth_note(contents: Contents | None) -> tuple[str, ...]:
-    deep = int((contents.deep >= 0).sum()) if contents else 0
-    return (f"{deep} images of 16-bit grey, of which the upper 8 bits are read",) if deep else ()
 
 
 def _class_at(image_set: ImageSet, extreme: Callable[[np.ndarray], np.integer]) -> tuple[str, int] | None:

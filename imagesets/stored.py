@@ -183,7 +183,8 @@ def indexed(
     Arrays of numbers and bytes alone. version: a JSON value that changes with what is looked for. A damaged file in the
     cache is made again.
     """
-    stamps = [[os.path.realpath(path), *_stamp(path)] for path in files]
+    stats = [os.stat(path) for path in files]
+    stamps = [[os.path.realpath(p), stat.st_size, stat.st_mtime_ns] for p, stat in zip(files, stats, strict=True)]
     path = user_cache() / "indexes" / f"{digest([version, stamps])[:32]}.npz"
     try:
         with np.load(path, allow_pickle=False) as arrays:
@@ -198,11 +199,6 @@ def changed_of(files: Sequence[str], file_of: Any) -> np.ndarray:
     """Times of modification in ns and inodes (N, 2) of the files that images are in. file_of (N,): which of `files`."""
     facts = [(status.st_mtime_ns, status.st_ino & LARGEST) for status in map(os.stat, files)]
     return np.array(facts, np.int64).reshape(-1, 2)[file_of]
-
-
-def _stamp(path: str) -> tuple[int, int]:
-    status = os.stat(path)
-    return status.st_size, status.st_mtime_ns
 
 
 def class_numbers(values: Sequence[Any] | np.ndarray) -> np.ndarray:

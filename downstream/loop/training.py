@@ -93,12 +93,13 @@ def run_plan(plan: Plan, space: Workspace) -> "TrainedModel":
     synchronised = world.size > 1 and torch.device(space.device).type == "cuda"
     with quiet_libraries():
         model = plan.build(synchronised)
+    batch_norms = any(isinstance(module, torch.nn.BatchNorm2d | torch.nn.SyncBatchNorm) for module in model.modules())
     batch = {
         "images": plan.batch,
         "at_once": size,
         "accumulated": config.accumulation(world),
         "processes": world.size,
-        "batch_norm_over": size * (world.size if synchronised else 1) if has_batch_norm(model) else None,
+        "batch_norm_over": size * (world.size if synchronised else 1) if batch_norms else None,
     }
     if world.is_rank0:
         for line in norm_warnings(batch):
@@ -140,11 +141,6 @@ def loader_processes(space: Workspace, images: int) -> int:
     if space.workers is not None:
         return space.workers
     return min(LOADERS, own_cores()) if images >= MIN_IMAGES else 0
-
-
-def has_batch_norm(model: "nn.Module") -> bool:
-    """Whether the model has batch norms."""
-    return any(isinstance(module, torch.nn.BatchNorm2d | torch.nn.SyncBatchNorm) for module in model.modules())
 
 
 def norm_warnings(batch: Mapping[str, Any]) -> list[str]:

@@ -67,7 +67,7 @@ class OfficialSet:
     advice: str = ""  # how to get files that torchvision does not download
 
 
-def by_loader(data: Any) -> OfficialImages:
+def read_with_loader(data: Any) -> OfficialImages:
     """Sets whose class takes a loader, which gives the path here."""
     rows = [data[row] for row in range(len(data))]
     labels = np.array([label for _, label in rows], np.int64)
@@ -100,8 +100,8 @@ def caltech(data: Any) -> OfficialImages:
     """Caltech-101 with its background, which torchvision leaves out and papers count: 102 classes."""
     classes = sorted([*data.categories, "BACKGROUND_Google"])
     paths = [sorted(Path(data.root, "101_ObjectCategories", name).glob("*.jpg")) for name in classes]
-    labels = np.repeat(np.arange(len(classes)), [len(each) for each in paths])
-    return OfficialImages(classes=classes, labels=labels, images=[str(path) for each in paths for path in each])
+    labels = np.repeat(np.arange(len(classes)), [len(of_class) for of_class in paths])
+    return OfficialImages(classes=classes, labels=labels, images=[str(path) for of_class in paths for path in of_class])
 
 
 def voc(data: Any) -> OfficialImages:
@@ -120,44 +120,42 @@ def voc(data: Any) -> OfficialImages:
 
 
 def drawn_split(
-    root: str, split: Split, found: OfficialImages, share: Callable[[np.ndarray], np.ndarray]
+    root: str, split: Split, official: OfficialImages, share: Callable[[np.ndarray], np.ndarray]
 ) -> np.ndarray:
     """A random part of each class as train, the rest as val. share: images of each class (K,) -> those of train."""
-    order = np.array(sorted(range(len(found.labels)), key=lambda row: (found.labels[row], found.images[row])))
-    counts = np.bincount(found.labels, minlength=len(found.classes))
-    train = order[stratified_sample(found.labels[order], share(counts), SEED)]
+    order = np.array(sorted(range(len(official.labels)), key=lambda row: (official.labels[row], official.images[row])))
+    counts = np.bincount(official.labels, minlength=len(official.classes))
+    train = order[stratified_sample(official.labels[order], share(counts), SEED)]
     return train if split == "train" else np.setdiff1d(order, train)
 
 
-def partition(root: str, split: Split, found: OfficialImages) -> np.ndarray:
+def partition(root: str, split: Split, official: OfficialImages) -> np.ndarray:
     """SUN397's first partition. Its lines begin with the slash behind SUN397."""
     name = "Training_01.txt" if split == "train" else "Testing_01.txt"
-    places = [os.path.join(root, folder, name) for folder in ("SUN397/Partitions", "SUN397", "Partitions")]
-    path = next((place for place in places if os.path.isfile(place)), "")
+    paths = [os.path.join(root, folder, name) for folder in ("SUN397/Partitions", "SUN397", "Partitions")]
+    path = next((place for place in paths if os.path.isfile(place)), "")
     if not path:
         raise ValueError(
-            f"torchvision:SUN397:{root}: no {places[0]}; unpack there "
+            f"torchvision:SUN397:{root}: no {paths[0]}; unpack there "
             "https://vision.princeton.edu/projects/2010/SUN/download/Partitions.zip, which torchvision does not fetch"
         )
-    wanted = set(Path(path).read_text(encoding="utf-8").split())
-    return rows_named(path, wanted, found, os.path.join(root, "SUN397"))
+    names = set(Path(path).read_text(encoding="utf-8").split())
+    return rows_named(path, names, official, os.path.join(root, "SUN397"))
 
 
-def by_json(root: str, split: Split, found: OfficialImages, year: str) -> np.ndarray:
+def by_json(root: str, split: Split, official: OfficialImages, year: str) -> np.ndarray:
     """iNaturalist's lists of 2018 and 2019. Their names begin with the folder that torchvision calls by the year."""
     path = os.path.join(root, f"{split}{year}.json")
     listed = json.loads(Path(path).read_bytes())["images"]
-    wanted = {each["file_name"][each["file_name"].index("/") :] for each in listed}
-    return rows_named(path, wanted, found, os.path.join(root, year))
+    names = {image["file_name"][image["file_name"].index("/") :] for image in listed}
+    return rows_named(path, names, official, os.path.join(root, year))
 
 
-def rows_named(path: str, wanted: set[str], found: OfficialImages, base: str) -> np.ndarray:
+def rows_named(path: str, names: set[str], official: OfficialImages, base: str) -> np.ndarray:
     """Rows of the images that a list names by what follows `base`. ValueError where some are missing."""
-    rows = [row for row, image in enumerate(found.images) if image[len(base) :] in wanted]
-    if len(rows) < len(wanted):
-        raise ValueError(
-            f"{path}: {len(wanted) - len(rows)} of the {len(wanted)} images that it names are not in {base}"
-        )
+    rows = [row for row, image in enumerate(official.images) if image[len(base) :] in names]
+    if len(rows) < len(names):
+        raise ValueError(f"{path}: {len(names) - len(rows)} of the {len(names)} images that it names are not in {base}")
     return np.array(rows, np.int64)
 
 
@@ -176,7 +174,7 @@ INAT = (
 SETS: dict[str, OfficialSet] = {
     "CIFAR10": OfficialSet(needs=("cifar-10-batches-py",), split=OFFICIAL, read=arrays, **FLAG),
     "CIFAR100": OfficialSet(needs=("cifar-100-python",), split=OFFICIAL, read=arrays, **FLAG),
-    "Food101": OfficialSet(needs=("food-101/meta", "food-101/images"), split=OFFICIAL, read=by_loader),
+    "Food101": OfficialSet(needs=("food-101/meta", "food-101/images"), split=OFFICIAL, read=read_with_loader),
     "OxfordIIITPet": OfficialSet(
         needs=("oxford-iiit-pet/images", "oxford-iiit-pet/annotations"),
         split=OFFICIAL,
@@ -187,15 +185,17 @@ SETS: dict[str, OfficialSet] = {
     "Flowers102": OfficialSet(
         needs=("flowers-102/jpg", "flowers-102/imagelabels.mat", "flowers-102/setid.mat"),
         split=TRAINVAL,
-        read=by_loader,
+        read=read_with_loader,
         reports="mean per class",
         **WITH_VAL,
     ),
-    "DTD": OfficialSet(needs=("dtd/dtd",), split=f"{TRAINVAL}: the first of ten splits", read=by_loader, **WITH_VAL),
+    "DTD": OfficialSet(
+        needs=("dtd/dtd",), split=f"{TRAINVAL}: the first of ten splits", read=read_with_loader, **WITH_VAL
+    ),
     "FGVCAircraft": OfficialSet(
         needs=("fgvc-aircraft-2013b/data",),
         split="the official trainval and test, 100 variants",
-        read=by_loader,
+        read=read_with_loader,
         train=({"split": "trainval"},),
         reports="mean per class",
     ),
@@ -204,13 +204,13 @@ SETS: dict[str, OfficialSet] = {
             f"stanford_cars/{part}" for part in ("devkit", "cars_train", "cars_test", "cars_test_annos_withlabels.mat")
         ),
         split=OFFICIAL,
-        read=by_loader,
+        read=read_with_loader,
         advice="its official site is gone: get the archives elsewhere and unpack them under these names",
     ),
     "SUN397": OfficialSet(
         needs=("SUN397/ClassName.txt",),
         split="the first of the official partitions, 50 and 50 images a class",
-        read=by_loader,
+        read=read_with_loader,
         divide=partition,
         **WHOLE,
     ),
@@ -226,14 +226,14 @@ SETS: dict[str, OfficialSet] = {
     "INaturalist": OfficialSet(
         needs=("2021_train", "2021_valid"),
         split="the official train and val of 2021",
-        read=by_loader,
+        read=read_with_loader,
         train=({"version": "2021_train"},),
         val=({"version": "2021_valid"},),
     ),
     "INaturalistMini": OfficialSet(
         needs=("2021_train_mini", "2021_valid"),
         split="the official train mini and val of 2021",
-        read=by_loader,
+        read=read_with_loader,
         train=({"version": "2021_train_mini"},),
         val=({"version": "2021_valid"},),
         dataset="INaturalist",
@@ -242,7 +242,7 @@ SETS: dict[str, OfficialSet] = {
         f"INaturalist{year}": OfficialSet(
             needs=(year, f"train{year}.json", f"val{year}.json"),
             split=f"the official train and val of {year}",
-            read=by_loader,
+            read=read_with_loader,
             train=({"version": year},),
             val=({"version": year},),
             divide=partial(by_json, year=year),
@@ -255,7 +255,7 @@ SETS: dict[str, OfficialSet] = {
         f"Places365{kind}": OfficialSet(
             needs=("categories_places365.txt", f"data_{side}_standard", f"val_{side}"),
             split=f"the official standard train and val, {what}",
-            read=by_loader,
+            read=read_with_loader,
             train=({"split": "train-standard", "small": side == "256"},),
             val=({"split": "val", "small": side == "256"},),
             dataset="Places365",
@@ -274,7 +274,7 @@ SETS: dict[str, OfficialSet] = {
     "EuroSAT": OfficialSet(
         needs=("eurosat/2750",),
         split="no official split: 80 % of each class, drawn once, against 20 %, as in Helber et al. 2019",
-        read=by_loader,
+        read=read_with_loader,
         divide=partial(drawn_split, share=lambda counts: np.rint(0.8 * counts).astype(np.int64)),
         **WHOLE,
     ),
@@ -286,13 +286,13 @@ SETS: dict[str, OfficialSet] = {
     "Country211": OfficialSet(
         needs=("country211/train", "country211/valid", "country211/test"),
         split="train and valid of the official split together against test",
-        read=by_loader,
+        read=read_with_loader,
         train=({"split": "train"}, {"split": "valid"}),
     ),
     "RenderedSST2": OfficialSet(
         needs=("rendered-sst2/train", "rendered-sst2/valid", "rendered-sst2/test"),
         split="train and val of the official split together against test",
-        read=by_loader,
+        read=read_with_loader,
         **WITH_VAL,
     ),
     "Imagenette": OfficialSet(needs=("imagenette2",), split=OFFICIAL, read=samples, val=({"split": "val"},)),
@@ -323,13 +323,17 @@ def open_split(place: str, split: Split) -> ImageSet:
     parts = known.train if split == "train" else known.val
     if lacking := [path for path in known.needs if not os.path.exists(os.path.join(root, path))]:
         raise ValueError(f"{url}: {root} lacks {', '.join(lacking)}; {_remedy(name, root, parts)}")
-    found = _joined([_official(url, name, root, options) for options in parts])
-    found = found.take(known.divide(root, split, found)) if known.divide else found
-    classes, labels = (found.classes, found.labels) if found.labels.ndim == 2 else _in_order(found)
-    where, held = f"torchvision:{name}", found.images
-    images = in_memory(where, held) if isinstance(held, np.ndarray) else in_files(url, held)
+    official = _joined([_official(url, name, root, options) for options in parts])
+    if known.divide:
+        official = official.take(known.divide(root, split, official))
+    classes, labels, images = official.classes, official.labels, official.images
+    if labels.ndim == 1:  # classes in the order of their names as folders
+        names = [name.strip("/").replace("/", "_") for name in classes]
+        order = sorted(range(len(names)), key=names.__getitem__)
+        classes, labels = [names[number] for number in order], np.argsort(order)[labels]
+    source = in_memory(f"torchvision:{name}", images) if isinstance(images, np.ndarray) else in_files(url, images)
     return stored_set(
-        url=url, split=split, classes=classes, labels=labels, images=images, notes=(known.split,), reports=known.reports
+        url=url, split=split, classes=classes, labels=labels, images=source, notes=(known.split,), reports=known.reports
     )
 
 
@@ -337,7 +341,7 @@ def _official(url: str, name: str, root: str, options: Options) -> OfficialImage
     from torchvision import datasets
 
     known = SETS[name]
-    loader = {"loader": str} if known.read is by_loader else {}  # paths in place of images
+    loader = {"loader": str} if known.read is read_with_loader else {}  # paths in place of images
     try:
         if name == "StanfordCars":  # torchvision compares the sums of other sets' .mat files
             check_mats(glob.glob(f"{glob.escape(root)}/stanford_cars/**/*.mat", recursive=True))
@@ -352,10 +356,10 @@ def _remedy(name: str, root: str, parts: Sequence[Options]) -> str:
     known = SETS[name]
     if known.advice:
         return known.advice
-    what = known.dataset or name
-    calls = [", ".join([repr(root), *(f"{key}={value!r}" for key, value in each.items())]) for each in parts]
-    made = "; ".join(f"{what}({call}, download=True)" for call in calls)
-    return f'fetch it with python -c "from torchvision.datasets import {what}; {made}"'
+    dataset = known.dataset or name
+    arguments = [", ".join([repr(root), *(f"{key}={value!r}" for key, value in part.items())]) for part in parts]
+    calls = "; ".join(f"{dataset}({text}, download=True)" for text in arguments)
+    return f'fetch it with python -c "from torchvision.datasets import {dataset}; {calls}"'
 
 
 def _joined(parts: Sequence[OfficialImages]) -> OfficialImages:
@@ -367,28 +371,21 @@ def _joined(parts: Sequence[OfficialImages]) -> OfficialImages:
     )
 
 
-def _in_order(found: OfficialImages) -> tuple[list[str], np.ndarray]:
-    """Classes as names of folders, sorted, and the labels (N,) among them."""
-    names = [name.strip("/").replace("/", "_") for name in found.classes]
-    order = sorted(range(len(names)), key=names.__getitem__)
-    return [names[at] for at in order], np.argsort(order)[found.labels]
-
-
 def in_files(url: str, paths: Sequence[str]) -> FileImages:
     """Files, called by their own names, with sizes. ValueError where some are missing."""
     base = os.path.commonpath([os.path.dirname(path) for path in paths])
-    wanted = {path[len(base) + 1 :]: row for row, path in enumerate(paths)}
-    listed, _ = images_below(base, ["."]) if os.path.isdir(base) else (None, None)
-    places = np.full(len(paths), -1)
-    for place, name in enumerate(listed.names if listed else ()):
-        if (row := wanted.get(name)) is not None:
-            places[row] = place
-    if listed is None or (places < 0).any():
-        first = paths[int((places < 0).argmax())]
+    row_of = {path[len(base) + 1 :]: row for row, path in enumerate(paths)}
+    files, _ = images_below(base, ["."]) if os.path.isdir(base) else (None, None)
+    indices = np.full(len(paths), -1)
+    for index, name in enumerate(files.names if files else ()):
+        if (row := row_of.get(name)) is not None:
+            indices[row] = index
+    if files is None or (indices < 0).any():
+        first = paths[int((indices < 0).argmax())]
         raise ValueError(
-            f"{url}: {(places < 0).sum()} of its {len(paths)} images are missing, {first} first; unpack again"
+            f"{url}: {(indices < 0).sum()} of its {len(paths)} images are missing, {first} first; unpack again"
         )
-    return listed.renamed(places, PackedNames.pack(map(os.path.basename, paths)))
+    return files.renamed(indices, PackedNames.pack(map(os.path.basename, paths)))
 
 
 @dataclass(frozen=True, eq=False)

@@ -229,17 +229,14 @@ class Writer:
         """Rows (B, D) of batch `number` for every kind that lacks it."""
         with self._lock:
             for kind in self._lacking(number):
-                content = np.ascontiguousarray(rows[kind], np.float32)
-                _write_all(self._files[kind], content.data.cast("B"), self._offset(number))
+                content = np.ascontiguousarray(rows[kind], np.float32).data.cast("B")
+                _write_all(self._files[kind], content, number * self.store.batch * self.store.width * ITEM)
             self._uncommitted[number] = bad
             if time.monotonic() - self._committed_at >= COMMIT_EVERY:
                 self._commit()
 
     def _lacking(self, number: int) -> list[str]:
         return [kind for kind, numbers in self.wanted.items() if number in numbers]
-
-    def _offset(self, number: int) -> int:
-        return number * self.store.batch * self.store.width * ITEM
 
     def _commit(self) -> None:
         for kind, file in self._files.items():

@@ -91,7 +91,11 @@ class Training:
         parameters, depth, settings = self.classifier.timm_parameters(), classifier.vit.spec.depth, self.settings
         groups = layer_groups(parameters, depth, settings.layer_decay, settings.weight_decay, settings.decay_tokens)
         self.optimizer, self.schedule = torch.optim.AdamW(groups, lr=settings.peak, fused=True), settings.rates()
-        self.averaged = self._averaged() if settings.average else None
+        self.averaged: nn.Module | None = None
+        if settings.average:
+            from timm.utils import ModelEmaV3
+
+            self.averaged = ModelEmaV3(self.classifier, decay=settings.average)
         self.network: nn.Module = self.classifier
         if self.world.size > 1:
             # No module has buffers that change, so none need to be sent.
@@ -103,11 +107,6 @@ class Training:
 
     def autocast(self) -> AbstractContextManager[Any]:
         return autocast(self.space.device, self.space.precision)
-
-    def _averaged(self) -> nn.Module:
-        from timm.utils import ModelEmaV3
-
-        return ModelEmaV3(self.classifier, decay=self.settings.average)
 
     @property
     def evaluated(self) -> Classifier:
@@ -241,7 +240,9 @@ class Training:
     def save(self) -> None:
         """Save the state; at the end of the training, the evaluations' results alone."""
         over = self.evaluated_at == self.config.steps
-        if not self.world.is_rank0 or not (over or self.is_finite()):
+        # A broken gradient would show in the next step's loss only.
+        finite = all(bool(parameter.isfinite().all()) for parameter in self.classifier.parameters())
+        if not self.world.is_rank0 or not (over or finite):
             return
         tensors = {} if over else self.state()
         tensors |= {f"train_state.{name}": torch.tensor(array) for name, array in self.train_state.arrays.items()}
@@ -254,16 +255,12 @@ class Training:
         }
         save_state(self.config.folder, self.step, State(tensors=tensors, facts=facts), kept=1 if over else KEPT)
 
-    def is_finite(self) -> bool:
-        """Whether all weights are finite; a broken gradient would show in the next step's loss only."""
-        return all(bool(parameter.isfinite().all()) for parameter in self.classifier.parameters())
-
     def state(self) -> dict[str, Tensor]:
         """Everything that the next step depends on."""
-        found = {f"network.{name}": tensor for name, tensor in self.classifier.state_dict().items()}
+        tensors = {f"network.{name}": tensor for name, tensor in self.classifier.state_dict().items()}
         if self.averaged is not None:
-            found |= {f"averaged.{name}": tensor for name, tensor in self.averaged.module.state_dict().items()}
-        return found | optimizer_tensors(self.optimizer)
+            tensors |= {f"averaged.{name}": tensor for name, tensor in self.averaged.module.state_dict().items()}
+        return tensors | optimizer_tensors(self.optimizer)
 
     def load(self, path: Path) -> None:
         """Load a state."""

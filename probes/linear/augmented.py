@@ -105,8 +105,8 @@ class Pieces:
         with self._lock:
             own = [self._waiting.pop(number) for number in piece[self.world.rank]]
         self._next += 1
-        found = self.world.gather_results(lambda: [chunk.unreadable for chunk in own])
-        bad = {place: reason for part in found for chunk in part for place, reason in chunk.items()}
+        reports = self.world.gather_results(lambda: [chunk.unreadable for chunk in own])
+        bad = {place: reason for report in reports for chunk in report for place, reason in chunk.items()}
         rows = self._exchanged(own, piece)
         places = range(self.spans[min(rows)].start, self.spans[max(rows)].stop)
         self.consume(places, torch.cat([rows[number] for number in sorted(rows)]), bad)
@@ -252,10 +252,10 @@ def fail(error: Exception) -> None:
 
 def share_out(images: int, followers: Sequence[Follower]) -> None:
     """Count the images of an epoch's forward passes once, in equal shares."""
-    each, rest = divmod(images, len(followers))
+    share, rest = divmod(images, len(followers))
     for number, follower in enumerate(followers):
         follower.followed += images
-        follower.forwards += each + (number < rest)
+        follower.forwards += share + (number < rest)
 
 
 def feeds_of(
@@ -273,7 +273,9 @@ def feeds_of(
     for places in taken:
         needed[places] = True
     order, place = everything[needed], np.cumsum(needed) - 1
-    return [Feed(follower, place[each], order, labels) for follower, each in zip(followers, taken, strict=True)], order
+    return [
+        Feed(follower, place[own_places], order, labels) for follower, own_places in zip(followers, taken, strict=True)
+    ], order
 
 
 class Feed:

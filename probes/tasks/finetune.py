@@ -117,9 +117,9 @@ class Finetune(FinetuneSettings, Task):
             count = max(count, self.batch)
         self.check_fills(count)
         steps = self.epochs * (count // self.batch)
-        found = {"image size": self.image_size or spec.image_size, "training images": count, "epochs": self.epochs}
-        found |= {"steps": steps, "batch": self.batch, "forward and backward passes": steps * self.batch}
-        return found | {"evaluations": -(-self.epochs // self.judge_every)}
+        summary = {"image size": self.image_size or spec.image_size, "training images": count, "epochs": self.epochs}
+        summary |= {"steps": steps, "batch": self.batch, "forward and backward passes": steps * self.batch}
+        return summary | {"evaluations": -(-self.epochs // self.judge_every)}
 
     def cost(self, scale: Scale) -> Work:
         sizes = self.summary(scale.spec, scale.images)
@@ -301,16 +301,16 @@ class Finetune(FinetuneSettings, Task):
 
     def warnings(self, export: ViTExport, plan: GroupPlan) -> list[str]:
         """Reasons why a number may not be what the protocol's name suggests."""
-        found = []
+        warnings = []
         size = SIZES.get((export.spec.width, export.spec.depth), export.spec.label)
         if self.size and size != self.size:
-            found.append(f"the recipe is for ViT-{self.size}, the model is {export.spec.label}")
+            warnings.append(f"the recipe is for ViT-{self.size}, the model is {export.spec.label}")
         branch = export.facts.get("branch", self.branch)
         if self.branch and branch != self.branch:
-            found.append(f"the source fine-tunes the {self.branch} network, this is the {branch} one")
+            warnings.append(f"the source fine-tunes the {self.branch} network, this is the {branch} one")
         if self.mixes and plan.group < self.mixed_together:
-            found.append(f"{plan.group} images were mixed with each other, not {self.mixed_together}")
-        return found
+            warnings.append(f"{plan.group} images were mixed with each other, not {self.mixed_together}")
+        return warnings
 
 
 def largest_pass(device: str) -> int:

@@ -119,8 +119,8 @@ def all_hits(
     """Hits of all queries, from parts: places of some of them, and (k, T) -> their hits."""
     whole = {pair: TopHits(*np.zeros((2, queries), bool)) for pair in parts[0][1]}
     for places, hits in parts:
-        for pair, found in hits.items():
-            for all_values, values in zip(whole[pair], found, strict=True):
+        for pair, top_hits in hits.items():
+            for all_values, values in zip(whole[pair], top_hits, strict=True):
                 all_values[places] = values
     return whole
 
@@ -267,7 +267,8 @@ class Knn(Task):
         gallery = extract(export, train, [self.kind], space, transform)
         queries = extract(export, val, [self.kind], space, transform)
         check_labels(gallery.labels, queries.labels, train)
-        ks = usable_ks(self.k, len(gallery))
+        # A gallery too small for every k answers by all its images, as in DINOv2's eval/knn.py:198-231.
+        ks = [k for k in self.k if k <= len(gallery)] or [len(gallery)]
         hits, predictions, neighbours, close = self.classify(gallery, queries, ks, space)
         arrays = neighbours if self.fraction == 1 else {}
         arrays |= prediction_arrays(*predictions, queries.indices, len(val))
@@ -277,15 +278,18 @@ class Knn(Task):
     def classify(
         self, gallery: FeatureSet, queries: FeatureSet, ks: Sequence[int], space: Workspace
     ) -> tuple[dict[tuple[int, float], TopHits], tuple[np.ndarray, np.ndarray], dict[str, np.ndarray], np.ndarray]:
-        """(k, T) -> hits of all queries; their classes (Q,) and how sure these are (Q,) by the first k and its best T;
-        neighbours of a few to look at; and pairs of places in val and train (P, 2) with the same features. The
-        processes share search and votes."""
-        world, bank, asked = space.world, gallery[self.kind], queries[self.kind]
-        tiles = sum(len(numbers) for _, numbers in tiles_of(len(bank), len(asked), world))
+        """Search and vote, shared by the processes.
+
+        Returns (k, T) -> hits of all queries; predicted classes (Q,) and their confidence (Q,) by the first k and its
+        best T; neighbours of a few queries to look at; and pairs of places in val and train (P, 2) with the same
+        features.
+        """
+        world, bank, count = space.world, gallery[self.kind], len(queries)
+        tiles = sum(len(numbers) for _, numbers in tiles_of(len(bank), count, world))
         with Progress("nearest neighbours", tiles, "tiles", quiet=not world.is_rank0) as progress:
             near = search(
                 bank,
-                asked,
+                queries[self.kind],
                 max(ks),
                 self.backend,
                 space.device,
@@ -294,32 +298,36 @@ class Knn(Task):
                 advance=progress.advance,
             )
 
-        def voted() -> tuple[np.ndarray, dict[tuple[int, float], TopHits]]:
+        def count_votes() -> tuple[np.ndarray, dict[tuple[int, float], TopHits]]:
             labels = gallery.labels[near.indices], queries.labels[near.places]
             return near.places, vote(near.similarities, *labels, ks, self.temperature)
 
-        def predicted() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        def predict() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
             best, labels = self.best_temperature(hits, ks[0]), gallery.labels[near.indices[:, : ks[0]]]
             return near.places, *winners(near.similarities[:, : ks[0]], labels, best)
 
-        hits = all_hits(world.gather_results(voted), len(asked))
-        places, *predictions = map(np.concatenate, zip(*world.gather_results(predicted), strict=True))
-        classes, shares = (values[np.argsort(places)] for values in predictions)
-        parts = world.gather_results(lambda: few_of(near, len(asked)))
-        found = Neighbours(*(np.concatenate(each) for each in zip(*parts, strict=True)))
-        order = np.argsort(found.places)
+        def examples() -> Neighbours:
+            """The nearest SHOWN of SHOWN of all queries, evenly spread, as far as this process searched for them."""
+            shown = np.isin(near.places, evenly(count, min(SHOWN, count)))
+            return Neighbours(near.places[shown], near.similarities[shown, :SHOWN], near.indices[shown, :SHOWN])
+
+        hits = all_hits(world.gather_results(count_votes), count)
+        places, *predictions = map(np.concatenate, zip(*world.gather_results(predict), strict=True))
+        classes, confidence = (values[np.argsort(places)] for values in predictions)
+        places, similarities, indices = map(np.concatenate, zip(*world.gather_results(examples), strict=True))
+        order = np.argsort(places)
         neighbours = {
-            "neighbours_of": queries.indices[found.places[order]],
-            "neighbours": gallery.indices[found.indices[order]],
-            "similarities": found.similarities[order],
+            "neighbours_of": queries.indices[places[order]],
+            "neighbours": gallery.indices[indices[order]],
+            "similarities": similarities[order],
         }
         same = near.similarities[:, 0] > SAME
         pairs = queries.indices[near.places[same]], gallery.indices[near.indices[same, 0]]
         close = np.concatenate(world.gather_results(lambda: np.stack(pairs, axis=1)))
-        return hits, (classes, shares), neighbours, close[np.argsort(close[:, 0])]
+        return hits, (classes, confidence), neighbours, close[np.argsort(close[:, 0])]
 
     def best_temperature(self, hits: Mapping[tuple[int, float], TopHits], k: int) -> float:
-        """That of the highest top-1 accuracy on the validation images; of equals the first."""
+        """The temperature with the highest top-1 accuracy on the validation images; of equals the first."""
         return max(self.temperature, key=lambda temperature: percent(hits[k, temperature].top1))
 
     def outcome(
@@ -336,9 +344,9 @@ class Knn(Task):
         metrics, sweep, several = {}, {}, len(self.temperature) > 1
         for k in ks:
             suffix = f"k{k}_bestT" if several else f"k{k}"
-            found = hits[k, self.best_temperature(hits, k)]
-            for top, right in (("top1", found.top1), ("top5", found.top5)):
-                metrics[f"{top}_{suffix}"] = accuracy(right, queries.indices, len(val), chosen_on_val=several)
+            best = hits[k, self.best_temperature(hits, k)]
+            for top, correct in (("top1", best.top1), ("top5", best.top5)):
+                metrics[f"{top}_{suffix}"] = accuracy(correct, queries.indices, len(val), chosen_on_val=several)
             sweep[f"k{k}"] = [
                 {"T": t, "top1": percent(hits[k, t].top1), "top5": percent(hits[k, t].top5)} for t in self.temperature
             ]
@@ -347,7 +355,9 @@ class Knn(Task):
             facts["per_temperature"] = sweep
         if dropped := [k for k in self.k if k > len(gallery)]:
             facts["k_beyond_the_gallery"] = dropped
-            facts["warnings"] = [beyond_gallery(dropped, ks, len(gallery))]
+            instead = f"k={len(gallery)} was used instead" if ks == [len(gallery)] else "left out"
+            listed = ", ".join(map(str, dropped))
+            facts["warnings"] = [f"k={listed} is more than the {len(gallery)} images of the gallery: {instead}"]
         if twins:
             facts["warnings"] = [*facts.get("warnings", ()), twins]
         spent, drawn = cost(gallery, queries), self.fraction < 1
@@ -356,40 +366,24 @@ class Knn(Task):
 
 
 def twins_warning(train: ImageSet, val: ImageSet, close: np.ndarray) -> str:
-    """What to say of validation images that are training images, too; "" if there are none. close (P, 2): pairs of
-    images of val and train with the same features, of which COMPARED are compared pixel by pixel."""
-    looked_at = close[evenly(len(close), min(COMPARED, len(close)))]
+    """A warning about validation images that are training images, too; "" if there are none.
+
+    close: (P, 2) pairs of images of val and train with the same features; COMPARED of them are compared by pixels.
+    """
+    compared = close[evenly(len(close), min(COMPARED, len(close)))]
     twins = []
-    for query, place in looked_at.tolist():
+    for query, place in compared.tolist():
         with suppress(UnreadableImage):  # one that was left out
             image, other = val.image(query), train.image(place)
             if image.size == other.size and image.tobytes() == other.tobytes():
                 twins.append((query, place))
     if not twins:
         return ""
-    count = str(len(twins)) if len(looked_at) == len(close) else f"{len(twins)} of {len(looked_at)} compared"
+    count = str(len(twins)) if len(compared) == len(close) else f"{len(twins)} of {len(compared)} compared"
     return (
         f"{count} validation images are training images, too, such as {val.path(twins[0][0])} and "
         f"{train.path(twins[0][1])}: their part of the score says nothing; bench data check {train.url} lists them all"
     )
-
-
-def few_of(near: Neighbours, queries: int) -> Neighbours:
-    """The nearest SHOWN of SHOWN of the queries, evenly spread, as far as they are among these."""
-    wanted = np.isin(near.places, evenly(queries, min(SHOWN, queries)))
-    return Neighbours(near.places[wanted], near.similarities[wanted, :SHOWN], near.indices[wanted, :SHOWN])
-
-
-def usable_ks(ks: Sequence[int], gallery: int) -> list[int]:
-    """The k that a gallery of this size has neighbours for; its size where it is too small for all (as in DINOv2's
-    eval/knn.py:198-231). The names of the metrics say what was used."""
-    return [k for k in ks if k <= gallery] or [gallery]
-
-
-def beyond_gallery(dropped: Sequence[int], used: Sequence[int], gallery: int) -> str:
-    """What became of the `dropped` k, for people."""
-    instead = f"k={gallery} was used instead" if used == [gallery] else "left out"
-    return f"k={', '.join(map(str, dropped))} is more than the {gallery} images of the gallery: {instead}"
 
 
 SWEEP = (0.03, 0.04, 0.05, 0.06, 0.07, 0.08, 0.10, 0.12, 0.15, 0.20)  # MOCA eval_knn.py:62-65
