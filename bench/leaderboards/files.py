@@ -10,9 +10,10 @@ import csv
 import io
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from html import escape
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,7 @@ from bench.leaderboards.tables import (
     read_leaderboard,
     troubles,
 )
-from bench.results.record import MetricRecord, Result, decimals, number_text
+from bench.results.record import decimals, number_text
 from bench.results.store import StoredResult, stamps
 from checkpoints.training_cost import COST_UNITS
 from engine.files import write_atomic
@@ -128,60 +129,61 @@ def _latex_cell(cell: Cell, bold: bool) -> str:
 
 
 LARGEST = 2**63 - 1  # of a column of integers
-TEXT, REAL, WHOLE, FLAG = "string", "float64", "int64", "bool"
-COLUMNS = {
-    "checkpoint": TEXT,
-    "digest": TEXT,
-    "method": TEXT,
-    "recipe": TEXT,
-    "branch": TEXT,
-    "architecture": TEXT,
-    "parameters": WHOLE,
-    "source": TEXT,
-    "checkpoint_plugin": TEXT,
-    "training_hours": REAL,
-    "data": TEXT,
-    "url": TEXT,
-    "split": TEXT,
-    "images": WHOLE,
-    "fingerprint": TEXT,
-    "task": TEXT,
-    "protocol": TEXT,
-    "version": WHOLE,
-    "protocol_source": TEXT,
-    "plugin": TEXT,
-    "changes": TEXT,
-    "group": TEXT,
-    "metric": TEXT,
-    "value": REAL,
-    "unit": TEXT,
-    "higher_is_better": FLAG,
-    "low": REAL,
-    "high": REAL,
-    "interval_method": TEXT,
-    "chosen_on_val": FLAG,
-    "deviation_of": TEXT,
-    "seed": WHOLE,
-    "random": FLAG,
-    "limit": WHOLE,
-    "precision": TEXT,
-    "decode": TEXT,
-    "skipped": WHOLE,
-    "status": TEXT,
-    "message": TEXT,
-    "settings": TEXT,
-    "facts": TEXT,
-    "device": TEXT,
-    "compiled": FLAG,
-    "processes": WHOLE,
-    "seconds": REAL,
-    "images_per_second": REAL,
-    "date": TEXT,
-    "versions": TEXT,
-    "hardware": TEXT,
-    "file": TEXT,
-}
 SPLIT = "val"  # that all metrics are of
+TEXT, REAL, WHOLE, FLAG = "string", "float64", "int64", "bool"
+# Column -> its type, and the attribute of a result, or of one of its metrics, that it holds; "": put together below.
+COLUMNS = {
+    "checkpoint": (TEXT, "checkpoint.name"),
+    "digest": (TEXT, "checkpoint.digest"),
+    "method": (TEXT, "checkpoint.method"),
+    "recipe": (TEXT, "checkpoint.recipe"),
+    "branch": (TEXT, "checkpoint.branch"),
+    "architecture": (TEXT, "checkpoint.architecture"),
+    "parameters": (WHOLE, "checkpoint.parameters"),
+    "source": (TEXT, "checkpoint.source"),
+    "checkpoint_plugin": (TEXT, "checkpoint.plugin"),
+    "training_hours": (REAL, "checkpoint.training_cost.hours"),
+    "data": (TEXT, "data.name"),
+    "url": (TEXT, "data.url"),
+    "split": (TEXT, ""),
+    "images": (WHOLE, ""),
+    "fingerprint": (TEXT, ""),
+    "task": (TEXT, "task"),
+    "protocol": (TEXT, "protocol.name"),
+    "version": (WHOLE, "protocol.version"),
+    "protocol_source": (TEXT, "protocol.source"),
+    "plugin": (TEXT, "protocol.plugin"),
+    "changes": (TEXT, "protocol.changes"),
+    "group": (TEXT, "group"),
+    "metric": (TEXT, ""),
+    "value": (REAL, "metric.value"),
+    "unit": (TEXT, "metric.unit"),
+    "higher_is_better": (FLAG, "metric.higher_is_better"),
+    "low": (REAL, ""),
+    "high": (REAL, ""),
+    "interval_method": (TEXT, "interval_method"),
+    "chosen_on_val": (FLAG, "metric.chosen_on_val"),
+    "deviation_of": (TEXT, "metric.deviation_of"),
+    "seed": (WHOLE, "seed"),
+    "random": (FLAG, "random"),
+    "limit": (WHOLE, "limit"),
+    "precision": (TEXT, "precision"),
+    "decode": (TEXT, "decode"),
+    "skipped": (WHOLE, "skipped"),
+    "status": (TEXT, "status"),
+    "message": (TEXT, "message"),
+    "settings": (TEXT, "settings"),
+    "facts": (TEXT, "facts"),
+    "device": (TEXT, "device"),
+    "compiled": (FLAG, "compiled"),
+    "processes": (WHOLE, "processes"),
+    "seconds": (REAL, "seconds"),
+    "images_per_second": (REAL, "images_per_second"),
+    "date": (TEXT, "date"),
+    "versions": (TEXT, "versions"),
+    "hardware": (TEXT, "hardware"),
+    "file": (TEXT, ""),
+}
 
 
 def to_parquet(leaderboard: Leaderboard) -> bytes:
@@ -192,67 +194,40 @@ def to_parquet(leaderboard: Leaderboard) -> bytes:
 
     rows = [row for stored in leaderboard.results for row in _parquet_rows(stored, leaderboard.folder)]
     columns = {name: [row[name] for row in rows] for name in COLUMNS}
-    schema = pa.schema([(name, pa.type_for_alias(kind)) for name, kind in COLUMNS.items()])
+    schema = pa.schema([(name, pa.type_for_alias(kind)) for name, (kind, _) in COLUMNS.items()])
     buffer = io.BytesIO()
     write_table(pa.table(columns, schema=schema), buffer, compression="zstd")
     return buffer.getvalue()
 
 
 def _parquet_rows(stored: StoredResult, folder: Path) -> Iterator[dict[str, Any]]:
-    shared = _facts(stored.result) | {"file": printable(stored.path.relative_to(folder))}
-    for name, metric in stored.result.metrics.items() if stored.result.metrics else [(None, None)]:
-        yield shared | _exact_number(name, metric)
-
-
-def _exact_number(name: str | None, metric: MetricRecord | None) -> dict[str, Any]:
-    if name is None or metric is None:
-        absent = ("metric", "value", "unit", "higher_is_better", "low", "high", "chosen_on_val", "deviation_of")
-        return dict.fromkeys(absent)
-    low, high = metric.interval or (None, None)
-    return {
-        "metric": printable(name),
-        "value": metric.value,
-        "unit": printable(metric.unit),
-        "higher_is_better": metric.higher_is_better,
-        "low": low,
-        "high": high,
-        "chosen_on_val": metric.chosen_on_val,
-        "deviation_of": None if metric.deviation_of is None else printable(metric.deviation_of),
-    }
-
-
-def _facts(result: Result) -> dict[str, Any]:
-    """What all rows of a result share."""
-    used, data, protocol = result.checkpoint, result.data, result.protocol
-    facts = {
-        **{name: getattr(used, name) for name in ("digest", "method", "recipe", "branch", "architecture", "source")},
-        "checkpoint": used.name,
-        "parameters": used.parameters,
-        "checkpoint_plugin": used.plugin,
-        "training_hours": used.training_cost.hours,
-        "data": data.name,
-        "url": data.url,
+    """A row for each metric, one without numbers where there is none."""
+    result, data = stored.result, stored.result.data
+    shared = {
         "split": SPLIT,
         "images": data.images.get(SPLIT),
         "fingerprint": data.fingerprints.get(SPLIT),
-        "protocol": protocol.name,
-        "version": protocol.version,
-        "protocol_source": protocol.source,
-        "plugin": protocol.plugin,
-        "changes": _json(protocol.changes),
+        "file": str(stored.path.relative_to(folder)),
     }
-    same = ["task", "interval_method", "seed", "random", "limit", "precision", "decode", "skipped", "status", "message"]
-    same += ["group", "device", "compiled", "processes", "seconds", "images_per_second", "date"]
-    facts |= {name: getattr(result, name) for name in same}
-    facts |= {name: _json(getattr(result, name)) for name in ("settings", "facts", "versions", "hardware")}
-    return {name: _in_parquet(value) for name, value in facts.items()}
-
-
-def _json(value: Any) -> str:
-    return json.dumps(msgspec.to_builtins(value))
+    of_metric = {}
+    for column, (_, attribute) in COLUMNS.items():
+        if attribute.startswith("metric."):
+            of_metric[column] = attribute.removeprefix("metric.")
+        elif attribute:
+            shared[column] = attrgetter(attribute)(result)
+    shared = {column: _in_parquet(value) for column, value in shared.items()}
+    if not result.metrics:
+        yield {**dict.fromkeys(COLUMNS), **shared}
+    for name, metric in result.metrics.items():
+        low, high = metric.interval or (None, None)
+        numbers = {column: _in_parquet(getattr(metric, attribute)) for column, attribute in of_metric.items()}
+        yield {**shared, **numbers, "metric": printable(name), "low": low, "high": high}
 
 
 def _in_parquet(value: Any) -> Any:
+    """A value of a cell: printable text, mappings as JSON, and no integer that a column cannot hold."""
+    if isinstance(value, Mapping):
+        value = json.dumps(msgspec.to_builtins(value))
     if isinstance(value, str):
         return printable(value)
     is_whole = isinstance(value, int) and not isinstance(value, bool)

@@ -108,9 +108,8 @@ def metric_records(outcome: Outcome, images: int) -> tuple[dict[str, MetricRecor
         interval, method = None, ""
         if metric.per_image is not None:
             interval, method = intervals.of_mean(np.asarray(metric.per_image), metric.unit)
-        elif metric.resampled is not None and images > 1:
-            interval = intervals.bootstrap_interval(np.asarray(metric.resampled), images)
-            method = intervals.BOOTSTRAP_METHOD
+        elif metric.resampled is not None:
+            interval, method = intervals.of_resampled(np.asarray(metric.resampled), images)
         if interval:
             methods.add(method)
         records[name] = MetricRecord(
@@ -322,21 +321,22 @@ def _run_one(
         say_once(f"  assumed: {checkpoint.used.assumed}")
     undone = any(job.state != "done" for job in jobs)
     export = world.on_all_ranks(lambda: export or _loaded(checkpoint)) if undone else None
-    wanted = _wanted(export, jobs, request.space) if export else {}
+    features = _features_of(export, jobs, request.space) if export else {}
     if export and not export.spec.has_class_token:
         say("  it has no class token: protocols that read one read avg, the mean of its patches, instead")
     number = {job.path: f"[{count}/{len(jobs)}]" for count, job in enumerate(jobs, start=1)}
     for together in in_groups(jobs, export, request.space):
+        reason = ""
         if together[0].state == "done" or export is None:
-            say_once(*(f"  {number[job.path]} {job.title}: exists, skipped" for job in together))
-            tally.skipped += len(together)
-            continue
-        if not request.rerun and world.on_rank0(partial(_made_meanwhile, together, request.space.skip_bad)):
-            say_once(*(f"  {number[job.path]} {job.title}: made by another run meanwhile, skipped" for job in together))
+            reason = "exists"
+        elif not request.rerun and world.on_rank0(partial(_made_meanwhile, together, request.space.skip_bad)):
+            reason = "made by another run meanwhile"
+        if reason or export is None:
+            say_once(*(f"  {number[job.path]} {job.title}: {reason}, skipped" for job in together))
             tally.skipped += len(together)
             continue
         say_once(*(f"  {number[job.path]} {job.title} ..." for job in together))
-        space = replace(together[0].place(request.space), wanted=wanted)
+        space = replace(together[0].place(request.space), wanted=features)
         for job, ended, seconds in run_together(together, export, space):
             ended = agreed(job, ended, world)
             error = ended if isinstance(ended, Exception) else None
@@ -366,17 +366,17 @@ def _loaded(candidate: LoadedCheckpoint) -> FrozenExport:
     return export
 
 
-def _wanted(export: FrozenExport, jobs: Sequence[Job], space: Workspace) -> dict[str, tuple[Any, ...]]:
+def _features_of(export: FrozenExport, jobs: Sequence[Job], space: Workspace) -> dict[str, tuple[Any, ...]]:
     """Transform name -> all feature kinds that the jobs will read; one pass over the images extracts them all."""
-    found: dict[str, tuple[Any, ...]] = {}
+    features: dict[str, tuple[Any, ...]] = {}
     for job in jobs:
         try:
-            wanted = job.chosen.task.features(export, space) if job.state != "done" else {}
+            own = job.chosen.task.features(export, space) if job.state != "done" else {}
         except Exception:  # the task will fail on its own, without the others
             continue
-        for transform, kinds in wanted.items():
-            found[transform] = tuple(dict.fromkeys([*found.get(transform, ()), *kinds]))
-    return found
+        for transform, kinds in own.items():
+            features[transform] = tuple(dict.fromkeys([*features.get(transform, ()), *kinds]))
+    return features
 
 
 def _say_nothing(*lines: object) -> None:

@@ -140,9 +140,7 @@ def _interval(result: Result, name: str, values: np.ndarray) -> tuple[tuple[floa
     if values.ndim != 1 or values.dtype.kind not in "biuf":
         return None, "", f"{name}: its array does not hold numbers in a row"
     if metric.array_over == "resamples":
-        if images < 2 or not (~np.isnan(values)).any():
-            return None, "", ""
-        return intervals.bootstrap_interval(values, images), intervals.BOOTSTRAP_METHOD, ""
+        return *(intervals.of_resampled(values, images) if (~np.isnan(values)).any() else (None, "")), ""
     if len(values) != images:
         return None, "", f"{name} has values for {len(values)} images, of {images}"
     if np.isnan(values).any() and not (result.skipped or result.protocol.plugin):

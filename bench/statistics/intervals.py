@@ -49,6 +49,13 @@ def of_mean(values: np.ndarray, unit: str) -> tuple[tuple[float, float] | None, 
     return bootstrap_interval(means, len(seen)), BOOTSTRAP_METHOD
 
 
+def of_resampled(values: np.ndarray, images: int) -> tuple[tuple[float, float] | None, str]:
+    """((low, high), method) of a metric with values (R,) on resamples of so many images; None where that is one."""
+    if images < 2:
+        return None, ""
+    return bootstrap_interval(values, images), BOOTSTRAP_METHOD
+
+
 def accuracy_interval(values: np.ndarray) -> tuple[float, float]:
     """(low, high) in percent of the mean of correctness (N,) from 0 to 1; NaN is left out."""
     seen = values[~np.isnan(values)].astype(np.float64)

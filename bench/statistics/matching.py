@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from bench.results.record import MetricRecord, images_seen, short
+from bench.results.record import images_seen, short
 from bench.results.store import StoredResult
 from bench.statistics.intervals import averages_to, bootstrap_p_value
 from bench.statistics.paired import PairedTest, compare_images, compare_resamples, paired_p_value
@@ -29,9 +29,13 @@ class Match:
     second: tuple[StoredResult, ...]  # the same for the other checkpoint
 
     @property
+    def sides(self) -> tuple[tuple[StoredResult, ...], tuple[StoredResult, ...]]:
+        return self.first, self.second
+
+    @property
     def identities(self) -> list[list[str]]:
         """Identities of the results of each side."""
-        return [[stored.identity for stored in side] for side in (self.first, self.second)]
+        return [[stored.identity for stored in side] for side in self.sides]
 
 
 def labelled(results: Sequence[StoredResult]) -> dict[str, list[StoredResult]]:
@@ -90,16 +94,14 @@ def matched(
 def difference(match: Match, metric: str) -> PairedTest:
     """The paired test of a metric. ValueError says why there is none."""
     if _is_resampled(match, metric):
-        metrics = _mean_value(match.first, metric), _mean_value(match.second, metric)
-        return compare_resamples(metrics, *_resampled(match, metric))
-    first, second = match.first[0].result, match.second[0].result
-    seed = digest([first.checkpoint.digest, second.checkpoint.digest, match.group, metric])
+        first, second = (
+            float(np.mean([stored.result.metrics[metric].value for stored in side])) for side in match.sides
+        )
+        return compare_resamples((first, second), *_resampled(match, metric))
+    digests = [side[0].result.checkpoint.digest for side in match.sides]
+    seed = int(digest([*digests, match.group, metric])[:16], 16)
     one, another, scale = _scaled(match, metric)
-    return compare_images(one, another, seed=int(seed[:16], 16), scale=scale)
-
-
-def _mean_value(side: Sequence[StoredResult], metric: str) -> float:
-    return float(np.mean([_record(stored, metric).value for stored in side]))
+    return compare_images(one, another, seed=seed, scale=scale)
 
 
 def p_value(match: Match, metric: str) -> float:
@@ -113,7 +115,7 @@ def p_value(match: Match, metric: str) -> float:
 
 def paired_values(match: Match, metric: str) -> tuple[np.ndarray, np.ndarray]:
     """Values (N,) of both on the images that both could read, mean over seeds. ValueError says why there are none."""
-    first, second = (_mean([_per_image(stored, metric) for stored in side]) for side in (match.first, match.second))
+    first, second = (np.mean([_per_image(stored, metric) for stored in side], axis=0) for side in match.sides)
     if first.shape != second.shape:
         raise ValueError(f"{metric}: {len(first)} images against {len(second)}; make both again with --rerun")
     seen = ~np.isnan(first + second)
@@ -140,10 +142,6 @@ def _per_image(stored: StoredResult, metric: str) -> np.ndarray:
     if not averages_to(values, record.value, record.unit):
         raise ValueError(f"{metric}: not the mean of its values for the images, so that a paired test does not apply")
     return values.astype(np.float64)
-
-
-def _mean(values: Sequence[np.ndarray]) -> np.ndarray:
-    return values[0] if len(values) == 1 else np.stack(values).mean(0)
 
 
 def _by_place(results: Sequence[StoredResult]) -> dict[str, list[StoredResult]]:
@@ -180,29 +178,25 @@ def _said(value: Any) -> str:
 
 
 def _is_resampled(match: Match, metric: str) -> bool:
-    records = [_record(stored, metric) for stored in (*match.first, *match.second)]
+    records = [stored.result.metrics[metric] for side in match.sides for stored in side]
     return all(record.array and record.array_over == "resamples" for record in records)
-
-
-def _record(stored: StoredResult, metric: str) -> MetricRecord:
-    return stored.result.metrics[metric]
 
 
 def _scaled(match: Match, metric: str) -> tuple[np.ndarray, np.ndarray, float]:
     # Values (N,) of both, from -1 to 1, and what 1 is in the metric's unit.
     first, second = paired_values(match, metric)
-    if _record(match.first[0], metric).unit == "%":
+    if match.first[0].result.metrics[metric].unit == "%":
         return first, second, 100.0
     largest = float(max(np.abs(first).max(), np.abs(second).max())) or 1.0
     return first / largest, second / largest, largest
 
 
-def _resampled(match: Match, metric: str) -> tuple[tuple[np.ndarray, np.ndarray], int]:
+def _resampled(match: Match, metric: str) -> tuple[list[np.ndarray], int]:
     # Values (R,) of both, mean over seeds, and the number of images.
     images = images_seen(match.first[0].result.data, match.first[0].result.limit)
     if images < 2:
         raise ValueError(f"{metric}: one image is no sample; evaluate on more")
-    sides = [np.stack([array_of(stored, metric) for stored in side]) for side in (match.first, match.second)]
+    sides = [np.stack([array_of(stored, metric) for stored in side]) for side in match.sides]
     if sides[0].shape != sides[1].shape:
         raise ValueError(f"{metric}: {sides[0].shape[1]} resamples against {sides[1].shape[1]}; use --rerun for both")
-    return (sides[0].mean(0), sides[1].mean(0)), images
+    return [side.mean(0) for side in sides], images

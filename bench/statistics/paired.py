@@ -91,7 +91,7 @@ def paired_p_value(first: np.ndarray, second: np.ndarray, seed: int, resamples: 
     return bootstrap(rounded_differences(first, second), np.random.default_rng(seed), resamples)[1]
 
 
-def compare_resamples(metrics: tuple[float, float], values: tuple[np.ndarray, np.ndarray], images: int) -> PairedTest:
+def compare_resamples(metrics: tuple[float, float], values: Sequence[np.ndarray], images: int) -> PairedTest:
     """Compare two metrics by their values (R,) on the same resamples. d_z is t by the root of images."""
     differences = values[0] - values[1]
     low, high = bootstrap_interval(differences, images)
