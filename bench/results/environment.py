@@ -33,9 +33,9 @@ def installed(package: str) -> str | None:
 @cache
 def versions() -> dict[str, str]:
     """Python, the libraries that numbers depend on, ourselves, and our git commit when run from a checkout."""
-    found = {"python": platform.python_version()}
-    found |= {package: text for package in PACKAGES if (text := installed(package))}
-    return found | ({"git": text} if (text := git_commit()) else {})
+    packages = {package: number for package in PACKAGES if (number := installed(package))}
+    commit = {"git": text} if (text := git_commit()) else {}
+    return {"python": platform.python_version(), **packages, **commit}
 
 
 def git_commit() -> str | None:

@@ -119,15 +119,15 @@ def _of_metrics(result: Result, arrays: Mapping[str, np.ndarray]) -> Iterator[st
         if metric.array != (name if metric.array_over == "images" else f"{name}_resampled"):
             yield f"{name} names the array {metric.array}, over {metric.array_over}"
         elif values is not None:
-            found, method, problem = _interval(result, name, values)
-            methods |= {method} if found else set()
+            interval, method, problem = _interval(result, name, values)
+            methods |= {method} if interval else set()
             problems += [problem] if problem else []
             if problem:
                 continue
-            if bool(found) != bool(metric.interval):
-                yield f"{name} has {'no interval' if found else 'an interval'}, and its values give another answer"
-            elif found and not all(map(NEAR, found, metric.interval or ())):
-                low, high = found
+            if bool(interval) != bool(metric.interval):
+                yield f"{name} has {'no interval' if interval else 'an interval'}, and its values give another answer"
+            elif interval and not all(map(NEAR, interval, metric.interval or ())):
+                low, high = interval
                 yield f"{name} has another interval than its values give, which is [{low:.4f}, {high:.4f}]"
     yield from problems
     if not problems and named <= arrays.keys() and result.interval_method != "; ".join(sorted(methods)):
@@ -224,12 +224,15 @@ def _of_facts(result: Result) -> Iterator[str]:
 
 def _numbers_in(facts: Mapping[str, Any]) -> dict[str, float]:
     """Metric -> its value, where a task's facts say it too."""
-    found: dict[str, float] = {}
+    numbers: dict[str, float] = {}
     if "reported_step" in facts:  # dense: the evaluations of each training
-        reported = [each[str(step)] for each, step in zip(facts["evaluations"], facts["reported_step"], strict=True)]
-        found |= {name: float(np.mean([each[name] for each in reported])) for name in reported[0]}
+        reported = [
+            evaluations[str(step)]
+            for evaluations, step in zip(facts["evaluations"], facts["reported_step"], strict=True)
+        ]
+        numbers |= {name: float(np.mean([scores[name] for scores in reported])) for name in reported[0]}
         if len(reported) > 1:
-            found["mIoU_std"] = float(np.std([each["mIoU"] for each in reported], ddof=1))
+            numbers["mIoU_std"] = float(np.std([scores["mIoU"] for scores in reported], ddof=1))
     fits: dict[str, list[float]] = {}
     for fit in facts.get("fits", ()):
         if "top1" in fit:  # low-shot: under its name without lambda, and with it where there are several
@@ -237,15 +240,15 @@ def _numbers_in(facts: Mapping[str, Any]) -> dict[str, float]:
             fits.setdefault(name, []).append(fit["top1"])
             fits.setdefault(f"{name}_lambda{fit['lambda']:g}", []).append(fit["top1"])
     for name, values in fits.items():
-        found |= {name: float(np.mean(values)), f"{name}_std": float(np.std(values))}
+        numbers |= {name: float(np.mean(values)), f"{name}_std": float(np.std(values))}
     for entry in facts["history"] if "epoch" in facts and "history" in facts else ():  # fine-tuning
         if "val" in entry and entry["epoch"] == facts["epoch"]:
-            found["top1"] = entry["val"]
+            numbers["top1"] = entry["val"]
         if "val" in entry and entry["epoch"] == facts["last_epoch"]:
-            found["top1_last"] = entry["val"]
+            numbers["top1_last"] = entry["val"]
     for k, sweep in facts.get("per_temperature", {}).items():
-        found[f"top1_{k}_bestT"] = max(entry["top1"] for entry in sweep)
-    return found
+        numbers[f"top1_{k}_bestT"] = max(entry["top1"] for entry in sweep)
+    return numbers
 
 
 class Others:
@@ -267,8 +270,8 @@ class Others:
             if count != result.data.images[split]:
                 yield f"{split}: {result.data.images[split]} images, of the same fingerprint {count} in {other}"
         kinds = [
-            (name, each.unit, each.higher_is_better, each.chosen_on_val, each.deviation_of, each.array, each.array_over)
-            for name, each in result.metrics.items()
+            (name, one.unit, one.higher_is_better, one.chosen_on_val, one.deviation_of, one.array, one.array_over)
+            for name, one in result.metrics.items()
         ]
         key = f"{result.protocol.name} {result.settings} {result.versions} {result.data.fingerprints} {result.limit}"
         other, expected = self.kinds.setdefault(key, (place, kinds))

@@ -132,8 +132,8 @@ def _p_values(
     for key in dict.fromkeys(chain.from_iterable(columns.values())):
         matches = {}
         for leader in {*leaders.values()} - {key}:
-            found, _ = matched(results.get(leader, ()), results.get(key, ()), (leader[0], key[0]))
-            matches[leader] = found[0] if len(found) == 1 else None
+            pairs, _ = matched(results.get(leader, ()), results.get(key, ()), (leader[0], key[0]))
+            matches[leader] = pairs[0] if len(pairs) == 1 else None
         for column, leader in leaders.items():
             match, metric = matches.get(leader), column[1]
             if match and key in columns[column]:
