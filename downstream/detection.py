@@ -1,9 +1,11 @@
 """Object detection and instance segmentation on COCO's layout: training and outcome of both tasks."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar
+from dataclasses import dataclass, replace
+from functools import cache, partial
+from typing import TYPE_CHECKING, Any, ClassVar, Self
+
+import torch
 
 from checkpoints.export import ViTExport
 from checkpoints.frozen import FrozenExport, FrozenSpec, vit_spec
@@ -14,16 +16,28 @@ from downstream.detection_settings import DetectionSettings
 from downstream.loop.training import Plan, adamw_by_layer, open_both, run_plan
 from downstream.metrics.scores import weighted_ap
 from downstream.models.operators import libraries_used, quiet_libraries
-from downstream.planning import detection_operations, drawn_detections, untrained, work_of_training
+from downstream.planning import (
+    BACK,
+    Flops,
+    Parts,
+    drawn_detections,
+    flops_on_meta,
+    loading_seconds,
+    untrained,
+    work_of_training,
+)
 from engine.resampling import Score, resampled
 from engine.tasks import Metric, Outcome, Workspace, settings_of
 from engine.training.schedules import MultipliedWarmup, StepDecay
-from engine.work import Kind, Scale, Work
+from engine.work import Scale, Work
 
 if TYPE_CHECKING:
     from torch import nn
 
     from downstream.loop.running import TrainedModel
+
+
+SMALLEST = 64  # pixels of an image's side in a timed step, at least
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,6 +76,7 @@ class Detection(DetectionSettings, DenseTask):
         steps = self.epochs * -(-scale.images["train"] // self.batch)
         return work_of_training(
             scale,
+            self.model_flops(scale.spec, scale.classes),
             trainings=1,
             trained=steps * self.batch,
             updates=steps,
@@ -70,11 +85,50 @@ class Detection(DetectionSettings, DenseTask):
             at_once=min(scale.batch_size or self.LARGEST, self.batch),
         )
 
-    def model_flops(self, spec: ViTSpec, classes: int) -> dict[Kind, float]:
+    @cache  # noqa: B019 (settings and architectures are few)
+    def model_flops(self, spec: ViTSpec, classes: int) -> Flops:
+        """On images of 4 : 3, as most of COCO are, at the middle one of the training sizes."""
         self.check_network(spec)
         export = untrained(spec)
         assert isinstance(export, ViTExport)
-        return detection_operations(partial(self.model, export, classes, False, 0), self)
+        loading_seconds()  # before anything else that loads the libraries
+        with quiet_libraries():
+            model = self.model(export, classes, False, 0)
+        short = self.long if self.augment == "jitter" else sorted(self.short)[len(self.short) // 2]
+        train = (short, min(self.long, short if self.augment == "jitter" else short * 4 // 3))
+        val = (min(self.val), min(max(self.val), min(self.val) * 4 // 3))
+        return {
+            "training": self.flops_of(model, train, self.regions, self.regions // 4, BACK),
+            "evaluation": self.flops_of(model, val, self.proposals[1], self.detections),
+        }
+
+    def flops_of(self, model: Any, size: tuple[int, int], boxes: int, masks: int, passes: float = 1.0) -> Parts:
+        """With so many regions in each box head and mask head; sides are padded to multiples of 32."""
+
+        def whole(detector: Any, images: torch.Tensor) -> None:
+            detector.rpn_head(detector.extract_feat(images))
+            heads = detector.roi_head
+            for head in heads.bbox_head if self.CASCADE else [heads.bbox_head]:
+                head(torch.zeros(boxes, self.channels, 7, 7))
+            for head in heads.mask_head if self.CASCADE else [heads.mask_head]:
+                head(torch.zeros(masks, self.channels, 14, 14))
+
+        height, width = (-(-side // 32) * 32 for side in size)
+        return flops_on_meta(model, (height, width), whole, passes)
+
+    def smaller(self, share: float) -> Self:
+        def sides(values: tuple[int, ...]) -> tuple[int, ...]:
+            return tuple(dict.fromkeys(max(SMALLEST, round(share * side)) for side in values))
+
+        proposals = max(16, round(share**2 * self.proposals[1]))
+        return replace(
+            self,
+            short=sides(self.short),
+            long=max(sides((self.long,))[0], max(sides(self.short))),
+            val=(max(SMALLEST, round(share * self.val[0])), max(SMALLEST, round(share * self.val[1]))),
+            regions=max(16, round(share**2 * self.regions)),
+            proposals=(proposals, proposals),
+        )
 
     def score(self, images: int, classes: int) -> Score:
         return partial(weighted_ap, drawn_detections(images, self.detections, classes))

@@ -1,16 +1,15 @@
-"""The work of dense tasks, counted and rehearsed.
+"""The work of dense tasks, counted on models without memory, and timed on a few real scenes.
 
-A rehearsal builds the very model and reads the very scenes, for a few steps and evaluated images
-(downstream/loop/rehearsal.py). Where operations are too many for that, a plan goes by their number.
+The very model of a task makes a few steps on the very scenes. Where a step of its recipe takes too long for that, it is
+made at a smaller size, and the seconds of backbone and heads grow by the operations of each.
 """
 
 import time
-import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import cache
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -20,25 +19,44 @@ from checkpoints.flops import frozen_bytes, training_bytes
 from checkpoints.frozen import FrozenExport, FrozenSpec, OwnSpec, own_network
 from checkpoints.spec import Preparation
 from checkpoints.vit import ViT, skip_init
-from downstream.detection_settings import DetectionSettings
-from downstream.loop.training import Plan
 from downstream.models.operators import quiet_libraries
-from engine.resampling import BLOCK, Score, resampled, resamples_of
+from engine.precision import autocast
+from engine.resampling import resamples_of
 from engine.tasks import Workspace
-from engine.training.schedules import TrainProgress
-from engine.training.states import save_interval
-from engine.work import Kind, Part, Scale, Work, count_flops
+from engine.training.states import State, save_interval, save_state
+from engine.work import Part, Scale, Work, count_flops
 
 if TYPE_CHECKING:
-    from torch import nn
+    from downstream.loop.training import Plan
 
-HEAVY = 2e12  # operations of a rehearsed step above which there is none: ten seconds on two cores
 MODELS = ("downstream.models.segmentors", "downstream.models.detectors")
 BACK = 3.0  # passes forward that one forward and back costs
+CALLS = 8  # of a timed step, about, with those of its backbone and of an evaluation
+STATE_BYTES = 16e6  # of the state that is saved for timing, at most
+
+
+class Parts(NamedTuple):
+    """FLOPs, or seconds, of a model on one image."""
+
+    backbone: float
+    heads: float
+
+    @property
+    def total(self) -> float:
+        """Of both."""
+        return self.backbone + self.heads
+
+    def scaled(self, before: "Parts", after: "Parts") -> "Parts":
+        """These seconds of a model of FLOPs `before` for one of FLOPs `after`, each part by its own rate."""
+        return Parts(*(mine * new / old if old else mine for mine, old, new in zip(self, before, after, strict=True)))
+
+
+Flops = Mapping[Literal["training", "evaluation"], Parts]
 
 
 def work_of_training(
     scale: Scale,
+    flops: Flops,
     *,
     trainings: int,
     trained: int,
@@ -53,13 +71,15 @@ def work_of_training(
     parts = (
         Part(kind="libraries", count=1, of="mmengine"),
         Part(kind="start", count=trainings),
-        Part(kind="training", count=trainings * trained, flops=scale.flops.get("training", 0.0)),
+        Part(kind="training", count=trainings * trained, flops=flops["training"].total),
+        Part(kind="updates", count=trainings * updates),
         Part(kind="states", count=trainings * (updates // save_interval(updates))),
-        Part(kind="evaluation", count=evaluations * val, flops=scale.flops.get("evaluation", 0.0)),
+        Part(kind="evaluation", count=evaluations * val, flops=flops["evaluation"].total),
         Part(kind="closing", count=resamples_of(val)),
     )
     memory = (frozen_bytes if frozen else training_bytes)(scale.spec, at_once, side)
-    return Work(parts=parts, memory=memory, disk=2 * trainings * 12 * training_bytes(scale.spec, 0) / 16)
+    disk = 2 * trainings * 12 * training_bytes(scale.spec, 0) / 16
+    return Work(parts=parts, iterations=trainings * updates, memory=memory, disk=disk)
 
 
 def untrained(spec: FrozenSpec, image_size: int | None = None) -> FrozenExport:
@@ -78,10 +98,17 @@ def untrained(spec: FrozenSpec, image_size: int | None = None) -> FrozenExport:
     return ViTExport(spec=spec, preparation=Preparation(), tensors=trunk, extra=extra)
 
 
-def operations_on_meta(model: "nn.Module", work: Callable[["nn.Module"], object]) -> int:
-    """FLOPs of `work` on the model, which is moved to the device "meta" and cannot be used afterwards."""
+def flops_on_meta(
+    model: Any, image: tuple[int, int], heads: Callable[[Any, torch.Tensor], object], passes: float = 1.0
+) -> Parts:
+    """FLOPs of `passes` through a model on one image of so many pixels (H, W). The model is moved to the device "meta"
+    and cannot be used afterwards. heads: the whole model, from the images (1, 3, H, W)."""
     with torch.device("meta"), torch.no_grad():
-        return count_flops(lambda: work(model.to("meta").eval()))[1]
+        model.to("meta").eval()
+        images = torch.zeros(1, 3, *image)
+        backbone = count_flops(lambda: model.backbone(images))[1]
+        whole = count_flops(lambda: heads(model, images))[1]
+    return Parts(passes * backbone, passes * (whole - backbone))
 
 
 def windows(longer: int, shorter: int, crop: int, stride: int) -> int:
@@ -90,68 +117,14 @@ def windows(longer: int, shorter: int, crop: int, stride: int) -> int:
     return across * down
 
 
-def segmentation_operations(build: Callable[[], Any], crop: int, frozen: bool, looks: int) -> dict[Kind, float]:
-    """FLOPs of mmseg's model on a training crop, forward and back, and on the `looks` windows of a validation image."""
-    with quiet_libraries():
-        model = build()
-    image = torch.zeros(1, 3, crop, crop, device="meta")
-
-    def whole(segmentor: Any) -> None:
-        maps = segmentor.extract_feat(image)
-        for head in (segmentor.decode_head, *([segmentor.auxiliary_head] if segmentor.with_auxiliary_head else [])):
-            head(maps)
-
-    backbone, forward = operations_on_meta(model, lambda each: each.backbone(image)), operations_on_meta(model, whole)
-    trained = BACK * (forward - backbone) + (1.0 if frozen else BACK) * backbone
-    return {"training": trained, "evaluation": float(looks * forward)}
-
-
-def detection_operations(build: Callable[[], Any], settings: DetectionSettings) -> dict[Kind, float]:
-    """FLOPs of mmdet's detector on images of 4 : 3, as most of COCO are, at the middle one of the training sizes."""
-    with quiet_libraries():
-        model = build()
-    short = settings.long if settings.augment == "jitter" else sorted(settings.short)[len(settings.short) // 2]
-    train = (short, min(settings.long, short if settings.augment == "jitter" else short * 4 // 3))
-    shown = (min(settings.val), min(max(settings.val), min(settings.val) * 4 // 3))
-    drawn = detector_operations(model, settings, train, settings.regions, settings.regions // 4)
-    return {
-        "training": BACK * drawn,
-        "evaluation": detector_operations(model, settings, shown, settings.proposals[1], settings.detections),
-    }
-
-
-def detector_operations(
-    model: Any, settings: DetectionSettings, size: tuple[int, int], boxes: int, masks: int
-) -> float:
-    """Of a forward pass with so many regions in each box head and mask head; sides up to the next multiple of 32."""
-    image = torch.zeros(1, 3, *(-(-side // 32) * 32 for side in size), device="meta")
-
-    def whole(detector: Any) -> None:
-        detector.rpn_head(detector.extract_feat(image))
-        heads = detector.roi_head
-        for head in heads.bbox_head if settings.CASCADE else [heads.bbox_head]:
-            head(torch.zeros(boxes, settings.channels, 7, 7, device="meta"))
-        for head in heads.mask_head if settings.CASCADE else [heads.mask_head]:
-            head(torch.zeros(masks, settings.channels, 14, 14, device="meta"))
-
-    return float(operations_on_meta(model, whole))
-
-
 @cache
 def loading_seconds() -> float:
-    """What a process takes to import the models and their libraries, once; little where that happened before."""
+    """Seconds in which a process imports the models and their libraries, once; little where that happened before."""
     started = time.perf_counter()
     with quiet_libraries():
         for module in MODELS:
             import_module(module)
     return time.perf_counter() - started
-
-
-def closing_seconds(score: Score, images: int) -> float:
-    """Seconds that one resample of the validation images takes."""
-    started = time.perf_counter()
-    resampled(score, images, BLOCK)
-    return (time.perf_counter() - started) / min(BLOCK, resamples_of(images))
 
 
 def drawn_areas(images: int, classes: int) -> np.ndarray:
@@ -174,36 +147,52 @@ def drawn_detections(images: int, most: int, classes: int) -> dict[str, np.ndarr
     }
 
 
-def rehearsed_plan(plan: Plan, space: Workspace, score: Score, operations: float) -> dict[Kind, float]:
-    """Seconds of one unit of each kind of work. score: of the resampled numbers. operations: of an image, forward and
-    back."""
-    found: dict[Kind, float] = {"libraries": loading_seconds()}
-    found["closing"] = closing_seconds(score, len(plan.val))
-    at_once = min(space.batch_size or plan.largest, plan.batch)
-    if operations * at_once > HEAVY:
-        return found
-    with quiet_libraries(), warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        from downstream.loop.rehearsal import Rehearsal
-        from downstream.loop.running import RunnerConfig, TrainingSetup
+class TimedModel:
+    """The model of a training on the device, with its optimiser and a batch of real scenes."""
 
+    def __init__(self, plan: "Plan", at_once: int, space: Workspace) -> None:
+        from mmengine.dataset import pseudo_collate
+
+        self.space, self.images = space, at_once
+        self.model: Any = plan.build(False).to(space.device)
+        self.optimiser = plan.optimise(self.model)
+        train_images, val_images, self.metric = plan.objects()
+        self.metric.dataset_meta = val_images.metainfo
+        self.batch = pseudo_collate([train_images[index % len(train_images)] for index in range(at_once)])
+        self.val_batch = pseudo_collate([val_images[0]])
+        self.model.train()
+
+    def step(self) -> float:
+        """The loss of the batch, forward and back."""
+        with autocast(self.space.device, self.space.precision):
+            losses = self.model(**self.model.data_preprocessor(self.batch, True), mode="loss")
+        loss, _ = self.model.parse_losses(losses)
+        self.optimiser.zero_grad()
+        loss.backward()
+        return loss.item()
+
+    def through_backbone(self) -> float:
+        """The sum of the backbone's maps, forward and, unless it is frozen, back."""
+        with autocast(self.space.device, self.space.precision):
+            maps = self.model.backbone(self.model.data_preprocessor(self.batch, True)["inputs"])
+        total = sum(features.float().sum() for features in maps)
+        if total.requires_grad:
+            total.backward()
+        return total.item()
+
+    def evaluate(self) -> None:
+        """Predict one image, and keep what its score needs."""
+        self.model.eval()
+        with torch.no_grad(), autocast(self.space.device, self.space.precision):
+            samples = [sample.to_dict() for sample in self.model.val_step(self.val_batch)]
+        self.metric.process(self.val_batch, samples)  # type: ignore[attr-defined]
+
+    def state_seconds(self) -> float:
+        """Seconds in which a state of weights and optimiser is saved, from a part of it where that is large."""
+        tensors = [*self.model.state_dict().values()]
+        tensors += [value for state in self.optimiser.state.values() for value in state.values()]
+        size = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+        part = torch.zeros(int(min(size, STATE_BYTES)) // 4)
         started = time.perf_counter()
-        model = plan.build(False)
-        objects = plan.objects()
-        made = time.perf_counter() - started
-        setup = TrainingSetup(model, plan.optimise(model), *objects)
-        rehearsal = Rehearsal(
-            setup=setup,
-            config=RunnerConfig(
-                folder=space.cache / "rehearsal",
-                schedule=plan.schedule,
-                start=TrainProgress(step=0, steps_per_epoch=1, epochs=1),
-                batch=at_once,
-                micro_batch_size=at_once,
-                device=space.device,
-                precision=space.precision,
-            ),
-        )
-        setup.metric.dataset_meta = setup.val_images.metainfo
-        units = rehearsal.units()
-    return {**found, **units, "start": units["start"] + made}
+        save_state(self.space.cache / "timed", 1, State(tensors={"part": part}))
+        return (time.perf_counter() - started) * max(1.0, size / STATE_BYTES)

@@ -1,10 +1,12 @@
 """What the segmentation tasks share: images, metric and model of a training, and the outcome of one or several."""
 
 from collections.abc import Mapping, Sequence
-from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar
+from dataclasses import replace
+from functools import cache, partial
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import numpy as np
+import torch
 
 from checkpoints.frozen import FrozenExport, FrozenSpec, vit_spec
 from checkpoints.spec import ViTSpec
@@ -13,17 +15,19 @@ from downstream.dense_task import DenseTask
 from downstream.loop.training import open_both
 from downstream.metrics.scores import constant_scores, weighted_scores
 from downstream.models.operators import libraries_used, quiet_libraries
-from downstream.planning import drawn_areas, segmentation_operations, untrained, windows
+from downstream.planning import BACK, Flops, Parts, drawn_areas, flops_on_meta, loading_seconds, untrained, windows
 from engine.printing import say
 from engine.resampling import Score, resampled
 from engine.tasks import Metric, Outcome, Workspace
-from engine.work import Kind
 
 if TYPE_CHECKING:
     from torch import nn
 
     from downstream.data.segmentation_data import SegmentationSizes
     from downstream.loop.running import TrainedModel
+
+
+SMALLEST = 64  # pixels of a crop's side in a timed step, at least
 
 
 class Segmentation(DenseTask):
@@ -77,11 +81,33 @@ class Segmentation(DenseTask):
             resize_val=self.RESIZE_VAL,
         )
 
-    def model_flops(self, spec: FrozenSpec, classes: int) -> dict[Kind, float]:
+    @cache  # noqa: B019 (settings and architectures are few)
+    def model_flops(self, spec: FrozenSpec, classes: int) -> Flops:
+        """On a training crop, forward and back, and on the windows of a validation image."""
         self.check_network(spec)
         side = self.side(spec)
-        build = partial(self.model, untrained(spec, side), classes, False, 0)
-        return segmentation_operations(build, side, self.frozen, windows(*self.shown, side, self.stride))
+
+        def whole(segmentor: Any, images: torch.Tensor) -> None:
+            maps = segmentor.extract_feat(images)
+            for head in (segmentor.decode_head, *([segmentor.auxiliary_head] if segmentor.with_auxiliary_head else [])):
+                head(maps)
+
+        loading_seconds()  # before anything else that loads the libraries
+        with quiet_libraries():
+            model = self.model(untrained(spec, side), classes, False, 0)
+        backbone, heads = flops_on_meta(model, (side, side), whole)
+        looks = windows(*self.shown, side, self.stride)
+        return {
+            "training": Parts(backbone * (1.0 if self.frozen else BACK), heads * BACK),
+            "evaluation": Parts(looks * backbone, looks * heads),
+        }
+
+    def smaller(self, share: float) -> Self:
+        crop = min(self.crop, max(SMALLEST, round(share * self.crop)))
+        share = crop / self.crop
+        scale = tuple(max(crop, round(share * side)) for side in self.scale)
+        changes: dict[str, Any] = {"crop": crop, "stride": max(1, round(share * self.stride)), "scale": scale}
+        return replace(self, **changes)
 
     def score(self, images: int, classes: int) -> Score:
         return partial(weighted_scores, [drawn_areas(images, classes)])

@@ -23,6 +23,7 @@ import torch
 from engine.blas_kernel import fitting_kernel
 from engine.distributed import World
 from engine.rows import Rows, release_pages, row_slices
+from engine.work import Kind, seconds_of
 
 Backend = Literal["faiss", "torch"]
 Advance = Callable[[int], None]  # told how many more tiles are done
@@ -160,11 +161,14 @@ def _exchanged(found: Pair, world: World) -> Neighbours:
 
 
 @cache
-def first_search_seconds(backend: Backend, device: str) -> float:
-    """What the first search of a process takes beside its work: mostly to load FAISS, with the kernel that fits."""
-    rows, started = np.eye(64, dtype=np.float32), time.perf_counter()
-    search(rows, rows, 8, backend, device)
-    return time.perf_counter() - started
+def search_seconds(backend: Backend, device: str, width: int) -> dict[Kind, float]:
+    """Seconds until the first search of a process, mostly to load FAISS, and of one comparison of `width` numbers."""
+    started = time.perf_counter()
+    search(np.eye(64, dtype=np.float32), np.eye(64, dtype=np.float32), 8, backend, device)
+    loading = time.perf_counter() - started
+    rows = unit_rows(np.random.default_rng(0).standard_normal((10_000, width), np.float32))
+    searching = seconds_of(lambda: search(rows, rows[:512], 200, backend, device), 0.5)
+    return {"libraries": loading, "comparisons": searching / (len(rows) * 512)}
 
 
 def _faiss(gallery: np.ndarray, k: int, device: str) -> Find:

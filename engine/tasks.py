@@ -199,17 +199,16 @@ class Task(Validated):
         return {}
 
     def cost(self, scale: Scale) -> Work:
-        """Counted work, memory and disk of a run, for `bench plan`. ValueError where the settings do not fit."""
+        """Counted work, memory and disk of a run, for `--dry-run` and `bench plan`. ValueError where the settings do
+        not fit."""
         return Work()
 
-    def model_flops(self, spec: Any, classes: int) -> Mapping[Kind, float]:
-        """Floating-point operations of one unit of the kinds of work that only the task's libraries can count."""
-        return {}
+    def benchmark(self, export: Any, space: Workspace, seconds: float) -> Mapping[Kind, float]:
+        """Kind of work -> seconds per unit, timed on a small sample for `bench plan` in about `seconds`; nothing is
+        saved.
 
-    def benchmark(self, export: Any, space: Workspace) -> Mapping[Kind, float]:
-        """Kind of work -> seconds per unit, timed on a small sample for `bench plan`; nothing is saved.
-
-        For work that is specific to this task. Work shared by all tasks, such as extraction, is timed once elsewhere.
+        For work that only this task does. The passes for features and for random crops, which tasks share, are timed
+        once for all.
         """
         return {}
 

@@ -1,11 +1,13 @@
-"""The work of a task in units that a plan can time: `Work`, made of `Part`s of one kind each.
+"""The work of a task in units that a plan can time: `Work`, made of `Part`s of one kind each; and how work is timed.
 
-Counts do not depend on the machine. What one unit of a kind takes is measured there, or follows from its floating-point
-operations (bench/run/calibration.py).
+Counts do not depend on the machine. Seconds per unit are measured there (bench/run/calibration.py).
 """
 
+import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import cache
+from statistics import median
 from typing import Any, Literal, TypeVar
 
 Kind = Literal[
@@ -24,7 +26,7 @@ Kind = Literal[
     "fit rows",  # images of logistic regressions
     "closing",  # resamples of the validation images
 ]
-# Units are images that go through a network; the others are none.
+# Kinds whose units are images that go through a network.
 IMAGES: tuple[Kind, ...] = ("features", "crops", "training", "evaluation")
 
 
@@ -42,7 +44,8 @@ class Part:
 class Work:
     """All parts of a task."""
 
-    parts: tuple[Part, ...] = ()  # none: the task does not count it
+    parts: tuple[Part, ...] = ()  # none: the task does not count its work
+    iterations: float = 0.0  # steps of optimisers, of all trainings together
     memory: float = 0.0  # bytes of tensors and features at its peak, on the device
     disk: float = 0.0  # bytes that stay in the cache
 
@@ -53,18 +56,18 @@ class Work:
 
     @property
     def flops(self) -> float:
+        """Floating-point operations of all parts."""
         return sum(part.count * part.flops for part in self.parts)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Scale:
-    """What the work of a task depends on beside its settings."""
+    """What the work of a task depends on besides its settings."""
 
-    spec: Any  # the export's
+    spec: Any  # of the export
     images: Mapping[str, int]  # split -> images; shares of these are approximate, as they are drawn class by class
     classes: int  # of the image set
     several_labels: bool = False  # whether an image of it may show several of them
-    flops: Mapping[Kind, float] = field(default_factory=dict)  # of one unit, what `Task.model_flops` counts
     batch_size: int | None = None  # images in a forward pass, where the user asks for a number
     device: str = "cpu"  # cpu, cuda or cuda:N
 
@@ -90,3 +93,29 @@ def count_flops(work: Callable[[], Result]) -> tuple[Result, int]:
     with FlopCounterMode(display=False, custom_mapping=attention) as counter:
         result = work()
     return result, counter.get_total_flops()
+
+
+SLOWER = 3.0  # times as many seconds that networks take for operations as a product of matrices does, about
+
+
+def seconds_of(work: Callable[[], object], seconds: float, calls: int = 20) -> float:
+    """Median seconds of a call, of at most `calls` within about `seconds`, after a first call that does not count.
+
+    On a GPU `work` must wait for its result.
+    """
+    times: list[float] = []
+    started = time.perf_counter()
+    while len(times) < 2 or (len(times) <= calls and time.perf_counter() - started < seconds):
+        began = time.perf_counter()
+        work()
+        times.append(time.perf_counter() - began)
+    return median(times[1:])
+
+
+@cache
+def product_rate(device: str) -> float:
+    """Floating-point operations a second of this machine in a product of matrices in float32."""
+    import torch
+
+    matrix = torch.ones(1024, 1024, device=device)
+    return 2.0 * 1024**3 / seconds_of(lambda: (matrix @ matrix)[0, 0].item(), 0.1)

@@ -1,6 +1,7 @@
 """Say what a run takes on this machine before it runs: time, images, work, disk and memory of each job."""
 
 import argparse
+import json
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -13,8 +14,8 @@ EPILOG = """examples:
   bench plan --checkpoint a.pth --suite full --data imagenet ade20k cityscapes coco --assume h100 --gpus 8 --out results
   bench plan --checkpoint a.pth --suite frozen --data in1k=imagenet:/data --out results --json > jobs.json
 
-The first plan measures this machine for about a minute and keeps that in OUT/cache/calibration; later runs and plans
-with the same architecture, device, precision and images use it. `bench run` then shows plan beside truth.
+Counts are printed at once, times as they are measured, within half a minute in all. What was measured is kept in
+OUT/cache/calibration for the same architecture, settings, device, precision and images.
 """
 
 
@@ -49,7 +50,7 @@ def run(arguments: argparse.Namespace) -> int:
     from bench.cluster.submit import argv_of
     from bench.commands.run import evaluation_request
     from bench.run.calibration import free_memory, machine
-    from bench.run.forecast import as_json, entries, forecasts_by_checkpoint, report, script_lines
+    from bench.run.forecast import entries, plan, script_lines, totals
     from engine.printing import say
 
     if arguments.json and arguments.script:
@@ -62,7 +63,8 @@ def run(arguments: argparse.Namespace) -> int:
         precision = "bfloat16" if arguments.precision in ("auto", "float32") else arguments.precision
         assumed = machine(arguments.assume, gpus, arguments.workers, precision)
     request = evaluation_request(arguments, device)
-    found, lines = forecasts_by_checkpoint(request, assumed, arguments.fresh)
+    silent = arguments.json or arguments.script  # their output comes at the end
+    planned = plan(request, assumed, arguments.fresh, (lambda *lines: None) if silent else say)
 
     def command(checkpoint: "LoadedCheckpoint", job: "Job") -> list[str]:
         replaced = {
@@ -75,14 +77,15 @@ def run(arguments: argparse.Namespace) -> int:
         }
         return ["bench", *argv_of("run", arguments, replaced)]
 
-    made = entries(found, command, gpus)
+    jobs = entries(planned, command, gpus)
     if arguments.json:
-        say(*as_json(made).split("\n"))
+        say(*json.dumps(jobs, indent=1).split("\n"))
     elif arguments.script:
-        say(*script_lines(made))
+        say(*script_lines(jobs))
     else:
-        say(*report(found, lines, assumed.memory if assumed else free_memory(device), gpus))
-    return 1 if any(entry["problem"] for entry in made) else 0
+        say(*totals(planned, assumed.memory if assumed else free_memory(device), gpus))
+        say(*(assumed.lines() if assumed else ()))
+    return 1 if any(job["problem"] for job in jobs) else 0
 
 
 def _is_of(text: str, chosen: "ChosenProtocol") -> bool:

@@ -1,93 +1,106 @@
-"""How long a unit of work takes: measured on this machine and kept in the cache, or assumed of a machine that is not
-there.
+"""How long a unit of work takes: measured on this machine and kept in the cache, or assumed of another machine.
 
-Assumed machines (`--assume`) are for plans before there is the machine. A peak is a data sheet's; the share of it that
-programs reach, and all else, are assumptions, each on its line.
+Assumed machines (`--assume`) are for plans without the machine. A peak is a data sheet's; the share of it that programs
+reach, and all else, are assumptions, each on its line.
 """
 
 import json
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
-import msgspec
 import numpy as np
 import torch
 
 from bench.results.environment import hardware
 from checkpoints.backbone import Backbone
-from checkpoints.flops import forward_flops, training_flops
 from checkpoints.frozen import FrozenExport
 from engine.files import digest, write_atomic
-from engine.neighbours import search, unit_rows
-from engine.printing import did_you_mean, say
-from engine.tasks import Task, Workspace
-from engine.work import IMAGES, Kind, Part, Work
-from imagesets.sets import ImageSet, open_set
+from engine.printing import did_you_mean
+from engine.tasks import Workspace
+from engine.work import IMAGES, SLOWER, Kind, Part, product_rate
+from imagesets.sets import open_set
 from probes.features.extract import Extractor, Reader, forward_batch, run_extraction, transform_of
 from probes.features.kinds import FeatureKind
 from probes.linear.augmented import TrainTransform
 
-# What a part without a measured unit is estimated by, from its operations: the like that is measured.
-LIKE: Mapping[Kind, str] = {
-    "features": "forward",
-    "crops": "forward",
-    "evaluation": "forward",
-    "training": "training",
-    "head steps": "product",
-    "head images": "product",
-    "comparisons": "product",
-    "fit rows": "product",
-}
+VERSION = 2  # of the files; raise it when the same kinds of work mean something else
+SHARED: tuple[Kind, ...] = ("features", "crops")  # passes through the frozen network, which all tasks do alike
+MIN_IMAGES, MAX_IMAGES = 16, 1024  # of a timed pass
 
 
-class Speed(Protocol):
-    """A machine, measured or assumed."""
-
-    def seconds(self, part: Part, protocol: str) -> float: ...
-
-
-@dataclass(frozen=True, kw_only=True)
+@dataclass(kw_only=True)
 class Calibration:
-    """What was measured on one machine, with one architecture, device and precision."""
+    """Seconds per unit of work on this machine, with one architecture, device, precision and image set."""
 
-    date: str  # ISO 8601, UTC
-    took: float  # seconds of measuring
-    machine: Mapping[str, Any]  # as results say it
-    device: str
-    precision: str
-    architecture: str
-    units: Mapping[Kind, float] = field(default_factory=dict)  # kind of work -> seconds of a unit, for all tasks
-    # protocol -> kind of work -> seconds of a unit, as its task rehearsed it
-    of_task: Mapping[str, Mapping[Kind, float]] = field(default_factory=dict)
-    # forward, training, product -> floating-point operations a second
-    flops: Mapping[str, float] = field(default_factory=dict)
-    # protocol -> kind of work -> operations of a unit, of models that a task builds
-    models: Mapping[str, Mapping[Kind, float]] = field(default_factory=dict)
-    reading: float = 0.0  # seconds that a core takes to read, decode and crop an image
-    memory_free: float = 0.0  # bytes
+    path: Path  # where it is kept
+    rate: float  # floating-point operations a second of what is not timed itself
+    date: str = ""  # of the newest measurement, ISO 8601, UTC
+    # What all tasks do ("") or one task with its settings does -> kind of work -> seconds of a unit.
+    units: dict[str, dict[Kind, float]] = field(default_factory=dict)
 
-    def unit(self, kind: Kind, protocol: str) -> float | None:
-        """Seconds per unit, or None if unmeasured."""
-        return self.of_task.get(protocol, {}).get(kind, self.units.get(kind))
+    @classmethod
+    def kept(cls, space: Workspace, export: FrozenExport, fingerprints: Mapping[str, str]) -> "Calibration":
+        """What was measured before with this export and image set; empty if nothing was."""
+        options = [space.device, space.precision, space.decode, space.batch_size, space.workers]
+        machine = [hardware(), torch.get_num_threads()]
+        name = digest([VERSION, *machine, *options, asdict(export.spec), dict(fingerprints)])[:16]
+        calibration = cls(path=space.cache / "calibration" / f"{name}.json", rate=product_rate(space.device) / SLOWER)
+        try:
+            stored = json.loads(calibration.path.read_text())
+            return replace(calibration, date=stored["date"], units=stored["units"])
+        except (FileNotFoundError, ValueError, KeyError):  # a damaged file is measured again
+            return calibration
 
-    def seconds(self, part: Part, protocol: str) -> float:
-        """Seconds that a part takes; estimated from its FLOPs where its unit was not measured."""
-        unit = self.unit(part.kind, protocol)
-        if unit is None:
-            rate = self.flops.get(LIKE.get(part.kind, ""), 0.0)
-            unit = part.flops / rate if rate else 0.0
-        return unit * part.count
+    def keep(self, task: str, units: Mapping[Kind, float]) -> None:
+        """Keep what was measured for a task, or for all ("")."""
+        self.units[task] = {**self.units.get(task, {}), **units}
+        self.date = datetime.now(UTC).isoformat(timespec="seconds")
+        write_atomic(self.path, json.dumps({"date": self.date, "units": self.units}, indent=1) + "\n")
+
+    def seconds(self, part: Part, task: str = "") -> float:
+        """Seconds that a part takes; estimated from its FLOPs where it was not timed."""
+        unit = self.units.get(task, {}).get(part.kind, self.units.get("", {}).get(part.kind))
+        return part.count * (part.flops / self.rate if unit is None else unit)
 
 
-def seconds_of_work(work: Work, speed: Speed, protocol: str) -> float:
-    """All parts one after the other, as a task does them."""
-    return sum(speed.seconds(part, protocol) for part in work.parts)
+@contextmanager
+def scratch(space: Workspace) -> Iterator[Workspace]:
+    """A workspace whose cache is a temporary folder; sets that are open stay open."""
+    with tempfile.TemporaryDirectory(prefix="bench-calibration-") as folder:
+        yield replace(space, cache=Path(folder), wanted={}, limit=None)
+
+
+def pass_seconds(kind: Kind, export: FrozenExport, space: Workspace, seconds: float) -> dict[Kind, float]:
+    """Seconds in which a training image is read, cropped ("features": at the centre; "crops": at random) and sent
+    through the network, measured in about `seconds`."""
+    train = space.images("train", open_set)
+    transform: Any = transform_of(export, space)
+    if kind == "crops":
+        names = np.arange(len(train))
+        transform = TrainTransform(
+            size=export.spec.size, interpolation="bilinear", rule="torchvision", seed=0, epoch=0, names=names
+        )
+    chunk = space.batch_size or forward_batch(space.device)
+    backbone = Backbone(export, space.device, space.precision)
+    feature = FeatureKind("cls" if export.spec.has_class_token else "avg")
+    spread = train.limited(min(len(train), MAX_IMAGES))
+    extractor = Extractor(backbone=backbone, kinds=[feature], image_set=train)
+
+    def extract(count: int) -> float:
+        spans = {number: range(at, min(at + chunk, count)) for number, at in enumerate(range(0, count, chunk))}
+        started = time.perf_counter()
+        run_extraction(Reader(spread, transform, spans, skip_bad=True), extractor, lambda done: None, space.workers)
+        return (time.perf_counter() - started) / count
+
+    few = min(max(MIN_IMAGES, chunk), len(spread))
+    extract(few)  # the first pass is slower
+    return {kind: extract(min(len(spread), max(few, int(seconds / extract(few)))))}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,7 +131,7 @@ class Machine:
     def __post_init__(self) -> None:
         assert self.precision in self.peak and "float32" in self.peak
 
-    def seconds(self, part: Part, protocol: str) -> float:
+    def seconds(self, part: Part, task: str = "") -> float:
         """Seconds that a part takes: the longer of reading its images and computing."""
         fixed = {name: getattr(self, name) for name in ("start", "closing", "libraries", "states")}
         if part.kind in fixed:
@@ -169,175 +182,7 @@ def machine(name: str, gpus: int, loaders: int | None, precision: str) -> Machin
     """`gpus` of the machine of that name. ValueError for an unknown one."""
     if name not in MACHINES:
         raise ValueError(f"--assume {name}: no such machine is known{did_you_mean(name, list(MACHINES))}")
-    found = MACHINES[name]
-    return replace(found, gpus=gpus, loaders=loaders or found.loaders, precision=precision)
-
-
-SECONDS = 3.0  # of each measurement of images, about
-READ = 16  # images of the first, untimed pass
-MOST = 1024  # images of a timed pass
-GALLERY, QUERIES = 20_000, 512  # rows that are compared
-PRODUCT = 1024  # rows and columns of a matrix product
-
-
-def calibration_path(space: Workspace, export: FrozenExport, fingerprints: Mapping[str, str]) -> Path:
-    """Where the calibration of this machine, export and image set is kept."""
-    key = [hardware(), space.device, space.precision, space.decode, space.batch_size, space.workers, space.world.size]
-    named = digest([*key, asdict(export.spec), dict(fingerprints)])[:16]
-    return space.cache / "calibration" / f"{named}.json"
-
-
-def read_calibration(path: Path) -> Calibration | None:
-    """One that was kept; None where there is none, or a damaged one."""
-    try:
-        return msgspec.json.decode(path.read_bytes(), type=Calibration)
-    except (FileNotFoundError, msgspec.MsgspecError):
-        return None
-
-
-def calibrated(
-    path: Path, export: FrozenExport, space: Workspace, tasks: Iterable[tuple[str, Task]], classes: int, fresh: bool
-) -> Calibration:
-    """What is measured for these tasks on the set `space.data`: kept where it was before, else measured now.
-
-    tasks: protocol and task. classes: of that set. fresh: measure again.
-    """
-    kept = None if fresh else read_calibration(path)
-    missing = [(name, task) for name, task in tasks if kept is None or name not in kept.of_task]
-    if kept is not None and not missing:
-        return kept
-    started = time.perf_counter()
-    with scratch(space) as inside:
-        rehearsed = {name: rehearsal(name, task, export, inside) for name, task in missing}
-        kept = kept or measured(export, inside, reads_scenes=any(task.LAYOUT for _, task in missing))
-        models = {name: dict(task.model_flops(export.spec, classes)) for name, task in missing if rehearsed[name]}
-    probes = [rehearsed[name] for name, task in missing if not task.LAYOUT]
-    trained = [found["training"] for found in probes if "training" in found]
-    flops = {**kept.flops, **({"training": training_flops(export.spec) / min(trained)} if trained else {})}
-    result = replace(
-        kept,
-        of_task={**kept.of_task, **rehearsed},
-        models={**kept.models, **models},
-        flops=flops,
-        took=round(kept.took + time.perf_counter() - started, 1),
-    )
-    write_atomic(path, json.dumps(asdict(result), indent=1) + "\n")
-    return result
-
-
-@contextmanager
-def scratch(space: Workspace) -> Iterator[Workspace]:
-    """A workspace of this process alone, in a folder that goes; sets that are open stay open."""
-    with tempfile.TemporaryDirectory(prefix="bench-calibration-") as folder:
-        yield replace(space, cache=Path(folder), wanted={}, limit=None)
-
-
-def rehearsal(name: str, task: Task, export: FrozenExport, space: Workspace) -> dict[Kind, float]:
-    """What a task rehearses; nothing where it cannot, which is said."""
-    try:
-        return dict(task.benchmark(export, space))
-    except Exception as error:  # what keeps it from a rehearsal will keep it from running, and say more there
-        say(
-            f"{name} was not rehearsed: {str(error).splitlines()[0] if str(error) else type(error).__name__}",
-            errors=True,
-        )
-        return {}
-
-
-def measured(export: FrozenExport, space: Workspace, reads_scenes: bool) -> Calibration:
-    """What all tasks share. Of scenes nothing is shared but the matrix products."""
-    product = seconds_of(lambda: _product(space.device))
-    flops = {"product": 2.0 * PRODUCT**3 / product}
-    units: dict[Kind, float] = {}
-    reading = 0.0
-    if not reads_scenes:
-        train = space.images("train", open_set)
-        reading, features = passes(export, train, space, augmented=False)
-        units = {"features": features, "crops": passes(export, train, space, augmented=True)[1]}
-        units["comparisons"] = comparison_seconds(export.spec.width, space)
-        computing = max(features - reading / torch.get_num_threads(), features / 10)
-        flops["forward"] = forward_flops(export.spec) / computing
-    else:
-        flops["forward"] = bare_forward(export, space)
-    flops["training"] = flops["forward"]
-    return Calibration(
-        date=datetime.now(UTC).isoformat(timespec="seconds"),
-        took=0.0,
-        machine=hardware(),
-        device=space.device,
-        precision=space.precision,
-        architecture=export.spec.label,
-        units=units,
-        flops=flops,
-        reading=reading,
-        memory_free=free_memory(space.device),
-    )
-
-
-def bare_forward(export: FrozenExport, space: Workspace) -> float:
-    """Operations a second of the network on images in memory."""
-    backbone, count = Backbone(export, space.device, space.precision), 2
-    images = backbone.prepare(torch.zeros(count, 3, *export.spec.size, dtype=torch.uint8, device=space.device))
-    last = [(export.spec.depth - 1, False)]
-    seconds = seconds_of(lambda: backbone.views(images, last)[last[0]].patches.sum().item())
-    return count * forward_flops(export.spec) / seconds
-
-
-def passes(export: FrozenExport, train: ImageSet, space: Workspace, augmented: bool) -> tuple[float, float]:
-    """Seconds that one core takes to read an image, and that this machine takes for an image through the network."""
-    transform: Any = transform_of(export, space)
-    if augmented:
-        names = np.arange(len(train))
-        transform = TrainTransform(
-            size=export.spec.size, interpolation="bilinear", rule="torchvision", seed=0, epoch=0, names=names
-        )
-    chunk = space.batch_size or forward_batch(space.device)
-    kind = FeatureKind("cls" if export.spec.has_class_token else "avg")
-    backbone = Backbone(export, space.device, space.precision)
-    extractor = Extractor(backbone=backbone, kinds=[kind], image_set=train)
-    spread = train.limited(min(len(train), MOST))
-
-    def through(count: int) -> float:
-        spans = {number: range(at, min(at + chunk, count)) for number, at in enumerate(range(0, count, chunk))}
-        started = time.perf_counter()
-        run_extraction(Reader(spread, transform, spans, skip_bad=True), extractor, lambda done: None, space.workers)
-        return time.perf_counter() - started
-
-    count = min(max(READ, chunk), len(spread))
-    through(count)
-    each = through(count) / count
-    count = int(min(len(spread), max(count, SECONDS / each)))
-    whole = through(count) / count
-    started = time.perf_counter()
-    for index in range(min(READ, len(spread))):
-        transform(spread, index)
-    return (time.perf_counter() - started) / min(READ, len(spread)), whole
-
-
-def comparison_seconds(width: int, space: Workspace) -> float:
-    """Seconds of one comparison of FAISS, or of torch where there is none."""
-    generator = np.random.default_rng(0)
-    rows = unit_rows(generator.standard_normal((GALLERY, width), np.float32))
-    try:
-        search(rows[:1000], rows[:8], 8)
-    except ValueError:
-        return seconds_of(lambda: search(rows, rows[:QUERIES], 200, "torch", space.device)) / (GALLERY * QUERIES)
-    return seconds_of(lambda: search(rows, rows[:QUERIES], 200)) / (GALLERY * QUERIES)
-
-
-def _product(device: str) -> float:
-    matrix = torch.ones(PRODUCT, PRODUCT, device=device)
-    return (matrix @ matrix)[0, 0].item()
-
-
-def seconds_of(work: Callable[[], object]) -> float:
-    """The least of three calls, after one that is slower."""
-    found = []
-    for _ in range(4):
-        started = time.perf_counter()
-        work()
-        found.append(time.perf_counter() - started)
-    return min(found[1:])
+    return replace(MACHINES[name], gpus=gpus, loaders=loaders or MACHINES[name].loaders, precision=precision)
 
 
 def free_memory(device: str) -> float:

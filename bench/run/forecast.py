@@ -1,16 +1,15 @@
-"""What the jobs of a run will do and take, for `bench plan` and `--dry-run`: counted by their tasks, timed by a
+"""What the jobs of a run will do and take, for `bench plan` and `--dry-run`: counted by their tasks, and timed by a
 calibration or an assumed machine.
 
-Work that several tasks do together, such as the pass for frozen features, is counted once. Nothing is run or written.
+Work that several jobs share, such as the pass for frozen features, counts for the first of them.
 """
 
-import json
 import shlex
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from shlex import quote
-from statistics import fmean
 from textwrap import wrap
 from typing import Any
 
@@ -19,23 +18,15 @@ from bench.cli.settings import setting_text
 from bench.published.values import SETS
 from bench.results.environment import cores
 from bench.results.record import DataUsed
-from bench.run.calibration import (
-    Calibration,
-    Machine,
-    Speed,
-    calibrated,
-    calibration_path,
-    read_calibration,
-    seconds_of_work,
-)
+from bench.run.calibration import SHARED, Calibration, Machine, pass_seconds, scratch
 from bench.run.checkpoints import LoadedCheckpoint
 from bench.run.prepare import Job, Preparation, RunRequest, checkpoint_title, prepare
 from bench.run.suites import ChosenProtocol
-from checkpoints.frozen import FrozenExport, FrozenSpec
+from checkpoints.frozen import FrozenExport
+from engine.files import digest
 from engine.printing import say
 from engine.tasks import Task, Workspace
 from engine.work import Part, Scale, Work
-from imagesets.sets import open_set
 
 STEPS = ((86400, "d"), (3600, "h"), (60, "min"))
 
@@ -60,255 +51,173 @@ def operations(count: float) -> str:
     return f"{count / 1e15:.3g} PFLOP" if count >= 1e15 else f"{count / 1e12:.3g} TFLOP"
 
 
-@dataclass(kw_only=True)
-class Shares:
-    """What the tasks of one export and image set have done so far."""
-
-    done: dict[str, float] = field(default_factory=dict)  # what is read -> units done
-
-    def left(self, work: Work, keys: Mapping[str, str]) -> Work:
-        """The work that is left of a task's, which then counts as done. keys: `of` of a part -> what is read."""
-        return replace(work, parts=tuple(self._left(part, keys) for part in work.parts))
-
-    def _left(self, part: Part, keys: Mapping[str, str]) -> Part:
-        key = keys.get(part.of, "")
-        if not key:
-            return part
-        before = self.done.get(key, 0.0)
-        self.done[key] = max(before, part.count)
-        return replace(part, count=max(part.count - before, 0.0))
-
-
-def shared_keys(task: Task, parts: Iterable[Part], export: Any, space: Workspace) -> dict[str, str]:
-    """`of` of each part that other tasks may do as well -> what is read, the same text in all of them.
-
-    Features are shared where `Task.features` names the transform, augmented images where a task's `stream` names the
-    stream; both are empty for tasks that read their images themselves.
-    """
-    transforms = ",".join(task.features(export, space))
-    stream = task.stream(export, space)
-    inside = f" of {getattr(space, 'data', '')}"
-    source = {
-        "features": transforms and transforms + inside,
-        "crops": stream and stream + inside,
-        "libraries": "process",
-    }
-    return {part.of: f"{part.of} by {source[part.kind]}" for part in parts if part.of and source.get(part.kind)}
-
-
-Classes = Callable[[Job], int]  # of the image set of a job
-
-
 @dataclass(frozen=True, kw_only=True)
 class Forecast:
     """One job, what it does, and what that takes."""
 
     job: Job
-    images: Mapping[str, int]  # split -> images that it reads
     work: Work = field(default_factory=Work)  # without what earlier jobs do for it
-    seconds: float | None = None  # None: not calibrated, or the task does not say what it does
+    seconds: float | None = None  # None: not measured, or the task does not count its work
     problem: str = ""  # why it would fail
 
     @property
-    def passes(self) -> float:
-        """Images through a network, in passes over both splits."""
-        return self.work.images / max(sum(self.images.values()), 1)
+    def text(self) -> str:
+        """`12 s; 60000 images in 1.0 passes, 0.4 PFLOP, 15 MB disk, 0.4 GB memory`, without a time that is not known;
+        trainings also have their iterations."""
+        if self.problem:
+            return f"would fail: {self.problem}"
+        work = self.work
+        if not work.parts:
+            return "no time known: the task does not say what it does"
+        passes = work.images / max(sum(self.job.images.values()), 1)
+        counts = [f"{work.images:.0f} images in {passes:.1f} passes"]
+        counts += [f"{work.iterations:.0f} iterations"] if work.iterations else []
+        counts += [operations(work.flops), f"{size(work.disk)} disk", f"{size(work.memory)} memory"]
+        return ("" if self.seconds is None else f"{duration(self.seconds)}; ") + ", ".join(counts)
+
+    def timed(self, speed: Calibration | Machine) -> "Forecast":
+        """With the time that it takes; without one where its task was not measured."""
+        task = task_key(self.job)
+        if not self.work.parts or (isinstance(speed, Calibration) and task not in speed.units):
+            return self
+        return replace(self, seconds=sum(speed.seconds(part, task) for part in self.work.parts))
 
 
-def forecasts(
-    jobs: Sequence[Job],
-    export: FrozenExport,
-    space: Workspace,
-    speeds: Mapping[str, Speed],
-    classes: Classes,
-    count_models: bool = True,
-) -> list[Forecast]:
-    """Of the jobs of one export, in their order. speeds: name of the image set -> how fast it goes there.
+def task_key(job: Job) -> str:
+    """A task with its settings, in a calibration: `knn@dino 1a2b3c4d`."""
+    return f"{job.chosen.name} {digest(dict(job.settings))[:8]}"
 
-    count_models: build the models of dense tasks to count their operations, which takes seconds.
-    """
-    shares = Shares()
-    found = []
+
+CLASSES = {"imagenet": 1000, "ade20k": 150, "cityscapes": 19, "coco": 80}  # of sets that --assume takes by name
+
+
+def count_jobs(jobs: Sequence[Job], export: FrozenExport, space: Workspace) -> Iterator[Forecast]:
+    """The work of each job of one export that is not done, in their order."""
+    done: dict[str, float] = {}  # what is read -> units that earlier jobs do
     for job in sorted(jobs, key=lambda job: job.state != "done"):  # what is done has left its features on disk
-        inside, images = job.place(space), job.images
-        if job.problem:
-            found.append(Forecast(job=job, images=images, problem=job.problem))
+        if job.problem or (job.state == "done" and job.chosen.task.LAYOUT):
+            if job.problem and job.state != "done":
+                yield Forecast(job=job, problem=job.problem)
             continue
+        opened = space.opened.known(job.data.url, "val")  # None of sets that --assume takes by name
+        scale = Scale(
+            spec=export.spec,
+            images=job.images,
+            classes=len(opened.classes) if opened is not None else CLASSES[job.data.name],
+            several_labels=getattr(opened, "has_several_labels", False),
+            batch_size=space.batch_size,
+            device=space.device,
+        )
         try:
-            known = models_of(speeds.get(job.data.name), job, export, classes, count_models)
-            work = work_of(job, export, inside, images, classes(job), known)
-            keys = shared_keys(job.chosen.task, work.parts, export, inside)
+            work = job.chosen.task.cost(scale)
+            keys = [shared_key(job.chosen.task, part, export, job.place(space)) for part in work.parts]
         except Exception as error:  # mostly settings that do not fit; a plugin may raise anything
-            found.append(Forecast(job=job, images=images, problem=in_one_line(error)))
+            if job.state != "done":
+                yield Forecast(job=job, problem=in_one_line(error))
             continue
-        left = shares.left(work, keys)
-        speed = speeds.get(job.data.name)
-        timed = seconds_of_work(left, speed, job.chosen.name) if speed and left.parts else None
-        found.append(Forecast(job=job, images=images, work=left, seconds=timed))
-    return sorted(_in_company(found, export, space), key=lambda each: jobs.index(each.job))
+        if job.state == "done":
+            done |= {key: part.count for key, part in zip(keys, work.parts, strict=True) if part.kind == "features"}
+            continue
+        yield Forecast(job=job, work=without_done(work, keys, done))
 
 
-def _in_company(found: Sequence[Forecast], export: FrozenExport, space: Workspace) -> list[Forecast]:
-    """Jobs on one stream run together, and their time is divided equally among them, as in results."""
-    streams: dict[Any, list[float]] = {}
-    keys = [(each.job.data.url, each.job.chosen.key, each.job.chosen.task.stream(export, space)) for each in found]
-    for key, each in zip(keys, found, strict=True):
-        if key[-1] and each.job.state != "done" and each.seconds is not None:
-            streams.setdefault(key, []).append(each.seconds)
-    together = {key: fmean(seconds) for key, seconds in streams.items()}
-    return [
-        each if each.seconds is None else replace(each, seconds=together.get(key, each.seconds))
-        for key, each in zip(keys, found, strict=True)
-    ]
+def without_done(work: Work, keys: Sequence[str], done: dict[str, float]) -> Work:
+    """The work without units that are done, which `done` (what is read -> units) then has too. keys: of its parts."""
+    parts = []
+    for part, key in zip(work.parts, keys, strict=True):
+        before = done.get(key, 0.0) if key else 0.0
+        if key:
+            done[key] = max(before, part.count)
+        parts.append(replace(part, count=max(part.count - before, 0.0)))
+    return replace(work, parts=tuple(parts))
 
 
-def models_of(
-    speed: Speed | None, job: Job, export: FrozenExport, classes: Classes, count_models: bool
-) -> Mapping[Any, float]:
-    """Operations of the models that a task builds: those of a calibration, else counted, if asked."""
-    if isinstance(speed, Calibration) and job.chosen.name in speed.models:
-        return speed.models[job.chosen.name]
-    return job.chosen.task.model_flops(export.spec, classes(job)) if count_models else {}
+def shared_key(task: Task, part: Part, export: FrozenExport, space: Workspace) -> str:
+    """What a part reads, the same text in all jobs that read it; "" where none can share it.
+
+    Features are shared where `Task.features` names the transform, augmented images where `Task.stream` names the
+    stream; both are empty for tasks that read their images themselves.
+    """
+    if not part.of:
+        return ""
+    if part.kind == "libraries":
+        return part.of
+    source = {"features": ",".join(task.features(export, space)), "crops": task.stream(export, space)}
+    return f"{part.of} of {space.data} by {source[part.kind]}" if source.get(part.kind) else ""
 
 
-def work_of(
-    job: Job,
-    export: FrozenExport,
-    space: Workspace,
-    images: Mapping[str, int],
-    classes: int,
-    flops: Mapping[Any, float],
-) -> Work:
-    """All that a job does by itself."""
-    opened = space.opened.known(space.data, "val")  # None of images of an assumed machine, which are not here
-    scale = Scale(
-        spec=export.spec,
-        images=images,
-        classes=classes,
-        several_labels=getattr(opened, "has_several_labels", False),
-        flops=flops,
-        batch_size=space.batch_size,
-        device=space.device,
-    )
-    return job.chosen.task.cost(scale)
-
-
-def classes_of_opened(space: Workspace) -> Classes:
-    """The classes of a set that this process has open."""
-    return lambda job: len(space.opened.get(job.data.url, "val", open_set).classes)
-
-
-def text_of_forecast(each: Forecast) -> str:
-    """`12 s; 60000 images in 1.0 passes, 0.4 PFLOP, 15 MB disk, 0.4 GB memory`, without a time that is not known."""
-    if each.problem:
-        return f"would fail: {each.problem}"
-    if not each.work.parts:
-        return "no time known: the task does not say what it does"
-    taken = "" if each.seconds is None else f"{duration(each.seconds)}; "
-    counted = f"{each.work.images:.0f} images in {each.passes:.1f} passes, {operations(each.work.flops)}"
-    return f"{taken}{counted}, {size(each.work.disk)} disk, {size(each.work.memory)} memory"
+def forecasts_without_measuring(jobs: Sequence[Job], export: FrozenExport, space: Workspace) -> Iterator[Forecast]:
+    """What jobs that are not done take; with times where an earlier plan has measured."""
+    for forecast in count_jobs(jobs, export, space):
+        yield forecast.timed(Calibration.kept(space, export, forecast.job.data.fingerprints))
 
 
 def expectations(jobs: Sequence[Job], export: FrozenExport, space: Workspace) -> dict[Path, float]:
-    """Result path -> seconds that the job should take, where `bench plan` has calibrated before."""
-    speeds = kept_calibrations(jobs, export, space)
-    if not speeds:
-        return {}
-    found = forecasts(jobs, export, space, speeds, classes_of_opened(space), count_models=False)
-    known = [each for each in found if each.seconds and each.job.chosen.name in speeds[each.job.data.name].of_task]
-    return {each.job.path: each.seconds for each in known if each.seconds}
-
-
-def kept_calibrations(jobs: Sequence[Job], export: FrozenExport, space: Workspace) -> dict[str, Calibration]:
-    """Name of each image set on which this machine was measured before -> what was measured."""
-    fingerprints = {job.data.name: job.data.fingerprints for job in jobs}
-    found = {name: read_calibration(calibration_path(space, export, each)) for name, each in fingerprints.items()}
-    return {name: each for name, each in found.items() if each}
-
-
-def forecasts_without_measuring(jobs: Sequence[Job], export: FrozenExport, space: Workspace) -> list[Forecast]:
-    """With times where they are known, and without building the models of dense tasks: quick, for a dry run."""
-    speeds = kept_calibrations(jobs, export, space)
-    return forecasts(jobs, export, space, speeds, classes_of_opened(space), count_models=False)
+    """Result path -> seconds that the job should take, where an earlier plan has measured."""
+    measured = [job for job in jobs if task_key(job) in Calibration.kept(space, export, job.data.fingerprints).units]
+    forecasts = forecasts_without_measuring(measured, export, space)
+    return {forecast.job.path: forecast.seconds for forecast in forecasts if forecast.seconds}
 
 
 STATES: Mapping[str, str] = {"new": "to do", "failed before": "failed before, to do again", "done": "exists"}
 INDENT = " " * 6
-MAX_SHOWN = 8  # protocols whose settings are shown
-
-
-@dataclass(frozen=True, kw_only=True)
-class Planned:
-    """A job and what it would do."""
-
-    job: Job
-    images: Mapping[str, int]  # split -> images that it would read
-    sizes: Mapping[str, Any] = field(default_factory=dict)  # what it would do in numbers, by name
-    problem: str = ""  # why it would fail
-    forecast: Forecast | None = None  # what that takes
-
-    def lines(self, width: int) -> Iterator[str]:
-        """Three lines, the last where the task counts its work; more if one is longer than `width`."""
-        counts = " + ".join(f"{count} {split}" for split, count in self.images.items())
-        yield f"  {self.job.title}: {counts} images, {STATES[self.job.state]}"
-        # A name and its value stay on one line.
-        words = [f"{name} {value}".replace(" ", "\N{NO-BREAK SPACE}") for name, value in self.sizes.items()]
-        yield from _wrapped(f"would fail: {self.problem}" if self.problem else ", ".join(words), width)
-        if self.forecast and self.forecast.work.parts and not self.problem:
-            yield from _wrapped(text_of_forecast(self.forecast), width)
-
-
-def planned(job: Job, spec: FrozenSpec, forecast: Forecast | None = None) -> Planned:
-    """What a job would do with a network of this architecture."""
-    if job.problem or job.state == "done":
-        return Planned(job=job, images=job.images, problem=job.problem)
-    return Planned(job=job, images=job.images, sizes=job.chosen.task.summary(spec, job.images), forecast=forecast)
+MAX_LISTED = 8  # protocols whose settings are listed
 
 
 def show_dry_run(preparation: Preparation, width: int) -> int:
     """Print what a run would do. Returns 1 if a checkpoint or a task would fail."""
-    plans, space = {}, preparation.request.space
-    for checkpoint, jobs in preparation.jobs:
-        job_forecasts = forecasts_without_measuring(jobs, preparation.exports.pop(checkpoint.key), space)
-        plans[checkpoint_title(checkpoint)] = [
-            planned(job, checkpoint.spec, forecast) for job, forecast in zip(jobs, job_forecasts, strict=True)
-        ]
-    shown = {entry.job.chosen.name for entries in plans.values() for entry in entries}
-    selected = [chosen for chosen in preparation.protocols if chosen.name in shown or not plans]  # others are left out
-    return show(plans, preparation.unavailable, selected, width)
-
-
-def show(
-    plans: Mapping[str, Sequence[Planned]], unavailable: Sequence[str], selected: Sequence[ChosenProtocol], width: int
-) -> int:
-    """Print the plans, by title of the checkpoint. Returns 1 if a checkpoint or a task would fail."""
-    say(*settings_lines(selected, width))
-    for title, entries in plans.items():
-        say(title, *(line for entry in entries for line in entry.lines(width)))
-    for reason in unavailable:
-        say(f"cannot be used: {reason}")
-    everything = [entry for entries in plans.values() for entry in entries]
-    if sum("forward passes" in entry.sizes for entry in everything) > 1:
+    space, forecasts = preparation.request.space, {}
+    jobs = [job for _, planned in preparation.jobs for job in planned]
+    for checkpoint, planned in preparation.jobs:
+        export = preparation.exports.pop(checkpoint.key)
+        forecasts[checkpoint.key] = {f.job.path: f for f in forecasts_without_measuring(planned, export, space)}
+    names = {job.chosen.name for job in jobs}
+    selected = [chosen for chosen in preparation.protocols if chosen.name in names or not preparation.jobs]
+    say(*settings_lines(selected, width))  # others are left out
+    for checkpoint, planned in preparation.jobs:
+        say(checkpoint_title(checkpoint))
+        for job in planned:
+            say(*dry_run_lines(job, checkpoint, forecasts[checkpoint.key].get(job.path), width))
+    say(*(f"cannot be used: {reason}" for reason in preparation.unavailable))
+    if len(jobs) > 1 and any(not job.chosen.task.LAYOUT for job in jobs):
         say("tasks that read the same features share their forward passes")
-    failing = sum(bool(entry.problem) for entry in everything)
-    would_fail = f", of which {failing} would fail" if failing else ""
-    timed = [entry.forecast.seconds is not None for entry in everything if entry.forecast and entry.job.state != "done"]
-    if not all(timed):
-        unknown = f"of {timed.count(False)} of {len(timed)} jobs" if any(timed) else "of these jobs"
+    everything = [forecast for of_checkpoint in forecasts.values() for forecast in of_checkpoint.values()]
+    failing = sum(bool(forecast.problem) for forecast in everything)
+    untimed = sum(forecast.seconds is None for forecast in everything)
+    if untimed:
+        unknown = f"of {untimed} of {len(everything)} jobs" if untimed < len(everything) else "of these jobs"
         say(f"the time {unknown} is not known: bench plan, with the same options, measures it")
-    to_do = sum(entry.job.state != "done" for entry in everything)
-    say(f"{to_do} to do{would_fail}; nothing was run or written (--dry-run)")
-    return 1 if failing or unavailable else 0
+    would_fail = f", of which {failing} would fail" if failing else ""
+    say(f"{len(everything)} to do{would_fail}; nothing was run or written (--dry-run)")
+    return 1 if failing or preparation.unavailable else 0
+
+
+def dry_run_lines(job: Job, checkpoint: LoadedCheckpoint, forecast: Forecast | None, width: int) -> Iterator[str]:
+    """Three lines, the last where the task counts its work; more if one is longer than `width`."""
+    counts = " + ".join(f"{count} {split}" for split, count in job.images.items())
+    yield f"  {job.title}: {counts} images, {STATES[job.state]}"
+    if forecast is None:
+        return
+    if forecast.problem:
+        yield from _wrapped(forecast.text, width)
+        return
+    summary = job.chosen.task.summary(checkpoint.spec, job.images)
+    # A name and its value stay on one line.
+    words = [f"{name} {value}".replace(" ", "\N{NO-BREAK SPACE}") for name, value in summary.items()]
+    yield from _wrapped(", ".join(words), width)
+    if forecast.work.parts:
+        yield from _wrapped(forecast.text, width)
 
 
 def settings_lines(selected: Sequence[ChosenProtocol], width: int) -> Iterator[str]:
     """All settings of every protocol, as `--set` takes them; of many protocols, the command that lists them."""
-    if len(selected) > MAX_SHOWN:
+    if len(selected) > MAX_LISTED:
         yield f"settings of these {len(selected)} protocols: bench list PROTOCOL"
         return
     yield "settings; what they mean: bench list PROTOCOL"
     for chosen in selected:
-        values = [f"{each.name}={quote(setting_text(getattr(chosen.task, each.name)))}" for each in fields(chosen.task)]
+        names = [entry.name for entry in fields(chosen.task)]
+        values = [f"{name}={quote(setting_text(getattr(chosen.task, name)))}" for name in names]
         yield f"  {chosen.name}, version {chosen.protocol.version}{' (modified)' if chosen.changes else ''}"
         yield from _wrapped(" ".join(values), width)
 
@@ -325,89 +234,93 @@ def _wrapped(text: str, width: int) -> list[str]:
     return [line.replace("\N{NO-BREAK SPACE}", " ") for line in lines]
 
 
-CLASSES = {"imagenet": 1000, "ade20k": 150, "cityscapes": 19, "coco": 80}  # of the sets that papers evaluate on
+MEASURING = 25.0  # seconds of measuring in all; what was begun then is ended
+MAX_MEASURING = 4.0  # seconds of measuring for one job
 Command = Callable[[LoadedCheckpoint, Job], list[str]]  # words of the `bench run` of one job
+Plan = Sequence[tuple[LoadedCheckpoint, list[Forecast]]]
 
 
-@dataclass(frozen=True, kw_only=True)
-class CheckpointForecasts:
-    """The jobs of one checkpoint, cheap ones first."""
+def plan(request: RunRequest, assumed: Machine | None, fresh: bool, tell: Callable[..., None]) -> Plan:
+    """Forecasts of all jobs without a result, by checkpoint. ValueError for a wrong request.
 
-    checkpoint: LoadedCheckpoint
-    jobs: Sequence[Forecast]
-
-
-def forecasts_by_checkpoint(
-    request: RunRequest, assumed: Machine | None, fresh: bool
-) -> tuple[list[CheckpointForecasts], list[str]]:
-    """All jobs without a result, and lines about what their times rest on. ValueError for a wrong request.
-
-    Images of an assumed machine may be named alone, as `imagenet`: their counts are known.
+    Sets of an assumed machine may be named alone, as `imagenet`: their counts are known. fresh: measure again. tell:
+    prints counts at once, and times as they are measured.
     """
     named = [text for text in request.data if text in SETS]
     if named and not assumed:
         raise ValueError(f"--data {named[0]}: to measure this machine, images are read: give NAME=URL, or add --assume")
     rest = replace(request, data=tuple(text for text in request.data if text not in SETS))
-    preparation = prepare(rest, known=[_known(name) for name in named])
+    known = [DataUsed(name=name, url=SETS[name].url, images=SETS[name].images) for name in named]
+    preparation, space = prepare(rest, known=known), request.space
     say(*preparation.left_out, errors=True)
-    opened = classes_of_opened(request.space)
-
-    def classes(job: Job) -> int:
-        return CLASSES[job.data.name] if job.data.name in named else opened(job)
-
-    found, lines = [], list(assumed.lines()) if assumed else []
+    counted = []
     for checkpoint, jobs in preparation.jobs:
-        export = preparation.exports[checkpoint.key]
-        todo = [job for job in jobs if job.state != "done"]
-        speeds: dict[str, Speed] = {job.data.name: assumed for job in jobs} if assumed else {}
-        if not assumed:
-            measured = _calibrated(request, export, todo, classes, fresh)
-            lines += [line for name, each in measured.items() for line in calibration_lines(name, each)]
-            speeds |= measured
-        each = forecasts(jobs, export, request.space, speeds, classes)
-        found.append(CheckpointForecasts(checkpoint=checkpoint, jobs=[one for one in each if one.job.state != "done"]))
-    return found, list(dict.fromkeys(lines))
+        export, forecasts = preparation.exports[checkpoint.key], []
+        tell(checkpoint_title(checkpoint))
+        for forecast in count_jobs(jobs, export, space):
+            speed = assumed or Calibration.kept(space, export, forecast.job.data.fingerprints)
+            if fresh and isinstance(speed, Calibration):
+                speed.path.unlink(missing_ok=True)
+                speed.units.clear()
+            forecasts.append(forecast.timed(speed))
+            tell(f"  {forecast.job.title}: {forecasts[-1].text}")
+        counted.append((checkpoint, forecasts))
+    if not assumed:
+        measure_jobs(counted, preparation, tell)
+    return counted
 
 
-def _known(name: str) -> DataUsed:
-    return DataUsed(name=name, url=SETS[name].url, images=SETS[name].images)
+def measure_jobs(plan: Plan, preparation: Preparation, tell: Callable[..., None]) -> None:
+    """Fill in the times of all jobs that lack one, as long as there is time for measuring."""
+    started, space = time.perf_counter(), preparation.request.space
+    lacking = [
+        (checkpoint, forecasts, place)
+        for checkpoint, forecasts in plan
+        for place, forecast in enumerate(forecasts)
+        if forecast.work.parts and forecast.seconds is None
+    ]
+    if lacking:
+        tell(f"measuring this machine for at most {MEASURING:.0f} s:")
+    for number, (checkpoint, forecasts, place) in enumerate(lacking):
+        left = started + MEASURING - time.perf_counter()
+        if left <= 0:
+            tell(f"  {len(lacking) - number} jobs are not measured yet: the same command goes on with them")
+            return
+        forecast, export = forecasts[place], preparation.exports[checkpoint.key]
+        calibration = Calibration.kept(space, export, forecast.job.data.fingerprints)
+        try:
+            measure_job(forecast, calibration, export, space, min(left / (len(lacking) - number), MAX_MEASURING))
+        except Exception as error:  # what prevents a benchmark prevents the run, which says more
+            tell(f"  {forecast.job.title}: not measured: {in_one_line(error)}")
+            continue
+        forecasts[place] = forecast.timed(calibration)
+        tell(f"  {forecast.job.title}: {duration(forecasts[place].seconds or 0.0)}")
+    if lacking:
+        tell(f"measured in {duration(time.perf_counter() - started)}")
 
 
-def _calibrated(
-    request: RunRequest, export: FrozenExport, jobs: Sequence[Job], classes: Callable[[Job], int], fresh: bool
-) -> dict[str, Calibration]:
-    """Name of the image set -> what is measured on it, for its jobs."""
-    found = {}
-    for name, first in {job.data.name: job for job in reversed(jobs)}.items():
-        space = first.place(request.space)
-        tasks = [(job.chosen.name, job.chosen.task) for job in jobs if job.data.name == name]
-        path = calibration_path(space, export, first.data.fingerprints)
-        found[name] = calibrated(path, export, space, tasks, classes(first), fresh)
-    return found
+def measure_job(
+    forecast: Forecast, calibration: Calibration, export: FrozenExport, space: Workspace, seconds: float
+) -> None:
+    """Measure what a job does, unless it is known, in about `seconds`."""
+    task, kinds = task_key(forecast.job), {part.kind for part in forecast.work.parts}
+    lacking = [kind for kind in SHARED if kind in kinds and kind not in calibration.units.get("", {})]
+    with scratch(forecast.job.place(space)) as inside:
+        for kind in lacking:
+            calibration.keep("", pass_seconds(kind, export, inside, seconds / 4))
+        if task not in calibration.units:
+            calibration.keep(task, forecast.job.chosen.task.benchmark(export, inside, seconds))
 
 
-def calibration_lines(name: str, found: Calibration) -> Iterator[str]:
-    """What was measured, for people."""
-    rates = [f"{kind} {1 / found.units[kind]:.4g} images/s" for kind in ("features", "crops") if found.units.get(kind)]
-    rates += [f"reading {1 / found.reading:.4g} images/s a core"] if found.reading else []
-    rates += [f"{kind} {rate / 1e9:.4g} GFLOP/s" for kind, rate in found.flops.items()]
-    where = f"{found.machine.get('cpu')}, {found.device}, {found.precision}, {found.architecture}"
-    yield f"{name}: calibrated {found.date} in {found.took:g} s on {where}: {', '.join(rates)}"
-
-
-def report(found: Sequence[CheckpointForecasts], lines: Sequence[str], memory: float, gpus: int) -> Iterator[str]:
-    """A line for each job, then the totals."""
-    everything = [each for one in found for each in one.jobs]
-    for one in found:
-        yield checkpoint_title(one.checkpoint)
-        yield from (f"  {each.job.title}: {text_of_forecast(each)}" for each in one.jobs)
-    known = [each for each in everything if each.seconds is not None]
-    disk, most = sum(each.work.disk for each in everything), max((each.work.memory for each in everything), default=0)
-    whole, flops = sum(each.seconds or 0 for each in known), sum(each.work.flops for each in everything)
-    counted = f"{len(known)} of {len(everything)} jobs one after another: {duration(whole)}"
-    yield f"{counted}, {operations(flops)}, up to {size(disk)} disk, {size(most)} memory"
-    yield f"at once: {at_once(most, memory, gpus)}"
-    yield from lines
+def totals(plan: Plan, memory: float, gpus: int) -> Iterator[str]:
+    """All jobs together, and how many fit at once. memory: free bytes."""
+    forecasts = [forecast for _, of_checkpoint in plan for forecast in of_checkpoint]
+    times = [forecast.seconds for forecast in forecasts if forecast.seconds is not None]
+    flops, disk = (sum(getattr(forecast.work, name) for forecast in forecasts) for name in ("flops", "disk"))
+    largest = max((forecast.work.memory for forecast in forecasts), default=0.0)
+    jobs = f"{len(times)} of {len(forecasts)} jobs one after another: {duration(sum(times))}"
+    yield f"{jobs}, {operations(flops)}, up to {size(disk)} disk, {size(largest)} memory"
+    yield f"at once: {at_once(largest, memory, gpus)}"
 
 
 def at_once(memory_of_job: float, memory: float, gpus: int) -> str:
@@ -420,40 +333,37 @@ def at_once(memory_of_job: float, memory: float, gpus: int) -> str:
     return f"1 job, which uses all {cores()} cores; memory has room for {fitting}"
 
 
-def entries(found: Sequence[CheckpointForecasts], command: Command, gpus: int) -> list[dict[str, Any]]:
+def entries(plan: Plan, command: Command, gpus: int) -> list[dict[str, Any]]:
     """A JSON value for each job, cheapest first, for schedulers."""
-    made = [
+    values = [
         {
-            "checkpoint": one.checkpoint.used.name,
-            "protocol": each.job.protocol.name,
-            "data": each.job.data.name,
-            "command": command(one.checkpoint, each.job),
-            "seconds": each.seconds,
-            "images": round(each.work.images),
-            "flops": each.work.flops,
-            "memory_bytes": round(each.work.memory),
-            "disk_bytes": round(each.work.disk),
+            "checkpoint": checkpoint.used.name,
+            "protocol": forecast.job.protocol.name,
+            "data": forecast.job.data.name,
+            "command": command(checkpoint, forecast.job),
+            "seconds": forecast.seconds,
+            "images": round(forecast.work.images),
+            "iterations": round(forecast.work.iterations),
+            "flops": forecast.work.flops,
+            "memory_bytes": round(forecast.work.memory),
+            "disk_bytes": round(forecast.work.disk),
             "gpus": gpus,
-            "problem": each.problem,
+            "problem": forecast.problem,
         }
-        for one in found
-        for each in one.jobs
+        for checkpoint, forecasts in plan
+        for forecast in forecasts
     ]
-    return sorted(made, key=lambda entry: (entry["seconds"] is None, entry["seconds"] or 0.0))
+    return sorted(values, key=lambda entry: (entry["seconds"] is None, entry["seconds"] or 0.0))
 
 
-def script_lines(made: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+def script_lines(entries: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     """A shell script with a command for each job, cheapest first. The first one that reads features computes them."""
     yield "#!/usr/bin/env bash"
     yield "# Written by bench plan. Every command can be repeated: what is done is skipped or goes on."
     yield "set -euo pipefail"
-    for entry in made:
-        taken = "no estimate" if entry["seconds"] is None else f"about {duration(entry['seconds'])}"
+    for entry in entries:
+        duration_text = "no estimate" if entry["seconds"] is None else f"about {duration(entry['seconds'])}"
         why = f"; would fail: {entry['problem']}" if entry["problem"] else ""
-        yield f"# {entry['checkpoint']}, {entry['protocol']} on {entry['data']}: {taken}{why}"
+        yield f"# {entry['checkpoint']}, {entry['protocol']} on {entry['data']}: {duration_text}{why}"
         line = shlex.join(entry["command"])
         yield f"# {line}" if entry["problem"] else line
-
-
-def as_json(made: Sequence[Mapping[str, Any]]) -> str:
-    return json.dumps(list(made), indent=1)

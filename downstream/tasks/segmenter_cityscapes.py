@@ -111,6 +111,7 @@ class Segmenter(Segmentation):
         sizes = self.summary(scale.spec, scale.images)
         return work_of_training(
             scale,
+            self.model_flops(scale.spec, scale.classes),
             trainings=sizes["trainings"],
             trained=self.epochs * sizes["training images"],
             updates=sizes["steps of each"],

@@ -112,6 +112,7 @@ class UperNet(Segmentation):
         sizes = self.summary(scale.spec, scale.images)
         return work_of_training(
             scale,
+            self.model_flops(scale.spec, scale.classes),
             trainings=1,
             trained=self.steps * self.batch,
             updates=self.steps,

@@ -1,7 +1,6 @@
 """A linear probe of one export on one image set: its features, its training, its outcome; and several together."""
 
-import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -16,7 +15,7 @@ from checkpoints.frozen import FrozenExport
 from engine.rows import are_equal
 from engine.tasks import Outcome, Workspace, settings_of
 from engine.training.schedules import PacedCosine
-from engine.work import Kind, Part, Scale, Work
+from engine.work import Kind, Part, Scale, Work, seconds_of
 from imagesets.sets import ImageSet, kept_folder
 from probes.features.extract import FeatureSet, extract, forward_batch, transform_of
 from probes.features.fallbacks import record_fallback
@@ -244,10 +243,6 @@ def concurrent_sweeps(probes: Sequence[Probe]) -> ConcurrentSweeps:
     )
 
 
-SECONDS = 3.0  # of a rehearsal, about
-STEPS = 20  # of a rehearsal, at most
-
-
 def work_of_heads(task: LinearSettings, scale: Scale) -> Work:
     """All heads, trained on the training images and judged by those held out, or else by those of validation.
 
@@ -273,27 +268,18 @@ def work_of_heads(task: LinearSettings, scale: Scale) -> Work:
     weights = 3 * FLOAT * sum(widths) * classes  # with momentum and gradient
     passing = frozen_bytes(spec, scale.batch_size or forward_batch(scale.device))
     memory = passing + weights + FLOAT * plan.size * (sum(widths) / len(widths) + 3 * classes)
-    return Work(parts=parts, memory=memory, disk=kept + 2 * weights)
+    return Work(parts=parts, iterations=task.epochs * plan.count, memory=memory, disk=kept + 2 * weights)
 
 
-def rehearsed_heads(task: LinearSettings, width: int, train: ImageSet, space: Workspace) -> dict[Kind, float]:
+def seconds_of_heads(
+    task: LinearSettings, width: int, train: ImageSet, space: Workspace, seconds: float
+) -> dict[Kind, float]:
     """Seconds of a step of all heads and of classifying one image, on noise. width: of the network."""
     batch, classes = min(task.batch, len(train)), len(train.classes)
     heads = task.heads(width, classes, batch, space)
     inputs = {name: torch.randn(batch, size, device=space.device) for name, size in task.widths(width).items()}
     labels = torch.randint(classes, (batch,), device=space.device)
-    step = median_seconds(lambda: heads.step(inputs, labels, 0.0).sum().item())
+    step = seconds_of(lambda: heads.step(inputs, labels, 0.0).sum().item(), seconds / 2)
     few = {name: value[:BLOCK] for name, value in inputs.items()}
-    judged = median_seconds(lambda: heads.hits(few, labels[:BLOCK]).sum().item())
-    return {"head steps": step, "head images": judged / min(batch, BLOCK)}
-
-
-def median_seconds(work: Callable[[], object]) -> float:
-    """Of several calls after a first one, which is slower."""
-    work()
-    found: list[float] = []
-    while len(found) < STEPS and sum(found) < SECONDS:
-        started = time.perf_counter()
-        work()
-        found.append(time.perf_counter() - started)
-    return sorted(found)[len(found) // 2]
+    judging = seconds_of(lambda: heads.hits(few, labels[:BLOCK]).sum().item(), seconds / 2)
+    return {"head steps": step, "head images": judging / min(batch, BLOCK)}

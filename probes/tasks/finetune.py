@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from statistics import median
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
@@ -24,7 +25,7 @@ from checkpoints.spec import SIZES, ViTSpec
 from engine.distributed import World
 from engine.tasks import Outcome, SelectOn, Task, Workspace, settings_of
 from engine.training.schedules import share_of
-from engine.work import Kind, Part, Scale, Work
+from engine.work import SLOWER, Kind, Part, Scale, Work, product_rate
 from imagesets.sets import ImageSet, kept_folder
 from imagesets.transforms import EvalTransform
 from probes.features.fallbacks import record_fallback, with_supported_pool
@@ -46,8 +47,7 @@ from probes.published import as_reported, protocols_of
 from probes.scores import with_class_means
 from probes.splits import check_labels, held_out, open_splits, without_held_out
 
-UPDATES = 4  # rehearsed, of which the first, slower one does not count
-OPERATIONS = 3e11  # of an update, at most, unless two images have more: seconds on a slow CPU
+UPDATES = 4  # that are timed, of which the first, slower one does not count
 
 
 def work_of_finetuning(
@@ -62,16 +62,10 @@ def work_of_finetuning(
         Part(kind="evaluation", count=judged, flops=forward_flops(spec, size)),
     )
     memory = training_bytes(spec, micro_batch, size)
-    return Work(parts=parts, memory=memory, disk=2 * 12 * training_bytes(spec, 0) / 16)
+    return Work(parts=parts, iterations=updates, memory=memory, disk=2 * 12 * training_bytes(spec, 0) / 16)
 
 
-def rehearsed_images(spec: ViTSpec, size: int | None, largest: int) -> int:
-    """Images of a rehearsed update: an even number up to `largest` that takes seconds."""
-    fitting = int(OPERATIONS / max(training_flops(spec, size), 1))
-    return max(2, min(largest, fitting) // 2 * 2)
-
-
-def rehearsed_training(
+def seconds_of_training(
     training: Training, batches: Iterator[MixedGroup], selection: ModelSelection
 ) -> dict[Kind, float]:
     """Seconds of an image forward and back, of a step of the optimiser, and of an evaluated image."""
@@ -86,11 +80,14 @@ def rehearsed_training(
         steps.append(time.perf_counter() - started)
     started = time.perf_counter()
     training.run_evaluation(selection)
-    judged = (time.perf_counter() - started) / len(selection.val.image_set)
+    evaluation = (time.perf_counter() - started) / len(selection.val.image_set)
     step = min(steps[1:])
     images = len(training.config.groups) * training.config.group
-    each = max(sorted(whole[1:])[len(whole) // 2 - 1] - step, 0.0) / images
-    return {"training": each, "updates": step, "evaluation": judged}
+    return {
+        "training": max(median(whole[1:]) - step, 0.0) / images,
+        "updates": step,
+        "evaluation": evaluation,
+    }
 
 
 VERSION = 3  # of a training's state on disk; raise it when the same settings would train otherwise
@@ -129,17 +126,19 @@ class Finetune(FinetuneSettings, Task):
         at_once = min(scale.batch_size or largest_pass(scale.device), self.batch)
         return work_of_finetuning(scale, self.image_size, trained, updates, judged, at_once)
 
-    def benchmark(self, export: ViTExport, space: Workspace) -> dict[Kind, float]:
-        """On batches of a few images, whose mixing costs the same."""
+    def benchmark(self, export: ViTExport, space: Workspace, seconds: float) -> dict[Kind, float]:
+        """On batches of a few images, an even number, whose mixing costs the same."""
         self.check_network(export.spec)
         train, val = open_splits(space)
-        count = rehearsed_images(export.spec, self.image_size, min(self.batch, MICRO_BATCH["cpu"], len(train)))
+        affordable = seconds / (2 * UPDATES) * product_rate(space.device) / SLOWER
+        fitting = int(affordable / max(training_flops(export.spec, self.image_size), 1))
+        count = max(2, min(fitting, self.batch, MICRO_BATCH["cpu"], len(train)) // 2 * 2)
         few = replace(self, batch=count, mixed_together=count, repeats=1, select="last")
         started = time.perf_counter()
         ready = with_supported_pool(few, export.spec).prepared(export, train, None, val.limited(2 * count), space)
         start = time.perf_counter() - started
         batches = mixed_groups(ready.groups(range(UPDATES)), space)
-        return {"start": start, **rehearsed_training(ready.training, batches, ready.selection)}
+        return {"start": start, **seconds_of_training(ready.training, batches, ready.selection)}
 
     def check_images(self, space: Workspace) -> None:
         train, _, _ = self.divided(open_splits(space)[0], space.seed)

@@ -18,7 +18,7 @@ import torch
 from checkpoints.flops import frozen_bytes
 from checkpoints.frozen import FrozenExport, FrozenSpec
 from engine.machine import run_on_core_threads
-from engine.neighbours import Neighbours, first_search_seconds, search, search_bytes, tiles_of, unit_rows
+from engine.neighbours import Neighbours, search, search_bytes, search_seconds, tiles_of, unit_rows
 from engine.progress import Progress
 from engine.rows import row_slices
 from engine.settings import Fraction, OneOrMoreDifferent, PositiveFloat, PositiveInt
@@ -250,8 +250,8 @@ class Knn(Task):
         searched = search_bytes(gallery, queries, spec.width, max(self.k))
         return Work(parts=parts, memory=max(searched, frozen_bytes(spec, scale.batch_size or BATCH["cuda"])), disk=held)
 
-    def benchmark(self, export: FrozenExport, space: Workspace) -> dict[Kind, float]:
-        return {"libraries": first_search_seconds(self.backend, space.device)}
+    def benchmark(self, export: FrozenExport, space: Workspace, seconds: float) -> dict[Kind, float]:
+        return search_seconds(self.backend, space.device, export.spec.width)
 
     def run(self, export: FrozenExport, space: Workspace) -> Outcome:
         self.check_network(export.spec)

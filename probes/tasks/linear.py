@@ -19,7 +19,7 @@ from engine.tasks import Outcome, SelectOn, Task, Workspace
 from engine.work import Kind, Scale, Work
 from probes.features.extract import transform_of
 from probes.features.kinds import FeatureKind
-from probes.linear.probe import Probe, concurrent_sweeps, rehearsed_heads, work_of_heads
+from probes.linear.probe import Probe, concurrent_sweeps, seconds_of_heads, work_of_heads
 from probes.linear.settings import LinearSettings
 from probes.published import Published, as_reported, changed_protocol, protocols_of
 from probes.splits import open_splits
@@ -203,9 +203,9 @@ class Linear(LinearSettings, Task):
     def cost(self, scale: Scale) -> Work:
         return work_of_heads(self.with_supported_readouts(scale.spec)[0], scale)
 
-    def benchmark(self, export: FrozenExport, space: Workspace) -> dict[Kind, float]:
+    def benchmark(self, export: FrozenExport, space: Workspace, seconds: float) -> dict[Kind, float]:
         supported, _ = self.with_supported_readouts(export.spec)
-        return rehearsed_heads(supported, export.spec.width, open_splits(space)[0], space)
+        return seconds_of_heads(supported, export.spec.width, open_splits(space)[0], space, seconds)
 
     def run(self, export: FrozenExport, space: Workspace) -> Outcome:
         ((_, found),) = self.together([self], export, space)

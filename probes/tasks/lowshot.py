@@ -36,8 +36,8 @@ from probes.splits import open_splits, without_held_out
 
 # A fit in float32 takes tens of steps, another ten in float64 (docs/log.md); each has two products.
 STEPS = 60
-ROWS = 2000  # of the larger of two rehearsed fits, at most
-SPREAD = 3.0  # standard deviation around the class means that the rehearsed features have, in units of theirs
+ROWS = 2000  # of the larger of two timed fits, at most
+SPREAD = 3.0  # standard deviation around the class means that the features of a timed fit have, in units of theirs
 
 Minimise = Callable[[torch.Tensor, torch.Tensor], object]  # of features (n, D) and labels (n,)
 
@@ -66,22 +66,22 @@ def fit_bytes(count: int, width: int, classes: int) -> float:
     return weights + 12.0 * width * BLOCK_ROWS + 24.0 * width**2 + 40.0 * BLOCK["cpu"] + 16.0 * count
 
 
-def rehearsed_fits(minimise: Minimise, width: int, classes: int, largest: int) -> dict[Kind, float]:
+def seconds_of_fits(minimise: Minimise, width: int, classes: int, largest: int) -> dict[Kind, float]:
     """Seconds of a fit and of each of its rows, from two fits to features around class means.
 
     largest: rows of the largest subset that will be fitted.
     """
     most = max(min(largest, ROWS), 2 * classes)
-    counts = (max(most // 4, classes), most)
-    minimise(*features_around_means(counts[0], width, classes))  # the first one is slower
-    seconds = []
-    for count in counts:
+    few = max(most // 4, classes)
+    minimise(*features_around_means(few, width, classes))  # the first one is slower
+    times = []
+    for count in (few, most):
         rows = features_around_means(count, width, classes)
         started = time.perf_counter()
         minimise(*rows)
-        seconds.append(time.perf_counter() - started)
-    each = max(seconds[1] - seconds[0], 0.0) / (counts[1] - counts[0])
-    return {"fits": max(seconds[0] - counts[0] * each, 0.0), "fit rows": each}
+        times.append(time.perf_counter() - started)
+    row = max(times[1] - times[0], 0.0) / (most - few)
+    return {"fits": max(times[0] - few * row, 0.0), "fit rows": row}
 
 
 def features_around_means(count: int, width: int, classes: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -166,7 +166,7 @@ class LowShot(Task):
         few = [min(shots * classes, images) for shots in self.shots for _ in range(self.splits)]
         return [*few, *(round(share * images) for share in self.fractions)]
 
-    def benchmark(self, export: FrozenExport, space: Workspace) -> dict[Kind, float]:
+    def benchmark(self, export: FrozenExport, space: Workspace, seconds: float) -> dict[Kind, float]:
         train, _ = open_splits(space, several_labels=self.takes_several_labels)
         classes = 2 if train.has_several_labels else len(train.classes)
         counts = self.counts(len(train), classes)
@@ -184,7 +184,7 @@ class LowShot(Task):
                 max_iterations=self.max_iterations or most,
             )
 
-        return rehearsed_fits(minimise, export.spec.width, classes, max(counts))
+        return seconds_of_fits(minimise, export.spec.width, classes, max(counts))
 
     def run(self, export: FrozenExport, space: Workspace) -> Outcome:
         self.check_network(export.spec)

@@ -6,8 +6,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from bench.run.calibration import MACHINES, Calibration, machine, seconds_of_work
-from bench.run.forecast import Shares, shared_keys
+from bench.run.calibration import MACHINES, Calibration, machine
+from bench.run.forecast import shared_key, without_done
 from checkpoints.flops import forward_flops, training_flops
 from checkpoints.spec import ViTSpec
 from checkpoints.vit import ViT
@@ -23,16 +23,22 @@ KNN = knn.PROTOCOLS["knn@dino"].task
 FORWARD = Part(kind="features", count=1000, flops=forward_flops(SPEC), of="train")
 
 
-def calibration(**settings) -> Calibration:
-    plain = {"date": "", "took": 0.0, "machine": {}, "device": "cpu", "precision": "float32", "architecture": ""}
-    return Calibration(**plain | settings)
-
-
 def parts_of(work: Work) -> dict[str, float]:
-    found: dict[str, float] = {}
+    counts: dict[str, float] = {}
     for part in work.parts:
-        found[part.kind] = found.get(part.kind, 0) + part.count
-    return found
+        counts[part.kind] = counts.get(part.kind, 0) + part.count
+    return counts
+
+
+def shared_parts(export, space: Workspace, tasks) -> list[dict[str, float]]:
+    """What is left for each of the tasks by those before it."""
+    done: dict[str, float] = {}
+    left = []
+    for task in tasks:
+        work = task.cost(SCALE)
+        keys = [shared_key(task, part, export, space) for part in work.parts]
+        left.append(parts_of(without_done(work, keys, done)))
+    return left
 
 
 def test_operations_without_memory_are_those_of_the_network():
@@ -72,18 +78,17 @@ def test_what_tasks_share_is_counted_once(exports, tmp_path):
     from checkpoints.resolve import load
 
     export, space = load(str(exports[0])), Workspace(cache=tmp_path, data="digits:")
-    shares, left = Shares(), []
-    for task in (KNN, replace(KNN, k=(5,)), replace(KNN, fraction=0.1), replace(KNN, interpolation="bilinear")):
-        work = task.cost(SCALE)
-        left.append(parts_of(shares.left(work, shared_keys(task, work.parts, export, space)))["features"])
+    tasks = (KNN, replace(KNN, k=(5,)), replace(KNN, fraction=0.1), replace(KNN, interpolation="bilinear"))
+    left = [parts["features"] for parts in shared_parts(export, space, tasks)]
     assert left == [1200, 0, 100, 1200]
 
 
 def test_a_shared_stream_costs_what_the_longest_takes():
-    shares, keys = Shares(), {"augmented": "augmented by a stream"}
+    done: dict[str, float] = {}
 
     def crops(count: float) -> float:
-        return parts_of(shares.left(Work(parts=(Part(kind="crops", count=count, of="augmented"),)), keys))["crops"]
+        work = Work(parts=(Part(kind="crops", count=count, of="augmented"),))
+        return parts_of(without_done(work, ["augmented by a stream"], done))["crops"]
 
     assert [crops(90), crops(100), crops(50)] == [90, 10, 0]
 
@@ -92,19 +97,17 @@ def test_augmented_sweeps_on_one_stream_share_it(exports, tmp_path):
     from checkpoints.resolve import load
 
     export, space = load(str(exports[0])), Workspace(cache=tmp_path, data="digits:")
-    shares, left = Shares(), []
-    for name in ("linear_sgd@ibot_base", "linear@dino", "linear@mocov3", "linear_lars@mae"):
-        work = linear.PROTOCOLS[name].task.cost(SCALE)
-        left.append(parts_of(shares.left(work, shared_keys(linear.PROTOCOLS[name].task, work.parts, export, space))))
-    assert [each["crops"] for each in left] == [90_000, 0, 0, 81_000]  # MAE has a crop of its own
+    names = ("linear_sgd@ibot_base", "linear@dino", "linear@mocov3", "linear_lars@mae")
+    left = shared_parts(export, space, [linear.PROTOCOLS[name].task for name in names])
+    assert [parts["crops"] for parts in left] == [90_000, 0, 0, 81_000]  # MAE has a crop of its own
 
 
-def test_seconds_are_measured_ones_first_and_else_follow_from_operations():
-    found = calibration(units={"features": 0.5}, of_task={"a": {"features": 0.25}}, flops={"training": 1e9})
+def test_seconds_are_measured_ones_first_and_else_follow_from_operations(tmp_path):
+    units = {"": {"features": 0.5}, "a": {"features": 0.25}}
+    calibration = Calibration(path=tmp_path / "c.json", rate=1e9, units=units)
     trained = Part(kind="training", count=10, flops=2e8)
-    assert [found.seconds(FORWARD, name) for name in "ab"] == [250, 500]
-    assert found.seconds(trained, "a") == 2.0 and found.seconds(Part(kind="updates", count=3), "a") == 0
-    assert seconds_of_work(Work(parts=(FORWARD, trained)), found, "a") == 252
+    assert [calibration.seconds(FORWARD, task) for task in "ab"] == [250, 500]
+    assert calibration.seconds(trained, "a") == 2.0 and calibration.seconds(Part(kind="updates", count=3), "a") == 0
 
 
 def test_an_assumed_machine_reads_or_computes_whichever_is_slower():
@@ -117,7 +120,7 @@ def test_an_assumed_machine_reads_or_computes_whichever_is_slower():
     assert one.seconds(Part(kind="start", count=2), "") == 60
     with pytest.raises(ValueError, match="there are: h100, a100"):
         machine("tpu", 1, None, "bfloat16")
-    assert all("assumed" in line for each in MACHINES.values() for line in each.lines())
+    assert all("assumed" in line for known in MACHINES.values() for line in known.lines())
 
 
 @pytest.fixture
@@ -133,14 +136,34 @@ def plan(bench, exports, tmp_path):
 
 def test_a_calibration_is_kept(plan, tmp_path):
     suite = ("--suite", "knn@dino,lowshot@bench")
-    code, said, _ = plan(*suite, "--rerun")
-    assert code == 0 and "  knn@dino on digits: " in said and "200 images in 1.0 passes" in said
-    assert "  lowshot@bench on digits: " in said and "; 0 images in 0.0 passes" in said
-    assert "2 of 2 jobs one after another: " in said and "at once: 1 job, which uses all" in said
+    code, said, _ = plan(*suite)
+    counts, times = said.split("measuring this machine")
+    assert code == 0 and "  knn@dino on digits: 200 images in 1.0 passes" in counts
+    assert "  lowshot@bench on digits: 0 images in 0.0 passes" in counts
+    assert "  knn@dino on digits: " in times and "  lowshot@bench on digits: " in times
+    assert "2 of 2 jobs one after another: " in times and "at once: 1 job, which uses all" in times
     (kept,) = (tmp_path / "out/cache/calibration").glob("*.json")
-    date = kept.stat().st_mtime_ns
-    plan(*suite, "--rerun")
-    assert kept.stat().st_mtime_ns == date  # nothing was measured again
+    before = kept.stat().st_mtime_ns
+    _, said, _ = plan(*suite)
+    assert kept.stat().st_mtime_ns == before and "measuring" not in said  # nothing was measured again
+    assert " s; 200 images in 1.0 passes" in said  # the time beside the counts
+    _, said, _ = plan(*suite, "--set", "knn.k=5")  # other settings are measured, what was measured is known
+    assert said.split("measuring")[1].count("  knn@dino on digits with k=5: ") == 1
+    times = plan(*suite, "--fresh")[1].split("measuring")[1]
+    assert "  knn@dino on digits: " in times and "  lowshot@bench on digits: " in times
+
+
+def test_a_dry_run_uses_times_that_a_plan_measured(plan):
+    assert "the time of these jobs is not known" in plan("--suite", "knn@dino", "--dry-run", command="run")[1]
+    plan("--suite", "knn@dino")
+    said = plan("--suite", "knn@dino,lowshot@bench", "--dry-run", command="run")[1]
+    assert "the time of 1 of 2 jobs is not known" in said
+
+
+def test_measuring_ends_when_its_time_is_over(plan, monkeypatch):
+    monkeypatch.setattr("bench.run.forecast.MEASURING", 0)
+    code, said, _ = plan("--suite", "knn@dino,lowshot@bench")
+    assert code == 0 and "2 jobs are not measured yet" in said and "0 of 2 jobs" in said
 
 
 def test_a_plan_for_schedulers_and_for_a_shell(plan, tmp_path):

@@ -6,8 +6,9 @@ import pytest
 import torch
 from toy_scenes import SPECS, export_of, workspace
 
+from checkpoints.flops import forward_flops
 from downstream.models.operators import quiet_libraries
-from downstream.planning import windows
+from downstream.planning import Parts, windows
 from downstream.tasks.maskrcnn_coco import PROTOCOLS as MASK
 from downstream.tasks.segmenter_cityscapes import PROTOCOLS as CITY
 from downstream.tasks.upernet_ade20k import PROTOCOLS as ADE
@@ -30,15 +31,16 @@ def test_steps_evaluations_and_states_are_counted():
         "libraries": 1,
         "start": 1,
         "training": 160,
+        "updates": 40,
         "states": 20,
         "evaluation": 8,
         "closing": 20_000,
     }
-    found = counts(SEGMENTER)  # two rates on the first of two splits
-    assert (found["start"], found["training"], found["states"]) == (3, 3 * 4 * 6, 3 * 8)
-    assert found["evaluation"] == 3 * 2 * 8
-    found = counts(MASKRCNN)
-    assert (found["training"], found["states"], found["evaluation"]) == (4 * 24, 24, 8)
+    parts = counts(SEGMENTER)  # two rates on the first of two splits
+    assert (parts["start"], parts["training"], parts["states"]) == (3, 3 * 4 * 6, 3 * 8)
+    assert parts["evaluation"] == 3 * 2 * 8
+    parts = counts(MASKRCNN)
+    assert (parts["training"], parts["states"], parts["evaluation"]) == (4 * 24, 24, 8)
 
 
 def test_windows_of_an_image():
@@ -50,20 +52,29 @@ def test_windows_of_an_image():
 def test_operations_of_segmentation_are_those_of_a_step(head, frozen):
     """Forward and back count three times what is trained; a frozen network once."""
     task, export = replace(UPERNET, head=head), export_of()
-    found = task.model_flops(export.spec, 10)
+    flops = task.model_flops(export.spec, 10)
     with quiet_libraries():
         model = task.model(export, 10, False, 0).train()
-    maps = {}
 
     def step() -> None:
-        maps["found"] = model.extract_feat(torch.zeros(2, 3, 32, 32))
+        maps = model.extract_feat(torch.zeros(2, 3, 32, 32))
         heads = [model.decode_head, *([model.auxiliary_head] if model.with_auxiliary_head else [])]
-        sum(head(maps["found"]).sum() for head in heads).backward()
+        sum(head(maps).sum() for head in heads).backward()
 
     operations = count_flops(step)[1] / 2
     # The gradient of the images themselves is not computed, that of the fused attention computes its weights anew.
-    assert found["training"] == pytest.approx(operations, rel=0.1)
-    assert found["evaluation"] > 0
+    assert flops["training"].total == pytest.approx(operations, rel=0.1)
+    passes = 1 if frozen else 3
+    assert flops["training"].backbone == pytest.approx(passes * forward_flops(export.spec), rel=0.01)
+
+
+def test_operations_of_a_linear_head_are_those_of_its_product():
+    """One linear layer on the four maps side by side, at each patch: of 4 x 4 patches, 4 D numbers and K classes."""
+    task, spec = replace(UPERNET, head="linear"), export_of().spec
+    flops, looks = task.model_flops(spec, 10), windows(*task.shown, 32, 32)
+    assert flops["training"].heads == 3 * 2 * 16 * 4 * spec.width * 10
+    assert flops["evaluation"].heads == looks * 2 * 16 * 4 * spec.width * 10
+    assert flops["evaluation"].backbone == pytest.approx(looks * forward_flops(spec), rel=0.01)
 
 
 def test_operations_of_detection_grow_with_the_image_and_the_heads():
@@ -71,18 +82,40 @@ def test_operations_of_detection_grow_with_the_image_and_the_heads():
     small = MASKRCNN.model_flops(spec, 10)
     large = replace(MASKRCNN, short=(128,), long=192, val=(192, 128)).model_flops(spec, 10)
     wide = replace(MASKRCNN, box_convs=4).model_flops(spec, 10)
-    assert large["training"] > 1.5 * small["training"] and large["evaluation"] > 1.5 * small["evaluation"]
-    assert wide["training"] > small["training"] > small["evaluation"] > 0
+    assert large["training"].total > 1.5 * small["training"].total
+    assert large["evaluation"].total > 1.5 * small["evaluation"].total
+    assert wide["training"].heads > small["training"].heads and wide["training"].backbone == small["training"].backbone
+    assert small["training"].total > small["evaluation"].total > 0
 
 
-def test_a_rehearsal_times_every_kind_of_work_and_leaves_nothing(tmp_path):
-    space = workspace(tmp_path, "tiny-ade20k:")
-    found = UPERNET.benchmark(export_of(), space)
-    assert found.keys() == {"libraries", "closing", "start", "training", "states", "evaluation"}
-    assert all(seconds >= 0 for seconds in found.values()) and found["training"] > 0 < found["evaluation"]
+def test_a_box_head_costs_its_convolution_and_layers():
+    """Of R regions, 7 x 7 cells of C channels: a 3 x 3 convolution, H hidden numbers, classes and boxes of each."""
+    spec, regions, channels, hidden, classes = export_of().spec, MASKRCNN.regions, 8, 16, 10
+    more = replace(MASKRCNN, regions=2 * regions).model_flops(spec, classes)["training"].heads
+    box = 2 * 49 * 9 * channels**2 + 2 * 49 * channels * hidden + 2 * hidden * (classes + 1 + 4 * classes)
+    mask_cells = 14 * 14
+    mask = 2 * mask_cells * 9 * channels**2 + 2 * mask_cells * 4 * channels**2 + 2 * 4 * mask_cells * channels * classes
+    one = MASKRCNN.model_flops(spec, classes)["training"].heads
+    assert more - one == 3 * (regions * box + regions // 4 * mask)
 
 
-def test_a_step_that_takes_too_long_is_not_rehearsed(tmp_path, monkeypatch):
-    monkeypatch.setattr("downstream.planning.HEAVY", 0)
-    found = UPERNET.benchmark(export_of(), workspace(tmp_path, "tiny-ade20k:"))
-    assert found.keys() == {"libraries", "closing"}
+@pytest.mark.parametrize(
+    ("task", "data"), [(UPERNET, "tiny-ade20k:"), (SEGMENTER, "tiny-cityscapes:"), (MASKRCNN, "tiny-coco:")]
+)
+def test_a_benchmark_times_every_kind_of_work(task, data, tmp_path):
+    seconds = task.benchmark(export_of(), workspace(tmp_path, data), 0.1)
+    assert seconds.keys() == {part.kind for part in task.cost(SCALE).parts}
+    assert all(unit >= 0 for unit in seconds.values()) and seconds["training"] > 0 < seconds["evaluation"]
+
+
+@pytest.mark.parametrize("task", [ADE["upernet@mae"].task, MASK["maskrcnn@extrema"].task], ids=lambda task: task.KEY)
+def test_a_smaller_training_has_the_same_parts_and_fewer_operations(task):
+    """A step that is too long to be timed is made at a smaller size."""
+    spec = export_of().spec
+    whole, small = task.model_flops(spec, 10), task.smaller(0.25).model_flops(spec, 10)
+    for kind in ("training", "evaluation"):
+        assert 0 < small[kind].backbone < whole[kind].backbone and 0 < small[kind].heads < whole[kind].heads
+
+
+def test_backbone_and_heads_grow_by_their_own_operations():
+    assert Parts(1.0, 10.0).scaled(Parts(2e9, 1e9), Parts(6e9, 4e9)) == (3.0, 40.0)
