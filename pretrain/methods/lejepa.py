@@ -58,7 +58,7 @@ class Settings(Validated):
     global_scale: AreaRange = (0.3, 1.0)  # least and largest share of the image's area in a global crop
     local_crops: NonNegativeInt = 6  # of each image; 0: none
     local_scale: AreaRange = (0.05, 0.3)  # the same of a local crop
-    local_size: int = 96  # side of a local crop in pixels
+    local_size: PositiveInt = 96  # side of a local crop in pixels
     jitter: Jitter = (0.4, 0.4, 0.2, 0.1)  # brightness, contrast, saturation, hue
     blur: UnitInterval = 0.5  # chance for each view
     solarise: UnitInterval = 0.2  # chance for each view

@@ -14,7 +14,7 @@ from torch.distributed.nn.functional import all_reduce
 
 from engine.distributed import current_world
 from engine.precision import to_float32
-from engine.settings import NonNegativeFloat, PositiveFloat
+from engine.settings import NonNegativeFloat, NonNegativeInt, PositiveFloat
 from pretrain.parts.self_distillation import MultiCropSettings
 
 
@@ -26,7 +26,7 @@ class CodingRateSettings(MultiCropSettings):
     compression_weight: NonNegativeFloat = 1.0  # of the agreement of the views; that of the coding rate is 1
     expansion_of: Literal["student", "mean"] = "mean"  # coding rate of the student's, or of its and the teacher's mean
     gather_covariance: bool = True  # of the images of all processes; the source's default is each process's own
-    local_crops: int = 10
+    local_crops: NonNegativeInt = 10
 
 
 def coding_rate(vectors: Tensor, eps: float, gathered: bool = True) -> Tensor:

@@ -295,7 +295,10 @@ class TestCommand:
             (("pca", "--size", "9000"), "is more than 128 patches of 8 a side"),
             (("retrieval", "--limit", "1"), "--images: neighbours come from other images"),
             (("locality",), "--images: name one labelled set, such as digits:, or a query"),
-            (("inversion", "--set", "mask_ratios=1"), "mask_ratios=(1.0,): give shares from 0 to below 1"),
+            (
+                ("inversion", "--set", "mask_ratios=1"),
+                "--set mask_ratios=1: must be 1 or more values separated by commas, each a number from 0 to below 1",
+            ),
         ],
     )
     def test_mistakes_get_one_line(self, words, message, tiny, photos, bench, tmp_path):
