@@ -9,6 +9,11 @@ import re
 import sys
 from collections.abc import Iterable, Mapping
 from difflib import get_close_matches
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from jinja2 import Template
 
 
 def printable(text: object) -> str:
@@ -35,6 +40,22 @@ def say(*lines: object, errors: bool = False) -> None:
 def in_markdown(text: object) -> str:
     """Text for a cell, a heading or an item of Markdown, which starts no cell, link, image, definition or HTML."""
     return re.sub(r"[\\|<]|(?<=\])[(:]", r"\\\g<0>", printable(text))
+
+
+def html_template(text: str, folder: Path | None = None) -> "Template":
+    """A template of jinja2 in which every value is escaped and printable, but Markup. folder: of what it includes."""
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined
+    from markupsafe import Markup
+
+    return Environment(
+        loader=FileSystemLoader(folder) if folder else None,
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=folder is None,
+        finalize=lambda value: value if isinstance(value, Markup) else printable(value),
+    ).from_string(text)
 
 
 def in_csv(value: object) -> object:

@@ -12,7 +12,6 @@ import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from html import escape
 from operator import attrgetter
 from pathlib import Path
 from typing import Any
@@ -33,7 +32,7 @@ from bench.results.store import StoredResult, stamps
 from checkpoints.training_cost import COST_UNITS
 from engine.files import write_atomic
 from engine.optional import require
-from engine.printing import in_csv, in_markdown, printable
+from engine.printing import html_template, in_csv, in_markdown, printable
 
 CellWriter = Callable[[Cell, bool], str]  # a cell, and whether it is bold -> markup
 
@@ -270,64 +269,25 @@ def _markdown_table(rows: Sequence[Iterable[str]], align: str) -> list[str]:
     return [f"| {' | '.join(cells)} |" for cells in (header, ruler, *body)]
 
 
-HEAD = """<!doctype html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<meta http-equiv="Content-Security-Policy" content="default-src 'none'; style-src 'unsafe-inline'">
-<title>Leaderboard</title>
-<style>
-:root { color-scheme: light dark; }
-body { font: 1rem/1.5 system-ui, sans-serif; margin: 2rem auto; max-width: 75rem; padding: 0 1rem; }
-div { overflow-x: auto; }
-table { border-collapse: collapse; font-variant-numeric: tabular-nums; }
-th, td { border-bottom: 1px solid #8888; padding: .25rem .75rem; text-align: right; white-space: nowrap; }
-th:first-child, td:first-child { text-align: left; }
-</style>
-</head>
-<body>
-<h1>Leaderboard</h1>
-<p>In brackets: 95 % interval over validation images. Bold: the best of a column and all that a paired test on the same
-images cannot tell from it (5 %, Holm over the column). Floor: raw pixels.</p>
-"""
-
-
 def to_html(leaderboard: Leaderboard) -> str:
     """The leaderboard as one page."""
-    parts = [HEAD, *_section("Checkpoints", [map(in_html, row) for row in fact_rows(leaderboard)])]
-    if costs := cost_rows(leaderboard):
-        parts += _section("Cost of pretraining", [map(in_html, row) for row in costs])
-    for group in leaderboard.groups:
-        parts += _section(group, group_rows(leaderboard, group, in_html, _html_cell), leaderboard.caveats[group])
-    if notes := troubles(leaderboard):
-        items = [f"<li>{in_html(note)}</li>\n" for note in notes]
-        parts += ["<h2>Failed or unreadable</h2>\n<ul>\n", *items, "</ul>\n"]
-    return "".join([*parts, "</body>\n</html>\n"])
+    from markupsafe import Markup
 
+    def cell_in(cell: Cell, bold: bool) -> str:
+        text = printable(cell_text(cell))
+        return Markup("<strong>{}</strong>").format(text) if bold else text
 
-def in_html(text: object) -> str:
-    """Text for an element, in which nothing is markup."""
-    return escape(printable(text))
-
-
-def _html_cell(cell: Cell, bold: bool) -> str:
-    text = in_html(cell_text(cell))
-    return f"<strong>{text}</strong>" if bold else text
-
-
-def _section(title: str, rows: Sequence[Iterable[str]], notes: Iterable[str] = ()) -> list[str]:
-    # A heading, a line for each note, and a table whose first row is its header.
-    header, *body = rows
-    heads = "".join(f'<th scope="col">{cell}</th>' for cell in header)
-    lines = ["".join(f"<td>{cell}</td>" for cell in row) for row in body]
-    return [
-        f"<h2>{in_html(title)}</h2>\n",
-        *(f"<p>{in_html(note)}</p>\n" for note in notes),
-        f"<div><table>\n<thead><tr>{heads}</tr></thead>\n<tbody>\n",
-        *(f"<tr>{line}</tr>\n" for line in lines),
-        "</tbody>\n</table></div>\n",
+    costs = cost_rows(leaderboard)
+    sections = [
+        ("Checkpoints", fact_rows(leaderboard), ()),
+        *([("Cost of pretraining", costs, ())] if costs else []),
+        *(
+            (group, group_rows(leaderboard, group, printable, cell_in), leaderboard.caveats[group])
+            for group in leaderboard.groups
+        ),
     ]
+    template = html_template((Path(__file__).parent / "leaderboard.html").read_text(encoding="utf-8"))
+    return template.render(sections=sections, troubles=troubles(leaderboard))
 
 
 FACTS = ("name", "method", "architecture", "parameters", "digest")

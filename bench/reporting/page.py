@@ -12,7 +12,7 @@ from bench.reporting.figures import cost_figure, in_unit, log_of, training_figur
 from bench.reporting.saved_pictures import report_pictures
 from bench.reporting.views import views_of
 from checkpoints.training_cost import COST_UNITS
-from engine.printing import printable
+from engine.printing import html_template, printable
 
 HERE = Path(__file__).parent
 COSTS = ("hours", "gflop_per_image", "memory_gib")  # of a pretraining, the first that two checkpoints have is drawn
@@ -71,19 +71,11 @@ def page_of(
 ) -> str:
     """HTML of a report. figures: SVG by heading. views: what is beside a table, by its anchor. pictures: those of
     `bench visualize` (`report_pictures`)."""
-    from jinja2 import Environment, FileSystemLoader, StrictUndefined
     from markupsafe import Markup
 
     script = (HERE / "page.js").read_text(encoding="utf-8")
-    environment = Environment(
-        loader=FileSystemLoader(HERE),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        finalize=lambda value: value if isinstance(value, Markup) else printable(value),
-    )
-    return environment.get_template("page.html").render(
+    template = html_template((HERE / "page.html").read_text(encoding="utf-8"), HERE)
+    return template.render(
         report=report,
         headline=headline(report),
         grounds=grounds(report),

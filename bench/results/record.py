@@ -13,7 +13,6 @@ import io
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from html import escape
 from math import floor, log10
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -25,7 +24,7 @@ import numpy as np
 from checkpoints.training_cost import TrainingCost
 from engine.files import digest, write_atomic
 from engine.optional import require
-from engine.printing import printable
+from engine.printing import html_template
 from engine.tasks import Workspace
 from imagesets.sets import differ
 
@@ -301,6 +300,11 @@ class Result:
             raise ValueError(f"{self.protocol.name}: a fact is not a JSON value: {error}") from error
 
 
+TABLE = """<table><tr>{% for head in heads %}<th>{{ head }}</th>{% endfor %}</tr>
+{% for row in rows %}<tr>{% for cell in row %}<td>{{ cell }}</td>{% endfor %}</tr>
+{% endfor %}</table>"""
+
+
 class Results(list[Result]):
     """Results, which print as a line each; a notebook shows them as a table."""
 
@@ -331,9 +335,7 @@ class Results(list[Result]):
             for result in self
             for name, metric in result.metrics.items()
         ]
-        cells = ["".join(f"<td>{escape(printable(cell))}</td>" for cell in row) for row in rows]
-        head = "".join(f"<th>{text}</th>" for text in heads)
-        return f"<table><tr>{head}</tr>{''.join(f'<tr>{row}</tr>' for row in cells)}</table>"
+        return html_template(TABLE).render(heads=heads, rows=rows)
 
 
 def as_frame(records: Sequence[Mapping[str, Any]]) -> "DataFrame":
