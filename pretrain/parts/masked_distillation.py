@@ -18,6 +18,7 @@ import numpy as np
 import torch
 from msgspec import Meta
 from timm.layers import DropPath
+from timm.models.eva import EvaBlock
 from timm.models.vision_transformer import Block
 from torch import Tensor, nn
 
@@ -157,9 +158,23 @@ class SubsetBlock(Block):
         return self.drop_path2.add(tokens, lambda kept: self.ls2(self.mlp(self.norm2(kept))))
 
 
+class SubsetEvaBlock(EvaBlock):
+    """The same of the block for rotary positions (L, 2d), which are equal for all images."""
+
+    def forward(self, tokens: Tensor, rope: Tensor | None = None) -> Tensor:
+        def scaled(values: Tensor, gamma: Tensor | None) -> Tensor:
+            return values if gamma is None else gamma * values
+
+        tokens = self.drop_path1.add(tokens, lambda kept: scaled(self.attn(self.norm1(kept), rope=rope), self.gamma_1))
+        return self.drop_path2.add(tokens, lambda kept: scaled(self.mlp(self.norm2(kept)), self.gamma_2))
+
+
 def drop_subsets_(vit: ViT, rates: Sequence[float]) -> ViT:
     """Blocks that drop their branches for subsets of the images, each at its own rate."""
+    kinds = {Block: SubsetBlock, EvaBlock: SubsetEvaBlock}
     for block, rate in zip(vit.trunk.blocks, rates, strict=True):
-        block.__class__ = SubsetBlock
+        if type(block) not in kinds:
+            raise ValueError(f"the encoder's blocks are timm's {type(block).__name__}: it needs Block or EvaBlock")
+        block.__class__ = kinds[type(block)]
         block.drop_path1, block.drop_path2 = SubsetDropPath(rate), SubsetDropPath(rate)
     return vit

@@ -237,9 +237,13 @@ def check(spec: ViTSpec, settings: MultiCropSettings) -> None:
 
 
 def check_encoder(spec: ViTSpec) -> None:
-    """ValueError for an encoder that is no plain ViT with a class token and a learned table of positions."""
-    if not spec.class_token or spec.position != "learned" or spec.family != "vit" or spec.final_norm != "all":
-        raise ValueError("the encoder needs class_token=True, position=learned, final_norm=all, no relative position")
+    """ValueError for an encoder without a class token, or without learned or rotary positions."""
+    placed = spec.position == "learned" or spec.rotary != "none"
+    if not spec.class_token or not placed or spec.family == "beit" or spec.final_norm != "all":
+        raise ValueError(
+            "the encoder needs class_token=True, final_norm=all, and position=learned or rotary positions; no relative "
+            "position"
+        )
 
 
 def check_crop_size(spec: ViTSpec, name: str, size: int) -> None:

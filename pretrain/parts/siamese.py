@@ -91,8 +91,8 @@ class Siamese(Method):
 
     def __init__(self, spec: ViTSpec, settings: SiameseSettings) -> None:
         super().__init__(spec, settings)
-        if not spec.class_token or spec.position != "sincos_row_first" or spec.final_norm != "all":
-            raise ValueError("the encoder needs class_token=True, position=sincos_row_first, final_norm=all")
+        if not spec.class_token or spec.family == "beit" or spec.final_norm != "all":
+            raise ValueError("the encoder needs class_token=True, final_norm=all and no relative position")
         projector, self.predictor = self.heads()
         self.base = ProjectedViT(moco_vit(ViT(spec), settings.freeze_patches), projector)
         self.momentum = frozen_copy(self.base)

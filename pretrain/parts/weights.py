@@ -68,9 +68,14 @@ def xavier_vit(vit: ViT) -> ViT:
 
 
 def fix_sincos_(vit: ViT) -> None:
-    """Fixed sine-cosine positions, the row's channels first where the spec says so, else the column's; zero for the
-    class token."""
+    """Fixed sine-cosine positions where the encoder has such, the row's channels or the column's first as its spec
+    says; zero for the class token."""
     table = vit.trunk.pos_embed
+    if table is None:  # rotary positions
+        return
+    if vit.spec.position == "learned":  # a table that --init brings and that stays trainable
+        nn.init.trunc_normal_(table, std=TOKEN_STD)
+        return
     first = "row" if vit.spec.position == "sincos_row_first" else "column"
     prefix = table.shape[1] - vit.spec.grid[0] * vit.spec.grid[1]
     with torch.no_grad():
@@ -101,7 +106,8 @@ def truncated_vit(vit: ViT) -> ViT:
     truncated_(vit)
     fresh_conv_(vit.trunk.patch_embed.proj)
     for token in (vit.trunk.pos_embed, vit.trunk.cls_token):
-        nn.init.trunc_normal_(token, std=TOKEN_STD)
+        if token is not None:  # there is no table where positions are rotary
+            nn.init.trunc_normal_(token, std=TOKEN_STD)
     return vit
 
 
@@ -115,6 +121,7 @@ def dinov2_vit(vit: ViT, layer_scale: float) -> ViT:
             nn.init.constant_(parameter, layer_scale)
     if vit.spec.registers:
         nn.init.normal_(trunk.reg_token, std=1e-6)
+    if vit.spec.registers and trunk.pos_embed is not None:
         placed = torch.ones(trunk.pos_embed.shape[1], 1)
         placed[1 : vit.spec.prefix] = 0
         with torch.no_grad():

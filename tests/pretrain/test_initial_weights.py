@@ -5,17 +5,18 @@ from dataclasses import replace
 
 import pytest
 import torch
-from small_trainings import same, small_recipe, trainer
+from small_trainings import digits, same, small_recipe, trainer
 from toys import SMALL
 
 from checkpoints.export import ViTExport
 from checkpoints.positions import sincos_positions
 from checkpoints.spec import HALF, Preparation
 from checkpoints.vit import ViT
+from engine.distributed import World
 from engine.extensions import load_extension, source_files
 from pretrain.loop.exporting import exports_in
 from pretrain.loop.initial_weights import InitialWeights, encoders_of, initial_weights
-from pretrain.loop.trainer import build
+from pretrain.loop.trainer import Run, Trainer, build
 from pretrain.recipe import VIT_SMOKE
 
 
@@ -50,6 +51,34 @@ def test_every_method_begins_with_the_checkpoints_encoder(name):
     assert method.preparation.mean == HALF
     others = [copy for copy in method.modules() if isinstance(copy, ViT) and copy not in encoders_of(method)]
     assert all(copy.spec != method.spec for copy in others)
+
+
+ANY_POSITIONS = "dino ibot mst msn moca mocov3 byol lejepa dinov2 simdino simdinov2".split()
+
+
+@pytest.mark.parametrize("name", ANY_POSITIONS)
+def test_methods_of_whole_images_train_a_dinov3_encoder(name, tmp_path):
+    """Rotary positions, registers, layer scale, keys without a bias."""
+    recipe = small_recipe(name)
+    spec = replace(
+        recipe.spec,
+        architecture="vit_small_patch16_dinov3",
+        position="none",
+        class_position=False,
+        registers=4,
+        layer_scale=True,
+        key_bias=False,
+        rotary="centred",
+        rotary_base=100.0,
+        rotary_rounding="bfloat16",
+    )
+    init = started_from(export_of(spec))
+    adopted = init.recipe(recipe)
+    run = Run(out=tmp_path, workers=0, init=init)
+    training = Trainer(name, load_extension("methods", name), adopted, digits(), run, World())
+    assert training.train() == "finished"
+    (_, export), *_ = exports_in(tmp_path)
+    assert export.spec == spec and not same(export.tensors, init.trained.tensors)
 
 
 def test_student_and_teacher_go_to_their_like(dino_run, tmp_path):
