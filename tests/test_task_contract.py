@@ -2,6 +2,7 @@
 
 from dataclasses import FrozenInstanceError, fields, is_dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -97,6 +98,52 @@ def test_a_changed_protocol_has_a_new_version():
 def test_the_page_of_protocols_is_that_of_the_code():
     """When this fails, run `python -m tools.protocols`."""
     assert (ROOT / PAGE).read_text() == protocol_page(own_tasks())
+
+
+# Values that a task refuses alone, by the protocol whose other settings are kept.
+REFUSED: dict[str, dict[str, list]] = {
+    "finetune@smoke": dict(lr=[0.0], layer_decay=[0.0], schedule=["cosine"], crop_scale=[0.0], holdout=[1.0])
+    | dict(average=[1.0], policy=["augmix"], mixed_together=[0]),
+    "knn@dino": dict(k=[(), (0, 5), (5, 5)], temperature=[(0.0,)], fraction=[0.0]),
+    "linear_sgd@ibot_base_cached": dict(lrs=[(), (0.1, 0.1), (0.0,)], weight_decays=[()], crop_rule=["timm"])
+    | dict(holdout=[1.0]),
+    "locality@extrema": dict(tiles=[6, 1], scales=[(0.5, 1.5)]),
+    "lowshot@bench": dict(shots=[(0,), (1, 1)], fractions=[(0.0,), (1.5,)], splits=[0], lambdas=[(), (0.1, 0.0)])
+    | dict(lambda_convention=["per class"], preprocess=["whiten"], solver=["newton"], holdout=[1.0])
+    | dict(tolerance=[0.0], max_iterations=[0]),
+    "maskrcnn@smoke": dict(lr=[0.0], milestones=[(12,), (3, 2)], short=[()], batch=[0], jitter=[(2.0, 1.0)], flip=[2.0])
+    | dict(warmup=[-1], drop_path=[1.0]),
+    "segmenter_mask@smoke": dict(lr=[(), (1e-6,)], splits=[()], judge_every=[0], drop_path=[1.0]),
+    "upernet@smoke": dict(lr=[0.0], ratios=[(2.0, 1.0)], crop=[0]),
+}
+CONTRADICTIONS: list[tuple[str, dict[str, Any], tuple[str, ...]]] = [
+    ("finetune@smoke", dict(epochs=5, warmup_epochs=5.0), ("warmup_epochs=5.0", "epochs=5")),
+    ("linear_sgd@ibot_base_cached", dict(epochs=5, warmup_epochs=5), ("warmup_epochs=5", "epochs=5")),
+    ("linear_sgd@ibot_base_cached", dict(readouts=("cls",)), ("'cls'", "clsN")),
+    ("linear_sgd@ibot_base_cached", dict(entry="layer_norm"), ("entry=layer_norm", "optimizer=sgd")),
+    ("lowshot@bench", dict(shots=(), fractions=()), ("shots=",)),
+    ("upernet@smoke", dict(steps=10, warmup=11), ("steps",)),
+]
+
+
+def refusal(name: str, **changes: Any) -> str:
+    """The line with which the task of a protocol refuses changed settings."""
+    with pytest.raises(ValueError) as error:
+        replace(PROTOCOLS[name].task, **changes)
+    assert "\n" not in str(error.value)
+    return str(error.value)
+
+
+@pytest.mark.parametrize(("name", "field"), [(name, field) for name in REFUSED for field in REFUSED[name]])
+def test_values_out_of_range(name, field):
+    for wrong in REFUSED[name][field]:
+        assert f"{field}={wrong!r}" in refusal(name, **{field: wrong})
+
+
+@pytest.mark.parametrize(("name", "changes", "words"), CONTRADICTIONS)
+def test_settings_that_contradict_each_other(name, changes, words):
+    told = refusal(name, **changes)
+    assert all(word in told for word in words), told
 
 
 @pytest.mark.parametrize("name", PROTOCOLS)

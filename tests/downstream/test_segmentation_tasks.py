@@ -14,9 +14,7 @@ from downstream.loop import hooks
 from downstream.metrics.scores import scores
 from downstream.models.operators import quiet_libraries
 from downstream.tasks.segmenter_cityscapes import PROTOCOLS as CITY
-from downstream.tasks.segmenter_cityscapes import Segmenter
 from downstream.tasks.upernet_ade20k import PROTOCOLS as ADE
-from downstream.tasks.upernet_ade20k import UperNet
 from engine.distributed import World
 from engine.files import is_locked
 from engine.training.schedules import Polynomial, TrainProgress
@@ -224,22 +222,3 @@ def test_options_of_classified_images_are_refused(tmp_path):
 def test_sets_of_another_kind_are_refused(tmp_path):
     assert "this task needs ade20k:ROOT" in failing(UPERNET, "tiny-cityscapes:", tmp_path)
     assert "there are 8 training images, not 100" in failing(replace(LINEAR, images=100), "tiny-cityscapes:", tmp_path)
-
-
-@pytest.mark.parametrize(
-    ("kind", "settings"),
-    [
-        (UperNet, {"lr": 0.0}),
-        (UperNet, {"steps": 10, "warmup": 11}),
-        (UperNet, {"ratios": (2.0, 1.0)}),
-        (UperNet, {"crop": 0}),
-        (Segmenter, {"lr": ()}),
-        (Segmenter, {"lr": (1e-6,)}),
-        (Segmenter, {"splits": ()}),
-        (Segmenter, {"judge_every": 0}),
-        (Segmenter, {"drop_path": 1.0}),
-    ],
-)
-def test_bad_settings(kind, settings):
-    with pytest.raises(ValueError, match=next(iter(settings))):
-        kind(**settings)

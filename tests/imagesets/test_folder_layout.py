@@ -3,6 +3,7 @@
 import os
 
 import pytest
+from refusals import set_refusal
 from torchvision.datasets import ImageFolder
 
 from imagesets.decoding import UnreadableImage
@@ -98,54 +99,39 @@ def test_home_is_expanded(pets, monkeypatch):
 
 
 def rejected(root, split="train") -> str:
-    with pytest.raises(ValueError) as error:
-        open_set(f"folder:{root}", split)
-    assert "\n" not in str(error.value)
-    return str(error.value)
+    return set_refusal(f"folder:{root}", split)
 
 
-def test_a_missing_folder_says_how_far_the_path_goes(tmp_path):
-    assert f"exists as far as {tmp_path}:" in rejected(tmp_path / "a/b")
+# What is done to the folder, the path below it that is asked for, the split, and what the line tells.
+REFUSED = {
+    "a missing folder": (lambda pets, tree: None, "a/b", "train", "exists as far as {pets}:"),
+    "a file": (lambda pets, tree: (pets / "set.zip").write_bytes(b"PK"), "set.zip", "train", "is a file"),
+    "a missing split": (lambda pets, tree: os.rename(pets / "val", pets / "x"), "", "val", "no val or test folder"),
+    "what is there": (lambda pets, tree: os.rename(pets / "val", pets / "other"), "", "val", "'other', 'train'"),
+    "a split's folder": (lambda pets, tree: None, "train", "train", "give the folder above it, {pets}"),
+    "no class folders": (lambda pets, tree: tree(pets / "x", "train/a.jpg", "val/b.jpg"), "x", "train", "per class"),
+    "an empty class": (lambda pets, tree: (pets / "train/.ipynb").mkdir(), "", "train", "'.ipynb'"),
+    "no image": (lambda pets, tree: (pets / "x/train/ant").mkdir(parents=True), "x", "train", "every class folder"),
+    "many classes": (
+        lambda pets, tree: tree(pets, *(f"train/x{number}/a.jpg" for number in range(9))),
+        "",
+        "train",
+        "'x0', 'x1', 'x2' and 6 more only in train",
+    ),
+}
 
 
-def test_a_file_instead_of_a_folder(tmp_path):
-    (tmp_path / "set.zip").write_bytes(b"PK")
-    assert "is a file" in rejected(tmp_path / "set.zip")
-
-
-def test_a_missing_split_says_what_is_there(pets):
-    os.rename(pets / "val", pets / "other")
-    assert "no val or test folder" in rejected(pets, "val") and "'other', 'train'" in rejected(pets, "val")
-
-
-def test_the_split_folder_itself_is_answered_with_its_parent(pets):
-    assert f"give the folder above it, {pets}" in rejected(pets / "train")
-
-
-def test_images_without_class_folders(tree, tmp_path):
-    assert "one folder per class" in rejected(tree(tmp_path, "train/a.jpg", "val/b.jpg"))
-
-
-def test_an_empty_class_is_named(pets):
-    for split in ("train", "val"):
-        (pets / split / ".ipynb_checkpoints").mkdir()
-    assert "'.ipynb_checkpoints'" in rejected(pets) and "fill or remove" in rejected(pets)
-
-
-def test_no_image_at_all(tmp_path):
-    (tmp_path / "train/ant").mkdir(parents=True)
-    assert "every class folder" in rejected(tmp_path)
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_is_no_folder_of_classes(pets, tree, case):
+    change, below, split, told = REFUSED[case]
+    change(pets, tree)
+    assert told.format(pets=pets) in rejected(pets / below, split)
 
 
 @pytest.mark.parametrize("split", ["train", "val"])
 def test_classes_that_differ_are_named(pets, tree, split):
     tree(pets, "train/cow/a.jpg", "val/dog/a.jpg")
     assert "'cow' only in train; 'dog' only in val" in rejected(pets, split)
-
-
-def test_many_differing_classes_are_counted(pets, tree):
-    tree(pets, *(f"train/x{number}/a.jpg" for number in range(9)))
-    assert "'x0', 'x1', 'x2' and 6 more only in train" in rejected(pets)
 
 
 def test_a_folder_that_may_not_be_listed_is_named(pets, monkeypatch):

@@ -8,6 +8,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from refusals import set_refusal
 
 from imagesets.check import check_image_set
 from imagesets.sets import open_set, parse_url
@@ -45,14 +46,6 @@ def labelled(split=None):
     found = [name.split("/") for name in NAMES]
     order = np.random.RandomState(1).permutation(len(found))
     return [(found[at][2], found[at][1]) for at in order if split in (None, found[at][0])]
-
-
-def refused(url, split="train"):
-    with pytest.raises(ValueError) as info:
-        open_set(url, split)
-    said = str(info.value)
-    assert "\n" not in said and said.startswith(url)
-    return said
 
 
 def same(url, folder, splits=("train", "val")):
@@ -107,9 +100,9 @@ def test_a_column_says_the_split_and_options_name_columns_and_table(folder, tmp_
         folder, tmp_path / "x", {"train": "images", "val": "images"}, "my list.csv", rows, ("F", "what", "split", "n")
     )
     (root / "other.csv").write_text("nothing\n")
-    assert "?labels=NAME" in refused(f"folder:{root}")
-    assert "?image=NAME" in refused(f"folder:{root}?labels=my list.csv")
-    assert "did you mean 'what'" in refused(f"folder:{root}?labels=my list.csv&image=F&label=wha")
+    assert "?labels=NAME" in set_refusal(f"folder:{root}")
+    assert "?image=NAME" in set_refusal(f"folder:{root}?labels=my list.csv")
+    assert "did you mean 'what'" in set_refusal(f"folder:{root}?labels=my list.csv&image=F&label=wha")
     same(f"folder:{root}?labels=my list.csv&image=F&label=what", folder)
     assert "test is used as val" in " ".join(
         open_set(f"folder:{root}?labels=my list.csv&image=F&label=what", "val").notes
@@ -122,7 +115,7 @@ def test_numbers_are_classes_in_the_order_of_numbers_and_fractions_are_none(fold
     assert open_set(f"folder:{root}", "train").classes == ("-1", "2", "10")
     for value, said in (("1.9", "1.9 is not a class label"), ("", "1 of 21 rows have no label")):
         flat(folder, root, {"train": ".", "val": "."}, "labels.csv", [*rows[:-1], (rows[-1][0], value)])
-        assert said in refused(f"folder:{root}")
+        assert said in set_refusal(f"folder:{root}")
 
 
 @pytest.mark.parametrize("header", [("file", "ant", "bee", "cat"), ("file", "label")])
@@ -153,12 +146,12 @@ def test_rows_without_images_and_images_without_rows(folder, tmp_path):
     root = flat(folder, tmp_path / "x", {"train": "train", "val": "val"}, "labels.csv", labelled()[2:])
     assert "2 images have no label and are not read" in open_set(f"folder:{root}", "train").notes
     flat(folder, root, {"train": "train", "val": "val"}, "labels.csv", [*labelled(), ("gone.jpg", "ant")])
-    assert "1 of 22 rows name no image" in (said := refused(f"folder:{root}")) and "gone.jpg in row 22" in said
+    assert "1 of 22 rows name no image" in (said := set_refusal(f"folder:{root}")) and "gone.jpg in row 22" in said
     flat(folder, root, {"train": "train", "val": "val"}, "labels.csv", [*labelled(), labelled()[0]])
-    assert "has two rows" in refused(f"folder:{root}")
+    assert "has two rows" in set_refusal(f"folder:{root}")
     (root / "val/train-ant-0.jpg").write_bytes(b"another")
     flat(folder, root, {"train": "train", "val": "val"}, "labels.csv", labelled())
-    assert "train/train-ant-0.jpg" in (said := refused(f"folder:{root}")) and "val/train-ant-0.jpg" in said
+    assert "train/train-ant-0.jpg" in (said := set_refusal(f"folder:{root}")) and "val/train-ant-0.jpg" in said
 
 
 def test_paths_that_begin_elsewhere_and_tables_that_are_none(folder, tmp_path):
@@ -180,14 +173,14 @@ def test_paths_that_begin_elsewhere_and_tables_that_are_none(folder, tmp_path):
     ):
         (root / "labels.csv").write_text(text, errors="surrogateescape")
         if said:
-            assert said in refused(url)
+            assert said in set_refusal(url)
     assert any("separator=bar" in note for note in open_set(url, "train").notes)
     (root / "labels.csv").write_text("file,label\n" + "\n".join(f"{file}," for file, _ in labelled()))
-    assert "21 of 21 rows have no label" in refused(url) and "separator=bar" in refused(url)
+    assert "21 of 21 rows have no label" in set_refusal(url) and "separator=bar" in set_refusal(url)
     (root / "labels.jsonl").write_text("[" * 100_000)
-    assert "labels.jsonl: is no table of labels" in refused(f"folder:{root}?labels=labels.jsonl")
+    assert "labels.jsonl: is no table of labels" in set_refusal(f"folder:{root}?labels=labels.jsonl")
     (root / "labels.jsonl").write_text(json.dumps({"file": labelled()[0][0], "label": {"a": 1}}))
-    assert "is no class" in refused(f"folder:{root}?labels=labels.jsonl")
+    assert "is no class" in set_refusal(f"folder:{root}?labels=labels.jsonl")
 
 
 def test_class_folders_come_before_tables(folder):
@@ -214,7 +207,7 @@ def test_a_part_of_each_class_is_held_out_for_validation(folder, tmp_path, place
     (root / "train" if place == "in train" else root).symlink_to(folder / "train")
     url = f"folder:{root}?val=0.4&seed=3"
     whole, train, val = (open_set(*each) for each in ((f"folder:{folder}", "train"), (url, "train"), (url, "val")))
-    assert "?val=0.2" in refused(f"folder:{root}", "val")
+    assert "?val=0.2" in set_refusal(f"folder:{root}", "val")
     files = [{opened.encoded(index) for index in range(len(opened))} for opened in (whole, train, val)]
     assert files[1] | files[2] == files[0] and not files[1] & files[2] and train.url == val.url == url
     assert np.bincount(train.labels).tolist() == [3, 3, 3] and np.bincount(val.labels).tolist() == [2, 2, 2]
@@ -227,11 +220,13 @@ def test_a_part_of_each_class_is_held_out_for_validation(folder, tmp_path, place
 
 def test_what_cannot_be_held_out_is_one_line(folder, tree, tmp_path):
     for share in ("0", "1", "20", "-0.1", "x", "1e-1"):
-        assert "?val=0.2" in refused(f"folder:{folder}?val={share}")
-    assert "?val=0.2" in refused(f"folder:{folder}?val=0.2&seed=-1") and "share" in refused(f"folder:{folder}?seed=1")
-    assert "given twice" in refused(f"folder:{folder}?val=0.2&val=0.1")
-    assert "did you mean 'val'" in refused(f"folder:{folder}?vale=0.2")
-    assert "no labels" in refused(f"images:{folder}?val=0.2")
+        assert "?val=0.2" in set_refusal(f"folder:{folder}?val={share}")
+    assert "?val=0.2" in set_refusal(f"folder:{folder}?val=0.2&seed=-1") and "share" in set_refusal(
+        f"folder:{folder}?seed=1"
+    )
+    assert "given twice" in set_refusal(f"folder:{folder}?val=0.2&val=0.1")
+    assert "did you mean 'val'" in set_refusal(f"folder:{folder}?vale=0.2")
+    assert "no labels" in set_refusal(f"images:{folder}?val=0.2")
     assert parse_url("parquet:/data/train-?.parquet")[1] == "/data/train-?.parquet"
     lonely = tree(tmp_path / "lonely", "ant/1.jpg", "bee/1.jpg", "bee/2.jpg")
     found = {split: open_set(f"folder:{lonely}?val=0.5", split) for split in ("train", "val")}
@@ -260,8 +255,8 @@ def test_columns_are_chosen(folder, tmp_path, form):
     for split in ("train", "val"):
         found, wanted = open_set(f"{url}&label=kind", split), open_set(f"folder:{folder}?val=0.4", split)
         assert found.fingerprint == wanted.fingerprint
-    assert "there are: photo, kind, caption, weight" in refused(f"{url}&label=x")
-    assert "column weight: labels such as" in refused(f"{url}&label=weight")
+    assert "there are: photo, kind, caption, weight" in set_refusal(f"{url}&label=x")
+    assert "column weight: labels such as" in set_refusal(f"{url}&label=weight")
 
 
 @pytest.mark.parametrize("form", ["parquet", "hf"])
@@ -299,7 +294,7 @@ def test_a_parquet_table_of_paths_names_the_way_that_works(folder, tmp_path):
     )
     for name, images in (("a", nothing), ("b", files)):
         pq.write_table(pa.table({"image": images, "label": kinds}), tmp_path / f"{name}.parquet")
-        said = refused(f"parquet:{tmp_path}/{name}.parquet")
+        said = set_refusal(f"parquet:{tmp_path}/{name}.parquet")
         assert "folder:FOLDER?labels=TABLE.parquet" in said and len(said) < 500
         found = open_set(f"folder:{folder}?labels={tmp_path}/{name}.parquet", "train")
         assert found.fingerprint == open_set(f"folder:{folder}", "train").fingerprint

@@ -12,6 +12,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from refusals import set_refusal
 
 from imagesets import walk
 from imagesets.decoding import UnreadableImage
@@ -150,44 +151,37 @@ def test_images_without_labels_are_for_pretraining_alone(folder, tmp_path):
         pq.write_table(pa.table({"image": [data for _, _, data in rows(folder, split)]}), root / f"{split}.parquet")
     found = open_set(f"parquet:{root}", "train")
     assert found.classes == () and set(found.labels) == {-1} and found.image(3).mode == "RGB"
-    assert "no labels" in refused(f"parquet:{root}", "val")
-
-
-def refused(url: str, split: str = "train") -> str:
-    with pytest.raises(ValueError) as caught:
-        open_set(url, split)
-    assert "\n" not in str(caught.value)
-    return str(caught.value)
+    assert "no labels" in set_refusal(f"parquet:{root}", "val")
 
 
 def test_what_cannot_be_read_is_one_line(folder, tmp_path):
     root = as_shards(folder, tmp_path / "shards")
-    assert "no file *.parquet there" in refused(f"parquet:{root}")
-    assert "no path after the colon" in refused("wds:")
+    assert "no file *.parquet there" in set_refusal(f"parquet:{root}")
+    assert "no path after the colon" in set_refusal("wds:")
     (root / "set-train-0000.tar").write_bytes(b"\x1f\x8b no archive")
-    assert "set-train-0000.tar:" in (said := refused(f"wds:{root}")) and "uncompressed tar file" in said
+    assert "set-train-0000.tar:" in (said := set_refusal(f"wds:{root}")) and "uncompressed tar file" in said
     for path in root.glob("set-val-*"):
         path.rename(root / path.name.replace("val", "other"))
-    assert "files *.tar has val or validation or valid or" in refused(f"wds:{root}", "val")
+    assert "files *.tar has val or validation or valid or" in set_refusal(f"wds:{root}", "val")
     tables = as_parquet(folder, tmp_path / "tables")
     pq.write_table(pa.table({"picture": [b""], "label": [0]}), tables / "train-00000-of-00002.parquet")
-    assert "'picture', 'label'" in (said := refused(f"parquet:{tables}")) and "?image=NAME" in said
+    assert "'picture', 'label'" in (said := set_refusal(f"parquet:{tables}")) and "?image=NAME" in said
     (tables / "train-00000-of-00002.parquet").write_bytes(b"nothing")
-    assert "train-00000-of-00002.parquet is no Parquet table" in refused(f"parquet:{tables}")
+    assert "train-00000-of-00002.parquet is no Parquet table" in set_refusal(f"parquet:{tables}")
     (tmp_path / "empty").mkdir()
-    assert "datasets cannot load it" in refused(f"hf:{tmp_path / 'empty'}")
+    assert "datasets cannot load it" in set_refusal(f"hf:{tmp_path / 'empty'}")
 
 
 def test_wrong_labels_are_one_line(folder, tmp_path):
     root = as_shards(folder, tmp_path / "shards")
     (root / "classes.txt").write_text("ant\nbee\n")
-    assert "labels from 0 to 2, and 2 classes" in refused(f"wds:{root}")
+    assert "labels from 0 to 2, and 2 classes" in set_refusal(f"wds:{root}")
     (root / "classes.txt").write_text("ant\nbee\ncat\ndog\n")
-    assert "no image of class 'dog' in train" in refused(f"wds:{root}")
+    assert "no image of class 'dog' in train" in set_refusal(f"wds:{root}")
     with tarfile.open(root / "set-train-0001.tar", "a") as archive:
         entry = tarfile.TarInfo("deep/lonely.jpg")
         archive.addfile(entry, io.BytesIO())
-    assert "1 of 7 images have no label, such as deep/lonely.cls" in refused(f"wds:{root}")
+    assert "1 of 7 images have no label, such as deep/lonely.cls" in set_refusal(f"wds:{root}")
 
 
 @pytest.mark.parametrize(
@@ -211,7 +205,7 @@ def test_a_label_that_is_no_class_is_one_line(ending, label, encode, tmp_path):
             entry = tarfile.TarInfo(name)
             entry.size = len(content)
             archive.addfile(entry, io.BytesIO(content))
-    said = refused(f"wds:{tmp_path}")
+    said = set_refusal(f"wds:{tmp_path}")
     assert f"x.{ending} holds no number of a class" in said or "label 400000000000 of only 1 images" in said
 
 
@@ -221,7 +215,7 @@ def test_a_label_in_a_table_that_is_no_class_is_one_line(form, label, encode, tm
     pq.write_table(
         pa.table({"image": [{"bytes": encode(), "path": "a.jpg"}], "label": [label]}), tmp_path / "train.parquet"
     )
-    assert "column label: label" in refused(f"{form}:{tmp_path}")
+    assert "column label: label" in set_refusal(f"{form}:{tmp_path}")
 
 
 def test_tar_headers_and_images_beyond_the_limits_are_one_line(encode, tmp_path):
@@ -235,7 +229,7 @@ def test_tar_headers_and_images_beyond_the_limits_are_one_line(encode, tmp_path)
             file.truncate(1 << 42)
 
     shard("header", tarfile.XHDTYPE, 10**11)
-    assert "train.tar: a header of 100000000000 bytes" in refused(f"wds:{tmp_path / 'header'}")
+    assert "train.tar: a header of 100000000000 bytes" in set_refusal(f"wds:{tmp_path / 'header'}")
     shard("image", tarfile.REGTYPE, 10**12)
     with pytest.raises(UnreadableImage, match=r"x\.png: .*1,000,000,000,000 bytes, more than the limit"):
         open_set(f"wds:{tmp_path / 'image'}", "train").image(0)
@@ -244,7 +238,7 @@ def test_tar_headers_and_images_beyond_the_limits_are_one_line(encode, tmp_path)
 def test_a_pipe_among_shards_is_named(folder, tmp_path):
     root = as_shards(folder, tmp_path / "shards")
     os.mkfifo(root / "set-train-0002.tar")
-    assert "set-train-0002.tar is no regular file" in refused(f"wds:{root}")
+    assert "set-train-0002.tar is no regular file" in set_refusal(f"wds:{root}")
 
 
 @pytest.mark.parametrize("form", ["parquet", "wds"])
@@ -287,7 +281,10 @@ def test_two_images_of_one_name_are_one_line(folder, tmp_path):
     root = as_parquet(folder, tmp_path / "tables")
     second = pq.read_table(root / "train-00001-of-00002.parquet")
     pq.write_table(pa.concat_tables([second, second]), root / "train-00001-of-00002.parquet")
-    assert "two images of train are called 'ant/ant-" in (said := refused(f"parquet:{root}")) and "of their own" in said
+    assert (
+        "two images of train are called 'ant/ant-" in (said := set_refusal(f"parquet:{root}"))
+        and "of their own" in said
+    )
 
 
 def test_a_shard_cut_short_is_one_line(folder, tmp_path):

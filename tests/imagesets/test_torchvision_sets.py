@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from official_layouts import WRITERS, put, write
+from refusals import refusal, set_refusal
 
 from imagesets.check import check_image_set
 from imagesets.schemes.torchvision import SETS
@@ -95,42 +96,39 @@ def test_data_check_reads_a_set(tmp_path, monkeypatch):
     assert report.ok and report.splits[0].images == 4 and report.splits[0].file_bytes > 0
 
 
-def refused(url: str, split: str = "train") -> str:
-    with pytest.raises(ValueError) as caught:
-        open_set(url, split)
-    assert "\n" not in str(caught.value)
-    return str(caught.value)
-
-
 def test_what_is_missing_is_one_line(tmp_path, monkeypatch):
-    assert "'cifar10'; did you mean 'CIFAR10'? there are: CIFAR10, CIFAR100," in refused("torchvision:cifar10:/data")
-    assert "no folder after the name; write torchvision:DTD:/path" in refused("torchvision:DTD")
-    assert "no folder /nowhere" in refused("torchvision:DTD:/nowhere")
-    said = refused(f"torchvision:Food101:{tmp_path}")
+    assert "'cifar10'; did you mean 'CIFAR10'? there are: CIFAR10, CIFAR100," in set_refusal(
+        "torchvision:cifar10:/data"
+    )
+    assert "no folder after the name; write torchvision:DTD:/path" in set_refusal("torchvision:DTD")
+    assert "no folder /nowhere" in set_refusal("torchvision:DTD:/nowhere")
+    said = set_refusal(f"torchvision:Food101:{tmp_path}")
     assert f"{tmp_path} lacks food-101/meta, food-101/images; fetch it with python -c" in said
     assert f"from torchvision.datasets import Food101; Food101('{tmp_path}', split='train', download=True)" in said
     assert not list(tmp_path.iterdir()), "nothing is written"
-    assert "its official site is gone" in refused(f"torchvision:StanfordCars:{tmp_path}")
+    assert "its official site is gone" in set_refusal(f"torchvision:StanfordCars:{tmp_path}")
     write("SUN397", tmp_path, monkeypatch)
     (tmp_path / "SUN397/Partitions/Testing_01.txt").unlink()
-    said = refused(f"torchvision:SUN397:{tmp_path}", "val")
+    said = set_refusal(f"torchvision:SUN397:{tmp_path}", "val")
     assert f"no {tmp_path}/SUN397/Partitions/Testing_01.txt; unpack there https://" in said and "Partitions.zip" in said
 
 
 def test_missing_images_are_one_line(tmp_path, monkeypatch):
     written = write("OxfordIIITPet", tmp_path, monkeypatch)
     (tmp_path / "oxford-iiit-pet/images/Abyssinian_9train.jpg").unlink()
-    assert "1 of its 4 images are missing" in (said := refused(f"torchvision:OxfordIIITPet:{tmp_path}"))
+    assert "1 of its 4 images are missing" in (said := set_refusal(f"torchvision:OxfordIIITPet:{tmp_path}"))
     assert "Abyssinian_9train.jpg first" in said and len(written["train"]) == 4
     write("INaturalist2018", tmp_path, monkeypatch)
     (tmp_path / "2018/Aves/1/train0.jpg").unlink()
-    assert "train2018.json: 1 of the 4 images that it names" in refused(f"torchvision:INaturalist2018:{tmp_path}")
+    assert "train2018.json: 1 of the 4 images that it names" in refusal(
+        open_set, f"torchvision:INaturalist2018:{tmp_path}", "train"
+    )
     write("VOC2007", tmp_path, monkeypatch)
     for path in (tmp_path / "VOCdevkit/VOC2007/ImageSets/Main").glob("*_test.txt"):
         path.unlink()
-    assert "(no lists *_test.txt of classes in " in refused(f"torchvision:VOC2007:{tmp_path}", "val")
+    assert "(no lists *_test.txt of classes in " in set_refusal(f"torchvision:VOC2007:{tmp_path}", "val")
     (tmp_path / "oxford-iiit-pet/annotations/test.txt").write_text("no list")
-    assert "torchvision cannot read it (" in refused(f"torchvision:OxfordIIITPet:{tmp_path}", "val")
+    assert "torchvision cannot read it (" in set_refusal(f"torchvision:OxfordIIITPet:{tmp_path}", "val")
 
 
 class Harm:
@@ -148,5 +146,5 @@ def test_pickles_other_than_the_official_ones_are_not_loaded(batch, tmp_path, mo
     harm = tmp_path / "harm"
     write("CIFAR10", tmp_path, monkeypatch)
     (tmp_path / "cifar-10-batches-py" / batch).write_bytes(pickle.dumps(Harm(harm)))
-    assert "torchvision cannot read it (Dataset" in refused(f"torchvision:CIFAR10:{tmp_path}")
+    assert "torchvision cannot read it (Dataset" in set_refusal(f"torchvision:CIFAR10:{tmp_path}")
     assert not harm.exists()

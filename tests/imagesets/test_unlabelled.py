@@ -3,6 +3,7 @@
 import os
 
 import pytest
+from refusals import set_refusal
 
 from imagesets.check import check_image_set, render
 from imagesets.sets import open_set
@@ -39,21 +40,14 @@ def test_train_and_val_together_are_said(tree, tmp_path):
     assert f"write images:{root}/train" in open_set(f"images:{root}", "train").notes[1]
 
 
-def rejected(url: str, split: str = "train") -> str:
-    with pytest.raises(ValueError) as error:
-        open_set(url, split)
-    assert "\n" not in str(error.value)
-    return str(error.value)
-
-
 def test_what_cannot_be_is_one_line(pile, tmp_path):
-    assert "have no labels" in rejected(f"images:{pile}", "val")
+    assert "have no labels" in set_refusal(f"images:{pile}", "val")
     (tmp_path / "empty/in").mkdir(parents=True)
-    assert f"no image (.jpg, .jpeg, .png, .ppm, .bmp, .pgm, .tif, .tiff, .webp) in {tmp_path / 'empty'}" in rejected(
+    assert f"no image (.jpg, .jpeg, .png, .ppm, .bmp, .pgm, .tif, .tiff, .webp) in {tmp_path / 'empty'}" in set_refusal(
         f"images:{tmp_path / 'empty'}"
     )
-    assert "is a file" in rejected(f"images:{pile / 'b.jpg'}")
-    assert "exists as far as" in rejected(f"images:{pile / 'nowhere'}")
+    assert "is a file" in set_refusal(f"images:{pile / 'b.jpg'}")
+    assert "exists as far as" in set_refusal(f"images:{pile / 'nowhere'}")
 
 
 def test_a_check_looks_at_the_images_and_asks_for_no_labels(pile):

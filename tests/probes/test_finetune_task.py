@@ -382,25 +382,6 @@ def test_a_norm_that_is_for_the_mean_patch_is_not_put_behind_the_class_token(tmp
         replace(QUICK, pool="cls").run(export, workspace(tmp_path, "digits:", limit=100))
 
 
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"lr": 0.0}, "lr="),
-        ({"layer_decay": 0.0}, "layer_decay="),
-        ({"epochs": 5}, "^warmup_epochs=5.0: must be less than epochs=5$"),
-        ({"schedule": "cosine"}, "^schedule='cosine': choose one of mae, beit, simmim, deit$"),
-        ({"crop_scale": 0.0}, "^crop_scale=0.0: must be a number above 0 and up to 1$"),
-        ({"holdout": 1.0}, "holdout="),
-        ({"average": 1.0}, "average="),
-        ({"policy": "augmix"}, "policy="),
-        ({"mixed_together": 0}, "mixed_together="),
-    ],
-)
-def test_settings_are_checked(settings, message):
-    with pytest.raises(ValueError, match=message):
-        Finetune(**settings)
-
-
 def test_shared_memory_without_room_is_one_line(tmp_path, monkeypatch):
     """Before, the loader process failed while it sent, and the training waited for ever."""
 

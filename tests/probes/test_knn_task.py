@@ -131,21 +131,6 @@ def test_a_class_without_training_images_is_refused(export, tmp_path):
         SMALL.run(export, workspace(tmp_path, url, skip_bad=True))
 
 
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"k": ()}, "k="),
-        ({"k": (0, 5)}, "k="),
-        ({"k": (5, 5)}, "k="),
-        ({"temperature": (0.0,)}, "temperature="),
-        ({"fraction": 0.0}, "fraction="),
-    ],
-)
-def test_settings_are_checked(settings, message):
-    with pytest.raises(ValueError, match=message):
-        Knn(**settings)
-
-
 def test_protocols_are_those_of_the_sources():
     common = {"k": (10, 20, 100, 200), "temperature": (0.07,), "pool": "cls", "fraction": 1.0}
     for name in ("knn@dino", "knn@dinov2", "knn@ibot", "knn@mst"):

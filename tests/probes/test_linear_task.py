@@ -173,22 +173,3 @@ def test_constant_features_are_said(export, tmp_path):
     outcome = SMALL.run(export, workspace(tmp_path, write_folder(tmp_path / "set", flat=True)))
     assert "the same for all" in outcome.facts["warnings"][1]
     assert outcome.numbers["top1"] == pytest.approx(100 / 3)
-
-
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"lrs": ()}, r"^lrs=\(\): must be 1 or more different values"),
-        ({"lrs": (0.1, 0.1)}, r"^lrs=\(0.1, 0.1\): must be 1 or more different values"),
-        ({"lrs": (0.0,)}, r"^lrs=\(0.0,\): must be .* a number above 0$"),
-        ({"weight_decays": ()}, "^weight_decays="),
-        ({"crop_rule": "timm"}, "^crop_rule='timm': choose one of torchvision, mae$"),
-        ({"readouts": ("cls",)}, "write clsN, clsN\\+avg, avg or avgN"),
-        ({"epochs": 5, "warmup_epochs": 5}, "^warmup_epochs=5: must be less than epochs=5$"),
-        ({"holdout": 1.0}, "holdout="),
-        ({"entry": "layer_norm"}, "go together"),
-    ],
-)
-def test_settings_are_checked(settings, message):
-    with pytest.raises(ValueError, match=message):
-        Linear(**settings)

@@ -16,7 +16,7 @@ from imagesets.sets import open_set
 from imagesets.transforms import EvalTransform
 from probes.mosaics import Mosaics, candidate_boxes, centre_tiles, tile_numbers, tile_overlaps
 from probes.tasks import locality
-from probes.tasks.locality import PROTOCOLS, Locality
+from probes.tasks.locality import PROTOCOLS
 
 TASK = PROTOCOLS["locality@extrema"].task
 SPEC = ViTSpec(
@@ -172,16 +172,3 @@ def test_an_unreadable_image_leaves_its_mosaic_out(tmp_path):
     assert left_out.sum() == 4 and left_out[1]  # a/3.png is the second image of the first class
     with pytest.raises(ValueError, match=r"mosaic 1 of folder:.*3\.png: not an image"):
         TASK.run(export, Workspace(cache=tmp_path / "other", data=space.data))
-
-
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"tiles": 6}, "tiles=6: a mosaic is square"),
-        ({"tiles": 1}, "tiles=1: a mosaic is square"),
-        ({"scales": (0.5, 1.5)}, "scales=\\(0.5, 1.5\\): .* above 0 and up to 1"),
-    ],
-)
-def test_wrong_settings_are_refused(settings, message):
-    with pytest.raises(ValueError, match=message):
-        Locality(**settings)

@@ -252,31 +252,6 @@ def test_a_class_with_too_few_or_no_images_is_named(export, tmp_path):
         SMALL.run(export, workspace(tmp_path, write_set(tmp_path / "one", classes=1)))
 
 
-@pytest.mark.parametrize(
-    "settings",
-    [
-        {"shots": (), "fractions": ()},
-        {"shots": (0,)},
-        {"shots": (1, 1)},
-        {"fractions": (0.0,)},
-        {"fractions": (1.5,)},
-        {"splits": 0},
-        {"lambdas": ()},
-        {"lambdas": (0.1, 0.0)},
-        {"lambda_convention": "per class"},
-        {"preprocess": "whiten"},
-        {"solver": "newton"},
-        {"holdout": 1.0},
-        {"tolerance": 0.0},
-        {"max_iterations": 0},
-    ],
-)
-def test_settings_are_checked(settings):
-    with pytest.raises(ValueError, match=f"^{next(iter(settings))}=") as error:
-        LowShot(**settings)
-    assert "\n" not in str(error.value)
-
-
 def test_protocols_are_those_of_the_sources(export, tmp_path):
     assert all(set(names) <= set(PROTOCOLS) for names in SUITES.values())
     moca, msn, ibot, dinov2 = (
