@@ -53,7 +53,7 @@ def test_every_method_begins_with_the_checkpoints_encoder(name):
     assert all(copy.spec != method.spec for copy in others)
 
 
-ANY_POSITIONS = "dino ibot mst msn moca mocov3 byol lejepa dinov2 simdino simdinov2".split()
+ANY_POSITIONS = ["dino", "ibot", "mst", "msn", "moca", "mocov3", "byol", "lejepa", "dinov2", "simdino", "simdinov2"]
 
 
 @pytest.mark.parametrize("name", ANY_POSITIONS)
