@@ -263,8 +263,8 @@ class ViTExport(PreparesImages):
             if own.pop("format") != FORMAT:
                 raise ValueError(f"{folder}: written by another version of the format; update this tool")
             spec = ViTSpec(**own.pop("spec"))
-            given = own.pop("preparation")
-            preparation = Preparation(**given | {key: tuple(given[key]) for key in ("mean", "std")})
+            prepared = own.pop("preparation")
+            preparation = Preparation(**prepared | {key: tuple(prepared[key]) for key in ("mean", "std")})
             recorded, stored = own.pop("digest"), _checked_fingerprint(own.pop("fingerprint"))
             if (folder / COST).exists():
                 own["cost"] = json.loads((folder / COST).read_text(encoding="utf-8"))

@@ -66,8 +66,8 @@ def _joined(folder: Path, names: list[str], facts: dict[str, Any]) -> ForeignFil
 
 def _files(folder: Path) -> list[str]:
     """Names of the weight files: one, or those that an index lists."""
-    if found := next((name for name in WEIGHTS if (folder / name).exists()), None):
-        return [found]
+    if weights := next((name for name in WEIGHTS if (folder / name).exists()), None):
+        return [weights]
     index = next((name for name in INDEX_FILES if (folder / name).exists()), None)
     if index is None:
         raise ValueError(f"there is no {' or '.join((*WEIGHTS, *INDEX_FILES))} in {folder}")

@@ -99,9 +99,9 @@ class DenseTask(Task):
 
     def departures(self, export: FrozenExport, train: SceneSet, batch: Mapping[str, Any]) -> list[str]:
         """How a training differs from its recipe, a line each. batch: facts of its TrainedModel."""
-        lines, own = norm_warnings(batch), SIZES.get((export.spec.width, export.spec.depth), "another size")
-        if self.size and own != self.size:
-            lines.append(f"the recipe is for ViT-{self.size}, this network is {own}")
+        lines, size = norm_warnings(batch), SIZES.get((export.spec.width, export.spec.depth), "another size")
+        if self.size and size != self.size:
+            lines.append(f"the recipe is for ViT-{self.size}, this network is {size}")
         branch = str(export.facts.get("branch", ""))
         if self.branch and branch and branch != self.branch:
             lines.append(f"the recipe is for the {self.branch} branch, this is the {branch} one")

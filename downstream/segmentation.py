@@ -153,26 +153,28 @@ def segmentation_outcome(
     facts. lacking: split -> lines on what its masks lack."""
     several = len(trained) > 1
     constant, floor = constant_scores(trained[0].arrays["areas"])
-    areas = {f"areas_{number}" if several else "areas": each.arrays["areas"] for number, each in enumerate(trained)}
+    areas = {
+        f"areas_{number}" if several else "areas": training.arrays["areas"] for number, training in enumerate(trained)
+    }
     facts = {
         "train": [{"url": scenes.url, "images": len(scenes), "fingerprint": scenes.fingerprint} for scenes in train],
         "val": {"url": val.url, "images": len(val), "fingerprint": val.fingerprint},
         "notes": list(dict.fromkeys([*train[0].notes, *val.notes])),
         "masks": {split: list(lines) for split, lines in lacking.items()},
         "floor": {"prediction": f"{val.classes[constant]} everywhere", "metrics": floor},
-        "evaluations": [each.history for each in trained],
-        "reported_step": [each.step for each in trained],
+        "evaluations": [training.history for training in trained],
+        "reported_step": [training.step for training in trained],
         "libraries": libraries_used(),
         "batch": dict(trained[0].batch),
         **rest,
     }
-    drawn = resampled(lambda weights: weighted_scores(list(areas.values()), weights), len(val))
+    on_resamples = resampled(lambda weights: weighted_scores(list(areas.values()), weights), len(val))
     metrics = {}
     for name in trained[0].metrics:
-        mean = float(np.mean([each.metrics[name] for each in trained]))
-        metrics[name] = Metric(value=mean, resampled=drawn[name], chosen_on_val=chosen_on_val)
+        mean = float(np.mean([training.metrics[name] for training in trained]))
+        metrics[name] = Metric(value=mean, resampled=on_resamples[name], chosen_on_val=chosen_on_val)
     if several:
-        spread = float(np.std([each.metrics["mIoU"] for each in trained], ddof=1))
+        spread = float(np.std([training.metrics["mIoU"] for training in trained], ddof=1))
         metrics["mIoU_std"] = Metric(value=spread, higher_is_better=None, deviation_of="mIoU")
-    shown = {name: values for name, values in trained[0].arrays.items() if name.startswith("shown_")}
-    return Outcome(metrics=metrics, arrays=areas | shown, facts=facts)
+    previews = {name: values for name, values in trained[0].arrays.items() if name.startswith("shown_")}
+    return Outcome(metrics=metrics, arrays=areas | previews, facts=facts)

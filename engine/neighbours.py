@@ -94,19 +94,19 @@ def search(
         raise ValueError(f"k={k} neighbours from a gallery of {len(gallery)} images; choose k from 1 to {len(gallery)}")
 
     choose = {"faiss": _faiss, "torch": _torch}[backend]
-    found = np.full((len(queries), k), -np.inf, np.float32), np.full((len(queries), k), -1, np.int64)
+    best = np.full((len(queries), k), -np.inf, np.float32), np.full((len(queries), k), -1, np.int64)
 
     def work() -> None:
         for rows, numbers in tiles_of(len(gallery), len(queries), world):
             find = choose(prepare(gallery, rows), min(k, rows.stop - rows.start), device)
-            for asked in (query_slice(number, len(queries)) for number in numbers):
-                near = _in_tile(find, prepare(queries, asked), rows.start)
-                found[0][asked], found[1][asked] = merged([(found[0][asked], found[1][asked]), near], k)
+            for part in (query_slice(number, len(queries)) for number in numbers):
+                nearest = _in_tile(find, prepare(queries, part), rows.start)
+                best[0][part], best[1][part] = merged([(best[0][part], best[1][part]), nearest], k)
                 advance(1)
             del find  # and with it the block, before the next one is read
 
     world.on_all_ranks(work)
-    return _exchanged(found, world)
+    return _exchanged(best, world)
 
 
 def search_bytes(gallery: int, queries: int, width: int, k: int) -> float:
@@ -119,11 +119,11 @@ def tiles_of(gallery: int, queries: int, world: World) -> list[tuple[slice, rang
     blocks, across = list(row_slices(gallery, GALLERY)), -(-queries // QUERIES)
     tiles = len(blocks) * across
     first, last = (rank * tiles // world.size for rank in (world.rank, world.rank + 1))
-    found = []
-    for place, rows in enumerate(blocks):
-        asked = range(max(first - place * across, 0), min(last - place * across, across))
-        found += [(rows, asked)] if asked else []
-    return found
+    own = []
+    for number, rows in enumerate(blocks):
+        slices = range(max(first - number * across, 0), min(last - number * across, across))
+        own += [(rows, slices)] if slices else []
+    return own
 
 
 def query_slice(number: int, queries: int) -> slice:
@@ -131,8 +131,8 @@ def query_slice(number: int, queries: int) -> slice:
     return slice(number * QUERIES, min((number + 1) * QUERIES, queries))
 
 
-def _in_tile(find: Find, asked: np.ndarray, first: int) -> Pair:
-    similarities, indices = find(asked)
+def _in_tile(find: Find, queries: np.ndarray, first: int) -> Pair:
+    similarities, indices = find(queries)
     indices += first
     order_ties(similarities, indices)
     return similarities, indices
@@ -145,19 +145,19 @@ def merged(parts: Sequence[Pair], k: int) -> Pair:
     return np.take_along_axis(similarities, order, axis=1), np.take_along_axis(indices, order, axis=1)
 
 
-def _exchanged(found: Pair, world: World) -> Neighbours:
-    """Merge what the processes have found of each query (Q, k); process r keeps the slices r, r + size, ..."""
-    (count, k), kept = found[0].shape, []
+def _exchanged(best: Pair, world: World) -> Neighbours:
+    """Merge the neighbours (Q, k) of all processes; process r keeps the slices r, r + size, ... of the queries."""
+    (count, k), kept = best[0].shape, []
     if world.size == 1:
-        return Neighbours(np.arange(count), *found)
+        return Neighbours(np.arange(count), *best)
     for number in range(-(-count // QUERIES)):
-        asked = query_slice(number, count)
-        parts = world.gather_objects((found[0][asked], found[1][asked]))
+        part = query_slice(number, count)
+        parts = world.gather_objects((best[0][part], best[1][part]))
         if number % world.size == world.rank:
-            found[0][asked], found[1][asked] = merged(parts, k)
-            kept.append(np.arange(asked.start, asked.stop))
+            best[0][part], best[1][part] = merged(parts, k)
+            kept.append(np.arange(part.start, part.stop))
     places = np.concatenate([np.empty(0, np.int64), *kept])
-    return Neighbours(places, found[0][places], found[1][places])
+    return Neighbours(places, best[0][places], best[1][places])
 
 
 @cache
@@ -211,7 +211,7 @@ def _torch(gallery: np.ndarray, k: int, device: str) -> Find:
         for start, part in parts:
             similarities, indices = (asked @ part.T).topk(min(k, len(part)))
             best.append((similarities, indices + start))
-        similarities, places = torch.cat([found for found, _ in best], dim=1).topk(k)
+        similarities, places = torch.cat([values for values, _ in best], dim=1).topk(k)
         indices = torch.cat([found for _, found in best], dim=1).gather(1, places)
         return similarities.cpu().numpy(), indices.cpu().numpy()
 

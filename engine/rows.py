@@ -66,11 +66,11 @@ def taken(features: Rows, rows: np.ndarray) -> np.ndarray:
 
     The kernel maps 128 KiB around a row that is touched: of rows far apart, many times the rows themselves.
     """
-    found = np.empty((len(rows), features.shape[1]), features.dtype)
+    copy = np.empty((len(rows), features.shape[1]), features.dtype)
     for part in row_slices(len(rows), TAKEN):
-        found[part] = features[rows[part]]
+        copy[part] = features[rows[part]]
         release_pages(features)
-    return found
+    return copy
 
 
 def read_ahead(features: Rows, rows: np.ndarray) -> None:

@@ -236,8 +236,8 @@ def _in_both(opened: list[ImageSet], contents: Sequence[Contents | None]) -> tup
     order = np.argsort(train, kind="stable")
     place = np.searchsorted(train, val, sorter=order).clip(max=len(train) - 1)
     twin = order[place]
-    found = np.flatnonzero((train[twin] == val) & (read[1].extents[:, 0] > 0))
-    return tuple((opened[0].path(int(twin[index])), opened[1].path(int(index))) for index in found)
+    both = np.flatnonzero((train[twin] == val) & (read[1].extents[:, 0] > 0))
+    return tuple((opened[0].path(int(twin[index])), opened[1].path(int(index))) for index in both)
 
 
 def render(report: Report) -> str:

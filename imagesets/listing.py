@@ -93,8 +93,8 @@ def split_folder(place: str, split: Split) -> str:
     """Path of the folder that serves as `split`, empty when there is none."""
     by_lower = {name.lower(): name for name in reversed(subfolders(place))}  # of train and Train, train
     by_lower |= {name: name for name in by_lower.values()}
-    found = next((by_lower[word] for word in SPLIT_WORDS[split] if word in by_lower), None)
-    return os.path.join(place, found) if found else ""
+    folder = next((by_lower[word] for word in SPLIT_WORDS[split] if word in by_lower), None)
+    return os.path.join(place, folder) if folder else ""
 
 
 def _scheme_of_scenes(place: str) -> str:
@@ -103,15 +103,15 @@ def _scheme_of_scenes(place: str) -> str:
     return next((scheme for scheme, folders in SCENES.items() if present.issuperset(folders)), "")
 
 
-def missing(place: str, wanted: Sequence[str]) -> str:
+def missing(place: str, words: Sequence[str]) -> str:
     """What to say when `place` has none of the folders `wanted` of a split, the proper one first."""
-    problem = f"no {' or '.join(wanted)} folder in {place}"
+    problem = f"no {' or '.join(words)} folder in {place}"
     if is_split(place):
         return f"{problem}; give the folder above it, {os.path.dirname(os.path.abspath(place))}"
     present = subfolders(place)
     holds = f"it holds {short_list(present)}" if present else "it holds no folders"
-    other = f", {HOLD_OUT}" if wanted[0] == "val" else ""
-    return f"{problem} ({holds}); arrange the images as {wanted[0]}/CLASS/IMAGE{other}"
+    other = f", {HOLD_OUT}" if words[0] == "val" else ""
+    return f"{problem} ({holds}); arrange the images as {words[0]}/CLASS/IMAGE{other}"
 
 
 def is_split(folder: str) -> bool:

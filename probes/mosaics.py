@@ -109,7 +109,7 @@ class Mosaics:
     def facts(self) -> tuple[bytes, ...]:
         chosen = np.arange(len(self)) if self.chosen is None else self.chosen
         arrays = (self.tiles, self.boxes, chosen)
-        return self.source.fingerprint.encode(), self.transform.name.encode(), *(each.tobytes() for each in arrays)
+        return self.source.fingerprint.encode(), self.transform.name.encode(), *(array.tobytes() for array in arrays)
 
     changed: ClassVar[None] = None
 

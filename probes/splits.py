@@ -34,13 +34,13 @@ def open_splits(space: Workspace, several_labels: bool = False) -> tuple[ImageSe
 def held_out(train: ImageSet, share: float, seed: int) -> np.ndarray:
     """Images (n,) of the set, the same share of every class, at least one and never all, so none of a class of one
     image; ascending. ValueError where every class is such."""
-    found = held_out_sample(train.labels, len(train.classes), share, seed)
-    if not len(found):
+    indices = held_out_sample(train.labels, len(train.classes), share, seed)
+    if not len(indices):
         raise ValueError(
             f"{train.url}: every class has one training image, so none can be held out to select by; add images, raise "
             "--limit, or --select val"
         )
-    return found
+    return indices
 
 
 def without_held_out(labels: np.ndarray, classes: Sequence[str]) -> str:

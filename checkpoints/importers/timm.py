@@ -293,10 +293,10 @@ def _from_hub(repository: str) -> Path:
     """Download the weights of a hub repository, `user/name` or `user/name@revision`."""
     name, _, revision = repository.partition("@")
     files = list_repo_files(name, revision=revision or None)
-    found = next((weights for weights in WEIGHTS if weights in files), None)
-    if found is None:
+    weights_file = next((weights for weights in WEIGHTS if weights in files), None)
+    if weights_file is None:
         raise ValueError(f"there is no {' or '.join(WEIGHTS)} in the repository")
-    return Path(hf_hub_download(name, found, revision=revision or None))
+    return Path(hf_hub_download(name, weights_file, revision=revision or None))
 
 
 def convert(branch: BranchTensors) -> Conversion:

@@ -237,19 +237,19 @@ class KeepEvaluations(Hook):
         if runner.rank:
             return
         assert metrics is not None
-        found = self.read() | {str(runner.iter): {name: float(value) for name, value in metrics.items()}}
-        if self.counts(found) == str(runner.iter):
+        evaluations = self.read() | {str(runner.iter): {name: float(value) for name, value in metrics.items()}}
+        if self.counts(evaluations) == str(runner.iter):
             arrays = io.BytesIO()
             np.savez_compressed(arrays, **self.metric.arrays)  # type: ignore[arg-type]  # NumPy's: one might be a flag
             write_atomic(self.folder / "arrays.npz", arrays.getvalue())
-        write_atomic(self.folder / "judgements.json", json.dumps(found))
+        write_atomic(self.folder / "judgements.json", json.dumps(evaluations))
 
     def read(self) -> dict[str, dict[str, float]]:
         """Iteration -> metrics."""
         path = self.folder / "judgements.json"
         return json.loads(path.read_text()) if path.exists() else {}
 
-    def counts(self, found: Mapping[str, Mapping[str, float]]) -> str:
+    def counts(self, evaluations: Mapping[str, Mapping[str, float]]) -> str:
         """The iteration whose evaluation is the result."""
-        latest = max(found, key=int)
-        return max(found, key=lambda step: (found[step][self.best], int(step))) if self.best else latest
+        latest = max(evaluations, key=int)
+        return max(evaluations, key=lambda step: (evaluations[step][self.best], int(step))) if self.best else latest

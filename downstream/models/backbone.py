@@ -126,10 +126,10 @@ class DenseBackbone(BaseModule):
     def forward(self, images: Tensor) -> tuple[Tensor, ...]:
         grid = tuple(side // self.vit.spec.patch_size for side in images.shape[-2:])
         with torch.set_grad_enabled(torch.is_grad_enabled() and not self.frozen):
-            found = self.vit(images, layers=self.taps, norm=self.norm)
-        maps = (tokens[:, self.vit.spec.prefix :].transpose(1, 2).unflatten(2, grid) for tokens in found)
+            tokens_of_taps = self.vit(images, layers=self.taps, norm=self.norm)
+        maps = (tokens[:, self.vit.spec.prefix :].transpose(1, 2).unflatten(2, grid) for tokens in tokens_of_taps)
         # Channels first in memory too: convolutions pass strides on, and mmcv's compiled RoIAlign ignores them.
-        return tuple(each.contiguous() for each in maps)
+        return tuple(map_.contiguous() for map_ in maps)
 
 
 class Pyramid(BaseModule):

@@ -164,8 +164,8 @@ def quiet_libraries() -> Iterator[None]:
 
 def libraries_used() -> dict[str, str]:
     """Package -> version, and which operators mmcv computes with, as facts of a result."""
-    found = {"mmcv operators": str(which())}
+    versions = {"mmcv operators": str(which())}
     for package in PACKAGES:
         with contextlib.suppress(PackageNotFoundError):
-            found[OPTIONAL[package][0]] = version(OPTIONAL[package][0])
-    return found
+            versions[OPTIONAL[package][0]] = version(OPTIONAL[package][0])
+    return versions

@@ -33,10 +33,10 @@ class ArrowStore:
     column: str
 
     def read(self, place: int) -> bytes:
-        found = self.rows[place][self.column]
-        if found["bytes"] is None and not found["path"]:
+        item = self.rows[place][self.column]
+        if item["bytes"] is None and not item["path"]:
             raise ValueError("the set holds neither bytes nor a path for it")
-        return found["bytes"] if found["bytes"] is not None else read_bytes(found["path"])
+        return item["bytes"] if item["bytes"] is not None else read_bytes(item["path"])
 
 
 def open_split(place: str, split: Split, image: str = "", label: str = "") -> ImageSet:
@@ -45,7 +45,11 @@ def open_split(place: str, split: Split, image: str = "", label: str = "") -> Im
     if not place:
         raise ValueError(f"{url}: no path or name after the colon; write hf:/data/set, or hf:user/name of the Hub")
     splits = _loaded(url, place)
-    names = {other: _split_name(splits, other) for other in SPLIT_WORDS}
+    by_lower = {name.lower(): name for name in splits}
+    names = {
+        other: next((by_lower[word] for word in words if word in by_lower), None)
+        for other, words in SPLIT_WORDS.items()
+    }
     name = names[split]
     if name is None:
         words = " or ".join(SPLIT_WORDS[split])
@@ -54,23 +58,18 @@ def open_split(place: str, split: Split, image: str = "", label: str = "") -> Im
         )
     data = splits[name]
     columns = list(data.features)
-    there = short_list(columns, 8)
+    listed = short_list(columns, 8)
     column = choose_column(url, "image", image or _column_of(data, "Image"), IMAGES, columns)
     if column is None:
-        raise ValueError(f"{url}: which of its columns, {there}, holds the images? say so with '?image=NAME'")
+        raise ValueError(f"{url}: which of its columns, {listed}, holds the images? say so with '?image=NAME'")
     labelled = choose_column(url, "label", label or _column_of(data, "ClassLabel"), ("label", "labels"), columns)
     if split == "val" and labelled is None:
-        raise ValueError(f"{url}: which of its columns, {there}, holds the labels? say so with '?label=NAME'")
+        raise ValueError(f"{url}: which of its columns, {listed}, holds the labels? say so with '?label=NAME'")
     others = [splits[other] for other in names.values() if other not in (None, name)]
     classes, labels = _labels(url, labelled, data, others) if labelled else ((), None)
     images = _images(place, data, column)
     notes = [f"split {name}, images in column {column}", *([f"labels in column {labelled}"] if labelled else [])]
     return stored_set(url=url, split=split, classes=classes, labels=labels, images=images, notes=notes)
-
-
-def _split_name(splits: dict[str, Any], split: Split) -> str | None:
-    by_lower = {name.lower(): name for name in splits}
-    return next((by_lower[word] for word in SPLIT_WORDS[split] if word in by_lower), None)
 
 
 def _labels(url: str, column: str, data: Any, others: list[Any]) -> tuple[tuple[str, ...], np.ndarray]:
@@ -103,10 +102,10 @@ def _loaded(url: str, place: str) -> dict[str, Any]:
     folder = os.path.isdir(place)
     saved = folder and any(os.path.exists(os.path.join(place, name)) for name in ("dataset_dict.json", "state.json"))
     try:
-        found = datasets.load_from_disk(place) if saved else datasets.load_dataset(place)
+        loaded = datasets.load_from_disk(place) if saved else datasets.load_dataset(place)
     except Exception as error:  # the library's own kinds, and those of what it reads with
         raise ValueError(f"{url}: datasets cannot load it: {' '.join(str(error).split())}") from error
-    return dict(found) if isinstance(found, dict) else {"train": found}
+    return dict(loaded) if isinstance(loaded, dict) else {"train": loaded}
 
 
 def _column_of(data: Any, kind: str) -> str:

@@ -204,13 +204,13 @@ def _classes(
     labels: Sequence[Sequence[Any]], url: str, names: Sequence[str] | None
 ) -> tuple[tuple[str, ...], list[np.ndarray]]:
     """Labels of every split -> class names and, for each split, their numbers (N,), or (N, K) of several labels."""
-    tables = [np.array([_array(label).tolist() for label in found]) for found in labels]
+    tables = [np.array([_array(label).tolist() for label in of_split]) for of_split in labels]
     if any(not len(table) for table in tables):
         raise ValueError(f"{url}: a split has no images")
     kinds = {table.dtype.kind for table in tables}
     if not (kinds <= {"i", "u", "b"} or kinds == {"U"}) or {table.ndim for table in tables} not in ({1}, {2}):
-        shown = next((table for table in tables if table.dtype.kind not in "iubU"), tables[-1])
-        value = f"{shown.ravel().tolist()[0]!r} ({shown.dtype}, {shown.ndim} axes)"
+        example = next((table for table in tables if table.dtype.kind not in "iubU"), tables[-1])
+        value = f"{example.ravel().tolist()[0]!r} ({example.dtype}, {example.ndim} axes)"
         raise ValueError(
             f"{url}: labels such as {value}; give whole numbers or names, one for each image, or as many 0 and 1 as "
             "there are classes"

@@ -96,13 +96,13 @@ def open_split(place: str, split: Split, image: str = "", label: str = "") -> Im
             f"{url}: these images have no labels, so they can be pretrained on but not evaluated on{remedy}"
         )
     index = indexed(files, [VERSION, column, labelled], lambda: _index_of(url, files, column, labelled))
-    found = PackedNames(blob=index["names"].tobytes(), ends=index["ends"])
+    names = PackedNames(blob=index["names"].tobytes(), ends=index["ends"])
     images = StoredImages(
         store=ParquetStore(tuple(files), column, index["groups"]),
         where=place,
-        names=found,
+        names=names,
         sizes=index["sizes"],
-        places=np.arange(len(found)),
+        places=np.arange(len(names)),
         changed=changed_of(files, index["groups"][:, 0]),
     )
     classes, labels = _classes(url, place, split, schema, labelled, index) if labelled else ((), None)
@@ -146,9 +146,9 @@ def spread_labels(labels: np.ndarray, counts: np.ndarray, classes: int) -> np.nd
     """Labels of images one after another, so many (N,) of each -> (N, K), 1 for those that an image has."""
     if len(labels) and not 0 <= labels.min() <= labels.max() < classes:
         raise ValueError(f"labels from {labels.min()} to {labels.max()}, and {classes} classes; correct one of them")
-    found = np.zeros((len(counts), classes), np.int64)
-    found[np.repeat(np.arange(len(counts)), counts), labels] = 1
-    return found
+    indicators = np.zeros((len(counts), classes), np.int64)
+    indicators[np.repeat(np.arange(len(counts)), counts), labels] = 1
+    return indicators
 
 
 def _classes(
@@ -244,7 +244,7 @@ def _index_of(url: str, files: list[str], column: str, label: str | None) -> dic
         raise ValueError(
             f"{url}: none of the {len(packed)} images in column {column} has bytes, {packed[0]} first; {PATHS_ALONE}"
         )
-    found = {
+    index = {
         "names": np.frombuffer(packed.blob, np.uint8),
         "ends": packed.ends,
         "sizes": np.concatenate(sizes),
@@ -252,8 +252,8 @@ def _index_of(url: str, files: list[str], column: str, label: str | None) -> dic
         "labels": np.concatenate(labels),
     }
     if counts:
-        found["counts"] = np.array(counts, np.int64)
+        index["counts"] = np.array(counts, np.int64)
     if texts:
         words = PackedNames.pack(texts)
-        found |= {"texts": np.frombuffer(words.blob, np.uint8), "text_ends": words.ends}
-    return found
+        index |= {"texts": np.frombuffer(words.blob, np.uint8), "text_ends": words.ends}
+    return index

@@ -151,10 +151,10 @@ def mixed_groups(groups: MixedGroups, space: Workspace) -> Iterator[MixedGroup]:
     pinned = torch.device(space.device).type == "cuda"
     workers = {"num_workers": loaders(space), "worker_init_fn": ignore_signals}
     with closing(loaded_by(DataLoader(groups, batch_size=None, pin_memory=pinned, **workers))) as loader:
-        for found in loader:
-            if isinstance(found, ValueError):
-                raise found
-            group = MixedGroup(*found)
+        for loaded in loader:
+            if isinstance(loaded, ValueError):
+                raise loaded
+            group = MixedGroup(*loaded)
             if group.unreadable and not space.skip_bad:
                 raise UnreadableImage(*next(iter(group.unreadable.items())))
             yield group

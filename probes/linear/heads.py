@@ -115,8 +115,8 @@ class HeadGroup:
 
     def tensors(self) -> State:
         """What training changes of all heads, by the names of `head`."""
-        found = {f"{PARAMETER}{name}": value for name, value in self.parameters.items()}
-        return found | {f"buffer.{name}": value for name, value in self.buffers.items()}
+        tensors = {f"{PARAMETER}{name}": value for name, value in self.parameters.items()}
+        return tensors | {f"buffer.{name}": value for name, value in self.buffers.items()}
 
 
 class NormedGroup(HeadGroup):
@@ -274,11 +274,11 @@ class Heads:
     def alone(self, place: int) -> "Heads":
         """A copy of one of the own heads, without its momentum."""
         head = self.heads[place]
-        found = self._group(place).head(place)
-        width = len(found["parameter.weight"])
+        tensors = self._group(place).head(place)
+        width = len(tensors["parameter.weight"])
         copied = Heads([head], {head.readout: width}, self.classes, self.recipe, batch=1)
         copied.groups[0].parameters = {
-            name.removeprefix(PARAMETER): value.clone() for name, value in found.items() if name.startswith(PARAMETER)
+            name.removeprefix(PARAMETER): value.clone() for name, value in tensors.items() if name.startswith(PARAMETER)
         }
         if self.running:
             copied.running = {head.readout: tuple(each.clone() for each in self.running[head.readout])}
@@ -289,13 +289,13 @@ class Heads:
 
     def state(self) -> State:
         """Every tensor that training changes, by head and name, not copied: the same however heads are divided."""
-        found = {"steps": torch.tensor(self.steps)}
+        tensors = {"steps": torch.tensor(self.steps)}
         for number, place in enumerate(self.own):
-            found |= {f"{place}.{name}": value for name, value in self._group(place).head(place).items()}
-            found[f"{place}.diverged"] = self.diverged[number]
+            tensors |= {f"{place}.{name}": value for name, value in self._group(place).head(place).items()}
+            tensors[f"{place}.diverged"] = self.diverged[number]
         for readout, (mean, variance) in self.running.items():
-            found |= {f"running.{readout}.mean": mean, f"running.{readout}.variance": variance}
-        return found
+            tensors |= {f"running.{readout}.mean": mean, f"running.{readout}.variance": variance}
+        return tensors
 
     def load(self, state: State) -> None:
         """Load the `state` of heads of the same arguments, or of all processes' shares of them."""
@@ -309,14 +309,14 @@ def grouped(readouts: Sequence[str], largest: int, first: int = 0) -> list[range
 
     first: place of the first of these heads among all.
     """
-    found, start = [], 0
+    groups, start = [], 0
     for end in range(1, len(readouts) + 1):
         if end == len(readouts) or readouts[end] != readouts[start]:
             pieces = -(-(end - start) // largest)
             cuts = [first + start + (end - start) * piece // pieces for piece in range(pieces + 1)]
-            found += [range(*pair) for pair in pairwise(cuts)]
+            groups += [range(*pair) for pair in pairwise(cuts)]
             start = end
-    return found
+    return groups
 
 
 def residuals(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:

@@ -113,8 +113,8 @@ class Probe:
 
     def table(self, features: FeatureSet, readouts: Collection[str]) -> Table:
         """What heads on these readouts read, and nothing else."""
-        kinds = {name: each for name, each in self.task.kinds_by_readout.items() if name in readouts}
-        arrays = {kind: features.arrays[kind] for each in kinds.values() for kind in each}
+        kinds = {name: of_one for name, of_one in self.task.kinds_by_readout.items() if name in readouts}
+        arrays = {kind: features.arrays[kind] for of_one in kinds.values() for kind in of_one}
         return Table(arrays=arrays, labels=features.labels, readouts=kinds, device=self.space.device)
 
     @cached_property
@@ -228,9 +228,8 @@ def concurrent_sweeps(probes: Sequence[Probe]) -> ConcurrentSweeps:
     """Their trainings, together: on one stream of augmented images, or one on cached features."""
     first = probes[0]
     world, train = first.space.world, first.train
-    sweeps = [
-        probe.sweep(own) for probe, own in zip(probes, divided([each.costs for each in probes], world), strict=True)
-    ]
+    shares = divided([probe.costs for probe in probes], world)
+    sweeps = [probe.sweep(own) for probe, own in zip(probes, shares, strict=True)]
     epochs: TrainEpoch
     if first.task.augment:
         epochs = first.stream().run

@@ -176,12 +176,12 @@ class Blocks:
 
     def of_block(self, block: slice, weights: Tensor, whole: Whole) -> tuple[float, float]:
         """Add a block's gradient to the whole; returns its sums of cross-entropies and of p(1 - p)."""
-        gradient, found = torch.zeros_like(weights), []
+        gradient, sums = torch.zeros_like(weights), []
         for features, labels in self.features.pieces(block, min(BLOCK_ROWS, rows_of_block(weights))):
             features = features.to(weights.dtype)
-            found.append(add_gradient(gradient, features, labels, margins_of(features, labels, weights)))
+            sums.append(add_gradient(gradient, features, labels, margins_of(features, labels, weights)))
         whole.add(gradient)
-        losses, curvatures = zip(*found, strict=True)
+        losses, curvatures = zip(*sums, strict=True)
         return math.fsum(losses), math.fsum(curvatures)
 
 
@@ -220,12 +220,12 @@ def largest_value(features: BlockedRows) -> float:
     """Largest absolute value of all rows. ValueError for rows that are not finite."""
 
     def work() -> float:
-        found = 0.0
+        largest = 0.0
         for block in features.mine():
             rows = features.source.read(features.rows[block])
             logistic.check_rows(rows, block.start)
-            found = max(found, rows.abs().max().item())
-        return found
+            largest = max(largest, rows.abs().max().item())
+        return largest
 
     return max(features.world.gather_results(work))
 

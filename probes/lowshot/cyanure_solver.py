@@ -48,11 +48,11 @@ def fit_cyanure(
     rows, answers = features.cpu().numpy(), labels.cpu().numpy()
     spent = 0
     for dtype in (np.float32, np.float64):
-        found, dual, epochs = solved(
+        solution, dual, epochs = solved(
             rows.astype(dtype, order="C"), answers, penalty, tolerance, max_iterations, algorithm
         )
         spent += epochs
-        weights = torch.from_numpy(found.astype(np.float64)).to(features.device)
+        weights = torch.from_numpy(solution.astype(np.float64)).to(features.device)
         objective, gap = certified(features, labels, weights, penalty)
         gap = min(gap, max(0.0, (objective - dual) / objective) + ROUNDING)
         if gap <= tolerance:

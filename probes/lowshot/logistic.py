@@ -83,9 +83,9 @@ def fit_lbfgs(
     for dtype in (torch.float32, torch.float64):
         rows = features.to(dtype)
         axes, spectrum = principal_axes(rows)
-        begin, left = axes.T @ weights.to(dtype), max_iterations - iterations
-        found, spent = descend(Problem(rows @ axes, labels, penalty), spectrum, begin, 0.9 * tolerance, left)
-        weights, iterations = axes.double() @ found.double(), iterations + spent
+        begin, remaining = axes.T @ weights.to(dtype), max_iterations - iterations
+        solution, spent = descend(Problem(rows @ axes, labels, penalty), spectrum, begin, 0.9 * tolerance, remaining)
+        weights, iterations = axes.double() @ solution.double(), iterations + spent
         objective, gap = certified(features, labels, weights, penalty)
         if gap <= tolerance:
             break
@@ -111,8 +111,10 @@ def check_posed(labels: Tensor, classes: int, penalty: float) -> None:
     if not penalty > 0:
         raise ValueError(f"lambda={penalty}: give a number above 0, or the optimum may be infinitely far away")
     if labels.min() < 0 or labels.max() >= classes:
-        found = f"{int(labels.min())} to {int(labels.max())}"
-        raise ValueError(f"labels run from {found}, expected 0 to {classes - 1}; number the classes without gaps")
+        labels_range = f"{int(labels.min())} to {int(labels.max())}"
+        raise ValueError(
+            f"labels run from {labels_range}, expected 0 to {classes - 1}; number the classes without gaps"
+        )
 
 
 def check_rows(features: Tensor, first: int) -> None:

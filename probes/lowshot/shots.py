@@ -34,14 +34,14 @@ def subsets(
     absent or do not fit the set.
     """
     seeds = range(seed * splits, (seed + 1) * splits)
-    found = []
+    parts = []
     for count in shots:
         for split in range(splits):
             images = listed(train, lists, count, split) if lists else few_shot(train, count, seeds[split])
-            found.append(Subset(name=f"{count}shot", split=split, images=images))
+            parts.append(Subset(name=f"{count}shot", split=split, images=images))
     for share in shares:
-        found.append(Subset(name=percentage(share), split=0, images=part_of(train, share, seeds[0], lists)))
-    return found
+        parts.append(Subset(name=percentage(share), split=0, images=part_of(train, share, seeds[0], lists)))
+    return parts
 
 
 def possible_shots(train: ImageSet, shots: Sequence[int], others: bool) -> tuple[tuple[int, ...], str]:
@@ -53,14 +53,17 @@ def possible_shots(train: ImageSet, shots: Sequence[int], others: bool) -> tuple
     fewest, name = int(counts.min()), train.classes[int(counts.argmin())]
     if not fewest:
         raise ValueError(f"{train.url}: class {name!r} has no training image; add some, or raise --limit")
-    found, lost = tuple(count for count in shots if count <= fewest), [count for count in shots if count > fewest]
-    if not lost:
-        return found, ""
-    what = f"{' and '.join(map(str, lost))} images per class"
-    images = f"class {name!r} has {fewest} training image{'s' * (fewest > 1)}"
-    if not (found or others):
-        raise ValueError(f"{train.url}: {what} asked, but {images}; --set lowshot.shots={fewest}, or add images")
-    return found, f"{what} left out: {images}"
+    possible, impossible = (
+        tuple(count for count in shots if count <= fewest),
+        [count for count in shots if count > fewest],
+    )
+    if not impossible:
+        return possible, ""
+    asked = f"{' and '.join(map(str, impossible))} images per class"
+    reason = f"class {name!r} has {fewest} training image{'s' * (fewest > 1)}"
+    if not (possible or others):
+        raise ValueError(f"{train.url}: {asked} asked, but {reason}; --set lowshot.shots={fewest}, or add images")
+    return possible, f"{asked} left out: {reason}"
 
 
 def part_of(train: ImageSet, share: float, seed: int, lists: str) -> ImageSet:
@@ -133,18 +136,18 @@ def indices_of(train: ImageSet, parts: Sequence[Subset]) -> list[np.ndarray]:
 
     One walk through the paths of `train` for all parts; only the paths that parts need are held in memory.
     """
-    wanted: dict[str, int] = {}
+    places_of: dict[str, int] = {}
     drawn = [part for part in parts if part.images is not train]
     for part in drawn:
-        wanted |= dict.fromkeys((part.images.path(index) for index in range(len(part.images))), -1)
+        places_of |= dict.fromkeys((part.images.path(index) for index in range(len(part.images))), -1)
     for index in range(len(train) if drawn else 0):
-        if (path := train.path(index)) in wanted:
-            wanted[path] = index
+        if (path := train.path(index)) in places_of:
+            places_of[path] = index
 
     def places(part: Subset) -> np.ndarray:
         if part.images is train:
             return np.arange(len(train))
-        return np.array([wanted[part.images.path(index)] for index in range(len(part.images))], np.int64)
+        return np.array([places_of[part.images.path(index)] for index in range(len(part.images))], np.int64)
 
     return [places(part) for part in parts]
 

@@ -101,13 +101,13 @@ def winners(
     def count(rows: slice) -> None:
         keys, is_first, bits = _by_class(neighbour_labels[rows])
         classes, ranks = keys >> 2 * bits, keys >> bits & ((1 << bits) - 1)
-        numbers, each = is_first.cumsum(axis=1) - 1, np.arange(len(classes))
+        numbers, queries = is_first.cumsum(axis=1) - 1, np.arange(len(classes))
         weights = np.take_along_axis(_weights(_lead(similarities[rows]), temperature), ranks, axis=1)
-        cells = numbers + classes.shape[1] * each[:, None]
+        cells = numbers + classes.shape[1] * queries[:, None]
         scores = np.bincount(cells.ravel(), weights.ravel(), cells.size).reshape(cells.shape)
         best = scores.argmax(axis=1)  # of equals the first, as above
-        winner[rows] = classes[each, (numbers == best[:, None]).argmax(axis=1)]
-        share[rows] = scores[each, best] / scores.sum(axis=1)
+        winner[rows] = classes[queries, (numbers == best[:, None]).argmax(axis=1)]
+        share[rows] = scores[queries, best] / scores.sum(axis=1)
 
     run_on_core_threads(count, list(row_slices(len(similarities), VOTERS)))
     return winner, share
@@ -233,8 +233,8 @@ class Knn(Task):
 
     def summary(self, spec: FrozenSpec, images: Mapping[str, int]) -> dict[str, Any]:
         gallery = round(self.fraction * images["train"])
-        found = {"image size": spec.image_size, "forward passes": gallery + images["val"]}
-        return found | {"gallery": gallery, "queries": images["val"]}
+        summary = {"image size": spec.image_size, "forward passes": gallery + images["val"]}
+        return summary | {"gallery": gallery, "queries": images["val"]}
 
     def cost(self, scale: Scale) -> Work:
         spec, queries = scale.spec, scale.images["val"]

@@ -196,9 +196,9 @@ class Linear(LinearSettings, Task):
         trained = self.epochs * min(plan.rows, plan.count * plan.size) + held if self.augment else images["train"]
         heads = len(self.lrs) * len(readouts) * len(self.weight_decays)
         steps, passes = self.epochs * plan.count, trained + images["val"]
-        found = {"image size": spec.image_size, "heads": heads, "epochs": self.epochs, "steps": steps}
+        summary = {"image size": spec.image_size, "heads": heads, "epochs": self.epochs, "steps": steps}
         shared = {"shared stream": self.augmentation} if self.augment else {}
-        return found | {"batch": plan.size, "forward passes": passes} | shared
+        return summary | {"batch": plan.size, "forward passes": passes} | shared
 
     def cost(self, scale: Scale) -> Work:
         return work_of_heads(self.with_supported_readouts(scale.spec)[0], scale)
@@ -208,10 +208,10 @@ class Linear(LinearSettings, Task):
         return seconds_of_heads(supported, export.spec.width, open_splits(space)[0], space, seconds)
 
     def run(self, export: FrozenExport, space: Workspace) -> Outcome:
-        ((_, found),) = self.together([self], export, space)
-        if isinstance(found, Exception):
-            raise found
-        return found
+        ((_, outcome),) = self.together([self], export, space)
+        if isinstance(outcome, Exception):
+            raise outcome
+        return outcome
 
     @classmethod
     def together(
@@ -235,12 +235,12 @@ class Linear(LinearSettings, Task):
 
 def wanted_by(tasks: Sequence[Linear], export: FrozenExport, space: Workspace) -> dict[str, tuple[Any, ...]]:
     """What these tasks, beside others of the run, read of images without augmentation; one pass extracts it for all."""
-    found = dict(space.wanted)
+    kinds_of = dict(space.wanted)
     for task in tasks if len(tasks) > 1 else ():
         with suppress(ValueError):  # a task that does not suit the network fails on its own
             name, kinds = transform_of(export, space, task).name, task.with_supported_readouts(export.spec)[0].kinds
-            found[name] = tuple(dict.fromkeys([*found.get(name, ()), *kinds]))
-    return found
+            kinds_of[name] = tuple(dict.fromkeys([*kinds_of.get(name, ()), *kinds]))
+    return kinds_of
 
 
 PAPERS = protocols_of(Linear, PUBLISHED)
@@ -257,7 +257,7 @@ CACHED = {
 
 PROTOCOLS = PAPERS | CACHED | OTHERS
 PROTOCOLS |= as_reported(
-    {name: each for name, each in (PAPERS | OTHERS).items() if each.task != each.task.selecting("val")}
+    {name: paper for name, paper in (PAPERS | OTHERS).items() if paper.task != paper.task.selecting("val")}
 )
 PROTOCOLS |= as_reported({"linear@msn": PAPERS["linear@msn"]}, version=2)
 # Table 12's one rate is the paper's, iBOT's sweep the code's.

@@ -67,8 +67,8 @@ class Locality(Task):
 
     def summary(self, spec: FrozenSpec, images: Mapping[str, int]) -> dict[str, Any]:
         mosaics, queries = -(-images["val"] // self.tiles), min(images.values())
-        found = {"image size": spec.image_size, "forward passes": mosaics * self.boxes + queries}
-        return found | {"mosaics": mosaics, "boxes in each": self.boxes}
+        summary = {"image size": spec.image_size, "forward passes": mosaics * self.boxes + queries}
+        return summary | {"mosaics": mosaics, "boxes in each": self.boxes}
 
     def cost(self, scale: Scale) -> Work:
         spec, sizes = scale.spec, self.summary(scale.spec, scale.images)
@@ -127,15 +127,15 @@ class Locality(Task):
             raise ValueError(f"{val.url}: no mosaic has all its images; see what is unreadable with bench data check")
         right, overlaps = self.judged(search, val.labels)
         best = similar[read].argmax(axis=1)
-        found = np.take_along_axis(overlaps[read], best[:, None], axis=1)[:, 0]
-        share = Metric(value=100 * float(found.mean()), per_image=spread_out(found, read, len(val)))
+        iou = np.take_along_axis(overlaps[read], best[:, None], axis=1)[:, 0]
+        mean_iou = Metric(value=100 * float(iou.mean()), per_image=spread_out(iou, read, len(val)))
         chance = {"top1": 100 * float(right[read].mean()), "iou": 100 * float(overlaps[read].mean())}
         bound = {
             "top1": 100 * float(right[read].any(axis=1).mean()),
             "iou": 100 * float(overlaps[read].max(axis=1).mean()),
         }
         return Outcome(
-            metrics={"top1": accuracy(right[read, best], read, len(val)), "iou": share},
+            metrics={"top1": accuracy(right[read, best], read, len(val)), "iou": mean_iou},
             arrays={"box": spread_out(best, read, len(val))},
             facts={"train": queries.facts, "val": gallery.facts, "chance": chance, "at_most": bound},
             cost=cost(queries, gallery),
@@ -164,11 +164,11 @@ def queries_of(trained: np.ndarray, evaluated: np.ndarray, seed: int) -> np.ndar
     """Labels of both splits -> a random training image of its class for each validation image; a class's training
     images come again only when all of them have been taken."""
     shuffled = np.random.RandomState([seed, 1]).permutation(len(trained))
-    found = np.empty(len(evaluated), np.int64)
+    queries = np.empty(len(evaluated), np.int64)
     for label in np.unique(evaluated):
         own, places = shuffled[trained[shuffled] == label], np.flatnonzero(evaluated == label)
-        found[places] = own[np.arange(len(places)) % len(own)]
-    return found
+        queries[places] = own[np.arange(len(places)) % len(own)]
+    return queries
 
 
 EXTREMA_LOCALITY = Locality()

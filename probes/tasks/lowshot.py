@@ -199,17 +199,17 @@ class LowShot(Task):
         shots, left_out = possible_shots(train, self.shots, bool(self.fractions))
         parts = subsets(train, shots, self.fractions, self.splits, space.seed, self.lists)
         transform, indices = transform_of(export, space, self), indices_of(train, parts)
-        everything = world.gather_objects(self.wants_all(export, train, transform, space))[0]
-        wanted = np.arange(len(train)) if everything else np.unique(np.concatenate(indices))
-        images = train if everything else train.subset(wanted, f"union-of-{len(parts)}-subsets")
+        reads_all = world.gather_objects(self.wants_all(export, train, transform, space))[0]
+        needed = np.arange(len(train)) if reads_all else np.unique(np.concatenate(indices))
+        images = train if reads_all else train.subset(needed, f"union-of-{len(parts)}-subsets")
         gallery = extract(export, images, [self.kind], space, transform)
         queries = extract(export, val, [self.kind], space, transform)
-        rows = [rows_among(part, wanted[gallery.indices]) for part in indices]
+        rows = [rows_among(part, needed[gallery.indices]) for part in indices]
         check_classes(parts, rows, gallery.labels, train.classes)
         per_class = val.reports == "mean per class"
         fitter = self.fitter(gallery, queries, len(train.classes), space, per_class)
         names = [f"{part.name} of split {part.split}" for part in parts]
-        found = list(zip(parts, fits_of_subsets(fitter, names, rows, world), strict=True))
+        fits_by_subset = list(zip(parts, fits_of_subsets(fitter, names, rows, world), strict=True))
         used = np.unique(np.concatenate(rows))
         shapeless = world.on_rank0(
             lambda: {
@@ -219,7 +219,7 @@ class LowShot(Task):
         )
         doubts = [left_out] if left_out else []
         doubts += [without_held_out(gallery.labels, train.classes)] if self.holdout else []
-        return self.outcome(found, gallery, queries, val, shapeless, [doubt for doubt in doubts if doubt])
+        return self.outcome(fits_by_subset, gallery, queries, val, shapeless, [doubt for doubt in doubts if doubt])
 
     @property
     def takes_several_labels(self) -> bool:
@@ -257,8 +257,8 @@ class LowShot(Task):
     ) -> Fitter:
         """The fits' settings and features; per_class: whether lambda is chosen by the mean over classes."""
         train, val = (
-            PreparedRows(features=each[self.kind], how=self.preprocess, device=space.device)
-            for each in (gallery, queries)
+            PreparedRows(features=features[self.kind], how=self.preprocess, device=space.device)
+            for features in (gallery, queries)
         )
         return Fitter(
             train=train,
@@ -278,7 +278,7 @@ class LowShot(Task):
 
     def outcome(
         self,
-        found: Sequence[tuple[Subset, Sequence[Fitted]]],
+        fits_by_subset: Sequence[tuple[Subset, Sequence[Fitted]]],
         gallery: FeatureSet,
         queries: FeatureSet,
         val: ImageSet,
@@ -289,7 +289,7 @@ class LowShot(Task):
         what the fit of its first split predicts."""
         groups: dict[str, list[Fitted]] = {}
         records = []
-        for part, fits in found:
+        for part, fits in fits_by_subset:
             for fitted in fits:
                 groups.setdefault(metric_of(part, fitted, len(fits)), []).append(fitted)
                 subset = {"subset": part.name, "split": part.split, "fingerprint": part.images.fingerprint}
@@ -313,10 +313,10 @@ class LowShot(Task):
             "fits": records,
             "solver": self.solver,
             "per_image": "share of the splits in which the image is right",
-            "predictions": f"{found[0][0].name} of split {found[0][0].split}",
+            "predictions": f"{fits_by_subset[0][0].name} of split {fits_by_subset[0][0].split}",
             "warnings": warnings,
         }
-        first = found[0][1][0]
+        first = fits_by_subset[0][1][0]
         arrays = prediction_arrays(first.predicted, first.confidence, queries.indices, len(val))
         named = with_class_means(metrics, val, repeated)
         return Outcome(metrics=named, arrays=arrays, facts=facts, cost=cost(gallery, queries))
