@@ -1,4 +1,4 @@
-"""Decoders: MAE's, LUT's and MOCA's of visible and mask tokens, and MST's from the tokens of all patches to an image.
+"""Decoders: MAE's, LUT's, MOCA's and I-JEPA's of visible and mask tokens, and MST's from all patches' tokens to an image.
 
 Tokens come in any order, each with the id of its patch: attention does not see the order, so nothing is put back into
 the raster. Letters: B images, k visible patches, m decoded patches, D encoder width, d decoder width.
@@ -19,16 +19,18 @@ from pretrain.parts.weights import TOKEN_STD, xavier_
 class TokenDecoder(nn.Module):
     """Width D -> width d, `depth` pre-norm blocks with LayerNorm eps 1e-6, a last norm (MAE models_mae.py:46-60).
 
-    spec: of the encoder, whose grid and MLP ratio the decoder shares, as in the three codes. The initial weights are
-    MAE's. Raises ValueError for sizes that do not fit each other, by their names among the methods' settings.
+    spec: of the encoder, whose grid, prefix tokens and MLP ratio the decoder shares, as in all four codes. The initial
+    weights are MAE's. Raises ValueError for sizes that do not fit each other, by their names among the methods'
+    settings, which begin with `name`.
     """
 
-    def __init__(self, spec: ViTSpec, width: int, depth: int, heads: int) -> None:
+    def __init__(self, spec: ViTSpec, width: int, depth: int, heads: int, name: str = "decoder") -> None:
         super().__init__()
+        self.prefix = spec.prefix
         if width % 4:
-            raise ValueError(f"decoder_width={width}: sine-cosine positions need a multiple of 4")
+            raise ValueError(f"{name}_width={width}: sine-cosine positions need a multiple of 4")
         if width % heads:
-            raise ValueError(f"decoder_heads={heads} does not divide decoder_width={width}")
+            raise ValueError(f"{name}_heads={heads} does not divide {name}_width={width}")
         norm = partial(nn.LayerNorm, eps=1e-6)
         self.embed = nn.Linear(spec.width, width)
         self.mask_token = nn.Parameter(torch.zeros(1, 1, width))
@@ -36,23 +38,23 @@ class TokenDecoder(nn.Module):
             Block(width, heads, mlp_ratio=spec.mlp_ratio, qkv_bias=True, norm_layer=norm) for _ in range(depth)
         )
         self.norm = norm(width)
-        self.register_buffer("positions", sincos_positions(spec.grid, width, "column", prefix=1), persistent=False)
+        self.register_buffer("positions", sincos_positions(spec.grid, width, "column", spec.prefix), persistent=False)
         xavier_(self)
         nn.init.normal_(self.mask_token, std=TOKEN_STD)
 
     def forward(self, tokens: Tensor, ids: Tensor) -> Tensor:
-        """Class token and visible patches (B, 1+k, D), ids (B, m) -> (B, m, d), in the order of `ids`.
+        """Prefix tokens and visible patches (B, P+k, D), ids (B, m) -> (B, m, d), in the order of `ids`.
 
         The first k ids are those of the visible patches; the other m-k become mask tokens.
         """
         tokens = self.embed(tokens)
-        hidden = self.mask_token.expand(len(ids), ids.shape[1] + 1 - tokens.shape[1], -1)
-        places = take(self.positions[:, 1:].expand(len(ids), -1, -1), ids)
-        places = torch.cat([self.positions[:, :1].expand(len(ids), -1, -1), places], dim=1)
+        hidden = self.mask_token.expand(len(ids), ids.shape[1] + self.prefix - tokens.shape[1], -1)
+        places = take(self.positions[:, self.prefix :].expand(len(ids), -1, -1), ids)
+        places = torch.cat([self.positions[:, : self.prefix].expand(len(ids), -1, -1), places], dim=1)
         tokens = torch.cat([tokens, hidden.to(tokens)], dim=1) + places
         for block in self.blocks:
             tokens = block(tokens)
-        return self.norm(tokens)[:, 1:]
+        return self.norm(tokens)[:, self.prefix :]
 
 
 WIDTH, LAST = 256, 32  # channels of the first stage; each of the others has half as many, down to the last

@@ -101,7 +101,7 @@ class MaskedView:
     """One view of an image as "image", and what is drawn for its mask as `name`."""
 
     view: Callable[[Image.Image], Tensor]
-    draw: MaskNoise | BlockMask
+    draw: Callable[[], Tensor]
     name: str = "noise"
 
     def __call__(self, image: Image.Image) -> dict[str, Tensor]:

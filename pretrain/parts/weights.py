@@ -111,6 +111,16 @@ def truncated_vit(vit: ViT) -> ViT:
     return vit
 
 
+def ijepa_vit(vit: ViT) -> ViT:
+    """I-JEPA's family: truncated normal 0.02 for linear layers and the patch embedding, zero biases, fixed sine-cosine
+    positions with the column first (I-JEPA src/helper.py, src/models/vision_transformer.py)."""
+    embed = truncated_(vit).trunk.patch_embed.proj
+    nn.init.trunc_normal_(embed.weight, std=TOKEN_STD)
+    nn.init.zeros_(embed.bias)
+    fix_sincos_(vit)
+    return vit
+
+
 def dinov2_vit(vit: ViT, layer_scale: float) -> ViT:
     """DINO's family with a class token and registers N(0, 1e-6) and a layer scale, if any, of `layer_scale` (DINOv2
     models/vision_transformer.py). Registers have no positions: their rows of the table are and stay zero."""

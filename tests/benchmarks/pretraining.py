@@ -69,6 +69,7 @@ ROWS = {
     "can": ("can", {}),
     "lejepa": ("lejepa", {}),
     "dinov2": ("dinov2", {}),
+    "ijepa": ("ijepa", {}),
     "simdino": ("simdino", {}),
     "simdinov2": ("simdinov2", {}),
 }

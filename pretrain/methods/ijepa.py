@@ -1,0 +1,220 @@
+"""I-JEPA (Assran et al. 2023): from one block of an image predict the averaged encoder's features of others.
+
+Figure 3. Written from the paper; numbers are those of facebookresearch/ijepa 52c1ae9, whose sizes of blocks are drawn
+for a batch, with the number of the update as seed.
+B images, L patches on an h x w grid, C context blocks of k patches, M target blocks of n patches, D width.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from math import sqrt
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from checkpoints.spec import ViTSpec
+from checkpoints.vit import ViT
+from engine.precision import to_float32
+from engine.settings import AreaRange, FactorRange, NonNegativeInt, OneOrMore, PositiveInt, UnitInterval, Validated
+from pretrain.method import Encoder, Method, Step, TrainProgress, Views
+from pretrain.parts.decoders import TokenDecoder
+from pretrain.parts.losses import patch_baseline
+from pretrain.parts.mask_shapes import MaskedView
+from pretrain.parts.masking import take
+from pretrain.parts.teachers import frozen_copy, move
+from pretrain.parts.views import crop, noise, view
+from pretrain.parts.weights import TOKEN_STD, ijepa_vit, truncated_
+from pretrain.recipe import SINCOS, VIT_32PX, VIT_H, VIT_SMOKE, Recipe
+from pretrain.schedules import CosineTo, CountedCosine
+
+TRIES = 20  # places of a context block, before it may overlap one target block more
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings(Validated):
+    """The defaults are those of configs/in1k_vith14_ep300.yaml."""
+
+    target_blocks: PositiveInt = 4  # M, of each image
+    target_scale: AreaRange = (0.15, 0.2)  # least and largest area of a target block
+    target_aspect: FactorRange = (0.75, 1.5)  # least and largest height over width of a target block
+    context_blocks: PositiveInt = 1  # C, of each image
+    context_scale: AreaRange = (0.85, 1.0)  # least and largest area of a context block, of which targets are taken out
+    context_overlaps: bool = False  # context blocks keep the patches of target blocks
+    min_keep: NonNegativeInt = 10  # a block has more patches than this
+    predictor_width: PositiveInt = 384  # of the predictor, which has the encoder's number of heads
+    predictor_depth: PositiveInt = 12  # its blocks
+    teacher_momentum: UnitInterval = 0.996  # of the averaged encoder, at the start
+    teacher_momentum_end: UnitInterval = 1.0  # to which it rises by equal steps
+    momentum_stretch: OneOrMore = 1.0  # over so many times the updates
+    crop_scale: AreaRange = (0.3, 1.0)  # least and largest share of the image's area in a crop
+
+
+class IJepa(Method):
+    """Views: "image" (B, 3, H, W) and "noise" (B, M + C tries, 2), places of the blocks."""
+
+    batch_statistics = True  # all images of a forward pass show as many patches as the one that shows fewest
+
+    def __init__(self, spec: ViTSpec, settings: Settings) -> None:
+        super().__init__(spec, settings)
+        if spec.prefix or spec.position != "sincos_column_first" or spec.final_norm != "all":
+            raise ValueError(
+                "the encoder needs class_token=False, registers=0, position=sincos_column_first, final_norm=all"
+            )
+        for share in (0.0, 1.0):
+            height, width = block_size(spec.grid, settings.target_scale, settings.target_aspect, share)
+            if height * width <= settings.min_keep:
+                raise ValueError(
+                    f"min_keep={settings.min_keep}: a target block may have {height} x {width} patches; lower it, or "
+                    "raise target_scale"
+                )
+        self.encoder = ijepa_vit(ViT(spec))
+        sizes = (settings.predictor_width, settings.predictor_depth, spec.heads)
+        self.predictor = truncated_(TokenDecoder(spec, *sizes, name="predictor"))
+        nn.init.trunc_normal_(self.predictor.mask_token, std=TOKEN_STD)
+        self.features = truncated_(nn.Linear(settings.predictor_width, spec.width))
+        self.target = frozen_copy(self.encoder)
+        self.uniform = (0.5, 0.5)
+
+    def views(self) -> Views:
+        s = self.settings
+        places = s.target_blocks + s.context_blocks * TRIES * (s.target_blocks + 1)
+        image = view(crop(self.spec.side, s.crop_scale, "bilinear", flip=0.0), self.preparation)
+        return MaskedView(image, partial(noise, places, 2))
+
+    def before_forward(self, progress: TrainProgress) -> None:
+        """Two numbers decide the sizes of all target and all context blocks of an update."""
+        drawn = torch.rand(2, generator=torch.Generator().manual_seed(progress.step), dtype=torch.float32)
+        self.uniform = tuple(drawn.tolist())
+
+    def forward(self, views: Mapping[str, Tensor]) -> Step:
+        contexts, targets = self.block_ids(views["noise"])
+        features = self.target_features(views["image"], targets, contexts=len(contexts))
+        return Step(F.smooth_l1_loss(self.predict(views["image"], contexts, targets), features), {})
+
+    @torch.no_grad()
+    def target_features(self, images: Tensor, targets: Tensor, contexts: int) -> Tensor:
+        """Images (B, 3, H, W), ids (M, B, n) -> normalised features of the target blocks (M C B, n, D)."""
+        features = to_float32(self.target(images)[0])
+        features = F.layer_norm(features, features.shape[-1:])
+        blocks = torch.stack([take(features, ids) for ids in targets])
+        return blocks.repeat(1, contexts, 1, 1).flatten(0, 1)
+
+    def predict(self, images: Tensor, contexts: Tensor, targets: Tensor) -> Tensor:
+        """Images (B, 3, H, W), ids (C, B, k) of contexts and (M, B, n) of targets -> predictions (M C B, n, D)."""
+        (blocks, _, shown), ids = contexts.shape, contexts.flatten(0, 1)
+        patches = self.encoder.place(self.encoder.project(images), self.spec.grid)
+        context = self.encoder.encode(patches.repeat(blocks, 1, 1), keep=ids)[0]
+        asked = targets.repeat(1, blocks, 1).flatten(0, 1)
+        ids = torch.cat([ids.repeat(len(targets), 1), asked], dim=1)
+        predicted = self.predictor(context.repeat(len(targets), 1, 1), ids)[:, shown:]
+        return to_float32(self.features(predicted))
+
+    def block_ids(self, noise: Tensor) -> tuple[Tensor, Tensor]:
+        """Noise (B, M + C tries, 2) -> ids (C, B, k) and (M, B, n) of context and target blocks, in raster order. The
+        last patches of contexts are left out, so that all have as many."""
+        s, grid = self.settings, self.spec.grid
+        places, tries = noise.tensor_split([s.target_blocks], dim=1)
+        targets = blocks_at(places, block_size(grid, s.target_scale, s.target_aspect, self.uniform[0]), grid)
+        size = block_size(grid, s.context_scale, (1.0, 1.0), self.uniform[1])
+        blocks = blocks_at(tries, size, grid).unflatten(1, (s.context_blocks, -1))
+        contexts, _ = free_blocks(blocks, targets[:, :0] if s.context_overlaps else targets, s.min_keep)
+        return ids_of(contexts), ids_of(targets)
+
+    def baseline_loss(self, views: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        everything = torch.arange(self.spec.grid[0] * self.spec.grid[1], device=views["image"].device)
+        ids = everything.expand(1, len(views["image"]), -1)
+        return {"loss": patch_baseline(self.target_features(views["image"], ids, contexts=1), "smooth_l1")}
+
+    def after_update(self, progress: TrainProgress) -> None:
+        s = self.settings
+        rise = (s.teacher_momentum_end - s.teacher_momentum) / (progress.steps * s.momentum_stretch)
+        move(self.target, self.encoder, min(s.teacher_momentum + progress.step * rise, s.teacher_momentum_end))
+
+    def encoders(self) -> dict[str, Encoder]:
+        return {"target": Encoder(vit=self.target), "context": Encoder(vit=self.encoder)}
+
+
+def block_size(
+    grid: tuple[int, int], scale: tuple[float, float], aspect: tuple[float, float], share: float
+) -> tuple[int, int]:
+    """Rows and columns of a block, less than those of the grid. share: 0 to 1, from the least area and aspect to the
+    largest ones, so that large blocks are tall."""
+    area = int(grid[0] * grid[1] * (scale[0] + share * (scale[1] - scale[0])))
+    ratio = aspect[0] + share * (aspect[1] - aspect[0])
+    return min(round(sqrt(area * ratio)), grid[0] - 1), min(round(sqrt(area / ratio)), grid[1] - 1)
+
+
+def blocks_at(places: Tensor, size: tuple[int, int], grid: tuple[int, int]) -> Tensor:
+    """Places (B, N, 2) from 0 to below 1 -> blocks of `size` there (B, N, L) bool. None touches the last row or column,
+    as in the source."""
+    axes = []
+    for axis, (side, length) in enumerate(zip(grid, size, strict=True)):
+        first = (places[..., axis] * (side - length)).long().unsqueeze(-1)
+        lines = torch.arange(side, device=places.device)
+        axes.append((lines >= first) & (lines < first + length))
+    return (axes[0].unsqueeze(-1) & axes[1].unsqueeze(-2)).flatten(-2)
+
+
+def free_blocks(blocks: Tensor, targets: Tensor, min_keep: int) -> tuple[Tensor, Tensor]:
+    """Tries (B, C, T, L) bool for each context block, targets (B, M, L) bool -> of each the first that keeps more than
+    `min_keep` patches outside of the targets, without the targets' patches (B, C, L), and its number (B, C).
+
+    After every 20 tries the last of the targets is left out of account.
+    """
+    counted = [len(targets[0]) - number // TRIES for number in range(blocks.shape[2])]
+    taken = torch.stack([targets[:, : max(0, count)].any(dim=1) for count in counted], dim=1)  # (B, T, L)
+    free = blocks & ~taken.unsqueeze(1)
+    first = (free.sum(dim=-1) > min_keep).int().argmax(dim=-1)
+    return free.take_along_dim(first[..., None, None], dim=2).squeeze(2), first
+
+
+def ids_of(blocks: Tensor) -> Tensor:
+    """Blocks (B, N, L) bool -> ids of their patches (N, B, n), in order; the last ones are left out, so that all blocks
+    have as many."""
+    fewest = int(blocks.sum(dim=-1).amin())
+    return (~blocks).int().argsort(dim=-1, stable=True)[..., :fewest].transpose(0, 1)
+
+
+METHOD = IJepa
+
+_PATCHES = SINCOS | dict(class_token=False, class_position=False, pool="avg")
+_VIT_H = Recipe(
+    source="Assran et al. 2023, appendix A; ijepa configs/in1k_vith14_ep300.yaml (16 x 128 images)",
+    spec=replace(VIT_H, **_PATCHES),
+    settings=Settings(),
+    epochs=300,
+    batch=2048,
+    lr=1e-3,
+    lr_batch=0,
+    schedule=CountedCosine(warmup=40, start=0.2, floor=1e-6, stretch=1.0),
+    weight_decay=0.04,
+    weight_decay_schedule=CosineTo(end=0.4, first=1),
+)
+RECIPES = {
+    "vit_h": _VIT_H,
+    "vit_h16_448": replace(
+        _VIT_H,
+        source="ijepa configs/in1k_vith16-448_ep300.yaml (128 x 16 images)",
+        spec=replace(VIT_H, image_size=448, patch_size=16, **_PATCHES),
+    ),
+    "32px": replace(
+        _VIT_H,
+        source="ours: the ViT-H recipe on 8 x 8 patches of CIFAR-10, for two cores",
+        spec=replace(VIT_32PX, **_PATCHES),
+        settings=Settings(min_keep=4, predictor_width=64, predictor_depth=3),
+        epochs=6,
+        batch=128,
+        schedule=CountedCosine(warmup=0.3, start=0.2, floor=1e-6, stretch=1.0),
+    ),
+    "smoke": replace(
+        _VIT_H,
+        source="ours: seconds on digits",
+        spec=replace(VIT_SMOKE, **_PATCHES),
+        settings=Settings(min_keep=0, predictor_width=32, predictor_depth=1, crop_scale=(0.6, 1.0)),
+        epochs=2,
+        batch=64,
+        schedule=CountedCosine(warmup=0.5, start=0.2, floor=1e-6, stretch=1.0),
+    ),
+}
