@@ -1,4 +1,4 @@
-"""Decoders: MAE's, LUT's, MOCA's and I-JEPA's of visible and mask tokens, and MST's from all patches' tokens to an image.
+"""Decoders: of visible and mask tokens (MAE, LUT, MOCA, I-JEPA), and of all patches' tokens to an image (MST).
 
 Tokens come in any order, each with the id of its patch: attention does not see the order, so nothing is put back into
 the raster. Letters: B images, k visible patches, m decoded patches, D encoder width, d decoder width.
