@@ -7,7 +7,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bench.results import fields
 from bench.results.record import (
     SCHEMA,
     CheckpointUsed,
@@ -23,6 +22,7 @@ from bench.results.record import (
 )
 from checkpoints.training_cost import TrainingCost
 from engine.tasks import Workspace
+from tools import result_fields
 
 RESULT = Result(
     status="ok",
@@ -167,10 +167,10 @@ def test_checkpoints_of_one_name_do_not_meet(tmp_path):
 
 
 def test_the_table_of_fields_is_that_of_the_types():
-    """When this fails, run: python -m bench.results.fields"""
-    text = fields.DOCUMENT.read_text(encoding="ascii")
-    assert fields.with_table(text) == text
-    rows = fields.table()
+    """When this fails, run: python -m tools.result_fields"""
+    text = result_fields.DOCUMENT.read_text(encoding="ascii")
+    assert result_fields.with_table(text) == text
+    rows = result_fields.table()
     assert "| `metrics.<name>.interval` | array of 2 numbers or null | low and high end" in rows
     assert "| `status` | `failed` or `ok` |" in rows and "| `limit` | integer or null |" in rows
     assert rows.count("\n") == 2 + sum(

@@ -1,6 +1,6 @@
 """The table of a result file's fields in docs/results.md, made from the types of bench/results/record.py.
 
-`python -m bench.results.fields` writes it anew. Types are those of the JSON schema that msgspec makes of them; what a
+`python -m tools.result_fields` writes it anew. Types are those of the JSON schema that msgspec makes of them; what a
 field means is the comment beside it.
 """
 
@@ -14,8 +14,8 @@ from bench.cli.settings import meanings
 from bench.results.record import Result
 from engine.files import write_atomic
 
-DOCUMENT = Path(__file__).parents[2] / "docs" / "results.md"
-START, END = "<!-- fields: python -m bench.results.fields -->\n", "<!-- end of fields -->\n"
+DOCUMENT = Path(__file__).parents[1] / "docs" / "results.md"
+START, END = "<!-- fields: python -m tools.result_fields -->\n", "<!-- end of fields -->\n"
 
 
 def table() -> str:
@@ -37,25 +37,24 @@ def with_table(text: str) -> str:
 def _rows(kind: type, schema: Mapping[str, Any], prefix: str) -> Iterator[str]:
     texts = meanings(kind)
     for name, hint in get_type_hints(kind).items():
-        said = _said(schema[kind.__name__]["properties"][name])
-        yield f"| `{prefix}{name}` | {said} | {texts[name]} |"
-        for inside, place in ((hint, name), *((each, f"{name}.<name>") for each in get_args(hint))):
+        yield f"| `{prefix}{name}` | {_type(schema[kind.__name__]['properties'][name])} | {texts[name]} |"
+        for inside, place in ((hint, name), *((part, f"{name}.<name>") for part in get_args(hint))):
             if getattr(inside, "__name__", "") in schema:
                 yield from _rows(inside, schema, f"{prefix}{place}.")
 
 
-def _said(schema: Mapping[str, Any]) -> str:
+def _type(schema: Mapping[str, Any]) -> str:
     # JSON's own words: `number or null`, `array of string`, `"failed" or "ok"`.
     if choices := schema.get("anyOf"):
-        return " or ".join(map(_said, choices))
+        return " or ".join(map(_type, choices))
     if choices := schema.get("enum"):
         return " or ".join(f"`{choice}`" for choice in choices)
     if "$ref" in schema:
         return "object"
     inside = schema.get("additionalProperties") or schema.get("items")
     if items := schema.get("prefixItems"):
-        return f"array of {len(items)} {_said(items[0])}s"
-    return f"{schema['type']} of {_said(inside)}s" if inside else schema["type"]
+        return f"array of {len(items)} {_type(items[0])}s"
+    return f"{schema['type']} of {_type(inside)}s" if inside else schema["type"]
 
 
 if __name__ == "__main__":
