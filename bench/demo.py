@@ -52,13 +52,13 @@ NETWORKS = (
 
 def pretrain(out: Path, seed: int) -> dict[str, Path] | None:
     """Method -> folder of its network, all of NETWORKS. None where a signal stopped a training."""
-    found = {}
+    folders = {}
     for network in NETWORKS:
         folder = pretrained(network, out, seed)
         if folder is None:
             return None
-        found[network.method] = folder
-    return found
+        folders[network.method] = folder
+    return folders
 
 
 def pretrained(network: DemoNetwork, out: Path, seed: int) -> Path | None:
@@ -120,11 +120,14 @@ def evaluate_demo(networks: Mapping[str, Path], out: Path, seed: int) -> int:
 
 def conclusions(out: Path, pairs: Sequence[tuple[str, str]]) -> list[str]:
     """A sentence on each pair of checkpoints and each of TESTED: paired tests, corrected over all of them."""
-    found = [
-        each
+    comparisons = [
+        comparison
         for pair in pairs
         for protocol, metric in TESTED.items()
-        for each in compare(out, pair, protocol=protocol, metric=metric).found
+        for comparison in compare(out, pair, protocol=protocol, metric=metric).found
     ]
-    corrected = holm([each.paired.p for each in found])
-    return [conclusion(replace(each, p_holm=p), len(found)) for each, p in zip(found, corrected, strict=True)]
+    corrected = holm([comparison.paired.p for comparison in comparisons])
+    return [
+        conclusion(replace(comparison, p_holm=p), len(comparisons))
+        for comparison, p in zip(comparisons, corrected, strict=True)
+    ]

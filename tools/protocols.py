@@ -38,8 +38,8 @@ def own_tasks() -> dict[str, ModuleType]:
 
 def protocol_versions(tasks: Mapping[str, ModuleType]) -> Versions:
     """What the record should hold now."""
-    found = {name: protocol for module in tasks.values() for name, protocol in module.PROTOCOLS.items()}
-    return {name: (found[name].version, digest(settings_of(found[name].task))) for name in sorted(found)}
+    protocols = {name: protocol for module in tasks.values() for name, protocol in module.PROTOCOLS.items()}
+    return {name: (protocols[name].version, digest(settings_of(protocols[name].task))) for name in sorted(protocols)}
 
 
 def read_record(root: Path) -> Versions:

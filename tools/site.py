@@ -206,12 +206,12 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
 
 def linked_sources(files: Files) -> set[str]:
     """Files of the repository, outside docs/, that pages of docs/ link to."""
-    found = set()
+    paths = set()
     for file in files.documentation_pages():
         if file.abs_src_path:
             text = Path(file.abs_src_path).read_text(encoding="utf-8")
-            found |= {target_of(link, f"docs/{file.src_uri}") for link, _ in LINK.findall(text)}
-    return {path for path in found if not path.startswith(("docs/", "..")) and path not in CALLED}
+            paths |= {target_of(link, f"docs/{file.src_uri}") for link, _ in LINK.findall(text)}
+    return {path for path in paths if not path.startswith(("docs/", "..")) and path not in CALLED}
 
 
 def target_of(link: str, at: str) -> str:

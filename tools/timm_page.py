@@ -47,9 +47,9 @@ def pretrained_names() -> dict[str, list[str]]:
 def timm_page() -> str:
     """The whole page; builds each architecture without memory for its weights, a minute in all."""
     names = pretrained_names()
-    found = {architecture: outcome(architecture) for architecture in names}
-    refused = {name: answer for name, answer in found.items() if isinstance(answer, str)}
-    imported = {name: answer for name, answer in found.items() if isinstance(answer, ViTSpec)}
+    outcomes = {architecture: outcome(architecture) for architecture in names}
+    refused = {name: answer for name, answer in outcomes.items() if isinstance(answer, str)}
+    imported = {name: answer for name, answer in outcomes.items() if isinstance(answer, ViTSpec)}
     introduction = INTRODUCTION.format(
         family=", ".join(f"`{module}.py`" for module in sorted({_file(name) for name in names})),
         names=sum(map(len, names.values())),

@@ -65,14 +65,14 @@ def add_cluster(parser: argparse.ArgumentParser, jobs: bool) -> None:
 
 def minutes_of(text: str) -> int:
     """SLURM's ways to write a time, as whole minutes, rounded up."""
-    found = TIME.fullmatch(text)
-    if not found:
+    match = TIME.fullmatch(text)
+    if not match:
         raise argparse.ArgumentTypeError(f"expected minutes, H:MM:SS or D-HH:MM:SS, not {text!r}")
-    days, *parts = (int(part or 0) for part in found.groups())
+    days, *parts = (int(part or 0) for part in match.groups())
     first, second, third = parts
-    if found["days"] is not None:
+    if match["days"] is not None:
         seconds = ((days * 24 + first) * 60 + second) * 60 + third
-    elif found["third"] is not None:
+    elif match["third"] is not None:
         seconds = (first * 60 + second) * 60 + third
     else:
         seconds = first * 60 + second
@@ -82,24 +82,24 @@ def minutes_of(text: str) -> int:
 
 
 def cluster_of(arguments: argparse.Namespace) -> ClusterOptions | None:
-    """The options that were given, None without `--cluster`. ValueError for those that go with another one."""
-    given = {name.removeprefix(PREFIX): value for name, value in vars(arguments).items() if name.startswith(PREFIX)}
-    given = {name: value for name, value in given.items() if value not in (None, [])}
+    """The options of `--cluster`, None without `--cluster`. ValueError for those that go with another one."""
+    options = {name.removeprefix(PREFIX): value for name, value in vars(arguments).items() if name.startswith(PREFIX)}
+    options = {name: value for name, value in options.items() if value not in (None, [])}
     if not arguments.cluster:
-        _refuse(given, given.keys(), "without --cluster: add --cluster slurm, or leave it")
+        _refuse(options, options.keys(), "without --cluster: add --cluster slurm, or leave it")
         return None
     if arguments.cluster == "local":
-        _refuse(given, SLURM_ALONE, "is of --cluster slurm, not of local: leave it")
-        given = {"jobs": 1, "time": YEAR} | given
-    for text in given.get("slurm", ()):
+        _refuse(options, SLURM_ALONE, "is of --cluster slurm, not of local: leave it")
+        options = {"jobs": 1, "time": YEAR} | options
+    for text in options.get("slurm", ()):
         if not re.fullmatch(r"[a-z][a-z-]*(=.+)?", text):
             raise ValueError(f"--slurm {text}: write KEY=VALUE as sbatch knows it, such as constraint=a100")
-    gpus = given.get("gpus", 0)
+    gpus = options.get("gpus", 0)
     return ClusterOptions(
         kind=arguments.cluster,
-        minutes=given.pop("time", DAY),
-        processes=given.pop("processes", gpus or 1),
-        **given | {"slurm": tuple(given.get("slurm", ()))},
+        minutes=options.pop("time", DAY),
+        processes=options.pop("processes", gpus or 1),
+        **options | {"slurm": tuple(options.get("slurm", ()))},
     )
 
 

@@ -228,8 +228,8 @@ class Attempt:
         if self.environment.name() != "slurm":
             return self.asked == self.limit
         command = ["squeue", "--noheader", "--format=%T", f"--jobs={self.environment.raw_job_id}"]
-        found = subprocess.run(command, capture_output=True, text=True, check=False)
-        return found.stdout.strip() == RUNNING
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        return done.stdout.strip() == RUNNING
 
 
 def process_variables(environment: Any) -> Mapping[str, str]:

@@ -50,11 +50,11 @@ class OnlineKnn:
         world = self.space.world
         world.on_rank0(self.clear)  # what a killed run left
         try:
-            found = task.run(export, self.space).numbers
+            numbers = task.run(export, self.space).numbers
         finally:
             if world.is_rank0:
                 self.clear()
-        return {f"knn_{name.partition('_')[0]}": value for name, value in found.items() if name.startswith("top")}
+        return {f"knn_{name.partition('_')[0]}": value for name, value in numbers.items() if name.startswith("top")}
 
     def clear(self) -> None:
         shutil.rmtree(self.space.cache, ignore_errors=True)

@@ -99,12 +99,12 @@ def names_by_path(recipe: Recipe) -> dict[str, str]:
 
 def types_by_path(recipe: Recipe) -> dict[str, Any]:
     """Path -> annotated type of everything that can be set: the recipe's own, the method's, the encoder's."""
-    found = {path: hint for path, hint in types_of(recipe).items() if path not in FIXED}
-    found |= {name: Literal[tuple(kinds)] for name, kinds in alternatives(recipe).items()}
-    return {path: found[path] for path in sorted(found, key=lambda path: ORDER.get(path.partition(".")[0], 0))}
+    types = {path: hint for path, hint in types_of(recipe).items() if path not in FIXED}
+    types |= {name: Literal[tuple(kinds)] for name, kinds in alternatives(recipe).items()}
+    return {path: types[path] for path in sorted(types, key=lambda path: ORDER.get(path.partition(".")[0], 0))}
 
 
 def values_by_path(recipe: Recipe) -> dict[str, Any]:
     """Path -> value of the same, in the same order; of an alternative its name."""
-    found = {path: reduce(getattr, path.split("."), recipe) for path in types_by_path(recipe)}
-    return found | {name: type(found[name]).__name__ for name in alternatives(recipe)}
+    values = {path: reduce(getattr, path.split("."), recipe) for path in types_by_path(recipe)}
+    return values | {name: type(values[name]).__name__ for name in alternatives(recipe)}

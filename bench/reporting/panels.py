@@ -108,10 +108,10 @@ class Picture:
         for _, span in self.headings:
             column += span
             firsts.add(column)
-        found = [EDGE + (LABEL if any(row.label for row in self.rows) else 0.0)]
+        places = [EDGE + (LABEL if any(row.label for row in self.rows) else 0.0)]
         for column in range(1, self.columns + 1):
-            found.append(found[-1] + CELL + GAP + APART * (column in firsts and column < self.columns))
-        return found
+            places.append(places[-1] + CELL + GAP + APART * (column in firsts and column < self.columns))
+        return places
 
 
 def encoded(picture: Picture, form: Format, checkpoints: Mapping[str, str]) -> bytes:
@@ -167,10 +167,10 @@ class Sheet:
     def axes(self, left: float, top: float, width: float, height: float) -> Any:
         """Axes without ticks."""
         box = (left / self.width, 1 - (top + height) / self.height, width / self.width, height / self.height)
-        found = self.figure.add_axes(box)
-        found.set_xticks([])
-        found.set_yticks([])
-        return found
+        axes = self.figure.add_axes(box)
+        axes.set_xticks([])
+        axes.set_yticks([])
+        return axes
 
 
 def fitted_text(text: str, width: float) -> list[str]:
@@ -267,8 +267,8 @@ def arranged(
         for line in range(max(map(len, parts))):
             panels: list[Panel | None] = [image if line == 0 else None]
             for part, width in zip(parts, widths, strict=True):
-                found = list(part[line]) if line < len(part) else []
-                panels += found + [None] * (width - len(found))
+                of_checkpoint = list(part[line]) if line < len(part) else []
+                panels += of_checkpoint + [None] * (width - len(of_checkpoint))
             label = labels[number] if labels and line == 0 else ""
             rows.append(PanelRow(panels=tuple(panels), label=label))
     headings = (("", 1), *((title, width) for (title, _), width in zip(blocks, widths, strict=True)))
@@ -277,11 +277,11 @@ def arranged(
 
 def titled_once(rows: Sequence[PanelRow]) -> tuple[PanelRow, ...]:
     """The rows, with titles that repeat those of the row before left out."""
-    found: list[PanelRow] = []
+    titled: list[PanelRow] = []
     before: list[str] = []
     for row in rows:
         titles = [panel.title if panel else "" for panel in row.panels]
         same = titles == before
-        found.append(replace(row, panels=tuple(p and replace(p, title="") for p in row.panels)) if same else row)
+        titled.append(replace(row, panels=tuple(p and replace(p, title="") for p in row.panels)) if same else row)
         before = titles
-    return tuple(found)
+    return tuple(titled)

@@ -205,8 +205,8 @@ def _section(title: str, lines: Sequence[str]) -> list[str]:
 
 
 def _table(header: Sequence[str], rows: Iterable[Sequence[object]]) -> list[str]:
-    shown = [[_shown(cell) for cell in row] for row in rows if row[-1] not in (None, "")]
-    return [f"| {' | '.join(cells)} |" for cells in (header, ["---"] * len(header), *shown)]
+    cells_of_rows = [[_shown(cell) for cell in row] for row in rows if row[-1] not in (None, "")]
+    return [f"| {' | '.join(cells)} |" for cells in (header, ["---"] * len(header), *cells_of_rows)]
 
 
 def _shown(value: object) -> str:

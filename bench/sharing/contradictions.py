@@ -323,11 +323,11 @@ def _of_checkpoint(folder: Path, used: Sequence[CheckpointUsed]) -> Iterator[str
             yield f"config.json: {changed}"
         with torch.device("meta"), skip_init():
             parameters = sum(tensor.numel() for tensor in ViT(spec, initialise=False).state_dict().values())
-        said = SimpleNamespace(digest=digest, spec=spec, facts=own, parameters=parameters)
-        for each in used:
-            known = describe(said, each.name, each.source)  # type: ignore[arg-type]  # all that it reads of an export
+        recorded = SimpleNamespace(digest=digest, spec=spec, facts=own, parameters=parameters)
+        for checkpoint in used:
+            known = describe(recorded, checkpoint.name, checkpoint.source)  # type: ignore[arg-type]  # all that it reads of an export
             fields = ("digest", "method", "recipe", "branch", "architecture", "parameters", "plugin", "training_cost")
-            differ = [name for name in fields if getattr(known, name) != getattr(each, name)]
+            differ = [name for name in fields if getattr(known, name) != getattr(checkpoint, name)]
             if differ:
                 yield f"config.json: {', '.join(differ)} as no result says it"
                 break

@@ -66,7 +66,7 @@ def rerun_script(results: Iterable[Result], subjects: Mapping[Key, CardSubject])
     keys = dict.fromkeys(result.checkpoint.key for result in results)
     checkpoints = {key: f"CHECKPOINT_{number}" for number, key in enumerate(keys, 1)}
     sets = dict.fromkeys(_place_of(result.data) for result in results)
-    images = {each: f"IMAGES_{number}" for number, each in enumerate(sets, 1)}
+    images = {place: f"IMAGES_{number}" for number, place in enumerate(sets, 1)}
     by_call: dict[str, dict[str, None]] = {}
     for result in results:
         words = _words(result, checkpoints[result.checkpoint.key], images[_place_of(result.data)])
@@ -203,9 +203,9 @@ def copied_files(out: Path, publication: Publication) -> Iterator[tuple[str, byt
     for path in result_files(out):
         result = _readable(path, out)
         used[result.checkpoint.key] = result.checkpoint
-        for each in (path, path.with_suffix(".npz"), path.with_suffix(".log")):
-            if each.exists():
-                yield str(each.relative_to(out)), _shared(each)
+        for file in (path, path.with_suffix(".npz"), path.with_suffix(".log")):
+            if file.exists():
+                yield str(file.relative_to(out)), _shared(file)
     for checkpoint in used.values():
         if source := _export_of(out, checkpoint):
             for path in (*(source / name for name in KEPT[:2]), *_of_training(source)):
@@ -220,16 +220,16 @@ def derived_files(folder: Path) -> dict[str, str]:
     leaderboard = leaderboard_of(stored.result for stored in results)
     # Nothing is kept in the folder, and nothing that was kept is believed.
     leaderboard = with_ties(leaderboard, results, PairedTestCache[float](Path(os.devnull), float))
-    found = {name: text_of(leaderboard) for name, text_of in TEXT_FORMATS.values()}
+    files = {name: text_of(leaderboard) for name, text_of in TEXT_FORMATS.values()}
     subjects = {}
     for key, own in _by_checkpoint(results).items():
         place = own[-1].checkpoint.unique_name
         subjects[key] = subject = _subject(own[-1].checkpoint, folder / "checkpoints" / place)
         if subject.used.is_floor:
             continue
-        found |= {f"cards/{place}/{name}": text for name, text in card_files(subject, own, publication).items()}
-    found["commands.sh"] = rerun_script([stored.result for stored in results], subjects)
-    return found | {"README.md": README}
+        files |= {f"cards/{place}/{name}": text for name, text in card_files(subject, own, publication).items()}
+    files["commands.sh"] = rerun_script([stored.result for stored in results], subjects)
+    return files | {"README.md": README}
 
 
 def check_record(folder: Path, out: Path | None = None) -> Iterator[str]:
@@ -340,9 +340,9 @@ def _changed(folder: Path) -> Iterator[str]:
         return
     lines = (folder / SUMS).read_text(encoding="utf-8", errors="replace").splitlines()
     known = {name: total for total, _, name in (line.partition("  ") for line in lines)}
-    there = _files(folder) - {SUMS, SIGNATURE}
-    for name in sorted(known.keys() | there):
-        if name not in there:
+    present = _files(folder) - {SUMS, SIGNATURE}
+    for name in sorted(known.keys() | present):
+        if name not in present:
             yield f"{name}: missing"
         elif name not in known:
             yield f"{name}: added later ({SUMS} does not name it)"
@@ -364,8 +364,8 @@ def _against(folder: Path, out: Path, publication: Publication) -> Iterator[str]
     yield from (f"{name}: no longer in {out}" for name in sorted(copied))
 
 
-def _first_difference(found: bytes, expected: str) -> str:
-    lines = [text.split("\n") for text in (found.decode("utf-8", "replace"), expected)]
+def _first_difference(content: bytes, expected: str) -> str:
+    lines = [text.split("\n") for text in (content.decode("utf-8", "replace"), expected)]
     pairs = zip(*lines, strict=False)  # of what the shorter text has: beyond its end no line differs, one is missing
     at = next((number for number, (one, other) in enumerate(pairs, 1) if one != other), 0)
     return f", first in line {at}" if at else ""
