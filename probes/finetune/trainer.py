@@ -38,31 +38,9 @@ from engine.training.states import (
 )
 from probes.finetune.classifier import Classifier
 from probes.finetune.settings import FinetuneSettings
-from probes.finetune.training_groups import MixedGroup
+from probes.finetune.training_groups import GroupPlan, MixedGroup
 
 SAVE_EVERY = 60.0  # seconds of work that a kill may cost; more where saving is slow
-
-
-@dataclass(frozen=True, kw_only=True)
-class FinetuneConfig:
-    """How a training goes, and where."""
-
-    settings: FinetuneSettings
-    space: Workspace
-    steps_per_epoch: int  # updates of an epoch
-    groups: range  # the groups of each step that this process works on
-    group: int  # images of a group, which are mixed with each other
-    micro_batch_size: int  # images in a forward pass
-    folder: Path  # of the training states
-
-    def progress(self, step: int) -> TrainProgress:
-        """Where the training stands after `step` updates."""
-        return TrainProgress(step=step, steps_per_epoch=self.steps_per_epoch, epochs=self.settings.epochs)
-
-    @property
-    def steps(self) -> int:
-        """Updates of the whole training."""
-        return self.progress(0).steps
 
 
 @dataclass(kw_only=True)
@@ -76,19 +54,33 @@ class TrainState:
 
 
 class Training:
-    """A training.
+    """A training of a classifier.
 
-    step: updates done. evaluated_at: updates before the last evaluation. request: of this process to stop; is_leaving:
-    whether any process has been asked to stop, the same in all.
+    plan: how images make up steps and groups. groups: those of each step that this process works on. micro_batch_size:
+    images in a forward pass. folder: of the training states. step: updates done. evaluated_at: updates before the last
+    evaluation. request: of this process to stop; is_leaving: whether any process has been asked to stop, the same in
+    all.
     """
 
-    def __init__(self, classifier: Classifier, config: FinetuneConfig) -> None:
-        self.config, self.settings, self.space, self.world = config, config.settings, config.space, config.space.world
+    def __init__(
+        self,
+        classifier: Classifier,
+        settings: FinetuneSettings,
+        space: Workspace,
+        *,
+        plan: GroupPlan,
+        micro_batch_size: int,
+        folder: Path,
+    ) -> None:
+        self.settings, self.space, self.world = settings, space, space.world
+        self.plan, self.micro_batch_size, self.folder = plan, micro_batch_size, folder
+        share = plan.groups // self.world.size
+        self.groups = range(self.world.rank * share, (self.world.rank + 1) * share)
         self.classifier = classifier.to(self.space.device)
         fit_attention(self.classifier, self.space.device, self.space.precision)
         if self.space.compiled:
             compile_blocks(self.classifier, self.space.device)
-        parameters, depth, settings = self.classifier.timm_parameters(), classifier.vit.spec.depth, self.settings
+        parameters, depth = self.classifier.timm_parameters(), classifier.vit.spec.depth
         groups = layer_groups(parameters, depth, settings.layer_decay, settings.weight_decay, settings.decay_tokens)
         self.optimizer, self.schedule = torch.optim.AdamW(groups, lr=settings.peak, fused=True), settings.rates()
         self.averaged: nn.Module | None = None
@@ -115,7 +107,13 @@ class Training:
 
     @property
     def progress(self) -> TrainProgress:
-        return self.config.progress(self.step)
+        """Where the training stands."""
+        return TrainProgress(step=self.step, steps_per_epoch=self.plan.steps_per_epoch, epochs=self.settings.epochs)
+
+    @property
+    def steps(self) -> int:
+        """Updates of the whole training."""
+        return self.progress.steps
 
     @property
     def epoch(self) -> int:
@@ -124,11 +122,11 @@ class Training:
 
     def alone(self) -> AbstractContextManager[None]:
         """Lock this training for the length of a block; wait while another run does the same."""
-        return self.world.held_by_rank0(locked(self.config.folder.with_suffix(".lock"), "it does the same training"))
+        return self.world.held_by_rank0(locked(self.folder.with_suffix(".lock"), "it does the same training"))
 
     def resume(self) -> None:
         """Load the newest state, where there is one."""
-        path = self.world.on_rank0(lambda: newest_whole(self.config.folder))
+        path = self.world.on_rank0(lambda: newest_whole(self.folder))
         if path is not None:
             self.world.on_all_ranks(lambda: self.load(path))
 
@@ -138,7 +136,7 @@ class Training:
         ValueError for a loss that is not finite, and whatever reading images raises; the last state stays on disk.
         Stopped, in all processes after the same step, once a signal has asked one of them to stop.
         """
-        steps, saving = self.config.steps, Timer(SAVE_EVERY)
+        steps, saving = self.steps, Timer(SAVE_EVERY)
         progress = Progress(label, steps, "steps", quiet=not self.world.is_rank0)
         self.network.train()
         with listening(self.request.ask), progress:
@@ -154,11 +152,11 @@ class Training:
                     with saving:
                         self.save()
                 if self.is_leaving:
-                    raise Stopped.after(self.step, steps, label, self.config.folder)
+                    raise Stopped.after(self.step, steps, label, self.folder)
 
     def is_due(self) -> bool:
         """Whether an epoch has ended that is to be evaluated and has not been."""
-        settings, (epoch, within) = self.settings, divmod(self.step, self.config.steps_per_epoch)
+        settings, (epoch, within) = self.settings, divmod(self.step, self.plan.steps_per_epoch)
         return (
             self.evaluated_at < self.step
             and within == 0
@@ -198,7 +196,7 @@ class Training:
 
     def forward_backward(self, batches: Iterator[MixedGroup], last: list[Tensor]) -> "Share":
         """This process's share of a step. The last micro-batch's loss goes to `last`, without its backward pass."""
-        count = len(self.config.groups) * self.config.group // self.config.micro_batch_size
+        count = len(self.groups) * self.plan.group // self.micro_batch_size
         total = torch.zeros((), device=self.space.device)
         unreadable: dict[str, str] = {}
         for number, (images, targets, place) in enumerate(self.micro_batches(batches, unreadable), start=1):
@@ -216,11 +214,11 @@ class Training:
         self, batches: Iterator[MixedGroup], unreadable: dict[str, str]
     ) -> Iterator[tuple[Tensor, Tensor, tuple[int, int]]]:
         """Micro-batches of this step on the device: images, targets, and their place (group, first image in it)."""
-        for number in self.config.groups:
+        for number in self.groups:
             group = next(batches)
             unreadable |= group.unreadable
-            for first in range(0, len(group.images), self.config.micro_batch_size):
-                chosen = slice(first, first + self.config.micro_batch_size)
+            for first in range(0, len(group.images), self.micro_batch_size):
+                chosen = slice(first, first + self.micro_batch_size)
                 images, targets = (t[chosen].to(self.space.device, non_blocking=True) for t in group[:2])
                 yield images, targets, (number, first)
 
@@ -239,7 +237,7 @@ class Training:
 
     def save(self) -> None:
         """Save the state; at the end of the training, the evaluations' results alone."""
-        over = self.evaluated_at == self.config.steps
+        over = self.evaluated_at == self.steps
         # A broken gradient would show in the next step's loss only.
         finite = all(bool(parameter.isfinite().all()) for parameter in self.classifier.parameters())
         if not self.world.is_rank0 or not (over or finite):
@@ -253,7 +251,7 @@ class Training:
             "history": self.train_state.history,
             "skipped": self.train_state.skipped,
         }
-        save_state(self.config.folder, self.step, State(tensors=tensors, facts=facts), kept=1 if over else KEPT)
+        save_state(self.folder, self.step, State(tensors=tensors, facts=facts), kept=1 if over else KEPT)
 
     def state(self) -> dict[str, Tensor]:
         """Everything that the next step depends on."""
@@ -272,7 +270,7 @@ class Training:
         self.train_state.history = facts["history"]
         self.train_state.skipped = facts["skipped"]
         self.train_state.arrays = {name: tensor.numpy() for name, tensor in state.under("train_state.").items()}
-        if self.evaluated_at == self.config.steps:
+        if self.evaluated_at == self.steps:
             return
         self.classifier.load_state_dict(state.under("network."))
         if self.averaged is not None:

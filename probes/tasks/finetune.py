@@ -11,9 +11,8 @@ holdout, the best one on images that are then not trained on.
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path
 from statistics import median
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -22,7 +21,6 @@ from checkpoints.export import ViTExport, check_tables
 from checkpoints.flops import forward_flops, training_bytes, training_flops
 from checkpoints.frozen import FrozenSpec, vit_spec
 from checkpoints.spec import SIZES, ViTSpec
-from engine.distributed import World
 from engine.tasks import Outcome, SelectOn, Task, Workspace, settings_of
 from engine.training.schedules import share_of
 from engine.work import SLOWER, Kind, Part, Scale, Work, product_rate
@@ -33,7 +31,7 @@ from probes.finetune.classifier import Classifier
 from probes.finetune.model_selection import Evaluator, ModelSelection
 from probes.finetune.recipes import PUBLISHED, REPORTS_LAST_EPOCH
 from probes.finetune.settings import FinetuneSettings
-from probes.finetune.trainer import FinetuneConfig, Training
+from probes.finetune.trainer import Training
 from probes.finetune.training_groups import (
     GroupPlan,
     MixedGroup,
@@ -82,7 +80,7 @@ def seconds_of_training(
     training.run_evaluation(selection)
     evaluation = (time.perf_counter() - started) / len(selection.val.image_set)
     step = min(steps[1:])
-    images = len(training.config.groups) * training.config.group
+    images = len(training.groups) * training.plan.group
     return {
         "training": max(median(whole[1:]) - step, 0.0) / images,
         "updates": step,
@@ -135,10 +133,11 @@ class Finetune(FinetuneSettings, Task):
         count = max(2, min(fitting, self.batch, MICRO_BATCH["cpu"], len(train)) // 2 * 2)
         few = replace(self, batch=count, mixed_together=count, repeats=1, select="last")
         started = time.perf_counter()
-        ready = with_supported_pool(few, export.spec).prepared(export, train, None, val.limited(2 * count), space)
+        task = with_supported_pool(few, export.spec)
+        training, selection, groups = task.prepared(export, train, None, val.limited(2 * count), space)
         start = time.perf_counter() - started
-        batches = mixed_groups(ready.groups(range(UPDATES)), space)
-        return {"start": start, **seconds_of_training(ready.training, batches, ready.selection)}
+        batches = mixed_groups(groups(range(UPDATES)), space)
+        return {"start": start, **seconds_of_training(training, batches, selection)}
 
     def check_images(self, space: Workspace) -> None:
         train, _, _ = self.divided(open_splits(space)[0], space.seed)
@@ -178,29 +177,28 @@ class Finetune(FinetuneSettings, Task):
         self, export: ViTExport, train: ImageSet, held: ImageSet | None, val: ImageSet, space: Workspace
     ) -> Outcome:
         """Train on `train`, report on `val`, select the epoch by `held` where there is one."""
-        ready = self.prepared(export, train, held, val, space)
-        training, plan, selection = ready.training, ready.plan, ready.selection
+        training, selection, groups = self.prepared(export, train, held, val, space)
         with training.alone():
             training.resume()
-            images = mixed_groups(ready.groups(range(training.step, training.config.steps)), space)
+            images = mixed_groups(groups(range(training.step, training.steps)), space)
             training.run(images, selection, f"fine-tuning on {space.data}")
         sets = {"train": train, "val": val}
-        facts = selection.facts(training.train_state) | self.record(training, plan, sets, space.world)
-        facts |= {"transform": selection.val.transform.name, "warnings": self.warnings(export, plan)}
+        facts = selection.facts(training.train_state) | self.record(training, sets)
+        facts |= {"transform": selection.val.transform.name, "warnings": self.warnings(export, training.plan)}
         state = training.train_state
         metrics = with_class_means(selection.metrics(state), val)
         return Outcome(metrics=metrics, arrays=selection.predictions(state), facts=facts)
 
     def prepared(
         self, export: ViTExport, train: ImageSet, held: ImageSet | None, val: ImageSet, space: Workspace
-    ) -> "ReadyTraining":
-        """The training, before its first step."""
+    ) -> tuple[Training, ModelSelection, Callable[[range], MixedGroups]]:
+        """The training before its first step, what evaluates it, and steps -> this process's images of them."""
         plan, micro_batch_size = self.plan(len(train), space)
         sized = export if self.image_size in (None, export.spec.image_size) else export.at_size(self.image_size)
         classifier = Classifier(sized, len(train.classes), self, space.seed)
         key = self.key(export, train, val, plan, micro_batch_size, space)
         folder = space.world.on_rank0(lambda: kept_folder(space.cache / "finetune", key, [train, val]))
-        training = Training(classifier, self.config(plan, micro_batch_size, folder, space))
+        training = Training(classifier, self, space, plan=plan, micro_batch_size=micro_batch_size, folder=folder)
         size = sized.spec.side
         transform = EvalTransform(size=size, crop=self.crop, interpolation=self.interpolation, decode=space.decode)
         selection = ModelSelection(
@@ -216,23 +214,23 @@ class Finetune(FinetuneSettings, Task):
                 image_set=train,
                 plan=plan,
                 steps=steps,
-                groups=training.config.groups,
+                groups=training.groups,
                 settings=self,
                 transform=training_transform(self, size, export.mean, export.std),
             )
 
-        return ReadyTraining(training, plan, selection, groups)
+        return training, selection, groups
 
-    def record(self, training: Training, plan: GroupPlan, sets: dict[str, ImageSet], world: World) -> dict[str, Any]:
+    def record(self, training: Training, sets: dict[str, ImageSet]) -> dict[str, Any]:
         """JSON values about the training."""
-        config, skipped = training.config, training.train_state.skipped
+        plan, world, skipped = training.plan, training.world, training.train_state.skipped
         return {
             "learning_rate": self.peak,
-            "steps": config.steps,
+            "steps": training.steps,
             "batch": {
                 "images": plan.batch,
-                "at_once": config.micro_batch_size,
-                "accumulated": plan.batch // (config.micro_batch_size * world.size),
+                "at_once": training.micro_batch_size,
+                "accumulated": plan.batch // (training.micro_batch_size * world.size),
                 "processes": world.size,
                 "mixed_together": plan.group,
             },
@@ -256,19 +254,6 @@ class Finetune(FinetuneSettings, Task):
         largest = space.batch_size or largest_pass(space.device)
         plan = GroupPlan(count=images, batch=self.batch, group=group, seed=space.seed, repeats=self.repeats)
         return plan, group_size(group, largest, even=False)
-
-    def config(self, plan: GroupPlan, micro_batch_size: int, folder: Path, space: Workspace) -> FinetuneConfig:
-        """What `Training` goes by."""
-        rank, share = space.world.rank, plan.groups // space.world.size
-        return FinetuneConfig(
-            settings=self,
-            space=space,
-            steps_per_epoch=plan.steps_per_epoch,
-            groups=range(rank * share, (rank + 1) * share),
-            group=plan.group,
-            micro_batch_size=micro_batch_size,
-            folder=folder,
-        )
 
     def key(
         self,
@@ -315,15 +300,6 @@ class Finetune(FinetuneSettings, Task):
 def largest_pass(device: str) -> int:
     """Most images of a forward pass on a device, unless --batch-size is given."""
     return MICRO_BATCH.get(torch.device(device).type, MICRO_BATCH["cpu"])
-
-
-class ReadyTraining(NamedTuple):
-    """A training, and what it reads and is judged by. groups: steps -> their images, of this process."""
-
-    training: Training
-    plan: GroupPlan
-    selection: ModelSelection
-    groups: Callable[[range], MixedGroups]
 
 
 PROTOCOLS = protocols_of(Finetune, PUBLISHED)

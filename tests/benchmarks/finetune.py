@@ -90,13 +90,13 @@ class Subject:
         train = open_set(space.data, "train")
         plan, part = task.plan(len(train), space)
         classifier = Classifier(export, 1000, task, seed=0)
-        self.training = Training(classifier, task.config(plan, part, {}, space))
+        self.training = Training(classifier, task, space, plan=plan, micro_batch_size=part, folder=Path("unused"))
         self.training.network.train()
         groups = MixedGroups(
             image_set=replace(train, classes=tuple(map(str, range(1000)))),
             plan=plan,
             steps=range(1000),
-            groups=self.training.config.groups,
+            groups=self.training.groups,
             settings=task,
             transform=training_transform(task, SPEC.image_size, export.mean, export.std),
         )
@@ -112,7 +112,7 @@ class Subject:
         return self.timed(self.bare_step)
 
     def bare_step(self) -> None:
-        training, part = self.training, self.training.config.micro_batch_size
+        training, part = self.training, self.training.micro_batch_size
         training.optimizer.zero_grad(set_to_none=True)
         for first in range(0, len(self.batch.images), part):
             images, targets = (t[first : first + part].to(training.space.device) for t in self.batch[:2])

@@ -217,12 +217,16 @@ def test_rates_decay_by_layer(export):
     plan, part = QUICK.plan(100, workspace_anywhere())
     training = Training(
         Classifier(export, 10, QUICK, seed=0),
-        QUICK.config(plan, part, Path(), workspace_anywhere()),
+        QUICK,
+        workspace_anywhere(),
+        plan=plan,
+        micro_batch_size=part,
+        folder=Path(),
     )
     training.step = 3
     training.update(iter([groups_of(QUICK)[0], groups_of(QUICK)[1]]))
     rates = {name: group["lr"] for group in training.optimizer.param_groups for name in group["names"]}
-    peak = training.schedule.at(QUICK.peak, training.config.progress(3))
+    peak = training.schedule.at(QUICK.peak, replace(training.progress, step=3))
     assert rates["head.weight"] == peak and rates["fc_norm.bias"] == peak
     assert rates["blocks.1.mlp.fc1.weight"] == pytest.approx(peak * 0.65)
     assert rates["pos_embed"] == pytest.approx(peak * 0.65**3)

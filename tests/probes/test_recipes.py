@@ -9,7 +9,7 @@ from toy_exports import export_of_size, workspace
 
 from engine.training.schedules import TrainProgress
 from probes.finetune.classifier import Classifier
-from probes.finetune.trainer import FinetuneConfig, Training
+from probes.finetune.trainer import Training
 from probes.linear.batches import EpochPlan
 from probes.tasks.finetune import PROTOCOLS as FINETUNE
 from probes.tasks.linear import PROTOCOLS as LINEAR
@@ -28,10 +28,7 @@ BEITS = dict(
 )
 
 
-def config_of(task, images: int) -> FinetuneConfig:
-    space = workspace(Path("unused"), "digits:", batch_size=None)
-    plan, part = task.plan(images, space)
-    return task.config(plan, part, space.cache, space)
+SPACE = workspace(Path("unused"), "digits:", batch_size=None)
 
 
 @pytest.mark.parametrize(
@@ -69,8 +66,8 @@ def config_of(task, images: int) -> FinetuneConfig:
 )
 def test_fine_tuning(name, lr, epochs, decay, drop_path, pool, mixed, evaluated):
     task = FINETUNE[f"finetune@{name}"].task
-    config = config_of(task, IMAGENET)
-    assert task.peak == pytest.approx(lr) and config.group == mixed
+    plan, _ = task.plan(IMAGENET, SPACE)
+    assert task.peak == pytest.approx(lr) and plan.group == mixed
     assert (task.epochs, task.layer_decay, task.drop_path, task.pool) == (epochs, decay, drop_path, pool)
     assert {each: getattr(task, each) for each in BEITS} == BEITS and task.interpolation == evaluated
     assert task.batch == {"simmim": 2048, "cae": 4096, "cae_L": 4096, "ibot_transfer": 768}.get(
@@ -94,10 +91,10 @@ def test_semi_supervised_training(protocol, rates, head, tokens):
     task, export = SEMI[protocol].task, export_of_size(16)
     layer = {"projector.mlp.0.weight": torch.zeros(2048, 32), "projector.mlp.0.bias": torch.zeros(2048)}
     classifier = Classifier(replace(export, extra=layer), 1000, task, seed=0)
-    training = Training(classifier, config_of(task, TENTH))
-    config = training.config
-    assert config.steps_per_epoch == 125 and config.steps == 125_000
-    found = [training.schedule.at(task.peak, config.progress(125 * epoch)) for epoch in range(7)]
+    plan, part = task.plan(TENTH, SPACE)
+    training = Training(classifier, task, SPACE, plan=plan, micro_batch_size=part, folder=SPACE.cache)
+    assert plan.steps_per_epoch == 125 and training.steps == 125_000
+    found = [training.schedule.at(task.peak, replace(training.progress, step=125 * epoch)) for epoch in range(7)]
     assert found == pytest.approx(rates, rel=1e-2, abs=1e-9)
     assert classifier.head.weight.std().item() == pytest.approx(head, rel=0.03)
     decays = {name: group["weight_decay"] for group in training.optimizer.param_groups for name in group["names"]}
@@ -126,7 +123,7 @@ def test_steps_of_an_epoch_of_imagenet(name, steps, ending):
 def test_fine_tuning_of_mocov3_is_deits():
     """timm's schedule told by epoch, three repeats of an image, a head of the usual deviation, tokens without decay."""
     task = FINETUNE["finetune@deit"].task
-    rates, per_epoch = task.rates(), config_of(task, IMAGENET).steps_per_epoch
+    rates, per_epoch = task.rates(), task.plan(IMAGENET, SPACE)[0].steps_per_epoch
     start = TrainProgress(step=0, steps_per_epoch=per_epoch, epochs=150)
     found = [rates.at(1e-3, replace(start, step=epoch * per_epoch)) for epoch in (0, 1, 2, 5, 149)]
     warm = [1e-6, 1e-6, 1e-6 + (1e-3 - 1e-6) / 5, 1e-6 + 4 * (1e-3 - 1e-6) / 5]
