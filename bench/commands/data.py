@@ -66,7 +66,8 @@ def check_scenes(url: str, read_all: bool) -> int:
             except ValueError as error:
                 problems += [str(error)] if str(error) not in problems else []  # both splits may lack one folder
                 continue
-            say(f"  {split}: {len(scenes):,} scenes, {len(scenes.classes)} classes")
+            classes = f", {len(scenes.classes)} classes" if scenes.classes else ""
+            say(f"  {split}: {len(scenes):,} scenes{classes}")
             say(f"    fingerprint {scenes.fingerprint[:16]}", *(f"    note: {note}" for note in scenes.notes))
             if read_all:
                 with Progress(f"reading {split}", len(scenes)) as progress:

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -88,6 +88,49 @@ def _packed(colours: np.ndarray) -> np.ndarray:
     """Red, green and blue (..., 3) -> numbers (...), red first."""
     red, green, blue = np.moveaxis(colours.astype(np.int32), -1, 0)
     return red << 16 | green << 8 | blue
+
+
+@dataclass(frozen=True, kw_only=True)
+class DepthMaps:
+    """Lists of images and the depth of their pixels. images, depths: paths (N,) below a root.
+
+    per_metre: values of a file that make a metre. range: metres; the largest depth of each file must be within it.
+    """
+
+    images: tuple[str, ...]
+    depths: tuple[str, ...]
+    per_metre: float
+    range: tuple[float, float]
+    notes: tuple[str, ...] = ()
+    classes: ClassVar[tuple[str, ...]] = ()
+
+    @property
+    def files(self) -> tuple[str, ...]:
+        """What a fingerprint is of."""
+        return (*self.images, *self.depths)
+
+    def take(self, indices: Sequence[int] | np.ndarray) -> "DepthMaps":
+        images, depths = self.images, self.depths
+        return replace(self, images=tuple(images[i] for i in indices), depths=tuple(depths[i] for i in indices))
+
+    def metres(self, values: np.ndarray, size: tuple[int, int]) -> np.ndarray:
+        """Values of a file (H, W) -> metres, 0 where nothing was measured. ValueError unless they fit an image of
+        `size` (height, width) and the unit."""
+        if values.shape != tuple(size):
+            raise ValueError(
+                f"the depth is {' x '.join(map(str, values.shape))} pixels and its image {size[0]} x {size[1]}; take "
+                "both from the same download"
+            )
+        depth = values.astype(np.float32) / np.float32(self.per_metre)
+        least, most = self.range
+        if not values.any():
+            raise ValueError("no pixel has a depth: all values are 0")
+        if not least <= depth.max() <= most:
+            raise ValueError(
+                f"the largest depth is {depth.max():g} m with {self.per_metre:g} to a metre, which cannot be: it must "
+                f"be from {least:g} to {most:g} m; save depths in this unit"
+            )
+        return depth
 
 
 def paired(root: Path, split: str, pictures: Sequence[str], folder: str, hint: str = "") -> tuple[str, ...]:

@@ -14,8 +14,9 @@ from functools import cached_property
 from pathlib import Path
 
 import numpy as np
+from PIL import Image
 
-from downstream.data.listing import IGNORED, Instances, Listing
+from downstream.data.listing import IGNORED, DepthMaps, Instances, Listing
 from downstream.data.reading import check_pixels, check_values, naming
 from engine.distributed import World
 from engine.extensions import extensions, load_extension
@@ -23,7 +24,7 @@ from engine.files import folder_atomic, read_regular
 from engine.machine import run_on_core_threads
 from engine.printing import did_you_mean
 from engine.progress import Progress
-from imagesets.decoding import MAX_BYTES, open_image
+from imagesets.decoding import MAX_BYTES, decode_rgb, open_image
 from imagesets.sets import SPLITS, Split, contents_of, head_of
 from imagesets.walk import LARGEST
 
@@ -35,12 +36,12 @@ MASKS_READ = 2000  # masks of a split, at most, in which a run looks for classes
 
 @dataclass(frozen=True, kw_only=True)
 class SceneSet:
-    """One split. listing: its files below root, and what their masks or outlines mean."""
+    """One split. listing: its files below root, and what their masks, outlines or depths mean."""
 
     url: str
     split: Split
     root: Path
-    listing: Listing | Instances
+    listing: Listing | Instances | DepthMaps
 
     def __len__(self) -> int:
         return len(self.listing.images)
@@ -102,6 +103,11 @@ class SceneSet:
     def modified(self) -> int:
         """As ImageSet.modified."""
         return int(self.facts_of_files[:, 1].max(initial=0))
+
+    @cached_property
+    def unusable(self) -> dict[int, str]:
+        """Scenes that cannot be used -> why, for runs with --skip-bad: every file is decoded, once for all tasks."""
+        return problems_of(self)
 
     @cached_property
     def pixels(self) -> "ClassPixels":
@@ -220,6 +226,28 @@ def mask_classes(scenes: SceneSet, index: int, size: tuple[int, int] | None = No
     return classes_of_mask(values, (height, width), scenes.masked, path)
 
 
+def scene_image(scenes: SceneSet, index: int) -> Image.Image:
+    """A scene's image, RGB. ValueError, naming the file, where it cannot be read."""
+    path = scenes.image(index)
+    with naming(path):
+        return decode_rgb(read_regular(path, MAX_BYTES), str(path))
+
+
+def scene_depth(scenes: SceneSet, index: int, size: tuple[int, int]) -> np.ndarray:
+    """Metres (H, W) float32 of a scene's pixels, 0 where nothing was measured. ValueError, naming the file, where it
+    cannot be used with an image of `size` (height, width)."""
+    listing = scenes.listing
+    if not isinstance(listing, DepthMaps):
+        raise ValueError(f"{scenes.url}: it holds no depth maps; give a set of these, such as nyu:")
+    path = scenes.root / listing.depths[index]
+    with naming(path):
+        values = np.asarray(open_image(read_regular(path, MAX_BYTES)))
+    try:
+        return listing.metres(values, size)
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from error
+
+
 def count_pixels(mask: np.ndarray, classes: int) -> np.ndarray:
     """Classes (H, W) of a mask -> pixels (K+1,) of each class, and last of none."""
     counts = np.bincount(mask.ravel(), minlength=IGNORED + 1)
@@ -227,7 +255,7 @@ def count_pixels(mask: np.ndarray, classes: int) -> np.ndarray:
 
 
 def check_scene(scenes: SceneSet, index: int) -> np.ndarray | None:
-    """Pixels (K+1,) of each class in a scene's mask, and last of none; None of outlines. ValueError or OSError for a
+    """Pixels (K+1,) of each class in a scene's mask, and last of none; None of others. ValueError or OSError for a
     scene that cannot be used."""
     with naming(scenes.image(index)):
         image = open_image(read_regular(scenes.image(index), MAX_BYTES))
@@ -237,6 +265,9 @@ def check_scene(scenes: SceneSet, index: int) -> np.ndarray | None:
     if isinstance(scenes.listing, Instances):
         scenes.listing.check_size(index, height, width)
         return None
+    if isinstance(scenes.listing, DepthMaps):
+        scene_depth(scenes, index, (height, width))
+        return None
     return count_pixels(mask_classes(scenes, index, (height, width)), len(scenes.classes))
 
 
@@ -244,15 +275,29 @@ def decode_scenes(
     scenes: SceneSet, advance: Callable[[int], None] = lambda count: None
 ) -> tuple[list[str], "ClassPixels | None"]:
     """Decode every image and mask: one line for each scene that cannot be used, and what the masks hold."""
-    problems, counts = [], []
+    counts: list[np.ndarray] = []
+    problems = problems_of(scenes, counts.append, advance)
+    return list(problems.values()), ClassPixels(scenes, np.sum(counts, axis=0), len(counts)) if counts else None
+
+
+def problems_of(
+    scenes: SceneSet,
+    counted: Callable[[np.ndarray], object] = lambda pixels: None,
+    advance: Callable[[int], None] = lambda count: None,
+) -> dict[int, str]:
+    """Decode every image and what belongs to it: place of each scene that cannot be used -> a line that says why.
+
+    counted: told of the pixels of each mask.
+    """
+    problems = {}
     for index in range(len(scenes)):
         try:
             if (pixels := check_scene(scenes, index)) is not None:
-                counts.append(pixels)
+                counted(pixels)
         except (OSError, ValueError) as error:
-            problems.append(str(error) if isinstance(error, ValueError) else f"{scenes.image(index)}: {error}")
+            problems[index] = str(error) if isinstance(error, ValueError) else f"{scenes.image(index)}: {error}"
         advance(1)
-    return problems, ClassPixels(scenes, np.sum(counts, axis=0), len(counts)) if counts else None
+    return problems
 
 
 class ClassPixels:

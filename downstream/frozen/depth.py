@@ -126,9 +126,9 @@ def window_of(window: tuple[int, int, int, int], size: tuple[int, int]) -> tuple
     return slice(top, bottom), slice(left, right)
 
 
-def drawn_changes(size: tuple[int, int], crop: tuple[int, int], random: Random) -> dict[str, Any]:
-    """What `training_images` does to an image of `size`: angle in degrees, flip, corner of the crop, colours."""
-    angle = random.uniform(-TURN, TURN) if random.rand() < 0.5 else None
+def drawn_changes(size: tuple[int, int], crop: tuple[int, int], random: Random, rotate: bool) -> dict[str, Any]:
+    """What `training_image` does to an image of `size`: angle in degrees, flip, corner of the crop, colours."""
+    angle = random.uniform(-TURN, TURN) if rotate and random.rand() < 0.5 else None
     flip = random.rand() < 0.5
     top, left = (random.randint(0, max(side - length, 0) + 1) for side, length in zip(size, crop, strict=True))
     colours = None

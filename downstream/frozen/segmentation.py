@@ -6,7 +6,7 @@ B images, H x W pixels, C crop, D width, K classes, h x w patches. Images are fl
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Protocol
 
 import numpy as np
@@ -18,7 +18,6 @@ from torchvision.transforms import functional as vision
 
 from downstream.data.listing import IGNORED
 
-LogitsOf = Callable[[Tensor], Tensor]  # images (B, 3, H, W) -> logits (B, K, h, w)
 REDRAWN = 10  # times, at most, that a crop is drawn again
 MOST_OF_ONE = 0.75  # of a crop's labelled pixels, above which it is drawn again
 BRIGHTNESS = 32.0  # added, at most
@@ -148,37 +147,35 @@ def to_whole_patches(images: Tensor, patch: int) -> Tensor:
     return F.pad(images, (0, -images.shape[-1] % patch, 0, -images.shape[-2] % patch))
 
 
-def sliding_logits(logits_of: LogitsOf, image: Tensor, crop: int, stride: int) -> Tensor:
-    """Logits (1, K, H, W) of an image (1, 3, H, W): the mean over windows, the last ones shifted back inside.
+def sliding_windows(size: tuple[int, int], crop: int, stride: int) -> list[tuple[slice, slice]]:
+    """Rows and columns of the windows of an image (H, W), row by row, the last ones shifted back inside.
 
     An image smaller than the window in both directions is cut into squares of its shorter side, as in the source
-    (inference.py:93-149); the windows' logits are resized to the window.
+    (inference.py:93-149).
     """
-    height, width = image.shape[-2:]
-    if height < crop and width < crop:
-        crop = min(height, width)
-    total, count = torch.zeros(()), image.new_zeros(1, 1, height, width)
-    for row in _starts(height, crop, stride):
-        for column in _starts(width, crop, stride):
-            place = (..., slice(row, row + crop), slice(column, column + crop))
-            window = image[place]
-            logits = F.interpolate(logits_of(window), size=window.shape[-2:], mode="bilinear", align_corners=False)
-            if not total.ndim:
-                total = logits.new_zeros(1, logits.shape[1], height, width)
-            total[place] += logits
-            count[place] += 1
+    crop = min(size) if max(size) < crop else crop
+
+    def starts(side: int) -> list[int]:
+        count = max(side - crop + stride - 1, 0) // stride + 1
+        return [max(min(number * stride, side - crop), 0) for number in range(count)]
+
+    height, width = size
+    return [
+        (slice(top, min(top + crop, height)), slice(left, min(left + crop, width)))
+        for top in starts(height)
+        for left in starts(width)
+    ]
+
+
+def joined_logits(logits: Tensor, windows: Sequence[tuple[slice, slice]], size: tuple[int, int]) -> Tensor:
+    """Logits (W, K, h, w) of all windows of an image, each resized to its window -> their mean (1, K, H, W)."""
+    total = logits.new_zeros(1, logits.shape[1], *size)
+    count = logits.new_zeros(1, 1, *size)
+    for own, (rows, columns) in zip(logits.split(1), windows, strict=True):
+        shape = rows.stop - rows.start, columns.stop - columns.start
+        total[..., rows, columns] += F.interpolate(own, size=shape, mode="bilinear", align_corners=False)
+        count[..., rows, columns] += 1
     return total / count
-
-
-def windows_of(height: int, width: int, crop: int, stride: int) -> int:
-    """How many windows an image is cut into."""
-    crop = min(height, width) if max(height, width) < crop else crop
-    return len(_starts(height, crop, stride)) * len(_starts(width, crop, stride))
-
-
-def _starts(side: int, crop: int, stride: int) -> list[int]:
-    count = max(side - crop + stride - 1, 0) // stride + 1
-    return [max(min(number * stride, side - crop), 0) for number in range(count)]
 
 
 def evaluation_sides(height: int, width: int, short: int, ratios: Sequence[float]) -> list[tuple[int, int]]:

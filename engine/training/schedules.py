@@ -204,7 +204,7 @@ class FallingOneCycle:
     start: float = 0.0  # share of the peak
     division: float = math.inf  # the last rate is the peak divided by 25 times this
     delayed: bool = False
-    momenta: tuple[float, float] = (0.85, 0.95)  # first beta after the warm-up, and at the end
+    momenta: tuple[float, float] | None = None  # AdamW's first beta after the warm-up, and at the end; None: it stays
 
     def at(self, peak: float, progress: TrainProgress) -> float:
         step, steps = self._step(progress), progress.steps
@@ -220,6 +220,7 @@ class FallingOneCycle:
         step, steps = self._step(progress), progress.steps
         if step < self.warmup:
             return 0.0
+        assert self.momenta is not None
         first, last = self.momenta
         done = (step - self.warmup) / (steps - self.warmup)
         return last + (first - last) * 0.5 * (1 + math.cos(math.pi * done))

@@ -142,7 +142,12 @@ def test_sliding_windows_and_scores(path):
             key=lambda name: int(name[1]),
         )
         views = [recorded[name[0]].double() for name in names]
-        logits = [official.sliding_logits(logits_of, view, config["crop"], config["stride"]) for view in views]
+        logits = []
+        for view in views:
+            size = tuple(view.shape[-2:])
+            windows = official.sliding_windows(size, config["crop"], config["stride"])
+            cut = torch.cat([logits_of(view[..., rows, columns]) for rows, columns in windows])
+            logits.append(official.joined_logits(cut, windows, size))
         flipped = [config["tta"] and place >= len(views) // 2 for place in range(len(views))]
         shares = official.class_probabilities(logits, flipped, labels.shape)
         first = official.class_probabilities(logits[:1], [False], labels.shape)

@@ -1,0 +1,442 @@
+"""What tasks on the patches of a frozen network share: scenes, features of patches, and the training of linear heads.
+
+A head is trained on random crops. All processes make the same step on the same batch: each sends its share of the crops
+through the network, in pieces whose size does not depend on how many processes there are, and the features are
+exchanged. So a training has the same bits on any number of processes, and batch norms cover the whole batch.
+
+B images, D width, h x w patches.
+"""
+
+import time
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import islice
+from pathlib import Path
+from typing import Any, ClassVar, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, Dataset, get_worker_info
+
+from checkpoints.backbone import Backbone
+from checkpoints.flops import forward_flops, frozen_bytes
+from checkpoints.frozen import FrozenExport, FrozenSpec
+from downstream.data.scenes import SceneSet, drawn_first, open_scenes, parse_scene_url, serves
+from downstream.frozen.segmentation import Random
+from engine.files import locked
+from engine.machine import own_cores, sharing_memory
+from engine.progress import Progress
+from engine.seeding import AUGMENT, DROP, shuffled, stream_seeds
+from engine.tasks import Task, Workspace, settings_of
+from engine.training.interruptions import Stopped, StopRequest, ignore_signals, listening, loaded_by
+from engine.training.schedules import FallingOneCycle, TrainProgress, check_finite, micro_batch_size
+from engine.training.states import (
+    State,
+    load_optimizer,
+    load_state,
+    newest_whole,
+    optimizer_tensors,
+    save_interval,
+    save_state,
+)
+from engine.work import Kind, Part, Scale
+from imagesets.sets import SPLITS, kept_folder
+
+VERSION = 1  # of a training's state; raise it when the same settings would train otherwise
+PIECE = 2  # crops in a forward pass, unless --batch-size is given
+LOADERS = 8  # processes that read images, at most
+MIN_IMAGES = 500  # training images below which starting such processes takes longer than they save
+TIMED = 2  # crops and images that a rehearsal times
+
+Layer = tuple[int, bool]  # number of a block, negative from the end; whether the final norm follows
+
+
+class UsableScenes(NamedTuple):
+    """One split, and what a run with --skip-bad leaves out. places: (n,) of the scenes that can be used."""
+
+    scenes: SceneSet
+    places: np.ndarray
+    skipped: Mapping[str, str]  # path -> why
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        scenes = self.scenes
+        return {
+            "url": scenes.url,
+            "images": len(scenes),
+            "fingerprint": scenes.fingerprint,
+            "skipped": dict(self.skipped),
+        }
+
+    def subset(self, chosen: np.ndarray) -> "UsableScenes":
+        """The usable scenes at `chosen` places of `places` alone."""
+        return self._replace(places=self.places[np.sort(chosen)])
+
+
+class FrozenTask(Task):
+    """Base of these tasks."""
+
+    KEY: ClassVar[str]  # name of its file, and of its folder in the cache
+
+    def check_network(self, spec: FrozenSpec) -> None:
+        if not spec.has_patches:
+            raise ValueError(
+                f"{getattr(spec, 'reference', spec.label)} gives one vector of an image, and {self.KEY} reads patch "
+                "tokens: let it return class token or None, patch tokens and their grid"
+            )
+
+    def check_images(self, space: Workspace) -> None:
+        parse_scene_url(space.data)
+        if not serves(space.data, self.LAYOUT):
+            raise ValueError(f"{space.data}: this task needs {self.LAYOUT}:ROOT or tiny-{self.LAYOUT}:")
+        if space.decode != "exact":
+            raise ValueError(f"{space.data}: dense tasks read images exactly; run them without --decode {space.decode}")
+
+    def opened(self, space: Workspace) -> tuple[UsableScenes, UsableScenes]:
+        """Training and validation scenes. ValueError where a run with --skip-bad would leave none."""
+        self.check_images(space)
+        world = space.world
+        drawn_first([space.data], space.cache, world)
+        opener = partial(open_scenes, cache=space.cache)
+        found = []
+        for scenes in world.on_all_ranks(lambda: [space.images(split, opener) for split in SPLITS]):
+            bad = world.on_rank0(partial(getattr, scenes, "unusable")) if space.skip_bad else {}
+            places = np.setdiff1d(np.arange(len(scenes)), np.array(list(bad), np.int64))
+            if not len(places):
+                raise ValueError(f"{scenes.url}: none of the {len(scenes)} scenes of {scenes.split} can be used")
+            found.append(UsableScenes(scenes, places, {str(scenes.image(place)): why for place, why in bad.items()}))
+        return found[0], found[1]
+
+
+def backbone_of(export: FrozenExport, space: Workspace) -> Backbone:
+    """The frozen network on the workspace's device."""
+    return Backbone(export, space.device, space.precision, space.compiled)
+
+
+def patch_maps(backbone: Backbone, images: Tensor, layers: Sequence[Layer], cls: bool = False) -> list[Tensor]:
+    """Normalised images (B, 3, H, W), H and W multiples of the patch -> of each layer (B, D, h, w); registers and class
+    tokens are no patches. cls: with the class token beside each patch, (B, 2D, h, w)."""
+    views = backbone.views(images.to(backbone.mean.device), layers)
+    found = []
+    for layer in layers:
+        patches = views[layer].patches.permute(0, 3, 1, 2)
+        if cls:
+            token = views[layer].cls
+            assert token is not None  # checked by check_network
+            patches = torch.cat([patches, token[..., None, None].expand_as(patches)], dim=1)
+        found.append(patches.clone())  # outside of inference mode, so that heads can be trained on it
+    return found
+
+
+def whole_patches(side: int, spec: FrozenSpec) -> int:
+    """The next multiple of the patch from `side` on."""
+    return -(-side // spec.patch_size) * spec.patch_size
+
+
+def own_share(places: np.ndarray, space: Workspace) -> np.ndarray:
+    """Those of this process."""
+    return places[space.world.rank :: space.world.size]
+
+
+class HeadTask(FrozenTask):
+    """Base of tasks that train linear heads. Annotated without a comment: settings that all of them have."""
+
+    lr: tuple[float, ...]
+    steps: int
+    batch: int
+    weight_decay: float
+    beta2: float
+    clip: float
+    kept: int
+
+    def schedule(self) -> FallingOneCycle:
+        """Of the learning rates."""
+        raise NotImplementedError
+
+    def crop_side(self, spec: FrozenSpec) -> tuple[int, int]:
+        """Height and width of what goes through the network in training."""
+        raise NotImplementedError
+
+    def crop(self, export: FrozenExport, scenes: SceneSet, index: int, random: Random) -> tuple[Tensor, Tensor]:
+        """A training crop: normalised image (3, H, W) and what it is labelled with (H', W')."""
+        raise NotImplementedError
+
+    def head(self, spec: FrozenSpec, classes: int) -> nn.Module:
+        """A head with random weights, drawn from torch's generator."""
+        raise NotImplementedError
+
+    def maps(self, backbone: Backbone, images: Tensor) -> Tensor:
+        """What heads read of normalised images: (B, D', h, w)."""
+        raise NotImplementedError
+
+    def loss(self, head: nn.Module, maps: Tensor, targets: Tensor, step: int, random: np.random.RandomState) -> Tensor:
+        """Of one head on a batch."""
+        raise NotImplementedError
+
+    def train_heads(self, export: FrozenExport, train: UsableScenes, space: Workspace) -> list["KeptHead"]:
+        """Train a head for each rate on the same crops; those after each `kept` part of the steps, or as they are kept
+        on disk. A killed training goes on where it was, with the same bits."""
+        piece = micro_batch_size(self.batch, space.batch_size or PIECE)
+        settings = settings_of(self)
+        key = {
+            "version": VERSION,
+            "settings": {name: settings[name] for name in settings if name not in self.after_training()},
+            "export": export.digest,
+            "images": train.scenes.fingerprint,
+            "used": np.asarray(train.places).tolist() if len(train.places) < len(train.scenes) else None,
+            "piece": piece,
+            "machine": [torch.device(space.device).type, space.precision, space.compiled],
+            "seed": space.seed,
+        }
+        world = space.world
+        folder = world.on_rank0(lambda: kept_folder(space.cache / self.KEY, key, [train.scenes]))
+        with world.held_by_rank0(locked(Path(f"{folder}.lock"), f"training heads on {train.scenes.url}")):
+            training = HeadTraining(self, export, train, space, folder, piece)
+            training.run()
+        return training.kept
+
+    def after_training(self) -> tuple[str, ...]:
+        """Settings on which the training does not depend."""
+        return ()
+
+    def cost_of_training(self, scale: Scale) -> list[Part]:
+        """Parts of the work that all of these tasks have."""
+        side = max(self.crop_side(scale.spec))
+        flops = float(forward_flops(scale.spec, side)) if scale.spec.has_patches else 0.0
+        return [
+            Part(kind="crops", count=self.steps * self.batch, flops=flops, of=f"crops of {self.KEY}"),
+            Part(kind="updates", count=self.steps),
+            Part(kind="states", count=self.steps // save_interval(self.steps)),
+        ]
+
+    def memory(self, scale: Scale) -> float:
+        """Bytes of the network at work and of the features of a batch, with gradients of the heads' own."""
+        side, spec = max(self.crop_side(scale.spec)), scale.spec
+        cells = np.prod(spec.grid_of(self.crop_side(spec)))
+        return frozen_bytes(spec, scale.batch_size or PIECE, side) + 12.0 * self.batch * spec.width * float(cells)
+
+    def timed_training(self, export: FrozenExport, space: Workspace) -> dict[Kind, float]:
+        """Seconds of a crop through the network, and of a step of the heads."""
+        train, _ = self.opened(space)
+        backbone, random = backbone_of(export, space), np.random.RandomState(0)
+        crops = [self.crop(export, train.scenes, int(train.places[0]), random) for _ in range(TIMED)]
+        self.maps(backbone, torch.stack([image for image, _ in crops]))
+        started = time.perf_counter()
+        crops = [self.crop(export, train.scenes, int(place), random) for place in np.resize(train.places, TIMED)]
+        maps = self.maps(backbone, torch.stack([image for image, _ in crops]))
+        through = (time.perf_counter() - started) / TIMED
+        heads = [self.head(export.spec, len(train.scenes.classes)).to(space.device) for _ in self.lr]
+        targets = torch.stack([target for _, target in crops]).to(space.device)
+        started = time.perf_counter()
+        for head in heads:
+            self.loss(head, maps, targets, self.steps - 1, random).backward()
+        return {"crops": through, "updates": (time.perf_counter() - started) * self.batch / TIMED}
+
+
+@dataclass(frozen=True, kw_only=True)
+class KeptHead:
+    """A head after some steps. state: of the module."""
+
+    lr: float
+    step: int
+    state: Mapping[str, Tensor]
+
+    def of(self, head: nn.Module, device: str) -> nn.Module:
+        """This head's weights in a module of its kind, for evaluation."""
+        head.load_state_dict(dict(self.state))
+        return head.to(device).eval()
+
+
+class HeadTraining:
+    """One training of several heads, a rate each."""
+
+    def __init__(
+        self, task: HeadTask, export: FrozenExport, train: UsableScenes, space: Workspace, folder: Path, piece: int
+    ) -> None:
+        self.task, self.export, self.train, self.space, self.folder = task, export, train, space, folder
+        self.piece = piece
+        generator = torch.random.get_rng_state()
+        torch.manual_seed(space.seed)
+        first = task.head(export.spec, len(train.scenes.classes))
+        torch.random.set_rng_state(generator)
+        self.heads = [task.head(export.spec, len(train.scenes.classes)) for _ in task.lr]
+        for head in self.heads:  # all begin with the same weights
+            head.load_state_dict(first.state_dict())
+            head.to(space.device).train()
+        self.optimisers = [
+            torch.optim.AdamW(head.parameters(), lr=lr, betas=(0.9, task.beta2), weight_decay=task.weight_decay)
+            for head, lr in zip(self.heads, task.lr, strict=True)
+        ]
+        self.step = 0
+        self.kept: list[KeptHead] = []
+        self.losses: list[float] = []
+
+    def run(self) -> None:
+        """Go on from the newest state to the end. Stopped at a signal, with the state saved."""
+        task, world = self.task, self.space.world
+        state = world.on_rank0(lambda: self.newest())
+        if state is not None:
+            self.load(state)
+        if self.step == task.steps:
+            return
+        request, interval = StopRequest(), save_interval(task.steps)
+        label = f"{task.KEY} on {self.train.scenes.url}"
+        backbone = backbone_of(self.export, self.space)
+        progress = Progress(f"training {label}", task.steps, "steps", quiet=not world.is_rank0)
+        with listening(request.ask), progress:
+            progress.resume(self.step)
+            batches = self.batches(backbone)
+            for maps, targets in batches:
+                self.update(maps, targets)
+                progress.advance(1)
+                stop = any(world.gather_results(lambda: request.asked))
+                if self.step % interval == 0 or self.step == task.steps or stop:
+                    world.on_rank0(lambda: save_state(self.folder, self.step, self.state()))
+                if stop and self.step < task.steps:
+                    batches.close()
+                    raise Stopped.after(self.step, task.steps, label, self.folder)
+
+    def batches(self, backbone: Backbone) -> Generator[tuple[Tensor, Tensor]]:
+        """Features (B, D', h, w) and targets (B, H, W) of each step that is left, the same in all processes."""
+        task, space = self.task, self.space
+        pieces = task.batch // self.piece
+        own = range(space.world.rank, pieces, space.world.size)
+        spans = [(step, number) for step in range(self.step, task.steps) for number in own]
+        crops = Crops(task, self.export, self.train, space.seed, self.piece, spans)
+        loaders = space.workers
+        if loaders is None:
+            loaders = min(LOADERS, own_cores()) if len(self.train.places) >= MIN_IMAGES else 0
+        loader = DataLoader(
+            crops,
+            batch_size=None,
+            num_workers=loaders,
+            worker_init_fn=ignore_signals,
+            prefetch_factor=4 if loaders else None,
+            pin_memory=torch.device(space.device).type == "cuda",
+        )
+        loaded = loaded_by(loader)
+        try:
+            for _ in range(self.step, task.steps):
+                found = space.world.on_all_ranks(lambda: self.share_of_step(backbone, islice(loaded, len(own))))
+                yield self.exchanged(found, own)
+        finally:
+            loaded.close()
+
+    def share_of_step(self, backbone: Backbone, loaded: Iterator[Any]) -> list[tuple[Tensor, Tensor]]:
+        """Features and targets of this process's pieces."""
+        found = []
+        for images, targets, problem in loaded:
+            if problem:
+                raise ValueError(problem)
+            images, targets = (each.to(self.space.device, non_blocking=True) for each in (images, targets))
+            found.append((self.task.maps(backbone, images), targets))
+        return found
+
+    def exchanged(self, found: Sequence[tuple[Tensor, Tensor]], own: range) -> tuple[Tensor, Tensor]:
+        """The whole batch, from each process's pieces: sums, as all but one are zero."""
+        world = self.space.world
+        if world.size == 1:
+            return torch.cat([maps for maps, _ in found]), torch.cat([targets for _, targets in found])
+        described = [(maps.shape[1:], targets.shape[1:], targets.dtype) for maps, targets in found[:1]]
+        shapes = next(each[0] for each in world.gather_objects(described) if each)
+        maps = torch.zeros(self.task.batch, *shapes[0], device=self.space.device)
+        targets = torch.zeros(self.task.batch, *shapes[1], dtype=shapes[2], device=self.space.device)
+        for number, (own_maps, own_targets) in zip(own, found, strict=True):
+            place = slice(number * self.piece, (number + 1) * self.piece)
+            maps[place], targets[place] = own_maps, own_targets
+        world.add_up(maps)
+        world.add_up(targets)
+        return maps, targets
+
+    def update(self, maps: Tensor, targets: Tensor) -> None:
+        """One step of every head. ValueError at the first loss that is not finite."""
+        task, schedule = self.task, self.task.schedule()
+        progress = TrainProgress(step=self.step, steps_per_epoch=task.steps, epochs=1)
+        for head, optimiser, lr in zip(self.heads, self.optimisers, task.lr, strict=True):
+            group = optimiser.param_groups[0]
+            group["lr"] = schedule.at(lr, progress)
+            if schedule.momenta is not None:
+                group["betas"] = (schedule.beta1_at(progress), task.beta2)
+            random = np.random.RandomState(stream_seeds(DROP, self.space.seed, self.step))
+            loss = task.loss(head, maps, targets, self.step, random)
+            where = f"step {self.step} of {task.steps} (rate {lr:g})"
+            check_finite(loss.item(), "loss", where, self.losses, "set a lower lr")
+            self.losses = [*self.losses[-4:], loss.item()]
+            optimiser.zero_grad(set_to_none=True)
+            loss.backward()
+            if task.clip:
+                nn.utils.clip_grad_norm_(head.parameters(), task.clip)
+            optimiser.step()
+        self.step += 1
+        if self.step in kept_steps(task.steps, task.kept):
+            for head, lr in zip(self.heads, task.lr, strict=True):
+                weights = {name: tensor.detach().cpu().clone() for name, tensor in head.state_dict().items()}
+                self.kept.append(KeptHead(lr=lr, step=self.step, state=weights))
+
+    def newest(self) -> State | None:
+        path = newest_whole(self.folder)
+        return None if path is None else load_state(path)
+
+    def state(self) -> State:
+        tensors: dict[str, Tensor] = {}
+        for place, (head, optimiser) in enumerate(zip(self.heads, self.optimisers, strict=True)):
+            tensors |= {f"head{place}.{name}": tensor for name, tensor in head.state_dict().items()}
+            tensors |= {f"rate{place}.{name}": tensor for name, tensor in optimizer_tensors(optimiser).items()}
+        for place, kept in enumerate(self.kept):
+            tensors |= {f"kept{place}.{name}": tensor for name, tensor in kept.state.items()}
+        facts = {"step": self.step, "kept": [[kept.lr, kept.step] for kept in self.kept], "losses": self.losses}
+        return State(tensors=tensors, facts=facts)
+
+    def load(self, state: State) -> None:
+        for place, (head, optimiser) in enumerate(zip(self.heads, self.optimisers, strict=True)):
+            head.load_state_dict(state.under(f"head{place}."))
+            load_optimizer(optimiser, State(tensors=state.under(f"rate{place}.")))
+        self.step, self.losses = state.facts["step"], list(state.facts["losses"])
+        self.kept = [
+            KeptHead(lr=lr, step=step, state=state.under(f"kept{place}."))
+            for place, (lr, step) in enumerate(state.facts["kept"])
+        ]
+
+
+def kept_steps(steps: int, kept: int) -> set[int]:
+    """After which steps heads are kept: `kept` times, evenly, the last time at the end."""
+    return {steps * (number + 1) // kept for number in range(kept)}
+
+
+class Crops(Dataset):
+    """Item i is the i-th of `spans`, (step, piece of its batch): images, targets, and why one cannot be read or ""."""
+
+    def __init__(
+        self,
+        task: HeadTask,
+        export: FrozenExport,
+        train: UsableScenes,
+        seed: int,
+        piece: int,
+        spans: Sequence[tuple[int, int]],
+    ) -> None:
+        # Loader processes need how images are prepared, not the weights.
+        self.task, self.export, self.train, self.seed, self.piece, self.spans = task, export, train, seed, piece, spans
+
+    def __len__(self) -> int:
+        return len(self.spans)
+
+    def __getitem__(self, item: int) -> tuple[Tensor, Tensor, str]:
+        (step, number), count = self.spans[item], len(self.train.places)
+        crops = []
+        for place in range(number * self.piece, (number + 1) * self.piece):
+            epoch, within = divmod(step * self.task.batch + place, count)
+            index = int(self.train.places[shuffled(count, self.seed, epoch)[within]])
+            random = np.random.RandomState(stream_seeds(AUGMENT, self.seed, epoch, index))
+            try:
+                crops.append(self.task.crop(self.export, self.train.scenes, index, random))
+            except ValueError as error:  # out of a loader process it would come as several lines
+                return torch.empty(0), torch.empty(0), str(error)
+        images, targets = (torch.stack(list(each)) for each in zip(*crops, strict=True))
+        if get_worker_info() is not None:
+            with sharing_memory():
+                images.share_memory_()
+                targets.share_memory_()
+        return images, targets, ""
