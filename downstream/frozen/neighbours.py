@@ -100,12 +100,6 @@ def matched_classes(counts: np.ndarray) -> np.ndarray:
     return rows[np.argsort(columns)]
 
 
-def standardised(features: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Mean and standard deviation (D,) of the rows (M, D); 1 for a constant column, as in scikit-learn's scaler."""
-    mean, spread = features.mean(0, dtype=np.float64), features.std(0, dtype=np.float64)
-    return mean, np.where(spread > 10 * np.finfo(np.float64).eps * np.maximum(np.abs(mean), 1), spread, 1.0)
-
-
 def logistic_weights(
     features: Tensor, labels: Tensor, classes: int, strength: float, iterations: int = 1000
 ) -> tuple[np.ndarray, np.ndarray]:

@@ -5,6 +5,7 @@ reports the best of eight evaluations on the validation images; here held-out tr
 does as the source. ade_linear@ibot (upernet_ade20k) is the linear layer of an earlier time: on four blocks, by mmseg.
 """
 
+from collections import ChainMap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -15,11 +16,21 @@ import torch
 from torch import Tensor, nn
 
 from checkpoints.backbone import Backbone
-from checkpoints.flops import forward_flops
+from checkpoints.flops import forward_flops, frozen_bytes
 from checkpoints.frozen import FrozenExport, FrozenSpec
 from downstream.data.listing import IGNORED
 from downstream.data.scenes import SceneSet, mask_classes, scene_image
 from downstream.frozen import segmentation as steps
+from downstream.frozen.neighbours import logistic_weights
+from downstream.frozen.patches import (
+    PatchFile,
+    SquashedTask,
+    labels_in_file,
+    moments,
+    patch_labels,
+    squashed_areas,
+    standardised_rows,
+)
 from downstream.frozen.segmentation import Random, SegmentationHead
 from downstream.frozen.task import (
     HeadTask,
@@ -205,11 +216,8 @@ class SegmentationLinear(HeadTask):
         world.on_all_ranks(work)
         total = torch.from_numpy(areas).to(space.device)
         world.add_up(total)
-        merged = [
-            {k: v for part in parts for k, v in part.items()}
-            for parts in zip(*world.gather_objects(masks), strict=True)
-        ]
-        return list(total.cpu().numpy()), merged
+        gathered = zip(*world.gather_objects(masks), strict=True)
+        return list(total.cpu().numpy()), [dict(ChainMap(*parts)) for parts in gathered]
 
     @torch.no_grad()
     def predicted(
@@ -280,6 +288,97 @@ class OnCityscapes(SegmentationLinear):
     LAYOUT: ClassVar[str] = "cityscapes"
 
 
+@dataclass(frozen=True, kw_only=True)
+class PatchLogistic(SquashedTask):
+    """Settings of CAPI's logistic regression on standardised patches, each labelled with its most frequent class."""
+
+    COST: ClassVar[float] = 20.0  # an image of each split at 224 x 224, and nine fits
+    LAYOUT: ClassVar[str] = "ade20k"
+    KEY: ClassVar[str] = "segmentation_linear"
+
+    side: int = 224  # of the squares that images are squashed to in pixels, up to a multiple of the patch
+    strengths: tuple[float, ...] = tuple(np.logspace(-6, 5, 8).tolist())  # C of  C sum CE + |W|^2 / 2  to choose from
+    iterations: int = 1000  # of L-BFGS, at most
+    holdout: float = 0.1  # share of the training images that choose
+
+    def __post_init__(self) -> None:
+        checks.counts(self, "side", "iterations")
+        checks.distinct(self, "strengths")
+        checks.positive(self, "strengths")
+        checks.proper_shares(self, "holdout")
+
+    def summary(self, spec: FrozenSpec, images: Mapping[str, int]) -> dict[str, Any]:
+        self.check_network(spec)
+        return {
+            "image size": whole_patches(self.side, spec),
+            "fits": len(self.strengths) + 1,
+            "images that choose": int(self.holdout * images["train"]),
+            "forward passes": images["train"] + images["val"],
+        }
+
+    def cost(self, scale: Scale) -> Work:
+        self.check_network(scale.spec)
+        spec, (parts, patches) = scale.spec, self.patch_work(scale)
+        rows, val = patches * scale.images["train"], patches * scale.images["val"]
+        parts += [
+            Part(kind="fits", count=len(self.strengths) + 1),
+            Part(kind="fit rows", count=float(len(self.strengths) + 1) * rows, flops=4.0 * spec.width * scale.classes),
+            Part(kind="closing", count=resamples_of(scale.images["val"])),
+        ]
+        needed = 4.0 * spec.width * rows + frozen_bytes(spec, 1, whole_patches(self.side, spec))
+        return Work(parts=tuple(parts), memory=needed, disk=(4.0 * spec.width + spec.patch_size**2) * (rows + val))
+
+    def run(self, export: FrozenExport, space: Workspace) -> Outcome:
+        self.check_network(export.spec)
+        train, val = self.opened(space)
+        memory, queries = (self.squashed(export, images, space) for images in (train, val))
+        learnt, held = self.divided(memory, len(train.places), space.seed)
+        _, classes, ignored = labels_in_file(val.scenes, np.zeros((0, 0), np.uint8))
+        labels = patch_labels(memory.pixels)
+        mean, spread = moments(memory.features, learnt)
+
+        def fitted(rows: np.ndarray, strength: float) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+            """Values of the classes that occur (k,), weights (k, D) and biases (k,)."""
+            rows = rows[labels[rows] != ignored]
+            values, own = np.unique(labels[rows], return_inverse=True)
+            features = torch.from_numpy(standardised_rows(memory.features[rows], mean, spread)).to(space.device)
+            truth = torch.from_numpy(own).to(space.device)
+            return values, *logistic_weights(features, truth, len(values), strength, self.iterations)
+
+        def measured(file: PatchFile, rows: np.ndarray, fit: tuple[np.ndarray, np.ndarray, np.ndarray]) -> np.ndarray:
+            """Areas (n, K+1, 3) of the images whose patches are given."""
+            values, weights, biases = fit
+            found = []
+            for part in rows.reshape(-1, file.per_image):
+                logits = standardised_rows(file.features[part], mean, spread) @ weights.T + biases
+                shown = np.repeat(values[logits.argmax(1)][:, None], file.pixels.shape[1], axis=1)
+                found.append(squashed_areas(shown, file.pixels[part], classes, ignored))
+            return np.stack(found)
+
+        def tried_here() -> dict[float, float]:
+            own = self.strengths[space.world.rank :: space.world.size]
+            return {each: scores(measured(memory, held, fitted(learnt, each)))["mIoU"] for each in own}
+
+        found = dict(ChainMap(*space.world.gather_results(tried_here)))
+        tried = [{"C": strength, "mIoU": found[strength]} for strength in self.strengths]
+        best = max(tried, key=lambda each: each["mIoU"])  # the first of equals
+        everything = np.arange(len(memory.features))
+        fit = space.world.on_rank0(lambda: fitted(everything, best["C"]))
+        areas = np.zeros((len(val.scenes), classes + 1, 3), np.int64)
+        areas[val.places] = measured(queries, np.arange(len(queries.features)), fit)
+        drawn = resampled(partial(weighted_scores, [areas]), len(areas))
+        return Outcome(
+            metrics={
+                name: Metric(value=value, resampled=drawn[name])
+                for name, value in scores(areas).items()
+                if name != "mAcc"
+            },
+            arrays={"areas": areas},
+            facts={"train": train.facts, "val": val.facts, "C": best["C"], "tried": tried},
+            cost={"forwards": memory.forwards + queries.forwards},
+        )
+
+
 SOURCE = (
     "DINOv3 (facebookresearch/dinov3 6876159) eval/segmentation/configs/config-ade20k-linear-training.yaml; a tenth of "
     "the training images chooses among eight heads, where the source takes the best on val"
@@ -299,9 +398,21 @@ PROTOCOLS = {
     "segmentation_linear_cityscapes@dinov3": Protocol(
         task=OnCityscapes(), version=1, source=f"{SOURCE}; its settings of ADE20K on Cityscapes are ours"
     ),
+    "segmentation_linear@capi": Protocol(
+        task=PatchLogistic(),
+        version=1,
+        source="CAPI (facebookresearch/capi 98b4fa1) eval_segmentation.py, logistic regression on patches; L-BFGS of "
+        "scipy in float64, which goes on longer than cuML's",
+    ),
+    "segmentation_linear@capi_smoke": Protocol(
+        task=PatchLogistic(side=64, strengths=(1e-3, 1e-1), iterations=100),
+        version=1,
+        source="ours: CAPI's logistic regression in seconds; not to be compared with published numbers",
+    ),
 }
+DENSE = ("segmentation_linear@dinov3", "segmentation_linear_cityscapes@dinov3", "segmentation_linear@capi")
 SUITES = {
-    "smoke": ("segmentation_linear@smoke",),
-    "dense": ("segmentation_linear@dinov3", "segmentation_linear_cityscapes@dinov3"),
-    "full": ("segmentation_linear@dinov3", "segmentation_linear_cityscapes@dinov3"),
+    "smoke": ("segmentation_linear@smoke", "segmentation_linear@capi_smoke"),
+    "dense": DENSE,
+    "full": DENSE,
 }

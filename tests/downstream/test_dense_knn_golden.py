@@ -8,6 +8,7 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import jaccard_score
 
 from downstream.frozen import neighbours as official
+from downstream.frozen.patches import moments
 from downstream.frozen.segmentation import areas_of
 
 FOLDER = "dense_knn"
@@ -93,7 +94,7 @@ def test_votes_of_capi(path):
     train, pixels, held, test, asked = prepared(path)
     ignored, results = config["ignore_labels"], config["results"]
     kept = ~np.isin(official.most_frequent(pixels, axis=1), ignored)
-    mean, spread = official.standardised(train[~held])
+    mean, spread = moments(train, np.flatnonzero(~held))
     scaled = ((train - mean) / spread).astype(np.float32)
     found = {}
     for k in config["num_neighbors"]:
@@ -121,7 +122,7 @@ def test_logistic_regressions_of_capi(path):
     ignored, results = config["ignore_labels"], config["results"]
     labels = official.most_frequent(pixels, axis=1)
     kept = ~np.isin(labels, ignored)
-    mean, spread = official.standardised(train[~held])
+    mean, spread = moments(train, np.flatnonzero(~held))
     scaled = ((train - mean) / spread).astype(np.float32)
 
     def fitted(rows: np.ndarray, strength: float) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
