@@ -20,7 +20,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, get_worker_info
 
-from checkpoints.backbone import Backbone
+from checkpoints.backbone import Backbone, Features
+from checkpoints.export import ViTExport
 from checkpoints.flops import forward_flops, frozen_bytes
 from checkpoints.frozen import FrozenExport, FrozenSpec
 from downstream.data.scenes import SceneSet, drawn_first, open_scenes, parse_scene_url, serves
@@ -110,9 +111,26 @@ class FrozenTask(Task):
         return found[0], found[1]
 
 
+class SizedBackbone(Backbone):
+    """A backbone that makes tables of relative positions anew for each size of images; others take any size."""
+
+    def __init__(self, export: FrozenExport, space: Workspace) -> None:
+        super().__init__(export, space.device, space.precision, space.compiled)
+        self.export, self.space = export, space
+        self.others: dict[tuple[int, int], SizedBackbone] = {}
+
+    def views(self, images: Tensor, wanted: Sequence[Layer]) -> dict[Layer, Features]:
+        size, export = (images.shape[-2], images.shape[-1]), self.export
+        if not isinstance(export, ViTExport) or export.spec.relative_position == "none" or size == export.spec.size:
+            return super().views(images, wanted)
+        if size not in self.others:
+            self.others[size] = SizedBackbone(export.at_size(size), self.space)
+        return self.others[size].views(images, wanted)
+
+
 def backbone_of(export: FrozenExport, space: Workspace) -> Backbone:
     """The frozen network on the workspace's device."""
-    return Backbone(export, space.device, space.precision, space.compiled)
+    return SizedBackbone(export, space)
 
 
 def patch_maps(backbone: Backbone, images: Tensor, layers: Sequence[Layer], cls: bool = False) -> list[Tensor]:

@@ -35,11 +35,11 @@ from downstream.frozen.patches import (
 from downstream.frozen.segmentation import areas_of, nearest
 from downstream.frozen.task import FrozenTask, UsableScenes, own_share, whole_patches
 from downstream.metrics.scores import LABELLED, PREDICTED, RIGHT, scores, weighted_scores
-from engine import checks
 from engine.neighbours import search_bytes, unit_rows
 from engine.resampling import resampled, resamples_of
 from engine.rows import ChosenRows
 from engine.seeding import AUGMENT, START, stream_seeds
+from engine.settings import FactorRange, NonNegativeInt, OneOrMoreDifferent, PositiveFloat, PositiveInt, ProperFraction
 from engine.tasks import Metric, Outcome, Protocol, Workspace
 from engine.work import Part, Scale, Work
 
@@ -58,19 +58,13 @@ class Hummingbird(FrozenTask):
     LAYOUT: ClassVar[str] = "ade20k"
     KEY: ClassVar[str] = "dense_knn"
 
-    side: int = 512  # of the squares that images are made to in pixels, up to a multiple of the patch
-    memory: int = 1024000  # patches that are kept, shared evenly by all images; 0: all of them
-    epochs: int = 1  # augmented views of each training image
-    area: tuple[float, float] = (0.5, 2.0)  # of a view's crop, as a share of the image's
-    k: int = 30  # neighbours of a patch
-    beta: float = 0.02  # temperature of their weights
+    side: PositiveInt = 512  # of the squares that images are made to in pixels, up to a multiple of the patch
+    memory: NonNegativeInt = 1024000  # patches that are kept, shared evenly by all images; 0: all of them
+    epochs: PositiveInt = 1  # augmented views of each training image
+    area: FactorRange = (0.5, 2.0)  # of a view's crop, as a share of the image's
+    k: PositiveInt = 30  # neighbours of a patch
+    beta: PositiveFloat = 0.02  # temperature of their weights
     matched: bool = True  # take predicted classes for those that they overlap most, by Hungarian assignment
-
-    def __post_init__(self) -> None:
-        checks.counts(self, "side", "epochs", "k")
-        checks.counts(self, "memory", least=0)
-        checks.positive(self, "beta")
-        checks.ranges(self, "area")
 
     def kept_of(self, spec: FrozenSpec, images: int) -> int:
         """Patches that are kept of each view of so many training images."""
@@ -253,17 +247,10 @@ class Capi(SquashedTask):
     LAYOUT: ClassVar[str] = "ade20k"
     KEY: ClassVar[str] = "dense_knn"
 
-    side: int = 224  # of the squares that images are squashed to in pixels, up to a multiple of the patch
-    k: tuple[int, ...] = (1, 3, 10, 30)  # numbers of neighbours to choose from
-    distances: tuple[Distance, ...] = ("cosine", "L2")  # distances to choose from
-    holdout: float = 0.1  # share of the training images that choose
-
-    def __post_init__(self) -> None:
-        checks.counts(self, "side", "k")
-        checks.distinct(self, "k", "distances")
-        checks.proper_shares(self, "holdout")
-        if unknown := set(self.distances) - {"cosine", "L2"}:
-            raise ValueError(f"distances={self.distances}: {unknown.pop()!r} is none of cosine, L2")
+    side: PositiveInt = 224  # of the squares that images are squashed to in pixels, up to a multiple of the patch
+    k: OneOrMoreDifferent[PositiveInt] = (1, 3, 10, 30)  # numbers of neighbours to choose from
+    distances: OneOrMoreDifferent[Distance] = ("cosine", "L2")  # distances to choose from
+    holdout: ProperFraction = 0.1  # share of the training images that choose
 
     def summary(self, spec: FrozenSpec, images: Mapping[str, int]) -> dict[str, Any]:
         self.check_network(spec)

@@ -28,8 +28,8 @@ from downstream.frozen.task import (
     patch_maps,
     whole_patches,
 )
-from engine import checks
 from engine.progress import Progress
+from engine.settings import BelowOne, FactorRange, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 from engine.tasks import Metric, Outcome, Protocol, Workspace
 from engine.training.schedules import FallingOneCycle
 from engine.work import Kind, Part, Scale, Work
@@ -46,39 +46,28 @@ class DepthLinear(HeadTask):
     LAYOUT: ClassVar[str] = "nyu"
     KEY: ClassVar[str] = "depth_linear"
 
-    lr: tuple[float, ...] = (3e-4,)  # learning rate
-    steps: int = 38400  # of the optimizer
-    warmup: int = 12800  # steps over which the rate rises
-    batch: int = 16  # crops in a step
-    weight_decay: float = 1e-4  # of all weights, batch norm's too
-    beta2: float = 0.99  # second beta of AdamW; the schedule sets the first
-    clip: float = 35.0  # largest norm of the gradients; 0: no limit
-    crop_size: tuple[int, int] = (416, 544)  # height and width of training crops in pixels
+    lr: tuple[PositiveFloat] = (3e-4,)  # learning rate
+    steps: PositiveInt = 38400  # of the optimizer
+    warmup: NonNegativeInt = 12800  # steps over which the rate rises
+    batch: PositiveInt = 16  # crops in a step
+    weight_decay: NonNegativeFloat = 1e-4  # of all weights, batch norm's too
+    beta2: BelowOne = 0.99  # second beta of AdamW; the schedule sets the first
+    clip: NonNegativeFloat = 35.0  # largest norm of the gradients; 0: no limit
+    crop_size: tuple[PositiveInt, PositiveInt] = (416, 544)  # height and width of training crops in pixels
     rotate: bool = True  # rotate half of the training images by up to 2.5 degrees
     layers: Literal["last", "four"] = "last"  # blocks that are read: the last one, or one in each quarter
     final_norm: bool = True  # the network's final norm follows the blocks
     class_token: bool = False  # concatenate the class token to each patch
     batch_norm: bool = True  # before the linear layer
-    upsample: int = 1  # enlargement of the patch maps before the linear layer, bilinear
-    bins: int = 256  # depths to choose from
-    depths: tuple[float, float] = (0.001, 10.0)  # the least and the most of them in metres
-    loss_warmup: int = 100  # steps whose loss leaves the variance of the errors out
-    gradient_weight: float = 0.0  # of DINOv2's gradient loss
+    upsample: PositiveInt = 1  # enlargement of the patch maps before the linear layer, bilinear
+    bins: PositiveInt = 256  # depths to choose from
+    depths: FactorRange = (0.001, 10.0)  # the least and the most of them in metres
+    loss_warmup: NonNegativeInt = 100  # steps whose loss leaves the variance of the errors out
+    gradient_weight: NonNegativeFloat = 0.0  # of DINOv2's gradient loss
     limit_truth: bool = False  # train on no pixels that are further than the last depth
     flip: bool = True  # evaluate mirror images too
     eigen: bool = True  # count what lies inside of Eigen's crop alone
-    kept: int = 1  # times that heads are kept during the training, evenly; the last is reported
-
-    def __post_init__(self) -> None:
-        checks.annotations(self)
-        checks.positive(self, "lr")
-        checks.non_negative(self, "weight_decay", "clip", "gradient_weight")
-        checks.counts(self, "steps", "batch", "crop_size", "upsample", "bins", "kept")
-        checks.counts(self, "warmup", "loss_warmup", least=0)
-        checks.below_one(self, "beta2")
-        checks.ranges(self, "depths")
-        if len(self.lr) != 1:
-            raise ValueError(f"lr={self.lr}: must be one value, as nothing chooses among several")
+    kept: PositiveInt = 1  # times that heads are kept during the training, evenly; the last is reported
 
     def after_training(self) -> tuple[str, ...]:
         return ("flip", "eigen")

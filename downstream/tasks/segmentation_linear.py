@@ -43,15 +43,36 @@ from downstream.frozen.task import (
 )
 from downstream.metrics.previews import preview_indices, preview_masks, thumbnail
 from downstream.metrics.scores import constant_scores, scores, weighted_scores
-from engine import checks
 from engine.progress import Progress
 from engine.resampling import resampled, resamples_of
 from engine.seeding import stream_seeds
+from engine.settings import (
+    BelowOne,
+    FactorRange,
+    NonNegativeFloat,
+    NonNegativeInt,
+    OneOrMoreDifferent,
+    PositiveFloat,
+    PositiveInt,
+    ProperFraction,
+    check_up_to,
+)
 from engine.tasks import Metric, Outcome, Protocol, SelectOn, Workspace
 from engine.training.schedules import FallingOneCycle
 from engine.work import Kind, Part, Scale, Work
 
 HELD_OUT = 7  # of stream_seeds: which training images choose
+# logspace(-6, 5, 8)
+STRENGTHS = (
+    1e-06,
+    3.72759372031494e-05,
+    0.00138949549437314,
+    0.0517947467923121,
+    1.93069772888325,
+    71.9685673001151,
+    2682.69579527973,
+    100000.0,
+)
 LANDSCAPE = 4 / 3  # width by height of an image, as plans assume
 
 
@@ -63,35 +84,28 @@ class SegmentationLinear(HeadTask):
     LAYOUT: ClassVar[str] = "ade20k"
     KEY: ClassVar[str] = "segmentation_linear"
 
-    lr: tuple[float, ...] = (1e-3,)  # learning rates to try: a head each, all trained on the same features
-    steps: int = 40000  # of the optimizer
-    warmup: int = 1500  # steps over which the rate rises
-    batch: int = 16  # crops in a step
-    weight_decay: float = 1e-3  # of all weights, batch norm's too
-    beta2: float = 0.999  # second beta of AdamW
-    clip: float = 0.0  # largest norm of the gradients; 0: no limit
-    dropout: float = 0.1  # share of the channels that are left out, image by image
-    crop_size: int = 512  # side of training crops and evaluation windows in pixels, up to a multiple of the patch
-    stride: int = 341  # pixels from one evaluation window to the next
-    short: int = 512  # shorter side of evaluated images in pixels, and of training images times a factor
-    ratios: tuple[float, float] = (0.5, 2.0)  # range of that random factor
-    scales: tuple[float, ...] = (1.0,)  # of evaluated images: probabilities are averaged
+    lr: OneOrMoreDifferent[PositiveFloat] = (1e-3,)  # learning rates to try: a head each, all on the same features
+    steps: PositiveInt = 40000  # of the optimizer
+    warmup: NonNegativeInt = 1500  # steps over which the rate rises
+    batch: PositiveInt = 16  # crops in a step
+    weight_decay: NonNegativeFloat = 1e-3  # of all weights, batch norm's too
+    beta2: BelowOne = 0.999  # second beta of AdamW
+    clip: NonNegativeFloat = 0.0  # largest norm of the gradients; 0: no limit
+    dropout: BelowOne = 0.1  # share of the channels that are left out, image by image
+    # side of training crops and evaluation windows in pixels, up to the next multiple of the patch
+    crop_size: PositiveInt = 512
+    stride: PositiveInt = 341  # pixels from one evaluation window to the next
+    short: PositiveInt = 512  # shorter side of evaluated images in pixels, and of training images times a factor
+    ratios: FactorRange = (0.5, 2.0)  # range of that random factor
+    scales: OneOrMoreDifferent[PositiveFloat] = (1.0,)  # of evaluated images: probabilities are averaged
     flip: bool = False  # evaluate mirror images too
-    kept: int = 8  # times that heads are kept during the training, evenly; the best of them is reported
+    kept: PositiveInt = 8  # times that heads are kept during the training, evenly; the best of them is reported
     select: SelectOn = "holdout"  # images that choose among kept heads and rates: training images held out, or val
-    holdout: float = 0.1  # share of the training images that choose
+    holdout: ProperFraction = 0.1  # share of the training images that choose
 
     def __post_init__(self) -> None:
-        checks.annotations(self)
-        checks.distinct(self, "lr", "scales")
-        checks.positive(self, "lr", "scales")
-        checks.non_negative(self, "weight_decay", "clip")
-        checks.counts(self, "steps", "batch", "crop_size", "stride", "short", "kept")
-        checks.counts(self, "warmup", least=0)
-        checks.up_to(self, "kept", "steps")
-        checks.below_one(self, "dropout", "beta2")
-        checks.proper_shares(self, "holdout")
-        checks.ranges(self, "ratios")
+        super().__post_init__()
+        check_up_to(self, "kept", "steps")
 
     def selecting(self, select: SelectOn) -> "SegmentationLinear":
         return replace(self, select=select) if self.chooses else self
@@ -296,16 +310,10 @@ class PatchLogistic(SquashedTask):
     LAYOUT: ClassVar[str] = "ade20k"
     KEY: ClassVar[str] = "segmentation_linear"
 
-    side: int = 224  # of the squares that images are squashed to in pixels, up to a multiple of the patch
-    strengths: tuple[float, ...] = tuple(np.logspace(-6, 5, 8).tolist())  # C of  C sum CE + |W|^2 / 2  to choose from
-    iterations: int = 1000  # of L-BFGS, at most
-    holdout: float = 0.1  # share of the training images that choose
-
-    def __post_init__(self) -> None:
-        checks.counts(self, "side", "iterations")
-        checks.distinct(self, "strengths")
-        checks.positive(self, "strengths")
-        checks.proper_shares(self, "holdout")
+    side: PositiveInt = 224  # of the squares that images are squashed to in pixels, up to a multiple of the patch
+    strengths: OneOrMoreDifferent[PositiveFloat] = STRENGTHS  # C of  C sum CE + |W|^2 / 2  to choose from
+    iterations: PositiveInt = 1000  # of L-BFGS, at most
+    holdout: ProperFraction = 0.1  # share of the training images that choose
 
     def summary(self, spec: FrozenSpec, images: Mapping[str, int]) -> dict[str, Any]:
         self.check_network(spec)

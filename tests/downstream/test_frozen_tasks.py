@@ -1,0 +1,253 @@
+"""Tasks on frozen patches end to end on drawn scenes: what they find, share, keep through kills, and refuse."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from elsewhere import ranks
+from frozen_program import CAPI, DEPTHS, HUMMINGBIRD, LOGISTIC, SEGMENTER, TASKS, numbers
+from own_networks import write_networks
+from PIL import Image
+from toy_scenes import PLAIN, SPECS, export_of, workspace
+
+from checkpoints.resolve import load_frozen
+from downstream.data.scenes import decode_scenes, open_scenes, scene_depth, tiny_folder
+from downstream.frozen import patches
+from downstream.frozen import task as training
+from downstream.frozen.task import HeadTraining
+from downstream.metrics.scores import scores
+from downstream.tasks import dense_knn, depth_linear, segmentation_linear
+from engine.distributed import World
+from engine.tasks import Outcome
+from engine.training.interruptions import Stopped
+from engine.work import Scale
+
+PROGRAM = Path(__file__).with_name("frozen_program.py")
+
+
+def outcome(name: str, folder: Path, **settings) -> Outcome:
+    task, url = TASKS[name]
+    return task.run(export_of(), workspace(folder, url, **settings))
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory):
+    """Metrics of every task, in one process."""
+    return numbers(tmp_path_factory.mktemp("alone"), World())
+
+
+def test_no_mm_library_is_imported(tmp_path):
+    program = (
+        "import sys; from frozen_program import *; numbers(Path(sys.argv[1]), World());"
+        "print([name for name in sys.modules if name.startswith(('mmseg', 'mmdet', 'mmcv', 'mmengine'))])"
+    )
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(PROGRAM.parent), *sys.path])}
+    found = subprocess.run(
+        [sys.executable, "-c", program, tmp_path], capture_output=True, text=True, env=environment, check=True
+    )
+    assert found.stdout == "[]\n"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("size", [2, 3])
+def test_processes_share_the_work_and_find_the_same(alone, size, tmp_path):
+    """A training has the same batches and the same bits; a search the same tiles."""
+    for each in [json.loads(process.end()) for process in ranks(size, PROGRAM, tmp_path)]:
+        for name, found in each.items():
+            assert found == pytest.approx(alone[name], abs=1e-9), name
+
+
+def test_numbers_follow_from_what_is_kept(tmp_path):
+    segmentation, depth, capi = (outcome(name, tmp_path) for name in ("segmentation", "depth", "capi"))
+    assert segmentation.numbers == pytest.approx(scores(segmentation.arrays["areas"]))
+    assert scores(capi.arrays["areas"])["mIoU"] == pytest.approx(capi.numbers["mIoU"])
+    assert segmentation.arrays["areas"][..., 2].sum(1).min() > 0.8 * 64 * 96
+    for name, metric in depth.metrics.items():
+        scale = 100 if metric.unit == "%" else 1
+        assert metric.value == pytest.approx(scale * np.nanmean(metric.per_image)), name
+    assert not any(metric.chosen_on_val for metric in segmentation.metrics.values())
+    tried = segmentation.facts["tried"]
+    assert len(tried) == 4 and segmentation.facts["learning_rate"] == max(tried, key=lambda each: each["mIoU"])["lr"]
+
+
+def test_selection_on_the_validation_images_is_marked(tmp_path):
+    task = SEGMENTER.selecting("val")
+    found = task.run(export_of(), workspace(tmp_path, "tiny-ade20k:"))
+    assert all(metric.chosen_on_val for metric in found.metrics.values())
+    assert found.numbers["mIoU"] == max(each["mIoU"] for each in found.facts["tried"])
+    assert task.selecting("holdout") == SEGMENTER and DEPTHS.selecting("val") == DEPTHS
+
+
+def test_scales_and_mirror_images_change_no_training(tmp_path):
+    """Only the evaluation, of probabilities averaged over them."""
+    plain = outcome("segmentation", tmp_path)
+    folders = {path.name for path in (tmp_path / "cache/segmentation_linear").iterdir()}
+    several = replace(SEGMENTER, scales=(0.5, 1.0), flip=True).run(export_of(), workspace(tmp_path, "tiny-ade20k:"))
+    assert {path.name for path in (tmp_path / "cache/segmentation_linear").iterdir()} == folders
+    assert several.numbers != plain.numbers
+
+
+@pytest.mark.parametrize("name", ["segmentation", "depth"])
+def test_killed_and_continued(name, tmp_path):
+    """In the fourth step, behind the state of the third: the rest has the same bits."""
+    quiet = outcome(name, tmp_path / "quiet")
+    child = os.fork()
+    if not child:
+        update = HeadTraining.update
+
+        def dying(self, maps, targets):
+            if self.step == 3:
+                os.kill(os.getpid(), signal.SIGKILL)
+            update(self, maps, targets)
+
+        HeadTraining.update = dying
+        outcome(name, tmp_path / "killed")
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == signal.SIGKILL
+    states = [path.name for path in (tmp_path / "killed").rglob("step-*.safetensors")]
+    assert max(states).startswith("step-000000003-")
+    again = outcome(name, tmp_path / "killed")
+    assert dict(again.metrics) == dict(quiet.metrics) and again.facts == quiet.facts
+
+
+def test_stopped_by_a_signal_and_continued(tmp_path, monkeypatch):
+    quiet, update = outcome("depth", tmp_path / "quiet"), HeadTraining.update
+
+    def signalled(self, maps, targets):
+        update(self, maps, targets)
+        if self.step == 2:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    monkeypatch.setattr(training, "save_interval", lambda steps: steps)
+    monkeypatch.setattr(HeadTraining, "update", signalled)
+    with pytest.raises(Stopped, match="after step 2 of 6 of depth_linear on tiny-nyu:"):
+        outcome("depth", tmp_path / "stopped")
+    monkeypatch.setattr(HeadTraining, "update", update)
+    assert dict(outcome("depth", tmp_path / "stopped").metrics) == dict(quiet.metrics)
+
+
+def test_an_extraction_goes_on_behind_a_kill_and_is_shared(tmp_path, monkeypatch):
+    """By tasks that read the same images in the same size; layers that others want come from the same pass."""
+    seen, image_of = [], patches.scene_image
+
+    def failing(scenes, index):
+        seen.append(index)
+        if len(seen) == 5:
+            raise KeyboardInterrupt
+        return image_of(scenes, index)
+
+    monkeypatch.setattr(patches, "scene_image", failing)
+    with pytest.raises(KeyboardInterrupt):
+        outcome("capi", tmp_path)
+    wanted = {LOGISTIC.view(PLAIN): ((-1, True), (0, False))}
+    capi = outcome("capi", tmp_path, wanted={})
+    assert capi.cost["forwards"] == 16 - 4
+    assert outcome("logistic", tmp_path).cost["forwards"] == 0
+    assert outcome("logistic", tmp_path, wanted=wanted).cost["forwards"] == 16  # for the other layer
+    assert LOGISTIC.features(export_of(), workspace(tmp_path, "tiny-voc:")) == CAPI.features(export_of(), None)
+
+
+@pytest.mark.parametrize("spec", SPECS)
+def test_every_architecture_is_read(spec, tmp_path):
+    """Registers and class tokens are no patches; odd sizes and patches of 14 pixels are padded or rounded up."""
+    odd = replace(SPECS[spec], patch_size=14, image_size=28) if SPECS[spec].family == "vit" else SPECS[spec]
+    export = export_of(odd)
+    for task, url in ((SEGMENTER, "tiny-ade20k:"), (DEPTHS, "tiny-nyu:"), (HUMMINGBIRD, "tiny-voc:")):
+        short = replace(task, steps=2) if hasattr(task, "steps") else task
+        found = short.run(export, workspace(tmp_path, url, limit=4))
+        assert all(np.isfinite(metric.value) for metric in found.metrics.values())
+
+
+def test_a_bad_scene_is_named_or_counted(tmp_path):
+    ade, nyu = tiny_folder("ade20k", tmp_path), tiny_folder("nyu", tmp_path)
+    broken = ade / "annotations/validation/ADE_val_00000000.png"
+    Image.open(broken).resize((48, 32)).save(broken)
+    metres = nyu / "room_val/sync_depth_00000.png"
+    Image.fromarray(np.asarray(Image.open(metres)) // 1000).save(metres)
+    for task, url, file in ((SEGMENTER, f"ade20k:{ade}", broken), (DEPTHS, f"nyu:{nyu}", metres)):
+        with pytest.raises(ValueError) as caught:
+            task.run(export_of(), workspace(tmp_path, url))
+        assert str(caught.value).startswith(f"{file}: ") and "\n" not in str(caught.value)
+        found = task.run(export_of(), workspace(tmp_path, url, skip_bad=True))
+        assert len(found.facts["val"]["skipped"]) == 1 and not found.facts["train"]["skipped"]
+    assert np.isnan(found.metrics["rmse"].per_image).tolist() == [True] + 7 * [False]
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        (np.zeros((60, 80)), "no pixel has a depth"),
+        (np.full((60, 80), 5), "the largest depth is 0.005 m"),
+        (np.full((60, 80), 65000), "the largest depth is 65 m"),
+        (np.full((30, 40), 5000), "the depth is 30 x 40 pixels and its image 60 x 80"),
+    ],
+)
+def test_depths_that_cannot_be(values, said, tmp_path):
+    nyu = tiny_folder("nyu", tmp_path)
+    scenes = open_scenes(f"nyu:{nyu}", "val", tmp_path)
+    Image.fromarray(values.astype(np.uint16)).save(nyu / scenes.listing.depths[3])
+    with pytest.raises(ValueError, match=said):
+        scene_depth(scenes, 3, (60, 80))
+    (line,) = decode_scenes(scenes)[0]
+    assert scenes.listing.depths[3] in line and said in line
+
+
+def test_lists_of_nyu(tmp_path):
+    """Beside the folder of the scenes, too; sorted; a line that is wrong is named."""
+    nyu = tiny_folder("nyu", tmp_path)
+    first = open_scenes(f"nyu:{nyu}", "train", tmp_path)
+    assert first.listing.images == tuple(sorted(first.listing.images))
+    (nyu / "NYU").mkdir()
+    for folder in ("room_train", "room_val"):
+        (nyu / folder).rename(nyu / "NYU" / folder)
+    moved = open_scenes(f"nyu:{nyu}", "train", tmp_path)
+    assert moved.listing.images == tuple(f"NYU/{name}" for name in first.listing.images)
+    (nyu / "nyu_test.txt").write_text("/a.jpg\n")
+    with pytest.raises(ValueError, match=r"nyu_test.txt, line 1: '/a.jpg'; write IMAGE DEPTH FOCAL_LENGTH"):
+        open_scenes(f"nyu:{nyu}", "val", tmp_path)
+
+
+def test_counts_of_the_work():
+    spec = replace(PLAIN, depth=4)
+    scale = Scale(spec=spec, images={"train": 40, "val": 8}, classes=150)
+    for task in (SEGMENTER, DEPTHS):
+        counts = {part.kind: part.count for part in task.cost(scale).parts}
+        assert (counts["crops"], counts["updates"], counts["states"]) == (24, 6, 6)
+        assert counts["evaluation"] == 8 + (12 if task is SEGMENTER else 0)
+    for task in (HUMMINGBIRD, CAPI, LOGISTIC):
+        parts = task.cost(scale).parts
+        assert sum(part.count for part in parts if part.kind == "features") == 48
+        assert task.summary(spec, scale.images)["forward passes"] == 48
+    (pairs,) = [part.count for part in HUMMINGBIRD.cost(scale).parts if part.kind == "comparisons"]
+    assert pairs == 8 * 16 * 40
+    for module in (segmentation_linear, depth_linear, dense_knn):
+        for protocol in module.PROTOCOLS.values():
+            assert protocol.task.cost(scale).memory > 0 and protocol.task.summary(spec, scale.images)
+
+
+def test_rates_of_work_are_timed(tmp_path):
+    for task, url in ((SEGMENTER, "tiny-ade20k:"), (DEPTHS, "tiny-nyu:")):
+        units = task.benchmark(export_of(), workspace(tmp_path, url))
+        assert units.keys() == {"crops", "updates"} and min(units.values()) > 0
+
+
+def test_what_cannot_be_evaluated_is_refused(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(str(tmp_path))
+    write_networks(tmp_path)
+    vector = load_frozen("module:toynets:vector").spec
+    for task, _ in TASKS.values():
+        with pytest.raises(ValueError, match="gives one vector of an image"):
+            task.check_network(vector)
+        with pytest.raises(ValueError, match="this task needs"):
+            task.check_images(workspace(tmp_path, "tiny-coco:"))
+    without = replace(PLAIN, class_token=False, class_position=False, pool="avg")
+    with pytest.raises(ValueError, match="has no class token"):
+        depth_linear.PROTOCOLS["depth_linear@dinov2_lin1"].task.check_network(without)
+    with pytest.raises(ValueError, match="memory of 10 patches has room for none"):
+        replace(HUMMINGBIRD, memory=10).summary(PLAIN, {"train": 40, "val": 8})
