@@ -144,7 +144,9 @@ def patch_maps(backbone: Backbone, images: Tensor, layers: Sequence[Layer], cls:
             token = views[layer].cls
             assert token is not None  # checked by check_network
             patches = torch.cat([patches, token[..., None, None].expand_as(patches)], dim=1)
-        found.append(patches.clone())  # outside of inference mode, so that heads can be trained on it
+        # A copy outside of inference mode, on which heads can be trained; channels first, or convolutions would round
+        # otherwise than on what processes exchange.
+        found.append(patches.clone(memory_format=torch.contiguous_format))
     return found
 
 

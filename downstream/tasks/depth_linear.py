@@ -155,7 +155,8 @@ class DepthLinear(HeadTask):
             own = own_share(val.places, space)
             with Progress(f"evaluating on {scenes.url} {scenes.split}", len(own), quiet=not world.is_rank0) as progress:
                 for index in own.tolist():
-                    values[index] = torch.tensor(list(self.errors(backbone, head, scenes, index).values()))
+                    found = self.errors(backbone, head, scenes, index)
+                    values[index] = torch.tensor(list(found.values()), dtype=torch.float64)
                     progress.advance(1)
 
         world.on_all_ranks(work)

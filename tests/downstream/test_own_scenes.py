@@ -309,7 +309,7 @@ def test_segmentation_runs_on_own_masks_and_nothing_else_does(own, tmp_path):
     protocols = catalogue().protocols
     images = open_data("mine", f"masks:{own}", workspace(tmp_path, ""))
     keys = {chosen.key for chosen in protocols.values() if fits(chosen, images)}
-    assert keys == {"upernet_ade20k", "segmenter_cityscapes"}
+    assert keys == {"upernet_ade20k", "segmenter_cityscapes", "segmentation_linear", "dense_knn"}
     assert "segmenter_cityscapes, upernet_ade20k" in "\n".join(about("masks"))
     assert "tiny-masks" not in named_urls((), "smoke") and "tiny-ade20k" in named_urls((), "smoke")
 
