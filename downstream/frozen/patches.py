@@ -95,9 +95,11 @@ def patches_of(
         done = {layer: np.load(folder / f"{_name(layer)}-done.npy", mmap_mode="r+") for layer in layers}
         pixels = np.load(folder / "pixels.npy", mmap_mode="r+")
 
+        # Told by one process, as the others may already be writing while the last one reads the marks.
+        missing = world.on_rank0(lambda: np.flatnonzero(~np.all(list(done.values()), axis=0)))
+
         def work() -> int:
-            missing = [place for place in range(len(images.places)) if not all(marks[place] for marks in done.values())]
-            own = own_share(np.array(missing, np.int64), space).tolist()
+            own = own_share(missing, space).tolist()
             if not own:
                 return 0
             backbone = backbone_of(export, space)

@@ -399,4 +399,9 @@ PROTOCOLS = {
     ),
 }
 DENSE = ("dense_knn@hummingbird", "dense_knn@capi")
-SUITES = {"smoke": ("dense_knn@smoke", "dense_knn@capi_smoke"), "dense": DENSE, "full": DENSE}
+SUITES = {
+    "smoke": ("dense_knn@smoke", "dense_knn@capi_smoke"),
+    "dense": DENSE,
+    "full": ("dense_knn@hummingbird",),
+    "everything": DENSE,
+}

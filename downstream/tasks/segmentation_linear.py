@@ -422,5 +422,6 @@ DENSE = ("segmentation_linear@dinov3", "segmentation_linear_cityscapes@dinov3", 
 SUITES = {
     "smoke": ("segmentation_linear@smoke", "segmentation_linear@capi_smoke"),
     "dense": DENSE,
-    "full": DENSE,
+    "full": ("segmentation_linear@dinov3",),
+    "everything": DENSE,
 }
