@@ -381,9 +381,7 @@ PROTOCOLS = {
         source="ours: seconds on tiny-ade20k:; not to be compared with published numbers",
     ),
     **{
-        f"dense_knn@hummingbird{name}": Protocol(
-            task=Hummingbird(memory=size, epochs=1 if size < 10**7 else 2), version=1, source=HBIRD
-        )
+        f"dense_knn@hummingbird{name}": Protocol(task=Hummingbird(memory=size), version=1, source=HBIRD)
         for name, size in MEMORIES.items()
     },
     "dense_knn@capi": Protocol(

@@ -137,9 +137,9 @@ class DepthLinear(HeadTask):
             *self.cost_of_training(scale),
             Part(kind="evaluation", count=scale.images["val"], flops=float(flops)),
         ]
-        return Work(parts=tuple(parts), memory=self.memory(scale))
+        return Work(parts=tuple(parts), iterations=self.steps, memory=self.memory(scale))
 
-    def benchmark(self, export: FrozenExport, space: Workspace) -> dict[Kind, float]:
+    def benchmark(self, export: FrozenExport, space: Workspace, seconds: float) -> dict[Kind, float]:
         self.check_network(export.spec)
         return self.timed_training(export, space)
 

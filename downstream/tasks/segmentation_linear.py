@@ -175,9 +175,9 @@ class SegmentationLinear(HeadTask):
             Part(kind="evaluation", count=val + held, flops=float(flops)),
             Part(kind="closing", count=resamples_of(val)),
         ]
-        return Work(parts=tuple(parts), memory=self.memory(scale))
+        return Work(parts=tuple(parts), iterations=self.steps, memory=self.memory(scale))
 
-    def benchmark(self, export: FrozenExport, space: Workspace) -> dict[Kind, float]:
+    def benchmark(self, export: FrozenExport, space: Workspace, seconds: float) -> dict[Kind, float]:
         return self.timed_training(export, space)
 
     def run(self, export: FrozenExport, space: Workspace) -> Outcome:
