@@ -315,7 +315,9 @@ def test_segmentation_runs_on_own_masks_and_nothing_else_does(own, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["upernet@smoke", "segmenter_linear@smoke"])
+@pytest.mark.parametrize(
+    "name", ["upernet@smoke", pytest.param("segmenter_linear@smoke", marks=pytest.mark.exhaustive)]
+)
 def test_own_masks_are_learnt(name, own, tmp_path):
     """By the unchanged recipe, on images of another size than the tiny sets'."""
     for path in [*own.rglob("*.png")]:
@@ -334,7 +336,7 @@ def test_own_masks_are_learnt(name, own, tmp_path):
     assert "crop=48" in said and said.endswith("this set has 64 and 2")
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_own_things_are_learnt(tmp_path):
     task = MASKRCNN["maskrcnn@smoke"].task
     space = workspace(tmp_path, f"coco:{own_coco(tmp_path)}", limit=None)

@@ -12,7 +12,7 @@ import pytest
 import torch
 from meeting import together
 from PIL import Image
-from toy_exports import export_of_size, workspace
+from toy_exports import workspace
 
 from checkpoints.backbone import Backbone
 from checkpoints.export import ViTExport
@@ -28,11 +28,6 @@ from probes.features.kinds import FeatureKind
 from probes.features.store import Store
 
 CLS, AVG, EARLY = FeatureKind("cls"), FeatureKind("avg"), FeatureKind("cls", layer=0, norm=False)
-
-
-@pytest.fixture(scope="module")
-def export():
-    return export_of_size(16)
 
 
 @pytest.fixture

@@ -32,11 +32,6 @@ from probes.tasks.finetune import PROTOCOLS, Finetune
 QUICK = Finetune(lr=1e-3, lr_rule="absolute", batch=32, epochs=2, warmup_epochs=1, drop_path=0.0, mixed_together=16)
 
 
-@pytest.fixture(scope="module")
-def export():
-    return export_of_size(16)
-
-
 def relative_export() -> ViTExport:
     """A random two-block Beit with a shared relative position table."""
     spec = ViTSpec(

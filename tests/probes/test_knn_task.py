@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from PIL import Image
-from toy_exports import export_of_size, workspace
+from toy_exports import workspace
 
 from imagesets.decoding import UnreadableImage
 from probes.tasks.knn import PROTOCOLS, SUITES, Knn, vote
@@ -26,11 +26,6 @@ def write_folder(root, classes=3, train=12, val=8, shuffled=False):
             folder.mkdir(parents=True, exist_ok=True)
             Image.fromarray(pixels).save(folder / f"{number:04d}.png")
     return f"folder:{root}"
-
-
-@pytest.fixture(scope="module")
-def export():
-    return export_of_size(16)
 
 
 @pytest.mark.parametrize("backend", ["faiss", "torch"])

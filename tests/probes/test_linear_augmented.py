@@ -11,7 +11,7 @@ import torch
 from PIL import Image
 from torchvision.transforms import InterpolationMode
 from torchvision.transforms.functional import hflip, pil_to_tensor, resized_crop
-from toy_exports import export_of_size, workspace
+from toy_exports import workspace
 
 from checkpoints.backbone import Backbone
 from imagesets.decoding import UnreadableImage
@@ -26,11 +26,6 @@ from probes.tasks.linear import Linear
 
 SMALL = Linear(lrs=(1.0, 10.0), readouts=("avg", "cls2"), epochs=4, batch=64)
 TORCHVISION = {"bilinear": InterpolationMode.BILINEAR, "bicubic": InterpolationMode.BICUBIC}
-
-
-@pytest.fixture(scope="module")
-def export():
-    return export_of_size(16)
 
 
 @pytest.mark.parametrize("interpolation", TORCHVISION)

@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from PIL import Image
-from toy_exports import export_of_size, workspace
+from toy_exports import workspace
 
 from imagesets.sets import open_set
 from probes.features.extract import extract
@@ -33,11 +33,6 @@ def write_folder(root, counts=((12, 8), (12, 8), (12, 8)), flat=False):
                 pixels[..., colour % 3] += 150 * (not flat)
                 Image.fromarray(pixels).save(folder / f"{number:04d}.png")
     return f"folder:{root}"
-
-
-@pytest.fixture(scope="module")
-def export():
-    return export_of_size(16)
 
 
 def test_a_separable_set_is_solved(export, tmp_path):

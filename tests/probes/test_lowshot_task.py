@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from toy_exports import export_of_size, workspace
+from toy_exports import workspace
 
 from imagesets.sets import open_set
 from probes.features.extract import transform_of
@@ -22,11 +22,6 @@ from probes.tasks.lowshot import PROTOCOLS, SUITES, LowShot
 
 SMALL = LowShot(shots=(1, 2), fractions=(0.5,), lambdas=(0.0025,))
 FIELDS = ("lambda", "lambda_effective", "lambda_convention", "objective", "gap", "iterations", "images")
-
-
-@pytest.fixture(scope="module")
-def export():
-    return export_of_size(16)
 
 
 def write_set(root, classes=3, train=6, val=8, names="{label}_{number:04d}.png"):
