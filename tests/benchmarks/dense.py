@@ -12,7 +12,6 @@ for its peak memory. Evaluation is timed against the libraries' own metrics on t
 import argparse
 import json
 import os
-import resource
 import statistics
 import subprocess
 import sys
@@ -25,6 +24,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from measuring import peak, seconds
 from PIL import Image
 
 from checkpoints.export import ViTExport
@@ -163,7 +163,7 @@ def train(name: str, precision: str, folder: Path, asked: argparse.Namespace) ->
     except Enough:
         step, bare, loading = rounds.medians()
         print(
-            f"{name:10} {precision:9} {step:7.3f} {bare:7.3f} {step / bare:6.3f} {loading:8.3f} {peak():8.0f}",
+            f"{name:10} {precision:9} {step:7.3f} {bare:7.3f} {step / bare:6.3f} {loading:8.3f} {peak() / 2**20:8.0f}",
             flush=True,
         )
 
@@ -296,17 +296,6 @@ def mean_iou(count: int) -> tuple[Callable[[], object], Callable[[], object]]:
             return metric.compute_metrics(metric.results)
 
     return lambda: done(AreasMetric), lambda: done(IoUMetric)
-
-
-def seconds(work: Callable[[], object]) -> float:
-    started = time.perf_counter()
-    work()
-    return time.perf_counter() - started
-
-
-def peak() -> float:
-    """Largest resident memory of this process so far, in MB."""
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 
 
 if __name__ == "__main__":

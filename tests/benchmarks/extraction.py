@@ -9,7 +9,6 @@ and in two layouts: one pass at a time on all cores, as is usual, and one pass o
 import argparse
 import json
 import os
-import resource
 import statistics
 import subprocess
 import sys
@@ -19,6 +18,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
+from measuring import peak, resident
 
 from engine.machine import SWITCH, keep_memory
 
@@ -199,16 +199,6 @@ def files_as_set(folder: Path, count: int):
             changed=np.array([(path.stat().st_mtime_ns, path.stat().st_ino) for path in chosen]),
         ),
     )
-
-
-def resident() -> int:
-    """Bytes of memory this process holds now."""
-    return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
-
-
-def peak() -> int:
-    """Bytes of memory this process has held at most."""
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10
 
 
 if __name__ == "__main__":

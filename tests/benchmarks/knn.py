@@ -25,6 +25,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from measuring import peak, resident
 
 from engine import blas_kernel
 from engine.machine import keep_memory
@@ -240,21 +241,6 @@ def bare_search(bank: Features, asked: Features) -> float:
     started = time.perf_counter()
     search_all()
     return time.perf_counter() - started
-
-
-def resident() -> int:
-    """Bytes of memory this process holds now."""
-    return memory("VmRSS")
-
-
-def peak() -> int:
-    """Bytes of memory this process has held at most; getrusage's would count its parent's before exec."""
-    return memory("VmHWM")
-
-
-def memory(name: str) -> int:
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return next(int(line.split()[1]) << 10 for line in lines if line.startswith(name))
 
 
 if __name__ == "__main__":

@@ -15,6 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
+from measuring import peak
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from made_results import made_checkpoint, made_result, save_result
@@ -66,7 +67,7 @@ def timed(name: str, work: Callable[[], object]) -> None:
     started, cpu = time.perf_counter(), time.process_time()
     work()
     spent, cpu = time.perf_counter() - started, time.process_time() - cpu
-    print(f"{name:34} {spent:8.2f} {cpu:8.2f} {peak_mib():9.0f}", flush=True)
+    print(f"{name:34} {spent:8.2f} {cpu:8.2f} {peak() / 2**20:9.0f}", flush=True)
 
 
 def save(out: Path, number: int, protocol: int, skill: float, hard: np.ndarray, generator: np.random.Generator) -> None:
@@ -89,11 +90,6 @@ def save(out: Path, number: int, protocol: int, skill: float, hard: np.ndarray, 
         facts={"transform": "t" * 60, "search": {f"option {each}": each for each in range(90)}},
     )
     save_result(out, found, arrays)
-
-
-def peak_mib() -> float:
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return next(int(line.split()[1]) / 1024 for line in lines if line.startswith("VmHWM"))
 
 
 if __name__ == "__main__":

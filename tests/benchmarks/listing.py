@@ -15,6 +15,8 @@ import time
 from itertools import pairwise
 from pathlib import Path
 
+from measuring import peak
+
 from imagesets.sets import open_set
 
 COLUMNS = ("images", "", "open s", "CPU s", "fingerprint s", "limited s", "peak MiB")
@@ -70,12 +72,7 @@ def measure(root: str) -> None:
     times.append(time.perf_counter())
     names = ("open", "fingerprint", "limited")
     spent = dict(zip(names, (later - earlier for earlier, later in pairwise(times)), strict=True))
-    print(json.dumps({"count": len(image_set), "cpu": cpu, **spent, "peak": peak_mib()}))
-
-
-def peak_mib() -> float:
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return next(int(line.split()[1]) / 1024 for line in lines if line.startswith("VmHWM"))
+    print(json.dumps({"count": len(image_set), "cpu": cpu, **spent, "peak": peak() / 2**20}))
 
 
 if __name__ == "__main__":

@@ -16,7 +16,6 @@ prints where the rest goes.
 
 import argparse
 import os
-import resource
 import statistics
 import subprocess
 import sys
@@ -27,6 +26,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
+from measuring import peak, seconds
 from official_steps import official_flops
 from PIL import Image
 from timm.models import beit, vision_transformer
@@ -172,7 +172,7 @@ def measure(row: str, precision: str, asked: argparse.Namespace) -> None:
     before = peak()
     with FlopCounterMode(display=False, custom_mapping=ATTENTION_FLOPS) as flops, Recording(method) as calls:
         updates.run([views], progress)
-    memory = (peak() - before) / asked.batch
+    memory = (peak() - before) / 2**20 / asked.batch
     if asked.profile:
         profile(lambda: updates.run([views], progress))
     limits, steps, bares = [gemm_limit(precision)], [], []
@@ -311,17 +311,6 @@ def profile(step: Callable[[], object]) -> None:
     with torch.profiler.profile() as found:
         step()
     print(found.key_averages().table(sort_by="self_cpu_time_total", row_limit=25, max_name_column_width=40))
-
-
-def seconds(work: Callable[[], object]) -> float:
-    started = time.perf_counter()
-    work()
-    return time.perf_counter() - started
-
-
-def peak() -> float:
-    """Largest resident memory so far, in MB."""
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 
 
 if __name__ == "__main__":

@@ -21,6 +21,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from measuring import peak, resident
 
 from engine.distributed import World
 from engine.machine import keep_memory
@@ -81,21 +82,16 @@ def measure(asked: argparse.Namespace) -> None:
     """Do one piece of work and print its line."""
     rows = np.memmap(asked.file, np.float32, mode="r", shape=(asked.rows, asked.width))
     WORK[asked.work[0]](rows[:3000], labels_of(3000), 256)  # libraries are loaded, kernels chosen
-    before = memory("VmRSS")
+    before = resident()
     Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
     started, of_cores = time.perf_counter(), time.process_time()
     flops, stated = WORK[asked.work[0]](rows, labels_of(asked.rows), asked.queries)
     wall, cpu = time.perf_counter() - started, time.process_time() - of_cores
-    peak = (memory("VmHWM") - before) / 1e6
+    most = (peak() - before) / 1e6  # MB
     print(
-        f"{asked.work[0]:12} {wall:8.1f} {cpu:8.1f} {flops / 1e12:8.2f} {flops / 1e9 / wall:8.1f} {peak:9.0f} "
+        f"{asked.work[0]:12} {wall:8.1f} {cpu:8.1f} {flops / 1e12:8.2f} {flops / 1e9 / wall:8.1f} {most:9.0f} "
         f"{stated / 1e6:10.0f}"
     )
-
-
-def memory(name: str) -> int:
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return next(int(line.split()[1]) << 10 for line in lines if line.startswith(name))
 
 
 Counted = tuple[float, float]  # FLOPs, and bytes that the work states

@@ -22,6 +22,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import numpy as np
+from measuring import peak
 from PIL import Image
 
 from imagesets.sets import ImageSet, open_set
@@ -130,9 +131,7 @@ def measure(url: str) -> None:
     started = time.perf_counter()
     image_set = open_set(url, "train")
     assert image_set.fingerprint
-    lines = Path("/proc/self/status").read_text().splitlines()
-    peak = next(int(line.split()[1]) / 1024 for line in lines if line.startswith("VmHWM"))
-    print(json.dumps({"open": time.perf_counter() - started, "peak": peak}))
+    print(json.dumps({"open": time.perf_counter() - started, "peak": peak() / 2**20}))
 
 
 def tiny(count: int) -> Iterator[Row]:
