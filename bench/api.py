@@ -363,7 +363,7 @@ def evaluate(
     with commands():
         from bench.run.suites import catalogue, choose_protocols
 
-        names = [matching.name for matching in choose_protocols(protocol, catalogue())]
+        names = [matching.name for matching in choose_protocols(protocol, catalogue(words=protocol))]
     if len(names) > 1:
         raise ValueError(
             f"{protocol!r} means {len(names)} protocols, such as {names[0]!r}: name one, or use evaluate_suite"

@@ -120,7 +120,7 @@ def prepare(request: RunRequest, world: World = World(), known: Sequence[DataUse
 
 
 def _chosen_protocols(request: RunRequest) -> list[ChosenProtocol]:
-    known = catalogue()
+    known = catalogue(words=request.suite)
     if request.space.world.is_rank0:
         warn_of(known.broken)
     return changed_protocols(choose_protocols(request.suite, known), request.changes, request.select)

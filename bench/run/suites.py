@@ -59,12 +59,20 @@ class Catalogue:
         return [*self.suites, *keys, *self.protocols]
 
 
-def catalogue(kinds: Sequence[str] = KINDS) -> Catalogue:
-    """Import every task file. Those that fail are left out; `broken` says why."""
+def catalogue(kinds: Sequence[str] = KINDS, words: str = "") -> Catalogue:
+    """Import every task file. Those that fail are left out; `broken` says why.
+
+    words: of `--suite`; where all are protocols of task files with their name, as `knn@dino` is of knn.py, these files
+    alone are imported.
+    """
     protocols: dict[str, ChosenProtocol] = {}
     suites: dict[str, tuple[str, ...]] = {}
     broken = {extension: reason for kind in kinds for extension, reason in refused(kind).items()}
     found = [extension for kind in kinds for extension in extensions(kind).values()]
+    asked = [word.strip() for word in words.split(",") if word.strip()]
+    named = {word.partition("@")[0] for word in asked}
+    if asked and all("@" in word for word in asked) and named <= {extension.key for extension in found}:
+        found = [extension for extension in found if extension.key in named]
     for extension in sorted(found, key=lambda extension: bool(extension.plugin)):  # ours keep their names
         try:
             module = loaded(extension)

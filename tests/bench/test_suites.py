@@ -62,3 +62,15 @@ def test_every_word_of_a_suite_is_known_before_torch_is():
     for word in ("knnn", "knn@dnio", "paper:mist", "semi@"):
         with pytest.raises(ValueError, match=word):
             refuse_unknown(f"smoke,{word}")
+
+
+def test_protocols_by_the_names_of_their_files_import_these_alone():
+    """As `knn@dino`; other words need all files, whose suites and families they may name."""
+    assert {chosen.key for chosen in catalogue(words="knn@dino, locality@smoke").protocols.values()} == {
+        "knn",
+        "locality",
+    }
+    assert catalogue(words="knn@dino,smoke").protocols.keys() == catalogue().protocols.keys()
+    assert catalogue(words="upernet@mae").protocols.keys() == catalogue().protocols.keys()
+    with pytest.raises(ValueError, match="knn@dino"):
+        choose_protocols("knn@dinno", catalogue(words="knn@dinno"))
