@@ -65,6 +65,17 @@ VARIANTS: dict[str, list[dict[str, Any]]] = {
         dict(shared_head=False, shared_head_teacher=False, head_norm="bn"),
         dict(shared_head=False, head_norm="ln", mask_shape="random"),
     ],
+    "dinov2": [
+        dict(local_crops=2, sinkhorn=True, separate_head=True, patch_prototypes=32),
+        dict(spec=dict(registers=2), koleo_weight=0.0, masked_crops=2, freeze_prototypes=1),
+        dict(gram_weight=2.0, gram_start=0, gram_size=32),
+        dict(gram_weight=1.0, gram_copies=0, gram_start=0),
+    ],
+    "ijepa": [dict(context_blocks=2), dict(context_overlaps=True, target_blocks=1)],
+    "lejepa": [dict(local_crops=2, sigreg_over="all", convex=False), dict(local_crops=2, centre="all")],
+    "nepa": [dict(query_norm_trained="gain", spec=dict(mlp="gated")), dict(query_norm_trained="all")],
+    "simdino": [dict(local_crops=2, expansion_of="student", gather_covariance=False)],
+    "simdinov2": [dict(local_crops=2, koleo_weight=0.1)],
     "lut": [
         dict(recipe="smoke_simmim"),
         dict(head_norm="ln"),
@@ -106,8 +117,11 @@ CASES = [pytest.param(name, {}, id=name) for name in METHODS]
 for name, variants in VARIANTS.items():
     CASES += [pytest.param(name, changes, id=f"{name} {number}") for number, changes in enumerate(variants)]
 # What is never trained: teachers, fixed positions, and what a recipe's settings fix.
-TEACHERS = ("teacher.", "momentum.", "target.")
-FIXED = r".*(pos_embed|last_layer2?\.weight_g|patch_embed\.proj\.(weight|bias)|decoder\.mask_token)"
+TEACHERS = ("teacher.", "momentum.", "target.", "gram_teacher.")
+FIXED = (
+    r".*(pos_embed|last_layer2?\.weight_g|patch_embed\.proj\.(weight|bias)|decoder\.mask_token|"
+    r"attn\.[qk]_norm\.(weight|bias))"
+)
 
 
 def case_recipe(name: str, changes: Mapping[str, Any], **others: Any) -> Recipe:

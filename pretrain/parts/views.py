@@ -132,6 +132,16 @@ def noise(*shape: int) -> Tensor:
 
 
 @dataclass(frozen=True)
+class OneView:
+    """RGB image -> "image" (3, S, S)."""
+
+    make: Callable[[Image.Image], Tensor]
+
+    def __call__(self, image: Image.Image) -> dict[str, Tensor]:
+        return {"image": self.make(image)}
+
+
+@dataclass(frozen=True)
 class MultiCrop:
     """RGB image -> "global" (G, 3, S, S) and, where there are any, "local" (N, 3, s, s)."""
 

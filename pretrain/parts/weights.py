@@ -121,6 +121,19 @@ def ijepa_vit(vit: ViT) -> ViT:
     return vit
 
 
+def nepa_vit(vit: ViT, layer_scale: float) -> ViT:
+    """NEPA's family, a timm Eva: truncated normal 0.02 for linear layers, patch embedding and class token, zero biases,
+    a layer scale, if any, of `layer_scale` (NEPA models/vit_nepa/modeling_vit_nepa.py)."""
+    trunk = truncated_(vit).trunk
+    for weight in (trunk.patch_embed.proj.weight, trunk.cls_token):
+        nn.init.trunc_normal_(weight, std=TOKEN_STD)
+    nn.init.zeros_(trunk.patch_embed.proj.bias)
+    for name, parameter in trunk.named_parameters():
+        if name.endswith(("gamma_1", "gamma_2")):
+            nn.init.constant_(parameter, layer_scale)
+    return vit
+
+
 def dinov2_vit(vit: ViT, layer_scale: float) -> ViT:
     """DINO's family with a class token and registers N(0, 1e-6) and a layer scale, if any, of `layer_scale` (DINOv2
     models/vision_transformer.py). Registers have no positions: their rows of the table are and stay zero."""

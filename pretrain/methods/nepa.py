@@ -1,0 +1,166 @@
+"""NEPA, next-embedding prediction (Xu et al. 2025): a causal transformer predicts each patch's embedding from those
+before it.
+
+Figure 1; SihanXU/nepa 15ea494, models/vit_nepa. The encoder attends causally in pretraining. Exports, as the authors'
+fine-tuning, let all patches see each other. B images, L patches, D width, d channels of a head.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from math import exp, log, pi
+from typing import Literal
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from checkpoints.spec import HALF, Preparation, ViTSpec
+from checkpoints.vit import ViT
+from engine.precision import to_float32
+from engine.settings import AreaRange, NonNegativeFloat, OneOrMore, UnitInterval, Validated
+from pretrain.method import Encoder, Method, Step, TrainProgress
+from pretrain.parts.teachers import frozen_copy, move
+from pretrain.parts.views import OneView, crop, view
+from pretrain.parts.weights import nepa_vit
+from pretrain.recipe import VIT_32PX, VIT_B, VIT_L, VIT_SMOKE, Recipe
+from pretrain.schedules import WarmupCosine
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings(Validated):
+    """The defaults are those of configs/pretrain and scripts/pretrain for the ViT-B."""
+
+    # of the norms of queries and keys, where the encoder has them: none, a gain, or a gain and a bias
+    query_norm_trained: Literal["none", "gain", "all"] = "none"
+    layer_scale_init: NonNegativeFloat = 1e-5  # where the encoder has a layer scale
+    rescale: OneOrMore = 2.0  # positions are multiplied by a factor from its inverse up to it, another for every update
+    average_momentum: UnitInterval = 0.9999  # of the averaged weights
+    crop_scale: AreaRange = (0.08, 1.0)  # least and largest share of the image's area in a crop
+
+
+class Nepa(Method):
+    """Views: "image" (B, 3, H, W)."""
+
+    preparation = Preparation(mean=HALF, std=HALF)
+    remedy = "; where the log's spread falls to 0, all patches have one embedding"
+
+    def __init__(self, spec: ViTSpec, settings: Settings) -> None:
+        super().__init__(spec, settings)
+        if spec.prefix != 1 or not spec.class_token or spec.position != "none" or spec.rotary != "centred":
+            raise ValueError("the encoder needs class_token=True, registers=0, position=none, rotary=centred")
+        self.vit = nepa_vit(ViT(spec), settings.layer_scale_init)
+        if spec.query_norm:
+            for block in self.vit.trunk.blocks:
+                for norm in (block.attn.q_norm, block.attn.k_norm):
+                    norm.weight.requires_grad_(settings.query_norm_trained != "none")
+                    norm.bias.requires_grad_(settings.query_norm_trained == "all")
+        self.teacher = frozen_copy(self.vit)  # takes no part in the loss
+        self.factor = 1.0
+
+    def views(self) -> OneView:
+        return OneView(view(crop(self.spec.side, self.settings.crop_scale, "bilinear"), self.preparation))
+
+    def before_forward(self, progress: TrainProgress) -> None:
+        """The factor on all positions is the same in all processes and micro-batches of an update."""
+        drawn = torch.rand((), generator=torch.Generator().manual_seed(progress.step), dtype=torch.float32).item()
+        self.factor = exp(log(self.settings.rescale) * (2 * drawn - 1))
+
+    def forward(self, views: Mapping[str, Tensor]) -> Step:
+        embeddings = self.embed(views["image"])
+        targets = to_float32(embeddings[:, 1:].detach())
+        predictions = to_float32(self.predict(embeddings)[:, :-1])  # the class token predicts the first patch
+        loss = -F.cosine_similarity(predictions, targets, dim=-1, eps=1e-12).mean()
+        spread = F.normalize(targets, dim=-1).flatten(0, 1).std(dim=0).norm()
+        return Step(loss, {"spread": spread})
+
+    def embed(self, images: Tensor) -> Tensor:
+        """Images (B, 3, H, W) -> class token and embedded patches (B, 1+L, D), row by row, without positions."""
+        patches = self.vit.project(images)
+        return torch.cat([self.vit.trunk.cls_token.expand(len(patches), -1, -1).to(patches), patches], dim=1)
+
+    def predict(self, embeddings: Tensor) -> Tensor:
+        """(B, 1+L, D) -> normalised outputs (B, 1+L, D), each of the tokens up to its own."""
+        trunk, tokens = self.vit.trunk, embeddings
+        turns = rotary_table(trunk.rope.periods, self.spec.grid, self.factor)
+        for block in trunk.blocks:
+            tokens = block(tokens, rope=turns, is_causal=True)
+        return self.vit.normalise(tokens)
+
+    def after_update(self, progress: TrainProgress) -> None:
+        """The averaged weights begin as a copy of those after the first update."""
+        move(self.teacher, self.vit, self.settings.average_momentum if progress.step else 0.0)
+
+    def facts(self) -> dict[str, str]:
+        return {"attention": "causal in pretraining; here, as in its authors' fine-tuning, patches see each other"}
+
+    def encoders(self) -> dict[str, Encoder]:
+        return {"teacher": Encoder(vit=self.teacher), "student": Encoder(vit=self.vit)}
+
+
+def rotary_table(periods: Tensor, grid: tuple[int, int], factor: float) -> Tensor:
+    """Sines and cosines (L, 2d) by which queries and keys turn: those of checkpoints/vit.py for centred positions,
+    which `factor` multiplies. periods: (d/4,)."""
+    axes = [(torch.arange(side, device=periods.device).to(periods) + 0.5) / side * 2 - 1 for side in grid]
+    centres = torch.cartesian_prod(*axes) * factor  # (L, 2), row and column
+    angles = (2 * pi * centres.unsqueeze(-1) / periods).flatten(1).repeat(1, 2)
+    return torch.cat([angles.sin(), angles.cos()], dim=-1)
+
+
+METHOD = Nepa
+
+_ROTARY = dict(
+    architecture="vit_base_patch16_dinov3",
+    layer_scale=True,
+    norm_eps=1e-12,
+    position="none",
+    class_position=False,
+    rotary="centred",
+    rotary_base=100.0,
+    rotary_pairs="halves",
+    split_qkv=True,
+    query_norm=True,
+)
+_VIT_B = Recipe(
+    source="nepa scripts/pretrain, configs/pretrain (ViT-B/14, ImageNet-1k); clip: the default of its trainer",
+    spec=replace(VIT_B, patch_size=14, **_ROTARY),
+    settings=Settings(),
+    epochs=1600,
+    batch=4096,
+    lr=3e-4,
+    schedule=WarmupCosine(warmup=40),
+    weight_decay=0.05,
+    betas=(0.9, 0.95),
+    clip=1.0,
+)
+_SMALL = Settings(average_momentum=0.99, crop_scale=(0.4, 1.0))
+RECIPES = {
+    "vit_b": _VIT_B,
+    "vit_l": replace(
+        _VIT_B,
+        source=_VIT_B.source.replace("ViT-B/14", "ViT-L/14"),
+        spec=replace(VIT_L, patch_size=14, **_ROTARY),
+        settings=Settings(query_norm_trained="gain"),
+    ),
+    "32px": replace(
+        _VIT_B,
+        source="ours: the ViT-B recipe on 8 x 8 patches of CIFAR-10, for two cores",
+        spec=replace(VIT_32PX, **_ROTARY),
+        settings=_SMALL,
+        epochs=6,
+        batch=128,
+        lr=1e-3,
+        lr_batch=0,
+        schedule=WarmupCosine(warmup=0.3),
+    ),
+    "smoke": replace(
+        _VIT_B,
+        source="ours: seconds on digits",
+        spec=replace(VIT_SMOKE, **_ROTARY),
+        settings=_SMALL,
+        epochs=2,
+        batch=64,
+        lr=1e-3,
+        lr_batch=0,
+        schedule=WarmupCosine(warmup=0.5),
+    ),
+}

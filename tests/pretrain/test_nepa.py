@@ -1,0 +1,105 @@
+"""NEPA beside its recordings: what a token sees, positions, the averaged weights, exports, mistakes."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from small_trainings import forward_pass
+from toys import progress
+
+from checkpoints.vit import turns
+from pretrain.loop.exporting import exports_of
+from pretrain.methods.nepa import METHOD, RECIPES, Nepa, rotary_table
+
+SMOKE = RECIPES["smoke"]
+
+
+def nepa(**changes) -> Nepa:
+    """With a layer scale that lets tokens be seen."""
+    torch.manual_seed(0)
+    return METHOD(SMOKE.spec, replace(SMOKE.settings, layer_scale_init=1.0, **changes)).double()
+
+
+def images(count: int = 3) -> torch.Tensor:
+    return torch.randn(count, 3, 16, 16, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+
+
+def test_a_token_sees_those_up_to_its_own():
+    method = nepa()
+    embeddings = method.embed(images()).detach().requires_grad_()
+    (gradient,) = torch.autograd.grad(method.predict(embeddings)[:, 5].square().sum(), embeddings)
+    seen = gradient.abs().sum(dim=(0, 2)) > 0
+    assert seen.tolist() == [True] * 6 + [False] * 11
+
+
+def test_each_token_predicts_the_next_patch():
+    method = nepa()
+    loss = forward_pass(method, {"image": images()}, progress()).loss
+    embeddings = method.embed(images())
+    predictions = method.predict(embeddings)
+    pairs = [torch.cosine_similarity(predictions[:, t], embeddings[:, t + 1], dim=-1) for t in range(16)]
+    torch.testing.assert_close(loss, -torch.stack(pairs).mean())
+
+
+def test_targets_pass_no_gradient_on():
+    """Of a loss of two tokens the second's embedding is a target alone."""
+    method = nepa()
+    forward_pass(method, {"image": images()}, progress()).loss.backward()
+    method.zero_grad()
+    patches = method.vit.trunk.patch_embed.proj.register_forward_hook(lambda module, given, out: kept.append(out))
+    kept: list[torch.Tensor] = []
+    loss = forward_pass(method, {"image": images()}, progress()).loss
+    patches.remove()
+    (gradient,) = torch.autograd.grad(loss, kept[0])
+    assert gradient.flatten(2)[:, :, -1].abs().max() == 0  # the last patch is an input of nothing that is asked
+    assert gradient.flatten(2)[:, :, 0].abs().max() > 0
+
+
+def test_positions_are_those_of_the_exported_encoder_times_the_factor():
+    method = nepa()
+    (table, *_) = turns(method.vit.trunk.rope, SMOKE.spec.depth, (4, 4), None)
+    periods = method.vit.trunk.rope.periods
+    torch.testing.assert_close(rotary_table(periods, (4, 4), 1.0), table.double(), rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(rotary_table(periods, (4, 4), 2.0), rotary_table(periods / 2, (4, 4), 1.0))
+
+
+def test_factors_are_between_the_inverse_and_the_setting():
+    method, factors = nepa(rescale=3.0), []
+    for step in range(200):
+        method.before_forward(replace(progress(), step=step))
+        factors.append(method.factor)
+    logs = torch.tensor(factors).log()
+    assert 1 / 3 <= min(factors) < 0.4 and 2.7 < max(factors) <= 3 and abs(logs.mean()) < 0.15
+
+
+def test_the_average_begins_as_a_copy_after_the_first_update():
+    method = nepa(average_momentum=0.9)
+    weight = method.vit.trunk.blocks[0].mlp.fc1.weight
+    with torch.no_grad():
+        weight.add_(1.0)
+    method.after_update(progress())
+    average = method.teacher.trunk.blocks[0].mlp.fc1.weight
+    assert torch.equal(average, weight)
+    first = weight.detach().clone()
+    with torch.no_grad():
+        weight.add_(1.0)
+    method.after_update(replace(progress(), step=1))
+    torch.testing.assert_close(average, first + 0.1)
+
+
+def test_exports_say_that_they_do_not_attend_causally():
+    for _, export in exports_of(nepa().float(), {"method": "nepa"}):
+        assert "causal" in export.facts["attention"]
+
+
+@pytest.mark.parametrize(
+    ("encoder", "changes", "message"),
+    [
+        ({}, {"rescale": 0.5}, "rescale=0.5"),
+        ({}, {"query_norm_trained": "bias"}, "query_norm_trained='bias'"),
+        ({"registers": 1}, {}, "the encoder needs class_token=True, registers=0"),
+    ],
+)
+def test_mistakes_are_one_line(encoder, changes, message):
+    with pytest.raises(ValueError, match=f"^{message}[^\n]*$"):
+        METHOD(replace(SMOKE.spec, **encoder), replace(SMOKE.settings, **changes))
