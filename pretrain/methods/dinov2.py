@@ -63,6 +63,8 @@ class Settings(MaskedSettings, DistillationSettings):
 class DinoV2(MaskedDistillation, SelfDistillation):
     """Views: "global" (B, G, 3, S, S), "local" (B, N, 3, s, s) and "mask" (B, G, L) bool."""
 
+    sync_batch_norm = False  # nor is KoLeo of the images of other processes
+
     def __init__(self, spec: ViTSpec, settings: Settings) -> None:
         super().__init__(spec, settings)
         self.batch_statistics |= settings.sinkhorn
