@@ -101,7 +101,8 @@ ENCODERS: list[tuple[str, dict[str, Any], tuple[str, ...]]] = [
     ("mae", dict(class_token=False, class_position=False, pool="avg"), ("0 prefix tokens",)),
     ("maskfeat", dict(position="none", class_position=False), ("position='learned'",)),
     ("maskfeat", dict(registers=1), ("position='learned'",)),
-    ("mocov3", dict(position="learned"), ("position=sincos_row_first",)),
+    ("mocov3", dict(final_norm="none"), ("final_norm=all",)),
+    ("mocov3", RELATIVE, ("no relative position",)),
     ("msn", dict(position="sincos_column_first"), ("class_token=True",)),
     ("simmim", PLAIN, ("relative_position='shared'",)),
 ]
