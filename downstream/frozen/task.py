@@ -226,7 +226,7 @@ class HeadTask(FrozenTask):
         side = max(self.crop_side(scale.spec))
         flops = float(forward_flops(scale.spec, side)) if scale.spec.has_patches else 0.0
         return [
-            Part(kind="crops", count=self.steps * self.batch, flops=flops, of=f"crops of {self.KEY}"),
+            Part(kind="crops", count=self.steps * self.batch, flops=flops),
             Part(kind="updates", count=self.steps),
             Part(kind="states", count=self.steps // save_interval(self.steps)),
         ]
