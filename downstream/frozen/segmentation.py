@@ -77,11 +77,19 @@ def nearest(labels: np.ndarray, size: tuple[int, int]) -> np.ndarray:
 
 
 def training_crop(
-    image: Image.Image, labels: np.ndarray, crop: int, scale: int, ratios: tuple[float, float], random: Random
+    image: Image.Image,
+    labels: np.ndarray,
+    crop: int,
+    scale: int,
+    ratios: tuple[float, float],
+    random: Random,
+    flip: float = 0.5,
+    most_of_one: float = MOST_OF_ONE,
 ) -> tuple[Tensor, Tensor]:
     """A random crop in random colours: pixels (3, h, w) uint8, h and w up to `crop`, and labels (h, w) uint8.
 
-    scale: shorter side in pixels, times a random factor. labels: (H, W) uint8, IGNORED where there is no class.
+    scale: shorter side in pixels, times a random factor. labels: (H, W) uint8, IGNORED where there is no class. flip:
+    chance of a mirror image. most_of_one: share of the labelled pixels above which a crop is drawn again.
     Nothing is drawn for a colour change that is off (transforms.py:391-448).
     """
     low, high = ratios
@@ -91,11 +99,11 @@ def training_crop(
     labels = nearest(labels, size)
     rows, columns = _drawn_window(labels, crop, random)
     for _ in range(REDRAWN):
-        if _is_varied(labels[rows, columns]):
+        if _is_varied(labels[rows, columns], most_of_one):
             break
         rows, columns = _drawn_window(labels, crop, random)
     pixels, labels = pixels[rows, columns], labels[rows, columns]
-    if random.rand() < 0.5:
+    if random.rand() < flip:
         pixels, labels = pixels[:, ::-1], labels[:, ::-1]
     coloured = _recoloured(torch.from_numpy(pixels.transpose(2, 0, 1).copy()), random)
     return coloured, torch.from_numpy(labels.copy())
@@ -107,10 +115,10 @@ def _drawn_window(labels: np.ndarray, crop: int, random: Random) -> tuple[slice,
     return slice(top, top + crop), slice(left, left + crop)
 
 
-def _is_varied(labels: np.ndarray) -> bool:
-    """Whether more than one class occurs and none has MOST_OF_ONE of the labelled pixels."""
+def _is_varied(labels: np.ndarray, most_of_one: float) -> bool:
+    """Whether more than one class occurs and none has so large a share of the labelled pixels."""
     counts = np.bincount(labels[labels != IGNORED])
-    return np.count_nonzero(counts) > 1 and counts.max() / counts.sum() < MOST_OF_ONE
+    return np.count_nonzero(counts) > 1 and counts.max() / counts.sum() < most_of_one
 
 
 def _recoloured(pixels: Tensor, random: Random) -> Tensor:

@@ -151,7 +151,9 @@ def test_training_and_evaluation_images():
     for place, draws in enumerate(config["draws"]):
         pixels = recorded[f"in{place}.image"].permute(2, 0, 1)
         depth = recorded[f"in{place}.depth"].float() / config["normalization"]
-        inside = official.window_of(official.NYU_CROP, depth.shape)
+        inside = (slice(None), slice(None))
+        if config["fixed_crop"] == "NYU":
+            inside = official.window_of(official.NYU_CROP, depth.shape)
         image, cut = official.training_image(
             pixels[:, *inside], depth[inside], tuple(config["crop"]), **changes_of(draws)
         )

@@ -43,6 +43,7 @@ def schedule_of(config: dict[str, Any]) -> FallingOneCycle:
         start=config["warmup_ratio"],
         division=float(config["final_div_factor"]),
         delayed=True,
+        momenta=(0.85, 0.95) if config.get("use_beta1") else None,
     )
 
 
@@ -67,6 +68,9 @@ def test_steps_of_the_head():
     schedule = schedule_of(config["scheduler"])
     for step in range(config["steps"]):
         optimiser.param_groups[0]["lr"] = schedule.at(config["lr"], at(step, config["total_iter"]))
+        if schedule.momenta:
+            beta1 = schedule.beta1_at(at(step, config["total_iter"]))
+            optimiser.param_groups[0]["betas"] = beta1, config["betas"][1]
         assert optimiser.param_groups[0]["lr"] == pytest.approx(recorded["lr"][step].item(), rel=1e-9)
         logits = head(recorded["in.features"][step].double(), recorded["drops"][step])
         loss = official.segmentation_loss(logits, recorded["in.labels"][step, :, 0])
@@ -98,7 +102,8 @@ def test_training_and_evaluation_images():
         labels = table[recorded[f"in{place}.label"].numpy()]
         (crop, _), ratios = config["crop"], tuple(config["ratio"])
         random = Replayed(draws)
-        cut = official.training_crop(image, labels, crop, config["img_size"], ratios, random)
+        chances = config["flip_prob"], config["cat_max_ratio"]
+        cut = official.training_crop(image, labels, crop, config["img_size"], ratios, random, *chances)
         assert next(random.draws, None) is None
         pixels, target = official.padded(official.normalised(cut[0], MEAN, STD), cut[1], crop)
         assert torch.equal(target, recorded[f"train{place}.label"][0])
