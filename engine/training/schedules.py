@@ -136,6 +136,37 @@ class TimmCosine(ScheduleSettings):
 
 
 @dataclass(frozen=True, kw_only=True)
+class CosineToTheEnd(ScheduleSettings):
+    """A table of updates whose first value is 0, whose warm-up ends with the peak, which is repeated, and whose last
+    value is the floor itself (capi eval_classification.py:441-444)."""
+
+    warmup: NonNegativeFloat  # epochs
+    floor: NonNegativeFloat = 0.0  # learning rate of the last update
+
+    def at(self, peak: float, progress: TrainProgress) -> float:
+        warmup = int(self.warmup * progress.steps_per_epoch)
+        if progress.step < warmup:
+            return peak * progress.step / max(1, warmup - 1)
+        return half_cosine(peak, progress.step, max(progress.steps - 1, warmup + 1), warmup, self.floor)
+
+
+@dataclass(frozen=True, kw_only=True)
+class CosineAhead(ScheduleSettings):
+    """A schedule that is moved on before an update, so that the i-th has the value of i + 1 and the last one the floor
+    itself; the warm-up is linear from `start` (vjepa2 evals/image_classification_frozen/eval.py)."""
+
+    warmup: NonNegativeFloat = 0.0  # epochs
+    start: NonNegativeFloat = 0.0  # learning rate at the start of the warm-up
+    floor: NonNegativeFloat = 0.0  # learning rate of the last update
+
+    def at(self, peak: float, progress: TrainProgress) -> float:
+        warmup, told = int(self.warmup * progress.steps_per_epoch), progress.step + 1
+        if told < warmup:
+            return self.start + told / warmup * (peak - self.start)
+        return half_cosine(peak, told, max(progress.steps, warmup + 1), warmup, self.floor)
+
+
+@dataclass(frozen=True, kw_only=True)
 class PacedCosine(ScheduleSettings):
     """Half a cosine to 0 that moves every epoch (torch's CosineAnnealingLR: DINO, iBOT and MOCA's linear probes) or
     every iteration (MAE, MoCo-v3; DINOv2 and MSN without a warm-up)."""

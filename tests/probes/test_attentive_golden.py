@@ -1,0 +1,232 @@
+"""Attentive heads against recordings of CAPI's, V-JEPA 2's and efficient probing's own code, in float64; CAE's against
+torch's own attention."""
+
+import re
+from ast import literal_eval
+
+import numpy as np
+import pytest
+import torch
+from recordings import ROOT, absent, facts, tensors, under
+from torch.nn import functional as F
+
+from engine.training.schedules import CosineAhead, CosineToTheEnd, TrainProgress, WarmupCosine
+from probes.linear.attention import (
+    CAPI_WIDTH,
+    AttentiveHeads,
+    CaeHead,
+    CapiHead,
+    Vjepa2Head,
+    cae_optimizer,
+    capi_optimizer,
+    ep_head,
+    ep_optimizer,
+    vjepa2_optimizer,
+)
+from probes.linear.heads import Head
+
+VALUES, WEIGHTS = 1e-9, 1e-7  # limits of the recordings' README: losses and logits; gradients and trained weights
+
+
+class LinearHead(torch.nn.Module):
+    """CAPI's heads on one vector of an image, which train in one optimiser with those on patches."""
+
+    def __init__(self, width, classes):
+        super().__init__()
+        self.linear = torch.nn.Linear(width, classes)
+
+    def forward(self, tokens):
+        return self.linear(tokens.flatten(1))
+
+
+def cases(family):
+    return [f"attentive/{path.name}" for path in sorted((ROOT / "attentive").glob(f"{family}*.safetensors"))]
+
+
+def case_of(family):
+    return pytest.mark.parametrize("path", cases(family) or [None])
+
+
+def opened(path):
+    return (tensors(path), facts(path)) if path else absent("attentive heads")
+
+
+def close(ours, recorded, limit):
+    torch.testing.assert_close(ours, recorded.double(), rtol=0, atol=limit * max(1.0, recorded.abs().max().item()))
+
+
+def close_weights(module, recorded, limit=WEIGHTS):
+    """All but biases of keys, whose gradient is 0."""
+    for name, value in module.state_dict().items():
+        ours, other = value, recorded[name]
+        if re.search(r"(^|\.)q?kv\.bias$", name):
+            parts = 3 if "qkv" in name else 2
+            ours, other = (
+                torch.cat([*each.chunk(parts)[: parts - 2], each.chunk(parts)[-1]]) for each in (ours, other)
+            )
+        if ours.is_floating_point():
+            assert (ours - other).norm() <= limit * max(1.0, other.norm().item()), name
+
+
+def in_float64(heads, data, prefix="head{}.init."):
+    for place, module in heads.modules.items():
+        module.double().load_state_dict(under(data, prefix.format(place)))
+    return heads
+
+
+def close_gradients(module, recorded):
+    for name, value in module.named_parameters():
+        if name in recorded and not re.search(r"kv\.bias$", name):
+            assert (value.grad - recorded[name]).norm() <= WEIGHTS * max(1e-3, recorded[name].norm().item()), name
+
+
+@case_of("capi")
+def test_capi_trains_a_grid_and_selects(path):
+    data, config = opened(path)
+    named = [literal_eval(name) for name in config["heads"]]
+    scale = config["batch_size"] * config["world_size"] / 256
+    grid = [Head(readout=source, lr=lr * scale, weight_decay=decay) for source, (lr, decay) in named]
+
+    def make(source):
+        kind = CapiHead if source in ("patch", "obj", "reg") else LinearHead
+        return kind(config["dim"] * (2 if source == "cls_avg_patch" else 1), config["classes"])
+
+    def read(split, rows):
+        cls, patch = (data[f"in.{split}.{name}"][rows].double() for name in ("cls", "patch"))
+        patch, objects = patch.flatten(1, 2), data[f"in.{split}.obj"][rows].double()
+        mean = patch.mean(dim=1)
+        vectors = {"cls": cls, "avg_patch": mean, "cls_avg_patch": torch.cat([cls, mean], dim=1)}
+        return {name: value[:, None] for name, value in vectors.items()} | {
+            "patch": patch,
+            "obj": objects,
+            "reg": objects,
+        }
+
+    schedule = CosineToTheEnd(warmup=config["warmup_iters"])
+    heads = AttentiveHeads(grid, make, capi_optimizer, schedule, shared_loss=True)
+    in_float64(heads, data)
+    for name, value in under(data, "").items():
+        if found := re.fullmatch(r"head(\d+)\.logits0", name):
+            close(heads.logits(read("train", data["batches"][0]))[:, int(found[1])], value, VALUES)
+    for number, rows in enumerate(data["batches"]):
+        progress = TrainProgress(step=number, steps_per_epoch=1, epochs=config["n_iters"])
+        assert schedule.at(1.0, progress) == pytest.approx(float(data["schedule"][number]), abs=1e-12)
+        losses = heads.step(read("train", rows), data["in.train.labels"][rows], progress)
+        close(losses.mean(), data["loss"][number], VALUES)
+        if not number:
+            for place, module in heads.modules.items():
+                close_gradients(module, under(data, f"head{place}.grad0."))
+    for place, module in heads.modules.items():
+        close_weights(module, under(data, f"head{place}.end."))
+    order = np.random.default_rng(42).permutation(config["n_train"])
+    held = data["split.val"]
+    assert order[-len(held) :].tolist() == held.tolist()
+    hits = heads.hits(read("train", held), data["in.train.labels"][held]).double() / len(held)
+    torch.testing.assert_close(hits, data["val.acc"].double(), rtol=0, atol=1e-12)
+    chosen = [
+        max((p for p, h in enumerate(grid) if h.readout == source), key=lambda p: (hits[p], -p))
+        for source in dict.fromkeys(head.readout for head in grid)
+    ]
+    assert chosen == torch.nonzero(data["val.best"])[:, 0].tolist()
+    test = heads.hits(read("test", slice(None)), data["in.test.labels"]).double() / config["n_test"]
+    by_name = {str(named[place]): float(test[place]) for place in chosen}
+    assert [by_name[name] for name in config["selected"]] == pytest.approx(data["test.acc"].tolist(), abs=1e-12)
+
+
+@case_of("vjepa2")
+def test_vjepa2_trains_heads_of_their_own_rates(path):
+    data, config = opened(path)
+    for number, settings in enumerate(config["optimisers"]):
+
+        def make(readout):
+            return Vjepa2Head(config["dim"], config["classes"], config["num_probe_blocks"], config["num_heads"])
+
+        head = Head(readout="tokens", lr=settings["ref_lr"], weight_decay=settings["ref_wd"])
+        schedule = CosineAhead(warmup=settings["warmup"], start=settings["start_lr"], floor=settings["final_lr"])
+        decay = CosineAhead(floor=settings["final_wd"])
+        heads = AttentiveHeads([head], make, vjepa2_optimizer, schedule, decay=decay)
+        in_float64(heads, under(data, f"head{number}.", "head0."))
+        module = heads.modules[0]
+        close(module.pooled(data["in.tokens"][0].double()), data[f"head{number}.pooled0"], VALUES)
+        close(heads.logits({"tokens": data["in.tokens"][0].double()})[:, 0], data[f"head{number}.logits0"], VALUES)
+        for step, (tokens, labels) in enumerate(zip(data["in.tokens"].double(), data["in.labels"], strict=True)):
+            progress = TrainProgress(step=step, steps_per_epoch=config["iterations_per_epoch"], epochs=config["epochs"])
+            right = 100 * heads.hits({"tokens": tokens}, labels).double() / len(labels)
+            assert float(right) == pytest.approx(float(data["acc"][step, number]), abs=1e-9)
+            loss = heads.step({"tokens": tokens}, labels, progress)
+            close(loss[0], data["loss"][step, number], VALUES)
+            (group,) = heads.optimizers[0].param_groups
+            assert group["lr"] == pytest.approx(float(data["lr"][step, number]), abs=1e-12)
+            assert group["weight_decay"] == pytest.approx(float(data["wd"][step, number]), abs=1e-12)
+            if not step:
+                close_gradients(module, under(data, f"head{number}.grad0."))
+        close_weights(module, under(data, f"head{number}.end."))
+
+
+@case_of("ep")
+def test_efficient_probing_trains_queries_by_lars(path):
+    data, config = opened(path)
+    head = Head(readout="patches", lr=config["lr"], weight_decay=config["weight_decay"])
+    schedule = WarmupCosine(warmup=config["warmup_epochs"])
+
+    def make(readout):
+        return ep_head(config["dim"], config["classes"], config["queries"], config["d_out"])
+
+    heads = in_float64(AttentiveHeads([head], make, ep_optimizer, schedule), data, "init.")
+    module = heads.modules[0]
+    first = data["in.tokens"][0].double()
+    close(module[0](first), data["pooled0"], VALUES)
+    for step, (tokens, labels) in enumerate(zip(data["in.tokens"].double(), data["in.labels"], strict=True)):
+        progress = TrainProgress(step=step, steps_per_epoch=config["iterations_per_epoch"], epochs=config["epochs"])
+        loss = heads.step({"patches": tokens}, labels, progress)
+        close(loss[0], data["loss"][step], VALUES)
+        assert heads.optimizers[0].param_groups[0]["lr"] == pytest.approx(float(data["lr"][step]), abs=1e-12)
+        if not step:
+            close_gradients(module, under(data, "grad0."))
+    close_weights(module, under(data, "end."))
+    close(heads.logits({"patches": first})[:, 0], data["eval.logits"], VALUES)
+
+
+def test_folded_attention_is_attention_of_keys_and_values():
+    """A second opinion on all heads: torch's attention on keys and values of every token."""
+    torch.manual_seed(0)
+    width, heads, tokens = 2 * CAPI_WIDTH, 2, torch.randn(3, 7, 2 * CAPI_WIDTH, dtype=torch.float64)
+    capi, cae = CapiHead(width, 5).double(), CaeHead(width, 5, heads).double().eval()
+    for parameter in (*capi.parameters(), *cae.parameters()):
+        torch.nn.init.normal_(parameter, std=0.3)
+
+    def split(values):
+        return values.unflatten(-1, (heads, -1)).transpose(1, 2)
+
+    def attention(query, keys, values):
+        pooled = F.scaled_dot_product_attention(split(query.expand(3, 1, -1)), split(keys), split(values))
+        return pooled.transpose(1, 2).flatten(2)[:, 0]
+
+    plain = capi.linear(attention(capi.query_token, *capi.kv(tokens).chunk(2, dim=2)))
+    torch.testing.assert_close(capi(tokens), plain, rtol=0, atol=1e-12)
+    query = cae.q(cae.norm_q(cae.query_token))
+    values = attention(query, cae.k(cae.norm_k(tokens)), cae.v(cae.norm_v(tokens)))
+    torch.testing.assert_close(cae(tokens), cae.head(cae.fc_norm(cae.proj(values))), rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("optimizer", [capi_optimizer, cae_optimizer, ep_optimizer, vjepa2_optimizer])
+def test_a_state_continues_with_the_same_bits_however_heads_are_divided(optimizer):
+    grid = [Head(readout="patches", lr=lr, weight_decay=0.01) for lr in (0.01, 0.03, 0.1)]
+    schedule = CosineToTheEnd(warmup=1)
+
+    def trained(own, steps, state=None):
+        heads = AttentiveHeads(grid, lambda readout: ep_head(8, 3, 2), optimizer, schedule, own=own, shared_loss=True)
+        if state:
+            heads.load(state)
+        for step in steps:
+            generator = torch.Generator().manual_seed(step)
+            tokens, labels = torch.randn(6, 5, 8, generator=generator), torch.arange(6) % 3
+            heads.step({"patches": tokens}, labels, TrainProgress(step=step, steps_per_epoch=2, epochs=2))
+        return heads.state()
+
+    whole = trained(range(3), range(4))
+    begun = {name: value.clone() for name, value in trained(range(3), range(2)).items()}
+    parts = [trained(own, range(2, 4), begun) for own in (range(1), range(1, 3))]
+    resumed = parts[0] | parts[1]
+    assert whole.keys() == resumed.keys()
+    assert all(torch.equal(value, resumed[name]) for name, value in whole.items())
