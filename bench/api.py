@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from checkpoints.frozen import Forward, FrozenExport, FrozenSpec
     from engine.tasks import Workspace
     from imagesets.schemes.memory import HeldSets
+    from pretrain.method import Method
     from probes.features.extract import FeatureSet
 
 
@@ -514,6 +515,51 @@ def report(
         path = Path(to or Path(out) / "report.html")
         write_atomic(path, report_page(Path(out), published, pictures))
         return path
+
+
+def method(
+    name: str,
+    recipe: str,
+    *,
+    settings: Mapping[str, Any] | None = None,
+    init: str | Path | None = None,
+    seed: int = 0,
+) -> "Method":
+    """A pretraining method as an `nn.Module`, for a training loop of one's own.
+
+    Args:
+        name: of the method, such as "mae" (`bench list methods`).
+        recipe: one of its recipes, whose encoder and settings it gets.
+        settings: changes of the method or its encoder, such as {"mask_ratio": 0.6}.
+        init: a checkpoint that the encoder starts from, as `bench pretrain --init`.
+        seed: of the drawn weights.
+
+    Returns:
+        The module. Called with RGB images (PIL) or with a batch of `views()`, it returns a `pretrain.method.Step`
+        (loss, logs, observed). `encoders()` are the networks to export.
+
+    Raises:
+        ValueError: there is no such method or recipe, or the settings or the checkpoint do not fit it.
+
+    Example:
+        >>> import bench
+        >>> from PIL import Image
+        >>> mae = bench.method("mae", "smoke")
+        >>> mae([Image.new("RGB", (32, 32), "red"), Image.new("RGB", (32, 32), "blue")]).loss.backward()
+    """
+    check(method=name, recipe=recipe, settings=settings, seed=seed)
+    with commands():
+        from bench.cli.settings import setting_text
+        from bench.pretraining.recipes import choose_recipe
+        from bench.pretraining.run import initialised
+        from pretrain.loop.trainer import build
+
+        changes = [f"{field}={setting_text(value)}" for field, value in (settings or {}).items()]
+        chosen = initialised(choose_recipe(name, recipe, changes), str(init) if init else None)
+        module = build(chosen.module, chosen.recipe, seed)
+        if chosen.init:
+            chosen.init.load_into(module)
+        return module
 
 
 def pretrain(

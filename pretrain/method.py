@@ -14,9 +14,11 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
+import torch
 from PIL import Image
 from torch import Tensor, nn
 from torch.nn import Parameter
+from torch.utils.data import default_collate
 
 from checkpoints.spec import Preparation, ViTSpec
 from checkpoints.vit import ViT
@@ -88,6 +90,23 @@ class Method(nn.Module):
     def views(self) -> Views:
         """Makes views and noise from an image. It is sent to loader processes, so it must not hold the network."""
         raise NotImplementedError
+
+    def batch(self, images: Sequence[Image.Image], labels: Sequence[int] | None = None) -> dict[str, Tensor]:
+        """Views of RGB images, drawn from the global generators, as `forward` takes them: name -> (B, ...).
+
+        labels: of the images, for a method that needs them; ValueError where they are missing.
+        """
+        if self.needs_labels and labels is None:
+            raise ValueError("the method learns from labels: give method.batch(images, labels)")
+        make = self.views()
+        views = default_collate([make(image) for image in images])
+        views |= {"label": torch.tensor(labels)} if labels is not None else {}
+        device = next(self.parameters()).device
+        return {name: tensor.to(device) for name, tensor in views.items()}
+
+    def __call__(self, views: Mapping[str, Tensor] | Sequence[Image.Image]) -> Step:
+        """`forward` on views, or on those that `batch` draws of RGB images."""
+        return super().__call__(views if isinstance(views, Mapping) else self.batch(views))
 
     def fit(self, views: Iterable[Mapping[str, Tensor]]) -> None:
         """Before the first update, in the first process: fit what then stays as it is, such as a tokenizer.

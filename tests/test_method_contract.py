@@ -27,15 +27,17 @@ from small_trainings import (
 )
 from torch import nn
 
+import bench
 from bench.cli.settings import meanings
 from checkpoints.export import ViTExport
 from checkpoints.vit import skip_init
 from engine.extensions import load_extension, source_files
+from engine.seeding import AUGMENT, seeded
 from engine.tasks import Workspace
 from pretrain.loop.exporting import exports_in
 from pretrain.loop.images import MicroBatches, load_micro_batches
 from pretrain.loop.learning import Learning
-from pretrain.method import Method
+from pretrain.method import Method, TrainProgress
 from pretrain.methods.extrema import AVERAGE, CLASS_TOKEN
 from pretrain.recipe import Recipe
 from pretrain.schedules import Constant
@@ -309,3 +311,31 @@ def test_bfloat16_gives_nearly_the_same_loss(name):
         losses.append(training.run(batches(training.method, plan()), progress(plan()))["loss"])
         assert all(parameter.dtype == torch.float32 for parameter in training.method.parameters())
     assert losses[1] != losses[0] and losses[1] == pytest.approx(losses[0], rel=0.05)
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_it_is_a_module_for_any_loop(name):
+    """`bench.method`: images in, loss out, the same as of the batch of their views; one update of plain PyTorch."""
+    method = bench.method(name, "smoke", seed=3)
+    images, labels = [digits().image(place) for place in range(6)], [0, 1, 2, 3, 4, 5] if method.needs_labels else None
+    with seeded(AUGMENT, 0):
+        views = method.batch(images, labels)
+    now = TrainProgress(step=0, steps_per_epoch=1, epochs=1)
+    method.before_forward(now)
+    if labels is None:
+        method.eval()
+        with seeded(AUGMENT, 0):
+            assert torch.equal(method(images).loss, method(views).loss)
+        method.train()
+    else:
+        with pytest.raises(ValueError, match="labels"):
+            method(images)
+    optimizer = torch.optim.AdamW([p for p in method.parameters() if p.requires_grad], lr=1e-3)
+    before = {name: tensor.clone() for name, tensor in method.state_dict().items()}
+    step = method(views)
+    step.loss.backward()
+    method.observe(step.observed, now)
+    method.before_update(now)
+    optimizer.step()
+    method.after_update(now)
+    assert not same(before, method.state_dict()) and torch.isfinite(step.loss)

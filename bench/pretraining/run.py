@@ -96,7 +96,9 @@ def _opened(request: PretrainRequest) -> tuple[ChosenRecipe, ImageSet | None]:
     """Recipe and images; no images for a dry run of a recipe whose images are not there yet."""
     if request.run.wandb:
         require("wandb")
-    chosen = _initialised(choose_recipe(request.method, request.recipe, request.changes), request)
+    chosen = initialised(
+        choose_recipe(request.method, request.recipe, request.changes), request.init, request.frozen_epochs
+    )
     if request.dry_run and absent_images(request.images):
         return chosen, None
     monitor = request.run.monitor
@@ -117,23 +119,23 @@ def _opened(request: PretrainRequest) -> tuple[ChosenRecipe, ImageSet | None]:
     return chosen, images
 
 
-def _initialised(chosen: ChosenRecipe, request: PretrainRequest) -> ChosenRecipe:
-    """The recipe with the encoder of --init, where it was asked for. ValueError where it does not fit."""
-    if not request.init:
-        if request.frozen_epochs:
+def initialised(chosen: ChosenRecipe, checkpoint: str | None, frozen_epochs: int = 0) -> ChosenRecipe:
+    """The recipe with the encoder of --init, where there is a `checkpoint`. ValueError where it does not fit."""
+    if not checkpoint:
+        if frozen_epochs:
             raise ValueError("--freeze-first-epochs without --init CHECKPOINT, whose weights it keeps: add it")
         return chosen
-    if request.frozen_epochs >= chosen.recipe.epochs:
+    if frozen_epochs >= chosen.recipe.epochs:
         raise ValueError(
-            f"--freeze-first-epochs {request.frozen_epochs} with epochs={chosen.recipe.epochs}: the encoder would "
-            "never train; give fewer"
+            f"--freeze-first-epochs {frozen_epochs} with epochs={chosen.recipe.epochs}: the encoder would never train; "
+            "give fewer"
         )
     try:
-        init = initial_weights(request.init, request.frozen_epochs)
+        init = initial_weights(checkpoint, frozen_epochs)
         changed = [name for name in chosen.changes if name in ViTSpec.__dataclass_fields__]
         return replace(chosen, recipe=init.recipe(chosen.recipe, changed), init=init)
     except (ValueError, OSError) as error:
-        raise ValueError(f"--init {request.init}: {_without(request.init, error)}") from error
+        raise ValueError(f"--init {checkpoint}: {_without(checkpoint, error)}") from error
 
 
 def _without(url: str, error: Exception) -> str:
