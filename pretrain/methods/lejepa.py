@@ -228,17 +228,19 @@ RECIPES = {
         settings=Settings(**_SMALL, global_crops=4),
         epochs=6,
         batch=128,
-        lr=1e-3,
+        lr=2e-3,
         schedule=WarmupCosine(warmup=0.3, floor=1e-6, start=0.01),
     ),
     "smoke": replace(
         _VIT_L,
         source="ours: seconds on digits",
         spec=replace(VIT_SMOKE, **_TABLES),
-        settings=Settings(**_SMALL | dict(directions=64, embedding=32, projector_hidden=(32, 32), local_size=8)),
+        settings=Settings(
+            **_SMALL | dict(global_crops=4, directions=64, embedding=32, projector_hidden=(32, 32), local_size=8)
+        ),
         epochs=2,
         batch=64,
-        lr=1e-3,
+        lr=4e-3,
         schedule=WarmupCosine(warmup=0.5, start=0.01),
     ),
 }

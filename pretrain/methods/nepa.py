@@ -119,6 +119,7 @@ _ROTARY = dict(
     rotary_pairs="halves",
     split_qkv=True,
     query_norm=True,
+    pool="avg",  # as in its authors' fine-tuning; in pretraining the class token sees itself alone
 )
 _VIT_B = Recipe(
     source="nepa scripts/pretrain, configs/pretrain (ViT-B/14, ImageNet-1k); clip: the default of its trainer",
