@@ -34,7 +34,7 @@ def variance_ratios(features: np.ndarray) -> np.ndarray:
     """Shares of the variance of (N, D) along its principal components, falling."""
     centred = np.asarray(features, np.float64)
     variances = np.linalg.svd(centred - centred.mean(axis=0), compute_uv=False) ** 2
-    return variances / variances.sum()
+    return variances / max(variances.sum(), np.finfo(np.float64).tiny)
 
 
 def rankme_of_variances(features: np.ndarray, eps: float = RANKME_EPS) -> float:

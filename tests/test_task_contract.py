@@ -104,6 +104,7 @@ def test_the_page_of_protocols_is_that_of_the_code():
 REFUSED: dict[str, dict[str, list]] = {
     "finetune@smoke": dict(lr=[0.0], layer_decay=[0.0], schedule=["cosine"], crop_scale=[0.0], holdout=[1.0])
     | dict(average=[1.0], policy=["augmix"], mixed_together=[0]),
+    "health@val": dict(images=[0], views=[1], layers=["first"]),
     "knn@dino": dict(k=[(), (0, 5), (5, 5)], temperature=[(0.0,)], fraction=[0.0]),
     "linear_sgd@ibot_base_cached": dict(lrs=[(), (0.1, 0.1), (0.0,)], weight_decays=[()], crop_rule=["timm"])
     | dict(holdout=[1.0]),

@@ -58,6 +58,8 @@ class Windowed(Protocol):
 
     @property
     def window(self) -> tuple[int, int]: ...  # height and width
+    @property
+    def name(self) -> str: ...  # all that decides about pixels, beside the images
 
     def __call__(self, image_set: ImageSet, index: int) -> Tensor: ...  # (3, H, W) uint8
 
@@ -232,7 +234,7 @@ def extract(
     image_set: ImageSet,
     kinds: Sequence[FeatureKind],
     space: Workspace,
-    transform: EvalTransform | None = None,
+    transform: Windowed | None = None,
 ) -> FeatureSet:
     """Features of every image for every kind, from disk where they are there, else in one pass over what is missing.
 
@@ -261,7 +263,7 @@ class Order:
     image_set: ImageSet
     kinds: tuple[FeatureKind, ...]
     space: Workspace
-    transform: EvalTransform
+    transform: Windowed
 
     def check(self) -> None:
         if not len(self.image_set):

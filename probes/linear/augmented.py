@@ -144,6 +144,11 @@ class TrainTransform:
         """Height and width of the crop."""
         return self.size if isinstance(self.size, tuple) else (self.size, self.size)
 
+    @property
+    def name(self) -> str:
+        """All that decides about the pixels, beside the images' numbers."""
+        return f"{self.rule}-crop{self.window}-{self.interpolation}-flip_seed{self.seed}_epoch{self.epoch}"
+
     @releasing_large_images()
     def __call__(self, image_set: ImageSet, index: int) -> Tensor:
         """Image `index` of the set -> (3, H, W) uint8. Raises UnreadableImage."""
