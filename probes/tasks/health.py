@@ -208,6 +208,7 @@ PROTOCOLS = {
 
 SUITES = {
     "smoke": ("health@val",),
+    "full": ("health@val",),
     "today": ("health@val",),
     "everything": tuple(PROTOCOLS),
 }
