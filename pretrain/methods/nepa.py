@@ -38,6 +38,18 @@ class Settings(Validated):
     crop_scale: AreaRange = (0.08, 1.0)  # least and largest share of the image's area in a crop
 
 
+class CausalViT(ViT):
+    """A ViT that attends causally while there is a factor on its positions."""
+
+    causal_factor: float | None = None
+
+    def _besides(self, length: int, keep: Tensor | None, grid: tuple[int, int] | None) -> list[dict]:
+        if self.causal_factor is None:
+            return super()._besides(length, keep, grid)
+        table = rotary_table(self.trunk.rope.periods, self.spec.grid, self.causal_factor)
+        return [{"rope": table, "is_causal": True}] * self.spec.depth
+
+
 class Nepa(Method):
     """Views: "image" (B, 3, H, W)."""
 
@@ -48,7 +60,7 @@ class Nepa(Method):
         super().__init__(spec, settings)
         if spec.prefix != 1 or not spec.class_token or spec.position != "none" or spec.rotary != "centred":
             raise ValueError("the encoder needs class_token=True, registers=0, position=none, rotary=centred")
-        self.vit = nepa_vit(ViT(spec), settings.layer_scale_init)
+        self.vit = nepa_vit(CausalViT(spec), settings.layer_scale_init)
         if spec.query_norm:
             for block in self.vit.trunk.blocks:
                 for norm in (block.attn.q_norm, block.attn.k_norm):
@@ -66,25 +78,21 @@ class Nepa(Method):
         self.factor = exp(log(self.settings.rescale) * (2 * drawn - 1))
 
     def forward(self, views: Mapping[str, Tensor]) -> Step:
-        embeddings = self.embed(views["image"])
-        targets = to_float32(embeddings[:, 1:].detach())
-        predictions = to_float32(self.predict(embeddings)[:, :-1])  # the class token predicts the first patch
+        patches = self.vit.project(views["image"])
+        targets = to_float32(patches.detach())
+        predictions = to_float32(self.predict(patches)[:, :-1])  # the class token predicts the first patch
         loss = -F.cosine_similarity(predictions, targets, dim=-1, eps=1e-12).mean()
         spread = F.normalize(targets, dim=-1).flatten(0, 1).std(dim=0).norm()
         return Step(loss, {"spread": spread})
 
-    def embed(self, images: Tensor) -> Tensor:
-        """Images (B, 3, H, W) -> class token and embedded patches (B, 1+L, D), row by row, without positions."""
-        patches = self.vit.project(images)
-        return torch.cat([self.vit.trunk.cls_token.expand(len(patches), -1, -1).to(patches), patches], dim=1)
-
-    def predict(self, embeddings: Tensor) -> Tensor:
-        """(B, 1+L, D) -> normalised outputs (B, 1+L, D), each of the tokens up to its own."""
-        trunk, tokens = self.vit.trunk, embeddings
-        turns = rotary_table(trunk.rope.periods, self.spec.grid, self.factor)
-        for block in trunk.blocks:
-            tokens = block(tokens, rope=turns, is_causal=True)
-        return self.vit.normalise(tokens)
+    def predict(self, patches: Tensor) -> Tensor:
+        """Embedded patches (B, L, D) -> normalised outputs (B, 1+L, D) of class token and patches, each of the tokens
+        up to its own."""
+        self.vit.causal_factor = self.factor
+        try:
+            return self.vit.encode(patches)[0]
+        finally:
+            self.vit.causal_factor = None
 
     def after_update(self, progress: TrainProgress) -> None:
         """The averaged weights begin as a copy of those after the first update."""

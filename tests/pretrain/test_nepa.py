@@ -26,18 +26,20 @@ def images(count: int = 3) -> torch.Tensor:
 
 def test_a_token_sees_those_up_to_its_own():
     method = nepa()
-    embeddings = method.embed(images()).detach().requires_grad_()
-    (gradient,) = torch.autograd.grad(method.predict(embeddings)[:, 5].square().sum(), embeddings)
+    patches = method.vit.project(images()).detach().requires_grad_()
+    (gradient,) = torch.autograd.grad(method.predict(patches)[:, 5].square().sum(), patches)
     seen = gradient.abs().sum(dim=(0, 2)) > 0
-    assert seen.tolist() == [True] * 6 + [False] * 11
+    assert seen.tolist() == [True] * 5 + [False] * 11
+    whole = method.vit.encode(patches)[0]  # as it is exported
+    assert torch.autograd.grad(whole[:, 5].square().sum(), patches)[0].abs().sum(dim=(0, 2)).all()
 
 
 def test_each_token_predicts_the_next_patch():
     method = nepa()
     loss = forward_pass(method, {"image": images()}, progress()).loss
-    embeddings = method.embed(images())
-    predictions = method.predict(embeddings)
-    pairs = [torch.cosine_similarity(predictions[:, t], embeddings[:, t + 1], dim=-1) for t in range(16)]
+    patches = method.vit.project(images())
+    predictions = method.predict(patches)
+    pairs = [torch.cosine_similarity(predictions[:, t], patches[:, t], dim=-1) for t in range(16)]
     torch.testing.assert_close(loss, -torch.stack(pairs).mean())
 
 

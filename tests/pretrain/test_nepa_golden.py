@@ -116,10 +116,12 @@ class RecordedNepa(RecordedTraining):
         return {"image": self.data[f"step{forward}/images"]}
 
     def outputs(self, method, step):
+        if f"step{step}/output" not in self.data:
+            return
         method.factor = self.factor(step)
-        embeddings = method.embed(self.views(step)["image"])
-        yield f"step{step}/embedding", embeddings, self.NORM
-        yield f"step{step}/output", method.predict(embeddings), self.NORM
+        patches = method.vit.project(self.views(step)["image"])
+        yield f"step{step}/embedding", patches, self.NORM, self.data[f"step{step}/embedding"][:, 1:]
+        yield f"step{step}/output", method.predict(patches), self.NORM
 
     def close_rates(self, updates, progress, step):
         close(updates.rates(progress)[0], self.data["sched/lr"][progress.step], EXACT, f"rate {step}")
