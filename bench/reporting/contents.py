@@ -4,20 +4,22 @@ It depends on result files alone, so that the same results give the same page.
 """
 
 from bisect import bisect_left
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import cache
 from pathlib import PurePath
-from typing import Literal
+from typing import Literal, get_args
 
-from bench.leaderboards.tables import Cell, Leaderboard, cell_text, troubles
-from bench.results.record import CheckpointUsed, Result, number_text
-from bench.statistics.significance import Column, Key
+from bench.leaderboards.ranks import MeanRanks, mean_ranks
+from bench.leaderboards.tables import Cell, Leaderboard, cell_text, troubles, with_ties
+from bench.results.record import CheckpointUsed, Result, images_seen, number_text
+from bench.statistics.significance import Column, Key, PairedTestCache
 from engine.extensions import opening, source_files
 
 # measured: competes. floor: raw pixels. initial: a pretraining's weights before its first update. published: a paper's.
 Kind = Literal["measured", "floor", "initial", "published"]
+KINDS = get_args(Kind)
+SHADES = 10  # of a column, of one hue that differ in lightness, so that colour-blind readers see them
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,8 +29,11 @@ class TableNumber:
     text: str
     value: float | None = None  # None: there is no number
     place: tuple[float, float, float] | None = None  # low end, value, high end
-    first: bool = False  # the best of its column, or level with it
+    first: bool = False  # the best network of its column, or level with it
+    level: bool = False  # first, and not alone
     results: tuple[int, ...] = ()  # the result files that it is made of, by their place in Report.results
+    shade: int | None = None  # from 0, the worst of its column, to SHADES, the best
+    note: str = ""  # interval, images and seeds, for people
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,7 +42,7 @@ class TableRow:
 
     name: str
     kind: Kind
-    rank: str  # "1", "2-3" for several that share it, "" for rows that compete with none
+    rank: str  # "1", "2-3" for several that share it, "" for rows that compete with none; a mean rank in an overview
     numbers: tuple[TableNumber, ...]
 
 
@@ -55,12 +60,17 @@ class ReportTable:
     rows: tuple[TableRow, ...]
     caveats: tuple[str, ...]
     tested: bool  # whether a paired test compared the first column's best with the others
+    beats_pixels: bool | None  # whether the best network is significantly better than raw pixels; None: not both here
 
     @property
     def images(self) -> int | None:
         """Validation images that the result saw; None where it does not say."""
-        count, limit = self.result.data.images.get("val"), self.result.limit
-        return count if count is None or limit is None else min(count, limit)
+        return validation_images(self.result)
+
+
+def validation_images(result: Result) -> int | None:
+    """How many validation images a result saw; None where it does not say."""
+    return images_seen(result.data, result.limit) if "val" in result.data.images else None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,24 +78,67 @@ class ReportContents:
     """A whole page."""
 
     tables: tuple[ReportTable, ...]
+    overview: tuple[TableRow, ...]  # a number for each table, None where a checkpoint has none
+    overall: str  # a sentence on the mean ranks, "" where there are none
     checkpoints: tuple[Mapping[str, object], ...]
     results: tuple[Mapping[str, object], ...]  # each as its file has it, without what only programs read
     troubles: tuple[str, ...]
     newest: str  # date of the newest result
 
 
-def contents(leaderboard: Leaderboard) -> ReportContents:
-    """What a leaderboard and the results behind it look like."""
+def contents(leaderboard: Leaderboard, networks: Leaderboard | None = None) -> ReportContents:
+    """What a leaderboard and the results behind it look like. networks: its trained networks alone, with their ties
+    (`networks_of`); without it, ties of the whole leaderboard count."""
+    networks = networks or trained_networks(leaderboard)
     good = [stored.result for stored in leaderboard.results if stored.result.status == "ok"]
     places: dict[tuple[str, Key], list[int]] = {}
     for place, result in enumerate(good):
         places.setdefault((result.group, result.checkpoint.key), []).append(place)
+    tables = tuple(_table(leaderboard, networks, group, good, places) for group in leaderboard.groups)
+    ranked = mean_ranks(networks)
     return ReportContents(
-        tables=tuple(_table(leaderboard, group, good, places) for group in leaderboard.groups),
+        tables=tables,
+        overview=_overview(leaderboard, tables, ranked),
+        overall=ranked.sentence({used.key: name for used, name in leaderboard.names.items()}),
         checkpoints=tuple(_facts(leaderboard, checkpoint) for checkpoint in leaderboard.rows),
         results=tuple(provenance(result) for result in good),
         troubles=tuple(troubles(leaderboard)),
         newest=max((result.date for result in good), default=""),
+    )
+
+
+def trained_networks(leaderboard: Leaderboard) -> Leaderboard:
+    """The leaderboard without raw pixels, initial weights and published numbers, which win nothing."""
+    rows = {used: cells for used, cells in leaderboard.rows.items() if row_kind(leaderboard, used) == "measured"}
+    keys = {used.key for used in rows}
+    ties = {column: level & keys for column, level in leaderboard.ties.items()}
+    return replace(leaderboard, rows=rows, ties=ties)
+
+
+def networks_of(leaderboard: Leaderboard, cache: PairedTestCache[float]) -> Leaderboard:
+    """`trained_networks` with ties tested among themselves, also where raw pixels lead the whole leaderboard."""
+    return with_ties(trained_networks(leaderboard), leaderboard.results, cache)
+
+
+def _overview(leaderboard: Leaderboard, tables: Sequence[ReportTable], ranked: MeanRanks) -> tuple[TableRow, ...]:
+    """A row for each checkpoint, by mean rank and then by name; those that compete with none last."""
+    numbers = {(row.name, at): row.numbers[0] for at, table in enumerate(tables) for row in table.rows}
+    order = list(KINDS)
+
+    def place(checkpoint: CheckpointUsed) -> tuple[int, float, str]:
+        rank = ranked.means.get(checkpoint.key, float("inf"))
+        return order.index(row_kind(leaderboard, checkpoint)), rank, leaderboard.names[checkpoint]
+
+    return tuple(
+        TableRow(
+            name=leaderboard.names[checkpoint],
+            kind=row_kind(leaderboard, checkpoint),
+            rank=ranked.text(checkpoint.key),
+            numbers=tuple(
+                numbers.get((leaderboard.names[checkpoint], at), TableNumber(text="")) for at in range(len(tables))
+            ),
+        )
+        for checkpoint in sorted(leaderboard.rows, key=place)
     )
 
 
@@ -116,26 +169,45 @@ def about_task(task: str) -> str:
 
 
 def _table(
-    leaderboard: Leaderboard, group: str, results: Sequence[Result], places: Mapping[tuple[str, Key], list[int]]
+    leaderboard: Leaderboard,
+    networks: Leaderboard,
+    group: str,
+    results: Sequence[Result],
+    places: Mapping[tuple[str, Key], list[int]],
 ) -> ReportTable:
     metrics = leaderboard.groups[group]
     main = group, metrics[0]
     cells = {checkpoint: leaderboard.rows[checkpoint] for checkpoint in leaderboard.checkpoints_in(group)}
-    axis, ranked = axis_of([row.get(main) for row in cells.values()]), ranks(leaderboard, main)
+    axis, ranked = axis_of([row.get(main) for row in cells.values()]), ranks(networks, main)
+    result = next(result for result in results if result.group == group)
+    level = {
+        metric: sum(networks.is_best(used, (group, metric)) for used in networks.checkpoints_in(group)) > 1
+        for metric in metrics
+    }
     rows = []
     for checkpoint in sorted(cells, key=lambda checkpoint: _order(cells[checkpoint].get(main))):
         made_of = tuple(places.get((group, checkpoint.key), ()))
-        numbers = [
-            TableNumber(
-                text=cell_text(cell, with_interval=metric == metrics[0]),
-                value=cell.mean if cell else None,
-                place=placed(cell, axis) if cell and metric == metrics[0] else None,
-                first=leaderboard.is_best(checkpoint, (group, metric)),
-                results=made_of,
+        numbers = []
+        for metric in metrics:
+            cell = cells[checkpoint].get((group, metric))
+            first = checkpoint in networks.rows and networks.is_best(checkpoint, (group, metric))
+            numbers.append(
+                TableNumber(
+                    text=cell_text(cell, with_interval=metric == metrics[0]),
+                    value=cell.mean if cell else None,
+                    place=placed(cell, axis) if cell and metric == metrics[0] else None,
+                    first=first,
+                    level=first and level[metric],
+                    results=made_of,
+                )
             )
-            for metric in metrics
-            for cell in [cells[checkpoint].get((group, metric))]
-        ]
+        main_cell = cells[checkpoint].get(main)
+        if main_cell:
+            note = f"{leaderboard.names[checkpoint]}, {group} {metrics[0]}: {cell_text(main_cell)}"
+            images = validation_images(result)
+            seeds = f", {main_cell.seeds} seeds" if main_cell.seeds > 1 else ""
+            shade = _shade(main_cell, [row[main] for row in cells.values() if main in row])
+            numbers[0] = replace(numbers[0], shade=shade, note=f"{note}; {images or 'unknown'} images{seeds}")
         rows.append(
             TableRow(
                 name=leaderboard.names[checkpoint],
@@ -144,7 +216,6 @@ def _table(
                 numbers=tuple(numbers),
             )
         )
-    result = next(result for result in results if result.group == group)
     unit = next((row[main].unit for row in cells.values() if main in row), "%")
     return ReportTable(
         anchor=f"table-{list(leaderboard.groups).index(group)}",
@@ -155,8 +226,37 @@ def _table(
         unit=unit,
         axis=tuple(number_text(end, unit) for end in axis) if axis else None,  # type: ignore[arg-type]
         rows=tuple(rows),
-        caveats=leaderboard.caveats[group],
-        tested=main in leaderboard.ties,
+        caveats=merged_notes(leaderboard.caveats[group], [leaderboard.names[used] for used in cells]),
+        tested=main in networks.ties,
+        beats_pixels=_beats_pixels(leaderboard, networks, main),
+    )
+
+
+def _shade(cell: Cell, column: Sequence[Cell]) -> int:
+    numbers = [other.mean for other in column]
+    low, high = min(numbers), max(numbers)
+    share = (cell.mean - low) / (high - low) if high > low else 0.5
+    return round(SHADES * (1 - share if cell.higher_is_better is False else share))
+
+
+def _beats_pixels(leaderboard: Leaderboard, networks: Leaderboard, column: Column) -> bool | None:
+    """None where nothing was tested, or there are no raw pixels or no networks."""
+    floors = {used.key for used, cells in leaderboard.rows.items() if used.is_floor and column in cells}
+    if not floors or column not in leaderboard.ties or not any(column in cells for cells in networks.rows.values()):
+        return None
+    return not floors & leaderboard.ties[column]
+
+
+def merged_notes(notes: Sequence[str], names: Sequence[str]) -> tuple[str, ...]:
+    """Notes that several checkpoints share as one: `a and b: NOTE`, `all checkpoints: NOTE`."""
+    shared: dict[str, list[str]] = {}
+    for note in notes:
+        owner = next((name for name in names if note.startswith(f"{name.removesuffix(' (floor)')}: ")), "")
+        rest = note[len(owner.removesuffix(" (floor)")) + 2 :] if owner else note
+        shared.setdefault(rest, []).extend([owner] if owner else [])
+    return tuple(
+        note if not owners else f"{'all checkpoints' if len(owners) == len(names) > 1 else in_words(owners)}: {note}"
+        for note, owners in shared.items()
     )
 
 
@@ -190,10 +290,7 @@ def placed(cell: Cell, axis: tuple[float, float] | None) -> tuple[float, float, 
 
 
 def ranks(leaderboard: Leaderboard, column: Column) -> dict[CheckpointUsed, str]:
-    """Rank of each checkpoint that competes in a column: those level with the best share the first, then by number.
-
-    Floors compete too: a network that raw pixels beat should look so. Published numbers do not.
-    """
+    """Rank of each checkpoint in a column: those level with the best share the first, then by number."""
     ties = leaderboard.ties.get(column, frozenset())
     orders = {
         checkpoint: _order(row[column])
@@ -236,83 +333,76 @@ def provenance(result: Result) -> dict[str, object]:
     }
 
 
-NOT_NETWORKS = {"floor": "raw pixels", "initial": "initial weights"}  # kinds that a trained network should beat
-
-
 def verdict(table: ReportTable) -> str:
-    """One sentence on who leads a table, and what that rests on."""
+    """A sentence or two on which network leads a table, and what that rests on."""
     rows, leaders = competing(table), leaders_of(table)
     over = f"on {table.images} validation images" if table.images else "on the validation images"
+    if not rows:
+        return f"No trained network was measured, {over}."
     if len(rows) == 1:
-        return f"{leaders[0]} alone was measured, {over}."
-    if not table.tested:
-        return f"{leaders[0]} has the best number {over}; there is no paired test of this metric."
-    if len(leaders) == 1:
-        return f"{leaders[0]} leads {over}: better than every other by a paired test on the same images (5 %, Holm)."
-    if len(leaders) == len(rows):
-        return f"No difference between the {len(leaders)} is significant {over}."
-    return f"{in_words(leaders)} lead {over}; a paired test on the same images does not tell them apart (5 %, Holm)."
+        sentence = f"{leaders[0]} alone was measured, {over}."
+    elif not table.tested:
+        sentence = f"{leaders[0]} has the best number {over}; there is no paired test of this metric."
+    elif len(leaders) == 1:
+        sentence = (
+            f"{leaders[0]} leads {over}: better than every other by a paired test on the same images (5 %, Holm)."
+        )
+    elif len(leaders) == len(rows):
+        sentence = f"No difference between the {len(leaders)} is significant {over}."
+    else:
+        sentence = (
+            f"{in_words(leaders)} lead {over}; a paired test on the same images does not tell them apart (5 %, Holm)."
+        )
+    return sentence + (" None is shown to be better than raw pixels." if table.beats_pixels is False else "")
 
 
 def competing(table: ReportTable) -> list[TableRow]:
-    """Rows with a measured number, the best first."""
-    return [row for row in table.rows if row.kind != "published" and row.numbers[0].value is not None]
+    """Trained networks with a measured number, the best first."""
+    return [row for row in table.rows if row.kind == "measured" and row.numbers[0].value is not None]
 
 
 def leaders_of(table: ReportTable) -> list[str]:
-    """Names of the best of a table and of all that are level with it."""
+    """Names of the best networks of a table and of all that are level with them."""
     rows = competing(table)
-    return [row.name for row in rows if row.numbers[0].first] or [rows[0].name]
-
-
-def best_checkpoints(report: ReportContents) -> tuple[list[str], int, int]:
-    """Checkpoints that lead, or tie with the leader, in the most tables; in how many, of how many.
-
-    Tables with a single checkpoint do not count, and raw pixels are no checkpoint.
-    """
-    contested = [table for table in report.tables if len(competing(table)) > 1]
-    floors = {row.name for table in contested for row in table.rows if row.kind == "floor"}
-    wins = Counter(name for table in contested for name in leaders_of(table) if name not in floors)
-    most = max(wins.values(), default=0)
-    return sorted(name for name, count in wins.items() if count == most), most, len(contested)
-
-
-def unbeaten_floor(report: ReportContents) -> int:
-    """In how many of these tables nothing is better than raw pixels, if in as many as the best checkpoints lead."""
-    floors = sum("floor" in _kinds_of_leaders(table) for table in report.tables if len(competing(table)) > 1)
-    return floors if floors >= best_checkpoints(report)[1] else 0
+    return [row.name for row in rows if row.numbers[0].first] or [row.name for row in rows[:1]]
 
 
 def headline(report: ReportContents) -> str:
-    """One sentence or two on the whole board."""
-    names, most, contested = best_checkpoints(report)
+    """What paired tests say of the whole board, in a few sentences."""
+    contested = [table for table in report.tables if len(competing(table)) > 1 and table.tested]
     if not contested:
-        return "Nothing was measured under one protocol for two checkpoints yet, so there is nothing to compare."
-    tables = f"of {contested} table{'s' if contested > 1 else ''}"
-    floor = unbeaten_floor(report)
-    sentences = [f"Nothing is better than raw pixels in {floor} {tables}."] if floor else []
-    if len(names) == 1:
-        sentences.append(f"{names[0]} is the best checkpoint: best, or level with the best, in {most} {tables}.")
-    elif names:
-        which = f"{in_words(names)} are the best checkpoints"
-        sentences.append(f"{which}: each is best, or level with the best, in {most} {tables}.")
+        return "No two networks were measured and tested under one protocol yet, so there is nothing to compare."
+    among = f"of {len(contested)} protocol{'s' if len(contested) > 1 else ''}"
+    leaders = [leaders_of(table) for table in contested]
+    names = dict.fromkeys(name for tied in leaders for name in tied)
+    first = {name: sum(name in tied for tied in leaders) for name in names}
+    alone = {name: sum(tied == [name] for tied in leaders) for name in names}
+    best = sorted(name for name in names if first[name] == max(first.values()))
+    if not any(alone.values()):
+        sentences = [f"No network is significantly better than all others in any {among}."]
+    else:
+        won = sorted((name for name in names if alone[name]), key=lambda name: -alone[name])
+        parts = [f"{name} in {alone[name]}" for name in won[:NAMED]] + ["others elsewhere"] * (len(won) > NAMED)
+        sentences = [f"Significantly better than every other network: {', '.join(parts)} {among}."]
+    if max(first.values()) > max(alone.values()):
+        which = in_words(best) if len(best) <= NAMED else f"{len(best)} networks"
+        sentences.append(f"Best, or level with the best, most often: {which}, in {max(first.values())}.")
+    below = sum(table.beats_pixels is False for table in report.tables)
+    if below:
+        sentences.append(f"In {below} of {len(report.tables)} no network is shown to be better than raw pixels.")
     return " ".join(sentences)
+
+
+NAMED = 3  # networks that a sentence names
 
 
 def grounds(report: ReportContents) -> list[str]:
     """Sentences on why the headline can be trusted, and on what it does not cover."""
-    names, _, contested = best_checkpoints(report)
-    if not contested:
+    if not any(len(competing(table)) > 1 for table in report.tables):
         return []
-    sentences = []
-    if unbeaten_floor(report):
-        sentences.append(
-            "Where nothing is better than raw pixels, a table says nothing about what the networks have learned."
-        )
-    sentences += [beaten for kind in NOT_NETWORKS if (beaten := _beaten(report.tables, names, kind))]
-    sentences.append(
+    sentences = [
         "Level means that a paired test on the same validation images finds no difference (5 %, Holm's correction)."
-    )
+    ]
     chosen = sum(any(m.chosen_on_val for m in table.result.metrics.values()) for table in report.tables)
     sentences.append(
         f"{chosen} of {len(report.tables)} tables report numbers that were chosen on the validation images, which are "
@@ -320,33 +410,11 @@ def grounds(report: ReportContents) -> list[str]:
         if chosen
         else "No number was chosen on the images that it is reported on."
     )
-    sentences.append(
-        "Before each evaluation the weights were checked against activations that were recorded at import."
-    )
     if any(seeds_of(row) == 1 for table in report.tables for row in competing(table)):
         sentences.append(
             "Intervals cover another draw of validation images, not another training run, which may rank differently."
         )
     return sentences
-
-
-def _beaten(tables: Sequence[ReportTable], names: Sequence[str], kind: str) -> str:
-    """In how many tables the named are better than the rows of a kind, by the paired test; "" where none has both."""
-    both = []
-    for table in tables:
-        kinds = {row.name: row.kind for row in competing(table)}
-        others = {other for name, other in kinds.items() if name not in names}
-        both += [table] if table.tested and set(names) <= set(kinds) and kind in others else []
-    if not both or not names:
-        return ""
-    won = sum(set(names) <= set(leaders_of(table)) and kind not in _kinds_of_leaders(table) for table in both)
-    who = f"{in_words(names)} {'is' if len(names) == 1 else 'are'}"
-    return f"{who} significantly better than {NOT_NETWORKS[kind]} in {won} of the {len(both)} tables with both."
-
-
-def _kinds_of_leaders(table: ReportTable) -> set[str]:
-    leaders = leaders_of(table)
-    return {row.kind for row in table.rows if row.name in leaders}
 
 
 def seeds_of(row: TableRow) -> int:

@@ -206,5 +206,13 @@ def _svg(figure: "Figure", title: str) -> str:
         figure.savefig(buffer, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
     text = buffer.getvalue()
     text = text[text.index("<svg") :].replace(INK, "currentColor")
-    text = re.sub(r"<metadata>.*?</metadata>", "", text, flags=re.DOTALL)
+    text = re.sub(r"<metadata>.*?</metadata>|<style.*?</style>", "", text, flags=re.DOTALL)
+    text = re.sub(r' style="([^"]*)"', _as_attributes, text)
     return re.sub(r"<svg ", lambda _: f'<svg role="img" aria-label="{escape(title)}" ', text, count=1)
+
+
+def _as_attributes(style: re.Match[str]) -> str:
+    """A style of matplotlib's as attributes of SVG, which a page may have whose policy allows no inline style."""
+    declared = dict(part.split(": ", 1) for part in style[1].split("; ") if part)
+    declared.pop("font-family", None)  # the page's own
+    return "".join(f' {name}="{value}"' for name, value in declared.items())

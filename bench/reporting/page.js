@@ -39,6 +39,34 @@
     });
   }
 
+  // Metrics besides the main one are there, and shown when asked for.
+  for (const button of document.querySelectorAll(".metrics")) {
+    const section = button.closest("section");
+    const tell = (brief) => {
+      section.classList.toggle("brief", brief);
+      button.setAttribute("aria-expanded", String(!brief));
+    };
+    button.hidden = false;
+    tell(true);
+    button.addEventListener("click", () => tell(button.getAttribute("aria-expanded") === "true"));
+  }
+
+  // Interval, images and seeds of a number under the pointer or with the focus.
+  const note = document.getElementById("note");
+  const explain = (event) => {
+    const cell = event.target.closest?.("[data-note]");
+    note.hidden = !cell;
+    if (!cell) return;
+    note.textContent = cell.dataset.note;
+    const box = cell.getBoundingClientRect();
+    note.style.left = `${Math.max(4, Math.min(box.left, innerWidth - note.offsetWidth - 4))}px`;
+    note.style.top = `${box.bottom + 4 + note.offsetHeight > innerHeight ? box.top - note.offsetHeight - 4 : box.bottom + 4}px`;
+  };
+  document.addEventListener("mouseover", explain);
+  document.addEventListener("focusin", explain);
+  document.addEventListener("keydown", (event) => { if (event.key === "Escape") note.hidden = true; });
+  document.addEventListener("scroll", () => { note.hidden = true; }, true);
+
   const filter = document.getElementById("filter");
   const shown = document.getElementById("shown");
   const named = [...document.querySelectorAll("[data-name]")];

@@ -7,10 +7,11 @@ from pathlib import Path
 from typing import Any
 
 from bench.leaderboards.tables import read_leaderboard
-from bench.reporting.contents import ReportContents, ReportTable, contents, grounds, headline, verdict
+from bench.reporting.contents import ReportContents, ReportTable, contents, grounds, headline, networks_of, verdict
 from bench.reporting.figures import cost_figure, in_unit, log_of, training_figure
 from bench.reporting.saved_pictures import report_pictures
 from bench.reporting.views import views_of
+from bench.statistics.significance import p_value_cache
 from checkpoints.training_cost import COST_UNITS
 from engine.printing import html_template, printable
 
@@ -25,7 +26,10 @@ def report_page(out: Path, published: bool = False, pictures: bool = True) -> st
     this machine, and with what `bench visualize` drew of the same checkpoints into this folder.
     """
     leaderboard = read_leaderboard(out, published)
-    report, results = contents(leaderboard), [stored.result for stored in leaderboard.results]
+    cache = p_value_cache(out)
+    networks = networks_of(leaderboard, cache)
+    cache.save({stored.identity for stored in leaderboard.results})
+    report, results = contents(leaderboard, networks), [stored.result for stored in leaderboard.results]
     drawn = report_pictures(out, report, results) if pictures else None
     views = views_of(report, leaderboard.results, out / "cache", pictures)
     return page_of(report, figures_of(report), views, drawn)
@@ -73,7 +77,7 @@ def page_of(
     `bench visualize` (`report_pictures`)."""
     from markupsafe import Markup
 
-    script = (HERE / "page.js").read_text(encoding="utf-8")
+    script, style = ((HERE / name).read_text(encoding="utf-8") for name in ("page.js", "page.css"))
     template = html_template((HERE / "page.html").read_text(encoding="utf-8"), HERE)
     return template.render(
         report=report,
@@ -85,10 +89,18 @@ def page_of(
         figures=figures,
         pictures=pictures or {"shown": (), "left_out": (), "command": ()},
         svg=Markup,  # of figures, whose texts matplotlib escapes
-        style=Markup((HERE / "page.css").read_text(encoding="utf-8")),
+        style=Markup(style),
+        style_hash=policy_hash(style),  # no other style counts, and no other script runs
         script=Markup(script),
-        script_hash=Markup("sha256-" + b64encode(sha256(script.encode()).digest()).decode()),  # no other script runs
+        script_hash=policy_hash(script),
     )
+
+
+def policy_hash(text: str) -> Any:
+    """A script or style as a page's content security policy names it."""
+    from markupsafe import Markup
+
+    return Markup("sha256-" + b64encode(sha256(text.encode()).digest()).decode())
 
 
 def packed(results: Sequence[Mapping[str, str]]) -> dict[str, list]:

@@ -1,6 +1,7 @@
 """The page of `bench report`: who leads and who shares a rank, nothing from outside runs, and it works in a browser."""
 
 import base64
+import csv
 import hashlib
 import html.parser
 import importlib.util
@@ -16,11 +17,18 @@ import pytest
 from made_results import EVIL, made_checkpoint, made_leaderboard, save_result
 from shown_results import result
 
-from bench.reporting.contents import contents, grounds, headline, provenance, verdict
+from bench.leaderboards.files import write_leaderboard
+from bench.leaderboards.ranks import mean_ranks
+from bench.leaderboards.tables import read_leaderboard
+from bench.reporting.contents import contents, grounds, headline, merged_notes, networks_of, provenance, verdict
 from bench.reporting.figures import log_of, training_figure
 from bench.reporting.page import figures_of, packed, page_of, report_page
 from bench.reporting.views import image_view
 from bench.results.record import CheckpointUsed, DataUsed, MetricRecord, ProtocolUsed, Result
+from bench.statistics.compare import compare
+from bench.statistics.intervals import LEVEL
+from bench.statistics.paired import holm
+from bench.statistics.significance import p_value_cache
 from checkpoints.training_cost import TrainingCost
 from imagesets.sets import open_set
 
@@ -48,15 +56,16 @@ def test_checkpoints_that_are_level_share_a_rank():
     assert [(row.name, row.rank, row.kind) for row in table.rows] == [
         ("a", "1-2", "measured"),
         ("b", "1-2", "measured"),
-        ("raw (floor)", "3", "floor"),
-        ("c", "4", "measured"),
+        ("raw (floor)", "", "floor"),
+        ("c", "3", "measured"),
     ]
     assert [row.numbers[0].first for row in table.rows] == [True, True, False, False]
+    assert [row.numbers[0].level for row in table.rows] == [True, True, False, False]
     assert verdict(table) == (
         "a and b lead on 500 validation images; a paired test on the same images does not tell them apart (5 %, Holm)."
     )
     (table,) = report_of(results, level_of(a)).tables
-    assert [row.rank for row in table.rows] == ["1", "2", "3", "4"] and verdict(table).startswith("a leads on 500")
+    assert [row.rank for row in table.rows] == ["1", "2", "", "3"] and verdict(table).startswith("a leads on 500")
     (table,) = report_of(results[:1]).tables
     assert verdict(table) == "c alone was measured, on 500 validation images."
 
@@ -73,39 +82,52 @@ def test_a_lower_number_leads_where_lower_is_better():
     assert "there is no paired test" in verdict(table)
 
 
-def test_the_whole_board_in_one_sentence():
+def test_the_headline_says_what_paired_tests_support():
     a, b = made_checkpoint("a", 1), made_checkpoint("b", 2)
     other = DataUsed(name="cifar10", url="cifar10:x")
     results = [result(a, 80.0), result(b, 70.0), result(a, 50.0, data=other), result(b, 60.0, data=other)]
-    found = report_of(results, level_of(a))
-    assert (
-        headline(found) == "a and b are the best checkpoints: each is best, or level with the best, in 1 of 2 tables."
-    )
+    both = frozenset((used.name, used.digest) for used in (a, b))
+    board = level_of(a) | {("cifar10/knn@dino", "top1"): both}
+    told = headline(report_of(results, board))
+    assert "a in 1 of 2 protocols" in told and "level with the best, most often: a, in 2" in told
+    told = headline(report_of(results, dict.fromkeys(board, both)))
+    assert told.startswith("No network is significantly better") and "most often: a and b, in 2" in told
     found = report_of(results[:1])
     assert "nothing to compare" in headline(found) and grounds(found) == []
 
 
-def test_grounds_say_what_the_best_was_tested_against_and_what_is_too_good():
-    a, start = made_checkpoint("a", 1), made_checkpoint("a-start", 2, source="/runs/a/start")
-    floor = made_checkpoint("raw", 3, method="pixels")
-    results = [result(a, 80.0), result(start, 70.0), result(floor, 60.0)]
+def test_neither_raw_pixels_nor_initial_weights_win():
+    a, b = made_checkpoint("a", 1), made_checkpoint("b", 2)
+    start, floor = made_checkpoint("a-start", 3, source="/runs/a/start"), made_checkpoint("raw", 4, method="pixels")
+    results = [result(a, 60.0), result(b, 50.0), result(start, 70.0), result(floor, 80.0)]
+    found = report_of(results, level_of(floor, start))
+    assert [row.kind for row in found.tables[0].rows] == ["floor", "initial", "measured", "measured"]
+    assert not any(row.numbers[0].first for row in found.tables[0].rows if row.kind != "measured")
+    assert [row.name for row in found.overview] == ["a", "b", "raw (floor)", "a-start"]
+    told = headline(found) + verdict(found.tables[0])
+    assert "raw (floor)" not in told and "a-start" not in told
+    assert "In 1 of 1 no network is shown to be better than raw pixels" in told
     found = report_of(results, level_of(a))
-    assert [row.kind for row in found.tables[0].rows] == ["measured", "initial", "floor"]
-    assert headline(found) == "a is the best checkpoint: best, or level with the best, in 1 of 1 table."
-    told = " ".join(grounds(found))
-    assert "a is significantly better than raw pixels in 1 of the 1 tables with both." in told
-    assert "better than initial weights in 1 of the 1 tables" in told and "No number was chosen" in told
-    found = report_of(results, level_of(a, floor))
-    assert headline(found).startswith("Nothing is better than raw pixels in 1 of 1 table. a is the best checkpoint: ")
-    told = " ".join(grounds(found))
-    assert "Where nothing is better than raw pixels, a table" in told and "pixels in 0 of the 1 tables" in told
-    found = report_of([result(floor, 90.0), result(a, 80.0)], level_of(floor))
-    assert headline(found) == "Nothing is better than raw pixels in 1 of 1 table." and "It is" not in str(
-        grounds(found)
-    )
+    assert "better than raw pixels" not in headline(found)
+    only = report_of([result(floor, 80.0), result(start, 70.0)], level_of(floor))
+    assert "nothing to compare" in headline(only) and verdict(only.tables[0]).startswith("No trained network")
+
+
+def test_numbers_chosen_on_the_validation_images_are_told():
+    a, b = made_checkpoint("a", 1), made_checkpoint("b", 2)
+    results = [result(a, 80.0), result(b, 70.0)]
+    assert "No number was chosen" in " ".join(grounds(report_of(results, level_of(a))))
     top1 = replace(results[0].metrics["top1"], chosen_on_val=True)
-    found = report_of([replace(results[0], metrics={"top1": top1}), *results[1:]], level_of(a))
+    found = report_of([replace(results[0], metrics={"top1": top1}), results[1]], level_of(a))
     assert "1 of 1 tables report numbers that were chosen on the validation images" in " ".join(grounds(found))
+
+
+def test_notes_of_several_checkpoints_are_one():
+    notes = ("a: no class token.", "Computed in bfloat16.", "b: no class token.", "c: unlike others.")
+    names = ["a", "b", "c (floor)"]
+    merged = merged_notes(notes, names)
+    assert merged == ("a and b: no class token.", "Computed in bfloat16.", "c (floor): unlike others.")
+    assert merged_notes(("a: x", "b: x"), ["a", "b"]) == ("all checkpoints: x",)
 
 
 def test_numbers_lie_where_they_belong_on_their_axis():
@@ -242,8 +264,11 @@ def test_a_folder_of_results_becomes_one_file(board, bench):
 def test_no_script_runs_but_its_own(board):
     """The policy names the one script by its hash, so that nothing runs that a name in a result might smuggle in."""
     text = report_page(board)
+    assert 'style="' not in text and "unsafe-inline" not in text
     policy = re.search(r'http-equiv="Content-Security-Policy" content="([^"]*)"', text)[1]
     (own,) = re.findall(r"<script>(.*?)</script>", text, re.DOTALL)
+    (style,) = re.findall(r"<style>(.*?)</style>", text, re.DOTALL)
+    assert f"style-src '{hash_of(style)}';" in policy and text.count("<style") == 1
     assert f"script-src '{hash_of(own)}';" in policy and not re.search(r"<[^>]* on\w+=", text.replace(own, ""))
 
 
@@ -258,15 +283,20 @@ STEPS = """
 <script>
 (async () => {
   const found = {};
-  const rows = () => [...document.querySelector("table").tBodies[0].rows];
+  const [overview, table] = document.querySelectorAll("table");
+  const rows = () => [...table.tBodies[0].rows];
   const names = () => rows().filter((row) => !row.hidden).map((row) => row.dataset.name);
-  const heads = [...document.querySelectorAll("table thead button")];
+  const heads = [...table.querySelectorAll("thead button")];
   const press = (text) => heads.find((button) => button.textContent === text).click();
   found.before = names();
   press("top1"); found.falling = names();
   press("top1"); found.rising = names();
   press("checkpoint"); found.named = names();
-  found.sort = document.querySelector("th[aria-sort]").getAttribute("aria-sort");
+  const main = overview.querySelectorAll("thead button")[3];
+  main.click(); main.click(); found.overview = [...overview.tBodies[0].rows].map((row) => row.dataset.name);
+  overview.querySelector("[data-note] button").focus();
+  found.note = document.getElementById("note").hidden ? "" : document.getElementById("note").textContent;
+  found.sort = table.querySelector("th[aria-sort]").getAttribute("aria-sort");
   const filter = document.getElementById("filter");
   filter.value = "c1"; filter.dispatchEvent(new Event("input")); found.filtered = names();
   filter.value = ""; filter.dispatchEvent(new Event("input"));
@@ -358,13 +388,73 @@ def test_in_a_browser(board, tmp_path):
         assert found["at"] == pages[name][0]
         assert found["before"] == found["falling"] == ["c1", "c2"] and found["rising"] == ["c2", "c1"]
         assert found["named"] == ["c1", "c2"] and found["sort"] == "ascending" and found["filtered"] == ["c1"]
-        assert found["open"] and "knn@dino, version 1" in found["provenance"]
+        assert found["overview"] == ["c2", "c1"] and "c2, digits/knn@dino top1: 0.00 [" in found["note"]
+        assert "500 images" in found["note"] and found["open"] and "knn@dino, version 1" in found["provenance"]
         assert found["light"] == "rgb(255, 255, 255)" != found["dark"]
         assert not found["wide"] and not found["wideOpen"], f"{name} is wider than its screen"
         assert found["requests"] == 0 and found["errors"] == []
         assert found["pictures"] == 2 + 6 + 12, "two asked for, three neighbours of each, the hardest"
         assert found.get("axe", []) == [], name
     assert len(answers) == 3
+
+
+@pytest.fixture(scope="module")
+def compared(tmp_path_factory):
+    """Results of four networks and of raw pixels on the same images under two protocols: two networks are level."""
+    out, random = tmp_path_factory.mktemp("compared"), np.random.RandomState(0)
+    hard = random.rand(400)
+    for number, skill in enumerate((0.8, 0.8, 0.5, 0.2, 0.95)):
+        used = made_checkpoint(f"n{number}", number, method="pixels" if number == 4 else "mae")
+        for protocol in ("knn@dino", "linear@x"):
+            right = hard + 0.2 * random.rand(400) < skill
+            value = 100 * float(right.mean())
+            save_result(
+                out, result(used, value, protocol=ProtocolUsed(name=protocol, version=1, source="")), {"top1": right}
+            )
+    return out
+
+
+def overview_of(out: Path):
+    leaderboard = read_leaderboard(out)
+    return contents(leaderboard, networks_of(leaderboard, p_value_cache(out)))
+
+
+def test_the_overview_has_the_numbers_of_the_table(compared):
+    write_leaderboard(compared)
+    (header, *lines) = csv.reader((compared / "leaderboard.csv").read_text().splitlines())
+    found = overview_of(compared)
+    rows = {row.name.removesuffix(" (floor)"): row for row in found.overview}
+    for line in lines:
+        cells = dict(zip(header, line, strict=True))
+        expected = [float(cells[f"{table.group}:{table.metrics[0]}"]) for table in found.tables]
+        assert [number.value for number in rows[cells["name"]].numbers] == expected
+    assert len(lines) == len(rows) == 5 and found.overview[-1].kind == "floor"
+
+
+def test_ties_are_those_of_bench_compare(compared):
+    """Among networks alone, although raw pixels lead: Holm over the leader's comparisons."""
+    found = overview_of(compared)
+    for table in found.tables:
+        networks = [row for row in table.rows if row.kind == "measured"]
+        leader, others = networks[0].name, [row.name for row in networks[1:]]
+        protocol = table.result.protocol.name
+        p = [compare(compared, [leader, other], protocol=protocol).found[0].paired.p for other in others]
+        level = {leader} | {name for name, corrected in zip(others, holm(p), strict=True) if corrected > LEVEL}
+        assert {row.name for row in table.rows if row.numbers[0].first} == level
+        assert {"n0", "n1"} <= level and not {"n2", "n3"} & level and table.beats_pixels is False
+
+
+def test_mean_ranks_have_intervals_from_the_same_resamples(compared):
+    networks = networks_of(read_leaderboard(compared), p_value_cache(compared))
+    ranked = mean_ranks(networks)
+    (first, level, third, last) = sorted(ranked.means, key=lambda key: key[0])
+    assert ranked.means[last] == 4.0 and ranked.means[third] == 3.0 and ranked.columns == 2
+    assert ranked.text(last) == "4.00 [4.00, 4.00]" and ranked.drawn.sum(1) == pytest.approx(1 + 2 + 3 + 4)
+    assert "no overall winner" in ranked.sentence({key: key[0] for key in ranked.means})
+    few = replace(networks, rows={used: cells for used, cells in networks.rows.items() if used.key != level})
+    assert mean_ranks(few).sentence({first: "n0", third: "n2", last: "n3"}).startswith("n0 has the lowest mean rank")
+    numbers = [sorted(values, reverse=True).index(values[at]) + 1 for at in range(3) for values in [[80.0, 70.0, 60.0]]]
+    assert list(mean_ranks(few).means.values()) == numbers
 
 
 def test_each_text_of_the_provenance_is_kept_once():
