@@ -11,7 +11,7 @@ import pytest
 import torch
 from PIL import Image
 from timm.data import create_transform
-from toy_exports import export_of_size, workspace
+from toy_exports import coloured_folder, export_of_size, workspace
 
 from checkpoints.export import ViTExport
 from checkpoints.spec import Preparation, ViTSpec
@@ -296,18 +296,11 @@ def test_a_divergence_stops_with_step_and_losses_and_keeps_the_state(export, tmp
     assert history(continued) == history(untroubled)
 
 
-def write_folder(root) -> str:
-    """Two classes, 40 training and 12 validation images."""
-    for split, count in (("train", 40), ("val", 12)):
-        for number in range(count):
-            folder = root / split / f"class{number % 2}"
-            folder.mkdir(parents=True, exist_ok=True)
-            Image.new("RGB", (16, 16), (200 * (number % 2), 50, number)).save(folder / f"{number:03d}.png")
-    return f"folder:{root}"
-
-
 def test_unreadable_images_stop_or_are_replaced_and_named(export, tmp_path):
-    space, task = workspace(tmp_path, write_folder(tmp_path / "set")), replace(QUICK, batch=40, mixed_together=40)
+    space, task = (
+        workspace(tmp_path, coloured_folder(tmp_path / "set", train=20, val=6, classes=2)),
+        replace(QUICK, batch=40, mixed_together=40),
+    )
     broken = [sorted((tmp_path / "set" / split).rglob("*.png"))[3] for split in ("train", "val")]
     for path in broken:
         path.write_bytes(path.read_bytes()[:50])
@@ -322,7 +315,7 @@ def test_unreadable_images_stop_or_are_replaced_and_named(export, tmp_path):
 
 def test_unreadable_images_that_choose_the_epoch_are_counted_too(export, tmp_path):
     task = replace(QUICK, batch=20, mixed_together=20, select="holdout", holdout=0.25)
-    space = workspace(tmp_path, write_folder(tmp_path / "set"), skip_bad=True)
+    space = workspace(tmp_path, coloured_folder(tmp_path / "set", train=20, val=6, classes=2), skip_bad=True)
     train = open_set(space.data, "train")
     held = held_out(train, 0.25, space.seed)
     path = Path(train.path(held[2]))

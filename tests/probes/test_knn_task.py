@@ -4,8 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from PIL import Image
-from toy_exports import workspace
+from toy_exports import coloured_folder, workspace
 
 from imagesets.decoding import UnreadableImage
 from probes.tasks.knn import PROTOCOLS, SUITES, Knn, vote
@@ -13,24 +12,9 @@ from probes.tasks.knn import PROTOCOLS, SUITES, Knn, vote
 SMALL = Knn(k=(1, 5), temperature=(0.07,), pool="avg")
 
 
-def write_folder(root, classes=3, train=12, val=8, shuffled=False):
-    """Images whose colour is their class, with a little noise; or with labels at random."""
-    random = np.random.default_rng(0)
-    for split, count in (("train", train), ("val", val)):
-        for number in range(classes * count):
-            colour = number % classes
-            label = int(random.integers(classes)) if shuffled and number >= classes else colour
-            pixels = random.integers(0, 60, (16, 16, 3), dtype=np.uint8)
-            pixels[..., colour % 3] += 150
-            folder = root / split / f"class{label}"
-            folder.mkdir(parents=True, exist_ok=True)
-            Image.fromarray(pixels).save(folder / f"{number:04d}.png")
-    return f"folder:{root}"
-
-
 @pytest.mark.parametrize("backend", ["faiss", "torch"])
 def test_a_separable_set_is_solved(export, tmp_path, backend):
-    space = workspace(tmp_path, write_folder(tmp_path / "set"))
+    space = workspace(tmp_path, coloured_folder(tmp_path / "set"))
     outcome = replace(SMALL, backend=backend).run(export, space)
     assert outcome.numbers == {"top1_k1": 100.0, "top5_k1": 100.0, "top1_k5": 100.0, "top5_k5": 100.0}
     assert outcome.metrics["top1_k5"].per_image.tolist() == [1.0] * 24
@@ -43,7 +27,7 @@ def test_a_separable_set_is_solved(export, tmp_path, backend):
 
 
 def test_shuffled_labels_are_at_chance(export, tmp_path):
-    space = workspace(tmp_path, write_folder(tmp_path / "set", train=60, val=60, shuffled=True))
+    space = workspace(tmp_path, coloured_folder(tmp_path / "set", train=60, val=60, shuffled=True))
     assert 20 < SMALL.run(export, space).numbers["top1_k5"] < 47  # 33.3 expected of 180 images, standard deviation 3.5
 
 
@@ -69,7 +53,7 @@ def test_a_temperature_sweep_has_its_own_metric(export, tmp_path):
 
 
 def test_k_beyond_the_gallery_is_left_out_recorded_and_said(export, tmp_path):
-    space = workspace(tmp_path, write_folder(tmp_path / "set"))
+    space = workspace(tmp_path, coloured_folder(tmp_path / "set"))
     outcome = replace(SMALL, k=(10, 36, 100, 200)).run(export, space)
     assert set(outcome.metrics) == {"top1_k10", "top5_k10", "top1_k36", "top5_k36"}
     assert outcome.facts["k_beyond_the_gallery"] == [100, 200]
@@ -90,7 +74,7 @@ def test_a_part_of_the_gallery_is_drawn_by_the_seed(export, tmp_path):
 
 
 def test_skipped_images_are_counted_and_leave_the_others_in_place(export, tmp_path):
-    url = write_folder(tmp_path / "set")
+    url = coloured_folder(tmp_path / "set")
     space = workspace(tmp_path, url)
     broken = sorted((tmp_path / "set" / "val").rglob("*.png"))[5]
     broken.write_bytes(broken.read_bytes()[:60])
@@ -115,11 +99,11 @@ def test_a_process_without_queries_has_no_votes():
 
 def test_one_class_is_refused(export, tmp_path):
     with pytest.raises(ValueError, match="only one class"):
-        SMALL.run(export, workspace(tmp_path, write_folder(tmp_path / "set", classes=1)))
+        SMALL.run(export, workspace(tmp_path, coloured_folder(tmp_path / "set", classes=1)))
 
 
 def test_a_class_without_training_images_is_refused(export, tmp_path):
-    url = write_folder(tmp_path / "set")
+    url = coloured_folder(tmp_path / "set")
     for path in (tmp_path / "set" / "train" / "class1").iterdir():
         path.write_bytes(b"")
     with pytest.raises(ValueError, match=r"1 classes of the validation images have no training image \(class1\)"):

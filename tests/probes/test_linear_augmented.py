@@ -8,10 +8,9 @@ from types import MappingProxyType
 import numpy as np
 import pytest
 import torch
-from PIL import Image
 from torchvision.transforms import InterpolationMode
 from torchvision.transforms.functional import hflip, pil_to_tensor, resized_crop
-from toy_exports import workspace
+from toy_exports import coloured_folder, workspace
 
 from checkpoints.backbone import Backbone
 from imagesets.decoding import UnreadableImage
@@ -170,21 +169,8 @@ def test_epochs_and_seeds_differ(export):
     assert len(set(values.values())) == 4
 
 
-def write_folder(root):
-    random = np.random.default_rng(0)
-    for split, count in (("train", 20), ("val", 8)):
-        for colour in range(3):
-            folder = root / split / f"class{colour}"
-            folder.mkdir(parents=True)
-            for number in range(count):
-                pixels = random.integers(0, 60, (16, 16, 3), dtype=np.uint8)
-                pixels[..., colour] += 150
-                Image.fromarray(pixels).save(folder / f"{number:04d}.png")
-    return f"folder:{root}"
-
-
 def test_a_separable_set_is_solved(export, tmp_path):
-    outcome = SMALL.run(export, workspace(tmp_path, write_folder(tmp_path / "set")))
+    outcome = SMALL.run(export, workspace(tmp_path, coloured_folder(tmp_path / "set", train=20)))
     assert outcome.numbers["top1"] == 100.0
     assert (outcome.facts["training_images"], outcome.facts["selection_images"]) == (54, 6)
     assert outcome.cost["augmented_forwards"] == 4 * 54
@@ -195,7 +181,7 @@ def test_a_separable_set_is_solved(export, tmp_path):
 
 
 def test_an_unreadable_image_stops_or_is_left_out(export, tmp_path):
-    space = workspace(tmp_path, write_folder(tmp_path / "set"))
+    space = workspace(tmp_path, coloured_folder(tmp_path / "set", train=20))
     task = replace(SMALL, select="val")
     broken = sorted((tmp_path / "set" / "train").rglob("*.png"))[5]
     broken.write_bytes(broken.read_bytes()[:60])
@@ -208,7 +194,7 @@ def test_an_unreadable_image_stops_or_is_left_out(export, tmp_path):
 
 
 def test_unreadable_images_that_choose_are_counted_too(export, tmp_path):
-    space = workspace(tmp_path, write_folder(tmp_path / "set"), skip_bad=True)
+    space = workspace(tmp_path, coloured_folder(tmp_path / "set", train=20), skip_bad=True)
     train = open_set(space.data, "train")
     held = held_out(train, SMALL.holdout, space.seed)
     trained_on = np.setdiff1d(np.arange(len(train)), held)

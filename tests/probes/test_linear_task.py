@@ -7,8 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from PIL import Image
-from toy_exports import workspace
+from toy_exports import coloured_folder, workspace
 
 from imagesets.sets import open_set
 from probes.features.extract import extract
@@ -21,22 +20,8 @@ from probes.tasks.linear import Linear
 SMALL = Linear(lrs=(0.1, 1.0, 10.0), readouts=("avg", "cls1+avg"), epochs=20, batch=64, augment=False)
 
 
-def write_folder(root, counts=((12, 8), (12, 8), (12, 8)), flat=False):
-    """Images whose colour is their class, with a little noise; counts: (train, val) of every class."""
-    random = np.random.default_rng(0)
-    for colour, pair in enumerate(counts):
-        for split, count in zip(("train", "val"), pair, strict=True):
-            folder = root / split / f"class{colour}"
-            folder.mkdir(parents=True, exist_ok=True)
-            for number in range(count):
-                pixels = random.integers(0, 60, (16, 16, 3), dtype=np.uint8) * (not flat)
-                pixels[..., colour % 3] += 150 * (not flat)
-                Image.fromarray(pixels).save(folder / f"{number:04d}.png")
-    return f"folder:{root}"
-
-
 def test_a_separable_set_is_solved(export, tmp_path):
-    outcome = SMALL.run(export, workspace(tmp_path, write_folder(tmp_path / "set")))
+    outcome = SMALL.run(export, workspace(tmp_path, coloured_folder(tmp_path / "set")))
     assert outcome.numbers == {"top1": 100.0, "top5": 100.0, "top1_last": 100.0, "top5_last": 100.0}
     assert outcome.metrics["top1"].per_image.tolist() == [1.0] * 24
     facts = outcome.facts
@@ -101,7 +86,7 @@ def test_readouts_lie_side_by_side(export, tmp_path):
 
 
 def test_a_diverged_head_is_recorded_and_not_chosen(export, tmp_path):
-    space = workspace(tmp_path, write_folder(tmp_path / "set"))
+    space = workspace(tmp_path, coloured_folder(tmp_path / "set"))
     outcome = replace(SMALL, lrs=(1e38, 1.0), readouts=("avg",)).run(export, space)
     assert outcome.numbers["top1"] == 100.0 and outcome.facts["chosen"]["lr"] == 1.0
     assert outcome.facts["grid"][0]["diverged_at_step"] > 0 and "best" not in outcome.facts["grid"][0]
@@ -133,22 +118,22 @@ def test_two_runs_of_one_training_follow_each_other(export, tmp_path, monkeypatc
 
 def test_one_class_is_refused(export, tmp_path):
     with pytest.raises(ValueError, match="only one class"):
-        SMALL.run(export, workspace(tmp_path, write_folder(tmp_path / "set", counts=((12, 8),))))
+        SMALL.run(export, workspace(tmp_path, coloured_folder(tmp_path / "set", classes=1)))
 
 
 def test_a_class_of_one_image_is_trained_on_and_not_held_out(export, tmp_path):
-    space = workspace(tmp_path, write_folder(tmp_path / "set", counts=((12, 8), (1, 8))))
+    space = workspace(tmp_path, coloured_folder(tmp_path / "set", train=(12, 1), classes=2))
     facts = SMALL.run(export, space).facts
     held = round(SMALL.holdout * 12)
     assert facts["training_images"] == 13 - held and any("'class1', have one" in line for line in facts["warnings"])
     assert replace(SMALL, select="val").run(export, space).facts["training_images"] == 13
-    space = workspace(tmp_path, write_folder(tmp_path / "ones", counts=((1, 8), (1, 8))))
+    space = workspace(tmp_path, coloured_folder(tmp_path / "ones", train=1, classes=2))
     with pytest.raises(ValueError, match=r"every class has one training image.* --select val"):
         SMALL.run(export, space)
 
 
 def test_a_class_without_training_images_is_refused(export, tmp_path):
-    url = write_folder(tmp_path / "set")
+    url = coloured_folder(tmp_path / "set")
     for path in (tmp_path / "set" / "train" / "class1").iterdir():
         path.write_bytes(b"")
     with pytest.raises(ValueError, match=r"no training image \(class1\)"):
@@ -156,7 +141,7 @@ def test_a_class_without_training_images_is_refused(export, tmp_path):
 
 
 def test_a_class_without_validation_images_is_said(export, tmp_path):
-    url = write_folder(tmp_path / "set")
+    url = coloured_folder(tmp_path / "set")
     for path in (tmp_path / "set" / "val" / "class1").iterdir():
         path.write_bytes(b"")
     outcome = SMALL.run(export, workspace(tmp_path, url, skip_bad=True))
@@ -165,6 +150,6 @@ def test_a_class_without_validation_images_is_said(export, tmp_path):
 
 
 def test_constant_features_are_said(export, tmp_path):
-    outcome = SMALL.run(export, workspace(tmp_path, write_folder(tmp_path / "set", flat=True)))
+    outcome = SMALL.run(export, workspace(tmp_path, coloured_folder(tmp_path / "set", flat=True)))
     assert "the same for all" in outcome.facts["warnings"][1]
     assert outcome.numbers["top1"] == pytest.approx(100 / 3)

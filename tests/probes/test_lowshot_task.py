@@ -3,13 +3,13 @@
 import json
 import shutil
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from PIL import Image
-from toy_exports import workspace
+from toy_exports import coloured_folder, workspace
 
 from imagesets.sets import open_set
 from probes.features.extract import transform_of
@@ -23,19 +23,7 @@ from probes.tasks.lowshot import PROTOCOLS, SUITES, LowShot
 SMALL = LowShot(shots=(1, 2), fractions=(0.5,), lambdas=(0.0025,))
 FIELDS = ("lambda", "lambda_effective", "lambda_convention", "objective", "gap", "iterations", "images")
 
-
-def write_set(root, classes=3, train=6, val=8, names="{label}_{number:04d}.png"):
-    """Images whose colour is their class, with a little noise; file names as in ImageNet."""
-    random = np.random.default_rng(0)
-    for split, count in (("train", train), ("val", val)):
-        for number in range(classes * count):
-            label = f"n{number % classes}"
-            pixels = random.integers(0, 60, (16, 16, 3), dtype=np.uint8)
-            pixels[..., number % classes % 3] += 150
-            folder = root / split / label
-            folder.mkdir(parents=True, exist_ok=True)
-            Image.fromarray(pixels).save(folder / names.format(label=label, number=number))
-    return f"folder:{root}"
+write_set = partial(coloured_folder, train=6, name="n{label}/n{label}_{number:04d}.png")  # names as in ImageNet
 
 
 def write_lists(folder, train, counts=(1, 2, 5), misnamed=True):
