@@ -58,3 +58,21 @@ def bench(capsys):
         return code, *capsys.readouterr()
 
     return call
+
+
+@pytest.fixture
+def refused(bench):
+    """Call a command that must be refused, in one line and with nothing on standard output: `refused("run", ...)`.
+
+    named: what the line must name, with ` | ` between values, options and advice.
+    """
+
+    def call(*words: object, named: str = "") -> str:
+        code, out, err = bench(*words)
+        lines = [line for line in err.splitlines() if not line.startswith("bench: warning: ")]
+        assert (code, out, len(lines)) == (2, "", 1) and lines[0].startswith("bench: error: "), out + err
+        missing = [part for part in named.split(" | ") if part not in lines[0]]
+        assert not missing, (missing, lines[0])
+        return lines[0]
+
+    return call

@@ -77,7 +77,10 @@ def test_the_first_place_is_shared(tmp_path):
     ("suite", "url", "changes", "metrics"),
     [
         ("segmenter_linear@smoke", "tiny-cityscapes:", ("epochs=1", "judge_every=1", "lr=0.1"), "mIoU aAcc mAcc"),
-        ("maskrcnn@smoke", "tiny-coco:", ("milestones=1", "epochs=2"), "box_AP box_AP50 box_AP75 mask_AP"),
+        pytest.param(
+            *("maskrcnn@smoke", "tiny-coco:", ("milestones=1", "epochs=2"), "box_AP box_AP50 box_AP75 mask_AP"),
+            marks=pytest.mark.exhaustive,
+        ),
     ],
 )
 def test_from_run_to_verdict(suite, url, changes, metrics, bench, tmp_path, exports):

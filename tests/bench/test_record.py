@@ -248,19 +248,18 @@ def test_a_record_is_held_against_later_results(bench, folder, written, tmp_path
     assert f"knn@dino-seed0.json: no longer in {out}" in said
 
 
-def test_mistakes_of_records_get_one_line(bench, folder, tmp_path):
+def test_mistakes_of_records_get_one_line(refused, folder, tmp_path):
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "file").write_text("mine")
     out = Path(shutil.copytree(folder, tmp_path / "out"))
     next(out.glob("results/*/*/*.json")).write_text("{")
     cases = [
-        ((folder, "--to", tmp_path / "mine"), "holds something that is no record: choose a new folder for --to"),
-        (("--check", tmp_path / "mine"), "is no record: it holds no record.json"),
+        ((folder, "--to", tmp_path / "mine"), "no record | --to"),
+        (("--check", tmp_path / "mine"), "no record | record.json"),
         (("--to", tmp_path / "new"), "record of what?"),
         ((out, "--to", tmp_path / "new"), "--status unreadable moves such files away"),
         ((tmp_path, "--to", tmp_path / "new"), "holds no results"),
     ]
     for words, why in cases:
-        code, _, err = bench("record", *words)
-        assert code == 2 and why in err and err.count("\n") == 1
+        refused("record", *words, named=why)
     assert not (tmp_path / "new").exists() and (tmp_path / "mine" / "file").read_text() == "mine"

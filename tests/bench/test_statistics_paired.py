@@ -41,7 +41,7 @@ def test_equal_models_differ_in_at_most_5_of_100_draws(images, shared):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("shared", [0.0, 0.7])
+@pytest.mark.parametrize("shared", [0.7, pytest.param(0.0, marks=pytest.mark.exhaustive)])
 def test_equal_models_averaged_over_splits(shared):
     """3000 draws: their noise is 0.4 %, and the level is near 4 %."""
     p = []

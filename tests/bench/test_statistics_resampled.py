@@ -96,7 +96,8 @@ def rejected(kind: str, images: int, draws: int, monkeypatch, shared: float = 0.
 
 
 @pytest.mark.parametrize("kind", DRAWN)
-def test_a_real_difference_is_found(kind):
+def test_a_real_difference_is_found(kind, monkeypatch):
+    monkeypatch.setattr("engine.resampling.MAX_RESAMPLES", 2000)
     values = metrics_of(DRAWN[kind](np.random.default_rng(1), 60, shared=0.8, better=1.0), kind)
     found = compare_resamples(*values)
     assert found.difference == pytest.approx(found.first - found.second) and 3 < found.low < found.difference

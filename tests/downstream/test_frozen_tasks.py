@@ -55,7 +55,7 @@ def test_no_mm_library_is_imported(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("size", [2, 3])
+@pytest.mark.parametrize("size", [3, pytest.param(2, marks=pytest.mark.exhaustive)])
 def test_processes_share_the_work_and_find_the_same(alone, size, tmp_path):
     """A training has the same batches and the same bits; a search the same tiles."""
     for each in [json.loads(process.end()) for process in ranks(size, PROGRAM, tmp_path)]:

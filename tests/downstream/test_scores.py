@@ -62,8 +62,9 @@ def test_a_weight_is_so_many_copies_of_an_image():
 
 
 @pytest.mark.slow
-def test_resamples_cover_at_the_stated_rate():
+def test_resamples_cover_at_the_stated_rate(monkeypatch):
     """Of 60 sets of 80 images each, 95 % +- 3 standard deviations (2.8) hold the accuracy of the whole population."""
+    monkeypatch.setattr("engine.resampling.MAX_RESAMPLES", 2000)
     covered = 0
     for seed in range(60):
         areas = drawn(80, seed)
