@@ -262,8 +262,9 @@ def import_file(importer: ModuleType, file: ForeignFile, options: ImportOptions)
     branch = _branch(key, importer, file, options)
     try:
         conversion = _converted(importer, extension, branch)
-        outside = {f"(?!{re.escape(branch.prefix)}).*": f"outside {branch.prefix}"} if options.prefix else {}
-        dropped = _account(branch, _other_branches(importer, branch) | importer.DROPPED | TRAINING_STATE | outside)
+        dropped, unknown = _account(importer, branch)
+        if unknown:
+            raise ValueError(f"tensors that are neither used nor known to be dropped: {some(unknown)}")
         _check_sizes(branch)
         export = ViTExport.make(
             conversion.spec, conversion.preparation or options.preparation, conversion.tensors, conversion.extra
@@ -365,8 +366,11 @@ def _other_branches(importer: ModuleType, branch: BranchTensors) -> dict[str, st
     }
 
 
-def _account(branch: BranchTensors, patterns: Mapping[str, str]) -> dict[str, int]:
-    """Reason -> how many tensors were dropped for it. ValueError for tensors that nobody knows."""
+def _account(importer: ModuleType, branch: BranchTensors) -> tuple[dict[str, int], list[str]]:
+    """Tensors that were not used: reason -> how many are dropped for it, and the names that no pattern knows."""
+    patterns = _other_branches(importer, branch) | importer.DROPPED | TRAINING_STATE
+    if branch.options.prefix:
+        patterns |= {f"(?!{re.escape(branch.prefix)}).*": f"outside {branch.prefix}"}
     reasons: dict[str, int] = {}
     unknown = []
     for name in branch.file.tensors:
@@ -377,9 +381,19 @@ def _account(branch: BranchTensors, patterns: Mapping[str, str]) -> dict[str, in
             unknown.append(name)
         else:
             reasons[reason] = reasons.get(reason, 0) + 1
-    if unknown:
-        raise ValueError(f"tensors that are neither used nor known to be dropped: {some(unknown)}")
-    return reasons
+    return reasons, unknown
+
+
+def leaves_unknown_tensors(importer: ModuleType, file: ForeignFile) -> bool:
+    """Whether the file has tensors that the importer neither uses nor drops. False where it cannot convert the file."""
+    extension = extension_of("importers", importer)
+    options = ImportOptions(heads=1, statistics="imagenet")  # any will do: only the names of tensors count
+    try:
+        branch = _branch(extension.key, importer, file, options)
+        _converted(importer, extension, branch)
+    except ValueError:
+        return False
+    return bool(_account(importer, branch)[1])
 
 
 def _check_sizes(branch: BranchTensors) -> None:

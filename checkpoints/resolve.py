@@ -26,7 +26,7 @@ from checkpoints.export import ViTExport, digest_of_tensors, is_export
 from checkpoints.frozen import SCHEME, Forward, FrozenExport, held_network, own_network
 from checkpoints.hugging_face import is_in_parts, is_transformers, read_folder, read_parts, transformers_snapshot
 from checkpoints.import_options import TIMM_SCHEMES, ImportOptions, check_reference, file_importers
-from checkpoints.importing import ASSUMED_STATISTICS, import_file, trunks_elsewhere
+from checkpoints.importing import ASSUMED_STATISTICS, import_file, leaves_unknown_tensors, trunks_elsewhere
 from checkpoints.reading import ForeignFile, read_foreign
 from checkpoints.recognition import beyond
 from checkpoints.spec import Preparation, ViTSpec
@@ -155,8 +155,11 @@ def _foreign(path: Path) -> ForeignFile:
 
 
 def detect(file: ForeignFile) -> str:
-    """Key of the one importer that recognises the file. ValueError if none does or several do."""
-    keys = [key for key, importer in load_extensions("importers").items() if _recognises(importer, file)]
+    """Key of the one importer that recognises the file and knows all its tensors. ValueError if none or several do."""
+    importers = load_extensions("importers")
+    keys = [key for key, importer in importers.items() if _recognises(importer, file)]
+    if len(keys) > 1:
+        keys = [key for key in keys if not leaves_unknown_tensors(importers[key], file)] or keys
     if not keys and all(name.startswith(("method.", "optimizer.")) for name in file.tensors):
         run = file.path.parent.parent
         raise ValueError(

@@ -164,11 +164,11 @@ def load_extension(kind: str, key: str) -> ModuleType:
     try:
         return loaded(known[key])
     except ValueError as error:
-        raise ValueError(f"{known[key].title} {error}") from error
+        raise ValueError(f"{known[key].title}: {error}") from error
 
 
 def loaded(extension: Extension) -> ModuleType:
-    """Its module. ValueError, without its title, for a plugin that cannot be imported or a file that lacks a name."""
+    """Its module. ValueError, without its title, for a file that cannot be imported or lacks a required name."""
     try:
         module = importlib.import_module(extension.module)
     except (Exception, SystemExit) as error:

@@ -156,7 +156,7 @@ class Task(Validated):
 
     def run(self, export: Any, space: Workspace) -> Outcome:
         """Evaluate. ValueError for what a user can cause."""
-        raise NotImplementedError
+        raise NotImplementedError(f"task {type(self).__name__} does not define run()")
 
     def stream(self, export: Any, space: Workspace) -> str:
         """Name of what `run` computes for as long as it trains and other tasks of its kind can use too, such as

@@ -89,7 +89,7 @@ class Method(nn.Module):
 
     def views(self) -> Views:
         """Makes views and noise from an image. It is sent to loader processes, so it must not hold the network."""
-        raise NotImplementedError
+        raise NotImplementedError(f"method {type(self).__name__} does not define views()")
 
     def batch(self, images: Sequence[Image.Image], labels: Sequence[int] | None = None) -> dict[str, Tensor]:
         """Views of RGB images, drawn from the global generators, as `forward` takes them: name -> (B, ...).
@@ -124,7 +124,7 @@ class Method(nn.Module):
 
     def forward(self, views: Mapping[str, Tensor]) -> Step:
         """One forward pass: tensors (B, ...) of `views` -> loss, the mean over the images."""
-        raise NotImplementedError
+        raise NotImplementedError(f"method {type(self).__name__} does not define forward()")
 
     def observe(self, observed: Mapping[str, Tensor], progress: TrainProgress) -> None:
         """Called after each backward pass with the `observed` of its forward pass: moves a centre or a codebook."""
@@ -153,7 +153,7 @@ class Method(nn.Module):
 
     def encoders(self) -> dict[str, Encoder]:
         """Branch (student, teacher, ...) -> network; the first is the one that the source evaluates frozen."""
-        raise NotImplementedError
+        raise NotImplementedError(f"method {type(self).__name__} does not define encoders()")
 
 
 def decay_groups(

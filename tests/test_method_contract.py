@@ -304,13 +304,13 @@ def test_exports_are_proven_and_can_be_evaluated(quiet, tmp_path):
 
 @pytest.mark.parametrize("name", METHODS)
 def test_bfloat16_gives_nearly_the_same_loss(name):
-    """Not the same: then autocast would not have run."""
+    """Not the same: then autocast would not have run. A cosine begins near 0, where only the difference counts."""
     recipe, losses = small_recipe(name), []
     for precision in ("float32", "bfloat16"):
         training = updates(name, recipe, precision=precision)
         losses.append(training.run(batches(training.method, plan()), progress(plan()))["loss"])
         assert all(parameter.dtype == torch.float32 for parameter in training.method.parameters())
-    assert losses[1] != losses[0] and losses[1] == pytest.approx(losses[0], rel=0.05)
+    assert losses[1] != losses[0] and losses[1] == pytest.approx(losses[0], rel=0.05, abs=1e-3)
 
 
 @pytest.mark.parametrize("name", METHODS)

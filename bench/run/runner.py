@@ -55,6 +55,8 @@ from engine.training.interruptions import Stopped
 
 def checked(outcome: Outcome) -> Outcome:
     """The outcome itself. ValueError where it cannot be a result; it names what is wrong and the metric or array."""
+    if not isinstance(outcome, Outcome):
+        raise ValueError(f"the task's run() returned {type(outcome).__name__}; return an engine.tasks.Outcome")
     if not outcome.metrics:
         raise ValueError("the task returned no metrics")
     _refuse("metrics that are no engine.tasks.Metric", outcome, lambda metric: isinstance(metric, Metric))

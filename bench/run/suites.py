@@ -132,7 +132,7 @@ def choose_protocols(text: str, found: Catalogue) -> list[ChosenProtocol]:
             wanted.add(word)
         elif keyed:
             wanted |= keyed
-        elif reasons := [f"{each.title} {why}" for each, why in found.broken.items() if each.key == word]:
+        elif reasons := [f"{file.title}: {why}" for file, why in found.broken.items() if file.key == word]:
             raise ValueError(f"--suite: {reasons[0]}")
         else:
             raise ValueError(

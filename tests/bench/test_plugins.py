@@ -166,18 +166,18 @@ def test_results_on_what_a_plugins_method_trained_name_the_plugin(plugins, bench
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["import", "blind:{}"], "importer 'blind' of others 2.1 does not define recognise"),
+        (["import", "blind:{}"], "importer 'blind' of others 2.1: does not define recognise"),
         (
             ["import", "clumsy:{}"],
             "tiny.pth as clumsy: importer 'clumsy' of others 2.1 fails: AttributeError: 'BranchTensors' object has",
         ),
         (
             ["pretrain", "simsiam", "--images", "tiny:"],
-            "method 'simsiam' of others 2.1 cannot be imported: ModuleNotFoundError",
+            "method 'simsiam' of others 2.1: cannot be imported: ModuleNotFoundError",
         ),
         (
             ["run", "--checkpoint", "{}", "--suite", "leaving", "--data", "tiny=tiny:"],
-            "--suite: task 'leaving' of others 2.1 cannot be imported: SystemExit: 3",
+            "--suite: task 'leaving' of others 2.1: cannot be imported: SystemExit: 3",
         ),
     ],
 )

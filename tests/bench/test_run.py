@@ -118,6 +118,7 @@ def test_a_failed_task_is_tried_again_after_everything_new(run, out):
     [
         ("nan", "metrics that are not finite: top1_k1, top1_k2"),
         ("none", "the task returned no metrics"),
+        ("forgot", "the task's run() returned NoneType; return an engine.tasks.Outcome"),
         ("odd facts", "facts that are not JSON: Object of type object is not JSON serializable"),
     ],
 )

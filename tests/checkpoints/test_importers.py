@@ -331,6 +331,16 @@ def test_ambiguous_files_list_the_candidates(tmp_path):
     assert load(f"moca:{path}", options).spec.pool == "avg"
 
 
+def test_an_importer_that_does_not_know_all_tensors_is_no_candidate(monkeypatch):
+    """A trunk under `backbone.` beside a queue could be DINO's by its names, but DINO has no queue."""
+    tree = {f"backbone.{name}": tensor for name, tensor in bare("dino", "teacher.backbone.").items()}
+    file = replace(EXAMPLES["dino"](), tree=tree | {"queue": torch.randn(4, 8)}).file()
+    with pytest.raises(ValueError, match="could come from dino or ibot or timm"):  # none of which knows the queue
+        detect(file)
+    monkeypatch.setitem(load_extension("importers", "ibot").DROPPED, "queue", "negatives")
+    assert detect(file) == "ibot"
+
+
 @pytest.mark.parametrize(
     ("key", "changes", "message"),
     [
