@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from checkpoints.spec import ViTSpec
 from checkpoints.vit import ViT
 from engine.settings import AreaRange, BelowOne, Fraction, NonNegativeFloat, UnitInterval, ascending
-from pretrain.method import Group
+from pretrain.method import Group, TrainProgress
 from pretrain.parts.losses import koleo_loss
 from pretrain.parts.mask_shapes import MaskedCrops, stratified_masks
 from pretrain.parts.masking import masked_tokens
@@ -106,6 +106,13 @@ class MaskedDistillation(TeacherStudent):
             return classes.new_zeros(())
         return torch.stack([koleo_loss(crop) for crop in classes.unbind(dim=1)]).sum()
 
+    def observe(self, observed: Mapping[str, Tensor], progress: TrainProgress) -> None:
+        """Registers have no positions: the gradient of their rows of the table is taken out."""
+        super().observe(observed, progress)
+        table = self.student.vit.trunk.pos_embed
+        if table is not None and table.grad is not None and self.spec.class_position:
+            table.grad[:, 1 : self.spec.prefix] = 0.0
+
     def groups(self) -> list[Group]:
         """By layer, decay, and the part that is clipped by itself: encoder, head, head of patches."""
         s = self.settings
@@ -145,7 +152,8 @@ class SubsetDropPath(DropPath):
         if not self.drop_prob or not self.training:
             return tokens + branch(tokens)
         images = len(tokens)
-        kept = torch.randperm(images, device=tokens.device)[: max(int(images * (1 - self.drop_prob)), 1)]
+        count = max(int(images * (1 - self.drop_prob)), 1)
+        kept = torch.randperm(images)[:count].to(tokens.device)  # drawn on the CPU: the same images on any device
         added = branch(tokens[kept]).to(tokens.dtype)
         return tokens.index_add(0, kept, added, alpha=images / len(kept))
 

@@ -136,7 +136,7 @@ def nepa_vit(vit: ViT, layer_scale: float) -> ViT:
 
 def dinov2_vit(vit: ViT, layer_scale: float) -> ViT:
     """DINO's family with a class token and registers N(0, 1e-6) and a layer scale, if any, of `layer_scale` (DINOv2
-    models/vision_transformer.py). Registers have no positions: their rows of the table are and stay zero."""
+    models/vision_transformer.py). Registers have no positions: their rows of the table are zero."""
     trunk = truncated_vit(vit).trunk
     nn.init.normal_(trunk.cls_token, std=1e-6)
     for name, parameter in trunk.named_parameters():
@@ -144,12 +144,8 @@ def dinov2_vit(vit: ViT, layer_scale: float) -> ViT:
             nn.init.constant_(parameter, layer_scale)
     if vit.spec.registers:
         nn.init.normal_(trunk.reg_token, std=1e-6)
-    if vit.spec.registers and trunk.pos_embed is not None:
-        placed = torch.ones(trunk.pos_embed.shape[1], 1)
-        placed[1 : vit.spec.prefix] = 0
-        with torch.no_grad():
-            trunk.pos_embed.mul_(placed)
-        trunk.pos_embed.register_hook(lambda gradient: gradient * placed.to(gradient))
+    if trunk.pos_embed is not None and vit.spec.class_position:
+        nn.init.zeros_(trunk.pos_embed.data[:, 1 : vit.spec.prefix])
     return vit
 
 

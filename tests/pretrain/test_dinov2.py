@@ -82,6 +82,15 @@ def test_registers_have_no_positions():
     assert not table[:, 1:3].any() and table[:, :1].any() and table[:, 3:].any()
 
 
+def test_a_table_of_patches_alone_trains_throughout():
+    """As timm's DINOv2 with registers has it: no rows for class token and registers."""
+    method = dinov2(replace(SPEC, registers=2, class_position=False))
+    before = method.student.vit.trunk.pos_embed.detach().clone()
+    Updates(method, replace(SMOKE, spec=method.spec, lr=1e-2)).run([views()], progress())
+    moved = (method.student.vit.trunk.pos_embed != before).any(dim=-1)
+    assert before.abs().sum(dim=-1).all() and moved.all()
+
+
 def targets_of_a_share(world: World) -> Tensor:
     logits = torch.randn(8, 2, 5, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     share = slice(4 * world.rank, 4 * world.rank + 4) if world.size > 1 else slice(None)
