@@ -104,6 +104,7 @@ def test_the_page_of_protocols_is_that_of_the_code():
 REFUSED: dict[str, dict[str, list]] = {
     "finetune@smoke": dict(lr=[0.0], layer_decay=[0.0], schedule=["cosine"], crop_scale=[0.0], holdout=[1.0])
     | dict(average=[1.0], policy=["augmix"], mixed_together=[0]),
+    "attentive@smoke": dict(blocks=[0], queries=[0], start_lr=[-1.0], head=["moca"], readout=["cls4"], lrs=[()]),
     "health@val": dict(images=[0], views=[1], layers=["first"]),
     "knn@dino": dict(k=[(), (0, 5), (5, 5)], temperature=[(0.0,)], fraction=[0.0]),
     "linear_sgd@ibot_base_cached": dict(lrs=[(), (0.1, 0.1), (0.0,)], weight_decays=[()], crop_rule=["timm"])
@@ -119,6 +120,7 @@ REFUSED: dict[str, dict[str, list]] = {
 }
 CONTRADICTIONS: list[tuple[str, dict[str, Any], tuple[str, ...]]] = [
     ("finetune@smoke", dict(epochs=5, warmup_epochs=5.0), ("warmup_epochs=5.0", "epochs=5")),
+    ("attentive@smoke", dict(epochs=2, warmup_epochs=2), ("warmup_epochs=2", "epochs=2")),
     ("linear_sgd@ibot_base_cached", dict(epochs=5, warmup_epochs=5), ("warmup_epochs=5", "epochs=5")),
     ("linear_sgd@ibot_base_cached", dict(readouts=("cls",)), ("'cls'", "clsN")),
     ("linear_sgd@ibot_base_cached", dict(entry="layer_norm"), ("entry=layer_norm", "optimizer=sgd")),

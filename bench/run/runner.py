@@ -135,7 +135,9 @@ def in_groups(jobs: Sequence[Job], export: FrozenExport | None, space: Workspace
     groups: dict[Hashable, list[Job]] = {}
     for job in jobs:
         stream = job.chosen.task.stream(export, space) if export and job.state != "done" else ""
-        key = (job.data.url, job.chosen.key, stream, job.state) if stream else job.path
+        together = job.chosen.task.together  # one function serves all tasks that can train together
+        function = together.__module__, together.__qualname__
+        key = (job.data.url, function, stream, job.state) if stream else job.path
         groups.setdefault(key, []).append(job)
     return list(groups.values())
 

@@ -46,7 +46,7 @@ OnBatch = Callable[[Loaded, range], None]  # told of a batch and of its places i
 
 
 class Computed(NamedTuple):
-    """Kind -> (B, D) float32 rows of batch `number`, zero where unreadable."""
+    """Kind -> (B, D) float32 rows of batch `number`, of patches (B, L, D), zero where unreadable."""
 
     number: int
     rows: dict[FeatureKind, np.ndarray]
@@ -116,7 +116,7 @@ class Extractor:
         return Computed(loaded.number, rows, loaded.unreadable)
 
     def _check_finite(self, kind: FeatureKind, values: np.ndarray, span: range) -> None:
-        broken = ~np.isfinite(values).all(axis=1)
+        broken = ~np.isfinite(values).all(axis=tuple(range(1, values.ndim)))
         if broken.any():
             path = self.image_set.path(span[int(broken.argmax())])
             raise ValueError(

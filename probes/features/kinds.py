@@ -6,6 +6,7 @@ patch tokens of the last 4 blocks (ours), "avg@8" that of the 8th block alone (S
 mean (BEiT). Order as in iBOT eval_linear.py:184-197: blocks from early to late, then the mean. B images, D width.
 """
 
+import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -24,13 +25,14 @@ from engine.work import Kind, Part
 
 @dataclass(frozen=True)
 class FeatureKind(Validated):
-    """One vector an image.
+    """One vector an image, or all its patches.
 
-    pool: "cls", the class token, or "avg", the mean of the patch tokens. layer: block number, negative from the end.
-    norm: with the network's final LayerNorm applied.
+    pool: "cls", the class token, "avg", the mean of the patch tokens, or "patches", these themselves, which streams of
+    features have and the store has not. layer: block number, negative from the end. norm: with the network's final
+    LayerNorm applied.
     """
 
-    pool: Literal["cls", "avg"]
+    pool: Literal["cls", "avg", "patches"]
     layer: int = -1
     norm: bool = True
 
@@ -43,7 +45,11 @@ class FeatureKind(Validated):
         """Whether a network of this architecture has such a vector."""
         last = self.layer in (-1, spec.depth - 1)
         has_class = spec.class_token or (spec.class_attention > 0 and last)
-        return -spec.depth <= self.layer < spec.depth and (spec.has_patches if self.pool == "avg" else has_class)
+        return -spec.depth <= self.layer < spec.depth and (has_class if self.pool == "cls" else spec.has_patches)
+
+    def vectors(self, spec: FrozenSpec) -> int:
+        """Vectors of an image, V."""
+        return math.prod(spec.grid) if self.pool == "patches" else 1
 
     def check(self, spec: FrozenSpec, task: str) -> None:
         """ValueError where a network of this architecture has no such vector, with the option of `task` that helps."""
@@ -54,18 +60,18 @@ class FeatureKind(Validated):
             raise ValueError(f"the model has no {lacking} at layer {self.layer}; add --set {task}.pool={other}")
 
     def of(self, features: Features) -> Tensor:
-        """(B, D). Raises ValueError where the model has no class token, or no patches."""
-        if self.pool == "avg" and not features.patches.numel():
+        """(B, D), of patches (B, L, D). Raises ValueError where the model has no class token, or no patches."""
+        if self.pool != "cls" and not features.patches.numel():
             raise ValueError("the network gives one vector of an image, no patches: evaluate it with pool=cls")
-        if self.pool == "avg":
-            return features.avg
+        if self.pool != "cls":
+            return features.avg if self.pool == "avg" else features.patches.flatten(1, 2)
         if features.cls is None:
             raise ValueError(f"the model has no class token at layer {self.layer}: evaluate it with pool=avg")
         return features.cls
 
 
 def feature_rows(backbone: Backbone, images: Tensor, kinds: Sequence[FeatureKind]) -> dict[FeatureKind, np.ndarray]:
-    """Prepared images (B, 3, H, W) -> (B, D) float32 for every kind, in one pass."""
+    """Prepared images (B, 3, H, W) -> (B, D) float32 for every kind, of patches (B, L, D), in one pass."""
     features = backbone.views(images, [(kind.layer, kind.norm) for kind in kinds])
     return {kind: kind.of(features[kind.layer, kind.norm]).cpu().numpy() for kind in kinds}
 

@@ -6,13 +6,15 @@ of its own. A chunk is what one forward pass computes; a piece is a few chunks o
 process r of W computes chunks r, r + W, r + 2 W, ... of it. Several trainings follow one stream, each with its own
 batches.
 
-B images of a batch, M of a piece, K feature kinds, D width. A place is that of an image in the stream of one epoch.
+B images of a batch, M of a piece, V vectors of an image (one of each feature kind, or all its patches), D width. A
+place is that of an image in the stream of one epoch.
 """
 
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import accumulate
 from typing import Literal, Protocol
 
 import numpy as np
@@ -22,20 +24,21 @@ from PIL import Image
 from torch import Tensor
 
 from checkpoints.backbone import Backbone
+from checkpoints.frozen import FrozenSpec
 from engine.distributed import World
 from engine.seeding import shuffled
 from imagesets.decoding import releasing_large_images
 from imagesets.random_crops import CropRule, OwnDraws, RandomResizedCrop
 from imagesets.sets import ImageSet
 from imagesets.transforms import planes
-from probes.features.extract import Computed, Extractor, Reader, run_extraction
+from probes.features.extract import Computed, Extractor, Reader, Windowed, run_extraction
 from probes.features.kinds import FeatureKind
 from probes.linear.batches import EpochPlan, Readouts
 
 CHUNKS = 4  # of each process in a piece: fewer exchanges; alone 1, as there is nothing to exchange
 AHEAD = 64  # chunks that may wait for their turn: the cores then wait for the heads
 
-# Called with a piece: its places, features (M, K, D) and place -> why an image could not be read, its features zero.
+# Called with a piece: its places, features (M, V, D) and place -> why an image could not be read, its features zero.
 Consume = Callable[[range, Tensor, Mapping[int, str]], None]
 
 
@@ -56,13 +59,14 @@ class Pieces:
         self,
         spans: Mapping[int, range],
         kinds: Sequence[FeatureKind],
-        width: int,
+        spec: FrozenSpec,
         consume: Consume,
         world: World,
         device: torch.device,
     ) -> None:
         """spans: chunk -> its places, for consecutive chunks, of which the last alone may be shorter."""
-        self.spans, self.kinds, self.width, self.consume = spans, kinds, width, consume
+        self.spans, self.kinds, self.consume = spans, kinds, consume
+        self.spec, self.vectors = spec, sum(kind.vectors(spec) for kind in kinds)
         self.world, self.device = world, device
         self.pieces = pieces_of(range(min(spans), max(spans) + 1), world)
         self._next, self._failed = 0, False
@@ -112,12 +116,16 @@ class Pieces:
         self.consume(places, torch.cat([rows[number] for number in sorted(rows)]), bad)
 
     def _exchanged(self, own: Sequence[Computed], piece: Sequence[Sequence[int]]) -> dict[int, Tensor]:
-        """The features (B, K, D) of every chunk of a piece."""
-        rows = [torch.from_numpy(np.stack([chunk.rows[kind] for kind in self.kinds], axis=1)) for chunk in own]
+        """The features (B, V, D) of every chunk of a piece."""
+        vectors = [
+            [chunk.rows[kind].reshape(-1, kind.vectors(self.spec), self.spec.width) for kind in self.kinds]
+            for chunk in own
+        ]
+        rows = [torch.from_numpy(np.concatenate(each, axis=1)) for each in vectors]
         if self.world.size == 1:
             return {chunk.number: each.to(self.device) for chunk, each in zip(own, rows, strict=True)}
         longest = len(self.spans[min(self.spans)])
-        mine = torch.zeros(CHUNKS, longest, len(self.kinds), self.width)
+        mine = torch.zeros(CHUNKS, longest, self.vectors, self.spec.width)
         for room, values in zip(mine[: len(rows)], rows, strict=True):
             room[: len(values)] = values
         gathered = self.world.gather_tensors(mine.to(self.device))
@@ -219,7 +227,7 @@ class AugmentedStream:
         pause: Callable[[], None],
     ) -> None:
         kinds = list(dict.fromkeys(kind for feed in feeds for kind in feed.follower.kinds))
-        window = Window(kinds)
+        window = Window(kinds, self.backbone.spec)
 
         def consume(places: range, rows: Tensor, bad: Mapping[int, str]) -> None:
             window.add(places, rows, bad)
@@ -228,9 +236,20 @@ class AugmentedStream:
             window.drop(min(feed.first for feed in feeds))
             pause()
 
-        pieces = Pieces(spans, kinds, self.backbone.spec.width, consume, self.world, self.backbone.mean.device)
-        images = self.image_set.subset(order, f"epoch-{epoch}")
-        reader = Reader(images, self.transform(epoch, order), pieces.own, self.skip_bad)
+        self.send(self.image_set.subset(order, f"epoch-{epoch}"), self.transform(epoch, order), kinds, spans, consume)
+
+    def send(
+        self,
+        images: ImageSet,
+        transform: Windowed,
+        kinds: Sequence[FeatureKind],
+        spans: Mapping[int, range],
+        consume: Consume,
+    ) -> None:
+        """Put images through the backbone, shared by the processes, and call `consume` with the pieces in order, in
+        all of them. spans: chunk -> its places among the images."""
+        pieces = Pieces(spans, kinds, self.backbone.spec, consume, self.world, self.backbone.mean.device)
+        reader = Reader(images, transform, pieces.own, self.skip_bad)
         extractor = Extractor(backbone=self.backbone, kinds=kinds, image_set=images)
         try:
             run_extraction(reader, extractor, pieces.take, self.workers)
@@ -319,27 +338,28 @@ class Feed:
 class Window:
     """Features of consecutive places, as far back as a follower needs them."""
 
-    def __init__(self, kinds: Sequence[FeatureKind]) -> None:
-        self.columns = {kind: number for number, kind in enumerate(kinds)}
+    def __init__(self, kinds: Sequence[FeatureKind], spec: FrozenSpec) -> None:
+        ends = list(accumulate(kind.vectors(spec) for kind in kinds))
+        self.columns = {kind: list(range(end - kind.vectors(spec), end)) for kind, end in zip(kinds, ends, strict=True)}
         self.bad: dict[int, str] = {}  # place -> why its image could not be read
         self.end = 0  # behind the last place
         self.device = torch.device("cpu")  # of the features
         self._pieces: list[tuple[range, Tensor]] = []
 
     def add(self, places: range, rows: Tensor, bad: Mapping[int, str]) -> None:
-        """The next places and their features (M, K, D)."""
+        """The next places and their features (M, V, D)."""
         self._pieces.append((places, rows))
         self.bad |= bad
         self.end, self.device = places.stop, rows.device
 
     def read(self, readouts: Readouts, places: np.ndarray) -> dict[str, Tensor]:
-        """Features (B, D) of every readout at ascending places (B,), in memory of their own."""
+        """Features (B, V D) of every readout at ascending places (B,), in memory of their own."""
         if not readouts:
             return {}
         pieces = [(span, rows) for span, rows in self._pieces if span.stop > places[0] and span.start <= places[-1]]
         wanted = torch.from_numpy(places - pieces[0][0].start).to(self.device)
         rows = torch.cat([rows for _, rows in pieces])[wanted]
-        columns = {name: [self.columns[kind] for kind in kinds] for name, kinds in readouts.items()}
+        columns = {name: [place for kind in kinds for place in self.columns[kind]] for name, kinds in readouts.items()}
         return {name: rows[:, each].flatten(1) for name, each in columns.items()}
 
     def drop(self, before: int) -> None:

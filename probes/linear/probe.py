@@ -1,10 +1,11 @@
 """A linear probe of one export on one image set: its features, its training, its outcome; and several together."""
 
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar, Self
 
 import numpy as np
 import torch
@@ -13,8 +14,7 @@ from checkpoints.backbone import Backbone
 from checkpoints.flops import frozen_bytes
 from checkpoints.frozen import FrozenExport
 from engine.rows import are_equal
-from engine.tasks import Outcome, Workspace, settings_of
-from engine.training.schedules import PacedCosine
+from engine.tasks import Outcome, SelectOn, Task, Workspace, settings_of
 from engine.work import Kind, Part, Scale, Work, seconds_of
 from imagesets.sets import ImageSet, kept_folder
 from probes.features.extract import FeatureSet, extract, forward_batch, transform_of
@@ -22,9 +22,9 @@ from probes.features.fallbacks import record_fallback
 from probes.features.kinds import FLOAT, feature_bytes, feature_pass
 from probes.linear.augmented import AugmentedStream
 from probes.linear.batches import BLOCK, CachedBatches, EpochPlan, Table
-from probes.linear.settings import LinearSettings
+from probes.linear.settings import LinearSettings, SweepSettings
 from probes.linear.sweep import ConcurrentSweeps, Sweep, TrainEpoch, divided, from_cache
-from probes.scores import accuracy, cost, prediction_arrays, with_class_means
+from probes.scores import Hits, accuracy, cost, prediction_arrays, with_class_means
 from probes.splits import check_labels, held_out, open_splits, without_held_out
 
 # Of a training's state on disk; raise it when the same settings would train otherwise. 2: the order of augmented images
@@ -37,7 +37,7 @@ class Probe:
     """A task on one export and image set: the features that it selects by and is reported on, its training, and its
     outcome."""
 
-    task: LinearSettings  # with readouts that the network has
+    task: SweepSettings  # with readouts that the network has
     read: Mapping[str, str]  # readout asked for -> the one read
     export: FrozenExport
     space: Workspace
@@ -48,7 +48,7 @@ class Probe:
     queries: FeatureSet  # of the validation images
 
     @classmethod
-    def of(cls, task: LinearSettings, export: FrozenExport, space: Workspace) -> "Probe":
+    def of(cls, task: SweepSettings, export: FrozenExport, space: Workspace) -> Self:
         """Extract what is not on disk. ValueError for classes that cannot be held out, or have no training image."""
         supported, read = task.with_supported_readouts(export.spec)
         train, val = open_splits(space)
@@ -139,7 +139,7 @@ class Probe:
             readouts=table.readouts,
             count_hits=lambda heads: sum(heads.hits(*block) for block in table.blocks(rows)),
             epochs=task.epochs,
-            schedule=PacedCosine(warmup=task.warmup_epochs, pace=task.pace),
+            schedule=task.schedule,
             folder=self.folder,
         )
 
@@ -200,11 +200,22 @@ class Probe:
             lines.append(f"the features {', '.join(constant)} are the same for all images: nothing can be learnt")
         return lines
 
+    def hits(self, sweep: Sweep) -> dict[str, Hits]:
+        """Of the chosen heads on the validation images."""
+        return sweep.chosen(self.table(self.queries, sweep.heads.readouts), self.space.world)
+
+    def spending(self, sweep: Sweep, spent: bool) -> dict[str, float]:
+        """What the run cost. The sum over results is what was computed; beside it stands what was shared."""
+        spending = cost(self.gallery, self.queries)
+        if self.task.augment:
+            spending |= {"augmented_forwards": sweep.forwards * spent, "stream_forwards": sweep.followed}
+        return spending
+
     def outcome(self, sweep: Sweep, spent: bool = True) -> Outcome:
         """Accuracies on the validation images of a finished training, and what they rest on. spent: with its cost,
         which one result alone has where several tasks asked for the same training."""
         metrics, queries, by_val = {}, self.queries, self.task.select == "val"
-        hits = sweep.chosen(self.table(queries, sweep.heads.readouts), self.space.world)
+        hits = self.hits(sweep)
         for name, head_hits in hits.items():
             for metric, correct in ((name, head_hits.top1), (name.replace("top1", "top5"), head_hits.top5)):
                 metrics[metric] = accuracy(correct, queries.indices, len(self.val), chosen_on_val=by_val)
@@ -215,10 +226,7 @@ class Probe:
             **sweep.record(len(self.evaluated[1])),
             "warnings": self.warnings(),
         }
-        spending = cost(self.gallery, queries)
-        if self.task.augment:  # the sum over results is what was computed; beside it what was shared
-            spending |= {"augmented_forwards": sweep.forwards * spent, "stream_forwards": sweep.followed}
-        best = hits["top1"]
+        best, spending = hits["top1"], self.spending(sweep, spent)
         arrays = prediction_arrays(best.predicted, best.confidence, queries.indices, len(self.val))
         outcome = Outcome(metrics=with_class_means(metrics, self.val), arrays=arrays, facts=facts, cost=spending)
         return record_fallback(outcome, self.read, self.export.spec)
@@ -240,6 +248,58 @@ def concurrent_sweeps(probes: Sequence[Probe]) -> ConcurrentSweeps:
     return ConcurrentSweeps(
         sweeps=sweeps, train_epoch=epochs, label=f"{what} on {train.url} {train.split}", world=world
     )
+
+
+@dataclass(frozen=True, kw_only=True)
+class SweepTask(SweepSettings, Task):
+    """Base of probes that train a sweep of heads; several of one stream of augmented images train together."""
+
+    COST: ClassVar[float] = 2.0  # after k-NN, whose pass over the images also serves the cached protocols
+
+    def probe(self, export: FrozenExport, space: Workspace) -> Probe:
+        """The training on one export and image set."""
+        return Probe.of(self, export, space)
+
+    def stream(self, export: FrozenExport, space: Workspace) -> str:
+        return self.augmentation
+
+    def selecting(self, select: SelectOn) -> Self:
+        return replace(self, select=select)
+
+    def run(self, export: FrozenExport, space: Workspace) -> Outcome:
+        ((_, outcome),) = self.together([self], export, space)
+        if isinstance(outcome, Exception):
+            raise outcome
+        return outcome
+
+    @classmethod
+    def together(
+        cls, tasks: Sequence["SweepTask"], export: FrozenExport, space: Workspace
+    ) -> Iterator[tuple[int, Outcome | Exception]]:
+        space = replace(space, wanted=wanted_by(tasks, export, space))
+        probes: dict[Path, list[tuple[int, Probe]]] = {}  # folder of a training -> who asks for it
+        for place, task in enumerate(tasks):
+            try:
+                probe = task.probe(export, space)
+            except Exception as error:  # of this task alone
+                yield place, error
+            else:
+                probes.setdefault(probe.folder, []).append((place, probe))
+        if not probes:
+            return
+        for sweep in concurrent_sweeps([asking[0][1] for asking in probes.values()]).run():
+            for number, (place, probe) in enumerate(probes[sweep.folder]):
+                yield place, sweep.error or probe.outcome(sweep, spent=not number)
+
+
+def wanted_by(tasks: Sequence[SweepTask], export: FrozenExport, space: Workspace) -> dict[str, tuple[Any, ...]]:
+    """What these tasks, beside others of the run, read of images without augmentation; one pass extracts it for all."""
+    kinds_of = dict(space.wanted)
+    for task in tasks if len(tasks) > 1 else ():
+        with suppress(ValueError):  # a task that does not suit the network fails on its own
+            name, kinds = transform_of(export, space, task).name, task.with_supported_readouts(export.spec)[0].kinds
+            kinds_of[name] = tuple(dict.fromkeys([*kinds_of.get(name, ()), *kinds]))
+    return kinds_of
 
 
 def work_of_heads(task: LinearSettings, scale: Scale) -> Work:

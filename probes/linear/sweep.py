@@ -44,7 +44,7 @@ class Counted(NamedTuple):
 class Sweep:
     """A training of several heads, of which this process has its share."""
 
-    heads: Heads
+    heads: Any  # Heads, or AttentiveHeads, which have the same functions
     plan: EpochPlan
     rows: np.ndarray  # (n,) images of the set that it trains on
     kinds: Sequence[FeatureKind]  # that all heads read
@@ -84,8 +84,12 @@ class Sweep:
         """Train the own heads on batch `number` of the epoch: features (B, D) of every readout, labels (B,)."""
         self.iteration = number
         if self.heads.own:
-            self.heads.step(features, labels, self.schedule.at(1.0, self.progress))
+            self.train(features, labels)
         self.iteration = number + 1
+
+    def train(self, features: Mapping[str, Tensor], labels: Tensor) -> None:
+        """A step of the own heads."""
+        self.heads.step(features, labels, self.schedule.at(1.0, self.progress))
 
     def counted(self) -> Counted:
         """Evaluate the own heads."""
@@ -126,14 +130,14 @@ class Sweep:
     def chosen(self, table: Table, world: World) -> dict[str, Hits]:
         """The hits of the best head and of the last epoch's best on every image of a table, in every process."""
 
-        def found() -> dict[str, Hits]:
-            heads = {"top1": self.best} if self.best is not None else {}
-            if self.last_place in self.heads.own:
-                heads["top1_last"] = self.heads.alone(self.last_place)
-            return {name: hits_in(head, table) for name, head in heads.items()}
+        return from_all(world, lambda: {name: hits_in(head, table) for name, head in self.own_chosen().items()})
 
-        everywhere = {name: hits for part in world.gather_results(found) for name, hits in part.items()}
-        return {name: everywhere[name] for name in ("top1", "top1_last")}
+    def own_chosen(self) -> dict[str, Heads]:
+        """By metric, the chosen heads that are this process's."""
+        heads = {"top1": self.best} if self.best is not None else {}
+        if self.last_place in self.heads.own:
+            heads["top1_last"] = self.heads.alone(self.last_place)
+        return heads
 
     def record(self, evaluated: int) -> dict[str, Any]:
         """JSON values: accuracy of every head on the `evaluated` selection images in percent, and the selected one."""
@@ -191,6 +195,12 @@ class Sweep:
             self.best = self.heads.alone(self.best_place)
             self.best.load(state.under("best."))
         self.history = state.tensors["history"].numpy().copy()
+
+
+def from_all(world: World, own: Callable[[], dict[str, Hits]]) -> dict[str, Hits]:
+    """The hits of all chosen heads, in every process. own: those of this process's."""
+    everywhere = {name: hits for part in world.gather_results(own) for name, hits in part.items()}
+    return {name: everywhere[name] for name in ("top1", "top1_last")}
 
 
 def hits_in(head: Heads, table: Table) -> Hits:

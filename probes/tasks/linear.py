@@ -8,18 +8,16 @@ Head and epoch are selected on held-out training images (`select` holdout) or, a
 images that are reported (`select` val).
 """
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
-from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import Any, ClassVar
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
 
 from checkpoints.frozen import FrozenExport, FrozenSpec
-from engine.tasks import Outcome, SelectOn, Task, Workspace
+from engine.tasks import Workspace
 from engine.work import Kind, Scale, Work
 from probes.features.extract import transform_of
 from probes.features.kinds import FeatureKind
-from probes.linear.probe import Probe, concurrent_sweeps, seconds_of_heads, work_of_heads
+from probes.linear.probe import SweepTask, seconds_of_heads, work_of_heads
 from probes.linear.settings import LinearSettings
 from probes.published import Published, as_reported, changed_protocol, protocols_of
 from probes.splits import open_splits
@@ -174,22 +172,14 @@ VARIANTS = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class Linear(LinearSettings, Task):
+class Linear(LinearSettings, SweepTask):
     """A sweep of linear heads."""
-
-    COST: ClassVar[float] = 2.0  # after k-NN, whose pass over the images also serves the cached protocols
 
     def features(self, export: FrozenExport, space: Workspace) -> dict[str, tuple[FeatureKind, ...]]:
         if self.augment:
             return {}
         supported, _ = self.with_supported_readouts(export.spec)
         return {transform_of(export, space, self).name: supported.kinds}
-
-    def stream(self, export: FrozenExport, space: Workspace) -> str:
-        return self.augmentation
-
-    def selecting(self, select: SelectOn) -> "Linear":
-        return replace(self, select=select)
 
     def summary(self, spec: FrozenSpec, images: Mapping[str, int]) -> dict[str, Any]:
         readouts, (plan, held) = self.with_supported_readouts(spec)[0].readouts, self.divided_images(images["train"])
@@ -206,41 +196,6 @@ class Linear(LinearSettings, Task):
     def benchmark(self, export: FrozenExport, space: Workspace, seconds: float) -> dict[Kind, float]:
         supported, _ = self.with_supported_readouts(export.spec)
         return seconds_of_heads(supported, export.spec.width, open_splits(space)[0], space, seconds)
-
-    def run(self, export: FrozenExport, space: Workspace) -> Outcome:
-        ((_, outcome),) = self.together([self], export, space)
-        if isinstance(outcome, Exception):
-            raise outcome
-        return outcome
-
-    @classmethod
-    def together(
-        cls, tasks: Sequence["Linear"], export: FrozenExport, space: Workspace
-    ) -> Iterator[tuple[int, Outcome | Exception]]:
-        space = replace(space, wanted=wanted_by(tasks, export, space))
-        probes: dict[Path, list[tuple[int, Probe]]] = {}  # folder of a training -> who asks for it
-        for place, task in enumerate(tasks):
-            try:
-                probe = Probe.of(task, export, space)
-            except Exception as error:  # of this task alone
-                yield place, error
-            else:
-                probes.setdefault(probe.folder, []).append((place, probe))
-        if not probes:
-            return
-        for sweep in concurrent_sweeps([asking[0][1] for asking in probes.values()]).run():
-            for number, (place, probe) in enumerate(probes[sweep.folder]):
-                yield place, sweep.error or probe.outcome(sweep, spent=not number)
-
-
-def wanted_by(tasks: Sequence[Linear], export: FrozenExport, space: Workspace) -> dict[str, tuple[Any, ...]]:
-    """What these tasks, beside others of the run, read of images without augmentation; one pass extracts it for all."""
-    kinds_of = dict(space.wanted)
-    for task in tasks if len(tasks) > 1 else ():
-        with suppress(ValueError):  # a task that does not suit the network fails on its own
-            name, kinds = transform_of(export, space, task).name, task.with_supported_readouts(export.spec)[0].kinds
-            kinds_of[name] = tuple(dict.fromkeys([*kinds_of.get(name, ()), *kinds]))
-    return kinds_of
 
 
 PAPERS = protocols_of(Linear, PUBLISHED)

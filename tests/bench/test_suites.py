@@ -32,7 +32,8 @@ def test_full_has_one_protocol_of_each_probe_and_decoder_of_each_dense_task():
     chosen = choose_protocols("full", catalogue())
     kinds = [(each.key, getattr(each.task, "head", getattr(each.task, "decoder", ""))) for each in chosen]
     assert len(set(kinds)) == len(kinds)
-    assert {each.key for each in chosen} == {each.key for each in catalogue().protocols.values()} - {"toy", "dear"}
+    left_out = {"toy", "dear", "attentive"}  # attentive probes are in `today`, at a pass over the images an epoch
+    assert {each.key for each in chosen} == {each.key for each in catalogue().protocols.values()} - left_out
     assert {each.task.augment for each in chosen if each.key == "linear"} == {True}
 
 

@@ -17,9 +17,9 @@ from engine import neighbours
 from engine.distributed import start_world
 from engine.files import digest
 from probes.lowshot import blocks, fitting
-from probes.tasks import knn, lowshot
+from probes.tasks import attentive, knn, lowshot
 
-PROTOCOLS = knn.PROTOCOLS | lowshot.PROTOCOLS
+PROTOCOLS = attentive.PROTOCOLS | knn.PROTOCOLS | lowshot.PROTOCOLS
 
 
 @contextmanager

@@ -1,0 +1,354 @@
+"""Attentive probes: heads that pool the frozen tokens by attention, as in CAPI, V-JEPA 2, efficient probing and CAE.
+
+All heads of a sweep train on one stream of augmented images, in company with augmented linear probes of the same crops.
+Tokens of an image take L times the room of one vector, so they are never cached: after each epoch the images that
+select a head go through the backbone, and at the end the validation images. Of these, only mean patches are on disk.
+
+B images of a batch, T tokens, D width.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any, Literal, Self
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from checkpoints.flops import frozen_bytes
+from checkpoints.frozen import FrozenExport, FrozenSpec
+from engine.settings import NonNegativeFloat, PositiveInt
+from engine.tasks import Protocol, Workspace
+from engine.training.schedules import CosineAhead, CosineToTheEnd, Schedule, TableCosine, TrainProgress, WarmupCosine
+from engine.work import Kind, Part, Scale, Work, seconds_of
+from imagesets.sets import ImageSet
+from probes.features.extract import FeatureSet, forward_batch, transform_of
+from probes.features.kinds import FLOAT, FeatureKind, feature_bytes, feature_pass
+from probes.linear.attention import (
+    AttentiveHeads,
+    CaeHead,
+    CapiHead,
+    Vjepa2Head,
+    cae_optimizer,
+    capi_optimizer,
+    ep_head,
+    ep_optimizer,
+    vjepa2_optimizer,
+)
+from probes.linear.augmented import AugmentedStream
+from probes.linear.heads import LR_BATCH, Head
+from probes.linear.probe import Probe, SweepTask
+from probes.linear.sweep import Counted, Sweep, from_all
+from probes.published import Published, as_reported, changed_protocol, protocols_of
+from probes.scores import Hits, hits_of
+from probes.splits import open_splits
+
+CAE_FLOOR = 1e-6  # learning rate at the end (tools/run_attentive.py --min_lr)
+Judge = Callable[[dict[str, Tensor], Tensor], None]  # told tokens (B, T, D) by readout, and labels (B,)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Attentive(SweepTask):
+    """A sweep of attentive heads."""
+
+    head: Literal["capi", "vjepa2", "ep", "cae"] = "capi"  # whose head, optimiser and schedule
+    # What a head attends to: the patches, or the class token too; a network without patches is read by its one vector.
+    readout: Literal["patches", "cls+patches", "cls"] = "patches"
+    blocks: PositiveInt = 1  # of vjepa2's head: self-attention blocks and the cross-attention behind them
+    attention_heads: PositiveInt = 16  # of vjepa2's and cae's blocks; capi's are 64 wide
+    queries: PositiveInt = 32  # of ep's head
+    start_lr: NonNegativeFloat = 0.0  # vjepa2's learning rate at the start of the warm-up, for 256 images
+
+    @property
+    def kinds_by_readout(self) -> dict[str, tuple[FeatureKind, ...]]:
+        return {self.readout: tuple(FeatureKind(pool, -1, self.norm) for pool in self.readout.split("+"))}  # type: ignore[arg-type]
+
+    @property
+    def kinds(self) -> tuple[FeatureKind, ...]:
+        return (FeatureKind("cls" if self.readout == "cls" else "avg", -1, self.norm),)
+
+    @property
+    def schedule(self) -> Schedule:
+        warmup = self.warmup_epochs
+        schedules: dict[str, Schedule] = {
+            "capi": CosineToTheEnd(warmup=warmup),
+            "vjepa2": CosineAhead(warmup=warmup, start=self.start_lr),
+            "ep": WarmupCosine(warmup=warmup),
+            "cae": TableCosine(warmup=warmup, floor=CAE_FLOOR),
+        }
+        return schedules[self.head]
+
+    def made(self, width: int, classes: int) -> nn.Module:
+        """A head. ValueError for a width that its settings do not fit."""
+        if self.head == "capi":
+            return CapiHead(width, classes)
+        if self.head == "ep":
+            return ep_head(width, classes, self.queries)
+        if self.head == "cae":
+            return CaeHead(width, classes, self.attention_heads)
+        return Vjepa2Head(width, classes, self.blocks, self.attention_heads)
+
+    def heads(self, width: int, classes: int, batch: int, space: Workspace, own: range | None = None) -> AttentiveHeads:
+        """The grid in CAPI's order, rate by rate, by which equals are decided."""
+        scale = batch / LR_BATCH
+        grid = [
+            Head(readout=self.readout, lr=lr * scale, weight_decay=decay)
+            for lr in self.lrs
+            for decay in self.weight_decays
+        ]
+        optimizers = {"capi": capi_optimizer, "vjepa2": vjepa2_optimizer, "ep": ep_optimizer, "cae": cae_optimizer}
+        return AttentiveHeads(
+            grid,
+            lambda readout: self.made(width, classes),
+            optimizers[self.head],
+            replace(self, start_lr=self.start_lr * scale).schedule,
+            shared_loss=self.head == "capi",
+            seed=space.seed,
+            device=space.device,
+            own=own,
+        )
+
+    def with_supported_readouts(self, spec: FrozenSpec) -> tuple[Self, dict[str, str]]:
+        read = self.readout
+        if not spec.has_patches:
+            read = "cls"
+        elif not spec.has_class_token:
+            read = "patches"
+        return replace(self, readout=read), {self.readout: read}
+
+    def tokens(self, spec: FrozenSpec) -> int:
+        """T, what a head attends to."""
+        readouts = self.with_supported_readouts(spec)[0].kinds_by_readout
+        return sum(kind.vectors(spec) for kinds in readouts.values() for kind in kinds)
+
+    def check_network(self, spec: FrozenSpec) -> None:
+        with torch.device("meta"):
+            self.made(spec.width, 2)
+
+    def probe(self, export: FrozenExport, space: Workspace) -> "AttentiveProbe":
+        return AttentiveProbe.of(self, export, space)
+
+    def passes(self, images: Mapping[str, int]) -> dict[str, int]:
+        """Images of forward passes: crops that heads train on, and those without augmentation, which select a head
+        after each epoch or are reported in the end; of each once for what is on disk."""
+        plan, held = self.divided_images(images["train"])
+        judged, val = held or images["val"], images["val"]
+        crops = self.epochs * min(plan.rows, plan.count * plan.size)
+        return {"crops": crops, "plain": val + held, "judged": self.epochs * judged + val}
+
+    def summary(self, spec: FrozenSpec, images: Mapping[str, int]) -> dict[str, Any]:
+        self.check_network(spec)
+        plan, _ = self.divided_images(images["train"])
+        sizes = {"image size": spec.image_size, "heads": len(self.rates), "tokens": self.tokens(spec)}
+        steps = {"epochs": self.epochs, "steps": self.epochs * plan.count, "batch": plan.size}
+        return sizes | steps | {"forward passes": sum(self.passes(images).values()), "shared stream": self.stream_name}
+
+    def cost(self, scale: Scale) -> Work:
+        spec, passes = scale.spec, self.passes(scale.images)
+        plan, _ = self.divided_images(scale.images["train"])
+        tokens, parameters = self.tokens(spec), self.parameters(spec.width, scale.classes)
+        flops = 2.0 * len(self.rates) * (parameters + 2 * tokens * spec.width * self.rows(spec.width))
+        flops += len(self.rates) * 24.0 * (self.blocks - 1) * tokens * spec.width**2
+        parts = (
+            feature_pass(spec, passes["crops"], "augmented", "crops"),
+            feature_pass(spec, passes["plain"], "val and held out"),
+            feature_pass(spec, passes["judged"], "tokens of images that judge"),
+            Part(kind="head steps", count=self.epochs * plan.count, flops=3 * flops * plan.size),
+            Part(kind="head images", count=passes["judged"], flops=flops),
+        )
+        # Gathered pieces and the batch cut out of them; of a head weights, gradients and two moments.
+        batch = 2 * FLOAT * plan.size * tokens * spec.width
+        weights = 4 * FLOAT * len(self.rates) * parameters
+        passing = frozen_bytes(spec, scale.batch_size or forward_batch(scale.device))
+        disk = feature_bytes(spec, passes["plain"]) + 2 * weights
+        return Work(parts=parts, iterations=self.epochs * plan.count, memory=passing + batch + weights, disk=disk)
+
+    def parameters(self, width: int, classes: int) -> int:
+        """Numbers that a head trains."""
+        with torch.device("meta"):
+            return sum(value.numel() for value in self.made(width, classes).parameters())
+
+    def rows(self, width: int) -> int:
+        """Softmaxes over the tokens that a head computes for an image."""
+        return {"capi": width // 64, "ep": self.queries}.get(self.head, self.attention_heads)
+
+    def benchmark(self, export: FrozenExport, space: Workspace, seconds: float) -> dict[Kind, float]:
+        train, _ = open_splits(space)
+        spec, batch, classes = export.spec, min(self.batch, len(train)), len(train.classes)
+        heads = self.with_supported_readouts(spec)[0].heads(spec.width, classes, batch, space)
+        labels = torch.randint(classes, (batch,), device=space.device)
+        tokens = dict.fromkeys(heads.readouts, torch.randn(batch, self.tokens(spec), spec.width, device=space.device))
+        progress = TrainProgress(step=1, steps_per_epoch=1, epochs=2)
+        step = seconds_of(lambda: heads.step(tokens, labels, progress).sum().item(), seconds / 2)
+        judging = seconds_of(lambda: heads.hits(tokens, labels).sum().item(), seconds / 2)
+        return {"head steps": step, "head images": judging / batch}
+
+
+@dataclass(frozen=True, kw_only=True)
+class AttentiveProbe(Probe):
+    """The training of attentive heads; `gallery` and `queries` say which images can be read, and hold their means."""
+
+    task: Attentive
+
+    @property
+    def costs(self) -> list[int]:
+        return [self.task.parameters(self.export.spec.width, len(self.train.classes))] * len(self.task.rates)
+
+    def sweep(self, own: range) -> "AttentiveSweep":
+        task = self.task
+        heads = task.heads(self.export.spec.width, len(self.train.classes), self.plan.size, self.space, own)
+        (kinds,) = task.kinds_by_readout.values()
+        return AttentiveSweep(
+            probe=self,
+            heads=heads,
+            plan=self.plan,
+            rows=self.rows,
+            kinds=kinds,
+            readouts=task.kinds_by_readout if own else {},
+            count_hits=lambda heads: torch.empty(0),
+            epochs=task.epochs,
+            schedule=task.schedule,
+            folder=self.folder,
+        )
+
+    @cached_property
+    def plain_stream(self) -> AugmentedStream:
+        """Of images without augmentation: the machinery is the same."""
+        return self.stream()
+
+    def judge_by(self, features: FeatureSet, images: ImageSet, judge: Judge) -> None:
+        """Call `judge` with the tokens of all readable images, in order and in every process."""
+        readable = images.subset(features.indices, "readable")
+        labels = torch.from_numpy(features.labels)
+        ((readout, kinds),) = self.task.kinds_by_readout.items()
+        size, count = self.chunk, len(readable)
+        spans = {at: range(at * size, min((at + 1) * size, count)) for at in range(-(-count // size))}
+
+        def consume(places: range, rows: Tensor, bad: Mapping[int, str]) -> None:
+            if bad:
+                raise ValueError(f"{readable.path(min(bad))}: could be read before and cannot now; run the same again")
+            judge({readout: rows}, labels[places.start : places.stop].to(rows.device))
+
+        transform = transform_of(self.export, self.space, self.task)
+        self.plain_stream.send(readable, transform, kinds, spans, consume)
+
+    def hits(self, sweep: Sweep) -> dict[str, Hits]:
+        chosen = sweep.own_chosen()
+        parts: dict[str, list[Hits]] = {name: [] for name in chosen}
+
+        def judge(tokens: dict[str, Tensor], labels: Tensor) -> None:
+            for name, head in chosen.items():
+                parts[name].append(hits_of(head.logits(tokens)[:, 0], labels))
+
+        self.judge_by(self.queries, self.val, judge)
+        joined = {name: Hits(*map(np.concatenate, zip(*of_one, strict=True))) for name, of_one in parts.items()}
+        return from_all(self.space.world, lambda: joined)
+
+    def spending(self, sweep: Sweep, spent: bool) -> dict[str, float]:
+        spending = super().spending(sweep, spent)
+        tokens = self.task.epochs * len(self.evaluated[1]) + len(self.queries)
+        return spending | {"forwards": spending["forwards"] + spending["augmented_forwards"] + tokens}
+
+
+@dataclass(kw_only=True)
+class AttentiveSweep(Sweep):
+    """A sweep whose heads read tokens, and whose images are judged on a stream of them."""
+
+    probe: AttentiveProbe
+
+    def train(self, features: Mapping[str, Tensor], labels: Tensor) -> None:
+        width = self.probe.export.spec.width
+        self.heads.step(
+            {name: rows.unflatten(1, (-1, width)) for name, rows in features.items()}, labels, self.progress
+        )
+
+    def counted(self) -> Counted:
+        hits = torch.zeros(len(self.heads.own), dtype=torch.int64)
+
+        def judge(tokens: dict[str, Tensor], labels: Tensor) -> None:
+            if self.heads.own:
+                hits.add_(self.heads.hits(tokens, labels).cpu())
+
+        probe = self.probe
+        images = probe.val if probe.task.select == "val" else probe.train.subset(probe.held, "held-out")
+        probe.judge_by(probe.evaluated[0], images, judge)
+        return Counted(hits.numpy(), self.heads.diverged.cpu().numpy())
+
+
+MAE_CROPS = dict(crop_rule="mae", train_interpolation="bicubic", drop_last=True)
+PUBLISHED = {
+    "attentive@capi": Published(
+        settings=dict(
+            lrs=(1e-5, 2e-5, 5e-5, 1e-4, 2e-4, 5e-4, 1e-3, 2e-3, 5e-3, 1e-2),
+            weight_decays=(5e-4, 1e-3, 5e-2),
+            epochs=11,
+            warmup_epochs=1,
+            drop_last=True,
+            train_interpolation="bicubic",
+        ),
+        source="facebookresearch/capi 98b4fa1 eval_classification.py:203-243, :306-486: source `patch`, selected on a "
+        "tenth of the training images; its 12 500 iterations of 128 x 8, 1250 of them warm-up, are 11 epochs of "
+        "ImageNet, and so ours of any set; its number is top1_last, as it selects after the last iteration; ours: "
+        "without the linear heads of the same optimiser, whose only effect is on how much eps weighs",
+    ),
+}
+REPORTED = {
+    "attentive@vjepa2": Published(
+        settings=dict(
+            head="vjepa2",
+            readout="cls+patches",
+            blocks=4,
+            lrs=(1.25e-4, 2.5e-4, 3.75e-4, 5e-4),
+            start_lr=5e-5,
+            weight_decays=(8e-3, 4e-3, 2e-3, 1e-3, 5e-4),
+            epochs=20,
+            warmup_epochs=5,
+            train_interpolation="bicubic",
+            interpolation="bilinear",
+        ),
+        source="facebookresearch/vjepa2 c2963a4 configs/eval/vitl/in1k.yaml (4 blocks; batch 16 x 64, so that rates "
+        "for 256 images are a quarter), evals/image_classification_frozen/eval.py: it reports the best head on the "
+        "validation images; ours: without AutoAugment, random erasing and its 21st head, which has no warm-up",
+    ),
+    "attentive@ep": Published(
+        settings=dict(MAE_CROPS, head="ep", lrs=(0.1,), epochs=90, warmup_epochs=10, batch=4096),
+        source="billpsomas/efficient-probing b8f4fb8 poolings/ep.py, probe_heads.py, main_linprobe.py: 32 queries, blr "
+        "0.1, batch 4096, LARS; it reports the best epoch on the validation images",
+    ),
+    "attentive@cae": Published(
+        settings=dict(
+            head="cae",
+            readout="cls+patches",
+            attention_heads=12,
+            lrs=(0.05,),
+            epochs=90,
+            warmup_epochs=10,
+            batch=2048,
+            drop_last=True,
+            train_interpolation="bicubic",
+        ),
+        source="lxtGH/CAE tools/run_attentive.py, models/modeling_finetune.py:141-256 and scripts/cae_base_800e.sh "
+        "(SGD, rate 0.4 at batch 256 x 8, 90 epochs, 12 attention heads, those of ViT-B); it reports the best epoch on "
+        "the validation images; ours: timm's rule of random crops is torchvision's",
+    ),
+}
+PROTOCOLS = protocols_of(Attentive, PUBLISHED | REPORTED)
+one_block = changed_protocol(
+    PROTOCOLS["attentive@vjepa2"], 1, f"one block in place of four: {REPORTED['attentive@vjepa2'].source}", blocks=1
+)
+PROTOCOLS["attentive@vjepa2_1block"] = one_block
+PROTOCOLS |= as_reported({name: protocol for name, protocol in PROTOCOLS.items() if name not in PUBLISHED})
+PROTOCOLS["attentive@smoke"] = Protocol(
+    task=Attentive(
+        head="vjepa2", attention_heads=1, lrs=(0.005, 0.02), weight_decays=(1e-3,), epochs=8, warmup_epochs=1, batch=32
+    ),
+    version=1,
+    source="ours: a few epochs with one attention head, for any width, to try the machinery",
+)
+
+SUITES = {
+    "smoke": ("attentive@smoke",),
+    "today": ("attentive@capi",),
+    "everything": tuple(name for name in PROTOCOLS if not name.endswith(("_paper", "@smoke"))),
+}
