@@ -103,13 +103,13 @@ class ViTSpec(Validated, ImageGrid):
     position: PositionTable = "learned"  # table that is added to the patches
     class_position: bool = True  # the table's first rows belong to the class token and the registers
     relative_position: RelativePosition = "none"  # bias tables of the attention, one for each block or one for all
-    position_resize: PositionRule = "bicubic"  # how the tables go to another grid, see positions.py
+    position_resize: PositionRule = "bicubic"  # how the tables go to another grid, see checkpoints/positions.py
     class_attention: NonNegativeInt = 0  # CaiT class-attention blocks after the trunk (ExtreMA)
     final_norm: FinalNorm = "all"  # which tokens the last LayerNorm is for; "pooled": after averaging the patches
     pool: Pool = "cls"  # the representation that the source evaluates
     # The rest is for timm's Eva; of other families the architecture says it.
     key_bias: bool = True  # keys have a bias like queries and values; BEiT's never have
-    rotary: Rotary = "none"  # positions by which queries and keys turn, see rotary.py
+    rotary: Rotary = "none"  # positions by which queries and keys turn, see checkpoints/vit.py
     rotary_base: PositiveFloat = 10_000.0  # theta: about the longest period over the shortest
     rotary_grid: NonNegativeInt = 0  # side of the grid that axial positions are scaled to; 0: they count patches
     rotary_offset: float = 0.0  # added to every position

@@ -50,7 +50,7 @@ def attention_map(
 ) -> Tensor:
     """`rows` of the softmax map (B, H, N, N) of `attention` on normed tokens (B, N, D).
 
-    shared_rel_pos_bias: (1, H, N, N). rope: sines and cosines for the patches, see rotary.py.
+    shared_rel_pos_bias: (1, H, N, N). rope: sines and cosines for the patches, see the top of this file.
     """
     query, key = _queries_and_keys(attention, tokens)
     if hasattr(attention, "q_norm"):
