@@ -1,15 +1,26 @@
-"""Draw what checkpoints see, several side by side: attention, PCA of patches, masks, reconstructions, locality."""
+"""Draw what checkpoints see, side by side: attention, PCA of patches, masks; or curves and scatter of results."""
 
 import argparse
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from bench.cli.settings import positive_integer, whole_number
 from engine.extensions import one_line
 
+if TYPE_CHECKING:
+    from bench.reporting.figures import FigureFormat
+
 KINDS = sorted((Path(__file__).parents[1] / "reporting" / "kinds").glob("[!_]*.py"))
+FIGURES = {  # of results and trainings; all others look at images
+    "curves": "k-NN over k, low-shot over shots, and pretrainings over epochs, images or hours",
+    "scatter": "accuracy against parameters, GFLOP and hours of pretraining",
+}
 EXAMPLES = """examples:
   bench visualize attention --checkpoint runs/mae timm:vit_small_patch16_224.dino --images photos --out figures
   bench visualize pca --checkpoint A B --images cat.jpg dog.jpg --size 448 --set patches=foreground --out figures
+  bench visualize curves --results results --format pdf --width 3.25 --out figures
+  bench visualize curves --checkpoint runs/mae runs/dino --along hours --out figures
   bench visualize attention --checkpoint A --images digits: --limit 2 --set heads=all layer=3 at=0.5,0.5 --out figures
 
 docs/visualize.md shows each kind and lists its settings.
@@ -20,6 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of `bench visualize`."""
     width = max(len(path.stem) for path in KINDS)
     kinds = "\n".join(f"  {path.stem.replace('_', '-'):{width}}  {one_line(path)}" for path in KINDS)
+    kinds += "".join(f"\n  {name:{width}}  {text}" for name, text in FIGURES.items())
     parser.epilog, parser.formatter_class = f"kinds:\n{kinds}\n\n{EXAMPLES}", argparse.RawDescriptionHelpFormatter
     parser.add_argument("kind", metavar="KIND", help="what to draw; see below")
     parser.add_argument(
@@ -35,7 +47,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--images",
         nargs="+",
         action="extend",
-        required=True,
+        default=[],
         metavar="URL",
         help="image files, folders of images, or URLs such as digits: and imagenet:ROOT",
     )
@@ -62,7 +74,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:N (auto)")
     parser.add_argument("--out", type=Path, required=True, metavar="FOLDER", help="where the pictures are written")
     parser.add_argument(
-        "--format", nargs="+", action="extend", choices=("png", "svg"), metavar="F", help="png, svg or both (png)"
+        "--format",
+        nargs="+",
+        action="extend",
+        choices=("png", "svg", "pdf"),
+        metavar="F",
+        help="png or svg (png); pdf of curves and scatter",
+    )
+    parser.add_argument(
+        "--results", type=Path, metavar="DIR", help="of curves and scatter: folder of `bench run --out`"
+    )
+    parser.add_argument("--along", default="epoch", metavar="X", help="of curves: epoch, images or hours (epoch)")
+    parser.add_argument(
+        "--width", type=float, default=6.75, metavar="INCHES", help="of curves and scatter (6.75; one column: 3.25)"
     )
 
 
@@ -74,6 +98,16 @@ def run(arguments: argparse.Namespace) -> int:
     from engine.printing import say
 
     require("matplotlib")
+    formats = tuple(dict.fromkeys(arguments.format or ["png"]))
+    if arguments.kind in FIGURES:
+        check_writable(arguments.out)
+        for path in _draw_figures(arguments, formats):
+            say(f"written: {path}")
+        return 0
+    if not arguments.images:
+        raise ValueError("--images is missing: name image files, folders of images, or URLs such as digits:")
+    if "pdf" in formats:
+        raise ValueError(f"--format pdf is for curves and scatter; write png or svg of {arguments.kind}")
     kind = chosen_kind(arguments.kind, arguments.set)
     request = PictureRequest(
         references=tuple(arguments.checkpoint),
@@ -87,6 +121,25 @@ def run(arguments: argparse.Namespace) -> int:
         device=chosen_device(arguments.device),
     )
     check_writable(arguments.out)
-    for path in draw_pictures(kind, request, arguments.out, tuple(dict.fromkeys(arguments.format or ["png"]))):
+    for path in draw_pictures(kind, request, arguments.out, formats):
         say(f"written: {path}")
     return 0
+
+
+def _draw_figures(arguments: argparse.Namespace, formats: Sequence["FigureFormat"]) -> Iterator[Path]:
+    """Curves or scatter in every format; the paths of the files, as written."""
+    from bench.reporting.figures import encoded_figure
+    from bench.reporting.page import paper_figures
+    from bench.results.record import check_folder
+    from engine.files import write_atomic
+
+    if arguments.results:
+        check_folder(arguments.results)
+    if not 2 <= arguments.width <= 20:
+        raise ValueError(f"--width {arguments.width}: give inches from 2 to 20, such as 3.25 or 6.75")
+    figures = paper_figures(arguments.kind, arguments.results, arguments.checkpoint, arguments.along, arguments.width)
+    for name, figure in figures.items():
+        for form in formats:
+            path = arguments.out / f"{name.replace(' ', '-')}.{form}"
+            write_atomic(path, encoded_figure(figure, form))
+            yield path

@@ -33,6 +33,7 @@ class TableNumber:
     level: bool = False  # first, and not alone
     results: tuple[int, ...] = ()  # the result files that it is made of, by their place in Report.results
     shade: int | None = None  # from 0, the worst of its column, to SHADES, the best
+    interval: tuple[float, float] | None = None
     note: str = ""  # interval, images and seeds, for people
 
 
@@ -56,6 +57,7 @@ class ReportTable:
     about: str  # what the task is, for people; "" where it is not installed
     metrics: tuple[str, ...]
     unit: str  # of the first metric
+    higher: bool  # whether more of it is better
     axis: tuple[str, str] | None  # what the ends of the first column's axis mean
     rows: tuple[TableRow, ...]
     caveats: tuple[str, ...]
@@ -199,6 +201,7 @@ def _table(
                     first=first,
                     level=first and level[metric],
                     results=made_of,
+                    interval=cell.interval if cell else None,
                 )
             )
         main_cell = cells[checkpoint].get(main)
@@ -224,6 +227,7 @@ def _table(
         about=about_task(result.task),
         metrics=metrics,
         unit=unit,
+        higher=all(row[main].higher_is_better is not False for row in cells.values() if main in row),
         axis=tuple(number_text(end, unit) for end in axis) if axis else None,  # type: ignore[arg-type]
         rows=tuple(rows),
         caveats=merged_notes(leaderboard.caveats[group], [leaderboard.names[used] for used in cells]),

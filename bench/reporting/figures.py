@@ -1,71 +1,185 @@
-"""Figures of a report as SVG text, drawn by matplotlib: the same input gives the same bytes.
+"""Figures of a board, drawn by matplotlib: sweeps, cost against accuracy, trainings.
 
-Colours follow the page (currentColor), so that light and dark need one figure; lines differ in dashes and markers too,
-so that they can be told apart in grey.
+The same input gives the same bytes. A checkpoint has one colour, marker and kind of dashes in all figures of a board,
+by its place among the board's networks, so that lines can be told apart in grey. On a page the ink follows it
+(currentColor), so that light and dark need one figure.
 """
 
+import contextlib
 import io
 import json
 import re
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from html import escape
-from itertools import product
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Literal
 
+from bench.reporting.contents import ReportContents, ReportTable, TableNumber
+from checkpoints.training_cost import COST_UNITS
 from engine.printing import printable
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
+FigureFormat = Literal["png", "svg", "pdf"]
+Points = Sequence[tuple[float, float]]
+Style = Mapping[str, Any]  # of matplotlib's lines: colour, marker, dashes
 # Okabe and Ito's palette for colour-blind readers, without yellow, which is too light on white.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00")
 DASHES = ("-", "--", "-.", ":")
 MARKERS = "osD^vPX*"
-INK = "#123456"  # drawn in this colour, then replaced by currentColor
+INK = "#123456"  # dark; on a page it is replaced by currentColor
 CURVES = {  # of a training's log, where it has them, and what they are called
     "loss": "loss",
+    "knn_top1": "k-NN top-1, %",
     "lr": "learning rate",
     "grad_norm": "gradient norm",
+    "feature_rank": "rank of features",
+    "feature_spread": "spread of features",
     "images_per_second": "images per second",
-    "knn_top1": "k-NN top-1, %",
 }
+ALONG = {"epoch": "epoch", "images": "images seen", "hours": "hours"}  # what a training's curves run over
+SWEEPS = {"k": (r"(\w+)_k(\d+)", "k of k-NN"), "shots": (r"(\w+)_(\d+)shot", "labelled images of a class")}
+COSTS = {
+    "parameters": "parameters, millions",
+    "gflop_per_image": COST_UNITS["gflop_per_image"] + " of pretraining",
+    "hours": "hours of pretraining",
+}
+PAGE = 9.0  # inches; width of a figure on a page
+SERIES = 12  # networks that a figure shows, those with the lowest mean ranks
 POINTS = 400  # of a curve, at most
 FEW = 30  # points of a curve up to which each has a marker
 MARKED = 10  # points of a longer curve that have one
+TICKS = 6  # numbers of an axis, at most
 LETTER = 5.2  # points; about the width of a letter
 
 
-def cost_figure(points: Mapping[str, tuple[float, float]], cost: str, metric: str) -> str:
-    """Checkpoints by what their pretraining cost (x) and how good they are (y)."""
-    figure, (axes,) = _axes(1)
-    for number, (x, y) in enumerate(points.values()):
-        axes.plot(x, y, MARKERS[number % len(MARKERS)], color=COLOURS[number % len(COLOURS)], markersize=8)
-    if len({x for x, _ in points.values()}) > 1 and min(x for x, _ in points.values()) > 0:
-        axes.set_xscale("log")
-        for formatter in (axes.xaxis.set_major_formatter, axes.xaxis.set_minor_formatter):
-            formatter(lambda value, _: f"{value:.3g}")
-    axes.margins(0.15)
-    axes.set_xlabel(cost)
-    axes.set_ylabel(metric)
-    _name_points(figure, axes, points)
-    return _svg(figure, f"{metric} against {cost}")
+def styles_of(names: Iterable[str], baselines: Iterable[str] = ()) -> dict[str, Style]:
+    """How each name is drawn, in the order given; baselines: raw pixels and initial weights, as thin lines."""
+    styles: dict[str, Style] = {}
+    for number, name in enumerate(names):
+        marker = MARKERS[(number + number // len(COLOURS)) % len(MARKERS)]  # 48 different pairs
+        dashes = DASHES[number % len(DASHES)]
+        styles[name] = {"color": COLOURS[number % len(COLOURS)], "marker": marker, "linestyle": dashes}
+    for number, name in enumerate(baselines):
+        styles[name] = {"color": INK, "linestyle": DASHES[-1 - number % len(DASHES)], "linewidth": 1, "alpha": 0.7}
+    return styles
 
 
-def training_figure(logs: Mapping[str, Sequence[Mapping[str, float]]]) -> str:
-    """Curves of trainings over their epochs, a panel for each value of CURVES that any has. logs: name -> its lines."""
-    drawn = [value for value in CURVES if any(value in line for lines in logs.values() for line in lines)]
+def board_styles(report: ReportContents) -> dict[str, Style]:
+    """Of a board's networks by name, so that another order of results gives them the same."""
+    by_kind = {kind: sorted(row.name for row in report.overview if row.kind == kind) for kind in ("measured", "floor")}
+    initial = sorted(row.name for row in report.overview if row.kind == "initial")
+    return styles_of(by_kind["measured"], [*by_kind["floor"], *initial])
+
+
+def sweep_figures(report: ReportContents, width: float = PAGE) -> "dict[str, Figure]":
+    """Accuracy over k of k-NN and over shots: name -> figure, with a panel for each table that has several."""
+    styles, shown, figures = board_styles(report), shown_names(report), {}
+    for name, (pattern, label) in SWEEPS.items():
+        panels = {table.group: sweep for table in report.tables if len(sweep := sweep_of(table, pattern)) > 1}
+        if not panels:
+            continue
+        figure, drawn = _axes(len(panels), width)
+        for axes, (group, sweep) in zip(drawn, panels.items(), strict=True):
+            table = next(table for table in report.tables if table.group == group)
+            for row in table.rows:
+                points = [(x, row.numbers[at]) for x, at in sweep.items() if row.numbers[at].value is not None]
+                if row.name in shown and points:
+                    _draw_numbers(axes, points, styles[row.name])
+            _log_axis(axes, list(sweep))
+            axes.set_xticks(list(sweep), [f"{x:g}" for x in sweep])
+            axes.set_title(printable(group), fontsize=9, color=INK, parse_math=False)
+            axes.set_xlabel(label)
+            axes.set_ylabel(in_unit("top1", table.unit))
+        _legend(figure, {name: styles[name] for name in shown})
+        figures[f"accuracy over {name}"] = figure
+    return figures
+
+
+def shown_names(report: ReportContents) -> list[str]:
+    """The networks that figures show, those with the lowest mean ranks, and all raw pixels and initial weights."""
+    networks = [row.name for row in report.overview if row.kind == "measured"]
+    return [*networks[:SERIES], *(row.name for row in report.overview if row.kind in ("floor", "initial"))]
+
+
+def sweep_of(table: ReportTable, pattern: str) -> dict[float, int]:
+    """Value that a metric's name holds, such as the k of `top1_k20` -> place of the metric in the table."""
+    matches = {at: re.fullmatch(pattern, metric) for at, metric in enumerate(table.metrics)}
+    of_first = next((match[1] for match in matches.values() if match), "")
+    return {float(match[2]): at for at, match in matches.items() if match and match[1] == of_first}
+
+
+def scatter_figures(report: ReportContents, width: float = PAGE) -> "dict[str, Figure]":
+    """Main metrics against what networks cost: name -> figure, with a panel for each table.
+
+    The line joins networks that no other beats at the same cost or less (Pareto); raw pixels are a horizontal line.
+    """
+    styles, shown, figures = board_styles(report), shown_names(report), {}
+    spent = {str(used["name"]): {"parameters": used["parameters"], **used["cost"]} for used in report.checkpoints}  # type: ignore[dict-item]
+    for cost, label in COSTS.items():
+        panels = []
+        for table in report.tables:
+            points = {
+                row.name: (float(spent[row.name][cost]) / (1e6 if cost == "parameters" else 1), row.numbers[0])  # type: ignore[arg-type]
+                for row in table.rows
+                if row.kind == "measured" and row.name in shown and spent[row.name].get(cost)
+                if row.numbers[0].value is not None
+            }
+            if len({x for x, _ in points.values()}) > 1:
+                panels.append((table, points))
+        if not panels:
+            continue
+        figure, drawn = _axes(len(panels), width)
+        for axes, (table, points) in zip(drawn, panels, strict=True):
+            best = pareto({name: (x, number.value or 0.0) for name, (x, number) in points.items()}, table.higher)
+            axes.plot(*zip(*best, strict=True), color=INK, alpha=0.5, linewidth=1, drawstyle="steps-post")
+            for name, point in points.items():
+                _draw_numbers(axes, [point], styles[name])
+            for row in table.rows:
+                if row.kind == "floor" and row.numbers[0].value is not None:
+                    axes.axhline(row.numbers[0].value, **styles[row.name])
+            _log_axis(axes, [x for x, _ in points.values()])
+            axes.margins(0.1)
+            axes.set_title(printable(table.group), fontsize=9, color=INK, parse_math=False)
+            axes.set_xlabel(label)
+            axes.set_ylabel(in_unit(table.metrics[0], table.unit))
+        _legend(figure, {name: styles[name] for name in shown})
+        figures[f"accuracy against {label.partition(',')[0]}"] = figure
+    return figures
+
+
+def pareto(points: Mapping[str, tuple[float, float]], higher_is_better: bool = True) -> list[tuple[float, float]]:
+    """Cost and number of those that none beats at the same cost or less, the cheapest first."""
+    front: list[tuple[float, float]] = []
+    for x, y in sorted(points.values(), key=lambda point: (point[0], -point[1] if higher_is_better else point[1])):
+        if not front or ((y > front[-1][1]) == higher_is_better and y != front[-1][1]):
+            front.append((x, y))
+    return front
+
+
+def training_figure(
+    logs: Mapping[str, Sequence[Mapping[str, float]]],
+    styles: Mapping[str, Style] | None = None,
+    along: str = "epoch",
+    width: float = PAGE,
+) -> "Figure | None":
+    """Curves of trainings, a panel for each value of CURVES that any has; None where none has. logs: name -> its lines
+    (`log_of`). along: one of ALONG."""
+    curves = {value: {name: points_of(lines, value, along) for name, lines in logs.items()} for value in CURVES}
+    drawn = {value: by_name for value, by_name in curves.items() if any(by_name.values())}
     if not drawn:
-        return ""
-    figure, panels = _axes(len(drawn))
-    for axes, value in zip(panels, drawn, strict=True):
-        _draw_lines(axes, {name: points_of(lines, value) for name, lines in logs.items()})
-        axes.set_title(CURVES[value], fontsize=10, color=INK)
-        axes.set_xlabel("epoch")
-    _legend(figure, panels[0], logs)
-    return _svg(figure, "curves of the pretrainings")
+        return None
+    styles = styles or styles_of(logs)
+    figure, panels = _axes(len(drawn), width)
+    for axes, (value, by_name) in zip(panels, drawn.items(), strict=True):
+        _draw_lines(axes, by_name, styles)
+        axes.set_title(CURVES[value], fontsize=9, color=INK)
+        axes.set_xlabel(ALONG[along])
+    _legend(figure, {name: styles[name] for name in logs})
+    return figure
 
 
 def in_unit(metric: str, unit: str) -> str:
@@ -73,58 +187,91 @@ def in_unit(metric: str, unit: str) -> str:
     return f"{metric}, {unit}" if unit else metric
 
 
-def points_of(lines: Sequence[Mapping[str, float]], value: str) -> list[tuple[float, float]]:
-    """Epoch and value of the lines of a log that hold it, POINTS at most."""
-    points = [(line["epoch"], line[value]) for line in lines if value in line and "epoch" in line]
+def points_of(lines: Sequence[Mapping[str, float]], value: str, along: str = "epoch") -> list[tuple[float, float]]:
+    """Place and value of the lines of a log that hold it, POINTS at most."""
+    points = [(line[along], line[value]) for line in lines if value in line and along in line]
     return points[:: max(1, -(-len(points) // POINTS))]
 
 
-def lines_figure(curves: Mapping[str, Sequence[tuple[float, float]]], x: str, y: str, title: str) -> str:
+def lines_figure(curves: Mapping[str, Points], x: str, y: str, styles: Mapping[str, Style] | None = None) -> "Figure":
     """One line for each name. x, y: what the axes mean; x counts something."""
-    from matplotlib.ticker import AutoLocator
+    from matplotlib.ticker import MaxNLocator
 
-    figure, (axes,) = _axes(1)
-    _draw_lines(axes, curves)
-    whole = AutoLocator()
-    whole.set_params(integer=True)
-    axes.xaxis.set_major_locator(whole)
+    styles = styles or styles_of(curves)
+    figure, (axes,) = _axes(1, PAGE / 2)
+    _draw_lines(axes, curves, styles)
+    axes.xaxis.set_major_locator(MaxNLocator(TICKS, integer=True))
     axes.set_xlabel(x)
     axes.set_ylabel(y)
-    _legend(figure, axes, curves)
-    return _svg(figure, title)
+    _legend(figure, {name: styles[name] for name in curves})
+    return figure
 
 
-def calibration_figure(bins: Mapping[str, Sequence[tuple[float, float]]]) -> str:
+def calibration_figure(bins: Mapping[str, Points], styles: Mapping[str, Style] | None = None) -> "Figure":
     """Accuracy against confidence, in percent, and the diagonal on which both are the same. bins: name -> (bins, 2)
     confidences and accuracies, from 0 to 1."""
-    figure, (axes,) = _axes(1)
+    styles = styles or styles_of(bins)
+    figure, (axes,) = _axes(1, PAGE / 2)
     axes.plot([0, 100], [0, 100], color=INK, alpha=0.4, linewidth=1)
-    _draw_lines(axes, {name: [(100 * sure, 100 * right) for sure, right in each] for name, each in bins.items()})
+    _draw_lines(
+        axes, {name: [(100 * sure, 100 * right) for sure, right in each] for name, each in bins.items()}, styles
+    )
     axes.set_xlabel("confidence, %")
     axes.set_ylabel("accuracy, %")
-    _legend(figure, axes, bins)
-    return _svg(figure, "accuracy against confidence")
+    _legend(figure, {name: styles[name] for name in bins})
+    return figure
 
 
-def _draw_lines(axes: "Axes", curves: Mapping[str, Sequence[tuple[float, float]]]) -> None:
-    for number, points in enumerate(curves.values()):
-        axes.plot(
-            [x for x, _ in points],
-            [y for _, y in points],
-            DASHES[number % len(DASHES)],
-            color=COLOURS[number % len(COLOURS)],
-            marker=MARKERS[number % len(MARKERS)],
-            markersize=4,
-            markevery=1 if len(points) <= FEW else len(points) // MARKED,
-        )
+def _draw_lines(axes: "Axes", curves: Mapping[str, Points], styles: Mapping[str, Style]) -> None:
+    for name, points in curves.items():
+        every = 1 if len(points) <= FEW else len(points) // MARKED
+        axes.plot([x for x, _ in points], [y for _, y in points], markersize=4, markevery=every, **styles[name])
 
 
-def _legend(figure: "Figure", axes: "Axes", names: Iterable[str]) -> None:
-    """The lines of one panel by name, below all panels, where they hide nothing."""
-    lines, texts = [line for line in axes.get_lines() if line.get_color() != INK], [printable(name) for name in names]
+def _draw_numbers(axes: "Axes", points: Sequence[tuple[float, TableNumber]], style: Style) -> None:
+    """Numbers with their intervals as error bars."""
+    values = [number.value or 0.0 for _, number in points]
+    ends = [number.interval or (value, value) for value, (_, number) in zip(values, points, strict=True)]
+    errors = [[value - low for value, (low, _) in zip(values, ends, strict=True)]]
+    errors += [[high - value for value, (_, high) in zip(values, ends, strict=True)]]
+    axes.errorbar(
+        [x for x, _ in points],
+        values,
+        yerr=[[max(0.0, e) for e in side] for side in errors],
+        markersize=5,
+        elinewidth=0.8,
+        capsize=2,
+        **style,
+    )
+
+
+def _log_axis(axes: "Axes", values: Sequence[float]) -> None:
+    """A logarithmic axis of x with at most TICKS numbers, which cannot overlap; linear where the values are close."""
+    from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, NullLocator
+
+    low, high = min(values), max(values)
+    steps = [base * 10.0**power for power in range(-9, 16) for base in (1, 2, 5)]
+    ticks = [step for step in steps if low / 1.3 <= step <= high * 1.3]
+    if len(ticks) > TICKS:
+        ticks = [tick for tick in ticks if f"{tick:e}".startswith("1.")]
+    if low <= 0 or len(ticks) < 2:
+        axes.xaxis.set_major_locator(MaxNLocator(TICKS - 2))
+        return
+    ticks = ticks[:: -(-len(ticks) // TICKS)]
+    axes.set_xscale("log")
+    axes.xaxis.set_major_locator(FixedLocator(ticks))
+    axes.xaxis.set_minor_locator(NullLocator())
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+
+
+def _legend(figure: "Figure", styles: Mapping[str, Style]) -> None:
+    """What each name looks like, below all panels, where it hides nothing."""
+    from matplotlib.lines import Line2D
+
+    texts = [printable(name) for name in styles]
     columns = int(72 * figure.get_figwidth() / (LETTER * max(map(len, texts)) + 40))
     legend = figure.legend(
-        lines,
+        [Line2D([], [], markersize=4, **style) for style in styles.values()],
         texts,
         fontsize=8,
         labelcolor=INK,
@@ -136,69 +283,98 @@ def _legend(figure: "Figure", axes: "Axes", names: Iterable[str]) -> None:
         text.set_parse_math(False)  # a name is no formula
 
 
-def _name_points(figure: "Figure", axes: "Axes", points: Mapping[str, tuple[float, float]]) -> None:
-    """Names beside points, in their order, each right or left, above or below, where it hits no point and no name."""
-    from matplotlib.transforms import Bbox
-
-    figure.draw_without_rendering()  # from now on places are known
-    places = {name: axes.transData.transform(point) for name, point in points.items()}
-    taken = [Bbox.from_bounds(x - 5, y - 5, 10, 10) for x, y in places.values()]
-    for name, (x, y) in places.items():
-        text, boxes = printable(name), {}
-        for rise, side in product((4, -12, 16, -24), ("left", "right")):
-            left = x + 6 if side == "left" else x - 6 - LETTER * len(text)
-            boxes[rise, side] = Bbox.from_bounds(left, y + rise, LETTER * len(text), 9)
-        inside = [place for place, box in boxes.items() if axes.bbox.x0 <= box.x0 and box.x1 <= axes.bbox.x1]
-        free = [place for place in inside if not boxes[place].count_overlaps(taken)]
-        rise, side = (free or inside or list(boxes))[0]
-        taken.append(boxes[rise, side])
-        axes.annotate(
-            text,
-            points[name],
-            xytext=(6 if side == "left" else -6, rise),
-            textcoords="offset points",
-            ha=side,
-            fontsize=9,
-            color=INK,
-            parse_math=False,
-        )  # a name is no formula
+def training_logs(report: ReportContents) -> dict[str, list[dict[str, float]]]:
+    """Name -> lines of the log of each network whose pretraining lies on this disk."""
+    logs = {
+        str(used["name"]): log_of(Path(str(used["source"])).parent / "log.jsonl")
+        for used in report.checkpoints
+        if used["kind"] == "measured"
+    }
+    return {name: lines for name, lines in logs.items() if lines}
 
 
 def log_of(path: Path) -> list[dict[str, float]]:
-    """Lines of a training's log.jsonl; none where the file is not there. A torn last line is left out."""
-    lines = []
-    try:
-        for line in path.read_text(encoding="utf-8").splitlines():
-            entry = json.loads(line)
+    """Lines of a training's log.jsonl, each with the epoch, images and hours that it is of where they are known; none
+    where the file is not there. A torn last line is left out.
+
+    Lines of the k-NN monitor hold an update alone: its epoch follows from the updates of an epoch.
+    """
+    lines: list[dict[str, float]] = []
+    with contextlib.suppress(OSError, ValueError, AttributeError):
+        for text in path.read_text(encoding="utf-8").splitlines():
+            entry = json.loads(text)
             lines.append({key: value for key, value in entry.items() if isinstance(value, int | float)})
-    except (OSError, ValueError, AttributeError):
-        return lines
+    timed = [line for line in lines if line.get("epoch") and line.get("step")]
+    ends = (timed[0], timed[-1]) if timed else ({}, {})
+    span = (ends[1]["step"] - ends[0]["step"]) if timed else 0
+    per_update = (ends[1]["epoch"] - ends[0]["epoch"]) / span if span else 0.0
+    batch, hours = _batch_of(path.parent), 0.0
+    for line in lines:
+        if "step" not in line:
+            continue
+        if "epoch" not in line and per_update:
+            line["epoch"] = ends[1]["epoch"] + (line["step"] - ends[1]["step"]) * per_update
+        if batch:
+            line["images"] = line["step"] * batch
+            if line.get("images_per_second"):
+                hours += line.get("updates", 1) * batch / line["images_per_second"] / 3600
+            line["hours"] = hours
     return lines
 
 
-def _axes(count: int) -> "tuple[Figure, list[Axes]]":
+def _batch_of(folder: Path) -> int:
+    """Images of an update of a pretraining; 0 where its run.json does not say."""
+    try:
+        return int(json.loads((folder / "run.json").read_bytes())["settings"]["batch"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return 0
+
+
+def _axes(count: int, width: float) -> "tuple[Figure, list[Axes]]":
+    """Panels in one column up to 4.5 inches, in two on a page's width, all with the same axis of x in a row."""
     from matplotlib.figure import Figure
 
-    columns = 2 if count == 4 else min(count, 3)
+    width = min(width, PAGE / 2) if count == 1 else width
+    columns = min(count, 1 if width < PAGE / 2 + 0.1 else 3 if width >= PAGE else 2)
     rows = -(-count // columns)
-    figure = Figure(
-        figsize=(4.2 * columns if count > 1 else 6.5, 3.0 * rows if count > 1 else 4.2), layout="constrained", dpi=72
-    )
+    panel = width / columns
+    figure = Figure(figsize=(width, rows * min(0.75 * panel, 3.0) + 0.4), layout="constrained", dpi=72)
     panels = [figure.add_subplot(rows, columns, number + 1) for number in range(count)]
     for axes in panels:
         axes.set_facecolor("none")
-        axes.tick_params(which="both", colors=INK, labelsize=8)  # both: minor ones of a log axis have numbers too
-        axes.xaxis.label.set_color(INK)
-        axes.yaxis.label.set_color(INK)
+        axes.tick_params(which="both", colors=INK, labelsize=8)
+        for label in (axes.xaxis.label, axes.yaxis.label):
+            label.set_color(INK)
+            label.set_fontsize(8)
         axes.grid(color=INK, alpha=0.15)
         for spine in axes.spines.values():
             spine.set_color(INK)
     return figure, panels
 
 
-def _svg(figure: "Figure", title: str) -> str:
+def encoded_figure(figure: "Figure", form: FigureFormat) -> bytes:
+    """A figure as a file: fonts embedded, no date, no random ids."""
     import matplotlib
 
+    metadata: dict[str, Any] = {
+        "png": {"Software": None},
+        "svg": {"Date": None, "Creator": None},
+        "pdf": {"CreationDate": None, "Creator": None, "Producer": None},
+    }[form]
+    buffer = io.BytesIO()
+    fonts: Any = {"svg.fonttype": "path", "svg.hashsalt": "bench report", "pdf.fonttype": 42}
+    with matplotlib.rc_context(fonts), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Glyph .* missing")
+        figure.savefig(buffer, format=form, dpi=300, metadata=metadata)
+    return buffer.getvalue()
+
+
+def svg_of(figure: "Figure | None", title: str) -> str:
+    """A figure for a page, whose ink is the page's; "" for none."""
+    import matplotlib
+
+    if figure is None:
+        return ""
     buffer = io.StringIO()
     # Text stays text, which can be searched and read aloud; ids come from a fixed salt, and no date is written.
     with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": "bench report"}), warnings.catch_warnings():

@@ -4,19 +4,30 @@ from base64 import b64encode
 from collections.abc import Mapping, Sequence
 from hashlib import sha256
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal
 
-from bench.leaderboards.tables import read_leaderboard
-from bench.reporting.contents import ReportContents, ReportTable, contents, grounds, headline, networks_of, verdict
-from bench.reporting.figures import cost_figure, in_unit, log_of, training_figure
+from bench.leaderboards.tables import Leaderboard, read_leaderboard
+from bench.reporting.contents import ReportContents, contents, grounds, headline, networks_of, verdict
+from bench.reporting.figures import (
+    ALONG,
+    board_styles,
+    log_of,
+    scatter_figures,
+    styles_of,
+    svg_of,
+    sweep_figures,
+    training_figure,
+    training_logs,
+)
 from bench.reporting.saved_pictures import report_pictures
 from bench.reporting.views import views_of
 from bench.statistics.significance import p_value_cache
-from checkpoints.training_cost import COST_UNITS
-from engine.printing import html_template, printable
+from engine.printing import did_you_mean, html_template, printable
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 HERE = Path(__file__).parent
-COSTS = ("hours", "gflop_per_image", "memory_gib")  # of a pretraining, the first that two checkpoints have is drawn
 
 
 def report_page(out: Path, published: bool = False, pictures: bool = True) -> str:
@@ -26,45 +37,61 @@ def report_page(out: Path, published: bool = False, pictures: bool = True) -> st
     this machine, and with what `bench visualize` drew of the same checkpoints into this folder.
     """
     leaderboard = read_leaderboard(out, published)
-    cache = p_value_cache(out)
-    networks = networks_of(leaderboard, cache)
-    cache.save({stored.identity for stored in leaderboard.results})
-    report, results = contents(leaderboard, networks), [stored.result for stored in leaderboard.results]
+    report, results = read_contents(leaderboard, out), [stored.result for stored in leaderboard.results]
     drawn = report_pictures(out, report, results) if pictures else None
     views = views_of(report, leaderboard.results, out / "cache", pictures)
     return page_of(report, figures_of(report), views, drawn)
 
 
-def figures_of(report: ReportContents) -> dict[str, str]:
-    """Heading -> SVG of what is drawn besides tables: cost against accuracy, curves of trainings found on this disk."""
-    figures = {}
-    for table in report.tables:
-        for cost in COSTS:
-            points = _costs(report, table, cost)
-            if len(points) > 1:
-                title = f"{table.group}: {table.metrics[0]} against the cost of pretraining"
-                figures[title] = cost_figure(
-                    points, f"pretraining, {COST_UNITS[cost]}", in_unit(table.metrics[0], table.unit)
-                )
-                break
-    logs = {
-        str(checkpoint["name"]): lines
-        for checkpoint in report.checkpoints
-        if checkpoint["kind"] == "measured" and (lines := log_of(Path(str(checkpoint["source"])).parent / "log.jsonl"))
-    }
-    if curves := training_figure(logs) if logs else "":
-        figures["Pretraining"] = curves
+def read_contents(leaderboard: Leaderboard, out: Path) -> ReportContents:
+    """What a report says of the leaderboard of a folder; tests that were made before come from OUT/cache."""
+    cache = p_value_cache(out)
+    networks = networks_of(leaderboard, cache)
+    cache.save({stored.identity for stored in leaderboard.results})
+    return contents(leaderboard, networks)
+
+
+def paper_figures(
+    kind: Literal["curves", "scatter"],
+    out: Path | None,
+    runs: Sequence[str] = (),
+    along: str = "epoch",
+    width: float = 6.75,
+) -> "dict[str, Figure]":
+    """The figures of a report for a paper: name -> figure, `width` inches wide.
+
+    curves: k-NN over k, low-shot over shots, trainings over `along` (ALONG); scatter: accuracy against what networks
+    cost. out: folder of results. runs: folders of pretrainings besides those of its networks. ValueError where there
+    is nothing to draw.
+    """
+    if along not in ALONG:
+        raise ValueError(f"--along {along}{did_you_mean(along, list(ALONG))}")
+    report = read_contents(read_leaderboard(out), out) if out else None
+    if kind == "scatter":
+        figures = scatter_figures(report, width) if report else {}
+    else:
+        figures = sweep_figures(report, width) if report else {}
+        logs = (training_logs(report) if report else {}) | {
+            Path(run).name: log_of(Path(run) / "log.jsonl") for run in runs
+        }
+        if missing := [name for name, lines in logs.items() if not lines]:
+            raise ValueError(f"{missing[0]} has no log.jsonl: name folders of `bench pretrain --out`")
+        known = board_styles(report) if report else {}
+        others = [name for name in logs if name not in known]
+        styles = styles_of([*known, *others]) | known
+        training = training_figure(logs, styles, along, width)
+        figures |= {"pretraining": training} if training else {}
+    if not figures:
+        raise ValueError(f"nothing to draw for {kind}: give --results with two networks, or --checkpoint RUN ...")
     return figures
 
 
-def _costs(report: ReportContents, table: ReportTable, cost: str) -> dict[str, tuple[float, float]]:
-    spent = {c["name"]: c["cost"].get(cost) for c in report.checkpoints}  # type: ignore[attr-defined]
-    numbers = {row.name: row.numbers[0].value for row in table.rows}
-    return {
-        name: (spent[name], value)
-        for name, value in numbers.items()
-        if spent.get(name) is not None and value is not None
-    }
+def figures_of(report: ReportContents) -> dict[str, str]:
+    """Heading -> SVG of what is drawn besides tables: sweeps, cost against accuracy, trainings found on this disk."""
+    figures = {name.capitalize(): figure for name, figure in (sweep_figures(report) | scatter_figures(report)).items()}
+    training = training_figure(training_logs(report), board_styles(report))
+    drawn = {title: svg_of(figure, title) for title, figure in figures.items()}
+    return drawn | ({"Pretraining": svg_of(training, "curves of the pretrainings")} if training else {})
 
 
 def page_of(

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from bench.reporting.contents import ReportContents, ReportTable
-from bench.reporting.figures import calibration_figure, in_unit, lines_figure
+from bench.reporting.figures import Style, board_styles, calibration_figure, in_unit, lines_figure, styles_of, svg_of
 from bench.reporting.scenes import OpenSplit, image_opener, scene_view, thumbnail_url
 from bench.results.record import Result
 from bench.results.store import StoredResult
@@ -40,10 +40,11 @@ def views_of(
         if one.result.status == "ok":
             first_seeds.setdefault((one.result.group, one.result.checkpoint.digest), one)
     digests = {checkpoint["name"]: str(checkpoint["digest"]) for checkpoint in report.checkpoints}
+    styles = board_styles(report)
     open_split, views = image_opener() if pictures else None, {}
     for table in report.tables:
         by_name = {name: first_seeds[table.group, digests[name]] for name in best_and_floors(table)}
-        view = view_of(by_name, table.metrics, open_split, cache)
+        view = view_of(by_name, table.metrics, open_split, cache, styles)
         if any(view.values()):
             views[table.anchor] = view
         for one in by_name.values():
@@ -58,7 +59,11 @@ def best_and_floors(table: ReportTable) -> list[str]:
 
 
 def view_of(
-    measured: Mapping[str, StoredResult], metrics: Sequence[str], open_split: OpenSplit | None, cache: Path
+    measured: Mapping[str, StoredResult],
+    metrics: Sequence[str],
+    open_split: OpenSplit | None,
+    cache: Path,
+    styles: Mapping[str, Style] | None = None,
 ) -> dict[str, Any]:
     """What the named results of one table, the best first, show: images, mistakes, neighbours, scenes, and learning, an
     SVG. None or empty where nothing is kept. open_split: None where no image may be opened."""
@@ -66,7 +71,8 @@ def view_of(
     if not measured:
         return view
     first = next(iter(measured.values())).result
-    view["learning"] = learning_figure(measured, metrics[0])
+    styles = styles or styles_of(measured)
+    view["learning"] = learning_figure(measured, metrics[0], styles)
     if open_split is None:
         return view
     if layout_of(first.data.url):
@@ -81,7 +87,7 @@ def view_of(
         view
         | {
             "images": next(filter(None, by_image), None),  # of the first metric that is kept for each image
-            "mistakes": mistakes_of(measured, predictions, images),
+            "mistakes": mistakes_of(measured, predictions, images, styles),
             "neighbours": neighbours_of(
                 {name: measured[name] for name in [*list(measured)[:1], *floors[:1]]}, open_split
             ),
@@ -98,7 +104,10 @@ def predictions_of(measured: StoredResult, images: ImageSet) -> Predictions | No
 
 
 def mistakes_of(
-    measured: Mapping[str, StoredResult], predictions: Mapping[str, Predictions], images: ImageSet
+    measured: Mapping[str, StoredResult],
+    predictions: Mapping[str, Predictions],
+    images: ImageSet,
+    styles: Mapping[str, Style] | None = None,
 ) -> dict[str, Any] | None:
     """What the best checkpoint with predictions takes for what, and the calibration of all; None where there are none.
 
@@ -118,7 +127,10 @@ def mistakes_of(
         "classes": images.classes if whole else (),
         "matrix": matrix.tolist() if whole else [],
         "confused": most_confused(matrix, images.classes),
-        "calibration": calibration_figure({name: rows[:, :2].tolist() for name, rows in bins.items()}),
+        "calibration": svg_of(
+            calibration_figure({name: rows[:, :2].tolist() for name, rows in bins.items()}, styles),
+            "accuracy against confidence",
+        ),
         "errors": {name: calibration_error(rows) for name, rows in bins.items()},
     }
 
@@ -265,7 +277,7 @@ def accuracy_by_class(images: ImageSet, right: np.ndarray) -> list[dict[str, Any
     return classes if len(classes) <= 2 * HARDEST else [*classes[:HARDEST], *classes[-HARDEST:]]
 
 
-def learning_figure(measured: Mapping[str, StoredResult], metric: str) -> str:
+def learning_figure(measured: Mapping[str, StoredResult], metric: str, styles: Mapping[str, Style]) -> str:
     """SVG of what the probes' trainings reached; "" where that was not kept."""
     curves = {name: learning_curve(one.result, metric) for name, one in measured.items()}
     curves = {name: points for name, points in curves.items() if len(points) > 1}
@@ -274,7 +286,7 @@ def learning_figure(measured: Mapping[str, StoredResult], metric: str) -> str:
     first = next(iter(measured.values())).result
     unit = first.metrics[metric].unit if metric in first.metrics else ""
     along = "step" if layout_of(first.data.url) else "epoch"
-    return lines_figure(curves, along, in_unit(metric, unit), "learning curves of the probes")
+    return svg_of(lines_figure(curves, along, in_unit(metric, unit), styles), "learning curves of the probes")
 
 
 def learning_curve(result: Result, metric: str) -> list[tuple[float, float]]:

@@ -10,7 +10,7 @@ from PIL import Image
 from shown_results import result
 
 from bench.reporting import saved_pictures
-from bench.reporting.figures import calibration_figure, lines_figure
+from bench.reporting.figures import calibration_figure, lines_figure, svg_of
 from bench.reporting.page import report_page
 from bench.reporting.panels import Panel, PanelRow, Picture, encoded
 from bench.reporting.views import (
@@ -130,7 +130,7 @@ def test_nothing_in_a_name_becomes_markup_in_a_figure():
         "]]><img src=x>": [(1, 2)],
         "\x1b[31m$x_1$": [(1, 2)],
     }
-    for drawn in (calibration_figure(evil), lines_figure(evil, "<b>", "x", '"><b>')):
+    for drawn in (svg_of(calibration_figure(evil), '"><b>'), svg_of(lines_figure(evil, "<b>", "x"), '"><b>')):
         assert not re.search("<script|<img|<b>|\x1b", drawn) and "$x_1$" in drawn
 
 
