@@ -33,11 +33,8 @@ def test_the_code_of_the_page_runs(tmp_path, monkeypatch, capsys):
     assert "mae, knn@dino on digits: top1_k10 " in said
     assert "did you mean 'knn@dino'" in said.splitlines()[-1]
     assert names["own"].score(names["val"].features, names["val"].labels) > 0.5
-    assert (names["result"].data.name, names["short"].settings["k"], names["sample"].features.shape) == (
-        "digits",
-        [5],
-        (100, 64),
-    )
+    assert names["result"].data.name == "digits" and names["short"].settings["k"] == [5]
+    assert names["sample"].features.shape == (100, 64)
     assert [each.checkpoint.name for each in names["results"]] == ["pixels", "mae", "initial"]
     assert names["again"].digest == names["encoder"].digest != ViTExport.load("runs/mae/start").digest
     records = {each["checkpoint"]: each for each in names["board"].records if each["metric"] == "top1_k20"}
@@ -123,11 +120,8 @@ def test_a_module_and_arrays_are_evaluated_in_one_call(tmp_path):
     network = small_network().train()
     how = dict(images=GREY.astype(np.uint8), labels=KINDS, image_size=16, statistics="half", out=tmp_path)
     first = api.evaluate(network, "knn@dino", "greys", **how)
-    assert (first.checkpoint.name, first.data.name, first.data.images) == (
-        "Sequential",
-        "greys",
-        {"train": 48, "val": 12},
-    )
+    assert (first.checkpoint.name, first.data.name) == ("Sequential", "greys")
+    assert first.data.images == {"train": 48, "val": 12}
     assert first.metrics["top1_k10"].value == 100 and network.training
     assert api.evaluate(small_network(), "knn@dino", "greys", **how) == first  # its date too: the same weights and code
     with torch.no_grad():
@@ -152,18 +146,13 @@ def test_datasets_and_several_checkpoints(exports, tmp_path):
     own = api.load(small_network(), image_size=16, statistics="half")
     results = api.evaluate_suite([own, exports[0]], "knn@dino", {"a": pair, "b": "digits:"}, limit=30, out=tmp_path)
     assert [(each.checkpoint.name, each.data.name) for each in results] == [
-        ("Sequential", "a"),
-        ("Sequential", "b"),
-        ("first", "a"),
-        ("first", "b"),
+        *(("Sequential", "a"), ("Sequential", "b"), ("first", "a"), ("first", "b")),
     ]
     assert api.extract(own, pair, "train", out=tmp_path).features.shape == (40, 6)
     frame = results.to_pandas()
     assert len(frame) == sum(len(each.metrics) for each in results)
-    assert (
-        frame.value[0] == results[0].metrics["top1_k10"].value
-        and frame.low[0] == results[0].metrics["top1_k10"].interval[0]
-    )
+    top1 = results[0].metrics["top1_k10"]
+    assert (frame.value[0], frame.low[0]) == (top1.value, top1.interval[0])
     assert results[2]._repr_html_().count("<tr>") == 1 + len(results[2].metrics)
     board = api.leaderboard(tmp_path).to_pandas()
     assert set(board.checkpoint) == {"Sequential", "first"}
@@ -227,65 +216,58 @@ def test_a_table_without_pandas_is_one_line(exports, tmp_path, monkeypatch):
         assert "\n" not in str(caught.value)
 
 
+def evaluate(*given, **settings):
+    """A call that evaluates the export under `knn@dino`."""
+    return lambda export: api.evaluate(export, "knn@dino", *given, **settings)
+
+
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (
-            lambda export: api.load(small_network()),
-            r"no attribute image_size, mean, std; .*bench.load\(network, image_size=",
-        ),
+        (lambda export: api.load(small_network()), r"image_size, mean, std; .*bench.load\(network, image_size="),
         (lambda export: api.load(small_network(), image_size=16, statistics="imagnet"), "^statistics=imagnet: give"),
-        (
-            lambda export: api.load(small_network(), image_size=16, heads=3),
-            "leave all options of imports but image_size=",
-        ),
-        (lambda export: api.load(3), "checkpoint is of type int; give"),
-        (lambda export: api.load(small_network().state_dict()), "checkpoint is of type OrderedDict; give"),
+        (lambda export: api.load(small_network(), image_size=16, heads=3), "image_size="),
+        (lambda export: api.load(3), "type int; give"),
+        (lambda export: api.load(small_network().state_dict()), "type OrderedDict; give"),
         (lambda export: api.load(small_network(), image_size=16, statistics=5), "^statistics=5: give a text"),
+        (lambda export: api.load(export, forward=len), "^forward= is for a torch.nn.Module"),
+        (lambda export: api.load("nothing.pth"), "'nothing.pth': no such file .*timm:NAME"),
         (lambda export: api.evaluate(export, None, "digits:"), "^protocol=None: give a text"),
-        (
-            lambda export: api.evaluate(export, "knn@dino", "digits:", settings=["k=3"]),
-            "^settings=.*: give a dictionary",
-        ),
-        (lambda export: api.evaluate(export, "knn@dino", "digits:", limit="5"), "^limit='5': give"),
-        (lambda export: api.evaluate(export, "knn@dino", "digits:", seed=1.5), "^seed=1.5: give"),
-        (lambda export: api.evaluate(export, "knn@dino", "digits:", select="test"), "^select='test': give 'holdout'"),
-        (lambda export: api.evaluate(export, "knn@dino", "digits:", options={}), "^options={}: give bench.Options"),
+        (lambda export: api.evaluate(export, "knn@dyno", "digits:"), "did you mean 'knn@dino'"),
+        (lambda export: api.evaluate(export, "knn", "digits:"), "'knn' means [0-9]+ protocols, such as 'knn@dino'"),
+        (evaluate("digits:", settings=["k=3"]), "^settings=.*: give a dictionary"),
+        (evaluate("digits:", settings={"q": 1}), "has no setting 'q'"),
+        (evaluate("digits:", limit="5"), "^limit='5': give"),
+        (evaluate("digits:", seed=1.5), "^seed=1.5: give"),
+        (evaluate("digits:", select="test"), "^select='test': give 'holdout'"),
+        (evaluate("digits:", options={}), "^options={}: give bench.Options"),
+        (lambda export: evaluate("digits:", options=api.Options(device="tpu"))(export), "^Options.device=tpu: "),
+        (evaluate(), "which images"),
+        (evaluate(images=GREY), "images= and labels= go together"),
+        (evaluate(images=(GREY, GREY), labels=KINDS), "each a pair"),
+        (evaluate([1, 2]), "memory:images/train/0: TypeError"),
+        (evaluate("x=digit:"), "^data=x=digit:: "),
+        (evaluate("/no/where"), "^data=where=/no/where: "),
         (lambda export: api.Options(batch_size=0), "^Options.batch_size=0: give"),
         (lambda export: api.Options(decode="quick"), "^Options.decode='quick': give 'exact'"),
-        (lambda export: api.extract("pixels:8", "digits:", pool="cls"), "no class token at layer -1; add pool=avg"),
-        (lambda export: api.load(export, forward=len), "^forward= is for a torch.nn.Module"),
-        (lambda export: api.evaluate(export, "knn@dino"), "which images"),
-        (lambda export: api.evaluate(export, "knn@dino", images=GREY), "images= and labels= go together"),
-        (lambda export: api.evaluate(export, "knn@dino", images=(GREY, GREY), labels=KINDS), "each a pair"),
-        (lambda export: api.evaluate(export, "knn@dino", [1, 2]), "memory:images/train/0: TypeError"),
+        (lambda export: api.evaluate_suite([export], "knn@dino", ["a=digits:"], names=["b", "c"]), "2 names for 1"),
+        (lambda export: api.extract("pixels:8", "digits:", pool="cls"), "layer -1; add pool=avg"),
+        (lambda export: api.extract(export, "digits:", layer=7), "layer 7: the model has 2 blocks"),
+        (lambda export: api.extract(export, "digit:"), "digit"),
+        (lambda export: api.extract(export, "digits:", options=api.Options(precision="float16")), "pretrain"),
         (lambda export: api.visualize("pcb", export, "digits:"), "did you mean 'pca'"),
         (lambda export: api.visualize("pca", export, "digits:", formats=["jpg"]), "'jpg' is none of png, svg"),
         (lambda export: api.visualize("pca", export, "nowhere"), "nowhere"),
-        (lambda export: api.load("nothing.pth"), "no checkpoint 'nothing.pth': no such file or folder, nor timm:NAME"),
-        (lambda export: api.evaluate(export, "knn@dyno", "digits:"), "did you mean 'knn@dino'"),
-        (lambda export: api.evaluate(export, "knn", "digits:"), "'knn' means [0-9]+ protocols, such as 'knn@dino'"),
-        (lambda export: api.evaluate(export, "knn@dino", "x=digit:"), "^data=x=digit:: "),
-        (lambda export: api.evaluate(export, "knn@dino", "/no/where"), "^data=where=/no/where: "),
-        (lambda export: api.evaluate(export, "knn@dino", "digits:", settings={"q": 1}), "has no setting 'q'"),
-        (
-            lambda export: api.evaluate(export, "knn@dino", "digits:", options=api.Options(device="tpu")),
-            "^Options.device=tpu: ",
-        ),
-        (lambda export: api.evaluate_suite([export], "knn@dino", ["a=digits:"], names=["b", "c"]), "2 names for 1"),
-        (lambda export: api.extract(export, "digits:", options=api.Options(precision="float16")), "it is for pretrain"),
-        (
-            lambda export: api.pretrain("mae", "smoke", "digits:", "runs/a", options=api.Options(decode="fast")),
-            "^Options.decode=fast: it is for evaluations",
-        ),
-        (lambda export: api.extract(export, "digits:", layer=7), "layer 7: the model has 2 blocks"),
-        (lambda export: api.extract(export, "digit:"), "digit"),
         (lambda export: api.compare("first", "second"), "holds no results"),
         (lambda export: api.leaderboard("nowhere"), "nowhere holds no results"),
-        (lambda export: api.leaderboard(formats=["tex"]), "no format 'tex'; did you mean 'latex'"),
+        (lambda export: api.leaderboard(formats=["tex"]), "'tex'; did you mean 'latex'"),
         (lambda export: api.report("nowhere"), "nowhere holds no results"),
-        (lambda export: api.pretrain("mae", "smok", "digits:", "runs/a"), "mae has no recipe 'smok'; did you mean"),
+        (lambda export: api.pretrain("mae", "smok", "digits:", "runs/a"), "'smok'; did you mean"),
         (lambda export: api.pretrain("mae", "smoke", "digits:", "runs/a", settings={"q": 1}), "^settings=q: no such"),
+        (
+            lambda export: api.pretrain("mae", "smoke", "digits:", "runs/a", options=api.Options(decode="fast")),
+            "^Options.decode=fast: .*evaluations",
+        ),
     ],
 )
 def test_mistakes_are_one_line(call, message, exports, tmp_path, monkeypatch):

@@ -11,11 +11,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from made_results import made_metrics, made_result
 from PIL import Image
 
 from bench.leaderboards.files import to_csv, to_markdown
 from bench.leaderboards.tables import leaderboard_of, to_terminal
-from bench.results.record import CheckpointUsed, DataUsed, MetricRecord, ProtocolUsed, Result
+from bench.results.record import CheckpointUsed, DataUsed, ProtocolUsed
 from checkpoints.export import ViTExport
 
 EVIL = "\x1b[2J\x1b]0;owned\x07red\nFORGED\r\u202e\u2028|<b>"  # as a name of a file or a class
@@ -73,29 +74,13 @@ def test_a_run_that_fails_on_an_image(bench, exports, pictures, tmp_path):
 
 def test_facts_of_an_export(bench, exports, tmp_path):
     export = ViTExport.load(exports[0])
-    facts = dict(export.facts) | {
-        "method": EVIL,
-        "branch": EVIL,
-        "source_file": EVIL,
-        "dropped": {EVIL: 3},
-        "data": EVIL,
-    }
+    facts = dict(export.facts) | dict.fromkeys(("method", "branch", "source_file", "data"), EVIL)
+    facts["dropped"] = {EVIL: 3}
     folder = replace(export, facts=facts).save(tmp_path / "export")
     code, out, err = bench("inspect", folder)
     assert code == 0 and harmless(out, err).count(SHOWN) == 5
-    run = (
-        "run",
-        "--checkpoint",
-        folder,
-        "--suite",
-        "knn",
-        "--data",
-        "x=digits:",
-        "--out",
-        tmp_path / "out",
-        "--dry-run",
-    )
-    assert SHOWN in harmless(*bench(*run)[1:])
+    run = ("run", "--checkpoint", folder, "--suite", "knn", "--data", "x=digits:", "--out", tmp_path / "out")
+    assert SHOWN in harmless(*bench(*run, "--dry-run")[1:])
 
 
 def test_names_of_tensors(bench, tmp_path):
@@ -107,21 +92,11 @@ def test_names_of_tensors(bench, tmp_path):
 
 def test_the_leaderboards_files():
     used = CheckpointUsed(name="a|b", digest="c" * 64, method="=HYPERLINK()", architecture="![x](http://evil)<img>")
-    shared = dict(task="t", checkpoint=used, data=DataUsed(name="x", url=""), seed=0)
-    protocol = ProtocolUsed(name=EVIL, version=1)
-    board = leaderboard_of(
-        [
-            Result(
-                status="ok",
-                protocol=protocol,
-                metrics={"top1|": MetricRecord(value=-1.0, unit=EVIL)},
-                facts={"warnings": [EVIL]},
-                **shared,
-            ),
-            Result(status="failed", protocol=ProtocolUsed(name="p", version=1), message=EVIL, **shared),
-        ],
-        [f"{EVIL}: not a result file"],
-    )
+    evil, other = (ProtocolUsed(name=name, version=1) for name in (EVIL, "p"))
+    data, metrics = DataUsed(name="x", url=""), made_metrics({"top1|": -1.0}, unit=EVIL)
+    good = made_result(used, metrics, protocol=evil, data=data, facts={"warnings": [EVIL]})
+    failed = made_result(used, {}, protocol=other, data=data, status="failed", message=EVIL)
+    board = leaderboard_of([good, failed], [f"{EVIL}: not a result file"])
     text = harmless(to_markdown(board))
     assert "| a\\|b | =HYPERLINK() | ![x]\\(http://evil)\\<img> |" in text and "| checkpoint | top1\\| |" in text
     assert "- failed: a\\|b: x/p seed 0: \\\\x1b[2J" in text and "<b>" not in text.replace("\\<b>", "")

@@ -5,12 +5,13 @@ import shlex
 from dataclasses import replace
 
 import pytest
+from made_results import made_metrics, made_result
 
 from bench import reproduce
 from bench.cli.main import parse_arguments
 from bench.published.values import SETS, TABLES, published_values, values_of
 from bench.reproduce import Setup, availability, commands_of, measurement, missing_for, script
-from bench.results.record import CheckpointUsed, DataUsed, MetricRecord, ProtocolUsed, Result
+from bench.results.record import CheckpointUsed, DataUsed, ProtocolUsed, Result
 from bench.results.store import StoredResult
 from checkpoints.export import ViTExport
 
@@ -102,16 +103,10 @@ def test_of_several_results_the_one_most_like_the_published_is_taken(tmp_path, o
 
 
 def result_of(value, number: float, *, name: str, images=SETS["imagenet"].images, precision="float32") -> Result:
-    return Result(
-        status="ok",
-        task="knn",
-        protocol=ProtocolUsed(name=value.protocol, version=1),
-        metrics={value.metric: MetricRecord(value=number)},
-        checkpoint=CheckpointUsed(name=value.checkpoint, digest="d" * 64, method="moca"),
-        data=DataUsed(name=name, url="imagenet:/data", images=images),
-        precision=precision,
-        seed=0,
-    )
+    used = CheckpointUsed(name=value.checkpoint, digest="d" * 64, method="moca")
+    data = DataUsed(name=name, url="imagenet:/data", images=images)
+    protocol = ProtocolUsed(name=value.protocol, version=1)
+    return made_result(used, made_metrics({value.metric: number}), protocol=protocol, data=data, precision=precision)
 
 
 def test_costs_are_read_off_the_log_of_a_training(bench, tmp_path):
