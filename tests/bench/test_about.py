@@ -85,14 +85,9 @@ def test_a_protocol_is_told_with_all_its_settings(bench):
         ("timm", ["importer timm: bench import timm:PATH", "  branches  model, ema; the first unless"]),
         (
             "mae",
-            [
-                "importer mae: ",
-                "method mae: bench pretrain mae --recipe NAME",
-                " 800 (vit_b, vit_l, vit_h); 1600 (vit_b",
-                "share of patches that are hidden (figure 5)",
-                "[random, block, grid]",
-            ],
+            ["importer mae: ", "method mae: bench pretrain mae --recipe NAME", " 800 (vit_b, vit_l, vit_h)"],
         ),
+        ("mae", ["share of patches that are hidden (figure 5)", "[random, block, grid]"]),
         ("suites", ["frozen: ", "smoke: ", "paper:moca: 11 protocols; bench list paper:moca names them"]),
         ("tiny-ade20k", ["tiny-ade20k: is a tiny generated set of this", "scene layout ade20k: ", "tasks     "]),
         ("tiny-coco:", ["tiny-coco: is a tiny generated set of this", "scene layout coco: "]),
@@ -102,8 +97,7 @@ def test_a_protocol_is_told_with_all_its_settings(bench):
 def test_whatever_has_a_name_is_told(name, expected, bench, toys):
     code, said, _ = bench("list", name)
     assert code == 0
-    for text in expected:
-        assert text in said
+    assert not [text for text in expected if text not in said]
 
 
 def test_no_line_of_a_protocol_is_too_long_for_a_terminal(bench, monkeypatch):

@@ -45,26 +45,17 @@ def foreign_file(folder: Path) -> Path:
     return folder / "tiny.pth"
 
 
-def test_a_run_opens_and_fingerprints_every_split_once(bench, exports, counted, tmp_path):
+@pytest.mark.parametrize(("limit", "fingerprints"), [((), {64: 1, 32: 1}), (("--limit", "24"), {24: 2})])
+def test_a_run_opens_and_fingerprints_every_split_once(limit, fingerprints, bench, exports, counted, tmp_path):
+    """Also of what a limit leaves."""
     import imagesets.schemes.tiny
     from imagesets.sets import MemoryImages
 
     opened = counted(imagesets.schemes.tiny, "open_split", lambda place, split: split)
     fingerprinted = counted(MemoryImages, "facts", lambda images: len(images.pixels))
-    assert bench("run", "--checkpoint", *exports, *PROBES, "--out", tmp_path)[0] == 0
+    assert bench("run", "--checkpoint", *exports, *PROBES, *limit, "--out", tmp_path)[0] == 0
     assert opened == {"train": 1, "val": 1}
-    assert (fingerprinted[64], fingerprinted[32]) == (1, 1)  # the others are low-shot's subsets
-
-
-def test_a_limited_run_fingerprints_what_is_left_once(bench, exports, counted, tmp_path):
-    import imagesets.schemes.tiny
-    from imagesets.sets import MemoryImages
-
-    opened = counted(imagesets.schemes.tiny, "open_split", lambda place, split: split)
-    fingerprinted = counted(MemoryImages, "facts", lambda images: len(images.pixels))
-    assert bench("run", "--checkpoint", *exports, *PROBES, "--limit", "24", "--out", tmp_path)[0] == 0
-    assert opened == {"train": 1, "val": 1}
-    assert fingerprinted[24] == 2  # one of each split
+    assert {size: fingerprinted[size] for size in fingerprints} == fingerprints  # others are low-shot's subsets
 
 
 def test_dense_tasks_take_the_scenes_that_the_run_has_open(counted, tmp_path):

@@ -35,24 +35,10 @@ def test_they_are_evaluated_like_any_other(bench, tmp_path):
     for name, spec in SPECS.items():
         torch.manual_seed(0)
         folders.append(ViTExport.from_vit(ViT(spec), Preparation()).save(tmp_path / name))
-    code, out, err = bench(
-        "run",
-        "--checkpoint",
-        *folders,
-        "--suite",
-        "knn@dino,ade_linear@smoke",
-        "--data",
-        "digits=digits:",
-        "scenes=tiny-ade20k:",
-        "--limit",
-        12,
-        "--out",
-        tmp_path / "out",
-        "--set",
-        "upernet_ade20k.steps=2",
-        "upernet_ade20k.warmup=1",
-        "upernet_ade20k.batch=2",
-    )
+    words = ("--checkpoint", *folders, "--suite", "knn@dino,ade_linear@smoke", "--limit", 12, "--out", tmp_path / "out")
+    data = ("--data", "digits=digits:", "scenes=tiny-ade20k:")
+    changes = (f"upernet_ade20k.{change}" for change in ("steps=2", "warmup=1", "batch=2"))
+    code, out, err = bench("run", *words, *data, "--set", *changes)
     assert code == 0, out + err
     assert "4 done, 0 skipped, 0 failed" in out
     found = [json.loads(path.read_text()) for path in Path(tmp_path / "out").rglob("*.json")]

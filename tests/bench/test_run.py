@@ -143,6 +143,23 @@ def test_a_stopped_training_is_no_failure(run, out):
     assert result_paths(out) == [] and runs(out) == ["toy tiny:"] and (out / "leaderboard.md").exists()
 
 
+def test_what_another_run_made_meanwhile_is_not_made_again(run, out, monkeypatch):
+    run("--suite", "toy@one")
+    monkeypatch.setattr("bench.run.prepare.job_state", lambda *_: "new")  # as when both runs were planned together
+    code, said, _ = run("--suite", "toy@one")
+    assert code == 0 and "toy@one on tiny: made by another run meanwhile, skipped" in said
+    assert "0 done, 1 skipped" in said and len(runs(out)) == 1
+    assert run("--suite", "toy@one", "--rerun")[0] == 0 and len(runs(out)) == 2
+
+
+def test_a_board_that_cannot_be_written_is_shown(run, bench, out):
+    run("--suite", "toy@one")
+    (out / "leaderboard.csv").unlink()
+    (out / "leaderboard.csv").mkdir()
+    code, said, err = bench("leaderboard", "--out", out)
+    assert code == 2 and "tiny/toy@one" in said and "leaderboard.csv" in err and err.count("\n") == 1
+
+
 def test_changed_settings_mark_the_result(run, out):
     assert run("--suite", "toy", "--set", "toy.k=7,8", "toy@two.rate=0.25", "--set", "toy@one.depth=4")[0] == 0
     found = {read_result(path).protocol.name: read_result(path) for path in result_paths(out)}
@@ -267,6 +284,7 @@ WRONG = [
     (["--suite", "toy", "--seed", "-1"], "--seed: | '-1' | at least 0"),
     (["--suite", "toy", "--device", "tpu"], "--device tpu: | auto, cpu, cuda or cuda:N"),
     (["--suite", "toy", "--precision", "float16"], "--precision: | 'float16'"),
+    (["--suite", "toy", "--select", "test"], "--select: | 'test'"),
     (["--suite", "toy", "--checkpoint", "/nowhere"], "--checkpoint /nowhere: no checkpoint '/nowhere'"),
 ]
 
@@ -306,25 +324,31 @@ def test_a_run_and_its_repetition_differ_in_time_and_cost_alone(bench, exports, 
         assert {key for key in first if first[key] != again[key]} <= {"seconds", "cost", "images_per_second", "date"}
 
 
-def with_a_broken_image(folder: Path) -> str:
-    """Two classes of plain colours; one training image cannot be read."""
+def plain_colours(folder: Path, value: int, suffix: str = "bmp") -> None:
+    """Two classes of pictures of one colour each; bitmaps are all of one size, at each call with other pixels."""
     from PIL import Image
 
     for number in range(24):
         split, label = ("train", "val")[number % 2], "ab"[number // 2 % 2]
         (folder / split / label).mkdir(parents=True, exist_ok=True)
-        Image.new("RGB", (8, 8), (10 * number, 0, 0)).save(folder / split / label / f"{number}.png")
-    (folder / "train" / "a" / "0.png").write_bytes(b"no image")
-    return f"folder:{folder}"
+        Image.new("RGB", (8, 8), (10 * number, value, 0)).save(folder / split / label / f"{number}.{suffix}")
 
 
-def test_a_result_without_the_unreadable_images_does_not_stand_for_all(bench, exports, out, tmp_path):
-    url = with_a_broken_image(tmp_path / "images")
-    words = ("run", "--checkpoint", exports[0], "--suite", "knn@dino", "--data", f"x={url}", "--out", out)
-    assert bench(*words, "--skip-bad")[0] == 0
+@pytest.fixture
+def pictures(bench, exports, out, tmp_path):
+    """`code, out, err = pictures("--suite", "knn@dino")` on the pictures in tmp_path / "images"."""
+    words = ("run", "--checkpoint", exports[0], "--data", f"x=folder:{tmp_path / 'images'}", "--out", out)
+    return lambda *more: bench(*words, *more)
+
+
+def test_a_result_without_the_unreadable_images_does_not_stand_for_all(pictures, out, tmp_path):
+    plain_colours(tmp_path / "images", 0, "png")
+    (tmp_path / "images/train/a/0.png").write_bytes(b"no image")
+    suite = ("--suite", "knn@dino")
+    assert pictures(*suite, "--skip-bad")[0] == 0
     assert "x/knn@dino[skipped=1]:top1_k10" in board(out)[0] and "x/knn@dino:top1_k10" not in board(out)[0]
-    assert "exists, skipped" in bench(*words, "--skip-bad")[1]
-    code, said, _ = bench(*words)
+    assert "exists, skipped" in pictures(*suite, "--skip-bad")[1]
+    code, said, _ = pictures(*suite)
     assert code == 1 and "0.png" in said and "exists" not in said and "the earlier result is kept" in said
     assert board(out)[0]["failed"] == "x/knn@dino seed 0" and board(out)[0]["x/knn@dino[skipped=1]:top1_k10"]
 
@@ -377,43 +401,31 @@ def test_a_checkpoint_given_twice_is_run_once(run, exports, out):
     assert code == 0 and "1 done, 0 skipped" in said and len(runs(out)) == 1
 
 
-def plain_colours(folder: Path, value: int) -> None:
-    """Two classes of bitmaps, all of one size, at each call with other pixels."""
-    from PIL import Image
-
-    for number in range(24):
-        split, label = ("train", "val")[number % 2], "ab"[number // 2 % 2]
-        (folder / split / label).mkdir(parents=True, exist_ok=True)
-        Image.new("RGB", (8, 8), (10 * number, value, 0)).save(folder / split / label / f"{number}.bmp")
-
-
-def test_a_board_never_mixes_two_contents_of_one_fingerprint(bench, exports, out, tmp_path):
-    words = ("run", "--checkpoint", exports[0], "--data", f"x=folder:{tmp_path / 'images'}", "--out", out, "--suite")
+def test_a_board_never_mixes_two_contents_of_one_fingerprint(pictures, out, tmp_path):
     plain_colours(tmp_path / "images", 0)
-    assert bench(*words, "knn@dino,knn@ibot")[0] == 0
+    assert pictures("--suite", "knn@dino,knn@ibot")[0] == 0
     first = read_result(result_paths(out)[0])
     plain_colours(tmp_path / "images", 200)
-    code, _, said = bench(*words, "knn@dino")
+    code, _, said = pictures("--suite", "knn@dino")
     assert code == 2 and "overwritten" in said and "--rerun" in said
-    code, _, said = bench(*words, "knn@dino", "--rerun")  # knn@ibot would stay
+    code, _, said = pictures("--suite", "knn@dino", "--rerun")  # knn@ibot would stay
     assert code == 2 and "knn@ibot-seed0.json" in said and "bench results rm" in said
-    code, _, said = bench(*words, "knn@mst")
+    code, _, said = pictures("--suite", "knn@mst")
     assert code == 2 and "overwritten" in said
     assert read_result(result_paths(out)[0]) == first
-    assert bench(*words, "knn@dino,knn@ibot", "--rerun")[0] == 0
+    assert pictures("--suite", "knn@dino,knn@ibot", "--rerun")[0] == 0
     again = read_result(result_paths(out)[0])
     assert again.data.fingerprints == first.data.fingerprints and again.data.contents != first.data.contents
     assert again.cost["forwards"] + read_result(result_paths(out)[1]).cost["forwards"] == 24
 
 
-def test_results_of_two_contents_are_two_columns(bench, exports, out, tmp_path):
+def test_results_of_two_contents_are_two_columns(bench, pictures, out, tmp_path):
     """As after a kill between two jobs of a rerun."""
-    words = ("run", "--checkpoint", exports[0], "--data", f"x=folder:{tmp_path / 'images'}", "--out", out, "--suite")
     plain_colours(tmp_path / "images", 0)
-    assert bench(*words, "knn@dino,knn@ibot")[0] == 0
+    assert pictures("--suite", "knn@dino,knn@ibot")[0] == 0
     before = result_paths(out)[0].read_bytes()
     plain_colours(tmp_path / "images", 200)
-    assert bench(*words, "knn@dino,knn@ibot", "--rerun")[0] == 0
+    assert pictures("--suite", "knn@dino,knn@ibot", "--rerun")[0] == 0
     result_paths(out)[0].write_bytes(before)
     _, said, _ = bench("leaderboard", "--out", out)
     assert "overwritten; results from before are x-" in said.replace("\n", " ")
@@ -422,7 +434,7 @@ def test_results_of_two_contents_are_two_columns(bench, exports, out, tmp_path):
     assert any(name.startswith("x-") and "/knn@dino:top1_k10" in name for name in columns)
 
 
-def test_pages_and_twins_are_said_with_the_result(bench, exports, out, tmp_path):
+def test_pages_and_twins_are_said_with_the_result(pictures, out, tmp_path):
     from PIL import Image
 
     plain_colours(tmp_path / "images", 0)
@@ -431,8 +443,7 @@ def test_pages_and_twins_are_said_with_the_result(bench, exports, out, tmp_path)
     for number in (0, 2):  # of train
         source = next((tmp_path / "images/train").rglob(f"{number}.bmp"))
         Image.open(source).save(tmp_path / "images/val" / source.parent.name / f"twin{number}.png")
-    words = ("run", "--checkpoint", exports[0], "--data", f"x=folder:{tmp_path / 'images'}", "--out", out)
-    code, _, errors = bench(*words, "--suite", "knn@dino")
+    code, _, errors = pictures("--suite", "knn@dino")
     found = read_result(result_paths(out)[0])
     assert code == 0 and "x: TIFF files of several pages among 15 images of val: 1, with 2 pages in all" in errors
     assert "with 2 pages in all" in found.data.warnings[0]

@@ -67,11 +67,6 @@ def test_result_and_leaderboard_say_val(bench, exports, tmp_path):
     assert "Chosen on the validation images" in (tmp_path / "leaderboard.md").read_text()
 
 
-def test_another_word_is_one_line(bench, exports, tmp_path):
-    code, _, err = bench("run", "--checkpoint", exports[0], "--suite", "smoke", "--out", tmp_path, "--select", "test")
-    assert code == 2 and "invalid choice: 'test'" in err and err.count("\n") == 1
-
-
 @pytest.mark.parametrize("recorded", ["holdout", "last"])
 def test_the_epoch_of_a_recipe_is_chosen_by_what_the_readme_says(recorded):
     """Fine-tuning trains on all images and lets nothing choose; linear probes hold a slice out."""

@@ -103,17 +103,16 @@ def test_a_dry_run_removes_nothing(bench, out):
 
 
 @pytest.mark.parametrize(
-    ("words", "message"),
+    ("words", "named"),
     [
-        (["rm"], "which results? give --checkpoint, --data, --protocol or --status"),
-        (["rm", "--checkpoint", "c"], "--checkpoint c: no result of it in "),
+        (["rm"], "--checkpoint, --data, --protocol or --status"),
+        (["rm", "--checkpoint", "c"], "--checkpoint c: no result"),
         (["ls", "--protocol", "knn@din"], "did you mean 'knn@dino'?"),
-        (["rm", "--checkpoint", "a"], "--checkpoint a: the name of 2 checkpoints; give a-abababab or a-efefefef"),
+        (["rm", "--checkpoint", "a"], "--checkpoint a: | a-abababab or a-efefefef"),
     ],
 )
-def test_wrong_requests_are_one_line_and_remove_nothing(words, message, bench, out):
+def test_wrong_requests_are_one_line_and_remove_nothing(words, named, refused, out):
     keep(out, "a", "knn@dino", RESULT, "ef" * 32)
     before = files(out)
-    code, said, err = bench("results", *words, "--out", out)
-    assert (code, said) == (2, "") and err.count("\n") == 1 and message in err
+    refused("results", *words, "--out", out, named=named)
     assert files(out) == before

@@ -28,7 +28,7 @@ from probes.linear.heads import Heads
 from probes.linear.sweep import Sweep
 from probes.tasks.linear import PROTOCOLS, Linear
 
-EPOCHS = 24
+EPOCHS = 20
 
 
 def tasks_of(protocols: str) -> dict[str, Linear]:
