@@ -208,7 +208,7 @@ class Task(Validated):
         saved.
 
         For work that only this task does. The passes for features and for random crops, which tasks share, are timed
-        once for all.
+        once for all, unless this task gives its own, as those on scenes do.
         """
         return {}
 

@@ -304,12 +304,13 @@ def measure_job(
 ) -> None:
     """Measure what a job does, unless it is known, in about `seconds`."""
     task, kinds = task_key(forecast.job), {part.kind for part in forecast.work.parts}
-    lacking = [kind for kind in SHARED if kind in kinds and kind not in calibration.units.get("", {})]
     with scratch(forecast.job.place(space)) as inside:
-        for kind in lacking:
-            calibration.keep("", pass_seconds(kind, export, inside, seconds / 4))
         if task not in calibration.units:
             calibration.keep(task, forecast.job.chosen.task.benchmark(export, inside, seconds))
+        known = {*calibration.units.get("", {}), *calibration.units[task]}
+        for kind in SHARED:
+            if kind in kinds - known:
+                calibration.keep("", pass_seconds(kind, export, inside, seconds / 4))
 
 
 def totals(plan: Plan, memory: float, gpus: int) -> Iterator[str]:

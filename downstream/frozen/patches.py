@@ -1,18 +1,19 @@
-"""Features and labels of patches on disk: images of one size, sent through the network once for all tasks.
+"""Segmentation by comparing patches of square images: their features and labels on disk, and a base of such tasks.
 
 A file of patches holds, image by image, D numbers and P labels of pixels for each patch. Tasks that read the same
 images prepared in the same way share it, and layers that other tasks of a run want are written in the same pass
-(`Workspace.wanted`). A killed extraction goes on behind the last image.
+(`Workspace.wanted`). A killed extraction goes on behind the last batch.
 
 Disk: 4 D + P bytes for each patch, of each layer the first part: CAPI's 196 patches of 16 pixels of ADE20K's 22,210
 images at D = 1024 take 19 GB, Hummingbird's 10^7 of VOC 43 GB. Memory: that of a search, engine/neighbours.py, 4 D
 (GALLERY + 2 QUERIES) + 12 Q k bytes, whatever their number.
 
-N images, n usable, L patches of an image, M patches of a file, D width, P pixels of a patch, K classes.
+N images, n usable, B of a batch, L patches of an image, M patches of a file, D width, P pixels of a patch, K classes.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -20,112 +21,172 @@ import numpy as np
 import torch
 from PIL import Image
 from torch import Tensor
+from torchvision.transforms import functional as vision
 
-from checkpoints.backbone import Backbone
-from checkpoints.flops import forward_flops
+from checkpoints.flops import forward_flops, frozen_bytes
 from checkpoints.frozen import FrozenExport, FrozenSpec
 from downstream.data.listing import IGNORED
 from downstream.data.scenes import SceneSet, layout_of, mask_classes, scene_image
 from downstream.frozen.neighbours import most_frequent, patch_pixels
 from downstream.frozen.segmentation import areas_of
-from downstream.frozen.task import FrozenTask, Layer, UsableScenes, backbone_of, own_share, patch_maps, whole_patches
+from downstream.frozen.task import (
+    Batches,
+    FrozenTask,
+    Layer,
+    UsableScenes,
+    backbone_of,
+    closing_seconds,
+    loaded_batches,
+    own_share,
+    patch_maps,
+    whole_patches,
+)
+from downstream.metrics.scores import scores, weighted_scores
 from engine.files import locked
+from engine.machine import run_on_core_threads
 from engine.neighbours import SMALLEST_NORM, Prepare, search, tiles_of
 from engine.progress import Progress
+from engine.resampling import resampled
 from engine.rows import Rows, release_pages, row_slices
-from engine.tasks import Workspace
-from engine.work import Part, Scale
+from engine.tasks import Metric, Outcome, Workspace
+from engine.work import Kind, Part, Scale, seconds_of
 from imagesets.sets import kept_folder
 
-VERSION = 1  # raise it when the same images would give other features than before
+VERSION = 2  # raise it when the same images would give other features than before
 READ = 16384  # patches that are read at once
+BATCH = {"cpu": 4, "cuda": 32}  # images of a forward pass, unless --batch-size is given
+TIMED = 4  # images that a plan times
+LABELS_FROM_ONE = ("ade20k",)  # layouts whose files call unlabelled pixels 0, which the sources keep as a value
 
 Distance = Literal["cosine", "L2"]
-# The network, a scene's number, and its place among those that are used -> normalised image (3, S, S), labels (S, S).
-Prepared = Callable[[Backbone, int, int], tuple[Tensor, np.ndarray]]
+# The place of an image among those that are used -> normalised image (3, S, S), labels as in its file (S, S).
+Square = Callable[[int], tuple[Tensor, Tensor]]
 Chosen = Callable[[np.ndarray, int], np.ndarray]  # labels (L, P) and the image's place -> patches that are kept
 
 
 @dataclass(frozen=True, kw_only=True)
 class PatchFile:
-    """Patches of n images, `per_image` of each. features: (M, D) float32. pixels: (M, P) uint8. Both stay on disk."""
+    """Patches of n images, `per_image` of each. features: (M, D) float32. pixels: (M, P) uint8. Both stay on disk.
+
+    Labels are numbered as in files: there are `classes` values, and pixels of the value `ignored` have none.
+    """
 
     features: np.ndarray
     pixels: np.ndarray
     per_image: int
+    classes: int
+    ignored: int
     forwards: int  # images that went through the network in this call
+
+    def __len__(self) -> int:
+        return len(self.pixels)
 
     def of_images(self, places: np.ndarray) -> np.ndarray:
         """Rows of the patches of images (m,), in their order."""
         return (places[:, None] * self.per_image + np.arange(self.per_image)).ravel()
+
+    @cached_property
+    def labels(self) -> np.ndarray:
+        """The most frequent label of each patch (M,)."""
+        labels = np.empty(len(self), np.uint8)
+        for part in row_slices(len(self), READ):
+            labels[part] = most_frequent(np.asarray(self.pixels[part]), axis=1)
+            release_pages(self.pixels)
+        return labels
 
 
 def patches_of(
     export: FrozenExport,
     images: UsableScenes,
     name: str,
-    prepared: Prepared,
+    square: Square,
     space: Workspace,
     *,
-    layer: Layer = (-1, True),
     per_image: int,
-    patch: int,
+    layer: Layer = (-1, True),
     chosen: Chosen | None = None,
 ) -> PatchFile:
     """Patches of all usable images, from disk where they are there. name: says how images are prepared and chosen.
 
-    chosen: `per_image` of an image's patches; None: all of them.
+    chosen: `per_image` of an image's patches; None: all of them. On a CPU every core reads and computes its own
+    batches, as for other features (probes/features/extract.py); a GPU is fed by loader processes.
     """
-    world, scenes = space.world, images.scenes
+    world, scenes, patch = space.world, images.scenes, export.spec.patch_size
+    kind, count = torch.device(space.device).type, len(images.places)
+    size = space.batch_size or BATCH.get(kind, BATCH["cpu"])
     key = {
         "version": VERSION,
         "export": export.digest,
         "images": scenes.fingerprint,
-        "used": np.asarray(images.places).tolist() if len(images.places) < len(scenes) else None,
+        "used": np.asarray(images.places).tolist() if count < len(scenes) else None,
         "name": name,
-        "machine": [torch.device(space.device).type, space.precision, space.compiled],
+        "batch": size,
+        "machine": [kind, space.precision, space.compiled],
     }
     folder = world.on_rank0(lambda: kept_folder(space.cache / "patches", key, [scenes]))
     layers = list(dict.fromkeys([layer, *space.wanted.get(name, ())]))
     with world.held_by_rank0(locked(Path(f"{folder}.lock"), f"features of patches of {scenes.url}")):
-        rows = len(images.places) * per_image
-        shapes = {layer: (rows, export.spec.width) for layer in layers}
-        world.on_rank0(lambda: _allocate(folder, shapes, (rows, patch * patch), len(images.places)))
+        rows = count * per_image
+        world.on_rank0(lambda: _allocate(folder, layers, rows, export.spec.width, patch * patch, count))
         files = {layer: np.load(folder / f"{_name(layer)}.npy", mmap_mode="r+") for layer in layers}
         done = {layer: np.load(folder / f"{_name(layer)}-done.npy", mmap_mode="r+") for layer in layers}
         pixels = np.load(folder / "pixels.npy", mmap_mode="r+")
 
+        def write(places: Sequence[int], features: Sequence[Tensor], labels: Tensor) -> None:
+            """Patches of a batch: maps (B, D, h, w) of each layer and labels (B, S, S)."""
+            values = [maps.flatten(2).transpose(1, 2).cpu().numpy() for maps in features]
+            for number, place in enumerate(places):
+                own = patch_pixels(labels[number].numpy(), patch)
+                kept = np.arange(per_image) if chosen is None else chosen(own, place)
+                target = slice(place * per_image, (place + 1) * per_image)
+                pixels[target] = own[kept]
+                for layer, of_batch in zip(layers, values, strict=True):
+                    if not np.isfinite(of_batch[number]).all():
+                        path = scenes.image(int(images.places[place]))
+                        raise ValueError(f"{path}: features of layer {layer[0]} are not finite")
+                    files[layer][target] = of_batch[number][kept]
+            for marks in done.values():
+                marks[places] = True
+            for mapped in (*files.values(), pixels):
+                release_pages(mapped)
+
+        def missing() -> np.ndarray:
+            """Batches that lack an image; their composition decides about the bits, so all of it is computed again."""
+            lacking = ~np.all(list(done.values()), axis=0)
+            return np.unique(np.flatnonzero(lacking) // size)
+
         # Told by one process, as the others may already be writing while the last one reads the marks.
-        missing = world.on_rank0(lambda: np.flatnonzero(~np.all(list(done.values()), axis=0)))
+        numbers = world.on_rank0(missing)
 
         def work() -> int:
-            own = own_share(missing, space).tolist()
-            if not own:
+            batches = [range(at * size, min((at + 1) * size, count)) for at in own_share(numbers, space).tolist()]
+            if not batches:
                 return 0
-            backbone = backbone_of(export, space)
-            with Progress(f"patches of {scenes.url} {scenes.split}", len(own), quiet=not world.is_rank0) as progress:
-                for place in own:
-                    index = int(images.places[place])
-                    image, labels = prepared(backbone, index, place)
-                    target, own_pixels = slice(place * per_image, (place + 1) * per_image), patch_pixels(labels, patch)
-                    kept = np.arange(per_image) if chosen is None else chosen(own_pixels, place)
-                    pixels[target] = own_pixels[kept]
-                    for each, maps in zip(layers, patch_maps(backbone, image[None], layers), strict=True):
-                        values = maps[0].flatten(1).T.cpu().numpy()
-                        if not np.isfinite(values).all():
-                            raise ValueError(f"{scenes.image(index)}: features of layer {each[0]} are not finite")
-                        files[each][target] = values[kept]
-                        done[each][place] = True
-                    for mapped in (*files.values(), pixels):
-                        release_pages(mapped)
-                    progress.advance(1)
-            return len(own)
+            backbone, total = backbone_of(export, space), sum(map(len, batches))
+            reader = Batches(square, batches)
+            with Progress(f"patches of {scenes.url} {scenes.split}", total, quiet=not world.is_rank0) as progress:
+
+                def finish(item: int, squares: Tensor, labels: Tensor) -> None:
+                    write(list(batches[item]), patch_maps(backbone, squares, layers), labels)
+                    progress.advance(len(batches[item]))
+
+                if kind == "cpu":
+                    run_on_core_threads(
+                        lambda item: finish(item, *reader.read(item)), range(len(batches)), space.workers
+                    )
+                else:
+                    for item, (squares, labels) in enumerate(loaded_batches(reader, space)):
+                        finish(item, squares, labels)
+            return total
 
         forwards = sum(world.gather_results(work))
+    _, classes, ignored = file_labels(scenes)
     return PatchFile(
         features=np.load(folder / f"{_name(layer)}.npy", mmap_mode="r"),
         pixels=np.load(folder / "pixels.npy", mmap_mode="r"),
         per_image=per_image,
+        classes=classes,
+        ignored=ignored,
         forwards=forwards,
     )
 
@@ -134,16 +195,16 @@ def _name(layer: Layer) -> str:
     return f"layer{layer[0]}-{'norm' if layer[1] else 'raw'}"
 
 
-def _allocate(folder: Path, shapes: Mapping[Layer, tuple[int, int]], pixels: tuple[int, int], images: int) -> None:
+def _allocate(folder: Path, layers: Sequence[Layer], rows: int, width: int, pixels: int, images: int) -> None:
     """Files of zeros, which take no room until they are written, where there are none yet."""
     folder.mkdir(parents=True, exist_ok=True)
-    wanted: list[tuple[str, tuple[int, ...], Any]] = [("pixels", pixels, np.uint8)]
-    for layer, shape in shapes.items():
-        wanted += [(_name(layer), shape, np.float32), (f"{_name(layer)}-done", (images,), np.bool_)]
-    for name, size, kind in wanted:
+    arrays: dict[str, tuple[tuple[int, ...], Any]] = {"pixels": ((rows, pixels), np.uint8)}
+    for layer in layers:
+        arrays[_name(layer)] = (rows, width), np.float32
+        arrays[f"{_name(layer)}-done"] = (images,), np.bool_
+    for name, (shape, dtype) in arrays.items():
         if not (folder / f"{name}.npy").is_file():
-            made = np.lib.format.open_memmap(folder / f".{name}.npy", mode="w+", dtype=kind, shape=size)
-            made.flush()
+            np.lib.format.open_memmap(folder / f".{name}.npy", mode="w+", dtype=dtype, shape=shape).flush()
             (folder / f".{name}.npy").rename(folder / f"{name}.npy")
 
 
@@ -182,15 +243,6 @@ def comparing(queries: Rows, mean: np.ndarray, spread: np.ndarray, distance: Dis
     return prepare
 
 
-def patch_labels(pixels: np.ndarray) -> np.ndarray:
-    """(M, P) on disk -> the most frequent label of each patch (M,)."""
-    found = np.empty(len(pixels), np.uint8)
-    for part in row_slices(len(pixels), READ):
-        found[part] = most_frequent(np.asarray(pixels[part]), axis=1)
-        release_pages(pixels)
-    return found
-
-
 def nearest_patches(
     memory: Rows, queries: Rows, k: int, space: Workspace, prepare: Prepare
 ) -> tuple[np.ndarray, np.ndarray]:
@@ -211,69 +263,182 @@ def nearest_patches(
     return both[0].numpy(), both[1].numpy()
 
 
-LABELS_FROM_ONE = ("ade20k",)  # layouts whose files call unlabelled pixels 0, which the sources keep as a value
-
-
-def labels_in_file(scenes: SceneSet, classes: np.ndarray) -> tuple[np.ndarray, int, int]:
-    """Classes (H, W) uint8 of a mask -> the values that the sources read, how many classes these have, and which value
+def file_labels(scenes: SceneSet) -> tuple[int, int, int]:
+    """How the sources number labels: what is added to the classes of a mask, how many values there are, and which one
     is ignored: 255, or in ADE20K 0, which is one of the 151."""
     if layout_of(scenes.url) in LABELS_FROM_ONE:
-        return classes + np.uint8(1), len(scenes.classes) + 1, 0  # 255 becomes 0
-    return classes, len(scenes.classes), IGNORED
+        return 1, len(scenes.classes) + 1, 0  # 255 becomes 0
+    return 0, len(scenes.classes), IGNORED
 
 
-class SquashedTask(FrozenTask):
-    """Base of CAPI's evaluations: images squashed to a square, training images that select, standardised features.
+def labelled_image(scenes: SceneSet, index: int) -> tuple[Image.Image, np.ndarray]:
+    """A scene's image, and its labels (H, W) uint8 as in files."""
+    image = scene_image(scenes, index)
+    return image, mask_classes(scenes, index, image.size[::-1]) + np.uint8(file_labels(scenes)[0])
 
-    Annotated without a comment: settings that both have.
-    """
+
+def normalised_pixels(image: Image.Image, mean: Sequence[float], std: Sequence[float]) -> Tensor:
+    """(3, H, W) float32."""
+    means, stds = (torch.tensor(values).view(3, 1, 1) for values in (mean, std))
+    return (vision.pil_to_tensor(image).float() / 255 - means) / stds
+
+
+class SquareTask(FrozenTask):
+    """Base of evaluations by patches of images made square. Annotated without a comment: settings that all have."""
 
     side: int
-    holdout: float
 
-    def view(self, spec: FrozenSpec, layer: Layer = (-1, True)) -> str:
-        """Name of how images are prepared."""
-        return f"squashed{whole_patches(self.side, spec)}_bicubic"
+    def view(self, spec: FrozenSpec) -> str:
+        """Name of how evaluated images are prepared."""
+        raise NotImplementedError
+
+    def square(self, export: FrozenExport, images: UsableScenes, place: int) -> tuple[Tensor, Tensor]:
+        """An evaluated image as a `Square`."""
+        raise NotImplementedError
+
+    def measured(self, memory: PatchFile, queries: PatchFile, space: Workspace) -> tuple[np.ndarray, Mapping[str, Any]]:
+        """Areas (n, K', 3) of the validation images, and facts."""
+        raise NotImplementedError
+
+    def scored(self, areas: np.ndarray, weights: np.ndarray) -> Mapping[str, np.ndarray]:
+        """Areas (N, K', 3) and weights (R, N) of the images -> metric -> (R,) percent."""
+        return {name: values for name, values in weighted_scores([areas], weights).items() if name != "mAcc"}
 
     def features(self, export: FrozenExport, space: Workspace) -> dict[str, tuple[Any, ...]]:
         return {self.view(export.spec): ((-1, True),)}
 
-    def squashed(self, export: FrozenExport, images: UsableScenes, space: Workspace) -> PatchFile:
-        """Patches of all usable images, with the labels of their pixels as they are in files."""
-        side, patch = whole_patches(self.side, export.spec), export.spec.patch_size
+    def patches(self, spec: FrozenSpec) -> int:
+        """Patches of an image."""
+        return (whole_patches(self.side, spec) // spec.patch_size) ** 2
 
-        def prepared(backbone: Backbone, index: int, place: int) -> tuple[Tensor, np.ndarray]:
-            image = scene_image(images.scenes, index)
-            labels = mask_classes(images.scenes, index, image.size[::-1])
-            pixels = np.asarray(image.resize((side, side), Image.Resampling.BICUBIC)).transpose(2, 0, 1).copy()
-            small = np.asarray(Image.fromarray(labels).resize((side, side), Image.Resampling.NEAREST))
-            return backbone.prepare(torch.from_numpy(pixels)[None])[0], labels_in_file(images.scenes, small)[0]
+    def evaluated(self, export: FrozenExport, images: UsableScenes, space: Workspace) -> PatchFile:
+        """All patches of images prepared as those that are evaluated."""
+        square = partial(self.square, export, images)
+        return patches_of(export, images, self.view(export.spec), square, space, per_image=self.patches(export.spec))
 
-        count = (side // patch) ** 2
-        return patches_of(export, images, self.view(export.spec), prepared, space, per_image=count, patch=patch)
+    def remembered(self, export: FrozenExport, train: UsableScenes, space: Workspace) -> PatchFile:
+        """Labelled patches of the training images."""
+        return self.evaluated(export, train, space)
 
-    def divided(self, file: PatchFile, images: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
-        """Rows of a file of so many training images: those that are learnt, and those of the images that select."""
-        held = int(self.holdout * images)
-        if not held:
+    def pass_of(self, scale: Scale, split: str, view: str = "", times: int = 1) -> Part:
+        """The pass of one split through the network."""
+        flops = float(forward_flops(scale.spec, whole_patches(self.side, scale.spec)))
+        view = view or self.view(scale.spec)
+        return Part(kind="features", count=scale.images[split] * times, flops=flops, of=f"{split} {view}")
+
+    def bytes_of(self, scale: Scale, patches: float) -> tuple[float, float]:
+        """Memory of the network at work, and disk of so many patches."""
+        spec, size = scale.spec, scale.batch_size or BATCH.get(torch.device(scale.device).type, BATCH["cpu"])
+        return frozen_bytes(spec, size, whole_patches(self.side, spec)), patches * (
+            4.0 * spec.width + spec.patch_size**2
+        )
+
+    def benchmark(self, export: FrozenExport, space: Workspace, seconds: float) -> dict[Kind, float]:
+        """Seconds of an image through the network."""
+        self.check_network(export.spec)
+        _, val = self.opened(space)
+        few = val.subset(np.arange(min(TIMED, len(val.places))))
+        backbone = backbone_of(export, space)
+
+        def extract() -> None:
+            squares = [self.square(export, few, place)[0] for place in range(len(few.places))]
+            patch_maps(backbone, torch.stack(squares), [(-1, True)])[0].sum().item()
+
+        return {
+            "features": seconds_of(extract, seconds / 2) / len(few.places),
+            "closing": closing_seconds(len(val.scenes), len(val.scenes.classes)),
+        }
+
+    def run(self, export: FrozenExport, space: Workspace) -> Outcome:
+        self.check_network(export.spec)
+        train, val = self.opened(space)
+        memory, queries = self.remembered(export, train, space), self.evaluated(export, val, space)
+        usable, facts = self.measured(memory, queries, space)
+        areas = np.zeros((len(val.scenes), *usable.shape[1:]), np.int64)
+        areas[val.places] = usable
+        values, drawn = self.scored(areas, np.ones((1, len(areas)))), resampled(partial(self.scored, areas), len(areas))
+        return Outcome(
+            metrics={name: Metric(value=float(values[name][0]), resampled=drawn[name]) for name in values},
+            arrays={"areas": areas},
+            facts={"train": train.facts, "val": val.facts, "patches": len(memory), **facts},
+            cost={"forwards": memory.forwards + queries.forwards},
+        )
+
+
+Choice = Mapping[str, Any]  # setting -> the value that is tried
+
+
+class CapiTask(SquareTask):
+    """Base of CAPI's evaluations: training images that are held out choose a setting; features are standardised."""
+
+    holdout: float
+
+    @property
+    def choices(self) -> list[Choice]:
+        """What is tried, in the source's order: of equals the first is taken."""
+        raise NotImplementedError
+
+    def predicted(
+        self,
+        choices: Sequence[Choice],
+        memory: PatchFile,
+        learnt: np.ndarray,
+        asked: PatchFile,
+        rows: np.ndarray,
+        moments: tuple[np.ndarray, np.ndarray],
+        space: Workspace,
+    ) -> Iterator[tuple[Choice, np.ndarray]]:
+        """By each choice labels (Q, P), or (Q, 1) where a patch's pixels are alike, of the patches `rows` (Q,) of
+        `asked`, from the labelled ones `learnt` of the memory. In every process."""
+        raise NotImplementedError
+
+    def view(self, spec: FrozenSpec) -> str:
+        return f"squashed{whole_patches(self.side, spec)}_bicubic"
+
+    def square(self, export: FrozenExport, images: UsableScenes, place: int) -> tuple[Tensor, Tensor]:
+        size = (whole_patches(self.side, export.spec),) * 2
+        image, labels = labelled_image(images.scenes, int(images.places[place]))
+        small = np.asarray(Image.fromarray(labels).resize(size, Image.Resampling.NEAREST))
+        squashed = image.resize(size, Image.Resampling.BICUBIC)
+        return normalised_pixels(squashed, export.mean, export.std), torch.from_numpy(small.copy())
+
+    def summary(self, spec: FrozenSpec, images: Mapping[str, int]) -> dict[str, Any]:
+        self.check_network(spec)
+        return {
+            "image size": whole_patches(self.side, spec),
+            "patches of an image": self.patches(spec),
+            "choices": len(self.choices),
+            "images that choose": int(self.holdout * images["train"]),
+            "forward passes": images["train"] + images["val"],
+        }
+
+    def measured(self, memory: PatchFile, queries: PatchFile, space: Workspace) -> tuple[np.ndarray, Mapping[str, Any]]:
+        images = len(memory) // memory.per_image
+        count = int(self.holdout * images)
+        if not count:
             raise ValueError(f"{images} training images, and a share of {self.holdout:g} selects: none; raise holdout")
-        order = np.random.RandomState(seed).permutation(images)
-        return file.of_images(np.sort(order[held:])), file.of_images(np.sort(order[:held]))
+        order = np.random.RandomState(space.seed).permutation(images)
+        learnt, held = (memory.of_images(np.sort(part)) for part in (order[count:], order[:count]))
+        standard = moments(memory.features, learnt)
+        labelled = memory.labels != memory.ignored
+        predictions = self.predicted(self.choices, memory, learnt[labelled[learnt]], memory, held, standard, space)
+        found = {tuple(choice.values()): areas_of_patches(pixels, memory, held) for choice, pixels in predictions}
+        tried = [{**choice, "mIoU": scores(found[tuple(choice.values())])["mIoU"]} for choice in self.choices]
+        best = self.choices[int(np.argmax([each["mIoU"] for each in tried]))]
+        every, rows = np.flatnonzero(labelled), np.arange(len(queries))
+        ((_, pixels),) = self.predicted([best], memory, every, queries, rows, standard, space)
+        return areas_of_patches(pixels, queries, rows), {"patches": len(every), **best, "tried": tried}
 
-    def patch_work(self, scale: Scale) -> tuple[list[Part], int]:
-        """Parts of both splits' extraction, and patches of an image."""
-        side = whole_patches(self.side, scale.spec)
-        flops, count = float(forward_flops(scale.spec, side)), (side // scale.spec.patch_size) ** 2
-        return [
-            Part(kind="features", count=images, flops=flops, of=f"{split} {self.view(scale.spec)}")
-            for split, images in scale.images.items()
-        ], count
 
+def areas_of_patches(predicted: np.ndarray, file: PatchFile, rows: np.ndarray) -> np.ndarray:
+    """Labels (Q, P) or (Q, 1) predicted of the patches `rows` (Q,) of whole images -> their areas (n, K+1, 3).
 
-def squashed_areas(predicted: np.ndarray, pixels: np.ndarray, classes: int, ignored: int) -> np.ndarray:
-    """Labels that are predicted of pixels (L, P) of an image, and those in files -> areas (K+1, 3).
-
-    The last class is the ignored value 255: predicting it counts as a class that is always wrong, as for scikit-learn.
+    The last class is the value 255: predicting it counts as a class that is always wrong, as for scikit-learn.
     """
-    shown, truth = (np.where(values == IGNORED, classes, values) for values in (predicted, pixels))
-    return areas_of(shown, truth, classes + 1, (classes if ignored == IGNORED else ignored,))
+    classes, ignored = file.classes, file.classes if file.ignored == IGNORED else file.ignored
+    areas = []
+    for part in row_slices(len(rows), file.per_image):
+        truth = np.asarray(file.pixels[rows[part]])
+        shown, truth = (np.where(values == IGNORED, classes, values) for values in (predicted[part], truth))
+        areas.append(areas_of(np.broadcast_to(shown, truth.shape), truth, classes + 1, (ignored,)))
+    return np.stack(areas)

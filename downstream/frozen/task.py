@@ -7,8 +7,9 @@ exchanged. So a training has the same bits on any number of processes, and batch
 B images, D width, h x w patches.
 """
 
-import time
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections import ChainMap
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
@@ -26,9 +27,11 @@ from checkpoints.flops import forward_flops, frozen_bytes
 from checkpoints.frozen import FrozenExport, FrozenSpec
 from downstream.data.scenes import SceneSet, drawn_first, open_scenes, parse_scene_url, serves
 from downstream.frozen.segmentation import Random
+from downstream.metrics.scores import weighted_scores
 from engine.files import locked
 from engine.machine import own_cores, sharing_memory
 from engine.progress import Progress
+from engine.resampling import BLOCK, resampled, resamples_of
 from engine.seeding import AUGMENT, DROP, shuffled, stream_seeds
 from engine.tasks import Task, Workspace, settings_of
 from engine.training.interruptions import Stopped, StopRequest, ignore_signals, listening, loaded_by
@@ -42,14 +45,14 @@ from engine.training.states import (
     save_interval,
     save_state,
 )
-from engine.work import Kind, Part, Scale
+from engine.work import Kind, Part, Scale, seconds_of
 from imagesets.sets import SPLITS, kept_folder
 
 VERSION = 1  # of a training's state; raise it when the same settings would train otherwise
 PIECE = 2  # crops in a forward pass, unless --batch-size is given
 LOADERS = 8  # processes that read images, at most
 MIN_IMAGES = 500  # training images below which starting such processes takes longer than they save
-TIMED = 2  # crops and images that a rehearsal times
+TIMED = 2  # crops that a plan times at once
 
 Layer = tuple[int, bool]  # number of a block, negative from the end; whether the final norm follows
 
@@ -160,6 +163,53 @@ def own_share(places: np.ndarray, space: Workspace) -> np.ndarray:
     return places[space.world.rank :: space.world.size]
 
 
+class Batches(Dataset):
+    """Item i: images (B, 3, H, W) and targets (B, H', W') that `read_one` gives of `batches[i]`, and why one cannot be
+    read or ""."""
+
+    def __init__(self, read_one: Callable[[int], tuple[Tensor, Tensor]], batches: Sequence[Sequence[int]]) -> None:
+        self.read_one, self.batches = read_one, batches
+
+    def __len__(self) -> int:
+        return len(self.batches)
+
+    def read(self, item: int) -> tuple[Tensor, Tensor]:
+        """Images and targets; ValueError where one cannot be read."""
+        images, targets = zip(*map(self.read_one, self.batches[item]), strict=True)
+        return torch.stack(images), torch.stack(targets)
+
+    def __getitem__(self, item: int) -> tuple[Tensor, Tensor, str]:
+        try:
+            images, targets = self.read(item)
+        except ValueError as error:  # out of a loader process it would come as several lines
+            return torch.empty(0), torch.empty(0), str(error)
+        if get_worker_info() is not None:
+            with sharing_memory():
+                images.share_memory_()
+                targets.share_memory_()
+        return images, targets, ""
+
+
+def loaded_batches(reader: Batches, space: Workspace, few: bool = False) -> Generator[tuple[Tensor, Tensor]]:
+    """All items, read by loader processes. few: so few images that starting such processes would take longer."""
+    loaders = space.workers
+    if loaders is None:
+        loaders = 0 if few else min(LOADERS, own_cores())
+    loader = DataLoader(
+        reader,
+        batch_size=None,
+        num_workers=loaders,
+        worker_init_fn=ignore_signals,
+        prefetch_factor=4 if loaders else None,
+        pin_memory=torch.device(space.device).type == "cuda",
+    )
+    with closing(loaded_by(loader)) as loaded:
+        for images, targets, problem in loaded:
+            if problem:
+                raise ValueError(problem)
+            yield images, targets
+
+
 class HeadTask(FrozenTask):
     """Base of tasks that train linear heads. Annotated without a comment: settings that all of them have."""
 
@@ -194,6 +244,29 @@ class HeadTask(FrozenTask):
     def loss(self, head: nn.Module, maps: Tensor, targets: Tensor, step: int, random: np.random.RandomState) -> Tensor:
         """Of one head on a batch."""
         raise NotImplementedError
+
+    def judged(self, backbone: Backbone, heads: Sequence[nn.Module], scenes: SceneSet, index: int) -> Any:
+        """What each head makes of one scene, which goes through the network once."""
+        raise NotImplementedError
+
+    def evaluated(
+        self, backbone: Backbone, heads: Sequence["KeptHead"], images: UsableScenes, space: Workspace
+    ) -> dict[int, Any]:
+        """Place of every usable scene -> what is `judged` of it, in every process."""
+        scenes, world = images.scenes, space.world
+        modules = [self.head(backbone.spec, len(scenes.classes)).to(space.device).eval() for _ in heads]
+        for module, head in zip(modules, heads, strict=True):
+            module.load_state_dict(dict(head.state))
+
+        def work() -> dict[int, Any]:
+            own, results = own_share(images.places, space).tolist(), {}
+            with Progress(f"evaluating on {scenes.url} {scenes.split}", len(own), quiet=not world.is_rank0) as progress:
+                for index in own:
+                    results[index] = self.judged(backbone, modules, scenes, index)
+                    progress.advance(1)
+            return results
+
+        return dict(ChainMap(*world.gather_results(work)))
 
     def train_heads(self, export: FrozenExport, train: UsableScenes, space: Workspace) -> list["KeptHead"]:
         """Train a head for each rate on the same crops; those after each `kept` part of the steps, or as they are kept
@@ -237,22 +310,39 @@ class HeadTask(FrozenTask):
         cells = np.prod(spec.grid_of(self.crop_side(spec)))
         return frozen_bytes(spec, scale.batch_size or PIECE, side) + 12.0 * self.batch * spec.width * float(cells)
 
-    def timed_training(self, export: FrozenExport, space: Workspace) -> dict[Kind, float]:
-        """Seconds of a crop through the network, and of a step of the heads."""
-        train, _ = self.opened(space)
-        backbone, random = backbone_of(export, space), np.random.RandomState(0)
-        crops = [self.crop(export, train.scenes, int(train.places[0]), random) for _ in range(TIMED)]
-        self.maps(backbone, torch.stack([image for image, _ in crops]))
-        started = time.perf_counter()
-        crops = [self.crop(export, train.scenes, int(place), random) for place in np.resize(train.places, TIMED)]
-        maps = self.maps(backbone, torch.stack([image for image, _ in crops]))
-        through = (time.perf_counter() - started) / TIMED
+    def benchmark(self, export: FrozenExport, space: Workspace, seconds: float) -> dict[Kind, float]:
+        """Seconds of a crop through the network, of a step of the heads, and of an evaluated image."""
+        self.check_network(export.spec)
+        train, val = self.opened(space)
+        backbone, random, places = backbone_of(export, space), np.random.RandomState(0), iter(np.tile(train.places, 99))
+
+        def crops() -> tuple[Tensor, Tensor]:
+            pairs = [self.crop(export, train.scenes, int(next(places)), random) for _ in range(TIMED)]
+            images, targets = (torch.stack(tensors) for tensors in zip(*pairs, strict=True))
+            return self.maps(backbone, images.to(space.device)), targets.to(space.device)
+
         heads = [self.head(export.spec, len(train.scenes.classes)).to(space.device) for _ in self.lr]
-        targets = torch.stack([target for _, target in crops]).to(space.device)
-        started = time.perf_counter()
-        for head in heads:
-            self.loss(head, maps, targets, self.steps - 1, random).backward()
-        return {"crops": through, "updates": (time.perf_counter() - started) * self.batch / TIMED}
+        maps, targets = crops()
+
+        def update() -> None:
+            for head in heads:
+                self.loss(head, maps, targets, self.steps - 1, random).backward()
+
+        def evaluate() -> Any:
+            return self.judged(backbone, [head.eval() for head in heads[:1]], val.scenes, int(val.places[0]))
+
+        return {
+            "crops": seconds_of(lambda: crops()[0].sum().item(), seconds / 3) / TIMED,
+            "updates": seconds_of(update, seconds / 3) * self.batch / TIMED,
+            "evaluation": seconds_of(evaluate, seconds / 3),
+            "closing": closing_seconds(len(val.scenes), len(val.scenes.classes)),
+        }
+
+
+def closing_seconds(images: int, classes: int) -> float:
+    """Seconds of one resample of the areas of so many validation images."""
+    score = partial(weighted_scores, [np.ones((images, max(classes, 1), 3), np.int64)])
+    return seconds_of(lambda: resampled(score, images, BLOCK), 0.0) / min(BLOCK, resamples_of(images))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -262,11 +352,6 @@ class KeptHead:
     lr: float
     step: int
     state: Mapping[str, Tensor]
-
-    def of(self, head: nn.Module, device: str) -> nn.Module:
-        """This head's weights in a module of its kind, for evaluation."""
-        head.load_state_dict(dict(self.state))
-        return head.to(device).eval()
 
 
 class HeadTraining:
@@ -296,7 +381,7 @@ class HeadTraining:
     def run(self) -> None:
         """Go on from the newest state to the end. Stopped at a signal, with the state saved."""
         task, world = self.task, self.space.world
-        state = world.on_rank0(lambda: self.newest())
+        state = world.on_rank0(lambda: load_state(newest) if (newest := newest_whole(self.folder)) else None)
         if state is not None:
             self.load(state)
         if self.step == task.steps:
@@ -321,38 +406,21 @@ class HeadTraining:
     def batches(self, backbone: Backbone) -> Generator[tuple[Tensor, Tensor]]:
         """Features (B, D', h, w) and targets (B, H, W) of each step that is left, the same in all processes."""
         task, space = self.task, self.space
-        pieces = task.batch // self.piece
-        own = range(space.world.rank, pieces, space.world.size)
-        spans = [(step, number) for step in range(self.step, task.steps) for number in own]
-        crops = Crops(task, self.export, self.train, space.seed, self.piece, spans)
-        loaders = space.workers
-        if loaders is None:
-            loaders = min(LOADERS, own_cores()) if len(self.train.places) >= MIN_IMAGES else 0
-        loader = DataLoader(
-            crops,
-            batch_size=None,
-            num_workers=loaders,
-            worker_init_fn=ignore_signals,
-            prefetch_factor=4 if loaders else None,
-            pin_memory=torch.device(space.device).type == "cuda",
-        )
-        loaded = loaded_by(loader)
-        try:
-            for _ in range(self.step, task.steps):
-                found = space.world.on_all_ranks(lambda: self.share_of_step(backbone, islice(loaded, len(own))))
-                yield self.exchanged(found, own)
-        finally:
-            loaded.close()
+        own = range(space.world.rank, task.batch // self.piece, space.world.size)
+        starts = [step * task.batch + number * self.piece for step in range(self.step, task.steps) for number in own]
+        read = partial(drawn_crop, task, self.export, self.train, space.seed)
+        reader = Batches(read, [range(start, start + self.piece) for start in starts])
 
-    def share_of_step(self, backbone: Backbone, loaded: Iterator[Any]) -> list[tuple[Tensor, Tensor]]:
-        """Features and targets of this process's pieces."""
-        found = []
-        for images, targets, problem in loaded:
-            if problem:
-                raise ValueError(problem)
-            images, targets = (each.to(self.space.device, non_blocking=True) for each in (images, targets))
-            found.append((self.task.maps(backbone, images), targets))
-        return found
+        def features(loaded: Iterator[tuple[Tensor, Tensor]]) -> list[tuple[Tensor, Tensor]]:
+            """Of this process's pieces of a step."""
+            return [
+                (task.maps(backbone, images.to(space.device, non_blocking=True)), targets.to(space.device))
+                for images, targets in islice(loaded, len(own))
+            ]
+
+        with closing(loaded_batches(reader, space, few=len(self.train.places) < MIN_IMAGES)) as loaded:
+            for _ in range(self.step, task.steps):
+                yield self.exchanged(space.world.on_all_ranks(partial(features, loaded)), own)
 
     def exchanged(self, found: Sequence[tuple[Tensor, Tensor]], own: range) -> tuple[Tensor, Tensor]:
         """The whole batch, from each process's pieces: sums, as all but one are zero."""
@@ -395,10 +463,6 @@ class HeadTraining:
                 weights = {name: tensor.detach().cpu().clone() for name, tensor in head.state_dict().items()}
                 self.kept.append(KeptHead(lr=lr, step=self.step, state=weights))
 
-    def newest(self) -> State | None:
-        path = newest_whole(self.folder)
-        return None if path is None else load_state(path)
-
     def state(self) -> State:
         tensors: dict[str, Tensor] = {}
         for place, (head, optimiser) in enumerate(zip(self.heads, self.optimisers, strict=True)):
@@ -425,38 +489,11 @@ def kept_steps(steps: int, kept: int) -> set[int]:
     return {steps * (number + 1) // kept for number in range(kept)}
 
 
-class Crops(Dataset):
-    """Item i is the i-th of `spans`, (step, piece of its batch): images, targets, and why one cannot be read or ""."""
-
-    def __init__(
-        self,
-        task: HeadTask,
-        export: FrozenExport,
-        train: UsableScenes,
-        seed: int,
-        piece: int,
-        spans: Sequence[tuple[int, int]],
-    ) -> None:
-        # Loader processes need how images are prepared, not the weights.
-        self.task, self.export, self.train, self.seed, self.piece, self.spans = task, export, train, seed, piece, spans
-
-    def __len__(self) -> int:
-        return len(self.spans)
-
-    def __getitem__(self, item: int) -> tuple[Tensor, Tensor, str]:
-        (step, number), count = self.spans[item], len(self.train.places)
-        crops = []
-        for place in range(number * self.piece, (number + 1) * self.piece):
-            epoch, within = divmod(step * self.task.batch + place, count)
-            index = int(self.train.places[shuffled(count, self.seed, epoch)[within]])
-            random = np.random.RandomState(stream_seeds(AUGMENT, self.seed, epoch, index))
-            try:
-                crops.append(self.task.crop(self.export, self.train.scenes, index, random))
-            except ValueError as error:  # out of a loader process it would come as several lines
-                return torch.empty(0), torch.empty(0), str(error)
-        images, targets = (torch.stack(list(each)) for each in zip(*crops, strict=True))
-        if get_worker_info() is not None:
-            with sharing_memory():
-                images.share_memory_()
-                targets.share_memory_()
-        return images, targets, ""
+def drawn_crop(
+    task: HeadTask, export: FrozenExport, train: UsableScenes, seed: int, number: int
+) -> tuple[Tensor, Tensor]:
+    """Crop `number` of a training that goes through its images in a new order in each epoch."""
+    count = len(train.places)
+    epoch, within = divmod(number, count)
+    index = int(train.places[shuffled(count, seed, epoch)[within]])
+    return task.crop(export, train.scenes, index, np.random.RandomState(stream_seeds(AUGMENT, seed, epoch, index)))

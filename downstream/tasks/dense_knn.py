@@ -5,8 +5,10 @@ gets the shares of its 30 neighbours, weighted. CAPI lets the neighbours vote on
 images that are held out choose their number and the distance. The two numbers are not comparable: docs/protocols.md.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
+from itertools import product
 from typing import Any, ClassVar
 
 import numpy as np
@@ -15,48 +17,68 @@ from PIL import Image
 from torch import Tensor
 from torchvision.transforms import functional as vision
 
-from checkpoints.backbone import Backbone
-from checkpoints.flops import forward_flops, frozen_bytes
 from checkpoints.frozen import FrozenExport, FrozenSpec
-from downstream.data.scenes import SceneSet, mask_classes, scene_image
 from downstream.frozen import neighbours as steps
 from downstream.frozen.patches import (
+    CapiTask,
+    Choice,
     Distance,
     PatchFile,
-    SquashedTask,
+    SquareTask,
     comparing,
-    labels_in_file,
-    moments,
+    file_labels,
+    labelled_image,
     nearest_patches,
-    patch_labels,
+    normalised_pixels,
     patches_of,
-    squashed_areas,
 )
 from downstream.frozen.segmentation import areas_of, nearest
-from downstream.frozen.task import FrozenTask, UsableScenes, own_share, whole_patches
-from downstream.metrics.scores import LABELLED, PREDICTED, RIGHT, scores, weighted_scores
-from engine.neighbours import search_bytes, unit_rows
-from engine.resampling import resampled, resamples_of
-from engine.rows import ChosenRows
+from downstream.frozen.task import UsableScenes, own_share, whole_patches
+from downstream.metrics.scores import LABELLED, PREDICTED, RIGHT
+from engine.neighbours import search_bytes, search_seconds, unit_rows
+from engine.resampling import resamples_of
+from engine.rows import ChosenRows, row_slices
 from engine.seeding import AUGMENT, START, stream_seeds
 from engine.settings import FactorRange, NonNegativeInt, OneOrMoreDifferent, PositiveFloat, PositiveInt, ProperFraction
-from engine.tasks import Metric, Outcome, Protocol, Workspace
-from engine.work import Part, Scale, Work
+from engine.tasks import Protocol, Workspace
+from engine.work import Kind, Part, Scale, Work
 
 # hbird/utils/transforms.py:29; the last number is a slip for 0.225 in all that this code has published.
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.255)
 JITTER = 0.1  # of brightness, contrast, saturation and hue, at most
 RATIO = (3 / 4, 4 / 3)  # width by height of a memory image's crop
 TRIES = 10  # crops that are drawn before the whole image is taken
+VOTED = 4096  # patches whose neighbours' pixels are read at once
+
+
+class SearchTask(SquareTask):
+    """Base of both: what a search costs."""
+
+    LAYOUT: ClassVar[str] = "ade20k"
+    KEY: ClassVar[str] = "dense_knn"
+
+    def work_of(self, scale: Scale, passes: list[Part], memory: float, pairs: float, k: int) -> Work:
+        """Work of passes through the network, and of a search among `memory` patches with so many pairs in all."""
+        queries, width = self.patches(scale.spec) * scale.images["val"], scale.spec.width
+        network, disk = self.bytes_of(scale, memory + queries)
+        parts = [
+            *passes,
+            Part(kind="comparisons", count=float(pairs), flops=2.0 * width),
+            Part(kind="closing", count=resamples_of(scale.images["val"])),
+        ]
+        needed = search_bytes(int(memory), queries, width, k) + network
+        return Work(parts=tuple(parts), memory=needed, disk=disk)
+
+    def benchmark(self, export: FrozenExport, space: Workspace, seconds: float) -> dict[Kind, float]:
+        timed = super().benchmark(export, space, seconds)
+        return timed | search_seconds("faiss", space.device, export.spec.width)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Hummingbird(FrozenTask):
+class Hummingbird(SearchTask):
     """Settings of one evaluation."""
 
     COST: ClassVar[float] = 12.0  # an image of each split at five times the pixels of 224 x 224, and a search
-    LAYOUT: ClassVar[str] = "ade20k"
-    KEY: ClassVar[str] = "dense_knn"
 
     side: PositiveInt = 512  # of the squares that images are made to in pixels, up to a multiple of the patch
     memory: NonNegativeInt = 1024000  # patches that are kept, shared evenly by all images; 0: all of them
@@ -68,14 +90,13 @@ class Hummingbird(FrozenTask):
 
     def kept_of(self, spec: FrozenSpec, images: int) -> int:
         """Patches that are kept of each view of so many training images."""
-        everything = (whole_patches(self.side, spec) // spec.patch_size) ** 2
-        kept = self.memory // (images * self.epochs) if self.memory else everything
+        kept = self.memory // (images * self.epochs) if self.memory else self.patches(spec)
         if not kept:
             raise ValueError(
                 f"a memory of {self.memory} patches has room for none of each of {images * self.epochs} views; "
                 f"--set {self.KEY}.memory={images * self.epochs}"
             )
-        return min(kept, everything)
+        return min(kept, self.patches(spec))
 
     def summary(self, spec: FrozenSpec, images: Mapping[str, int]) -> dict[str, Any]:
         self.check_network(spec)
@@ -91,35 +112,59 @@ class Hummingbird(FrozenTask):
         }
 
     def cost(self, scale: Scale) -> Work:
-        sizes, spec = self.summary(scale.spec, scale.images), scale.spec
-        flops, val = float(forward_flops(spec, sizes["image size"])), scale.images["val"]
-        queries, memory = val * (sizes["image size"] // spec.patch_size) ** 2, sizes["patches in memory"]
-        name = f"square{sizes['image size']}"
-        parts = (
-            Part(kind="features", count=scale.images["train"] * self.epochs, flops=flops, of=f"memory {name}"),
-            Part(kind="features", count=val, flops=flops, of=f"val {name}"),
-            Part(kind="comparisons", count=float(queries) * memory, flops=2.0 * spec.width),
-            Part(kind="closing", count=resamples_of(val)),
-        )
-        size = 4.0 * spec.width + spec.patch_size**2
-        needed = search_bytes(memory, queries, spec.width, self.k) + frozen_bytes(spec, 1, sizes["image size"])
-        return Work(parts=parts, memory=needed, disk=size * (memory + queries))
-
-    def features(self, export: FrozenExport, space: Workspace) -> dict[str, tuple[Any, ...]]:
-        return {self.view(export.spec): ((-1, True),)}
+        memory = self.summary(scale.spec, scale.images)["patches in memory"]
+        kept = self.memory_view(scale.spec, scale.images["train"])
+        passes = [self.pass_of(scale, "train", kept, self.epochs), self.pass_of(scale, "val")]
+        pairs = self.patches(scale.spec) * scale.images["val"] * memory
+        return self.work_of(scale, passes, memory, pairs, self.k)
 
     def view(self, spec: FrozenSpec) -> str:
-        """Name of how validation images are prepared."""
         return f"square{whole_patches(self.side, spec)}_bilinear_hummingbird"
 
-    def run(self, export: FrozenExport, space: Workspace) -> Outcome:
-        self.check_network(export.spec)
-        train, val = self.opened(space)
-        memory, queries = self.remembered(export, train, space), self.asked(export, val, space)
+    def memory_view(self, spec: FrozenSpec, images: int) -> str:
+        """Name of how so many training images are prepared, and which of their patches are kept."""
+        area, kept = "-".join(map(str, self.area)), self.kept_of(spec, images)
+        return f"memory{whole_patches(self.side, spec)}_area{area}_views{self.epochs}_kept{kept}"
+
+    def square(self, export: FrozenExport, images: UsableScenes, place: int) -> tuple[Tensor, Tensor]:
+        size = (whole_patches(self.side, export.spec),) * 2
+        image, labels = labelled_image(images.scenes, int(images.places[place]))
+        pixels = normalised_pixels(image.resize(size, Image.Resampling.BILINEAR), MEAN, STD)
+        return pixels, torch.from_numpy(nearest(labels, size))
+
+    def augmented(self, side: int, seed: int, images: UsableScenes, place: int) -> tuple[Tensor, Tensor]:
+        """A view of a training image; its colours are changed before it is normalised, then cropped."""
+        random = np.random.RandomState(stream_seeds(AUGMENT, seed, place))
+        image, labels = labelled_image(images.scenes, int(images.places[place]))
+        for adjust in (vision.adjust_brightness, vision.adjust_contrast, vision.adjust_saturation):
+            if random.rand() < 0.5:
+                image = adjust(image, random.uniform(1 - JITTER, 1 + JITTER))
+        if random.rand() < 0.5:
+            image = vision.adjust_hue(image, random.uniform(-JITTER, JITTER))
+        top, left, height, width = drawn_crop(labels.shape[0], labels.shape[1], self.area, random)
+        crop = normalised_pixels(image, MEAN, STD)[:, top : top + height, left : left + width]
+        pixels = vision.resize(crop, [side, side], vision.InterpolationMode.BILINEAR, antialias=True)
+        return pixels, torch.from_numpy(nearest(labels[top : top + height, left : left + width], (side, side)))
+
+    def remembered(self, export: FrozenExport, train: UsableScenes, space: Workspace) -> PatchFile:
+        """Of each view of a training image its rarest patches, or all."""
+        spec, seed, images = export.spec, space.seed, len(train.places)
+        count, (_, classes, ignored) = self.kept_of(spec, images), file_labels(train.scenes)
+
+        def rarest(pixels: np.ndarray, place: int) -> np.ndarray:
+            uniform = np.random.RandomState(stream_seeds(START, seed, place)).random_sample(len(pixels))
+            return steps.rare_patches(np.where(pixels == ignored, 0, pixels), uniform, classes, count)
+
+        views = train._replace(places=np.tile(train.places, self.epochs))
+        name = f"{self.memory_view(spec, images)}_seed{seed}"
+        square = partial(self.augmented, whole_patches(self.side, spec), seed, views)
+        chosen = rarest if self.memory else None
+        return patches_of(export, views, name, square, space, per_image=count, chosen=chosen)
+
+    def measured(self, memory: PatchFile, queries: PatchFile, space: Workspace) -> tuple[np.ndarray, Mapping[str, Any]]:
         similarities, indices = nearest_patches(memory.features, queries.features, self.k, space, unit_rows)
-        grid = whole_patches(self.side, export.spec) // export.spec.patch_size
-        none = np.zeros((0, 0), np.uint8)
-        _, classes, ignored = labels_in_file(val.scenes, none)
+        images, grid, classes = len(queries) // queries.per_image, round(queries.per_image**0.5), queries.classes
+        ignored = queries.ignored
 
         def predicted(place: int) -> tuple[np.ndarray, np.ndarray]:
             """Classes of the pixels of one validation image, and their labels: (S, S)."""
@@ -131,8 +176,9 @@ class Hummingbird(FrozenTask):
             maps = torch.from_numpy(shares).view(grid, grid, classes)
             return steps.enlarged_labels(maps, (labels.shape[0], labels.shape[1])), labels
 
-        own, world = own_share(np.arange(len(val.places)), space).tolist(), space.world
+        own, world = own_share(np.arange(images), space).tolist(), space.world
         counts = torch.zeros(classes, classes, dtype=torch.int64)
+        areas = torch.zeros(images, classes, 3, dtype=torch.int64)
 
         def count() -> None:
             for place in own:
@@ -141,87 +187,24 @@ class Hummingbird(FrozenTask):
         world.on_all_ranks(count)
         world.add_up(counts)
         mapping = steps.matched_classes(counts.numpy()) if self.matched else np.arange(classes)
-        areas = torch.zeros(len(val.scenes), classes, 3, dtype=torch.int64)
 
         def measure() -> None:
             for place in own:
                 shown, labels = predicted(place)
-                areas[val.places[place]] = torch.from_numpy(areas_of(mapping[shown], labels, classes, [ignored]))
+                areas[place] = torch.from_numpy(areas_of(mapping[shown], labels, classes, [ignored]))
 
         world.on_all_ranks(measure)
         world.add_up(areas)
-        facts = {
-            "train": train.facts,
-            "val": val.facts,
-            "patches": len(memory.features),
-            "classes": classes,
-            "matched": np.flatnonzero(mapping != np.arange(classes)).tolist(),
-        }
-        return outcome_of(areas.numpy(), facts, memory.forwards + queries.forwards, absent=0.0)
+        matched = np.flatnonzero(mapping != np.arange(classes)).tolist()
+        return areas.numpy(), {"classes": classes, "matched": matched}
 
-    def remembered(self, export: FrozenExport, train: UsableScenes, space: Workspace) -> PatchFile:
-        """The memory: of each view of a training image its rarest patches, or all."""
-        spec, seed = export.spec, space.seed
-        side, count = whole_patches(self.side, spec), self.kept_of(spec, len(train.places))
-        scenes = train.scenes
-        _, classes, ignored = labels_in_file(scenes, np.zeros((0, 0), np.uint8))
-
-        def prepared(backbone: Backbone, index: int, place: int) -> tuple[Tensor, np.ndarray]:
-            random = np.random.RandomState(stream_seeds(AUGMENT, seed, place))
-            return self.augmented(scenes, index, side, random)
-
-        def rarest(pixels: np.ndarray, place: int) -> np.ndarray:
-            uniform = np.random.RandomState(stream_seeds(START, seed, place)).random_sample(len(pixels))
-            return steps.rare_patches(np.where(pixels == ignored, 0, pixels), uniform, classes, count)
-
-        views = train._replace(places=np.tile(train.places, self.epochs))
-        area = "-".join(map(str, self.area))
-        name = f"memory{side}_area{area}_views{self.epochs}_kept{count}_seed{seed}"
-        return patches_of(
-            export,
-            views,
-            name,
-            prepared,
-            space,
-            per_image=count,
-            patch=spec.patch_size,
-            chosen=rarest if self.memory else None,
-        )
-
-    def augmented(
-        self, scenes: SceneSet, index: int, side: int, random: np.random.RandomState
-    ) -> tuple[Tensor, np.ndarray]:
-        """A view of a training image; its colours are changed before it is normalised, then cropped."""
-        image = scene_image(scenes, index)
-        labels = labels_in_file(scenes, mask_classes(scenes, index, image.size[::-1]))[0]
-        for adjust in (vision.adjust_brightness, vision.adjust_contrast, vision.adjust_saturation):
-            if random.rand() < 0.5:
-                image = adjust(image, random.uniform(1 - JITTER, 1 + JITTER))
-        if random.rand() < 0.5:
-            image = vision.adjust_hue(image, random.uniform(-JITTER, JITTER))
-        top, left, height, width = drawn_crop(labels.shape[0], labels.shape[1], self.area, random)
-        pixels = hummingbird_pixels(image)[:, top : top + height, left : left + width]
-        pixels = vision.resize(pixels, [side, side], vision.InterpolationMode.BILINEAR, antialias=True)
-        return pixels, nearest(labels[top : top + height, left : left + width], (side, side))
-
-    def asked(self, export: FrozenExport, val: UsableScenes, space: Workspace) -> PatchFile:
-        """All patches of the validation images."""
-        side, patch, scenes = whole_patches(self.side, export.spec), export.spec.patch_size, val.scenes
-
-        def prepared(backbone: Backbone, index: int, place: int) -> tuple[Tensor, np.ndarray]:
-            image = scene_image(scenes, index)
-            labels = labels_in_file(scenes, mask_classes(scenes, index, image.size[::-1]))[0]
-            square = image.resize((side, side), Image.Resampling.BILINEAR)
-            return hummingbird_pixels(square), nearest(labels, (side, side))
-
-        count = (side // patch) ** 2
-        return patches_of(export, val, self.view(export.spec), prepared, space, per_image=count, patch=patch)
-
-
-def hummingbird_pixels(image: Image.Image) -> Tensor:
-    """(3, H, W) float32, normalised as the source does, whatever the network's own statistics."""
-    mean, std = (torch.tensor(values).view(3, 1, 1) for values in (MEAN, STD))
-    return (vision.pil_to_tensor(image).float() / 255 - mean) / std
+    def scored(self, areas: np.ndarray, weights: np.ndarray) -> Mapping[str, np.ndarray]:
+        """A class that occurs neither in labels nor in predictions counts as 0."""
+        count, *rest = areas.shape
+        totals = (weights @ areas.reshape(count, -1).astype(np.float64)).reshape(-1, *rest)
+        right, shown, labelled = (totals[..., column] for column in (RIGHT, PREDICTED, LABELLED))
+        iou = right / np.maximum(shown + labelled - right, 1)
+        return {"mIoU": 100 * iou.mean(1), "aAcc": 100 * right.sum(1) / labelled.sum(1)}
 
 
 def drawn_crop(
@@ -240,132 +223,47 @@ def drawn_crop(
 
 
 @dataclass(frozen=True, kw_only=True)
-class Capi(SquashedTask):
+class Capi(CapiTask, SearchTask):
     """Settings of one evaluation."""
 
     COST: ClassVar[float] = 3.0  # an image of each split at 224 x 224, and three searches
-    LAYOUT: ClassVar[str] = "ade20k"
-    KEY: ClassVar[str] = "dense_knn"
 
     side: PositiveInt = 224  # of the squares that images are squashed to in pixels, up to a multiple of the patch
     k: OneOrMoreDifferent[PositiveInt] = (1, 3, 10, 30)  # numbers of neighbours to choose from
     distances: OneOrMoreDifferent[Distance] = ("cosine", "L2")  # distances to choose from
     holdout: ProperFraction = 0.1  # share of the training images that choose
 
-    def summary(self, spec: FrozenSpec, images: Mapping[str, int]) -> dict[str, Any]:
-        self.check_network(spec)
-        side = whole_patches(self.side, spec)
-        return {
-            "image size": side,
-            "patches of an image": (side // spec.patch_size) ** 2,
-            "images that choose": int(self.holdout * images["train"]),
-            "forward passes": images["train"] + images["val"],
-        }
+    @property
+    def choices(self) -> list[Choice]:
+        return [{"k": k, "distance": distance} for k, distance in product(self.k, self.distances)]
 
     def cost(self, scale: Scale) -> Work:
         self.check_network(scale.spec)
-        spec, (parts, patches) = scale.spec, self.patch_work(scale)
-        train, val = (patches * scale.images[split] for split in ("train", "val"))
+        train, val = (self.patches(scale.spec) * scale.images[split] for split in ("train", "val"))
         held = self.holdout * train
         pairs = len(self.distances) * held * (train - held) + val * train
-        parts += [
-            Part(kind="comparisons", count=float(pairs), flops=2.0 * spec.width),
-            Part(kind="closing", count=resamples_of(scale.images["val"])),
-        ]
-        needed = search_bytes(train, val, spec.width, max(self.k)) + frozen_bytes(spec, 1, self.side)
-        return Work(parts=tuple(parts), memory=needed, disk=(4.0 * spec.width + spec.patch_size**2) * (train + val))
+        passes = [self.pass_of(scale, split) for split in scale.images]
+        return self.work_of(scale, passes, train, pairs, max(self.k))
 
-    def run(self, export: FrozenExport, space: Workspace) -> Outcome:
-        self.check_network(export.spec)
-        train, val = self.opened(space)
-        memory, queries = (self.squashed(export, images, space) for images in (train, val))
-        learnt, held = self.divided(memory, len(train.places), space.seed)
-        _, classes, ignored = labels_in_file(val.scenes, np.zeros((0, 0), np.uint8))
-        labelled = patch_labels(memory.pixels) != ignored
-        mean, spread = moments(memory.features, learnt)
-        tried: list[dict[str, Any]] = []
-        for distance in self.distances:
-            bank, asked = ChosenRows(memory.features, learnt[labelled[learnt]]), ChosenRows(memory.features, held)
-            found = self.neighbours(bank, asked, max(self.k), distance, (mean, spread), space)
-            for k in self.k:
-                areas = voted_areas(
-                    memory.pixels, found[:, :k], memory.pixels, held, memory.per_image, classes, ignored
-                )
-                tried.append({"k": k, "distance": distance, "mIoU": scores(areas)["mIoU"]})
-        tried.sort(key=lambda each: (self.k.index(each["k"]), self.distances.index(each["distance"])))
-        best = max(tried, key=lambda each: each["mIoU"])  # the first of equals
-        bank, asked = (
-            ChosenRows(memory.features, np.flatnonzero(labelled)),
-            ChosenRows(queries.features, np.arange(len(queries.features))),
-        )
-        found = self.neighbours(bank, asked, best["k"], best["distance"], (mean, spread), space)
-        areas = np.zeros((len(val.scenes), classes + 1, 3), np.int64)
-        areas[val.places] = voted_areas(
-            memory.pixels, found, queries.pixels, asked.chosen, queries.per_image, classes, ignored
-        )
-        facts = {
-            "train": train.facts,
-            "val": val.facts,
-            "patches": len(bank),
-            "k": best["k"],
-            "distance": best["distance"],
-            "tried": tried,
-        }
-        return outcome_of(areas, facts, memory.forwards + queries.forwards, absent=float("nan"))
-
-    def neighbours(
+    def predicted(
         self,
-        bank: ChosenRows,
-        asked: ChosenRows,
-        k: int,
-        distance: Distance,
-        standard: tuple[np.ndarray, np.ndarray],
+        choices: Sequence[Choice],
+        memory: PatchFile,
+        learnt: np.ndarray,
+        asked: PatchFile,
+        rows: np.ndarray,
+        moments: tuple[np.ndarray, np.ndarray],
         space: Workspace,
-    ) -> np.ndarray:
-        """Rows of the file (Q, k) of the neighbours, the nearest first."""
-        _, indices = nearest_patches(bank, asked, k, space, comparing(asked, *standard, distance))
-        return bank.chosen[indices]
-
-
-def voted_areas(
-    pixels: np.ndarray,
-    neighbours: np.ndarray,
-    asked_pixels: np.ndarray,
-    rows: np.ndarray,
-    per_image: int,
-    classes: int,
-    ignored: int,
-) -> np.ndarray:
-    """Areas (n, K+1, 3) of images whose patches are asked about. pixels: labels of the memory, of which neighbours
-    (Q, k) are rows. asked_pixels: labels of a file whose rows (Q,) are asked about, image by image."""
-    images = len(rows) // per_image
-    areas = np.zeros((images, classes + 1, 3), np.int64)
-    for image in range(images):
-        part = slice(image * per_image, (image + 1) * per_image)
-        voted = steps.voted_pixels(pixels[neighbours[part]])
-        areas[image] = squashed_areas(voted, asked_pixels[rows[part]], classes, ignored)
-    return areas
-
-
-def outcome_of(areas: np.ndarray, facts: Mapping[str, Any], forwards: int, absent: float) -> Outcome:
-    """absent: IoU of a class that occurs neither in labels nor in predictions; NaN: none."""
-
-    def score(weights: np.ndarray) -> dict[str, np.ndarray]:
-        if np.isnan(absent):
-            return {name: values for name, values in weighted_scores([areas], weights).items() if name != "mAcc"}
-        count, *rest = areas.shape
-        totals = (weights @ areas.reshape(count, -1).astype(np.float64)).reshape(-1, *rest)
-        right, shown, labelled = (totals[..., column] for column in (RIGHT, PREDICTED, LABELLED))
-        iou = right / np.maximum(shown + labelled - right, 1)
-        return {"mIoU": 100 * iou.mean(1), "aAcc": 100 * right.sum(1) / labelled.sum(1)}
-
-    drawn, whole = resampled(score, len(areas)), score(np.ones((1, len(areas))))
-    return Outcome(
-        metrics={name: Metric(value=float(whole[name][0]), resampled=drawn[name]) for name in whole},
-        arrays={"areas": areas},
-        facts=dict(facts),
-        cost={"forwards": forwards},
-    )
+    ) -> Iterator[tuple[Choice, np.ndarray]]:
+        bank, queries = ChosenRows(memory.features, learnt), ChosenRows(asked.features, rows)
+        for distance in dict.fromkeys(choice["distance"] for choice in choices):
+            own = [choice for choice in choices if choice["distance"] == distance]
+            prepare = comparing(queries, *moments, distance)
+            _, nearest_rows = nearest_patches(bank, queries, max(choice["k"] for choice in own), space, prepare)
+            for choice in own:
+                neighbours = learnt[nearest_rows[:, : choice["k"]]]
+                parts = row_slices(len(rows), VOTED)
+                yield choice, np.concatenate([steps.voted_pixels(memory.pixels[neighbours[part]]) for part in parts])
 
 
 HBIRD = (

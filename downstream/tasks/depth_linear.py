@@ -4,7 +4,7 @@ A 1x1 convolution chooses among 256 depths from 1 mm to 10 m, trained on crops o
 evaluation averages an image and its mirror image, and counts what lies inside of Eigen's crop. Nothing is selected.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal
 
@@ -24,15 +24,13 @@ from downstream.frozen.task import (
     HeadTask,
     Layer,
     backbone_of,
-    own_share,
     patch_maps,
     whole_patches,
 )
-from engine.progress import Progress
 from engine.settings import BelowOne, FactorRange, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 from engine.tasks import Metric, Outcome, Protocol, Workspace
 from engine.training.schedules import FallingOneCycle
-from engine.work import Kind, Part, Scale, Work
+from engine.work import Part, Scale, Work
 
 # dinov2 hub/depthers.py:110-127: blocks of "four" by depth, else the last of each quarter. These are the exceptions.
 FOUR = {24: (4, 11, 17, 23)}
@@ -139,30 +137,14 @@ class DepthLinear(HeadTask):
         ]
         return Work(parts=tuple(parts), iterations=self.steps, memory=self.memory(scale))
 
-    def benchmark(self, export: FrozenExport, space: Workspace, seconds: float) -> dict[Kind, float]:
-        self.check_network(export.spec)
-        return self.timed_training(export, space)
-
     def run(self, export: FrozenExport, space: Workspace) -> Outcome:
         self.check_network(export.spec)
         train, val = self.opened(space)
         (chosen,) = self.train_heads(export, train, space)[-1:]
-        backbone, world, scenes = backbone_of(export, space), space.world, val.scenes
-        head = chosen.of(self.head(export.spec, 0), space.device)
-        values = torch.zeros(len(scenes), len(METRICS), dtype=torch.float64)
-
-        def work() -> None:
-            own = own_share(val.places, space)
-            with Progress(f"evaluating on {scenes.url} {scenes.split}", len(own), quiet=not world.is_rank0) as progress:
-                for index in own.tolist():
-                    found = self.errors(backbone, head, scenes, index)
-                    values[index] = torch.tensor(list(found.values()), dtype=torch.float64)
-                    progress.advance(1)
-
-        world.on_all_ranks(work)
-        world.add_up(values)
-        errors = values.numpy()
-        errors[np.setdiff1d(np.arange(len(scenes)), val.places)] = np.nan
+        scenes = val.scenes
+        errors = np.full((len(scenes), len(METRICS)), np.nan)
+        for index, values in self.evaluated(backbone_of(export, space), [chosen], val, space).items():
+            errors[index] = list(values.values())
         if np.isnan(errors).all():
             raise ValueError(f"{scenes.url}: no pixel of {scenes.split} lies in the range and crop that are evaluated")
         metrics = {}
@@ -180,16 +162,24 @@ class DepthLinear(HeadTask):
         }
         return Outcome(metrics=metrics, arrays={"errors": errors}, facts=facts)
 
+    def judged(
+        self, backbone: Backbone, heads: Sequence[nn.Module], scenes: SceneSet, index: int
+    ) -> Mapping[str, float]:
+        """Errors by name."""
+        final, truth, valid = self.predicted(backbone, heads[0], scenes, index)
+        return steps.depth_metrics(final[valid].double(), truth[valid].double())
+
     @torch.no_grad()
-    def errors(self, backbone: Backbone, head: nn.Module, scenes: SceneSet, index: int) -> Mapping[str, float]:
-        """Of one image, by name."""
+    def predicted(
+        self, backbone: Backbone, head: nn.Module, scenes: SceneSet, index: int
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Of a scene metres (H, W) that are predicted and measured, and which pixels are counted."""
         pixels, truth = pixels_of(scenes, index)
         image = backbone.prepare(pixels[None])
         shown = head([self.maps(backbone, image)]).cpu()
         mirrored = head([self.maps(backbone, image.flip(-1))]).cpu() if self.flip else None
         valid = steps.counted_pixels(truth, self.depths, self.eigen)
-        final = steps.final_depth(shown, mirrored, truth, valid, self.depths, align=False)
-        return steps.depth_metrics(final[valid].double(), truth[valid].double())
+        return steps.final_depth(shown, mirrored, truth, valid, self.depths, align=False), truth, valid
 
 
 def pixels_of(scenes: SceneSet, index: int) -> tuple[Tensor, Tensor]:

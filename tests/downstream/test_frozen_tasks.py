@@ -143,13 +143,14 @@ def test_an_extraction_goes_on_behind_a_kill_and_is_shared(tmp_path, monkeypatch
         return image_of(scenes, index)
 
     monkeypatch.setattr(patches, "scene_image", failing)
+    settings = {"batch_size": 2, "workers": 1}
     with pytest.raises(KeyboardInterrupt):
-        outcome("capi", tmp_path)
+        outcome("capi", tmp_path, **settings)
     wanted = {LOGISTIC.view(PLAIN): ((-1, True), (0, False))}
-    capi = outcome("capi", tmp_path, wanted={})
+    capi = outcome("capi", tmp_path, wanted={}, **settings)
     assert capi.cost["forwards"] == 16 - 4
-    assert outcome("logistic", tmp_path).cost["forwards"] == 0
-    assert outcome("logistic", tmp_path, wanted=wanted).cost["forwards"] == 16  # for the other layer
+    assert outcome("logistic", tmp_path, **settings).cost["forwards"] == 0
+    assert outcome("logistic", tmp_path, wanted=wanted, **settings).cost["forwards"] == 16  # for the other layer
     assert LOGISTIC.features(export_of(), workspace(tmp_path, "tiny-voc:")) == CAPI.features(export_of(), None)
 
 
@@ -232,9 +233,15 @@ def test_counts_of_the_work():
 
 
 def test_rates_of_work_are_timed(tmp_path):
-    for task, url in ((SEGMENTER, "tiny-ade20k:"), (DEPTHS, "tiny-nyu:")):
-        units = task.benchmark(export_of(), workspace(tmp_path, url), 0.1)
-        assert units.keys() == {"crops", "updates"} and min(units.values()) > 0
+    """All kinds that a plan of the task has, but for those that are measured once for all."""
+    for task, url in TASKS.values():
+        space = workspace(tmp_path, url)
+        train, val = task.opened(space)
+        images = {"train": len(train.places), "val": len(val.places)}
+        work = task.cost(Scale(spec=PLAIN, images=images, classes=len(val.scenes.classes)))
+        units = task.benchmark(export_of(), space, 0.1)
+        assert {part.kind for part in work.parts} - {"states"} <= units.keys()
+        assert all(units[kind] > 0 for kind in units.keys() - {"fits"})
 
 
 def test_what_cannot_be_evaluated_is_refused(tmp_path, monkeypatch):
