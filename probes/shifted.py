@@ -1,11 +1,22 @@
-"""Scores on shifted and cleaned test sets of ImageNet: their own label rules, and ImageNet-C's mCE.
+"""Shifted and cleaned test sets of ImageNet: where they lie, their own label rules, scores, and generated corruptions.
 
 N images, C classes of the head.
 """
 
-from collections.abc import Mapping, Sequence
+import io
+import json
+import os
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Literal
 
 import numpy as np
+from numpy.random import RandomState
+from PIL import Image
+
+from imagesets.listing import class_tree, subfolders
+from imagesets.sets import ImageSet
 
 LEVELS = 5  # severities of a corruption
 # ImageNet-C's corruptions with AlexNet's top-1 errors, by severity: Hendrycks and Dietterich 2019, the values as in
@@ -53,3 +64,178 @@ def mapped(ranked: np.ndarray, counterpart: Mapping[int, int]) -> np.ndarray:
     table = np.full(max(int(ranked.max(initial=0)), *counterpart) + 1, -1)
     table[list(counterpart)] = list(counterpart.values())
     return table[ranked]
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class AlteredImages:
+    """ImageSource of a set whose images are altered when they are read. name: how, all that it depends on."""
+
+    source: ImageSet
+    name: str
+    alter: Callable[[ImageSet, int], Image.Image]
+    changed: ClassVar[None] = None
+
+    def path(self, index: int) -> str:
+        return self.source.path(index)
+
+    def encoded(self, index: int) -> None:
+        return None
+
+    def image(self, index: int) -> Image.Image:
+        return self.alter(self.source, index)
+
+    def take(self, indices: np.ndarray) -> "AlteredImages":
+        return replace(self, source=self.source.subset(indices, "part"))
+
+    def facts(self) -> tuple[bytes, ...]:
+        return self.source.fingerprint.encode(), self.name.encode()
+
+    @property
+    def contents(self) -> str:
+        return self.source.contents
+
+    @property
+    def modified(self) -> int:
+        return self.source.modified
+
+
+def altered(source: ImageSet, name: str, alter: Callable[[ImageSet, int], Image.Image]) -> ImageSet:
+    """A set with each image altered; `name` is appended to its URL."""
+    images = AlteredImages(source=source, name=name, alter=alter)
+    return replace(source, url=f"{source.url}#{name}", images=images)
+
+
+def without_border(source: ImageSet, index: int) -> Image.Image:
+    """An image of ObjectNet without its red frame."""
+    image = source.image(index)
+    return image.crop((FRAME, FRAME, image.width - FRAME, image.height - FRAME))
+
+
+# Of the corruptions that are generated, by severity (hendrycks/robustness ImageNet-C/create_c/make_imagenet_c.py).
+Corruption = Literal[
+    "gaussian_noise", "shot_noise", "impulse_noise", "brightness", "contrast", "pixelate", "jpeg_compression"
+]
+GENERATED: Mapping[Corruption, tuple[Any, ...]] = {
+    "gaussian_noise": (0.08, 0.12, 0.18, 0.26, 0.38),
+    "shot_noise": (60, 25, 12, 5, 3),
+    "impulse_noise": (0.03, 0.06, 0.09, 0.17, 0.27),
+    "brightness": (0.1, 0.2, 0.3, 0.4, 0.5),
+    "contrast": (0.4, 0.3, 0.2, 0.1, 0.05),
+    "pixelate": (0.6, 0.5, 0.4, 0.3, 0.25),
+    "jpeg_compression": (25, 18, 15, 10, 7),
+}
+
+
+def corrupted(image: Image.Image, corruption: Corruption, severity: int, random: RandomState) -> Image.Image:
+    """An RGB image with one of the GENERATED corruptions, severity 1 to 5; what is random is drawn from `random`."""
+    strength = GENERATED[corruption][severity - 1]
+    if corruption == "jpeg_compression":
+        buffer = io.BytesIO()
+        image.save(buffer, "JPEG", quality=strength)
+        return Image.open(buffer).convert("RGB")
+    if corruption == "pixelate":
+        small = image.resize((int(image.width * strength), int(image.height * strength)), Image.Resampling.BOX)
+        return small.resize(image.size, Image.Resampling.BOX)
+    pixels = np.asarray(image) / 255.0
+    if corruption == "gaussian_noise":
+        pixels = pixels + random.normal(size=pixels.shape, scale=strength)
+    elif corruption == "shot_noise":
+        pixels = random.poisson(pixels * strength) / strength
+    elif corruption == "impulse_noise":
+        hit, salt = random.random_sample(pixels.shape) < strength, random.random_sample(pixels.shape) < 0.5
+        pixels = np.where(hit, salt, pixels)
+    elif corruption == "contrast":
+        means = pixels.mean(axis=(0, 1))
+        pixels = (pixels - means) * strength + means
+    else:  # brightness: the value of HSV, the largest channel, is raised; hue and saturation stay
+        value = pixels.max(axis=2, keepdims=True)
+        raised = np.clip(value + strength, 0, 1)
+        pixels = np.where(value > 0, pixels * raised / np.maximum(value, 1e-12), raised)
+    return Image.fromarray((np.clip(pixels, 0, 1) * 255).astype(np.uint8))
+
+
+# Folders of the sets as they are unpacked, each with a folder per class; metrics are named by the keys.
+FOLDERS = {
+    "v2": "imagenetv2-matched-frequency-format-val",
+    "v2_threshold": "imagenetv2-threshold0.7-format-val",
+    "v2_top": "imagenetv2-top-images-format-val",
+    "a": "imagenet-a",
+    "r": "imagenet-r",
+    "sketch": "sketch",
+    "objectnet": "objectnet-1.0",
+}
+REAL, CORRUPTED = "real.json", "imagenet-c"
+FRAME = 2  # pixels of ObjectNet's red frame
+
+
+def folder_of(place: str, name: str) -> str:
+    """The path of a set's folder or file, in ImageNet's folder or beside it; "" where there is none."""
+    places = (place, os.path.dirname(os.path.abspath(place)))
+    return next((path for path in (os.path.join(each, name) for each in places) if os.path.exists(path)), "")
+
+
+def tree(url: str, root: str) -> ImageSet:
+    """Images in one folder per class, which are the set's classes by name."""
+    classes = subfolders(root)
+    if not classes:
+        raise ValueError(f"{url}: no class folders in {root}; unpack the set again")
+    return class_tree(url=url, split="val", root=root, classes=classes, notes=())
+
+
+def classes_of(images: ImageSet, known: Sequence[str]) -> np.ndarray:
+    """The head's class (K,) of each class folder: V2's folders are class numbers, all others WordNet ids.
+
+    known: the head's classes. ValueError for folders that are none of these.
+    """
+    if all(name.isdecimal() for name in images.classes):
+        numbers = np.array([int(name) for name in images.classes])
+        strange = [name for name, number in zip(images.classes, numbers, strict=True) if number >= len(known)]
+    else:
+        place = {name: number for number, name in enumerate(known)}
+        strange = [name for name in images.classes if name not in place]
+        numbers = np.array([place.get(name, -1) for name in images.classes])
+    if strange:
+        raise ValueError(
+            f"{images.url}: {len(strange)} of its {len(images.classes)} class folders, {strange[0]!r} first, are no "
+            f"classes of the head, which knows {len(known)}, such as {known[0]!r}; train it on the same classes"
+        )
+    return numbers
+
+
+def real_labels(path: str, images: ImageSet) -> np.ndarray:
+    """ReaL's labels (N, m) of ImageNet's validation images, padded with -1: its list is in the order of their numbers.
+
+    ValueError for images whose names have no number, or one beyond the list.
+    """
+    with open(path, encoding="ascii") as file:
+        listed = json.load(file)
+    found = [re.search(r"_val_(\d+)", os.path.basename(images.path(index))) for index in range(len(images))]
+    numbers = [int(match[1]) if match else 0 for match in found]
+    if wrong := next((at for at, number in enumerate(numbers) if not 1 <= number <= len(listed)), None):
+        raise ValueError(
+            f"{path}: has {len(listed)} entries, and none for {images.path(wrong)}; it is for ImageNet's own files, "
+            "ILSVRC2012_val_00000001 and so on"
+        )
+    labels = np.full((len(images), max(1, *(len(listed[number - 1]) for number in numbers))), -1)
+    for row, number in zip(labels, numbers, strict=True):
+        row[: len(listed[number - 1])] = listed[number - 1]
+    return labels
+
+
+def objectnet_counterparts(root: str, images: ImageSet) -> dict[int, int]:
+    """ImageNet's class number -> place of ObjectNet's folder, from the set's own files in mappings/."""
+
+    def read(name: str) -> Any:
+        with open(os.path.join(root, "mappings", name), encoding="utf-8") as file:
+            return json.load(file) if name.endswith(".json") else file.read().splitlines()
+
+    try:
+        titles, synsets = read("folder_to_objectnet_label.json"), read("objectnet_to_imagenet_1k.json")
+        order = {title: number for number, title in enumerate(read("imagenet_to_label_2012_v2"))}
+        numbers = {place: int(number) for number, place in read("pytorch_to_imagenet_2012_id.json").items()}
+        folders = {titles[name]: place for place, name in enumerate(images.classes)}
+        pairs = [(synset, title) for title, names in synsets.items() for synset in names.split("; ")]
+        return {numbers[order[synset]]: folders[title] for synset, title in pairs if title in folders}
+    except (OSError, KeyError, ValueError) as error:
+        why = " ".join(f"{type(error).__name__} {error}".split())
+        raise ValueError(f"{images.url}: {root}/mappings cannot be read ({why}); unpack ObjectNet again") from error

@@ -1,0 +1,248 @@
+"""Linear heads on shifted and cleaned test sets of ImageNet: V2, ReaL, A, R, Sketch, ObjectNet and C.
+
+Nothing is trained on these sets: the heads are those of a linear probe, trained once for both where a run has both. The
+sets are looked for in ImageNet's folder and beside it, under the names that they unpack to (probes/shifted.py). Where
+there is no imagenet-c, some of its corruptions are generated from validation images, in metrics called generated_....
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, fields, replace
+from functools import partial
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from numpy.random import RandomState
+from PIL import Image
+
+from checkpoints.frozen import FrozenExport, FrozenSpec
+from engine.resampling import resampled
+from engine.settings import Different, PositiveInt
+from engine.tasks import Metric, Outcome, Protocol, Workspace
+from engine.work import Scale, Work
+from imagesets.selection import evenly
+from imagesets.sets import ImageSet, parse_url
+from imagesets.transforms import EvalTransform
+from probes.features.extract import FeatureSet, extract, transform_of
+from probes.features.kinds import feature_bytes, feature_pass
+from probes.linear.probe import Probe
+from probes.linear.sweep import Sweep
+from probes.published import changed_protocol
+from probes.shifted import (
+    ALEXNET,
+    BENCHMARK,
+    CORRUPTED,
+    FOLDERS,
+    GENERATED,
+    LEVELS,
+    REAL,
+    Corruption,
+    altered,
+    any_match,
+    classes_of,
+    corrupted,
+    folder_of,
+    mapped,
+    mce,
+    objectnet_counterparts,
+    real_labels,
+    tree,
+    without_border,
+)
+from probes.tasks.linear import PROTOCOLS as LINEAR
+from probes.tasks.linear import Linear
+
+OWN_CLASSES = ("a", "r")  # sets whose images are classified among their own classes alone
+
+
+@dataclass(frozen=True, kw_only=True)
+class Robustness(Linear):
+    """A linear probe's settings, and what it is evaluated on besides."""
+
+    COST: ClassVar[float] = 3.0  # after the linear probe, whose training it shares
+
+    # Generated where imagenet-c is not there; none: an empty list.
+    corruptions: Different[Corruption] = tuple(GENERATED)
+    images: PositiveInt = 5000  # validation images that are corrupted, evenly spread
+
+    @property
+    def linear(self) -> Linear:
+        """The linear probe alone, whose training is the same."""
+        return Linear(**{field.name: getattr(self, field.name) for field in fields(Linear)})
+
+    def selecting(self, select: Any) -> "Robustness":
+        return replace(self, select=select)
+
+    def probe(self, export: FrozenExport, space: Workspace) -> "RobustnessProbe":
+        plain = Probe.of(self.linear, export, space)
+        values = {field.name: getattr(plain, field.name) for field in fields(Probe)}
+        return RobustnessProbe(**values, shifts=self)
+
+    def generated(self, val: int) -> int:
+        """Images of the generated corruptions, of so many validation images."""
+        return len(self.corruptions) * LEVELS * min(self.images, val)
+
+    def summary(self, spec: FrozenSpec, images: Mapping[str, int]) -> dict[str, Any]:
+        summary = super().summary(spec, images)
+        return summary | {"forward passes": summary["forward passes"] + self.generated(images["val"])}
+
+    def cost(self, scale: Scale) -> Work:
+        work, more = super().cost(scale), self.generated(scale.images["val"])
+        part = feature_pass(scale.spec, more, "generated corruptions")
+        return replace(
+            work, parts=(*work.parts, part), disk=work.disk + feature_bytes(scale.spec, more, len(self.kinds))
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class RobustnessProbe(Probe):
+    """A linear probe whose outcome is on shifted sets, too."""
+
+    shifts: Robustness
+
+    def outcome(self, sweep: Sweep, spent: bool = True) -> Outcome:
+        clean = super().outcome(sweep, spent)
+        metrics, arrays, spending = dict(clean.metrics), dict(clean.arrays), dict(clean.cost)
+        notes: dict[str, Any] = {}
+        place = parse_url(self.space.data)[1]
+        for name, right, features in self.judged(sweep, place):
+            metrics[f"{name}_top1"] = share(right)
+            notes[name] = dict(features.facts)
+            spending["forwards"] += features.forwards
+        root = folder_of(place, CORRUPTED) if place else ""
+        prefix = "c" if root else "generated"
+        errors: dict[str, list[float]] = {}
+        for corruption, images, transform in self.corruptions(root):
+            features = extract(self.export, images, self.task.kinds, self.space, transform)
+            right = any_match(self.ranked(sweep, features)[:, :1], self.labels(images, features)[:, None])
+            errors.setdefault(corruption, []).append(1 - float(np.nanmean(right)))
+            spending["forwards"] += features.forwards
+        if errors:
+            name = f"{prefix}_mce" if set(errors) == set(BENCHMARK) else f"{prefix}_mce_of{len(errors)}"
+            metrics[name] = Metric(value=mce(errors), higher_is_better=False)
+            metrics |= {
+                f"{prefix}_{corruption}_error": Metric(value=100 * float(np.mean(values)), higher_is_better=False)
+                for corruption, values in errors.items()
+            }
+            arrays[f"{prefix}_errors"] = np.array(list(errors.values()))
+            notes[prefix] = {"corruptions": list(errors), "normalised by": "AlexNet's mean errors"}
+        return replace(clean, metrics=metrics, arrays=arrays, facts={**clean.facts, "shifted": notes}, cost=spending)
+
+    def judged(self, sweep: Sweep, place: str) -> Iterator[tuple[str, np.ndarray, FeatureSet]]:
+        """Of each set that is there: its name, what is right (n,), NaN for images that do not count, and features."""
+        if place and (path := folder_of(place, REAL)):
+            labels = real_labels(path, self.val)[self.queries.indices]
+            yield "real", any_match(self.ranked(sweep, self.queries)[:, :1], labels), self.queries
+        transform = transform_of(self.export, self.space, self.task)
+        for name, folder in FOLDERS.items():
+            root = folder_of(place, folder) if place else ""
+            if not root:
+                continue
+            images = self.opened(f"{name}:{root}", f"{root}/images" if name == "objectnet" else root)
+            if name == "objectnet":
+                counterparts = objectnet_counterparts(root, images)
+                images = altered(images, "without-border", without_border)
+                features = extract(self.export, images, self.task.kinds, self.space, transform)
+                guesses = mapped(self.ranked(sweep, features)[:, :1], counterparts)
+                shared = np.isin(features.labels, list(counterparts.values()))
+                yield name, any_match(guesses, np.where(shared, features.labels, -1)[:, None]), features
+                continue
+            features = extract(self.export, images, self.task.kinds, self.space, transform)
+            numbers = classes_of(images, self.train.classes)
+            own = numbers if name in OWN_CLASSES else None
+            truth = features.labels if own is not None else numbers[features.labels]
+            yield name, any_match(self.ranked(sweep, features, own)[:, :1], truth[:, None]), features
+
+    def opened(self, url: str, root: str) -> ImageSet:
+        """All images of a set, or as many as the workspace allows."""
+        images = tree(url, root)
+        return images.limited(self.space.limit) if self.space.limit else images
+
+    def corruptions(self, root: str) -> Iterator[tuple[str, ImageSet, EvalTransform]]:
+        """Corruption, images of one severity and their transform: those below `root`, else generated ones. Stored
+        images have the size of the crop, and a resize would blur their noise: the centre is cut alone."""
+        transform = transform_of(self.export, self.space, self.task)
+        cut = replace(transform, crop=1.0)
+        if root:
+            for corruption in (name for name in ALEXNET if folder_of(root, name)):
+                for level in range(1, LEVELS + 1):
+                    path = f"{root}/{corruption}/{level}"
+                    yield corruption, self.opened(f"c:{path}", path), cut
+            return
+        count = min(self.shifts.images, len(self.queries))
+        few = self.val.subset(self.queries.indices[evenly(len(self.queries), count)], "corrupted")
+        for number, corruption in enumerate(self.shifts.corruptions):
+            for level in range(1, LEVELS + 1):
+                alter = partial(corrupted_crop, transform, corruption, level, (self.space.seed, number, level))
+                name = f"{corruption}-{level}-{transform.name}-seed{self.space.seed}"
+                yield corruption, altered(few, name, alter), cut
+
+    def labels(self, images: ImageSet, features: FeatureSet) -> np.ndarray:
+        """The head's classes (n,) of the features' images."""
+        return classes_of(images, self.train.classes)[features.labels]
+
+    def ranked(self, sweep: Sweep, features: FeatureSet, own: np.ndarray | None = None) -> np.ndarray:
+        """The five classes (n, 5) that the chosen head ranks highest, in every process; of `own` classes (K,) alone,
+        as places among these."""
+        head = sweep.own_chosen().get("top1")
+
+        def found() -> np.ndarray | None:
+            if head is None:
+                return None
+            table = self.table(features, head.readouts)
+            blocks = table.blocks(np.arange(len(features)))
+            logits = torch.cat([head.logits(inputs)[:, 0].cpu() for inputs, _ in blocks])
+            logits = logits if own is None else logits[:, torch.from_numpy(own)]
+            return logits.topk(min(5, logits.shape[1]), dim=1).indices.numpy()
+
+        return next(part for part in self.space.world.gather_results(found) if part is not None)
+
+
+def corrupted_crop(
+    transform: EvalTransform, corruption: Corruption, level: int, seeds: tuple[int, ...], source: ImageSet, index: int
+) -> Image.Image:
+    """The evaluation crop of an image, corrupted; noise depends on seeds and image alone."""
+    pixels = transform(source, index).permute(1, 2, 0).numpy()
+    return corrupted(Image.fromarray(pixels), corruption, level, RandomState([*seeds, index]))
+
+
+def share(right: np.ndarray) -> Metric:
+    """Accuracy of (n,) over the images that count, those that are not NaN, with its values on resamples of the n."""
+    counts, values = ~np.isnan(right), np.nan_to_num(right)
+
+    def on(weights: np.ndarray) -> dict[str, np.ndarray]:
+        return {"": 100 * (weights @ values) / np.maximum(weights @ counts, 1)}
+
+    return Metric(value=100 * float(values.sum() / max(counts.sum(), 1)), resampled=resampled(on, len(right))[""])
+
+
+def evaluated_as(name: str) -> Protocol:
+    """The robustness of a linear protocol's heads."""
+    linear = LINEAR[name]
+    settings = {field.name: getattr(linear.task, field.name) for field in fields(Linear)}
+    source = (
+        "V2 (Recht et al. 2019), ReaL (Beyer et al. 2020), A (Hendrycks et al. 2021), R, Sketch (Wang et al. 2019), "
+        "ObjectNet (Barbu et al. 2019), C with AlexNet's errors (Hendrycks and Dietterich 2019), by the rules of "
+        "facebookresearch/dinov2 eval/linear.py and dinov3 eval/metrics/imagenet_c.py; ours: the generated corruptions"
+    )
+    return Protocol(task=Robustness(**settings), version=1, source=f"heads of {name} on {source}")
+
+
+PROTOCOLS = {
+    "robustness@dinov2": evaluated_as("linear@dinov2"),
+    "robustness@ibot_base": evaluated_as("linear_sgd@ibot_base"),
+    "robustness@cached": evaluated_as("linear_sgd@ibot_base_cached"),
+}
+PROTOCOLS["robustness@smoke"] = changed_protocol(
+    PROTOCOLS["robustness@cached"],
+    version=1,
+    source="ours: robustness@cached with one generated corruption of a few images, to try the machinery",
+    corruptions=("contrast",),
+    images=100,
+)
+SUITES = {
+    "smoke": ("robustness@smoke",),
+    "full": ("robustness@ibot_base",),
+    "today": ("robustness@dinov2",),
+    "everything": ("robustness@dinov2", "robustness@ibot_base", "robustness@cached"),
+}

@@ -1,0 +1,123 @@
+"""Shifted test sets in the layouts that they have: found beside ImageNet, judged by their own rules."""
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from numpy.random import RandomState
+from PIL import Image
+from test_health_task import export
+
+from engine.tasks import Workspace
+from probes.shifted import ALEXNET, GENERATED, corrupted
+from probes.tasks.linear import Linear
+from probes.tasks.robustness import Robustness
+
+WNIDS = [f"n{number:08d}" for number in range(1, 13)]
+COLOURS = {name: np.array(np.unravel_index(5 + number, (3, 3, 3))) * 110 for number, name in enumerate(WNIDS)}
+TASK = Robustness(readouts=("cls1",), lrs=(0.5, 1.0), augment=False, epochs=60, batch=64, corruptions=("contrast",))
+
+
+def paint(path, name, seed, side=24):
+    noise = RandomState(seed).normal(0, 12, (side, side, 3))
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.fromarray(np.clip(COLOURS[name] + noise, 0, 255).astype(np.uint8)).save(path)
+
+
+def folder(root, names, count=3, folders=None, extension="png", side=24):
+    """`count` images of each class in its folder."""
+    for place, name in enumerate(names):
+        for number in range(count):
+            called = (folders or names)[place]
+            paint(root / called / f"{number}.{extension}", name, [place, number], side)
+
+
+@pytest.fixture(scope="module")
+def imagenet(tmp_path_factory):
+    """ImageNet of twelve classes, with all its shifted sets beside it."""
+    root = tmp_path_factory.mktemp("sets")
+    folder(root / "imagenet/train", WNIDS, 6)
+    for number, name in enumerate(WNIDS, 1):  # named as ImageNet's own files are
+        paint(root / f"imagenet/val/{name}/ILSVRC2012_val_{number:08d}.png", name, [number, 7])
+    labels = [[number, 11 - number] for number in range(12)]
+    labels[0], labels[1] = [], [5]  # one without a label, and one that shows another class
+    (root / "imagenet/real.json").write_text(json.dumps(labels))
+    folder(root / "imagenetv2-matched-frequency-format-val", WNIDS, 2, [str(number) for number in range(12)])
+    folder(root / "imagenet-a", [WNIDS[7]], 2, [WNIDS[2]])  # looks like a class that A lacks: among its own, right
+    folder(root / "imagenet-r", WNIDS[:4])
+    folder(root / "sketch", WNIDS, 1, extension="JPEG")
+    shown = ["chair", "lamp_(desk)", "spoon"]  # the first two have counterparts
+    folder(root / "objectnet-1.0/images", WNIDS[:3], 2, shown)
+    for name in shown:
+        for path in (root / "objectnet-1.0/images" / name).iterdir():
+            pixels = np.array(Image.open(path))
+            framed = np.full((28, 28, 3), (255, 0, 0), np.uint8)
+            framed[2:-2, 2:-2] = pixels
+            Image.fromarray(framed).save(path)
+    mappings = {
+        "folder_to_objectnet_label.json": {"chair": "Chair", "lamp_(desk)": "Lamp", "spoon": "Spoon"},
+        "objectnet_to_imagenet_1k.json": {"Chair": "zero", "Lamp": "one; seven"},
+        "pytorch_to_imagenet_2012_id.json": {str(number): 11 - number for number in range(12)},
+    }
+    (root / "objectnet-1.0/mappings").mkdir()
+    for name, content in mappings.items():
+        (root / "objectnet-1.0/mappings" / name).write_text(json.dumps(content))
+    titles = ["zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven"]
+    (root / "objectnet-1.0/mappings/imagenet_to_label_2012_v2").write_text("\n".join(titles[::-1]) + "\n")
+    for corruption in ("contrast", "fog"):
+        for level in range(1, 6):
+            folder(root / f"imagenet-c/{corruption}/{level}", WNIDS, 1, side=16)
+    return root
+
+
+@pytest.fixture(scope="module")
+def outcome(imagenet, tmp_path_factory):
+    space = Workspace(cache=tmp_path_factory.mktemp("cache"), data=f"imagenet:{imagenet / 'imagenet'}")
+    return TASK.run(export(), space)
+
+
+def test_every_set_is_judged_by_its_own_rule(outcome):
+    numbers = outcome.numbers
+    assert numbers["top1"] == 100
+    for name in ("v2", "a", "r", "sketch", "objectnet"):
+        assert numbers[f"{name}_top1"] == 100, name
+    assert numbers["real_top1"] == pytest.approx(100 * 10 / 11)  # of twelve one has no label, and one another class
+    errors = outcome.arrays["c_errors"]
+    alexnet = [np.mean(ALEXNET[name]) for name in ("fog", "contrast")]  # in the benchmark's order
+    assert errors.shape == (2, 5) and numbers["c_mce_of2"] == pytest.approx(100 * np.mean(errors.mean(1) / alexnet))
+
+
+def test_clean_numbers_are_those_of_the_linear_probe_whose_training_is_shared(imagenet, outcome, tmp_path):
+    data = f"imagenet:{imagenet / 'imagenet'}"
+    linear = TASK.linear.run(export(), Workspace(cache=tmp_path, data=data))
+    assert type(TASK.linear) is Linear and linear.numbers.items() <= outcome.numbers.items()
+
+
+def test_corruptions_are_generated_where_there_are_none_and_are_called_so(tmp_path):
+    outcome = TASK.run(export(), Workspace(cache=tmp_path, data="tiny:"))
+    assert {name for name in outcome.numbers if "error" in name or "mce" in name} == {
+        "generated_mce_of1",
+        "generated_contrast_error",
+    }
+    assert outcome.arrays["generated_errors"].shape == (1, 5)
+
+
+@pytest.mark.parametrize("corruption", GENERATED)
+def test_generated_corruptions_grow_with_severity_and_repeat_their_bits(corruption):
+    small = Image.fromarray(RandomState(0).randint(40, 200, (9, 9, 3)).astype(np.uint8))
+    image = small.resize((64, 64), Image.Resampling.BICUBIC)
+    levels = [np.asarray(corrupted(image, corruption, level, RandomState(1)), float) for level in range(1, 6)]
+    distances = [np.square(level - np.asarray(image)).mean() for level in levels]
+    assert distances == sorted(distances) and distances[0] > 0
+    again = np.asarray(corrupted(image, corruption, 5, RandomState(1)), float)
+    assert np.array_equal(levels[4], again)
+
+
+def test_class_folders_that_are_not_the_heads_are_refused(imagenet, tmp_path):
+    (tmp_path / "imagenet").symlink_to(imagenet / "imagenet")
+    folder(tmp_path / "imagenet-r", ["n00000001"], 1, ["n99999999"])
+    space = Workspace(cache=tmp_path / "cache", data=f"imagenet:{tmp_path / 'imagenet'}")
+    with pytest.raises(ValueError, match="'n99999999' first, are no classes of the head") as error:
+        replace(TASK, epochs=1).run(export(), space)
+    assert "\n" not in str(error.value)
