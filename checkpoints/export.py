@@ -309,8 +309,8 @@ def digest_of_tensors(tensors: Mapping[str, Tensor]) -> str:
 
 def some(words: Sequence[str], separator: str = ", ") -> str:
     """A list for an error: the first SHOWN, and how many more there are."""
-    more = f" and {len(words) - SHOWN} more" if len(words) > SHOWN else ""
-    return separator.join(words[:SHOWN]) + more
+    rest = f" and {len(words) - SHOWN} more" if len(words) > SHOWN else ""
+    return separator.join(words[:SHOWN]) + rest
 
 
 def read_by_timm(config: Mapping[str, Any]) -> dict[str, Any]:

@@ -25,12 +25,12 @@ def forward_flops(spec: FrozenSpec, image_size: int | None = None) -> int:
 def training_flops(spec: ViTSpec, image_size: int | None = None) -> int:
     """FLOPs of a forward and a backward pass of one image, with all weights trained."""
 
-    def both(vit: ViT, images: torch.Tensor) -> None:
+    def forward_and_backward(vit: ViT, images: torch.Tensor) -> None:
         tokens = vit(images)[0]
         if tokens.requires_grad:  # raw pixels have no weights
             tokens.sum().backward()
 
-    return _on_meta(spec, image_size, both)
+    return _on_meta(spec, image_size, forward_and_backward)
 
 
 def _on_meta(spec: ViTSpec, image_size: int | None, work: Callable[[ViT, torch.Tensor], object]) -> int:

@@ -208,8 +208,8 @@ def learnable(train: SceneSet, val: SceneSet) -> SceneSet:
         raise ValueError(
             f"{train.url}: {train.outlined.annotations} and {val.outlined.annotations} name other categories"
         )
-    for scenes, found in ((train, len(train.outlined.learnable)), (val, any(val.outlined.objects))):
-        if not found:
+    for scenes, has_objects in ((train, len(train.outlined.learnable)), (val, any(val.outlined.objects))):
+        if not has_objects:
             raise ValueError(
                 f"{scenes.url}: no image of {scenes.split} has an object, by {scenes.outlined.annotations}"
             )

@@ -212,7 +212,7 @@ def _torch(gallery: np.ndarray, k: int, device: str) -> Find:
             similarities, indices = (asked @ part.T).topk(min(k, len(part)))
             best.append((similarities, indices + start))
         similarities, places = torch.cat([values for values, _ in best], dim=1).topk(k)
-        indices = torch.cat([found for _, found in best], dim=1).gather(1, places)
+        indices = torch.cat([indices for _, indices in best], dim=1).gather(1, places)
         return similarities.cpu().numpy(), indices.cpu().numpy()
 
     return find

@@ -79,7 +79,7 @@ class _Machine:
         return taken
 
     def make(self, opcode: str, argument: Any, taken: list[Value]) -> Value:
-        """The value that an instruction makes of those it took; the first of them if it changes that one in place."""
+        """The value that an instruction leaves on the stack: a new one, or `taken[0]`, changed in place."""
         name = ""
         if opcode in ("GLOBAL", "INST"):
             name = _global_name(*argument.split(" ", 1))

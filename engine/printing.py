@@ -22,8 +22,8 @@ def printable(text: object) -> str:
     return line if line.isprintable() else "".join(map(_escaped, line))
 
 
-def _escaped(sign: str) -> str:
-    return sign if sign.isprintable() else repr(sign)[1:-1]
+def _escaped(character: str) -> str:
+    return character if character.isprintable() else repr(character)[1:-1]
 
 
 def text_of(lines: Iterable[object]) -> str:

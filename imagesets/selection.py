@@ -66,6 +66,6 @@ def held_out_sample(labels: np.ndarray, classes: int, share: float, seed: int) -
 
 def rarest_classes(labels: np.ndarray) -> np.ndarray:
     """Rarest class (N,) of each image with several labels (N, K); K for an image that shows none."""
-    shown = labels == 1
-    counts = np.where(shown, shown.sum(axis=0), len(labels) + 1)
-    return np.where(shown.any(axis=1), counts.argmin(axis=1), labels.shape[1])
+    has_class = labels == 1
+    counts = np.where(has_class, has_class.sum(axis=0), len(labels) + 1)
+    return np.where(has_class.any(axis=1), counts.argmin(axis=1), labels.shape[1])

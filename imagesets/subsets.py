@@ -51,22 +51,22 @@ def from_list(image_set: ImageSet, path: str | Path) -> ImageSet:
     MSN's imagenet_subsets*/*.txt and SimCLR's 1percent.txt and 10percent.txt have this form. Raises ValueError when the
     file is missing, empty, repeats a name, or names an image that the set lacks or has twice.
     """
-    wanted = read_names(path)
-    places: dict[str, list[int]] = {name: [] for name in wanted}
+    names = read_names(path)
+    places: dict[str, list[int]] = {name: [] for name in names}
     for index in range(len(image_set)):
         name = os.path.basename(image_set.path(index))
         if name in places:
             places[name].append(index)
-    absent = [name for name in wanted if not places[name]]
+    absent = [name for name in names if not places[name]]
     if absent:
         raise ValueError(
-            f"{path}: {len(absent)} of {len(wanted)} lines name no image of {image_set.url} {image_set.split}, "
+            f"{path}: {len(absent)} of {len(names)} lines name no image of {image_set.url} {image_set.split}, "
             f"{absent[0]!r} first; use the list made for this set, or complete the set"
         )
-    double = [name for name in wanted if len(places[name]) > 1]
+    double = [name for name in names if len(places[name]) > 1]
     if double:
         raise ValueError(f"{path}: {image_set.url} has more than one image called {short_list(double)}; rename them")
-    return image_set.subset(np.array([places[name][0] for name in wanted]), f"list-{Path(path).name}")
+    return image_set.subset(np.array([places[name][0] for name in names]), f"list-{Path(path).name}")
 
 
 def read_names(path: str | Path) -> list[str]:

@@ -34,9 +34,9 @@ class Ranking(NamedTuple):
 def average_precision(ranks: np.ndarray, positives: int) -> float:
     """Area under precision by recall, in trapezoids. ranks: of the positives that were found, from 0, rising.
     positives: all that there are."""
-    found = np.arange(len(ranks))
-    before = np.where(ranks == 0, 1.0, found / np.maximum(ranks, 1))
-    return float(((before + (found + 1) / (ranks + 1)) / (2 * max(positives, 1))).sum())
+    nearer_positives = np.arange(len(ranks))
+    before = np.where(ranks == 0, 1.0, nearer_positives / np.maximum(ranks, 1))
+    return float(((before + (nearer_positives + 1) / (ranks + 1)) / (2 * max(positives, 1))).sum())
 
 
 def level_scores(
@@ -80,5 +80,5 @@ def multiscale(encode: Callable[[Tensor], Tensor], images: Tensor, scales: Seque
     """Mean of the features (B, D) of images (B, 3, H, W) at several scales, divided by the norm of the whole tensor:
     of one image at a time a unit vector, as in the source."""
     resized = [images if scale == 1 else F.interpolate(images, scale_factor=scale, mode="bilinear") for scale in scales]
-    mean = torch.stack([encode(each) for each in resized]).mean(dim=0)
+    mean = torch.stack([encode(scaled) for scaled in resized]).mean(dim=0)
     return mean / mean.norm()

@@ -44,9 +44,9 @@ class Parser(argparse.ArgumentParser):
 
     def refuse_unknown(self, words: Sequence[str]) -> None:
         """Name a mistyped option, before argparse asks for the one that it stands for."""
-        given = [word.partition("=")[0] for word in words if word.startswith("--")]
+        options = [word.partition("=")[0] for word in words if word.startswith("--")]
         known = [name for name in self._option_string_actions if name.startswith("--")]
-        for option in given[: given.index("--") if "--" in given else None]:
+        for option in options[: options.index("--") if "--" in options else None]:
             if option not in known:
                 others = commands_with(option)
                 where = f"; it is one of {', '.join(others)}" if 0 < len(others) <= MOST_NAMED else ""
@@ -103,11 +103,11 @@ def is_told_here(error: Exception) -> bool:
 
 def with_dashes(argv: Sequence[str]) -> list[str]:
     """`--batch_size=8` -> `--batch-size=8`; values stay as they are."""
-    found = []
+    words = []
     for word in argv:
         option, equals, value = word.partition("=")
-        found.append(option.replace("_", "-") + equals + value if word.startswith("--") else word)
-    return found
+        words.append(option.replace("_", "-") + equals + value if word.startswith("--") else word)
+    return words
 
 
 def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
@@ -138,12 +138,12 @@ def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
 
 def commands_with(option: str) -> list[str]:
     """The commands that have an option, as `bench NAME`."""
-    found = []
+    commands = []
     for name in COMMANDS:
         parser = Parser(add_help=False)
         command_module(name).add_arguments(parser)
-        found += [f"bench {name}"] if option in parser._option_string_actions else []
-    return found
+        commands += [f"bench {name}"] if option in parser._option_string_actions else []
+    return commands
 
 
 def command_lines() -> str:

@@ -106,12 +106,12 @@ def memory_limit() -> str:
 
 def traceback_of(error: BaseException) -> list[str]:
     """The lines of its traceback, in which the second and later ones of a message are set in."""
-    found = []
+    lines = []
     for part in traceback.format_exception(error):
         ours = part.startswith(("Traceback", " ", "\n"))  # otherwise the type of an exception and its message
         line = part.removesuffix("\n")
-        found.append(line if ours else line.replace("\n", "\n    "))
-    return "\n".join(found).split("\n")
+        lines.append(line if ours else line.replace("\n", "\n    "))
+    return "\n".join(lines).split("\n")
 
 
 def millions(parameters: int) -> str:
@@ -167,10 +167,10 @@ def _rows(**rows: str) -> list[str]:
 
 def _tokens(export: "ViTExport") -> str:
     spec = export.spec
-    found = ["class token"] if spec.class_token else []
-    found += [f"{spec.registers} registers"] if spec.registers else []
-    found += [f"{spec.class_attention} class-attention blocks"] if spec.class_attention else []
-    return f"{', '.join([*found, 'patches'])}; evaluated by its source with pool {spec.pool!r}"
+    kinds = ["class token"] if spec.class_token else []
+    kinds += [f"{spec.registers} registers"] if spec.registers else []
+    kinds += [f"{spec.class_attention} class-attention blocks"] if spec.class_attention else []
+    return f"{', '.join([*kinds, 'patches'])}; evaluated by its source with pool {spec.pool!r}"
 
 
 def _positions(export: "ViTExport") -> str:

@@ -104,10 +104,10 @@ def add_import_options(parser: argparse.ArgumentParser) -> None:
 
 
 def import_options(arguments: argparse.Namespace) -> "ImportOptions":
-    """The same as given."""
+    """The options of imports that the command line has."""
     from checkpoints.import_options import ImportOptions
 
-    return ImportOptions(**{each.name: getattr(arguments, each.name) for each in fields(ImportOptions)})
+    return ImportOptions(**{option.name: getattr(arguments, option.name) for option in fields(ImportOptions)})
 
 
 def add_compile(parser: argparse.ArgumentParser) -> None:

@@ -71,8 +71,8 @@ def check_scenes(url: str, read_all: bool) -> int:
             say(f"    fingerprint {scenes.fingerprint[:16]}", *(f"    note: {note}" for note in scenes.notes))
             if read_all:
                 with Progress(f"reading {split}", len(scenes)) as progress:
-                    found, pixels = decode_scenes(scenes, progress.advance)
-                problems += found
+                    unreadable, pixels = decode_scenes(scenes, progress.advance)
+                problems += unreadable
                 if pixels:
                     say(*(f"    note: {line}" for line in pixels.lines()))
                     try:

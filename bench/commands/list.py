@@ -15,6 +15,7 @@ SECTIONS = {
     "imagesets": "imagesets",
     "layouts": "layouts",
 }
+HEADINGS = {"tasks": " (probes, on image sets)", "downstream": " (dense tasks, on scene sets)"}
 EPILOG = """examples:
   bench list                          tasks, importers, methods, image sets and layouts
   bench list knn@dino                 a protocol: where it is from, its settings, their values and what they mean
@@ -47,10 +48,11 @@ def run(arguments: argparse.Namespace) -> int:
     if name not in (None, *SECTIONS):
         return _tell(name)
     for title in [name] if name else SECTIONS:
-        found = extensions(SECTIONS[title])
-        say(f"{title}:" if found else f"{title}: none yet")
-        plugins = {key: f"  [plugin: {extension.plugin}]" * bool(extension.plugin) for key, extension in found.items()}
-        rows = [(key, one_line(extension.path) + plugins[key]) for key, extension in sorted(found.items())]
+        files = extensions(SECTIONS[title])
+        heading = title + HEADINGS.get(title, "")
+        say(f"{heading}:" if files else f"{heading}: none yet")
+        plugins = {key: f"  [plugin: {extension.plugin}]" * bool(extension.plugin) for key, extension in files.items()}
+        rows = [(key, one_line(extension.path) + plugins[key]) for key, extension in sorted(files.items())]
         say(*table(rows, indent=2))
         warn_of(refused(SECTIONS[title]))
     if not name:
@@ -69,9 +71,9 @@ def _tell(name: str) -> int:
 def _list_suites() -> int:
     from bench.run.suites import catalogue
 
-    found = catalogue()
-    warn_of(found.broken)
-    for suite, names in found.suites.items():
+    known = catalogue()
+    warn_of(known.broken)
+    for suite, names in known.suites.items():
         say(f"{suite}: {len(names)} protocols; bench list {suite} names them")
     return 0
 
@@ -83,16 +85,16 @@ def _list_protocols(kind: str | None) -> int:
         raise ValueError(f"--protocols are of tasks or downstream; for those of {kind} alone: bench list {kind}")
     if kind and SECTIONS[kind] not in KINDS:
         raise ValueError(f"{kind} have no protocols; use: bench list tasks --protocols")
-    found = catalogue([SECTIONS[kind]] if kind else KINDS)
-    warn_of(found.broken)
-    say(f"suites: {', '.join(found.suites)}")
+    known = catalogue([SECTIONS[kind]] if kind else KINDS)
+    warn_of(known.broken)
+    say(f"suites: {', '.join(known.suites)}")
     rows = []
-    for name, chosen in sorted(found.protocols.items()):
-        suites = ", ".join(suite for suite, names in found.suites.items() if name in names)
+    for name, chosen in sorted(known.protocols.items()):
+        suites = ", ".join(suite for suite, names in known.suites.items() if name in names)
         rows.append((name, f"version {chosen.protocol.version}  suites: {suites or 'none'}"))
         rows.append(("", chosen.protocol.source))
     say(*table(rows))
-    if not found.protocols:
+    if not known.protocols:
         say("no protocols yet")
     return 0
 

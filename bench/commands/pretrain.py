@@ -163,12 +163,12 @@ def _monitor(arguments: argparse.Namespace, device: str, precision: "Precision")
     from bench.pretraining.online_knn import K, OnlineKnn, knn_space
 
     options = ("knn_data", "knn_k", "knn_fraction", "knn_limit")
-    given = {name: value for name in options if (value := getattr(arguments, name)) is not None}
+    options_set = {name: value for name in options if (value := getattr(arguments, name)) is not None}
     if not arguments.knn_every:
-        if given:
-            named = " and ".join(f"--{name.replace('_', '-')}" for name in given)
+        if options_set:
+            named = " and ".join(f"--{name.replace('_', '-')}" for name in options_set)
             raise ValueError(f"{named} without --knn-every EPOCHS, which says how often: add it")
         return None
     data, limit = arguments.knn_data or arguments.images, arguments.knn_limit
     space = knn_space(arguments.out, data, device, precision, limit, arguments.skip_bad)
-    return OnlineKnn(space=space, k=given.get("knn_k", K), fraction=given.get("knn_fraction", 1.0))
+    return OnlineKnn(space=space, k=options_set.get("knn_k", K), fraction=options_set.get("knn_fraction", 1.0))

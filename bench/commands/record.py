@@ -59,9 +59,9 @@ def run(arguments: argparse.Namespace) -> int:
         for line in check_record(arguments.check, arguments.out):
             say(line)
             differences += 1
-        found = f"{differences} difference{'s' if differences > 1 else ''}{written_by(arguments.check)}"
+        summary = f"{differences} difference{'s' if differences > 1 else ''}{written_by(arguments.check)}"
         signature = f"; signed with {key}" if (key := signer(arguments.check)[0]) else ""
-        say(found if differences else f"board and records agree{signature}")
+        say(summary if differences else f"board and records agree{signature}")
         return int(differences > 0)
     if not arguments.out:
         raise ValueError("record of what? give the folder that `bench run --out` wrote to: bench record OUT --to DIR")

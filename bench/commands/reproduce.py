@@ -47,8 +47,8 @@ def run(arguments: argparse.Namespace) -> int:
     from bench.results.store import comparable_results
     from engine.printing import say
 
-    given = [bool(arguments.table), bool(arguments.plan), arguments.summary]
-    if sum(given) > 1:
+    modes = [bool(arguments.table), bool(arguments.plan), arguments.summary]
+    if sum(modes) > 1:
         raise ValueError("TABLE, --plan TABLE and --summary: give one of them")
     setup = Setup(
         checkpoints=named_checkpoints(arguments.checkpoints, published_values()),

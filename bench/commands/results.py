@@ -30,7 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """0 also where nothing fits."""
+    """List or remove results. The exit code is 0 also where no result matches."""
     from bench.results.record import check_folder
     from bench.results.store import find, lines_of, refuse_ambiguous
 

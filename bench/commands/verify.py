@@ -23,8 +23,8 @@ def run(arguments: argparse.Namespace) -> int:
     from pretrain.loop.exporting import is_run
 
     if is_run(arguments.folder) and not is_export(arguments.folder):
-        found = [path for path in sorted(Path(arguments.folder).iterdir()) if is_export(path)]
-        listed = ", ".join(str(path) for path in found) or "none yet; `bench export` writes one"
+        exports = [path for path in sorted(Path(arguments.folder).iterdir()) if is_export(path)]
+        listed = ", ".join(str(path) for path in exports) or "none yet; `bench export` writes one"
         raise ValueError(f"{arguments.folder} is the folder of a training; verify one of its exports: {listed}")
     if not is_export(arguments.folder):
         raise ValueError(f"{arguments.folder} is not an export folder; make one with: bench import, or bench export")

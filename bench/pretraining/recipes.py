@@ -48,8 +48,10 @@ def choose_recipe(method: str, name: str | None, texts: Sequence[str]) -> Chosen
         raise ValueError(f"no method {method!r}{did_you_mean(method, list(methods))}")
     module = load_extension("methods", method)
     if name is None or name not in module.RECIPES:
-        given = f"--recipe: {method} has no recipe {name!r}" if name else f"--recipe is missing: which one of {method}"
-        raise ValueError(f"{given}{did_you_mean(name or '', list(module.RECIPES))}")
+        problem = (
+            f"--recipe: {method} has no recipe {name!r}" if name else f"--recipe is missing: which one of {method}"
+        )
+        raise ValueError(f"{problem}{did_you_mean(name or '', list(module.RECIPES))}")
     recipe = module.RECIPES[name]
     changed = changed_recipe(recipe, texts, method)
     before, after = values_by_path(recipe), values_by_path(changed)
@@ -86,8 +88,8 @@ def path_of(name: str, recipe: Recipe, method: str, anew: Collection[str] = ()) 
     names = names_by_path(recipe)
     if name.partition(".")[0] in anew:
         return name
-    if found := [path for path in names if name in (path, names[path])]:
-        return found[0]
+    if paths := [path for path in names if name in (path, names[path])]:
+        return paths[0]
     likely = did_you_mean(name, list(names.values()), f"`bench list {method}`")
     raise ValueError(f"--set {name}: no such setting{likely}")
 

@@ -214,7 +214,12 @@ def calibration_figure(bins: Mapping[str, Points], styles: Mapping[str, Style] |
     figure, (axes,) = _axes(1, PAGE / 2)
     axes.plot([0, 100], [0, 100], color=INK, alpha=0.4, linewidth=1)
     _draw_lines(
-        axes, {name: [(100 * sure, 100 * right) for sure, right in each] for name, each in bins.items()}, styles
+        axes,
+        {
+            name: [(100 * confidence, 100 * accuracy) for confidence, accuracy in points]
+            for name, points in bins.items()
+        },
+        styles,
     )
     axes.set_xlabel("confidence, %")
     axes.set_ylabel("accuracy, %")

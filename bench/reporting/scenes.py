@@ -118,6 +118,7 @@ def scene_view(measured: Mapping[str, StoredResult], cache: Path) -> dict[str, A
 
 
 def _keeps_scenes(measured: StoredResult) -> bool:
+    """Whether a result keeps masks or boxes to draw."""
     names = set(measured.result.arrays)
     return {"shown_of", "shown_masks", "shown_sizes"} <= names or {"boxes", "scores", "classes"} <= names
 

@@ -172,10 +172,10 @@ def find(out: Path, options: Mapping[str, str | None]) -> dict[Path, Result | st
     options: checkpoint, data, protocol, status -> the user's word; None: any. ValueError, with the choices, for a word
     that fits no file.
     """
-    given = {option: word for option, word in options.items() if word is not None}
+    filters = {option: word for option, word in options.items() if word is not None}
     contents = {path: _read(path) for path in result_files(out)}
     names = {path: _names_of(out, path, content) for path, content in contents.items()}
-    for option, word in given.items():
+    for option, word in filters.items():
         if option != "status" and not any(word in names[path][option] for path in contents):
             choices = {
                 name
@@ -183,7 +183,7 @@ def find(out: Path, options: Mapping[str, str | None]) -> dict[Path, Result | st
                 for name in (names[path][option] if isinstance(content, Result) or option != "protocol" else ())
             }
             raise ValueError(f"--{option} {word}: no result of it in {out}{did_you_mean(word, sorted(choices))}")
-    fits = [path for path in contents if all(word in names[path][option] for option, word in given.items())]
+    fits = [path for path in contents if all(word in names[path][option] for option, word in filters.items())]
     return {path: contents[path] for path in fits}
 
 

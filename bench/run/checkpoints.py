@@ -74,8 +74,8 @@ def opened(reference: str, options: ImportOptions | None = None) -> tuple[str, V
         return reference, load(reference, options)
     if (options or ImportOptions()) != ImportOptions():
         raise ValueError(f"{reference} is a training of ours, which says all that it is: leave the options of imports")
-    if found := finished_export(folder):
-        return str(found), load(found)
+    if export_folder := finished_export(folder):
+        return str(export_folder), load(export_folder)
     _, export = next(exports_in(folder))
     say(f"{reference}: epoch {epochs_of(export.facts)}: the encoder of its newest state is taken")
     return reference, export

@@ -227,7 +227,7 @@ def fits(chosen: ChosenProtocol, images: DataUsed) -> bool:
 
 def _instead(data: Sequence[DataUsed]) -> str:
     """Where scenes are given: how to find what evaluates on them."""
-    layout = next(filter(None, (layout_of(each.url) for each in data)), "")
+    layout = next(filter(None, (layout_of(images.url) for images in data)), "")
     return f", or choose a protocol for these scenes (`bench list {layout}` names them)" if layout else ""
 
 
@@ -239,7 +239,7 @@ def without_data(data: Sequence[DataUsed], selected: Sequence[ChosenProtocol]) -
         example = f"{kind}={kind}:/data/{kind}" if kind else "cifar10=folder:/data/cifar10"
         layouts = [layout for layout in extensions("layouts") if layout == kind or kind in stands_in_for(layout)]
         kinds = f"scenes ({', '.join(f'{layout}:ROOT' for layout in layouts)})" if kind else "images with labels"
-        given = ", ".join(f"{each.name}={each.url}" for each in data)
+        given = ", ".join(f"{one_set.name}={one_set.url}" for one_set in data)
         raise ValueError(
             f"--data {given}: {lacking[0].name} needs {kinds}; for example --data {example}{_instead(data)}"
         )
@@ -251,30 +251,30 @@ def refused_sets(
 ) -> dict[str, list[str]]:
     """Name of each set whose images have several labels each -> protocols that do not take it. ValueError if that is
     all of them."""
-    found: dict[str, list[str]] = {}
+    refused_by_set: dict[str, list[str]] = {}
     for images in data:
-        there = [chosen for chosen in selected if fits(chosen, images)]
+        candidates = [chosen for chosen in selected if fits(chosen, images)]
         opened = space.opened.known(images.url, "val")
-        refused = [chosen.name for chosen in there if opened is not None and not chosen.task.takes(opened)]
-        if refused and len(refused) == len(there):
+        refused = [chosen.name for chosen in candidates if opened is not None and not chosen.task.takes(opened)]
+        if refused and len(refused) == len(candidates):
             why = "its images have several labels each, which none of the protocols chosen takes"
             raise ValueError(f"--data {images.name}={images.url}: {why}; add logreg@dinov2 to --suite")
-        found |= {images.name: refused} if refused else {}
-    return found
+        refused_by_set |= {images.name: refused} if refused else {}
+    return refused_by_set
 
 
 def refused_networks(checkpoint: LoadedCheckpoint, selected: Sequence[ChosenProtocol]) -> dict[str, list[str]]:
     """Why tasks cannot evaluate a checkpoint's network -> their protocols. ValueError if that is all of them."""
-    found: dict[str, list[str]] = {}
+    protocols_by_reason: dict[str, list[str]] = {}
     for chosen in selected:
         try:
             chosen.task.check_network(checkpoint.spec)
         except ValueError as error:
-            found.setdefault(in_one_line(error), []).append(chosen.name)
-    if selected and sum(map(len, found.values())) == len(selected):
-        reason, names = next(iter(found.items()))
+            protocols_by_reason.setdefault(in_one_line(error), []).append(chosen.name)
+    if selected and sum(map(len, protocols_by_reason.values())) == len(selected):
+        reason, names = next(iter(protocols_by_reason.items()))
         raise ValueError(f"--suite: no protocol chosen can evaluate {checkpoint.used.name}; {names[0]}: {reason}")
-    return found
+    return protocols_by_reason
 
 
 def named_urls(texts: Sequence[str], suite: str) -> dict[str, str]:

@@ -68,12 +68,12 @@ def catalogue(kinds: Sequence[str] = KINDS, words: str = "") -> Catalogue:
     protocols: dict[str, ChosenProtocol] = {}
     suites: dict[str, tuple[str, ...]] = {}
     broken = {extension: reason for kind in kinds for extension, reason in refused(kind).items()}
-    found = [extension for kind in kinds for extension in extensions(kind).values()]
+    files = [extension for kind in kinds for extension in extensions(kind).values()]
     asked = [word.strip() for word in words.split(",") if word.strip()]
     named = {word.partition("@")[0] for word in asked}
-    if asked and all("@" in word for word in asked) and named <= {extension.key for extension in found}:
-        found = [extension for extension in found if extension.key in named]
-    for extension in sorted(found, key=lambda extension: bool(extension.plugin)):  # ours keep their names
+    if asked and all("@" in word for word in asked) and named <= {extension.key for extension in files}:
+        files = [extension for extension in files if extension.key in named]
+    for extension in sorted(files, key=lambda extension: bool(extension.plugin)):  # ours keep their names
         try:
             module = loaded(extension)
             added, files_suites = _protocols(extension, module), dict(module.SUITES)
@@ -122,25 +122,25 @@ def choose_protocols(text: str, found: Catalogue) -> list[ChosenProtocol]:
 
     A word for several protocols is a suite, a task or what stands before the @ of their names.
     """
-    wanted: set[str] = set()
+    names: set[str] = set()
     for word in filter(None, (word.strip() for word in text.split(","))):
         plain = [chosen for name, chosen in found.protocols.items() if not name.endswith(AS_REPORTED)]
         keyed = {chosen.name for chosen in plain if word in (chosen.key, chosen.family)}
         if word in found.suites:
-            wanted |= set(found.suites[word])
+            names |= set(found.suites[word])
         elif word in found.protocols:
-            wanted.add(word)
+            names.add(word)
         elif keyed:
-            wanted |= keyed
+            names |= keyed
         elif reasons := [f"{file.title}: {why}" for file, why in found.broken.items() if file.key == word]:
             raise ValueError(f"--suite: {reasons[0]}")
         else:
             raise ValueError(
                 f"--suite: no suite, task or protocol {word!r}{did_you_mean(word, found.names(), LISTED_BY)}"
             )
-    if not wanted:
+    if not names:
         raise ValueError(f"--suite is empty{did_you_mean('', found.names(), LISTED_BY)}")
-    return [chosen for name, chosen in found.protocols.items() if name in wanted]
+    return [chosen for name, chosen in found.protocols.items() if name in names]
 
 
 def changed_protocols(
@@ -154,14 +154,14 @@ def changed_protocols(
     changes = read_changes(texts, "TASK.FIELD=VALUE", "knn.k=10,20")
     known = list(dict.fromkeys(word for chosen in selected for word in _words(chosen)))
     fields = {change: _target_and_field(change, known) for change in changes}
-    found = []
+    changed_ones = []
     for chosen in selected:
-        given: dict[str, Change] = {}
+        changes_of_task: dict[str, Change] = {}
         for named in _words(chosen):
-            given |= {field: change for change, (target, field) in fields.items() if target == named}
-        task = changed(chosen.task.selecting(select) if select else chosen.task, given, f"{chosen.name}: ")
-        found.append(_with_task(chosen, task))
-    return found
+            changes_of_task |= {field: change for change, (target, field) in fields.items() if target == named}
+        task = changed(chosen.task.selecting(select) if select else chosen.task, changes_of_task, f"{chosen.name}: ")
+        changed_ones.append(_with_task(chosen, task))
+    return changed_ones
 
 
 def _words(chosen: ChosenProtocol) -> tuple[str, str, str]:

@@ -315,8 +315,8 @@ def _of_checkpoint(folder: Path, used: Sequence[CheckpointUsed]) -> Iterator[str
     try:
         config = read_config(folder)
         own = dict(config["vit_export"])
-        given = own.pop("preparation")
-        preparation = Preparation(**given | {key: tuple(given[key]) for key in ("mean", "std")})
+        stored = own.pop("preparation")
+        preparation = Preparation(**stored | {key: tuple(stored[key]) for key in ("mean", "std")})
         spec, digest = ViTSpec(**own.pop("spec")), own.pop("digest")
         export = ViTExport(spec=spec, preparation=preparation, tensors={}, facts=own)
         if changed := export.difference_for_timm(read_by_timm(config)):

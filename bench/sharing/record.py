@@ -275,8 +275,8 @@ def publication_of(folder: Path) -> Publication:
 
 def written_by(folder: Path) -> str:
     """What to say of a record of another version of this tool, whose tables may look otherwise; "" of the same."""
-    there, here = json.loads((folder / ABOUT).read_bytes()).get("version"), installed(TOOL)
-    return "" if there == here else f"; version {there} wrote it, and this is {here}"
+    theirs, ours = json.loads((folder / ABOUT).read_bytes()).get("version"), installed(TOOL)
+    return "" if theirs == ours else f"; version {theirs} wrote it, and this is {ours}"
 
 
 def _by_checkpoint(results: Iterable[StoredResult]) -> dict[Key, list[Result]]:

@@ -120,7 +120,7 @@ def _p_values(
     results: Mapping[Key, Sequence[StoredResult]],
     cache: PairedTestCache[float],
 ) -> dict[Column, dict[Key, float]]:
-    """Column -> checkpoint -> p of its test against the column's leader, not corrected; of one group of results.
+    """Column -> checkpoint -> uncorrected p value of its test against the column's leader, in one group of results.
 
     A checkpoint for which no paired test is possible has no p, and counts as different.
     """

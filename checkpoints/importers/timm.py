@@ -357,8 +357,8 @@ def _named(file: ForeignFile) -> str | None:
 def _spec_by_name(branch: BranchTensors, tensors: dict[str, torch.Tensor], name: str) -> ViTSpec:
     """Spec of the named model, at the image size of its position table."""
     named = _spec_of_name(name)
-    shown = shown_sizes(branch, tensors)
-    for key, size in shown.items():
+    sizes = shown_sizes(branch, tensors)
+    for key, size in sizes.items():
         if size != getattr(named, key):
             raise ValueError(f"{key} of the tensors is {size}, that of {name} is {getattr(named, key)}")
     if "fc_norm.weight" in tensors and "norm.weight" not in tensors:

@@ -153,7 +153,7 @@ def _sizes(branch: BranchTensors, tensors: dict[str, Tensor]) -> dict[str, Any]:
     )
 
 
-def _hidden(tensors: dict[str, Tensor]) -> int:
+def _mlp_width(tensors: dict[str, Tensor]) -> int:
     first = tensors.get("blocks.0.mlp.fc1.weight")
     if first is None or first.ndim != 2:
         raise ValueError("it has no MLP in its first block; the folder is not complete")
@@ -172,7 +172,7 @@ def _plain(branch: BranchTensors, tensors: dict[str, Tensor], **facts: Any) -> t
     if "architecture" not in facts:
         facts["architecture"] = _activation(branch, {"gelu": "vit_base_patch16_224"})
     spec = dict(
-        mlp_hidden=_hidden(tensors),
+        mlp_hidden=_mlp_width(tensors),
         qkv_bias="blocks.0.attn.qkv.bias" in tensors,
         position=kind_in(tensors),
         position_resize="bicubic",

@@ -215,8 +215,8 @@ def classes_of_mask(values: np.ndarray, size: tuple[int, int], listing: Listing,
 
 
 def mask_classes(scenes: SceneSet, index: int, size: tuple[int, int] | None = None) -> np.ndarray:
-    """Classes (H, W) uint8 of a scene's pixels, IGNORED where there is none. ValueError, naming the file, where it
-    cannot be used, or not with an image of `size` (height, width)."""
+    """Classes (H, W) uint8 of a scene's pixels, IGNORED where there is none. ValueError, which names the file, for a
+    mask that cannot be read or does not fit an image of `size` (height, width)."""
     path, coloured = scenes.mask(index), bool(scenes.masked.colours)
     with naming(path):
         mask = open_image(read_regular(path, MAX_BYTES))

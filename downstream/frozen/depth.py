@@ -47,7 +47,7 @@ class DepthHead(nn.Module):
 
     def forward(self, maps: Sequence[Tensor]) -> Tensor:
         if self.upsample > 1:
-            maps = [F.interpolate(each, scale_factor=self.upsample, mode="bilinear") for each in maps]
+            maps = [F.interpolate(one_map, scale_factor=self.upsample, mode="bilinear") for one_map in maps]
         return depths_of(self.conv_depth(self.batchnorm_layer(torch.cat(list(maps), dim=1))), *self.depths)
 
 
@@ -192,12 +192,12 @@ def final_depth(
     """
     if mirrored is not None:
         predicted = (predicted + mirrored.flip(-1)) / 2
-    shown = F.interpolate(predicted, size=truth.shape, mode="bilinear", align_corners=False)[0, 0]
+    depth = F.interpolate(predicted, size=truth.shape, mode="bilinear", align_corners=False)[0, 0]
     if align:
-        columns = torch.stack([shown[valid], torch.ones_like(shown[valid])], dim=1)
+        columns = torch.stack([depth[valid], torch.ones_like(depth[valid])], dim=1)
         scale, shift = torch.linalg.lstsq(columns, truth[valid][:, None]).solution[:, 0]
-        shown = scale * shown + shift
-    return shown.clamp(*depths)
+        depth = scale * depth + shift
+    return depth.clamp(*depths)
 
 
 def depth_metrics(predicted: Tensor, truth: Tensor) -> Mapping[str, float]:
@@ -206,7 +206,7 @@ def depth_metrics(predicted: Tensor, truth: Tensor) -> Mapping[str, float]:
         return dict.fromkeys(METRICS, float("nan"))
     ratio = torch.maximum(predicted / truth, truth / predicted)
     error, logs = predicted - truth, predicted.log() - truth.log()
-    found = {
+    metrics = {
         "rmse": error.square().mean().sqrt(),
         "abs_rel": (error.abs() / truth).mean(),
         "log10": logs.abs().mean() / float(np.log(10)),
@@ -216,7 +216,7 @@ def depth_metrics(predicted: Tensor, truth: Tensor) -> Mapping[str, float]:
         "sq_rel": (error.square() / truth).mean(),
         "mae": error.abs().mean(),
     }
-    return {name: found[name].item() for name in METRICS}
+    return {name: metrics[name].item() for name in METRICS}
 
 
 METRICS = {  # name -> unit, and whether higher is better

@@ -51,11 +51,11 @@ def attended_labels(similarities: np.ndarray, neighbour_pixels: np.ndarray, clas
     similarities (Q, k): cosines. neighbour_pixels (Q, k, P): labels of their pixels.
     """
     weights = torch.from_numpy(similarities / np.float32(beta)).softmax(dim=1).numpy()
-    found = np.empty((len(weights), classes), np.float32)
+    label_shares = np.empty((len(weights), classes), np.float32)
     for part in _parts(len(weights), weights.shape[1] * max(classes, neighbour_pixels.shape[2])):
         shares = class_shares(neighbour_pixels[part].reshape(-1, neighbour_pixels.shape[2]), classes)
-        found[part] = np.einsum("qk,qkc->qc", weights[part], shares.reshape(*weights[part].shape, classes))
-    return found
+        label_shares[part] = np.einsum("qk,qkc->qc", weights[part], shares.reshape(*weights[part].shape, classes))
+    return label_shares
 
 
 def enlarged_labels(shares: Tensor, size: tuple[int, int]) -> np.ndarray:
@@ -71,10 +71,10 @@ def most_frequent(labels: np.ndarray, axis: int) -> np.ndarray:
 
 def voted_pixels(neighbour_pixels: np.ndarray) -> np.ndarray:
     """Labels (Q, k, P) of neighbours -> those of the patches (Q, P), each pixel by a vote of the k at its own place."""
-    found = np.empty((len(neighbour_pixels), neighbour_pixels.shape[2]), neighbour_pixels.dtype)
-    for part in _parts(len(found), neighbour_pixels[0].size if len(found) else 1):
-        found[part] = most_frequent(neighbour_pixels[part], axis=1)
-    return found
+    labels = np.empty((len(neighbour_pixels), neighbour_pixels.shape[2]), neighbour_pixels.dtype)
+    for part in _parts(len(labels), neighbour_pixels[0].size if len(labels) else 1):
+        labels[part] = most_frequent(neighbour_pixels[part], axis=1)
+    return labels
 
 
 def _parts(count: int, size: int) -> Iterator[slice]:
@@ -130,6 +130,6 @@ def logistic_weights(
         return loss, gradient.flatten().cpu().numpy()
 
     options = {"maxiter": iterations, "maxfun": 4 * iterations, "ftol": 1e-15, "gtol": 1e-10, "maxcor": 20}
-    found = minimize(objective, np.zeros(classes * (width + 1)), jac=True, method="L-BFGS-B", options=options)
-    weights = found.x.reshape(classes, width + 1)
+    solution = minimize(objective, np.zeros(classes * (width + 1)), jac=True, method="L-BFGS-B", options=options)
+    weights = solution.x.reshape(classes, width + 1)
     return weights[:, :-1], weights[:, -1]

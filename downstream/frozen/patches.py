@@ -252,11 +252,13 @@ def nearest_patches(
         raise ValueError(f"{k} neighbours among {len(memory)} patches of the memory; take more images or fewer of them")
     tiles = sum(len(numbers) for _, numbers in tiles_of(len(memory), len(queries), world))
     with Progress("searching neighbours of patches", tiles, "tiles", quiet=not world.is_rank0) as progress:
-        found = search(memory, queries, k, device=space.device, prepare=prepare, world=world, advance=progress.advance)
+        neighbours = search(
+            memory, queries, k, device=space.device, prepare=prepare, world=world, advance=progress.advance
+        )
     if world.size == 1:
-        return found.similarities, found.indices
+        return neighbours.similarities, neighbours.indices
     similarities, indices = np.zeros((len(queries), k), np.float32), np.zeros((len(queries), k), np.int64)
-    similarities[found.places], indices[found.places] = found.similarities, found.indices
+    similarities[neighbours.places], indices[neighbours.places] = neighbours.similarities, neighbours.indices
     both = torch.from_numpy(similarities), torch.from_numpy(indices)
     for values in both:
         world.add_up(values)

@@ -189,11 +189,11 @@ def joined_logits(logits: Tensor, windows: Sequence[tuple[slice, slice]], size: 
 def evaluation_sides(height: int, width: int, short: int, ratios: Sequence[float]) -> list[tuple[int, int]]:
     """Height and width of an image at each ratio of the scale `short`; smaller ones are rounded up to multiples of 32
     (inference with test-time augmentation)."""
-    found = []
+    sides = []
     for ratio in ratios:
         side = int(short * ratio)
-        found.append(resized_sides(height, width, side if ratio >= 1 else math.ceil(side / 32) * 32))
-    return found
+        sides.append(resized_sides(height, width, side if ratio >= 1 else math.ceil(side / 32) * 32))
+    return sides
 
 
 def class_probabilities(logits: Sequence[Tensor], flipped: Sequence[bool], size: tuple[int, int]) -> Tensor:

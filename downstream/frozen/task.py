@@ -104,14 +104,14 @@ class FrozenTask(Task):
         world = space.world
         drawn_first([space.data], space.cache, world)
         opener = partial(open_scenes, cache=space.cache)
-        found = []
+        usable = []
         for scenes in world.on_all_ranks(lambda: [space.images(split, opener) for split in SPLITS]):
             bad = world.on_rank0(partial(getattr, scenes, "unusable")) if space.skip_bad else {}
             places = np.setdiff1d(np.arange(len(scenes)), np.array(list(bad), np.int64))
             if not len(places):
                 raise ValueError(f"{scenes.url}: none of the {len(scenes)} scenes of {scenes.split} can be used")
-            found.append(UsableScenes(scenes, places, {str(scenes.image(place)): why for place, why in bad.items()}))
-        return found[0], found[1]
+            usable.append(UsableScenes(scenes, places, {str(scenes.image(place)): why for place, why in bad.items()}))
+        return usable[0], usable[1]
 
 
 class SizedBackbone(Backbone):
@@ -140,7 +140,7 @@ def patch_maps(backbone: Backbone, images: Tensor, layers: Sequence[Layer], cls:
     """Normalised images (B, 3, H, W), H and W multiples of the patch -> of each layer (B, D, h, w); registers and class
     tokens are no patches. cls: with the class token beside each patch, (B, 2D, h, w)."""
     views = backbone.views(images.to(backbone.mean.device), layers)
-    found = []
+    maps = []
     for layer in layers:
         patches = views[layer].patches.permute(0, 3, 1, 2)
         if cls:
@@ -149,8 +149,8 @@ def patch_maps(backbone: Backbone, images: Tensor, layers: Sequence[Layer], cls:
             patches = torch.cat([patches, token[..., None, None].expand_as(patches)], dim=1)
         # A copy outside of inference mode, on which heads can be trained; channels first, or convolutions would round
         # otherwise than on what processes exchange.
-        found.append(patches.clone(memory_format=torch.contiguous_format))
-    return found
+        maps.append(patches.clone(memory_format=torch.contiguous_format))
+    return maps
 
 
 def whole_patches(side: int, spec: FrozenSpec) -> int:
@@ -422,16 +422,16 @@ class HeadTraining:
             for _ in range(self.step, task.steps):
                 yield self.exchanged(space.world.on_all_ranks(partial(features, loaded)), own)
 
-    def exchanged(self, found: Sequence[tuple[Tensor, Tensor]], own: range) -> tuple[Tensor, Tensor]:
+    def exchanged(self, pieces: Sequence[tuple[Tensor, Tensor]], own: range) -> tuple[Tensor, Tensor]:
         """The whole batch, from each process's pieces: sums, as all but one are zero."""
         world = self.space.world
         if world.size == 1:
-            return torch.cat([maps for maps, _ in found]), torch.cat([targets for _, targets in found])
-        described = [(maps.shape[1:], targets.shape[1:], targets.dtype) for maps, targets in found[:1]]
-        shapes = next(each[0] for each in world.gather_objects(described) if each)
+            return torch.cat([maps for maps, _ in pieces]), torch.cat([targets for _, targets in pieces])
+        described = [(maps.shape[1:], targets.shape[1:], targets.dtype) for maps, targets in pieces[:1]]
+        shapes = next(shapes[0] for shapes in world.gather_objects(described) if shapes)
         maps = torch.zeros(self.task.batch, *shapes[0], device=self.space.device)
         targets = torch.zeros(self.task.batch, *shapes[1], dtype=shapes[2], device=self.space.device)
-        for number, (own_maps, own_targets) in zip(own, found, strict=True):
+        for number, (own_maps, own_targets) in zip(own, pieces, strict=True):
             place = slice(number * self.piece, (number + 1) * self.piece)
             maps[place], targets[place] = own_maps, own_targets
         world.add_up(maps)

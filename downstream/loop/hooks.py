@@ -155,7 +155,7 @@ class KeepState(Hook):
             self.statistics = [buffer.clone() for buffer in norm_buffers(runner.model)]
 
     def drop_step(self, runner: Runner) -> None:
-        """Go back to the end of the step before the one in work, whose weights have not moved yet."""
+        """Drop the unfinished step, which has not changed the weights yet: go back to the end of the step before it."""
         for buffer, before in zip(norm_buffers(runner.model), self.statistics, strict=True):
             buffer.copy_(before)
         runner.train_loop._iter = runner.iter // self.accumulation * self.accumulation - 1

@@ -145,8 +145,9 @@ class QuietRunner(Runner):
 
     def build_logger(self, *values: Any, **settings: Any) -> logging.Logger:
         logger = super().build_logger(*values, **settings)
-        for handler in [each for each in logger.handlers if not isinstance(each, logging.FileHandler)]:
-            logger.removeHandler(handler)
+        for handler in list(logger.handlers):
+            if not isinstance(handler, logging.FileHandler):
+                logger.removeHandler(handler)
         return logger
 
     def wrap_model(self, model_wrapper_cfg: Any, model: nn.Module) -> nn.Module:

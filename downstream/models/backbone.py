@@ -145,7 +145,7 @@ class Pyramid(BaseModule):
         self.scales = nn.ModuleList(scale(width, octave, batch_norm) for octave in octaves)
 
     def forward(self, maps: Sequence[Tensor]) -> tuple[Tensor, ...]:
-        return tuple(scale(found) for scale, found in zip(self.scales, maps, strict=True))
+        return tuple(scale(values) for scale, values in zip(self.scales, maps, strict=True))
 
 
 def scale(width: int, octaves: int, batch_norm: type[nn.Module]) -> nn.Module:

@@ -165,8 +165,8 @@ class AreasMetric(IoUMetric):
         self.results[before:] = [(*areas, mask) for areas, mask in zip(self.results[before:], masks, strict=True)]
 
     def compute_metrics(self, results: list) -> dict[str, float]:
-        areas, masks = [each[:4] for each in results], [each[4] for each in results]
-        right, _, predicted, labelled = (torch.stack(each) for each in zip(*areas, strict=True))
+        areas, masks = [result[:4] for result in results], [result[4] for result in results]
+        right, _, predicted, labelled = (torch.stack(column) for column in zip(*areas, strict=True))
         counts = torch.stack([right, predicted, labelled], dim=-1).round().to(torch.int32).numpy()
         self.arrays = {"areas": counts} | preview_masks(masks)
         rounded, exact = super().compute_metrics(areas), scores(counts)

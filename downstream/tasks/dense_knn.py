@@ -190,8 +190,8 @@ class Hummingbird(SearchTask):
 
         def measure() -> None:
             for place in own:
-                shown, labels = predicted(place)
-                areas[place] = torch.from_numpy(areas_of(mapping[shown], labels, classes, [ignored]))
+                clusters, labels = predicted(place)
+                areas[place] = torch.from_numpy(areas_of(mapping[clusters], labels, classes, [ignored]))
 
         world.on_all_ranks(measure)
         world.add_up(areas)

@@ -155,12 +155,12 @@ def open_split(place: str, split: Split) -> ImageSet:
 
 def wnids(url: str, folder: str) -> tuple[str, ...]:
     """The class folders in `folder`, sorted. Raises ValueError when one is not named by a WordNet id."""
-    found = subfolders(folder)
-    strange = [name for name in found if not WNID.fullmatch(name)]
+    names = subfolders(folder)
+    strange = [name for name in names if not WNID.fullmatch(name)]
     if strange:
         advice = "for other classes than ImageNet's use folder:PATH, else remove them"
         raise ValueError(f"{url}: {short_list(strange)} in {folder} are not WordNet ids such as n01440764; {advice}")
-    return found
+    return names
 
 
 def open_flat(url: str, folder: str, train: tuple[str, ...]) -> ImageSet:

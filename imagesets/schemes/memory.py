@@ -108,7 +108,7 @@ def hold(name: str, train: Any, val: Any = None) -> HeldSets:
     notes: tuple[str, ...] = ()
     if val is not None:
         splits["val"] = _read(url, "val", val)
-    classes, labels = _classes([found for _, found in splits.values()], url, getattr(train, "classes", None))
+    classes, labels = _classes([labels for _, labels in splits.values()], url, getattr(train, "classes", None))
     sets = {
         split: ImageSet(url=url, split=split, classes=classes, labels=numbers, images=images)
         for (split, (images, _)), numbers in zip(splits.items(), labels, strict=True)
@@ -122,7 +122,9 @@ def hold(name: str, train: Any, val: Any = None) -> HeldSets:
             split: replace(whole, split=split, labels=whole.labels[places], images=whole.images.take(places))
             for split, places in parts.items()
         }
-    _held[url] = held = HeldSets(url=url, splits={split: replace(each, notes=notes) for split, each in sets.items()})
+    _held[url] = held = HeldSets(
+        url=url, splits={split: replace(images, notes=notes) for split, images in sets.items()}
+    )
     return held
 
 

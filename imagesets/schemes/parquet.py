@@ -218,7 +218,7 @@ def _index_of(url: str, files: list[str], column: str, label: str | None) -> dic
                 paths = images.field("path").to_pylist() if pa.types.is_struct(images.type) else [None] * len(images)
                 names.append(
                     PackedNames.pack(
-                        os.path.basename(each) if each else f"{first + row:08d}" for row, each in enumerate(paths)
+                        os.path.basename(path) if path else f"{first + row:08d}" for row, path in enumerate(paths)
                     )
                 )
                 first += len(images)

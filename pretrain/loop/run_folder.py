@@ -58,8 +58,8 @@ def check_resume(folder: Path, requested: Mapping[str, Any], resume: bool) -> bo
         return False
     different = json_differences(recorded, requested)
     if different:
-        more = f"; and {len(different) - SHOWN} more" if len(different) > SHOWN else ""
-        raise ValueError(f"{folder} holds another run, {'; '.join(different[:SHOWN])}{more}; choose another --out")
+        others = f"; and {len(different) - SHOWN} more" if len(different) > SHOWN else ""
+        raise ValueError(f"{folder} holds another run, {'; '.join(different[:SHOWN])}{others}; choose another --out")
     if not resume:
         raise ValueError(f"{folder} holds this run already; add --resume to go on, or choose another --out")
     return True

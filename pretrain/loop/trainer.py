@@ -209,7 +209,7 @@ class Trainer:
     def update(
         self, micro_batches: Iterator[MicroBatch], averages: Averages, requests: Callable[[], Mapping[str, bool]]
     ) -> dict[str, bool]:
-        """One update on the next images. Returns the requests, each True where any process has it."""
+        """One update on the next images. Returns name -> whether any process requests it: to stop, to save, to log."""
         progress, started = self.progress(), time.monotonic()
         try:
             views = self.views(micro_batches, averages)

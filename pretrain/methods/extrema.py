@@ -204,8 +204,8 @@ def visible(noise: Tensor, masks: int, keep: int) -> Tensor:
     One draw for all masks is cut into stretches, so that they are disjoint (builder.py:116-144); else one draw a mask.
     """
     order = order_of(noise)
-    each = masks // order.shape[1]
-    return order[..., : each * keep].reshape(len(order), masks, keep)
+    masks_of_draw = masks // order.shape[1]
+    return order[..., : masks_of_draw * keep].reshape(len(order), masks, keep)
 
 
 def keep_of(settings: Settings, patches: int) -> int:

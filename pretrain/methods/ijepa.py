@@ -112,8 +112,8 @@ class IJepa(Method):
         return to_float32(self.features(predicted))
 
     def block_ids(self, noise: Tensor) -> tuple[Tensor, Tensor]:
-        """Noise (B, M + C tries, 2) -> ids (C, B, k) and (M, B, n) of context and target blocks, in raster order. The
-        last patches of contexts are left out, so that all have as many."""
+        """Noise (B, M + C tries, 2) -> ids (C, B, k) and (M, B, n) of context and target blocks, in raster order. All
+        contexts are cut to the length of the shortest, by their last patches."""
         s, grid = self.settings, self.spec.grid
         places, tries = noise.tensor_split([s.target_blocks], dim=1)
         targets = blocks_at(places, block_size(grid, s.target_scale, s.target_aspect, self.uniform[0]), grid)

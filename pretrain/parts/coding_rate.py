@@ -61,7 +61,7 @@ def agreement(views: Tensor, others: Tensor | None, targets: Tensor) -> Tensor:
 def simdino_loss(
     views: Tensor, others: Tensor | None, targets: Tensor, settings: CodingRateSettings
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """Unit vectors as in `agreement` -> the loss, and its two terms for the log."""
+    """The loss, and its two terms for the log. Arguments as of `agreement`, all of unit length."""
     compression = agreement(views, others, targets)
     expanded = views if settings.expansion_of == "student" else (views + targets) / 2
     expansion = coding_rate(expanded.transpose(0, 1), settings.eps, settings.gather_covariance).mean()

@@ -130,7 +130,7 @@ class TeacherStudent(Method):
 
     def __init__(self, spec: ViTSpec, settings: MultiCropSettings) -> None:
         super().__init__(spec, settings)
-        check(spec, settings)
+        check_fit(spec, settings)
         self.batch_statistics = settings.head_norm == "bn"
         if settings.head_norm == "bn":
             self.min_batch, self.min_batch_setting = 2, "head_norm=bn"
@@ -229,7 +229,7 @@ def encoder_of(branch: Branch) -> Encoder:
     return Encoder(vit=branch.vit, extra=projector_tensors(branch.head.mlp, "projector.mlp."))
 
 
-def check(spec: ViTSpec, settings: MultiCropSettings) -> None:
+def check_fit(spec: ViTSpec, settings: MultiCropSettings) -> None:
     """ValueError where settings and encoder do not fit."""
     check_encoder(spec)
     if settings.local_crops:

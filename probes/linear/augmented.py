@@ -121,9 +121,9 @@ class Pieces:
             [chunk.rows[kind].reshape(-1, kind.vectors(self.spec), self.spec.width) for kind in self.kinds]
             for chunk in own
         ]
-        rows = [torch.from_numpy(np.concatenate(each, axis=1)) for each in vectors]
+        rows = [torch.from_numpy(np.concatenate(arrays, axis=1)) for arrays in vectors]
         if self.world.size == 1:
-            return {chunk.number: each.to(self.device) for chunk, each in zip(own, rows, strict=True)}
+            return {chunk.number: features.to(self.device) for chunk, features in zip(own, rows, strict=True)}
         longest = len(self.spans[min(self.spans)])
         mine = torch.zeros(CHUNKS, longest, self.vectors, self.spec.width)
         for room, values in zip(mine[: len(rows)], rows, strict=True):
@@ -357,10 +357,10 @@ class Window:
         if not readouts:
             return {}
         pieces = [(span, rows) for span, rows in self._pieces if span.stop > places[0] and span.start <= places[-1]]
-        wanted = torch.from_numpy(places - pieces[0][0].start).to(self.device)
-        rows = torch.cat([rows for _, rows in pieces])[wanted]
+        offsets = torch.from_numpy(places - pieces[0][0].start).to(self.device)
+        rows = torch.cat([rows for _, rows in pieces])[offsets]
         columns = {name: [place for kind in kinds for place in self.columns[kind]] for name, kinds in readouts.items()}
-        return {name: rows[:, each].flatten(1) for name, each in columns.items()}
+        return {name: rows[:, vectors].flatten(1) for name, vectors in columns.items()}
 
     def drop(self, before: int) -> None:
         """Forget the places before one."""

@@ -281,7 +281,7 @@ class Heads:
             name.removeprefix(PARAMETER): value.clone() for name, value in tensors.items() if name.startswith(PARAMETER)
         }
         if self.running:
-            copied.running = {head.readout: tuple(each.clone() for each in self.running[head.readout])}
+            copied.running = {head.readout: tuple(tensor.clone() for tensor in self.running[head.readout])}
         return copied
 
     def _group(self, place: int) -> HeadGroup:

@@ -119,8 +119,8 @@ def led(task: "Blocks", moments: Tensor, tolerance: float, max_iterations: int, 
         axes, spectrum = logistic.axes_of(moments, dtype)
         problem = replace(task, axes=axes, dtype=dtype)
         left = max_iterations - iterations
-        found, spent = descend(problem, spectrum, axes.T @ weights, 0.9 * tolerance, left)
-        weights, iterations = axes @ found, iterations + spent
+        solution, spent = descend(problem, spectrum, axes.T @ weights, 0.9 * tolerance, left)
+        weights, iterations = axes @ solution, iterations + spent
         point = task.at(weights)
         if point.gap <= tolerance:
             break

@@ -89,8 +89,8 @@ class ClassByClass:
         rows, raw = np.flatnonzero(self.labels[:, unit.part] >= 0), unit.lambdas[0]
         fit = fitter.minimised(rows, 2 * raw, None, team)
         fitter.demand(name, raw, len(rows), fit.gap, fit.iterations)
-        shown = int(fitter.labels[rows].sum())
-        record = {"class": name, "images": len(rows), "shown": shown, "lambda": raw, "objective": fit.objective}
+        positives = int(fitter.labels[rows].sum())
+        record = {"class": name, "images": len(rows), "shown": positives, "lambda": raw, "objective": fit.objective}
         scores = scores_of(self.fitter.val, np.arange(len(self.fitter.val)), fit.weights)
         return [ClassFit(scores, record | {"gap": fit.gap, "iterations": fit.iterations})]
 

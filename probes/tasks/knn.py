@@ -137,7 +137,8 @@ def _weights(lead: np.ndarray, temperature: float) -> np.ndarray:
 def _by_class(neighbour_labels: np.ndarray, nearer: np.ndarray | int = 0) -> tuple[np.ndarray, np.ndarray, int]:
     """The neighbours (Q, K) of each query by class and rank, and which of them is the first of its class (Q, K).
 
-    A neighbour is a number: its class, its rank and `nearer`, from 0 to K, in as many bits each as returned.
+    Each neighbour is one integer that packs its class, its rank and `nearer` (from 0 to K), so that sorting integers
+    sorts by class and then by rank. Also returns the bits that rank and `nearer` take each.
     """
     count = neighbour_labels.shape[1]
     bits = count.bit_length()
@@ -182,10 +183,10 @@ def _contenders(
     places = np.flatnonzero(may_win)
     keys, is_first = keys.ravel()[places], is_first.ravel()[places]
     ranks = keys >> bits & mask
-    each = np.arange(len(places))
-    starts = np.maximum.accumulate(np.where(is_first, each, 0))  # of its class, for each neighbour
+    positions = np.arange(len(places))
+    starts = np.maximum.accumulate(np.where(is_first, positions, 0))  # of its class, for each neighbour
     is_kept = np.zeros(len(places), bool)
-    is_kept[starts[each - starts >= keys & mask]] = True  # a neighbour that is not behind its counterpart
+    is_kept[starts[positions - starts >= keys & mask]] = True  # a neighbour that is not behind its counterpart
     kept, firsts = np.flatnonzero(is_kept[starts]), np.flatnonzero(is_kept)
     kept = kept[np.argsort(ranks[kept].astype(np.min_scalar_type(count)), kind="stable")]
     firsts = firsts[np.argsort(ranks[firsts].astype(np.min_scalar_type(count)), kind="stable")]
@@ -307,9 +308,9 @@ class Knn(Task):
             return near.places, *winners(near.similarities[:, : ks[0]], labels, best)
 
         def examples() -> Neighbours:
-            """The nearest SHOWN of SHOWN of all queries, evenly spread, as far as this process searched for them."""
-            shown = np.isin(near.places, evenly(count, min(SHOWN, count)))
-            return Neighbours(near.places[shown], near.similarities[shown, :SHOWN], near.indices[shown, :SHOWN])
+            """The nearest SHOWN neighbours of SHOWN evenly spread queries, of those that this process searched for."""
+            kept = np.isin(near.places, evenly(count, min(SHOWN, count)))
+            return Neighbours(near.places[kept], near.similarities[kept, :SHOWN], near.indices[kept, :SHOWN])
 
         hits = all_hits(world.gather_results(count_votes), count)
         places, *predictions = map(np.concatenate, zip(*world.gather_results(predict), strict=True))

@@ -64,7 +64,7 @@ def test_a_mere_folder_hides_a_package_of_an_editable_install(tmp_path):
         f"bench: error: '{project / 'checkpoints'}' hides the package"
     )
     (project / "checkpoints").rmdir()
-    assert ended(project, sys.executable, "-m", "bench", "list", path=(site,)).stdout.startswith("tasks:\n")
+    assert ended(project, sys.executable, "-m", "bench", "list", path=(site,)).stdout.startswith("tasks")
 
 
 def test_on_pythonpath_the_advice_is_another(folder, tmp_path):
@@ -78,7 +78,7 @@ def test_the_command_works_there_alone_and_under_torchrun(folder, toy_packages, 
     (tmp_path / "bench").write_text(COMMAND)
     (tmp_path / "bench").chmod(0o755)
     command = str(tmp_path / "bench")
-    assert ended(folder, command, "list").stdout.startswith("tasks:\n")
+    assert ended(folder, command, "list").stdout.startswith("tasks")
     torchrun = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "1", "--no-python")
     words = ("--checkpoint", str(exports[0]), "--suite", "toy@one", "--data", "tiny=tiny:", "--out", "results")
     done = ended(folder, *torchrun, command, "run", *words, path=(toy_packages, ROOT))

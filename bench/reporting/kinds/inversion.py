@@ -174,7 +174,7 @@ class Inversion(Validated):
         with errors_naming(viewer.name):
             if hidden.any() and viewer.spec.relative_position != "none":
                 raise ValueError("relative positions need all patches of an image; add --set mask_ratios=0")
-            found, _ = inverted(
+            inversions, _ = inverted(
                 viewer.backbone.vit,
                 image,
                 keep,
@@ -185,7 +185,7 @@ class Inversion(Validated):
                 progress.advance,
             )
         seen = as_image(image[0], preparation, hidden.reshape(grid))
-        drawn = found[0].cpu().mul(255).round().to(torch.uint8).permute(1, 2, 0).numpy()
+        drawn = inversions[0].cpu().mul(255).round().to(torch.uint8).permute(1, 2, 0).numpy()
         error = hidden_error(as_image(image[0], preparation), drawn, hidden.reshape(grid))
         return (
             Panel(values=seen, size=seen.shape[:2], title=f"{hidden.mean():.0%} hidden"),

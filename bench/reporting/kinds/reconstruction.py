@@ -30,7 +30,7 @@ class TrainedRun:
 
     @cached_property
     def folder(self) -> Path:
-        """ValueError, with what to name instead, for a checkpoint that is no folder of a pretraining."""
+        """The folder of the checkpoint's pretraining. ValueError for another checkpoint, with what to name instead."""
         reference = self.checkpoint.reference
         path = Path(reference).expanduser()
         if is_run(path):
