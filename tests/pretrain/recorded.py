@@ -193,6 +193,16 @@ class RecordedTraining:
             if gradient.dtype == torch.float64:
                 close_gradient(gradient, self.layout(name, recorded).view_as(gradient), self.NORM, name)
 
+    def close_pass(self, method: Method, norms: Mapping[str, Tensor | float], limit: float, what: str = "") -> None:
+        """Gradient norms of a single pass, of all parameters that have one; of what ours goes without they are 0."""
+        gradients = {name: p.grad for name, p in method.named_parameters() if p.grad is not None}
+        assert gradients.keys() == self.names(norms)
+        for official, norm in norms.items():
+            if name := self.our_name(official):
+                close_norm(gradients[name], norm, limit, f"{official} {what}", self.ROUNDING)
+            else:
+                assert norm == 0, official
+
     def close_update(self, updates: Watched, logs: Mapping[str, float], step: int) -> None:
         """What else a recording has of an update: a teacher, a centre."""
 

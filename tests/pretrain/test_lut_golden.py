@@ -13,7 +13,7 @@ import pytest
 import torch
 from elsewhere import in_processes
 from PIL import Image
-from recorded import EXACT, RecordedTraining, close, close_norm, recording
+from recorded import EXACT, RecordedTraining, close, recording
 from recordings import under
 from small_trainings import forward_pass
 
@@ -185,9 +185,7 @@ class TestLut(RecordedTraining):
         assert set(losses) <= {"bc_teacher1_student2", "bc_teacher2_student1"}
         norms = under(recorded, "gradnorm.")
         norms.pop("total", None)
-        for official, norm in norms.items():
-            gradient = updates.method.get_parameter(case.our_name(official)).grad
-            close_norm(gradient, norm, self.NORM, f"{official}, {name}")
+        case.close_pass(updates.method, norms, self.NORM, name)
         both = torch.cat([case.data["in0.view1"], case.data["in0.view2"]])
         close(updates.method.teacher_targets(both), recorded["teacher_out"], self.LOSS, "teacher")
 

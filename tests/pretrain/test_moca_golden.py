@@ -13,7 +13,7 @@ from statistics import mean
 import pytest
 import torch
 from elsewhere import in_processes
-from recorded import EXACT, RecordedTraining, close, close_norm, converted, doubled
+from recorded import EXACT, RecordedTraining, close, converted, doubled
 from recordings import facts, matches, steps_per_epoch, tensors, under
 from small_trainings import forward_pass
 from torch import Tensor
@@ -38,7 +38,6 @@ LIMIT = 1e-6
 # Its README allows 1e-5 and 1e-4: at other sizes float32 is 8e-7 and 3e-6 off the float64 that is compared here.
 OUTPUT, GRADIENT = 2e-6, 1e-5
 SLACK = {torch.float64: 1, torch.float32: 5}  # times these limits, for ours in float32 as well
-ROUNDING = 1e-5  # its README's, of gradient norms
 # Runs of one process, and of several: "ddp2_rank0" and "ddp2_rank1" are two processes of ddp2.
 ALONE = [name for name in TRAIN if not matches(r".+_rank\d+", [name])]
 SHARED = sorted({match[1] for match in matches(r"(.+)_rank\d+", TRAIN)})
@@ -102,6 +101,7 @@ class RecordedMoca(RecordedTraining):
     method, start = METHOD, "initial."
     data = under(INITIAL, "", "initial.")
     changes = {}  # of the settings
+    ROUNDING = 1e-5  # its README's, of gradient norms
 
     def __init__(self, config, **changes):
         names = {"img": "img_size", "patch": "patch_size", "dim": "embed_dim", "depth": "depth", "heads": "num_heads"}
@@ -288,20 +288,11 @@ def test_recorded_case(name, dtype):
     close(step.loss, data["loss.total"], slack * OUTPUT, "loss")
     for kind in case.computed():
         close(step.logs[f"loss_{kind}"], data[f"loss.{kind}"], slack * OUTPUT, f"loss_{kind}")
-    check_gradients(case, ours, CASES[name]["grad_norms"], under(data, "grad."), slack * GRADIENT)
+    case.close_pass(ours, CASES[name]["grad_norms"], slack * GRADIENT)
+    for official, gradient in under(data, "grad.").items():
+        close(ours.get_parameter(case.our_name(official)).grad, gradient, slack * GRADIENT, official)
     check_state(case, ours, data, slack * LIMIT)
     check_rounds(ours, data, views, words, slack * OUTPUT)
-
-
-def check_gradients(case, ours, norms, recorded, limit):
-    gradients = {name: p.grad for name, p in ours.named_parameters() if p.requires_grad}
-    assert not any(norm for name, norm in norms.items() if case.our_name(name) is None)
-    assert gradients.keys() == case.names(norms)
-    for name, norm in norms.items():
-        if our_name := case.our_name(name):
-            close_norm(gradients[our_name], norm, limit, name, ROUNDING)
-    for name, gradient in recorded.items():
-        close(gradients[case.our_name(name)], gradient, limit, f"gradient of {name}")
 
 
 def check_state(case, ours, data, limit):
