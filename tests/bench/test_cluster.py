@@ -270,7 +270,7 @@ def processes_with(variable: str, words: str) -> list[int]:
     return found
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive  # that peers name it: tests/engine/test_peers.py
 def test_a_killed_process_of_a_job_is_named(toy_packages, exports, tmp_path):
     out = tmp_path / "out"
     words = ["--suite", "toy@one", "--set", "toy.mode=wait", "--data", "tiny=tiny:", "--out", str(out)]

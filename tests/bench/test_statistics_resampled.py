@@ -79,7 +79,10 @@ def of_boxes(arrays: dict, weights: np.ndarray) -> dict[str, np.ndarray]:
 DRAWN = {"mIoU": drawn_areas, "AP": drawn_detections}
 
 
-@pytest.mark.parametrize(("kind", "images", "draws"), [("mIoU", 24, 150), ("mIoU", 100, 150), ("AP", 24, 50)])
+@pytest.mark.parametrize(
+    ("kind", "images", "draws"),
+    [("mIoU", 24, 150), ("mIoU", 100, 150), pytest.param("AP", 24, 50, marks=pytest.mark.exhaustive)],
+)
 def test_equal_models_differ_about_as_often_as_promised(kind, images, draws, monkeypatch):
     """5 % of the draws, and three standard deviations more; docs/results.md has the figures of many draws."""
     assert rejected(kind, images, draws, monkeypatch) <= 0.05 + 3 * np.sqrt(0.05 * 0.95 / draws)
