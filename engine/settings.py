@@ -106,7 +106,7 @@ def fitting(value: Any, hint: Any, strict: bool = True) -> Any:
 
 
 def from_text(text: str, hint: Any) -> Any:
-    """A value that `--set` gives, as the annotated type: `10,20`, `none`. ValueError says what it must be."""
+    """A value that `--set` gives, as the annotated type: `10,20`, `none`, `yes`. ValueError says what it must be."""
     kinds = {_bare(kind) for kind in _alternatives(hint)}
     if NoneType in kinds and text.lower() == "none":
         return None
@@ -114,6 +114,8 @@ def from_text(text: str, hint: Any) -> Any:
         raise ValueError("cannot be set by a text")
     if tuple in kinds and ("," in text or kinds <= {tuple, NoneType}):
         return fitting([word.strip() for word in text.strip("()[] ").split(",") if word.strip()], hint, strict=False)
+    if bool in kinds:  # msgspec reads true, false, 1 and 0
+        text = {"yes": "true", "on": "true", "no": "false", "off": "false"}.get(text.lower(), text)
     return fitting(text, hint, strict=False)
 
 

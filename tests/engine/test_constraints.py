@@ -170,6 +170,9 @@ def test_two_fields_beside_each_other():
         ("16", Literal[8, 16], 16),
         ("TRUE", bool, True),
         ("0", bool, False),
+        ("yes", bool, True),
+        ("Off", bool, False),
+        ("no", bool | None, False),
     ],
 )
 def test_texts(text, kind, value):
@@ -180,7 +183,7 @@ def test_texts(text, kind, value):
 @pytest.mark.parametrize(
     ("text", "kind", "said"),
     [
-        ("yes", bool, "true or false"),
+        ("maybe", bool, "true or false"),
         ("1.5", int, "a whole number"),
         ("nan", float, "a number"),
         ("3", Literal["cls", "avg"], "cls, avg"),
