@@ -1,6 +1,7 @@
 """Training on augmented images: the crops, their independence of workers, and what the heads are given."""
 
-import time
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
@@ -13,10 +14,12 @@ from torchvision.transforms.functional import hflip, pil_to_tensor, resized_crop
 from toy_exports import coloured_folder, workspace
 
 from checkpoints.backbone import Backbone
+from engine.distributed import World
 from imagesets.decoding import UnreadableImage
 from imagesets.random_crops import OwnDraws, RandomResizedCrop
 from imagesets.sets import open_set
-from probes.features.kinds import kinds_of
+from probes.features.extract import Computed
+from probes.features.kinds import FeatureKind, kinds_of
 from probes.linear import augmented
 from probes.linear.augmented import AugmentedStream, TrainTransform
 from probes.linear.batches import EpochPlan
@@ -142,21 +145,31 @@ def test_an_epoch_goes_on_with_the_same_bits(export):
 
 
 def test_slow_heads_hold_the_cores_back(export, monkeypatch):
-    """The features that wait for the heads are bounded, and none is lost."""
+    """While the heads are busy, AHEAD chunks may wait; the core that brings one more waits itself. None is lost."""
     monkeypatch.setattr(augmented, "AHEAD", 2)
-    rows, waiting = np.arange(200), []
-    taken = augmented.Pieces.take
+    busy, go_on, consumed, kind = threading.Event(), threading.Event(), [], FeatureKind("avg")
 
-    def take(self, done):
-        taken(self, done)
-        waiting.append(len(self._waiting))
+    def consume(places, rows, bad):
+        busy.set()
+        assert go_on.wait(60)
+        consumed.append((places, rows[:, 0, 0].tolist()))
 
-    monkeypatch.setattr(augmented.Pieces, "take", take)
-    slow, (quick,) = Listener(rows), followed(export, Listener(rows))
-    monkeypatch.setattr(slow, "step", lambda *batch: (time.sleep(0.02), Listener.step(slow, *batch)))
-    followed(export, slow, workers=3)
-    equal(quick, slow)
-    assert max(waiting) <= 2 + 3
+    spans = {number: range(5 * number, 5 * number + 5) for number in range(4)}
+    pieces = augmented.Pieces(spans, [kind], export.spec, consume, World(), torch.device("cpu"))
+    features = [np.full((5, export.spec.width), number, np.float32) for number in spans]
+    chunks = [Computed(number, {kind: features[number]}, {}) for number in spans]
+    with ThreadPoolExecutor() as pool:
+        heads = pool.submit(pieces.take, chunks[0])
+        assert busy.wait(60)
+        pieces.take(chunks[1])
+        pieces.take(chunks[2])
+        held_back = pool.submit(pieces.take, chunks[3])
+        with pytest.raises(TimeoutError):
+            held_back.result(timeout=0.2)
+        go_on.set()
+        heads.result(timeout=60)
+        held_back.result(timeout=60)
+    assert consumed == [(span, [number] * 5) for number, span in spans.items()]
 
 
 def test_epochs_and_seeds_differ(export):
