@@ -42,14 +42,15 @@ from downstream.loop.hooks import (
     ShowProgress,
     StopAtDivergence,
 )
+from downstream.loop.training import Plan, loader_processes
 from downstream.models.operators import quiet_libraries
 from engine.distributed import World
 from engine.files import locked
 from engine.precision import autocast
 from engine.progress import Progress
 from engine.seeding import AUGMENT, seeded, shuffled
+from engine.tasks import Workspace
 from engine.training.interruptions import ignore_signals, listening
-from engine.training.schedules import Schedule, TrainProgress
 from engine.training.states import newest_whole, save_interval
 
 
@@ -91,28 +92,6 @@ class Positions(Sampler[int]):
         for number in range(self.done, self.micro_batches):
             first = (number * self.processes + self.rank) * self.size
             yield from range(first, first + self.size)
-
-
-@dataclass(frozen=True, kw_only=True)
-class RunnerConfig:
-    """How one training runs."""
-
-    folder: Path  # of the training; its name is a digest of everything that its bits depend on
-    schedule: Schedule  # of the learning rates
-    start: TrainProgress  # the progress before the first optimiser step
-    batch: int  # images of an optimiser step, over all processes
-    micro_batch_size: int  # images of one process in a forward pass
-    judge_every: int = 0  # optimiser steps between evaluations; 0: one at the end
-    best: str = ""  # see KeepEvaluations
-    seed: int = 0  # of everything random
-    device: str = "cpu"  # cpu, cuda or cuda:N
-    precision: str = "float32"  # of forward passes
-    workers: int = 0  # loader processes
-    label: str = "training"  # of the progress bar
-
-    def accumulation(self, world: World) -> int:
-        """Iterations that make an optimiser step."""
-        return self.batch // (self.micro_batch_size * world.size)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -215,85 +194,87 @@ class EvaluationLoop(ValLoop):
         self.bar.advance(1)
 
 
-def train(setup: TrainingSetup, config: RunnerConfig, world: World) -> TrainedModel:
-    """Train to the end, from the last state if there is one, and evaluate. A finished training is read from disk, and
-    one that another run does is waited for.
+def train(setup: TrainingSetup, plan: Plan, space: Workspace, folder: Path) -> TrainedModel:
+    """Train to the end, from the last state in `folder` if there is one, and evaluate. A finished training is read from
+    disk, and one that another run does is waited for.
 
     ValueError for a loss that is not finite, for too little memory, and for unreadable images; the last state stays on
     disk. Stopped, in all processes after the same step, once a signal has asked one of them to stop.
     """
     for group in setup.optimiser.param_groups:
         group["base_lr"] = group["lr"]
-    accumulation = config.accumulation(world)
-    every = (config.judge_every or config.start.steps) * accumulation
-    evaluations = KeepEvaluations(config.folder, setup.metric, every, config.best)
-    with world.held_by_rank0(locked(config.folder.with_suffix(".lock"), "it does the same training")):
-        if not world.on_rank0((config.folder / "finished").exists):
-            _run(setup, evaluations, config, world)
-        return world.on_rank0(lambda: _trained(config, evaluations, accumulation))
+    accumulation, world = plan.accumulation(space), space.world
+    evaluations = KeepEvaluations(
+        folder, setup.metric, (plan.judge_every or plan.start.steps) * accumulation, plan.best
+    )
+    with world.held_by_rank0(locked(folder.with_suffix(".lock"), "it does the same training")):
+        if not world.on_rank0((folder / "finished").exists):
+            _run(setup, evaluations, plan, space)
+        return world.on_rank0(lambda: _trained(evaluations, accumulation))
 
 
-def _run(setup: TrainingSetup, evaluations: KeepEvaluations, config: RunnerConfig, world: World) -> None:
-    steps, accumulation = config.start.steps, config.accumulation(world)
-    bar = Progress(config.label, steps, "steps", parts=accumulation, quiet=not world.is_rank0)
-    keeping = KeepState(config.folder / "states", save_interval(steps), accumulation, config.label, world)
+def _run(setup: TrainingSetup, evaluations: KeepEvaluations, plan: Plan, space: Workspace) -> None:
+    steps, accumulation, world = plan.start.steps, plan.accumulation(space), space.world
+    bar = Progress(plan.label, steps, "steps", parts=accumulation, quiet=not world.is_rank0)
+    keeping = KeepState(evaluations.folder / "states", save_interval(steps), accumulation, plan.label, world)
     hooks = [
-        SetRates(config.schedule, config.start, accumulation),
-        SeedIterations(config.seed),
+        SetRates(plan.schedule, plan.start, accumulation),
+        SeedIterations(space.seed),
         StopAtDivergence(accumulation),
         ShowProgress(bar),
         keeping,
     ]
-    runner = runner_of(setup, hooks, evaluations, config, world)
-    with listening(keeping.ask), bar, _explaining(config), warnings.catch_warnings():
+    runner = runner_of(setup, hooks, evaluations, plan, space)
+    with listening(keeping.ask), bar, _explaining(plan, space), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the libraries' notes about their own calls
         runner.train()
     world.barrier()
     if world.is_rank0:
-        (config.folder / "finished").touch()
-        shutil.rmtree(config.folder / "states", ignore_errors=True)
+        (evaluations.folder / "finished").touch()
+        shutil.rmtree(evaluations.folder / "states", ignore_errors=True)
 
 
 def runner_of(
-    setup: TrainingSetup, hooks: list[Hook], evaluations: KeepEvaluations, config: RunnerConfig, world: World
+    setup: TrainingSetup, hooks: list[Hook], evaluations: KeepEvaluations, plan: Plan, space: Workspace
 ) -> Runner:
     """The Runner, built from objects: nothing is looked up by name, and no configuration is read or written."""
-    accumulation = config.accumulation(world)
-    state = world.on_rank0(lambda: newest_whole(config.folder / "states", STATE_SUFFIX))
-    loading = {"num_workers": config.workers, "persistent_workers": config.workers > 0}
+    world, folder, size = space.world, evaluations.folder, plan.micro_batch_size(space)
+    accumulation, workers = plan.accumulation(space), loader_processes(space, len(plan.train))
+    state = world.on_rank0(lambda: newest_whole(folder / "states", STATE_SUFFIX))
+    loading = {"num_workers": workers, "persistent_workers": workers > 0}
     in_order = DefaultSampler(setup.val_images, shuffle=False)
-    positions = Positions(config.micro_batch_size, config.start.steps * accumulation, world.rank, world.size)
-    name = f"{config.folder.name}_{time.time_ns()}"  # mmengine's loggers and message hubs are global, by name
+    positions = Positions(size, plan.start.steps * accumulation, world.rank, world.size)
+    name = f"{folder.name}_{time.time_ns()}"  # mmengine's loggers and message hubs are global, by name
     with quiet_libraries():
         return QuietRunner(
-            device=config.device,
+            device=space.device,
             model=setup.model,
-            work_dir=str(config.folder),
+            work_dir=str(folder),
             train_dataloader=AgreedLoader(
-                Stream(setup.train_images, config.seed),
+                Stream(setup.train_images, space.seed),
                 world,
-                batch_size=config.micro_batch_size,
+                batch_size=size,
                 sampler=positions,
                 **loading,
             ),
             train_cfg={
                 "type": IterBasedTrainLoop,
-                "max_iters": config.start.steps * accumulation,
+                "max_iters": plan.start.steps * accumulation,
                 "val_begin": 1,
                 "val_interval": evaluations.every,
             },
             optim_wrapper=Precise(
-                config.device, config.precision, optimizer=setup.optimiser, accumulative_counts=accumulation
+                space.device, space.precision, optimizer=setup.optimiser, accumulative_counts=accumulation
             ),
             val_dataloader=AgreedLoader(setup.val_images, world, sampler=in_order, **loading),
-            val_cfg={"type": EvaluationLoop, "device": config.device, "precision": config.precision},
+            val_cfg={"type": EvaluationLoop, "device": space.device, "precision": space.precision},
             val_evaluator=Evaluator([setup.metric]),
             default_hooks={"param_scheduler": None, "checkpoint": None, "sampler_seed": None},
             custom_hooks=[*hooks, evaluations],
             load_from=str(state) if state else None,
             resume=state is not None,
             launcher="pytorch" if world.size > 1 else "none",
-            randomness={"seed": config.seed},
+            randomness={"seed": space.seed},
             log_processor={"by_epoch": False},
             visualizer=Visualizer(name=name, vis_backends=[]),
             default_scope=None,
@@ -301,34 +282,34 @@ def runner_of(
         )
 
 
-def _trained(config: RunnerConfig, evaluations: KeepEvaluations, accumulation: int) -> TrainedModel:
+def _trained(evaluations: KeepEvaluations, accumulation: int) -> TrainedModel:
     history = evaluations.read()
     chosen = evaluations.counts(history)
-    with np.load(config.folder / "arrays.npz") as arrays:
+    with np.load(evaluations.folder / "arrays.npz") as arrays:
         kept = {name: arrays[name] for name in arrays.files}
     by_step = {str(int(iteration) // accumulation): metrics for iteration, metrics in history.items()}
     return TrainedModel(metrics=history[chosen], arrays=kept, step=int(chosen) // accumulation, history=by_step)
 
 
 @contextlib.contextmanager
-def _explaining(config: RunnerConfig) -> Iterator[None]:
+def _explaining(plan: Plan, space: Workspace) -> Iterator[None]:
     """Raise the errors of a training with messages for the user."""
     try:
         yield
     except (RuntimeError, MemoryError, ValueError) as error:
-        explained = _explained(error, config)
+        explained = _explained(error, plan, space)
         if hasattr(error, "told_by"):
             vars(explained)["told_by"] = error.told_by
         raise explained from error
 
 
-def _explained(error: Exception, config: RunnerConfig) -> Exception:
+def _explained(error: Exception, plan: Plan, space: Workspace) -> Exception:
     """The error to raise: for memory that ran out, which setting to lower; of a loader process, what it was about."""
     text = str(error)
     if isinstance(error, MemoryError | torch.OutOfMemoryError) or "can't allocate memory" in text:
         return ValueError(
-            f"out of memory with {config.micro_batch_size} images at once on {config.device}: lower --batch-size; "
-            f"accumulation keeps the recipe's batch of {config.batch}"
+            f"out of memory with {plan.micro_batch_size(space)} images at once on {space.device}: lower --batch-size; "
+            f"accumulation keeps the recipe's batch of {plan.batch}"
         )
     if "more than 1 value per channel" in text:
         return ValueError("batch norm needs statistics of two images at once: give --batch-size 2 or more")

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -54,42 +55,44 @@ class Plan:
     optimise: Callable[["nn.Module"], torch.optim.Optimizer]  # makes its optimiser
     label: str  # of the progress bar
 
-    def key(self, space: Workspace, at_once: int) -> dict[str, Any]:
+    @property
+    def start(self) -> TrainProgress:
+        """The progress before the first optimiser step."""
+        return TrainProgress(step=0, steps_per_epoch=self.steps_per_epoch, epochs=self.epochs)
+
+    def micro_batch_size(self, space: Workspace) -> int:
+        """Images of one process in a forward pass."""
+        return micro_batch_size(share_of(self.batch, space.world.size), space.batch_size or self.largest)
+
+    def accumulation(self, space: Workspace) -> int:
+        """Iterations that make an optimiser step."""
+        return self.batch // (self.micro_batch_size(space) * space.world.size)
+
+    def key(self, space: Workspace) -> dict[str, Any]:
         """Everything that the bits of the training depend on."""
         return {
             "version": VERSION,
             "settings": dict(self.settings),
             "export": self.export.digest,
             "images": [self.train.fingerprint, self.val.fingerprint],
-            "at_once": [at_once, space.world.size],
+            "at_once": [self.micro_batch_size(space), space.world.size],
             "machine": [space.device, space.precision],
             "seed": space.seed,
         }
+
+    def folder(self, space: Workspace) -> Path:
+        """The training's own folder, named by a digest of its key. All processes call it."""
+        return space.world.on_rank0(
+            lambda: kept_folder(space.cache / self.task, self.key(space), [self.train, self.val])
+        )
 
 
 def run_plan(plan: Plan, space: Workspace) -> "TrainedModel":
     """Train and evaluate, or read the result of the same training."""
     with quiet_libraries():
-        from downstream.loop.running import RunnerConfig, TrainingSetup, train
+        from downstream.loop.running import TrainingSetup, train
 
-    world = space.world
-    size = micro_batch_size(share_of(plan.batch, world.size), space.batch_size or plan.largest)
-    config = RunnerConfig(
-        folder=world.on_rank0(
-            lambda: kept_folder(space.cache / plan.task, plan.key(space, size), [plan.train, plan.val])
-        ),
-        schedule=plan.schedule,
-        start=TrainProgress(step=0, steps_per_epoch=plan.steps_per_epoch, epochs=plan.epochs),
-        batch=plan.batch,
-        micro_batch_size=size,
-        judge_every=plan.judge_every,
-        best=plan.best,
-        seed=space.seed,
-        device=space.device,
-        precision=space.precision,
-        workers=loader_processes(space, len(plan.train)),
-        label=plan.label,
-    )
+    world, size, folder = space.world, plan.micro_batch_size(space), plan.folder(space)
     synchronised = world.size > 1 and torch.device(space.device).type == "cuda"
     with quiet_libraries():
         model = plan.build(synchronised)
@@ -97,14 +100,15 @@ def run_plan(plan: Plan, space: Workspace) -> "TrainedModel":
     batch = {
         "images": plan.batch,
         "at_once": size,
-        "accumulated": config.accumulation(world),
+        "accumulated": plan.accumulation(space),
         "processes": world.size,
         "batch_norm_over": size * (world.size if synchronised else 1) if batch_norms else None,
     }
     if world.is_rank0:
         for line in norm_warnings(batch):
             say(f"{plan.label}: {line}", errors=True)
-    return replace(train(TrainingSetup(model, plan.optimise(model), *plan.objects()), config, world), batch=batch)
+    setup = TrainingSetup(model, plan.optimise(model), *plan.objects())
+    return replace(train(setup, plan, space, folder), batch=batch)
 
 
 def open_both(space: Workspace, layout: str) -> tuple[SceneSet, SceneSet]:

@@ -50,7 +50,7 @@ MASKRCNN = TASKS["maskrcnn"]
 
 @pytest.fixture
 def trained(monkeypatch):
-    """(model, config) of every training, in order."""
+    """(model, plan) of every training, in order."""
     seen, train = [], running.train
     monkeypatch.setattr(
         running, "train", lambda *values: (seen.append((values[0].model, values[1])), train(*values))[1]
@@ -121,8 +121,8 @@ def test_a_detector_trains_and_keeps_what_its_numbers_are_of(task, tmp_path, tra
         for name, values in ours.items():
             assert outcome.numbers[f"{kind}_{name}"] == pytest.approx(values[0], abs=1e-9)
     assert all(metric.resampled is not None for metric in outcome.metrics.values())
-    model, config = trained[0]
-    assert (config.start.steps, config.start.steps_per_epoch, config.schedule.schedule.milestones) == (4, 2, (1,))
+    model, plan = trained[0]
+    assert (plan.start.steps, plan.start.steps_per_epoch, plan.schedule.schedule.milestones) == (4, 2, (1,))
     sizes = TASKS[task].summary(export.spec, {"train": 8, "val": 8})
     assert (sizes["steps"], sizes["epochs"]) == ("up to 4", 2)
     assert sizes["evaluations"] == len(outcome.facts["evaluations"][0])

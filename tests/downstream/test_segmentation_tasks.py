@@ -15,9 +15,7 @@ from downstream.metrics.scores import scores
 from downstream.models.operators import quiet_libraries
 from downstream.tasks.segmenter_cityscapes import PROTOCOLS as CITY
 from downstream.tasks.upernet_ade20k import PROTOCOLS as ADE
-from engine.distributed import World
 from engine.files import is_locked
-from engine.training.schedules import Polynomial, TrainProgress
 
 pytestmark = pytest.mark.slow
 
@@ -32,7 +30,7 @@ LINEAR = replace(
 
 @pytest.fixture
 def trained(monkeypatch):
-    """(model, config) of every training, in order."""
+    """(model, plan) of every training, in order."""
     seen, train = [], running.train
     monkeypatch.setattr(
         running, "train", lambda *values: (seen.append((values[0].model, values[1])), train(*values))[1]
@@ -86,26 +84,29 @@ def test_accumulation_keeps_the_batch(tmp_path, trained):
     )
     assert (whole["at_once"], whole["accumulated"]) == (4, 1) and (cut["at_once"], cut["accumulated"]) == (2, 2)
     assert (whole["batch_norm_over"], cut["batch_norm_over"]) == (4, 2)
-    first, second = (config for _, config in trained)
-    assert first.folder != second.folder and first.batch == second.batch == 4
+    first, second = (plan for _, plan in trained)
+    assert first.batch == second.batch == 4
+    assert len(list((tmp_path / "cache").rglob("finished"))) == 2
     sizes = UPERNET.summary(SPECS["plain"], {"train": 8, "val": 8})
     assert sizes == {"crop": 32, "epochs": "2.0", "steps": first.start.steps, "batch": 4, "evaluations": 1}
 
 
 def test_one_run_at_a_time_does_a_training(tmp_path, monkeypatch):
-    config = running.RunnerConfig(
-        folder=tmp_path / "training",
-        schedule=Polynomial(),
-        start=TrainProgress(step=0, steps_per_epoch=1, epochs=1),
-        batch=1,
-        micro_batch_size=1,
-    )
-    held = []
-    monkeypatch.setattr(running, "_run", lambda *values: held.append(is_locked(tmp_path / "training.lock")))
-    monkeypatch.setattr(running, "_trained", lambda *values: held.append(is_locked(tmp_path / "training.lock")))
-    optimiser = torch.optim.SGD([torch.zeros(1)], lr=0.1)
-    running.train(running.TrainingSetup(None, optimiser, None, None, None), config, World())
-    assert held == [True, True] and not is_locked(tmp_path / "training.lock")
+    held, run, read = [], running._run, running._trained
+
+    def locked_while(work):
+        def wrapped(*values):
+            evaluations = next(value for value in values if isinstance(value, hooks.KeepEvaluations))
+            held.append(evaluations.folder.with_suffix(".lock"))
+            assert is_locked(held[-1])
+            return work(*values)
+
+        return wrapped
+
+    monkeypatch.setattr(running, "_run", locked_while(run))
+    monkeypatch.setattr(running, "_trained", locked_while(read))
+    UPERNET.run(export_of(), workspace(tmp_path, "tiny-ade20k:"))
+    assert len(held) == 2 and not is_locked(held[0])
 
 
 def test_a_finished_training_is_read_and_not_repeated(tmp_path, trained, monkeypatch):
@@ -126,7 +127,7 @@ def test_a_run_is_quiet_and_keeps_a_log(tmp_path, capfd):
 
 def test_the_rate_is_searched_on_the_first_split_and_kept(tmp_path, trained):
     outcome = LINEAR.run(export_of(), workspace(tmp_path, "tiny-cityscapes:"))
-    labels = [config.label for _, config in trained]
+    labels = [plan.label for _, plan in trained]
     assert [label.rpartition("-")[2] for label in labels] == ["seed12345", "seed12345", "seed23456"]
     best = outcome.facts["learning_rate"]
     found = {each["lr"]: each["mIoU"] for each in outcome.facts["per_learning_rate"]}
@@ -139,7 +140,7 @@ def test_the_rate_is_searched_on_the_first_split_and_kept(tmp_path, trained):
     assert not any(parameter.requires_grad for parameter in trained[0][0].backbone.parameters())
     sizes = LINEAR.summary(SPECS["plain"], {"train": 8, "val": 8})
     assert (sizes["trainings"], sizes["training images"], sizes["evaluations of each"]) == (len(trained), 6, 2)
-    assert {sizes["steps of each"]} == {config.start.steps for _, config in trained}
+    assert {sizes["steps of each"]} == {plan.start.steps for _, plan in trained}
     assert outcome.facts["batch"]["batch_norm_over"] is None and outcome.facts["warnings"] == []
 
 
