@@ -299,5 +299,6 @@ SUITES = {
     "smoke": ("dense_knn@smoke", "dense_knn@capi_smoke"),
     "dense": DENSE,
     "full": ("dense_knn@hummingbird",),
+    "today": ("dense_knn@hummingbird", "dense_knn@capi"),
     "everything": DENSE,
 }

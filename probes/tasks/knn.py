@@ -430,6 +430,7 @@ SUITES = {
     "smoke": ("knn@dino",),
     "frozen": ("knn@dino", "knn@moca"),
     "full": ("knn@dino",),
+    "today": ("knn@dinov2",),
     "everything": tuple(PROTOCOLS),
     "transfer": ("knn@dino",),
     "paper:moca": ("knn@moca",),

@@ -222,6 +222,7 @@ SUITES = {
     "smoke": ("linear_sgd@ibot_base_cached",),
     "frozen": ("linear_sgd@ibot_base_cached",),
     "full": ("linear_sgd@ibot_base",),  # a sweep: one rate rarely suits a checkpoint of another source
+    "today": ("linear@dinov2",),
     "everything": tuple(PAPERS | CACHED),
     "paper:extrema": ("linear_lars@extrema_paper",),
     "paper:lut": ("linear_lars@lut_paper",),

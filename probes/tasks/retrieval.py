@@ -1,0 +1,177 @@
+"""Image retrieval with frozen features: revisited Oxford and Paris, and images of the same class in any labelled set.
+
+Revisited sets (`revisited:FOLDER`) are evaluated as in DINO's eval_image_retrieval.py: whole images whose longer side
+fits a size, one at a time, at one scale or the mean of three; Easy, Medium and Hard, without what each leaves out. In a
+set of classes, validation images look for training images of their class. N images of the database, Q queries, D width.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+
+from checkpoints.backbone import Backbone
+from checkpoints.flops import frozen_bytes
+from checkpoints.frozen import FrozenExport, FrozenSpec
+from engine.machine import run_on_core_threads
+from engine.neighbours import unit_rows
+from engine.settings import Fraction, PositiveInt
+from engine.tasks import Metric, Outcome, Protocol, Task, Workspace
+from engine.work import Scale, Work
+from imagesets.schemes.revisited import ground_truth
+from imagesets.selection import evenly
+from imagesets.sets import ImageSet, open_set, parse_url
+from imagesets.transforms import planes
+from probes.features.extract import BATCH, extract, transform_of
+from probes.features.fallbacks import record_fallback, with_supported_pool
+from probes.features.kinds import FeatureKind, feature_bytes, feature_pass
+from probes.retrieved import KAPPAS, SCALES, level_scores, multiscale
+from probes.scores import cost, spread_out
+from probes.splits import check_labels, open_splits
+
+QUERIES = 1000  # of a set of classes at most, evenly spread: each is compared with the whole database
+
+
+@dataclass(frozen=True, kw_only=True)
+class Retrieval(Task):
+    """Settings of one evaluation."""
+
+    COST: ClassVar[float] = 1.1  # after k-NN, which reads the same features of a set of classes
+
+    pool: Literal["cls", "avg"] = "cls"  # the feature: class token or mean of the patches
+    size: PositiveInt = 224  # longer side of revisited sets' images, which are never enlarged
+    scales: Literal["one", "three"] = "one"  # of revisited sets' images: whole, or also by 0.7 and 0.5
+    crop: Fraction = 0.875  # of sets of classes: images are resized to the network's image size / crop
+    interpolation: Literal["bilinear", "bicubic", "lanczos"] = "bicubic"  # of that resizing
+
+    @property
+    def kind(self) -> FeatureKind:
+        return FeatureKind(self.pool)
+
+    def check_network(self, spec: FrozenSpec) -> None:
+        with_supported_pool(self, spec).kind.check(spec, "retrieval")
+
+    def features(self, export: FrozenExport, space: Workspace) -> dict[str, tuple[FeatureKind, ...]]:
+        if parse_url(space.data)[0] == "revisited":
+            return {}
+        return {transform_of(export, space, self).name: (with_supported_pool(self, export.spec).kind,)}
+
+    def summary(self, spec: FrozenSpec, images: Mapping[str, int]) -> dict[str, Any]:
+        return {"image size": spec.image_size, "forward passes": sum(images.values()), "queries": images["val"]}
+
+    def cost(self, scale: Scale) -> Work:
+        spec, (train, val) = scale.spec, (scale.images["train"], scale.images["val"])
+        parts = (feature_pass(spec, train, "train"), feature_pass(spec, val, "val"))
+        memory = max(feature_bytes(spec, train + val), frozen_bytes(spec, scale.batch_size or BATCH["cuda"]))
+        return Work(parts=parts, memory=memory, disk=feature_bytes(spec, train + val))
+
+    def run(self, export: FrozenExport, space: Workspace) -> Outcome:
+        self.check_network(export.spec)
+        task = with_supported_pool(self, export.spec)
+        outcome = (task.revisited if parse_url(space.data)[0] == "revisited" else task.by_class)(export, space)
+        return record_fallback(outcome, {self.pool: task.pool}, export.spec)
+
+    def by_class(self, export: FrozenExport, space: Workspace) -> Outcome:
+        """Right is an image of the query's class."""
+        train, val = open_splits(space)
+        transform = transform_of(export, space, self)
+        gallery, queries = (extract(export, images, [self.kind], space, transform) for images in (train, val))
+        check_labels(gallery.labels, queries.labels, train)
+        chosen = evenly(len(queries), min(QUERIES, len(queries)))
+        database = unit_rows(gallery[self.kind])
+        scores = []
+        for query in chosen.tolist():
+            order = nearest_first(database, unit_rows(queries[self.kind], slice(query, query + 1)))
+            same = np.flatnonzero(gallery.labels == queries.labels[query])
+            scores.append(level_scores(order, [{"easy": same.tolist(), "hard": [], "junk": []}], "easy"))
+        average, at = (np.concatenate(values) for values in zip(*scores, strict=True))
+        places = queries.indices[chosen]
+        metrics = {"map": mean_share(average, places, len(val))}
+        metrics |= {f"mp{kappa}": mean_share(at[:, column], places, len(val)) for column, kappa in enumerate(KAPPAS)}
+        facts = {"train": gallery.facts, "val": queries.facts, "queries": len(chosen)}
+        return Outcome(metrics=metrics, facts=facts, cost=cost(gallery, queries), random=False)
+
+    def revisited(self, export: FrozenExport, space: Workspace) -> Outcome:
+        """Right is what the set's ground truth says of a level."""
+        database, queries = (space.images(split, open_set) for split in ("train", "val"))
+        truth, path = ground_truth(parse_url(space.data)[1])
+        if (len(truth["imlist"]), len(truth["qimlist"])) != (len(database), len(queries)):
+            raise ValueError(
+                f"{space.data}: {path} is of the whole database, so a limit leaves none of it; drop --limit"
+            )
+        rows, asked = (self.described(export, images, space) for images in (database, queries))
+        order = nearest_first(rows, asked)
+        metrics, places = {}, np.arange(len(queries))
+        for level in ("medium", "hard", "easy"):  # the papers' first
+            scores = level_scores(order, truth["gnd"], level)
+            if np.isnan(scores.average).all():  # no query has such images
+                continue
+            metrics[f"map_{level}"] = mean_share(scores.average, places, len(queries))
+            for column, kappa in enumerate(KAPPAS):
+                metrics[f"mp{kappa}_{level}"] = mean_share(scores.at[:, column], places, len(queries))
+        facts = {
+            split: {"url": images.url, "split": split, "fingerprint": images.fingerprint, "images": len(images)}
+            for split, images in (("train", database), ("val", queries))
+        }
+        return Outcome(metrics=metrics, facts=facts, cost={"forwards": len(rows) + len(asked)}, random=False)
+
+    def described(self, export: FrozenExport, images: ImageSet, space: Workspace) -> np.ndarray:
+        """Unit vectors (N, D) of whole images, one at a time, shared by the processes."""
+        backbone = Backbone(export, space.device, space.precision, space.compiled)
+        own = range(space.world.rank, len(images), space.world.size)
+        scales = SCALES if self.scales == "three" else SCALES[:1]
+        rows: dict[int, np.ndarray] = {}
+
+        def encode(pixels: Tensor) -> Tensor:
+            patch = export.spec.patch_size or 1
+            height, width = (side // patch * patch for side in pixels.shape[-2:])  # as a strided convolution does
+            features = backbone.views(pixels[..., :height, :width], [(self.kind.layer, self.kind.norm)])
+            return self.kind.of(features[self.kind.layer, self.kind.norm])
+
+        def describe(index: int) -> None:
+            image = images.image(index)
+            image.thumbnail((self.size, self.size), Image.Resampling.LANCZOS)
+            row = multiscale(encode, backbone.prepare(planes(image)[None]), scales)[0].cpu().numpy()
+            if not np.isfinite(row).all():
+                raise ValueError(f"{images.path(index)}: its features are not finite; check the checkpoint")
+            rows[index] = row
+
+        def compute() -> dict[int, np.ndarray]:
+            run_on_core_threads(describe, own, space.workers if torch.device(space.device).type == "cpu" else 1)
+            return rows
+
+        everywhere = {at: row for part in space.world.gather_results(compute) for at, row in part.items()}
+        return np.stack([everywhere[at] for at in range(len(images))])
+
+
+def nearest_first(database: np.ndarray, queries: np.ndarray) -> np.ndarray:
+    """(N, Q): the places of unit vectors (N, D) by their product with each query (Q, D), equals in their order."""
+    return np.argsort(-(database @ queries.T), axis=0, kind="stable")
+
+
+def mean_share(values: np.ndarray, places: np.ndarray, images: int) -> Metric:
+    """Of values (n,) from 0 to 1 at some places among the images, NaN for queries that do not count."""
+    return Metric(value=100 * float(np.nanmean(values)), per_image=spread_out(values, places, images))
+
+
+DINO = "facebookresearch/dino 7c446df eval_image_retrieval.py and utils.py:708-800; whole queries, no boxes"
+PROTOCOLS = {
+    "retrieval@dino_oxford": Protocol(
+        task=Retrieval(), version=1, source=f"{DINO}; its README for ROxford: imsize 224, one scale"
+    ),
+    "retrieval@dino_paris": Protocol(
+        task=Retrieval(size=512, scales="three"),
+        version=1,
+        source=f"{DINO}; its README for RParis: imsize 512, multiscale",
+    ),
+}
+SUITES = {
+    "smoke": ("retrieval@dino_oxford",),
+    "full": ("retrieval@dino_oxford",),
+    "today": tuple(PROTOCOLS),
+    "everything": tuple(PROTOCOLS),
+}

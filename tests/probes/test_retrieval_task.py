@@ -1,0 +1,82 @@
+"""Retrieval as a task: revisited sets in their layout, other sets by class, and ground truth of another set refused."""
+
+import json
+
+import numpy as np
+import pytest
+from numpy.random import RandomState
+from PIL import Image
+from test_health_task import export
+
+from engine.tasks import Workspace
+from imagesets.sets import open_set
+from probes.retrieved import level_scores
+from probes.tasks.retrieval import PROTOCOLS, Retrieval
+
+TASK = Retrieval(size=24)
+COLOURS = [(220, 30, 30), (30, 220, 30), (30, 30, 220)]
+
+
+@pytest.fixture
+def landmarks(tmp_path):
+    """Three landmarks of four images each: of a query's, two are easy, one is hard, and one junk."""
+    (tmp_path / "jpg").mkdir()
+    random, names = RandomState(0), [f"place{number % 3}_{number}" for number in range(12)]
+    for number, name in enumerate([*names, "query0", "query1", "query2"]):
+        shape = (16, 32 if number % 2 else 40, 3)  # of other shapes than the network's
+        colour = COLOURS[int(name[5:].split("_")[0]) if name.startswith("place") else number % 3]
+        pixels = np.clip(np.array(colour) + random.normal(0, 9, shape), 0, 255).astype(np.uint8)
+        Image.fromarray(pixels).save(tmp_path / f"jpg/{name}.jpg")
+    gnd = [{"bbx": [0, 0, 9, 9], "easy": [q, q + 3], "hard": [q + 6], "junk": [q + 9]} for q in range(3)]
+    truth = {"imlist": names, "qimlist": ["query0", "query1", "query2"], "gnd": gnd}
+    (tmp_path / "gnd_toy.json").write_text(json.dumps(truth))
+    return tmp_path
+
+
+@pytest.mark.parametrize("scales", ["one", "three"])
+def test_landmarks_are_found_at_every_level(landmarks, tmp_path, scales):
+    task = Retrieval(size=24 if scales == "one" else 48, scales=scales)
+    outcome = task.run(export(), Workspace(cache=tmp_path / "cache", data=f"revisited:{landmarks}"))
+    assert {name for name, value in outcome.numbers.items() if value == 100} == set(outcome.metrics)
+    assert outcome.metrics["map_hard"].per_image.shape == (3,) and outcome.cost["forwards"] == 15
+
+
+def test_database_and_queries_are_in_the_order_of_the_ground_truth(landmarks):
+    database, queries = (open_set(f"revisited:{landmarks}", split) for split in ("train", "val"))
+    assert database.path(10).endswith("place1_10.jpg") and queries.path(2).endswith("query2.jpg")
+
+
+def test_by_class_is_average_precision_of_the_class(tmp_path):
+    outcome = TASK.run(export(), Workspace(cache=tmp_path, data="tiny:"))
+    assert 25 < outcome.numbers["map"] <= 100 and outcome.metrics["map"].per_image.shape == (32,)
+    order = np.array([[2], [0], [1]])  # second opinion: right at ranks 0 and 2, by hand in trapezoids
+    truth = [{"easy": [2, 1], "hard": [], "junk": []}]
+    assert level_scores(order, truth, "easy").average[0] == pytest.approx((1 + 1 + 1 / 2 + 2 / 3) / 4)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda truth: truth["gnd"].pop(), "is of 2 queries and its list has 3"),
+        (lambda truth: truth["gnd"][0]["easy"].append(99), "images beyond the 12"),
+        (lambda truth: truth["imlist"].append("nowhere"), "'nowhere' first"),
+        (lambda truth: truth.pop("gnd"), "another form"),
+    ],
+)
+def test_ground_truth_of_another_set_is_refused(landmarks, change, words):
+    path = landmarks / "gnd_toy.json"
+    truth = json.loads(path.read_text())
+    change(truth)
+    path.write_text(json.dumps(truth))
+    with pytest.raises(ValueError, match=words) as error:
+        open_set(f"revisited:{landmarks}", "train")
+    assert "\n" not in str(error.value)
+    path.unlink()
+    with pytest.raises(ValueError, match=r"convert gnd_NAME\.pkl"):
+        open_set(f"revisited:{landmarks}", "val")
+
+
+def test_a_limit_would_cut_the_database(landmarks, tmp_path):
+    space = Workspace(cache=tmp_path, data=f"revisited:{landmarks}", limit=4)
+    with pytest.raises(ValueError, match="drop --limit"):
+        PROTOCOLS["retrieval@dino_oxford"].task.run(export(), space)
