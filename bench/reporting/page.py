@@ -86,10 +86,13 @@ def paper_figures(
     return figures
 
 
-def figures_of(report: ReportContents) -> dict[str, str]:
-    """Heading -> SVG of what is drawn besides tables: sweeps, cost against accuracy, trainings found on this disk."""
+def figures_of(
+    report: ReportContents, logs: Mapping[str, Sequence[Mapping[str, float]]] | None = None
+) -> dict[str, str]:
+    """Heading -> SVG of what is drawn besides tables: sweeps, cost against accuracy, trainings. logs: of trainings;
+    None: those found on this disk."""
     figures = {name.capitalize(): figure for name, figure in (sweep_figures(report) | scatter_figures(report)).items()}
-    training = training_figure(training_logs(report), board_styles(report))
+    training = training_figure(training_logs(report) if logs is None else logs, board_styles(report))
     drawn = {title: svg_of(figure, title) for title, figure in figures.items()}
     return drawn | ({"Pretraining": svg_of(training, "curves of the pretrainings")} if training else {})
 
@@ -104,9 +107,8 @@ def page_of(
     `bench visualize` (`report_pictures`)."""
     from markupsafe import Markup
 
-    script, style = ((HERE / name).read_text(encoding="utf-8") for name in ("page.js", "page.css"))
-    template = html_template((HERE / "page.html").read_text(encoding="utf-8"), HERE)
-    return template.render(
+    return rendered(
+        "page.html",
         report=report,
         headline=headline(report),
         grounds=grounds(report),
@@ -115,12 +117,19 @@ def page_of(
         views=views,
         figures=figures,
         pictures=pictures or {"shown": (), "left_out": (), "command": ()},
+        links={},
         svg=Markup,  # of figures, whose texts matplotlib escapes
-        style=Markup(style),
-        style_hash=policy_hash(style),  # no other style counts, and no other script runs
-        script=Markup(script),
-        script_hash=policy_hash(script),
     )
+
+
+def rendered(template: str, **values: Any) -> str:
+    """A template of this folder with the page's style and script, beside which nothing counts or runs."""
+    from markupsafe import Markup
+
+    script, style = ((HERE / name).read_text(encoding="utf-8") for name in ("page.js", "page.css"))
+    policy = {"style_hash": policy_hash(style), "script_hash": policy_hash(script)}
+    page = html_template((HERE / template).read_text(encoding="utf-8"), HERE)
+    return page.render(style=Markup(style), script=Markup(script), **policy, **values)
 
 
 def policy_hash(text: str) -> Any:

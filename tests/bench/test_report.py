@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from made_results import EVIL, made_checkpoint, made_leaderboard, save_result
+from made_results import EVIL, made_checkpoint, made_leaderboard, made_result, save_result
 from PIL import Image
 from shown_results import result
 
@@ -34,13 +34,18 @@ from bench.reporting.figures import (
     training_figure,
 )
 from bench.reporting.page import figures_of, packed, page_of, report_page
+from bench.reporting.site import merged_results, site_pages
 from bench.reporting.views import image_view
 from bench.results.record import CheckpointUsed, DataUsed, MetricRecord, ProtocolUsed, Result
+from bench.run.runner import arrays_of, metric_records
+from bench.sharing.groups import Publication
+from bench.sharing.record import check_record, write_record
 from bench.statistics.compare import compare
 from bench.statistics.intervals import LEVEL
 from bench.statistics.paired import holm
 from bench.statistics.significance import p_value_cache
 from checkpoints.training_cost import TrainingCost
+from engine.tasks import Metric, Outcome
 from imagesets.sets import open_set
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
@@ -519,18 +524,70 @@ def test_in_a_browser(board, tmp_path):
 
 
 @pytest.fixture(scope="module")
+def record(compared, tmp_path_factory):
+    """A record of it."""
+    folder = tmp_path_factory.mktemp("records") / "mine"
+    write_record(compared, folder, Publication())
+    assert list(check_record(folder)) == []
+    return folder
+
+
+def test_a_site_of_records_is_whole_and_makes_no_requests(record, bench, tmp_path):
+    """A page for each checkpoint and protocol; every link leads somewhere; the same bytes twice."""
+    assert bench("site", record, "--out", tmp_path / "a", "--title", "Our <ViTs>")[::2] == (0, "")
+    assert bench("site", record, "--out", tmp_path / "a", "--title", "Our <ViTs>")[0] == 0, "an older one is replaced"
+    pages = {path.relative_to(tmp_path / "a").as_posix(): path for path in (tmp_path / "a").rglob("*.html")}
+    assert sorted(name.split("/")[0] for name in pages) == [*["checkpoints"] * 5, "index.html", *["protocols"] * 2]
+    assert "<h1>Our &lt;ViTs&gt;</h1>" in pages["index.html"].read_text()
+    for path in pages.values():
+        text, elements = path.read_text(), Elements()
+        elements.feed(text)
+        links = [value for name, value in elements.attributes if name in ("href", "src") and value != "#"]
+        assert 'style="' not in text and "default-src 'none'" in text and "unsafe-inline" not in text
+        for link in links:
+            file, _, anchor = link.partition("#")
+            target = (path.parent / file).resolve() if file else path
+            assert target.is_file() and (not anchor or f'id="{anchor}"' in target.read_text()), link
+    (first,) = [path.read_text() for name, path in pages.items() if name.startswith("checkpoints/n0-")]
+    assert "bench run --checkpoint" in first and "near@x" in first
+    assert site_pages([record], "Our <ViTs>")["index.html"] == pages["index.html"].read_text()
+
+
+def test_two_records_are_one_site_with_the_newest_of_each_number(compared, record, tmp_path):
+    pages = site_pages([record], "t")
+    again = tmp_path / "again"
+    write_record(compared, again, Publication())
+    assert site_pages([record, again], "t").keys() == pages.keys()
+    assert len(merged_results([record, again])[0]) == len(merged_results([record])[0])
+
+
+def test_a_record_that_was_changed_makes_no_site(record, bench, tmp_path):
+    changed = tmp_path / "changed"
+    shutil.copytree(record, changed)
+    (changed / "leaderboard.md").write_text("better numbers")
+    code, _, told = bench("site", changed, "--out", tmp_path / "site")
+    assert code == 2 and "leaderboard.md" in told and "--check" in told and not (tmp_path / "site").exists()
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "thesis.tex").write_text("x")
+    code, _, told = bench("site", record, "--out", tmp_path / "mine")
+    assert code == 2 and "no site" in told and (tmp_path / "mine" / "thesis.tex").exists()
+
+
+@pytest.fixture(scope="module")
 def compared(tmp_path_factory):
     """Results of four networks and of raw pixels on the same images under two protocols: two networks are level."""
     out, random = tmp_path_factory.mktemp("compared"), np.random.RandomState(0)
     hard = random.rand(400)
     for number, skill in enumerate((0.8, 0.8, 0.5, 0.2, 0.95)):
         used = made_checkpoint(f"n{number}", number, method="pixels" if number == 4 else "mae")
-        for protocol in ("knn@dino", "linear@x"):
+        for protocol in ("near@x", "linear@x"):
             right = hard + 0.2 * random.rand(400) < skill
-            value = 100 * float(right.mean())
-            save_result(
-                out, result(used, value, protocol=ProtocolUsed(name=protocol, version=1, source="")), {"top1": right}
-            )
+            outcome = Outcome(metrics={"top1": Metric(value=100 * float(right.mean()), per_image=right)})
+            metrics, method = metric_records(outcome, 400)
+            data = DataUsed(name="digits", url="digits:", images={"val": 400}, fingerprints={"val": "f" * 64})
+            protocol_used = ProtocolUsed(name=protocol, version=1, source="")
+            found = made_result(used, metrics, task="other", protocol=protocol_used, data=data, interval_method=method)
+            save_result(out, found, arrays_of(outcome))
     return out
 
 
