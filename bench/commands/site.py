@@ -4,7 +4,7 @@ import argparse
 from pathlib import Path
 
 EPILOG = """examples:
-  bench record results --to records/mine && bench site records/mine --out public
+  bench site records/mine --out public
   bench site records/* --title "Our ViTs" --out public
 
 Each record is checked first (bench record --check). The pages make no requests and open from disk too.
