@@ -5,12 +5,16 @@ Work that several jobs share, such as the pass for frozen features, counts for t
 """
 
 import shlex
+import signal
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from shlex import quote
 from textwrap import wrap
+from types import FrameType
 from typing import Any
 
 from bench.cli.output import in_one_line
@@ -234,7 +238,8 @@ def _wrapped(text: str, width: int) -> list[str]:
     return [line.replace("\N{NO-BREAK SPACE}", " ") for line in lines]
 
 
-MEASURING = 25.0  # seconds of measuring in all; what was begun then is ended
+MEASURING = 25.0  # seconds of measuring in all, after which no job's measuring begins
+LIMIT = 30.0  # seconds after which what is being measured is given up
 MAX_MEASURING = 4.0  # seconds of measuring for one job
 Command = Callable[[LoadedCheckpoint, Job], list[str]]  # words of the `bench run` of one job
 Plan = Sequence[tuple[LoadedCheckpoint, list[Forecast]]]
@@ -270,8 +275,31 @@ def plan(request: RunRequest, assumed: Machine | None, fresh: bool, tell: Callab
     return counted
 
 
+class MeasuringEnded(BaseException):
+    """The limit is over; no Exception, so that no library that is being timed catches it."""
+
+
+@contextmanager
+def time_limit(seconds: float) -> Iterator[None]:
+    """A block that MeasuringEnded leaves after `seconds`; no limit outside the main thread, which alone has signals."""
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        raise MeasuringEnded
+
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGALRM, stop)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
 def measure_jobs(plan: Plan, preparation: Preparation, tell: Callable[..., None]) -> None:
-    """Fill in the times of all jobs that lack one, as long as there is time for measuring."""
+    """Fill in the times of the jobs that lack one, those with the fewest operations first, as far as time allows."""
     started, space = time.perf_counter(), preparation.request.space
     lacking = [
         (checkpoint, forecasts, place)
@@ -279,24 +307,29 @@ def measure_jobs(plan: Plan, preparation: Preparation, tell: Callable[..., None]
         for place, forecast in enumerate(forecasts)
         if forecast.work.parts and forecast.seconds is None
     ]
-    if lacking:
-        tell(f"measuring this machine for at most {MEASURING:.0f} s:")
-    for number, (checkpoint, forecasts, place) in enumerate(lacking):
-        left = started + MEASURING - time.perf_counter()
-        if left <= 0:
-            tell(f"  {len(lacking) - number} jobs are not measured yet: the same command goes on with them")
-            return
-        forecast, export = forecasts[place], preparation.exports[checkpoint.key]
-        calibration = Calibration.kept(space, export, forecast.job.data.fingerprints)
-        try:
-            measure_job(forecast, calibration, export, space, min(left / (len(lacking) - number), MAX_MEASURING))
-        except Exception as error:  # what prevents a benchmark prevents the run, which says more
-            tell(f"  {forecast.job.title}: not measured: {in_one_line(error)}")
-            continue
-        forecasts[place] = forecast.timed(calibration)
-        tell(f"  {forecast.job.title}: {duration(forecasts[place].seconds or 0.0)}")
-    if lacking:
-        tell(f"measured in {duration(time.perf_counter() - started)}")
+    if not lacking:
+        return
+    # A job whose measuring takes too long comes last, so that no other one waits for it in every plan.
+    lacking.sort(key=lambda entry: entry[1][entry[2]].work.flops)
+    tell(f"measuring this machine for at most {LIMIT:.0f} s:")
+    measured = 0
+    with suppress(MeasuringEnded), time_limit(LIMIT):
+        for checkpoint, forecasts, place in lacking:
+            left = started + MEASURING - time.perf_counter()
+            if left <= 0:
+                break
+            forecast, export = forecasts[place], preparation.exports[checkpoint.key]
+            calibration = Calibration.kept(space, export, forecast.job.data.fingerprints)
+            try:
+                measure_job(forecast, calibration, export, space, min(left / (len(lacking) - measured), MAX_MEASURING))
+                forecasts[place] = forecast.timed(calibration)
+                tell(f"  {forecast.job.title}: {duration(forecasts[place].seconds or 0.0)}")
+            except Exception as error:  # what prevents a benchmark prevents the run, which says more
+                tell(f"  {forecast.job.title}: not measured: {in_one_line(error)}")
+            measured += 1
+    if measured < len(lacking):
+        tell(f"  {len(lacking) - measured} jobs are not measured yet: the same command goes on with them")
+    tell(f"measured in {duration(time.perf_counter() - started)}")
 
 
 def measure_job(

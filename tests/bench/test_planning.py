@@ -1,6 +1,8 @@
 """`bench plan`: what jobs take, counted once where they share it, beside truth after the run; assumed machines."""
 
 import json
+import signal
+import time
 from dataclasses import replace
 
 import pytest
@@ -164,6 +166,19 @@ def test_measuring_ends_when_its_time_is_over(plan, monkeypatch):
     monkeypatch.setattr("bench.run.forecast.MEASURING", 0)
     code, said, _ = plan("--suite", "knn@dino,lowshot@bench")
     assert code == 0 and "2 jobs are not measured yet" in said and "0 of 2 jobs" in said
+
+
+def test_what_takes_too_long_to_measure_is_given_up_and_other_jobs_come_first(plan, monkeypatch):
+    monkeypatch.setattr("bench.run.forecast.LIMIT", 3.0)
+    monkeypatch.setattr("probes.tasks.knn.Knn.cost", lambda task, scale: Work(parts=(Part(kind="fits", count=1),)))
+    endless = Work(parts=(Part(kind="fits", count=1, flops=1e18),))
+    monkeypatch.setattr("probes.tasks.lowshot.LowShot.cost", lambda task, scale: endless)
+    monkeypatch.setattr("probes.tasks.lowshot.LowShot.benchmark", lambda *values: time.sleep(60))
+    started, before = time.perf_counter(), signal.getsignal(signal.SIGALRM)
+    code, said, _ = plan("--suite", "lowshot@bench,knn@dino")
+    assert time.perf_counter() - started < 60 and signal.getsignal(signal.SIGALRM) == before
+    assert code == 0 and "  knn@dino on digits: " in said.split("measuring")[1]
+    assert "1 jobs are not measured yet" in said and "1 of 2 jobs" in said
 
 
 def test_a_plan_for_schedulers_and_for_a_shell(plan, tmp_path):
