@@ -208,4 +208,10 @@ PROTOCOLS = {
     "depth_linear@dinov2_lin4": Protocol(task=replace(LIN1, layers="four"), version=1, source=HEADS),
 }
 DENSE = ("depth_linear@dinov3", "depth_linear@dinov2_lin1", "depth_linear@dinov2_lin4")
-SUITES = {"smoke": ("depth_linear@smoke",), "dense": DENSE, "full": ("depth_linear@dinov3",), "everything": DENSE}
+SUITES = {
+    "smoke": ("depth_linear@smoke",),
+    "dense": DENSE,
+    "full": ("depth_linear@dinov3",),
+    "today": ("depth_linear@dinov3",),
+    "everything": DENSE,
+}

@@ -365,5 +365,6 @@ SUITES = {
     "smoke": ("segmentation_linear@smoke", "segmentation_linear@capi_smoke"),
     "dense": DENSE,
     "full": ("segmentation_linear@dinov3",),
+    "today": ("segmentation_linear@dinov3", "segmentation_linear@capi"),
     "everything": DENSE,
 }

@@ -1,0 +1,122 @@
+"""Detection of images from other sets by frozen features: how near an image's k-th nearest training image is.
+
+Nothing is trained (Sun et al. 2022, Out-of-Distribution Detection with Deep Nearest Neighbors): the score is the cosine
+to the k-th neighbour. Validation images should score high, images of the sets that the user names low. Q images of a
+set, D width.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+from sklearn.metrics import roc_auc_score
+
+from checkpoints.frozen import FrozenExport, FrozenSpec
+from engine.neighbours import search, unit_rows
+from engine.settings import Fraction, OneOrMoreDifferent, PositiveInt
+from engine.tasks import Metric, Outcome, Protocol, Task, Workspace
+from imagesets.sets import open_set, parse_url
+from probes.features.extract import FeatureSet, extract, transform_of
+from probes.features.fallbacks import record_fallback, with_supported_pool
+from probes.features.kinds import FeatureKind
+from probes.scores import cost
+from probes.splits import open_splits
+
+ACCEPTED = 0.95  # share of the validation images that the threshold of the false positive rate accepts
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ood(Task):
+    """Settings of one evaluation."""
+
+    COST: ClassVar[float] = 1.1  # after k-NN, which reads the same features
+
+    sets: OneOrMoreDifferent[str] = ("noisydigits:",)  # URLs of image sets whose validation images are of another kind
+    k: PositiveInt = 50  # neighbour by which an image is judged; fewer in a smaller gallery
+    pool: Literal["cls", "avg"] = "cls"  # the feature: class token or mean of the patches
+    crop: Fraction = 0.875  # images are resized to the network's image size / crop, and the centre is taken
+    interpolation: Literal["bilinear", "bicubic", "lanczos"] = "bicubic"  # of that resizing
+    backend: Literal["faiss", "torch"] = "faiss"  # library of the search
+
+    @property
+    def kind(self) -> FeatureKind:
+        return FeatureKind(self.pool)
+
+    def check_network(self, spec: FrozenSpec) -> None:
+        with_supported_pool(self, spec).kind.check(spec, "ood")
+
+    def check_images(self, space: Workspace) -> None:
+        for url in self.sets:
+            parse_url(url)
+        if space.data in self.sets:
+            raise ValueError(f"{space.data}: is evaluated on and cannot be foreign, too; add --set ood.sets=OTHER")
+
+    def features(self, export: FrozenExport, space: Workspace) -> dict[str, tuple[FeatureKind, ...]]:
+        return {transform_of(export, space, self).name: (with_supported_pool(self, export.spec).kind,)}
+
+    def run(self, export: FrozenExport, space: Workspace) -> Outcome:
+        self.check_network(export.spec)
+        self.check_images(space)
+        task = with_supported_pool(self, export.spec)
+        return record_fallback(task.evaluate(export, space), {self.pool: task.pool}, export.spec)
+
+    def evaluate(self, export: FrozenExport, space: Workspace) -> Outcome:
+        """`run` on a feature that the network has."""
+        train, val = open_splits(space)
+        others = [open_set(url, "val") for url in self.sets]
+        transform = transform_of(export, space, self)
+        found = [extract(export, images, [self.kind], space, transform) for images in (train, val, *others)]
+        gallery, known, *foreign = found
+        near = self.scores(gallery, known, space)
+        rates = [detection(near, self.scores(gallery, features, space)) for features in foreign]
+        metrics = {
+            "auroc": Metric(value=float(np.mean([auroc for auroc, _ in rates]))),
+            "fpr95": Metric(value=float(np.mean([fpr for _, fpr in rates])), higher_is_better=False),
+        }
+        for number, (auroc, fpr) in enumerate(rates, 1) if len(rates) > 1 else ():
+            metrics[f"auroc_set{number}"] = Metric(value=auroc)
+            metrics[f"fpr95_set{number}"] = Metric(value=fpr, higher_is_better=False)
+        facts: Mapping[str, Any] = {
+            "train": gallery.facts,
+            "val": known.facts,
+            "sets": [features.facts for features in foreign],
+            "k": min(self.k, len(gallery)),
+        }
+        return Outcome(metrics=metrics, facts=facts, cost=cost(*found), random=False)
+
+    def scores(self, gallery: FeatureSet, queries: FeatureSet, space: Workspace) -> np.ndarray:
+        """Cosine (Q,) of each query and its k-th nearest image of the gallery, in every process."""
+        k = min(self.k, len(gallery))
+        rows = gallery[self.kind], queries[self.kind]
+        near = search(*rows, k, self.backend, space.device, prepare=unit_rows, world=space.world)
+        parts = space.world.gather_results(lambda: (near.places, near.similarities[:, -1]))
+        scores = np.empty(len(queries), np.float32)
+        for places, similarities in parts:
+            scores[places] = similarities
+        return scores
+
+
+def detection(known: np.ndarray, foreign: np.ndarray) -> tuple[float, float]:
+    """AUROC and the false positive rate at a true positive rate of 95 %, in percent, of scores (Q,) that should be
+    high for known images and low for foreign ones."""
+    is_known = np.concatenate([np.ones(len(known)), np.zeros(len(foreign))])
+    threshold = np.sort(known)[::-1][int(np.ceil(ACCEPTED * len(known))) - 1]
+    auroc = roc_auc_score(is_known, np.concatenate([known, foreign]))
+    return 100 * float(auroc), 100 * float((foreign >= threshold).mean())
+
+
+PROTOCOLS = {
+    "ood@knn": Protocol(
+        task=Ood(),
+        version=1,
+        source="Sun et al. 2022 (arXiv 2204.06507): k-th nearest neighbour among normalised features, AUROC and FPR at "
+        "95 %; ours: frozen features in place of a trained classifier's, k=50 of all training images, and noisy digits "
+        "unless sets are named",
+    ),
+}
+SUITES = {
+    "smoke": ("ood@knn",),
+    "full": ("ood@knn",),
+    "everything": ("ood@knn",),
+}
