@@ -11,15 +11,11 @@ called.
 import io
 import re
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, get_args
-
-from msgspec import Meta
-
-from engine.settings import NonNegativeInt, PositiveInt, Validated, fitting
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 if TYPE_CHECKING:
     from torch import nn
@@ -36,10 +32,8 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Options(Validated):
+class Options:
     """Where and how networks run; the defaults are those of the command line."""
-
-    PREFIX: ClassVar[str] = "Options."
 
     device: str = "auto"  # auto, cpu, cuda or cuda:N
     # Of forward passes. auto: float32, but bfloat16 for pretraining on a GPU. float16 is for pretraining alone.
@@ -47,28 +41,46 @@ class Options(Validated):
     compiled: bool = False  # transformer blocks by torch.compile
     decode: Literal["exact", "fast"] = "exact"  # PIL as in the papers, or torchvision on uint8 tensors
     skip_bad: bool = False  # count unreadable images instead of stopping
-    batch_size: PositiveInt | None = None  # images in a forward pass of a process, at most; None: by the device
-    workers: NonNegativeInt | None = None  # loader workers; None: by the machine
+    batch_size: int | None = None  # images in a forward pass of a process, at most; None: by the device
+    workers: int | None = None  # loader workers; None: by the machine
+
+    def __post_init__(self) -> None:
+        check("Options.", **{name: getattr(self, name) for name in ("device", "precision", "decode")})
+        check("Options.", batch_size=self.batch_size, workers=self.workers)
 
 
-ARGUMENTS: dict[str, Any] = {  # of the functions below -> annotated type, as of settings
-    **dict.fromkeys(("protocol", "suite", "kind", "method", "recipe"), str),
-    **dict.fromkeys(("name", "statistics"), str | None),
-    "settings": Annotated[Mapping[str, Any], Meta(description="a dictionary, such as {'k': (10, 20)}")] | None,
-    "options": Options | None,
-    "select": Literal["holdout", "val"] | None,
-    "seed": NonNegativeInt,
-    "limit": PositiveInt | None,
+def _whole(least: int) -> Callable[[Any], bool]:
+    return lambda value: isinstance(value, int) and not isinstance(value, bool) and value >= least
+
+
+# Argument -> whether a value is right, and what to give instead.
+EXPECTED: dict[str, tuple[Callable[[Any], bool], str]] = {
+    **dict.fromkeys(
+        ("protocol", "suite", "kind", "method", "recipe"), (lambda value: isinstance(value, str), "a text")
+    ),
+    **dict.fromkeys(("name", "statistics"), (lambda value: isinstance(value, str | None), "a text")),
+    "settings": (lambda value: isinstance(value, Mapping | None), "a dictionary, such as {'k': (10, 20)}"),
+    "options": (lambda value: isinstance(value, Options | None), "bench.Options(...)"),
+    "select": (lambda value: value in (None, "holdout", "val"), "'holdout' or 'val'"),
+    "seed": (_whole(0), "a whole number from 0 on"),
+    "limit": (lambda value: value is None or _whole(1)(value), "a whole number from 1 on"),
+    "device": (lambda value: isinstance(value, str), "'auto', 'cpu', 'cuda' or 'cuda:N'"),
+    "precision": (
+        lambda value: value in (None, "auto", "float32", "bfloat16", "float16"),
+        "'auto', 'float32', 'bfloat16' or 'float16'",
+    ),
+    "decode": (lambda value: value in ("exact", "fast"), "'exact' or 'fast'"),
+    "batch_size": (lambda value: value is None or _whole(1)(value), "a whole number from 1 on"),
+    "workers": (lambda value: value is None or _whole(0)(value), "a whole number from 0 on"),
 }
 
 
-def check(**arguments: Any) -> None:
+def check(prefix: str = "", **arguments: Any) -> None:
     """ValueError, in one line, for the first argument of the wrong kind."""
     for name, value in arguments.items():
-        try:
-            fitting(value, ARGUMENTS[name])
-        except ValueError as error:
-            raise ValueError(f"{name}={value!r}: {error}") from None
+        is_right, expected = EXPECTED[name]
+        if not is_right(value):
+            raise ValueError(f"{prefix}{name}={value!r}: give {expected}")
 
 
 @contextmanager
@@ -90,7 +102,7 @@ def commands() -> Iterator[None]:
 
 
 # Options of the command line whose arguments have other names; of all others the hyphens become underscores.
-RENAMED = {"set": "settings", "compile": "Options.compiled"}
+ARGUMENTS = {"set": "settings", "compile": "Options.compiled"}
 OPTIONS = ("device", "precision", "decode", "skip-bad", "batch-size", "workers")
 COMMAND_LINE = re.compile(r"(?<![\w-])--([a-z]+(?:-[a-z]+)*)(?![\w-])(:)?( )?")
 IMPORT_COMMAND = re.compile(r"bench import (?:'([^']*)'|(\S+)) --out FOLDER((?: --[a-z-]+ [^\s;,)]+)*)")
@@ -108,7 +120,7 @@ def in_python(message: str) -> str:
 
     def argument(match: re.Match[str]) -> str:
         option, colon, space = match[1], match[2] or "", match[3] or ""
-        name = RENAMED.get(option, option.replace("-", "_"))
+        name = ARGUMENTS.get(option, option.replace("-", "_"))
         name = f"Options.{name}" if option in OPTIONS else name
         if colon:
             return f"{name}:{space}"
