@@ -14,12 +14,8 @@ from bench.demo import NETWORKS, pretrained
 from imagesets.sets import open_set
 from pretrain.loop.trainer import Trainer
 
-QUICK = tuple(
-    replace(
-        each, changes=(*each.changes, "epochs=1", "batch=128", "schedule.warmup=0", "width=16", "depth=1", "heads=1")
-    )
-    for each in NETWORKS
-)
+TINY = ("epochs=1", "batch=128", "schedule.warmup=0", "width=16", "depth=1", "heads=1")
+QUICK = tuple(replace(each, changes=(*each.changes, *TINY)) for each in NETWORKS)
 
 
 @pytest.fixture

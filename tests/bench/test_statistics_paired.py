@@ -6,14 +6,7 @@ import numpy as np
 import pytest
 from scipy.stats import binom, chi2
 
-from bench.statistics.paired import (
-    bootstrap,
-    compare_images,
-    discordant_interval,
-    holm,
-    mcnemar,
-    paired_p_value,
-)
+from bench.statistics.paired import bootstrap, compare_images, discordant_interval, holm, mcnemar, paired_p_value
 
 DRAWS = 1000
 
@@ -83,14 +76,8 @@ def test_mcnemar_is_the_exact_binomial(counts):
 @pytest.mark.parametrize(
     ("ahead", "behind", "images"),
     [
-        (0, 0, 1),
-        (0, 0, 100),
-        (3, 0, 3),
-        (5, 1, 40),
-        (60, 20, 500),
-        (900, 100, 1000),
-        (2500, 2600, 50_000),
-        (9, 0, 50_000),
+        *((0, 0, 1), (0, 0, 100), (3, 0, 3), (5, 1, 40), (60, 20, 500)),
+        *((900, 100, 1000), (2500, 2600, 50_000), (9, 0, 50_000)),
     ],
 )
 def test_the_interval_without_draws_is_that_of_many_draws(ahead, behind, images):
