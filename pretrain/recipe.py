@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from checkpoints.spec import ViTSpec
 from engine.settings import BelowOne, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, Validated, validate
-from pretrain.schedules import Constant, CosineTo, Multistep, Schedule, TableCosine, WarmupCosine
+from pretrain.schedules import Constant, CosineTo, Multistep, Schedule, TableCosine, TrainProgress, WarmupCosine, cosine
 
 Rule = Literal["linear", "root"]
 # What `--set schedule=NAME` chooses among; a recipe may have any other.
@@ -40,6 +40,7 @@ class Recipe(Validated):
     betas: tuple[BelowOne, BelowOne] = (0.9, 0.999)  # of AdamW
     momentum: BelowOne = 0.9  # of LARS
     clip: NonNegativeFloat = 0.0  # largest norm of the gradient; 0: no clipping
+    clip_end: NonNegativeFloat = 0.0  # where half a cosine takes clip; 0: it stays
     clip_each: bool = False  # clip every parameter by its own norm (DINO utils.py:132-141)
 
     def __post_init__(self) -> None:
@@ -64,6 +65,10 @@ class Recipe(Validated):
         scale = self.batch / self.lr_batch if self.lr_batch else 1.0
         return self.lr * (sqrt(scale) if self.lr_rule == "root" else scale)
 
+    def clip_at(self, progress: TrainProgress) -> float:
+        """The largest norm of the gradient for the update at `progress`; 0: no clipping."""
+        return cosine(self.clip, self.clip_end or self.clip, progress.step / progress.steps)
+
     def to_json(self) -> dict[str, Any]:
         """All values as JSON; a schedule is its fields under its class's name."""
         plain = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
@@ -71,6 +76,14 @@ class Recipe(Validated):
             plain[name] = {"name": type(plain[name]).__name__, **dataclasses.asdict(plain[name])}
         plain |= {"spec": self.spec.to_json(), "settings": dataclasses.asdict(self.settings)}
         return plain
+
+    def defaults(self) -> dict[str, Any]:
+        """Of the recipe's own fields and the method's settings, those with a plain default, as in `to_json`."""
+        own, settings = (
+            {f.name: f.default for f in dataclasses.fields(of) if f.default is not dataclasses.MISSING}
+            for of in (self, self.settings)
+        )
+        return {**own, "settings": settings}
 
 
 # Encoders of the published recipes.

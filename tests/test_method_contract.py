@@ -77,7 +77,10 @@ VARIANTS: dict[str, list[dict[str, Any]]] = {
     "lejepa": [dict(local_crops=2, sigreg_over="all", convex=False), dict(local_crops=2, centre="all")],
     "nepa": [dict(query_norm_trained="gain", spec=dict(mlp="gated")), dict(query_norm_trained="all")],
     "simdino": [dict(local_crops=2, expansion_of="student", gather_covariance=False)],
-    "simdinov2": [dict(local_crops=2, koleo_weight=0.1)],
+    "simdinov2": [
+        dict(local_crops=2, koleo_weight=0.1),
+        dict(separate_head=True, eps_end=0.5, compression_weight_end=2.0, end_epoch=1),
+    ],
     "lut": [
         dict(recipe="smoke_simmim"),
         dict(head_norm="ln"),

@@ -80,7 +80,8 @@ def check_request(request: PretrainRequest) -> None:
     if images is None:
         return
     trainer = prepared(chosen, images, request.run, World())
-    check_resume(request.run.out, json.loads(json.dumps(trainer.identity())), request.run.resume)
+    identity = json.loads(json.dumps(trainer.identity()))
+    check_resume(request.run.out, identity, request.run.resume, trainer.recipe.defaults())
 
 
 def _connected(request: PretrainRequest, world: World) -> PretrainRequest:

@@ -27,16 +27,18 @@ BEGUN = {RUN, LOCK, CLUSTER, "wandb", "states", *MADE_AGAIN}
 
 
 @contextmanager
-def locked_run_folder(folder: Path, identity: Mapping[str, Any], resume: bool) -> Iterator[None]:
+def locked_run_folder(
+    folder: Path, identity: Mapping[str, Any], resume: bool, defaults: Mapping[str, Any]
+) -> Iterator[None]:
     """Lock `folder` for a new run, or to resume this run in it.
 
     A run that failed before its first training state is replaced. ValueError where the folder holds another run (it
     names what differs), other files, or another process that trains here.
     """
     requested = json.loads(json.dumps(identity))
-    check_resume(folder, requested, resume)
+    check_resume(folder, requested, resume, defaults)
     with locked_or_refused(folder / LOCK, f"another training is running in {folder}; choose another --out"):
-        goes_on = check_resume(folder, requested, resume)  # again: another process may have trained here until now
+        goes_on = check_resume(folder, requested, resume, defaults)  # again: another process may have trained here
         for path in _leftovers(folder) | (set() if goes_on else {folder / name for name in MADE_AGAIN}):
             _remove(path)
         if not goes_on:
@@ -44,8 +46,11 @@ def locked_run_folder(folder: Path, identity: Mapping[str, Any], resume: bool) -
         yield
 
 
-def check_resume(folder: Path, requested: Mapping[str, Any], resume: bool) -> bool:
-    """Whether to resume the run in `folder`; False starts a new one. ValueError where neither is possible."""
+def check_resume(folder: Path, requested: Mapping[str, Any], resume: bool, defaults: Mapping[str, Any]) -> bool:
+    """Whether to resume the run in `folder`; False starts a new one. ValueError where neither is possible.
+
+    defaults: of the settings, which a run of an earlier version has where it recorded none.
+    """
     path = folder / RUN
     held = set(folder.iterdir()) - set(folder.glob(TEMPORARY_RUN_JSON)) if folder.exists() else set()
     if not path.exists():
@@ -56,6 +61,8 @@ def check_resume(folder: Path, requested: Mapping[str, Any], resume: bool) -> bo
     begun = {folder / name for name in BEGUN} | _leftovers(folder)
     if recorded.keys() == requested.keys() and held <= begun and not states(folder / "states"):
         return False
+    if isinstance(settings := recorded.get("settings"), dict):
+        recorded["settings"] = _filled(settings, json.loads(json.dumps(defaults)))
     different = json_differences(recorded, requested)
     if different:
         others = f"; and {len(different) - SHOWN} more" if len(different) > SHOWN else ""
@@ -84,6 +91,16 @@ def _read(path: Path) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise ValueError(f"{path} is not a run's; choose another --out")
     return value
+
+
+def _filled(recorded: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
+    """`recorded`, and the defaults of what it lacks."""
+    nested = {
+        name: _filled(values, defaults[name])
+        for name, values in recorded.items()
+        if isinstance(values, dict) and isinstance(defaults.get(name), dict)
+    }
+    return {**defaults, **recorded, **nested}
 
 
 def json_differences(recorded: Any, requested: Any, name: str = "") -> list[str]:

@@ -135,7 +135,8 @@ class Trainer:
 
         begun: called in the first process once the folder is known to be this run's.
         """
-        with self.world.held_by_rank0(locked_run_folder(self.run.out, self.identity(), self.run.resume)):
+        folder = locked_run_folder(self.run.out, self.identity(), self.run.resume, self.recipe.defaults())
+        with self.world.held_by_rank0(folder):
             self.world.on_rank0(begun)
             self.load()
             if self.step == 0:

@@ -57,6 +57,7 @@ class Updates:
         self.frozen_epochs, exported = frozen_epochs, method.encoders().values()
         self.encoder = {parameter for encoder in exported for parameter in encoder.vit.parameters()}
         self.losses: deque[float] = deque(maxlen=SHOWN)
+        self.clip = recipe.clip  # of the update that is made
         self.norm = math.nan  # of the last gradient, before clipping
 
     def run(
@@ -95,7 +96,8 @@ class Updates:
         return logs
 
     def set_rates(self, progress: TrainProgress) -> None:
-        """Set learning rate and weight decay of every group for the update at `progress`."""
+        """Set the clipping, and learning rate and weight decay of every group, for the update at `progress`."""
+        self.clip = self.recipe.clip_at(progress)
         lr, decay = self.rates(progress)
         for group, ours in zip(self.optimizer.param_groups, self.groups, strict=True):
             group["lr"] = lr * ours.lr_scale if ours.lr is None else ours.lr
@@ -152,7 +154,7 @@ class Updates:
         """Clip gradients by their common norm, or each by its own, as the recipe says; returns their common norm."""
         norms = torch._foreach_norm(gradients)
         total = torch.linalg.vector_norm(torch.stack(norms))
-        clip = self.recipe.clip
+        clip = self.clip
         if clip and self.recipe.clip_each:
             torch._foreach_mul_(gradients, [(clip / (norm + EACH_EPS)).clamp(max=1.0) for norm in norms])
         elif clip:

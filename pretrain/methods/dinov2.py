@@ -12,7 +12,7 @@ from math import log
 
 import torch
 from PIL import Image
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional as F
 from torchvision.transforms import Compose
 
@@ -23,7 +23,7 @@ from pretrain.method import Step, TrainProgress
 from pretrain.parts.heads import PrototypeHead
 from pretrain.parts.losses import Negatives, dino_loss, gram_loss, masked_patch_loss
 from pretrain.parts.mask_shapes import MaskedCrops
-from pretrain.parts.masked_distillation import MaskedDistillation, MaskedSettings
+from pretrain.parts.masked_distillation import MaskedDistillation, MaskedSettings, patch_head
 from pretrain.parts.self_distillation import (
     SMALL,
     SMOKE,
@@ -46,11 +46,7 @@ class Settings(MaskedSettings, DistillationSettings):
     teacher_temperature: PositiveFloat = 0.07
     teacher_warmup: NonNegativeInt = 30  # epochs; the temperature rises with every update
     sinkhorn: bool = False  # targets by Sinkhorn-Knopp over all processes, in place of the centre and a softmax
-    separate_head: bool = False  # masked patches have a head of their own
-    patch_prototypes: PositiveInt = 131072  # K of that head
-    patch_head_layers: PositiveInt = 3  # of its MLP
-    patch_head_hidden: PositiveInt = 2048  # hidden width of its MLP
-    patch_bottleneck: PositiveInt = 256  # width before its prototypes
+    patch_prototypes: PositiveInt = 131072  # K of a separate head for masked patches
     gram_weight: NonNegativeFloat = 0.0  # of Gram anchoring, after its rise; 0: none (DINOv3 2.0)
     gram_start: NonNegativeInt = 1  # epochs before it begins, and the Gram teacher becomes a copy of the teacher
     gram_rise: NonNegativeFloat = 0.0  # epochs in which its weight rises
@@ -69,19 +65,7 @@ class DinoV2(MaskedDistillation, SelfDistillation):
         super().__init__(spec, settings)
         self.batch_statistics |= settings.sinkhorn
         self.frozen_epochs = settings.freeze_prototypes
-        patch_prototypes = settings.prototypes
-        if settings.separate_head:
-            patch_prototypes = settings.patch_prototypes
-            self.student.patch_head = PrototypeHead(
-                spec.width,
-                patch_prototypes,
-                hidden=settings.patch_head_hidden,
-                bottleneck=settings.patch_bottleneck,
-                layers=settings.patch_head_layers,
-                norm=settings.head_norm,
-                fixed=settings.fixed_prototypes,
-            )
-            self.teacher.patch_head = frozen_copy(self.student.patch_head)
+        patch_prototypes = settings.patch_prototypes if settings.separate_head else settings.prototypes
         centred = settings.center and not settings.sinkhorn
         self.centre.enabled = centred
         self.patch_centre = Centre(patch_prototypes, settings.center_momentum, centred)
@@ -90,6 +74,9 @@ class DinoV2(MaskedDistillation, SelfDistillation):
                 check_crop_size(spec, "gram_size", settings.gram_size)
             self.gram_teacher = frozen_copy(self.teacher.vit) if settings.gram_copies else None
         self.gram_weight = 0.0
+
+    def new_patch_head(self, prototypes: int = 0, fixed: bool = True) -> PrototypeHead:
+        return super().new_patch_head(self.settings.patch_prototypes, self.settings.fixed_prototypes)
 
     def views(self) -> "MaskedCrops | GramCrops":
         s, masked = self.settings, super().views()
@@ -171,10 +158,6 @@ class DinoV2(MaskedDistillation, SelfDistillation):
         of_patches = s.patch_prototypes if s.separate_head else s.prototypes
         masked = views["mask"].any(dim=-1).float().mean().item()
         return {"cls": log(s.prototypes)} | ({"patch": masked * log(of_patches)} if masked else {})
-
-
-def patch_head(branch: nn.Module) -> PrototypeHead:
-    return getattr(branch, "patch_head", branch.head)
 
 
 def resized_tokens(

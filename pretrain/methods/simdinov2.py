@@ -1,7 +1,7 @@
 """SimDINOv2 (Wu et al. 2025): DINOv2 without prototypes, centres and temperatures; a coding rate prevents the collapse.
 
-Section 3.2; github.com/RobinWu218/SimDINO 8149fc4, simdinov2/train/ssl_meta_arch_sim.py. A head of their own for
-masked patches, and weights that change during the training, are not here.
+Section 3.2; github.com/RobinWu218/SimDINO 8149fc4, simdinov2/train/ssl_meta_arch_sim.py. The schedule of the patches'
+weight is not here: the source computes it and goes on with the first value.
 B images, G = 2 global and N local crops, L patches, m masked ones of all crops, d bottleneck.
 """
 
@@ -11,20 +11,23 @@ from dataclasses import dataclass, replace
 from torch import Tensor
 
 from checkpoints.spec import ViTSpec
-from engine.settings import AreaRange, BelowOne, NonNegativeFloat, UnitInterval
-from pretrain.method import Step
+from engine.settings import AreaRange, BelowOne, NonNegativeFloat, NonNegativeInt, UnitInterval
+from pretrain.method import Step, TrainProgress
 from pretrain.parts.coding_rate import CodingRateSettings, simdino_loss
 from pretrain.parts.losses import masked_mean
-from pretrain.parts.masked_distillation import MaskedDistillation, MaskedSettings
+from pretrain.parts.masked_distillation import MaskedDistillation, MaskedSettings, patch_head
 from pretrain.parts.self_distillation import SMALL_CROPS, SMOKE_CROPS, small_recipes
 from pretrain.recipe import VIT_B, VIT_L, Recipe
-from pretrain.schedules import CosineTo, WarmupCosine
+from pretrain.schedules import CosineTo, WarmupCosine, cosine
 
 
 @dataclass(frozen=True, kw_only=True)
 class Settings(CodingRateSettings, MaskedSettings):
     """The defaults are those of configs/simdino_config.yaml."""
 
+    eps_end: NonNegativeFloat = 0.0  # where half a cosine takes eps; 0: it stays
+    compression_weight_end: NonNegativeFloat = 0.0  # the same of the agreement's weight
+    end_epoch: NonNegativeInt = 0  # epochs after which both are there; 0: after the last
     koleo_weight: NonNegativeFloat = 0.0
     layer_scale_init: NonNegativeFloat = 0.1
     teacher_momentum: UnitInterval = 0.9
@@ -41,13 +44,27 @@ class SimDinoV2(MaskedDistillation):
     def __init__(self, spec: ViTSpec, settings: Settings) -> None:
         super().__init__(spec, settings)
         self.batch_statistics = True
+        self.coding_rate: CodingRateSettings = settings
+
+    def before_forward(self, progress: TrainProgress) -> None:
+        s = self.settings
+        last = (s.end_epoch or progress.epochs) * progress.steps_per_epoch
+        done = min(1.0, progress.step / last)
+        self.coding_rate = replace(
+            s,
+            eps=cosine(s.eps, s.eps_end or s.eps, done),
+            compression_weight=cosine(s.compression_weight, s.compression_weight_end or s.compression_weight, done),
+        )
 
     def forward(self, views: Mapping[str, Tensor]) -> Step:
         s, masks, head = self.settings, views["mask"], self.student.head
-        targets, patch_targets = (self.teacher.head(tokens) for tokens in self.teacher_tokens(views["global"], masks))
+        teacher_classes, teacher_patches = self.teacher_tokens(views["global"], masks)
+        targets, patch_targets = self.teacher.head(teacher_classes), patch_head(self.teacher)(teacher_patches)
         classes, local, patches = self.student_tokens(views)
-        cls_loss, logs = simdino_loss(head(classes), None if local is None else head(local), targets, s)
-        patch_loss = masked_mean(-(head(patches[masks]) * patch_targets).sum(dim=-1), masks)
+        local_vectors = None if local is None else head(local)
+        cls_loss, logs = simdino_loss(head(classes), local_vectors, targets, self.coding_rate)
+        patch_vectors = patch_head(self.student)(patches[masks])
+        patch_loss = masked_mean(-(patch_vectors * patch_targets).sum(dim=-1), masks)
         koleo = self.koleo(classes)
         loss = s.cls_weight * cls_loss + s.patch_weight * patch_loss + s.koleo_weight * koleo
         return Step(loss, logs | {"patch": patch_loss.detach()})

@@ -24,12 +24,14 @@ from torch import Tensor, nn
 
 from checkpoints.spec import ViTSpec
 from checkpoints.vit import ViT
-from engine.settings import AreaRange, BelowOne, Fraction, NonNegativeFloat, UnitInterval, ascending
+from engine.settings import AreaRange, BelowOne, Fraction, NonNegativeFloat, PositiveInt, UnitInterval, ascending
 from pretrain.method import Group, TrainProgress
+from pretrain.parts.heads import PrototypeHead
 from pretrain.parts.losses import koleo_loss
 from pretrain.parts.mask_shapes import MaskedCrops, stratified_masks
 from pretrain.parts.masking import masked_tokens
 from pretrain.parts.self_distillation import GLOBAL_CROPS, MultiCropSettings, TeacherStudent
+from pretrain.parts.teachers import frozen_copy
 from pretrain.parts.weights import dinov2_vit
 
 MaskRange = Annotated[
@@ -55,6 +57,10 @@ class MaskedSettings(MultiCropSettings):
     local_scale: AreaRange = (0.05, 0.32)
     drop_path: BelowOne = 0.3  # of the student
     drop_path_uniform: bool = True  # in all blocks alike, else from 0 in the first to that in the last
+    separate_head: bool = False  # masked patches have a head of their own
+    patch_head_layers: PositiveInt = 3  # of its MLP
+    patch_head_hidden: PositiveInt = 2048  # hidden width of its MLP
+    patch_bottleneck: PositiveInt = 256  # width before its prototypes
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -72,6 +78,22 @@ class MaskedDistillation(TeacherStudent):
         self.mask_token = nn.Parameter(torch.zeros(1, 1, spec.width))
         if settings.koleo_weight:
             self.batch_statistics, self.min_batch = True, 2
+        if settings.separate_head:
+            self.student.patch_head = self.new_patch_head()
+            self.teacher.patch_head = frozen_copy(self.student.patch_head)
+
+    def new_patch_head(self, prototypes: int = 0, fixed: bool = True) -> PrototypeHead:
+        """The student's separate head for masked patches with fresh weights. prototypes: 0 for none."""
+        s = self.settings
+        return PrototypeHead(
+            self.spec.width,
+            prototypes,
+            hidden=s.patch_head_hidden,
+            bottleneck=s.patch_bottleneck,
+            layers=s.patch_head_layers,
+            norm=s.head_norm,
+            fixed=fixed,
+        )
 
     def new_vit(self) -> ViT:
         s = self.settings
@@ -142,6 +164,11 @@ class MaskedDistillation(TeacherStudent):
             return self.spec.depth - int(block[1])
         is_input = name == "mask_token" or (name.startswith("student.vit.") and ".trunk.norm." not in name)
         return self.spec.depth + 1 if is_input else 0
+
+
+def patch_head(branch: nn.Module) -> PrototypeHead:
+    """The head of a branch that serves masked patches."""
+    return getattr(branch, "patch_head", branch.head)
 
 
 class SubsetDropPath(DropPath):

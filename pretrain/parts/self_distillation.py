@@ -76,7 +76,8 @@ class MultiCropSettings(Validated):
     head_hidden: PositiveInt = 2048  # hidden width of the projection head
     bottleneck: PositiveInt = 256  # width before the prototypes
     head_norm: Norm = "none"  # of the projection head: bn, ln or none
-    teacher_momentum: UnitInterval = 0.996  # at the start; 1 at the end
+    teacher_momentum: UnitInterval = 0.996  # at the start
+    teacher_momentum_end: UnitInterval = 1.0  # after the last update
     global_scale: AreaRange = (0.4, 1.0)  # least and largest share of the image's area in a global crop
     local_scale: AreaRange = (0.05, 0.4)  # the same of a local crop
     local_size: PositiveInt = 96  # side of a local crop in pixels
@@ -170,7 +171,8 @@ class TeacherStudent(Method):
 
     def after_update(self, progress: TrainProgress) -> None:
         """The teacher follows the student's new weights."""
-        momentum = cosine(self.settings.teacher_momentum, 1.0, progress.step / progress.steps)
+        s = self.settings
+        momentum = cosine(s.teacher_momentum, s.teacher_momentum_end, progress.step / progress.steps)
         for teacher, student in self.followed():
             move(teacher, student, momentum)
 

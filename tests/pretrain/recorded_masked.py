@@ -79,7 +79,7 @@ class RecordedMasked(RecordedTraining):
         config, rules = cls.config, {(True, 0.0): "bicubic_antialias", (False, 0.0): "bicubic", (False, 0.1): None}
         rule = rules[config.get("antialias", True), config.get("offset", 0.0)] or "bicubic_offset"
         gated = dict(architecture="vit_giant_patch14_dinov2") if config["ffn"].startswith("swiglu") else {}
-        return dict(layer_scale=True, position_resize=rule, registers=config["registers"], **gated)
+        return dict(layer_scale=bool(config["ls"]), position_resize=rule, registers=config["registers"], **gated)
 
     def recipe(self):
         return replace(super().recipe(), weight_decay_schedule=CosineTo(end=self.config["wd_end"]))
@@ -91,6 +91,7 @@ class RecordedMasked(RecordedTraining):
             head_hidden=config["dino"]["hidden"],
             bottleneck=config["dino"]["bott"],
             teacher_momentum=config["mom"][0],
+            teacher_momentum_end=config["mom"][1],
             cls_weight=config["dino"]["w"],
             patch_weight=config["ibot"]["w"],
             koleo_weight=config["koleo"],
@@ -100,6 +101,10 @@ class RecordedMasked(RecordedTraining):
             patch_lr=config["patch_mult"],
             drop_path=config["drop"],
             drop_path_uniform=config["uniform"],
+            separate_head=config["separate"],
+            patch_bottleneck=config["ibot"]["bott"],
+            patch_head_hidden=config["ibot"]["hidden"],
+            patch_head_layers=config["ibot"]["layers"],
         )
 
     def our_name(self, official):

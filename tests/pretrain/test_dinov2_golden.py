@@ -9,10 +9,10 @@ from recorded_distillation import crop_major
 from recorded_masked import RecordedMasked, mask_order
 from recordings import facts, tensors, under
 
-from pretrain.methods.dinov2 import METHOD, Settings, patch_head
+from pretrain.methods.dinov2 import METHOD, Settings
 from pretrain.parts.losses import koleo_loss
 from pretrain.parts.mask_shapes import stratified_masks
-from pretrain.parts.masked_distillation import SubsetDropPath
+from pretrain.parts.masked_distillation import SubsetDropPath, patch_head
 from pretrain.parts.teachers import sinkhorn_targets
 from pretrain.schedules import TableCosine
 
@@ -45,11 +45,7 @@ class RecordedDinoV2(RecordedMasked):
             teacher_temperature=config["temp"][1],
             teacher_warmup=config["temp"][2],
             sinkhorn=config["centering"] == "sinkhorn_knopp",
-            separate_head=config["separate"],
             patch_prototypes=config["ibot"]["K"],
-            patch_bottleneck=config["ibot"]["bott"],
-            patch_head_hidden=config["ibot"]["hidden"],
-            patch_head_layers=config["ibot"]["layers"],
         )
 
     def schedule(self):

@@ -14,6 +14,7 @@ from torch.nn import functional as F
 from pretrain.method import TrainProgress
 from pretrain.methods import simdino, simdinov2
 from pretrain.parts.coding_rate import CodingRateSettings, agreement, simdino_loss
+from pretrain.parts.masked_distillation import patch_head
 from pretrain.parts.self_distillation import POSITIONS
 from pretrain.schedules import CosineTo, TableCosine, WarmupCosine, cosine
 
@@ -112,7 +113,14 @@ class RecordedSimDinoV2(RecordedMasked):
 
     def settings(self):
         config = self.config
-        return simdinov2.Settings(**self.shared_settings(), **loss_settings(config), layer_scale_init=config["ls"])
+        ends = dict(eps_end=config["eps_end"], compression_weight_end=config["coeff_end"], end_epoch=config["expa_end"])
+        ends = {name: max(0, end) for name, end in ends.items()}  # officially -1 leaves a value as it is
+        return simdinov2.Settings(
+            **self.shared_settings(), **loss_settings(config), **ends, layer_scale_init=config["ls"]
+        )
+
+    def recipe(self):
+        return replace(super().recipe(), clip_end=max(0, self.config["clip_end"]))
 
     def schedule(self):
         config = self.config
@@ -120,13 +128,27 @@ class RecordedSimDinoV2(RecordedMasked):
 
     def outputs(self, method, step):
         views, head = self.views(step), method.student.head
+        method.before_forward(self.progress(step))
         classes, local, patches = method.student_tokens(views)
         rows = [classes] if local is None else [classes, local]
         yield f"step{step}/student_cls", torch.cat([crop_major(head(tokens)) for tokens in rows]), self.NORM
-        yield f"step{step}/student_patch", mask_order(head(patches[views["mask"]]), views["mask"]), self.NORM
+        yield (
+            f"step{step}/student_patch",
+            mask_order(patch_head(method.student)(patches[views["mask"]]), views["mask"]),
+            self.NORM,
+        )
         classes, patches = method.teacher_tokens(views["global"], views["mask"])
         yield f"step{step}/teacher_cls", crop_major(method.teacher.head(classes)), self.NORM
-        yield f"step{step}/teacher_patch", mask_order(method.teacher.head(patches), views["mask"]), self.NORM
+        yield f"step{step}/teacher_patch", mask_order(patch_head(method.teacher)(patches), views["mask"]), self.NORM
+
+    def test_weights_that_change(self):
+        method, recipe, data = self.begin().method, self.recipe(), self.data
+        for step in range(self.config["epochs"] * self.config["epoch_len"]):
+            now = replace(self.progress(0), step=step)
+            method.before_forward(now)
+            close(method.coding_rate.eps, data["sched/eps"][step], EXACT, f"eps {step}")
+            close(method.coding_rate.compression_weight, data["sched/coeff"][step], EXACT, f"weight {step}")
+            close(recipe.clip_at(now), data["sched/clip"][step], EXACT, f"clip {step}")
 
 
 for _case, _options in CONFIG["cases"].items():

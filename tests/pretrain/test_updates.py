@@ -61,6 +61,15 @@ def test_clipping(each):
     assert (norms.max() if each else norms.norm()).item() == pytest.approx(0.1, rel=1e-3)
 
 
+@pytest.mark.parametrize(("step", "norm"), [(0, 0.1), (3, 0.06), (5, 0.06 - 0.04 * math.cos(math.pi / 6))])
+def test_clipping_that_changes(step, norm):
+    """Half a cosine from 0.1 to 0.02 over 6 updates."""
+    training = updates("mae", small_recipe("mae", clip=0.1, clip_end=0.02))
+    assert update(training, step)["grad_norm"] > 0.2
+    gradients = [p.grad.norm() for p in training.method.parameters() if p.requires_grad]
+    assert torch.stack(gradients).norm().item() == pytest.approx(norm, rel=1e-3)
+
+
 def test_rates_of_a_group_win_over_the_recipes():
     training = updates("mae", small_recipe("mae"))
     training.set_rates(progress(plan(), 3))
