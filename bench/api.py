@@ -53,7 +53,8 @@ def _whole(least: int) -> Callable[[Any], bool]:
     return lambda value: isinstance(value, int) and not isinstance(value, bool) and value >= least
 
 
-# Argument -> whether a value is right, and what to give instead.
+# Argument -> whether a value is right, and what to give instead. Not by engine.settings: none of our packages may be
+# imported before `commands` has looked for modules of the user that hide them.
 EXPECTED: dict[str, tuple[Callable[[Any], bool], str]] = {
     **dict.fromkeys(
         ("protocol", "suite", "kind", "method", "recipe"), (lambda value: isinstance(value, str), "a text")
