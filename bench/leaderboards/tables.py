@@ -7,7 +7,7 @@ measured ones of the same protocol on the same images.
 
 import statistics
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -43,7 +43,7 @@ class Cell:
 
 @dataclass(frozen=True, kw_only=True)
 class Leaderboard:
-    """Numbers by checkpoint, group and metric. Prints as tables; a notebook shows it as Markdown.
+    """Numbers by checkpoint, group and metric. Prints as tables; a notebook shows an overview.
 
     Example:
         >>> import bench
@@ -62,6 +62,7 @@ class Leaderboard:
     results: Sequence[StoredResult] = ()  # behind the numbers
     folder: Path = Path()  # of the result files
     files: Mapping[str, Path] = field(default_factory=dict)  # format -> file that was written
+    drawn_by: "Callable[[Leaderboard], str] | None" = None  # writes the HTML that a notebook shows
 
     @cached_property
     def columns(self) -> dict[Column, dict[Key, float]]:
@@ -134,6 +135,9 @@ class Leaderboard:
 
     def __str__(self) -> str:
         return to_terminal(self, WIDTH)
+
+    def _repr_html_(self) -> str | None:
+        return self.drawn_by(self) if self.drawn_by else None
 
     def _repr_markdown_(self) -> str:
         return self.files["markdown"].read_text(encoding="utf-8")

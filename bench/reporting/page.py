@@ -113,13 +113,27 @@ def page_of(
         headline=headline(report),
         grounds=grounds(report),
         verdict=verdict,
-        results=packed([{name: printable(value) for name, value in result.items()} for result in report.results]),
+        results=_printable_results(report),
         views=views,
         figures=figures,
         pictures=pictures or {"shown": (), "left_out": (), "command": ()},
         links={},
         svg=Markup,  # of figures, whose texts matplotlib escapes
     )
+
+
+def overview_frame(leaderboard: Leaderboard) -> str:
+    """The overview for a notebook: a page of its own in a frame, so that its style changes nothing else."""
+    from html import escape
+
+    report = read_contents(leaderboard, leaderboard.folder.parent)
+    page = rendered("notebook.html", report=report, headline=headline(report), results=_printable_results(report))
+    height = 540 + 36 * len(report.overview)
+    return f'<iframe title="Leaderboard" width="100%" height="{height}" srcdoc="{escape(page)}"></iframe>'
+
+
+def _printable_results(report: ReportContents) -> dict[str, list]:
+    return packed([{name: printable(value) for name, value in result.items()} for result in report.results])
 
 
 def rendered(template: str, **values: Any) -> str:

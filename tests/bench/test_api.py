@@ -40,6 +40,8 @@ def test_the_code_of_the_page_runs(tmp_path, monkeypatch, capsys):
     records = {each["checkpoint"]: each for each in names["board"].records if each["metric"] == "top1_k20"}
     assert records["mae"]["value"] == names["results"][1].numbers["top1_k20"] and records["mae"]["low"] > 0
     assert names["page"].read_text().startswith("<!")
+    shown = names["board"]._repr_html_()
+    assert shown.startswith("<iframe") and all(used.name in shown for used in names["board"].rows)
     assert names["board"]._repr_markdown_().startswith("# Leaderboard")
 
 
