@@ -118,8 +118,9 @@ def contour_accuracy(predicted: np.ndarray, truth: np.ndarray, tolerance: float 
 
 
 def frame_scores(predicted: np.ndarray, truth: np.ndarray) -> np.ndarray:
-    """Object numbers (T, H, W) -> J and F (2, N, T-2): the first and the last frame are left out."""
-    objects = range(1, int(truth.max()) + 1)
+    """Object numbers (T, H, W) -> J and F (2, N, T-2) of the first frame's N objects; the first and the last
+    frame are left out."""
+    objects = range(1, int(truth[0].max()) + 1)
     pairs = [
         [(found == number, true == number) for found, true in zip(predicted, truth, strict=True)][1:-1]
         for number in objects

@@ -14,6 +14,7 @@ from toy_scenes import export_of, workspace
 from downstream.tasks.dense_knn import PROTOCOLS as KNN
 from downstream.tasks.depth_linear import PROTOCOLS as DEPTH
 from downstream.tasks.segmentation_linear import PROTOCOLS as SEGMENTATION
+from downstream.tasks.video_propagation import PROTOCOLS as VIDEO
 from engine.distributed import World, start_world
 from engine.tasks import Task
 
@@ -30,6 +31,7 @@ TASKS: dict[str, tuple[Task, str]] = {
     "depth": (DEPTHS, "tiny-nyu:"),
     "hummingbird": (HUMMINGBIRD, "tiny-ade20k:"),
     "capi": (CAPI, "tiny-voc:"),
+    "video": (VIDEO["video_propagation@smoke"].task, "tiny-davis:"),
     "logistic": (LOGISTIC, "tiny-voc:"),
 }
 

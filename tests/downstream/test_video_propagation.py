@@ -1,0 +1,73 @@
+"""Masks propagated end to end on drawn videos: what is scored, left out and refused."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from PIL import Image
+from toy_scenes import export_of, workspace
+
+from downstream.data.scenes import decode_scenes, open_scenes, tiny_folder
+from downstream.tasks.video_propagation import PROTOCOLS, averaged
+from engine.tasks import Outcome
+
+TASK = PROTOCOLS["video_propagation@smoke"].task
+
+
+def outcome(folder, url="tiny-davis:", **settings) -> Outcome:
+    return TASK.run(export_of(), workspace(folder, url, **{"limit": None, **settings}))
+
+
+def test_objects_weigh_equally_and_videos_are_drawn(tmp_path):
+    found = outcome(tmp_path)
+    objects, of_video = found.arrays["objects"], found.arrays["videos"]
+    assert objects.shape == (6, 6) and of_video.tolist() == [0, 0, 1, 1, 2, 2]
+    assert found.numbers["JF_mean"] == pytest.approx(100 * (objects[:, 0].mean() + objects[:, 3].mean()) / 2)
+    assert found.numbers["J_recall"] == pytest.approx(100 * objects[:, 1].mean())
+    alone = averaged(objects, of_video, np.array([[0.0, 3.0, 0.0]]))
+    assert alone["F_mean"] == pytest.approx(100 * objects[2:4, 3].mean())
+    assert len(np.unique(found.metrics["JF_mean"].resampled)) > 5
+    assert not found.metrics["J_decay"].higher_is_better
+
+
+def test_a_video_that_stands_still_keeps_its_masks(tmp_path):
+    davis = tiny_folder("davis", tmp_path)
+    for kind, suffix in (("JPEGImages", "jpg"), ("Annotations", "png")):
+        for video in (davis / kind / "480p").glob("val*"):
+            for frame in sorted(video.iterdir())[1:]:
+                frame.write_bytes((video / f"00000.{suffix}").read_bytes())
+    moving, still = outcome(tmp_path / "moving"), outcome(tmp_path, f"davis:{davis}")
+    assert still.numbers["J_mean"] > moving.numbers["J_mean"] + 10
+    assert still.numbers["J_decay"] == pytest.approx(0, abs=5)
+
+
+def test_bad_videos_are_named_or_counted(tmp_path):
+    davis = tiny_folder("davis", tmp_path)
+    empty, small = (davis / f"Annotations/480p/val{number}/00000.png" for number in (0, 1))
+    Image.fromarray(np.zeros((48, 72), np.uint8)).save(empty)
+    small = small.with_name("00004.png")
+    Image.fromarray(np.ones((24, 36), np.uint8)).save(small)
+    url = f"davis:{davis}"
+    with pytest.raises(ValueError, match="no object to follow") as caught:
+        outcome(tmp_path, url)
+    assert str(caught.value).startswith(f"{empty}: ") and "\n" not in str(caught.value)
+    found = outcome(tmp_path, url, skip_bad=True)
+    assert found.facts["videos"] == ["val2"] and list(found.facts["videos left out"]) == ["val1", "val0"]
+    assert found.facts["val"]["skipped"].keys() == {str(small).replace("Annotations", "JPEGImages")[:-3] + "jpg"}
+    (line,) = decode_scenes(open_scenes(url, "val", tmp_path))[0]
+    assert str(small) in line
+
+
+def test_missing_frames_are_refused(tmp_path):
+    davis = tiny_folder("davis", tmp_path)
+    (davis / "Annotations/480p/val1/00002.png").unlink()
+    with pytest.raises(ValueError, match=r"Annotations/480p/val1/00002.png"):
+        open_scenes(f"davis:{davis}", "val", tmp_path)
+    (davis / "JPEGImages/480p/val1/00002.jpg").unlink()
+    with pytest.raises(ValueError, match=r"480p/val1 holds 7 frames, and 00002.jpg is not among them"):
+        open_scenes(f"davis:{davis}", "val", tmp_path)
+
+
+def test_frames_without_a_patch_are_refused():
+    with pytest.raises(ValueError, match="short"):
+        replace(TASK, short=4).summary(export_of().spec, {"val": 24})
