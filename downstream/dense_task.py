@@ -10,7 +10,8 @@ from typing import Any, ClassVar, Self
 from checkpoints.frozen import FrozenExport, FrozenSpec
 from checkpoints.spec import SIZES
 from downstream.data.scenes import TINY, SceneSet
-from downstream.loop.training import Plan, check_space, norm_warnings, open_both
+from downstream.loop.plan import Plan
+from downstream.loop.training import check_space, norm_warnings, open_both
 from downstream.models.operators import quiet_libraries
 from downstream.planning import CALLS, Flops, Parts, TimedModel, loading_seconds
 from engine.resampling import BLOCK, Score, resampled, resamples_of

@@ -13,7 +13,8 @@ from checkpoints.spec import ViTSpec
 from downstream.data.scenes import SceneSet
 from downstream.dense_task import DenseTask, Source
 from downstream.detection_settings import DetectionSettings
-from downstream.loop.training import Plan, adamw_by_layer, open_both, run_plan
+from downstream.loop.plan import Plan
+from downstream.loop.training import adamw_by_layer, open_both, run_plan
 from downstream.metrics.scores import weighted_ap
 from downstream.models.operators import libraries_used, quiet_libraries
 from downstream.planning import (

@@ -27,7 +27,7 @@ from engine.training.states import State, save_interval, save_state
 from engine.work import Part, Scale, Work, count_flops
 
 if TYPE_CHECKING:
-    from downstream.loop.training import Plan
+    from downstream.loop.plan import Plan
 
 MODELS = ("downstream.models.segmentors", "downstream.models.detectors")
 BACK = 3.0  # passes forward that one forward and back costs

@@ -42,7 +42,7 @@ from downstream.loop.hooks import (
     ShowProgress,
     StopAtDivergence,
 )
-from downstream.loop.training import Plan, loader_processes
+from downstream.loop.plan import Plan, loader_processes
 from downstream.models.operators import quiet_libraries
 from engine.distributed import World
 from engine.files import locked

@@ -1,90 +1,26 @@
-"""The plan of one training on scenes, its optimiser groups, and how it is run: shared by all dense tasks."""
+"""How a plan of training on scenes is run, and its optimiser groups: shared by all dense tasks."""
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from checkpoints.frozen import FrozenExport
 from downstream.data.scenes import SceneSet, drawn_first, open_scenes, parse_scene_url, serves
+from downstream.loop.plan import Plan
 from downstream.models.operators import quiet_libraries
-from engine.machine import own_cores
 from engine.optimisers import layer_groups
 from engine.printing import say
 from engine.tasks import Workspace
-from engine.training.schedules import Schedule, TrainProgress, micro_batch_size, share_of
-from imagesets.sets import SPLITS, kept_folder
+from imagesets.sets import SPLITS
 
 if TYPE_CHECKING:
     from torch import nn
 
-    from downstream.loop.hooks import LibraryMetric
     from downstream.loop.running import TrainedModel
 
-VERSION = 2  # of a training's state on disk; raise it when the same settings would train otherwise
 TRUNK = "backbone.vit.trunk."  # what stands before an export's names in a dense model
-LOADERS = 8  # processes that read images, at most
-MIN_IMAGES = 500  # training images below which starting such processes takes longer than they save
-
-
-@dataclass(frozen=True, kw_only=True)
-class Plan:
-    """One training of an export.
-
-    epochs of steps_per_epoch optimiser steps; 1 epoch where the source counts in steps.
-    """
-
-    task: str  # name of a folder in the cache
-    export: FrozenExport
-    settings: Mapping[str, Any]  # JSON: everything that the numbers depend on besides export, images and workspace
-    train: SceneSet  # training scenes
-    val: SceneSet  # validation scenes
-    batch: int  # images of an optimiser step
-    largest: int  # images in a forward pass, unless --batch-size is given
-    schedule: Schedule  # of the learning rates
-    epochs: int
-    steps_per_epoch: int
-    judge_every: int  # optimiser steps between evaluations
-    best: str  # see KeepEvaluations
-    # Makes training images, validation images and metric, objects of the mm libraries.
-    objects: Callable[[], tuple[Any, Any, "LibraryMetric"]]
-    build: Callable[[bool], "nn.Module"]  # makes the model; True: batch norms over all processes
-    optimise: Callable[["nn.Module"], torch.optim.Optimizer]  # makes its optimiser
-    label: str  # of the progress bar
-
-    @property
-    def start(self) -> TrainProgress:
-        """The progress before the first optimiser step."""
-        return TrainProgress(step=0, steps_per_epoch=self.steps_per_epoch, epochs=self.epochs)
-
-    def micro_batch_size(self, space: Workspace) -> int:
-        """Images of one process in a forward pass."""
-        return micro_batch_size(share_of(self.batch, space.world.size), space.batch_size or self.largest)
-
-    def accumulation(self, space: Workspace) -> int:
-        """Iterations that make an optimiser step."""
-        return self.batch // (self.micro_batch_size(space) * space.world.size)
-
-    def key(self, space: Workspace) -> dict[str, Any]:
-        """Everything that the bits of the training depend on."""
-        return {
-            "version": VERSION,
-            "settings": dict(self.settings),
-            "export": self.export.digest,
-            "images": [self.train.fingerprint, self.val.fingerprint],
-            "at_once": [self.micro_batch_size(space), space.world.size],
-            "machine": [space.device, space.precision],
-            "seed": space.seed,
-        }
-
-    def folder(self, space: Workspace) -> Path:
-        """The training's own folder, named by a digest of its key. All processes call it."""
-        return space.world.on_rank0(
-            lambda: kept_folder(space.cache / self.task, self.key(space), [self.train, self.val])
-        )
 
 
 def run_plan(plan: Plan, space: Workspace) -> "TrainedModel":
@@ -138,13 +74,6 @@ def check_space(space: Workspace, layout: str) -> None:
             f"{space.data}: dense tasks read images by OpenCV, as their sources do; run them without --decode "
             f"{space.decode}"
         )
-
-
-def loader_processes(space: Workspace, images: int) -> int:
-    """Processes that read training images."""
-    if space.workers is not None:
-        return space.workers
-    return min(LOADERS, own_cores()) if images >= MIN_IMAGES else 0
 
 
 def norm_warnings(batch: Mapping[str, Any]) -> list[str]:

@@ -14,7 +14,8 @@ from checkpoints.frozen import FrozenExport, FrozenSpec
 from downstream.data.scenes import SceneSet
 from downstream.dense_task import Source
 from downstream.layouts.cityscapes import SEEDS, few
-from downstream.loop.training import Plan, optimizer_groups, run_plan
+from downstream.loop.plan import Plan
+from downstream.loop.training import optimizer_groups, run_plan
 from downstream.planning import work_of_training
 from downstream.segmentation import Segmentation, segmentation_outcome
 from engine.settings import (

@@ -15,7 +15,8 @@ from checkpoints.frozen import FrozenExport, FrozenSpec
 from checkpoints.spec import ViTSpec
 from downstream.data.scenes import SceneSet
 from downstream.dense_task import Source
-from downstream.loop.training import Plan, adamw_by_layer, run_plan
+from downstream.loop.plan import Plan
+from downstream.loop.training import adamw_by_layer, run_plan
 from downstream.planning import work_of_training
 from downstream.segmentation import Segmentation, segmentation_outcome
 from engine.settings import (
