@@ -186,6 +186,7 @@ def _table(
         metric: sum(networks.is_best(used, (group, metric)) for used in networks.checkpoints_in(group)) > 1
         for metric in metrics
     }
+    column = [row[main].mean for row in cells.values() if main in row]
     rows = []
     for checkpoint in sorted(cells, key=lambda checkpoint: _order(cells[checkpoint].get(main))):
         made_of = tuple(places.get((group, checkpoint.key), ()))
@@ -209,7 +210,7 @@ def _table(
             note = f"{leaderboard.names[checkpoint]}, {group} {metrics[0]}: {cell_text(main_cell)}"
             images = validation_images(result)
             seeds = f", {main_cell.seeds} seeds" if main_cell.seeds > 1 else ""
-            shade = _shade(main_cell, [row[main] for row in cells.values() if main in row])
+            shade = _shade(main_cell, min(column), max(column))
             numbers[0] = replace(numbers[0], shade=shade, note=f"{note}; {images or 'unknown'} images{seeds}")
         rows.append(
             TableRow(
@@ -236,9 +237,7 @@ def _table(
     )
 
 
-def _shade(cell: Cell, column: Sequence[Cell]) -> int:
-    numbers = [other.mean for other in column]
-    low, high = min(numbers), max(numbers)
+def _shade(cell: Cell, low: float, high: float) -> int:
     share = (cell.mean - low) / (high - low) if high > low else 0.5
     return round(SHADES * (1 - share if cell.higher_is_better is False else share))
 
