@@ -298,7 +298,7 @@ DENSE = ("dense_knn@hummingbird", "dense_knn@capi")
 SUITES = {
     "smoke": ("dense_knn@smoke", "dense_knn@capi_smoke"),
     "dense": DENSE,
-    "full": ("dense_knn@hummingbird",),
-    "today": ("dense_knn@hummingbird", "dense_knn@capi"),
+    "full": DENSE,
+    "today": DENSE,
     "everything": DENSE,
 }

@@ -211,7 +211,7 @@ DENSE = ("depth_linear@dinov3", "depth_linear@dinov2_lin1", "depth_linear@dinov2
 SUITES = {
     "smoke": ("depth_linear@smoke",),
     "dense": DENSE,
-    "full": ("depth_linear@dinov3",),
+    "full": DENSE,
     "today": ("depth_linear@dinov3",),
     "everything": DENSE,
 }

@@ -28,9 +28,11 @@ def test_every_paper_has_a_suite():
     assert {f"paper:{paper}" for paper in papers} == {name for name in catalogue().suites if ":" in name}
 
 
-def test_full_has_one_protocol_of_each_probe_and_decoder_of_each_dense_task():
-    chosen = choose_protocols("full", catalogue())
-    kinds = [(each.key, getattr(each.task, "head", getattr(each.task, "decoder", ""))) for each in chosen]
+def test_full_has_one_protocol_of_each_probe_and_decoder_of_each_dense_task_and_all_on_frozen_patches():
+    chosen, dense = choose_protocols("full", catalogue()), set(catalogue().suites["dense"])
+    assert dense <= {each.name for each in chosen}
+    others = [each for each in chosen if each.name not in dense]
+    kinds = [(each.key, getattr(each.task, "head", getattr(each.task, "decoder", ""))) for each in others]
     assert len(set(kinds)) == len(kinds)
     left_out = {"toy", "dear", "attentive"}  # attentive probes are in `today`, at a pass over the images an epoch
     assert {each.key for each in chosen} == {each.key for each in catalogue().protocols.values()} - left_out

@@ -23,6 +23,8 @@ from checkpoints.export import ViTExport
 from checkpoints.resolve import load
 from checkpoints.spec import Preparation, ViTSpec
 from checkpoints.vit import ViT
+from downstream.data.scenes import open_scenes, scene_depth
+from downstream.tasks.depth_linear import PROTOCOLS as DEPTH
 from engine.tasks import Workspace
 from imagesets.selection import evenly
 from imagesets.sets import open_set
@@ -328,6 +330,27 @@ def test_the_page_lists_every_setting_with_its_default():
                 assert chosen_kind(kind, [f"{name}={told[name].strip('`')}"]) == chosen_kind(kind, []), (kind, name)
             else:
                 assert not default or name == "at"
+
+
+def test_depth_is_that_of_the_head_that_a_run_trained(tiny, tmp_path):
+    """Its errors are the run's, and nothing is trained again."""
+    task, cache = DEPTH["depth_linear@smoke"].task, tmp_path / "cache"  # of a run with --out tmp_path
+    space = Workspace(cache=cache, data="tiny-nyu:")
+    errors = task.run(load(tiny), space).metrics["rmse"].per_image
+    states = {path: path.stat().st_mtime_ns for path in cache.rglob("step-*")}
+    kind = chosen_kind("depth", ["protocol=depth_linear@smoke", f"results={tmp_path}"])
+    (picture,) = kind.pictures(request_of(tiny, "tiny-nyu:", limit=3))
+    captions = [row.panels[2].caption for row in picture.rows]
+    assert captions == [f"RMSE {errors[index]:.2f} m" for index in evenly(len(errors), 3)]
+    assert {path: path.stat().st_mtime_ns for path in cache.rglob("step-*")} == states
+    scenes = open_scenes("tiny-nyu:", "val", cache)
+    depth = scene_depth(scenes, int(evenly(len(errors), 3)[0]), picture.rows[0].panels[1].values.shape[:2])
+    colours = picture.rows[0].panels[1].values
+    assert (colours[depth == 0] == 127).all() and len(np.unique(colours[depth == depth.max()], axis=0)) == 1
+    with pytest.raises(ValueError, match="depth_linear@dinov3"):
+        chosen_kind("depth", ["protocol=depth_linear@dinov9"])
+    with pytest.raises(ValueError, match="this task needs nyu:ROOT"):
+        next(kind.pictures(request_of(tiny, "tiny-ade20k:")))
 
 
 def test_names_are_no_formulas_and_hold_no_markup():
