@@ -23,12 +23,13 @@ from downstream.frozen import propagation as steps
 from downstream.frozen.task import FrozenTask, backbone_of, own_share, patch_maps
 from downstream.layouts.davis import FEWEST
 from engine.progress import Progress
-from engine.resampling import resampled, resamples_of
+from engine.resampling import BLOCK, resampled, resamples_of
 from engine.settings import NonNegativeInt, PositiveFloat, PositiveInt
 from engine.tasks import Metric, Outcome, Protocol, Workspace
-from engine.work import Part, Scale, Work
+from engine.work import Kind, Part, Scale, Work, seconds_of
 
 SHAPE = (480, 854)  # of DAVIS's frames, by which the work is counted
+OBJECTS = 2  # of a video, as DAVIS 2017 has 61 in its 30 videos for validation
 NAMES = [f"{score}_{figure}" for score in "JF" for figure in ("mean", "recall", "decay")]
 
 
@@ -76,11 +77,24 @@ class VideoPropagation(FrozenTask):
         )
         return Work(parts=parts, memory=frozen_bytes(spec, 1, side) + 4 * 4 * pairs)  # four matrices of float32
 
+    def benchmark(self, export: FrozenExport, space: Workspace, seconds: float) -> dict[Kind, float]:
+        """Seconds of a frame, from reading to its scores, and of one resample of the videos."""
+        self.check_network(export.spec)
+        scenes, backbone = self.opened(space)[1].scenes, backbone_of(export, space)
+        videos = videos_of(scenes)
+        frames = videos[0][: max(FEWEST, self.frames + 2)]
+        truth = truth_of(scenes, frames)
+        of_video = np.repeat(np.arange(len(videos)), OBJECTS)
+        score = partial(averaged, np.zeros((len(of_video), len(NAMES))), of_video)
+        per_video = seconds_of(lambda: scored(self.predicted(backbone, scenes, frames, truth[0]), truth), seconds)
+        blocks = seconds_of(lambda: resampled(score, len(videos), BLOCK), 0.0)
+        return {"evaluation": per_video / len(frames), "closing": blocks / min(BLOCK, resamples_of(len(videos)))}
+
     def run(self, export: FrozenExport, space: Workspace) -> Outcome:
         self.check_network(export.spec)
         _, val = self.opened(space)
         scenes, world = val.scenes, space.world
-        videos = [list(places) for _, places in groupby(range(len(scenes)), lambda index: scenes.image(index).parent)]
+        videos = videos_of(scenes)
         names = [scenes.image(frames[0]).parent.name for frames in videos]
         left_out = {
             name: f"{np.isin(frames, val.places, invert=True).sum()} of its {len(frames)} frames cannot be used"
@@ -160,6 +174,11 @@ class VideoPropagation(FrozenTask):
             labels.append(steps.labels_of(soft, spec.patch_size, (first.shape[0], first.shape[1])))
             earlier.append((features, soft))
         return np.stack(labels)
+
+
+def videos_of(scenes: SceneSet) -> list[list[int]]:
+    """The frames of each video, as places in the set."""
+    return [list(places) for _, places in groupby(range(len(scenes)), lambda index: scenes.image(index).parent)]
 
 
 def truth_of(scenes: SceneSet, frames: list[int]) -> np.ndarray:
