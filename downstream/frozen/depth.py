@@ -51,11 +51,6 @@ class DepthHead(nn.Module):
         return depths_of(self.conv_depth(self.batchnorm_layer(torch.cat(list(maps), dim=1))), *self.depths)
 
 
-def with_class_token(patches: Tensor, cls: Tensor) -> Tensor:
-    """Patch map (B, D, h, w) and class tokens (B, D) -> (B, 2D, h, w)."""
-    return torch.cat([patches, cls[..., None, None].expand_as(patches)], dim=1)
-
-
 def depths_of(logits: Tensor, least: float, most: float, bins: Bins = "linear", weights: Weights = "linear") -> Tensor:
     """Logits (B, n, h, w) -> metres (B, 1, h, w): the weighted mean of n depths from `least` to `most`.
 

@@ -146,11 +146,16 @@ def patch_maps(backbone: Backbone, images: Tensor, layers: Sequence[Layer], cls:
         if cls:
             token = views[layer].cls
             assert token is not None  # checked by check_network
-            patches = torch.cat([patches, token[..., None, None].expand_as(patches)], dim=1)
+            patches = with_class_token(patches, token)
         # A copy outside of inference mode, on which heads can be trained; channels first, or convolutions would round
         # otherwise than on what processes exchange.
         maps.append(patches.clone(memory_format=torch.contiguous_format))
     return maps
+
+
+def with_class_token(patches: Tensor, cls: Tensor) -> Tensor:
+    """Patch map (B, D, h, w) and class tokens (B, D) -> (B, 2D, h, w)."""
+    return torch.cat([patches, cls[..., None, None].expand_as(patches)], dim=1)
 
 
 def whole_patches(side: int, spec: FrozenSpec) -> int:

@@ -12,6 +12,7 @@ from torch.nn import functional as F
 from downstream.frozen import depth as official
 from downstream.frozen.depth import DepthHead
 from downstream.frozen.segmentation import normalised
+from downstream.frozen.task import with_class_token
 from engine.training.schedules import FallingOneCycle, TrainProgress
 
 FOLDER = "depth_linear"
@@ -182,7 +183,7 @@ def test_padding():
 def test_heads_on_one_and_four_layers(path):
     recorded, config = tensors(path), facts(path)
     layers = [
-        official.with_class_token(recorded[f"in.layer{place}.patch"], recorded[f"in.layer{place}.cls"]).double()
+        with_class_token(recorded[f"in.layer{place}.patch"], recorded[f"in.layer{place}.cls"]).double()
         for place in range(config["layers"])
     ]
     width, limits = sum(layer.shape[1] for layer in layers), (config["min_depth"], config["max_depth"])
