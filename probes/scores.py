@@ -7,13 +7,14 @@ miss some of the levels. N images, C classes.
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
 from torch import Tensor
 
 from engine.resampling import resampled
-from engine.tasks import Metric
+from engine.tasks import Metric, Outcome
 from imagesets.sets import ImageSet
 from probes.features.extract import FeatureSet
 
@@ -115,6 +116,15 @@ def class_means(rates: Mapping[str, np.ndarray], labels: np.ndarray, weights: np
         accuracies = right / np.maximum(counts, 1)  # counts are whole numbers
         means[name] = 100.0 * accuracies.sum(axis=1) / np.maximum((counts > 0).sum(axis=1), 1)
     return means
+
+
+def with_blocks(outcome: Outcome, by_block: Mapping[int, Outcome]) -> Outcome:
+    """The outcome of the last block, with the main metric of others as NAME_blockN, N from 1 on, and all costs."""
+    main = next(iter(outcome.metrics))
+    metrics = {f"{main}_block{block}": other.metrics[main] for block, other in by_block.items()}
+    spent = [outcome.cost, *(other.cost for other in by_block.values())]
+    total = {name: sum(part.get(name, 0) for part in spent) for name in outcome.cost}
+    return replace(outcome, metrics={**outcome.metrics, **metrics}, cost=total)
 
 
 def cost(*sets: FeatureSet) -> dict[str, float]:

@@ -3,6 +3,7 @@
 It depends on result files alone, so that the same results give the same page.
 """
 
+import re
 from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -19,6 +20,7 @@ from engine.extensions import opening, source_files
 # measured: competes. floor: raw pixels. initial: a pretraining's weights before its first update. published: a paper's.
 Kind = Literal["measured", "floor", "initial", "published"]
 KINDS = get_args(Kind)
+BLOCK = r"(\w+)_block(\d+)"  # metrics of the blocks before the last
 SHADES = 10  # of a column, of one hue that differ in lightness, so that colour-blind readers see them
 
 
@@ -263,6 +265,36 @@ def merged_notes(notes: Sequence[str], names: Sequence[str]) -> tuple[str, ...]:
     )
 
 
+def sweep_of(table: ReportTable, pattern: str) -> dict[float, int]:
+    """Value that a metric's name holds, such as the k of `top1_k20` -> place of the metric in the table."""
+    matches = {at: re.fullmatch(pattern, metric) for at, metric in enumerate(table.metrics)}
+    of_first = next((match[1] for match in matches.values() if match), "")
+    return {float(match[2]): at for at, match in matches.items() if match and match[1] == of_first}
+
+
+def points_in(row: TableRow, sweep: Mapping[float, int]) -> list[tuple[float, TableNumber]]:
+    """Value and number of a sweep, where the row has one."""
+    return [(x, row.numbers[at]) for x, at in sweep.items() if row.numbers[at].value is not None]
+
+
+def by_block(row: TableRow, table: ReportTable) -> list[tuple[float, TableNumber]]:
+    """Block, from 1 on, and its number; the last block's is the main one. Empty for a protocol of the last alone."""
+    points = points_in(row, sweep_of(table, BLOCK))
+    return [*points, (points[-1][0] + 1, row.numbers[0])] if points and row.numbers[0].value is not None else []
+
+
+def best_blocks(table: ReportTable) -> str:
+    """Of each network the best block and how far the last is behind it; "" for a protocol of the last alone."""
+    parts = []
+    for row in competing(table):
+        if points := by_block(row, table):
+            values = {block: number.value or 0.0 for block, number in points}
+            best, last = (max if table.higher else min)(values, key=values.__getitem__), points[-1][0]
+            loss = "the last" if best == last else f"the last is {abs(values[best] - values[last]):.3g} worse"
+            parts.append(f"{row.name} {best:.0f} of {last:.0f} ({loss})")
+    return f"Best block, chosen on these images: {', '.join(parts)}." if parts else ""
+
+
 def _order(cell: Cell | None) -> tuple[bool, float]:
     # The best first, whichever end that is; rows without a number last.
     if cell is None:
@@ -356,7 +388,8 @@ def verdict(table: ReportTable) -> str:
         sentence = (
             f"{in_words(leaders)} lead {over}; a paired test on the same images does not tell them apart (5 %, Holm)."
         )
-    return sentence + (" None is shown to be better than raw pixels." if table.beats_pixels is False else "")
+    floors = "None is shown to be better than raw pixels." if table.beats_pixels is False else ""
+    return " ".join(filter(None, (sentence, floors, best_blocks(table))))
 
 
 def competing(table: ReportTable) -> list[TableRow]:

@@ -15,7 +15,7 @@ from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from bench.reporting.contents import ReportContents, ReportTable, TableNumber
+from bench.reporting.contents import BLOCK, ReportContents, ReportTable, TableNumber, by_block, points_in, sweep_of
 from checkpoints.training_cost import COST_UNITS
 from engine.printing import printable
 
@@ -41,7 +41,11 @@ CURVES = {  # of a training's log, where it has them, and what they are called
     "images_per_second": "images per second",
 }
 ALONG = {"epoch": "epoch", "images": "images seen", "hours": "hours"}  # what a training's curves run over
-SWEEPS = {"k": (r"(\w+)_k(\d+)", "k of k-NN"), "shots": (r"(\w+)_(\d+)shot", "labelled images of a class")}
+SWEEPS = {  # figure -> metrics that hold its x in their names, and what x is
+    "k": (r"(\w+)_k(\d+)", "k of k-NN"),
+    "shots": (r"(\w+)_(\d+)shot", "labelled images of a class"),
+    "blocks": (BLOCK, "block"),
+}
 COSTS = {
     "parameters": "parameters, millions",
     "gflop_per_image": COST_UNITS["gflop_per_image"] + " of pretraining",
@@ -76,7 +80,9 @@ def board_styles(report: ReportContents) -> dict[str, Style]:
 
 
 def sweep_figures(report: ReportContents, width: float = PAGE) -> "dict[str, Figure]":
-    """Accuracy over k of k-NN and over shots: name -> figure, with a panel for each table that has several."""
+    """Accuracy over k of k-NN, shots and blocks: name -> figure, with a panel for each table that has several."""
+    from matplotlib.ticker import MaxNLocator
+
     styles, shown, figures = board_styles(report), shown_names(report), {}
     for name, (pattern, label) in SWEEPS.items():
         panels = {table.group: sweep for table in report.tables if len(sweep := sweep_of(table, pattern)) > 1}
@@ -85,15 +91,22 @@ def sweep_figures(report: ReportContents, width: float = PAGE) -> "dict[str, Fig
         figure, drawn = _axes(len(panels), width)
         for axes, (group, sweep) in zip(drawn, panels.items(), strict=True):
             table = next(table for table in report.tables if table.group == group)
-            for row in table.rows:
-                points = [(x, row.numbers[at]) for x, at in sweep.items() if row.numbers[at].value is not None]
-                if row.name in shown and points:
-                    _draw_numbers(axes, points, styles[row.name])
-            _log_axis(axes, list(sweep))
-            axes.set_xticks(list(sweep), [f"{x:g}" for x in sweep])
+            by_name = {
+                row.name: by_block(row, table) if name == "blocks" else points_in(row, sweep) for row in table.rows
+            }
+            if name == "blocks" and table.unit == "%":
+                _draw_floors(axes, table, styles)
+            for row_name, points in by_name.items():
+                if row_name in shown and points:
+                    _draw_numbers(axes, points, styles[row_name])
+            if name == "blocks":
+                axes.xaxis.set_major_locator(MaxNLocator(TICKS, integer=True))
+            else:
+                _log_axis(axes, list(sweep))
+                axes.set_xticks(list(sweep), [f"{x:g}" for x in sweep])
             axes.set_title(printable(group), fontsize=9, color=INK, parse_math=False)
             axes.set_xlabel(label)
-            axes.set_ylabel(in_unit("top1", table.unit))
+            axes.set_ylabel(in_unit(table.metrics[0].split("_")[0], table.unit))
         _legend(figure, {name: styles[name] for name in shown})
         figures[f"accuracy over {name}"] = figure
     return figures
@@ -103,13 +116,6 @@ def shown_names(report: ReportContents) -> list[str]:
     """The networks that figures show, those with the lowest mean ranks, and all raw pixels and initial weights."""
     networks = [row.name for row in report.overview if row.kind == "measured"]
     return [*networks[:SERIES], *(row.name for row in report.overview if row.kind in ("floor", "initial"))]
-
-
-def sweep_of(table: ReportTable, pattern: str) -> dict[float, int]:
-    """Value that a metric's name holds, such as the k of `top1_k20` -> place of the metric in the table."""
-    matches = {at: re.fullmatch(pattern, metric) for at, metric in enumerate(table.metrics)}
-    of_first = next((match[1] for match in matches.values() if match), "")
-    return {float(match[2]): at for at, match in matches.items() if match and match[1] == of_first}
 
 
 def scatter_figures(report: ReportContents, width: float = PAGE) -> "dict[str, Figure]":
@@ -138,9 +144,7 @@ def scatter_figures(report: ReportContents, width: float = PAGE) -> "dict[str, F
             axes.plot(*zip(*best, strict=True), color=INK, alpha=0.5, linewidth=1, drawstyle="steps-post")
             for name, point in points.items():
                 _draw_numbers(axes, [point], styles[name])
-            for row in table.rows:
-                if row.kind == "floor" and row.numbers[0].value is not None:
-                    axes.axhline(row.numbers[0].value, **styles[row.name])
+            _draw_floors(axes, table, styles)
             _log_axis(axes, [x for x, _ in points.values()])
             axes.margins(0.1)
             axes.set_title(printable(table.group), fontsize=9, color=INK, parse_math=False)
@@ -248,6 +252,13 @@ def _draw_numbers(axes: "Axes", points: Sequence[tuple[float, TableNumber]], sty
         capsize=2,
         **style,
     )
+
+
+def _draw_floors(axes: "Axes", table: ReportTable, styles: Mapping[str, Style]) -> None:
+    """Raw pixels as horizontal lines."""
+    for row in table.rows:
+        if row.kind == "floor" and row.numbers[0].value is not None:
+            axes.axhline(row.numbers[0].value, **styles[row.name])
 
 
 def _log_axis(axes: "Axes", values: Sequence[float]) -> None:

@@ -260,6 +260,10 @@ class SweepTask(SweepSettings, Task):
         """The training on one export and image set."""
         return Probe.of(self, export, space)
 
+    def completed(self, outcome: Outcome, export: FrozenExport, space: Workspace) -> Outcome:
+        """The outcome with what follows its training."""
+        return outcome
+
     def stream(self, export: FrozenExport, space: Workspace) -> str:
         return self.augmentation
 
@@ -289,7 +293,10 @@ class SweepTask(SweepSettings, Task):
             return
         for sweep in concurrent_sweeps([asking[0][1] for asking in probes.values()]).run():
             for number, (place, probe) in enumerate(probes[sweep.folder]):
-                yield place, sweep.error or probe.outcome(sweep, spent=not number)
+                if sweep.error:
+                    yield place, sweep.error
+                else:
+                    yield place, tasks[place].completed(probe.outcome(sweep, spent=not number), export, space)
 
 
 def wanted_by(tasks: Sequence[SweepTask], export: FrozenExport, space: Workspace) -> dict[str, tuple[Any, ...]]:

@@ -211,4 +211,5 @@ SUITES = {
     "full": ("health@val",),
     "today": ("health@val",),
     "everything": tuple(PROTOCOLS),
+    "layers": ("health@layers",),
 }

@@ -9,7 +9,7 @@ neighbours labelled with these classes.
 
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -22,7 +22,7 @@ from engine.neighbours import Neighbours, search, search_bytes, search_seconds, 
 from engine.progress import Progress
 from engine.rows import row_slices
 from engine.settings import Fraction, OneOrMoreDifferent, PositiveFloat, PositiveInt
-from engine.tasks import Outcome, Protocol, Task, Workspace
+from engine.tasks import ADDED, Outcome, Protocol, Task, Workspace
 from engine.work import Kind, Part, Scale, Work
 from imagesets.decoding import UnreadableImage
 from imagesets.selection import evenly
@@ -31,7 +31,7 @@ from imagesets.subsets import fraction
 from probes.features.extract import BATCH, FeatureSet, extract, transform_of
 from probes.features.fallbacks import record_fallback, with_supported_pool
 from probes.features.kinds import FeatureKind, feature_bytes, feature_pass
-from probes.scores import accuracy, cost, percent, prediction_arrays, with_class_means
+from probes.scores import accuracy, cost, percent, prediction_arrays, with_blocks, with_class_means
 from probes.splits import check_labels, open_splits
 
 VOTERS = 512  # queries whose votes are counted together: stays in a core's cache
@@ -216,21 +216,34 @@ class Knn(Task):
     temperature: OneOrMoreDifferent[PositiveFloat] = (0.07,)
     pool: Literal["cls", "avg"] = "cls"  # feature: the class token, or the mean of the patches
     layer: int = -1  # block that it is read from; -1 is the last
+    # Blocks that are evaluated: with all, the main metric of every other block too, as NAME_blockN, N from 1 on.
+    layers: Literal["last", "all"] = field(default="last", metadata=ADDED)
     norm: bool = True  # read behind the network's final norm
     fraction: Fraction = 1.0  # share of the training images in the gallery, class-balanced, drawn by the seed
     crop: Fraction = 0.875  # images are resized to the network's image size / crop, and the centre is taken
     interpolation: Literal["bilinear", "bicubic", "lanczos"] = "bicubic"  # of that resizing
     backend: Literal["faiss", "torch"] = "faiss"  # library that searches
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.layers == "all" and self.layer != -1:
+            raise ValueError(f"layers=all, layer={self.layer}: with all blocks leave layer at -1")
+
     @property
     def kind(self) -> FeatureKind:
         return FeatureKind(self.pool, self.layer, self.norm)
+
+    def kinds(self, spec: FrozenSpec) -> tuple[FeatureKind, ...]:
+        """The feature, with layers=all then those of the blocks before it."""
+        others = range(spec.depth - 1 if self.layers == "all" else 0)
+        kinds = (FeatureKind(self.pool, layer, self.norm) for layer in others)
+        return (self.kind, *(kind for kind in kinds if kind.exists_in(spec)))
 
     def check_network(self, spec: FrozenSpec) -> None:
         with_supported_pool(self, spec).kind.check(spec, "knn")
 
     def features(self, export: FrozenExport, space: Workspace) -> dict[str, tuple[FeatureKind, ...]]:
-        return {transform_of(export, space, self).name: (with_supported_pool(self, export.spec).kind,)}
+        return {transform_of(export, space, self).name: with_supported_pool(self, export.spec).kinds(export.spec)}
 
     def summary(self, spec: FrozenSpec, images: Mapping[str, int]) -> dict[str, Any]:
         gallery = round(self.fraction * images["train"])
@@ -239,15 +252,15 @@ class Knn(Task):
 
     def cost(self, scale: Scale) -> Work:
         spec, queries = scale.spec, scale.images["val"]
-        gallery = round(self.fraction * scale.images["train"])
+        gallery, kinds = round(self.fraction * scale.images["train"]), len(self.kinds(spec))
         of = "train" if self.fraction == 1 else f"{self.fraction:g} of train"
         parts = (
             feature_pass(spec, gallery, of),
             feature_pass(spec, queries, "val"),
-            Part(kind="comparisons", count=gallery * queries, flops=2 * spec.width),
+            Part(kind="comparisons", count=kinds * gallery * queries, flops=2 * spec.width),
             Part(kind="libraries", count=1, of=self.backend),
         )
-        held = feature_bytes(spec, gallery + queries)
+        held = feature_bytes(spec, gallery + queries, kinds)
         searched = search_bytes(gallery, queries, spec.width, max(self.k))
         return Work(parts=parts, memory=max(searched, frozen_bytes(spec, scale.batch_size or BATCH["cuda"])), disk=held)
 
@@ -265,8 +278,9 @@ class Knn(Task):
         if self.fraction < 1:
             train = fraction(train, self.fraction, space.seed)
         transform = transform_of(export, space, self)
-        gallery = extract(export, train, [self.kind], space, transform)
-        queries = extract(export, val, [self.kind], space, transform)
+        last, *others = self.kinds(export.spec)
+        gallery = extract(export, train, [last, *others], space, transform)
+        queries = extract(export, val, [last, *others], space, transform)
         check_labels(gallery.labels, queries.labels, train)
         # A gallery too small for every k answers by all its images, as in DINOv2's eval/knn.py:198-231.
         ks = [k for k in self.k if k <= len(gallery)] or [len(gallery)]
@@ -274,7 +288,9 @@ class Knn(Task):
         arrays = neighbours if self.fraction == 1 else {}
         arrays |= prediction_arrays(*predictions, queries.indices, len(val))
         twins = space.world.on_rank0(lambda: twins_warning(train, val, close))
-        return self.outcome(hits, arrays, ks, gallery, queries, val, twins)
+        outcome = self.outcome(hits, arrays, ks, gallery, queries, val, twins)
+        alone = {kind.layer + 1: replace(self, layer=kind.layer, layers="last") for kind in others}
+        return with_blocks(outcome, {block: task.evaluate(export, space) for block, task in alone.items()})
 
     def classify(
         self, gallery: FeatureSet, queries: FeatureSet, ks: Sequence[int], space: Workspace
@@ -418,6 +434,11 @@ PROTOCOLS = {
         source="MST (NeurIPS 2021) appendix: k=10 in the main table, 20, 100 and 200 tabulated; T not stated, "
         "0.07 (Wu et al. 2018) is ours",
     ),
+    "knn@layers": Protocol(
+        task=Knn(k=(10, 20, 100, 200), temperature=(0.07,), pool="cls", layers="all"),
+        version=1,
+        source="ours: knn@dino of every block in one pass, each behind the final norm",
+    ),
     "knn_online@extrema": Protocol(
         task=Knn(k=(200,), temperature=(0.07,), pool="cls", fraction=0.1),
         version=1,
@@ -432,6 +453,7 @@ SUITES = {
     "full": ("knn@dino",),
     "today": ("knn@dinov2",),
     "everything": tuple(PROTOCOLS),
+    "layers": ("knn@layers",),
     "transfer": ("knn@dino",),
     "paper:moca": ("knn@moca",),
     "paper:mst": ("knn@mst",),

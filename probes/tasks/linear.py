@@ -9,17 +9,18 @@ images that are reported (`select` val).
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal, Self
 
 from checkpoints.frozen import FrozenExport, FrozenSpec
-from engine.tasks import Workspace
+from engine.tasks import ADDED, Outcome, Workspace
 from engine.work import Kind, Scale, Work
 from probes.features.extract import transform_of
-from probes.features.kinds import FeatureKind
-from probes.linear.probe import SweepTask, seconds_of_heads, work_of_heads
+from probes.features.kinds import FeatureKind, Readout
+from probes.linear.probe import Probe, SweepTask, seconds_of_heads, work_of_heads
 from probes.linear.settings import LinearSettings
 from probes.published import Published, as_reported, changed_protocol, protocols_of
+from probes.scores import with_blocks
 from probes.splits import open_splits
 
 IBOT_LRS = tuple(float(f"{n}e{k}") for k in range(-4, 1) for n in range(1, 10))
@@ -175,14 +176,47 @@ VARIANTS = {
 class Linear(LinearSettings, SweepTask):
     """A sweep of linear heads."""
 
+    # Blocks that are evaluated: with all, a sweep of the same heads on every other block too, whose main metrics are
+    # called NAME_blockN, N from 1 on.
+    layers: Literal["last", "all"] = field(default="last", metadata=ADDED)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        reads_one_block = len(self.readouts) == 1 and Readout.parse(self.readouts[0])[1::2] == (1, 0)
+        if self.layers == "all" and (self.augment or not reads_one_block):
+            raise ValueError(
+                f"layers=all: give augment=false and one readout of the last block (cls1, avg or cls1+avg), not "
+                f"augment={str(self.augment).lower()} and readouts={','.join(self.readouts)}"
+            )
+
+    def of_every_block(self, spec: FrozenSpec) -> Self:
+        """With layers=all, the sweep whose readouts are those of all blocks that the network has, the last first."""
+        blocks = range(1, 1 if self.layers == "last" or spec.class_attention else spec.depth)
+        others = (str(Readout.parse(self.readouts[0])._replace(block=block)) for block in blocks)
+        return replace(self, layers="last", readouts=(*self.readouts, *others)).with_supported_readouts(spec)[0]
+
+    def with_supported_readouts(self, spec: FrozenSpec) -> tuple[Self, dict[str, str]]:
+        supported, read = super().with_supported_readouts(spec)
+        return replace(supported, layers="last"), read  # the last block's training is the same with layers=all
+
+    def probe(self, export: FrozenExport, space: Workspace) -> Probe:
+        wanted = {**self.features(export, space), **space.wanted} if self.layers == "all" else space.wanted
+        return super().probe(export, replace(space, wanted=wanted))
+
+    def completed(self, outcome: Outcome, export: FrozenExport, space: Workspace) -> Outcome:
+        alone = {
+            Readout.parse(readout).block: replace(self, layers="last", readouts=(readout,))
+            for readout in self.of_every_block(export.spec).readouts[len(self.readouts) :]
+        }
+        return with_blocks(outcome, {block: task.run(export, space) for block, task in alone.items()})
+
     def features(self, export: FrozenExport, space: Workspace) -> dict[str, tuple[FeatureKind, ...]]:
         if self.augment:
             return {}
-        supported, _ = self.with_supported_readouts(export.spec)
-        return {transform_of(export, space, self).name: supported.kinds}
+        return {transform_of(export, space, self).name: self.of_every_block(export.spec).kinds}
 
     def summary(self, spec: FrozenSpec, images: Mapping[str, int]) -> dict[str, Any]:
-        readouts, (plan, held) = self.with_supported_readouts(spec)[0].readouts, self.divided_images(images["train"])
+        readouts, (plan, held) = self.of_every_block(spec).readouts, self.divided_images(images["train"])
         trained = self.epochs * min(plan.rows, plan.count * plan.size) + held if self.augment else images["train"]
         heads = len(self.lrs) * len(readouts) * len(self.weight_decays)
         steps, passes = self.epochs * plan.count, trained + images["val"]
@@ -191,11 +225,12 @@ class Linear(LinearSettings, SweepTask):
         return summary | {"batch": plan.size, "forward passes": passes} | shared
 
     def cost(self, scale: Scale) -> Work:
-        return work_of_heads(self.with_supported_readouts(scale.spec)[0], scale)
+        return work_of_heads(self.of_every_block(scale.spec), scale)
 
     def benchmark(self, export: FrozenExport, space: Workspace, seconds: float) -> dict[Kind, float]:
-        supported, _ = self.with_supported_readouts(export.spec)
-        return seconds_of_heads(supported, export.spec.width, open_splits(space)[0], space, seconds)
+        return seconds_of_heads(
+            self.of_every_block(export.spec), export.spec.width, open_splits(space)[0], space, seconds
+        )
 
 
 PAPERS = protocols_of(Linear, PUBLISHED)
@@ -210,7 +245,17 @@ CACHED = {
     for name, paper in PAPERS.items()
 }
 
-PROTOCOLS = PAPERS | CACHED | OTHERS
+LAYERS = {
+    "linear_sgd@layers": changed_protocol(
+        PAPERS["linear_sgd@ibot_base"],
+        version=1,
+        source="ours: linear_sgd@ibot_base_cached of every block, whose features one pass extracts",
+        augment=False,
+        layers="all",
+    )
+}
+
+PROTOCOLS = PAPERS | CACHED | LAYERS | OTHERS
 PROTOCOLS |= as_reported(
     {name: paper for name, paper in (PAPERS | OTHERS).items() if paper.task != paper.task.selecting("val")}
 )
@@ -223,7 +268,8 @@ SUITES = {
     "frozen": ("linear_sgd@ibot_base_cached",),
     "full": ("linear_sgd@ibot_base",),  # a sweep: one rate rarely suits a checkpoint of another source
     "today": ("linear@dinov2",),
-    "everything": tuple(PAPERS | CACHED),
+    "everything": tuple(PAPERS | CACHED | LAYERS),
+    "layers": tuple(LAYERS),
     "paper:extrema": ("linear_lars@extrema_paper",),
     "paper:lut": ("linear_lars@lut_paper",),
     "paper:moca": ("linear_sgd@moca_paper",),

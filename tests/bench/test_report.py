@@ -318,6 +318,21 @@ def test_sweeps_and_fronts_hold_the_numbers_of_the_table():
     assert pareto(points, higher_is_better=False) == [(1.0, 50.0), (2.0, 40.0)]
 
 
+def test_blocks_are_a_curve_that_ends_with_the_last_and_the_best_is_named():
+    """A network of three blocks beside one of two."""
+    deep = {"top1_k10": 40.0, "top1_k10_block1": 30.0, "top1_k10_block2": 45.5}
+    values = {"deep": deep, "flat": {"top1_k10": 20.0, "top1_k10_block1": 10.0}}
+    results = [
+        result(made_checkpoint(name, number), 1.0, metrics={key: MetricRecord(value=v) for key, v in numbers.items()})
+        for number, (name, numbers) in enumerate(values.items())
+    ]
+    report = report_of(results)
+    axes = sweep_figures(report)["accuracy over blocks"].axes[0]
+    drawn = [line.get_xydata().tolist() for line in axes.lines if len(line.get_xydata())]
+    assert [[1, 30], [2, 45.5], [3, 40]] in drawn and [[1, 10], [2, 20]] in drawn
+    assert "deep 2 of 3 (the last is 5.5 worse), flat 2 of 2 (the last)." in verdict(report.tables[0])
+
+
 def test_figures_for_a_paper(compared, bench, tmp_path):
     """One command, several formats: the same bytes twice, fonts in the PDF, the width that was asked for."""
     wide = ["--results", compared, "--format", "pdf", "png", "svg"]

@@ -121,3 +121,15 @@ def test_protocols_are_those_of_the_sources():
     assert (extrema.k, extrema.fraction) == ((200,), 0.1)
     assert all(set(names) <= set(PROTOCOLS) for names in SUITES.values())
     assert all(protocol.source and protocol.version == 1 for protocol in PROTOCOLS.values())
+
+
+def test_every_block_has_the_number_that_it_has_alone_from_one_pass(export, tmp_path):
+    space = workspace(tmp_path, "digits:", limit=300)
+    every = replace(SMALL, layers="all").run(export, space)
+    assert every.cost["forwards"] == 600 and export.spec.depth == 2
+    plain, first = (replace(SMALL, layer=layer).run(export, replace(space, cache=tmp_path / "b")) for layer in (-1, 0))
+    assert every.numbers == plain.numbers | {"top1_k1_block1": first.numbers["top1_k1"]}
+    assert np.array_equal(every.metrics["top1_k1_block1"].per_image, first.metrics["top1_k1"].per_image)
+    assert not np.array_equal(plain.metrics["top1_k1"].per_image, first.metrics["top1_k1"].per_image)
+    with pytest.raises(ValueError, match=r"layers=all, layer=0: .* leave layer at -1"):
+        replace(SMALL, layers="all", layer=0)

@@ -153,3 +153,16 @@ def test_constant_features_are_said(export, tmp_path):
     outcome = SMALL.run(export, workspace(tmp_path, coloured_folder(tmp_path / "set", flat=True)))
     assert "the same for all" in outcome.facts["warnings"][1]
     assert outcome.numbers["top1"] == pytest.approx(100 / 3)
+
+
+def test_every_block_has_the_number_that_it_has_alone_from_one_pass(export, tmp_path):
+    space, probe = workspace(tmp_path, "digits:", limit=200), replace(SMALL, readouts=("cls1+avg",))
+    plain = probe.run(export, space)
+    first = replace(probe, readouts=("cls+avg@1",)).run(export, space)
+    every = replace(probe, layers="all").run(export, replace(space, cache=tmp_path / "b"))
+    assert every.cost["forwards"] == 400 and export.spec.depth == 2
+    assert every.numbers == plain.numbers | {"top1_block1": first.numbers["top1"]}
+    assert plain.numbers["top1"] != first.numbers["top1"]
+    assert every.facts["grid"] == plain.facts["grid"]
+    with pytest.raises(ValueError, match=r"readouts=avg,cls1\+avg"):
+        replace(SMALL, layers="all")
