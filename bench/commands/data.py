@@ -1,7 +1,8 @@
-"""Check an image set: bench data check URL."""
+"""Check an image set, bench data check URL, or download a public one, bench data get NAME."""
 
 import argparse
 from contextlib import ExitStack
+from pathlib import Path
 
 from engine.printing import say
 
@@ -9,6 +10,9 @@ MOST = 20  # problems of scenes that are listed; a wrong classes.txt is one in e
 EPILOG = """examples:
   bench data check folder:/data/cifar10
   bench data check imagenet:/data/ILSVRC --list-only
+  bench data get                                       the sets that can be downloaded, with sizes and licences
+  bench data get OxfordIIITPet --out /data             into /data/OxfordIIITPet
+  bench data get hf:uoft-cs/cifar10 --out /data        a set of the Hugging Face Hub
 
 exit codes: 0 the set can be used as it is; 1 there is something to fix; 2 an error
 """
@@ -17,15 +21,28 @@ exit codes: 0 the set can be used as it is; 1 there is something to fix; 2 an er
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of `bench data`."""
     parser.epilog, parser.formatter_class = EPILOG, argparse.RawDescriptionHelpFormatter
-    parser.add_argument("action", choices=("check",), help="check: counts, classes, unreadable files, what to fix")
     parser.add_argument(
-        "url", metavar="URL", help="such as folder:PATH; schemes: bench list imagesets, bench list layouts"
+        "action",
+        choices=("check", "get"),
+        help="check: counts, classes, unreadable files, what to fix; get: download, after size and licence were said",
     )
+    parser.add_argument(
+        "url",
+        metavar="URL",
+        nargs="?",
+        help="to check, such as folder:PATH; schemes: bench list imagesets, bench list layouts. To get: a name of the "
+        "list, or hf:NAME",
+    )
+    parser.add_argument("--out", type=Path, metavar="DIR", help="get: folder that holds the set's own")
     parser.add_argument("--list-only", action="store_true", help="do not decode the images")
 
 
 def run(arguments: argparse.Namespace) -> int:
     """0: the set can be used as it is; 1: there is something to fix."""
+    if arguments.action == "get":
+        return get(arguments.url, arguments.out)
+    if not arguments.url or arguments.out:
+        raise ValueError("bench data check URL: give one image set, and no --out")
     from downstream.data.scenes import layout_of, scene_schemes
     from engine.progress import Progress
     from imagesets.check import check_image_set, render
@@ -44,6 +61,26 @@ def run(arguments: argparse.Namespace) -> int:
         )
     say(*render(report).split("\n"))
     return 0 if report.ok else 1
+
+
+def get(name: str | None, out: Path | None) -> int:
+    """Say size, licence and what `--data` will take, download, and say it again; without a name, list the sets."""
+    from bench import downloads
+    from bench.cli.settings import check_writable
+
+    if name is None:
+        say(*downloads.offers())
+        return 0
+    if out is None:
+        raise ValueError(f"bench data get {name} --out DIR: say where to")
+    folder = downloads.folder_of(name, out)
+    check_writable(out)
+    ready = f"bench run --data {' or '.join(downloads.forms(name, folder))}"
+    say(f"{name}: {downloads.terms(name)}", f"  then: {ready}")
+    downloads.get(name, folder)
+    columns = "; where its columns have other names, '?image=NAME&label=NAME'" if name.startswith("hf:") else ""
+    say(f"{folder} is whole: {ready}{columns}")
+    return 0
 
 
 def check_scenes(url: str, read_all: bool) -> int:

@@ -1,8 +1,9 @@
 """torchvision:NAME:ROOT, a classification set of torchvision.datasets, as its class finds it below ROOT.
 
 torchvision reads lists, labels and arrays, and its own checks of files stay on: CIFAR's pickles are loaded after their
-MD5 sums were compared with those of the official files, so no other pickle ever is. Nothing is downloaded. Images in
-files are read as those of a folder are; those in arrays count as PPM files, whose bytes are a header and the pixels.
+MD5 sums were compared with those of the official files, so no other pickle ever is. Nothing is downloaded, but by
+`bench data get NAME`. Images in files are read as those of a folder are; those in arrays count as PPM files, whose
+bytes are a header and the pixels.
 
 Splits are those that papers report on: all official training images, those for validation included, and as val the
 official test images. Classes are in the order of their names, so that the set is the one that folders would be. N
@@ -212,6 +213,8 @@ SETS: dict[str, OfficialSet] = {
         split="the first of the official partitions, 50 and 50 images a class",
         read=read_with_loader,
         divide=partition,
+        advice="torchvision.datasets.SUN397(ROOT, download=True) fetches the images; the lists are in "
+        "https://vision.princeton.edu/projects/2010/SUN/download/Partitions.zip: unpack them into SUN397/Partitions",
         **WHOLE,
     ),
     "Caltech101": OfficialSet(
@@ -322,7 +325,7 @@ def open_split(place: str, split: Split) -> ImageSet:
     require_folder(root, url)
     parts = known.train if split == "train" else known.val
     if lacking := [path for path in known.needs if not os.path.exists(os.path.join(root, path))]:
-        raise ValueError(f"{url}: {root} lacks {', '.join(lacking)}; {_remedy(name, root, parts)}")
+        raise ValueError(f"{url}: {root} lacks {', '.join(lacking)}; {_remedy(name)}")
     official = _joined([_official(url, name, root, options) for options in parts])
     if known.divide:
         official = official.take(known.divide(root, split, official))
@@ -348,18 +351,12 @@ def _official(url: str, name: str, root: str, options: Options) -> OfficialImage
         return known.read(getattr(datasets, known.dataset or name)(root, **options, **loader))
     except Exception as error:  # torchvision's RuntimeError, and whatever a damaged list leads to
         why = " ".join(str(error).split()) or type(error).__name__
-        raise ValueError(f"{url}: torchvision cannot read it ({why}); {_remedy(name, root, [options])}") from error
+        raise ValueError(f"{url}: torchvision cannot read it ({why}); {_remedy(name)}") from error
 
 
-def _remedy(name: str, root: str, parts: Sequence[Options]) -> str:
+def _remedy(name: str) -> str:
     """How to get what is missing."""
-    known = SETS[name]
-    if known.advice:
-        return known.advice
-    dataset = known.dataset or name
-    arguments = [", ".join([repr(root), *(f"{key}={value!r}" for key, value in part.items())]) for part in parts]
-    calls = "; ".join(f"{dataset}({text}, download=True)" for text in arguments)
-    return f'fetch it with python -c "from torchvision.datasets import {dataset}; {calls}"'
+    return SETS[name].advice or f"bench data get {name} --out DIR downloads it into DIR/{name}"
 
 
 def _joined(parts: Sequence[OfficialImages]) -> OfficialImages:

@@ -80,7 +80,8 @@ def flowers(root: Path, patch) -> Splits:
             content = put(base / "jpg" / image)
             found["val" if name == "tstid" else "train"][f"{classes[labels[number - 1] - 1]}/{image}"] = content
     files = {"label": "imagelabels.mat", "setid": "setid.mat"}
-    patch.setattr(datasets.Flowers102, "_file_dict", {key: (name, md5(base / name)) for key, name in files.items()})
+    sums = {key: (name, md5(base / name)) for key, name in files.items()}
+    patch.setattr(datasets.Flowers102, "_file_dict", datasets.Flowers102._file_dict | sums)
     return found
 
 
@@ -292,7 +293,7 @@ def house_numbers(root: Path, patch) -> Splits:
         pixels, labels = pixels_of(len(name), 10, 32, 32, 3), np.arange(10)[::-1]
         path = root / f"{name}_32x32.mat"
         savemat(path, {"X": pixels.transpose(1, 2, 3, 0), "y": np.where(labels == 0, 10, labels)[:, None]})
-        files[name] = ["", path.name, md5(path)]
+        files[name] = [files[name][0], path.name, md5(path)]
         found[split] = numbered(map(str, range(10)), labels, pixels)
     patch.setattr(datasets.SVHN, "split_list", files)
     return found

@@ -103,8 +103,7 @@ def test_what_is_missing_is_one_line(tmp_path, monkeypatch):
     assert "no folder after the name; write torchvision:DTD:/path" in set_refusal("torchvision:DTD")
     assert "no folder /nowhere" in set_refusal("torchvision:DTD:/nowhere")
     said = set_refusal(f"torchvision:Food101:{tmp_path}")
-    assert f"{tmp_path} lacks food-101/meta, food-101/images; fetch it with python -c" in said
-    assert f"from torchvision.datasets import Food101; Food101('{tmp_path}', split='train', download=True)" in said
+    assert f"{tmp_path} lacks food-101/meta, food-101/images; bench data get Food101 --out DIR" in said
     assert not list(tmp_path.iterdir()), "nothing is written"
     assert "its official site is gone" in set_refusal(f"torchvision:StanfordCars:{tmp_path}")
     write("SUN397", tmp_path, monkeypatch)

@@ -1,0 +1,347 @@
+"""bench data get: every set from a local server, in tiny archives of the official layout."""
+
+import gzip
+import hashlib
+import io
+import json
+import os
+import subprocess
+import sys
+import tarfile
+import threading
+import urllib.request
+import zipfile
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from official_layouts import WRITERS, write
+from PIL import Image
+from small_exports import make_export
+from torchvision.datasets import utils
+
+from bench import downloads
+from bench.__main__ import main
+from downstream.layouts import voc, vocboxes
+from imagesets.schemes.torchvision import SETS
+from imagesets.sets import open_set
+
+
+def packed(kind: str, files: dict[str, Path]) -> bytes:
+    """An archive. files: name in it -> file or folder."""
+    archive = io.BytesIO()
+    if kind == ".zip":
+        with zipfile.ZipFile(archive, "w") as zipped:
+            for name, path in files.items():
+                for file in [path] if path.is_file() else filter(Path.is_file, path.rglob("*")):
+                    zipped.write(file, os.path.join(name, file.relative_to(path)) if path.is_dir() else name)
+        return archive.getvalue()
+    with tarfile.open(fileobj=archive, mode="w" if kind == ".tar" else "w:gz") as tar:
+        for name, path in files.items():
+            tar.add(path, name)
+    return archive.getvalue()
+
+
+# Set -> archive -> name in it -> path in the layout; None: the file itself, gzipped where its name says so.
+PACKED: dict[str, dict[str, dict[str, str] | str]] = {
+    "CIFAR10": {"cifar-10-python.tar.gz": {"cifar-10-batches-py": "cifar-10-batches-py"}},
+    "CIFAR100": {"cifar-100-python.tar.gz": {"cifar-100-python": "cifar-100-python"}},
+    "Food101": {"food-101.tar.gz": {"food-101": "food-101"}},
+    "OxfordIIITPet": {f"{part}.tar.gz": {part: f"oxford-iiit-pet/{part}"} for part in ("images", "annotations")},
+    "Flowers102": {
+        "102flowers.tgz": {"jpg": "flowers-102/jpg"},
+        "imagelabels.mat": "flowers-102/imagelabels.mat",
+        "setid.mat": "flowers-102/setid.mat",
+    },
+    "DTD": {"dtd-r1.0.1.tar.gz": {"dtd": "dtd/dtd"}},
+    "FGVCAircraft": {"fgvc-aircraft-2013b.tar.gz": {"fgvc-aircraft-2013b": "fgvc-aircraft-2013b"}},
+    "INaturalist": {"train.tar.gz": {"train": "2021_train"}, "val.tar.gz": {"val": "2021_valid"}},
+    "INaturalistMini": {"train_mini.tar.gz": {"train_mini": "2021_train_mini"}, "val.tar.gz": {"val": "2021_valid"}},
+    **{
+        f"Places365{kind}": {
+            "filelist_places365-standard.tar": {
+                name: name for name in ("categories_places365.txt", "places365_train_standard.txt", "places365_val.txt")
+            },
+            f"train_{side}places365standard.tar": {f"data_{side.rstrip('_')}": f"data_{side.rstrip('_')}_standard"},
+            f"val_{side.rstrip('_')}.tar": {f"val_{side.rstrip('_')}": f"val_{side.rstrip('_')}"},
+        }
+        for kind, side in (("", "256_"), ("Large", "large_"))
+    },
+    "VOC2007": {f"VOC{part}_06-Nov-2007.tar": {"VOCdevkit": "VOCdevkit"} for part in ("trainval", "test")},
+    "VOC2012": {"VOCtrainval_11-May-2012.tar": {"VOCdevkit": "VOCdevkit"}},
+    "EuroSAT": {"EuroSAT.zip": {"2750": "eurosat/2750"}},
+    "GTSRB": {
+        "GTSRB-Training_fixed.zip": {"GTSRB/Training": "gtsrb/GTSRB/Training"},
+        "GTSRB_Final_Test_Images.zip": {"GTSRB/Final_Test": "gtsrb/GTSRB/Final_Test"},
+        "GTSRB_Final_Test_GT.zip": {"GT-final_test.csv": "gtsrb/GT-final_test.csv"},
+    },
+    "Country211": {"country211.tgz": {"country211": "country211"}},
+    "RenderedSST2": {"rendered-sst2.tgz": {"rendered-sst2": "rendered-sst2"}},
+    "Imagenette": {"imagenette2.tgz": {"imagenette2": "imagenette2"}},
+    "STL10": {"stl10_binary.tar.gz": {"stl10_binary": "stl10_binary"}},
+    "SVHN": {name: name for name in ("train_32x32.mat", "test_32x32.mat")},
+    "USPS": {name: name for name in ("usps.bz2", "usps.t.bz2")},
+    **{
+        name: {
+            f"{part}-{kind}-ubyte.gz": f"{name}/raw/{part}-{kind}-ubyte"
+            for part in ("train", "t10k")
+            for kind in ("images-idx3", "labels-idx1")
+        }
+        for name in ("MNIST", "FashionMNIST", "KMNIST")
+    },
+}
+
+
+def archives_of(name: str, root: Path, patch) -> dict[str, bytes]:
+    """The archives of a tiny set, by the names that they have on the official servers."""
+    if name == "VOC2012":
+        for split in ("train", "val"):
+            voc.write_tiny(root / "VOCdevkit/VOC2012", split)
+            vocboxes.write_tiny(root / "VOCdevkit/VOC2012", split)
+        lists = root / "VOCdevkit/VOC2012/ImageSets/Segmentation"
+        (lists / "trainval.txt").write_text("".join((lists / f"{split}.txt").read_text() for split in ("train", "val")))
+    else:
+        write(name, root, patch)
+    if name == "VOC2007":
+        for split in ("train", "val"):
+            vocboxes.write_tiny(root / "VOCdevkit/VOC2007", split)
+    if name == "Caltech101":
+        inner = root / "101_ObjectCategories.tar.gz"
+        inner.write_bytes(packed(".gz", {inner.name.partition(".")[0]: root / "caltech101/101_ObjectCategories"}))
+        return {"caltech-101.zip": packed(".zip", {f"caltech-101/{inner.name}": inner})}
+    made = {}
+    for archive, files in PACKED[name].items():
+        if isinstance(files, str):
+            content = (root / files).read_bytes()
+            made[archive] = gzip.compress(content) if archive.endswith(".gz") else content
+        else:
+            made[archive] = packed(Path(archive).suffix, {inside: root / path for inside, path in files.items()})
+    return made
+
+
+class Server:
+    """What the official servers answer, here: archives by the last part of their URL.
+
+    asked: names of archives, in the order of requests. cut: those whose next answer breaks off in the middle.
+    """
+
+    def __init__(self) -> None:
+        self.files: dict[str, bytes] = {}
+        self.asked: list[str] = []
+        self.cut: set[str] = set()
+        server = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                name = self.path.rpartition("/")[2]
+                if name not in server.files:
+                    return self.send_error(404)
+                content = server.files[name]
+                self.send_response(200)
+                self.send_header("Content-Length", str(len(content)))
+                self.end_headers()
+                if "Method" in self.headers:  # torchvision looks for redirections first
+                    return None
+                server.asked.append(name)
+                if name in server.cut:
+                    server.cut.remove(name)
+                    content = content[: len(content) // 2]
+                self.wfile.write(content)
+
+            def log_message(self, *_) -> None:
+                pass
+
+        self.http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        threading.Thread(target=self.http.serve_forever, args=(0.02,), daemon=True).start()
+
+
+@pytest.fixture
+def server(monkeypatch):
+    """A local server in place of all others; sums are those of its archives."""
+    local = Server()
+
+    class ToLocal(urllib.request.HTTPHandler, urllib.request.HTTPSHandler):
+        def http_open(self, request):
+            name = request.selector.rpartition("/")[2]
+            request.full_url = f"http://127.0.0.1:{local.http.server_port}/{name}"
+            return super().http_open(request)
+
+        https_open = http_open
+
+    monkeypatch.setattr(urllib.request, "_opener", urllib.request.build_opener(ToLocal))
+    compared = utils.check_md5
+    whole = lambda path: Path(path).read_bytes() in local.files.values()  # noqa: E731
+    monkeypatch.setattr(utils, "check_md5", lambda path, md5: whole(path) or compared(path, md5))
+    yield local
+    local.http.shutdown()
+    local.http.server_close()
+
+
+@pytest.fixture
+def get(server, tmp_path, monkeypatch, capsys):
+    """`code, out, err = get(NAME)`: bench data get NAME into tmp_path/data, from archives of the tiny set."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    free_disk(monkeypatch, 10**13)
+
+    def call(name: str) -> tuple[int, str, str]:
+        server.files = server.files or archives_of(name, tmp_path / "official", monkeypatch)
+        capsys.readouterr()
+        return main(["data", "get", name, "--out", str(tmp_path / "data")]), *capsys.readouterr()
+
+    return call
+
+
+def free_disk(monkeypatch, count: int) -> None:
+    """As if so many bytes were free."""
+    monkeypatch.setattr(downloads.shutil, "disk_usage", lambda path: SimpleNamespace(free=count))
+
+
+def test_every_set_that_torchvision_downloads_is_offered():
+    assert set(downloads.OFFERED) == {"VOC2012"} | {name for name in SETS if not SETS[name].advice}
+    assert set(PACKED) | {"Caltech101"} == set(downloads.OFFERED) and list(WRITERS) == list(SETS)
+
+
+@pytest.mark.parametrize("name", downloads.OFFERED)
+def test_a_set_is_downloaded_whole(name, get, server, tmp_path):
+    """Size, licence and the argument come before the download, the argument again at the end; it opens the set."""
+    code, out, err = get(name)
+    assert code == 0, err
+    first, then, last = out.splitlines()
+    _, licence, page = downloads.OFFERED[name]
+    assert f"{licence} ({page})" in first and str(tmp_path / "data" / name) in then
+    for form in downloads.forms(name, tmp_path / "data" / name):
+        assert form in then and form in last
+        assert main(["data", "check", form.partition("=")[2]]) in (0, 1)  # 1: tiny sets may repeat an image
+    assert sorted(path.name for path in (tmp_path / "data").iterdir()) == [f".{name}.lock", name]
+    assert sorted(set(server.asked)) == sorted(server.files)
+    server.asked.clear()
+    assert get(name)[0] == 0 and not server.asked, "a set that is there is not fetched again"
+
+
+def test_a_run_takes_the_argument(get, tmp_path, capsys):
+    _, out, _ = get("OxfordIIITPet")
+    words = out.splitlines()[-1].partition(": bench ")[2].split()
+    words += ["--checkpoint", str(make_export(tmp_path / "export", 0)), "--suite", "knn@dino", "--out"]
+    assert main([*words, str(tmp_path / "results")]) == 0, capsys.readouterr().err
+    assert list((tmp_path / "results").rglob("oxfordiiitpet/knn@dino-seed0.json"))
+
+
+def test_a_broken_download_goes_on_with_whole_archives(get, server, tmp_path):
+    """The line breaks in the second archive: no set, and the same command fetches the second one alone."""
+    server.cut = {"annotations.tar.gz"}
+    code, _, err = get("OxfordIIITPet")
+    assert code == 2 and "the same command goes on" in err and not (tmp_path / "data/OxfordIIITPet").exists()
+    server.asked.clear()
+    assert get("OxfordIIITPet")[0] == 0 and server.asked == ["annotations.tar.gz"]
+
+
+@pytest.mark.parametrize("name", ["FGVCAircraft", "USPS"])
+def test_half_an_archive_whose_sum_torchvision_does_not_compare(name, get, server, tmp_path):
+    server.cut = {next(iter(PACKED[name]))}
+    code, _, err = get(name)
+    assert code == 2 and not (tmp_path / "data" / name).exists(), err
+    assert get(name)[0] == 0
+    server.asked.clear()
+
+
+def test_another_file_under_the_official_name_is_refused(get, server, tmp_path, monkeypatch):
+    server.files = archives_of("FGVCAircraft", tmp_path / "official", monkeypatch)
+    monkeypatch.setattr(utils, "check_md5", lambda path, md5: hashlib.md5(Path(path).read_bytes()).hexdigest() == md5)
+    code, _, err = get("FGVCAircraft")
+    assert code == 2 and "fgvc-aircraft-2013b.tar.gz is not the official file" in err
+    assert not (tmp_path / "data/FGVCAircraft").exists()
+
+
+def test_what_was_unpacked_before_a_kill_is_unpacked_anew(get, server, tmp_path):
+    assert get("Food101")[0] == 0
+    whole = sorted(path.relative_to(tmp_path) for path in (tmp_path / "data/Food101").rglob("*"))
+    partial = tmp_path / "data/.Food101.partial"
+    (tmp_path / "data/Food101").rename(partial)  # as if killed after half of the images, with the archive whole
+    (partial / "food-101.tar.gz").write_bytes(server.files["food-101.tar.gz"])
+    next(partial.rglob("*.jpg")).unlink()
+    server.asked.clear()
+    assert get("Food101")[0] == 0 and not server.asked
+    assert sorted(path.relative_to(tmp_path) for path in (tmp_path / "data/Food101").rglob("*")) == whole
+
+
+@pytest.mark.slow
+def test_a_set_of_the_hub(tmp_path):
+    """From a server that answers as the Hub does, in a process of its own, as libraries read its address once."""
+    datasets = pytest.importorskip("datasets")
+    kinds = datasets.Features({"img": datasets.Image(), "label": datasets.ClassLabel(names=["circle", "square"])})
+    files = {"README.md": b"---\nlicense: cc0-1.0\n---\n"}
+    for split, count in (("train", 8), ("test", 4)):
+        rows = {"img": [Image.new("RGB", (8, 8), (n, 0, 0)) for n in range(count)], "label": [0, 1] * (count // 2)}
+        table = io.BytesIO()
+        datasets.Dataset.from_dict(rows, features=kinds).to_parquet(table)
+        files[f"{split}-00000-of-00001.parquet"] = table.getvalue()
+    listed = [{"type": "file", "path": name, "rfilename": name, "size": len(files[name]), "oid": "1"} for name in files]
+    commit = "0" * 40
+    about = {"id": "me/tiny", "sha": commit, "private": False, "cardData": {"license": "cc0-1.0"}, "siblings": listed}
+
+    class Hub(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def do_GET(self) -> None:
+            path = self.path.partition("?")[0]
+            name, body = path.partition("/resolve/")[2].partition("/")[2], None
+            if "/resolve/" in path:
+                body = files.get(name)
+            elif "/tree/" in path:
+                body = json.dumps(listed if path.endswith(commit) else []).encode()
+            elif path.startswith("/api/datasets/me/tiny"):
+                body = json.dumps(about).encode()
+            self.send_response(404 if body is None else 200)
+            self.send_header("Content-Length", str(len(body or b"")))
+            self.send_header("ETag", f'"{hashlib.sha256(body or b"").hexdigest()}"')
+            self.send_header("X-Repo-Commit", commit)
+            if body is None:
+                self.send_header("X-Error-Code", "EntryNotFound")
+            self.end_headers()
+            if self.command == "GET":
+                self.wfile.write(body or b"")
+
+        do_HEAD = do_GET
+
+        def log_message(self, *_) -> None:
+            pass
+
+    http = ThreadingHTTPServer(("127.0.0.1", 0), Hub)
+    threading.Thread(target=http.serve_forever, args=(0.02,), daemon=True).start()
+    place = {"HF_ENDPOINT": f"http://127.0.0.1:{http.server_port}", "HF_HOME": str(tmp_path / "home")}
+    words = [sys.executable, "-m", "bench", "data", "get", "hf:me/tiny", "--out", str(tmp_path)]
+    ours = {**os.environ, **place, "HF_HUB_OFFLINE": "0", "HF_HUB_DISABLE_XET": "1"}
+    done = subprocess.run(words, env=ours, capture_output=True, text=True)
+    http.shutdown()
+    assert done.returncode == 0, done.stderr
+    assert "licence: cc0-1.0 (me/tiny on the Hub)" in done.stdout.splitlines()[0]
+    assert f"--data tiny=hf:{tmp_path}/me--tiny" in done.stdout.splitlines()[-1]
+    opened = open_set(f"hf:{tmp_path}/me--tiny", "val")
+    assert len(opened) == 4 and opened.classes == ("circle", "square")
+    assert not (tmp_path / ".me--tiny.partial").exists()
+
+
+def test_refusals(get, server, tmp_path, monkeypatch, capsys):
+    for name, said in (
+        ("Food", "did you mean 'Food101'"),
+        ("SUN397", "Partitions.zip"),
+        ("StanfordCars", "official site is gone"),
+        ("hf:", "such as hf:uoft-cs/cifar10"),
+    ):
+        server.files = {"": b""}
+        code, out, err = get(name)
+        assert (code, out) == (2, "") and said in err and len(err.splitlines()) == 1
+    assert main(["data", "get", "DTD"]) == 2 and "--out DIR" in capsys.readouterr().err
+    assert main(["data", "check"]) == 2
+    free_disk(monkeypatch, 10**6)
+    code, _, err = get("Food101")
+    assert code == 2 and "0.0 GB are free, and 11.0 GB are needed" in err and not server.asked
+    (tmp_path / "data/CIFAR10").mkdir()
+    code, _, err = get("CIFAR10")
+    assert code == 2 and "is there and cannot be used as CIFAR10" in err and "move it away" in err
+
+
+def test_the_list(capsys):
+    assert main(["data", "get"]) == 0
+    assert [line.split()[0] for line in capsys.readouterr().out.splitlines()] == list(downloads.OFFERED)
