@@ -69,6 +69,14 @@ class Backbone(nn.Module):
                     features[layer, norm] = self._split(tokens.float(), grid, norm)
         return features
 
+    @torch.inference_mode()
+    def keys(self, images: Tensor) -> Tensor:
+        """Prepared images -> keys (B, h, w, D) of the patches in the last block (`ViT.keys`)."""
+        grid = self.spec.grid_of(images.shape[-2:])
+        with autocast(images.device.type, self.precision):
+            keys = self.vit.keys(images)
+        return keys[:, keys.shape[1] - grid[0] * grid[1] :].unflatten(1, grid).float()
+
     def _split(self, tokens: Tensor, grid: tuple[int, int], norm: bool) -> Features:
         patches = tokens[:, tokens.shape[1] - grid[0] * grid[1] :]
         has_class = self.spec.class_token or tokens.shape[1] > patches.shape[1] + self.spec.registers

@@ -246,6 +246,18 @@ class ViT(nn.Module):
 
     def attention(self, images: Tensor, layer: int = -1) -> Tensor:
         """Softmax attention (B, H, P+L, P+L) of one block over whole images; row = query. ValueError for raw pixels."""
+        return self.attention_of(*self._before(images, layer))
+
+    def keys(self, images: Tensor, layer: int = -1) -> Tensor:
+        """Keys (B, P+L, D) of one block over whole images, heads side by side, as its projection gives them: neither
+        normalised nor turned by positions. ValueError for raw pixels."""
+        tokens, number, _ = self._before(images, layer)
+        block = self.trunk.blocks[number]
+        keys = _queries_and_keys(block.attn, tokens if self.spec.norm_after else block.norm1(tokens))[1]
+        return keys.transpose(1, 2).flatten(2)
+
+    def _before(self, images: Tensor, layer: int) -> tuple[Tensor, int, tuple[int, int]]:
+        """Tokens (B, P+L, D) before a block of whole images, the block's number, and the grid of patches."""
         number = self._block_number(layer)
         if not hasattr(self.trunk.blocks[number], "attn"):
             raise ValueError("raw pixels have no attention; name a network")
@@ -253,7 +265,7 @@ class ViT(nn.Module):
         tokens, besides = self._enter(self.place(self.project(images), grid), None, grid)
         for block, arguments in zip(self.trunk.blocks[:number], besides[:number], strict=True):
             tokens = block(tokens, **arguments)
-        return self.attention_of(tokens, number, grid)
+        return tokens, number, grid
 
     def attention_of(
         self, tokens: Tensor, layer: int = -1, grid: tuple[int, int] | None = None, rows: slice = slice(None)

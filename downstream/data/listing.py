@@ -9,6 +9,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar
 
+import msgspec
 import numpy as np
 
 IGNORED = 255  # value of pixels that no loss and no score counts
@@ -131,6 +132,69 @@ class DepthMaps:
                 f"be from {least:g} to {most:g} m; save depths in this unit"
             )
         return depth
+
+
+class Pair(msgspec.Struct, frozen=True):
+    """What is read of a file of SPair-71k. Sizes are width, height and channels, the box is x1, y1, x2, y2 of the
+    target's object. Keypoints (x, y) are those that both images show, in one order."""
+
+    src_imsize: tuple[int, int, int]
+    trg_imsize: tuple[int, int, int]
+    trg_bndbox: tuple[float, float, float, float]
+    src_kps: list[tuple[float, float]]
+    trg_kps: list[tuple[float, float]]
+    viewpoint_variation: int
+
+    def check_end(self, end: int, size: tuple[int, int]) -> None:
+        """ValueError unless the source (end 0) or target (1) has the `size` (width, height) of its image, and its
+        keypoints lie in it."""
+        source, target = ("source", self.src_imsize, self.src_kps), ("target", self.trg_imsize, self.trg_kps)
+        name, stated, points = (source, target)[end]
+        if stated[:2] != size:
+            raise ValueError(
+                f"the {name} is said to be {stated[0]} x {stated[1]} pixels (width x height), and its image has "
+                f"{size[0]} x {size[1]}; take both from the same download"
+            )
+        for x, y in points:
+            if not (0 <= x <= size[0] and 0 <= y <= size[1]):
+                raise ValueError(f"keypoint {x:g}, {y:g} lies outside of the {name} of {size[0]} x {size[1]} pixels")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ImagePairs:
+    """Lists of images and of pairs of them. images: paths (N,) below a root. pairs: paths (P,) of files, each of which
+    holds a `Pair`. ends: (P, 2) source and target, as places among the images, whose folders are their classes."""
+
+    images: tuple[str, ...]
+    pairs: tuple[str, ...]
+    ends: np.ndarray
+    notes: tuple[str, ...] = ()
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        return tuple(sorted(set(self.class_of)))
+
+    @cached_property
+    def class_of(self) -> list[str]:
+        """Name of the class of each image (N,)."""
+        return [image.split("/")[-2] for image in self.images]
+
+    @property
+    def files(self) -> tuple[str, ...]:
+        """What a fingerprint is of."""
+        return (*self.images, *self.pairs)
+
+    def take(self, indices: Sequence[int] | np.ndarray) -> "ImagePairs":
+        """Some images, and the pairs of which both are among them."""
+        places = np.full(len(self.images), -1)
+        places[np.asarray(indices, int)] = np.arange(len(indices))
+        kept = np.flatnonzero((places[self.ends] >= 0).all(1))
+        return replace(
+            self,
+            images=tuple(self.images[i] for i in indices),
+            pairs=tuple(self.pairs[i] for i in kept),
+            ends=places[self.ends[kept]],
+        )
 
 
 def paired(root: Path, split: str, pictures: Sequence[str], folder: str, hint: str = "") -> tuple[str, ...]:

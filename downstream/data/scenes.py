@@ -8,15 +8,16 @@ A set is a listing of one split, in sorted order; nothing is decoded to make it.
 
 import hashlib
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
+import msgspec
 import numpy as np
 from PIL import Image
 
-from downstream.data.listing import IGNORED, DepthMaps, Instances, Listing
+from downstream.data.listing import IGNORED, DepthMaps, ImagePairs, Instances, Listing, Pair
 from downstream.data.reading import check_pixels, check_values, naming
 from engine.distributed import World
 from engine.extensions import extensions, load_extension
@@ -41,7 +42,7 @@ class SceneSet:
     url: str
     split: Split
     root: Path
-    listing: Listing | Instances | DepthMaps
+    listing: Listing | Instances | DepthMaps | ImagePairs
 
     def __len__(self) -> int:
         return len(self.listing.images)
@@ -68,6 +69,13 @@ class SceneSet:
         """The listing of a set of outlines. ValueError of a set of masks."""
         if not isinstance(self.listing, Instances):
             raise ValueError(f"{self.url}: it holds masks, no outlines of objects; give a set of these, such as coco:")
+        return self.listing
+
+    @property
+    def paired(self) -> ImagePairs:
+        """The listing of a set of pairs of images. ValueError of others."""
+        if not isinstance(self.listing, ImagePairs):
+            raise ValueError(f"{self.url}: it holds no pairs of images; give a set of these, such as spair:")
         return self.listing
 
     def image(self, index: int) -> Path:
@@ -248,6 +256,22 @@ def scene_depth(scenes: SceneSet, index: int, size: tuple[int, int]) -> np.ndarr
         raise ValueError(f"{path}: {error}") from error
 
 
+def scene_pair(scenes: SceneSet, number: int, sizes: Mapping[int, tuple[int, int]]) -> Pair:
+    """What a pair's file holds. ValueError, naming it, where it cannot be used with images of `sizes`: place of a
+    source or target -> width and height in pixels."""
+    path = scenes.root / scenes.paired.pairs[number]
+    try:
+        pair = msgspec.json.decode(read_regular(path, MAX_BYTES), type=Pair)
+        if len(pair.src_kps) != len(pair.trg_kps):
+            raise ValueError(f"{len(pair.src_kps)} keypoints of the source and {len(pair.trg_kps)} of the target")
+        for end, index in enumerate(scenes.paired.ends[number].tolist()):
+            if index in sizes:
+                pair.check_end(end, sizes[index])
+    except ValueError as error:  # msgspec's are
+        raise ValueError(f"{path}: {error}") from error
+    return pair
+
+
 def count_pixels(mask: np.ndarray, classes: int) -> np.ndarray:
     """Classes (H, W) of a mask -> pixels (K+1,) of each class, and last of none."""
     counts = np.bincount(mask.ravel(), minlength=IGNORED + 1)
@@ -267,6 +291,10 @@ def check_scene(scenes: SceneSet, index: int) -> np.ndarray | None:
         return None
     if isinstance(scenes.listing, DepthMaps):
         scene_depth(scenes, index, (height, width))
+        return None
+    if isinstance(scenes.listing, ImagePairs):
+        for number in np.flatnonzero((scenes.listing.ends == index).any(1)).tolist():
+            scene_pair(scenes, number, {index: (width, height)})
         return None
     return count_pixels(mask_classes(scenes, index, (height, width)), len(scenes.classes))
 

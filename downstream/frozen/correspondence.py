@@ -21,7 +21,7 @@ def squared(image: Image.Image, side: int) -> Image.Image:
     return canvas.resize((side, side), Image.Resampling.BICUBIC)
 
 
-def scaled_keypoints(points: Sequence[Sequence[int] | None], longest: int, side: int) -> Tensor:
+def scaled_keypoints(points: Sequence[Sequence[float] | None], longest: int, side: int) -> Tensor:
     """Keypoints (x, y) of an image, None where not visible -> (K, 3) int64: whole pixels x and y of the square of
     `side`, cut and not rounded, and whether it is visible."""
     known = torch.tensor([[*point, 1] if point else [0, 0, 0] for point in points], dtype=torch.float32).reshape(-1, 3)

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -54,6 +54,7 @@ LOADERS = 8  # processes that read images, at most
 MIN_IMAGES = 500  # training images below which starting such processes takes longer than they save
 TIMED = 2  # crops that a plan times at once
 
+Each = TypeVar("Each")
 Layer = tuple[int, bool]  # number of a block, negative from the end; whether the final norm follows
 
 
@@ -122,13 +123,20 @@ class SizedBackbone(Backbone):
         self.export, self.space = export, space
         self.others: dict[tuple[int, int], SizedBackbone] = {}
 
-    def views(self, images: Tensor, wanted: Sequence[Layer]) -> dict[Layer, Features]:
+    def of_size(self, images: Tensor) -> "SizedBackbone":
+        """The backbone whose tables fit these images."""
         size, export = (images.shape[-2], images.shape[-1]), self.export
         if not isinstance(export, ViTExport) or export.spec.relative_position == "none" or size == export.spec.size:
-            return super().views(images, wanted)
+            return self
         if size not in self.others:
             self.others[size] = SizedBackbone(export.at_size(size), self.space)
-        return self.others[size].views(images, wanted)
+        return self.others[size]
+
+    def views(self, images: Tensor, wanted: Sequence[Layer]) -> dict[Layer, Features]:
+        return Backbone.views(self.of_size(images), images, wanted)
+
+    def keys(self, images: Tensor) -> Tensor:
+        return Backbone.keys(self.of_size(images), images)
 
 
 def backbone_of(export: FrozenExport, space: Workspace) -> Backbone:
@@ -166,6 +174,21 @@ def whole_patches(side: int, spec: FrozenSpec) -> int:
 def own_share(places: np.ndarray, space: Workspace) -> np.ndarray:
     """Those of this process."""
     return places[space.world.rank :: space.world.size]
+
+
+def shared_out(items: np.ndarray, work: Callable[[int], Each], space: Workspace, label: str) -> dict[int, Each]:
+    """Item -> what `work` gives of it, in order and in every process, of which each does its share."""
+    world = space.world
+
+    def share() -> dict[int, Each]:
+        own, results = own_share(items, space).tolist(), {}
+        with Progress(label, len(own), quiet=not world.is_rank0) as progress:
+            for item in own:
+                results[item] = work(item)
+                progress.advance(1)
+        return results
+
+    return dict(sorted(ChainMap(*world.gather_results(share)).items()))
 
 
 class Batches(Dataset):
@@ -258,20 +281,13 @@ class HeadTask(FrozenTask):
         self, backbone: Backbone, heads: Sequence["KeptHead"], images: UsableScenes, space: Workspace
     ) -> dict[int, Any]:
         """Place of every usable scene -> what is `judged` of it, in every process."""
-        scenes, world = images.scenes, space.world
+        scenes = images.scenes
         modules = [self.head(backbone.spec, len(scenes.classes)).to(space.device).eval() for _ in heads]
         for module, head in zip(modules, heads, strict=True):
             module.load_state_dict(dict(head.state))
 
-        def work() -> dict[int, Any]:
-            own, results = own_share(images.places, space).tolist(), {}
-            with Progress(f"evaluating on {scenes.url} {scenes.split}", len(own), quiet=not world.is_rank0) as progress:
-                for index in own:
-                    results[index] = self.judged(backbone, modules, scenes, index)
-                    progress.advance(1)
-            return results
-
-        return dict(ChainMap(*world.gather_results(work)))
+        judged = partial(self.judged, backbone, modules, scenes)
+        return shared_out(images.places, judged, space, f"evaluating on {scenes.url} {scenes.split}")
 
     def train_heads(self, export: FrozenExport, train: UsableScenes, space: Workspace) -> list["KeptHead"]:
         """Train a head for each rate on the same crops; those after each `kept` part of the steps, or as they are kept

@@ -105,7 +105,7 @@ def listed(root: Path, split: Split) -> Instances:
     if not name:
         raise ValueError(f"there is no file {' nor '.join(files)}")
     with collection_paused():
-        listing = instances(_read(root / name, name), split, files[name], name)
+        listing = instances(read_json(root / name, name), split, files[name], name)
     folder = root / files[name]
     if not folder.is_dir():
         raise ValueError(f"there is no folder {folder}")
@@ -175,7 +175,8 @@ def write_tiny(root: Path, split: Split) -> None:
     (root / "annotations" / f"instances_{split}2017.json").write_text(json.dumps(content))
 
 
-def _read(path: Path, name: str) -> Entry:
+def read_json(path: Path, name: str) -> Entry:
+    """What the file `name` holds. ValueError where it is no JSON of images."""
     try:
         content = json.loads(path.read_bytes())
     except (ValueError, RecursionError) as error:  # of the JSON, or of the encoding

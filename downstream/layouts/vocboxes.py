@@ -41,12 +41,15 @@ def recognised(root: Path) -> Path:
 
 def listed(root: Path, split: Split) -> Instances:
     """All images of one split, in the order of its list. ValueError names what is missing or cannot be read."""
-    pictures = {path.stem: path.name for path in (root / "JPEGImages").iterdir() if path.suffix.lower() in EXTENSIONS}
     lists = {of_split: _names(root, of_split) for of_split in SPLITS}
-    names = lists[split]
+    return boxes_of(root, lists[split], [*lists["train"], *lists["val"]], split)
+
+
+def boxes_of(root: Path, names: list[str], in_any_list: list[str], split: Split) -> Instances:
+    """The images `names` of one split. in_any_list: images whose objects' names are the classes, these among them."""
+    pictures = {path.stem: path.name for path in (root / "JPEGImages").iterdir() if path.suffix.lower() in EXTENSIONS}
     check_present(names, pictures, f"images of {split}", "JPEGImages")
-    in_any_list = dict.fromkeys([*lists["train"], *lists["val"]])
-    read = {name: _read(root / "Annotations" / f"{name}.xml") for name in in_any_list}
+    read = {name: _read(root / "Annotations" / f"{name}.xml") for name in dict.fromkeys(in_any_list)}
     titles = sorted({title for _, objects in read.values() for title, _, _ in objects})
     numbers = {title: number for number, title in enumerate(titles, 1)}
     entries: list[dict[str, Any]] = []
@@ -82,9 +85,13 @@ def listed(root: Path, split: Split) -> Instances:
 
 def _names(root: Path, split: Split) -> list[str]:
     files = [root / "ImageSets" / "Main" / file for file in LISTS[split]]
-    file = next((file for file in files if file.is_file()), None)
-    if file is None:
-        raise ValueError(f"there is no list {files[0]}; write the names of the images of {split} there, one a line")
+    return names_in(next((file for file in files if file.is_file()), files[0]), split)
+
+
+def names_in(file: Path, split: str) -> list[str]:
+    """The images' names in a list. ValueError where there is none, or an image stands there twice."""
+    if not file.is_file():
+        raise ValueError(f"there is no list {file}; write the names of the images of {split} there, one a line")
     names = [line.split()[0] for line in file.read_text(encoding="utf-8").splitlines() if line.strip()]
     if len(set(names)) < len(names):
         raise ValueError(f"{file} lists an image twice")

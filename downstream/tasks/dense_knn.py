@@ -207,6 +207,13 @@ class Hummingbird(SearchTask):
         return {"mIoU": 100 * iou.mean(1), "aAcc": 100 * right.sum(1) / labelled.sum(1)}
 
 
+@dataclass(frozen=True, kw_only=True)
+class OnCityscapes(Hummingbird):
+    """The same on Cityscapes' scenes."""
+
+    LAYOUT: ClassVar[str] = "cityscapes"
+
+
 def drawn_crop(
     height: int, width: int, area: tuple[float, float], random: np.random.RandomState
 ) -> tuple[int, int, int, int]:
@@ -282,6 +289,7 @@ PROTOCOLS = {
         f"dense_knn@hummingbird{name}": Protocol(task=Hummingbird(memory=size), version=1, source=HBIRD)
         for name, size in MEMORIES.items()
     },
+    "dense_knn_cityscapes@hummingbird": Protocol(task=OnCityscapes(), version=1, source=HBIRD),
     "dense_knn@capi": Protocol(
         task=Capi(),
         version=1,
@@ -294,7 +302,7 @@ PROTOCOLS = {
         source="ours: CAPI's evaluation in seconds on tiny-ade20k:; not to be compared with published numbers",
     ),
 }
-DENSE = ("dense_knn@hummingbird", "dense_knn@capi")
+DENSE = ("dense_knn@hummingbird", "dense_knn_cityscapes@hummingbird", "dense_knn@capi")
 SUITES = {
     "smoke": ("dense_knn@smoke", "dense_knn@capi_smoke"),
     "dense": DENSE,

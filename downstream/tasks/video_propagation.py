@@ -3,7 +3,7 @@
 Nothing is trained. Objects weigh equally in J and F, as in DAVIS's own evaluation; intervals draw whole videos.
 """
 
-from collections import ChainMap, deque
+from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -20,9 +20,8 @@ from checkpoints.frozen import FrozenExport, FrozenSpec
 from downstream.data.listing import IGNORED
 from downstream.data.scenes import SceneSet, mask_classes, scene_image
 from downstream.frozen import propagation as steps
-from downstream.frozen.task import FrozenTask, backbone_of, own_share, patch_maps
+from downstream.frozen.task import FrozenTask, backbone_of, patch_maps, shared_out
 from downstream.layouts.davis import FEWEST
-from engine.progress import Progress
 from engine.resampling import BLOCK, resampled, resamples_of
 from engine.settings import NonNegativeInt, PositiveFloat, PositiveInt
 from engine.tasks import Metric, Outcome, Protocol, Workspace
@@ -93,7 +92,7 @@ class VideoPropagation(FrozenTask):
     def run(self, export: FrozenExport, space: Workspace) -> Outcome:
         self.check_network(export.spec)
         _, val = self.opened(space)
-        scenes, world = val.scenes, space.world
+        scenes = val.scenes
         videos = videos_of(scenes)
         names = [scenes.image(frames[0]).parent.name for frames in videos]
         left_out = {
@@ -104,22 +103,17 @@ class VideoPropagation(FrozenTask):
         usable = np.array([place for place, name in enumerate(names) if name not in left_out], int)
         backbone = backbone_of(export, space)
 
-        def work() -> dict[int, np.ndarray | str]:
-            own: list[int] = own_share(usable, space).tolist()
-            results: dict[int, np.ndarray | str] = {}
-            with Progress(f"propagating on {scenes.url}", len(own), "videos", quiet=not world.is_rank0) as progress:
-                for place in own:
-                    try:
-                        truth = truth_of(scenes, videos[place])
-                        results[place] = scored(self.predicted(backbone, scenes, videos[place], truth[0]), truth)
-                    except ValueError as error:
-                        if not space.skip_bad:
-                            raise
-                        results[place] = str(error)
-                    progress.advance(1)
-            return results
+        def figures_of(place: int) -> np.ndarray | str:
+            """Figures (N, 6) of a video's objects, or why it cannot be used."""
+            try:
+                truth = truth_of(scenes, videos[place])
+                return scored(self.predicted(backbone, scenes, videos[place], truth[0]), truth)
+            except ValueError as error:
+                if not space.skip_bad:
+                    raise
+                return str(error)
 
-        results = dict(sorted(ChainMap(*world.gather_results(work)).items()))
+        results = shared_out(usable, figures_of, space, f"propagating on {scenes.url}")
         left_out |= {names[place]: why for place, why in results.items() if isinstance(why, str)}
         figures = {names[place]: own for place, own in results.items() if not isinstance(own, str)}
         if not figures:

@@ -11,8 +11,10 @@ from pathlib import Path
 
 from toy_scenes import export_of, workspace
 
+from downstream.tasks.correspondence import PROTOCOLS as CORRESPONDENCE
 from downstream.tasks.dense_knn import PROTOCOLS as KNN
 from downstream.tasks.depth_linear import PROTOCOLS as DEPTH
+from downstream.tasks.discovery import PROTOCOLS as DISCOVERY
 from downstream.tasks.segmentation_linear import PROTOCOLS as SEGMENTATION
 from downstream.tasks.video_propagation import PROTOCOLS as VIDEO
 from engine.distributed import World, start_world
@@ -32,6 +34,8 @@ TASKS: dict[str, tuple[Task, str]] = {
     "hummingbird": (HUMMINGBIRD, "tiny-ade20k:"),
     "capi": (CAPI, "tiny-voc:"),
     "video": (VIDEO["video_propagation@smoke"].task, "tiny-davis:"),
+    "correspondence": (CORRESPONDENCE["correspondence@smoke"].task, "tiny-spair:"),
+    "discovery": (DISCOVERY["discovery@smoke"].task, "tiny-trainval:"),
     "logistic": (LOGISTIC, "tiny-voc:"),
 }
 

@@ -1,0 +1,216 @@
+"""Correspondence: keypoints of one image are found in another by the most similar patch. SPair-71k, as in Probe3D.
+
+Nothing is trained. A keypoint is found where it lies less than a tenth of the target's box away (PCK@0.1). By point all
+keypoints of a class weigh equally, and the classes do; by image all pairs do. A pair's difficulty is how much the
+viewpoint differs: 0, 1 or 2. Intervals draw images, with the pairs that they make, as pairs share images.
+"""
+
+import random
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, ClassVar, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+from torchvision.transforms import functional as vision
+
+from checkpoints.backbone import Backbone
+from checkpoints.flops import forward_flops, frozen_bytes
+from checkpoints.frozen import FrozenExport, FrozenSpec
+from downstream.data.scenes import SceneSet, scene_image, scene_pair
+from downstream.frozen import correspondence as steps
+from downstream.frozen.depth import centre_padded
+from downstream.frozen.segmentation import normalised
+from downstream.frozen.task import FrozenTask, backbone_of, patch_maps, shared_out, whole_patches
+from engine.resampling import BLOCK, resampled, resamples_of
+from engine.settings import PositiveFloat, PositiveInt
+from engine.tasks import Metric, Outcome, Protocol, Workspace
+from engine.work import Kind, Part, Scale, Work, seconds_of
+
+SEED = 20  # of the pairs that are drawn
+MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # of every network, as in the source
+VIEWS = (0, 1, 2)  # differences of viewpoint
+IMAGES_OF_A_CLASS = 30  # of SPair's test images, about, by which memory is counted
+
+
+class DrawnPairs(NamedTuple):
+    """The pairs that are evaluated. numbers: (P,) in the listing. ends: (P, 2) source and target image. classes: (P,).
+    rows: (P, 4) whether a pair is drawn for each difference of viewpoint, and for all of them."""
+
+    numbers: np.ndarray
+    ends: np.ndarray
+    classes: np.ndarray
+    rows: np.ndarray
+
+
+class ImagePatches(NamedTuple):
+    """Patches (D, h, w) of an image, and its width and height in pixels."""
+
+    patches: Tensor
+    size: tuple[int, int]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Correspondence(FrozenTask):
+    """Settings of one evaluation."""
+
+    COST: ClassVar[float] = 3.0  # some 450 images at 13 times the pixels of 224 x 224
+    LAYOUT: ClassVar[str] = "spair"
+    KEY: ClassVar[str] = "correspondence"
+
+    side: PositiveInt = 800  # of the squares that images are made to in pixels, padded to a multiple of the patch
+    pairs: PositiveInt = 200  # of each class that are drawn for each difference of viewpoint, and for all of them
+    threshold: PositiveFloat = 0.1  # of the longer side of the target's box, below which a keypoint is found
+    final_norm: bool = False  # the network's final norm follows the last block
+
+    def summary(self, spec: FrozenSpec, images: Mapping[str, int]) -> dict[str, Any]:
+        self.check_network(spec)
+        side = whole_patches(self.side, spec)
+        patches = (side // spec.patch_size) ** 2
+        return {"image size": side, "patches of an image": patches, "pairs of a class": self.pairs}
+
+    def cost(self, scale: Scale) -> Work:
+        self.check_network(scale.spec)
+        spec, images, side = scale.spec, scale.images["val"], whole_patches(self.side, scale.spec)
+        parts = (
+            Part(kind="evaluation", count=images, flops=float(forward_flops(spec, side))),
+            Part(kind="closing", count=resamples_of(images)),
+        )
+        maps = 4.0 * spec.width * (side // spec.patch_size) ** 2 * IMAGES_OF_A_CLASS
+        return Work(parts=parts, memory=frozen_bytes(spec, 1, side) + maps)
+
+    def benchmark(self, export: FrozenExport, space: Workspace, seconds: float) -> dict[Kind, float]:
+        """Seconds of an image with the pairs that it makes, and of one resample of the images."""
+        self.check_network(export.spec)
+        _, val = self.opened(space)
+        drawn, backbone = self.drawn(val.scenes, val.places), backbone_of(export, space)
+        first = np.flatnonzero(drawn.classes == drawn.classes[0])[:1]
+        one_pair = seconds_of(lambda: self.errors(backbone, val.scenes, drawn.numbers[first]), seconds)
+        score = partial(averaged, drawn, np.ones((len(drawn.numbers), 2), np.int64))
+        images = len(np.unique(drawn.ends))
+        blocks = seconds_of(lambda: resampled(score, len(val.scenes), BLOCK), 0.0)
+        return {"evaluation": one_pair / 2, "closing": blocks / min(BLOCK, resamples_of(images))}
+
+    def drawn(self, scenes: SceneSet, usable: np.ndarray) -> DrawnPairs:
+        """Those pairs of usable images (n,) that are evaluated: random.seed(20) over the sorted names of their files,
+        for each class and difference of viewpoint. The source's order is that of its file system."""
+        listing = scenes.paired
+        numbers = np.flatnonzero(np.isin(listing.ends, usable).all(1))
+        if not len(numbers):
+            raise ValueError(f"{scenes.url}: no pair of {scenes.split} is left; raise --limit")
+        views = np.array([scene_pair(scenes, number, {}).viewpoint_variation for number in numbers.tolist()])
+        titles = np.array(listing.class_of)[listing.ends[numbers, 0]]
+        rows = np.zeros((len(numbers), len(VIEWS) + 1), bool)
+        for title in np.unique(titles):
+            for column, view in enumerate((*VIEWS, None)):
+                places = np.flatnonzero((titles == title) & (view is None or views == view)).tolist()
+                random.Random(SEED).shuffle(places)
+                rows[places[: self.pairs], column] = True
+        kept = rows.any(1)
+        classes = np.searchsorted(listing.classes, titles[kept])
+        return DrawnPairs(numbers[kept], listing.ends[numbers[kept]], classes, rows[kept])
+
+    def run(self, export: FrozenExport, space: Workspace) -> Outcome:
+        self.check_network(export.spec)
+        _, val = self.opened(space)
+        scenes, backbone = val.scenes, backbone_of(export, space)
+        drawn = self.drawn(scenes, val.places)
+
+        def counted(number: int) -> list[list[int]]:
+            """Of each pair of a class the keypoints that are found, and all."""
+            errors = self.errors(backbone, scenes, drawn.numbers[drawn.classes == number])
+            return [[np.count_nonzero(own < self.threshold), len(own)] for own in errors]
+
+        counts = np.zeros((len(drawn.numbers), 2), np.int64)
+        label = f"matching keypoints of classes of {scenes.url}"
+        for number, own in shared_out(np.unique(drawn.classes), counted, space, label).items():
+            counts[drawn.classes == number] = own
+        if not counts[:, 1].any():
+            raise ValueError(f"{scenes.url}: no pair of {scenes.split} has a keypoint that both images show")
+        once, of_classes = np.ones((1, len(scenes))), {}
+        for number in np.unique(drawn.classes):
+            own = drawn.classes == number
+            of_class = averaged(DrawnPairs(*(values[own] for values in drawn)), counts[own], once)
+            of_classes[scenes.classes[number]] = {name: float(value[0]) for name, value in of_class.items()}
+        resamples = resampled(partial(averaged, drawn, counts), len(scenes))
+        facts = {
+            "val": val.facts,
+            "notes": list(scenes.notes),
+            "pairs": len(counts),
+            "keypoints": int(counts[:, 1].sum()),
+            "classes": of_classes,
+        }
+        return Outcome(
+            metrics={
+                name: Metric(value=float(value[0]), resampled=resamples[name])
+                for name, value in averaged(drawn, counts, once).items()
+            },
+            arrays={"counts": counts, "ends": drawn.ends, "classes": drawn.classes, "rows": drawn.rows},
+            facts=facts,
+            random=False,
+        )
+
+    def errors(self, backbone: Backbone, scenes: SceneSet, numbers: np.ndarray) -> list[np.ndarray]:
+        """Errors (K,) of the keypoints of pairs, each of whose images goes through the network once."""
+        images = np.unique(scenes.paired.ends[numbers]).tolist()
+        patches = {index: self.patches_of(backbone, scenes, index) for index in images}
+        return [self.matched(scenes, number, patches)[1] for number in numbers.tolist()]
+
+    def patches_of(self, backbone: Backbone, scenes: SceneSet, index: int) -> ImagePatches:
+        image = scene_image(scenes, index)
+        pixels = vision.pil_to_tensor(steps.squared(image, self.side))
+        view = centre_padded(normalised(pixels, MEAN, STD)[None], backbone.spec.patch_size)
+        return ImagePatches(patch_maps(backbone, view, [(-1, self.final_norm)])[0][0], image.size)
+
+    def matched(
+        self, scenes: SceneSet, number: int, patches: Mapping[int, ImagePatches]
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Where the keypoints of a pair's source are found in its target: x and y (K, 2) as shares of the longer side;
+        and how far that is from where they are (K,), in units of the target's box."""
+        ends = scenes.paired.ends[number].tolist()
+        (source, source_size), (target, target_size) = (patches[index] for index in ends)
+        pair = scene_pair(scenes, number, dict(zip(ends, (source_size, target_size), strict=True)))
+        known = steps.scaled_keypoints(pair.src_kps, max(source_size), self.side)
+        truth = steps.scaled_keypoints(pair.trg_kps, max(target_size), self.side)
+        best = steps.best_places(source, target, known[:, :2].to(source.device), self.side).cpu()
+        grid, scale = (target.shape[1], target.shape[2]), steps.threshold_scale(pair.trg_bndbox, target_size)
+        errors = steps.errors_of(known, truth, best, grid, self.side, scale).diagonal()
+        return (best / torch.tensor(grid[::-1])).numpy(), errors.numpy()
+
+
+def averaged(drawn: DrawnPairs, counts: np.ndarray, weights: np.ndarray) -> dict[str, np.ndarray]:
+    """Keypoints found and all (P, 2) of pairs, weights (R, N) of images -> metric -> (R,) percent. A pair counts as
+    often as its two images together."""
+    of_pairs = weights[:, drawn.ends[:, 0]] * weights[:, drawn.ends[:, 1]]
+    of_class = drawn.classes[:, None] == np.unique(drawn.classes)  # (P, K)
+
+    def by_point(row: np.ndarray) -> np.ndarray:
+        found, known = (of_pairs @ (of_class * (row * column)[:, None]) for column in counts.T)
+        recall = np.divide(found, known, out=np.full(found.shape, np.nan), where=known > 0)
+        return 100 * np.ma.masked_invalid(recall).mean(axis=1).filled(np.nan)  # classes without pairs are left out
+
+    *by_view, whole = drawn.rows.T
+    known = np.where(whole & (counts[:, 1] > 0), of_pairs, 0.0)
+    shares, total = counts[:, 0] / np.maximum(counts[:, 1], 1), known.sum(1)
+    by_image = 100 * np.divide(known @ shares, total, out=np.full(len(total), np.nan), where=total > 0)
+    views = {f"PCK_point_view{view}": by_point(row) for view, row in zip(VIEWS, by_view, strict=True) if row.any()}
+    return {"PCK_point": by_point(whole), "PCK_image": by_image, **views}
+
+
+SOURCE = (
+    "Probe3D (mbanani/probe3d a1f1464) evaluate_spair_correspondence.py, configs/spair_correspondence.yaml: the last "
+    "block without the final norm, a patch's place is its upper left corner; pairs are drawn from the sorted names of "
+    "their files, in the source from the order of its file system"
+)
+PROTOCOLS = {
+    "correspondence@smoke": Protocol(
+        task=Correspondence(side=256, pairs=10),
+        version=1,
+        source="ours: seconds on tiny-spair:; not to be compared with published numbers",
+    ),
+    "correspondence@probe3d": Protocol(task=Correspondence(), version=1, source=SOURCE),
+}
+DENSE = ("correspondence@probe3d",)
+SUITES = {"smoke": ("correspondence@smoke",), "dense": DENSE, "full": DENSE, "everything": DENSE}

@@ -1,0 +1,175 @@
+"""Discovery: the box of one object in an image, found without labels by the keys of the last block. LOST and TokenCut.
+
+Nothing is trained. CorLoc is the share of the images whose box overlaps that of any object by half or more; images
+without objects do not count. Images keep their size. Both methods read the same keys, which a run computes once.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal, NamedTuple
+
+import numpy as np
+import torch
+from torchvision.transforms import functional as vision
+
+from checkpoints.backbone import Backbone
+from checkpoints.flops import forward_flops, frozen_bytes
+from checkpoints.frozen import FrozenExport, FrozenSpec, vit_spec
+from downstream.data.scenes import SceneSet, scene_image
+from downstream.frozen import discovery as steps
+from downstream.frozen.segmentation import normalised, to_whole_patches
+from downstream.frozen.task import FrozenTask, backbone_of, shared_out, whole_patches
+from engine.settings import PositiveFloat, PositiveInt, ProperFraction
+from engine.tasks import Metric, Outcome, Protocol, Workspace
+from engine.work import Kind, Part, Scale, Work, seconds_of
+
+MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # of every network, as in the sources
+SHAPE = (375, 500)  # of most of VOC's images, by which the work is counted
+OVERLAP = 0.5  # of a box with an object's, from which on it counts
+TIMED = 2  # images that a plan times
+
+
+class Boxes(NamedTuple):
+    """Of one image: the box that each method finds, the image's own, and those of its objects (B, 4)."""
+
+    found: list[np.ndarray]
+    whole: np.ndarray
+    objects: np.ndarray
+
+
+@dataclass(frozen=True, kw_only=True)
+class Discovery(FrozenTask):
+    """Settings of one evaluation."""
+
+    COST: ClassVar[float] = 3.0  # an image at four times the pixels of 224 x 224
+    LAYOUT: ClassVar[str] = "trainval"
+    KEY: ClassVar[str] = "discovery"
+
+    method: Literal["lost", "tokencut"] = "lost"  # how the object's patches are found
+    k: PositiveInt = 100  # of LOST: patches with the fewest similar ones, from which the object grows
+    tau: ProperFraction = 0.2  # of TokenCut: cosine from which on two patches are similar
+    eps: PositiveFloat = 1e-5  # of TokenCut: weight between patches that are not
+
+    def check_network(self, spec: FrozenSpec) -> None:
+        super().check_network(spec)
+        if vit_spec(spec, f"{self.KEY} reads keys of its last block").family == "pixels":
+            raise ValueError(f"raw pixels have no keys, which {self.KEY} reads; name a network")
+
+    def summary(self, spec: FrozenSpec, images: Mapping[str, int]) -> dict[str, Any]:
+        self.check_network(spec)
+        rows, columns = (whole_patches(side, spec) // spec.patch_size for side in SHAPE)
+        return {"images": images["val"], "patches of 375 x 500": rows * columns}
+
+    def cost(self, scale: Scale) -> Work:
+        self.check_network(scale.spec)
+        spec, (height, width) = scale.spec, (whole_patches(side, scale.spec) for side in SHAPE)
+        patches, side = height * width // spec.patch_size**2, whole_patches(round((height * width) ** 0.5), spec)
+        flops = forward_flops(spec, side) + 2.0 * spec.width * float(patches) ** 2
+        similarities = 8.0 * float(patches) ** 2 * (3 if self.method == "tokencut" else 1)
+        part = Part(kind="evaluation", count=scale.images["val"], flops=flops)
+        return Work(parts=(part,), memory=frozen_bytes(spec, 1, side) + similarities)
+
+    def benchmark(self, export: FrozenExport, space: Workspace, seconds: float) -> dict[Kind, float]:
+        """Seconds of an image, from reading to its box."""
+        self.check_network(export.spec)
+        _, val = self.opened(space)
+        few, backbone = val.places[:TIMED].tolist(), backbone_of(export, space)
+        timed = seconds_of(lambda: [boxes_of([self], backbone, val.scenes, index) for index in few], seconds)
+        return {"evaluation": timed / len(few)}
+
+    def stream(self, export: FrozenExport, space: Workspace) -> str:
+        return "keys"
+
+    def run(self, export: FrozenExport, space: Workspace) -> Outcome:
+        ((_, outcome),) = self.together([self], export, space)
+        assert isinstance(outcome, Outcome)
+        return outcome
+
+    @classmethod
+    def together(
+        cls, tasks: Sequence["Discovery"], export: FrozenExport, space: Workspace
+    ) -> Iterator[tuple[int, Outcome | Exception]]:
+        tasks[0].check_network(export.spec)
+        _, val = tasks[0].opened(space)
+        scenes, backbone = val.scenes, backbone_of(export, space)
+        boxes = shared_out(
+            val.places,
+            lambda index: boxes_of(tasks, backbone, scenes, index),
+            space,
+            f"discovering objects of {scenes.url}",
+        )
+        if not any(len(own.objects) for own in boxes.values()):
+            raise ValueError(f"{scenes.url}: no image of {scenes.split} has an object's box; raise --limit")
+        for place in range(len(tasks)):
+            yield place, outcome_of(val.facts, scenes, {index: (own.found[place], own) for index, own in boxes.items()})
+
+    def box(self, keys: torch.Tensor, patch: int, size: tuple[int, int]) -> np.ndarray:
+        """Keys (h, w, D) of the patches of an image of `size` (height, width) -> the box (4,) of its object."""
+        flat, grid = keys.flatten(0, 1), (keys.shape[0], keys.shape[1])
+        if self.method == "lost":
+            seed, _, similar = steps.lost_seed(flat, self.k)
+            foreground = similar.cpu().numpy()
+        else:
+            seed, foreground, _ = steps.tokencut_seed(flat, self.tau, self.eps)
+        return steps.box_of(steps.component(foreground.reshape(grid), seed), patch, size)
+
+
+def boxes_of(tasks: Sequence[Discovery], backbone: Backbone, scenes: SceneSet, index: int) -> Boxes:
+    """What each task finds in an image, which goes through the network once, and what is there."""
+    image, patch = scene_image(scenes, index), backbone.spec.patch_size
+    scenes.outlined.check_size(index, image.height, image.width)
+    pixels = to_whole_patches(normalised(vision.pil_to_tensor(image), MEAN, STD)[None], patch)
+    keys, size = backbone.keys(pixels.to(backbone.mean.device))[0], (image.height, image.width)
+    objects = [entry["bbox"] for entry in scenes.outlined.objects[index] if not entry["iscrowd"]]
+    corners = np.array(objects, np.float64).reshape(-1, 4)
+    corners[:, 2:] += corners[:, :2]
+    return Boxes(
+        found=[task.box(keys, patch, size) for task in tasks],
+        whole=np.array([0, 0, image.width, image.height], np.float64),
+        objects=np.round(corners),
+    )
+
+
+def outcome_of(facts: Mapping[str, Any], scenes: SceneSet, boxes: Mapping[int, tuple[np.ndarray, Boxes]]) -> Outcome:
+    """Outcome of the boxes of one method in images, by place."""
+    found, floor = np.full(len(scenes), np.nan), []
+    array = np.full((len(scenes), 4), np.nan)
+    for index, (box, own) in boxes.items():
+        array[index] = box
+        if len(own.objects):
+            found[index] = steps.overlaps(box, own.objects).max() >= OVERLAP
+            floor.append(steps.overlaps(own.whole, own.objects).max() >= OVERLAP)
+    corloc = Metric(value=100 * float(np.nanmean(found)), per_image=found)
+    return Outcome(
+        metrics={"CorLoc": corloc},
+        arrays={"boxes": array},
+        facts={
+            "val": facts,
+            "notes": list(scenes.notes),
+            "images with objects": len(floor),
+            "floor": {"prediction": "the whole image", "metrics": {"CorLoc": 100 * float(np.mean(floor))}},
+        },
+        random=False,
+    )
+
+
+PROTOCOLS = {
+    "discovery@smoke": Protocol(
+        task=Discovery(k=10),
+        version=1,
+        source="ours: seconds on tiny-trainval:; not to be compared with published numbers",
+    ),
+    "discovery@lost": Protocol(
+        task=Discovery(),
+        version=1,
+        source="LOST (valeoai/LOST fcedbec) main_lost.py, difficult objects count; of patches with equally few similar "
+        "ones the first is the seed, which the source leaves open",
+    ),
+    "discovery@tokencut": Protocol(
+        task=Discovery(method="tokencut"),
+        version=1,
+        source="TokenCut (YangtaoWANG95/TokenCut fed52cd) main_tokencut.py",
+    ),
+}
+DENSE = ("discovery@lost", "discovery@tokencut")
+SUITES = {"smoke": ("discovery@smoke",), "dense": DENSE, "full": DENSE, "everything": DENSE}
