@@ -239,7 +239,7 @@ def test_a_network_of_the_users_own_is_evaluated_or_refused(name, network, colou
     monkeypatch.syspath_prepend(str(tmp_path))
     write_networks(tmp_path)
     export, protocol = load_frozen(f"module:toynets:{network}"), PROTOCOLS[name]
-    if name.startswith(("finetune", "semi")):
+    if name.startswith(("finetune", "semi", "robustness_finetune")):
         asked = (
             lambda: run(name, export, "none:", tmp_path),
             lambda: protocol.task.summary(export.spec, {}),

@@ -1,4 +1,4 @@
-"""Which epoch of a training is reported. Each is evaluated when it ends, so that no weights need to be kept.
+"""Which epoch of a training is reported. Each is evaluated when it ends, so that its weights alone need to be kept.
 
 last     the last one
 holdout  the best on held-out training images, the first of equals
@@ -118,6 +118,8 @@ class ModelSelection:
         if self.held and (is_best or is_last):
             correct = self.val(network)
             train_state.skipped["val"] |= correct.unreadable
+        if is_last if self.select == "last" else is_best:
+            training.reported = {name: value.detach().cpu().clone() for name, value in classifier.state_dict().items()}
         for name, is_kept in (("best", is_best), ("last", is_last)):
             if is_kept:
                 kept = {"top1": correct.top1, "top5": correct.top5}

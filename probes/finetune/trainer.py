@@ -1,8 +1,8 @@
 """Train a classifier end to end, resumable at any step with the same bits.
 
-A state holds the weights, both moments of AdamW, the averaged weights and the evaluations' results
-(engine/training/states.py). Processes share each batch, and each share is split into micro-batches that fit the device,
-so that a batch always has the recipe's size.
+A state holds the weights, both moments of AdamW, the averaged weights, those of the epoch to report and the
+evaluations' results (engine/training/states.py). Processes share each batch, and each share is split into micro-batches
+that fit the device, so that a batch always has the recipe's size.
 """
 
 from collections import deque
@@ -95,6 +95,7 @@ class Training:
         self.step, self.evaluated_at = 0, 0
         self.request, self.is_leaving = StopRequest(), False
         self.train_state = TrainState()
+        self.reported: dict[str, Tensor] = {}  # weights of the epoch to report, once it is known; on the CPU
         self.losses: deque[float] = deque(maxlen=SHOWN)
 
     def autocast(self) -> AbstractContextManager[Any]:
@@ -124,10 +125,20 @@ class Training:
         """Lock this training for the length of a block; wait while another run does the same."""
         return self.world.held_by_rank0(locked(self.folder.with_suffix(".lock"), "it does the same training"))
 
-    def resume(self) -> None:
-        """Load the newest state, where there is one."""
-        path = self.world.on_rank0(lambda: newest_whole(self.folder))
-        if path is not None:
+    def resume(self, needs_weights: bool = False) -> None:
+        """Load the newest state, where there is one. needs_weights: train again where a training of an earlier version
+        is over, which kept none."""
+
+        def newest() -> Path | None:
+            path = newest_whole(self.folder)
+            if path and needs_weights:
+                state = load_state(path)
+                if state.facts.get("judged", state.facts["step"]) == self.steps and not state.under("reported."):
+                    path.unlink()
+                    return None
+            return path
+
+        if (path := self.world.on_rank0(newest)) is not None:
             self.world.on_all_ranks(lambda: self.load(path))
 
     def run(self, batches: Iterator[MixedGroup], evaluate: Callable[["Training"], None], label: str) -> None:
@@ -236,13 +247,14 @@ class Training:
         self.losses.append(loss)
 
     def save(self) -> None:
-        """Save the state; at the end of the training, the evaluations' results alone."""
+        """Save the state; at the end of the training, the evaluations' results and the reported weights alone."""
         over = self.evaluated_at == self.steps
         # A broken gradient would show in the next step's loss only.
         finite = all(bool(parameter.isfinite().all()) for parameter in self.classifier.parameters())
         if not self.world.is_rank0 or not (over or finite):
             return
         tensors = {} if over else self.state()
+        tensors |= {f"reported.{name}": tensor for name, tensor in self.reported.items()}
         tensors |= {f"train_state.{name}": torch.tensor(array) for name, array in self.train_state.arrays.items()}
         facts = {
             "step": self.step,
@@ -270,6 +282,7 @@ class Training:
         self.train_state.history = facts["history"]
         self.train_state.skipped = facts["skipped"]
         self.train_state.arrays = {name: tensor.numpy() for name, tensor in state.under("train_state.").items()}
+        self.reported = state.under("reported.")
         if self.evaluated_at == self.steps:
             return
         self.classifier.load_state_dict(state.under("network."))

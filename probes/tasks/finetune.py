@@ -97,6 +97,7 @@ class Finetune(FinetuneSettings, Task):
     """One training."""
 
     COST: ClassVar[float] = 300.0  # a hundred epochs, each image forward and back
+    NEEDS_WEIGHTS: ClassVar[bool] = False  # whether its outcome needs the trained weights
 
     def selecting(self, select: SelectOn) -> "Finetune":
         # A recipe that reports the last epoch trains on all images and needs no selection.
@@ -179,11 +180,16 @@ class Finetune(FinetuneSettings, Task):
         """Train on `train`, report on `val`, select the epoch by `held` where there is one."""
         training, selection, groups = self.prepared(export, train, held, val, space)
         with training.alone():
-            training.resume()
+            training.resume(self.NEEDS_WEIGHTS)
             images = mixed_groups(groups(range(training.step, training.steps)), space)
             training.run(images, selection, f"fine-tuning on {space.data}")
-        sets = {"train": train, "val": val}
-        facts = selection.facts(training.train_state) | self.record(training, sets)
+        return self.outcome(export, training, selection, train, val)
+
+    def outcome(
+        self, export: ViTExport, training: Training, selection: ModelSelection, train: ImageSet, val: ImageSet
+    ) -> Outcome:
+        """What a training that is over has to report."""
+        facts = selection.facts(training.train_state) | self.record(training, {"train": train, "val": val})
         facts |= {"transform": selection.val.transform.name, "warnings": self.warnings(export, training.plan)}
         state = training.train_state
         metrics = with_class_means(selection.metrics(state), val)

@@ -1,6 +1,7 @@
 """Shifted test sets in the layouts that they have: found beside ImageNet, judged by their own rules."""
 
 import json
+import shutil
 from dataclasses import replace
 
 import numpy as np
@@ -10,9 +11,12 @@ from PIL import Image
 from test_health_task import export
 
 from engine.tasks import Workspace
+from engine.training.states import load_state, newest_whole, save_state
+from probes.finetune.trainer import Training
 from probes.shifted import ALEXNET, GENERATED, corrupted
 from probes.tasks.linear import Linear
 from probes.tasks.robustness import Robustness
+from probes.tasks.robustness_finetune import RobustnessFinetune
 
 WNIDS = [f"n{number:08d}" for number in range(1, 13)]
 COLOURS = {name: np.array(np.unravel_index(5 + number, (3, 3, 3))) * 110 for number, name in enumerate(WNIDS)}
@@ -121,3 +125,32 @@ def test_class_folders_that_are_not_the_heads_are_refused(imagenet, tmp_path):
     with pytest.raises(ValueError, match="'n99999999' first, are no classes of the head") as error:
         replace(TASK, epochs=1).run(export(), space)
     assert "\n" not in str(error.value)
+
+
+TUNED = dict(lr=3e-3, lr_rule="absolute", batch=16, epochs=3, warmup_epochs=1, drop_path=0.0, mixed_together=16)
+
+
+@pytest.mark.parametrize("changes", [dict(select="last"), dict(select="val", average=0.5, pool="cls")])
+def test_a_fine_tuned_network_is_judged_as_it_was_trained_and_trained_once(changes, tmp_path, monkeypatch):
+    folder(tmp_path / "imagenet/train", WNIDS, 4)
+    for place, name in enumerate(WNIDS):
+        for number in range(3):  # half of the images show another class
+            paint(tmp_path / f"imagenet/val/{name}/{number}.png", WNIDS[place - number % 2], [place, number, 7])
+    shutil.copytree(tmp_path / "imagenet/val", tmp_path / "sketch")
+    task = RobustnessFinetune(**TUNED, corruptions=("contrast",), **changes)
+    space = Workspace(cache=tmp_path / "cache", data=f"imagenet:{tmp_path / 'imagenet'}")
+    updates, update = [], Training.update
+    monkeypatch.setattr(Training, "update", lambda *of: (updates.append(1), update(*of))[1])
+    plain = task.finetune.run(export(), space)
+    outcome = task.run(export(), space)
+    assert len(updates) == 3 * 3 and plain.numbers.items() <= outcome.numbers.items()
+    assert outcome.numbers["sketch_top1"] == pytest.approx(outcome.numbers["top1"])
+    assert 10 < outcome.numbers["top1"] < 100
+    assert outcome.arrays["generated_errors"].shape == (1, 5)
+    # A training that an earlier version ended without weights still has its numbers; robustness trains it again.
+    (training,) = (path for path in (tmp_path / "cache/finetune").iterdir() if path.is_dir())
+    state = load_state(newest_whole(training))
+    tensors = {name: value for name, value in state.tensors.items() if not name.startswith("reported.")}
+    save_state(training, 9, replace(state, tensors=tensors), kept=1)
+    assert task.finetune.run(export(), space).numbers == plain.numbers and len(updates) == 9
+    assert task.run(export(), space).numbers == outcome.numbers and len(updates) == 18

@@ -1,0 +1,99 @@
+"""Fine-tuned networks on shifted and cleaned test sets of ImageNet, which probes/tasks/robustness.py says.
+
+The training is that of probes/tasks/finetune.py, done once for both where a run has both; its weights of the reported
+epoch are an export of their own, whose features the head reads.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from checkpoints.export import ViTExport
+from checkpoints.spec import ViTSpec
+from engine.tasks import Outcome, Protocol
+from engine.work import Scale, Work
+from imagesets.sets import ImageSet
+from probes.features.extract import FeatureSet, extract, transform_of
+from probes.features.kinds import FeatureKind
+from probes.finetune.model_selection import ModelSelection
+from probes.finetune.trainer import Training
+from probes.scores import cost
+from probes.tasks.finetune import PROTOCOLS as FINETUNE
+from probes.tasks.finetune import Finetune
+from probes.tasks.robustness import SOURCE, ShiftedSets, Shifts
+
+
+@dataclass(frozen=True, kw_only=True)
+class RobustnessFinetune(Shifts, Finetune):
+    """Settings of a fine-tuning, and what it is evaluated on besides."""
+
+    COST: ClassVar[float] = 301.0  # after the fine-tuning, whose training it shares
+    NEEDS_WEIGHTS: ClassVar[bool] = True
+
+    @property
+    def finetune(self) -> Finetune:
+        """The fine-tuning alone, whose training is the same."""
+        return Finetune(**{field.name: getattr(self, field.name) for field in fields(Finetune)})
+
+    def key(self, *of: Any) -> dict[str, Any]:
+        return self.finetune.key(*of)
+
+    def read(self, val: int) -> int:
+        """Images that the trained network reads, of so many validation images: these and the generated ones."""
+        return val + self.generated(val)
+
+    def summary(self, spec: ViTSpec, images: Mapping[str, int]) -> dict[str, Any]:
+        return super().summary(spec, images) | {"forward passes": self.read(images["val"])}
+
+    def cost(self, scale: Scale) -> Work:
+        return self.with_pass(super().cost(scale), scale, self.read(scale.images["val"]), 1)
+
+    def outcome(
+        self, export: ViTExport, training: Training, selection: ModelSelection, train: ImageSet, val: ImageSet
+    ) -> Outcome:
+        clean = super().outcome(export, training, selection, train, val)
+        classifier, space = training.classifier, training.space
+        classifier.load_state_dict(training.reported)
+        tuned = ViTExport.from_vit(classifier.eval().vit, export.preparation)
+        kind, transform = FeatureKind(self.pool), transform_of(tuned, space, self)
+        queries = extract(tuned, val, [kind], space, transform)
+
+        @torch.inference_mode()
+        def logits(features: FeatureSet) -> Tensor:
+            rows = torch.tensor(np.asarray(features[kind]), device=space.device)
+            return classifier.head(classifier.entry(rows)).cpu()
+
+        sets = ShiftedSets(
+            shifts=self,
+            export=tuned,
+            kinds=[kind],
+            transform=transform,
+            space=space,
+            classes=train.classes,
+            val=val,
+            queries=queries,
+            logits=logits,
+        )
+        return sets.added_to(replace(clean, cost=cost(queries)))
+
+
+def evaluated_as(name: str, version: int = 1, **shifts: Any) -> Protocol:
+    """The robustness of networks fine-tuned by a protocol."""
+    settings = {field.name: getattr(FINETUNE[name].task, field.name) for field in fields(Finetune)}
+    task = RobustnessFinetune(**settings, **shifts)
+    return Protocol(task=task, version=version, source=f"networks of {name} on {SOURCE}")
+
+
+PROTOCOLS = {
+    "robustness_finetune@mae": evaluated_as("finetune@mae"),
+    "robustness_finetune@ibot": evaluated_as("finetune@ibot"),
+    "robustness_finetune@smoke": evaluated_as("finetune@smoke", corruptions=("contrast",), images=100),
+}
+SUITES = {
+    "smoke": ("robustness_finetune@smoke",),
+    "everything": ("robustness_finetune@mae", "robustness_finetune@ibot"),
+}
