@@ -9,8 +9,13 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
+from PIL import Image
 from torch import Tensor
 from torch.nn import functional as F
+
+from engine.machine import run_on_core_threads
+from engine.tasks import Workspace
+from imagesets.sets import ImageSet
 
 # Level -> what counts as right and what is left out, of an image's easy, hard and junk images.
 LEVELS: Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
@@ -82,3 +87,20 @@ def multiscale(encode: Callable[[Tensor], Tensor], images: Tensor, scales: Seque
     resized = [images if scale == 1 else F.interpolate(images, scale_factor=scale, mode="bilinear") for scale in scales]
     mean = torch.stack([encode(scaled) for scaled in resized]).mean(dim=0)
     return mean / mean.norm()
+
+
+def vectors_of(images: ImageSet, describe: Callable[[Image.Image], Tensor], space: Workspace) -> np.ndarray:
+    """What `describe` says of each image, (D,) -> (N, D) in every process; one image at a time, shared by them."""
+    own, rows = range(space.world.rank, len(images), space.world.size), {}
+
+    def take(index: int) -> None:
+        rows[index] = describe(images.image(index)).cpu().numpy()
+        if not np.isfinite(rows[index]).all():
+            raise ValueError(f"{images.path(index)}: its features are not finite; check the checkpoint")
+
+    def compute() -> dict[int, np.ndarray]:
+        run_on_core_threads(take, own, space.workers if torch.device(space.device).type == "cpu" else 1)
+        return rows
+
+    everywhere = {at: row for part in space.world.gather_results(compute) for at, row in part.items()}
+    return np.stack([everywhere[at] for at in range(len(images))])

@@ -58,6 +58,11 @@ def accuracy(correct: np.ndarray, indices: np.ndarray, images: int, chosen_on_va
     return Metric(value=percent(correct), per_image=values, chosen_on_val=chosen_on_val)
 
 
+def mean_share(values: np.ndarray, places: np.ndarray, images: int) -> Metric:
+    """Of values (n,) from 0 to 1 at some places among the images, NaN for queries that do not count."""
+    return Metric(value=100 * float(np.nanmean(values)), per_image=spread_out(values, places, images))
+
+
 def prediction_arrays(
     predicted: np.ndarray, confidence: np.ndarray, indices: np.ndarray, images: int
 ) -> dict[str, np.ndarray]:

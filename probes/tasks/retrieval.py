@@ -10,17 +10,15 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 import numpy as np
-import torch
 from PIL import Image
 from torch import Tensor
 
 from checkpoints.backbone import Backbone
 from checkpoints.flops import frozen_bytes
 from checkpoints.frozen import FrozenExport, FrozenSpec
-from engine.machine import run_on_core_threads
 from engine.neighbours import unit_rows
 from engine.settings import Fraction, PositiveInt
-from engine.tasks import Metric, Outcome, Protocol, Task, Workspace
+from engine.tasks import Outcome, Protocol, Task, Workspace
 from engine.work import Scale, Work
 from imagesets.schemes.revisited import ground_truth
 from imagesets.selection import evenly
@@ -29,8 +27,8 @@ from imagesets.transforms import planes
 from probes.features.extract import BATCH, extract, transform_of
 from probes.features.fallbacks import record_fallback, with_supported_pool
 from probes.features.kinds import FeatureKind, feature_bytes, feature_pass
-from probes.retrieved import KAPPAS, SCALES, level_scores, multiscale
-from probes.scores import cost, spread_out
+from probes.retrieved import KAPPAS, SCALES, level_scores, multiscale, vectors_of
+from probes.scores import cost, mean_share
 from probes.splits import check_labels, open_splits
 
 QUERIES = 1000  # of a set of classes at most, evenly spread: each is compared with the whole database
@@ -120,11 +118,9 @@ class Retrieval(Task):
         return Outcome(metrics=metrics, facts=facts, cost={"forwards": len(rows) + len(asked)}, random=False)
 
     def described(self, export: FrozenExport, images: ImageSet, space: Workspace) -> np.ndarray:
-        """Unit vectors (N, D) of whole images, one at a time, shared by the processes."""
+        """Unit vectors (N, D) of whole images."""
         backbone = Backbone(export, space.device, space.precision, space.compiled)
-        own = range(space.world.rank, len(images), space.world.size)
         scales = SCALES if self.scales == "three" else SCALES[:1]
-        rows: dict[int, np.ndarray] = {}
 
         def encode(pixels: Tensor) -> Tensor:
             patch = export.spec.patch_size or 1
@@ -132,30 +128,16 @@ class Retrieval(Task):
             features = backbone.views(pixels[..., :height, :width], [(self.kind.layer, self.kind.norm)])
             return self.kind.of(features[self.kind.layer, self.kind.norm])
 
-        def describe(index: int) -> None:
-            image = images.image(index)
+        def describe(image: Image.Image) -> Tensor:
             image.thumbnail((self.size, self.size), Image.Resampling.LANCZOS)
-            row = multiscale(encode, backbone.prepare(planes(image)[None]), scales)[0].cpu().numpy()
-            if not np.isfinite(row).all():
-                raise ValueError(f"{images.path(index)}: its features are not finite; check the checkpoint")
-            rows[index] = row
+            return multiscale(encode, backbone.prepare(planes(image)[None]), scales)[0]
 
-        def compute() -> dict[int, np.ndarray]:
-            run_on_core_threads(describe, own, space.workers if torch.device(space.device).type == "cpu" else 1)
-            return rows
-
-        everywhere = {at: row for part in space.world.gather_results(compute) for at, row in part.items()}
-        return np.stack([everywhere[at] for at in range(len(images))])
+        return vectors_of(images, describe, space)
 
 
 def nearest_first(database: np.ndarray, queries: np.ndarray) -> np.ndarray:
     """(N, Q): the places of unit vectors (N, D) by their product with each query (Q, D), equals in their order."""
     return np.argsort(-(database @ queries.T), axis=0, kind="stable")
-
-
-def mean_share(values: np.ndarray, places: np.ndarray, images: int) -> Metric:
-    """Of values (n,) from 0 to 1 at some places among the images, NaN for queries that do not count."""
-    return Metric(value=100 * float(np.nanmean(values)), per_image=spread_out(values, places, images))
 
 
 DINO = "facebookresearch/dino 7c446df eval_image_retrieval.py and utils.py:708-800; whole queries, no boxes"

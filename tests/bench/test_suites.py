@@ -34,7 +34,9 @@ def test_full_has_one_protocol_of_each_probe_and_decoder_of_each_dense_task_and_
     others = [each for each in chosen if each.name not in dense]
     kinds = [(each.key, getattr(each.task, "head", getattr(each.task, "decoder", ""))) for each in others]
     assert len(set(kinds)) == len(kinds)
-    left_out = {"toy", "dear", "attentive"}  # attentive probes are in `today`, at a pass over the images an epoch
+    # Attentive probes are in `today`, at a pass over the images an epoch; robustness is that of linear heads; copydays
+    # has images of its own.
+    left_out = {"toy", "dear", "attentive", "robustness_finetune", "copydays"}
     assert {each.key for each in chosen} == {each.key for each in catalogue().protocols.values()} - left_out
     assert {each.task.augment for each in chosen if each.key == "linear"} == {True}
 

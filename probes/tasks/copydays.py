@@ -1,0 +1,96 @@
+"""Copy detection on INRIA Copydays with frozen features, as in DINO's eval_copy_detection.py.
+
+An image is squashed to a square and described by its class token beside the generalised mean of its patches. Where
+FOLDER/whitening holds images, descriptors are whitened by these. Each altered image looks for its original among all
+originals and distractors; of the nearest 20 images, what comes later is not found. N images, D width.
+"""
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+from PIL import Image
+from torch import Tensor
+
+from checkpoints.backbone import Backbone
+from checkpoints.frozen import FrozenExport, FrozenSpec
+from engine.neighbours import unit_rows
+from engine.settings import PositiveInt
+from engine.tasks import Outcome, Protocol, Task, Workspace
+from imagesets.schemes.copydays import DISTRACTORS
+from imagesets.sets import open_set, parse_url
+from imagesets.transforms import planes
+from probes.retrieved import average_precision, copy_descriptor, vectors_of, whitened
+from probes.scores import mean_share
+from probes.splits import open_splits
+
+KEPT = 20  # nearest images of a query
+
+
+@dataclass(frozen=True, kw_only=True)
+class Copydays(Task):
+    """Settings of one evaluation."""
+
+    COST: ClassVar[float] = 1.5
+
+    size: PositiveInt = 320  # side in pixels that images are squashed to
+
+    def check_network(self, spec: FrozenSpec) -> None:
+        if not (spec.has_class_token and spec.has_patches):
+            raise ValueError("copy detection reads class token and patches, and the network lacks one of them")
+
+    def check_images(self, space: Workspace) -> None:
+        if parse_url(space.data)[0] != "copydays":
+            raise ValueError(f"{space.data}: has no copies of its images; add --data NAME=copydays:FOLDER")
+
+    def summary(self, spec: FrozenSpec, images: Mapping[str, int]) -> dict[str, Any]:
+        return {"image size": self.size, "forward passes": sum(images.values())}
+
+    def run(self, export: FrozenExport, space: Workspace) -> Outcome:
+        self.check_network(export.spec)
+        self.check_images(space)
+        database, queries = open_splits(space)
+        place = parse_url(space.data)[1]
+        backbone = Backbone(export, space.device, space.precision, space.compiled)
+
+        def describe(image: Image.Image) -> Tensor:
+            pixels = planes(image.resize((self.size, self.size), Image.Resampling.BICUBIC))
+            features = backbone.views(backbone.prepare(pixels[None]), [(-1, True)])[-1, True]
+            assert features.cls is not None  # check_network
+            return copy_descriptor(features.cls, features.patches.flatten(1, 2))[0]
+
+        rows, asked = (vectors_of(images, describe, space) for images in (database, queries))
+        folder, others = os.path.join(place, "whitening"), 0
+        if os.path.isdir(folder):
+            axes = vectors_of(open_set(f"images:{folder}", "train"), describe, space)
+            rows, asked, others = whitened(rows, axes), whitened(asked, axes), len(axes)
+        nearest = np.argsort(-(unit_rows(asked) @ unit_rows(rows).T), axis=1, kind="stable")[:, :KEPT]
+        is_copy = database.labels[nearest] == queries.labels[:, None]
+        originals = np.bincount(database.labels, minlength=len(database.classes))[queries.labels]
+        scores = [average_precision(np.flatnonzero(hit), count) for hit, count in zip(is_copy, originals, strict=True)]
+        blocks = [os.path.relpath(os.path.dirname(queries.path(index)), place) for index in range(len(queries))]
+        metrics = {}
+        for block in sorted(set(blocks), key=lambda block: (block != "strong", block)):  # the papers' first
+            places = np.flatnonzero((np.array(blocks) == block) & (originals > 0))
+            metrics[f"map_{block.replace('/', '_')}"] = mean_share(np.array(scores)[places], places, len(queries))
+        distractors = int((database.labels == database.classes.index(DISTRACTORS)).sum())
+        facts = {
+            split: {"url": images.url, "split": split, "fingerprint": images.fingerprint, "images": len(images)}
+            for split, images in (("train", database), ("val", queries))
+        }
+        notes = {"distractors": distractors, "whitened by": others}
+        passes = len(rows) + len(asked) + others
+        return Outcome(metrics=metrics, facts=facts | notes, cost={"forwards": passes}, random=False)
+
+
+PROTOCOLS = {
+    "copydays@dino": Protocol(
+        task=Copydays(),
+        version=1,
+        source="facebookresearch/dino eval_copy_detection.py (320 px, GeM 4, the 20 nearest); its paper: 10 000 "
+        "distractors and 20 000 images for the whitening, both of YFCC100M; its number is map_strong",
+    ),
+}
+SUITES: dict[str, tuple[str, ...]] = {"smoke": (), "everything": ("copydays@dino",)}

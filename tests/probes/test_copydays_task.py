@@ -1,0 +1,73 @@
+"""Copy detection on a tiny set in Copydays' layout."""
+
+import numpy as np
+import pytest
+from numpy.random import RandomState
+from PIL import Image
+from test_health_task import export
+
+from engine.tasks import Workspace
+from imagesets.sets import open_set
+from probes.tasks.copydays import Copydays
+
+TASK = Copydays(size=32)
+
+
+def picture(seed):
+    blocks = Image.fromarray(RandomState(seed).randint(0, 255, (4, 6, 3)).astype(np.uint8))
+    return blocks.resize((48, 32), Image.Resampling.NEAREST)
+
+
+def save(image, path, **options):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    image.save(path, **options)
+
+
+@pytest.fixture
+def copydays(tmp_path):
+    """Three originals; of each a crop, a recompressed one and, of the first two, strong copies; 30 distractors."""
+    root = tmp_path / "copydays"
+    for number in range(3):
+        image, name = picture(number), f"20{number}000.jpg"
+        save(image, root / "original" / name, quality=95)
+        save(image.crop((2, 2, 46, 30)), root / "crops/10" / name, quality=95)
+        save(image, root / "jpegqual/20" / name, quality=20)
+    save(picture(0).rotate(2), root / "strong/200001.jpg", quality=95)
+    save(picture(99), root / "strong/201001.jpg", quality=95)  # nothing like its original: as the distractors are
+    for number in range(30):
+        noisy = np.clip(np.asarray(picture(99), int) + RandomState(number).randint(-9, 9, (32, 48, 3)), 0, 255)
+        save(Image.fromarray(noisy.astype(np.uint8)), root / f"distractors/{number}.jpg", quality=95)
+    return root
+
+
+@pytest.mark.parametrize("whiten", [False, True])
+def test_copies_find_their_originals_among_the_nearest_twenty(copydays, tmp_path, whiten):
+    for number in range(20 if whiten else 0):
+        save(picture(50 + number), copydays / f"whitening/{number}.jpg", quality=95)
+    outcome = TASK.run(export(), Workspace(cache=tmp_path, data=f"copydays:{copydays}"))
+    # The second strong copy is nearer to 30 distractors than to its original, which is not among the nearest 20.
+    assert list(outcome.numbers.items()) == [
+        ("map_strong", 50),
+        ("map_crops_10", 100),
+        ("map_jpegqual_20", 100),
+        ("map_original", 100),
+    ]
+    assert outcome.metrics["map_strong"].per_image.shape == (11,) and outcome.facts["distractors"] == 30
+    assert outcome.facts["whitened by"] == 20 * whiten and outcome.cost["forwards"] == 33 + 11 + 20 * whiten
+
+
+def test_database_and_copies_share_classes(copydays):
+    database, copies = (open_set(f"copydays:{copydays}", split) for split in ("train", "val"))
+    assert database.classes == copies.classes == ("2000", "2010", "2020", "distractors")
+    assert np.bincount(database.labels).tolist() == [1, 1, 1, 30] and np.bincount(copies.labels).tolist() == [4, 4, 3]
+
+
+def test_a_copy_of_nothing_and_other_sets_are_refused(copydays, tmp_path):
+    save(picture(1), copydays / "strong/299900.jpg")
+    with pytest.raises(ValueError, match=r"strong/299900.jpg is a copy of no image in original") as error:
+        open_set(f"copydays:{copydays}", "val")
+    assert "\n" not in str(error.value)
+    with pytest.raises(ValueError, match="copydays:FOLDER"):
+        TASK.check_images(Workspace(cache=tmp_path, data="tiny:"))
+    with pytest.raises(ValueError, match="no folder original"):
+        open_set(f"copydays:{copydays / 'crops'}", "train")
