@@ -176,13 +176,15 @@ def own_share(places: np.ndarray, space: Workspace) -> np.ndarray:
     return places[space.world.rank :: space.world.size]
 
 
-def shared_out(items: np.ndarray, work: Callable[[int], Each], space: Workspace, label: str) -> dict[int, Each]:
+def shared_out(
+    items: np.ndarray, work: Callable[[int], Each], space: Workspace, label: str, unit: str = "images"
+) -> dict[int, Each]:
     """Item -> what `work` gives of it, in order and in every process, of which each does its share."""
     world = space.world
 
     def share() -> dict[int, Each]:
         own, results = own_share(items, space).tolist(), {}
-        with Progress(label, len(own), quiet=not world.is_rank0) as progress:
+        with Progress(label, len(own), unit, quiet=not world.is_rank0) as progress:
             for item in own:
                 results[item] = work(item)
                 progress.advance(1)

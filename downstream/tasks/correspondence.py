@@ -124,13 +124,13 @@ class Correspondence(FrozenTask):
             return [[np.count_nonzero(own < self.threshold), len(own)] for own in errors]
 
         counts = np.zeros((len(drawn.numbers), 2), np.int64)
-        label = f"matching keypoints of classes of {scenes.url}"
-        for number, own in shared_out(np.unique(drawn.classes), counted, space, label).items():
+        label, numbers = f"matching keypoints of {scenes.url}", np.unique(drawn.classes)
+        for number, own in shared_out(numbers, counted, space, label, "classes").items():
             counts[drawn.classes == number] = own
         if not counts[:, 1].any():
             raise ValueError(f"{scenes.url}: no pair of {scenes.split} has a keypoint that both images show")
         once, of_classes = np.ones((1, len(scenes))), {}
-        for number in np.unique(drawn.classes):
+        for number in numbers:
             own = drawn.classes == number
             of_class = averaged(DrawnPairs(*(values[own] for values in drawn)), counts[own], once)
             of_classes[scenes.classes[number]] = {name: float(value[0]) for name, value in of_class.items()}

@@ -120,14 +120,19 @@ def boxes_of(tasks: Sequence[Discovery], backbone: Backbone, scenes: SceneSet, i
     scenes.outlined.check_size(index, image.height, image.width)
     pixels = to_whole_patches(normalised(vision.pil_to_tensor(image), MEAN, STD)[None], patch)
     keys, size = backbone.keys(pixels.to(backbone.mean.device))[0], (image.height, image.width)
-    objects = [entry["bbox"] for entry in scenes.outlined.objects[index] if not entry["iscrowd"]]
-    corners = np.array(objects, np.float64).reshape(-1, 4)
-    corners[:, 2:] += corners[:, :2]
     return Boxes(
         found=[task.box(keys, patch, size) for task in tasks],
         whole=np.array([0, 0, image.width, image.height], np.float64),
-        objects=np.round(corners),
+        objects=object_boxes(scenes, index),
     )
+
+
+def object_boxes(scenes: SceneSet, index: int) -> np.ndarray:
+    """Boxes (B, 4) of an image's objects in whole pixels, without crowds."""
+    objects = [entry["bbox"] for entry in scenes.outlined.objects[index] if not entry["iscrowd"]]
+    corners = np.array(objects, np.float64).reshape(-1, 4)
+    corners[:, 2:] += corners[:, :2]
+    return np.round(corners)
 
 
 def outcome_of(facts: Mapping[str, Any], scenes: SceneSet, boxes: Mapping[int, tuple[np.ndarray, Boxes]]) -> Outcome:

@@ -113,7 +113,7 @@ class VideoPropagation(FrozenTask):
                     raise
                 return str(error)
 
-        results = shared_out(usable, figures_of, space, f"propagating on {scenes.url}")
+        results = shared_out(usable, figures_of, space, f"propagating on {scenes.url}", "videos")
         left_out |= {names[place]: why for place, why in results.items() if isinstance(why, str)}
         figures = {names[place]: own for place, own in results.items() if not isinstance(own, str)}
         if not figures:

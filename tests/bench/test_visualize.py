@@ -338,7 +338,7 @@ def test_depth_is_that_of_the_head_that_a_run_trained(tiny, tmp_path):
     space = Workspace(cache=cache, data="tiny-nyu:")
     errors = task.run(load(tiny), space).metrics["rmse"].per_image
     states = {path: path.stat().st_mtime_ns for path in cache.rglob("step-*")}
-    kind = chosen_kind("depth", ["protocol=depth_linear@smoke", f"results={tmp_path}"])
+    kind = chosen_kind("predictions", ["protocol=depth_linear@smoke", f"results={tmp_path}"])
     (picture,) = kind.pictures(request_of(tiny, "tiny-nyu:", limit=3))
     captions = [row.panels[2].caption for row in picture.rows]
     assert captions == [f"RMSE {errors[index]:.2f} m" for index in evenly(len(errors), 3)]
@@ -348,9 +348,30 @@ def test_depth_is_that_of_the_head_that_a_run_trained(tiny, tmp_path):
     colours = picture.rows[0].panels[1].values
     assert (colours[depth == 0] == 127).all() and len(np.unique(colours[depth == depth.max()], axis=0)) == 1
     with pytest.raises(ValueError, match="depth_linear@dinov3"):
-        chosen_kind("depth", ["protocol=depth_linear@dinov9"])
+        chosen_kind("predictions", ["protocol=depth_linear@dinov9"])
     with pytest.raises(ValueError, match="this task needs nyu:ROOT"):
         next(kind.pictures(request_of(tiny, "tiny-ade20k:")))
+
+
+@pytest.mark.parametrize(
+    ("protocol", "url", "caption"),
+    [
+        ("video_propagation@smoke", "tiny-davis:", r"J&F \d+\.\d of the video"),
+        ("correspondence@smoke", "tiny-spair:", r"\d of [345] found"),
+        ("discovery@smoke", "tiny-trainval:", r"IoU 0\.\d\d"),
+    ],
+)
+def test_predictions_stand_beside_the_truth(protocol, url, caption, tiny, tmp_path):
+    kind = chosen_kind("predictions", [f"protocol={protocol}", f"results={tmp_path}"])
+    (picture,) = kind.pictures(request_of(tiny, url, limit=3))
+    assert len(picture.rows) == 3
+    for row in picture.rows:
+        image, truth, predicted = row.panels
+        assert image.size and truth.size == predicted.size and re.fullmatch(caption, predicted.caption)
+        assert len(truth.points) == len(predicted.points) == len(image.points)
+        assert (len(predicted.boxes), len(truth.boxes) > 1) == ((1, True) if url == "tiny-trainval:" else (0, False))
+        assert url != "tiny-davis:" or (truth.values != image.values).any(2).mean() == pytest.approx(2 / 13.5, abs=0.03)
+    assert encoded(picture, "png", {})
 
 
 def test_names_are_no_formulas_and_hold_no_markup():
