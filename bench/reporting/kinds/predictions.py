@@ -109,8 +109,8 @@ class DepthDrawer(Drawer):
     """Depth in colours."""
 
     note = (
-        "Depth by a linear head; yellow is an image's farthest measured depth, grey was not measured. The error is over "
-        "the pixels that the evaluation counts."
+        "Depth by a linear head; yellow is an image's farthest measured depth, grey was not measured. The error is "
+        "over the pixels that the evaluation counts."
     )
 
     def measured(self, row: int) -> np.ndarray:
