@@ -578,6 +578,8 @@ def pretrain(
     export_every: int = 0,
     knn_every: int = 0,
     knn_data: str | None = None,
+    health_every: int = 0,
+    health_data: str | None = None,
     options: Options | None = None,
 ) -> "ViTExport":
     """Pretrain an encoder with a method's recipe in the folder `out`, as `bench pretrain` does; returns the encoder.
@@ -585,9 +587,10 @@ def pretrain(
     recipe: one of the method's (`bench list methods --recipes`). images: a URL. settings: changes of recipe, method or
     encoder, such as {"epochs": 100, "schedule.warmup": 5}. init: a checkpoint that the encoder starts from, as
     `bench pretrain --init`; freeze_first_epochs: in which the other parameters train alone. resume: go on where the
-    training in `out` was, or start it. export_every, knn_every: epochs between two exports, and between two lines of
-    the log with k-NN accuracy on `knn_data` (`images`). options: `batch_size` says how much of the recipe's batch a
-    process has in a forward pass. `out`/start is the encoder before the first update, `out`/log.jsonl the log.
+    training in `out` was, or start it. export_every, knn_every, health_every: epochs between two exports, and
+    between two lines of the log with k-NN accuracy on `knn_data` (`images`), or ranks and spread of the features of
+    `health_data` (`images`). options: `batch_size` says how much of the recipe's batch a process has in a forward pass.
+    `out`/start is the encoder before the first update, `out`/log.jsonl the log.
 
     ValueError for a recipe that does not fit, a folder that holds another training, and a loss that is not finite;
     engine.training.interruptions.Stopped where a signal stopped it, with its state saved.
@@ -595,18 +598,21 @@ def pretrain(
     check(method=method, recipe=recipe, settings=settings, seed=seed, options=options)
     with commands():
         from bench.cli.settings import ready_device, setting_text
-        from bench.pretraining.online_knn import OnlineKnn, knn_space
+        from bench.pretraining.online import OnlineHealth, OnlineKnn, online_space
         from bench.pretraining.run import PretrainRequest, run_pretraining, training_precision
         from bench.run.checkpoints import opened
         from engine.training.interruptions import STOPPED, Stopped
         from pretrain.loop.trainer import Run
+        from probes.tasks.health import RANKED
 
         options = options or Options()
         if options.decode != "exact":
             raise ValueError(f"--decode {options.decode}: it is for evaluations; a pretraining decodes exactly")
         device = ready_device(options.device, options.compiled)
         products = training_precision(options.precision or "auto", device)
-        knn = OnlineKnn(space=knn_space(Path(out), knn_data or images, device, products, None, options.skip_bad))
+        folder = Path(out)
+        knn = OnlineKnn(space=online_space(folder, knn_data or images, device, products, None, options.skip_bad))
+        watched = online_space(folder, health_data or images, device, products, RANKED, options.skip_bad)
         run = Run(
             out=Path(out),
             device=device,
@@ -620,6 +626,8 @@ def pretrain(
             export_every=export_every,
             monitor_every=knn_every,
             monitor=knn if knn_every else None,
+            health_every=health_every,
+            health=OnlineHealth(space=watched) if health_every else None,
         )
         changes = tuple(f"{field}={setting_text(value)}" for field, value in (settings or {}).items())
         request = PretrainRequest(

@@ -1,14 +1,15 @@
 """Pretrain an encoder with a method's recipe; resumable at any step."""
 
 import argparse
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from bench.cli.settings import above_zero, add_compile, positive_integer, share, whole_number
 from bench.cluster.options import add_cluster
 
 if TYPE_CHECKING:
-    from bench.pretraining.online_knn import OnlineKnn
+    from bench.pretraining.online import OnlineHealth, OnlineKnn
     from bench.pretraining.run import PretrainRequest
     from pretrain.loop.updates import Precision
 
@@ -99,6 +100,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--knn-limit", type=positive_integer, metavar="N", help="at most N images of each split for that"
     )
+    parser.add_argument(
+        "--health-every",
+        type=whole_number,
+        default=0,
+        metavar="EPOCHS",
+        help="log effective ranks, spread and dead dimensions of the encoder's features that often",
+    )
+    parser.add_argument(
+        "--health-data", metavar="URL", help="images for that, whose validation split is taken (--images)"
+    )
+    parser.add_argument("--health-limit", type=positive_integer, metavar="N", help="at most N images for that (25 600)")
     parser.add_argument("--wandb", metavar="PROJECT", help="log to Weights & Biases as well")
     add_cluster(parser, jobs=False)
 
@@ -143,7 +155,9 @@ def pretraining_request(arguments: argparse.Namespace, device: str, precision: "
         save_minutes=arguments.save_minutes,
         export_every=arguments.export_every,
         monitor_every=arguments.knn_every,
-        monitor=_monitor(arguments, device, precision),
+        monitor=_knn(arguments, device, precision),
+        health_every=arguments.health_every,
+        health=_health(arguments, device, precision),
         wandb=arguments.wandb,
     )
     return PretrainRequest(
@@ -158,17 +172,33 @@ def pretraining_request(arguments: argparse.Namespace, device: str, precision: "
     )
 
 
-def _monitor(arguments: argparse.Namespace, device: str, precision: "Precision") -> "OnlineKnn | None":
+def _knn(arguments: argparse.Namespace, device: str, precision: "Precision") -> "OnlineKnn | None":
     """The online k-NN, where it was asked for."""
-    from bench.pretraining.online_knn import K, OnlineKnn, knn_space
+    from bench.pretraining.online import OnlineKnn, online_space
 
-    options = ("knn_data", "knn_k", "knn_fraction", "knn_limit")
-    options_set = {name: value for name in options if (value := getattr(arguments, name)) is not None}
+    options = _options(arguments, "knn", ("data", "k", "fraction", "limit"))
     if not arguments.knn_every:
-        if options_set:
-            named = " and ".join(f"--{name.replace('_', '-')}" for name in options_set)
-            raise ValueError(f"{named} without --knn-every EPOCHS, which says how often: add it")
         return None
-    data, limit = arguments.knn_data or arguments.images, arguments.knn_limit
-    space = knn_space(arguments.out, data, device, precision, limit, arguments.skip_bad)
-    return OnlineKnn(space=space, k=options_set.get("knn_k", K), fraction=options_set.get("knn_fraction", 1.0))
+    data, limit = options.pop("data", arguments.images), options.pop("limit", None)
+    return OnlineKnn(space=online_space(arguments.out, data, device, precision, limit, arguments.skip_bad), **options)
+
+
+def _health(arguments: argparse.Namespace, device: str, precision: "Precision") -> "OnlineHealth | None":
+    """The online health, where it was asked for."""
+    from bench.pretraining.online import OnlineHealth, online_space
+    from probes.tasks.health import RANKED
+
+    options = _options(arguments, "health", ("data", "limit"))
+    if not arguments.health_every:
+        return None
+    data, limit = options.get("data", arguments.images), options.get("limit", RANKED)
+    return OnlineHealth(space=online_space(arguments.out, data, device, precision, limit, arguments.skip_bad))
+
+
+def _options(arguments: argparse.Namespace, probe: str, names: Sequence[str]) -> dict[str, Any]:
+    """What was given of `--PROBE-NAME`. ValueError for such options without `--PROBE-every`."""
+    given = {name: value for name in names if (value := getattr(arguments, f"{probe}_{name}")) is not None}
+    if given and not getattr(arguments, f"{probe}_every"):
+        named = " and ".join(f"--{probe}-{name}" for name in given)
+        raise ValueError(f"{named} without --{probe}-every EPOCHS, which says how often: add it")
+    return given

@@ -5,13 +5,13 @@ import shlex
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 
 from bench.cli.output import in_one_line, millions
 from bench.cli.settings import absent_images, example, setting_text
-from bench.pretraining.online_knn import OnlineKnn
+from bench.pretraining.online import OnlineKnn, OnlineProbe
 from bench.pretraining.recipes import ChosenRecipe, choose_recipe, names_by_path, unused, values_by_path
 from checkpoints.spec import ViTSpec
 from checkpoints.training_cost import TrainingCost
@@ -85,12 +85,16 @@ def check_request(request: PretrainRequest) -> None:
 
 
 def _connected(request: PretrainRequest, world: World) -> PretrainRequest:
-    """The request with the processes that share the work of its k-NN."""
-    monitor = request.run.monitor
-    if not isinstance(monitor, OnlineKnn):
-        return request
-    monitor = replace(monitor, space=replace(monitor.space, world=world))
-    return replace(request, run=replace(request.run, monitor=monitor))
+    """The request with the processes that share the work of its probes."""
+    connected: dict[str, Any] = {
+        name: replace(probe, space=replace(probe.space, world=world)) for name, probe in probes_of(request.run).items()
+    }
+    return replace(request, run=replace(request.run, **connected))
+
+
+def probes_of(run: Run) -> dict[str, OnlineProbe]:
+    """The online probes of a run, by its fields."""
+    return {name: probe for name in ("monitor", "health") if isinstance(probe := getattr(run, name), OnlineProbe)}
 
 
 def _opened(request: PretrainRequest) -> tuple[ChosenRecipe, ImageSet | None]:
@@ -102,21 +106,21 @@ def _opened(request: PretrainRequest) -> tuple[ChosenRecipe, ImageSet | None]:
     )
     if request.dry_run and absent_images(request.images):
         return chosen, None
-    monitor = request.run.monitor
+    probes = probes_of(request.run).values()
     try:
-        opened = monitor.space.opened if isinstance(monitor, OnlineKnn) else OpenedSets()
+        opened = next((probe.space.opened for probe in probes), OpenedSets())
         images = opened.get(request.images, "train", open_set)
     except ValueError as error:
         hint = "" if chosen.module.METHOD.needs_labels else _without_labels(request.images)
         text = _without(request.images, error) + hint
         raise ValueError(f"--images {request.images}: {text}") from error
-    if isinstance(monitor, OnlineKnn):
+    for probe in probes:
         try:
-            monitor.check()
+            probe.check()
         except ValueError as error:
-            url = monitor.space.data
-            other = "; or name other images with --knn-data" if url == request.images else ""
-            raise ValueError(f"--knn-data {url}: {_without(url, error)}{other}") from error
+            url = probe.space.data
+            other = f"; or name other images with {probe.OPTION}" if url == request.images else ""
+            raise ValueError(f"{probe.OPTION} {url}: {_without(url, error)}{other}") from error
     return chosen, images
 
 
@@ -189,6 +193,8 @@ def training_lines(chosen: ChosenRecipe, trainer: Trainer, settings: bool) -> It
         knn = run.monitor
         part = f"{knn.fraction:g} of " if knn.fraction < 1 else ""
         yield f"  k-NN      k={knn.k} on {part}{knn.space.data}, epochs between: {run.monitor_every}"
+    if isinstance(run.health, OnlineProbe):
+        yield f"  health    of {run.health.space.data}, epochs between: {run.health_every}"
     names = ["export", *(f"export-{branch}" for branch in list(encoders)[1:])]
     exports = (f"{run.out / name} ({branch})" for name, branch in zip(names, encoders, strict=True))
     yield f"  exports   {', '.join(exports)}"

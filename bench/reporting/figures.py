@@ -38,6 +38,11 @@ CURVES = {  # of a training's log, where it has them, and what they are called
     "grad_norm": "gradient norm",
     "feature_rank": "rank of features",
     "feature_spread": "spread of features",
+    "health_rankme": "RankMe",
+    "health_alpha_req": "alpha-ReQ",
+    "health_lidar": "LiDAR",
+    "health_uniformity": "uniformity",
+    "health_dead_dimensions": "dead dimensions, %",
     "images_per_second": "images per second",
 }
 ALONG = {"epoch": "epoch", "images": "images seen", "hours": "hours"}  # what a training's curves run over

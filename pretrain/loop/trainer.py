@@ -54,7 +54,7 @@ LOG_EVERY = 2.0  # seconds between two lines of the log, at least
 
 # (export of the first branch, progress) -> values for the log, such as an online k-NN accuracy. Every process calls it
 # and gets the same values, so that processes can share its work.
-Monitor = Callable[[ViTExport, TrainProgress], Mapping[str, float]]
+Monitor = Callable[[ViTExport, TrainProgress], Mapping[str, Any]]  # values for the log; "warnings": lines
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,6 +74,8 @@ class Run:
     export_every: int = 0  # epochs; 0: at the end alone
     monitor_every: int = 0  # epochs; 0: never
     monitor: Monitor | None = None  # evaluates the encoder for the log
+    health_every: int = 0  # epochs; 0: never
+    health: Monitor | None = None  # another monitor, whose values are no accuracies
     wandb: str | None = None  # project of Weights & Biases
     init: InitialWeights | None = None  # that the encoder starts from, in place of drawn ones
     facts: Mapping[str, Any] = field(default_factory=dict)  # for run.json and the exports: recipe's name, changes
@@ -180,7 +182,7 @@ class Trainer:
         with closing(records), closing(self.micro_batches(todo)) as micro_batches, bar:
             bar.resume(todo.start * self.recipe.batch)
             if self.run.init and self.step == 0:
-                self.learning.start = self.monitor(records, bar)
+                self.learning.start = self.monitor(self.run.monitor, self.run.monitor_every, records, bar)
             while self.step < todo.stop:
                 requested = self.update(micro_batches, averages, requests)
                 bar.label = f"{self.name}, epoch {self.progress().time:.1f}, loss {self.updates.losses[-1]:.4g}"
@@ -274,18 +276,22 @@ class Trainer:
         if run.export_every and epoch % run.export_every == 0 and not last:
             self.export()
         if run.monitor_every and (epoch % run.monitor_every == 0 or last):
-            for warning in self.learning.fallen(self.monitor(records, bar)):
+            for warning in self.learning.fallen(self.monitor(run.monitor, run.monitor_every, records, bar)):
                 bar.say(f"warning: epoch {epoch}: {warning}")
+        if run.health_every and (epoch % run.health_every == 0 or last):
+            self.monitor(run.health, run.health_every, records, bar)
 
-    def monitor(self, records: Records, bar: Progress) -> dict[str, float]:
-        """Print, log and return the monitor's values of the encoder as it is; none where there is no monitor."""
-        if not (self.run.monitor and self.run.monitor_every):
+    def monitor(self, monitor: Monitor | None, every: int, records: Records, bar: Progress) -> dict[str, float]:
+        """Print, log and return a monitor's values of the encoder as it is; none where there is no monitor."""
+        if not (monitor and every):
             return {}
-        values = dict(self.run.monitor(self.first_export(), self.progress()))
+        values = dict(monitor(self.first_export(), self.progress()))
+        warnings, epoch = values.pop("warnings", ()), self.step // self.plan.steps_per_epoch
         if values:
-            epoch = self.step // self.plan.steps_per_epoch
             bar.say(f"epoch {epoch}: {', '.join(f'{name} {value:.2f}' for name, value in values.items())}")
-        self.write(records, values)
+        for warning in warnings:
+            bar.say(f"warning: epoch {epoch}: {warning}")
+        self.world.on_rank0(lambda: records.write(self.step, values, warnings))
         return values
 
     def micro_batches(self, steps: range, plan: BatchPlan | None = None) -> Generator[MicroBatch]:

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from PIL import Image
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from bench.pretraining.run import training_precision
@@ -141,6 +142,8 @@ WRONG = [
     (["--knn-data", "digits:", "--knn-k", "5"], "--knn-data and --knn-k | --knn-every EPOCHS"),
     (["--knn-every", "1", "--knn-fraction", "1.5"], "--knn-fraction: '1.5' | up to 1"),
     (["--knn-every", "1", "--knn-k", "0"], "--knn-k: '0' | at least 1"),
+    (["--health-limit", "9"], "--health-limit | --health-every EPOCHS"),
+    (["--health-every", "1", "--health-data", "folder:/nowhere"], "--health-data folder:/nowhere: no folder /nowhere"),
     (["--knn-every", "1", "--knn-data", "folder:/nowhere"], "--knn-data folder:/nowhere: no folder /nowhere"),
     (["--resum"], "--resum | did you mean '--resume'?"),
 ]
@@ -246,12 +249,44 @@ def test_online_knn_is_that_of_bench_run_and_leaves_the_training_alone(pretrain,
     board = EventAccumulator(str(watched / "tensorboard")).Reload()
     assert [event.step for event in board.Scalars("knn_top1")] == [4, 8]
     assert board.Scalars("knn_top1")[-1].value == pytest.approx(found[-1]["knn_top1"])
-    assert not (watched / "online-knn").exists()
+    assert not (watched / "online-features").exists()
     words = ("--suite", "knn@dino", "--data", "tiny=tiny:", "--out", tmp_path / "results")
     assert bench("run", "--checkpoint", watched / "export", *words)[0] == 0
     (result,) = (tmp_path / "results").rglob("knn@dino*.json")
     metrics = json.loads(result.read_text())["metrics"]
     assert all(metrics[f"{top}_k20"]["value"] == found[-1][f"knn_{top}"] for top in ("top1", "top5"))
+
+
+def test_online_health_is_that_of_bench_run_and_leaves_the_training_alone(pretrain, bench, tmp_path):
+    """Also with the k-NN, which has a rhythm of its own; a line that warns says so in the log, too."""
+    code, _, said = pretrain("--health-every", "1", "--knn-every", "2")
+    assert code == 0 and pretrain(out=tmp_path / "plain")[0] == 0
+    watched, plain = tmp_path / "run", tmp_path / "plain"
+    assert ViTExport.load(watched / "export").digest == ViTExport.load(plain / "export").digest
+    assert [path.name for path in watched.glob("states/*")] == [path.name for path in plain.glob("states/*")]
+    found = [line for line in log(watched) if "health_rankme" in line]
+    assert [line["step"] for line in found] == [4, 8] and f"health_rankme {found[-1]['health_rankme']:.2f}" in said
+    assert sum("knn_top1" in line for line in log(watched)) == 1 and not (watched / "online-features").exists()
+    words = ("--suite", "health@val", "--data", "tiny=tiny:", "--out", tmp_path / "results")
+    spec = ViTExport.load(watched / "export").spec
+    assert bench("run", "--checkpoint", watched / "export", *words, "--set", f"health.pool={spec.pool}")[0] == 0
+    (result,) = (tmp_path / "results").rglob("health@val*.json")
+    metrics = json.loads(result.read_text())["metrics"]
+    assert metrics.keys() == {name.removeprefix("health_") for name in found[-1]} - {"step", "warnings"}
+    assert all(metric["value"] == found[-1][f"health_{name}"] for name, metric in metrics.items())
+
+
+def test_a_collapse_is_warned_of_in_one_line(pretrain, tmp_path):
+    """Images that all look the same, without labels, of which no split is held out."""
+    folder = tmp_path / "alike"
+    folder.mkdir()
+    for number in range(40):
+        Image.new("RGB", (16, 16), (90, 20, number % 2)).save(folder / f"{number}.png")
+    code, _, told = pretrain("--health-every", "2", "--health-data", f"images:{folder}")
+    warned = [line for line in told.splitlines() if "collapsed" in line]
+    assert code == 0 and len(warned) == 1 and "epoch 2" in warned[0] and f"images:{folder}" in warned[0]
+    (line,) = [line for line in log(tmp_path / "run") if "health_rankme" in line]
+    assert line["health_rankme"] < 1.5 and len(line["warnings"]) == 1
 
 
 def test_online_knn_on_other_images_and_fewer(pretrain, tmp_path):

@@ -72,13 +72,14 @@ def test_a_signal_to_all_of_a_job_stops_it_and_it_goes_on_as_if_nothing_had_been
     assert steps == sorted(set(steps)) and steps[-1] == 4 * EPOCHS
 
 
-def test_two_processes_share_batches_and_online_knn(start, tmp_path):
-    said = [process.end() for process in start("--knn-every", "1", "--set", "epochs=2", count=2)]
+def test_two_processes_share_batches_and_online_probes(start, tmp_path):
+    said = [process.end() for process in start("--knn-every", "1", "--health-every", "2", "--set", "epochs=2", count=2)]
     assert said[0].count("finished after 8 updates") == 1 and not said[1]
     assert "1 x 2 of these (micro-batches x processes)" in said[0]
     lines = [json.loads(line) for line in (tmp_path / "run/log.jsonl").read_text().splitlines()]
     assert [line["step"] for line in lines if "knn_top1" in line] == [4, 8]
-    assert not (tmp_path / "run/online-knn").exists()
+    assert [line["step"] for line in lines if "health_rankme" in line] == [8]
+    assert not (tmp_path / "run/online-features").exists()
     assert ViTExport.load(tmp_path / "run/export").verify() == []
 
 
