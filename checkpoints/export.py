@@ -277,7 +277,9 @@ class ViTExport(PreparesImages):
             raise ValueError(f"{folder}: weights or settings changed since the export was written; import it again")
         if unchanged and (changed := export.difference_for_timm(of_timm)):
             raise ValueError(f"{folder}/config.json: what timm reads was changed: {changed}; import it again")
-        return export
+        # Earlier versions left an architecture its own layer scale where the spec has none.
+        scaled = any(re.fullmatch(r"blocks\.0\.(ls1\.gamma|gamma_1)", name) for name in tensors)
+        return replace(export, spec=replace(spec, layer_scale=True)) if scaled and not spec.layer_scale else export
 
     def difference_for_timm(self, settings: Mapping[str, Any]) -> str:
         """Which `settings`, as `read_by_timm` gives them, are not those of this export; empty where all are."""

@@ -46,7 +46,6 @@ BEYOND = {
     r"blocks\.\d+\.attn\.proj_[lw]\..*": "talking-heads attention",
     r"blocks\.\d+\.(attns\.|in_proj\.).*": "blocks with parallel parts",
     r"patch_embed\.(backbone|conv\w*|proj\.\d)\..*": "a patch embedding of more than one convolution",
-    r"encoder\.blocks\.\d+\.residual1\.fn\.rope\.freqs": "CAPI's trained rotary positions, which turn registers too",
 }
 # The same -> what no tensor tells the rest of: it is imported by timm's name of its model.
 NAMED = {

@@ -17,7 +17,7 @@ RelativePosition = Literal["none", "shared", "per_block"]
 PositionRule = Literal["bilinear", "bicubic", "bicubic_antialias", "bicubic_offset", "relative_spline", "fixed"]
 Pool = Literal["cls", "avg"]
 FinalNorm = Literal["all", "class", "pooled", "none"]
-Rotary = Literal["none", "axial", "centred", "mixed"]
+Rotary = Literal["none", "axial", "centred", "mixed", "unit"]
 Rounding = Literal["none", "bfloat16"]
 Mlp = Literal["plain", "gated", "gated_packed"]
 
@@ -123,6 +123,11 @@ class ViTSpec(Validated, ImageGrid):
     mlp_norm: bool = False  # a norm before the MLP's last layer
     first_norm: bool = False  # a norm before the first block
     norm_after: bool = False  # blocks norm what attention and MLP give, not what they take
+    rms_norm: bool = False  # norms are RMSNorms, which have no bias, whatever the architecture's are
+    proj_bias: bool = True  # the attention's last projection and the MLP have biases
+    # Where registers are if they turn too, as with rotary="unit": around a box, or all in its first corner ...
+    register_place: Literal["border", "corner"] = "border"
+    register_box: Literal["visible", "image"] = "visible"  # ... which holds the encoded patches, or the whole image
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -157,6 +162,10 @@ class ViTSpec(Validated, ImageGrid):
             self._check_plain()
         elif (self.width // self.heads) % 4 and self.rotary != "none":
             raise ValueError(f"heads={self.heads}: rotary positions need a multiple of 4 channels a head")
+        if self.rotary == "unit" and self.class_token:
+            raise ValueError("rotary='unit' has no place for a class token; set class_token=False")
+        if self.rotary == "unit" and self.register_place == "border" and self.registers % 4:
+            raise ValueError(f"registers={self.registers}: a border of four sides needs a multiple of 4")
 
     def _check_plain(self) -> None:
         """Eva's fields in another family would be read by nobody."""
@@ -250,7 +259,7 @@ class ViTSpec(Validated, ImageGrid):
             no_embed_class=not self.class_position,
             num_reg_tokens=self.registers,
             use_abs_pos_emb=self.position != "none",
-            use_rot_pos_emb=self.rotary != "none",
+            use_rot_pos_emb=self.rotary in ROPE_TYPES,
             rope_type=ROPE_TYPES.get(self.rotary, "cat"),
             rope_temperature=self.rotary_base,
             ref_feat_shape=self.rotary_grid or None,

@@ -16,18 +16,20 @@ queries and keys of a patch by angles that its position sets, two channels toget
            scaled to the grid of the pretraining (EVA-02 rope.py, VisionRotaryEmbeddingFast, ft_seq_len over pt_seq_len)
   centred  the same with positions from -1 to 1, at periods theta^(4i/d): DINOv3, rope_position_encoding.py
   mixed    every channel turns by row and column at once, at trained rates of its block and head: RoPE-ViT
+  unit     the same at rates of its block, by positions from 0 to 1; registers have positions too: CAPI (Darcet et al.
+           2025)
 
 The numbers are those of timm's modules, computed in float32 at least, whatever the precision of the network.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
-from math import isqrt
+from math import isqrt, pi
 from typing import Any
 
 import timm
 import torch
-from timm.layers import RotaryEmbeddingDinoV3, apply_rot_embed_cat
+from timm.layers import RmsNorm, RotaryEmbeddingDinoV3, apply_rot_embed_cat
 from timm.models.beit import Beit, gen_relative_position_index
 from timm.models.cait import LayerScaleBlockClassAttn
 from timm.models.eva import Eva
@@ -114,17 +116,65 @@ def rounded(rope: RotaryEmbeddingDinoV3) -> RoundedPeriods:
     )
 
 
+class UnitRotary(nn.Module):
+    """Rotary positions from 0 to 1 of patches and registers: CAPI (model.py, Rope and EncoderDecoder).
+
+    freqs: of each block (2, d), the rates at which each channel turns by row and by column. As drawn, the row turns the
+    first half of the channels and the column the second, so that the channels of a pair (rotary_pairs="halves") turn by
+    different angles: x cos + rotate_half(x) sin is no rotation then, nor is it in the source.
+    """
+
+    def __init__(self, spec: ViTSpec, blocks: int) -> None:
+        super().__init__()
+        self.spec, channels = spec, spec.width // spec.heads
+        rates = 2 * pi * MAX_RATE * spec.rotary_base ** -torch.linspace(0, 1, channels // 4)
+        freqs = torch.zeros(2, channels)
+        freqs[0, : channels // 2] = freqs[1, channels // 2 :] = rates.repeat(2)
+        self.freqs = nn.ParameterList(freqs.clone() for _ in range(blocks))
+
+    def positions(self, grid: tuple[int, int], keep: Tensor | None = None) -> Tensor:
+        """Row and column (R+L, 2) of R registers and the patches of `grid`; with `keep` (B, l), (B, R+l, 2)."""
+        like = dict(dtype=self.freqs[0].dtype, device=self.freqs[0].device)
+        patches = torch.cartesian_prod(*(torch.linspace(0, 1, side, **like) for side in grid))
+        patches = patches if keep is None else patches[keep]
+        if not self.spec.registers:
+            return patches
+        registers = torch.zeros(self.spec.registers, 2, **like)
+        if self.spec.register_place == "border":
+            step = torch.arange(self.spec.registers // 4, **like) * 4 / self.spec.registers
+            zero, one = torch.zeros_like(step), torch.ones_like(step)
+            sides = [(step, zero), (one, step), (1 - step, one), (zero, 1 - step)]
+            registers = torch.cat([torch.stack(side, dim=1) for side in sides])
+        if self.spec.register_box == "visible":
+            first, last = patches.aminmax(dim=-2, keepdim=True)
+            registers = first + registers * (last - first)
+        elif keep is not None:
+            registers = registers.expand(len(keep), -1, -1)
+        return torch.cat([registers, patches], dim=-2)
+
+    def tables(self, positions: Tensor) -> list[Tensor]:
+        """For each block sines and cosines (N, 2d) at positions (N, 2), or (B, 1, N, 2d) at positions (B, N, 2)."""
+        positions = positions if positions.ndim == 2 else positions.unsqueeze(1)
+        rows, columns = positions.split(1, dim=-1)
+        angles = [rows * by_row + columns * by_column for by_row, by_column in self.freqs]
+        return [torch.cat([angle.sin(), angle.cos()], dim=-1) for angle in angles]
+
+
 def turns(rope: nn.Module, depth: int, grid: tuple[int, int], keep: Tensor | None) -> list[Tensor]:
-    """For each block sines and cosines (L, 2d), or (H, L, 2d) of mixed ones, for the patches of `grid`.
+    """For each block sines and cosines (L, 2d), or (H, L, 2d) of mixed ones, for the patches of `grid`; for the
+    registers before them too where these turn.
 
     keep: (B, l) indices of the patches to encode; the tables are then (B, 1, l, 2d) or (B, H, l, 2d).
     """
+    if isinstance(rope, UnitRotary):
+        return rope.tables(rope.positions(grid, keep))
     table = rope.get_embed(shape=list(grid))
     if table.ndim == 2:
         return [table if keep is None else table[keep].unsqueeze(1)] * depth
     return [of_block if keep is None else of_block[:, keep].transpose(0, 1) for of_block in table]
 
 
+MAX_RATE = 7  # of UnitRotary, in turns over the image
 CLASSES = {"vit": VisionTransformer, "beit": Beit, "eva": Eva}  # of each family of ViTSpec
 
 
@@ -160,12 +210,27 @@ def build_trunk(spec: ViTSpec, drop_path: float = 0.0, initialise: bool = True) 
         raise ValueError(
             f"{spec.architecture!r} is timm's {type(trunk).__name__}, not its {CLASSES[spec.family].__name__}"
         )
-    if trunk.blocks[0].norm1.eps != spec.norm_eps:
-        kind: Callable[..., nn.Module] = type(trunk.blocks[0].norm1)
+    kind: Callable[..., nn.Module] = RmsNorm if spec.rms_norm else type(trunk.blocks[0].norm1)
+    if trunk.blocks[0].norm1.eps != spec.norm_eps or kind is not type(trunk.blocks[0].norm1):
         norm = partial(kind, eps=spec.norm_eps)
         trunk = timm.create_model(spec.architecture, drop_path_rate=drop_path, norm_layer=norm, **args)
+    if not spec.layer_scale:  # timm passes over init_values=None, and takes the architecture's own
+        for block in trunk.blocks:
+            if hasattr(block, "ls1"):
+                block.ls1, block.ls2 = nn.Identity(), nn.Identity()
+            elif hasattr(block, "gamma_1"):
+                block.gamma_1 = block.gamma_2 = None
     if spec.rotary_rounding != "none":
         trunk.rope = rounded(trunk.rope)
+    if spec.rotary == "unit":
+        trunk.rope = UnitRotary(spec, spec.depth)
+        for block in trunk.blocks:
+            block.attn.num_prefix_tokens = 0  # registers turn like patches
+    if not spec.proj_bias:
+        for block in trunk.blocks:
+            for layer in (block.attn.proj, *block.mlp.children()):
+                if isinstance(layer, nn.Linear):
+                    layer.register_parameter("bias", None)
     return trunk
 
 

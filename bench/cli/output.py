@@ -128,7 +128,7 @@ def export_lines(export: "ViTExport") -> Iterator[str]:
         image=f"{spec.size_text}, patches of {spec.patch_size} px, {spec.grid[0]} x {spec.grid[1]} of them",
         tokens=_tokens(export),
         positions=_positions(export),
-        norm=f"LayerNorm eps {spec.norm_eps:g}, final norm on {spec.final_norm}",
+        norm=f"{'RMSNorm' if spec.rms_norm else 'LayerNorm'} eps {spec.norm_eps:g}, final norm on {spec.final_norm}",
         statistics=f"mean {_numbers(preparation.mean)}, std {_numbers(preparation.std)}",
         preparation=f"{preparation.interpolation}, centre crop {preparation.crop:g}",
         assumed="; ".join(export.facts.get("assumed") or ()),

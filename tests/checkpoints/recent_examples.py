@@ -1,13 +1,14 @@
-"""Tiny checkpoints of Franca, I-JEPA, AIMv2 and Web-SSL, laid out as their codes save them.
+"""Tiny checkpoints of Franca, I-JEPA, AIMv2, Web-SSL and CAPI, laid out as their codes save them.
 
 The weights are random, names and shapes those of the official modules (a file of each importer names them), and the
-truth is reference.py, written from the papers.
+truth is reference.py, written from the papers; CAPI's is recorded.
 """
 
 from math import isqrt
 
 import torch
 from recorded_example import Example, Pairs, encode
+from recordings import absent, facts, tensors, under
 from reference import aimv2_tokens, plain_vit_tokens
 from torch import Tensor
 
@@ -144,3 +145,19 @@ def aimv2_native() -> Example:
 
     options = ImportOptions(heads=HEADS, image_size=PATCH * isqrt(TABLE.shape[1]))
     return Example(importer="aimv2", options=options, tree=tree, recorded=recorded)
+
+
+def capi() -> Example:
+    """As train_capi.py writes it for evaluations: student or teacher, with the head."""
+    cases = facts("capi/config.json")["cases"]
+    case = next((name for name, c in cases.items() if c["reg_coords"] == "edge" and c["scale_reg"]), None)
+    config = cases[case or absent("registers where released models have them")]
+    record = under(tensors("capi/golden.safetensors"), f"{case}/")
+    images = record[f"step{config['steps'] - 1}/images"][:2].double()
+
+    def recorded(export: ViTExport) -> Pairs:
+        registers, patches = encode(export, images).tensor_split([config["registers"]], dim=1)
+        return [(registers, record["eval/registers"]), (patches, record["eval/map"].flatten(1, 2))]
+
+    options = ImportOptions(image_size=config["img"])
+    return Example(importer="capi", options=options, tree=under(record, "student_end/"), recorded=recorded)

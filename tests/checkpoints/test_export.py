@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from random_networks import randomise
 from safetensors.torch import load_file, save_file
 
 from checkpoints.backbone import Backbone
@@ -49,6 +50,26 @@ def test_save_and_load(key, tmp_path):
     assert sorted(path.name for path in (tmp_path / "export").iterdir()) == sorted(
         ["config.json", "model.safetensors"] + ["extra.safetensors"] * (key == "class attention")
     )
+
+
+@pytest.mark.parametrize(
+    "family",
+    [
+        dict(architecture="vit_giant_patch14_dinov2"),
+        dict(architecture="vit_base_patch16_dinov3", rotary="centred", position="none", class_position=False),
+    ],
+)
+def test_a_network_without_layer_scale_has_none(family, tmp_path):
+    """Also of architectures that have one; and a folder of a version that left it there is read as what it holds."""
+    spec = replace(SPECS["plain"], layer_scale=True, **family)
+    scaled = randomise(ViT(spec))
+    gammas = [name for name in scaled.state_dict() if "gamma" in name]
+    plain = ViT(replace(spec, layer_scale=False)).state_dict()
+    assert len(gammas) == 4 and plain.keys() == scaled.state_dict().keys() - set(gammas)
+    earlier = replace(ViTExport.from_vit(scaled, Preparation()), spec=replace(spec, layer_scale=False))
+    earlier.save(tmp_path / "export")
+    again = load(tmp_path / "export")
+    assert again.spec == spec and again.verify() == []
 
 
 def test_an_export_replaces_an_export_and_nothing_else(tmp_path):

@@ -125,15 +125,6 @@ def test_the_names_of_other_libraries_are_known(name, library, tmp_path):
     assert f"named by {library}" in refusal(saved({name: torch.zeros(2)}, tmp_path))
 
 
-def test_capis_encoder_is_refused_with_its_reason(tmp_path):
-    """facebookresearch/capi, model.py: EncoderDecoder under `backbone.`, as its releases hold it."""
-    block = "backbone.encoder.blocks.0.residual1"
-    names = ("patch_embed.weight", "registers", "encoder.blocks.0.residual1.norm.weight", "mask_token")
-    tensors = {f"backbone.{name}": torch.zeros(2) for name in names} | {f"{block}.fn.rope.freqs": torch.zeros(2, 8)}
-    said = refusal(saved(tensors, tmp_path))
-    assert "it has CAPI's trained rotary positions, which turn registers too" in said
-
-
 def test_a_distilled_deit_is_a_vit_with_a_second_token(tmp_path):
     path = saved(state_of("deit_tiny_distilled_patch16_224", num_classes=5), tmp_path)
     options = ImportOptions(heads=4, statistics="imagenet")

@@ -38,6 +38,20 @@ SPECS = {
         rotary_rounding="bfloat16",
         layer_scale=True,
     ),
+    "unit": replace(
+        AXIAL,
+        rotary="unit",
+        rotary_grid=0,
+        rotary_pairs="halves",
+        key_bias=True,
+        position="none",
+        class_token=False,
+        class_position=False,
+        pool="avg",
+        registers=4,
+        rms_norm=True,
+        proj_bias=False,
+    ),
     "mixed": replace(AXIAL, rotary="mixed", rotary_base=10.0, rotary_grid=0, rotary_first="column", key_bias=True),
     "fewer heads of keys": replace(
         AXIAL, architecture="vit_base_patch16_sapiens2", depth=12, width=96, heads=12, key_bias=True, split_qkv=True
@@ -66,7 +80,7 @@ def test_attention_maps_are_those_that_the_blocks_apply(key):
     assert torch.allclose(vit.attention(images, layer=1), seen[0], atol=1e-6)
 
 
-@pytest.mark.parametrize("key", ["axial", "centred", "mixed"])
+@pytest.mark.parametrize("key", ["axial", "centred", "mixed", "unit"])
 def test_positions_are_seen(key):
     """Without a table, the same patch elsewhere has other features by rotation alone."""
     spec = replace(SPECS[key], position="none", class_position=False)
@@ -113,7 +127,8 @@ def test_what_needs_a_square_says_so():
         ({"rotary_base": 100.0}, "rotary_base=100.0: only for rotary positions or keys without a bias"),
         ({"mlp": "gated"}, "mlp='gated': only for"),
         ({"rotary": "axial", "heads": 16}, "heads=16: rotary positions need a multiple of 4 channels a head"),
-        ({"rotary": "spiral"}, "rotary='spiral': choose one of none, axial, centred, mixed"),
+        ({"rotary": "spiral"}, "rotary='spiral': choose one of none, axial, centred, mixed, unit"),
+        ({"rotary": "unit"}, "rotary='unit' has no place for a class token; set class_token=False"),
         ({"image_size": (24, 41)}, r"image_size=\(24, 41\) is not a multiple of patch_size=8"),
         ({"image_size": (24, 40, 8)}, "must be .* or 2 values"),
     ],
