@@ -6,6 +6,7 @@
                               pretraining that it lies in
     leaderboard.*             made of results/
     cards/NAME-DIGEST/        model cards with .eval_results/, made of results/ and checkpoints/
+    CITATION.cff, paper/      what a paper says of it: BibTeX of what was used, and how the numbers were measured
     commands.sh, README.md    how to make them again, and how to check the record
     SHA256SUMS                of all other files, for `sha256sum -c`; SHA256SUMS.sig where it was signed
 
@@ -36,6 +37,7 @@ from bench.results.store import StoredResult
 from bench.sharing.card import CardSubject, card_files, read_config
 from bench.sharing.contradictions import contradictions
 from bench.sharing.groups import Publication, without_folders
+from bench.sharing.paper import TOOL, paper_files
 from bench.statistics.significance import Key, PairedTestCache
 from checkpoints.export import COST, is_export
 from engine.files import folder_atomic, sha256_of_file, write_atomic
@@ -43,7 +45,6 @@ from engine.printing import printable
 from pretrain.loop.exporting import EXPORT, RUN, is_run
 from pretrain.loop.records import LOG
 
-TOOL = "ssl-vit-bench"  # the package
 HEADER = """#!/usr/bin/env bash
 # The commands that make the results of this record again, one after another.
 #
@@ -134,6 +135,7 @@ def _reference(subject: CardSubject) -> str:
     return f"{importer}:{file}" if is_file else subject.used.source or subject.used.name
 
 
+FORMAT = 2  # of a record; 1 has no CITATION.cff and no paper/
 ABOUT, SUMS, SIGNATURE = "record.json", "SHA256SUMS", "SHA256SUMS.sig"
 KEPT = ("config.json", COST, RUN, LOG)  # of a checkpoint: of its export, then of its training
 README = """# Record of a leaderboard
@@ -149,12 +151,16 @@ has that digest.
 | `results/` | a JSON file for each result, with its values for every image (`.npz`) and the log of a failure (`.log`) |
 | `checkpoints/` | what each checkpoint is, and the log of its pretraining where it was done here; no weights |
 | `cards/` | a model card for each, with `.eval_results/`, for the Hugging Face Hub |
-| `commands.sh` | the commands that make the results again |
+{paper}| `commands.sh` | the commands that make the results again |
 | `SHA256SUMS` | of every file: `sha256sum -c SHA256SUMS` |
 
 `bench record --check .` makes the tables, cards and commands from `results/` and `checkpoints/` again, and says whether
 they are those that lie here.
 """
+PAPER = (
+    "| `CITATION.cff`, `paper/` | for a paper: BibTeX of every protocol and method used, and how the numbers were "
+    "measured |\n"
+)
 
 
 def write_record(out: Path, folder: Path, publication: Publication, key: Path | None = None) -> Publication:
@@ -197,7 +203,7 @@ def _ssh(action: str, *words: str, read: Path = Path(os.devnull)) -> tuple[str, 
 
 def copied_files(out: Path, publication: Publication) -> Iterator[tuple[str, bytes]]:
     """Path in the record -> content, of what is copied from OUT. ValueError for a result file that cannot be read."""
-    about = {"format": 1, "tool": TOOL, "version": installed(TOOL), "publication": asdict(publication)}
+    about = {"format": FORMAT, "tool": TOOL, "version": installed(TOOL), "publication": asdict(publication)}
     yield ABOUT, _json(about)
     used: dict[Key, CheckpointUsed] = {}
     for path in result_files(out):
@@ -215,7 +221,7 @@ def copied_files(out: Path, publication: Publication) -> Iterator[tuple[str, byt
 
 def derived_files(folder: Path) -> dict[str, str]:
     """Path in the record -> text, of what follows from what was copied there."""
-    publication = publication_of(folder)
+    publication, is_first = publication_of(folder), _about(folder).get("format") == 1
     results = [StoredResult(path=path, result=read_result(path)) for path in result_files(folder)]
     leaderboard = leaderboard_of(stored.result for stored in results)
     # Nothing is kept in the folder, and nothing that was kept is believed.
@@ -229,7 +235,8 @@ def derived_files(folder: Path) -> dict[str, str]:
             continue
         files |= {f"cards/{place}/{name}": text for name, text in card_files(subject, own, publication).items()}
     files["commands.sh"] = rerun_script([stored.result for stored in results], subjects)
-    return files | {"README.md": README}
+    files |= {} if is_first else paper_files([stored.result for stored in results], publication)
+    return files | {"README.md": README.format(paper="" if is_first else PAPER)}
 
 
 def check_record(folder: Path, out: Path | None = None) -> Iterator[str]:
@@ -267,16 +274,19 @@ def publication_of(folder: Path) -> Publication:
     if not (folder / ABOUT).is_file():
         raise ValueError(f"{folder} is no record: it holds no {ABOUT}; bench record OUT --to DIR makes one")
     try:
-        about = json.loads((folder / ABOUT).read_bytes())
-        return msgspec.convert(about["publication"], Publication)
+        return msgspec.convert(_about(folder)["publication"], Publication)
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ValueError(f"{folder} is no record of bench record ({type(error).__name__}: {error})") from error
 
 
 def written_by(folder: Path) -> str:
     """What to say of a record of another version of this tool, whose tables may look otherwise; "" of the same."""
-    theirs, ours = json.loads((folder / ABOUT).read_bytes()).get("version"), installed(TOOL)
+    theirs, ours = _about(folder).get("version"), installed(TOOL)
     return "" if theirs == ours else f"; version {theirs} wrote it, and this is {ours}"
+
+
+def _about(folder: Path) -> dict[str, Any]:
+    return dict(json.loads((folder / ABOUT).read_bytes()))
 
 
 def _by_checkpoint(results: Iterable[StoredResult]) -> dict[Key, list[Result]]:

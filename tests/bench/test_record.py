@@ -17,9 +17,10 @@ from bench.results.record import DataUsed, ProtocolUsed, read_result
 from bench.run.checkpoints import describe
 from bench.run.runner import arrays_of, metric_records
 from bench.run.suites import catalogue
+from bench.sharing import record
 from bench.sharing.card import CardSubject
-from bench.sharing.groups import without_folders
-from bench.sharing.record import SIGNATURE, SUMS, check_record, derived_files, rerun_script
+from bench.sharing.groups import Publication, without_folders
+from bench.sharing.record import SIGNATURE, SUMS, check_record, derived_files, rerun_script, write_record
 from checkpoints.export import ViTExport
 from engine.printing import printable
 from engine.tasks import Metric, Outcome, settings_of
@@ -263,3 +264,16 @@ def test_mistakes_of_records_get_one_line(refused, folder, tmp_path):
     for words, why in cases:
         refused("record", *words, named=why)
     assert not (tmp_path / "new").exists() and (tmp_path / "mine" / "file").read_text() == "mine"
+
+
+def test_a_record_of_the_first_form_is_not_asked_for_the_paper_kit(folder, tmp_path, monkeypatch):
+    monkeypatch.setattr(record, "FORMAT", 1)
+    write_record(folder, tmp_path / "first", Publication())
+    monkeypatch.undo()
+    write_record(folder, tmp_path / "second", Publication())
+    for name in ("first", "second"):
+        assert (tmp_path / name / "CITATION.cff").exists() == (tmp_path / name / "paper").exists() == (name == "second")
+        assert list(check_record(tmp_path / name, folder)) == []
+    (tmp_path / "second/paper/measured.tex").write_text("We measured nothing.\n")
+    said = list(check_record(tmp_path / "second"))
+    assert any(line.startswith("paper/measured.tex: not what the results give") for line in said)

@@ -1,0 +1,92 @@
+"""CITATION.cff, BibTeX and the paragraph on the measurement in a record; the table of BibTeX entries."""
+
+import re
+from dataclasses import replace
+
+import yaml
+from made_results import made_checkpoint, made_metrics, made_result
+
+from bench.leaderboards.files import in_latex
+from bench.results.record import DataUsed, ProtocolUsed
+from bench.run.suites import catalogue
+from bench.sharing.groups import Publication
+from bench.sharing.paper import TABLE, cited, entries, paper_files
+from engine.extensions import source_files
+
+OURS = {"bench", "cached", "layers", "smoke", "val", "knn"}  # behind the @ of protocols that are ours or their task's
+
+
+def results_of_three():
+    """Of a network of timm, one pretrained here and raw pixels: three protocols, two seeds, changed settings."""
+    sets = {"cifar": DataUsed(name="cifar_10", url="cifar10:/data", images={"train": 50000, "val": 10000})}
+    timm = made_checkpoint("dino_s", 1, source="timm:vit_small_patch16_224.dino", method="", architecture="ViT-S/16")
+    mae = made_checkpoint("mae", 2, method="mae", recipe="vit_s", architecture="ViT-S/16")
+    floor = made_checkpoint("pixels-32", 3, method="pixels", architecture="raw pixels")
+    knn = ProtocolUsed(name="knn@dinov2", version=1, modified=True, changes={"k": [5, 10], "views": 3})
+    linear = ProtocolUsed(name="linear_sgd@moca", version=3)
+    shared = dict(
+        data=sets["cifar"], date="2026-03-01T10:00:00+00:00", versions={"ssl-vit-bench": "0.1.0", "torch": "2.11"}
+    )
+    method = "95 % over validation images: exact binomial bootstrap, inverted (mid-P)"
+    for used in (timm, mae, floor):
+        metrics = made_metrics({"top1": 50.0})
+        yield made_result(used, metrics, protocol=knn, task="knn", random=False, interval_method=method, **shared)
+        for seed in (0, 1):
+            yield made_result(used, metrics, protocol=linear, task="linear", seed=seed, limit=500, **shared)
+
+
+def test_every_protocol_method_and_importer_has_an_entry():
+    for name, chosen in catalogue().protocols.items():
+        source = name.partition("@")[2].split("_")[0]
+        assert cited({source}) or (
+            source in OURS and (cited({f"task-{chosen.key}"}) or "ours" in chosen.protocol.source)
+        ), name
+    for kind in ("methods", "importers"):
+        assert not [name for name in source_files(kind) if not cited({name})], kind
+
+
+def test_the_table_is_bibtex():
+    keys = re.findall(r"^@\w+{(\w+),$", TABLE.read_text(), re.M)
+    assert keys == list(entries()) and len(set(keys)) == len(keys)
+    for key, (text, words) in entries().items():
+        fields = dict(re.findall(r"^  (\w+) = {(.*)},$", text, re.M))
+        assert len(fields) == len(text.splitlines()) - 2 and text.isascii(), key
+        assert {"title", "author", "keywords"} <= fields.keys() and words, key
+        assert all(value.count("{") == value.count("}") for value in fields.values()), key
+        assert re.fullmatch(r"\d{4}\.\d{5}|", fields.get("eprint", "")) and ("eprint" in fields) == (
+            "archiveprefix" in fields
+        )
+
+
+def test_the_paragraph_says_what_was_measured_and_the_entries_are_those_cited():
+    results = list(results_of_three())
+    files = paper_files(results, Publication(organization="Some Lab", source="https://example.org/board"))
+    text, bib = files["paper/measured.tex"], files["paper/references.bib"]
+    for part in (
+        "3 checkpoints were measured by ssl-vit-bench 0.1.0",
+        r"dino\_s (ViT-S/16, ",
+        "mae vit\\_s, ",
+        r"Images of cifar\_10: 50000 of train and 10000 of val.",
+        r"\texttt{cifar\_10/knn@dinov2}: version 1, k=5+10, views=3~",
+        r"\texttt{cifar\_10/linear\_sgd@moca}: version 3, limit=500, seeds 0 and 1~",
+        "exact binomial bootstrap, inverted (mid-P)~",
+        "Holm's method",
+        "torch 2.11",
+    ):
+        assert part in text, part
+    keys = {key for keys in re.findall(r"\\cite{([^}]*)}", text) for key in keys.split(",")}
+    assert keys == set(re.findall(r"^@\w+{(\w+),$", bib, re.M))
+    wanted = {"wu2018knn", "oquab2024dinov2", "gidaris2024moca", "caron2021dino", "he2022mae", "carpenter1999inversion"}
+    assert wanted | {"holm1979", "mcnemar1947", "sslvitbench"} <= keys and not {"zhou2022ibot", "sun2022ood"} & keys
+    about = yaml.safe_load(files["CITATION.cff"])
+    assert {"cff-version", "message", "title", "authors"} <= about.keys() and about["authors"] == [{"name": "Some Lab"}]
+    assert about["title"] == "3 checkpoints measured by 2 protocols on cifar_10"
+    assert (about["date-released"], about["url"]) == ("2026-03-01", "https://example.org/board")
+    assert paper_files(results[::-1], Publication())["paper/references.bib"]
+    assert paper_files([replace(results[0], status="failed")], Publication()) == {}
+
+
+def test_what_users_named_is_no_command():
+    used = made_checkpoint(r"\input{x}%", 1)
+    text = paper_files([made_result(used, made_metrics({"top1": 1.0}))], Publication())["paper/measured.tex"]
+    assert in_latex(r"\input{x}%") in text and r"\input" not in text.replace(r"\textbackslash{}input", "")
