@@ -47,7 +47,7 @@ from engine.machine import run_on_core_threads
 from engine.neighbours import SMALLEST_NORM, Prepare, search, tiles_of
 from engine.progress import Progress
 from engine.resampling import resampled
-from engine.rows import Rows, release_pages, row_slices
+from engine.rows import ChosenRows, Rows, release_pages, row_slices
 from engine.tasks import Metric, Outcome, Workspace
 from engine.work import Kind, Part, Scale, seconds_of
 from imagesets.sets import kept_folder
@@ -208,11 +208,6 @@ def _allocate(folder: Path, layers: Sequence[Layer], rows: int, width: int, pixe
             (folder / f".{name}.npy").rename(folder / f"{name}.npy")
 
 
-def standardised_rows(values: np.ndarray, mean: np.ndarray, spread: np.ndarray) -> np.ndarray:
-    """(m, D) float32."""
-    return ((values - mean) / spread).astype(np.float32)
-
-
 def moments(features: np.ndarray, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Mean and standard deviation (D,) of rows (M,) of a file, in two passes; 1 for a constant column."""
     total, squares = np.zeros(features.shape[1]), np.zeros(features.shape[1])
@@ -227,17 +222,37 @@ def moments(features: np.ndarray, rows: np.ndarray) -> tuple[np.ndarray, np.ndar
     return mean, np.where(spread > 10 * np.finfo(np.float64).eps * np.maximum(np.abs(mean), 1), spread, 1.0)
 
 
-def comparing(queries: Rows, mean: np.ndarray, spread: np.ndarray, distance: Distance) -> Prepare:
+@dataclass(frozen=True, kw_only=True)
+class PatchRows:
+    """Some patches of a file, standardised. rows: (M,) of the file. mean, spread: (D,) of the features."""
+
+    file: PatchFile
+    rows: np.ndarray
+    mean: np.ndarray
+    spread: np.ndarray
+
+    @cached_property
+    def features(self) -> ChosenRows:
+        """(M, D) float32, as they are in the file."""
+        return ChosenRows(self.file.features, self.rows)
+
+    def standardised(self, part: slice = slice(None)) -> np.ndarray:
+        """(m, D) float32."""
+        values = ((self.features[part] - self.mean) / self.spread).astype(np.float32)
+        release_pages(self.features)
+        return values
+
+
+def comparing(memory: PatchRows, queries: PatchRows, distance: Distance) -> Prepare:
     """How standardised rows are read so that the largest inner product is the nearest patch: for cosines at length one;
     for the L2 distance with minus half of its squared length behind a row of the memory, and 1 behind a query."""
 
     def prepare(rows: Rows, part: slice) -> np.ndarray:
-        values = standardised_rows(np.asarray(rows[part]), mean, spread)
-        release_pages(rows)
+        is_query = rows is queries.features
+        values = (queries if is_query else memory).standardised(part)
         if distance == "cosine":
             return values / np.maximum(np.linalg.norm(values, axis=1, keepdims=True), SMALLEST_NORM)
-        squares = np.square(values).sum(1, dtype=np.float64)
-        ending = np.ones(len(values)) if rows is queries else -squares / 2
+        ending = np.ones(len(values)) if is_query else -np.square(values).sum(1, dtype=np.float64) / 2
         return np.concatenate([values, ending[:, None]], axis=1).astype(np.float32)
 
     return prepare
@@ -381,17 +396,10 @@ class CapiTask(SquareTask):
         raise NotImplementedError
 
     def predicted(
-        self,
-        choices: Sequence[Choice],
-        memory: PatchFile,
-        learnt: np.ndarray,
-        asked: PatchFile,
-        rows: np.ndarray,
-        moments: tuple[np.ndarray, np.ndarray],
-        space: Workspace,
+        self, choices: Sequence[Choice], memory: PatchRows, queries: PatchRows, space: Workspace
     ) -> Iterator[tuple[Choice, np.ndarray]]:
-        """By each choice labels (Q, P), or (Q, 1) where a patch's pixels are alike, of the patches `rows` (Q,) of
-        `asked`, from the labelled ones `learnt` of the memory. In every process."""
+        """By each choice labels (Q, P) of the queries, or (Q, 1) where a patch's pixels are alike, from the labelled
+        patches of the memory. In every process."""
         raise NotImplementedError
 
     def view(self, spec: FrozenSpec) -> str:
@@ -421,26 +429,31 @@ class CapiTask(SquareTask):
             raise ValueError(f"{images} training images, and a share of {self.holdout:g} selects: none; raise holdout")
         order = np.random.RandomState(space.seed).permutation(images)
         learnt, held = (memory.of_images(np.sort(part)) for part in (order[count:], order[:count]))
-        standard = moments(memory.features, learnt)
+        mean, spread = moments(memory.features, learnt)
+        rows = partial(PatchRows, mean=mean, spread=spread)
         labelled = memory.labels != memory.ignored
-        predictions = self.predicted(self.choices, memory, learnt[labelled[learnt]], memory, held, standard, space)
-        found = {tuple(choice.values()): areas_of_patches(pixels, memory, held) for choice, pixels in predictions}
-        tried = [{**choice, "mIoU": scores(found[tuple(choice.values())])["mIoU"]} for choice in self.choices]
-        best = self.choices[int(np.argmax([each["mIoU"] for each in tried]))]
-        every, rows = np.flatnonzero(labelled), np.arange(len(queries))
-        ((_, pixels),) = self.predicted([best], memory, every, queries, rows, standard, space)
-        return areas_of_patches(pixels, queries, rows), {"patches": len(every), **best, "tried": tried}
+        known, asked = rows(file=memory, rows=learnt[labelled[learnt]]), rows(file=memory, rows=held)
+        scored = {
+            self.choices.index(choice): scores(areas_of_patches(pixels, asked))["mIoU"]
+            for choice, pixels in self.predicted(self.choices, known, asked, space)
+        }
+        tried = [{**choice, "mIoU": scored[number]} for number, choice in enumerate(self.choices)]
+        best = self.choices[max(scored, key=lambda number: (scored[number], -number))]
+        every = rows(file=memory, rows=np.flatnonzero(labelled))
+        asked = rows(file=queries, rows=np.arange(len(queries)))
+        ((_, pixels),) = self.predicted([best], every, asked, space)
+        return areas_of_patches(pixels, asked), {"patches": len(every.rows), **best, "tried": tried}
 
 
-def areas_of_patches(predicted: np.ndarray, file: PatchFile, rows: np.ndarray) -> np.ndarray:
-    """Labels (Q, P) or (Q, 1) predicted of the patches `rows` (Q,) of whole images -> their areas (n, K+1, 3).
+def areas_of_patches(predicted: np.ndarray, queries: PatchRows) -> np.ndarray:
+    """Labels (Q, P) or (Q, 1) predicted of the patches of whole images -> their areas (n, K+1, 3).
 
     The last class is the value 255: predicting it counts as a class that is always wrong, as for scikit-learn.
     """
+    file, areas = queries.file, []
     classes, ignored = file.classes, file.classes if file.ignored == IGNORED else file.ignored
-    areas = []
-    for part in row_slices(len(rows), file.per_image):
-        truth = np.asarray(file.pixels[rows[part]])
+    for part in row_slices(len(queries.rows), file.per_image):
+        truth = np.asarray(file.pixels[queries.rows[part]])
         shown, truth = (np.where(values == IGNORED, classes, values) for values in (predicted[part], truth))
         areas.append(areas_of(np.broadcast_to(shown, truth.shape), truth, classes + 1, (ignored,)))
     return np.stack(areas)

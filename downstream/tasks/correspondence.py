@@ -6,7 +6,7 @@ viewpoint differs: 0, 1 or 2. Intervals draw images, with the pairs that they ma
 """
 
 import random
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar, NamedTuple
@@ -32,12 +32,13 @@ from engine.work import Kind, Part, Scale, Work, seconds_of
 SEED = 20  # of the pairs that are drawn
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # of every network, as in the source
 VIEWS = (0, 1, 2)  # differences of viewpoint
+ROWS = (*(f"view{view}" for view in VIEWS), "all")
 IMAGES_OF_A_CLASS = 30  # of SPair's test images, about, by which memory is counted
 
 
 class DrawnPairs(NamedTuple):
-    """The pairs that are evaluated. numbers: (P,) in the listing. ends: (P, 2) source and target image. classes: (P,).
-    rows: (P, 4) whether a pair is drawn for each difference of viewpoint, and for all of them."""
+    """The pairs that are evaluated, class after class. numbers: (P,) in the listing. ends: (P, 2) source and target
+    image. classes: (P,). rows: (P, 4) whether a pair is drawn for each of ROWS."""
 
     numbers: np.ndarray
     ends: np.ndarray
@@ -82,16 +83,15 @@ class Correspondence(FrozenTask):
         return Work(parts=parts, memory=frozen_bytes(spec, 1, side) + maps)
 
     def benchmark(self, export: FrozenExport, space: Workspace, seconds: float) -> dict[Kind, float]:
-        """Seconds of an image with the pairs that it makes, and of one resample of the images."""
+        """Seconds of an image, with the pair that it makes, and of one resample of the images."""
         self.check_network(export.spec)
         _, val = self.opened(space)
         drawn, backbone = self.drawn(val.scenes, val.places), backbone_of(export, space)
-        first = np.flatnonzero(drawn.classes == drawn.classes[0])[:1]
-        one_pair = seconds_of(lambda: self.errors(backbone, val.scenes, drawn.numbers[first]), seconds)
+        pair, number = DrawnPairs(*(values[:1] for values in drawn)), int(drawn.classes[0])
+        of_pair = seconds_of(lambda: self.errors_of_class(backbone, val.scenes, pair, number), seconds)
         score = partial(averaged, drawn, np.ones((len(drawn.numbers), 2), np.int64))
-        images = len(np.unique(drawn.ends))
         blocks = seconds_of(lambda: resampled(score, len(val.scenes), BLOCK), 0.0)
-        return {"evaluation": one_pair / 2, "closing": blocks / min(BLOCK, resamples_of(images))}
+        return {"evaluation": of_pair / 2, "closing": blocks / min(BLOCK, resamples_of(len(val.scenes)))}
 
     def drawn(self, scenes: SceneSet, usable: np.ndarray) -> DrawnPairs:
         """Those pairs of usable images (n,) that are evaluated: random.seed(20) over the sorted names of their files,
@@ -108,55 +108,52 @@ class Correspondence(FrozenTask):
                 places = np.flatnonzero((titles == title) & (view is None or views == view)).tolist()
                 random.Random(SEED).shuffle(places)
                 rows[places[: self.pairs], column] = True
-        kept = rows.any(1)
-        classes = np.searchsorted(listing.classes, titles[kept])
-        return DrawnPairs(numbers[kept], listing.ends[numbers[kept]], classes, rows[kept])
+        classes = np.searchsorted(listing.classes, titles)
+        kept = np.argsort(classes, kind="stable")
+        kept = kept[rows[kept].any(1)]
+        return DrawnPairs(numbers[kept], listing.ends[numbers[kept]], classes[kept], rows[kept])
 
     def run(self, export: FrozenExport, space: Workspace) -> Outcome:
         self.check_network(export.spec)
         _, val = self.opened(space)
         scenes, backbone = val.scenes, backbone_of(export, space)
         drawn = self.drawn(scenes, val.places)
-
-        def counted(number: int) -> list[list[int]]:
-            """Of each pair of a class the keypoints that are found, and all."""
-            errors = self.errors(backbone, scenes, drawn.numbers[drawn.classes == number])
-            return [[np.count_nonzero(own < self.threshold), len(own)] for own in errors]
-
-        counts = np.zeros((len(drawn.numbers), 2), np.int64)
-        label, numbers = f"matching keypoints of {scenes.url}", np.unique(drawn.classes)
-        for number, own in shared_out(numbers, counted, space, label, "classes").items():
-            counts[drawn.classes == number] = own
+        numbers, errors_of = np.unique(drawn.classes), partial(self.errors_of_class, backbone, scenes, drawn)
+        of_classes = shared_out(numbers, errors_of, space, f"matching keypoints of {scenes.url}", "classes")
+        errors = [own for of_class in of_classes.values() for own in of_class]
+        counts = np.array([[np.count_nonzero(own < self.threshold), len(own)] for own in errors])
         if not counts[:, 1].any():
             raise ValueError(f"{scenes.url}: no pair of {scenes.split} has a keypoint that both images show")
-        once, of_classes = np.ones((1, len(scenes))), {}
-        for number in numbers:
-            own = drawn.classes == number
-            of_class = averaged(DrawnPairs(*(values[own] for values in drawn)), counts[own], once)
-            of_classes[scenes.classes[number]] = {name: float(value[0]) for name, value in of_class.items()}
+        values = averaged(drawn, counts, np.ones((1, len(scenes))))
         resamples = resampled(partial(averaged, drawn, counts), len(scenes))
         facts = {
             "val": val.facts,
             "notes": list(scenes.notes),
             "pairs": len(counts),
             "keypoints": int(counts[:, 1].sum()),
-            "classes": of_classes,
+            "classes": {
+                scenes.classes[number]: {
+                    row: steps.pck([errors[place] for place in np.flatnonzero(own)], self.threshold)
+                    for row, column in zip(ROWS, drawn.rows.T, strict=True)
+                    if counts[own := column & (drawn.classes == number), 1].any()
+                }
+                for number in numbers.tolist()
+            },
         }
         return Outcome(
-            metrics={
-                name: Metric(value=float(value[0]), resampled=resamples[name])
-                for name, value in averaged(drawn, counts, once).items()
-            },
+            metrics={name: Metric(value=float(value[0]), resampled=resamples[name]) for name, value in values.items()},
             arrays={"counts": counts, "ends": drawn.ends, "classes": drawn.classes, "rows": drawn.rows},
             facts=facts,
             random=False,
         )
 
-    def errors(self, backbone: Backbone, scenes: SceneSet, numbers: np.ndarray) -> list[np.ndarray]:
-        """Errors (K,) of the keypoints of pairs, each of whose images goes through the network once."""
-        images = np.unique(scenes.paired.ends[numbers]).tolist()
-        patches = {index: self.patches_of(backbone, scenes, index) for index in images}
-        return [self.matched(scenes, number, patches)[1] for number in numbers.tolist()]
+    def errors_of_class(
+        self, backbone: Backbone, scenes: SceneSet, drawn: DrawnPairs, number: int
+    ) -> Sequence[np.ndarray]:
+        """Errors (K,) of the keypoints of a class's pairs, each of whose images goes through the network once."""
+        own = drawn.classes == number
+        patches = {index: self.patches_of(backbone, scenes, index) for index in np.unique(drawn.ends[own]).tolist()}
+        return [self.matched(scenes, pair, patches)[1] for pair in drawn.numbers[own].tolist()]
 
     def patches_of(self, backbone: Backbone, scenes: SceneSet, index: int) -> ImagePatches:
         image = scene_image(scenes, index)
@@ -195,7 +192,7 @@ def averaged(drawn: DrawnPairs, counts: np.ndarray, weights: np.ndarray) -> dict
     known = np.where(whole & (counts[:, 1] > 0), of_pairs, 0.0)
     shares, total = counts[:, 0] / np.maximum(counts[:, 1], 1), known.sum(1)
     by_image = 100 * np.divide(known @ shares, total, out=np.full(len(total), np.nan), where=total > 0)
-    views = {f"PCK_point_view{view}": by_point(row) for view, row in zip(VIEWS, by_view, strict=True) if row.any()}
+    views = {f"PCK_point_{name}": by_point(row) for name, row in zip(ROWS[:-1], by_view, strict=True) if row.any()}
     return {"PCK_point": by_point(whole), "PCK_image": by_image, **views}
 
 
@@ -206,7 +203,7 @@ SOURCE = (
 )
 PROTOCOLS = {
     "correspondence@smoke": Protocol(
-        task=Correspondence(side=256, pairs=10),
+        task=Correspondence(side=128, pairs=10, threshold=0.2),
         version=1,
         source="ours: seconds on tiny-spair:; not to be compared with published numbers",
     ),

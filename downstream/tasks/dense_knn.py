@@ -24,6 +24,7 @@ from downstream.frozen.patches import (
     Choice,
     Distance,
     PatchFile,
+    PatchRows,
     SquareTask,
     comparing,
     file_labels,
@@ -32,12 +33,12 @@ from downstream.frozen.patches import (
     normalised_pixels,
     patches_of,
 )
-from downstream.frozen.segmentation import areas_of, nearest
-from downstream.frozen.task import UsableScenes, own_share, whole_patches
+from downstream.frozen.segmentation import nearest
+from downstream.frozen.task import UsableScenes, shared_out, whole_patches
 from downstream.metrics.scores import LABELLED, PREDICTED, RIGHT
 from engine.neighbours import search_bytes, search_seconds, unit_rows
 from engine.resampling import resamples_of
-from engine.rows import ChosenRows, row_slices
+from engine.rows import row_slices
 from engine.seeding import AUGMENT, START, stream_seeds
 from engine.settings import FactorRange, NonNegativeInt, OneOrMoreDifferent, PositiveFloat, PositiveInt, ProperFraction
 from engine.tasks import Protocol, Workspace
@@ -166,37 +167,22 @@ class Hummingbird(SearchTask):
         images, grid, classes = len(queries) // queries.per_image, round(queries.per_image**0.5), queries.classes
         ignored = queries.ignored
 
-        def predicted(place: int) -> tuple[np.ndarray, np.ndarray]:
-            """Classes of the pixels of one validation image, and their labels: (S, S)."""
+        def counted(place: int) -> np.ndarray:
+            """Pixels (K, K) of one validation image by label and predicted class."""
             rows = slice(place * queries.per_image, (place + 1) * queries.per_image)
             pixels = memory.pixels[indices[rows]]
             pixels = np.where(pixels == ignored, 0, pixels)  # unlabelled pixels are class 0 in a memory
             shares = steps.attended_labels(similarities[rows], pixels, classes, self.beta)
             labels = steps.image_of_patches(queries.pixels[rows], (grid, grid))
             maps = torch.from_numpy(shares).view(grid, grid, classes)
-            return steps.enlarged_labels(maps, (labels.shape[0], labels.shape[1])), labels
+            predicted = steps.enlarged_labels(maps, (labels.shape[0], labels.shape[1]))
+            return steps.confusion(predicted, labels, classes, [ignored]).astype(np.int32)
 
-        own, world = own_share(np.arange(images), space).tolist(), space.world
-        counts = torch.zeros(classes, classes, dtype=torch.int64)
-        areas = torch.zeros(images, classes, 3, dtype=torch.int64)
-
-        def count() -> None:
-            for place in own:
-                counts.add_(torch.from_numpy(steps.confusion(*predicted(place), classes, [ignored])))
-
-        world.on_all_ranks(count)
-        world.add_up(counts)
-        mapping = steps.matched_classes(counts.numpy()) if self.matched else np.arange(classes)
-
-        def measure() -> None:
-            for place in own:
-                clusters, labels = predicted(place)
-                areas[place] = torch.from_numpy(areas_of(mapping[clusters], labels, classes, [ignored]))
-
-        world.on_all_ranks(measure)
-        world.add_up(areas)
-        matched = np.flatnonzero(mapping != np.arange(classes)).tolist()
-        return areas.numpy(), {"classes": classes, "matched": matched}
+        counts = np.stack([*shared_out(np.arange(images), counted, space, "labelling patches").values()])
+        mapping = steps.matched_classes(counts.sum(0)) if self.matched else np.arange(classes)
+        taken = counts[..., np.argsort(mapping)]  # columns are the classes that predicted ones are taken for
+        areas = np.stack([np.diagonal(taken, axis1=1, axis2=2), taken.sum(1), taken.sum(2)], axis=2)
+        return areas, {"classes": classes, "matched": np.flatnonzero(mapping != np.arange(classes)).tolist()}
 
     def scored(self, areas: np.ndarray, weights: np.ndarray) -> Mapping[str, np.ndarray]:
         """A class that occurs neither in labels nor in predictions counts as 0."""
@@ -253,24 +239,17 @@ class Capi(CapiTask, SearchTask):
         return self.work_of(scale, passes, train, pairs, max(self.k))
 
     def predicted(
-        self,
-        choices: Sequence[Choice],
-        memory: PatchFile,
-        learnt: np.ndarray,
-        asked: PatchFile,
-        rows: np.ndarray,
-        moments: tuple[np.ndarray, np.ndarray],
-        space: Workspace,
+        self, choices: Sequence[Choice], memory: PatchRows, queries: PatchRows, space: Workspace
     ) -> Iterator[tuple[Choice, np.ndarray]]:
-        bank, queries = ChosenRows(memory.features, learnt), ChosenRows(asked.features, rows)
+        pixels = memory.file.pixels
         for distance in dict.fromkeys(choice["distance"] for choice in choices):
             own = [choice for choice in choices if choice["distance"] == distance]
-            prepare = comparing(queries, *moments, distance)
-            _, nearest_rows = nearest_patches(bank, queries, max(choice["k"] for choice in own), space, prepare)
+            prepare, most = comparing(memory, queries, distance), max(choice["k"] for choice in own)
+            _, nearest_rows = nearest_patches(memory.features, queries.features, most, space, prepare)
             for choice in own:
-                neighbours = learnt[nearest_rows[:, : choice["k"]]]
-                parts = row_slices(len(rows), VOTED)
-                yield choice, np.concatenate([steps.voted_pixels(memory.pixels[neighbours[part]]) for part in parts])
+                neighbours = memory.rows[nearest_rows[:, : choice["k"]]]
+                parts = row_slices(len(queries.rows), VOTED)
+                yield choice, np.concatenate([steps.voted_pixels(pixels[neighbours[part]]) for part in parts])
 
 
 HBIRD = (

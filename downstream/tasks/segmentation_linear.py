@@ -28,7 +28,7 @@ from downstream.data.listing import IGNORED
 from downstream.data.scenes import SceneSet, mask_classes, scene_image
 from downstream.frozen import segmentation as steps
 from downstream.frozen.neighbours import logistic_weights
-from downstream.frozen.patches import READ, CapiTask, Choice, PatchFile, file_labels, standardised_rows
+from downstream.frozen.patches import READ, CapiTask, Choice, PatchRows, file_labels
 from downstream.frozen.segmentation import Random, SegmentationHead
 from downstream.frozen.task import (
     HeadTask,
@@ -305,33 +305,26 @@ class PatchLogistic(CapiTask):
         return super().benchmark(export, space, seconds) | {"fits": 0.0, "fit rows": row}
 
     def predicted(
-        self,
-        choices: Sequence[Choice],
-        memory: PatchFile,
-        learnt: np.ndarray,
-        asked: PatchFile,
-        rows: np.ndarray,
-        moments: tuple[np.ndarray, np.ndarray],
-        space: Workspace,
+        self, choices: Sequence[Choice], memory: PatchRows, queries: PatchRows, space: Workspace
     ) -> Iterator[tuple[Choice, np.ndarray]]:
         own = range(space.world.rank, len(choices), space.world.size)
 
         def predictions() -> dict[int, np.ndarray]:
             if not own:
                 return {}
-            values, labels = np.unique(memory.labels[learnt], return_inverse=True)
-            features = torch.from_numpy(standardised_rows(memory.features[learnt], *moments)).to(space.device)
+            values, labels = np.unique(memory.file.labels[memory.rows], return_inverse=True)
+            features = torch.from_numpy(memory.standardised()).to(space.device)
             truth, classes = torch.from_numpy(labels).to(space.device), len(values)
             fits = {n: logistic_weights(features, truth, classes, choices[n]["C"], self.iterations) for n in own}
-            found = {number: np.empty((len(rows), 1), np.uint8) for number in own}
-            for part in row_slices(len(rows), READ):
-                queries = standardised_rows(asked.features[rows[part]], *moments)
+            predicted = {number: np.empty((len(queries.rows), 1), np.uint8) for number in own}
+            for part in row_slices(len(queries.rows), READ):
+                standardised = queries.standardised(part)
                 for number, (weights, biases) in fits.items():
-                    found[number][part, 0] = values[(queries @ weights.T + biases).argmax(1)]
-            return found
+                    predicted[number][part, 0] = values[(standardised @ weights.T + biases).argmax(1)]
+            return predicted
 
-        found = ChainMap(*space.world.gather_results(predictions))
-        yield from ((choice, found[number]) for number, choice in enumerate(choices))
+        predicted = ChainMap(*space.world.gather_results(predictions))
+        yield from ((choice, predicted[number]) for number, choice in enumerate(choices))
 
 
 SOURCE = (

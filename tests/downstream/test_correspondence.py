@@ -49,13 +49,15 @@ def test_numbers_follow_from_the_errors(tmp_path):
     found, scenes = outcome(tmp_path), open_scenes("tiny-spair:", "val", tmp_path)
     drawn = TASK.drawn(scenes, np.arange(len(scenes)))
     backbone = backbone_of(export_of(), workspace(tmp_path, "tiny-spair:"))
-    by_point, pairs = [], []
+    of_classes, pairs = [], []
     for number, title in enumerate(scenes.classes):
-        own = drawn.numbers[(drawn.classes == number) & drawn.rows[:, 3]]
-        pairs += (errors := TASK.errors(backbone, scenes, own))
-        by_point.append(pck(errors, TASK.threshold)["point"])
-        assert found.facts["classes"][title]["PCK_point"] == pytest.approx(by_point[-1])
-    assert found.numbers["PCK_point"] == pytest.approx(np.mean(by_point))
+        patches = {index: TASK.patches_of(backbone, scenes, index) for index in range(len(scenes))}
+        own = drawn.numbers[(drawn.classes == number) & drawn.rows[:, 3]].tolist()
+        pairs += (errors := [TASK.matched(scenes, pair, patches)[1] for pair in own])
+        of_classes.append(pck(errors, TASK.threshold))
+        assert found.facts["classes"][title]["all"] == of_classes[-1]
+        assert found.facts["classes"][title].keys() == {"view0", "view1", "view2", "all"}
+    assert found.numbers["PCK_point"] == pytest.approx(np.mean([own["point"] for own in of_classes]))
     assert found.numbers["PCK_image"] == pytest.approx(pck(pairs, TASK.threshold)["image"])
     assert found.numbers.keys() == {"PCK_point", "PCK_image", *(f"PCK_point_view{view}" for view in range(3))}
     assert len(np.unique(found.metrics["PCK_point"].resampled)) > 100
