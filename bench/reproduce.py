@@ -1,4 +1,5 @@
-"""`bench reproduce`: what papers' tables printed, what was measured here of it, and the commands that would measure it.
+"""`bench reproduce`: what papers and model cards printed, what was measured here of it, and the commands that would
+measure it.
 
 A published value can be measured by a named protocol, by one with changed settings, or not at all, with the reason; its
 weights are given, or trained first. Measurements come from the results of a folder, or from the log of a training.
@@ -16,7 +17,16 @@ from typing import Literal
 from bench.cli.settings import absent_file, absent_images
 from bench.leaderboards.tables import leaderboard_of
 from bench.pretraining.recipes import changed_recipe
-from bench.published.values import LOG, PRETRAINED_ON, SETS, TABLES, PublishedValue, published_values, values_of
+from bench.published.values import (
+    LOG,
+    PRETRAINED_ON,
+    SETS,
+    TABLES,
+    PublishedValue,
+    published_values,
+    set_name,
+    values_of,
+)
 from bench.results.record import Result, interval_decimals, suffix
 from bench.results.store import StoredResult
 from bench.run.prepare import named_urls
@@ -231,7 +241,7 @@ def other_weights(value: PublishedValue, method: str, architecture: str, epochs:
         return "no checkpoint of a method: nothing says which weights these are"
     if method not in ("", "timm", "transformers", *own):
         differences.append(f"of {method}, not {' or '.join(sorted(own)) or value.model}")
-    if architecture not in ("", value.architecture):
+    if architecture and not architecture.startswith(value.architecture):
         differences.append(f"a {architecture}, not a {value.architecture}")
     if epochs and value.epochs and abs(epochs - float(value.epochs)) >= 1:
         differences.append(f"after {epochs:g} epochs, not {value.epochs}")
@@ -342,7 +352,7 @@ def _distance(result: Result, value: PublishedValue) -> tuple[bool, int, str]:
 
 
 def _on_published_images(result: Result, value: PublishedValue) -> bool:
-    return dict(result.data.images) == dict(SETS[value.data].images)
+    return set_name(result.data.images) == value.data
 
 
 def _is_of(result: Result, value: PublishedValue) -> bool:

@@ -1,4 +1,4 @@
-"""Say how the numbers of four papers are measured here, and how far the measured ones are from them."""
+"""Say how published numbers are measured here, and how far the measured ones are from them."""
 
 import argparse
 from functools import partial
@@ -27,7 +27,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="NAME=PATH",
         help="weights that you have, by the names that a table shows; what `bench run --checkpoint` takes",
     )
-    add_several("--data", metavar="NAME=URL", help="imagenet, imagenet22k (to pretrain on), ade20k, cityscapes, coco")
+    add_several(
+        "--data",
+        metavar="NAME=URL",
+        help="imagenet, imagenet22k (to pretrain on), ade20k, cityscapes, coco, voc, nyu, davis, roxford5k",
+    )
     parser.add_argument(
         "--out",
         type=Path,

@@ -13,7 +13,13 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bench.published.values import PublishedValue, compares_methods, published_values, set_name
+from bench.published.values import (
+    PublishedValue,
+    changed_settings,
+    compares_methods,
+    published_values,
+    set_name,
+)
 from bench.results.record import CheckpointUsed, Result, as_frame, decimals, interval_decimals, number_text
 from bench.results.store import StoredResult, comparable_results
 from bench.statistics.significance import Column, Key, PairedTestCache, p_value_cache, ties_with_best
@@ -261,19 +267,21 @@ def _floor_caveats(result: Result) -> Iterator[str]:
 def with_published(leaderboard: Leaderboard) -> Leaderboard:
     """The leaderboard with a row for all published weights that have a number in one of its columns.
 
-    Same protocol, unchanged, on image sets of the published size. What an ablation alone has is left out.
+    Same protocol and settings, on image sets of the published size. What an ablation alone has is left out.
     """
-    same_groups: dict[tuple[str, str], set[str]] = defaultdict(set)  # (image set, protocol) as papers have them
+    same_groups: dict[tuple[str, str, str], set[str]] = defaultdict(set)  # (image set, protocol, changed settings)
     for result in (stored.result for stored in leaderboard.results):
         data = set_name(result.data.images)
-        if data and result.status == "ok" and result.variant in ((), (f"v{result.protocol.version}",)):
-            same_groups[data, result.protocol.name].add(result.group)
+        unchanged = replace(result, protocol=replace(result.protocol, changes={}))
+        if data and result.status == "ok" and unchanged.variant in ((), (f"v{result.protocol.version}",)):
+            same_groups[data, result.protocol.name, changed_settings(result)].add(result.group)
     by_checkpoint: dict[str, dict[Column, PublishedValue]] = defaultdict(dict)
     for value in published_values():
-        is_recipe_as_it_is = len(value.pretraining.split()) == 2
-        if value.settings or not (is_recipe_as_it_is or compares_methods(value.table)):
+        is_ablation = len(value.pretraining.split()) > 2
+        if is_ablation and not compares_methods(value.table):
             continue
-        for group in same_groups.get((value.data, value.protocol), ()):
+        settings = " ".join(sorted(value.settings.split()))
+        for group in same_groups.get((value.data, value.protocol, settings), ()):
             if value.metric in leaderboard.groups[group]:
                 by_checkpoint[value.checkpoint].setdefault((group, value.metric), value)
     rows, notes = {}, defaultdict(list)
@@ -295,8 +303,7 @@ def with_published(leaderboard: Leaderboard) -> Leaderboard:
 def _published_caveat(values: Sequence[PublishedValue]) -> str:
     """What the row of these values is."""
     value, tables = values[0], ", ".join(dict.fromkeys(value.table for value in values))
-    trained = f"{value.epochs} epochs of {value.images}" if value.epochs else ""
-    described = ", ".join(filter(None, (value.model, value.architecture, trained)))
+    described = ", ".join(filter(None, (value.model, value.architecture, value.trained)))
     return f"Published, not measured here: {value.checkpoint} is {described} ({tables})."
 
 

@@ -1,6 +1,6 @@
-"""Numbers that four papers print, and what would measure each of them here: published.csv, one number a row.
+"""Numbers that papers, model cards and READMEs print, and what measures each of them here: published.csv, one a row.
 
-Columns before `checkpoint` are facts of the paper, in our words. Those from there on say what stands for them here; a
+Columns before `checkpoint` are facts of the source, in our words. Those from there on say what stands for them here; a
 test holds that every name in them exists, or that the row says what is missing.
 
 `bench run` says at once whether numbers of published weights are the published ones. Weights are known by their digest,
@@ -19,7 +19,8 @@ from engine.printing import did_you_mean
 
 FILE = Path(__file__).parent / "published.csv"
 LOG = "training log"  # what measures the cost of a pretraining, in place of a protocol
-UNITS = {"hours": "h", "minutes_per_epoch": "min", "gpu_memory": "GB"}  # of metrics that are no percentages
+# Of metrics that are no percentages.
+UNITS = {"hours": "h", "minutes_per_epoch": "min", "gpu_memory": "GB", "rmse": "m"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,8 +55,12 @@ class PublishedValue:
     @property
     def what(self) -> str:
         """`MOCA, ViT-B/16, 200 epochs of ImageNet-1k, 2 masking rounds`"""
-        trained = f"{self.epochs} epochs of {self.images}" if self.epochs else ""
-        return ", ".join(filter(None, (self.model, self.architecture, trained, self.setting)))
+        return ", ".join(filter(None, (self.model, self.architecture, self.trained, self.setting)))
+
+    @property
+    def trained(self) -> str:
+        """`200 epochs of ImageNet-1k`, or the images alone."""
+        return f"{self.epochs} epochs of {self.images}" if self.epochs else self.images
 
     @property
     def measured_by(self) -> str:
@@ -65,7 +70,7 @@ class PublishedValue:
 
 @dataclass(frozen=True, kw_only=True)
 class PublishedSet:
-    """Images that the papers evaluate on. url: an example. images: how many its splits have, to know it by."""
+    """Images that sources evaluate on. url: an example. images: how many its splits have, to know it by."""
 
     url: str
     images: Mapping[str, int]
@@ -76,6 +81,10 @@ SETS = {
     "ade20k": PublishedSet(url="ade20k:/data/ADEChallengeData2016", images={"train": 20210, "val": 2000}),
     "cityscapes": PublishedSet(url="cityscapes:/data/cityscapes", images={"train": 2975, "val": 500}),
     "coco": PublishedSet(url="coco:/data/coco", images={"train": 118287, "val": 5000}),
+    "voc": PublishedSet(url="voc:/data/VOCdevkit", images={"train": 10582, "val": 1449}),  # with SBD's masks
+    "nyu": PublishedSet(url="nyu:/data/nyu", images={"train": 24231, "val": 654}),
+    "davis": PublishedSet(url="davis:/data/DAVIS", images={"val": 1999}),  # frames of 30 videos
+    "roxford5k": PublishedSet(url="revisited:/data/roxford5k", images={"train": 4993, "val": 70}),
 }
 # What a pretraining's images are called in the table -> their name in --data, and an example.
 PRETRAINED_ON = {
@@ -127,6 +136,22 @@ TABLES = {
     "moca:table8": "without the image objective",
     "moca:table9": "longer pretraining and ViT-L",
     "moca:table10": "ViT-L beside other methods",
+    "dino:readme": "released weights: k-NN and linear probe",
+    "dino:davis": "video propagation",
+    "ibot:readme": "released weights: k-NN, linear probe and fine-tuning",
+    "mae:finetune": "released weights: fine-tuning and linear probe in PyTorch",
+    "moco-v3:readme": "released weights: linear probe and fine-tuning",
+    "dinov2:card": "released weights: ImageNet, its V2, depth, segmentation, retrieval",
+    "dinov2:readme": "what its training commands should reach",
+    "dinov3:card": "released weights: shifted ImageNets, segmentation, depth, retrieval, video",
+    "capi:readme": "released weights: neighbours among ADE20K's patches, attentive probe",
+    "franca:readme": "released weights: k-NN, linear probe, Hummingbird, segmentation",
+    "pixio:readme": "linear depth and segmentation beside MAE, DINOv2 and DINOv3",
+    "pe:readme": "PE-Spatial: segmentation and video propagation",
+    "hummingbird:readme": "neighbours among VOC's patches, three sizes of memory",
+    "simdino:readme": "SimDINO and SimDINOv2 beside DINO and DINOv2 at 100 epochs",
+    "ep:board": "37 encoders: attentive (EP) and linear probe (LP)",
+    "nepa:readme": "released weights: fine-tuning",
 }
 
 
@@ -144,8 +169,8 @@ def compares_methods(table: str) -> bool:
 
 
 def set_name(images: Mapping[str, int]) -> str:
-    """Key of SETS of an image set with as many images in each split; "" for any other."""
-    return next((name for name, published in SETS.items() if dict(images) == dict(published.images)), "")
+    """Key of SETS of an image set with as many images in each of its splits; "" for any other."""
+    return next((name for name, published in SETS.items() if published.images.items() <= images.items()), "")
 
 
 def values_of(table: str) -> Sequence[PublishedValue]:
@@ -160,7 +185,7 @@ def _value(row: Mapping[str, str]) -> PublishedValue:
     return PublishedValue(**{**row, **numbers, "value": float(row["value"])})  # type: ignore[arg-type]
 
 
-OURS = 0.5  # tolerance in points where the source states none
+OURS = {"%": 0.5, "m": 0.01}  # tolerance by unit where the source states none
 ROUNDING = 0.05  # of a number with one decimal
 DEVIATIONS = 2  # so many standard deviations of repeated runs hold 95 % of them
 
@@ -168,7 +193,7 @@ DEVIATIONS = 2  # so many standard deviations of repeated runs hold 95 % of them
 def tolerance_of(value: PublishedValue) -> tuple[float, str]:
     """How far a repetition may be from a published value, in its unit, and where that is from."""
     if value.tolerance is None:
-        return OURS, "ours, the source states none"
+        return OURS[value.unit], "ours, the source states none"
     stated = DEVIATIONS * value.tolerance + ROUNDING
     return stated, f"twice the source's deviation of {value.tolerance:g}, and rounding"
 
@@ -196,11 +221,15 @@ def against_published(
         )
 
 
+def changed_settings(result: Result) -> str:
+    """The settings of a result's protocol that were changed, as the column `settings` has them, sorted."""
+    return " ".join(sorted(f"{name}={setting_text(setting)}" for name, setting in result.protocol.changes.items()))
+
+
 def _is_same_measurement(result: Result, value: PublishedValue) -> bool:
-    changes = sorted(f"{name}={setting_text(setting)}" for name, setting in result.protocol.changes.items())
     return (
         value.protocol == result.protocol.name
-        and sorted(value.settings.split()) == changes
+        and " ".join(sorted(value.settings.split())) == changed_settings(result)
         and value.metric in result.metrics
         and result.limit is None
         and set_name(result.data.images) == value.data

@@ -3,8 +3,10 @@
 import json
 import shlex
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
+import timm
 from made_results import made_metrics, made_result
 
 from bench import reproduce
@@ -13,7 +15,9 @@ from bench.published.values import SETS, TABLES, published_values, values_of
 from bench.reproduce import Setup, availability, commands_of, measurement, missing_for, script
 from bench.results.record import CheckpointUsed, DataUsed, ProtocolUsed, Result
 from bench.results.store import StoredResult
+from bench.run.suites import catalogue, changed_protocols, choose_protocols
 from checkpoints.export import ViTExport
+from engine.extensions import source_files
 
 
 def setup(tmp_path, **others) -> Setup:
@@ -142,6 +146,20 @@ def test_the_commands_of_a_script_are_commands(table, tmp_path):
     values = values_of(table)
     measurable = [value for value in values if availability(value).evaluation != "none"]
     assert sum(line.startswith("# not here") for line in lines) >= len(values) - len(measurable)
+
+
+def test_the_commands_that_decide_why_numbers_differ_are_commands():
+    page = (Path(__file__).parents[2] / "docs/why-numbers-differ.md").read_text()
+    runs = [shlex.split(line) for line in page.splitlines() if line.startswith("bench run ")]
+    for words in runs:
+        arguments = parse_arguments(words[1:])
+        chosen = choose_protocols(arguments.suite, catalogue())
+        changed = changed_protocols(chosen, arguments.set)
+        assert all(bool(protocol.changes) == bool(arguments.set) for protocol in changed), words
+        (reference,) = arguments.checkpoint
+        scheme, _, name = reference.partition(":")
+        assert scheme in source_files("importers") and (scheme != "timm" or timm.is_model_pretrained(name)), reference
+    assert len(runs) > 15
 
 
 def test_commands_of_a_script_run(bench, exports, tmp_path):
