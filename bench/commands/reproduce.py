@@ -30,7 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_several(
         "--data",
         metavar="NAME=URL",
-        help="imagenet, imagenet22k (to pretrain on), ade20k, cityscapes, coco, voc, nyu, davis, roxford5k",
+        help="imagenet, imagenet22k (to pretrain on), ade20k, cityscapes, coco, voc, nyu, davis, copydays, ...",
     )
     parser.add_argument(
         "--out",

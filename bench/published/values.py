@@ -84,6 +84,10 @@ SETS = {
     "voc": PublishedSet(url="voc:/data/VOCdevkit", images={"train": 10582, "val": 1449}),  # with SBD's masks
     "nyu": PublishedSet(url="nyu:/data/nyu", images={"train": 24231, "val": 654}),
     "davis": PublishedSet(url="davis:/data/DAVIS", images={"val": 1999}),  # frames of 30 videos
+    "voc07": PublishedSet(url="trainval:/data/VOCdevkit/VOC2007", images={"val": 5011}),
+    "voc12": PublishedSet(url="trainval:/data/VOCdevkit/VOC2012", images={"val": 11540}),
+    "coco20k": PublishedSet(url="trainval:/data/coco20k", images={"val": 19817}),
+    "copydays": PublishedSet(url="copydays:/data/copydays", images={"train": 10157}),  # 10 000 of them distractors
     "roxford5k": PublishedSet(url="revisited:/data/roxford5k", images={"train": 4993, "val": 70}),
 }
 # What a pretraining's images are called in the table -> their name in --data, and an example.
@@ -138,7 +142,9 @@ TABLES = {
     "moca:table10": "ViT-L beside other methods",
     "dino:readme": "released weights: k-NN and linear probe",
     "dino:davis": "video propagation",
+    "dino:copydays": "copy detection",
     "ibot:readme": "released weights: k-NN, linear probe and fine-tuning",
+    "mae:readme": "fine-tuned networks on shifted ImageNets",
     "mae:finetune": "released weights: fine-tuning and linear probe in PyTorch",
     "moco-v3:readme": "released weights: linear probe and fine-tuning",
     "dinov2:card": "released weights: ImageNet, its V2, depth, segmentation, retrieval",
@@ -149,6 +155,8 @@ TABLES = {
     "pixio:readme": "linear depth and segmentation beside MAE, DINOv2 and DINOv3",
     "pe:readme": "PE-Spatial: segmentation and video propagation",
     "hummingbird:readme": "neighbours among VOC's patches, three sizes of memory",
+    "lost:readme": "discovery of objects by LOST",
+    "tokencut:readme": "discovery of objects by TokenCut",
     "simdino:readme": "SimDINO and SimDINOv2 beside DINO and DINOv2 at 100 epochs",
     "ep:board": "37 encoders: attentive (EP) and linear probe (LP)",
     "nepa:readme": "released weights: fine-tuning",

@@ -75,7 +75,7 @@ def test_protocols_and_settings_exist(protocol):
     assert availability(value).evaluation == ("set" if value.settings else "named")
     layout = SETS[value.data].url.partition(":")[0]
     serves = load_extension("layouts", layout) if layout in source_files("layouts") else None
-    assert chosen(value).layout in (value.data if serves else "", *getattr(serves, "SERVES", ()))
+    assert chosen(value).layout in (layout if serves else "", *getattr(serves, "SERVES", ()))
 
 
 @pytest.mark.parametrize("pretraining", sorted({value.pretraining for value in VALUES if value.pretraining}))
@@ -117,8 +117,12 @@ def metrics_of(protocol, export, cache, asked) -> set[str]:
     if protocol.key == "attentive":
         cheap = dict(epochs=1, warmup_epochs=0, lrs=task.lrs[:1], weight_decays=task.weight_decays[:1], batch=16)
         return set(replace(task, **cheap, head="ep", queries=1).run(export, space).metrics)
-    if protocol.key == "robustness":
-        return {f"{name}_top1" for name in ("real", *FOLDERS)}
+    if protocol.key in ("robustness", "robustness_finetune"):
+        return {"c_mce"} | {f"{name}_top1" for name in ("real", *FOLDERS)}
+    if protocol.key == "discovery":
+        return set(task.run(export, replace(space, data="tiny-trainval:")).metrics)
+    if protocol.key == "copydays":
+        return {"map_strong"}
     if protocol.key == "depth_linear":
         return set(DEPTH_METRICS)
     if protocol.key == "video_propagation":
