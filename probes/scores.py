@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 from torch import Tensor
+from torch.nn import functional as F
 
 from engine.resampling import resampled
 from engine.tasks import Metric, Outcome
@@ -23,20 +24,23 @@ class Hits(NamedTuple):
     """What a classifier says of N images.
 
     top1, top5: whether their class is among the 1 or 5 that it ranks highest, (N,) bool.
-    predicted: the class that it ranks highest, (N,) int64. confidence: that one's share of all scores, (N,) float32.
+    predicted: the class that it ranks highest, (N,) int64. confidence: that one's probability, (N,) float32.
+    nll: minus the logarithm of their own class's probability, (N,) float32.
     """
 
     top1: np.ndarray
     top5: np.ndarray
     predicted: np.ndarray
     confidence: np.ndarray
+    nll: np.ndarray
 
 
 def hits_of(logits: Tensor, labels: Tensor) -> Hits:
     """The hits of logits (B, C) for labels (B,), on one device."""
     ranked = logits.topk(min(5, logits.shape[1]), dim=1).indices
     is_right, confidence = ranked == labels[:, None], logits.float().softmax(dim=1).amax(dim=1)
-    arrays = (is_right[:, 0], is_right.any(dim=1), ranked[:, 0], confidence)
+    nll = F.cross_entropy(logits.float(), labels, reduction="none")
+    arrays = (is_right[:, 0], is_right.any(dim=1), ranked[:, 0], confidence, nll)
     return Hits(*(values.cpu().numpy() for values in arrays))
 
 
@@ -56,6 +60,41 @@ def accuracy(correct: np.ndarray, indices: np.ndarray, images: int, chosen_on_va
     """Accuracy over the read images (V,) bool, which lie at `indices` (V,) among all `images`."""
     values = spread_out(correct, indices, images)
     return Metric(value=percent(correct), per_image=values, chosen_on_val=chosen_on_val)
+
+
+CALIBRATION_BINS = 15  # of confidence, equally wide (Guo et al. 2017, "On Calibration of Modern Neural Networks")
+
+
+def reliability(right: np.ndarray, confidence: np.ndarray) -> np.ndarray:
+    """Of the bins of confidence that hold any of the images (N,): mean confidence, share of right images, their number
+    -> (bins, 3). Guo et al. Eq. 1 and figure 1."""
+    places = np.minimum((confidence * CALIBRATION_BINS).astype(int), CALIBRATION_BINS - 1)
+    bins = [places == number for number in range(CALIBRATION_BINS)]
+    return np.array(
+        [(confidence[inside].mean(), right[inside].mean(), inside.sum()) for inside in bins if inside.any()]
+    )
+
+
+def calibration_error(bins: np.ndarray) -> float:
+    """Mean distance of confidence and accuracy over the images, in percent, of `reliability` (Guo et al. Eq. 3)."""
+    return float(100 * (np.abs(bins[:, 0] - bins[:, 1]) * bins[:, 2]).sum() / bins[:, 2].sum())
+
+
+def calibration(
+    right: np.ndarray, confidence: np.ndarray, nll: np.ndarray, indices: np.ndarray, images: int, chosen_on_val: bool
+) -> dict[str, Metric]:
+    """How well a classifier knows what it knows: of the read images (V,), at `indices` (V,) among all `images`.
+
+    The calibration error has no interval: on resamples it is larger, as noise in a bin counts as distance."""
+    values, error = (
+        spread_out(nll, indices, images),
+        calibration_error(reliability(right, confidence.astype(np.float64))),
+    )
+    mean = float(np.nanmean(values, dtype=np.float64))
+    return {
+        "ece": Metric(value=error, higher_is_better=False, chosen_on_val=chosen_on_val),
+        "nll": Metric(value=mean, unit="nats", higher_is_better=False, per_image=values, chosen_on_val=chosen_on_val),
+    }
 
 
 def mean_share(values: np.ndarray, places: np.ndarray, images: int) -> Metric:

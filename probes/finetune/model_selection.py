@@ -21,7 +21,7 @@ from imagesets.transforms import EvalTransform, normalise
 from probes.features.extract import Loaded, Reader, forward_batch, work_off
 from probes.finetune.settings import Select
 from probes.finetune.trainer import Training, TrainState
-from probes.scores import hits_of, percent, prediction_arrays
+from probes.scores import calibration, hits_of, percent, prediction_arrays
 
 Network = Callable[[Tensor], Tensor]  # (B, 3, S, S) uint8 on the CPU -> logits (B, C)
 
@@ -33,6 +33,7 @@ class Correct(NamedTuple):
     top5: np.ndarray  # the same for the first five guesses
     predicted: np.ndarray  # class that is the first guess
     confidence: np.ndarray  # its probability
+    nll: np.ndarray  # minus the logarithm of the label's probability
     unreadable: dict[str, str]  # path -> reason
 
     @property
@@ -55,19 +56,19 @@ class Evaluator:
         batches = {number: range(first, min(first + size, count)) for number, first in enumerate(range(0, count, size))}
         world = self.space.world
         own = {number: batches[number] for number in range(world.rank, len(batches), world.size)}
-        arrays = np.full((4, count), np.nan, np.float32)
+        arrays = np.full((5, count), np.nan, np.float32)
         unreadable: dict[str, str] = {}
         for part in world.gather_results(lambda: self.evaluate_batches(network, own)):
             for number, (hits, bad) in part.items():
                 arrays[:, batches[number]] = hits
                 unreadable |= {self.image_set.path(index): reason for index, reason in bad.items()}
-        top1, top5, predicted, confidence = arrays
-        return Correct(top1, top5, predicted, confidence, unreadable)
+        top1, top5, predicted, confidence, nll = arrays
+        return Correct(top1, top5, predicted, confidence, nll, unreadable)
 
     def evaluate_batches(
         self, network: Network, batches: dict[int, range]
     ) -> dict[int, tuple[np.ndarray, dict[int, str]]]:
-        """Number of each batch -> its hits (4, B), the arrays of `Correct`, and its unreadable images with reasons."""
+        """Number of each batch -> its hits (5, B), the arrays of `Correct`, and its unreadable images with reasons."""
         hits_of_batches = {}
 
         def evaluate(loaded: Loaded, span: range) -> None:
@@ -123,11 +124,11 @@ class ModelSelection:
         for name, is_kept in (("best", is_best), ("last", is_last)):
             if is_kept:
                 kept = {"top1": correct.top1, "top5": correct.top5}
-                kept |= {"predicted": correct.predicted, "confidence": correct.confidence}
+                kept |= {"predicted": correct.predicted, "confidence": correct.confidence, "nll": correct.nll}
                 train_state.arrays |= {f"{name}_{array}": values for array, values in kept.items()}
 
     def metrics(self, train_state: TrainState) -> dict[str, Metric]:
-        """Accuracies of the reported and of the last epoch."""
+        """Accuracies of the reported and of the last epoch, and the calibration of the reported one."""
         metrics = {}
         for suffix, epoch in (("", "last" if self.select == "last" else "best"), ("_last", "last")):
             for top in ("top1", "top5"):
@@ -136,6 +137,11 @@ class ModelSelection:
                 metrics[f"{top}{suffix}"] = Metric(
                     value=percent(correct[~np.isnan(correct)]), per_image=correct, chosen_on_val=by_val
                 )
+        epoch, arrays = "last" if self.select == "last" else "best", train_state.arrays
+        if f"{epoch}_nll" in arrays:  # trainings that began with an earlier version have none
+            read = np.flatnonzero(~np.isnan(arrays[f"{epoch}_nll"]))
+            right, confidence, nll = (arrays[f"{epoch}_{name}"][read] for name in ("top1", "confidence", "nll"))
+            metrics |= calibration(right, confidence, nll, read, len(arrays[f"{epoch}_nll"]), self.select == "val")
         return metrics
 
     def predictions(self, train_state: TrainState) -> dict[str, np.ndarray]:
