@@ -10,6 +10,7 @@ OPTIONAL = {
     "mmseg": ("onedl-mmsegmentation", "dense", "dense tasks"),
     "mmdet": ("onedl-mmdetection", "dense", "detection"),
     "faster_coco_eval": ("faster-coco-eval", "dense", "detection"),
+    "imagecorruptions": ("imagecorruptions-imaug", "dense", "the corruption frost, whose pictures it holds,"),
     "matplotlib": ("matplotlib", "figures", "bench visualize and bench report"),
     "submitit": ("submitit", "cluster", "--cluster"),
     "tensorboard": ("tensorboard", "tensorboard", "curves of bench pretrain for TensorBoard"),

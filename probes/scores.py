@@ -62,39 +62,11 @@ def accuracy(correct: np.ndarray, indices: np.ndarray, images: int, chosen_on_va
     return Metric(value=percent(correct), per_image=values, chosen_on_val=chosen_on_val)
 
 
-CALIBRATION_BINS = 15  # of confidence, equally wide (Guo et al. 2017, "On Calibration of Modern Neural Networks")
-
-
-def reliability(right: np.ndarray, confidence: np.ndarray) -> np.ndarray:
-    """Of the bins of confidence that hold any of the images (N,): mean confidence, share of right images, their number
-    -> (bins, 3). Guo et al. Eq. 1 and figure 1."""
-    places = np.minimum((confidence * CALIBRATION_BINS).astype(int), CALIBRATION_BINS - 1)
-    bins = [places == number for number in range(CALIBRATION_BINS)]
-    return np.array(
-        [(confidence[inside].mean(), right[inside].mean(), inside.sum()) for inside in bins if inside.any()]
-    )
-
-
-def calibration_error(bins: np.ndarray) -> float:
-    """Mean distance of confidence and accuracy over the images, in percent, of `reliability` (Guo et al. Eq. 3)."""
-    return float(100 * (np.abs(bins[:, 0] - bins[:, 1]) * bins[:, 2]).sum() / bins[:, 2].sum())
-
-
-def calibration(
-    right: np.ndarray, confidence: np.ndarray, nll: np.ndarray, indices: np.ndarray, images: int, chosen_on_val: bool
-) -> dict[str, Metric]:
-    """How well a classifier knows what it knows: of the read images (V,), at `indices` (V,) among all `images`.
-
-    The calibration error has no interval: on resamples it is larger, as noise in a bin counts as distance."""
-    values, error = (
-        spread_out(nll, indices, images),
-        calibration_error(reliability(right, confidence.astype(np.float64))),
-    )
+def log_likelihood(nll: np.ndarray, indices: np.ndarray, images: int, chosen_on_val: bool = False) -> Metric:
+    """Mean of `Hits.nll` over the read images (V,), which lie at `indices` (V,) among all `images`."""
+    values = spread_out(nll, indices, images)
     mean = float(np.nanmean(values, dtype=np.float64))
-    return {
-        "ece": Metric(value=error, higher_is_better=False, chosen_on_val=chosen_on_val),
-        "nll": Metric(value=mean, unit="nats", higher_is_better=False, per_image=values, chosen_on_val=chosen_on_val),
-    }
+    return Metric(value=mean, unit="nats", higher_is_better=False, per_image=values, chosen_on_val=chosen_on_val)
 
 
 def mean_share(values: np.ndarray, places: np.ndarray, images: int) -> Metric:

@@ -1,18 +1,16 @@
-"""Shifted and cleaned test sets of ImageNet: where they lie, their own label rules, scores, and generated corruptions.
+"""Shifted and cleaned test sets of ImageNet: where they lie, their own label rules, and scores.
 
 N images, C classes of the head.
 """
 
-import io
 import json
 import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 import numpy as np
-from numpy.random import RandomState
 from PIL import Image
 
 from imagesets.listing import class_tree, subfolders
@@ -109,49 +107,6 @@ def without_border(source: ImageSet, index: int) -> Image.Image:
     """An image of ObjectNet without its red frame."""
     image = source.image(index)
     return image.crop((FRAME, FRAME, image.width - FRAME, image.height - FRAME))
-
-
-# Of the corruptions that are generated, by severity (hendrycks/robustness ImageNet-C/create_c/make_imagenet_c.py).
-Corruption = Literal[
-    "gaussian_noise", "shot_noise", "impulse_noise", "brightness", "contrast", "pixelate", "jpeg_compression"
-]
-GENERATED: Mapping[Corruption, tuple[Any, ...]] = {
-    "gaussian_noise": (0.08, 0.12, 0.18, 0.26, 0.38),
-    "shot_noise": (60, 25, 12, 5, 3),
-    "impulse_noise": (0.03, 0.06, 0.09, 0.17, 0.27),
-    "brightness": (0.1, 0.2, 0.3, 0.4, 0.5),
-    "contrast": (0.4, 0.3, 0.2, 0.1, 0.05),
-    "pixelate": (0.6, 0.5, 0.4, 0.3, 0.25),
-    "jpeg_compression": (25, 18, 15, 10, 7),
-}
-
-
-def corrupted(image: Image.Image, corruption: Corruption, severity: int, random: RandomState) -> Image.Image:
-    """An RGB image with one of the GENERATED corruptions, severity 1 to 5; what is random is drawn from `random`."""
-    strength = GENERATED[corruption][severity - 1]
-    if corruption == "jpeg_compression":
-        buffer = io.BytesIO()
-        image.save(buffer, "JPEG", quality=strength)
-        return Image.open(buffer).convert("RGB")
-    if corruption == "pixelate":
-        small = image.resize((int(image.width * strength), int(image.height * strength)), Image.Resampling.BOX)
-        return small.resize(image.size, Image.Resampling.BOX)
-    pixels = np.asarray(image) / 255.0
-    if corruption == "gaussian_noise":
-        pixels = pixels + random.normal(size=pixels.shape, scale=strength)
-    elif corruption == "shot_noise":
-        pixels = random.poisson(pixels * strength) / strength
-    elif corruption == "impulse_noise":
-        hit, salt = random.random_sample(pixels.shape) < strength, random.random_sample(pixels.shape) < 0.5
-        pixels = np.where(hit, salt, pixels)
-    elif corruption == "contrast":
-        means = pixels.mean(axis=(0, 1))
-        pixels = (pixels - means) * strength + means
-    else:  # brightness: the value of HSV, the largest channel, is raised; hue and saturation stay
-        value = pixels.max(axis=2, keepdims=True)
-        raised = np.clip(value + strength, 0, 1)
-        pixels = np.where(value > 0, pixels * raised / np.maximum(value, 1e-12), raised)
-    return Image.fromarray((np.clip(pixels, 0, 1) * 255).astype(np.uint8))
 
 
 # Folders of the sets as they are unpacked, each with a folder per class; metrics are named by the keys.

@@ -117,7 +117,7 @@ REFUSED: dict[str, dict[str, list]] = {
     | dict(warmup=[-1], drop_path=[1.0]),
     "retrieval@dino_paris": dict(size=[0], scales=["two"], pool=["max"]),
     "ood@knn": dict(sets=[(), ("digits:", "digits:")], k=[0]),
-    "robustness@cached": dict(corruptions=[("fog",), ("contrast", "contrast")], images=[0]),
+    "robustness@cached": dict(corruptions=[("spatter",), ("contrast", "contrast")], images=[0]),
     "segmenter_mask@smoke": dict(lr=[(), (1e-6,)], splits=[()], judge_every=[0], drop_path=[1.0]),
     "upernet@smoke": dict(lr=[0.0], ratios=[(2.0, 1.0)], crop=[0]),
 }

@@ -20,11 +20,11 @@ from bench.results.store import StoredResult
 from bench.statistics.matching import array_of
 from downstream.data.scenes import layout_of
 from imagesets.sets import ImageSet
-from probes.scores import calibration_error, reliability
 
 BEST = 8  # checkpoints of a table that are looked at, and the floor
 MATRIX_CLASSES = 20  # classes up to which the whole confusion matrix is shown
 CONFUSIONS = 12  # that are listed
+BINS = 15  # of confidence, equally wide
 HARDEST = 12  # images, and classes at either end
 
 Predictions = tuple[np.ndarray, np.ndarray]  # predicted classes (N,), -1 where an image was skipped; confidences (N,)
@@ -119,10 +119,7 @@ def mistakes_of(
         return None
     name, (predicted, _) = next(iter(predictions.items()))
     matrix = confusion(images.labels, predicted, len(images.classes))
-    bins = {
-        name: reliability((guess == images.labels)[guess >= 0], confidence[guess >= 0])
-        for name, (guess, confidence) in predictions.items()
-    }
+    bins = {name: reliability(images.labels, *kept) for name, kept in predictions.items()}
     whole = len(images.classes) <= MATRIX_CLASSES
     return {
         "name": name,
@@ -155,6 +152,21 @@ def most_confused(matrix: np.ndarray, classes: Sequence[str]) -> list[dict[str, 
         for a, b in pairs
         if wrong[a, b]
     ]
+
+
+def reliability(labels: np.ndarray, predicted: np.ndarray, confidence: np.ndarray) -> np.ndarray:
+    """Mean confidence, share of right images and their number (bins, 3), of the bins of confidence that hold any
+    (Guo et al. 2017, "On Calibration of Modern Neural Networks", Eq. 1 and figure 1)."""
+    read = predicted >= 0
+    right, sure = (predicted == labels)[read], confidence[read]
+    places = np.minimum((sure * BINS).astype(int), BINS - 1)
+    bins = [places == number for number in range(BINS)]
+    return np.array([(sure[inside].mean(), right[inside].mean(), inside.sum()) for inside in bins if inside.any()])
+
+
+def calibration_error(bins: np.ndarray) -> float:
+    """Mean distance of confidence and accuracy over the images, in percent (Guo et al. 2017, Eq. 3)."""
+    return float(100 * (np.abs(bins[:, 0] - bins[:, 1]) * bins[:, 2]).sum() / bins[:, 2].sum())
 
 
 def neighbours_of(measured: Mapping[str, StoredResult], open_split: OpenSplit) -> list[dict[str, Any]]:

@@ -21,7 +21,7 @@ from imagesets.transforms import EvalTransform, normalise
 from probes.features.extract import Loaded, Reader, forward_batch, work_off
 from probes.finetune.settings import Select
 from probes.finetune.trainer import Training, TrainState
-from probes.scores import calibration, hits_of, percent, prediction_arrays
+from probes.scores import hits_of, log_likelihood, percent, prediction_arrays
 
 Network = Callable[[Tensor], Tensor]  # (B, 3, S, S) uint8 on the CPU -> logits (B, C)
 
@@ -128,7 +128,7 @@ class ModelSelection:
                 train_state.arrays |= {f"{name}_{array}": values for array, values in kept.items()}
 
     def metrics(self, train_state: TrainState) -> dict[str, Metric]:
-        """Accuracies of the reported and of the last epoch, and the calibration of the reported one."""
+        """Accuracies of the reported and of the last epoch, and the likelihood of the reported one."""
         metrics = {}
         for suffix, epoch in (("", "last" if self.select == "last" else "best"), ("_last", "last")):
             for top in ("top1", "top5"):
@@ -137,11 +137,10 @@ class ModelSelection:
                 metrics[f"{top}{suffix}"] = Metric(
                     value=percent(correct[~np.isnan(correct)]), per_image=correct, chosen_on_val=by_val
                 )
-        epoch, arrays = "last" if self.select == "last" else "best", train_state.arrays
-        if f"{epoch}_nll" in arrays:  # trainings that began with an earlier version have none
-            read = np.flatnonzero(~np.isnan(arrays[f"{epoch}_nll"]))
-            right, confidence, nll = (arrays[f"{epoch}_{name}"][read] for name in ("top1", "confidence", "nll"))
-            metrics |= calibration(right, confidence, nll, read, len(arrays[f"{epoch}_nll"]), self.select == "val")
+        nll = train_state.arrays.get("last_nll" if self.select == "last" else "best_nll")
+        if nll is not None:  # trainings that began with an earlier version have none
+            read = np.flatnonzero(~np.isnan(nll))
+            metrics["nll"] = log_likelihood(nll[read], read, len(nll), self.select == "val")
         return metrics
 
     def predictions(self, train_state: TrainState) -> dict[str, np.ndarray]:

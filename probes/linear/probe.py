@@ -24,7 +24,7 @@ from probes.linear.augmented import AugmentedStream
 from probes.linear.batches import BLOCK, CachedBatches, EpochPlan, Table
 from probes.linear.settings import LinearSettings, SweepSettings
 from probes.linear.sweep import ConcurrentSweeps, Sweep, TrainEpoch, divided, from_cache
-from probes.scores import Hits, accuracy, calibration, cost, prediction_arrays, with_class_means
+from probes.scores import Hits, accuracy, cost, log_likelihood, prediction_arrays, with_class_means
 from probes.splits import check_labels, held_out, open_splits, without_held_out
 
 # Of a training's state on disk; raise it when the same settings would train otherwise. 2: the order of augmented images
@@ -227,7 +227,7 @@ class Probe:
             "warnings": self.warnings(),
         }
         best, spending = hits["top1"], self.spending(sweep, spent)
-        metrics |= calibration(best.top1, best.confidence, best.nll, queries.indices, len(self.val), by_val)
+        metrics["nll"] = log_likelihood(best.nll, queries.indices, len(self.val), by_val)
         arrays = prediction_arrays(best.predicted, best.confidence, queries.indices, len(self.val))
         outcome = Outcome(metrics=with_class_means(metrics, self.val), arrays=arrays, facts=facts, cost=spending)
         return record_fallback(outcome, self.read, self.export.spec)

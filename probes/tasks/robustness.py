@@ -25,6 +25,7 @@ from engine.work import Scale, Work
 from imagesets.selection import evenly
 from imagesets.sets import ImageSet, parse_url
 from imagesets.transforms import EvalTransform
+from probes.corruptions import CORRUPTIONS, Corruption, corrupted
 from probes.features.extract import FeatureSet, extract, transform_of
 from probes.features.kinds import FeatureKind, feature_bytes, feature_pass
 from probes.linear.probe import Probe
@@ -36,14 +37,11 @@ from probes.shifted import (
     BENCHMARK,
     CORRUPTED,
     FOLDERS,
-    GENERATED,
     LEVELS,
     REAL,
-    Corruption,
     altered,
     any_match,
     classes_of,
-    corrupted,
     folder_of,
     mapped,
     mce,
@@ -63,7 +61,7 @@ class Shifts(Validated):
     """What a classifier is evaluated on besides."""
 
     # Generated where imagenet-c is not there; none: an empty list.
-    corruptions: Different[Corruption] = tuple(GENERATED)
+    corruptions: Different[Corruption] = CORRUPTIONS
     images: PositiveInt = 5000  # validation images that are corrupted, evenly spread
 
     def generated(self, val: int) -> int:
@@ -267,7 +265,7 @@ SOURCE = (
 def evaluated_as(name: str) -> Protocol:
     """The robustness of a linear protocol's heads."""
     settings = {field.name: getattr(LINEAR[name].task, field.name) for field in fields(Linear)}
-    return Protocol(task=Robustness(**settings), version=1, source=f"heads of {name} on {SOURCE}")
+    return Protocol(task=Robustness(**settings), version=2, source=f"heads of {name} on {SOURCE}")
 
 
 PROTOCOLS = {

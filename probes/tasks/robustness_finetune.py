@@ -89,8 +89,8 @@ def evaluated_as(name: str, version: int = 1, **shifts: Any) -> Protocol:
 
 
 PROTOCOLS = {
-    "robustness_finetune@mae": evaluated_as("finetune@mae"),
-    "robustness_finetune@ibot": evaluated_as("finetune@ibot"),
+    "robustness_finetune@mae": evaluated_as("finetune@mae", version=2),
+    "robustness_finetune@ibot": evaluated_as("finetune@ibot", version=2),
     "robustness_finetune@smoke": evaluated_as("finetune@smoke", corruptions=("contrast",), images=100),
 }
 SUITES = {

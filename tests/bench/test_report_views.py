@@ -14,11 +14,13 @@ from bench.reporting.figures import calibration_figure, lines_figure, svg_of
 from bench.reporting.page import report_page
 from bench.reporting.panels import Panel, PanelRow, Picture, encoded
 from bench.reporting.views import (
+    calibration_error,
     confusion,
     learning_curve,
     mistakes_of,
     most_confused,
     predictions_of,
+    reliability,
     view_of,
 )
 from bench.results.record import DataUsed
@@ -35,6 +37,13 @@ def test_confusions_are_counted_by_label_and_prediction():
     found = most_confused(matrix, ("a", "b", "c"))
     assert [tuple(confused.values()) for confused in found] == [("a", "b", 2, 3), ("c", "a", 1, 1)]
     assert most_confused(np.diag([3, 2, 1]), ("a", "b", "c")) == []
+
+
+def test_calibration_is_the_mean_distance_of_confidence_and_accuracy():
+    right, labels = np.array([1, 1, 1, 0, 1, 0, 0, 0, 1, -1]), np.ones(10, int)
+    bins = reliability(labels, right, np.array([0.95] * 4 + [0.25] * 4 + [1.0, 0.5]))
+    assert bins.tolist() == [[0.25, 0.25, 4], [pytest.approx(0.96), 0.8, 5]]
+    assert calibration_error(bins) == pytest.approx(100 * 0.16 * 5 / 9)
 
 
 @pytest.fixture

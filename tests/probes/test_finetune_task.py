@@ -183,9 +183,9 @@ def test_the_reported_epoch_is_the_one_that_was_chosen(export, tmp_path, select)
     assert outcome.numbers["top1"] == pytest.approx(100 * outcome.metrics["top1"].per_image.mean())
     labels = open_set("digits:", "val").limited(200).labels
     assert np.array_equal(outcome.arrays["predicted"] == labels, outcome.metrics["top1"].per_image == 1)
-    assert set(outcome.metrics) == {"top1", "top5", "top1_last", "top5_last"} and facts["warnings"] == []
+    assert set(outcome.metrics) == {"top1", "top5", "top1_last", "top5_last", "nll"} and facts["warnings"] == []
     chosen = {name for name, metric in outcome.metrics.items() if metric.chosen_on_val}
-    assert chosen == ({"top1", "top5"} if select == "val" else set())
+    assert chosen == ({"top1", "top5", "nll"} if select == "val" else set())
     assert facts["train"]["images"] == (160 if select == "holdout" else 200)
     if select != "holdout":
         assert outcome.numbers["top1_last"] == pytest.approx(scores[-1])
