@@ -1,4 +1,5 @@
-"""Mean rank of networks over the protocols that all of them have, with an interval from resamples of the images.
+"""Mean rank of networks over the protocols that all of them have, with an interval from resamples of the images; and
+how well numbers that need no labels rank networks.
 
 A resample draws the same validation images for every network and, where protocols share an image set, for every
 protocol (engine/resampling.py), so that what makes an image hard for all does not widen the interval.
@@ -8,6 +9,8 @@ C networks, N images, R resamples.
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import permutations, product
+from typing import NamedTuple
 
 import numpy as np
 
@@ -15,6 +18,7 @@ from bench.leaderboards.tables import Leaderboard
 from bench.results.store import StoredResult
 from bench.statistics.intervals import LEVEL
 from bench.statistics.matching import array_of
+from bench.statistics.paired import holm
 from bench.statistics.significance import Column, Key
 from engine.resampling import resampled
 
@@ -114,3 +118,78 @@ def _drawn_values(results: Sequence[Sequence[StoredResult]], column: Column) -> 
     return resampled(lambda weights: {"mean": weights @ filled.T / (weights @ seen.T)}, values.shape[1], RESAMPLES)[
         "mean"
     ]
+
+
+FEWEST = 5  # networks of a rank correlation: with four no order has p < 0.05
+EXACT = 8  # networks up to which all orders are tried, 40 320
+ORDERS = 50_000  # random ones of more networks
+
+
+class RankCorrelation(NamedTuple):
+    """Of a number without labels with linear accuracy, over networks. p: two-sided, by permutation, after Holm over the
+    metrics of a set."""
+
+    data: str
+    metric: str
+    probe: str  # protocol of the accuracy
+    networks: int
+    rho: float
+    p: float
+
+
+def health_correlations(networks: Leaderboard) -> list[RankCorrelation]:
+    """How well each metric of `health` ranks trained networks by linear accuracy on the same images (Spearman), where
+    FEWEST networks have both. Of several such protocols of a set, the two that the most networks share."""
+    of_set: dict[str, dict[str, list[str]]] = defaultdict(lambda: defaultdict(list))
+    for group, result in {stored.result.group: stored.result for stored in networks.results}.items():
+        of_set[result.data.name][result.task].append(group)
+    correlations = []
+    for data, groups in of_set.items():
+        pairs = [pair for pair in product(groups["health"], groups["linear"]) if set(pair) <= networks.groups.keys()]
+        columns = {pair: _shared_columns(networks, *pair) for pair in pairs}
+        (_, probe), chosen = max(
+            columns.items(), key=lambda item: max(map(len, item[1].values()), default=0), default=(("", ""), {})
+        )
+        tested = {metric: spearman(*np.array(values).T) for metric, values in chosen.items()}
+        corrected = holm([p for _, p in tested.values()])
+        correlations += [
+            RankCorrelation(data, metric, probe.partition("/")[2], len(chosen[metric]), rho, p)
+            for (metric, (rho, _)), p in zip(tested.items(), corrected, strict=True)
+        ]
+    return correlations
+
+
+def _shared_columns(networks: Leaderboard, health: str, probe: str) -> dict[str, list[tuple[float, float]]]:
+    """Metric of the last block -> its value and the accuracy of each network with both, where there are enough and they
+    differ."""
+    main = probe, networks.groups[probe][0]
+    shared = {
+        metric: [
+            (cells[health, metric].mean, cells[main].mean)
+            for cells in networks.rows.values()
+            if (health, metric) in cells and main in cells
+        ]
+        for metric in networks.groups[health]
+        if "_block" not in metric
+    }
+    return {
+        metric: values
+        for metric, values in shared.items()
+        if len(values) >= FEWEST and all(len(set(side)) > 1 for side in zip(*values, strict=True))
+    }
+
+
+def spearman(x: np.ndarray, y: np.ndarray) -> tuple[float, float]:
+    """Spearman's correlation of (C,) and (C,), ties at their mean rank, and its two-sided p: the share of orders of `y`
+    with one as large or larger, of all for EXACT values at most, else of ORDERS random ones."""
+    from scipy.stats import rankdata
+
+    first, second = (rankdata(values) - (len(values) + 1) / 2 for values in (x, y))
+    if len(x) <= EXACT:
+        orders = np.array(list(permutations(range(len(x)))))
+    else:
+        random = np.random.default_rng(0).permuted(np.tile(np.arange(len(x)), (ORDERS - 1, 1)), axis=1)
+        orders = np.vstack([np.arange(len(x)), random])
+    products = second[orders] @ first
+    share = (np.abs(products) >= abs(first @ second) - 1e-9).mean()
+    return float(first @ second / np.sqrt(first @ first * (second @ second))), float(share)

@@ -11,7 +11,7 @@ from functools import cache
 from pathlib import PurePath
 from typing import Literal, get_args
 
-from bench.leaderboards.ranks import MeanRanks, mean_ranks
+from bench.leaderboards.ranks import MeanRanks, RankCorrelation, health_correlations, mean_ranks
 from bench.leaderboards.tables import Cell, Leaderboard, cell_text, troubles, with_ties
 from bench.results.record import CheckpointUsed, Result, images_seen, number_text
 from bench.statistics.significance import Column, Key, PairedTestCache
@@ -84,6 +84,7 @@ class ReportContents:
     tables: tuple[ReportTable, ...]
     overview: tuple[TableRow, ...]  # a number for each table, None where a checkpoint has none
     overall: str  # a sentence on the mean ranks, "" where there are none
+    correlations: tuple[RankCorrelation, ...]  # of health with linear accuracy
     checkpoints: tuple[Mapping[str, object], ...]
     results: tuple[Mapping[str, object], ...]  # each as its file has it, without what only programs read
     troubles: tuple[str, ...]
@@ -104,6 +105,7 @@ def contents(leaderboard: Leaderboard, networks: Leaderboard | None = None) -> R
         tables=tables,
         overview=_overview(leaderboard, tables, ranked),
         overall=ranked.sentence({used.key: name for used, name in leaderboard.names.items()}),
+        correlations=tuple(health_correlations(networks)),
         checkpoints=tuple(_facts(leaderboard, checkpoint) for checkpoint in leaderboard.rows),
         results=tuple(provenance(result) for result in good),
         troubles=tuple(troubles(leaderboard)),

@@ -14,12 +14,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from made_results import EVIL, made_checkpoint, made_leaderboard, made_result, save_result
+from made_results import EVIL, made_checkpoint, made_leaderboard, made_metrics, made_result, save_result
 from PIL import Image
+from scipy.stats import permutation_test, spearmanr
 from shown_results import result
 
 from bench.leaderboards.files import write_leaderboard
-from bench.leaderboards.ranks import mean_ranks
+from bench.leaderboards.ranks import mean_ranks, spearman
 from bench.leaderboards.tables import read_leaderboard
 from bench.reporting.contents import contents, grounds, headline, merged_notes, networks_of, provenance, verdict
 from bench.reporting.figures import (
@@ -647,6 +648,49 @@ def test_mean_ranks_have_intervals_from_the_same_resamples(compared):
     assert mean_ranks(few).sentence({first: "n0", third: "n2", last: "n3"}).startswith("n0 has the lowest mean rank")
     numbers = [sorted(values, reverse=True).index(values[at]) + 1 for at in range(3) for values in [[80.0, 70.0, 60.0]]]
     assert list(mean_ranks(few).means.values()) == numbers
+
+
+def health_board(rankme, alignment, accuracies):
+    """Networks with two health metrics, one of them at an earlier block too, and a linear accuracy; raw pixels last."""
+    results = []
+    for number, (rank, aligned, top1) in enumerate(zip(rankme, alignment, accuracies, strict=True)):
+        used = made_checkpoint(f"n{number}", number, method="pixels" if number == len(rankme) - 1 else "mae")
+        health = made_metrics({"rankme": rank, "alignment": aligned, "rankme_block1": top1})
+        protocols = (("health", "health@val", health), ("linear", "linear@dino", made_metrics({"top1": top1})))
+        results += [
+            made_result(used, metrics, task=task, protocol=ProtocolUsed(name=name, version=1, source="s"))
+            for task, name, metrics in protocols
+        ]
+    return report_of(results)
+
+
+def test_how_well_health_ranks_networks_by_accuracy():
+    """Five networks: p of the one best order of 120 and of its reverse, after Holm over two metrics; raw pixels, which
+    would turn it round, are none of them."""
+    report = health_board([1, 2, 3, 4, 5, 99], [3, 1, 2, 5, 4, 0], [10, 20, 30, 40, 50, 0])
+    first, second = report.correlations
+    assert (first.metric, first.networks, first.probe) == ("rankme", 5, "linear@dino")
+    assert (first.rho, first.p) == (pytest.approx(1), pytest.approx(2 * 2 / 120))
+    expected = spearmanr([3, 1, 2, 5, 4], [1, 2, 3, 4, 5]).statistic
+    assert second.metric == "alignment" and second.rho == pytest.approx(expected)
+    assert "+1.00" in page_of(report, {}, {})
+    few = health_board([1, 2, 3, 4, 99], [3, 1, 2, 5, 0], [10, 20, 30, 40, 0])
+    assert few.correlations == () and 'id="health"' not in page_of(few, {}, {})
+    level = health_board([7] * 6, [1, 2, 3, 4, 5, 6], [10, 20, 30, 40, 50, 0])
+    assert [row.metric for row in level.correlations] == ["alignment"]
+
+
+def test_p_of_a_rank_correlation_is_exact_and_by_random_orders_of_more():
+    random = np.random.default_rng(0)
+    for count, tolerance in ((6, 1e-12), (12, 0.03)):
+        x, y = random.integers(0, 6, count), random.normal(size=count)  # with ties
+        rho, p = spearman(x, y)
+        test = permutation_test(
+            (x,), lambda x, y=y: spearmanr(x, y).statistic, permutation_type="pairings", n_resamples=5000, rng=1
+        )
+        assert rho == pytest.approx(test.statistic)
+        exact = (np.abs(test.null_distribution) >= abs(rho) - 1e-9).mean()
+        assert p == pytest.approx(exact, abs=tolerance)
 
 
 def test_each_text_of_the_provenance_is_kept_once():
