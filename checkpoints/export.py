@@ -24,7 +24,7 @@ from checkpoints.fingerprint import PROBES, Fingerprint, fingerprint, fingerprin
 from checkpoints.positions import resize_positions, resize_relative
 from checkpoints.spec import Preparation, PreparesImages, ViTSpec
 from checkpoints.vit import ViT, skip_init
-from engine.files import digest, folder_atomic, write_atomic
+from engine.files import digest, folder_atomic, read_regular, write_atomic
 
 FORMAT = 1
 SHOWN = 6  # items that an error lists before "and N more"
@@ -39,6 +39,9 @@ SHARED_TABLE = "rel_pos_bias.relative_position_bias_table"
 # Relative position tables for a training that goes on: one shared by all blocks as it is, a copy of it in every block,
 # or beside that one of zeros in every block of a network that has none.
 Tables = Literal["per_block", "shared", "fresh"]
+
+
+MAX_CONFIG = 64 << 20  # bytes of a config.json, which holds recorded activations
 
 
 class Misfit(ValueError):
@@ -351,6 +354,15 @@ def is_export(folder: Path | str) -> bool:
     except (OSError, ValueError):
         return False
     return isinstance(config, dict) and "vit_export" in config
+
+
+def spec_in(folder: Path | str, digest: str) -> ViTSpec | None:
+    """Architecture of the export with this digest in a folder, whose tensors are not read; None where there is none."""
+    try:
+        own = json.loads(read_regular(Path(folder) / "config.json", MAX_CONFIG))["vit_export"]
+        return ViTSpec(**own["spec"]) if own["digest"] == digest else None
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
 
 
 def _checked_fingerprint(stored: Any) -> Fingerprint:

@@ -15,6 +15,8 @@ from bench.leaderboards.ranks import MeanRanks, RankCorrelation, health_correlat
 from bench.leaderboards.tables import Cell, Leaderboard, cell_text, troubles, with_ties
 from bench.results.record import CheckpointUsed, Result, images_seen, number_text
 from bench.statistics.significance import Column, Key, PairedTestCache
+from checkpoints.export import spec_in
+from checkpoints.flops import forward_flops
 from engine.extensions import opening, source_files
 
 # measured: competes. floor: raw pixels. initial: a pretraining's weights before its first update. published: a paper's.
@@ -154,6 +156,10 @@ def _facts(leaderboard: Leaderboard, checkpoint: CheckpointUsed) -> dict[str, ob
         for name in ("method", "recipe", "branch", "architecture", "parameters", "digest", "source")
     }
     cost = {name: value for name, value in asdict(checkpoint.training_cost).items() if value}
+    saved = leaderboard.folder.parent / "exports" / f"{checkpoint.name}-{checkpoint.digest[:8]}"
+    specs = (spec_in(folder, checkpoint.digest) for folder in (saved, checkpoint.source) if folder)
+    if spec := next(filter(None, specs), None):
+        cost["forward_gflop"] = forward_flops(spec) / 1e9  # of an image, at the size that all protocols read
     kind = row_kind(leaderboard, checkpoint)
     return {"name": leaderboard.names[checkpoint], "kind": kind, **named, "cost": cost}
 

@@ -15,7 +15,16 @@ from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from bench.reporting.contents import BLOCK, ReportContents, ReportTable, TableNumber, by_block, points_in, sweep_of
+from bench.reporting.contents import (
+    BLOCK,
+    ReportContents,
+    ReportTable,
+    TableNumber,
+    by_block,
+    competing,
+    points_in,
+    sweep_of,
+)
 from checkpoints.training_cost import COST_UNITS
 from engine.printing import printable
 
@@ -46,6 +55,10 @@ CURVES = {  # of a training's log, where it has them, and what they are called
     "images_per_second": "images per second",
 }
 ALONG = {"epoch": "epoch", "images": "images seen", "hours": "hours"}  # what a training's curves run over
+NOTES = {  # on what a figure shows
+    "robustness against clean accuracy": "The line goes through these networks in logits; the distance above it is "
+    "effective robustness (Taori et al. 2020, arXiv 2007.00644), with this board's networks as the baseline.",
+}
 SWEEPS = {  # figure -> metrics that hold its x in their names, and what x is
     "k": (r"(\w+)_k(\d+)", "k of k-NN"),
     "shots": (r"(\w+)_(\d+)shot", "labelled images of a class"),
@@ -53,6 +66,7 @@ SWEEPS = {  # figure -> metrics that hold its x in their names, and what x is
 }
 COSTS = {
     "parameters": "parameters, millions",
+    "forward_gflop": "GFLOP of a forward pass of an image",
     "gflop_per_image": COST_UNITS["gflop_per_image"] + " of pretraining",
     "hours": "hours of pretraining",
 }
@@ -158,6 +172,63 @@ def scatter_figures(report: ReportContents, width: float = PAGE) -> "dict[str, F
         _legend(figure, {name: styles[name] for name in shown})
         figures[f"accuracy against {label.partition(',')[0]}"] = figure
     return figures
+
+
+def robustness_figures(report: ReportContents, width: float = PAGE) -> "dict[str, Figure]":
+    """Accuracy on shifted sets against the clean one, a panel for each set, and the line through the networks.
+
+    It is straight in logits, and its vertical distance is effective robustness (Taori et al. 2020, arXiv 2007.00644,
+    section 2), here over the networks of this board in place of theirs.
+    """
+    import numpy as np
+    from scipy.special import expit, logit
+
+    styles, shown = board_styles(report), shown_names(report)
+    panels = [(table, *panel) for table in report.tables for panel in shifted_accuracies(table).items()]
+    if not panels:
+        return {}
+    figure, drawn = _axes(len(panels), width)
+    for axes, (table, name, by_name) in zip(drawn, panels, strict=True):
+        title = printable(table.group)
+        for row_name in filter(by_name.__contains__, shown):
+            clean, shifted = by_name[row_name]
+            style = {"marker": ".", **styles[row_name]}
+            _draw_numbers(axes, [(clean.value or 0.0, shifted)], style)
+            ends = clean.interval or ()
+            axes.plot(ends, [shifted.value or 0.0] * len(ends), color=style["color"], linewidth=0.8)
+        networks = [row.name for row in competing(table) if row.name in by_name]
+        x, y = np.clip([[number.value for number in by_name[name]] for name in networks], 0.1, 99.9).T / 100
+        if len(set(x)) > 2:
+            slope, start = np.polyfit(logit(x), logit(y), 1)
+            line = np.linspace(x.min(), x.max())
+            axes.plot(100 * line, 100 * expit(slope * logit(line) + start), color=INK, alpha=0.5, linewidth=1)
+            above = 100 * (y - expit(slope * logit(x) + start))
+            title += f"\n{printable(networks[above.argmax()])}: {above.max():+.1f} above the line"
+        axes.set_title(title, fontsize=9, color=INK, parse_math=False)
+        axes.set_xlabel("clean top1, %")
+        axes.set_ylabel(f"top1 on {name}, %")
+    _legend(figure, {name: styles[name] for name in shown})
+    return {"robustness against clean accuracy": figure}
+
+
+def shifted_accuracies(table: ReportTable) -> dict[str, dict[str, tuple[TableNumber, TableNumber]]]:
+    """Shifted set -> network -> its clean and its shifted accuracy; of corruptions the mean over these."""
+    if not table.result.task.startswith("robustness") or "top1" not in table.metrics:
+        return {}
+    sets: dict[str, list[int]] = {}
+    for at, metric in enumerate(table.metrics):
+        if match := re.fullmatch(r"(\w+)_(top1|error)", metric):
+            corrupted = match[2] == "error"
+            sets.setdefault(f"{match[1].partition('_')[0]} corruptions" if corrupted else match[1], []).append(at)
+    accuracies: dict[str, dict[str, tuple[TableNumber, TableNumber]]] = {name: {} for name in sets}
+    for name, places in sets.items():
+        for row in table.rows:
+            clean, numbers = row.numbers[table.metrics.index("top1")], [row.numbers[at] for at in places]
+            values = [number.value for number in numbers if number.value is not None]
+            if clean.value is not None and len(values) == len(numbers):
+                mean = TableNumber(text="", value=100 - sum(values) / len(values))
+                accuracies[name][row.name] = clean, mean if name.endswith(" corruptions") else numbers[0]
+    return accuracies
 
 
 def pareto(points: Mapping[str, tuple[float, float]], higher_is_better: bool = True) -> list[tuple[float, float]]:

@@ -10,8 +10,10 @@ from bench.leaderboards.tables import Leaderboard, read_leaderboard
 from bench.reporting.contents import ReportContents, contents, grounds, headline, networks_of, verdict
 from bench.reporting.figures import (
     ALONG,
+    NOTES,
     board_styles,
     log_of,
+    robustness_figures,
     scatter_figures,
     styles_of,
     svg_of,
@@ -68,7 +70,7 @@ def paper_figures(
         raise ValueError(f"--along {along}{did_you_mean(along, list(ALONG))}")
     report = read_contents(read_leaderboard(out), out) if out else None
     if kind == "scatter":
-        figures = scatter_figures(report, width) if report else {}
+        figures = scatter_figures(report, width) | robustness_figures(report, width) if report else {}
     else:
         figures = sweep_figures(report, width) if report else {}
         logs = (training_logs(report) if report else {}) | {
@@ -91,7 +93,8 @@ def figures_of(
 ) -> dict[str, str]:
     """Heading -> SVG of what is drawn besides tables: sweeps, cost against accuracy, trainings. logs: of trainings;
     None: those found on this disk."""
-    figures = {name.capitalize(): figure for name, figure in (sweep_figures(report) | scatter_figures(report)).items()}
+    drawings = sweep_figures(report) | scatter_figures(report) | robustness_figures(report)
+    figures = {name.capitalize(): figure for name, figure in drawings.items()}
     training = training_figure(training_logs(report) if logs is None else logs, board_styles(report))
     drawn = {title: svg_of(figure, title) for title, figure in figures.items()}
     return drawn | ({"Pretraining": svg_of(training, "curves of the pretrainings")} if training else {})
@@ -116,6 +119,7 @@ def page_of(
         results=_printable_results(report),
         views=views,
         figures=figures,
+        notes={name.capitalize(): note for name, note in NOTES.items()},
         pictures=pictures or {"shown": (), "left_out": (), "command": ()},
         links={},
         svg=Markup,  # of figures, whose texts matplotlib escapes

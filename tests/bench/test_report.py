@@ -16,8 +16,10 @@ import numpy as np
 import pytest
 from made_results import EVIL, made_checkpoint, made_leaderboard, made_metrics, made_result, save_result
 from PIL import Image
+from scipy.special import expit, logit
 from scipy.stats import permutation_test, spearmanr
 from shown_results import result
+from small_exports import make_export
 
 from bench.leaderboards.files import write_leaderboard
 from bench.leaderboards.ranks import mean_ranks, spearman
@@ -29,7 +31,9 @@ from bench.reporting.figures import (
     log_of,
     pareto,
     points_of,
+    robustness_figures,
     scatter_figures,
+    shifted_accuracies,
     svg_of,
     sweep_figures,
     training_figure,
@@ -45,6 +49,8 @@ from bench.statistics.compare import compare
 from bench.statistics.intervals import LEVEL
 from bench.statistics.paired import holm
 from bench.statistics.significance import p_value_cache
+from checkpoints.export import ViTExport, spec_in
+from checkpoints.flops import forward_flops
 from checkpoints.training_cost import TrainingCost
 from engine.tasks import Metric, Outcome
 from imagesets.sets import open_set
@@ -317,6 +323,43 @@ def test_sweeps_and_fronts_hold_the_numbers_of_the_table():
     points = {"a": (1.0, 50.0), "b": (2.0, 40.0), "c": (2.0, 60.0), "d": (3.0, 60.0), "e": (4.0, 70.0)}
     assert pareto(points) == [(1.0, 50.0), (2.0, 60.0), (4.0, 70.0)]
     assert pareto(points, higher_is_better=False) == [(1.0, 50.0), (2.0, 40.0)]
+
+
+def test_robustness_is_drawn_against_clean_accuracy_with_the_distance_from_the_line():
+    """Networks that lie on one line in logits, but for one; of two corruptions the mean accuracy."""
+    line = {"a": 50.0, "b": 60.0, "c": 70.0, "d": 80.0}
+    results = []
+    for number, (name, clean) in enumerate((line | {"odd": 65.0}).items()):
+        shifted = 100 * float(expit(logit(clean / 100) - 0.5)) + (10 if name == "odd" else 0)
+        values = {"top1": clean, "v2_top1": shifted, "c_fog_error": 60.0, "c_snow_error": 100 - clean}
+        results.append(
+            made_result(
+                made_checkpoint(name, number),
+                made_metrics(values, {"top1": (clean - 1, clean + 1)}),
+                task="robustness",
+                protocol=ProtocolUsed(name="robustness@cached", version=1, source="s"),
+            )
+        )
+    report = report_of(results)
+    first, second = robustness_figures(report)["robustness against clean accuracy"].axes
+    assert (first.get_ylabel(), second.get_ylabel()) == ("top1 on v2, %", "top1 on c corruptions, %")
+    assert shifted_accuracies(report.tables[0])["c corruptions"]["b"][1].value == (40 + 60) / 2
+    clean = np.array([50, 60, 70, 80, 65]) / 100
+    fit = np.polyfit(logit(clean), logit(np.append(expit(logit(clean[:4]) - 0.5), expit(logit(0.65) - 0.5) + 0.1)), 1)
+    above = 100 * (expit(logit(0.65) - 0.5) + 0.1 - expit(np.polyval(fit, logit(0.65))))
+    assert 7 < above < 9 and first.get_title().endswith(f"odd: {above:+.1f} above the line")
+    assert [49, 51] in [np.asarray(line.get_xdata()).tolist() for line in first.lines]
+
+
+def test_a_forward_pass_is_counted_from_the_export_of_the_same_digest(tmp_path):
+    folder = make_export(tmp_path / "export", 0)
+    small_export = ViTExport.load(folder)
+    assert spec_in(folder, small_export.digest) == small_export.spec
+    assert spec_in(folder, "0" * 64) is None and spec_in(tmp_path, small_export.digest) is None
+    used = [made_checkpoint(name, n, source=str(folder)) for n, name in enumerate("ab")]
+    report = report_of([result(replace(used[0], digest=small_export.digest), 1.0), result(used[1], 2.0)])
+    costs = [row["cost"].get("forward_gflop") for row in report.checkpoints]
+    assert sorted(costs, key=bool) == [None, forward_flops(small_export.spec) / 1e9]
 
 
 def test_blocks_are_a_curve_that_ends_with_the_last_and_the_best_is_named():
