@@ -13,6 +13,7 @@ import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from pathlib import Path
+from textwrap import wrap
 from typing import TYPE_CHECKING, Any, Literal
 
 from bench.reporting.contents import (
@@ -57,7 +58,8 @@ CURVES = {  # of a training's log, where it has them, and what they are called
 ALONG = {"epoch": "epoch", "images": "images seen", "hours": "hours"}  # what a training's curves run over
 NOTES = {  # on what a figure shows
     "robustness against clean accuracy": "The line goes through these networks in logits; the distance above it is "
-    "effective robustness (Taori et al. 2020, arXiv 2007.00644), with this board's networks as the baseline.",
+    "effective robustness (Taori et al. 2020, arXiv 2007.00644), with this board's networks as the baseline. The "
+    "highest is named.",
 }
 SWEEPS = {  # figure -> metrics that hold its x in their names, and what x is
     "k": (r"(\w+)_k(\d+)", "k of k-NN"),
@@ -123,7 +125,7 @@ def sweep_figures(report: ReportContents, width: float = PAGE) -> "dict[str, Fig
             else:
                 _log_axis(axes, list(sweep))
                 axes.set_xticks(list(sweep), [f"{x:g}" for x in sweep])
-            axes.set_title(printable(group), fontsize=9, color=INK, parse_math=False)
+            _title(axes, group)
             axes.set_xlabel(label)
             axes.set_ylabel(in_unit(table.metrics[0].split("_")[0], table.unit))
         _legend(figure, {name: styles[name] for name in shown})
@@ -146,7 +148,7 @@ def scatter_figures(report: ReportContents, width: float = PAGE) -> "dict[str, F
     spent = {str(used["name"]): {"parameters": used["parameters"], **used["cost"]} for used in report.checkpoints}  # type: ignore[dict-item]
     for cost, label in COSTS.items():
         panels = []
-        for table in report.tables:
+        for table in (table for table in report.tables if table.result.task != "health"):
             points = {
                 row.name: (float(spent[row.name][cost]) / (1e6 if cost == "parameters" else 1), row.numbers[0])  # type: ignore[arg-type]
                 for row in table.rows
@@ -166,7 +168,7 @@ def scatter_figures(report: ReportContents, width: float = PAGE) -> "dict[str, F
             _draw_floors(axes, table, styles)
             _log_axis(axes, [x for x, _ in points.values()])
             axes.margins(0.1)
-            axes.set_title(printable(table.group), fontsize=9, color=INK, parse_math=False)
+            _title(axes, table.group)
             axes.set_xlabel(label)
             axes.set_ylabel(in_unit(table.metrics[0], table.unit))
         _legend(figure, {name: styles[name] for name in shown})
@@ -189,7 +191,7 @@ def robustness_figures(report: ReportContents, width: float = PAGE) -> "dict[str
         return {}
     figure, drawn = _axes(len(panels), width)
     for axes, (table, name, by_name) in zip(drawn, panels, strict=True):
-        title = printable(table.group)
+        title = table.group
         for row_name in filter(by_name.__contains__, shown):
             clean, shifted = by_name[row_name]
             style = {"marker": ".", **styles[row_name]}
@@ -203,8 +205,8 @@ def robustness_figures(report: ReportContents, width: float = PAGE) -> "dict[str
             line = np.linspace(x.min(), x.max())
             axes.plot(100 * line, 100 * expit(slope * logit(line) + start), color=INK, alpha=0.5, linewidth=1)
             above = 100 * (y - expit(slope * logit(x) + start))
-            title += f"\n{printable(networks[above.argmax()])}: {above.max():+.1f} above the line"
-        axes.set_title(title, fontsize=9, color=INK, parse_math=False)
+            title += f"; {networks[above.argmax()]} {above.max():+.1f}"
+        _title(axes, title)
         axes.set_xlabel("clean top1, %")
         axes.set_ylabel(f"top1 on {name}, %")
     _legend(figure, {name: styles[name] for name in shown})
@@ -256,7 +258,7 @@ def training_figure(
     figure, panels = _axes(len(drawn), width)
     for axes, (value, by_name) in zip(panels, drawn.items(), strict=True):
         _draw_lines(axes, by_name, styles)
-        axes.set_title(CURVES[value], fontsize=9, color=INK)
+        _title(axes, CURVES[value])
         axes.set_xlabel(ALONG[along])
     _legend(figure, {name: styles[name] for name in logs})
     return figure
@@ -343,7 +345,7 @@ def _log_axis(axes: "Axes", values: Sequence[float]) -> None:
 
     low, high = min(values), max(values)
     steps = [base * 10.0**power for power in range(-9, 16) for base in (1, 2, 5)]
-    ticks = [step for step in steps if low / 1.3 <= step <= high * 1.3]
+    ticks = [step for step in steps if low / 1.05 <= step <= high * 1.05]
     if len(ticks) > TICKS:
         ticks = [tick for tick in ticks if f"{tick:e}".startswith("1.")]
     if low <= 0 or len(ticks) < 2:
@@ -354,6 +356,13 @@ def _log_axis(axes: "Axes", values: Sequence[float]) -> None:
     axes.xaxis.set_major_locator(FixedLocator(ticks))
     axes.xaxis.set_minor_locator(NullLocator())
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+
+
+def _title(axes: "Axes", text: str) -> None:
+    """What a panel is of, in as many lines as its width takes."""
+    width = axes.get_figure().get_figwidth() / axes.get_gridspec().ncols  # type: ignore[union-attr]  # with the ticks
+    lines = wrap(printable(text), int(56 * width / LETTER), break_on_hyphens=False)
+    axes.set_title("\n".join(lines), fontsize=9, color=INK, parse_math=False)
 
 
 def _legend(figure: "Figure", styles: Mapping[str, Style]) -> None:

@@ -94,10 +94,14 @@ def figures_of(
     """Heading -> SVG of what is drawn besides tables: sweeps, cost against accuracy, trainings. logs: of trainings;
     None: those found on this disk."""
     drawings = sweep_figures(report) | scatter_figures(report) | robustness_figures(report)
-    figures = {name.capitalize(): figure for name, figure in drawings.items()}
+    figures = {capital(name): figure for name, figure in drawings.items()}
     training = training_figure(training_logs(report) if logs is None else logs, board_styles(report))
     drawn = {title: svg_of(figure, title) for title, figure in figures.items()}
     return drawn | ({"Pretraining": svg_of(training, "curves of the pretrainings")} if training else {})
+
+
+def capital(text: str) -> str:
+    return text[:1].upper() + text[1:]
 
 
 def page_of(
@@ -119,7 +123,7 @@ def page_of(
         results=_printable_results(report),
         views=views,
         figures=figures,
-        notes={name.capitalize(): note for name, note in NOTES.items()},
+        notes={capital(name): note for name, note in NOTES.items()},
         pictures=pictures or {"shown": (), "left_out": (), "command": ()},
         links={},
         svg=Markup,  # of figures, whose texts matplotlib escapes

@@ -347,7 +347,7 @@ def test_robustness_is_drawn_against_clean_accuracy_with_the_distance_from_the_l
     clean = np.array([50, 60, 70, 80, 65]) / 100
     fit = np.polyfit(logit(clean), logit(np.append(expit(logit(clean[:4]) - 0.5), expit(logit(0.65) - 0.5) + 0.1)), 1)
     above = 100 * (expit(logit(0.65) - 0.5) + 0.1 - expit(np.polyval(fit, logit(0.65))))
-    assert 7 < above < 9 and first.get_title().endswith(f"odd: {above:+.1f} above the line")
+    assert 7 < above < 9 and first.get_title().endswith(f"odd {above:+.1f}")
     assert [49, 51] in [np.asarray(line.get_xdata()).tolist() for line in first.lines]
 
 
