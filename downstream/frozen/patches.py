@@ -34,11 +34,13 @@ from downstream.frozen.task import (
     FrozenTask,
     Layer,
     UsableScenes,
+    areas_score,
     backbone_of,
     closing_seconds,
     loaded_batches,
     own_share,
     patch_maps,
+    resampled_metrics,
     whole_patches,
 )
 from downstream.metrics.scores import scores, weighted_scores
@@ -46,9 +48,8 @@ from engine.files import locked
 from engine.machine import run_on_core_threads
 from engine.neighbours import SMALLEST_NORM, Prepare, search, tiles_of
 from engine.progress import Progress
-from engine.resampling import resampled
 from engine.rows import ChosenRows, Rows, release_pages, row_slices
-from engine.tasks import Metric, Outcome, Workspace
+from engine.tasks import Outcome, Workspace
 from engine.work import Kind, Part, Scale, seconds_of
 from imagesets.sets import kept_folder
 
@@ -352,8 +353,7 @@ class SquareTask(FrozenTask):
 
     def benchmark(self, export: FrozenExport, space: Workspace, seconds: float) -> dict[Kind, float]:
         """Seconds of an image through the network."""
-        self.check_network(export.spec)
-        _, val = self.opened(space)
+        _, val = self.opened(export, space)
         few = val.subset(np.arange(min(TIMED, len(val.places))))
         backbone = backbone_of(export, space)
 
@@ -363,19 +363,17 @@ class SquareTask(FrozenTask):
 
         return {
             "features": seconds_of(extract, seconds / 2) / len(few.places),
-            "closing": closing_seconds(len(val.scenes), len(val.scenes.classes)),
+            "closing": closing_seconds(areas_score(val.scenes), len(val.scenes)),
         }
 
     def run(self, export: FrozenExport, space: Workspace) -> Outcome:
-        self.check_network(export.spec)
-        train, val = self.opened(space)
+        train, val = self.opened(export, space)
         memory, queries = self.remembered(export, train, space), self.evaluated(export, val, space)
         usable, facts = self.measured(memory, queries, space)
         areas = np.zeros((len(val.scenes), *usable.shape[1:]), np.int64)
         areas[val.places] = usable
-        values, drawn = self.scored(areas, np.ones((1, len(areas)))), resampled(partial(self.scored, areas), len(areas))
         return Outcome(
-            metrics={name: Metric(value=float(values[name][0]), resampled=drawn[name]) for name in values},
+            metrics=resampled_metrics(partial(self.scored, areas), len(areas)),
             arrays={"areas": areas},
             facts={"train": train.facts, "val": val.facts, "patches": len(memory), **facts},
             cost={"forwards": memory.forwards + queries.forwards},

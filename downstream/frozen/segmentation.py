@@ -7,7 +7,6 @@ B images, H x W pixels, C crop, D width, K classes, h x w patches. Images are fl
 
 import math
 from collections.abc import Sequence
-from typing import Protocol
 
 import numpy as np
 import torch
@@ -18,20 +17,12 @@ from torchvision.transforms import functional as vision
 
 from downstream.data.listing import IGNORED
 
+Random = np.random.RandomState  # what augmentations draw from
 REDRAWN = 10  # times, at most, that a crop is drawn again
 MOST_OF_ONE = 0.75  # of a crop's labelled pixels, above which it is drawn again
 BRIGHTNESS = 32.0  # added, at most
 FACTORS = (0.5, 1.5)  # of contrast and saturation
 HUE = 0.5  # turns of the circle of hues, at most: mmseg's 18 of 180 are a tenth of it
-
-
-class Random(Protocol):
-    """What augmentations draw from: numpy.random.RandomState."""
-
-    def random_sample(self) -> float: ...
-    def rand(self) -> float: ...
-    def randint(self, low: int, high: int | None = None) -> int: ...
-    def uniform(self, low: float, high: float) -> float: ...
 
 
 class SegmentationHead(nn.Module):

@@ -31,9 +31,9 @@ from downstream.metrics.scores import weighted_scores
 from engine.files import locked
 from engine.machine import own_cores, sharing_memory
 from engine.progress import Progress
-from engine.resampling import BLOCK, resampled, resamples_of
+from engine.resampling import BLOCK, Score, resampled, resamples_of
 from engine.seeding import AUGMENT, DROP, shuffled, stream_seeds
-from engine.tasks import Task, Workspace, settings_of
+from engine.tasks import Metric, Task, Workspace, settings_of
 from engine.training.interruptions import Stopped, StopRequest, ignore_signals, listening, loaded_by
 from engine.training.schedules import FallingOneCycle, TrainProgress, check_finite, micro_batch_size
 from engine.training.states import (
@@ -99,8 +99,10 @@ class FrozenTask(Task):
         if space.decode != "exact":
             raise ValueError(f"{space.data}: dense tasks read images exactly; run them without --decode {space.decode}")
 
-    def opened(self, space: Workspace) -> tuple[UsableScenes, UsableScenes]:
-        """Training and validation scenes. ValueError where a run with --skip-bad would leave none."""
+    def opened(self, export: FrozenExport, space: Workspace) -> tuple[UsableScenes, UsableScenes]:
+        """Training and validation scenes. ValueError for a network or images that cannot be evaluated, and where a run
+        with --skip-bad would leave no image."""
+        self.check_network(export.spec)
         self.check_images(space)
         world = space.world
         drawn_first([space.data], space.cache, world)
@@ -271,7 +273,7 @@ class HeadTask(FrozenTask):
         """What heads read of normalised images: (B, D', h, w)."""
         raise NotImplementedError
 
-    def loss(self, head: nn.Module, maps: Tensor, targets: Tensor, step: int, random: np.random.RandomState) -> Tensor:
+    def loss(self, head: nn.Module, maps: Tensor, targets: Tensor, step: int, random: Random) -> Tensor:
         """Of one head on a batch."""
         raise NotImplementedError
 
@@ -335,8 +337,7 @@ class HeadTask(FrozenTask):
 
     def benchmark(self, export: FrozenExport, space: Workspace, seconds: float) -> dict[Kind, float]:
         """Seconds of a crop through the network, of a step of the heads, and of an evaluated image."""
-        self.check_network(export.spec)
-        train, val = self.opened(space)
+        train, val = self.opened(export, space)
         backbone, random, places = backbone_of(export, space), np.random.RandomState(0), iter(np.tile(train.places, 99))
 
         def crops() -> tuple[Tensor, Tensor]:
@@ -358,14 +359,24 @@ class HeadTask(FrozenTask):
             "crops": seconds_of(lambda: crops()[0].sum().item(), seconds / 3) / TIMED,
             "updates": seconds_of(update, seconds / 3) * self.batch / TIMED,
             "evaluation": seconds_of(evaluate, seconds / 3),
-            "closing": closing_seconds(len(val.scenes), len(val.scenes.classes)),
+            "closing": closing_seconds(areas_score(val.scenes), len(val.scenes)),
         }
 
 
-def closing_seconds(images: int, classes: int) -> float:
-    """Seconds of one resample of the areas of so many validation images."""
-    score = partial(weighted_scores, [np.ones((images, max(classes, 1), 3), np.int64)])
+def resampled_metrics(score: Score, images: int) -> dict[str, Metric]:
+    """The metrics of `score` (engine/resampling.py) on so many images, and their values on resamples of these."""
+    values, drawn = score(np.ones((1, images))), resampled(score, images)
+    return {name: Metric(value=float(value[0]), resampled=drawn[name]) for name, value in values.items()}
+
+
+def closing_seconds(score: Score, images: int) -> float:
+    """Seconds of one resample of so many images."""
     return seconds_of(lambda: resampled(score, images, BLOCK), 0.0) / min(BLOCK, resamples_of(images))
+
+
+def areas_score(scenes: SceneSet) -> Score:
+    """The score of areas of images, of the size that a set's have."""
+    return partial(weighted_scores, [np.ones((len(scenes), max(len(scenes.classes), 1), 3), np.int64)])
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -23,10 +23,18 @@ from downstream.data.scenes import SceneSet, scene_image, scene_pair
 from downstream.frozen import correspondence as steps
 from downstream.frozen.depth import centre_padded
 from downstream.frozen.segmentation import normalised
-from downstream.frozen.task import FrozenTask, backbone_of, patch_maps, shared_out, whole_patches
-from engine.resampling import BLOCK, resampled, resamples_of
+from downstream.frozen.task import (
+    FrozenTask,
+    backbone_of,
+    closing_seconds,
+    patch_maps,
+    resampled_metrics,
+    shared_out,
+    whole_patches,
+)
+from engine.resampling import resamples_of
 from engine.settings import PositiveFloat, PositiveInt
-from engine.tasks import Metric, Outcome, Protocol, Workspace
+from engine.tasks import Outcome, Protocol, Workspace
 from engine.work import Kind, Part, Scale, Work, seconds_of
 
 SEED = 20  # of the pairs that are drawn
@@ -84,14 +92,12 @@ class Correspondence(FrozenTask):
 
     def benchmark(self, export: FrozenExport, space: Workspace, seconds: float) -> dict[Kind, float]:
         """Seconds of an image, with the pair that it makes, and of one resample of the images."""
-        self.check_network(export.spec)
-        _, val = self.opened(space)
+        _, val = self.opened(export, space)
         drawn, backbone = self.drawn(val.scenes, val.places), backbone_of(export, space)
         pair, number = DrawnPairs(*(values[:1] for values in drawn)), int(drawn.classes[0])
         of_pair = seconds_of(lambda: self.errors_of_class(backbone, val.scenes, pair, number), seconds)
         score = partial(averaged, drawn, np.ones((len(drawn.numbers), 2), np.int64))
-        blocks = seconds_of(lambda: resampled(score, len(val.scenes), BLOCK), 0.0)
-        return {"evaluation": of_pair / 2, "closing": blocks / min(BLOCK, resamples_of(len(val.scenes)))}
+        return {"evaluation": of_pair / 2, "closing": closing_seconds(score, len(val.scenes))}
 
     def drawn(self, scenes: SceneSet, usable: np.ndarray) -> DrawnPairs:
         """Those pairs of usable images (n,) that are evaluated: random.seed(20) over the sorted names of their files,
@@ -114,8 +120,7 @@ class Correspondence(FrozenTask):
         return DrawnPairs(numbers[kept], listing.ends[numbers[kept]], classes[kept], rows[kept])
 
     def run(self, export: FrozenExport, space: Workspace) -> Outcome:
-        self.check_network(export.spec)
-        _, val = self.opened(space)
+        _, val = self.opened(export, space)
         scenes, backbone = val.scenes, backbone_of(export, space)
         drawn = self.drawn(scenes, val.places)
         numbers, errors_of = np.unique(drawn.classes), partial(self.errors_of_class, backbone, scenes, drawn)
@@ -124,8 +129,6 @@ class Correspondence(FrozenTask):
         counts = np.array([[np.count_nonzero(own < self.threshold), len(own)] for own in errors])
         if not counts[:, 1].any():
             raise ValueError(f"{scenes.url}: no pair of {scenes.split} has a keypoint that both images show")
-        values = averaged(drawn, counts, np.ones((1, len(scenes))))
-        resamples = resampled(partial(averaged, drawn, counts), len(scenes))
         facts = {
             "val": val.facts,
             "notes": list(scenes.notes),
@@ -141,7 +144,7 @@ class Correspondence(FrozenTask):
             },
         }
         return Outcome(
-            metrics={name: Metric(value=float(value[0]), resampled=resamples[name]) for name, value in values.items()},
+            metrics=resampled_metrics(partial(averaged, drawn, counts), len(scenes)),
             arrays={"counts": counts, "ends": drawn.ends, "classes": drawn.classes, "rows": drawn.rows},
             facts=facts,
             random=False,

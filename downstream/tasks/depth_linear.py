@@ -107,7 +107,7 @@ class DepthLinear(HeadTask):
         layers = self.read_layers(backbone.spec)
         return torch.cat(patch_maps(backbone, padded, layers, self.class_token), dim=1)
 
-    def loss(self, head: nn.Module, maps: Tensor, targets: Tensor, step: int, random: np.random.RandomState) -> Tensor:
+    def loss(self, head: nn.Module, maps: Tensor, targets: Tensor, step: int, random: Random) -> Tensor:
         truth = targets[:, None]
         predicted = F.interpolate(head([maps]), size=targets.shape[1:], mode="bilinear", align_corners=False)
         valid = (truth > 0) & (truth <= (self.depths[1] if self.limit_truth else float("inf")))
@@ -138,8 +138,7 @@ class DepthLinear(HeadTask):
         return Work(parts=tuple(parts), iterations=self.steps, memory=self.memory(scale))
 
     def run(self, export: FrozenExport, space: Workspace) -> Outcome:
-        self.check_network(export.spec)
-        train, val = self.opened(space)
+        train, val = self.opened(export, space)
         (chosen,) = self.train_heads(export, train, space)[-1:]
         scenes = val.scenes
         errors = np.full((len(scenes), len(METRICS)), np.nan)

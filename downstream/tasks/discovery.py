@@ -6,7 +6,7 @@ without objects do not count. Images keep their size. Both methods read the same
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, NamedTuple
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
@@ -18,7 +18,7 @@ from checkpoints.frozen import FrozenExport, FrozenSpec, vit_spec
 from downstream.data.scenes import SceneSet, scene_image
 from downstream.frozen import discovery as steps
 from downstream.frozen.segmentation import normalised, to_whole_patches
-from downstream.frozen.task import FrozenTask, backbone_of, shared_out, whole_patches
+from downstream.frozen.task import FrozenTask, UsableScenes, backbone_of, shared_out, whole_patches
 from engine.settings import PositiveFloat, PositiveInt, ProperFraction
 from engine.tasks import Metric, Outcome, Protocol, Workspace
 from engine.work import Kind, Part, Scale, Work, seconds_of
@@ -27,14 +27,6 @@ MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # of every network, as
 SHAPE = (375, 500)  # of most of VOC's images, by which the work is counted
 OVERLAP = 0.5  # of a box with an object's, from which on it counts
 TIMED = 2  # images that a plan times
-
-
-class Boxes(NamedTuple):
-    """Of one image: the box that each method finds, the image's own, and those of its objects (B, 4)."""
-
-    found: list[np.ndarray]
-    whole: np.ndarray
-    objects: np.ndarray
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,8 +63,7 @@ class Discovery(FrozenTask):
 
     def benchmark(self, export: FrozenExport, space: Workspace, seconds: float) -> dict[Kind, float]:
         """Seconds of an image, from reading to its box."""
-        self.check_network(export.spec)
-        _, val = self.opened(space)
+        _, val = self.opened(export, space)
         few, backbone = val.places[:TIMED].tolist(), backbone_of(export, space)
         timed = seconds_of(lambda: [boxes_of([self], backbone, val.scenes, index) for index in few], seconds)
         return {"evaluation": timed / len(few)}
@@ -89,8 +80,7 @@ class Discovery(FrozenTask):
     def together(
         cls, tasks: Sequence["Discovery"], export: FrozenExport, space: Workspace
     ) -> Iterator[tuple[int, Outcome | Exception]]:
-        tasks[0].check_network(export.spec)
-        _, val = tasks[0].opened(space)
+        _, val = tasks[0].opened(export, space)
         scenes, backbone = val.scenes, backbone_of(export, space)
         boxes = shared_out(
             val.places,
@@ -98,10 +88,8 @@ class Discovery(FrozenTask):
             space,
             f"discovering objects of {scenes.url}",
         )
-        if not any(len(own.objects) for own in boxes.values()):
-            raise ValueError(f"{scenes.url}: no image of {scenes.split} has an object's box; raise --limit")
         for place in range(len(tasks)):
-            yield place, outcome_of(val.facts, scenes, {index: (own.found[place], own) for index, own in boxes.items()})
+            yield place, outcome_of(val, {index: found[place] for index, found in boxes.items()})
 
     def box(self, keys: torch.Tensor, patch: int, size: tuple[int, int]) -> np.ndarray:
         """Keys (h, w, D) of the patches of an image of `size` (height, width) -> the box (4,) of its object."""
@@ -114,17 +102,13 @@ class Discovery(FrozenTask):
         return steps.box_of(steps.component(foreground.reshape(grid), seed), patch, size)
 
 
-def boxes_of(tasks: Sequence[Discovery], backbone: Backbone, scenes: SceneSet, index: int) -> Boxes:
-    """What each task finds in an image, which goes through the network once, and what is there."""
+def boxes_of(tasks: Sequence[Discovery], backbone: Backbone, scenes: SceneSet, index: int) -> list[np.ndarray]:
+    """The box (4,) that each task finds in an image, which goes through the network once."""
     image, patch = scene_image(scenes, index), backbone.spec.patch_size
     scenes.outlined.check_size(index, image.height, image.width)
     pixels = to_whole_patches(normalised(vision.pil_to_tensor(image), MEAN, STD)[None], patch)
-    keys, size = backbone.keys(pixels.to(backbone.mean.device))[0], (image.height, image.width)
-    return Boxes(
-        found=[task.box(keys, patch, size) for task in tasks],
-        whole=np.array([0, 0, image.width, image.height], np.float64),
-        objects=object_boxes(scenes, index),
-    )
+    keys = backbone.keys(pixels.to(backbone.mean.device))[0]
+    return [task.box(keys, patch, (image.height, image.width)) for task in tasks]
 
 
 def object_boxes(scenes: SceneSet, index: int) -> np.ndarray:
@@ -135,24 +119,27 @@ def object_boxes(scenes: SceneSet, index: int) -> np.ndarray:
     return np.round(corners)
 
 
-def outcome_of(facts: Mapping[str, Any], scenes: SceneSet, boxes: Mapping[int, tuple[np.ndarray, Boxes]]) -> Outcome:
-    """Outcome of the boxes of one method in images, by place."""
-    found, floor = np.full(len(scenes), np.nan), []
+def outcome_of(images: UsableScenes, boxes: Mapping[int, np.ndarray]) -> Outcome:
+    """Outcome of the boxes (4,) that a method finds in the usable images, by place."""
+    scenes = images.scenes
+    found, whole = np.full((2, len(scenes)), np.nan)  # whether the box, and that of the image, overlap an object
+    for index, box in boxes.items():
+        entry, objects = scenes.outlined.entries[index], object_boxes(scenes, index)
+        if len(objects):
+            own = np.array([0, 0, entry["width"], entry["height"]], np.float64)
+            found[index], whole[index] = (steps.overlaps(one, objects).max() >= OVERLAP for one in (box, own))
+    if np.isnan(found).all():
+        raise ValueError(f"{scenes.url}: no image of {scenes.split} has an object's box; raise --limit")
     array = np.full((len(scenes), 4), np.nan)
-    for index, (box, own) in boxes.items():
-        array[index] = box
-        if len(own.objects):
-            found[index] = steps.overlaps(box, own.objects).max() >= OVERLAP
-            floor.append(steps.overlaps(own.whole, own.objects).max() >= OVERLAP)
-    corloc = Metric(value=100 * float(np.nanmean(found)), per_image=found)
+    array[list(boxes)] = list(boxes.values())
     return Outcome(
-        metrics={"CorLoc": corloc},
+        metrics={"CorLoc": Metric(value=100 * float(np.nanmean(found)), per_image=found)},
         arrays={"boxes": array},
         facts={
-            "val": facts,
+            "val": images.facts,
             "notes": list(scenes.notes),
-            "images with objects": len(floor),
-            "floor": {"prediction": "the whole image", "metrics": {"CorLoc": 100 * float(np.mean(floor))}},
+            "images with objects": int(np.isfinite(found).sum()),
+            "floor": {"prediction": "the whole image", "metrics": {"CorLoc": 100 * float(np.nanmean(whole))}},
         },
         random=False,
     )

@@ -34,11 +34,12 @@ from downstream.frozen.task import (
     HeadTask,
     backbone_of,
     patch_maps,
+    resampled_metrics,
     whole_patches,
 )
 from downstream.metrics.previews import preview_indices, preview_masks, thumbnail
 from downstream.metrics.scores import constant_scores, scores, weighted_scores
-from engine.resampling import resampled, resamples_of
+from engine.resampling import resamples_of
 from engine.rows import row_slices
 from engine.seeding import stream_seeds
 from engine.settings import (
@@ -52,7 +53,7 @@ from engine.settings import (
     ProperFraction,
     check_up_to,
 )
-from engine.tasks import Metric, Outcome, Protocol, SelectOn, Workspace
+from engine.tasks import Outcome, Protocol, SelectOn, Workspace
 from engine.training.schedules import FallingOneCycle
 from engine.work import Kind, Part, Scale, Work
 
@@ -133,7 +134,7 @@ class SegmentationLinear(HeadTask):
     def maps(self, backbone: Backbone, images: Tensor) -> Tensor:
         return patch_maps(backbone, images, [(-1, True)])[0]
 
-    def loss(self, head: nn.Module, maps: Tensor, targets: Tensor, step: int, random: np.random.RandomState) -> Tensor:
+    def loss(self, head: nn.Module, maps: Tensor, targets: Tensor, step: int, random: Random) -> Tensor:
         keep = torch.from_numpy(random.random_sample(maps.shape[:2]) >= self.dropout)
         return steps.segmentation_loss(head(maps, keep.to(maps.device)), targets)
 
@@ -167,8 +168,7 @@ class SegmentationLinear(HeadTask):
         return Work(parts=tuple(parts), iterations=self.steps, memory=self.memory(scale))
 
     def run(self, export: FrozenExport, space: Workspace) -> Outcome:
-        self.check_network(export.spec)
-        train, val = self.opened(space)
+        train, val = self.opened(export, space)
         count, held = len(train.places), self.held_out(len(train.places))
         if held >= count:
             raise ValueError(f"{train.scenes.url}: {count} training images, none to hold out; --select val")
@@ -196,7 +196,7 @@ class SegmentationLinear(HeadTask):
         for index, (of_heads, small) in judged.items():
             areas[index] = of_heads[best]
             masks[index] = small[best] if small else masks[index]
-        drawn, (constant, floor) = resampled(partial(weighted_scores, [areas]), len(areas)), constant_scores(areas)
+        constant, floor = constant_scores(areas)
         facts = {
             "train": train.facts,
             "val": val.facts,
@@ -213,8 +213,8 @@ class SegmentationLinear(HeadTask):
         }
         return Outcome(
             metrics={
-                name: Metric(value=value, resampled=drawn[name], chosen_on_val=by_val)
-                for name, value in scores(areas).items()
+                name: replace(metric, chosen_on_val=by_val)
+                for name, metric in resampled_metrics(partial(weighted_scores, [areas]), len(areas)).items()
             },
             arrays={"areas": areas, **(preview_masks(masks) if places else {})},
             facts=facts,
@@ -294,7 +294,7 @@ class PatchLogistic(CapiTask):
     def benchmark(self, export: FrozenExport, space: Workspace, seconds: float) -> dict[Kind, float]:
         """And of a row in a fit, from random features, at the middle one of the strengths."""
         random, strength = np.random.RandomState(0), sorted(self.strengths)[len(self.strengths) // 2]
-        classes = file_labels(self.opened(space)[0].scenes)[1]
+        classes = file_labels(self.opened(export, space)[0].scenes)[1]
         labels = torch.arange(TIMED_ROWS) % classes
         means = random.standard_normal((classes, export.spec.width))[labels]
         noisy = torch.from_numpy(means + random.standard_normal(means.shape)).float()

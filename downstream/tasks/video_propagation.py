@@ -5,7 +5,7 @@ Nothing is trained. Objects weigh equally in J and F, as in DAVIS's own evaluati
 
 from collections import deque
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import groupby
 from typing import Any, ClassVar
@@ -20,11 +20,11 @@ from checkpoints.frozen import FrozenExport, FrozenSpec
 from downstream.data.listing import IGNORED
 from downstream.data.scenes import SceneSet, mask_classes, scene_image
 from downstream.frozen import propagation as steps
-from downstream.frozen.task import FrozenTask, backbone_of, patch_maps, shared_out
+from downstream.frozen.task import FrozenTask, backbone_of, closing_seconds, patch_maps, resampled_metrics, shared_out
 from downstream.layouts.davis import FEWEST
-from engine.resampling import BLOCK, resampled, resamples_of
+from engine.resampling import resamples_of
 from engine.settings import NonNegativeInt, PositiveFloat, PositiveInt
-from engine.tasks import Metric, Outcome, Protocol, Workspace
+from engine.tasks import Outcome, Protocol, Workspace
 from engine.work import Kind, Part, Scale, Work, seconds_of
 
 SHAPE = (480, 854)  # of DAVIS's frames, by which the work is counted
@@ -78,20 +78,17 @@ class VideoPropagation(FrozenTask):
 
     def benchmark(self, export: FrozenExport, space: Workspace, seconds: float) -> dict[Kind, float]:
         """Seconds of a frame, from reading to its scores, and of one resample of the videos."""
-        self.check_network(export.spec)
-        scenes, backbone = self.opened(space)[1].scenes, backbone_of(export, space)
+        scenes, backbone = self.opened(export, space)[1].scenes, backbone_of(export, space)
         videos = videos_of(scenes)
         frames = videos[0][: max(FEWEST, self.frames + 2)]
         truth = truth_of(scenes, frames)
         of_video = np.repeat(np.arange(len(videos)), OBJECTS)
         score = partial(averaged, np.zeros((len(of_video), len(NAMES))), of_video)
         per_video = seconds_of(lambda: scored(self.predicted(backbone, scenes, frames, truth[0]), truth), seconds)
-        blocks = seconds_of(lambda: resampled(score, len(videos), BLOCK), 0.0)
-        return {"evaluation": per_video / len(frames), "closing": blocks / min(BLOCK, resamples_of(len(videos)))}
+        return {"evaluation": per_video / len(frames), "closing": closing_seconds(score, len(videos))}
 
     def run(self, export: FrozenExport, space: Workspace) -> Outcome:
-        self.check_network(export.spec)
-        _, val = self.opened(space)
+        _, val = self.opened(export, space)
         scenes = val.scenes
         videos = videos_of(scenes)
         names = [scenes.image(frames[0]).parent.name for frames in videos]
@@ -123,8 +120,6 @@ class VideoPropagation(FrozenTask):
             )
         objects = np.concatenate(list(figures.values()))  # (N, 6)
         of_video = np.concatenate([np.full(len(own), place) for place, own in enumerate(figures.values())])
-        drawn = resampled(partial(averaged, objects, of_video), len(figures))
-        values = averaged(objects, of_video, np.ones((1, len(figures))))
         facts = {
             "val": val.facts,
             "notes": list(scenes.notes),
@@ -133,8 +128,8 @@ class VideoPropagation(FrozenTask):
             "videos left out": left_out,
         }
         metrics = {
-            name: Metric(value=float(value[0]), higher_is_better=not name.endswith("decay"), resampled=drawn[name])
-            for name, value in values.items()
+            name: replace(metric, higher_is_better=not name.endswith("decay"))
+            for name, metric in resampled_metrics(partial(averaged, objects, of_video), len(figures)).items()
         }
         return Outcome(metrics=metrics, arrays={"objects": objects, "videos": of_video}, facts=facts, random=False)
 

@@ -236,7 +236,7 @@ def test_rates_of_work_are_timed(tmp_path):
     """All kinds that a plan of the task has, but for those that are measured once for all."""
     for task, url in TASKS.values():
         space = workspace(tmp_path, url)
-        train, val = task.opened(space)
+        train, val = task.opened(export_of(), space)
         images = {"train": len(train.places), "val": len(val.places)}
         work = task.cost(Scale(spec=PLAIN, images=images, classes=len(val.scenes.classes)))
         units = task.benchmark(export_of(), space, 0.1)

@@ -122,7 +122,7 @@ class DepthDrawer(Drawer):
         return depth_panel(depth, float(depth.max()), "measured")
 
     def predictions(self, export: FrozenExport, space: Workspace, rows: Sequence[int]) -> list[Panel]:
-        train, _ = self.task.opened(space)
+        train, _ = self.task.opened(export, space)
         state = self.task.train_heads(export, train, space)[-1].state
         head, backbone = self.task.head(export.spec, 0).to(space.device).eval(), backbone_of(export, space)
         head.load_state_dict(dict(state))
@@ -225,9 +225,9 @@ class BoxDrawer(Drawer):
     def predictions(self, export: FrozenExport, space: Workspace, rows: Sequence[int]) -> list[Panel]:
         panels, backbone = [], backbone_of(export, space)
         for row in rows:
-            boxes = discovery.boxes_of([self.task], backbone, self.scenes, row)
-            overlap = overlaps(boxes.found[0], boxes.objects).max(initial=0.0)
-            panels.append(self.boxed(row, boxes.found[0][None], title="discovered", caption=f"IoU {overlap:.2f}"))
+            (box,) = discovery.boxes_of([self.task], backbone, self.scenes, row)
+            overlap = overlaps(box, discovery.object_boxes(self.scenes, row)).max(initial=0.0)
+            panels.append(self.boxed(row, box[None], title="discovered", caption=f"IoU {overlap:.2f}"))
         return panels
 
 
