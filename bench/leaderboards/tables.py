@@ -301,10 +301,11 @@ def with_published(leaderboard: Leaderboard) -> Leaderboard:
 
 
 def _published_caveat(values: Sequence[PublishedValue]) -> str:
-    """What the row of these values is."""
+    """What the row of these values is, and where its protocol is known to differ."""
     value, tables = values[0], ", ".join(dict.fromkeys(value.table for value in values))
     described = ", ".join(filter(None, (value.model, value.architecture, value.trained)))
-    return f"Published, not measured here: {value.checkpoint} is {described} ({tables})."
+    notes = "; ".join(["", *dict.fromkeys(value.note for value in values if value.note)])
+    return f"Published, not measured here: {value.checkpoint} is {described} ({tables}{notes})."
 
 
 def fact_rows(leaderboard: Leaderboard) -> list[tuple[str, ...]]:

@@ -236,6 +236,9 @@ def test_published_rows_of_changed_settings_stand_beside_results_of_the_same_set
     (group,) = board.groups
     assert {checkpoint.name: cells[group, "top1"].mean for checkpoint, cells in board.rows.items()}["mae-b"] == 67.78
     assert not any(checkpoint.name == "dinov3-b" for checkpoint in board.rows)  # LP behind the final norm
+    assert any(
+        "mae-b is MAE" in line and "the best epoch on the validation images" in line for line in board.caveats[group]
+    )
 
 
 def test_depth_is_held_to_centimetres():
