@@ -7,7 +7,7 @@ import math
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from engine.settings import NonNegativeFloat, OneOrMore
+from engine.settings import Fraction, NonNegativeFloat, OneOrMore
 from engine.training.schedules import Schedule, ScheduleSettings, TableCosine, TrainProgress, WarmupCosine, half_cosine
 
 __all__ = ["Constant", "CosineTo", "CountedCosine", "Multistep", "Schedule", "TableCosine", "WarmupCosine", "cosine"]
@@ -71,6 +71,23 @@ class CosineTo(ScheduleSettings):
 
     def at(self, peak: float, progress: TrainProgress) -> float:
         return cosine(peak, self.end, (progress.step + self.first) / int(self.stretch * progress.steps))
+
+
+@dataclass(frozen=True, kw_only=True)
+class TruncatedCosine(ScheduleSettings):
+    """A table whose warm-up begins with 0 and ends with the peak, which is repeated, and of whose half cosine towards
+    `floor` the last part is left out (CAPI utils.py, WarmupThenCosine)."""
+
+    warmup: NonNegativeFloat  # epochs
+    floor: NonNegativeFloat = 0.0  # rate at the cosine's end
+    cut: Fraction = 0.8  # share of the cosine that the training covers
+
+    def at(self, peak: float, progress: TrainProgress, start: float = 0.0) -> float:
+        """start: the first value."""
+        warmup = round(self.warmup * progress.steps_per_epoch)
+        if progress.step < warmup:
+            return start + (peak - start) * progress.step / max(1, warmup - 1)
+        return cosine(peak, self.floor, self.cut * (progress.step - warmup) / (progress.steps - warmup))
 
 
 def cosine(start: float, end: float, done: float) -> float:

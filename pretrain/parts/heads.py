@@ -73,14 +73,18 @@ def projector_tensors(projector: nn.Module, prefix: str = "projector.") -> dict[
 
 
 class Prototypes(nn.Module):
-    """(..., d) -> (..., K), products with K rows g v / |v|. fixed: g stays 1, so that the rows have unit length."""
+    """(..., d) -> (..., K), products with K rows g v / (|v| + eps). fixed: g stays 1, for rows of unit length."""
 
-    def __init__(self, width: int, count: int, fixed: bool = True) -> None:
+    def __init__(self, width: int, count: int, fixed: bool = True, eps: float = 0.0) -> None:
         super().__init__()
+        self.eps = eps
         self.weight_g = nn.Parameter(torch.ones(count, 1), requires_grad=not fixed)
         self.weight_v = nn.Parameter(nn.Linear(width, count, bias=False).weight.detach())
 
     def forward(self, vectors: Tensor) -> Tensor:
+        if self.eps:
+            lengths = self.weight_v.norm(dim=1, keepdim=True) + self.eps
+            return F.linear(vectors, self.weight_v * (self.weight_g / lengths))
         # The kernel of torch's weight_norm, without its module, which renames the two tensors.
         return F.linear(vectors, torch._weight_norm(self.weight_v, self.weight_g, 0))
 

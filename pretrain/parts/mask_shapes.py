@@ -20,6 +20,7 @@ from pretrain.parts.views import MultiCrop, noise
 
 Sampling = Literal["random", "block", "grid", "square"]
 MaskShape = Literal["random", "block"]
+HiddenShape = Literal["inverse_block", "block", "random"]
 ATTEMPTS = 10  # for one block
 MIN_SHARE = 16 / 196  # share of the patches in a block: 16 of 14 x 14 in BEiT's recipe
 ASPECT = 0.3  # of a block, up to its inverse
@@ -147,6 +148,57 @@ class VaryingMask:
     def several(self, count: int, grid: tuple[int, int]) -> Tensor:
         """(count, h, w), drawn one after the other."""
         return torch.stack([self(grid) for _ in range(count)])
+
+
+def random_mask(grid: tuple[int, int], hidden: int) -> Tensor:
+    """(h, w) bool, True for `hidden` patches. Draws from NumPy's generator."""
+    mask = np.arange(grid[0] * grid[1]) < hidden
+    np.random.shuffle(mask)
+    return torch.from_numpy(mask).view(grid)
+
+
+def one_block(grid: tuple[int, int], count: int, roll: bool = True) -> Tensor:
+    """(h, w) bool, True for `count` patches: a rectangle of aspect 1/2 to 2 less its last patches. With `roll`, what
+    leaves the image comes in again at the opposite edge (CAPI data.py, BlockMasking). Draws from Python's generator."""
+    rows, columns = grid
+    least = max(math.log(0.5), math.log(count / columns**2))
+    most = min(math.log(2), math.log(rows**2 / (count + 1e-5)))
+    aspect = math.exp(random.uniform(least, most))
+    height, width = math.ceil(math.sqrt(count * aspect)), math.ceil(math.sqrt(count / aspect))
+    top, left = random.randint(0, rows - height), random.randint(0, columns - width)
+    ids = torch.arange(rows * columns).view(grid)[top : top + height, left : left + width]
+    mask = torch.zeros(rows * columns, dtype=torch.bool)
+    mask[ids.flatten()[:count]] = True
+    shifts = (random.randint(0, rows - 1), random.randint(0, columns - 1)) if roll else (0, 0)
+    return mask.view(grid).roll(shifts, dims=(0, 1))
+
+
+@dataclass(frozen=True, kw_only=True)
+class SeenAndPredicted:
+    """Draws ids (V+m,): the V patches that an image shows, in order, and m of the hidden ones in random order."""
+
+    shape: HiddenShape
+    grid: tuple[int, int]
+    hidden: int
+    predicted: int
+    roll: bool
+
+    @property
+    def seen(self) -> int:
+        return self.grid[0] * self.grid[1] - self.hidden
+
+    def mask(self) -> Tensor:
+        """(h, w) bool, True hidden."""
+        if self.shape == "random":
+            return random_mask(self.grid, self.hidden)
+        if self.shape == "block":
+            return one_block(self.grid, self.hidden, self.roll)
+        return ~one_block(self.grid, self.seen, self.roll)
+
+    def __call__(self) -> Tensor:
+        mask = self.mask().flatten()
+        hidden = mask.nonzero().flatten()
+        return torch.cat([(~mask).nonzero().flatten(), hidden[noise(self.hidden).argsort()[: self.predicted]]])
 
 
 def stratified_masks(crops: int, masked: int, ratios: tuple[float, float], grid: tuple[int, int]) -> Tensor:

@@ -174,14 +174,17 @@ def patch_head(branch: nn.Module) -> PrototypeHead:
 class SubsetDropPath(DropPath):
     """Stochastic depth that computes a branch for a subset of the images alone (layers/block.py:173-260)."""
 
-    def add(self, tokens: Tensor, branch: Callable[[Tensor], Tensor]) -> Tensor:
-        """Tokens (B, N, D) + the branch's for a random share 1 - drop_prob of the images, times the inverse share."""
+    def add(self, tokens: Tensor, branch: Callable[..., Tensor], *besides: Tensor) -> Tensor:
+        """Tokens (B, N, D) + the branch's for a random share 1 - drop_prob of the images, times the inverse share.
+
+        besides: what the branch takes beside the tokens, (B, ...), of the same images.
+        """
         if not self.drop_prob or not self.training:
-            return tokens + branch(tokens)
+            return tokens + branch(tokens, *besides)
         images = len(tokens)
         count = max(int(images * (1 - self.drop_prob)), 1)
         kept = torch.randperm(images)[:count].to(tokens.device)  # drawn on the CPU: the same images on any device
-        added = branch(tokens[kept]).to(tokens.dtype)
+        added = branch(tokens[kept], *(values[kept] for values in besides)).to(tokens.dtype)
         return tokens.index_add(0, kept, added, alpha=images / len(kept))
 
 
@@ -194,13 +197,16 @@ class SubsetBlock(Block):
 
 
 class SubsetEvaBlock(EvaBlock):
-    """The same of the block for rotary positions (L, 2d), which are equal for all images."""
+    """The same of the block for rotary positions (L, 2d), equal for all images, or (B, 1, L, 2d)."""
 
     def forward(self, tokens: Tensor, rope: Tensor | None = None) -> Tensor:
         def scaled(values: Tensor, gamma: Tensor | None) -> Tensor:
             return values if gamma is None else gamma * values
 
-        tokens = self.drop_path1.add(tokens, lambda kept: scaled(self.attn(self.norm1(kept), rope=rope), self.gamma_1))
+        def attended(kept: Tensor, turned: Tensor | None = rope) -> Tensor:
+            return scaled(self.attn(self.norm1(kept), rope=turned), self.gamma_1)
+
+        tokens = self.drop_path1.add(tokens, attended, *([rope] if rope is not None and rope.ndim == 4 else []))
         return self.drop_path2.add(tokens, lambda kept: scaled(self.mlp(self.norm2(kept)), self.gamma_2))
 
 

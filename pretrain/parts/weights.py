@@ -83,6 +83,15 @@ def fix_sincos_(vit: ViT) -> None:
     table.requires_grad_(False)
 
 
+def capi_vit(vit: ViT) -> ViT:
+    """MAE's family with registers N(0, 0.02); the last norm's gain stays 1 (CAPI model.py, init_weights)."""
+    trunk = xavier_vit(vit).trunk
+    if vit.spec.registers:
+        nn.init.normal_(trunk.reg_token, std=TOKEN_STD)
+    trunk.norm.weight.requires_grad_(False)
+    return vit
+
+
 def moco_vit(vit: ViT, freeze_patches: bool) -> ViT:
     """MoCo-v3's family: Xavier throughout, queries, keys and values as a matrix each; the patch embedding as a
     (D, 3 p p) matrix with zero bias, fixed where asked; class token N(0, 1e-6), fixed sine-cosine positions

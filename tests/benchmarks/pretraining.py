@@ -70,6 +70,7 @@ ROWS = {
     "lejepa": ("lejepa", {}),
     "dinov2": ("dinov2", {}),
     "ijepa": ("ijepa", {}),
+    "capi": ("capi", {}),
     "nepa": ("nepa", {}),
     "simdino": ("simdino", {}),
     "simdinov2": ("simdinov2", {}),

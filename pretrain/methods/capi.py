@@ -1,0 +1,295 @@
+"""CAPI (Darcet et al. 2025): predict to which cluster a hidden patch belongs, of clusters of the averaged encoder's
+features that are trained beside it.
+
+Figure 2; facebookresearch/capi 98b4fa1, train_capi.py, model.py. There the clusters have an AdamW of their own; here a
+group with rates of its own, after one backward pass for both losses, as no weight is in both.
+B images, L patches, V visible and m predicted ones, R registers, D width, d channels of a head, K clusters.
+"""
+
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from math import log
+
+import torch
+from timm.layers import apply_rot_embed_cat
+from timm.models.eva import EvaBlock
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from checkpoints.importers.capi import ENCODER
+from checkpoints.spec import ViTSpec
+from checkpoints.vit import ViT
+from engine.precision import l2_normalize, to_float32
+from engine.settings import (
+    AreaRange,
+    BelowOne,
+    Fraction,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    ProperFraction,
+    UnitInterval,
+    Validated,
+)
+from pretrain.method import Encoder, Group, Method, Step, TrainProgress
+from pretrain.parts.heads import Prototypes
+from pretrain.parts.mask_shapes import HiddenShape, MaskedView, SeenAndPredicted
+from pretrain.parts.masked_distillation import drop_subsets_
+from pretrain.parts.masking import take
+from pretrain.parts.teachers import frozen_copy, largest, move, sinkhorn
+from pretrain.parts.views import crop, view
+from pretrain.parts.weights import TOKEN_STD, capi_vit
+from pretrain.recipe import VIT_32PX, VIT_L, VIT_SMOKE, Recipe
+from pretrain.schedules import TruncatedCosine
+
+LARGEST = 50.0  # logarithm of a cluster's largest share before Sinkhorn-Knopp
+EPS = 1e-8  # in denominators of Sinkhorn-Knopp and of the prototypes
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings(Validated):
+    """The defaults are those of default_pretrain_config.yaml."""
+
+    clusters: PositiveInt = 16384  # K
+    cluster_bias: bool = True  # logits of clusters have a bias
+    cluster_lr: NonNegativeFloat = 0.5  # factor on the rate of what finds the clusters
+    cluster_weight_decay: NonNegativeFloat = 0.01  # of the same, bias included
+    cluster_temperature: PositiveFloat = 0.12  # of the assignments that are trained
+    target_temperature: PositiveFloat = 0.06  # of those that Sinkhorn-Knopp makes targets of
+    student_temperature: PositiveFloat = 0.12  # of predictions
+    sinkhorn_iterations: NonNegativeInt = 3  # of Sinkhorn-Knopp, over the images of all processes
+    sinkhorn_by_position: bool = True  # for each position apart, so that no cluster stands for a position
+    mask_shape: HiddenShape = "inverse_block"  # a block is visible, a block is hidden, or patches at random are
+    mask_roll: bool = True  # blocks are moved round the image's edges
+    mask_ratio: ProperFraction = 0.65  # share of the patches that is hidden
+    predicted_share: Fraction = 0.05  # of the hidden patches
+    predictor_depth: PositiveInt = 12  # blocks of the predictor, which is as wide as the encoder
+    drop_path: BelowOne = 0.2  # in all blocks of encoder and predictor alike
+    patch_lr: NonNegativeFloat = 0.2  # factor on the rate of the patch embedding
+    rotary_lr: NonNegativeFloat = 0.0  # factor on the rate of the rotary positions' own rates; 0: they are fixed
+    norm_weight_decay: NonNegativeFloat = 0.01  # of the norms' gains
+    teacher_momentum: UnitInterval = 0.999  # of the averaged encoder, after the warm-up
+    teacher_momentum_start: UnitInterval = 1.0  # at the start: the averaged encoder stands still
+    teacher_momentum_end: UnitInterval = 1.0  # which it nears after the warm-up
+    momentum_warmup: NonNegativeFloat = 0.0  # epochs from the first of them to the second
+    momentum_cut: Fraction = 0.8  # share of the half cosine to the third that the training covers
+    crop_scale: AreaRange = (0.6, 1.0)  # least and largest share of the image's area in a crop
+
+
+class Capi(Method):
+    """Views: "image" (B, 3, H, W) and "ids" (B, V+m), patches that are visible and that are predicted."""
+
+    batch_statistics = True  # clusters are shared out among the images of a forward pass
+    min_batch, min_batch_setting = 2, "sinkhorn_by_position"
+
+    def __init__(self, spec: ViTSpec, settings: Settings) -> None:
+        super().__init__(spec, settings)
+        if spec.rotary != "unit" or spec.position != "none" or spec.final_norm != "all" or spec.qkv_bias:
+            raise ValueError("the encoder needs rotary=unit, position=none, final_norm=all, qkv_bias=False: CAPI's own")
+        self.mask = seen_and_predicted(spec.grid, settings)
+        rates = [settings.drop_path] * spec.depth
+        self.vit = drop_subsets_(capi_vit(ViT(spec)), rates)
+        self.predictor = Predictor(spec, settings.predictor_depth, settings.drop_path)
+        self.head = Prototypes(spec.width, settings.clusters, fixed=False, eps=EPS)
+        nn.init.trunc_normal_(self.head.weight_v, std=TOKEN_STD)
+        self.clusters = nn.Linear(spec.width, settings.clusters, bias=settings.cluster_bias)
+        nn.init.normal_(self.clusters.weight)
+        if settings.cluster_bias:
+            nn.init.zeros_(self.clusters.bias)
+        for rates_of in (self.vit.trunk.rope, self.predictor.rope):
+            rates_of.requires_grad_(settings.rotary_lr > 0)
+        self.teacher = frozen_copy(self.vit)
+
+    def views(self) -> MaskedView:
+        image = view(crop(self.spec.side, self.settings.crop_scale), self.preparation)
+        return MaskedView(image, self.mask, "ids")
+
+    def forward(self, views: Mapping[str, Tensor]) -> Step:
+        visible, predicted = views["ids"].tensor_split([self.mask.seen], dim=1)
+        targets, clustering = self.assign(views["image"])
+        logits = self.head(l2_normalize(self.predict(views["image"], visible, predicted)))
+        prediction = soft_cross_entropy(logits / self.settings.student_temperature, take(targets, predicted))
+        logs = {"prediction": prediction.detach(), "clustering": clustering.detach()}
+        return Step(prediction + clustering, logs)
+
+    def assign(self, images: Tensor) -> tuple[Tensor, Tensor]:
+        """Images (B, 3, H, W) -> targets of their patches (B, L, K) without gradient, and the loss by which clusters
+        follow them."""
+        s = self.settings
+        with torch.no_grad():
+            patches = to_float32(self.teacher(images)[0][:, self.spec.registers :])
+        logits = to_float32(self.clusters(F.normalize(patches, dim=-1, eps=1e-7)).transpose(0, 1))  # (L, B, K)
+        groups = logits.detach() if s.sinkhorn_by_position else logits.detach().flatten(0, 1)
+        targets = shared_out(groups / s.target_temperature, s.sinkhorn_iterations).view_as(logits)
+        return targets.transpose(0, 1), soft_cross_entropy(logits / s.cluster_temperature, targets)
+
+    def predict(self, images: Tensor, visible: Tensor | None, predicted: Tensor) -> Tensor:
+        """Images (B, 3, H, W), ids (B, V) of the visible patches, None for all, and (B, m) of others -> the predictor's
+        normalised tokens (B, m, D)."""
+        context = self.vit.encode(self.vit.project(images), keep=visible)[0]
+        rope, grid = self.vit.trunk.rope, self.spec.grid
+        asked = rope.positions(grid)[self.spec.registers :][predicted]
+        seen = rope.positions(grid, visible).expand(len(images), -1, -1)
+        return self.predictor(asked, context, seen)
+
+    def baseline_loss(self, views: Mapping[str, Tensor]) -> dict[str, float]:
+        """As targets use all clusters alike at every position, whatever the image."""
+        return {"prediction": log(self.settings.clusters)}
+
+    def groups(self) -> list[Group]:
+        s = self.settings
+        groups: dict[tuple[float, float | None], dict[str, nn.Parameter]] = defaultdict(dict)
+        for name, parameter in self.named_parameters():
+            if not parameter.requires_grad:
+                continue
+            scale, decay = 1.0, None
+            if name.startswith("clusters."):
+                scale, decay = s.cluster_lr, s.cluster_weight_decay
+            elif ".patch_embed." in name:
+                scale, decay = s.patch_lr, 0.0 if name.endswith(".bias") else None
+            elif ".rope." in name:
+                scale = s.rotary_lr
+            elif "norm" in name:
+                decay = s.norm_weight_decay
+            groups[scale, decay][name] = parameter
+        return [Group(parameters=group, lr_scale=scale, weight_decay=d) for (scale, d), group in groups.items()]
+
+    def after_update(self, progress: TrainProgress) -> None:
+        s = self.settings
+        schedule = TruncatedCosine(warmup=s.momentum_warmup, floor=s.teacher_momentum_end, cut=s.momentum_cut)
+        move(self.teacher, self.vit, schedule.at(s.teacher_momentum, progress, s.teacher_momentum_start))
+
+    def encoders(self) -> dict[str, Encoder]:
+        return {"teacher": Encoder(vit=self.teacher), "student": Encoder(vit=self.vit)}
+
+
+class Predictor(nn.Module):
+    """Mask tokens that read the encoder's tokens in every block, and never each other."""
+
+    def __init__(self, spec: ViTSpec, depth: int, drop_path: float) -> None:
+        super().__init__()
+        vit = drop_subsets_(capi_vit(ViT(replace(spec, depth=depth))), [drop_path] * depth)
+        self.blocks, self.rope, self.norm = vit.trunk.blocks, vit.trunk.rope, vit.trunk.norm
+        for block in self.blocks:
+            block.__class__ = ReadingBlock
+        self.mask_token = nn.Parameter(torch.zeros(1, 1, spec.width))
+        nn.init.normal_(self.mask_token, std=TOKEN_STD)
+
+    def forward(self, asked: Tensor, context: Tensor, seen: Tensor) -> Tensor:
+        """Positions (B, m, 2), the encoder's tokens (B, R+V, D), their positions (B, R+V, 2) -> (B, m, D)."""
+        tokens = self.mask_token.expand(len(asked), asked.shape[1], -1)
+        tables = zip(self.rope.tables(asked), self.rope.tables(seen), strict=True)
+        for block, (table, context_table) in zip(self.blocks, tables, strict=True):
+            tokens = block(tokens, table, context, context_table)
+        return self.norm(tokens)
+
+
+class ReadingBlock(EvaBlock):
+    """timm's block, whose attention is of tokens (B, m, D) among others (B, N, D); tables (B, 1, m or N, 2d)."""
+
+    def forward(self, tokens: Tensor, table: Tensor, context: Tensor, context_table: Tensor) -> Tensor:
+        tokens = self.drop_path1.add(tokens, self.read, table, context, context_table)
+        return self.drop_path2.add(tokens, lambda kept: self.mlp(self.norm2(kept)))
+
+    def read(self, tokens: Tensor, table: Tensor, context: Tensor, context_table: Tensor) -> Tensor:
+        attention, tokens = self.attn, self.norm1(tokens)
+        heads = (attention.num_heads, attention.head_dim)
+        pairs = ((attention.q_proj, tokens), (attention.k_proj, context), (attention.v_proj, context))
+        query, key, value = (project(values).unflatten(-1, heads).transpose(1, 2) for project, values in pairs)
+        query = apply_rot_embed_cat(query, table, half=attention.rotate_half)
+        key = apply_rot_embed_cat(key, context_table, half=attention.rotate_half)
+        mixed = F.scaled_dot_product_attention(query, key, value)
+        return attention.proj(mixed.transpose(1, 2).flatten(2))
+
+
+def soft_cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
+    """Logits and probabilities (..., K) -> mean cross-entropy."""
+    return F.cross_entropy(to_float32(logits).flatten(0, -2), targets.flatten(0, -2))
+
+
+def shared_out(scores: Tensor, iterations: int) -> Tensor:
+    """Scores (..., B, K) -> probabilities by Sinkhorn-Knopp over the images of all processes."""
+    return sinkhorn((scores - largest(scores.amax(dim=-2, keepdim=True)) + LARGEST).exp(), iterations, EPS)
+
+
+def seen_and_predicted(grid: tuple[int, int], settings: Settings) -> SeenAndPredicted:
+    """What draws the patches of an image. ValueError where none would be visible or predicted."""
+    s, patches = settings, grid[0] * grid[1]
+    hidden = int(patches * s.mask_ratio)
+    predicted = int(hidden * s.predicted_share)
+    if not predicted:
+        raise ValueError(
+            f"predicted_share={s.predicted_share} of {hidden} hidden patches is none (mask_ratio={s.mask_ratio} of "
+            f"{patches}): raise {f'it to {1 / hidden:.2g}' if hidden else 'mask_ratio'}"
+        )
+    return SeenAndPredicted(shape=s.mask_shape, grid=grid, hidden=hidden, predicted=predicted, roll=s.mask_roll)
+
+
+METHOD = Capi
+
+UPDATES, WARMUP, BATCH = (
+    500_000,
+    50_000,
+    16_384,
+)  # default_pretrain_config.yaml: 512 images on each of 8 GPUs of 4 nodes
+
+
+def _vit_l(name: str, images: int) -> Recipe:
+    """The one published recipe, for a set of so many images."""
+    per_epoch = images // BATCH
+    warmup = WARMUP / per_epoch
+    return Recipe(
+        source=f"capi default_pretrain_config.yaml, {name}: 500,000 updates, as epochs of {images:,} images",
+        spec=replace(VIT_L, patch_size=14, registers=16, **ENCODER),
+        settings=Settings(momentum_warmup=warmup),
+        epochs=round(UPDATES / per_epoch),
+        batch=BATCH,
+        lr=1e-3,
+        lr_batch=0,
+        schedule=TruncatedCosine(warmup=warmup),
+        weight_decay=0.1,
+        betas=(0.9, 0.95),
+    )
+
+
+_IN1K = _vit_l("ImageNet-1k", 1_281_167)
+RECIPES = {
+    "vit_l14": _IN1K,
+    "vit_l14_in22k": _vit_l("ImageNet-22k", 14_197_122),
+    "vit_l14_p205": _vit_l("Places205", 2_448_873),
+    "32px": replace(
+        _IN1K,
+        source="ours: the ViT-L recipe on 8 x 8 patches of CIFAR-10, for two cores",
+        spec=replace(VIT_32PX, registers=4, **ENCODER),
+        settings=Settings(
+            clusters=512,
+            predicted_share=0.25,
+            predictor_depth=2,
+            drop_path=0.0,
+            teacher_momentum=0.99,
+            momentum_warmup=0.3,
+        ),
+        epochs=6,
+        batch=128,
+        schedule=TruncatedCosine(warmup=0.3),
+    ),
+    "smoke": replace(
+        _IN1K,
+        source="ours: seconds on digits",
+        spec=replace(VIT_SMOKE, registers=4, **ENCODER),
+        settings=Settings(
+            clusters=32,
+            cluster_lr=4.0,
+            predicted_share=0.5,
+            predictor_depth=1,
+            drop_path=0.0,
+            teacher_momentum=0.99,
+            momentum_warmup=0.5,
+        ),
+        epochs=2,
+        batch=64,
+        schedule=TruncatedCosine(warmup=0.5),
+    ),
+}
