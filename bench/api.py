@@ -658,13 +658,14 @@ def visualize(
     square: bool = False,
     seed: int = 0,
     device: str = "auto",
-    formats: Sequence[Literal["png", "svg"]] = ("png",),
+    formats: Sequence[Literal["png", "svg", "apng", "gif", "webp"]] = ("png",),
 ) -> list[Path]:
     """Draw what checkpoints see, several side by side, as `bench visualize` does; the paths of the pictures.
 
     kind: "attention", "pca", "masks" and others (docs/visualize.md). images: image files, folders, or URLs. settings:
     of the kind, such as {"layer": -2}. limit: images of each folder or URL. size: short side of the images for the
-    networks, in pixels; None: as each was trained. square: the middle of each image alone.
+    networks, in pixels; None: as each was trained. square: the middle of each image alone. formats: of "apng",
+    "gif" and "webp" the images are frames of a film.
 
     ValueError for another kind, a setting that it lacks, images that cannot be read, and networks that are no ViTs.
     """

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from bench.cli.settings import positive_integer, whole_number
+from bench.cli.settings import above_zero, positive_integer, whole_number
 from engine.extensions import one_line
 
 if TYPE_CHECKING:
@@ -19,6 +19,7 @@ FIGURES = {  # of results and trainings; all others look at images
 EXAMPLES = """examples:
   bench visualize attention --checkpoint runs/mae timm:vit_small_patch16_224.dino --images photos --out figures
   bench visualize pca --checkpoint A B --images cat.jpg dog.jpg --size 448 --set patches=foreground --out figures
+  bench visualize attention --checkpoint A --images frames --format webp --fps 12 --set at=0.5,0.5 --out figures
   bench visualize curves --results results --format pdf --width 3.25 --out figures
   bench visualize curves --checkpoint runs/mae runs/dino --along hours --out figures
   bench visualize attention --checkpoint A --images digits: --limit 2 --set heads=all layer=3 at=0.5,0.5 --out figures
@@ -53,7 +54,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--split", choices=("train", "val"), help="of URLs (val, where there is one)")
     parser.add_argument(
-        "--limit", type=positive_integer, default=4, metavar="N", help="images of each folder or URL, evenly spread (4)"
+        "--limit",
+        type=positive_integer,
+        metavar="N",
+        help="images of each folder or URL, evenly spread (4; of an animated format all)",
     )
     parser.add_argument(
         "--size",
@@ -77,10 +81,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--format",
         nargs="+",
         action="extend",
-        choices=("png", "svg", "pdf"),
+        choices=("png", "svg", "pdf", "apng", "gif", "webp"),
         metavar="F",
-        help="png or svg (png); pdf of curves and scatter",
+        help="png or svg (png); pdf of curves and scatter; apng, gif or webp: a film whose frames are the images",
     )
+    parser.add_argument("--fps", type=above_zero, default=10.0, metavar="N", help="frames a second of a film (10)")
     parser.add_argument(
         "--results", type=Path, metavar="DIR", help="of curves and scatter: folder of `bench run --out`"
     )
@@ -99,6 +104,9 @@ def run(arguments: argparse.Namespace) -> int:
 
     require("matplotlib")
     formats = tuple(dict.fromkeys(arguments.format or ["png"]))
+    film = sorted({"apng", "gif", "webp"} & set(formats))
+    if film and (arguments.kind in FIGURES or len(formats) > 1):
+        raise ValueError(f"--format {film[0]}: a film is made of images, and without another format; give it alone")
     if arguments.kind in FIGURES:
         check_writable(arguments.out)
         for path in _draw_figures(arguments, formats):
@@ -114,14 +122,14 @@ def run(arguments: argparse.Namespace) -> int:
         names=tuple(arguments.name) if arguments.name else None,
         sources=tuple(arguments.images),
         split=arguments.split,
-        limit=arguments.limit,
+        limit=arguments.limit or (None if film else 4),
         size=arguments.size,
         square=arguments.square,
         seed=arguments.seed,
         device=chosen_device(arguments.device),
     )
     check_writable(arguments.out)
-    for path in draw_pictures(kind, request, arguments.out, formats):
+    for path in draw_pictures(kind, request, arguments.out, formats, arguments.fps):
         say(f"written: {path}")
     return 0
 

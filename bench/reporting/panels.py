@@ -13,11 +13,14 @@ from textwrap import wrap
 from typing import Any, Literal
 
 import numpy as np
+from PIL import Image
 
 from bench.reporting.figures import COLOURS, DASHES
 from engine.printing import printable
 
-Format = Literal["png", "svg"]
+Format = Literal["png", "svg", "apng", "gif", "webp"]
+ANIMATED = {"apng": "PNG", "gif": "GIF", "webp": "WEBP"}  # format of which every image is a frame -> Pillow's name
+FPS = 10.0  # frames a second
 RECORD = "bench visualize"  # key of a PNG's text that holds what the picture is of
 MAP = "cividis"  # Nunez, Anderton and Renslow 2018
 CELL, GAP, LINE, LABEL, EDGE = 1.5, 0.08, 0.15, 0.25, 0.1  # width of a cell; a line of text; a row's label
@@ -122,11 +125,49 @@ def encoded(picture: Picture, form: Format, checkpoints: Mapping[str, str]) -> b
     figure, buffer = drawn_figure(picture), io.BytesIO()
     title = printable(f"{picture.name}: {picture.note}")  # for those who hear it
     record = json.dumps({"kind": picture.name, "note": picture.note, "checkpoints": checkpoints})
-    metadata = {"png": {"Software": None, RECORD: record}, "svg": {"Date": None, "Creator": None, "Title": title}}[form]
+    metadata = {"png": {"Software": None, RECORD: record}}.get(form, {"Date": None, "Creator": None, "Title": title})
     with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": RECORD}), warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Glyph .* missing")  # of names; browsers have more fonts
         figure.savefig(buffer, format=form, dpi=DPI, facecolor="white", metadata=metadata)
     return buffer.getvalue()
+
+
+def animated(picture: Picture, form: Format, fps: float = FPS) -> bytes:
+    """A picture as a film whose frames are its images, in their order. ValueError where these differ in size."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+
+    frames, buffer = [], io.BytesIO()
+    for frame in frames_of(picture):
+        canvas = FigureCanvasAgg(drawn_figure(frame))
+        canvas.figure.set_dpi(DPI)
+        canvas.draw()
+        frames.append(Image.fromarray(np.asarray(canvas.buffer_rgba())).convert("RGB"))
+    if len({frame.size for frame in frames}) > 1:
+        raise ValueError(f"--format {form}: the images differ in shape; give frames of one film, or add --square")
+    frames[0].save(buffer, ANIMATED[form], save_all=True, append_images=frames[1:], duration=round(1000 / fps), loop=0)
+    return buffer.getvalue()
+
+
+def frames_of(picture: Picture) -> list[Picture]:
+    """A picture for each image, that is for the rows from one with a first panel to the next, with all titles."""
+    starts = [place for place, row in enumerate(picture.rows) if row.panels[0] is not None]
+    groups = [picture.rows[start:end] for start, end in zip(starts, [*starts[1:], None], strict=True)]
+    titles = [[panel.title if panel else "" for panel in row.panels] for row in groups[0]]
+    return [
+        replace(
+            picture,
+            rows=tuple(
+                replace(
+                    row,
+                    panels=tuple(
+                        p and replace(p, title=p.title or title) for p, title in zip(row.panels, top, strict=True)
+                    ),
+                )
+                for row, top in zip(rows, titles, strict=True)
+            ),
+        )
+        for rows in groups
+    ]
 
 
 def drawn_figure(picture: Picture) -> Any:

@@ -21,7 +21,7 @@ from torch import Tensor
 from torch.utils.data import default_collate
 
 from bench.cli.settings import changed, read_changes
-from bench.reporting.panels import Format, Panel, Spot, encoded
+from bench.reporting.panels import ANIMATED, FPS, Format, Panel, Spot, animated, encoded
 from bench.run.checkpoints import checked_name, default_name, opened
 from checkpoints.backbone import Backbone
 from checkpoints.export import ViTExport
@@ -61,13 +61,17 @@ def chosen_kind(kind: str, texts: Sequence[str]) -> Any:
     return changed(settings_class(kind)(), {change.name: change for change in changes})
 
 
-def draw_pictures(kind: Any, request: "PictureRequest", out: Path, formats: Sequence[Format]) -> Iterator[Path]:
-    """Draw the pictures of a kind's settings into `out`, each in every format; the paths of the files, as written."""
+def draw_pictures(
+    kind: Any, request: "PictureRequest", out: Path, formats: Sequence[Format], fps: float = FPS
+) -> Iterator[Path]:
+    """Draw the pictures of a kind's settings into `out`, each in every format; the paths of the files, as written. fps:
+    images a second of an animated format."""
     for picture in kind.pictures(request):
         checkpoints = {viewer.export.digest: viewer.name for viewer in request.checkpoints}
         for form in formats:
             path = out / f"{picture.name}.{form}"
-            write_atomic(path, encoded(picture, form, checkpoints))
+            data = animated(picture, form, fps) if form in ANIMATED else encoded(picture, form, checkpoints)
+            write_atomic(path, data)
             yield path
 
 
@@ -221,11 +225,11 @@ class Viewer:
         return tensor.shape[-2] // self.spec.patch_size, tensor.shape[-1] // self.spec.patch_size
 
     @torch.inference_mode()
-    def patches(self, image: Image.Image, layer: int) -> np.ndarray:
-        """The image's patch tokens after a block, behind the final norm -> (h, w, D) float32."""
+    def patches(self, image: Image.Image, layer: int, norm: bool = True) -> np.ndarray:
+        """The image's patch tokens after a block, with `norm` behind the final norm -> (h, w, D) float32."""
         with errors_naming(self.name):
-            features = self.backbone.views(self.tensor(image), [(layer, True)])
-        return features[layer, True].patches[0].cpu().numpy()
+            features = self.backbone.views(self.tensor(image), [(layer, norm)])
+        return features[layer, norm].patches[0].cpu().numpy()
 
 
 def read_image(path: str) -> Image.Image:

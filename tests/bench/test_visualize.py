@@ -14,9 +14,10 @@ from bench.reporting.kinds.attention import Attention
 from bench.reporting.kinds.class_attention import ClassAttention
 from bench.reporting.kinds.inversion import DeepImagePrior, Level, for_network, inverted, visible_tokens
 from bench.reporting.kinds.locality import PROBE, LocalityPicture, best_box, mosaic_scenes, overlap
+from bench.reporting.kinds.norms import Norms
 from bench.reporting.kinds.pca import Pca, at_border, in_lab, is_foreground, principal_components
 from bench.reporting.kinds.retrieval import Retrieval
-from bench.reporting.panels import RECORD, Box, Panel, PanelRow, Picture, encoded
+from bench.reporting.panels import RECORD, Box, Panel, PanelRow, Picture, encoded, frames_of
 from bench.reporting.saved_pictures import record_in
 from bench.reporting.visualize import KINDS, PictureRequest, Viewer, chosen_kind, points_at
 from checkpoints.export import ViTExport
@@ -171,6 +172,55 @@ class TestPca:
         assert np.corrcoef(values[:, 0], grey)[0, 1] > 0.95
 
 
+class TestNorms:
+    def test_an_outlying_patch_is_seen_and_counted(self, tiny, tmp_path):
+        """A norm of every patch before the final norm; a cutoff between the two largest leaves one of 16."""
+        for name, seed in (("a", 0), ("b", 1)):
+            Image.fromarray(np.random.default_rng(seed).integers(0, 256, (32, 32, 3), np.uint8)).save(
+                tmp_path / f"{name}.png"
+            )
+        request = request_of(tiny, tmp_path)
+        viewer, image = viewer_of(request), request.images[0].image
+        with torch.inference_mode():
+            expected = viewer.backbone.views(viewer.tensor(image), [(-1, False)])[-1, False].patches[0].norm(dim=-1)
+        second, first = np.sort(expected.ravel())[-2:]
+        cutoff = float(first + second) / 2
+        (((panel,),), _) = Norms(cutoff=cutoff).blocks(viewer, request)
+        assert panel.values == pytest.approx(expected.numpy(), rel=1e-5)
+        assert panel.caption == f"6.2% above {cutoff:.3g}, up to {first:.3g}"
+        (((panel,),), _) = Norms().blocks(viewer, request)
+        maps = [np.linalg.norm(viewer.patches(image.image, -1, False), axis=-1) for image in request.images]
+        assert f" above {5 * np.median(maps):.3g}, " in panel.caption
+
+
+def test_a_film_has_a_frame_for_each_image_with_its_titles(tiny, bench, tmp_path):
+    """Each is the still of that image; several rows of heads belong to one."""
+    (tmp_path / "frames").mkdir()
+    for number in range(6):
+        Image.new("RGB", (32, 32), (40 * number, 90, 0)).save(tmp_path / "frames" / f"{number}.png")
+    words = ("visualize", "attention", "--checkpoint", tiny, "--set", "heads=0,2", "at=0.5,0.5", "--fps", 5, "--images")
+    for form in ("apng", "gif", "webp"):
+        out = tmp_path / form
+        for _ in range(2):
+            assert bench(*words, tmp_path / "frames", "--format", form, "--out", out)[0] == 0
+            data = (out / f"attention.{form}").read_bytes()
+        assert bench(*words, tmp_path / "frames", "--format", form, "--out", out / "again")[0] == 0
+        assert (out / "again" / f"attention.{form}").read_bytes() == data
+        with Image.open(out / f"attention.{form}") as film:
+            film.seek(film.n_frames - 1)
+            assert film.n_frames == 6 and film.info.get("duration", 200) == 200
+            last = np.asarray(film.convert("RGB"), np.float64)
+    assert bench(*words, tmp_path / "frames" / "5.png", "--out", tmp_path)[0] == 0
+    still = np.asarray(Image.open(tmp_path / "attention.png").convert("RGB"), np.float64)
+    assert still.shape == last.shape and np.abs(still - last).mean() < 2
+    request = request_of(tiny, tmp_path / "frames", limit=3)
+    (picture,) = Attention(heads="all", at=(0.5, 0.5)).pictures(request)
+    frames = frames_of(picture)
+    assert [len(frame.rows) for frame in frames] == [3, 3, 3]
+    titles = [[row.panels[1].title for row in frame.rows] for frame in frames]
+    assert titles == [[f"query 1, head {head}" for head in range(3)]] * 3
+
+
 class TestRetrieval:
     def test_neighbours_are_those_of_all_cosines(self):
         generator = np.random.default_rng(0)
@@ -296,6 +346,8 @@ class TestCommand:
             (("pca", "--images", "digits:", "--name", "a", "b"), "--name: 2 names for 1 checkpoints"),
             (("pca", "--size", "9000"), "is more than 128 patches of 8 a side"),
             (("retrieval", "--limit", "1"), "--images: neighbours come from other images"),
+            (("pca", "--format", "webp", "--limit", "3"), "--format webp: the images differ in shape"),
+            (("pca", "--format", "webp", "png"), "--format webp: a film"),
             (("locality",), "--images: name one labelled set, such as digits:, or a query"),
             (
                 ("inversion", "--set", "mask_ratios=1"),

@@ -1,0 +1,47 @@
+"""Norms of patch tokens and the share above a cutoff: artefacts of large networks.
+
+Darcet et al. 2023, "Vision transformers need registers", figure 3: a few patches of plain areas have norms many times
+the median before the final norm, and attention maps follow them.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from bench.reporting.panels import Block, Panel, Picture, arranged
+from bench.reporting.visualize import PictureRequest, Viewer, block_text, image_panel
+from engine.settings import NonNegativeFloat, Validated
+from probes.label_free import OUTLYING
+
+
+@dataclass(frozen=True, kw_only=True)
+class Norms(Validated):
+    """Settings of the picture."""
+
+    layer: int = -1  # block, negative from the end
+    cutoff: NonNegativeFloat = 0.0  # norm above which a patch is an artefact; 0: five medians of all images' patches
+
+    def pictures(self, request: PictureRequest) -> Iterator[Picture]:
+        """One picture: rows are images, columns checkpoints."""
+        yield arranged(
+            "norms",
+            [image_panel(image.image) for image in request.images],
+            [(viewer.name, self.blocks(viewer, request)) for viewer in request.viewers()],
+            note=f"Norms of the patch tokens of {block_text(self.layer)} before the final norm, drawn from 0, dark, to "
+            f"the highest, yellow; below, the share above {'the cutoff' if self.cutoff else f'{OUTLYING:g} medians'}.",
+        )
+
+    def blocks(self, viewer: Viewer, request: PictureRequest) -> list[Block]:
+        """A map for each image."""
+        maps = [np.linalg.norm(viewer.patches(image.image, self.layer, False), axis=-1) for image in request.images]
+        cutoff = self.cutoff or OUTLYING * float(np.median(np.concatenate([norms.ravel() for norms in maps])))
+        return [
+            [[Panel(values=norms, size=image.size, low=0.0, caption=caption_of(norms, cutoff))]]
+            for image, norms in zip(request.images, maps, strict=True)
+        ]
+
+
+def caption_of(norms: np.ndarray, cutoff: float) -> str:
+    """`1.2% above 150, up to 420`"""
+    return f"{(norms > cutoff).mean():.1%} above {cutoff:.3g}, up to {norms.max():.3g}"
