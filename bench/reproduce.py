@@ -186,7 +186,7 @@ def commands_of(value: PublishedValue, setup: Setup) -> list[list[str]]:
     words = ["bench", "run", "--checkpoint", reference, "--name", run_name(value), "--suite", value.protocol]
     words += ["--data", f"{value.data}={setup.data.get(value.data, SETS[value.data].url)}", "--out", str(setup.out)]
     words += ["--set", *(f"{value.protocol}.{change}" for change in value.settings.split())] if value.settings else []
-    return [*commands, _launched(words, setup)]
+    return [*commands, launched(words, setup)]
 
 
 def weights_of(value: PublishedValue, setup: Setup) -> tuple[list[list[str]], str]:
@@ -194,7 +194,7 @@ def weights_of(value: PublishedValue, setup: Setup) -> tuple[list[list[str]], st
     if (reference := setup.given(value)) and value.protocol != LOG:
         return _imported(value, reference, setup)
     if availability(value).training != "none":
-        return [_launched(_pretrain(value, setup), setup)], str(setup.export(value))
+        return [launched(_pretrain(value, setup), setup)], str(setup.export(value))
     return [], f"PATH-OF-{run_name(value)}"
 
 
@@ -211,7 +211,7 @@ def images_of(value: PublishedValue, setup: Setup) -> str:
     return setup.data.get(name, example)
 
 
-def _launched(words: list[str], setup: Setup) -> list[str]:
+def launched(words: list[str], setup: Setup) -> list[str]:
     if setup.processes == 1:
         return words
     return ["torchrun", "--nproc-per-node", str(setup.processes), "--no-python", *words]

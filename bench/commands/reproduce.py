@@ -3,8 +3,12 @@
 import argparse
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from bench.cli.settings import positive_integer
+
+if TYPE_CHECKING:
+    from bench.reproduce import Setup
 
 EPILOG = """examples:
   bench reproduce                                   the tables, and how much of each is within reach
@@ -12,6 +16,8 @@ EPILOG = """examples:
   bench reproduce moca:table5j --out results        value by value: published, measured, the commands
   bench reproduce moca:table5j --checkpoints moca-b=/data/moca.pth --data imagenet=imagenet:/data/ILSVRC --out results
   bench reproduce --plan moca:table5j --out results > script.sh
+  bench reproduce --plan today --gpus 8 > run.sh    eight networks of today by six protocols, with hours and disk
+  bench reproduce today --out results               published beside measured, difference in standard errors
 """
 
 
@@ -40,12 +46,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="folder of results and trainings, read and named in the commands (results)",
     )
     parser.add_argument(
-        "--processes", type=positive_integer, default=1, metavar="N", help="of torchrun in the commands (1)"
+        "--processes", "--gpus", type=positive_integer, default=1, metavar="N", help="of torchrun in the commands (1)"
     )
+    group = parser.add_argument_group("of the plan `today`")
+    group.add_argument(
+        "--check", action="store_true", help="with `today`: say what is missing; exit code 1 for anything"
+    )
+    group.add_argument("--suite", metavar="S", help="protocols in place of the plan's six")
+    group.add_argument("--assume", default="h100", metavar="MACHINE", help="h100 or a100, to count hours for (h100)")
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """0 whatever was measured."""
+    """0 whatever was measured; 1 where --check finds something missing."""
     from bench.published.values import published_values, values_of
     from bench.reproduce import Setup, listing, named_checkpoints, named_data, script, summary, table_lines
     from bench.results.store import comparable_results
@@ -60,6 +72,10 @@ def run(arguments: argparse.Namespace) -> int:
         out=arguments.out,
         processes=arguments.processes,
     )
+    if "today" in (arguments.table, arguments.plan):
+        return today(arguments, setup)
+    if arguments.check or arguments.suite:
+        raise ValueError("--check and --suite are of the plan `today`: bench reproduce today --check")
     if arguments.plan:
         values_of(arguments.plan)  # a wrong name is said before anything is printed
         say(*"\n".join(script(arguments.plan, setup)).split("\n"))
@@ -72,4 +88,26 @@ def run(arguments: argparse.Namespace) -> int:
         say(*(f"left out: {problem}" for problem in problems), errors=True)
     else:
         say(*listing())
+    return 0
+
+
+def today(arguments: argparse.Namespace, setup: "Setup") -> int:
+    """The script of the plan `today`, what it lacks, or its table."""
+    from bench import today as plan
+    from bench.results.store import comparable_results
+    from bench.run.calibration import machine
+    from engine.printing import say
+
+    if arguments.plan:
+        assumed = machine(arguments.assume, setup.processes, None, "bfloat16")
+        say(*plan.script(arguments.suite or plan.SUITE, setup, assumed))
+        return 0
+    if arguments.check:
+        lines = list(plan.missing(setup))
+        is_missing = any(line.startswith("missing") for line in lines)
+        say(*lines, *([] if is_missing else ["nothing is missing"]))
+        return int(is_missing)
+    results, problems = comparable_results(setup.out)
+    say(*plan.table(setup, results))
+    say(*(f"left out: {problem}" for problem in problems), errors=True)
     return 0

@@ -107,7 +107,7 @@ def count_jobs(jobs: Sequence[Job], export: FrozenExport, space: Workspace) -> I
         scale = Scale(
             spec=export.spec,
             images=job.images,
-            classes=len(opened.classes) if opened is not None else CLASSES[job.data.name],
+            classes=len(opened.classes) if opened is not None else CLASSES.get(job.data.name, 0),
             several_labels=getattr(opened, "has_several_labels", False),
             batch_size=space.batch_size,
             device=space.device,

@@ -1,0 +1,137 @@
+"""bench reproduce --plan today: commands that can be repeated, what is missing, published beside measured."""
+
+import shlex
+from dataclasses import replace
+
+import pytest
+import timm
+
+from bench import today
+from bench.cli.main import parse_arguments
+from bench.published.values import published_values
+from bench.reproduce import Measurement, Setup
+from bench.run.calibration import machine
+from bench.run.suites import catalogue, changed_protocols, choose_protocols
+from engine.extensions import source_files
+
+TINY = {"imagenet": "digits:", "ade20k": "tiny-ade20k:", "nyu": "tiny-nyu:"}
+QUICK = "knn@dino,depth_linear@smoke"
+
+
+def setup_of(out, **others) -> Setup:
+    return Setup(**{"checkpoints": {}, "data": {}, "out": out, **others})
+
+
+def test_the_networks_are_published_ones():
+    for name, network in today.NETWORKS.items():
+        scheme, _, place = network.reference.partition(":")
+        assert timm.is_model_pretrained(place) if scheme == "timm" else scheme in source_files("importers"), name
+        assert timm.is_model(network.timm or place.partition(".")[0]) and len(network.sha256) in (0, 64)
+
+
+@pytest.mark.parametrize("name", today.NETWORKS)
+def test_every_command_is_one(name, tmp_path):
+    """Of the six protocols, and of others that published values of the same tasks name, with their settings."""
+    setup, run = setup_of(tmp_path, processes=8), set()
+    imported, network = [], today.NETWORKS[name]
+    for words in today.commands(name, today.SUITE, setup):
+        if words[:2] == ["bench", "import"]:
+            arguments = parse_arguments(words[1:])
+            assert arguments.image_size == network.image_size and words[2] == network.reference
+            imported.append(str(arguments.out))
+            continue
+        assert words[:5] == ["torchrun", "--nproc-per-node", "8", "--no-python", "bench"]
+        arguments = parse_arguments(words[5:])
+        selected = changed_protocols(choose_protocols(arguments.suite, catalogue()), arguments.set)
+        assert {data.partition("=")[0] for data in arguments.data} == {each.layout or "imagenet" for each in selected}
+        on_scenes = {bool(each.layout) for each in selected}
+        assert arguments.name == [name] and len(on_scenes) == 1
+        assert arguments.checkpoint == (imported if imported and on_scenes == {False} else [network.reference])
+        run |= {(each.name, tuple(sorted(map(str, each.changes.items())))) for each in selected}
+    assert len(imported) == bool(network.image_size)
+    assert {(protocol, ()) for protocol in today.SUITE.split(",")} <= run
+    own = today.published_of(name, today.SUITE)
+    assert {value.protocol for value in own} <= {protocol for protocol, _ in run}
+    assert all(value.checkpoint == name and value.data in today.IMAGES for value in own)
+
+
+def test_hours_are_those_of_the_machine(tmp_path):
+    setup = setup_of(tmp_path)
+    eight, one = (
+        list(today.forecasts("dino-s16", today.SUITE, setup, machine("h100", gpus, None, "bfloat16")))
+        for gpus in (8, 1)
+    )
+    assert {job.job.protocol.name for job in eight} >= set(today.SUITE.split(",")) and not any(j.problem for j in eight)
+    spent = [sum(job.seconds for job in jobs) for jobs in (eight, one)]
+    assert 3600 < spent[0] < spent[1] < 8 * spent[0]
+    assert today.taken(eight).startswith("about ") and "GB of disk" in today.taken(eight)
+
+
+@pytest.fixture
+def two(monkeypatch, exports):
+    """The plan of two networks, whose weights are random ones."""
+    kept = {name: today.NETWORKS[name] for name in ("dino-b", "dinov2-s")}
+    monkeypatch.setattr(today, "NETWORKS", kept)
+    return dict(zip(kept, map(str, exports), strict=True))
+
+
+@pytest.mark.slow
+def test_the_script_runs_twice_and_ends_with_a_record_and_a_table(bench, two, tmp_path):
+    given = ["--checkpoints", *(f"{name}={path}" for name, path in two.items())]
+    given += ["--data", *(f"{name}={url}" for name, url in TINY.items()), "--out", tmp_path / "out"]
+    code, text, _ = bench("reproduce", "--plan", "today", "--suite", QUICK, *given)
+    lines = [line for line in text.splitlines() if line.startswith("bench ")]
+    assert code == 0 and "set -euo pipefail" in text and text.count("# dino") == 2 and len(lines) == 1 + 2 * 2 + 2
+    times = []
+    for _ in range(2):
+        for line in lines:
+            words = shlex.split(line.partition(" | ")[0])
+            code, out, err = bench(*words[1:])
+            assert code == 0, (line, err)
+        results = sorted((tmp_path / "out").rglob("*seed0.json"))
+        times.append([path.stat().st_mtime_ns for path in results])
+    assert len(times[0]) == 4 and times[0] == times[1], "what is done is not done again"
+    assert bench("record", "--check", f"{tmp_path}/out-record")[0] == 0
+    rows = [[cell.strip() for cell in line.split(" | ")] for line in out.splitlines() if line.startswith("| d")]
+    for value in published_values():
+        if value.checkpoint in two and value.protocol == "knn@dino" and value.table.startswith("dino:"):
+            (row,) = [row for row in rows if row[1:4] == ["knn@dino", value.metric, f"{value.value:g}"]][-1:]
+            assert "on other images" in row[4] and row[5].startswith("-") and float(row[6]) < -1
+    assert [row[:2] for row in rows if row[1] == "depth_linear@smoke"] == [
+        [f"| {name}", "depth_linear@smoke"] for name in two
+    ]
+    assert any("not measured" in row for row in rows)
+
+
+def test_the_difference_in_standard_errors():
+    value = replace(next(each for each in published_values() if each.metric == "top1"), value=75.0)
+    measured = Measurement(number=76.0, interval=(76 - 1.959964 * 0.4, 76 + 1.959964 * 0.4), remarks=("elsewhere",))
+    text, difference, errors = today.differences(value, measured)
+    assert (text, difference, errors) == ("76.00 [75.2, 76.8]; elsewhere", "+1.00", "+2.5")
+    assert today.differences(value, Measurement(number=76.0))[2] == ""
+    assert today.differences(value, None)[0] == "not measured"
+
+
+def test_what_is_missing_is_said_before_anything_runs(bench, two, tmp_path, monkeypatch):
+    data = TINY | {"imagenet": f"imagenet:{tmp_path}/none"}
+    sets = ["--data", *(f"{name}={url}" for name, url in data.items())]
+    weights = ["--checkpoints", f"dino-b={tmp_path}/none.pth"]
+    code, out, _ = bench("reproduce", "today", "--check", *sets, *weights, "--out", tmp_path / "out")
+    missing = [line for line in out.splitlines() if line.startswith("missing: ")]
+    assert code == 1 and len(missing) == 2 and "imagenet: " in missing[0] and f"{tmp_path}/none.pth" in missing[1]
+    assert sum(line.startswith("note: ") for line in out.splitlines()) == 2  # tiny sets are not the published ones
+    other = tmp_path / "model.safetensors"
+    other.write_bytes(b"other weights")
+    monkeypatch.setattr(today, "cached_file", lambda network: other)
+    monkeypatch.setattr(today, "NETWORKS", {"dino-b": replace(today.NETWORKS["dino-b"], sha256="0" * 64)})
+    sets = ["--data", *(f"{name}={url}" for name, url in TINY.items())]
+    code, out, _ = bench("reproduce", "today", "--check", *sets, "--out", tmp_path / "out")
+    assert code == 1 and f"{other} is not the published file" in out
+    monkeypatch.setattr(today, "cached_file", lambda network: None)
+    assert bench("reproduce", "today", "--check", *sets, "--out", tmp_path / "out")[0] == 0
+
+
+def test_options_of_the_plan_are_refused_elsewhere(refused):
+    refused("reproduce", "moca:table9", "--check", named="--check | today")
+    refused("reproduce", "moca:table9", "--suite", "knn", named="--suite | today")
+    refused("reproduce", "--plan", "today", "--assume", "h1000", named="h1000 | h100")
