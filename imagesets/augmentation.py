@@ -21,7 +21,7 @@ from imagesets.random_crops import PythonDraws, RandomResizedCrop
 
 
 def random_transform(
-    size: int,
+    size: int | tuple[int, int],
     mean: Sequence[float],
     std: Sequence[float],
     *,
@@ -33,8 +33,8 @@ def random_transform(
 ) -> Callable[[Image.Image], Tensor]:
     """RGB image -> (3, size, size) float32, normalised; draws from the global generators.
 
-    policy: timm's name of a RandAugment policy, or empty. crop_scale: area of the random crop. flip: chance of a mirror
-    image. erase: chance of one rectangle of noise.
+    policy: timm's name of a RandAugment or AutoAugment policy, or empty. crop_scale: area of the random crop. flip:
+    chance of a mirror image. erase: chance of one rectangle of noise.
     """
     from timm.data import create_transform
 

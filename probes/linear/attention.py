@@ -194,9 +194,9 @@ class AttentiveHeads:
     """Heads with an optimiser each, trained together on the same tokens: what `probes.linear.heads.Heads` is to linear
     ones, with the same `own`, `diverged`, `hits`, `alone`, `state` and `load`.
 
-    A head's initial weights depend on its place and the seed alone. decay: the schedule of the weight decay, constant
-    unless given. shared_loss: the loss is the mean over all heads of the sweep too, as in CAPI, where it divides every
-    gradient by their number.
+    A head's initial weights depend on its place and the seed alone. sources: of CAPI's loss, which is the mean over the
+    heads of so many sources of features, of which these are one, and divides every gradient by their number; 0: each
+    head has a loss of its own.
     """
 
     def __init__(
@@ -206,16 +206,15 @@ class AttentiveHeads:
         optimizer: Callable[[nn.Module, float, float], Optimizer],
         schedule: Schedule,
         *,
-        decay: Schedule | None = None,
-        shared_loss: bool = False,
+        sources: int = 0,
         seed: int = 0,
         device: str = "cpu",
         own: range | None = None,
     ) -> None:
         """make: a head of a readout, on the CPU."""
         self.heads, self.own = tuple(heads), range(len(heads)) if own is None else own
-        self.make, self.optimizer, self.schedule, self.decay = make, optimizer, schedule, decay
-        self.share = 1 / len(heads) if shared_loss else 1.0
+        self.make, self.optimizer, self.schedule = make, optimizer, schedule
+        self.share = 1 / (sources * len(heads)) if sources else 1.0
         self.readouts = tuple(dict.fromkeys(heads[place].readout for place in self.own))
         self.modules: dict[int, nn.Module] = {}
         for place in self.own:
@@ -238,9 +237,9 @@ class AttentiveHeads:
     def _step(self, place: int, tokens: Mapping[str, Tensor], labels: Tensor, progress: TrainProgress) -> Tensor:
         head, module, optimizer = self.heads[place], self.modules[place].train(), self.optimizers[place]
         for group in optimizer.param_groups:
-            group["lr"] = self.schedule.at(head.lr, progress)
-            if self.decay and group["weight_decay"]:
-                group["weight_decay"] = self.decay.at(head.weight_decay, progress)
+            group["lr"] = (head.schedule or self.schedule).at(head.lr, progress)
+            if head.decay:
+                group["weight_decay"] = head.decay.at(head.weight_decay, progress)
         optimizer.zero_grad(set_to_none=True)
         loss = F.cross_entropy(module(tokens[head.readout]), labels)
         (loss * self.share).backward()

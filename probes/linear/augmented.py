@@ -13,9 +13,9 @@ place is that of an image in the stream of one epoch.
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cached_property, partial
 from itertools import accumulate
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
 import numpy as np
 import torch
@@ -26,9 +26,10 @@ from torch import Tensor
 from checkpoints.backbone import Backbone
 from checkpoints.frozen import FrozenSpec
 from engine.distributed import World
-from engine.seeding import shuffled
+from engine.seeding import AUGMENT, seeded, shuffled
+from imagesets.augmentation import random_transform
 from imagesets.decoding import releasing_large_images
-from imagesets.random_crops import CropRule, OwnDraws, RandomResizedCrop
+from imagesets.random_crops import AREA, CropRule, OwnDraws, RandomResizedCrop
 from imagesets.sets import ImageSet
 from imagesets.transforms import planes
 from probes.features.extract import Computed, Extractor, Reader, Windowed, run_extraction
@@ -169,6 +170,35 @@ class TrainTransform:
         return planes(image.transpose(Image.Transpose.FLIP_LEFT_RIGHT) if mirrored else image)
 
 
+TIMM = threading.Lock()  # timm draws from the global generators, which threads share
+
+
+@dataclass(frozen=True, kw_only=True)
+class AutoAugmented(TrainTransform):
+    """Crop and mirror image as timm draws them, AutoAugment's policy for ImageNet, and in a quarter of the images a
+    rectangle of noise (vjepa2 evals/image_classification_frozen/eval.py). In 8 bits, at which the noise is cut."""
+
+    mean: Sequence[float]
+    std: Sequence[float]
+
+    @property
+    def name(self) -> str:
+        return f"{super().name}-autoaugment"
+
+    @cached_property
+    def chain(self) -> Callable[[Image.Image], Tensor]:
+        drawn: dict[str, Any] = dict(policy="original", crop_scale=AREA, flip=0.5, erase=0.25)
+        return random_transform(self.size, self.mean, self.std, interpolation=self.interpolation, **drawn)
+
+    @releasing_large_images()
+    def __call__(self, image_set: ImageSet, index: int) -> Tensor:
+        image = image_set.image(index)
+        with TIMM, seeded(AUGMENT, self.seed, self.epoch, int(self.names[index])):
+            pixels = self.chain(image)
+        mean, std = (torch.tensor(values)[:, None, None] for values in (self.mean, self.std))
+        return (255 * (pixels * std + mean)).round().clamp(0, 255).byte()
+
+
 class Follower(Protocol):
     """A training on the stream."""
 
@@ -202,6 +232,7 @@ class AugmentedStream:
     chunk: int  # images of a forward pass
     skip_bad: bool
     workers: int | None  # see probes/features/extract.py
+    autoaugment: bool = False
     world: World = field(default_factory=World)  # its processes share the images
 
     def run(self, epoch: int, followers: Sequence[Follower], pause: Callable[[], None]) -> None:
@@ -260,14 +291,12 @@ class AugmentedStream:
             raise
 
     def transform(self, epoch: int, names: np.ndarray) -> "TrainTransform":
-        return TrainTransform(
-            size=self.backbone.spec.size,
-            interpolation=self.interpolation,
-            rule=self.rule,
-            seed=self.seed,
-            epoch=epoch,
-            names=names,
-        )
+        settings: dict[str, Any] = dict(size=self.backbone.spec.size, interpolation=self.interpolation, rule=self.rule)
+        settings |= dict(seed=self.seed, epoch=epoch, names=names)
+        if not self.autoaugment:
+            return TrainTransform(**settings)
+        mean, std = (values.flatten().tolist() for values in (self.backbone.mean, self.backbone.std))
+        return AutoAugmented(**settings, mean=mean, std=std)
 
 
 def fail(error: Exception) -> None:

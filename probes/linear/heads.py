@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from engine.optimisers import adapted
+from engine.training.schedules import Schedule
 
 Optimizer = Literal["sgd", "lars", "msn", "adamw"]
 Entry = Literal["plain", "batch_norm", "layer_norm"]
@@ -38,6 +39,8 @@ class Head:
     readout: str  # name of the features that it reads
     lr: float  # peak, for the batch that is used
     weight_decay: float = 0.0
+    schedule: Schedule | None = None  # of an attentive head's learning rate, where it is not that of the sweep
+    decay: Schedule | None = None  # of an attentive head's weight decay, where it is not constant
 
 
 @dataclass(frozen=True, kw_only=True)

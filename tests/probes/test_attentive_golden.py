@@ -103,7 +103,7 @@ def test_capi_trains_a_grid_and_selects(path):
         }
 
     schedule = CosineToTheEnd(warmup=config["warmup_iters"])
-    heads = AttentiveHeads(grid, make, capi_optimizer, schedule, shared_loss=True)
+    heads = AttentiveHeads(grid, make, capi_optimizer, schedule, sources=1)
     in_float64(heads, data)
     for name, value in under(data, "").items():
         if found := re.fullmatch(r"head(\d+)\.logits0", name):
@@ -133,6 +133,33 @@ def test_capi_trains_a_grid_and_selects(path):
     assert [by_name[name] for name in config["selected"]] == pytest.approx(data["test.acc"].tolist(), abs=1e-12)
 
 
+@case_of("capi")
+def test_heads_of_one_source_train_alone_as_beside_the_linear_ones(path):
+    """A head meets those of the other sources in the loss alone, which is the mean over all."""
+    data, config = opened(path)
+    named = [literal_eval(name) for name in config["heads"]]
+    scale, sources = config["batch_size"] * config["world_size"] / 256, len({source for source, _ in named})
+    places = [place for place, (source, _) in enumerate(named) if source == "patch"]
+    grid = [Head(readout="patch", lr=lr * scale, weight_decay=wd) for lr, wd in (named[place][1] for place in places)]
+    schedule = CosineToTheEnd(warmup=config["warmup_iters"])
+
+    def make(source):
+        return CapiHead(config["dim"], config["classes"])
+
+    heads = AttentiveHeads(grid, make, capi_optimizer, schedule, sources=sources)
+    for module, place in zip(heads.modules.values(), places, strict=True):
+        module.double().load_state_dict(under(data, f"head{place}.init."))
+    for number, rows in enumerate(data["batches"]):
+        progress = TrainProgress(step=number, steps_per_epoch=1, epochs=config["n_iters"])
+        tokens = data["in.train.patch"][rows].double().flatten(1, 2)
+        heads.step({"patch": tokens}, data["in.train.labels"][rows], progress)
+        if not number:
+            for module, place in zip(heads.modules.values(), places, strict=True):
+                close_gradients(module, under(data, f"head{place}.grad0."))
+    for module, place in zip(heads.modules.values(), places, strict=True):
+        close_weights(module, under(data, f"head{place}.end."))
+
+
 @case_of("vjepa2")
 def test_vjepa2_trains_heads_of_their_own_rates(path):
     data, config = opened(path)
@@ -141,10 +168,10 @@ def test_vjepa2_trains_heads_of_their_own_rates(path):
         def make(readout):
             return Vjepa2Head(config["dim"], config["classes"], config["num_probe_blocks"], config["num_heads"])
 
-        head = Head(readout="tokens", lr=settings["ref_lr"], weight_decay=settings["ref_wd"])
         schedule = CosineAhead(warmup=settings["warmup"], start=settings["start_lr"], floor=settings["final_lr"])
         decay = CosineAhead(floor=settings["final_wd"])
-        heads = AttentiveHeads([head], make, vjepa2_optimizer, schedule, decay=decay)
+        head = Head(readout="tokens", lr=settings["ref_lr"], weight_decay=settings["ref_wd"], decay=decay)
+        heads = AttentiveHeads([head], make, vjepa2_optimizer, schedule)
         in_float64(heads, under(data, f"head{number}.", "head0."))
         module = heads.modules[0]
         close(module.pooled(data["in.tokens"][0].double()), data[f"head{number}.pooled0"], VALUES)
@@ -215,7 +242,7 @@ def test_a_state_continues_with_the_same_bits_however_heads_are_divided(optimize
     schedule = CosineToTheEnd(warmup=1)
 
     def trained(own, steps, state=None):
-        heads = AttentiveHeads(grid, lambda readout: ep_head(8, 3, 2), optimizer, schedule, own=own, shared_loss=True)
+        heads = AttentiveHeads(grid, lambda readout: ep_head(8, 3, 2), optimizer, schedule, own=own, sources=1)
         if state:
             heads.load(state)
         for step in steps:

@@ -1,15 +1,20 @@
 """Attentive probes as a task: alone, in company with linear probes, continued after a stop, refused in one line."""
 
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 from test_health_task import export
+from timm.data import create_transform
 
+from engine.seeding import AUGMENT, seeded
 from engine.tasks import Workspace
 from engine.training.interruptions import Stopped, StopRequest
 from engine.training.schedules import TrainProgress
+from imagesets.sets import open_set
+from probes.linear.augmented import AutoAugmented
 from probes.linear.sweep import ConcurrentSweeps
 from probes.tasks.attentive import PROTOCOLS, Attentive
 from probes.tasks.linear import Linear
@@ -33,8 +38,10 @@ def test_company_changes_no_bit_and_shares_the_stream(tmp_path):
     same(linear.run(export(), Workspace(cache=tmp_path / "linear", data="tiny:")), together[0])
 
 
-def test_a_stopped_training_continues_with_the_same_bits(tmp_path, monkeypatch):
-    whole = TASK.run(export(), Workspace(cache=tmp_path / "whole", data="tiny:"))
+@pytest.mark.parametrize("changes", [{}, dict(autoaugment=True, falling=(0.01, 1e-3))])
+def test_a_stopped_training_continues_with_the_same_bits(changes, tmp_path, monkeypatch):
+    task = replace(TASK, **changes)
+    whole = task.run(export(), Workspace(cache=tmp_path / "whole", data="tiny:"))
     space, pause, calls = Workspace(cache=tmp_path / "stopped", data="tiny:"), ConcurrentSweeps.pause, []
 
     def stopping(self):
@@ -45,9 +52,9 @@ def test_a_stopped_training_continues_with_the_same_bits(tmp_path, monkeypatch):
 
     monkeypatch.setattr(ConcurrentSweeps, "pause", stopping)
     with pytest.raises(Stopped):
-        TASK.run(export(), space)
+        task.run(export(), space)
     monkeypatch.setattr(ConcurrentSweeps, "pause", pause)
-    same(whole, TASK.run(export(), space))
+    same(whole, task.run(export(), space))
 
 
 @pytest.mark.parametrize(
@@ -77,3 +84,34 @@ def test_patches_tell_what_their_mean_does_not(tmp_path):
     for step in range(200):
         heads.step({"patches": tokens}, labels, TrainProgress(step=step, steps_per_epoch=20, epochs=10))
     assert heads.hits({"patches": tokens}, labels).item() > 250
+
+
+def test_vjepa2_sweeps_the_heads_of_its_configuration():
+    """configs/eval/vitl/in1k.yaml, whose batch is 1024; 20 epochs of 100 steps here."""
+    task = PROTOCOLS["attentive@vjepa2"].task
+    first, *others = task.grid(1024 / 256)
+    assert (first.lr, first.weight_decay) == (1e-3, 1e-3) and len(others) == 20 == len(task.rates) - 1
+    assert {head.lr for head in others} == {5e-4, 1e-3, 1.5e-3, 2e-3} and not any(head.decay for head in others)
+    for step in (0, 700, 1999):
+        falling = (1 + np.cos(np.pi * (step + 1) / 2000)) / 2
+        progress = TrainProgress(step=step, steps_per_epoch=100, epochs=20)
+        for schedule in (first.schedule, first.decay):
+            assert schedule.at(1e-3, progress) == pytest.approx(1e-3 * falling, abs=1e-12)
+    assert task.stream_name != PROTOCOLS["attentive@capi"].task.stream_name
+
+
+def test_autoaugment_is_timms_whatever_the_threads():
+    images, mean, std = open_set("tiny:", "train"), (0.48, 0.46, 0.41), (0.23, 0.22, 0.23)
+    settings = dict(size=24, interpolation="bicubic", rule="torchvision", seed=3, epoch=2, names=np.arange(64))
+    ours = AutoAugmented(**settings, mean=mean, std=std)
+    plain = create_transform(
+        24, True, auto_augment="original", interpolation="bicubic", re_prob=0.25, mean=mean, std=std, re_mode="pixel"
+    )
+    one_by_one = []
+    for index in range(64):
+        with seeded(AUGMENT, 3, 2, index):
+            pixels = plain(images.image(index)) * torch.tensor(std)[:, None, None] + torch.tensor(mean)[:, None, None]
+        one_by_one.append((255 * pixels).round().clamp(0, 255).byte())
+    with ThreadPoolExecutor(4) as pool:
+        together = list(pool.map(lambda index: ours(images, index), range(64)))
+    assert all(torch.equal(one, other) for one, other in zip(one_by_one, together, strict=True))
