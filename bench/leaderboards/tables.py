@@ -65,6 +65,7 @@ class Leaderboard:
     problems: tuple[str, ...] = ()  # a line for each file that could not be read
     published: frozenset[CheckpointUsed] = frozenset()  # rows with a paper's numbers, which compete with none
     ties: Mapping[Column, frozenset[Key]] = field(default_factory=dict)  # tested column -> who shares its first place
+    letters: Mapping[Column, Mapping[Key, str]] = field(default_factory=dict)  # main columns: who is level with whom
     results: Sequence[StoredResult] = ()  # behind the numbers
     folder: Path = Path()  # of the result files
     files: Mapping[str, Path] = field(default_factory=dict)  # format -> file that was written

@@ -14,7 +14,7 @@ from typing import Literal, get_args
 from bench.leaderboards.ranks import MeanRanks, RankCorrelation, health_correlations, mean_ranks
 from bench.leaderboards.tables import Cell, Leaderboard, cell_text, troubles, with_ties
 from bench.results.record import CheckpointUsed, Result, images_seen, number_text
-from bench.statistics.significance import Column, Key, PairedTestCache
+from bench.statistics.significance import Column, Key, PairedTestCache, tie_letters
 from checkpoints.export import spec_in
 from checkpoints.flops import forward_flops
 from engine.extensions import opening, source_files
@@ -39,6 +39,7 @@ class TableNumber:
     shade: int | None = None  # from 0, the worst of its column, to SHADES, the best
     interval: tuple[float, float] | None = None
     note: str = ""  # interval, images and seeds, for people
+    letters: str = ""  # shared with networks that a paired test cannot tell from it
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -124,8 +125,15 @@ def trained_networks(leaderboard: Leaderboard) -> Leaderboard:
 
 
 def networks_of(leaderboard: Leaderboard, cache: PairedTestCache[float]) -> Leaderboard:
-    """`trained_networks` with ties tested among themselves, also where raw pixels lead the whole leaderboard."""
-    return with_ties(trained_networks(leaderboard), leaderboard.results, cache)
+    """`trained_networks` with ties tested among themselves, also where raw pixels lead the whole leaderboard, and with
+    letters in each main column."""
+    networks = with_ties(trained_networks(leaderboard), leaderboard.results, cache)
+    columns = {}
+    for group, (main, *_) in networks.groups.items():
+        cells = {used.key: row[group, main] for used, row in networks.rows.items() if (group, main) in row}
+        ordered = sorted(cells.items(), key=lambda item: _order(item[1]))
+        columns[group, main] = {key: cell.mean for key, cell in ordered}
+    return replace(networks, letters=tie_letters(columns, networks.ties, networks.results, cache))
 
 
 def _overview(leaderboard: Leaderboard, tables: Sequence[ReportTable], ranked: MeanRanks) -> tuple[TableRow, ...]:
@@ -204,13 +212,16 @@ def _table(
         for metric in metrics:
             cell = cells[checkpoint].get((group, metric))
             first = checkpoint in networks.rows and networks.is_best(checkpoint, (group, metric))
+            is_level = first and level[metric]
+            letters = networks.letters.get((group, metric), {}).get(checkpoint.key, "a" if is_level else "")
             numbers.append(
                 TableNumber(
                     text=cell_text(cell, with_interval=metric == metrics[0]),
                     value=cell.mean if cell else None,
                     place=placed(cell, axis) if cell and metric == metrics[0] else None,
                     first=first,
-                    level=first and level[metric],
+                    level=is_level,
+                    letters=letters,
                     results=made_of,
                     interval=cell.interval if cell else None,
                 )

@@ -9,9 +9,10 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, is_dataclass
 from functools import partial
-from itertools import chain
+from itertools import chain, combinations
 from math import isfinite
 from pathlib import Path
+from string import ascii_letters
 from typing import Any, Generic, TypeVar
 
 import msgspec
@@ -22,6 +23,7 @@ from bench.statistics.matching import matched, p_value
 from bench.statistics.paired import holm
 
 VERSION = 1  # raise it when the same values would be tested otherwise
+LETTERED = 60  # checkpoints up to which all pairs of a column are tested: 1770 tests, half a millisecond to 12 ms each
 
 Test = TypeVar("Test")
 
@@ -96,11 +98,8 @@ def ties_with_best(
     columns: of each, checkpoint -> its number. best: column -> the best number, where there is one. Memory holds the
     arrays of the leaders of one group and of one other checkpoint at a time.
     """
-    by_group: dict[str, dict[Key, list[StoredResult]]] = defaultdict(lambda: defaultdict(list))
-    for stored in results:
-        by_group[stored.result.group][stored.result.checkpoint.key].append(stored)
     ties: dict[Column, frozenset[Key]] = {}
-    for group, by_checkpoint in by_group.items():
+    for group, by_checkpoint in _by_group(results).items():
         tested = {column: numbers for column, numbers in columns.items() if column[0] == group and column in best}
         p_values = _p_values(tested, best, by_checkpoint, cache)
         for column, numbers in tested.items():
@@ -112,6 +111,60 @@ def ties_with_best(
         for stored in chain.from_iterable(by_checkpoint.values()):
             stored.forget_arrays()
     return ties
+
+
+def _by_group(results: Iterable[StoredResult]) -> dict[str, dict[Key, list[StoredResult]]]:
+    by_group: dict[str, dict[Key, list[StoredResult]]] = defaultdict(lambda: defaultdict(list))
+    for stored in results:
+        by_group[stored.result.group][stored.result.checkpoint.key].append(stored)
+    return by_group
+
+
+def tie_letters(
+    columns: Mapping[Column, Mapping[Key, float]],
+    ties: Mapping[Column, frozenset[Key]],
+    results: Iterable[StoredResult],
+    cache: PairedTestCache[float],
+) -> dict[Column, dict[Key, str]]:
+    """(group, metric) -> checkpoint -> its letters: two checkpoints share one where no paired test tells them apart.
+
+    A compact letter display: each letter is a largest set of checkpoints of which none differs from another (Piepho
+    2004, doi:10.1198/1061860043515), without those of one checkpoint. Comparisons with the leader are those of
+    `ties_with_best`; all others are Holm-corrected together. Columns of more than LETTERED checkpoints have none.
+
+    columns: of each, checkpoint -> its number, the best first. ties: of `ties_with_best`.
+    """
+    by_group = _by_group(results)
+    letters = {}
+    for column, numbers in columns.items():
+        if column in ties and len(numbers) <= LETTERED:
+            by_checkpoint = by_group[column[0]]
+            leader, *others = numbers
+            p = {}
+            for first, second in combinations(others, 2):
+                matches, _ = matched(by_checkpoint[first], by_checkpoint[second], (first[0], second[0]))
+                with suppress(ValueError):  # no paired test is possible: they count as different
+                    if len(matches) == 1:
+                        test = partial(p_value, matches[0], column[1])
+                        p[first, second] = cache.get(matches[0].identities, column[1], test)
+            corrected = zip(p, holm(list(p.values())), strict=True)
+            level = [(leader, key) for key in ties[column] - {leader}] + [pair for pair, at in corrected if at > LEVEL]
+            letters[column] = _letters_of(list(numbers), level)
+            for stored in chain.from_iterable(by_checkpoint.values()):
+                stored.forget_arrays()
+    return letters
+
+
+def _letters_of(keys: Sequence[Key], level: Iterable[tuple[Key, Key]]) -> dict[Key, str]:
+    """Letters of checkpoints, the best first, of which some pairs are level."""
+    from networkx import Graph, find_cliques
+
+    places = {key: place for place, key in enumerate(keys)}
+    groups = sorted(sorted(map(places.__getitem__, clique)) for clique in find_cliques(Graph(level)))
+    return {
+        key: "".join(letter for letter, group in zip(ascii_letters, groups, strict=False) if place in group)
+        for key, place in places.items()
+    }
 
 
 def _p_values(

@@ -10,6 +10,7 @@ import re
 import shutil
 import subprocess
 from dataclasses import replace
+from itertools import combinations
 from pathlib import Path
 
 import numpy as np
@@ -48,7 +49,7 @@ from bench.sharing.record import check_record, write_record
 from bench.statistics.compare import compare
 from bench.statistics.intervals import LEVEL
 from bench.statistics.paired import holm
-from bench.statistics.significance import p_value_cache
+from bench.statistics.significance import _letters_of, p_value_cache
 from checkpoints.export import ViTExport, spec_in
 from checkpoints.flops import forward_flops
 from checkpoints.training_cost import TrainingCost
@@ -678,6 +679,28 @@ def test_ties_are_those_of_bench_compare(compared):
         level = {leader} | {name for name, corrected in zip(others, holm(p), strict=True) if corrected > LEVEL}
         assert {row.name for row in table.rows if row.numbers[0].first} == level
         assert {"n0", "n1"} <= level and not {"n2", "n3"} & level and table.beats_pixels is False
+
+
+def test_networks_share_a_letter_where_bench_compare_cannot_tell_them_apart(compared):
+    """Comparisons with the leader are corrected together, and all others are."""
+    for table in overview_of(compared).tables:
+        networks = [row for row in table.rows if row.kind == "measured"]
+        p = {
+            pair: compare(compared, [row.name for row in pair], protocol=table.result.protocol.name).found[0].paired.p
+            for pair in combinations(networks, 2)
+        }
+        leaders = [pair for pair in p if pair[0] is networks[0]]
+        for family in (leaders, [pair for pair in p if pair not in leaders]):
+            for pair, corrected in zip(family, holm([p[pair] for pair in family]), strict=True):
+                first, second = ({*row.numbers[0].letters} for row in pair)
+                assert bool(first & second) == (corrected > LEVEL)
+
+
+def test_letters_are_the_largest_groups_that_are_level():
+    keys = [(name, "") for name in "pqrst"]
+    p, q, r, s, t = keys
+    assert _letters_of(keys, [(p, q), (q, r), (r, s), (q, s)]) == {p: "a", q: "ab", r: "b", s: "b", t: ""}
+    assert _letters_of(keys, []) == dict.fromkeys(keys, "")
 
 
 def test_mean_ranks_have_intervals_from_the_same_resamples(compared):
