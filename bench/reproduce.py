@@ -225,7 +225,9 @@ def _imported(value: PublishedValue, reference: str, setup: Setup) -> tuple[list
     own_network = run_name(value) in setup.checkpoints and run_name(value) != value.checkpoint
     branch = [] if own_network or value.network in ("", START) else ["--branch", value.network]
     options = [*branch, *importer[1:]]
-    if not options or is_export(Path(reference).expanduser()) or scheme in TIMM_SCHEMES:
+    if scheme in TIMM_SCHEMES:  # which say all but at which size of the images the weights were evaluated
+        options = importer[1:] if importer[1:2] == ["--image-size"] else []
+    if not options or is_export(Path(reference).expanduser()):
         return [], named
     folder = str(setup.out / "imports" / run_name(value))
     return [["bench", "import", named, "--out", folder, *options]], folder

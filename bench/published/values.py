@@ -150,6 +150,7 @@ TABLES = {
     "dinov2:card": "released weights: ImageNet, its V2, depth, segmentation, retrieval",
     "dinov2:readme": "what its training commands should reach",
     "dinov3:card": "released weights: shifted ImageNets, segmentation, depth, retrieval, video",
+    "dinov3-in1k-probes:readme": "linear probes of DINOv3 by others",
     "capi:readme": "released weights: neighbours among ADE20K's patches, attentive probe",
     "franca:readme": "released weights: k-NN, linear probe, Hummingbird, segmentation",
     "pixio:readme": "linear depth and segmentation beside MAE, DINOv2 and DINOv3",

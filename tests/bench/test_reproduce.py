@@ -151,13 +151,15 @@ def test_the_commands_of_a_script_are_commands(table, tmp_path):
 def test_the_commands_that_decide_why_numbers_differ_are_commands():
     page = (Path(__file__).parents[2] / "docs/why-numbers-differ.md").read_text()
     runs = [shlex.split(line) for line in page.splitlines() if line.startswith("bench run ")]
+    imports = [parse_arguments(shlex.split(line)[1:]) for line in page.splitlines() if line.startswith("bench import ")]
+    sources = {str(arguments.out): arguments.source for arguments in imports}
     for words in runs:
         arguments = parse_arguments(words[1:])
         chosen = choose_protocols(arguments.suite, catalogue())
         changed = changed_protocols(chosen, arguments.set)
         assert all(bool(protocol.changes) == bool(arguments.set) for protocol in changed), words
         (reference,) = arguments.checkpoint
-        scheme, _, name = reference.partition(":")
+        scheme, _, name = sources.get(reference, reference).partition(":")
         assert scheme in source_files("importers") and (scheme != "timm" or timm.is_model_pretrained(name)), reference
     assert len(runs) > 15
 
@@ -188,6 +190,17 @@ def test_a_network_that_is_not_the_usual_one_is_imported(tmp_path, exports):
     assert run[3] == str(exports[0])
     trained, run = commands_of(value, setup(tmp_path))
     assert trained[1] == "pretrain" and run[3].endswith("/export-online")
+
+
+def test_weights_are_imported_at_the_size_of_the_published_images(tmp_path):
+    value = value_of("dinov2:card", "dinov2-l", "top1_k20")
+    folder, size = str(tmp_path / "imports" / "dinov2-l"), ["--image-size", "224"]
+    for reference in ("timm:vit_large_patch14_dinov2.lvd142m", "dinov2:dinov2_vitl14_pretrain.pth"):
+        first, run = commands_of(value, setup(tmp_path, checkpoints={"dinov2-l": reference}))
+        assert first == ["bench", "import", reference, "--out", folder, *size] and run[3] == folder
+    value = value_of("dinov2:card", "dinov2-l-518", "rmse")  # positions that were resized once are not resized again
+    (run,) = commands_of(value, setup(tmp_path, checkpoints={"dinov2-l-518": reference}))
+    assert run[3] == reference
 
 
 def test_commands_for_several_processes(tmp_path):
