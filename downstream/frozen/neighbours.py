@@ -5,13 +5,15 @@ Facts of vpariza/open-hummingbird-eval 5e79da2 and facebookresearch/capi 98b4fa1
 N images, M patches of a memory, Q patches that are asked about, D width, K classes, P pixels of a patch.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import torch
 from scipy.optimize import linear_sum_assignment, minimize
 from torch import Tensor
 from torch.nn import functional as F
+
+from engine.rows import row_slices
 
 TOGETHER = 1 << 22  # labels of neighbours that are counted at once
 
@@ -52,7 +54,8 @@ def attended_labels(similarities: np.ndarray, neighbour_pixels: np.ndarray, clas
     """
     weights = torch.from_numpy(similarities / np.float32(beta)).softmax(dim=1).numpy()
     label_shares = np.empty((len(weights), classes), np.float32)
-    for part in _parts(len(weights), weights.shape[1] * max(classes, neighbour_pixels.shape[2])):
+    step = max(1, TOGETHER // (weights.shape[1] * max(classes, neighbour_pixels.shape[2])))
+    for part in row_slices(len(weights), step):
         shares = class_shares(neighbour_pixels[part].reshape(-1, neighbour_pixels.shape[2]), classes)
         label_shares[part] = np.einsum("qk,qkc->qc", weights[part], shares.reshape(*weights[part].shape, classes))
     return label_shares
@@ -72,14 +75,9 @@ def most_frequent(labels: np.ndarray, axis: int) -> np.ndarray:
 def voted_pixels(neighbour_pixels: np.ndarray) -> np.ndarray:
     """Labels (Q, k, P) of neighbours -> those of the patches (Q, P), each pixel by a vote of the k at its own place."""
     labels = np.empty((len(neighbour_pixels), neighbour_pixels.shape[2]), neighbour_pixels.dtype)
-    for part in _parts(len(labels), neighbour_pixels[0].size if len(labels) else 1):
+    for part in row_slices(len(labels), max(1, TOGETHER // max(1, neighbour_pixels[:1].size))):
         labels[part] = most_frequent(neighbour_pixels[part], axis=1)
     return labels
-
-
-def _parts(count: int, size: int) -> Iterator[slice]:
-    step = max(1, TOGETHER // size)
-    return (slice(start, min(start + step, count)) for start in range(0, count, step))
 
 
 def confusion(predicted: np.ndarray, labels: np.ndarray, classes: int, ignored: Sequence[int]) -> np.ndarray:

@@ -36,6 +36,7 @@ from downstream.frozen.task import (
     UsableScenes,
     areas_score,
     backbone_of,
+    check_features,
     closing_seconds,
     loaded_batches,
     own_share,
@@ -142,9 +143,7 @@ def patches_of(
                 target = slice(place * per_image, (place + 1) * per_image)
                 pixels[target] = own[kept]
                 for layer, of_batch in zip(layers, values, strict=True):
-                    if not np.isfinite(of_batch[number]).all():
-                        path = scenes.image(int(images.places[place]))
-                        raise ValueError(f"{path}: features of layer {layer[0]} are not finite")
+                    check_features(torch.from_numpy(of_batch[number]), scenes.image(int(images.places[place])))
                     files[layer][target] = of_batch[number][kept]
             for marks in done.values():
                 marks[places] = True

@@ -163,6 +163,12 @@ def patch_maps(backbone: Backbone, images: Tensor, layers: Sequence[Layer], cls:
     return maps
 
 
+def check_features(features: Tensor, path: Path) -> None:
+    """ValueError, naming the image's file, for features that are NaN or infinite."""
+    if not features.isfinite().all():
+        raise ValueError(f"{path}: its features are not finite; check the image, or the checkpoint's weights")
+
+
 def with_class_token(patches: Tensor, cls: Tensor) -> Tensor:
     """Patch map (B, D, h, w) and class tokens (B, D) -> (B, 2D, h, w)."""
     return torch.cat([patches, cls[..., None, None].expand_as(patches)], dim=1)

@@ -26,6 +26,7 @@ from downstream.frozen.segmentation import normalised
 from downstream.frozen.task import (
     FrozenTask,
     backbone_of,
+    check_features,
     closing_seconds,
     patch_maps,
     resampled_metrics,
@@ -162,7 +163,9 @@ class Correspondence(FrozenTask):
         image = scene_image(scenes, index)
         pixels = vision.pil_to_tensor(steps.squared(image, self.side))
         view = centre_padded(normalised(pixels, MEAN, STD)[None], backbone.spec.patch_size)
-        return ImagePatches(patch_maps(backbone, view, [(-1, self.final_norm)])[0][0], image.size)
+        patches = patch_maps(backbone, view, [(-1, self.final_norm)])[0][0]
+        check_features(patches, scenes.image(index))
+        return ImagePatches(patches, image.size)
 
     def matched(
         self, scenes: SceneSet, number: int, patches: Mapping[int, ImagePatches]

@@ -18,7 +18,7 @@ from checkpoints.frozen import FrozenExport, FrozenSpec, vit_spec
 from downstream.data.scenes import SceneSet, scene_image
 from downstream.frozen import discovery as steps
 from downstream.frozen.segmentation import normalised, to_whole_patches
-from downstream.frozen.task import FrozenTask, UsableScenes, backbone_of, shared_out, whole_patches
+from downstream.frozen.task import FrozenTask, UsableScenes, backbone_of, check_features, shared_out, whole_patches
 from engine.settings import PositiveFloat, PositiveInt, ProperFraction
 from engine.tasks import Metric, Outcome, Protocol, Workspace
 from engine.work import Kind, Part, Scale, Work, seconds_of
@@ -94,7 +94,9 @@ class Discovery(FrozenTask):
     def box(self, keys: torch.Tensor, patch: int, size: tuple[int, int]) -> np.ndarray:
         """Keys (h, w, D) of the patches of an image of `size` (height, width) -> the box (4,) of its object."""
         flat, grid = keys.flatten(0, 1), (keys.shape[0], keys.shape[1])
-        if self.method == "lost":
+        if len(flat) == 1:  # the image is one patch, and cannot be cut
+            seed, foreground = 0, np.ones(1, bool)
+        elif self.method == "lost":
             seed, _, similar = steps.lost_seed(flat, self.k)
             foreground = similar.cpu().numpy()
         else:
@@ -108,6 +110,7 @@ def boxes_of(tasks: Sequence[Discovery], backbone: Backbone, scenes: SceneSet, i
     scenes.outlined.check_size(index, image.height, image.width)
     pixels = to_whole_patches(normalised(vision.pil_to_tensor(image), MEAN, STD)[None], patch)
     keys = backbone.keys(pixels.to(backbone.mean.device))[0]
+    check_features(keys, scenes.image(index))
     return [task.box(keys, patch, (image.height, image.width)) for task in tasks]
 
 

@@ -20,7 +20,15 @@ from checkpoints.frozen import FrozenExport, FrozenSpec
 from downstream.data.listing import IGNORED
 from downstream.data.scenes import SceneSet, mask_classes, scene_image
 from downstream.frozen import propagation as steps
-from downstream.frozen.task import FrozenTask, backbone_of, closing_seconds, patch_maps, resampled_metrics, shared_out
+from downstream.frozen.task import (
+    FrozenTask,
+    backbone_of,
+    check_features,
+    closing_seconds,
+    patch_maps,
+    resampled_metrics,
+    shared_out,
+)
 from downstream.layouts.davis import FEWEST
 from engine.resampling import resamples_of
 from engine.settings import NonNegativeInt, PositiveFloat, PositiveInt
@@ -153,6 +161,7 @@ class VideoPropagation(FrozenTask):
                 steps.resized_frame(pixels, (grid[0] * spec.patch_size, grid[1] * spec.patch_size))
             )
             features = patch_maps(backbone, frame[None], [(-1, True)])[0][0].flatten(1).T
+            check_features(features, scenes.image(index))
             if start is None:
                 start, masks = features, masks.to(features)
                 near = steps.near(grid, self.radius, features.device)

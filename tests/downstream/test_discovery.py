@@ -110,6 +110,19 @@ def test_what_cannot_be_evaluated(tmp_path):
     assert np.isnan(found.arrays["boxes"][2]).all() and len(found.facts["val"]["skipped"]) == 1
 
 
+def test_an_image_of_one_patch_is_its_own_box(tmp_path):
+    for task in (LOST, TOKENCUT):
+        assert task.box(torch.ones(1, 1, 4), 8, (7, 5)).tolist() == [0, 0, 5, 7]
+
+
+def test_features_that_are_not_finite_are_named(tmp_path):
+    export = export_of()
+    export.tensors["blocks.2.attn.qkv.weight"].fill_(float("nan"))
+    with pytest.raises(ValueError, match=r"000000\.jpg: its features are not finite") as caught:
+        LOST.run(export, workspace(tmp_path, "tiny-trainval:"))
+    assert "\n" not in str(caught.value)
+
+
 def test_patches_of_fourteen_pixels(tmp_path):
     """Zeros to the right and below make whole patches; boxes end with the image."""
     found = LOST.run(
