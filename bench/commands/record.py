@@ -35,6 +35,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="NAME=SPDX",
         help="of a checkpoint's weights, where their source names none, such as mae-s=apache-2.0",
     )
+    parser.add_argument(
+        "--verified-by",
+        nargs="+",
+        default=[],
+        metavar="NAME=URL",
+        help="where the authors of a checkpoint confirm its numbers, such as their comment, commit or DOI",
+    )
     add_publication(parser)
     parser.add_argument(
         "--sign",
@@ -66,7 +73,12 @@ def run(arguments: argparse.Namespace) -> int:
     if not arguments.out:
         raise ValueError("record of what? give the folder that `bench run --out` wrote to: bench record OUT --to DIR")
     publication = publication_from(
-        arguments.model_id, arguments.hub_dataset, arguments.source, arguments.organization, arguments.licence
+        arguments.model_id,
+        arguments.hub_dataset,
+        arguments.source,
+        arguments.organization,
+        arguments.licence,
+        arguments.verified_by,
     )
     write_record(arguments.out, arguments.to, publication, arguments.sign)
     say(f"written: {arguments.to}; bench record --check {shlex.quote(str(arguments.to))} proves that it agrees")

@@ -19,7 +19,7 @@ from bench.reporting.page import figures_of, packed, rendered
 from bench.results.record import CheckpointUsed, read_result, result_files
 from bench.results.store import StoredResult
 from bench.sharing.card import CardSubject, read_config
-from bench.sharing.record import check_record, rerun_script
+from bench.sharing.record import check_record, publication_of, rerun_script
 from bench.statistics.significance import Key, PairedTestCache
 from checkpoints.export import CARD
 from engine.files import digest, folder_atomic, write_atomic
@@ -58,8 +58,14 @@ def site_pages(records: Sequence[Path], title: str) -> dict[str, str]:
     report = contents(leaderboard, networks_of(leaderboard, cache))
     links = {leaderboard.names[used]: f"checkpoints/{slug(*used.key)}.html" for used in leaderboard.rows}
     links |= {table.group: f"protocols/{slug(table.group)}.html" for table in report.tables}
+    confirmed = {
+        leaderboard.names[used]: url
+        for used in leaderboard.rows
+        if used.key in places and (url := publication_of(places[used.key]).verified_by.get(used.name))
+    }
     shared = {
         "report": report,
+        "confirmed": confirmed,
         "records": [record.resolve().name for record in records],
         "svg": _markup,
         "verdict": verdict,

@@ -55,7 +55,7 @@ def hub_names(licence: str) -> dict[str, str]:
 
 
 IMAGENET = "ILSVRC/imagenet-1k"  # on the Hub
-HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
+HUB_ID, HUB_FORM = r"[A-Za-z0-9][\w.-]*/[\w.-]+", "ORG/NAME, such as cifar10=uoft-cs/cifar10"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,6 +67,7 @@ class Publication:
     source: str = ""  # URL of where results, logs and commands are published
     organization: str = ""  # who evaluated
     licences: Mapping[str, str] = field(default_factory=dict)  # name of a checkpoint -> SPDX's name of its licence
+    verified_by: Mapping[str, str] = field(default_factory=dict)  # name of a checkpoint -> where its authors confirm it
 
     def dataset(self, data: DataUsed) -> str:
         """Id on the Hub: as the user says, or of images that are known by their numbers; "" where there is none."""
@@ -80,36 +81,34 @@ def publication_from(
     source: str,
     organization: str = "",
     licences: Sequence[str] = (),
+    verified_by: Sequence[str] = (),
 ) -> Publication:
     """What options say. ValueError names the option and what to write."""
     if source and not re.fullmatch(r"https?://\S+", source):
         raise ValueError(f"--source {source}: write a URL, such as https://github.com/me/results")
     return Publication(
-        models=_named_ids(models, "--model-id"),
-        datasets=_named_ids(datasets, "--hub-dataset"),
+        models=_named(models, "--model-id", HUB_FORM, HUB_ID),
+        datasets=_named(datasets, "--hub-dataset", HUB_FORM, HUB_ID),
         source=source,
         organization=organization,
-        licences=_named_licences(licences),
+        licences={
+            name: spdx_name(licence, "--licence")
+            for name, licence in _named(licences, "--licence", "SPDX, such as mae-s=apache-2.0", "[^=]+").items()
+        },
+        verified_by=_named(
+            verified_by, "--verified-by", "URL, such as mae-s=https://doi.org/10.5281/...", r"https?://\S+"
+        ),
     )
 
 
-def _named_ids(texts: Sequence[str], option: str) -> dict[str, str]:
+def _named(texts: Sequence[str], option: str, form: str, pattern: str) -> dict[str, str]:
+    """NAME=VALUE texts. ValueError, with the form to write, for a value that does not match the pattern."""
     values = {}
     for text in texts:
-        name, equals, place = text.partition("=")
-        if not (equals and name and HUB_ID.fullmatch(place)):
-            raise ValueError(f"{option} {text}: write NAME=ORG/NAME, such as cifar10=uoft-cs/cifar10")
-        values[name] = place
-    return values
-
-
-def _named_licences(texts: Sequence[str]) -> dict[str, str]:
-    values = {}
-    for text in texts:
-        name, equals, licence = text.rpartition("=")
-        if not (equals and name):
-            raise ValueError(f"--licence {text}: write NAME=SPDX, such as mae-s=apache-2.0")
-        values[name] = spdx_name(licence, "--licence")
+        match = re.fullmatch(f"(.+?)=({pattern})", text)
+        if not match:
+            raise ValueError(f"{option} {text}: write NAME={form}")
+        values[match[1]] = match[2]
     return values
 
 

@@ -212,6 +212,9 @@ def copied_files(out: Path, publication: Publication) -> Iterator[tuple[str, byt
         for file in (path, path.with_suffix(".npz"), path.with_suffix(".log")):
             if file.exists():
                 yield str(file.relative_to(out)), _shared(file)
+    if unknown := publication.verified_by.keys() - {checkpoint.name for checkpoint in used.values()}:
+        names = ", ".join(checkpoint.name for checkpoint in used.values())
+        raise ValueError(f"--verified-by {min(unknown)}: no result is of this checkpoint; choose one of {names}")
     for checkpoint in used.values():
         if source := _export_of(out, checkpoint):
             for path in (*(source / name for name in KEPT[:2]), *_of_training(source)):

@@ -621,6 +621,18 @@ def test_two_records_are_one_site_with_the_newest_of_each_number(compared, recor
     assert len(merged_results([record, again])[0]) == len(merged_results([record])[0])
 
 
+def test_a_row_that_its_authors_confirm_is_marked(compared, bench, tmp_path):
+    where = "https://example.org/pull/1#comment=2"
+    assert bench("record", compared, "--to", tmp_path / "r", "--verified-by", f"n1={where}")[0] == 0
+    assert list(check_record(tmp_path / "r")) == []
+    pages = site_pages([tmp_path / "r"], "t")
+    (own,) = [text for name, text in pages.items() if name.startswith("checkpoints/n1-")]
+    assert pages["index.html"].count(f'href="{where}"') == 1 and f'href="{where}"' in own
+    for wrong in ("n9=https://example.org", "n1=yes"):
+        code, _, told = bench("record", compared, "--to", tmp_path / "x", "--verified-by", wrong)
+        assert code == 2 and "--verified-by n" in told and not (tmp_path / "x").exists()
+
+
 def test_a_record_that_was_changed_makes_no_site(record, bench, tmp_path):
     changed = tmp_path / "changed"
     shutil.copytree(record, changed)
