@@ -284,29 +284,23 @@ def merged_notes(notes: Sequence[str], names: Sequence[str]) -> tuple[str, ...]:
     )
 
 
-def sweep_of(table: ReportTable, pattern: str) -> dict[float, int]:
-    """Value that a metric's name holds, such as the k of `top1_k20` -> place of the metric in the table."""
-    matches = {at: re.fullmatch(pattern, metric) for at, metric in enumerate(table.metrics)}
-    of_first = next((match[1] for match in matches.values() if match), "")
-    return {float(match[2]): at for at, match in matches.items() if match and match[1] == of_first}
-
-
-def points_in(row: TableRow, sweep: Mapping[float, int]) -> list[tuple[float, TableNumber]]:
-    """Value and number of a sweep, where the row has one."""
-    return [(x, row.numbers[at]) for x, at in sweep.items() if row.numbers[at].value is not None]
-
-
-def by_block(row: TableRow, table: ReportTable) -> list[tuple[float, TableNumber]]:
-    """Block, from 1 on, and its number; the last block's is the main one. Empty for a protocol of the last alone."""
-    points = points_in(row, sweep_of(table, BLOCK))
-    return [*points, (points[-1][0] + 1, row.numbers[0])] if points and row.numbers[0].value is not None else []
+def sweep_of(row: TableRow, table: ReportTable, pattern: str) -> list[tuple[float, TableNumber]]:
+    """What metrics' names hold, such as the k of `top1_k20`, and their numbers, of the first metric that is swept; of
+    blocks the main number is the last one's."""
+    matches = [(re.fullmatch(pattern, metric), row.numbers[at]) for at, metric in enumerate(table.metrics)]
+    of_first = next((match[1] for match, _ in matches if match), "")
+    numbers = {float(match[2]): number for match, number in matches if match and match[1] == of_first}
+    points = [(x, numbers[x]) for x in sorted(numbers) if numbers[x].value is not None]
+    if pattern == BLOCK and points and row.numbers[0].value is not None:
+        points.append((points[-1][0] + 1, row.numbers[0]))
+    return points
 
 
 def best_blocks(table: ReportTable) -> str:
     """Of each network the best block and how far the last is behind it; "" for a protocol of the last alone."""
     parts = []
     for row in competing(table):
-        if points := by_block(row, table):
+        if points := sweep_of(row, table, BLOCK):
             values = {block: number.value or 0.0 for block, number in points}
             best, last = (max if table.higher else min)(values, key=values.__getitem__), points[-1][0]
             loss = "the last" if best == last else f"the last is {abs(values[best] - values[last]):.3g} worse"

@@ -10,7 +10,7 @@ import io
 import json
 import re
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from html import escape
 from pathlib import Path
 from textwrap import wrap
@@ -21,9 +21,7 @@ from bench.reporting.contents import (
     ReportContents,
     ReportTable,
     TableNumber,
-    by_block,
     competing,
-    points_in,
     sweep_of,
 )
 from checkpoints.training_cost import COST_UNITS
@@ -35,6 +33,7 @@ if TYPE_CHECKING:
 
 FigureFormat = Literal["png", "svg", "pdf"]
 Points = Sequence[tuple[float, float]]
+Texts = tuple[str, str, str]  # title of a panel, and what its axes of x and y mean
 Style = Mapping[str, Any]  # of matplotlib's lines: colour, marker, dashes
 # Okabe and Ito's palette for colour-blind readers, without yellow, which is too light on white.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00")
@@ -102,34 +101,27 @@ def board_styles(report: ReportContents) -> dict[str, Style]:
 
 def sweep_figures(report: ReportContents, width: float = PAGE) -> "dict[str, Figure]":
     """Accuracy over k of k-NN, shots and blocks: name -> figure, with a panel for each table that has several."""
-    from matplotlib.ticker import MaxNLocator
-
     styles, shown, figures = board_styles(report), shown_names(report), {}
     for name, (pattern, label) in SWEEPS.items():
-        panels = {table.group: sweep for table in report.tables if len(sweep := sweep_of(table, pattern)) > 1}
-        if not panels:
-            continue
-        figure, drawn = _axes(len(panels), width)
-        for axes, (group, sweep) in zip(drawn, panels.items(), strict=True):
-            table = next(table for table in report.tables if table.group == group)
-            by_name = {
-                row.name: by_block(row, table) if name == "blocks" else points_in(row, sweep) for row in table.rows
-            }
-            if name == "blocks" and table.unit == "%":
-                _draw_floors(axes, table, styles)
-            for row_name, points in by_name.items():
-                if row_name in shown and points:
-                    _draw_numbers(axes, points, styles[row_name])
-            if name == "blocks":
-                axes.xaxis.set_major_locator(MaxNLocator(TICKS, integer=True))
+
+        def draw(axes: "Axes", panel: Any, pattern: str = pattern, label: str = label) -> Texts:
+            table, by_name = panel
+            for row_name in filter(by_name.get, shown):
+                _draw_numbers(axes, by_name[row_name], styles[row_name])
+            if pattern == BLOCK:
+                _count_axis(axes)
+                if table.unit:  # ranks of raw pixels are of another order
+                    _draw_floors(axes, table, styles)
             else:
-                _log_axis(axes, list(sweep))
-                axes.set_xticks(list(sweep), [f"{x:g}" for x in sweep])
-            _title(axes, group)
-            axes.set_xlabel(label)
-            axes.set_ylabel(in_unit(table.metrics[0].split("_")[0], table.unit))
-        _legend(figure, {name: styles[name] for name in shown})
-        figures[f"accuracy over {name}"] = figure
+                places = sorted({x for points in by_name.values() for x, _ in points})
+                _log_axis(axes, places)
+                axes.set_xticks(places, [f"{x:g}" for x in places])
+            return table.group, label, in_unit(table.metrics[0].split("_")[0], table.unit)
+
+        swept = [(table, {row.name: sweep_of(row, table, pattern) for row in table.rows}) for table in report.tables]
+        panels = [panel for panel in swept if any(len(points) > 1 for points in panel[1].values())]
+        if panels:
+            figures[f"accuracy over {name}"] = _figure(panels, draw, {name: styles[name] for name in shown}, width)
     return figures
 
 
@@ -147,6 +139,18 @@ def scatter_figures(report: ReportContents, width: float = PAGE) -> "dict[str, F
     styles, shown, figures = board_styles(report), shown_names(report), {}
     spent = {str(used["name"]): {"parameters": used["parameters"], **used["cost"]} for used in report.checkpoints}  # type: ignore[dict-item]
     for cost, label in COSTS.items():
+
+        def draw(axes: "Axes", panel: Any, label: str = label) -> Texts:
+            table, points = panel
+            best = pareto({name: (x, number.value or 0.0) for name, (x, number) in points.items()}, table.higher)
+            axes.plot(*zip(*best, strict=True), color=INK, alpha=0.5, linewidth=1, drawstyle="steps-post")
+            for name, point in points.items():
+                _draw_numbers(axes, [point], styles[name])
+            _draw_floors(axes, table, styles)
+            _log_axis(axes, [x for x, _ in points.values()])
+            axes.margins(0.1)
+            return table.group, label, in_unit(table.metrics[0], table.unit)
+
         panels = []
         for table in (table for table in report.tables if table.result.task != "health"):
             points = {
@@ -157,22 +161,9 @@ def scatter_figures(report: ReportContents, width: float = PAGE) -> "dict[str, F
             }
             if len({x for x, _ in points.values()}) > 1:
                 panels.append((table, points))
-        if not panels:
-            continue
-        figure, drawn = _axes(len(panels), width)
-        for axes, (table, points) in zip(drawn, panels, strict=True):
-            best = pareto({name: (x, number.value or 0.0) for name, (x, number) in points.items()}, table.higher)
-            axes.plot(*zip(*best, strict=True), color=INK, alpha=0.5, linewidth=1, drawstyle="steps-post")
-            for name, point in points.items():
-                _draw_numbers(axes, [point], styles[name])
-            _draw_floors(axes, table, styles)
-            _log_axis(axes, [x for x, _ in points.values()])
-            axes.margins(0.1)
-            _title(axes, table.group)
-            axes.set_xlabel(label)
-            axes.set_ylabel(in_unit(table.metrics[0], table.unit))
-        _legend(figure, {name: styles[name] for name in shown})
-        figures[f"accuracy against {label.partition(',')[0]}"] = figure
+        if panels:
+            name = f"accuracy against {label.partition(',')[0]}"
+            figures[name] = _figure(panels, draw, {name: styles[name] for name in shown}, width)
     return figures
 
 
@@ -186,31 +177,27 @@ def robustness_figures(report: ReportContents, width: float = PAGE) -> "dict[str
     from scipy.special import expit, logit
 
     styles, shown = board_styles(report), shown_names(report)
-    panels = [(table, *panel) for table in report.tables for panel in shifted_accuracies(table).items()]
-    if not panels:
-        return {}
-    figure, drawn = _axes(len(panels), width)
-    for axes, (table, name, by_name) in zip(drawn, panels, strict=True):
-        title = table.group
-        for row_name in filter(by_name.__contains__, shown):
+
+    def draw(axes: "Axes", panel: Any) -> Texts:
+        table, name, by_name = panel
+        for row_name in filter(by_name.get, shown):
             clean, shifted = by_name[row_name]
             style = {"marker": ".", **styles[row_name]}
-            _draw_numbers(axes, [(clean.value or 0.0, shifted)], style)
-            ends = clean.interval or ()
-            axes.plot(ends, [shifted.value or 0.0] * len(ends), color=style["color"], linewidth=0.8)
-        networks = [row.name for row in competing(table) if row.name in by_name]
-        x, y = np.clip([[number.value for number in by_name[name]] for name in networks], 0.1, 99.9).T / 100
+            _draw_numbers(axes, [(clean.value, shifted)], style)
+            axes.plot(clean.interval or (), [shifted.value] * 2 * bool(clean.interval), color=style["color"], lw=0.8)
+        title, networks = table.group, [row.name for row in competing(table) if row.name in by_name]
+        accuracies = np.array([[number.value for number in by_name[name]] for name in networks]).reshape(-1, 2)
+        x, y = accuracies.clip(0.1, 99.9).T / 100
         if len(set(x)) > 2:
-            slope, start = np.polyfit(logit(x), logit(y), 1)
-            line = np.linspace(x.min(), x.max())
-            axes.plot(100 * line, 100 * expit(slope * logit(line) + start), color=INK, alpha=0.5, linewidth=1)
-            above = 100 * (y - expit(slope * logit(x) + start))
+            line, fit = np.linspace(x.min(), x.max()), np.polyfit(logit(x), logit(y), 1)
+            axes.plot(100 * line, 100 * expit(np.polyval(fit, logit(line))), color=INK, alpha=0.5, linewidth=1)
+            above = 100 * (y - expit(np.polyval(fit, logit(x))))
             title += f"; {networks[above.argmax()]} {above.max():+.1f}"
-        _title(axes, title)
-        axes.set_xlabel("clean top1, %")
-        axes.set_ylabel(f"top1 on {name}, %")
-    _legend(figure, {name: styles[name] for name in shown})
-    return {"robustness against clean accuracy": figure}
+        return title, "clean top1, %", f"top1 on {name}, %"
+
+    panels = [(table, *panel) for table in report.tables for panel in shifted_accuracies(table).items()]
+    drawn = {name: styles[name] for name in shown}
+    return {"robustness against clean accuracy": _figure(panels, draw, drawn, width)} if panels else {}
 
 
 def shifted_accuracies(table: ReportTable) -> dict[str, dict[str, tuple[TableNumber, TableNumber]]]:
@@ -255,13 +242,12 @@ def training_figure(
     if not drawn:
         return None
     styles = styles or styles_of(logs)
-    figure, panels = _axes(len(drawn), width)
-    for axes, (value, by_name) in zip(panels, drawn.items(), strict=True):
-        _draw_lines(axes, by_name, styles)
-        _title(axes, CURVES[value])
-        axes.set_xlabel(ALONG[along])
-    _legend(figure, {name: styles[name] for name in logs})
-    return figure
+
+    def draw(axes: "Axes", value: str) -> Texts:
+        _draw_lines(axes, drawn[value], styles)
+        return CURVES[value], ALONG[along], ""
+
+    return _figure(list(drawn), draw, {name: styles[name] for name in logs}, width)
 
 
 def in_unit(metric: str, unit: str) -> str:
@@ -277,36 +263,28 @@ def points_of(lines: Sequence[Mapping[str, float]], value: str, along: str = "ep
 
 def lines_figure(curves: Mapping[str, Points], x: str, y: str, styles: Mapping[str, Style] | None = None) -> "Figure":
     """One line for each name. x, y: what the axes mean; x counts something."""
-    from matplotlib.ticker import MaxNLocator
-
     styles = styles or styles_of(curves)
-    figure, (axes,) = _axes(1, PAGE / 2)
-    _draw_lines(axes, curves, styles)
-    axes.xaxis.set_major_locator(MaxNLocator(TICKS, integer=True))
-    axes.set_xlabel(x)
-    axes.set_ylabel(y)
-    _legend(figure, {name: styles[name] for name in curves})
-    return figure
+
+    def draw(axes: "Axes", panel: Mapping[str, Points]) -> Texts:
+        _draw_lines(axes, panel, styles)
+        _count_axis(axes)
+        return "", x, y
+
+    return _figure([curves], draw, {name: styles[name] for name in curves}, PAGE / 2)
 
 
 def calibration_figure(bins: Mapping[str, Points], styles: Mapping[str, Style] | None = None) -> "Figure":
     """Accuracy against confidence, in percent, and the diagonal on which both are the same. bins: name -> (bins, 2)
     confidences and accuracies, from 0 to 1."""
     styles = styles or styles_of(bins)
-    figure, (axes,) = _axes(1, PAGE / 2)
-    axes.plot([0, 100], [0, 100], color=INK, alpha=0.4, linewidth=1)
-    _draw_lines(
-        axes,
-        {
-            name: [(100 * confidence, 100 * accuracy) for confidence, accuracy in points]
-            for name, points in bins.items()
-        },
-        styles,
-    )
-    axes.set_xlabel("confidence, %")
-    axes.set_ylabel("accuracy, %")
-    _legend(figure, {name: styles[name] for name in bins})
-    return figure
+
+    def draw(axes: "Axes", panel: Mapping[str, Points]) -> Texts:
+        axes.plot([0, 100], [0, 100], color=INK, alpha=0.4, linewidth=1)
+        percent = {name: [(100 * sure, 100 * right) for sure, right in points] for name, points in panel.items()}
+        _draw_lines(axes, percent, styles)
+        return "", "confidence, %", "accuracy, %"
+
+    return _figure([bins], draw, {name: styles[name] for name in bins}, PAGE / 2)
 
 
 def _draw_lines(axes: "Axes", curves: Mapping[str, Points], styles: Mapping[str, Style]) -> None:
@@ -339,6 +317,13 @@ def _draw_floors(axes: "Axes", table: ReportTable, styles: Mapping[str, Style]) 
             axes.axhline(row.numbers[0].value, **styles[row.name])
 
 
+def _count_axis(axes: "Axes") -> None:
+    """An axis of x that counts."""
+    from matplotlib.ticker import MaxNLocator
+
+    axes.xaxis.set_major_locator(MaxNLocator(TICKS, integer=True))
+
+
 def _log_axis(axes: "Axes", values: Sequence[float]) -> None:
     """A logarithmic axis of x with at most TICKS numbers, which cannot overlap; linear where the values are close."""
     from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, NullLocator
@@ -356,13 +341,6 @@ def _log_axis(axes: "Axes", values: Sequence[float]) -> None:
     axes.xaxis.set_major_locator(FixedLocator(ticks))
     axes.xaxis.set_minor_locator(NullLocator())
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-
-
-def _title(axes: "Axes", text: str) -> None:
-    """What a panel is of, in as many lines as its width takes."""
-    width = axes.get_figure().get_figwidth() / axes.get_gridspec().ncols  # type: ignore[union-attr]  # with the ticks
-    lines = wrap(printable(text), int(56 * width / LETTER), break_on_hyphens=False)
-    axes.set_title("\n".join(lines), fontsize=9, color=INK, parse_math=False)
 
 
 def _legend(figure: "Figure", styles: Mapping[str, Style]) -> None:
@@ -431,26 +409,34 @@ def _batch_of(folder: Path) -> int:
         return 0
 
 
-def _axes(count: int, width: float) -> "tuple[Figure, list[Axes]]":
-    """Panels in one column up to 4.5 inches, in two on a page's width, all with the same axis of x in a row."""
+def _figure(
+    panels: Sequence[Any], draw: "Callable[[Axes, Any], Texts]", styles: Mapping[str, Style], width: float
+) -> "Figure":
+    """Panels in one column up to 4.5 inches, in two or three on a page's width, and what each name looks like.
+
+    draw: draws a panel, and returns its title and what its axes mean.
+    """
     from matplotlib.figure import Figure
 
+    count = len(panels)
     width = min(width, PAGE / 2) if count == 1 else width
     columns = min(count, 1 if width < PAGE / 2 + 0.1 else 3 if width >= PAGE else 2)
     rows = -(-count // columns)
-    panel = width / columns
-    figure = Figure(figsize=(width, rows * min(0.75 * panel, 3.0) + 0.4), layout="constrained", dpi=72)
-    panels = [figure.add_subplot(rows, columns, number + 1) for number in range(count)]
-    for axes in panels:
+    figure = Figure(figsize=(width, rows * min(0.75 * width / columns, 3.0) + 0.4), layout="constrained", dpi=72)
+    for number, panel in enumerate(panels):
+        axes = figure.add_subplot(rows, columns, number + 1)
+        title, x, y = draw(axes, panel)
+        lines = wrap(printable(title), int(56 * width / columns / LETTER), break_on_hyphens=False)
+        axes.set_title("\n".join(lines), fontsize=9, color=INK, parse_math=False)
+        axes.set_xlabel(x, color=INK, fontsize=8)
+        axes.set_ylabel(y, color=INK, fontsize=8)
         axes.set_facecolor("none")
         axes.tick_params(which="both", colors=INK, labelsize=8)
-        for label in (axes.xaxis.label, axes.yaxis.label):
-            label.set_color(INK)
-            label.set_fontsize(8)
         axes.grid(color=INK, alpha=0.15)
         for spine in axes.spines.values():
             spine.set_color(INK)
-    return figure, panels
+    _legend(figure, styles)
+    return figure
 
 
 def encoded_figure(figure: "Figure", form: FigureFormat) -> bytes:

@@ -350,6 +350,8 @@ def test_robustness_is_drawn_against_clean_accuracy_with_the_distance_from_the_l
     above = 100 * (expit(logit(0.65) - 0.5) + 0.1 - expit(np.polyval(fit, logit(0.65))))
     assert 7 < above < 9 and first.get_title().endswith(f"odd {above:+.1f}")
     assert [49, 51] in [np.asarray(line.get_xdata()).tolist() for line in first.lines]
+    pixels = [replace(one, checkpoint=replace(one.checkpoint, method="pixels")) for one in results[:1]]
+    assert len(robustness_figures(report_of(pixels))) == 1  # a board without networks has points and no line
 
 
 def test_a_forward_pass_is_counted_from_the_export_of_the_same_digest(tmp_path):
