@@ -27,6 +27,7 @@ from engine.training.states import OPTIMIZER, State, load_optimizer, optimizer_t
 from probes.linear.heads import Head
 
 CAPI_WIDTH = 64  # of an attention head (capi eval_classification.py:203-243)
+AIM_WIDTH = 128  # of an attention head, in every size of AIM (ml-aim aim-v1/aim/v1/torch/models.py)
 INIT = 0.02  # standard deviation of initial weights in every source
 LAYER_NORM_EPS = 1e-6  # of CAE's norms (models/modeling_finetune.py); V-JEPA 2 has torch's 1e-5
 
@@ -167,6 +168,25 @@ class CaeHead(nn.Module):
         return self.head(self.fc_norm(self.proj(values)))
 
 
+class AimHead(nn.Module):
+    """Batch norm without gain of all tokens, cross-attention of one query with heads of width 128, linear; no biases
+    (ml-aim aim-v1/aim/v1/torch/layers.py, AttentionPoolingClassifier)."""
+
+    def __init__(self, width: int, classes: int) -> None:
+        super().__init__()
+        if width % AIM_WIDTH:
+            raise ValueError(f"attention heads of {AIM_WIDTH} numbers do not divide tokens of {width}")
+        self.bn = nn.BatchNorm1d(width, affine=False, eps=1e-6)
+        self.cls_token = nn.Parameter(INIT * torch.randn(width))
+        self.k, self.v = (nn.Linear(width, width, bias=False) for _ in range(2))
+        self.linear = nn.Linear(width, classes, bias=False)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        tokens = self.bn(tokens.flatten(0, 1)).view_as(tokens)
+        asked = folded(self.cls_token, self.k.weight, len(self.cls_token) // AIM_WIDTH)
+        return self.linear(attended(tokens, asked, self.v.weight))
+
+
 def capi_optimizer(head: nn.Module, lr: float, weight_decay: float) -> Optimizer:
     """AdamW with a second beta of 0.95; nothing whose name has "bias" decays (eval_classification.py:405-431)."""
     named = list(head.named_parameters())
@@ -180,8 +200,8 @@ def cae_optimizer(head: nn.Module, lr: float, weight_decay: float) -> Optimizer:
     return SGD(head.parameters(), lr, momentum=0.9, weight_decay=weight_decay)
 
 
-def vjepa2_optimizer(head: nn.Module, lr: float, weight_decay: float) -> Optimizer:
-    """AdamW as torch has it; everything decays (evals/image_classification_frozen/eval.py, init_opt)."""
+def torch_adamw(head: nn.Module, lr: float, weight_decay: float) -> Optimizer:
+    """AdamW as torch has it, AIM's; everything decays (vjepa2 evals/image_classification_frozen/eval.py, init_opt)."""
     return AdamW(head.parameters(), lr, weight_decay=weight_decay)
 
 
@@ -196,7 +216,7 @@ class AttentiveHeads:
 
     A head's initial weights depend on its place and the seed alone. sources: of CAPI's loss, which is the mean over the
     heads of so many sources of features, of which these are one, and divides every gradient by their number; 0: each
-    head has a loss of its own.
+    head has a loss of its own. clip: largest norm of a head's gradient; 0: any.
     """
 
     def __init__(
@@ -207,6 +227,7 @@ class AttentiveHeads:
         schedule: Schedule,
         *,
         sources: int = 0,
+        clip: float = 0.0,
         seed: int = 0,
         device: str = "cpu",
         own: range | None = None,
@@ -214,6 +235,7 @@ class AttentiveHeads:
         """make: a head of a readout, on the CPU."""
         self.heads, self.own = tuple(heads), range(len(heads)) if own is None else own
         self.make, self.optimizer, self.schedule = make, optimizer, schedule
+        self.clip = clip
         self.share = 1 / (sources * len(heads)) if sources else 1.0
         self.readouts = tuple(dict.fromkeys(heads[place].readout for place in self.own))
         self.modules: dict[int, nn.Module] = {}
@@ -243,6 +265,8 @@ class AttentiveHeads:
         optimizer.zero_grad(set_to_none=True)
         loss = F.cross_entropy(module(tokens[head.readout]), labels)
         (loss * self.share).backward()
+        if self.clip:
+            nn.utils.clip_grad_norm_(module.parameters(), self.clip)
         optimizer.step()
         return loss.detach()
 

@@ -174,20 +174,22 @@ TIMM = threading.Lock()  # timm draws from the global generators, which threads 
 
 
 @dataclass(frozen=True, kw_only=True)
-class AutoAugmented(TrainTransform):
-    """Crop and mirror image as timm draws them, AutoAugment's policy for ImageNet, and in a quarter of the images a
-    rectangle of noise (vjepa2 evals/image_classification_frozen/eval.py). In 8 bits, at which the noise is cut."""
+class TimmTransform(TrainTransform):
+    """Crop and mirror image as timm draws them, its policy of operations, and in a share of the images a rectangle of
+    noise. In 8 bits, at which the noise is cut."""
 
+    policy: str
+    erase: float
     mean: Sequence[float]
     std: Sequence[float]
 
     @property
     def name(self) -> str:
-        return f"{super().name}-autoaugment"
+        return f"{super().name}-{self.policy}-erase{self.erase:g}"
 
     @cached_property
     def chain(self) -> Callable[[Image.Image], Tensor]:
-        drawn: dict[str, Any] = dict(policy="original", crop_scale=AREA, flip=0.5, erase=0.25)
+        drawn: dict[str, Any] = dict(policy=self.policy, crop_scale=AREA, flip=0.5, erase=self.erase)
         return random_transform(self.size, self.mean, self.std, interpolation=self.interpolation, **drawn)
 
     @releasing_large_images()
@@ -232,7 +234,8 @@ class AugmentedStream:
     chunk: int  # images of a forward pass
     skip_bad: bool
     workers: int | None  # see probes/features/extract.py
-    autoaugment: bool = False
+    policy: str = ""
+    erase: float = 0.0
     world: World = field(default_factory=World)  # its processes share the images
 
     def run(self, epoch: int, followers: Sequence[Follower], pause: Callable[[], None]) -> None:
@@ -293,10 +296,10 @@ class AugmentedStream:
     def transform(self, epoch: int, names: np.ndarray) -> "TrainTransform":
         settings: dict[str, Any] = dict(size=self.backbone.spec.size, interpolation=self.interpolation, rule=self.rule)
         settings |= dict(seed=self.seed, epoch=epoch, names=names)
-        if not self.autoaugment:
+        if not self.policy:
             return TrainTransform(**settings)
         mean, std = (values.flatten().tolist() for values in (self.backbone.mean, self.backbone.std))
-        return AutoAugmented(**settings, mean=mean, std=std)
+        return TimmTransform(**settings, policy=self.policy, erase=self.erase, mean=mean, std=std)
 
 
 def fail(error: Exception) -> None:

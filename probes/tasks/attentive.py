@@ -1,4 +1,5 @@
-"""Attentive probes: heads that pool the frozen tokens by attention, as in CAPI, V-JEPA 2, efficient probing and CAE.
+"""Attentive probes: heads that pool the frozen tokens by attention, as in CAPI, V-JEPA 2, efficient probing, CAE and
+AIM.
 
 All heads of a sweep train on one stream of augmented images, in company with augmented linear probes of the same crops.
 Tokens of an image take L times the room of one vector, so they are never cached: after each epoch the images that
@@ -18,7 +19,7 @@ from torch import Tensor, nn
 
 from checkpoints.flops import frozen_bytes
 from checkpoints.frozen import FrozenExport, FrozenSpec
-from engine.settings import NonNegativeFloat, PositiveFloat, PositiveInt
+from engine.settings import NonNegativeFloat, PositiveFloat, PositiveInt, UnitInterval
 from engine.tasks import ADDED, Protocol, Workspace
 from engine.training.schedules import CosineAhead, CosineToTheEnd, Schedule, TableCosine, TrainProgress, WarmupCosine
 from engine.work import Kind, Part, Scale, Work, seconds_of
@@ -26,6 +27,9 @@ from imagesets.sets import ImageSet
 from probes.features.extract import FeatureSet, forward_batch, transform_of
 from probes.features.kinds import FLOAT, FeatureKind, feature_bytes, feature_pass
 from probes.linear.attention import (
+    AIM_WIDTH,
+    CAPI_WIDTH,
+    AimHead,
     AttentiveHeads,
     CaeHead,
     CapiHead,
@@ -34,7 +38,7 @@ from probes.linear.attention import (
     capi_optimizer,
     ep_head,
     ep_optimizer,
-    vjepa2_optimizer,
+    torch_adamw,
 )
 from probes.linear.augmented import AugmentedStream
 from probes.linear.heads import LR_BATCH, Head
@@ -45,6 +49,7 @@ from probes.scores import Hits, hits_of
 from probes.splits import open_splits
 
 CAE_FLOOR = 1e-6  # learning rate at the end (tools/run_attentive.py --min_lr)
+AIM_FLOOR, AIM_CLIP = 1e-5, 3.0  # learning rate at the end, largest norm of the gradient (AIMv2 table A2)
 Judge = Callable[[dict[str, Tensor], Tensor], None]  # told tokens (B, T, D) by readout, and labels (B,)
 
 
@@ -52,7 +57,7 @@ Judge = Callable[[dict[str, Tensor], Tensor], None]  # told tokens (B, T, D) by 
 class Attentive(SweepTask):
     """A sweep of attentive heads."""
 
-    head: Literal["capi", "vjepa2", "ep", "cae"] = "capi"  # whose head, optimiser and schedule
+    head: Literal["capi", "vjepa2", "ep", "cae", "aim"] = "capi"  # whose head, optimiser and schedule
     # What a head attends to: the patches, or the class token too; a network without patches is read by its one vector.
     readout: Literal["patches", "cls+patches", "cls"] = "patches"
     blocks: PositiveInt = 1  # of vjepa2's head: self-attention blocks and the cross-attention behind them
@@ -62,7 +67,9 @@ class Attentive(SweepTask):
     # Learning rate, for 256 images, and weight decay of one more head of vjepa2's, the first of the sweep, which has no
     # warm-up and whose weight decay falls to 0.
     falling: tuple[PositiveFloat, NonNegativeFloat] | None = field(default=None, metadata=ADDED)
-    autoaugment: bool = field(default=False, metadata=ADDED)  # AutoAugment and random erasing of the training crops
+    # timm's name of AutoAugment's or RandAugment's policy for the training crops; "": none.
+    policy: Literal["", "original", "rand-m9-mstd0.5-inc1"] = field(default="", metadata=ADDED)
+    erase: UnitInterval = field(default=0.0, metadata=ADDED)  # with it, share of them that get a rectangle of noise
     # CAPI's sources of features, linear ones among them, whose heads share one loss; those of the others change no more
     # of these heads than how much Adam's eps weighs, and are not trained.
     sources: PositiveInt = field(default=1, metadata=ADDED)
@@ -83,13 +90,14 @@ class Attentive(SweepTask):
             "vjepa2": CosineAhead(warmup=warmup, start=self.start_lr),
             "ep": WarmupCosine(warmup=warmup),
             "cae": TableCosine(warmup=warmup, floor=CAE_FLOOR),
+            "aim": WarmupCosine(warmup=warmup, floor=AIM_FLOOR),
         }
         return schedules[self.head]
 
     def made(self, width: int, classes: int) -> nn.Module:
         """A head. ValueError for a width that its settings do not fit."""
-        if self.head == "capi":
-            return CapiHead(width, classes)
+        if self.head in ("capi", "aim"):
+            return CapiHead(width, classes) if self.head == "capi" else AimHead(width, classes)
         if self.head == "ep":
             return ep_head(width, classes, self.queries)
         if self.head == "cae":
@@ -112,17 +120,18 @@ class Attentive(SweepTask):
 
     @property
     def stream_name(self) -> str:
-        return super().stream_name + ("-autoaugment" if self.autoaugment else "")
+        return super().stream_name + (f"-{self.policy}-erase{self.erase:g}" if self.policy else "")
 
     def heads(self, width: int, classes: int, batch: int, space: Workspace, own: range | None = None) -> AttentiveHeads:
         scale = batch / LR_BATCH
-        optimizers = {"capi": capi_optimizer, "vjepa2": vjepa2_optimizer, "ep": ep_optimizer, "cae": cae_optimizer}
+        optimizers = {"capi": capi_optimizer, "ep": ep_optimizer, "cae": cae_optimizer}
         return AttentiveHeads(
             self.grid(scale),
             lambda readout: self.made(width, classes),
-            optimizers[self.head],
+            optimizers.get(self.head, torch_adamw),
             replace(self, start_lr=self.start_lr * scale).schedule,
             sources=self.sources if self.head == "capi" else 0,
+            clip=AIM_CLIP if self.head == "aim" else 0.0,
             seed=space.seed,
             device=space.device,
             own=own,
@@ -190,7 +199,9 @@ class Attentive(SweepTask):
 
     def rows(self, width: int) -> int:
         """Softmaxes over the tokens that a head computes for an image."""
-        return {"capi": width // 64, "ep": self.queries}.get(self.head, self.attention_heads)
+        return {"capi": width // CAPI_WIDTH, "aim": width // AIM_WIDTH, "ep": self.queries}.get(
+            self.head, self.attention_heads
+        )
 
     def benchmark(self, export: FrozenExport, space: Workspace, seconds: float) -> dict[Kind, float]:
         train, _ = open_splits(space)
@@ -232,7 +243,7 @@ class AttentiveProbe(Probe):
         )
 
     def stream(self) -> AugmentedStream:
-        return replace(super().stream(), autoaugment=self.task.autoaugment)
+        return replace(super().stream(), policy=self.task.policy, erase=self.task.erase)
 
     @cached_property
     def plain_stream(self) -> AugmentedStream:
@@ -332,7 +343,8 @@ REPORTED = {
             train_interpolation="bicubic",
             interpolation="bilinear",
             falling=(2.5e-4, 1e-3),
-            autoaugment=True,
+            policy="original",
+            erase=0.25,
         ),
         version=2,
         source="facebookresearch/vjepa2 c2963a4 configs/eval/vitl/in1k.yaml (4 blocks; batch 16 x 64, so that rates "
@@ -343,6 +355,20 @@ REPORTED = {
         settings=dict(MAE_CROPS, head="ep", lrs=(0.1,), epochs=90, warmup_epochs=10, batch=4096),
         source="billpsomas/efficient-probing b8f4fb8 poolings/ep.py, probe_heads.py, main_linprobe.py: 32 queries, blr "
         "0.1, batch 4096, LARS; it reports the best epoch on the validation images",
+    ),
+    "attentive@aim": Published(
+        settings=dict(
+            head="aim",
+            lrs=(1.25e-5, 2.5e-5, 5e-5, 7.5e-5, 1.25e-4, 2.5e-4, 5e-4),
+            weight_decays=(0.05, 0.1),
+            epochs=100,
+            warmup_epochs=5,
+            train_interpolation="bicubic",
+            policy="rand-m9-mstd0.5-inc1",
+        ),
+        source="AIMv2 (arXiv 2411.14402) table A2, IN-1k: batch 1024, so that rates for 256 images are a quarter; head "
+        "as in apple/ml-aim 3762121 aim-v1/aim/v1/torch/layers.py; it reports the best of the sweep; its colour jitter "
+        "has no effect beside timm's policy; ours: that patches alone are read, and that the whole head decays",
     ),
     "attentive@cae": Published(
         settings=dict(

@@ -1,5 +1,5 @@
-"""Attentive heads against recordings of CAPI's, V-JEPA 2's and efficient probing's own code, in float64; CAE's against
-torch's own attention."""
+"""Attentive heads against recordings of CAPI's, V-JEPA 2's and efficient probing's own code, in float64; CAE's and
+AIM's against torch's own attention."""
 
 import re
 from ast import literal_eval
@@ -12,7 +12,9 @@ from torch.nn import functional as F
 
 from engine.training.schedules import CosineAhead, CosineToTheEnd, TrainProgress, WarmupCosine
 from probes.linear.attention import (
+    AIM_WIDTH,
     CAPI_WIDTH,
+    AimHead,
     AttentiveHeads,
     CaeHead,
     CapiHead,
@@ -21,7 +23,7 @@ from probes.linear.attention import (
     capi_optimizer,
     ep_head,
     ep_optimizer,
-    vjepa2_optimizer,
+    torch_adamw,
 )
 from probes.linear.heads import Head
 
@@ -171,7 +173,7 @@ def test_vjepa2_trains_heads_of_their_own_rates(path):
         schedule = CosineAhead(warmup=settings["warmup"], start=settings["start_lr"], floor=settings["final_lr"])
         decay = CosineAhead(floor=settings["final_wd"])
         head = Head(readout="tokens", lr=settings["ref_lr"], weight_decay=settings["ref_wd"], decay=decay)
-        heads = AttentiveHeads([head], make, vjepa2_optimizer, schedule)
+        heads = AttentiveHeads([head], make, torch_adamw, schedule)
         in_float64(heads, under(data, f"head{number}.", "head0."))
         module = heads.modules[0]
         close(module.pooled(data["in.tokens"][0].double()), data[f"head{number}.pooled0"], VALUES)
@@ -236,7 +238,35 @@ def test_folded_attention_is_attention_of_keys_and_values():
     torch.testing.assert_close(cae(tokens), cae.head(cae.fc_norm(cae.proj(values))), rtol=0, atol=1e-12)
 
 
-@pytest.mark.parametrize("optimizer", [capi_optimizer, cae_optimizer, ep_optimizer, vjepa2_optimizer])
+def test_aims_head_is_attention_of_normalised_tokens():
+    torch.manual_seed(0)
+    tokens, head = torch.randn(3, 7, 2 * AIM_WIDTH, dtype=torch.float64), AimHead(2 * AIM_WIDTH, 5).double()
+    torch.nn.init.normal_(head.cls_token)
+    normal = (tokens - tokens.mean(dim=(0, 1))) / (tokens.var(dim=(0, 1), correction=0) + 1e-6).sqrt()
+    query, keys, values = (
+        values.unflatten(-1, (2, AIM_WIDTH)).transpose(1, 2)
+        for values in (head.cls_token.expand(3, 1, -1), head.k(normal), head.v(normal))
+    )
+    pooled = F.scaled_dot_product_attention(query, keys, values).transpose(1, 2).flatten(1)
+    torch.testing.assert_close(head.train()(tokens), head.linear(pooled), rtol=0, atol=1e-12)
+
+
+def test_gradients_are_clipped_head_by_head():
+    tokens, labels = (
+        {"patches": 100 * torch.randn(8, 5, 8, generator=torch.Generator().manual_seed(0))},
+        torch.arange(8),
+    )
+    grid = [Head(readout="patches", lr=lr) for lr in (1.0, 2.0)]
+    heads = AttentiveHeads(grid, lambda readout: CaeHead(8, 8, 2), cae_optimizer, CosineAhead(), clip=1e-3)
+    before = [torch.nn.utils.parameters_to_vector(module.parameters()).clone() for module in heads.modules.values()]
+    progress = TrainProgress(step=0, steps_per_epoch=1, epochs=10)
+    heads.step(tokens, labels, progress)
+    for head, module, old in zip(grid, heads.modules.values(), before, strict=True):
+        moved = torch.nn.utils.parameters_to_vector(module.parameters()) - old
+        assert moved.norm().item() == pytest.approx(1e-3 * CosineAhead().at(head.lr, progress), rel=1e-3)
+
+
+@pytest.mark.parametrize("optimizer", [capi_optimizer, cae_optimizer, ep_optimizer, torch_adamw])
 def test_a_state_continues_with_the_same_bits_however_heads_are_divided(optimizer):
     grid = [Head(readout="patches", lr=lr, weight_decay=0.01) for lr in (0.01, 0.03, 0.1)]
     schedule = CosineToTheEnd(warmup=1)

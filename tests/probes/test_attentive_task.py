@@ -14,7 +14,7 @@ from engine.tasks import Workspace
 from engine.training.interruptions import Stopped, StopRequest
 from engine.training.schedules import TrainProgress
 from imagesets.sets import open_set
-from probes.linear.augmented import AutoAugmented
+from probes.linear.augmented import TimmTransform
 from probes.linear.sweep import ConcurrentSweeps
 from probes.tasks.attentive import PROTOCOLS, Attentive
 from probes.tasks.linear import Linear
@@ -38,7 +38,7 @@ def test_company_changes_no_bit_and_shares_the_stream(tmp_path):
     same(linear.run(export(), Workspace(cache=tmp_path / "linear", data="tiny:")), together[0])
 
 
-@pytest.mark.parametrize("changes", [{}, dict(autoaugment=True, falling=(0.01, 1e-3))])
+@pytest.mark.parametrize("changes", [{}, dict(policy="original", erase=0.25, falling=(0.01, 1e-3))])
 def test_a_stopped_training_continues_with_the_same_bits(changes, tmp_path, monkeypatch):
     task = replace(TASK, **changes)
     whole = task.run(export(), Workspace(cache=tmp_path / "whole", data="tiny:"))
@@ -61,6 +61,7 @@ def test_a_stopped_training_continues_with_the_same_bits(changes, tmp_path, monk
     ("changes", "words"),
     [
         (dict(head="capi"), ("64", "32")),
+        (dict(head="aim"), ("128", "32")),
         (dict(head="ep", queries=5), ("queries=5", "32")),
         (dict(head="cae", attention_heads=3), ("attention_heads=3", "32")),
     ],
@@ -103,7 +104,7 @@ def test_vjepa2_sweeps_the_heads_of_its_configuration():
 def test_autoaugment_is_timms_whatever_the_threads():
     images, mean, std = open_set("tiny:", "train"), (0.48, 0.46, 0.41), (0.23, 0.22, 0.23)
     settings = dict(size=24, interpolation="bicubic", rule="torchvision", seed=3, epoch=2, names=np.arange(64))
-    ours = AutoAugmented(**settings, mean=mean, std=std)
+    ours = TimmTransform(**settings, policy="original", erase=0.25, mean=mean, std=std)
     plain = create_transform(
         24, True, auto_augment="original", interpolation="bicubic", re_prob=0.25, mean=mean, std=std, re_mode="pixel"
     )
