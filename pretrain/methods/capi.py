@@ -8,7 +8,7 @@ B images, L patches, V visible and m predicted ones, R registers, D width, d cha
 
 from collections import defaultdict
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from math import log
 
 import torch
@@ -44,6 +44,9 @@ from pretrain.parts.weights import TOKEN_STD, capi_vit
 from pretrain.recipe import VIT_32PX, VIT_L, VIT_SMOKE, Recipe
 from pretrain.schedules import TruncatedCosine
 
+# What of an encoder is not decided by its being CAPI's.
+OPEN = ("architecture", "image_size", "patch_size", "width", "depth", "heads", "mlp_hidden", "mlp", "pool", "norm_eps")
+OPEN += ("rotary_base", "registers", "register_place", "register_box", "position_resize")
 LARGEST = 50.0  # logarithm of a cluster's largest share before Sinkhorn-Knopp
 EPS = 1e-8  # in denominators of Sinkhorn-Knopp and of the prototypes
 
@@ -61,7 +64,7 @@ class Settings(Validated):
     student_temperature: PositiveFloat = 0.12  # of predictions
     sinkhorn_iterations: NonNegativeInt = 3  # of Sinkhorn-Knopp, over the images of all processes
     sinkhorn_by_position: bool = True  # for each position apart, so that no cluster stands for a position
-    mask_shape: HiddenShape = "inverse_block"  # a block is visible, a block is hidden, or patches at random are
+    mask_shape: HiddenShape = "inverse_block"  # which patches are hidden: all but a block, a block, or random ones
     mask_roll: bool = True  # blocks are moved round the image's edges
     mask_ratio: ProperFraction = 0.65  # share of the patches that is hidden
     predicted_share: Fraction = 0.05  # of the hidden patches
@@ -86,11 +89,9 @@ class Capi(Method):
 
     def __init__(self, spec: ViTSpec, settings: Settings) -> None:
         super().__init__(spec, settings)
-        if spec.rotary != "unit" or spec.position != "none" or spec.final_norm != "all" or spec.qkv_bias:
-            raise ValueError("the encoder needs rotary=unit, position=none, final_norm=all, qkv_bias=False: CAPI's own")
+        check_encoder(spec)
         self.mask = seen_and_predicted(spec.grid, settings)
-        rates = [settings.drop_path] * spec.depth
-        self.vit = drop_subsets_(capi_vit(ViT(spec)), rates)
+        self.vit = drop_subsets_(capi_vit(ViT(spec)), [settings.drop_path] * spec.depth)
         self.predictor = Predictor(spec, settings.predictor_depth, settings.drop_path)
         self.head = Prototypes(spec.width, settings.clusters, fixed=False, eps=EPS)
         nn.init.trunc_normal_(self.head.weight_v, std=TOKEN_STD)
@@ -98,8 +99,8 @@ class Capi(Method):
         nn.init.normal_(self.clusters.weight)
         if settings.cluster_bias:
             nn.init.zeros_(self.clusters.bias)
-        for rates_of in (self.vit.trunk.rope, self.predictor.rope):
-            rates_of.requires_grad_(settings.rotary_lr > 0)
+        for rope in (self.vit.trunk.rope, self.predictor.rope):
+            rope.requires_grad_(settings.rotary_lr > 0)
         self.teacher = frozen_copy(self.vit)
 
     def views(self) -> MaskedView:
@@ -214,6 +215,14 @@ def shared_out(scores: Tensor, iterations: int) -> Tensor:
     return sinkhorn((scores - largest(scores.amax(dim=-2, keepdim=True)) + LARGEST).exp(), iterations, EPS)
 
 
+def check_encoder(spec: ViTSpec) -> None:
+    """ValueError for an encoder that differs from CAPI's in more than what is OPEN."""
+    own = ViTSpec(**ENCODER | {name: getattr(spec, name) for name in OPEN})
+    wrong = [field.name for field in fields(own) if getattr(spec, field.name) != getattr(own, field.name)]
+    if wrong:
+        raise ValueError(f"the encoder needs {', '.join(f'{name}={getattr(own, name)}' for name in wrong)}")
+
+
 def seen_and_predicted(grid: tuple[int, int], settings: Settings) -> SeenAndPredicted:
     """What draws the patches of an image. ValueError where none would be visible or predicted."""
     s, patches = settings, grid[0] * grid[1]
@@ -239,7 +248,7 @@ UPDATES, WARMUP, BATCH = (
 def _vit_l(name: str, images: int) -> Recipe:
     """The one published recipe, for a set of so many images."""
     per_epoch = images // BATCH
-    warmup = WARMUP / per_epoch
+    warmup = WARMUP / per_epoch  # epochs
     return Recipe(
         source=f"capi default_pretrain_config.yaml, {name}: 500,000 updates, as epochs of {images:,} images",
         spec=replace(VIT_L, patch_size=14, registers=16, **ENCODER),
@@ -254,6 +263,7 @@ def _vit_l(name: str, images: int) -> Recipe:
     )
 
 
+_SMALL: dict[str, float] = dict(drop_path=0.0, teacher_momentum=0.99)
 _IN1K = _vit_l("ImageNet-1k", 1_281_167)
 RECIPES = {
     "vit_l14": _IN1K,
@@ -263,14 +273,7 @@ RECIPES = {
         _IN1K,
         source="ours: the ViT-L recipe on 8 x 8 patches of CIFAR-10, for two cores",
         spec=replace(VIT_32PX, registers=4, **ENCODER),
-        settings=Settings(
-            clusters=512,
-            predicted_share=0.25,
-            predictor_depth=2,
-            drop_path=0.0,
-            teacher_momentum=0.99,
-            momentum_warmup=0.3,
-        ),
+        settings=Settings(clusters=512, predicted_share=0.25, predictor_depth=2, momentum_warmup=0.3, **_SMALL),
         epochs=6,
         batch=128,
         schedule=TruncatedCosine(warmup=0.3),
@@ -280,13 +283,7 @@ RECIPES = {
         source="ours: seconds on digits",
         spec=replace(VIT_SMOKE, registers=4, **ENCODER),
         settings=Settings(
-            clusters=32,
-            cluster_lr=4.0,
-            predicted_share=0.5,
-            predictor_depth=1,
-            drop_path=0.0,
-            teacher_momentum=0.99,
-            momentum_warmup=0.5,
+            clusters=32, cluster_lr=4.0, predicted_share=0.5, predictor_depth=1, momentum_warmup=0.5, **_SMALL
         ),
         epochs=2,
         batch=64,

@@ -65,7 +65,9 @@ def averaged(export: ViTExport, norm: PooledNorm = "fresh") -> ViTExport:
     final = {name: t for name, t in export.tensors.items() if name.startswith(("norm.", "fc_norm."))}
     tensors = {name: tensor for name, tensor in export.tensors.items() if name not in final}
     if norm == "fresh":
-        final = {"weight": torch.ones(spec.width), "bias": torch.zeros(spec.width)}
+        is_rms_norm = "blocks.0.norm1.weight" in tensors and "blocks.0.norm1.bias" not in tensors
+        bias = {} if is_rms_norm else {"bias": torch.zeros(spec.width)}
+        final = {"weight": torch.ones(spec.width), **bias}
     elif not final:
         raise ValueError("the model has no final norm to start from: add --set finetune.pooled_norm=fresh")
     tensors |= {f"fc_norm.{name.rpartition('.')[2]}": tensor for name, tensor in final.items()}

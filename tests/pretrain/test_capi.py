@@ -133,7 +133,7 @@ def test_a_training_with_stochastic_depth_goes_on_exactly(tmp_path):
 @pytest.mark.parametrize(
     ("spec", "settings", "message"),
     [
-        ({"rotary": "centred"}, {}, "the encoder needs rotary=unit"),
+        ({"rotary": "centred", "query_norm": True}, {}, "the encoder needs rotary=unit, query_norm=False"),
         ({}, {"predicted_share": 0.05}, "predicted_share=0.05 of 10 hidden patches is none .* raise it to 0.1"),
         ({}, {"mask_ratio": 0.01}, "predicted_share=0.5 of 0 hidden patches is none"),
         ({"registers": 6}, {}, "registers=6: a border of four sides needs a multiple of 4"),

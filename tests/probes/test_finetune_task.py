@@ -16,6 +16,7 @@ from toy_exports import coloured_folder, export_of_size, workspace
 from checkpoints.export import ViTExport
 from checkpoints.spec import Preparation, ViTSpec
 from checkpoints.vit import ViT
+from engine.extensions import load_extension
 from engine.seeding import seeded
 from engine.training import interruptions
 from imagesets.augmentation import posterized
@@ -251,6 +252,16 @@ def test_relative_tables_are_copied_or_stay_shared():
     assert [name for name, _ in shared.timm_parameters() if name.endswith("bias_table")] == [
         "rel_pos_bias.relative_position_bias_table"
     ]
+
+
+def test_an_rmsnorm_is_followed_by_another():
+    spec = load_extension("methods", "capi").RECIPES["smoke"].spec
+    classifier = Classifier(ViTExport.from_vit(ViT(spec), Preparation()), 5, FinetuneSettings(), seed=0).eval()
+    images = torch.randn(2, 3, 16, 16)
+    patches = classifier.vit(images)[0][:, spec.registers :].mean(dim=1)
+    assert [name for name, _ in classifier.timm_parameters() if "fc_norm" in name] == ["fc_norm.weight"]
+    expected = torch.nn.functional.rms_norm(patches, (spec.width,), eps=spec.norm_eps)
+    torch.testing.assert_close(classifier.features(images), expected)
 
 
 def test_a_head_behind_a_projector_needs_one(export, tmp_path):
