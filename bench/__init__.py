@@ -3,6 +3,7 @@
 from bench.api import (
     Options,
     compare,
+    curves,
     evaluate,
     evaluate_suite,
     extract,
@@ -11,12 +12,14 @@ from bench.api import (
     method,
     pretrain,
     report,
+    scatter,
     visualize,
 )
 
 __all__ = [
     "Options",
     "compare",
+    "curves",
     "evaluate",
     "evaluate_suite",
     "extract",
@@ -25,6 +28,7 @@ __all__ = [
     "method",
     "pretrain",
     "report",
+    "scatter",
     "visualize",
 ]
 

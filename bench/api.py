@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 if TYPE_CHECKING:
+    from matplotlib.figure import Figure
     from torch import nn
 
     from bench.leaderboards.tables import Leaderboard
@@ -103,7 +104,7 @@ def commands() -> Iterator[None]:
 
 
 # Options of the command line whose arguments have other names; of all others the hyphens become underscores.
-ARGUMENTS = {"set": "settings", "compile": "Options.compiled"}
+ARGUMENTS = {"set": "settings", "compile": "Options.compiled", "results": "out"}
 OPTIONS = ("device", "precision", "decode", "skip-bad", "batch-size", "workers")
 COMMAND_LINE = re.compile(r"(?<![\w-])--([a-z]+(?:-[a-z]+)*)(?![\w-])(:)?( )?")
 IMPORT_COMMAND = re.compile(r"bench import (?:'([^']*)'|(\S+)) --out FOLDER((?: --[a-z-]+ [^\s;,)]+)*)")
@@ -517,6 +518,57 @@ def report(
         path = Path(to or Path(out) / "report.html")
         write_atomic(path, report_page(Path(out), published, pictures))
         return path
+
+
+def curves(
+    out: str | Path | None = OUT,
+    *,
+    runs: Sequence[str | Path] = (),
+    along: Literal["epoch", "images", "hours"] = "epoch",
+    width: float = 6.75,
+) -> "dict[str, Figure]":
+    """Accuracy over k, shots and blocks, and curves of pretrainings, as `bench visualize curves` draws them.
+
+    Args:
+        out: Folder of results; None to draw `runs` alone.
+        runs: Folders of pretrainings, besides those of networks in `out` that lie on this disk.
+        along: What curves of pretrainings run over.
+        width: Of a figure, in inches; 3.25 is a column of a paper.
+
+    Returns:
+        Matplotlib's figures by name: "k", "shots", "blocks" and "pretraining", as far as there is something to draw.
+
+    Raises:
+        ValueError: There is nothing to draw, or one of `runs` has no log.
+
+    Example:
+        >>> import bench
+        >>> figures = bench.curves(None, runs=["runs/mae", "runs/dino"], along="hours")  # doctest: +SKIP
+        >>> figures["pretraining"].savefig("pretraining.pdf")  # doctest: +SKIP
+    """
+    with commands():
+        from bench.reporting.page import paper_figures
+
+        return paper_figures("curves", Path(out) if out else None, [str(run) for run in runs], along, width)
+
+
+def scatter(out: str | Path = OUT, *, width: float = 6.75) -> "dict[str, Figure]":
+    """Accuracy against cost, and on shifted sets against clean ones, as `bench visualize scatter` draws them.
+
+    Args:
+        out: Folder of results.
+        width: Of a figure, in inches; 3.25 is a column of a paper.
+
+    Returns:
+        Matplotlib's figures by name, such as "accuracy against parameters".
+
+    Raises:
+        ValueError: There is nothing to draw.
+    """
+    with commands():
+        from bench.reporting.page import paper_figures
+
+        return paper_figures("scatter", Path(out), width=width)
 
 
 def method(

@@ -84,7 +84,7 @@ def paper_figures(
         training = training_figure(logs, styles, along, width)
         figures |= {"pretraining": training} if training else {}
     if not figures:
-        raise ValueError(f"nothing to draw for {kind}: give --results with two networks, or --checkpoint RUN ...")
+        raise ValueError(f"nothing to draw for {kind}: give --results with two networks, or runs of `bench pretrain`")
     return figures
 
 
