@@ -4,8 +4,9 @@ root of the repository, and the source files that pages link to.
 Also an extension of griffe, which reads the code for the API's reference: the comment beside a field of a dataclass is
 what the field means, as everywhere in this project.
 
-Pages made from the code each time: recipes, importers, image sets and scene layouts, and what every setting means, as
-`bench list` tells on a terminal. A new extension is on these pages by itself.
+Pages made from the code each time: methods with their recipes and numbers, importers, image sets, scene layouts, and
+what every setting means, as `bench list` tells on a terminal. A new extension is on these pages by itself. The site
+holds the boards of records/, too, as `bench site` makes them.
 """
 
 import dataclasses
@@ -25,19 +26,28 @@ from mkdocs.structure.pages import Page
 
 from bench.about import choices_of
 from bench.cli.settings import meanings, setting_text
+from bench.leaderboards.tables import Leaderboard, cell_text, leaderboard_of
 from bench.pretraining.recipes import costs
+from bench.published.values import published_values
+from bench.reporting.figures import log_of, svg_of, training_figure
+from bench.reporting.site import merged_results, site_pages
+from bench.results.record import CheckpointUsed
 from checkpoints.spec import ViTSpec
 from downstream.data.scenes import TINY
 from engine.extensions import load_extensions
 from pretrain.recipe import Recipe
 
 WRITTEN = "This page is made from the code.\n"
+ROOT = Path(__file__).parents[1]
+RECORDS = sorted(path.parent for path in (ROOT / "records").glob("*/record.json"))
+BOARDS = "boards/index.html"  # in the site, where there are records
 
 
 def reference_pages() -> dict[str, str]:
     """Path in the site -> Markdown."""
     return {
         "recipes.md": "\n".join(recipes_page(load_extensions("methods"))),
+        **method_pages(load_extensions("methods")),
         "importers.md": "\n".join(importers_page(load_extensions("importers"))),
         "imagesets.md": "\n".join(image_sets_page(load_extensions("imagesets"), load_extensions("layouts"))),
         "settings.md": "\n".join(settings_page()),
@@ -45,12 +55,55 @@ def reference_pages() -> dict[str, str]:
 
 
 def recipes_page(methods: Mapping[str, ModuleType]) -> Iterator[str]:
-    """Every method with its recipes."""
-    yield f"# Recipes\n\n`bench pretrain METHOD --recipe RECIPE` trains with one of these; {SETTINGS}. {WRITTEN}"
+    """Every method, which leads to its page, with its recipes."""
+    yield f"# Methods and recipes\n\n`bench pretrain METHOD --recipe RECIPE` trains with one of these. {WRITTEN}"
+    rows = (
+        (f"[{key}](methods/{key}.md)", what_it_is(module), ", ".join(f"`{name}`" for name in module.RECIPES))
+        for key, module in methods.items()
+    )
+    yield from markdown_rows(("method", "what it is", "recipes"), rows)
+
+
+def method_pages(methods: Mapping[str, ModuleType]) -> dict[str, str]:
+    """Path in the site -> a method's recipes and the numbers of its trainings, measured here and published."""
+    results, places = merged_results(RECORDS)
+    board = leaderboard_of(stored.result for stored in results)
+    pages = {}
     for key, module in methods.items():
-        yield f"## {key}\n\n{literal(what_it_is(module))}\n"
-        rows = ((f"`{name}`", costs(recipe), recipe.source) for name, recipe in module.RECIPES.items())
-        yield from markdown_rows(("recipe", "what it takes", "source"), rows)
+        lines = [f"# {key}\n\n{docstring_in(module)}\n", f"`bench list {key}` shows all values; {SETTINGS}.\n"]
+        rows = [(f"`{name}`", costs(recipe), recipe.source) for name, recipe in module.RECIPES.items()]
+        lines += markdown_rows(("recipe", "what it takes", "source"), rows)
+        trained = [used for used in board.rows if used.method == key]
+        if trained:
+            lines += ["## Measured here\n", f"By the records of the [boards](../{BOARDS}).\n"]
+            lines += measured_rows(board, trained)
+            logs = {
+                used.name: log
+                for used in trained
+                if (log := log_of(places[used.key] / "checkpoints" / used.unique_name / "log.jsonl"))
+            }
+            if drawing := svg_of(training_figure(logs), f"curves of {key}"):
+                lines.append(f"<div>{' '.join(drawing.split())}</div>\n")
+        published = [value for value in published_values() if value.pretraining.partition(" ")[0] == key]
+        if published:
+            lines.append("## Published\n")
+            rows = [
+                (value.what, f"{value.value:g} {value.unit}", f"`{value.measured_by}`", value.source)
+                for value in published
+            ]
+            lines += markdown_rows(("what", "number", "what measures it here", "source"), rows)
+        pages[f"methods/{key}.md"] = "\n".join(lines).replace("](settings.md)", "](../settings.md)")
+    return pages
+
+
+def measured_rows(board: Leaderboard, trained: Sequence[CheckpointUsed]) -> Iterator[str]:
+    """A table of main metrics, protocols down and checkpoints across."""
+    rows = (
+        (f"`{group}`", metric, *(cell_text(board.rows[used].get((group, metric))) for used in trained))
+        for group, (metric, *_) in board.groups.items()
+        if any((group, metric) in board.rows[used] for used in trained)
+    )
+    yield from markdown_rows(("protocol", "metric", *(board.names[used] for used in trained)), rows)
 
 
 SETTINGS = "[settings](settings.md) lists what `--set` changes"
@@ -159,7 +212,6 @@ def literal(text: str) -> str:
     return "".join(part if part.startswith("`") else part.translate(str.maketrans(signs)) for part in parts)
 
 
-ROOT = Path(__file__).parents[1]
 NOTEBOOK = "docs/notebook.ipynb"
 # Files of the repository whose pages in the site are called otherwise.
 CALLED = {
@@ -180,6 +232,8 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
         text = linked_from(f"docs/{CALLED[name]}", (ROOT / name).read_text(encoding="utf-8"), at=name)
         files.append(File.generated(config, CALLED[name], content=text))
     files.append(File.generated(config, CALLED[NOTEBOOK], content=notebook_page()))
+    for path, text in (site_pages(RECORDS, "Boards") if RECORDS else {}).items():
+        files.append(File.generated(config, f"boards/{path}", content=text))
     for path in sorted(linked_sources(files)):
         uri = site_uri(path)
         if uri.endswith(".md"):
@@ -202,6 +256,19 @@ def notebook_page() -> str:
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
     """Links that lead out of docs/ lead to the pages that stand for their targets."""
     return linked_from(f"docs/{page.file.src_uri}", markdown, at=f"docs/{page.file.src_uri}")
+
+
+CELL = re.compile(r"<td>.*?</td>", re.DOTALL)
+WORD = re.compile(r"[^\s,]+,?")
+
+
+def on_page_content(html: str, page: Page, config: MkDocsConfig, files: Files) -> str:
+    """Code in tables breaks at spaces and after commas, not within a word (docs/extra.css)."""
+
+    def whole_words(code: re.Match[str]) -> str:
+        return "<code>" + WORD.sub(r'<span class="whole">\g<0></span><wbr>', code[1]) + "</code>"
+
+    return CELL.sub(lambda cell: re.sub(r"<code>([^<]*)</code>", whole_words, cell[0]), html)
 
 
 def linked_sources(files: Files) -> set[str]:
