@@ -416,7 +416,7 @@ def test_depth_is_that_of_the_head_that_a_run_trained(tiny, tmp_path):
 def test_predictions_stand_beside_the_truth(protocol, url, caption, tiny, tmp_path):
     kind = chosen_kind("predictions", [f"protocol={protocol}", f"results={tmp_path}"])
     (picture,) = kind.pictures(request_of(tiny, url, limit=3))
-    assert len(picture.rows) == 3
+    assert len(picture.rows) == 3 and picture.name == f"predictions-{protocol.partition('@')[0]}"
     for row in picture.rows:
         image, truth, predicted = row.panels
         assert image.size and truth.size == predicted.size and re.fullmatch(caption, predicted.caption)

@@ -77,7 +77,7 @@ class Predictions(Validated):
                 panels = drawer.predictions(viewer.export, space, chosen)
             blocks.append((viewer.name, [[[panel]] for panel in panels]))
         images = [drawer.image(row) for row in chosen]
-        yield arranged("predictions", images, blocks, note=f"{drawer.note} Protocol {self.protocol}.")
+        yield arranged(f"predictions-{task.KEY}", images, blocks, note=f"{drawer.note} Protocol {self.protocol}.")
 
 
 class Drawer:
