@@ -2,7 +2,11 @@
 
 Nothing is trained. A keypoint is found where it lies less than a tenth of the target's box away (PCK@0.1). By point all
 keypoints of a class weigh equally, and the classes do; by image all pairs do. A pair's difficulty is how much the
-viewpoint differs: 0, 1 or 2. Intervals draw images, with the pairs that they make, as pairs share images.
+viewpoint differs: 0, 1 or 2.
+
+Intervals draw images, with the pairs that they make, as pairs share images. In simulations of 25 images in all pairs
+they are as wide as they should be where images differ, and 1.8 times too wide where pairs alone do; intervals of drawn
+pairs would be a fifth to a half of what they should be where images differ.
 """
 
 import random
