@@ -297,9 +297,9 @@ def sweep_of(row: TableRow, table: ReportTable, pattern: str) -> list[tuple[floa
 
 
 def best_blocks(table: ReportTable) -> str:
-    """Of each network the best block and how far the last is behind it; "" for a protocol of the last alone."""
+    """Of the leading networks the best block, and how far the last is behind; "" for a protocol of the last alone."""
     parts = []
-    for row in competing(table):
+    for row in competing(table)[:LISTED]:
         if points := sweep_of(row, table, BLOCK):
             values = {block: number.value or 0.0 for block, number in points}
             best, last = (max if table.higher else min)(values, key=values.__getitem__), points[-1][0]
@@ -443,6 +443,7 @@ def headline(report: ReportContents) -> str:
 
 
 NAMED = 3  # networks that a sentence names
+LISTED = 8  # networks whose best block is listed
 
 
 def grounds(report: ReportContents) -> list[str]:

@@ -136,15 +136,19 @@ def animated(picture: Picture, form: Format, fps: float = FPS) -> bytes:
     """A picture as a film whose frames are its images, in their order. ValueError where these differ in size."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
 
-    frames, buffer = [], io.BytesIO()
-    for frame in frames_of(picture):
+    pictures, drawn = frames_of(picture), []
+    if len({frame.rows[0].panels[0].size for frame in pictures if frame.rows[0].panels[0]}) > 1:
+        raise ValueError(f"--format {form}: the images differ in shape; give frames of one film, or add --square")
+    for frame in pictures:
         canvas = FigureCanvasAgg(drawn_figure(frame))
         canvas.figure.set_dpi(DPI)
         canvas.draw()
-        frames.append(Image.fromarray(np.asarray(canvas.buffer_rgba())).convert("RGB"))
-    if len({frame.size for frame in frames}) > 1:
-        raise ValueError(f"--format {form}: the images differ in shape; give frames of one film, or add --square")
-    frames[0].save(buffer, ANIMATED[form], save_all=True, append_images=frames[1:], duration=round(1000 / fps), loop=0)
+        drawn.append(Image.fromarray(np.asarray(canvas.buffer_rgba())).convert("RGB"))
+    frames = [Image.new("RGB", max(image.size for image in drawn), "white") for _ in drawn]  # some lack captions
+    for film, image in zip(frames, drawn, strict=True):
+        film.paste(image)
+    buffer, every = io.BytesIO(), round(1000 / fps)
+    frames[0].save(buffer, ANIMATED[form], save_all=True, append_images=frames[1:], duration=every, loop=0)
     return buffer.getvalue()
 
 
@@ -153,21 +157,12 @@ def frames_of(picture: Picture) -> list[Picture]:
     starts = [place for place, row in enumerate(picture.rows) if row.panels[0] is not None]
     groups = [picture.rows[start:end] for start, end in zip(starts, [*starts[1:], None], strict=True)]
     titles = [[panel.title if panel else "" for panel in row.panels] for row in groups[0]]
-    return [
-        replace(
-            picture,
-            rows=tuple(
-                replace(
-                    row,
-                    panels=tuple(
-                        p and replace(p, title=p.title or title) for p, title in zip(row.panels, top, strict=True)
-                    ),
-                )
-                for row, top in zip(rows, titles, strict=True)
-            ),
-        )
-        for rows in groups
-    ]
+
+    def titled(row: PanelRow, texts: Sequence[str]) -> PanelRow:
+        panels = zip(row.panels, texts, strict=False)
+        return replace(row, panels=tuple(panel and replace(panel, title=panel.title or text) for panel, text in panels))
+
+    return [replace(picture, rows=tuple(map(titled, rows, titles))) for rows in groups]
 
 
 def drawn_figure(picture: Picture) -> Any:
