@@ -8,7 +8,7 @@ from validation images, in metrics called generated_....
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from functools import partial
+from functools import cached_property, partial
 from typing import Any, ClassVar
 
 import numpy as np
@@ -78,8 +78,8 @@ class Shifts(Validated):
 class ShiftedSets:
     """The shifted sets of an image set, and the classifier that is judged on them.
 
-    export, kinds, transform: what it reads of an image. classes: that it knows. queries: the features of `val`.
-    logits: of features (n, C), None in processes that have no part in it.
+    export, kinds, transform: what it reads of an image. classes: that it knows. logits: of features (n, C), None in
+    processes that have no part in it.
     """
 
     shifts: Shifts
@@ -89,14 +89,18 @@ class ShiftedSets:
     space: Workspace
     classes: Sequence[str]
     val: ImageSet
-    queries: FeatureSet
     logits: Callable[[FeatureSet], Tensor | None]
+
+    @cached_property
+    def queries(self) -> FeatureSet:
+        """The features of `val`."""
+        return extract(self.export, self.val, self.kinds, self.space, self.transform)
 
     def added_to(self, clean: Outcome) -> Outcome:
         """The outcome on `val`, and the same classifier's on all shifted sets that are there."""
         metrics, arrays = dict(clean.metrics), dict(clean.arrays)
         notes: dict[str, Any] = {}
-        passes: list[FeatureSet] = []  # over other images than val's
+        passes = [self.queries]
         place = parse_url(self.space.data)[1]
         for name, right, features in self.judged(place):
             metrics[f"{name}_top1"] = share(right)
@@ -231,7 +235,6 @@ class RobustnessProbe(Probe):
             space=self.space,
             classes=self.train.classes,
             val=self.val,
-            queries=self.queries,
             logits=logits,
         )
         return sets.added_to(super().outcome(sweep, spent))

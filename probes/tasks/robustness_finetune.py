@@ -5,7 +5,7 @@ epoch are an export of their own, whose features the head reads.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from typing import Any, ClassVar
 
 import numpy as np
@@ -17,11 +17,10 @@ from checkpoints.spec import ViTSpec
 from engine.tasks import Outcome, Protocol
 from engine.work import Scale, Work
 from imagesets.sets import ImageSet
-from probes.features.extract import FeatureSet, extract, transform_of
+from probes.features.extract import FeatureSet, transform_of
 from probes.features.kinds import FeatureKind
 from probes.finetune.model_selection import ModelSelection
 from probes.finetune.trainer import Training
-from probes.scores import cost
 from probes.tasks.finetune import PROTOCOLS as FINETUNE
 from probes.tasks.finetune import Finetune
 from probes.tasks.robustness import SOURCE, ShiftedSets, Shifts
@@ -55,12 +54,10 @@ class RobustnessFinetune(Shifts, Finetune):
     def outcome(
         self, export: ViTExport, training: Training, selection: ModelSelection, train: ImageSet, val: ImageSet
     ) -> Outcome:
-        clean = super().outcome(export, training, selection, train, val)
         classifier, space = training.classifier, training.space
         classifier.load_state_dict(training.reported)
         tuned = ViTExport.from_vit(classifier.eval().vit, export.preparation)
-        kind, transform = FeatureKind(self.pool), transform_of(tuned, space, self)
-        queries = extract(tuned, val, [kind], space, transform)
+        kind = FeatureKind(self.pool)
 
         @torch.inference_mode()
         def logits(features: FeatureSet) -> Tensor:
@@ -71,14 +68,13 @@ class RobustnessFinetune(Shifts, Finetune):
             shifts=self,
             export=tuned,
             kinds=[kind],
-            transform=transform,
+            transform=transform_of(tuned, space, self),
             space=space,
             classes=train.classes,
             val=val,
-            queries=queries,
             logits=logits,
         )
-        return sets.added_to(replace(clean, cost=cost(queries)))
+        return sets.added_to(super().outcome(export, training, selection, train, val))
 
 
 def evaluated_as(name: str, version: int = 1, **shifts: Any) -> Protocol:
