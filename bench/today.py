@@ -79,27 +79,20 @@ def published_of(name: str, suite: str) -> list[PublishedValue]:
     return within if suite == SUITE else [v for v in within if v.protocol in names]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Call:
-    """One `bench run` of a network."""
-
-    protocols: Sequence[ChosenProtocol]
-    settings: str  # changed ones, as published.csv has them
-    image_size: int | None  # to resize position tables to: dense tasks begin with those of the weights
+Call = tuple[Sequence[ChosenProtocol], str, int | None]
 
 
 def calls(name: str, suite: str, setup: Setup) -> Iterator[Call]:
-    """All of a network: those of the suite, and of its published values."""
+    """Each `bench run` of a network: protocols of the suite or of published values; changed settings, as published.csv
+    has them; size of images that position tables are resized to, None for dense tasks, which begin with all of them."""
     by_settings = {"": {protocol.name: protocol for protocol in choose_protocols(suite, catalogue())}}
     for value in published_of(name, suite):
         by_settings.setdefault(value.settings, {}).setdefault(value.protocol, chosen(value))
-    size_of_images = None if name in setup.checkpoints else NETWORKS[name].image_size
+    image_size = None if name in setup.checkpoints else NETWORKS[name].image_size
     for settings, protocols in by_settings.items():
-        on_images = [protocol for protocol in protocols.values() if not protocol.layout]
-        on_scenes = [protocol for protocol in protocols.values() if protocol.layout]
-        for own, image_size in ((on_images, size_of_images), (on_scenes, None)):
-            if own:
-                yield Call(protocols=own, settings=settings, image_size=image_size)
+        for on_scenes in (False, True):
+            if own := [protocol for protocol in protocols.values() if bool(protocol.layout) == on_scenes]:
+                yield own, settings, None if on_scenes else image_size
 
 
 def reference_of(name: str, setup: Setup) -> str:
@@ -114,16 +107,15 @@ def url_of(data: str, setup: Setup) -> str:
 
 def commands(name: str, suite: str, setup: Setup) -> Iterator[list[str]]:
     """The words of all commands of a network: an import in the size of its source, if need be, and its calls."""
+    reference, folder = reference_of(name, setup), str(setup.out / "imports" / name)
     planned = list(calls(name, suite, setup))
-    resized, folder = next((call.image_size for call in planned if call.image_size), None), setup.out / "imports" / name
-    if resized:
-        yield ["bench", "import", reference_of(name, setup), "--out", str(folder), "--image-size", str(resized)]
-    for call in planned:
-        sets = dict.fromkeys(protocol.layout or IMAGES[0] for protocol in call.protocols)
-        changes = [f"{protocol.name}.{change}" for protocol in call.protocols for change in call.settings.split()]
-        weights = str(folder) if call.image_size else reference_of(name, setup)
-        words = ["bench", "run", "--checkpoint", weights, "--name", name]
-        words += ["--suite", ",".join(protocol.name for protocol in call.protocols)]
+    for resized in {image_size for _, _, image_size in planned if image_size}:
+        yield ["bench", "import", reference, "--out", folder, "--image-size", str(resized)]
+    for protocols, settings, image_size in planned:
+        sets = dict.fromkeys(protocol.layout or IMAGES[0] for protocol in protocols)
+        changes = [f"{protocol.name}.{change}" for protocol in protocols for change in settings.split()]
+        words = ["bench", "run", "--checkpoint", folder if image_size else reference, "--name", name]
+        words += ["--suite", ",".join(protocol.name for protocol in protocols)]
         words += ["--data", *(f"{data}={url_of(data, setup)}" for data in sets)]
         words += ["--set", *changes] if changes else []
         yield launched([*words, "--out", str(setup.out)], setup)
@@ -173,12 +165,12 @@ def forecasts(name: str, suite: str, setup: Setup, machine: Machine) -> Iterator
     request = RunRequest(checkpoints=(), suite=suite, out=setup.out, space=space)
     data = [DataUsed(name=known, url=SETS[known].url, images=SETS[known].images) for known in IMAGES]
     by_size: dict[int | None, list[ChosenProtocol]] = {}
-    for call in calls(name, suite, setup):
-        by_size.setdefault(call.image_size, []).extend(call.protocols)
-    for image_size, protocols in by_size.items():
+    for protocols, _, image_size in calls(name, suite, setup):
+        by_size.setdefault(image_size, []).extend(protocols)
+    for image_size, selected in by_size.items():
         export = sized_export("" if absent_file(given) else given, architecture, image_size)
         loaded = LoadedCheckpoint(used=describe(export, name, given), spec=export.spec, reference=given)
-        _, [(_, jobs)], _ = plan_jobs(request, [loaded], data, protocols)
+        _, [(_, jobs)], _ = plan_jobs(request, [loaded], data, selected)
         yield from (forecast.timed(machine) for forecast in count_jobs(jobs, export, space))
 
 
@@ -222,7 +214,9 @@ def table(setup: Setup, results: Sequence[StoredResult]) -> Iterator[str]:
             protocol, number = f"{value.protocol} {value.settings}".strip(), f"{value.value:g}{suffix(value.unit)}"
             cells = differences(value, measurement(value, results, setup))
             rows.append((name, protocol, value.metric, number, *cells, value.source))
-    for result in (stored.result for stored in results):
+    for result in sorted(
+        (stored.result for stored in results), key=lambda result: (result.checkpoint.name, result.group)
+    ):
         name = result.checkpoint.name
         if name in NETWORKS and result.status == "ok" and (name, result.protocol.name) not in compared:
             metric, measured = next(iter(result.metrics.items()))
