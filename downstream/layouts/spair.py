@@ -9,6 +9,7 @@ which is the split `val` here; SPair's own PairAnnotation/val is not read.
 
 import json
 import re
+from itertools import combinations, count
 from pathlib import Path
 
 import numpy as np
@@ -21,7 +22,7 @@ IMAGES = {"train": "JPEGImages", "val": "JPEGImages"}
 PAIRS = {"train": "PairAnnotation/trn", "val": "PairAnnotation/test"}
 COUNTS = {"train": 53340, "val": 12234}
 NAME = re.compile(r"\d+-([^-]+)-([^-]+):(.+)\.json")
-TINY_CLASSES, TINY_IMAGES, KEYPOINTS, TILE = ("cat", "dog"), 6, 5, 12
+TINY_CLASSES, TINY_IMAGES, VIEWS, KEYPOINTS, TILE = ("cat", "dog"), 6, 3, 5, 12
 
 
 def recognised(root: Path) -> Path:
@@ -56,33 +57,30 @@ def listed(root: Path, split: Split) -> ImagePairs:
 def write_tiny(root: Path, split: Split) -> None:
     """The tiny set's split: striped tiles on a noisy ground are keypoints; a class has its own colours and places. Seen
     from another side an object is turned. Some keypoints are hidden."""
-    random, number = np.random.RandomState(COUNTS[split]), 0
+    random, names = np.random.RandomState(COUNTS[split]), count(1)
     (root / PAIRS[split]).mkdir(parents=True)
     for kind, title in enumerate(TINY_CLASSES):
         shape = np.random.RandomState(kind)  # the same in both splits
         colours, corners = shape.randint(60, 256, (KEYPOINTS, 3)), shape.permutation(9)[:KEYPOINTS]
-        views = np.arange(TINY_IMAGES) % 3
-        drawn = [_draw(corners, colours, int(view), random) for view in views]
+        drawn = [_draw(corners, colours, place % VIEWS, random) for place in range(TINY_IMAGES)]
         for place, (pixels, _) in enumerate(drawn):
             save_image(root / "JPEGImages" / title / f"{split}_{place}.jpg", pixels, quality=95)
-        for source in range(TINY_IMAGES):
-            for target in range(source + 1, TINY_IMAGES):
-                number += 1
-                both = [point for point in range(KEYPOINTS) if all(point in drawn[end][1] for end in (source, target))]
-                content: dict[str, object] = {"category": title, "kps_ids": [str(point) for point in both]}
-                for side, end in (("src", source), ("trg", target)):
-                    pixels, points = drawn[end]
-                    all_points = np.array(list(points.values()))
-                    box = [*(all_points.min(0) - TILE // 2), *(all_points.max(0) + TILE // 2)]
-                    content |= {
-                        f"{side}_imname": f"{split}_{end}.jpg",
-                        f"{side}_imsize": [pixels.shape[1], pixels.shape[0], 3],
-                        f"{side}_bndbox": [int(edge) for edge in box],
-                        f"{side}_kps": [points[point] for point in both],
-                    }
-                content["viewpoint_variation"] = abs(int(views[source]) - int(views[target]))
-                name = f"{number:06d}-{split}_{source}-{split}_{target}:{title}.json"
-                (root / PAIRS[split] / name).write_text(json.dumps(content), encoding="utf-8")
+        for ends in combinations(range(TINY_IMAGES), 2):
+            both = sorted(drawn[ends[0]][1].keys() & drawn[ends[1]][1].keys())
+            content: dict[str, object] = {"category": title, "kps_ids": [str(point) for point in both]}
+            for side, end in zip(("src", "trg"), ends, strict=True):
+                pixels, points = drawn[end]
+                places = np.array(list(points.values()))
+                box = [*(places.min(0) - TILE // 2), *(places.max(0) + TILE // 2)]
+                content |= {
+                    f"{side}_imname": f"{split}_{end}.jpg",
+                    f"{side}_imsize": [pixels.shape[1], pixels.shape[0], 3],
+                    f"{side}_bndbox": [int(edge) for edge in box],
+                    f"{side}_kps": [points[point] for point in both],
+                }
+            content["viewpoint_variation"] = abs(ends[0] % VIEWS - ends[1] % VIEWS)
+            name = f"{next(names):06d}-{split}_{ends[0]}-{split}_{ends[1]}:{title}.json"
+            (root / PAIRS[split] / name).write_text(json.dumps(content), encoding="utf-8")
 
 
 def _draw(
