@@ -116,15 +116,7 @@ def patches_of(
     world, scenes, patch = space.world, images.scenes, export.spec.patch_size
     kind, count = torch.device(space.device).type, len(images.places)
     size = space.batch_size or BATCH.get(kind, BATCH["cpu"])
-    key = {
-        "version": VERSION,
-        "export": export.digest,
-        "images": scenes.fingerprint,
-        "used": np.asarray(images.places).tolist() if count < len(scenes) else None,
-        "name": name,
-        "batch": size,
-        "machine": [kind, space.precision, space.compiled],
-    }
+    key = {"version": VERSION, "name": name, "batch": size, **images.key(export, space)}
     folder = world.on_rank0(lambda: kept_folder(space.cache / "patches", key, [scenes]))
     layers = list(dict.fromkeys([layer, *space.wanted.get(name, ())]))
     with world.held_by_rank0(locked(Path(f"{folder}.lock"), f"features of patches of {scenes.url}")):

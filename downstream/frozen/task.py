@@ -75,6 +75,15 @@ class UsableScenes(NamedTuple):
             "skipped": dict(self.skipped),
         }
 
+    def key(self, export: FrozenExport, space: Workspace) -> dict[str, Any]:
+        """What their features depend on, under which they are kept."""
+        return {
+            "export": export.digest,
+            "images": self.scenes.fingerprint,
+            "used": np.asarray(self.places).tolist() if len(self.places) < len(self.scenes) else None,
+            "machine": [torch.device(space.device).type, space.precision, space.compiled],
+        }
+
     def subset(self, chosen: np.ndarray) -> "UsableScenes":
         """The usable scenes at `chosen` places of `places` alone."""
         return self._replace(places=self.places[np.sort(chosen)])
@@ -303,17 +312,8 @@ class HeadTask(FrozenTask):
         """Train a head for each rate on the same crops; those after each `kept` part of the steps, or as they are kept
         on disk. A killed training goes on where it was, with the same bits."""
         piece = micro_batch_size(self.batch, space.batch_size or PIECE)
-        settings = settings_of(self)
-        key = {
-            "version": VERSION,
-            "settings": {name: settings[name] for name in settings if name not in self.after_training()},
-            "export": export.digest,
-            "images": train.scenes.fingerprint,
-            "used": np.asarray(train.places).tolist() if len(train.places) < len(train.scenes) else None,
-            "piece": piece,
-            "machine": [torch.device(space.device).type, space.precision, space.compiled],
-            "seed": space.seed,
-        }
+        settings = {name: value for name, value in settings_of(self).items() if name not in self.after_training()}
+        key = {"version": VERSION, "settings": settings, "piece": piece, "seed": space.seed, **train.key(export, space)}
         world = space.world
         folder = world.on_rank0(lambda: kept_folder(space.cache / self.KEY, key, [train.scenes]))
         with world.held_by_rank0(locked(Path(f"{folder}.lock"), f"training heads on {train.scenes.url}")):
