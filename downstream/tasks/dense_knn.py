@@ -180,9 +180,9 @@ class Hummingbird(SearchTask):
 
         counts = np.stack([*shared_out(np.arange(images), counted, space, "labelling patches").values()])
         mapping = steps.matched_classes(counts.sum(0)) if self.matched else np.arange(classes)
-        taken = counts[..., np.argsort(mapping)]  # columns are the classes that predicted ones are taken for
-        areas = np.stack([np.diagonal(taken, axis1=1, axis2=2), taken.sum(1), taken.sum(2)], axis=2)
-        return areas, {"classes": classes, "matched": np.flatnonzero(mapping != np.arange(classes)).tolist()}
+        each, shown = np.arange(classes), np.argsort(mapping)  # the predicted class that is taken for each class
+        areas = np.stack([counts[:, each, shown], counts.sum(1)[:, shown], counts.sum(2)], axis=2)
+        return areas, {"classes": classes, "matched": np.flatnonzero(mapping != each).tolist()}
 
     def scored(self, areas: np.ndarray, weights: np.ndarray) -> Mapping[str, np.ndarray]:
         """A class that occurs neither in labels nor in predictions counts as 0."""
