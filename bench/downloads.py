@@ -19,7 +19,7 @@ from engine.optional import require
 from engine.printing import did_you_mean
 
 HUB = "hf:"
-# Megabytes (10^6 bytes) of the archives, 0 where no source says; licence; the page that states it or should.
+# Megabytes (10^6 bytes) of the archives; licence; the page that states it or should.
 OFFERED: dict[str, tuple[int, str, str]] = {
     "CIFAR10": (170, "none stated", "https://www.cs.toronto.edu/~kriz/cifar.html"),
     "CIFAR100": (169, "none stated", "https://www.cs.toronto.edu/~kriz/cifar.html"),
@@ -35,17 +35,17 @@ OFFERED: dict[str, tuple[int, str, str]] = {
     "Places365Large": (115000, "non-commercial research", "http://places2.csail.mit.edu/download.html"),
     "VOC2007": (911, "Flickr's terms of use", "http://host.robots.ox.ac.uk/pascal/VOC/voc2007/"),
     "VOC2012": (2000, "Flickr's terms of use", "http://host.robots.ox.ac.uk/pascal/VOC/voc2012/"),
-    "EuroSAT": (94, "MIT", "https://github.com/phelber/EuroSAT"),
-    "GTSRB": (277, "none stated", "https://benchmark.ini.rub.de/"),
-    "Country211": (0, "those of its photos", "https://github.com/openai/CLIP/blob/main/data/country211.md"),
-    "RenderedSST2": (0, "none stated", "https://github.com/openai/CLIP/blob/main/data/rendered-sst2.md"),
+    "EuroSAT": (94, "MIT", "https://huggingface.co/datasets/torchgeo/eurosat"),
+    "GTSRB": (277, "not known", "https://benchmark.ini.rub.de/"),
+    "Country211": (11000, "Creative Commons, by photo", "https://github.com/openai/CLIP/blob/main/data/country211.md"),
+    "RenderedSST2": (131, "none stated", "https://github.com/openai/CLIP/blob/main/data/rendered-sst2.md"),
     "Imagenette": (1557, "Apache-2.0", "https://github.com/fastai/imagenette"),
     "STL10": (2640, "none stated", "https://cs.stanford.edu/~acoates/stl10/"),
     "SVHN": (246, "non-commercial use", "http://ufldl.stanford.edu/housenumbers/"),
-    "USPS": (8, "none stated", "https://www.csie.ntu.edu.tw/~cjlin/libsvmtools/datasets/multiclass.html#usps"),
+    "USPS": (8, "not known", "https://www.csie.ntu.edu.tw/~cjlin/libsvmtools/datasets/multiclass.html#usps"),
     "MNIST": (12, "CC BY-SA 3.0", "https://keras.io/api/datasets/mnist/"),
     "FashionMNIST": (31, "MIT", "https://github.com/zalandoresearch/fashion-mnist"),
-    "KMNIST": (21, "CC BY-SA 4.0", "http://codh.rois.ac.jp/kmnist/"),
+    "KMNIST": (21, "CC BY-SA 4.0", "https://github.com/rois-codh/kmnist"),
 }
 FORMS = {  # what --data takes, where it is not torchvision's scheme alone; {} is the folder
     "VOC2007": ("torchvision:VOC2007:{}", "vocboxes:{}"),
@@ -71,12 +71,12 @@ def forms(name: str, folder: Path) -> list[str]:
 def offers() -> Iterator[str]:
     """A line for each set: size, licence, and the page that states it."""
     for name, (megabytes, licence, page) in OFFERED.items():
-        yield f"{name:16} {size_of(megabytes):>12}  {licence:24} {page}"
+        yield f"{name:16} {size_of(megabytes):>8}  {licence:27}{page}"
 
 
 def size_of(megabytes: int) -> str:
-    """`170 MB`, `5.0 GB`, or that no source says it."""
-    return f"{megabytes / 1000:.1f} GB" if megabytes > 999 else f"{megabytes} MB" if megabytes else "size unknown"
+    """`170 MB`, `5.0 GB`"""
+    return f"{megabytes / 1000:.1f} GB" if megabytes > 999 else f"{megabytes} MB"
 
 
 def folder_of(name: str, out: Path) -> Path:
