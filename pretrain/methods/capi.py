@@ -120,8 +120,8 @@ class Capi(Method):
         follow them."""
         s = self.settings
         with torch.no_grad():
-            patches = to_float32(self.teacher(images)[0][:, self.spec.registers :])
-        logits = to_float32(self.clusters(F.normalize(patches, dim=-1, eps=1e-7)).transpose(0, 1))  # (L, B, K)
+            patches = to_float32(self.teacher(images)[0][:, self.spec.registers :]).transpose(0, 1)
+        logits = to_float32(self.clusters(F.normalize(patches, dim=-1, eps=1e-7)))  # (L, B, K)
         groups = logits.detach() if s.sinkhorn_by_position else logits.detach().flatten(0, 1)
         targets = shared_out(groups / s.target_temperature, s.sinkhorn_iterations).view_as(logits)
         return targets.transpose(0, 1), soft_cross_entropy(logits / s.cluster_temperature, targets)
@@ -212,7 +212,8 @@ def soft_cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
 
 def shared_out(scores: Tensor, iterations: int) -> Tensor:
     """Scores (..., B, K) -> probabilities by Sinkhorn-Knopp over the images of all processes."""
-    return sinkhorn((scores - largest(scores.amax(dim=-2, keepdim=True)) + LARGEST).exp(), iterations, EPS)
+    shift = largest(scores.amax(dim=-2, keepdim=True)) - LARGEST
+    return sinkhorn((scores - shift).exp_(), iterations, EPS)
 
 
 def check_encoder(spec: ViTSpec) -> None:

@@ -105,11 +105,12 @@ def sinkhorn(shares: Tensor, iterations: int = 3, eps: float = 0.0) -> Tensor:
     """Probabilities (..., B, K) of this process's images -> others, nearer to using all K alike over the images of all
     processes: Sinkhorn-Knopp, which ends with rows that sum to 1 (MSN src/losses.py:93-127; SwAV, Caron et al. 2020).
     """
+    shares = shares.clone()
     for _ in range(iterations):
         uses = shares.sum(dim=-2, keepdim=True)
         current_world().add_up(uses)
-        shares = shares / (uses + eps)
-        shares = shares / (shares.sum(dim=-1, keepdim=True) + eps)
+        shares /= uses + eps
+        shares /= shares.sum(dim=-1, keepdim=True) + eps
     return shares
 
 

@@ -100,6 +100,16 @@ def can() -> float:
     return 2 * (encoder(1 + PATCHES // 2) + decoder + linear(1, WIDTH, 4096, 4096, 128))
 
 
+def capi() -> float:
+    """train_capi.py, model.py, without drop path: of 256 patches of 14 px 90 are visible and 8 predicted by 12 blocks,
+    which read them and 16 registers; the teacher sees all, and clusters pass no gradient on to it."""
+    patches, context, asked, pixels, clusters = 256, 16 + 90, 8, 3 * 14 * 14, 16384
+    student = blocks(context) + linear(patches, pixels, WIDTH, passes=2) + linear(asked, WIDTH, clusters)
+    reading = 20 * asked * WIDTH**2 + 4 * context * WIDTH**2 + 4 * asked * context * WIDTH
+    teacher = blocks(16 + patches, passes=FROZEN) + linear(patches, pixels, WIDTH, passes=FROZEN)
+    return student + TRAINED * 12 * reading + teacher + linear(patches, WIDTH, clusters, passes=2)
+
+
 STEPS = {
     "ibot": ibot,
     "msn": msn,
@@ -113,6 +123,7 @@ STEPS = {
     "data2vec": data2vec,
     "maskfeat": lambda: encoder(WHOLE) + linear(WHOLE, WIDTH, 108),
     "can": can,
+    "capi": capi,
 }
 
 

@@ -29,7 +29,7 @@ import torch
 from measuring import peak, seconds
 from official_steps import official_flops
 from PIL import Image
-from timm.models import beit, vision_transformer
+from timm.models import beit, eva, vision_transformer
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
@@ -70,7 +70,7 @@ ROWS = {
     "lejepa": ("lejepa", {}),
     "dinov2": ("dinov2", {}),
     "ijepa": ("ijepa", {}),
-    "capi": ("capi", {}),
+    "capi": ("capi", {"drop_path": 0.0}),
     "nepa": ("nepa", {}),
     "simdino": ("simdino", {}),
     "simdinov2": ("simdinov2", {}),
@@ -79,7 +79,7 @@ FITTED_ON = 64  # images: 12544 patches, as k-means needs one for each of 8192 c
 DALLE = dict(width=256, codes=8192, blocks=2)  # openai/DALL-E dall_e/encoder.py:13-25
 BLOCK_SHAPES = ((384, 1152), (384, 384), (384, 1536), (1536, 384))
 TOKENS = 16 * 197
-BLOCKS = (vision_transformer.Block, beit.Block, RegressorBlock)
+BLOCKS = (vision_transformer.Block, beit.Block, eva.EvaBlock, RegressorBlock)
 WHOLE = (*BLOCKS, nn.Linear, nn.Conv2d)  # what is called again; a block counts as one
 PRODUCTS = (F.linear, torch.matmul, Tensor.matmul, Tensor.__matmul__)  # outside of them
 
