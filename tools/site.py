@@ -71,7 +71,7 @@ def method_pages(methods: Mapping[str, ModuleType]) -> dict[str, str]:
     pages = {}
     for key, module in methods.items():
         lines = [f"# {key}\n\n{docstring_in(module)}\n", f"`bench list {key}` shows all values; {SETTINGS}.\n"]
-        rows = [(f"`{name}`", costs(recipe), recipe.source) for name, recipe in module.RECIPES.items()]
+        rows = ((f"`{name}`", costs(recipe), recipe.source) for name, recipe in module.RECIPES.items())
         lines += markdown_rows(("recipe", "what it takes", "source"), rows)
         trained = [used for used in board.rows if used.method == key]
         if trained:
@@ -87,11 +87,11 @@ def method_pages(methods: Mapping[str, ModuleType]) -> dict[str, str]:
         published = [value for value in published_values() if value.pretraining.partition(" ")[0] == key]
         if published:
             lines.append("## Published\n")
-            rows = [
+            numbers = (
                 (value.what, f"{value.value:g} {value.unit}", f"`{value.measured_by}`", value.source)
                 for value in published
-            ]
-            lines += markdown_rows(("what", "number", "what measures it here", "source"), rows)
+            )
+            lines += markdown_rows(("what", "number", "what measures it here", "source"), numbers)
         pages[f"methods/{key}.md"] = "\n".join(lines).replace("](settings.md)", "](../settings.md)")
     return pages
 
