@@ -14,7 +14,7 @@ from bench.sharing.groups import Publication
 
 TOOL = "ssl-vit-bench"  # the package
 TABLE = Path(__file__).parent / "references.bib"
-TIMM_SCHEMES = ("timm:", "hf-hub:")  # whose references name the method
+BY_NAME = ("timm", "transformers")  # importers whose models say their method in their name alone
 PAIRED = (
     "Bold numbers are the best of a column and all that a paired test on the same images cannot tell from it: "
     "McNemar's exact test of right and wrong, otherwise a paired bootstrap; 5 \\%, corrected over the column by Holm's "
@@ -39,9 +39,8 @@ def protocol_words(result: Result) -> set[str]:
 
 
 def weights_words(used: CheckpointUsed) -> set[str]:
-    """The method of the weights; of those that timm or the Hub names, the parts of the name."""
-    source = used.source.lower()
-    return {used.method, *(re.findall("[a-z0-9]+", source) if source.startswith(TIMM_SCHEMES) else ())}
+    """The method of the weights; of timm's and the Hub's models, the parts of their names."""
+    return {used.method, *(re.findall("[a-z0-9]+", used.source.lower()) if used.method in BY_NAME else ())}
 
 
 def cited(words: Iterable[str]) -> list[str]:

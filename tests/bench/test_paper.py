@@ -19,7 +19,7 @@ OURS = {"bench", "cached", "layers", "smoke", "val", "knn"}  # behind the @ of p
 def results_of_three():
     """Of a network of timm, one pretrained here and raw pixels: three protocols, two seeds, changed settings."""
     sets = {"cifar": DataUsed(name="cifar_10", url="cifar10:/data", images={"train": 50000, "val": 10000})}
-    timm = made_checkpoint("dino_s", 1, source="timm:vit_small_patch16_224.dino", method="", architecture="ViT-S/16")
+    timm = made_checkpoint("dino_s", 1, source="vit_small_patch16_224.dino", method="timm", architecture="ViT-S/16")
     mae = made_checkpoint("mae", 2, method="mae", recipe="vit_s", architecture="ViT-S/16")
     floor = made_checkpoint("pixels-32", 3, method="pixels", architecture="raw pixels")
     knn = ProtocolUsed(name="knn@dinov2", version=1, modified=True, changes={"k": [5, 10], "views": 3})
