@@ -6,7 +6,7 @@ what the field means, as everywhere in this project.
 
 Pages made from the code each time: methods with their recipes and numbers, importers, image sets, scene layouts, and
 what every setting means, as `bench list` tells on a terminal. A new extension is on these pages by itself. The site
-holds the boards of records/, too, as `bench site` makes them.
+holds the boards of records/, too, as `bench site` makes and checks them.
 """
 
 import dataclasses
@@ -21,6 +21,7 @@ from typing import Any
 
 import griffe
 from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.exceptions import PluginError
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
@@ -30,8 +31,9 @@ from bench.leaderboards.tables import Leaderboard, cell_text, leaderboard_of
 from bench.pretraining.recipes import costs
 from bench.published.values import published_values
 from bench.reporting.figures import log_of, svg_of, training_figure
-from bench.reporting.site import merged_results, site_pages
+from bench.reporting.site import merged_results, write_site
 from bench.results.record import CheckpointUsed
+from bench.sharing.paper import cited, entries
 from checkpoints.spec import ViTSpec
 from downstream.data.scenes import TINY
 from engine.extensions import load_extensions
@@ -39,8 +41,8 @@ from pretrain.recipe import Recipe
 
 WRITTEN = "This page is made from the code.\n"
 ROOT = Path(__file__).parents[1]
-RECORDS = sorted(path.parent for path in (ROOT / "records").glob("*/record.json"))
-BOARDS = "boards/index.html"  # in the site, where there are records
+RECORDS = ROOT / "records"
+BOARDS = "boards"  # folder of the site with the pages of records, where there are some
 
 
 def reference_pages() -> dict[str, str]:
@@ -51,7 +53,25 @@ def reference_pages() -> dict[str, str]:
         "importers.md": "\n".join(importers_page(load_extensions("importers"))),
         "imagesets.md": "\n".join(image_sets_page(load_extensions("imagesets"), load_extensions("layouts"))),
         "settings.md": "\n".join(settings_page()),
+        "board.md": "\n".join(board_page()),
     }
+
+
+def records() -> list[Path]:
+    """Folders of RECORDS that hold a record."""
+    return sorted(path.parent for path in RECORDS.glob("*/record.json"))
+
+
+def board_page() -> Iterator[str]:
+    """The way to the boards, and what they are made of."""
+    yield "# Boards\n"
+    if records():
+        names = ", ".join(f"`records/{record.name}`" for record in records())
+        yield f'<a href="{BOARDS}/index.html">Overview, checkpoints and protocols</a> of {names}. Each number follows'
+        yield "from a result file; the build of this site checks the records as `bench record --check` does.\n"
+    else:
+        yield "No record lies in `records/` yet.\n"
+    yield "[Contribute a row](sharing.md#contribute-a-row) says how a checkpoint comes onto them."
 
 
 def recipes_page(methods: Mapping[str, ModuleType]) -> Iterator[str]:
@@ -66,16 +86,20 @@ def recipes_page(methods: Mapping[str, ModuleType]) -> Iterator[str]:
 
 def method_pages(methods: Mapping[str, ModuleType]) -> dict[str, str]:
     """Path in the site -> a method's recipes and the numbers of its trainings, measured here and published."""
-    results, places = merged_results(RECORDS)
+    results, places = merged_results(records())
     board = leaderboard_of(stored.result for stored in results)
     pages = {}
     for key, module in methods.items():
-        lines = [f"# {key}\n\n{docstring_in(module)}\n", f"`bench list {key}` shows all values; {SETTINGS}.\n"]
+        papers = [f"Paper: {paper_link(entries()[paper][0])}\n" for paper in cited([key])]
+        lines = [f"# {key}\n\n{docstring_in(module)}\n", *papers]
+        lines.append(f"`bench list {key}` shows all values; {SETTINGS}.\n")
         rows = ((f"`{name}`", costs(recipe), recipe.source) for name, recipe in module.RECIPES.items())
         lines += markdown_rows(("recipe", "what it takes", "source"), rows)
         trained = [used for used in board.rows if used.method == key]
         if trained:
-            lines += ["## Measured here\n", f"By the records of the [boards](../{BOARDS}).\n"]
+            lines.append(
+                f'## Measured here\n\nOn the <a href="../{BOARDS}/index.html">boards</a>, with 95 % intervals.\n'
+            )
             lines += measured_rows(board, trained)
             logs = {
                 used.name: log
@@ -94,6 +118,14 @@ def method_pages(methods: Mapping[str, ModuleType]) -> dict[str, str]:
             lines += markdown_rows(("what", "number", "what measures it here", "source"), numbers)
         pages[f"methods/{key}.md"] = "\n".join(lines).replace("](settings.md)", "](../settings.md)")
     return pages
+
+
+def paper_link(entry: str) -> str:
+    """Title, venue and year of a BibTeX entry; the title leads to arXiv where the paper is there."""
+    pairs = re.findall(r"^  (\w+) = {(.*)},$", entry, re.MULTILINE)
+    fields = {name: re.sub(r"[{}]", "", value) for name, value in pairs}
+    title = f"[{fields['title']}](https://arxiv.org/abs/{fields['eprint']})" if "eprint" in fields else fields["title"]
+    return f"{title}, {fields.get('booktitle') or fields.get('journal') or 'preprint'} {fields['year']}"
 
 
 def measured_rows(board: Leaderboard, trained: Sequence[CheckpointUsed]) -> Iterator[str]:
@@ -232,8 +264,6 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
         text = linked_from(f"docs/{CALLED[name]}", (ROOT / name).read_text(encoding="utf-8"), at=name)
         files.append(File.generated(config, CALLED[name], content=text))
     files.append(File.generated(config, CALLED[NOTEBOOK], content=notebook_page()))
-    for path, text in (site_pages(RECORDS, "Boards") if RECORDS else {}).items():
-        files.append(File.generated(config, f"boards/{path}", content=text))
     for path in sorted(linked_sources(files)):
         uri = site_uri(path)
         if uri.endswith(".md"):
@@ -243,6 +273,15 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
         else:
             files.append(File.generated(config, uri, abs_src_path=str(ROOT / path)))
     return files
+
+
+def on_post_build(config: MkDocsConfig) -> None:
+    """Add the boards of the records. PluginError for a record that does not agree with its results."""
+    if records():
+        try:
+            write_site(records(), Path(config.site_dir) / BOARDS, "Boards")
+        except ValueError as error:
+            raise PluginError(str(error)) from error
 
 
 def notebook_page() -> str:

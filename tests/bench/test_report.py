@@ -12,6 +12,7 @@ import subprocess
 from dataclasses import replace
 from itertools import combinations
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -645,6 +646,35 @@ def test_a_record_that_was_changed_makes_no_site(record, bench, tmp_path):
     (tmp_path / "mine" / "thesis.tex").write_text("x")
     code, _, told = bench("site", record, "--out", tmp_path / "mine")
     assert code == 2 and "no site" in told and (tmp_path / "mine" / "thesis.tex").exists()
+
+
+def test_the_documentation_shows_the_numbers_of_records(record, monkeypatch, tmp_path):
+    """Pages of methods hold the numbers and curves of records, linked to a board that is built from them."""
+    pytest.importorskip("mkdocs", reason="mkdocs is missing: pip install -e '.[dev]'")
+    from tools import site
+
+    monkeypatch.setattr(site, "RECORDS", tmp_path / "records")
+    without = site.reference_pages()
+    assert "## Measured" not in without["methods/mae.md"] and "href" not in without["board.md"]
+    mine = tmp_path / "records" / "mine"
+    shutil.copytree(record, mine)
+    site.on_post_build(SimpleNamespace(site_dir=tmp_path / "site"))
+    pages = site.reference_pages()
+    links = re.findall(r'href="(?:\.\./)?([^"]*)"', pages["methods/mae.md"] + pages["board.md"])
+    assert len(links) == 2 and all((tmp_path / "site" / link).is_file() for link in links)
+    leaderboard = {line["name"]: line for line in csv.DictReader((mine / "leaderboard.csv").read_text().splitlines())}
+    for protocol in ("near@x", "linear@x"):
+        (row,) = [text for text in pages["methods/mae.md"].splitlines() if f"`digits/{protocol}`" in text]
+        for name in ("n0", "n1", "n2", "n3"):
+            assert f"| {float(leaderboard[name][f'digits/{protocol}:top1']):.2f} [" in row
+    assert "<svg" not in pages["methods/mae.md"] and "## Measured" not in pages["methods/dino.md"]
+    log = "".join(json.dumps({"step": step, "epoch": step, "loss": 1 / step}) + "\n" for step in (1, 2, 3))
+    folder = mine / "checkpoints" / made_checkpoint("n0", 0).unique_name
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "log.jsonl").write_text(log)
+    assert "<svg" in site.reference_pages()["methods/mae.md"]
+    with pytest.raises(Exception, match="bench record --check"):  # the log is none of the record's files
+        site.on_post_build(SimpleNamespace(site_dir=tmp_path / "site"))
 
 
 @pytest.fixture(scope="module")
