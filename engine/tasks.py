@@ -153,6 +153,8 @@ class Task(Validated):
 
     COST: ClassVar[float] = 1.0  # roughly, in passes over the images: cheap tasks run first
     LAYOUT: ClassVar[str] = ""  # layout of the scene sets that a dense task evaluates on; empty: an image set
+    # What the literature does otherwise, FIELD=VALUE, several with a space between them: for `bench sensitivity`.
+    VARIATIONS: ClassVar[tuple[str, ...]] = ()
 
     def run(self, export: Any, space: Workspace) -> Outcome:
         """Evaluate. ValueError for what a user can cause."""

@@ -44,6 +44,7 @@ class RunRequest:
     data: tuple[str, ...] = ()  # NAME=URL
     select: SelectOn | None = None  # images that select heads and epochs; none: as each protocol says
     changes: tuple[str, ...] = ()  # TASK.FIELD=VALUE
+    variations: tuple[tuple[str, ...], ...] = ((),)  # further changes; every protocol is evaluated with each of these
     out: Path  # folder of the results
     space: Workspace  # `run_suite` sets `world` and `reread`, and `data` for every job
     rerun: bool = False  # replace existing results, and read the images again
@@ -123,7 +124,12 @@ def _chosen_protocols(request: RunRequest) -> list[ChosenProtocol]:
     known = catalogue(words=request.suite)
     if request.space.world.is_rank0:
         warn_of(known.broken)
-    return changed_protocols(choose_protocols(request.suite, known), request.changes, request.select)
+    chosen = choose_protocols(request.suite, known)
+    return [
+        varied
+        for variation in request.variations
+        for varied in changed_protocols(chosen, (*request.changes, *variation), request.select)
+    ]
 
 
 def _open_all(request: RunRequest) -> list[DataUsed]:

@@ -271,8 +271,11 @@ def run_suite(request: RunRequest) -> int:
         return world.on_rank0(lambda: show_dry_run(preparation, get_terminal_size().columns))
 
 
-def run_jobs(request: RunRequest) -> Tally:
-    """Run all jobs, and say how they ended. ValueError where the request itself is wrong."""
+def run_jobs(request: RunRequest, show: bool = True) -> Tally:
+    """Run all jobs, and say how they ended. ValueError where the request itself is wrong.
+
+    show: print the leaderboard of these jobs.
+    """
     with start_world(request.space.device) as world:
         preparation = _prepare_and_say(request, world)
         request = preparation.request
@@ -285,7 +288,7 @@ def run_jobs(request: RunRequest) -> Tally:
                 _run_one(request, checkpoint, preparation.exports.pop(checkpoint.key, None), jobs, tally)
         finally:
             if world.is_rank0:
-                _rewrite_leaderboard(request.out, tally.jobs)
+                _rewrite_leaderboard(request.out, tally.jobs, show)
         if world.is_rank0:
             _say_ending(request.out, tally)
         return tally
@@ -307,11 +310,12 @@ def _say_ending(out: Path, tally: Tally) -> None:
         say("tracebacks are in the .log files beside the failed results; the same command tries them again")
 
 
-def _rewrite_leaderboard(out: Path, jobs: Sequence[Job]) -> None:
+def _rewrite_leaderboard(out: Path, jobs: Sequence[Job], show: bool) -> None:
     leaderboard, of_run = write_leaderboard(out), {job.path for job in jobs}
     results = [stored.result for stored in leaderboard.results if stored.path in of_run]
     groups = {result.group for result in results if result.status == "ok"}
-    say("", *to_terminal(leaderboard, get_terminal_size().columns, groups).split("\n"), "")
+    if show:
+        say("", *to_terminal(leaderboard, get_terminal_size().columns, groups).split("\n"), "")
 
 
 def _run_one(

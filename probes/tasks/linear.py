@@ -176,6 +176,26 @@ VARIANTS = {
 class Linear(LinearSettings, SweepTask):
     """A sweep of linear heads."""
 
+    VARIATIONS = (
+        "crop=1.0",
+        "interpolation=bilinear",
+        "readouts=cls1",
+        "readouts=avg",
+        "readouts=cls1+avg",
+        "readouts=cls4",
+        "norm=false",
+        "entry=batch_norm",
+        "lrs=0.001",
+        "lrs=0.1",
+        "select=val",
+        "epochs=10",
+        "epochs=100",
+        "batch=256",
+        "augment=true",
+        "augment=false",
+        "seed=1",
+    )
+
     # Blocks that are evaluated: with all, a sweep of the same heads on every other block too, whose main metrics are
     # called NAME_blockN, N from 1 on.
     layers: Literal["last", "all"] = field(default="last", metadata=ADDED)
