@@ -3,10 +3,11 @@
 import argparse
 from pathlib import Path
 
-EPILOG = """A and B are result files; or, with --out DIR, names of results there: knn@dino, cifar10/knn@dino, what stands in
+EPILOG = """\
+A and B are result files; or, with --out DIR, names of results there: knn@dino, cifar10/knn@dino, what stands in
 brackets behind it in the leaderboard (k=20), or the stem of a file. With --checkpoint and --data the differences are
-measured: the protocol of A runs with every subset of them, up to four, else with them one after the other in one order
-and its reverse. What is measured goes to --to, and is not measured again.
+measured: the protocol of A runs with every subset of them, up to four, else with one after the other in one order and
+its reverse. What is measured goes to --to, and is not measured again.
 
 examples:
   bench explain knn@dino knn@ibot --out results --name mae

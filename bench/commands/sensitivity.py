@@ -6,13 +6,15 @@ from pathlib import Path
 
 from bench.cli.settings import REFERENCES, add_statistics, positive_integer, whole_number
 
-EPILOG = """A variation is FIELD=VALUE, as --set takes it; precision, decode and seed; statistics, image_size (pixels, or 1.5x of
-the network's own) and positions, the rule of their interpolation. Several in one text are changed together.
+EPILOG = """\
+A variation is FIELD=VALUE, as --set takes it; or of precision, decode and seed; or of statistics, image_size
+(pixels, or 1.5x of the network's own) and positions, the rule by which they are interpolated. Several in one text, with
+a space between them, are changed together.
 
 examples:
   bench sensitivity knn@dino --checkpoint a.pth b.pth --data cifar10=folder:/data/cifar10 --out sensitivity
   bench sensitivity linear_sgd@ibot_base_cached --checkpoint a.pth --data in1k=imagenet:/data --out sensitivity
-  bench sensitivity knn@dino --checkpoint a.pth --data in1k=imagenet:/data --out s --vary pool=avg "crop=1.0 precision=bfloat16"
+  bench sensitivity knn@dino --checkpoint a.pth --data x=digits: --out s --vary pool=avg "k=20 crop=1.0"
 
 Writes sensitivity-PROTOCOL.csv, .md and .png into the folder, beside the results, on which `bench explain` works.
 """

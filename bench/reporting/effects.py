@@ -13,13 +13,14 @@ whole difference. N images, R resamples.
 
 import csv
 import io
+import re
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields, replace
 from functools import cache
 from itertools import combinations, permutations
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
@@ -47,13 +48,14 @@ from checkpoints.export import ViTExport
 from checkpoints.import_options import ImportOptions
 from checkpoints.spec import PositionRule
 from engine.printing import in_csv
-from engine.settings import from_text
+from engine.settings import NonNegativeInt, from_text
 from engine.tasks import settings_of
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-RUN = ("precision", "decode", "seed")  # of a Workspace
+# Of a Workspace.
+RUN = {"precision": Literal["float32", "bfloat16"], "decode": Literal["exact", "fast"], "seed": NonNegativeInt}
 NETWORK = ("statistics", "image_size", "positions", "checkpoint")  # of the export; checkpoint: another reference
 # Tried with every task. 1.5x: times the network's own size, to a whole number of patches.
 OF_ANY_TASK = ("statistics=half", "image_size=1.5x", "image_size=1.5x positions=bilinear", "precision=bfloat16")
@@ -87,13 +89,14 @@ def measure(
     problems = []
     for outside, together in by_run.items():
         options = dict(change.split("=", 1) for change in outside)
-        space = {name: int(text) if name == "seed" else text for name, text in options.items() if name in RUN}
-        networks = {}
+        space: dict[str, Any] = {name: _of_run(name, text) for name, text in options.items() if name in RUN}
+        networks: dict[str, str] = {}
+        own_names: dict[str, str] = {}
         for checkpoint in loaded:
+            name = _varied_name(checkpoint.used.name, options)
             try:
-                networks[checkpoint.used.name] = _varied_network(
-                    checkpoint.reference, checkpoint.used.name, options, request.out
-                )
+                networks[name] = _varied_network(checkpoint.reference, name, options, request.out)
+                own_names[name] = checkpoint.used.name
             except ValueError as error:
                 problems.append(f"{' '.join(outside)}, {checkpoint.used.name}: {error}")
         tasks = {variation: _changes_of_task(variation, chosen) for variation in together}
@@ -115,7 +118,7 @@ def measure(
                 stored = StoredResult(path=job.path, result=result)
                 for variation in together:
                     if settings[variation] == job.settings:
-                        results.setdefault(variation, {})[result.checkpoint.name] = stored
+                        results.setdefault(variation, {})[own_names[result.checkpoint.name]] = stored
     return results, problems
 
 
@@ -137,6 +140,13 @@ def _changed(request: RunRequest, changes: Variation) -> ChosenProtocol:
     return chosen
 
 
+def _of_run(name: str, text: str) -> Any:
+    try:
+        return from_text(text, RUN[name])
+    except ValueError as error:
+        raise ValueError(f"{name}={text}: {error}") from error
+
+
 def _is_of_task(change: str, chosen: ChosenProtocol) -> bool:
     name = change.partition("=")[0]
     return hasattr(chosen.task, name) or name not in (*RUN, *NETWORK)
@@ -144,6 +154,12 @@ def _is_of_task(change: str, chosen: ChosenProtocol) -> bool:
 
 def _changes_of_task(variation: Variation, chosen: ChosenProtocol) -> Variation:
     return tuple(f"{chosen.name}.{change}" for change in variation if _is_of_task(change, chosen))
+
+
+def _varied_name(name: str, options: Mapping[str, str]) -> str:
+    """`dino+image_size-1.5x` of a network that is changed; else its own name."""
+    changes = [f"{change}-{Path(value).name}" for change, value in options.items() if change in NETWORK]
+    return re.sub(r"[^A-Za-z0-9_.@+-]", "-", "+".join([name, *changes]))
 
 
 def _varied_network(reference: str, name: str, options: Mapping[str, str], out: Path) -> str:
@@ -339,7 +355,7 @@ HEADS = ("setting", "protocol", "mean change [95 %]", "least", "most", "mean dis
 
 def table_rows(study: Sensitivity) -> list[tuple[str, ...]]:
     """The cells of the table, below HEADS."""
-    rows = []
+    rows: list[tuple[str, ...]] = []
     for effect in study.rows:
         changes = [test.difference for test in effect.tests.values()]
         rows.append(
@@ -463,20 +479,19 @@ def differences(first: Result, second: Result) -> tuple[dict[str, tuple[Any, Any
         changed["checkpoint"] = (first.checkpoint.unique_name, second.checkpoint.unique_name)
     if not (first.random or second.random):
         changed.pop("seed", None)
-    others = {
-        f"{split} images": [result.data.fingerprints.get(split, "")[:8] for result in (first, second)]
-        for split in first.data.fingerprints
-    }
-    others |= {
-        name: [getattr(result, name) for result in (first, second)]
-        for name in ("limit", "skipped", "device", "compiled")
-    }
-    others["protocol version"] = [
-        result.protocol.version if result.protocol.name == first.protocol.name else first.protocol.version
-        for result in (first, second)
-    ]
-    others |= {f"version of {name}": [first.versions[name], second.versions.get(name)] for name in first.versions}
-    return changed, {name: (one, other) for name, (one, other) in others.items() if one != other}
+    facts = [_other_facts(result) for result in (first, second)]
+    if first.protocol.name != second.protocol.name:
+        facts = [{name: fact for name, fact in side.items() if name != "protocol version"} for side in facts]
+    others = {name: (fact, facts[1].get(name)) for name, fact in facts[0].items() if fact != facts[1].get(name)}
+    return changed, others
+
+
+def _other_facts(result: Result) -> dict[str, Any]:
+    """What a number may depend on beside the settings that can be changed for a run."""
+    facts: dict[str, Any] = {f"{split} images": digest[:8] for split, digest in result.data.fingerprints.items()}
+    facts |= {name: getattr(result, name) for name in ("limit", "skipped", "device", "compiled")}
+    facts |= {f"version of {name}": version for name, version in result.versions.items()}
+    return facts | {"protocol version": result.protocol.version}
 
 
 def _complete(result: Result) -> dict[str, Any]:
@@ -505,7 +520,7 @@ def explain(
 
     request: of A. references: of the networks of A and B, where these differ. ValueError where something cannot run.
     """
-    texts = {name: f"{name}={_as_text(after)}" for name, (_, after) in changed.items()}
+    texts = _texts(changed)
     if "checkpoint" in texts:
         if len(references) != 2:
             raise ValueError("the two results are of different weights: give --checkpoint A B")
@@ -514,7 +529,7 @@ def explain(
     orders = list(permutations(names)) if len(names) <= EVERY_ORDER else [tuple(names), tuple(reversed(names))]
     subsets = {frozenset(order[:count]) for order in orders for count in range(len(order) + 1)}
     subsets |= {frozenset({name}) for name in names} | {frozenset(names) - {name} for name in names}
-    variations = {subset: tuple(texts[name] for name in sorted(subset)) for subset in sorted(subsets, key=sorted)}
+    variations = {subset: tuple(sorted(texts[name] for name in subset)) for subset in sorted(subsets, key=sorted)}
     results, problems = measure(request, variations.values())
     if missing := [variation for variation in variations.values() if variation not in results]:
         why = problems[0] if problems else "it has no result"
@@ -537,6 +552,11 @@ def explain(
         )
     shares.sort(key=lambda share: -abs(share.share.difference))
     return shares, paired(numbers[everything], numbers[nothing], one)
+
+
+def _texts(changed: Mapping[str, tuple[Any, Any]]) -> dict[str, str]:
+    """Name -> NAME=VALUE of B."""
+    return {name: f"{name}={_as_text(after)}" for name, (_, after) in changed.items()}
 
 
 def request_of(first: Result, request: RunRequest) -> RunRequest:
@@ -601,7 +621,7 @@ def share_lines(first: Result, second: Result, shares: Sequence[Share], whole: P
     """What each difference explains of B - A, and what is left."""
     stored = main_metric(second)[1].value - main_metric(first)[1].value
     ending = suffix(main_metric(first)[1].unit) or " points"
-    rows = [("difference", "A", "B", "explains [95 %]", "alone", "as the last")]
+    rows: list[tuple[str, ...]] = [("difference", "A", "B", "explains [95 %]", "alone", "as the last")]
     for share in shares:
         values = (short(value) for value in share.values)
         rows.append((share.name, *values, with_interval(share.share), f"{share.alone:+.2f}", f"{share.last:+.2f}"))

@@ -1,0 +1,171 @@
+"""`bench sensitivity` and `bench explain`: what single settings do, and shares that add up to the whole difference."""
+
+import csv
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from made_results import made_checkpoint, made_metrics, made_result
+
+from bench.reporting import effects
+from bench.results.record import MetricRecord, read_result, result_files, write_result
+from bench.results.store import StoredResult
+from bench.run.prepare import RunRequest
+from engine.tasks import Workspace
+
+DATA = ("--data", "digits=digits:")
+
+
+@pytest.fixture(scope="module")
+def study(tmp_path_factory, exports):
+    """The folder of a study of two networks, in which five settings are varied."""
+    from bench.__main__ import main
+
+    out = tmp_path_factory.mktemp("study")
+    vary = ("pool=avg", "crop=1.0", "pool=cls", "statistics=half", "precision=bfloat16", "image_size=2x")
+    words = ("sensitivity", "knn@dino", "--checkpoint", *exports, "--name", "one", "two", *DATA, "--limit", 150)
+    assert main([str(word) for word in (*words, "--out", out, "--vary", *vary)]) == 0
+    return out
+
+
+def changes_of(study) -> list[dict[str, str]]:
+    with open(study / "sensitivity-knn@dino.csv") as file:
+        return list(csv.DictReader(file))
+
+
+def stored_results(out, name: str) -> list[tuple]:
+    """(result, path) of a checkpoint."""
+    paths = list(result_files(out))
+    return [(result, path) for path in paths if (result := read_result(path)).checkpoint.name == name]
+
+
+def test_each_change_is_that_of_two_results(study):
+    rows = {(row["setting"], row["checkpoint"]): row for row in changes_of(study)}
+    settings = [setting for setting, name in rows if name == "one"]
+    assert set(settings[:-1]) == {"pool=avg", "crop=1.0", "statistics=half", "precision=bfloat16", "image_size=2x"}
+    for name in ("one", "two"):
+        by_variant = {result.variant: result.metrics["top1_k10"].value for result, _ in stored_results(study, name)}
+        plain = by_variant[("limit=150",)]
+        for setting, variant in (
+            ("pool=avg", ("pool=avg", "limit=150")),
+            ("precision=bfloat16", ("limit=150", "bfloat16")),
+        ):
+            row = rows[setting, name]
+            assert float(row["number"]) == pytest.approx(plain)
+            assert float(row["change"]) == pytest.approx(by_variant[variant] - plain)
+            assert float(row["low"]) <= float(row["change"]) <= float(row["high"])
+        ((normalised, _),) = stored_results(study, f"{name}+statistics-half")
+        assert float(rows["statistics=half", name]["varied"]) == pytest.approx(normalised.metrics["top1_k10"].value)
+
+
+def test_the_two_largest_are_tried_together(study):
+    sizes: dict[str, float] = {}
+    for row in changes_of(study):
+        sizes[row["setting"]] = sizes.get(row["setting"], 0) + abs(float(row["change"])) / 2
+    *singles, together = sizes
+    assert singles == sorted(singles, key=lambda setting: -sizes[setting])
+    assert together == " ".join(singles[:2])
+    markdown = (study / "sensitivity-knn@dino.md").read_text()
+    assert f"| both: {together} |" in markdown and "| protocol | " in markdown
+    assert (study / "sensitivity-knn@dino.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_features_of_one_transform_are_extracted_once(study):
+    """The class token, the mean patch and the rest come off one pass."""
+    spent = [
+        result.cost.get("forwards", 0) for result, _ in stored_results(study, "one") if result.precision == "float32"
+    ]
+    assert len(spent) >= 3 and sorted(spent) == [0] * (len(spent) - 2) + [300, 300]  # crops of 0.875 and of 1
+
+
+def made(folder, name: str, right: slice, images: int = 200, **others) -> StoredResult:
+    """A result that is right on some images."""
+    values = np.zeros(images, np.float32)
+    values[right] = 1
+    metrics = {"top1": MetricRecord(value=100 * float(values.mean()), array="top1")}
+    path = folder / f"{name}.json"
+    write_result(path, made_result(made_checkpoint(name), metrics, **others), {"top1": values})
+    return StoredResult(path=path, result=read_result(path))
+
+
+def test_networks_that_change_places_are_counted(tmp_path):
+    plain = {name: made(tmp_path, name, slice(count)) for name, count in (("a", 100), ("b", 60), ("c", 59))}
+    varied = {name: made(tmp_path, f"{name}2", slice(count)) for name, count in (("a", 50), ("b", 90), ("c", 91))}
+    effect = effects._effect(("k=1",), "10", plain, varied)
+    assert effect.pairs == 3 and effect.swapped == (3, 2)  # b and c differ by one image, which is no evidence
+    assert effect.mean.difference == pytest.approx((-25 + 15 + 16) / 3)
+    assert effect.size == pytest.approx((25 + 15 + 16) / 3)
+
+
+def evaluated(bench, out, export, *words):
+    assert (
+        bench("run", "--suite", "knn@dino", "--checkpoint", export, *DATA, "--limit", 150, "--out", out, *words)[0] == 0
+    )
+
+
+def test_two_settings_that_were_changed_at_once_are_told_apart(bench, tmp_path, exports):
+    """Another library that searches changes nothing, so that the mean patch explains the whole difference."""
+    evaluated(bench, tmp_path, exports[0])
+    evaluated(bench, tmp_path, exports[0], "--set", "knn.pool=avg", "knn.backend=torch")
+    words = ("limit=150", "pool=avg backend=torch limit=150", "--out", tmp_path, "--to", tmp_path / "to")
+    code, text, _ = bench("explain", *words)
+    assert code == 0 and "differs: pool: cls -> avg" in text and "differs: backend: faiss -> torch" in text
+    assert "--checkpoint" in text and not (tmp_path / "to").exists()
+    code, text, _ = bench("explain", *words, "--checkpoint", exports[0], *DATA)
+    assert code == 0 and "not explained: +0.00" in text
+    lines = {line.split()[0]: line for line in text[text.index("explains") :].splitlines() if line.strip()}
+    assert "+0.00 [" in lines["backend"]
+    whole = lines["all"].split()[1]
+    assert float(whole) != 0 and f" {whole} [" in lines["pool"]
+
+
+CHANGED = {
+    "pool": ("cls", "avg"),
+    "k": ([10, 20, 100, 200], [3]),
+    "crop": (0.875, 1.0),
+    "norm": (True, False),
+    "interpolation": ("bicubic", "bilinear"),
+}
+
+
+def request_of(out, export) -> RunRequest:
+    space = Workspace(cache=out / "cache", data="", limit=150)
+    return RunRequest(checkpoints=(str(export),), suite="knn@dino", data=("digits=digits:",), out=out, space=space)
+
+
+@pytest.mark.parametrize("count", [2, 5])
+def test_shares_add_up_to_the_whole_difference(tmp_path, exports, count):
+    """Of all orders of two differences, and of one order of five with its reverse."""
+    changed = dict(list(CHANGED.items())[:count])
+    shares, whole = effects.explain(request_of(tmp_path, exports[0]), changed)
+    assert {share.name: share.values for share in shares} == changed
+    assert sum(share.share.difference for share in shares) == pytest.approx(whole.difference, abs=1e-4)
+    assert all(share.share.low <= share.share.difference <= share.share.high for share in shares)
+    texts = [
+        tuple(sorted(effects._texts(changed)[name] for name in names)) for names in ((), ("k",), ("k", "pool"), changed)
+    ]
+    found, problems = effects.measure(request_of(tmp_path, exports[0]), texts)
+    nothing, k, both, everything = (effects.measured(found[text]["first"])[0] for text in texts)
+    assert not problems and whole.difference == pytest.approx(everything - nothing, abs=1e-4)
+    (own,) = [share for share in shares if share.name == "k"]
+    assert own.alone == pytest.approx(k - nothing)
+    if count == 2:  # of two, a Shapley value is the mean of alone and last
+        pool = next(share for share in shares if share.name == "pool")
+        assert pool.last == pytest.approx(both - k)
+        assert pool.share.difference == pytest.approx((pool.alone + pool.last) / 2, abs=1e-4)
+
+
+def test_what_cannot_be_measured_is_named():
+    first = made_result(made_checkpoint(), made_metrics({"top1": 50}), settings={"k": [10]}, versions={"torch": "2.5"})
+    second = replace(first, limit=100, settings={"k": [20], "layers": "all"}, versions={"torch": "2.6"})
+    changed, others = effects.differences(first, second)
+    assert changed == {"k": ([10], [20]), "layers": ("last", "all")}  # a setting that came later had its default
+    assert others == {"limit": (None, 100), "version of torch": ("2.5", "2.6")}
+    with pytest.raises(ValueError, match="linear"):
+        effects.differences(first, replace(first, task="linear"))
+
+
+@pytest.mark.parametrize(("vary", "names"), [("poool=avg", "poool"), ("k=0", "k=0"), ("decode=exat", "decode")])
+def test_a_wrong_variation_is_refused(tmp_path, exports, vary, names):
+    with pytest.raises(ValueError, match=names):
+        effects.sensitivity(request_of(tmp_path, exports[0]), [vary])
