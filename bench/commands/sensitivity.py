@@ -59,16 +59,19 @@ def run(arguments: argparse.Namespace) -> int:
         raise ValueError(f"--data: give one image set, not {len(arguments.data)}")
     arguments.suite = arguments.protocol
     check_names(arguments.checkpoint, arguments.suite, arguments.data)
+    from bench.cli.output import table
     from bench.commands.run import evaluation_request
     from bench.reporting import effects
     from bench.reporting.figures import encoded_figure
     from engine.files import write_atomic
     from engine.printing import say
 
-    study = effects.sensitivity(evaluation_request(arguments, chosen_device(arguments.device)), arguments.vary)
+    request = evaluation_request(arguments, chosen_device(arguments.device))
+    title, found, left_out = effects.sensitivity(request, arguments.vary)
     path = arguments.out / f"sensitivity-{arguments.protocol}"
-    write_atomic(Path(f"{path}.csv"), effects.to_csv(study))
-    write_atomic(Path(f"{path}.md"), effects.to_markdown(study))
-    write_atomic(Path(f"{path}.png"), encoded_figure(effects.figure(study), "png"))
-    say("", *effects.to_text(study), f"written: {path}.csv, .md, .png")
+    write_atomic(Path(f"{path}.csv"), effects.to_csv(found))
+    write_atomic(Path(f"{path}.md"), effects.to_markdown(title, found, left_out))
+    write_atomic(Path(f"{path}.png"), encoded_figure(effects.figure(title, found), "png"))
+    say("", title, "", *table(effects.table_rows(found)), "", *(f"left out: {line}" for line in left_out))
+    say(f"written: {path}.csv, .md, .png")
     return 0

@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
+from bench.cli.output import table
 from bench.reporting.figures import INK, styles_of
 from bench.results.record import (
     MetricRecord,
@@ -71,14 +72,10 @@ def measure(
 
     What exists in the folder of the request is not run again. ValueError where the request itself is wrong.
     """
-    chosen = protocol_of(request)
-    loaded = [
-        load_checkpoint(reference, name, request.out, save=True, options=request.imports)[0]
-        for reference, name in zip(
-            request.checkpoints, request.names or (None,) * len(request.checkpoints), strict=True
-        )
-    ]
-    names = tuple(checkpoint.used.name for checkpoint in loaded)
+    chosen, given = protocol_of(request), request.names or (None,) * len(request.checkpoints)
+    pairs = zip(request.checkpoints, given, strict=True)
+    loaded = [load_checkpoint(*pair, request.out, save=True, options=request.imports)[0] for pair in pairs]
+    names = [checkpoint.used.name for checkpoint in loaded]
     if len(set(names)) < len(names):
         raise ValueError(f"--name: two checkpoints are called {max(names, key=names.count)}; give each its own")
     by_run: dict[Variation, list[Variation]] = {}
@@ -86,39 +83,36 @@ def measure(
         outside = tuple(sorted(change for change in variation if not _is_of_task(change, chosen)))
         by_run.setdefault(outside, []).append(variation)
     results: dict[Variation, dict[str, StoredResult]] = {}
-    problems = []
+    problems: list[str] = []
     for outside, together in by_run.items():
         options = dict(change.split("=", 1) for change in outside)
-        space: dict[str, Any] = {name: _of_run(name, text) for name, text in options.items() if name in RUN}
-        networks: dict[str, str] = {}
-        own_names: dict[str, str] = {}
+        networks = {}  # name of the changed network -> its reference and its own name
         for checkpoint in loaded:
             name = _varied_name(checkpoint.used.name, options)
             try:
-                networks[name] = _varied_network(checkpoint.reference, name, options, request.out)
-                own_names[name] = checkpoint.used.name
+                reference = _varied_network(checkpoint.reference, name, options, request.out)
+                networks[name] = (reference, checkpoint.used.name)
             except ValueError as error:
                 problems.append(f"{' '.join(outside)}, {checkpoint.used.name}: {error}")
+        if not networks:
+            continue
         tasks = {variation: _changes_of_task(variation, chosen) for variation in together}
         varied = replace(
             request,
-            checkpoints=tuple(networks.values()),
+            checkpoints=tuple(reference for reference, _ in networks.values()),
             names=tuple(networks),
             imports=ImportOptions(),
-            space=replace(request.space, **space),
+            space=replace(request.space, **_of_run(options)),
             variations=tuple(dict.fromkeys(tasks.values())),
         )
-        if not networks:
-            continue
         tally = run_jobs(varied, show=False)
         problems += tally.failed
         settings = {variation: settings_of(_changed(varied, changes).task) for variation, changes in tasks.items()}
         for job in tally.jobs:
             if job.path.exists() and (result := read_result(job.path)).status == "ok":
-                stored = StoredResult(path=job.path, result=result)
-                for variation in together:
-                    if settings[variation] == job.settings:
-                        results.setdefault(variation, {})[own_names[result.checkpoint.name]] = stored
+                own_name = networks[result.checkpoint.name][1]
+                for variation in (variation for variation in together if settings[variation] == job.settings):
+                    results.setdefault(variation, {})[own_name] = StoredResult(path=job.path, result=result)
     return results, problems
 
 
@@ -140,11 +134,12 @@ def _changed(request: RunRequest, changes: Variation) -> ChosenProtocol:
     return chosen
 
 
-def _of_run(name: str, text: str) -> Any:
+def _of_run(options: Mapping[str, str]) -> dict[str, Any]:
+    """Values of a Workspace, of those options that are its own."""
     try:
-        return from_text(text, RUN[name])
+        return {name: from_text(text, RUN[name]) for name, text in options.items() if name in RUN}
     except ValueError as error:
-        raise ValueError(f"{name}={text}: {error}") from error
+        raise ValueError(f"{', '.join(RUN)}: {error}") from error
 
 
 def _is_of_task(change: str, chosen: ChosenProtocol) -> bool:
@@ -178,20 +173,13 @@ def _varied_network(reference: str, name: str, options: Mapping[str, str], out: 
         spec = replace(spec, position_resize=from_text(positions, PositionRule))
     export = ViTExport.make(spec, preparation, export.tensors, export.extra, export.facts)
     if size := options.get("image_size"):
-        export = export.at_size(_size(size, spec.image_size, spec.patch_size))
+        own = spec.image_size if isinstance(spec.image_size, int) else min(spec.image_size)
+        side = float(size[:-1]) * own if size.endswith("x") else float(size)
+        export = export.at_size(round(side / spec.patch_size) * spec.patch_size)
     folder = kept_export(out, name, export)
     if not folder.exists():
         save_once(export, folder)
     return str(folder)
-
-
-def _size(text: str, own: int | tuple[int, int], patch: int) -> int:
-    """`336`, or `1.5x` of the network's own size."""
-    if not text.endswith("x"):
-        return int(text)
-    if isinstance(own, tuple):
-        raise ValueError(f"image_size={text}: the network's images are not square; give pixels")
-    return round(float(text[:-1]) * own / patch) * patch
 
 
 Measured = tuple[float, np.ndarray]  # a number in its unit, and its values (N,) of images or (R,) of resamples
@@ -236,9 +224,8 @@ class Effect:
     own: str  # the values of the protocol
     tests: Mapping[str, PairedTest]  # name of network -> variation - protocol
     mean: PairedTest  # of their mean
-    swapped: tuple[
-        int, int
-    ]  # pairs of networks whose order differs; of these, how many differ in both orders (p < 0.05)
+    swapped: int  # pairs of networks whose order differs
+    significant: int  # of these, those that differ (p < 0.05) in both orders
     pairs: int  # of networks
 
     @property
@@ -251,78 +238,51 @@ class Effect:
         return float(np.mean([abs(test.difference) for test in self.tests.values()]))
 
 
-@dataclass(frozen=True, kw_only=True)
-class Sensitivity:
-    """The effects of variations of a protocol: the largest first, the two largest together last."""
+def sensitivity(request: RunRequest, texts: Sequence[str] = ()) -> tuple[str, list[Effect], list[str]]:
+    """What every variation does, the largest first, and last the two of different settings that do most, together.
 
-    title: str  # protocol, metric, images
-    unit: str
-    numbers: Mapping[str, float]  # name of network -> number by the protocol
-    effects: Sequence[Effect]
-    together: Effect | None
-    left_out: Sequence[str]  # a line for each reason
-
-    @property
-    def rows(self) -> list[Effect]:
-        return [*self.effects, *filter(None, [self.together])]
-
-
-def sensitivity(request: RunRequest, texts: Sequence[str] = ()) -> Sensitivity:
-    """Measure every variation by itself, then the two of different settings that move the number most.
-
-    texts: variations in place of those of the task and OF_ANY_TASK. ValueError for a wrong one.
+    texts: variations in place of those of the task and OF_ANY_TASK. Returns what was measured in words, the effects,
+    and a line for each variation that is left out. ValueError for a wrong one.
     """
     chosen, left_out = protocol_of(request), []
-    if not (texts or chosen.task.VARIATIONS):
-        raise ValueError(
-            f"{chosen.name}: its task names no VARIATIONS; give some by --vary, such as precision=bfloat16"
-        )
     variations: dict[Variation, str] = {}
     for text in texts or (*chosen.task.VARIATIONS, *OF_ANY_TASK):
         variation = tuple(text.split())
         try:
-            task = _changed(request, _changes_of_task(variation, chosen)).task
+            varied = _changed(request, _changes_of_task(variation, chosen)).task
         except ValueError as error:
             if texts:
                 raise
             left_out.append(f"{text}: {error}")
             continue
-        if all(_is_of_task(change, chosen) for change in variation) and task == chosen.task:
-            continue  # the protocol's own value
-        variations[variation] = ", ".join(_own_value(change, chosen, request) for change in variation)
+        if varied != chosen.task or not all(_is_of_task(change, chosen) for change in variation):
+            variations[variation] = ", ".join(_own_value(name, chosen, request) for name in _names(variation))
     results, problems = measure(request, [PLAIN, *variations])
     if PLAIN not in results:
         raise ValueError(f"{chosen.name}: {problems[0] if problems else 'no result of the protocol itself'}")
     plain = results[PLAIN]
     effects = [_effect(name, own, plain, results[name]) for name, own in variations.items() if name in results]
     effects.sort(key=lambda effect: -effect.size)
-    together = None
-    if pair := next(
-        ((a, b) for a, b in combinations(effects, 2) if not _names(a.variation) & _names(b.variation)), None
-    ):
-        both = tuple(change for effect in pair for change in effect.variation)
-        found, more = measure(request, [both])
-        problems += more
-        if both in found:
-            together = _effect(both, ", ".join(effect.own for effect in pair), plain, found[both])
-    first = next(iter(plain.values())).result
-    images = images_seen(first.data, first.limit)
-    return Sensitivity(
-        title=f"{first.group} {main_metric(first)[0]}, {images} images, {len(plain)} networks",
-        unit=main_metric(first)[1].unit,
-        numbers={name: measured(stored)[0] for name, stored in plain.items()},
-        effects=effects,
-        together=together,
-        left_out=[*left_out, *dict.fromkeys(problems)],
+    pairs = (
+        pair for pair in combinations(effects, 2) if not set.intersection(*(set(_names(e.variation)) for e in pair))
     )
+    if pair := next(pairs, None):
+        both = tuple(change for effect in pair for change in effect.variation)
+        found, failed = measure(request, [both])
+        problems += failed
+        effects += [_effect(both, ", ".join(effect.own for effect in pair), plain, found[both])] if found else []
+    first = next(iter(plain.values())).result
+    images, metric = images_seen(first.data, first.limit), main_metric(first)
+    numbers = ", ".join(f"{name} {number_text(measured(stored)[0], metric[1].unit)}" for name, stored in plain.items())
+    title = f"{first.group} {metric[0]}, {images} images: {numbers}"
+    return title, effects, [*left_out, *dict.fromkeys(problems)]
 
 
-def _names(variation: Variation) -> set[str]:
-    return {change.partition("=")[0] for change in variation}
+def _names(variation: Variation) -> list[str]:
+    return [change.partition("=")[0] for change in variation]
 
 
-def _own_value(change: str, chosen: ChosenProtocol, request: RunRequest) -> str:
-    name = change.partition("=")[0]
+def _own_value(name: str, chosen: ChosenProtocol, request: RunRequest) -> str:
     if name in RUN:
         return str(getattr(request.space, name))
     return "its own" if name in NETWORK else short(settings_of(chosen.task, complete=True)[name])
@@ -333,42 +293,34 @@ def _effect(
 ) -> Effect:
     numbers = {name: (measured(varied[name]), measured(plain[name])) for name in plain if name in varied}
     one = plain[next(iter(numbers))].result
-    both, swapped = list(combinations(numbers, 2)), [0, 0]
-    for first, second in both:
+    pairs, swaps = list(combinations(numbers, 2)), []
+    for first, second in pairs:
         after, before = (paired(numbers[first][side], numbers[second][side], one) for side in (0, 1))
         if after.difference * before.difference < 0:
-            swapped[0] += 1
-            swapped[1] += max(after.p, before.p) < LEVEL
+            swaps.append(max(after.p, before.p) < LEVEL)
     sides = [mean([number[side] for number in numbers.values()]) for side in (0, 1)]
     return Effect(
         variation=variation,
         own=own,
         tests={name: paired(*number, one) for name, number in numbers.items()},
         mean=paired(sides[0], sides[1], one),
-        swapped=(swapped[0], swapped[1]),
-        pairs=len(both),
+        swapped=len(swaps),
+        significant=sum(swaps),
+        pairs=len(pairs),
     )
 
 
 HEADS = ("setting", "protocol", "mean change [95 %]", "least", "most", "mean distance", "pairs that swap (p < 0.05)")
 
 
-def table_rows(study: Sensitivity) -> list[tuple[str, ...]]:
-    """The cells of the table, below HEADS."""
-    rows: list[tuple[str, ...]] = []
-    for effect in study.rows:
+def table_rows(effects: Sequence[Effect]) -> list[tuple[str, ...]]:
+    """HEADS and a row for each variation."""
+    rows: list[tuple[str, ...]] = [HEADS]
+    for effect in effects:
         changes = [test.difference for test in effect.tests.values()]
-        rows.append(
-            (
-                f"both: {effect.label}" if effect is study.together else effect.label,
-                effect.own,
-                with_interval(effect.mean),
-                f"{min(changes):+.2f}",
-                f"{max(changes):+.2f}",
-                f"{effect.size:.2f}",
-                f"{effect.swapped[0]} of {effect.pairs} ({effect.swapped[1]})",
-            )
-        )
+        numbers = (f"{number:+.2f}" for number in (min(changes), max(changes)))
+        swaps = f"{effect.swapped} of {effect.pairs} ({effect.significant})"
+        rows.append((effect.label, effect.own, with_interval(effect.mean), *numbers, f"{effect.size:.2f}", swaps))
     return rows
 
 
@@ -377,93 +329,70 @@ def with_interval(test: PairedTest) -> str:
     return f"{test.difference:+.2f} {interval_text(test.low, test.high)}"
 
 
-def to_markdown(study: Sensitivity) -> str:
-    """Two tables: what each variation does, and the networks' numbers by each."""
-    unit = "points" if study.unit == "%" else study.unit
-    networks = [
-        ("protocol", *(number_text(value, study.unit) for value in study.numbers.values())),
-        *(
-            (
-                effect.label,
-                *(with_interval(effect.tests[name]) if name in effect.tests else "" for name in study.numbers),
-            )
-            for effect in study.rows
-        ),
-    ]
-    lines = [f"**{study.title}; changes in {unit}**", ""]
-    lines += [*_markdown(HEADS, table_rows(study)), "", *_markdown(("setting", *study.numbers), networks)]
-    return "\n".join([*lines, *([""] if study.left_out else []), *(f"left out: {line}" for line in study.left_out), ""])
+def to_markdown(title: str, effects: Sequence[Effect], left_out: Sequence[str]) -> str:
+    """The table, below what was measured."""
+    heads, *rows = table_rows(effects)
+    lines = ["| " + " | ".join(row) + " |" for row in (heads, ["---"] * len(heads), *rows)]
+    return "\n".join([title, "", *lines, "", *(f"left out: {line}" for line in left_out)]) + "\n"
 
 
-def _markdown(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
-    return ["| " + " | ".join(row) + " |" for row in (heads, ["---"] * len(heads), *rows)]
-
-
-def to_csv(study: Sensitivity) -> str:
+def to_csv(effects: Sequence[Effect]) -> str:
     """A row for each variation and network, unrounded."""
     buffer = io.StringIO()
     writer = csv.writer(buffer, lineterminator="\n")
     writer.writerow(("setting", "protocol", "checkpoint", "number", "varied", "change", "low", "high", "p"))
-    for effect in study.rows:
+    for effect in effects:
         for name, test in effect.tests.items():
             numbers = (test.second, test.first, test.difference, test.low, test.high, test.p)
             writer.writerow([in_csv(text) for text in (effect.label, effect.own, name)] + list(numbers))
     return buffer.getvalue()
 
 
-def figure(study: Sensitivity) -> "Figure":
-    """Changes of all networks, and the mean with its interval; a row for each variation."""
+def figure(title: str, effects: Sequence[Effect]) -> "Figure":
+    """Changes of all networks, and their mean with its interval; a row for each variation."""
     from matplotlib.figure import Figure
 
-    rows, styles = study.rows, styles_of(sorted(study.numbers))
-    drawn = Figure(figsize=(8, 0.32 * len(rows) + 1.6), layout="constrained", dpi=72)
+    styles = styles_of(sorted({name for effect in effects for name in effect.tests}))
+    drawn = Figure(figsize=(8, 0.32 * len(effects) + 1.6), layout="constrained", dpi=72)
     axes = drawn.add_subplot()
-    for place, effect in enumerate(rows):
-        test = effect.mean
-        axes.plot([test.low, test.high], [place, place], color=INK, linewidth=5, alpha=0.25, solid_capstyle="butt")
-        axes.plot(test.difference, place, "|", color=INK, markersize=12)
-        for name, own in effect.tests.items():
-            axes.plot(own.difference, place, **{**styles[name], "linestyle": ""}, markersize=5, alpha=0.8)
+    for place, effect in enumerate(effects):
+        ends = [effect.mean.low, effect.mean.high]
+        axes.plot(ends, [place, place], color=INK, linewidth=5, alpha=0.25, solid_capstyle="butt")
+        axes.plot(effect.mean.difference, place, "|", color=INK, markersize=12)
     for name, style in styles.items():
-        axes.plot([], [], **{**style, "linestyle": ""}, label=name)
+        points = [(effect.tests[name].difference, y) for y, effect in enumerate(effects) if name in effect.tests]
+        axes.plot(*zip(*points, strict=True), **{**style, "linestyle": ""}, markersize=5, alpha=0.8, label=name)
     axes.axvline(0, color=INK, linewidth=0.8)
-    axes.set_yticks(range(len(rows)), [row[0] for row in table_rows(study)], fontsize=8, parse_math=False)
+    axes.set_yticks(range(len(effects)), [effect.label for effect in effects], fontsize=8, parse_math=False)
     axes.invert_yaxis()
-    axes.set_xlabel(f"change, {'points' if study.unit == '%' else study.unit}", fontsize=8)
-    axes.set_title(study.title, fontsize=9, parse_math=False)
+    axes.set_xlabel("change, points of a percentage or the metric's unit", fontsize=8)
+    axes.set_title(title.partition(":")[0], fontsize=9, parse_math=False)
     axes.grid(axis="x", alpha=0.2)
     drawn.legend(loc="outside lower center", ncols=4, fontsize=8, frameon=False)
     return drawn
 
 
 def found_result(word: str, out: Path | None, checkpoint: str | None = None) -> StoredResult:
-    """A result by its file, or by its name in a folder: its group, its protocol, or what varies it. ValueError says
-    what there is."""
-    if word.endswith(".json") or not out:
-        if not Path(word).is_file():
-            raise ValueError(f"{word}: no such result file; give one, or --out DIR and a name in it")
+    """A result by its file, or by its group, its protocol, its variant or its stem in a folder. ValueError says what
+    there is."""
+    if word.endswith(".json") and Path(word).is_file():
         return StoredResult(path=Path(word), result=read_result(Path(word)))
+    if not out:
+        raise ValueError(f"{word}: no such result file; give one, or --out DIR and a name in it")
     check_folder(out)
-    results = [stored for stored in read_results(out)[0] if stored.result.status == "ok"]
-    results = [stored for stored in results if checkpoint in (None, stored.result.checkpoint.name)]
-    for names in (_exact_names, _loose_names):
-        fitting = [stored for stored in results if word in names(stored)]
-        if len(fitting) == 1:
-            return fitting[0]
-        if fitting:
-            paths = " ".join(str(stored.path) for stored in fitting)
-            raise ValueError(f"{word!r} is the name of {len(fitting)} results: give --name NAME, or one of {paths}")
-    known = sorted({stored.result.group for stored in results})
-    raise ValueError(f"{out} has no result {word!r}; it has {', '.join(known)}")
-
-
-def _exact_names(stored: StoredResult) -> tuple[str, ...]:
-    group = stored.result.group
-    return group, group.partition("/")[2], stored.path.stem
-
-
-def _loose_names(stored: StoredResult) -> tuple[str, ...]:
-    return (" ".join(stored.result.variant),)
+    results = [stored for stored in read_results(out)[0] if checkpoint in (None, stored.result.checkpoint.name)]
+    fitting, known = [], set()
+    for stored in results:
+        group = stored.result.group
+        known.add(group)
+        names = (group, group.partition("/")[2], " ".join(stored.result.variant), stored.path.stem)
+        fitting += [stored] * (word in names and stored.result.status == "ok")
+    if len(fitting) == 1:
+        return fitting[0]
+    if fitting:
+        paths = " ".join(str(stored.path) for stored in fitting)
+        raise ValueError(f"{word!r} is the name of {len(fitting)} results: give --name NAME, or one of {paths}")
+    raise ValueError(f"{out} has no result {word!r}; it has {', '.join(sorted(known))}")
 
 
 def differences(first: Result, second: Result) -> tuple[dict[str, tuple[Any, Any]], dict[str, tuple[Any, Any]]]:
@@ -496,8 +425,8 @@ def _other_facts(result: Result) -> dict[str, Any]:
 
 def _complete(result: Result) -> dict[str, Any]:
     """All settings, those that the task gained after the result was made with their defaults."""
-    (known,) = {type(chosen.task) for chosen in catalogue().protocols.values() if chosen.key == result.task}
-    defaults = {entry.name: entry.default for entry in fields(known) if entry.default is not MISSING}
+    task = _protocols(result.protocol.name)[0].task
+    defaults = {entry.name: entry.default for entry in fields(task) if entry.default is not MISSING}
     late = {name: list(value) if isinstance(value, tuple) else value for name, value in defaults.items()}
     return late | dict(result.settings)
 
@@ -581,18 +510,6 @@ def _as_text(value: Any) -> str:
     return ",".join(map(str, value)) if isinstance(value, list) else str(value)
 
 
-def to_text(study: Sensitivity) -> list[str]:
-    """The table for a terminal."""
-    lines = [f"{study.title}; changes in {'points' if study.unit == '%' else study.unit}", ""]
-    lines += [*_aligned([HEADS, *table_rows(study)]), ""]
-    return [*lines, *(f"left out: {line}" for line in study.left_out)]
-
-
-def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
-
-
 def difference_lines(
     first: Result, second: Result, changed: Mapping[str, tuple[Any, Any]], others: Mapping[str, tuple[Any, Any]]
 ) -> list[str]:
@@ -627,7 +544,7 @@ def share_lines(first: Result, second: Result, shares: Sequence[Share], whole: P
         rows.append((share.name, *values, with_interval(share.share), f"{share.alone:+.2f}", f"{share.last:+.2f}"))
     rows.append(("all", "", "", with_interval(whole), "", ""))
     return [
-        *_aligned(rows),
+        *table(rows),
         "",
         f"B - A: {stored:+.2f}{ending} in the results, {whole.difference:+.2f} measured; not explained: "
         f"{stored - whole.difference:+.2f}",
