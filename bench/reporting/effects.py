@@ -380,9 +380,11 @@ def found_result(word: str, out: Path | None, checkpoint: str | None = None) -> 
     if not out:
         raise ValueError(f"{word}: no such result file; give one, or --out DIR and a name in it")
     check_folder(out)
-    results = [stored for stored in read_results(out)[0] if checkpoint in (None, stored.result.checkpoint.name)]
     fitting, known = [], set()
-    for stored in results:
+    for stored in read_results(out)[0]:
+        used = stored.result.checkpoint
+        if checkpoint not in (None, used.name, used.unique_name):
+            continue
         group = stored.result.group
         known.add(group)
         names = (group, group.partition("/")[2], " ".join(stored.result.variant), stored.path.stem)
@@ -547,5 +549,5 @@ def share_lines(first: Result, second: Result, shares: Sequence[Share], whole: P
         *table(rows),
         "",
         f"B - A: {stored:+.2f}{ending} in the results, {whole.difference:+.2f} measured; not explained: "
-        f"{stored - whole.difference:+.2f}",
+        f"{round(stored - whole.difference, 2) + 0.0:+.2f}",
     ]
