@@ -285,7 +285,10 @@ def _names(variation: Variation) -> list[str]:
 def _own_value(name: str, chosen: ChosenProtocol, request: RunRequest) -> str:
     if name in RUN:
         return str(getattr(request.space, name))
-    return "its own" if name in NETWORK else short(settings_of(chosen.task, complete=True)[name])
+    if name in NETWORK:
+        return "its own"
+    value = settings_of(chosen.task, complete=True)[name]
+    return f"{len(value)} values" if isinstance(value, list) and len(value) > 5 else short(value)
 
 
 def _effect(
