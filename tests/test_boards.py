@@ -1,0 +1,82 @@
+"""Boards of real numbers: what lies in records/ agrees with itself, and tools/board.py makes one that resumes."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from bench.sharing.record import check_record
+from imagesets.schemes.cifar10 import CLASSES
+from imagesets.sets import open_set
+from tools import board
+
+BOARDS = sorted((Path(__file__).parents[1] / "records").glob("*/board.json"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("about", BOARDS, ids=lambda path: path.parent.name)
+def test_published_boards_agree_with_their_results(about):
+    folder = about.parent
+    assert not list(check_record(folder / "record"))
+    assert (folder / "README.md").read_text() == board.page(folder)
+    assert sum(path.stat().st_size for path in folder.rglob("*") if path.is_file()) < 12e6
+
+
+@pytest.fixture
+def cifar(tmp_path, monkeypatch):
+    """Noise in the layout of CIFAR-10, 40 training and 10 validation images a class; the URL of it."""
+    monkeypatch.setattr(board, "PER_CLASS", 40)
+    pixels = np.random.default_rng(0)
+    for split, count in (("train", 40), ("val", 10)):
+        for name in CLASSES:
+            (tmp_path / "cifar" / split / name).mkdir(parents=True)
+            for number in range(count):
+                picture = Image.fromarray(pixels.integers(0, 256, (32, 32, 3), np.uint8))
+                picture.save(tmp_path / "cifar" / split / name / f"{number}.png")
+    return f"cifar10:{tmp_path / 'cifar'}"
+
+
+def test_smaller_parts_lie_in_larger_ones_and_none_holds_held_out_images(cifar, tmp_path):
+    made = board.Board(cifar, tmp_path / "out", tflop=1.0)
+    small, large = (open_set(made.part(images), "train") for images in (100, 200))
+    held_out = open_set(f"{cifar}?val={board.HELD_OUT}&seed=0", "val")
+    names = [{images.images.path(index) for index in range(len(images))} for images in (small, large, held_out)]
+    assert [len(paths) for paths in names] == [100, 200, 40]
+    assert names[0] < names[1]
+    assert not names[1] & names[2]
+
+
+@pytest.mark.slow
+def test_a_board_is_made_resumed_and_recorded(cifar, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(board, "METHODS", ["mae", "lut", "supervised"])
+    monkeypatch.setattr(board, "NETWORK", {"patch_size": 8, "batch": 16, "depth": 1})
+    words = ["board", "--images", cifar, "--out", str(tmp_path / "out"), "--budget", "0.02"]
+    words += ["--evaluate", "knn@dino", "linear_sgd@ibot_base_cached", "--record", str(tmp_path / "made")]
+    monkeypatch.setattr("sys.argv", [*words, "--methods", "mae"])
+    board.main()
+    assert "Not trained yet: lut, supervised." in (tmp_path / "made" / "README.md").read_text()
+    monkeypatch.setattr("sys.argv", [*words, "--methods", "mae", "lut"])
+    trained = (tmp_path / "out").glob("**/mae*/log.jsonl")
+    before = {path: path.read_bytes() for path in trained}
+    board.main()
+    assert before == {path: path.read_bytes() for path in before}  # nothing of MAE was trained again
+
+    folder = tmp_path / "made"
+    assert not list(check_record(folder / "record"))
+    about = json.loads((folder / "board.json").read_text())
+    assert about["starts"] == {"mae": "mae-start", "lut": "mae-start"}  # one encoder, drawn from one seed
+    assert {len(rates) for rates in about["search"].values()} == {len(board.RATES)}
+    for run in (tmp_path / "out" / "runs").iterdir():  # the budget, to half an update an epoch
+        spent = json.loads((run / "run.json").read_text())
+        update = json.loads((run / "export" / "cost.json").read_text())["gflop_per_image"] * 16
+        epochs, updates = spent["settings"]["epochs"], spent["data"]["images"] // 16
+        assert updates > 1
+        assert abs(updates * epochs * update - 20.0) <= epochs * update / 2
+    capsys.readouterr()
+    monkeypatch.setattr("sys.argv", ["board", "--table", str(folder)])
+    board.main()
+    printed = capsys.readouterr().out
+    assert printed in (folder / "README.md").read_text()
+    assert [line.split("|")[1].strip() for line in printed.splitlines()[2:]].count("mae-start") == 1

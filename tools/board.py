@@ -1,0 +1,366 @@
+"""`python -m tools.board` pretrains small ViTs by all methods with the same work, and evaluates them: docs/boards.md.
+
+    python -m tools.board --images cifar10:PATH --out runs/board --budget 1 --record records/cifar10-1tflop
+    python -m tools.board --table records/cifar10-1tflop       the table of README.md, from the record alone
+
+Trainings and evaluations are calls of `import bench`. What lies in --out already is not done again, so after a kill the
+same command goes on. The record is written from the methods that are finished.
+"""
+
+import argparse
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import product
+from math import ceil
+from pathlib import Path
+from typing import Any
+
+import bench
+from bench.results.record import MetricRecord, read_result, result_files
+from bench.results.store import StoredResult
+from bench.statistics.compare import interval_text, p_text
+from bench.statistics.matching import difference, matched
+from bench.statistics.paired import PairedTest, holm
+from engine.printing import say
+
+METHODS = [  # in the order in which they are trained
+    *("extrema", "moca", "lut", "mst", "mae", "dino", "ibot", "lejepa", "dinov2", "byol", "mocov3", "simmim"),
+    *("data2vec", "beit", "msn", "can", "cae", "maskfeat", "simdino", "simdinov2", "ijepa", "nepa", "supervised"),
+]
+NETWORK = {"patch_size": 8, "batch": 64}  # of the recipe 32px: a ViT-128x4, here with 4 x 4 patches
+# Masks and cells of the recipe, which has 8 x 8 patches, do not fit 4 x 4.
+CHANGES: dict[str, dict[str, Any]] = {
+    "beit": {"num_mask_patches": 6, "min_mask_patches_per_block": 2},
+    "cae": {"num_mask_patches": 8, "min_mask_patches_per_block": 2},
+    "data2vec": {"num_mask_patches": 10, "min_mask_patches_per_block": 2},
+    "maskfeat": {"hog_cell": 8},
+}
+RATES = (1 / 3, 1.0, 3.0)  # times the recipe's learning rate
+SEARCH_SHARE = 1 / 4  # of the budget, for each rate of the search
+SEARCH_IMAGES = 2000  # of the gallery, and of the held-out queries, that choose the rate
+HELD_OUT = 0.1  # share of the training images on which rates are chosen and nothing is trained
+PER_CLASS = 5000  # training images of each of CIFAR-10's ten classes
+
+LIMIT = 2500  # images of each split that evaluations read
+STARTS = "knn@dino,knn@moca,linear_sgd@ibot_base_cached"  # also of raw pixels and of the weights before training
+QUICK = f"{STARTS},lowshot@bench,health@val"
+SUITES = [QUICK, "robustness@cached", "finetune@smoke", "attentive@smoke"]
+PROBE = {"epochs": 20, "batch": 256}
+SETTINGS: dict[str, Any] = {
+    **{"knn.k": (20,), "knn.temperature": (0.07,)},
+    **{f"{task}.{name}": value for task in ("linear", "robustness") for name, value in PROBE.items()},
+    "robustness.images": 50,
+    **{"finetune.epochs": 2, "finetune.batch": 64},
+    "attentive.epochs": 2,
+}
+PIXELS, START = "pixels-32", "-start"
+SIGNIFICANT = 0.01  # p after Holm's correction
+COLUMNS = (  # header, protocol, metric
+    ("k-NN, class token", "knn@dino", "top1_k20"),
+    ("k-NN, patches", "knn@moca", "top1_k20"),
+    ("linear", "linear_sgd@ibot_base_cached", "top1"),
+    ("5 shots", "lowshot@bench", "top1_5shot"),
+    ("attentive", "attentive@smoke", "top1"),
+    ("fine-tuned", "finetune@smoke", "top1"),
+    ("corruptions, mCE", "robustness@cached", "generated_mce_of7"),
+    ("RankMe", "health@val", "rankme"),
+)
+TESTED = COLUMNS[:3]  # against the start and raw pixels
+OPTIONS = bench.Options(workers=0)
+ABOUT = "board.json"
+README = """# CIFAR-10, {tflop:g} TFLOP a method
+
+{count} methods pretrained a ViT of width 128 and depth 4 on images of 32 px in patches of 8 px, with {tflop:g} TFLOP
+each: all products of all networks, forward and back, as the project counts them; {minutes:.2g} minutes of a CPU core
+at 50 GFLOP/s. [docs/boards.md](../../docs/boards.md) says what this shows, and what it cannot.
+
+`bench record --check record` checks the numbers. `python -m tools.board --table FOLDER` prints the first table.
+
+Accuracies in % on {images} validation images, with {images} training images behind every probe, and 95 % intervals.
+s: better than the network's own initial weights; p: better than raw pixels; -s and -p: worse; all p < {level} after
+Holm's correction over the {tests} tests of this page. mCE: less is better.{left}
+
+{table}
+
+## Differences
+
+{differences}
+
+## Trainings
+
+Seconds are of a busy core, views included. The last columns are the search: k-NN (k = 20, class token or mean patch,
+whichever is better) of {search_images} held-out training images among {search_images} others, after a training with
+{share:g} of the budget at each multiple of the recipe's learning rate.
+
+{trainings}
+"""
+
+
+class Board:
+    """The trainings and evaluations of one budget, below the folder `out`."""
+
+    def __init__(self, images: str, out: Path, tflop: float) -> None:
+        self.images, self.out, self.tflop = images, out, tflop
+
+    def part(self, images: int) -> str:
+        """The URL of so many training images, as many of each class. A smaller part lies inside a larger one, and the
+        held-out images lie outside all."""
+        return f"{self.images}?val={1 - ceil(images / 10) / PER_CLASS:.4f}&seed=0"
+
+    def pretrained(self, method: str, images: str, run: Path, seed: int = 0, **settings: Any) -> Path:
+        """The folder of a finished training, which is begun or continued if need be."""
+        if not (run / "export" / "cost.json").exists():
+            changes = NETWORK | CHANGES.get(method, {}) | settings
+            bench.pretrain(method, "32px", images, run, settings=changes, resume=True, seed=seed, options=OPTIONS)
+        return run
+
+    def trained(self, method: str, seed: int, rate: float, share: float) -> Path:
+        """A training with a share of the budget, at `rate` times the recipe's learning rate.
+
+        It has the epochs of the recipe, each of as many updates as come closest to the budget, or more epochs where
+        there are not enough images. What an image costs is counted by a training of one update an epoch.
+        """
+        batch = NETWORK["batch"]
+        count = self.pretrained(method, self.part(batch), self.out / "counts" / method)
+        gflop = json.loads((count / "export" / "cost.json").read_text())["gflop_per_image"]
+        recipe = json.loads((count / "run.json").read_text())["settings"]
+        images = share * self.tflop * 1e3 / gflop
+        epochs = max(recipe["epochs"], ceil(images / (10 * PER_CLASS * (1 - HELD_OUT))))
+        part = self.part(max(1, round(images / epochs / batch)) * batch)
+        run = self.out / ("runs" if share == 1 else "search") / f"{method}-seed{seed}-lr{rate:.2g}"
+        lr = float(f"{recipe['lr'] * rate:.3g}")
+        return self.pretrained(method, part, run, seed, epochs=epochs, lr=lr)
+
+    def searched(self, method: str) -> dict[str, float]:
+        """Rate -> k-NN accuracy on held-out training images, of the class token or the mean patch."""
+        path = self.out / "search" / f"{method}.json"
+        if not path.exists():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            runs = {f"{rate:.2g}": self.trained(method, 0, rate, SEARCH_SHARE) for rate in RATES}
+            path.write_text(json.dumps({rate: self.heldout_top1(run) for rate, run in runs.items()}, indent=1) + "\n")
+        return json.loads(path.read_text())
+
+    def heldout_top1(self, run: Path) -> float:
+        """The better accuracy of the two readouts."""
+        results = bench.evaluate_suite(
+            [run / "export"],
+            "knn@dino,knn@moca",
+            {"heldout": f"{self.images}?val={HELD_OUT}&seed=0"},
+            names=[run.name],
+            settings=settings_for("knn"),
+            limit=SEARCH_IMAGES,
+            out=self.out / "search-results",
+            options=OPTIONS,
+        )
+        return max(result.numbers["top1_k20"] for result in results)
+
+    def final(self, method: str, seed: int) -> Path:
+        """The training with the whole budget, at the best rate."""
+        accuracies = self.searched(method)
+        return self.trained(method, seed, max(RATES, key=lambda rate: accuracies[f"{rate:.2g}"]), 1.0)
+
+    def finished(self, seed: int) -> dict[str, Path]:
+        """Method -> its folder, of those whose training with the whole budget is over."""
+        folders = {method: list(self.out.glob(f"runs/{method}-seed{seed}-lr*/export/cost.json")) for method in METHODS}
+        return {method: paths[0].parents[1] for method, paths in folders.items() if paths}
+
+    def starts(self, seed: int) -> dict[str, str]:
+        """Trained network -> name of its initial weights; of weights that several share, that of the first."""
+        names: dict[str, str] = {}
+        return {
+            label(method, seed): names.setdefault(bench.load(run / "start").digest, f"{label(method, seed)}{START}")
+            for method, run in self.finished(seed).items()
+        }
+
+    def evaluate(self, seed: int, suites: Sequence[str]) -> None:
+        """Evaluate what is finished: first raw pixels and the initial weights, then by one suite after another."""
+        runs = {label(method, seed): run for method, run in self.finished(seed).items()}
+        initial = {f"{name}{START}": run / "start" for name, run in runs.items()}
+        named = set(self.starts(seed).values())
+        self.results({PIXELS: "pixels:32"} | {name: run for name, run in initial.items() if name in named}, STARTS)
+        for suite in suites:
+            self.results({name: run / "export" for name, run in runs.items()}, suite)
+
+    def results(self, checkpoints: Mapping[str, Path | str], suite: str) -> None:
+        bench.evaluate_suite(
+            list(checkpoints.values()),
+            suite,
+            {"cifar10": self.images},
+            names=list(checkpoints),
+            settings=settings_for(suite),
+            limit=LIMIT,
+            out=self.out,
+            options=OPTIONS,
+        )
+
+    def write(self, folder: Path, seeds: Sequence[int]) -> None:
+        """The record; beside it what no result says, and a page of both."""
+        from bench.sharing.groups import Publication
+        from bench.sharing.record import write_record
+
+        write_record(self.out, folder / "record", Publication())
+        searches = {path.stem: json.loads(path.read_text()) for path in self.out.glob("search/*.json")}
+        starts = {name: start for seed in seeds for name, start in self.starts(seed).items()}
+        about = {"tflop": self.tflop, "starts": starts, "search": {name: searches[name] for name in sorted(searches)}}
+        (folder / ABOUT).write_text(json.dumps(about, indent=1) + "\n")
+        (folder / "README.md").write_text(page(folder))
+
+
+def label(method: str, seed: int) -> str:
+    """Name of a trained network in results."""
+    return f"{method}-seed{seed}" if seed else method
+
+
+def settings_for(suite: str) -> dict[str, Any]:
+    """Those settings whose task is in the suite."""
+    return {name: value for name, value in SETTINGS.items() if name.partition(".")[0] in suite}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Record:
+    """What lies in the folder of a board."""
+
+    folder: Path
+
+    @cached_property
+    def about(self) -> dict[str, Any]:
+        """The budget; the initial weights of each network; the search."""
+        return json.loads((self.folder / ABOUT).read_text())
+
+    @cached_property
+    def results(self) -> dict[tuple[str, str], StoredResult]:
+        """(checkpoint, protocol) -> its result."""
+        stored = [StoredResult(path=path, result=read_result(path)) for path in result_files(self.folder / "record")]
+        return {(it.result.checkpoint.name, it.result.protocol.name): it for it in stored}
+
+    @cached_property
+    def tests(self) -> dict[tuple[str, str, str], tuple[PairedTest, float]]:
+        """(network, other checkpoint, header) -> the paired test against its initial weights and raw pixels, and its p
+        after Holm's correction over all of them."""
+        tests = {}
+        for name, start in self.about["starts"].items():
+            for other, (header, protocol, metric) in product((start, PIXELS), TESTED):
+                sides = [[self.results[key]] for key in ((name, protocol), (other, protocol)) if key in self.results]
+                matches = matched(sides[0], sides[1], (name, other))[0] if len(sides) == 2 else []
+                if matches:
+                    tests[name, other, header] = difference(matches[0], metric)
+        corrected = holm([test.p for test in tests.values()])
+        return {key: (test, p) for (key, test), p in zip(tests.items(), corrected, strict=True)}
+
+    def number(self, name: str, protocol: str, metric: str) -> MetricRecord | None:
+        stored = self.results.get((name, protocol))
+        return stored.result.metrics.get(metric) if stored else None
+
+    def marks(self, name: str, header: str) -> str:
+        """` s`, ` p`, ` -s`, ` -p`: what is significant in a cell."""
+        marks = ""
+        for other, mark in ((self.about["starts"].get(name, ""), "s"), (PIXELS, "p")):
+            test, p = self.tests.get((name, other, header), (None, 1.0))
+            if test and p < SIGNIFICANT:
+                marks += f" {'-' if test.difference < 0 else ''}{mark}"
+        return marks
+
+    def cell(self, name: str, header: str, protocol: str, metric: str) -> str:
+        """A number with its interval, where it is tested, and marks."""
+        number = self.number(name, protocol, metric)
+        if not number:
+            return ""
+        is_tested = (header, protocol, metric) in TESTED
+        interval = f" {interval_text(*number.interval)}" if number.interval and is_tested else ""
+        return f"{number.value:.1f}{interval}{self.marks(name, header)}"
+
+    def table(self) -> str:
+        """Trained networks and raw pixels from the best linear accuracy down, then initial weights."""
+        columns = [column for column in COLUMNS if any(protocol == column[1] for _, protocol in self.results)]
+        names = sorted({name for name, _ in self.results}, key=lambda name: (name.endswith(START), -self.linear(name)))
+        rows = [[name, *(self.cell(name, *column) for column in columns)] for name in names]
+        return markdown(["", *(header for header, _, _ in columns)], rows)
+
+    def linear(self, name: str) -> float:
+        number = self.number(name, *TESTED[2][1:])
+        return number.value if number else 0.0
+
+    def differences(self) -> str:
+        """Every test, from the largest difference down."""
+        rows = []
+        for (name, other, header), (test, p) in sorted(self.tests.items(), key=lambda item: -item[1][0].difference):
+            interval = interval_text(test.low, test.high)
+            rows.append([name, other, header, f"{test.difference:+.1f} {interval}", p_text(p)])
+        return markdown(["network", "compared with", "by", "difference", "p, corrected"], rows)
+
+    def trainings(self) -> str:
+        """What each training took, and held-out accuracy by learning rate, the chosen one bold."""
+        rows = []
+        for name in self.about["starts"]:
+            used = self.results[name, TESTED[0][1]].result.checkpoint
+            kept = self.folder / "record" / "checkpoints" / used.unique_name
+            run, cost = (json.loads((kept / file).read_text()) for file in ("run.json", "cost.json"))
+            settings, gflop = run["settings"], cost["gflop_per_image"]
+            updates = run["data"]["images"] // settings["batch"]
+            tflop = settings["epochs"] * updates * settings["batch"] * gflop / 1e3
+            top1s = self.about["search"][used.method]
+            best = max(top1s, key=top1s.__getitem__)
+            row = [name, f"{gflop:.3f}", f"{settings['epochs']} x {updates}", f"{tflop:.2f}"]
+            row += [f"{cost['hours'] * 3600:.0f}", f"{settings['lr']:.2g}"]
+            rows.append(row + [f"**{top1:.1f}**" if rate == best else f"{top1:.1f}" for rate, top1 in top1s.items()])
+        header = ["method", "GFLOP an image", "epochs x updates", "TFLOP", "seconds", "learning rate"]
+        return markdown([*header, *(f"x {rate:.2g}" for rate in RATES)], rows)
+
+
+def markdown(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """A table whose first column is text and whose others are numbers."""
+    lines = [header, ["---", *["---:"] * (len(header) - 1)], *rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def page(folder: Path) -> str:
+    """README.md of a board, from what else lies there."""
+    record = Record(folder=folder)
+    tflop, trained = record.about["tflop"], record.about["starts"]
+    left = [method for method in METHODS if method not in trained]
+    return README.format(
+        tflop=tflop,
+        minutes=tflop * 1e12 / 50e9 / 60,
+        count=len(trained),
+        images=LIMIT,
+        level=SIGNIFICANT,
+        tests=len(record.tests),
+        left=f" Not trained yet: {', '.join(left)}." if left else "",
+        table=record.table(),
+        differences=record.differences(),
+        search_images=SEARCH_IMAGES,
+        share=SEARCH_SHARE,
+        trainings=record.trainings(),
+    )
+
+
+def main() -> None:
+    """The board, from counting to the record; or the table of one."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--table", type=Path, metavar="FOLDER", help="print the table of a record, and do nothing else")
+    parser.add_argument("--images", metavar="URL", help="cifar10:PATH")
+    parser.add_argument("--out", type=Path, help="folder of trainings and results")
+    parser.add_argument("--budget", type=float, default=1.0, metavar="TFLOP", help="of each training (1)")
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0])
+    parser.add_argument("--methods", nargs="+", default=METHODS, choices=METHODS, metavar="METHOD")
+    parser.add_argument("--evaluate", nargs="*", default=SUITES, metavar="SUITE", help="protocols with commas")
+    parser.add_argument("--record", type=Path, metavar="FOLDER", help="written at the end")
+    arguments = parser.parse_args()
+    if arguments.table:
+        say(Record(folder=arguments.table).table())
+        return
+    if not (arguments.images and arguments.out):
+        parser.error("--images and --out are needed")
+    board = Board(arguments.images, arguments.out, arguments.budget)
+    for seed in arguments.seeds:
+        for method in arguments.methods:
+            say(f"seed {seed}: {board.final(method, seed)}")
+        board.evaluate(seed, arguments.evaluate)
+    if arguments.record:
+        board.write(arguments.record, arguments.seeds)
+
+
+if __name__ == "__main__":
+    main()
