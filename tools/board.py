@@ -35,6 +35,7 @@ CHANGES: dict[str, dict[str, Any]] = {
     "beit": {"num_mask_patches": 6, "min_mask_patches_per_block": 2},
     "cae": {"num_mask_patches": 8, "min_mask_patches_per_block": 2},
     "data2vec": {"num_mask_patches": 10, "min_mask_patches_per_block": 2},
+    "ijepa": {"min_keep": 1},
     "maskfeat": {"hog_cell": 8},
 }
 RATES = (1 / 3, 1.0, 3.0)  # times the recipe's learning rate
