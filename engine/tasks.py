@@ -153,6 +153,9 @@ class Task(Validated):
 
     COST: ClassVar[float] = 1.0  # roughly, in passes over the images: cheap tasks run first
     LAYOUT: ClassVar[str] = ""  # layout of the scene sets that a dense task evaluates on; empty: an image set
+    # Patterns (fnmatch) of metrics that no values of single images give: of all images together, or of others. A record
+    # is not asked for their values.
+    WITHOUT_VALUES: ClassVar[tuple[str, ...]] = ()
     # What the literature does otherwise, FIELD=VALUE, several with a space between them: for `bench sensitivity`.
     VARIATIONS: ClassVar[tuple[str, ...]] = ()
 

@@ -12,15 +12,14 @@ from imagesets.schemes.cifar10 import CLASSES
 from imagesets.sets import open_set
 from tools import board
 
-BOARDS = sorted((Path(__file__).parents[1] / "records").glob("*/board.json"))
+BOARDS = sorted(path.parent for path in (Path(__file__).parents[1] / "records").glob("*/record.json"))
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("about", BOARDS, ids=lambda path: path.parent.name)
-def test_published_boards_agree_with_their_results(about):
-    folder = about.parent
-    assert not list(check_record(folder / "record"))
-    assert (folder / "README.md").read_text() == board.page(folder)
+@pytest.mark.parametrize("folder", BOARDS, ids=lambda path: path.name)
+def test_published_boards_agree_with_their_results(folder):
+    assert not list(check_record(folder))
+    assert board.beside(folder, "md").read_text() == board.page(folder)
     assert sum(path.stat().st_size for path in folder.rglob("*") if path.is_file()) < 12e6
 
 
@@ -56,7 +55,7 @@ def test_a_board_is_made_resumed_and_recorded(cifar, tmp_path, monkeypatch, caps
     words += ["--evaluate", "knn@dino", "linear_sgd@ibot_base_cached", "--record", str(tmp_path / "made")]
     monkeypatch.setattr("sys.argv", [*words, "--methods", "mae"])
     board.main()
-    assert "Not trained yet: lut, supervised." in (tmp_path / "made" / "README.md").read_text()
+    assert "Not trained yet: lut, supervised." in (tmp_path / "made.md").read_text()
     monkeypatch.setattr("sys.argv", [*words, "--methods", "mae", "lut"])
     trained = (tmp_path / "out").glob("**/mae*/log.jsonl")
     before = {path: path.read_bytes() for path in trained}
@@ -64,8 +63,8 @@ def test_a_board_is_made_resumed_and_recorded(cifar, tmp_path, monkeypatch, caps
     assert before == {path: path.read_bytes() for path in before}  # nothing of MAE was trained again
 
     folder = tmp_path / "made"
-    assert not list(check_record(folder / "record"))
-    about = json.loads((folder / "board.json").read_text())
+    assert not list(check_record(folder))
+    about = json.loads((tmp_path / "made.json").read_text())
     assert about["starts"] == {"mae": "mae-start", "lut": "mae-start"}  # one encoder, drawn from one seed
     assert {len(rates) for rates in about["search"].values()} == {len(board.RATES)}
     for run in (tmp_path / "out" / "runs").iterdir():  # the budget, to half an update an epoch
@@ -78,5 +77,5 @@ def test_a_board_is_made_resumed_and_recorded(cifar, tmp_path, monkeypatch, caps
     monkeypatch.setattr("sys.argv", ["board", "--table", str(folder)])
     board.main()
     printed = capsys.readouterr().out
-    assert printed in (folder / "README.md").read_text()
+    assert printed in (tmp_path / "made.md").read_text()
     assert [line.split("|")[1].strip() for line in printed.splitlines()[2:]].count("mae-start") == 1

@@ -6,7 +6,8 @@ find is in docs/sharing.md: numbers that were edited together with everything th
 """
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from fnmatch import fnmatchcase
 from functools import partial
 from math import isclose, isfinite
 from pathlib import Path
@@ -47,7 +48,7 @@ def contradictions(folder: Path, results: Sequence[StoredResult]) -> Iterator[st
             for lines in (
                 _of_place(place, result),
                 _of_protocol(protocols, result),
-                _of_metrics(result, arrays),
+                _of_metrics(result, arrays, _without_values(protocols, result)),
                 _of_facts(result),
                 _recomputed(result, arrays),
                 others.differences(str(place), result, arrays),
@@ -96,8 +97,14 @@ def _of_protocol(protocols: Mapping[str, ChosenProtocol], result: Result) -> Ite
             yield f"setting {name} is {settings[name]}, and of {used.name} version {used.version} it is {own[name]}"
 
 
-def _of_metrics(result: Result, arrays: Mapping[str, np.ndarray]) -> Iterator[str]:
-    """Every number follows from its array, and every array belongs to the number of its name."""
+def _without_values(protocols: Mapping[str, ChosenProtocol], result: Result) -> tuple[str, ...]:
+    """Patterns of the metrics that a task gives without values of images."""
+    known = protocols.get(result.protocol.name)
+    return known.task.WITHOUT_VALUES if known else ()
+
+
+def _of_metrics(result: Result, arrays: Mapping[str, np.ndarray], without: Collection[str] = ()) -> Iterator[str]:
+    """Every number follows from its array, but those `without`, and every array belongs to the number of its name."""
     if (result.status == "ok") != bool(result.metrics) or (result.status == "ok") == bool(result.message):
         yield "it has numbers and a message, or neither"
     named = {metric.array for metric in result.metrics.values() if metric.array}
@@ -113,7 +120,8 @@ def _of_metrics(result: Result, arrays: Mapping[str, np.ndarray]) -> Iterator[st
         if of and not result.protocol.plugin and name != f"{of}_std":
             yield f"{name} is no name of a deviation of {of}"
         if metric.array is None:
-            if metric.interval or not (of or result.protocol.plugin):
+            is_whole = any(fnmatchcase(name, pattern) for pattern in without)
+            if metric.interval or not (of or result.protocol.plugin or is_whole):
                 yield f"{name} has no values that it could follow from"
             continue
         if metric.array != (name if metric.array_over == "images" else f"{name}_resampled"):

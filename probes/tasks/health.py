@@ -55,6 +55,7 @@ FORMULAS = {
 class Health(Task):
     """Settings of one evaluation."""
 
+    WITHOUT_VALUES: ClassVar[tuple[str, ...]] = ("*",)  # spectra, ranks and norms of all images together
     COST: ClassVar[float] = 0.1  # after a task that extracts the same features
 
     pool: Literal["cls", "avg"] = "cls"  # the feature: class token or mean of the patches

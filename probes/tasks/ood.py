@@ -30,6 +30,7 @@ ACCEPTED = 0.95  # share of the validation images that the threshold of the fals
 class Ood(Task):
     """Settings of one evaluation."""
 
+    WITHOUT_VALUES: ClassVar[tuple[str, ...]] = ("auroc*", "fpr95*")  # of pairs of images
     COST: ClassVar[float] = 1.1  # after k-NN, which reads the same features
 
     sets: OneOrMoreDifferent[str] = ("noisydigits:",)  # URLs of image sets whose validation images are of another kind

@@ -192,6 +192,7 @@ class ShiftedSets:
 class Robustness(Shifts, Linear):
     """A linear probe's settings, and what it is evaluated on besides."""
 
+    WITHOUT_VALUES: ClassVar[tuple[str, ...]] = ("c_*", "generated_*")  # of corrupted images
     COST: ClassVar[float] = 3.0  # after the linear probe, whose training it shares
 
     @property
