@@ -280,7 +280,9 @@ class Record:
     def table(self) -> str:
         """Trained networks and raw pixels from the best linear accuracy down, then initial weights."""
         columns = [column for column in COLUMNS if any(protocol == column[1] for _, protocol in self.results)]
-        names = sorted({name for name, _ in self.results}, key=lambda name: (name.endswith(START), -self.linear(name)))
+        names = sorted(
+            {name for name, _ in self.results}, key=lambda name: (name.endswith(START), -self.linear(name), name)
+        )
         rows = [[name, *(self.cell(name, *column) for column in columns)] for name in names]
         return markdown(["", *(header for header, _, _ in columns)], rows)
 
