@@ -61,7 +61,7 @@ class Group:
     lr: float | None = None  # a constant; None: the recipe's schedule
     weight_decay: float | None = None  # a constant; None: the recipe's schedule
     lr_scale: float = 1.0  # on the recipe's schedule
-    frozen_epochs: int = 0  # at the start, in which the rate is 0 while AdamW's moments fill
+    zero_lr_epochs: int = 0  # at the start, in which the rate is 0 while AdamW's moments fill
     clipped: bool = True  # whether the recipe's `clip` counts and scales their gradients
     clipped_with: str = ""  # groups with the same name are clipped by their common norm
 

@@ -11,7 +11,16 @@ from math import sqrt
 from typing import Any, Literal
 
 from checkpoints.spec import ViTSpec
-from engine.settings import BelowOne, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, Validated, validate
+from engine.settings import (
+    BelowOne,
+    Fraction,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    Validated,
+    validate,
+)
 from pretrain.schedules import Constant, CosineTo, Multistep, Schedule, TableCosine, TrainProgress, WarmupCosine, cosine
 
 Rule = Literal["linear", "root"]
@@ -33,6 +42,7 @@ class Recipe(Validated):
     lr_batch: NonNegativeInt = 256  # images in an update that lr is for; 0: lr is the peak at any batch
     lr_rule: Rule = "linear"  # how the peak grows with batch / lr_batch: linearly, or as its square root
     schedule: Schedule = field(metadata=SCHEDULES)  # of the learning rate
+    layer_decay: Fraction = 1.0  # factor on the rate from each layer of the encoder to the one before it
     weight_decay: NonNegativeFloat  # at the start
     # constant unless the recipe gives one
     weight_decay_schedule: Schedule = field(default_factory=Constant, metadata=SCHEDULES)

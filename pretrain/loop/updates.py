@@ -4,7 +4,7 @@ The trainer repeats it; parity tests call it with a recorded batch in place of i
 """
 
 import math
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
@@ -12,10 +12,11 @@ from typing import Literal
 
 import torch
 from torch import Tensor, nn
+from torch.nn import Parameter
 from torch.nn.parallel import DistributedDataParallel
 
 from engine.distributed import World
-from engine.optimisers import Lars
+from engine.optimisers import Lars, layer_of
 from engine.precision import autocast, compile_blocks, fit_attention
 from engine.seeding import DROP, seeded
 from engine.training.schedules import SHOWN, check_finite
@@ -47,7 +48,7 @@ class Updates:
         fit_attention(method, device, precision)
         if compiled:
             compile_blocks(method, device)
-        self.groups = method.groups()
+        self.groups = split_by_layer(method, recipe.layer_decay)
         self.optimizer = _optimizer(self.groups, recipe)
         self.scaler = torch.amp.GradScaler(torch.device(device).type, enabled=precision == "float16")
         self.network: nn.Module = method
@@ -101,7 +102,7 @@ class Updates:
         lr, decay = self.rates(progress)
         for group, ours in zip(self.optimizer.param_groups, self.groups, strict=True):
             group["lr"] = lr * ours.lr_scale if ours.lr is None else ours.lr
-            if progress.epoch < ours.frozen_epochs:
+            if progress.epoch < ours.zero_lr_epochs:
                 group["lr"] = 0.0
             group["weight_decay"] = decay if ours.weight_decay is None else ours.weight_decay
 
@@ -165,6 +166,30 @@ class Updates:
         """The gradients of the groups that are clipped together, or of those that are not clipped."""
         groups = [group for group in self.groups if group.clipped == clipped and group.clipped_with == part]
         return [p.grad for group in groups for p in group.parameters.values() if p.grad is not None]
+
+
+def split_by_layer(method: Method, decay: float) -> list[Group]:
+    """The method's groups with rates times `decay` for every layer between a parameter and the encoder's output.
+
+    What follows the encoder keeps its rate; a mask token that enters the encoder has that of the embeddings.
+    """
+    if decay == 1.0:
+        return method.groups()
+    encoders, depth = [encoder.vit for encoder in method.encoders().values()], method.spec.depth
+    layers = {p: layer_of(name, depth) for vit in encoders for name, p in vit.trunk.named_parameters()}
+    for module in method.modules():
+        token = getattr(module, "mask_token", None)
+        if token is not None and any(vit in module.modules() for vit in encoders):
+            layers[token] = 0
+    groups = []
+    for group in method.groups():
+        parts: dict[int, dict[str, Parameter]] = defaultdict(dict)
+        for name, parameter in group.parameters.items():
+            parts[layers.get(parameter, depth + 1)][name] = parameter
+        for layer, parameters in parts.items():
+            scale = group.lr_scale * decay ** (depth + 1 - layer)
+            groups.append(replace(group, parameters=parameters, lr_scale=scale))
+    return groups
 
 
 def _means(logs: Sequence[Mapping[str, Tensor]]) -> dict[str, float]:

@@ -64,7 +64,7 @@ class DinoV2(MaskedDistillation, SelfDistillation):
     def __init__(self, spec: ViTSpec, settings: Settings) -> None:
         super().__init__(spec, settings)
         self.batch_statistics |= settings.sinkhorn
-        self.frozen_epochs = settings.freeze_prototypes
+        self.zero_lr_epochs = settings.freeze_prototypes
         patch_prototypes = settings.patch_prototypes if settings.separate_head else settings.prototypes
         centred = settings.center and not settings.sinkhorn
         self.centre.enabled = centred
@@ -206,6 +206,7 @@ _VIT_L = Recipe(
     lr_batch=1024,
     lr_rule="root",
     schedule=TableCosine(warmup=10, floor=1e-6),
+    layer_decay=0.9,
     weight_decay=0.04,
     weight_decay_schedule=CosineTo(end=0.4),
     clip=3.0,
@@ -217,7 +218,6 @@ _LARGE = Settings(
     bottleneck=384,
     teacher_momentum=0.994,
     drop_path=0.4,
-    layer_decay=1.0,
     local_size=98,
 )
 _VIT_L_22K = replace(
@@ -235,9 +235,10 @@ _VIT_L_22K = replace(
     batch=3072,
     lr=2e-4,
     schedule=TableCosine(warmup=80, floor=1e-6),
+    layer_decay=1.0,
     weight_decay_schedule=CosineTo(end=0.2),
 )
-_OURS = dict(freeze_prototypes=0, teacher_warmup=0, layer_decay=1.0)
+_OURS = dict(freeze_prototypes=0, teacher_warmup=0)
 RECIPES = {
     "vit_l": _VIT_L,
     "vit_b": replace(

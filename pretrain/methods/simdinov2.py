@@ -83,11 +83,11 @@ _VIT_L = Recipe(
     lr_batch=1024,
     lr_rule="root",
     schedule=WarmupCosine(warmup=10, floor=1e-6, start=2.5e-4),  # from 1e-6
+    layer_decay=0.9,
     weight_decay=0.04,
     weight_decay_schedule=CosineTo(end=0.4),
     clip=3.0,
 )
-_OURS = dict(layer_decay=1.0)
 RECIPES = {
     "vit_l": _VIT_L,
     "vit_b": replace(
@@ -95,5 +95,5 @@ RECIPES = {
         source=f"SimDINO simdinov2/configs/train/vitb16.yaml; else {_VIT_L.source}",
         spec=replace(VIT_B, **_REGISTERS),
     ),
-    **small_recipes(_VIT_L, Settings(**SMALL_CROPS | _OURS), Settings(**SMOKE_CROPS | _OURS), of="ViT-L", **_REGISTERS),
+    **small_recipes(_VIT_L, Settings(**SMALL_CROPS), Settings(**SMOKE_CROPS), of="ViT-L", **_REGISTERS),
 }

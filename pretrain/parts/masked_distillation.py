@@ -1,5 +1,5 @@
 """What DINOv2 and SimDINOv2 add to a student and a teacher: masked crops, KoLeo, stochastic depth on subsets of the
-images, and rates by layer.
+images.
 
 Oquab et al. 2024, section 4; facebookresearch/dinov2 b8931f7 (train/ssl_meta_arch.py, data/collate.py, layers/block.py,
 utils/param_groups.py). Its masks are drawn for the crops of a batch together, here for those of one image: one of the
@@ -49,7 +49,6 @@ class MaskedSettings(MultiCropSettings):
     koleo_weight: NonNegativeFloat = 0.1  # of KoLeo, on the student's class tokens of global crops
     masked_crops: Literal[0, 1, 2] = 1  # of the two global crops of an image
     mask_ratio: MaskRange = (0.1, 0.5)  # least and largest share of a masked crop's patches that is hidden
-    layer_decay: UnitInterval = 0.9  # factor on the rate from each layer to the one before it
     patch_lr: NonNegativeFloat = 0.2  # factor on the rate of the patch embedding
     layer_scale_init: NonNegativeFloat = 1e-5  # where the encoder has a layer scale
     teacher_momentum: UnitInterval = 0.992
@@ -136,34 +135,27 @@ class MaskedDistillation(TeacherStudent):
             table.grad[:, 1 : self.spec.prefix] = 0.0
 
     def groups(self) -> list[Group]:
-        """By layer, decay, and the part that is clipped by itself: encoder, head, head of patches."""
+        """By rate, decay, and the part that is clipped by itself: encoder, head, head of patches."""
         s = self.settings
         groups: dict[tuple, dict[str, nn.Parameter]] = defaultdict(dict)
         for name, parameter in self.named_parameters():
             if parameter.requires_grad:
                 part = name.split(".")[1] if name.startswith("student.") else "vit"
-                scale = s.layer_decay ** self.layers_above(name) * (s.patch_lr if ".patch_embed." in name else 1.0)
-                frozen = self.frozen_epochs if ".last_layer." in name else 0
+                scale = s.patch_lr if ".patch_embed." in name else 1.0
+                frozen = self.zero_lr_epochs if ".last_layer." in name else 0
                 groups[scale, bool(UNDECAYED.search(name)), frozen, part][name] = parameter
         return [
             Group(
                 parameters=group,
                 weight_decay=0.0 if plain else None,
                 lr_scale=scale,
-                frozen_epochs=frozen,
+                zero_lr_epochs=frozen,
                 clipped_with=part,
             )
             for (scale, plain, frozen, part), group in groups.items()
         ]
 
-    frozen_epochs = 0  # of the prototypes
-
-    def layers_above(self, name: str) -> int:
-        """Of an encoder's parameter: all blocks and one more for tokens, positions and patches, 0 for the last norm."""
-        if block := re.search(r"\.blocks\.(\d+)\.", name):
-            return self.spec.depth - int(block[1])
-        is_input = name == "mask_token" or (name.startswith("student.vit.") and ".trunk.norm." not in name)
-        return self.spec.depth + 1 if is_input else 0
+    zero_lr_epochs = 0  # of the prototypes
 
 
 def patch_head(branch: nn.Module) -> PrototypeHead:

@@ -47,7 +47,7 @@ def small_recipes(
     """ "32px" and "smoke" of a method, by its published recipe for a ViT-S, or `of` another, and settings for each;
     epochs: of "32px". encoder: fields of the spec beside those of the positions."""
     design = POSITIONS | encoder
-    ours = replace(published, batch=64, lr=1e-3, lr_batch=0)
+    ours = replace(published, batch=64, lr=1e-3, lr_batch=0, layer_decay=1.0)
     return {
         "32px": replace(
             ours,

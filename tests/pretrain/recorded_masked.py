@@ -82,7 +82,9 @@ class RecordedMasked(RecordedTraining):
         return dict(layer_scale=bool(config["ls"]), position_resize=rule, registers=config["registers"], **gated)
 
     def recipe(self):
-        return replace(super().recipe(), weight_decay_schedule=CosineTo(end=self.config["wd_end"]))
+        config = self.config
+        schedule = CosineTo(end=config["wd_end"])
+        return replace(super().recipe(), weight_decay_schedule=schedule, layer_decay=config["decay"])
 
     def shared_settings(self) -> dict[str, Any]:
         config = self.config
@@ -97,7 +99,6 @@ class RecordedMasked(RecordedTraining):
             koleo_weight=config["koleo"],
             local_size=config["local"],
             local_crops=config["nloc"],
-            layer_decay=config["decay"],
             patch_lr=config["patch_mult"],
             drop_path=config["drop"],
             drop_path_uniform=config["uniform"],
@@ -165,7 +166,7 @@ class RecordedMasked(RecordedTraining):
     def test_decayed_parameters(self):
         """And the rates of all groups."""
         ours = {
-            name: (group.lr_scale, 0.0 if group.weight_decay == 0 else 1.0, group.frozen_epochs > 0)
+            name: (group.lr_scale, 0.0 if group.weight_decay == 0 else 1.0, group.zero_lr_epochs > 0)
             for group in self.begin().groups
             for name in group.parameters
         }

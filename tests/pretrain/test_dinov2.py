@@ -122,7 +122,6 @@ MISTAKES = [
     ({"masked_crops": 3}, "masked_crops=3"),
     ({"mask_ratio": (0.5, 0.1)}, "mask_ratio"),
     ({"cls_weight": 0.0, "patch_weight": 0.0}, "cls_weight=0 with patch_weight=0"),
-    ({"layer_decay": 1.5}, "layer_decay=1.5"),
     ({"koleo_weight": -1.0}, "koleo_weight=-1.0"),
     ({"patch_prototypes": 0}, "patch_prototypes=0"),
     ({"gram_weight": 1.0, "gram_size": 10}, "gram_size=10"),

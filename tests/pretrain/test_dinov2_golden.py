@@ -81,7 +81,7 @@ class RecordedDinoV2(RecordedMasked):
             close(updates.method.teacher_temperature, self.data["sched/teacher_temp"][step], EXACT, f"{step}")
             updates.set_rates(now)
             for ours, group in zip(updates.groups, updates.optimizer.param_groups, strict=True):
-                if ours.frozen_epochs:
+                if ours.zero_lr_epochs:
                     close(group["lr"], self.data["sched/last_layer_lr"][step], EXACT, f"prototypes' rate {step}")
 
 

@@ -76,3 +76,33 @@ def test_rates_of_a_group_win_over_the_recipes():
     lr, decay = training.rates(progress(plan(), 3))
     assert [group["lr"] for group in training.optimizer.param_groups] == [lr, lr]
     assert [group["weight_decay"] for group in training.optimizer.param_groups] == [0.0, decay]
+
+
+@pytest.mark.parametrize(
+    ("name", "encoder", "token"),
+    [
+        ("mae", "autoencoder.vit.trunk.", ""),
+        ("simmim", "predictor.vit.trunk.", "predictor.mask_token"),
+        ("dinov2", "student.vit.trunk.", "mask_token"),
+    ],
+)
+def test_rates_fall_by_layer_of_the_encoder(name, encoder, token):
+    """Behind the encoder, decoders' mask tokens among it, nothing changes; neither does anything at the default."""
+    plain, layered = (updates(name, small_recipe(name, layer_decay=decay)) for decay in (1.0, 0.5))
+    scales = [
+        {n: group.lr_scale for group in training.groups for n in group.parameters} for training in (plain, layered)
+    ]
+    assert scales[0].keys() == scales[1].keys()
+    factors = {n: scales[1][n] / scale for n, scale in scales[0].items()}
+    depth, own = plain.method.spec.depth, {n.removeprefix(encoder) for n in factors if n.startswith(encoder)}
+    assert factors[f"{encoder}patch_embed.proj.weight"] == 0.5 ** (depth + 1)
+    assert [factors[f"{encoder}blocks.{i}.mlp.fc1.weight"] for i in range(depth)] == [
+        0.5 ** (depth - i) for i in range(depth)
+    ]
+    assert not own & {"norm.weight"} or factors[f"{encoder}norm.weight"] == 1.0
+    assert not token or factors[token] == 0.5 ** (depth + 1)
+    assert all(factor == 1.0 for n, factor in factors.items() if not n.startswith(encoder) and n != token)
+    layered.set_rates(progress(plan(), 3))
+    lr, _ = layered.rates(progress(plan(), 3))
+    rates = [group["lr"] for group in layered.optimizer.param_groups]
+    assert rates == [lr * group.lr_scale for group in layered.groups]
