@@ -360,7 +360,7 @@ def main() -> None:
     parser.add_argument("--record", type=Path, metavar="FOLDER", help="written at the end")
     arguments = parser.parse_args()
     if arguments.table:
-        say(Record(folder=arguments.table).table())
+        say(*Record(folder=arguments.table).table().splitlines())
         return
     if not (arguments.images and arguments.out):
         parser.error("--images and --out are needed")
