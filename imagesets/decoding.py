@@ -3,7 +3,7 @@
 Pillow opens the file and converts it to RGB: grey is repeated, CMYK converted, a palette looked up, alpha dropped
 (not blended). Of 16 bits the upper 8 are kept; pixels whose white is a matter of opinion are refused (docs/images.md).
 An EXIF orientation is not applied, since the published numbers were measured without. Of an animation the first frame
-counts. JPEG `draft` mode is never used: it changes pixels.
+counts. Only `--decode fast` uses JPEG's `draft` mode, which changes pixels.
 """
 
 import errno
@@ -107,16 +107,31 @@ def wait_for_room(image: Image.Image) -> None:
         _large_held[thread] += pixels
 
 
-def decode_rgb(data: bytes, path: str) -> Image.Image:
-    """Decode the bytes of an image file to an RGB image. Raises UnreadableImage; `path` is for its message."""
-    if not data:
-        raise UnreadableImage(path, "empty file, 0 bytes")
+def decode_rgb(data: bytes, path: str, shrink: int = 1) -> Image.Image:
+    """Decode the bytes of an image file to an RGB image. Raises UnreadableImage; `path` is for its message.
+
+    shrink: 2, 4 or 8 decodes a JPEG at 1 / shrink of its sides, rounded up, without the high frequencies of its DCT.
+    """
+    image = open_header(data, path)
     ImageFile.LOAD_TRUNCATED_IMAGES = False  # other libraries turn it on, and half an image would count as one
     try:
-        image = open_image(data)
+        if shrink > 1:
+            image.draft(None, (image.width // shrink, image.height // shrink))
         wait_for_room(image)
         image.load()
         return image if image.mode == "RGB" else as_rgb(image)
+    except MemoryError:
+        raise
+    except Exception as error:  # Pillow's parsers raise whatever a corrupt field leads to: OSError, SyntaxError, ...
+        raise UnreadableImage(path, reason_of(error)) from error
+
+
+def open_header(data: bytes, path: str) -> Image.Image:
+    """The image, nothing decoded. Raises UnreadableImage."""
+    if not data:
+        raise UnreadableImage(path, "empty file, 0 bytes")
+    try:
+        return open_image(data)
     except MemoryError:
         raise
     except Exception as error:  # Pillow's parsers raise whatever a corrupt field leads to: OSError, SyntaxError, ...

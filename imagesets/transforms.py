@@ -127,14 +127,17 @@ def planes(image: Image.Image) -> Tensor:
 
 
 def fast_pixels(image_set: ImageSet, index: int) -> Tensor:
-    """Decode -> (3, H, W) uint8, or (1, H, W) for a grey JPEG. Raises UnreadableImage.
+    """Image `index` of the set, decoded by `fast_decoded`. Raises UnreadableImage."""
+    data = image_set.encoded(index)
+    return planes(image_set.image(index)) if data is None else fast_decoded(data, image_set.path(index))
+
+
+def fast_decoded(data: bytes, path: str) -> Tensor:
+    """An image file's bytes -> (3, H, W) uint8, or (1, H, W) for a grey JPEG. Raises UnreadableImage.
 
     torchvision takes JPEGs of one or three channels, where its pixels are Pillow's. What it refuses, and all other
     formats, go to Pillow, so that both decoders agree on which files are readable and on how CMYK or alpha is dropped.
     """
-    data = image_set.encoded(index)
-    if data is None:
-        return planes(image_set.image(index))
     if data.startswith(b"\xff\xd8\xff"):  # a JPEG's start-of-image marker and the next marker's first byte
         try:
             wait_for_room(open_image(data))  # torchvision has no limit of its own
@@ -145,7 +148,7 @@ def fast_pixels(image_set: ImageSet, index: int) -> Tensor:
             raise
         except Exception:  # of any type, as in decode_rgb, which has the last word
             pass
-    return planes(decode_rgb(data, image_set.path(index)))
+    return planes(decode_rgb(data, path))
 
 
 def normalise(batch: Tensor, mean: tuple[float, ...], std: tuple[float, ...]) -> Tensor:

@@ -84,7 +84,13 @@ def pass_seconds(kind: Kind, export: FrozenExport, space: Workspace, seconds: fl
     if kind == "crops":
         names = np.arange(len(train))
         transform = TrainTransform(
-            size=export.spec.size, interpolation="bilinear", rule="torchvision", seed=0, epoch=0, names=names
+            size=export.spec.size,
+            interpolation="bilinear",
+            rule="torchvision",
+            seed=0,
+            epoch=0,
+            names=names,
+            decode=space.decode,
         )
     chunk = space.batch_size or forward_batch(space.device)
     backbone = Backbone(export, space.device, space.precision)

@@ -139,7 +139,7 @@ class Pieces:
 
 @dataclass(frozen=True, kw_only=True)
 class TrainTransform:
-    """A random window of the image, resized by Pillow, mirrored with chance 1/2; --decode fast does not apply."""
+    """A random window of the image, resized, mirrored with chance 1/2."""
 
     size: int | tuple[int, int]  # side in pixels, or height and width
     interpolation: Literal["bilinear", "bicubic"]
@@ -147,6 +147,7 @@ class TrainTransform:
     seed: int
     epoch: int
     names: np.ndarray  # (N,) numbers that seed the images' draws
+    decode: Literal["exact", "fast"] = "exact"
 
     @property
     def window(self) -> tuple[int, int]:
@@ -156,7 +157,8 @@ class TrainTransform:
     @property
     def name(self) -> str:
         """All that decides about the pixels, beside the images' numbers."""
-        return f"{self.rule}-crop{self.window}-{self.interpolation}-flip_seed{self.seed}_epoch{self.epoch}"
+        fast = "_fast" if self.decode == "fast" else ""
+        return f"{self.rule}-crop{self.window}-{self.interpolation}-flip_seed{self.seed}_epoch{self.epoch}{fast}"
 
     @releasing_large_images()
     def __call__(self, image_set: ImageSet, index: int) -> Tensor:
@@ -165,6 +167,9 @@ class TrainTransform:
         crop = RandomResizedCrop(
             size=self.size, interpolation=self.interpolation, rule=self.rule, draws=OwnDraws(generator)
         )
+        if self.decode == "fast":
+            pixels = crop.fast(image_set, index)
+            return (pixels.flip(-1) if generator.random_sample() < 0.5 else pixels).contiguous()
         image = crop(image_set.image(index))
         mirrored = generator.random_sample() < 0.5
         return planes(image.transpose(Image.Transpose.FLIP_LEFT_RIGHT) if mirrored else image)
@@ -176,7 +181,7 @@ TIMM = threading.Lock()  # timm draws from the global generators, which threads 
 @dataclass(frozen=True, kw_only=True)
 class TimmTransform(TrainTransform):
     """Crop and mirror image as timm draws them, its policy of operations, and in a share of the images a rectangle of
-    noise. In 8 bits, at which the noise is cut."""
+    noise. In 8 bits, at which the noise is cut. Always decoded exactly: the policy takes far longer."""
 
     policy: str
     erase: float
@@ -236,6 +241,7 @@ class AugmentedStream:
     workers: int | None  # see probes/features/extract.py
     policy: str = ""
     erase: float = 0.0
+    decode: Literal["exact", "fast"] = "exact"  # of crops without a policy
     world: World = field(default_factory=World)  # its processes share the images
 
     def run(self, epoch: int, followers: Sequence[Follower], pause: Callable[[], None]) -> None:
@@ -297,7 +303,7 @@ class AugmentedStream:
         settings: dict[str, Any] = dict(size=self.backbone.spec.size, interpolation=self.interpolation, rule=self.rule)
         settings |= dict(seed=self.seed, epoch=epoch, names=names)
         if not self.policy:
-            return TrainTransform(**settings)
+            return TrainTransform(**settings, decode=self.decode)
         mean, std = (values.flatten().tolist() for values in (self.backbone.mean, self.backbone.std))
         return TimmTransform(**settings, policy=self.policy, erase=self.erase, mean=mean, std=std)
 

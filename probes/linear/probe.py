@@ -1,5 +1,6 @@
 """A linear probe of one export on one image set: its features, its training, its outcome; and several together."""
 
+import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -84,6 +85,7 @@ class Probe:
             "skip_bad": self.space.skip_bad,
             "seed": self.space.seed,
             "device": torch.device(self.space.device).type,
+            **({"crops": "fast"} if self.space.decode == "fast" and self.task.augment else {}),
         }
 
     @cached_property
@@ -155,6 +157,7 @@ class Probe:
             chunk=self.chunk,
             skip_bad=space.skip_bad,
             workers=space.workers,
+            decode=space.decode,
             world=space.world,
         )
 
@@ -176,7 +179,8 @@ class Probe:
             "fingerprint": train.fingerprint,
             "images": len(train),
             "skipped": skipped,
-            "transform": self.task.augmentation,
+            # A policy's images, whose name follows, are always decoded exactly.
+            "transform": re.sub("exact$", self.space.decode, self.task.augmentation),
             "precision": self.space.precision,
             "batch_size": self.chunk,
             **({"compiled": True} if self.space.compiled else {}),

@@ -113,6 +113,7 @@ class Health(Task):
             seed=space.seed,
             epoch=0,
             names=np.arange(len(shown)),
+            decode=space.decode,
         )
         views = extract(export, shown, kinds, space, crops)
         if len(views) < len(shown):

@@ -10,8 +10,12 @@ from PIL import Image
 from timm.data.transforms import RandomResizedCropAndInterpolation
 from torchvision import transforms
 from torchvision.transforms import InterpolationMode
+from torchvision.transforms.functional import pil_to_tensor
 
+from imagesets import random_crops
+from imagesets.decoding import UnreadableImage, decode_rgb
 from imagesets.random_crops import AREA, RATIO, OwnDraws, PythonDraws, RandomResizedCrop, TorchDraws
+from imagesets.sets import open_set
 
 MODES = {"bilinear": InterpolationMode.BILINEAR, "bicubic": InterpolationMode.BICUBIC}
 # Landscape, portrait, square, so narrow that no window of an allowed ratio fits, and smaller than the crop.
@@ -107,3 +111,25 @@ def test_a_linear_probe_sees_the_windows_that_it_always_saw(rule):
 def test_a_scale_that_is_none_is_refused():
     with pytest.raises(ValueError, match=r"scale=\(0\.5, 0\.2\)"):
         RandomResizedCrop(size=8, scale=(0.5, 0.2), interpolation="bilinear", draws=TorchDraws())
+
+
+@pytest.mark.parametrize("mode", ["RGB", "L", "CMYK"])
+@pytest.mark.parametrize(("size", "shrink"), [((200, 160), 1), (100, 2), (24, 8)])
+def test_fast_crops_show_the_exact_windows(tmp_path, encode, mode, size, shrink, monkeypatch):
+    """At full size within torchvision's rounding; from a smaller decoded JPEG within what its DCT leaves out."""
+    (tmp_path / "train/ant").mkdir(parents=True)
+    file = tmp_path / "train/ant/a.jpg"
+    file.write_bytes(encode(mode=mode, width=400, height=300, quality=95))
+    images, shrinks = open_set(f"folder:{tmp_path}", "train"), []
+    monkeypatch.setattr(random_crops, "decode_rgb", lambda *by: (shrinks.append(by[2]), decode_rgb(*by))[1])
+    for number in range(8):
+        exact, fast = (
+            RandomResizedCrop(size=size, scale=(0.9, 1.0), interpolation="bicubic", draws=OwnDraws(RandomState(number)))
+            for _ in range(2)
+        )
+        gap = (pil_to_tensor(exact(images.image(0))).int() - fast.fast(images, 0).int()).abs().float()
+        assert gap.max() <= (2 if shrink == 1 else 8) and gap.mean() < (0.3 if shrink == 1 else 1)
+    assert set(shrinks) == ({shrink} if shrink > 1 else set())
+    file.write_bytes(file.read_bytes()[:3000])
+    with pytest.raises(UnreadableImage, match="truncated"):
+        fast.fast(images, 0)

@@ -215,3 +215,14 @@ def test_unreadable_images_that_choose_are_counted_too(export, tmp_path):
     for path in map(Path, broken):
         path.write_bytes(path.read_bytes()[:60])
     assert list(SMALL.run(export, space).facts["train"]["skipped"]) == broken
+
+
+def test_the_fast_decoder_trains_on_crops_of_its_own_and_says_so(export, tmp_path):
+    """Beside the exact training in one cache; on JPEG files, where the two differ."""
+    data = coloured_folder(tmp_path / "images")
+    outcomes = [SMALL.run(export, workspace(tmp_path, data, decode=decode)) for decode in ("exact", "fast", "fast")]
+    transforms = [outcome.facts["train"]["transform"] for outcome in outcomes]
+    assert transforms == [f"torchvision-crop-bilinear-flip_{decode}" for decode in ("exact", "fast", "fast")]
+    exact, fast, again = (outcome.metrics["nll"].value for outcome in outcomes)
+    assert abs(exact - fast) < 0.1 and fast == again
+    assert outcomes[1].cost["augmented_forwards"] > 0
