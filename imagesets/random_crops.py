@@ -116,7 +116,7 @@ class RandomResizedCrop(Validated):
             box = (left / shrink, top / shrink, right / shrink, bottom / shrink)
             return planes(decode_rgb(data, path, shrink).resize((width, height), FILTERS[self.interpolation], box=box))
         pixels = planes(image) if data is None else fast_decoded(data, path)
-        # In this layout resizing takes half the time, with the same bits.
+        # In this layout resizing takes 0.7 of the time, with the same bits.
         window = pixels[None, :, top:bottom, left:right].contiguous(memory_format=torch.channels_last)
         resized = resize_image(window, [height, width], FAST_MODES[self.interpolation], antialias=True)
         return resized[0].expand(3, -1, -1)
