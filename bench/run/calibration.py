@@ -29,7 +29,7 @@ from probes.features.extract import Extractor, Reader, forward_batch, run_extrac
 from probes.features.kinds import FeatureKind
 from probes.linear.augmented import TrainTransform
 
-VERSION = 2  # of the files; raise it when the same kinds of work mean something else
+VERSION = 3  # of the files; raise it when the same kinds of work mean something else
 SHARED: tuple[Kind, ...] = ("features", "crops")  # passes through the frozen network, which all tasks do alike
 MIN_IMAGES, MAX_IMAGES = 16, 1024  # of a timed pass
 
