@@ -267,8 +267,11 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     for path in sorted(linked_sources(files)):
         uri = site_uri(path)
         if uri.endswith(".md"):
-            code = (ROOT / path).read_text(encoding="utf-8")
-            text = f"# {path}\n\n````{SHOWN[Path(path).suffix]}\n{code}````\n"
+            text = (ROOT / path).read_text(encoding="utf-8")
+            if path.endswith(".md"):
+                text = linked_from(f"docs/{uri}", text, at=path)
+            else:
+                text = f"# {path}\n\n````{SHOWN[Path(path).suffix]}\n{text}````\n"
             files.append(File.generated(config, uri, content=text))
         else:
             files.append(File.generated(config, uri, abs_src_path=str(ROOT / path)))

@@ -137,7 +137,7 @@ def test_limited_beyond_the_set_is_the_set_and_zero_is_an_error():
         ("pets", "write folder:pets"),
         ("fodler:/data", "did you mean 'folder:/data'? there are: cifar10:PATH"),
         ("ImageNet:/data", "did you mean 'imagenet:/data'?"),
-        ("zzz:/data", "; there are: cifar10:PATH, digits:, folder:PATH"),
+        ("zzz:/data", "; there are: cifar10:PATH, copydays:FOLDER, digits:, folder:PATH"),
         ("digits", "write digits:"),
         ("cifar10", "write cifar10:PATH"),
         ("folder:", "no path after the colon"),
