@@ -7,6 +7,8 @@ viewpoint differs: 0, 1 or 2.
 Intervals draw images, with the pairs that they make, as pairs share images. In simulations of 25 images in all pairs
 they are as wide as they should be where images differ, and 1.8 times too wide where pairs alone do; intervals of drawn
 pairs would be a fifth to a half of what they should be where images differ.
+
+K keypoints, D width, h x w patches.
 """
 
 import random
@@ -17,14 +19,15 @@ from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import torch
+from PIL import Image
 from torch import Tensor
+from torch.nn import functional as F
 from torchvision.transforms import functional as vision
 
 from checkpoints.backbone import Backbone
 from checkpoints.flops import forward_flops, frozen_bytes
 from checkpoints.frozen import FrozenExport, FrozenSpec
 from downstream.data.scenes import SceneSet, scene_image, scene_pair
-from downstream.frozen import correspondence as steps
 from downstream.frozen.depth import centre_padded
 from downstream.frozen.segmentation import normalised
 from downstream.frozen.task import (
@@ -47,6 +50,58 @@ MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # of every network, as
 VIEWS = (0, 1, 2)  # differences of viewpoint
 ROWS = (*(f"view{view}" for view in VIEWS), "all")
 IMAGES_OF_A_CLASS = 30  # of SPair's test images, about, by which memory is counted
+WHITE = 255
+
+
+def squared(image: Image.Image, side: int) -> Image.Image:
+    """An image, white to its right or below it up to a square, resized to `side`: bicubic."""
+    canvas = Image.new("RGB", (max(image.size),) * 2, (WHITE,) * 3)
+    canvas.paste(image, (0, 0))
+    return canvas.resize((side, side), Image.Resampling.BICUBIC)
+
+
+def scaled_keypoints(points: Sequence[Sequence[float] | None], longest: int, side: int) -> Tensor:
+    """Keypoints (x, y) of an image, None where not visible -> (K, 3) int64: whole pixels x and y of the square of
+    `side`, cut and not rounded, and whether it is visible."""
+    known = torch.tensor([[*point, 1] if point else [0, 0, 0] for point in points], dtype=torch.float32).reshape(-1, 3)
+    known[:, :2] *= side / longest
+    return known.long()
+
+
+def best_places(source: Tensor, target: Tensor, points: Tensor, side: int) -> Tensor:
+    """The most similar patch of `target` for each keypoint of `source`: column and row (K, 2) int64.
+
+    source, target: features (D, h, w). points: (K, 2) pixels x and y of the square of `side`.
+    """
+    source, target = F.normalize(source, dim=0), F.normalize(target, dim=0)
+    places = 2 * points.to(source) / side - 1
+    described = F.grid_sample(source[None], places[None, None], mode="bilinear", align_corners=True)[0, :, 0].T
+    best = (described @ target.flatten(1)).argmax(1)
+    return torch.stack([best % target.shape[2], best // target.shape[2]], dim=1)
+
+
+def errors_of(source: Tensor, target: Tensor, best: Tensor, shape: tuple[int, int], side: int, scale: float) -> Tensor:
+    """Distances (K, K) between where each keypoint of the source is found and each keypoint of the target, in units of
+    the length `scale`, a share of the square's side; inf where one of the two is not visible.
+
+    source, target: keypoints (K, 3). best: (K, 2) of `best_places`; its place is the patch's upper left corner.
+    """
+    found = best / torch.tensor(shape[::-1])
+    distances = (found[:, None] - target[None, :, :2] / side).norm(dim=2) / scale
+    visible = (source[:, None, 2] > 0) & (target[None, :, 2] > 0)
+    return distances.masked_fill(~visible, float("inf"))
+
+
+def threshold_scale(box: Sequence[float], size: Sequence[int]) -> float:
+    """The longer side of the object's box (x1, y1, x2, y2) in units of the image's longer side."""
+    return max(box[2] - box[0], box[3] - box[1]) / max(size)
+
+
+def pck(errors: Sequence[np.ndarray], threshold: float) -> Mapping[str, float]:
+    """Percent of correct keypoints of pairs: errors of each pair's (K,). By point all keypoints weigh equally, by image
+    all pairs. A keypoint is correct below the threshold."""
+    shares = [np.mean(own < threshold) for own in errors if len(own)]
+    return {"image": 100 * float(np.mean(shares)), "point": 100 * float(np.mean(np.concatenate(errors) < threshold))}
 
 
 class DrawnPairs(NamedTuple):
@@ -141,7 +196,7 @@ class Correspondence(FrozenTask):
             "keypoints": int(counts[:, 1].sum()),
             "classes": {
                 scenes.classes[number]: {
-                    row: steps.pck([errors[place] for place in np.flatnonzero(own)], self.threshold)
+                    row: pck([errors[place] for place in np.flatnonzero(own)], self.threshold)
                     for row, column in zip(ROWS, drawn.rows.T, strict=True)
                     if counts[own := column & (drawn.classes == number), 1].any()
                 }
@@ -165,7 +220,7 @@ class Correspondence(FrozenTask):
 
     def patches_of(self, backbone: Backbone, scenes: SceneSet, index: int) -> ImagePatches:
         image = scene_image(scenes, index)
-        pixels = vision.pil_to_tensor(steps.squared(image, self.side))
+        pixels = vision.pil_to_tensor(squared(image, self.side))
         view = centre_padded(normalised(pixels, MEAN, STD)[None], backbone.spec.patch_size)
         patches = patch_maps(backbone, view, [(-1, self.final_norm)])[0][0]
         check_features(patches, scenes.image(index))
@@ -179,11 +234,11 @@ class Correspondence(FrozenTask):
         ends = scenes.paired.ends[number].tolist()
         (source, source_size), (target, target_size) = (patches[index] for index in ends)
         pair = scene_pair(scenes, number, dict(zip(ends, (source_size, target_size), strict=True)))
-        known = steps.scaled_keypoints(pair.src_kps, max(source_size), self.side)
-        truth = steps.scaled_keypoints(pair.trg_kps, max(target_size), self.side)
-        best = steps.best_places(source, target, known[:, :2].to(source.device), self.side).cpu()
-        grid, scale = (target.shape[1], target.shape[2]), steps.threshold_scale(pair.trg_bndbox, target_size)
-        errors = steps.errors_of(known, truth, best, grid, self.side, scale).diagonal()
+        known = scaled_keypoints(pair.src_kps, max(source_size), self.side)
+        truth = scaled_keypoints(pair.trg_kps, max(target_size), self.side)
+        best = best_places(source, target, known[:, :2].to(source.device), self.side).cpu()
+        grid, scale = (target.shape[1], target.shape[2]), threshold_scale(pair.trg_bndbox, target_size)
+        errors = errors_of(known, truth, best, grid, self.side, scale).diagonal()
         return (best / torch.tensor(grid[::-1])).numpy(), errors.numpy()
 
 

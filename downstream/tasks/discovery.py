@@ -2,6 +2,8 @@
 
 Nothing is trained. CorLoc is the share of the images whose box overlaps that of any object by half or more; images
 without objects do not count. Images keep their size. Both methods read the same keys, which a run computes once.
+
+L = h x w patches in raster order, D width; boxes are x1, y1, x2, y2 in pixels.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -10,13 +12,15 @@ from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
+from scipy.linalg import eigh
+from scipy.ndimage import label
+from torch import Tensor
 from torchvision.transforms import functional as vision
 
 from checkpoints.backbone import Backbone
 from checkpoints.flops import forward_flops, frozen_bytes
 from checkpoints.frozen import FrozenExport, FrozenSpec, vit_spec
 from downstream.data.scenes import SceneSet, scene_image
-from downstream.frozen import discovery as steps
 from downstream.frozen.segmentation import normalised, to_whole_patches
 from downstream.frozen.task import FrozenTask, UsableScenes, backbone_of, check_features, shared_out, whole_patches
 from engine.settings import PositiveFloat, PositiveInt, ProperFraction
@@ -27,6 +31,53 @@ MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # of every network, as
 SHAPE = (375, 500)  # of most of VOC's images, by which the work is counted
 OVERLAP = 0.5  # of a box with an object's, from which on it counts
 TIMED = 2  # images that a plan times
+
+
+def lost_seed(keys: Tensor, k: int) -> tuple[int, Tensor, Tensor]:
+    """Keys (L, D) -> the patch that is like the fewest others, those of the k fewest that are like it, and whether each
+    patch is foreground (L,).
+
+    Of equals the first is the seed; the source's sort leaves it open.
+    """
+    alike = keys @ keys.T
+    degree = (alike > 0).fill_diagonal_(False).sum(1)
+    order = degree.argsort(stable=True)
+    candidates = order[:k]
+    similar = candidates[alike[order[0], candidates] > 0]
+    return int(order[0]), similar, alike[similar].sum(0) > 0
+
+
+def tokencut_seed(keys: Tensor, tau: float, eps: float) -> tuple[int, np.ndarray, np.ndarray]:
+    """Keys (L, D) -> the patch with the largest entry of the second eigenvector, whether each patch is on its side of
+    the mean (L,), and that eigenvector (L,), of (D - W) x = l D x."""
+    unit = torch.nn.functional.normalize(keys, dim=1)
+    weights = torch.where(unit @ unit.T > tau, 1.0, eps).double().cpu().numpy()
+    degrees = np.diag(weights.sum(1))
+    vector = eigh(degrees - weights, degrees, subset_by_index=[1, 1])[1][:, 0]
+    seed, foreground = int(np.abs(vector).argmax()), vector > vector.mean()
+    return seed, foreground if foreground[seed] else ~foreground, vector
+
+
+def component(foreground: np.ndarray, seed: int) -> np.ndarray:
+    """Foreground (h, w) bool -> the part (h, w) bool of it that holds patch `seed`; diagonal neighbours are apart."""
+    parts, _ = label(foreground)
+    return parts == parts.flat[seed]
+
+
+def box_of(part: np.ndarray, patch: int, size: tuple[int, int]) -> np.ndarray:
+    """Patches (h, w) bool of an image of `size` (height, width), which may end within the last -> their box (4,)."""
+    rows, columns = np.flatnonzero(part.any(1)), np.flatnonzero(part.any(0))
+    x2, y2 = patch * (columns[-1] + 1), patch * (rows[-1] + 1)
+    return np.array([patch * columns[0], patch * rows[0], min(x2, size[1]), min(y2, size[0])], np.float64)
+
+
+def overlaps(box: np.ndarray, boxes: np.ndarray | Sequence[Sequence[float]]) -> np.ndarray:
+    """Intersection over union (B,) of a box (4,) with each of `boxes` (B, 4)."""
+    boxes, tiny = np.asarray(boxes, np.float64).reshape(-1, 4), 1e-7  # datasets.py:282
+    sides = np.minimum(box[2:], boxes[:, 2:]) - np.maximum(box[:2], boxes[:, :2])
+    shared = sides.clip(min=0).prod(1)
+    areas = [(each[:, 2] - each[:, 0]) * (each[:, 3] - each[:, 1] + tiny) for each in (box[None], boxes)]
+    return shared / (areas[0] + areas[1] - shared + tiny)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,11 +148,11 @@ class Discovery(FrozenTask):
         if len(flat) == 1:  # the image is one patch, and cannot be cut
             seed, foreground = 0, np.ones(1, bool)
         elif self.method == "lost":
-            seed, _, similar = steps.lost_seed(flat, self.k)
+            seed, _, similar = lost_seed(flat, self.k)
             foreground = similar.cpu().numpy()
         else:
-            seed, foreground, _ = steps.tokencut_seed(flat, self.tau, self.eps)
-        return steps.box_of(steps.component(foreground.reshape(grid), seed), patch, size)
+            seed, foreground, _ = tokencut_seed(flat, self.tau, self.eps)
+        return box_of(component(foreground.reshape(grid), seed), patch, size)
 
 
 def boxes_of(tasks: Sequence[Discovery], backbone: Backbone, scenes: SceneSet, index: int) -> list[np.ndarray]:
@@ -130,7 +181,7 @@ def outcome_of(images: UsableScenes, boxes: Mapping[int, np.ndarray]) -> Outcome
         entry, objects = scenes.outlined.entries[index], object_boxes(scenes, index)
         if len(objects):
             own = np.array([0, 0, entry["width"], entry["height"]], np.float64)
-            found[index], whole[index] = (steps.overlaps(one, objects).max() >= OVERLAP for one in (box, own))
+            found[index], whole[index] = (overlaps(one, objects).max() >= OVERLAP for one in (box, own))
     if np.isnan(found).all():
         raise ValueError(f"{scenes.url}: no image of {scenes.split} has an object's box; raise --limit")
     array = np.full((len(scenes), 4), np.nan)

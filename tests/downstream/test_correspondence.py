@@ -10,9 +10,8 @@ from PIL import Image
 from toy_scenes import export_of, workspace
 
 from downstream.data.scenes import decode_scenes, open_scenes, scene_pair, tiny_folder
-from downstream.frozen.correspondence import pck
 from downstream.frozen.task import backbone_of
-from downstream.tasks.correspondence import PROTOCOLS, averaged
+from downstream.tasks.correspondence import PROTOCOLS, averaged, pck
 from engine.tasks import Outcome
 
 TASK = PROTOCOLS["correspondence@smoke"].task

@@ -7,7 +7,7 @@ from PIL import Image
 from recordings import ROOT, facts, matches, tensors
 from scipy.spatial.distance import cdist
 
-from downstream.frozen import correspondence as official
+from downstream.tasks import correspondence as official
 
 FOLDER = "correspondence"
 FILES = sorted(f"{FOLDER}/{path.name}" for path in (ROOT / FOLDER).glob("*.safetensors"))

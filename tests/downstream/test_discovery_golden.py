@@ -6,7 +6,7 @@ import torch
 from recordings import ROOT, facts, matches, tensors
 from torchvision.ops import box_iou
 
-from downstream.frozen import discovery as official
+from downstream.tasks import discovery as official
 
 FOLDER = "discovery"
 FILES = sorted(f"{FOLDER}/{path.name}" for path in (ROOT / FOLDER).glob("*.safetensors"))

@@ -9,7 +9,7 @@ from recordings import ROOT, facts, tensors
 from scipy.ndimage import binary_dilation
 from sklearn.metrics import jaccard_score
 
-from downstream.frozen import propagation as official
+from downstream.tasks import video_propagation as official
 
 FOLDER = "video_propagation"
 FILES = sorted(f"{FOLDER}/{path.name}" for path in (ROOT / FOLDER).glob("*.safetensors"))

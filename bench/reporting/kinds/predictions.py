@@ -20,9 +20,9 @@ from bench.reporting.scenes import class_colours, tinted
 from bench.reporting.visualize import GREY, MAX_PANEL, PictureRequest, errors_naming, image_panel
 from checkpoints.frozen import FrozenExport
 from downstream.data.scenes import SceneSet, open_scenes, scene_depth, scene_image, scene_pair
-from downstream.frozen.discovery import overlaps
 from downstream.frozen.task import FrozenTask, backbone_of
 from downstream.tasks import correspondence, depth_linear, discovery, video_propagation
+from downstream.tasks.discovery import overlaps
 from engine.printing import did_you_mean
 from engine.settings import Validated
 from engine.tasks import Split, Workspace
