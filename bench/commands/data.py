@@ -33,7 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="to check, such as folder:PATH; schemes: bench list imagesets, bench list layouts. To get: a name of the "
         "list, or hf:NAME",
     )
-    parser.add_argument("--out", type=Path, metavar="DIR", help="get: folder that holds the set's own")
+    parser.add_argument("--out", type=Path, metavar="DIR", help="get: the set goes into DIR/NAME")
     parser.add_argument("--list-only", action="store_true", help="do not decode the images")
 
 

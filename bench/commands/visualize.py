@@ -105,8 +105,12 @@ def run(arguments: argparse.Namespace) -> int:
     require("matplotlib")
     formats = tuple(dict.fromkeys(arguments.format or ["png"]))
     film = sorted({"apng", "gif", "webp"} & set(formats))
-    if film and (arguments.kind in FIGURES or len(formats) > 1):
-        raise ValueError(f"--format {film[0]}: a film is made of images, and without another format; give it alone")
+    if film and arguments.kind in FIGURES:
+        raise ValueError(
+            f"--format {film[0]}: {arguments.kind} is one figure, and a film needs images; choose png, svg or pdf"
+        )
+    if film and len(formats) > 1:
+        raise ValueError(f"--format {film[0]}: a film goes with no other format; give it alone")
     if arguments.kind in FIGURES:
         check_writable(arguments.out)
         for path in _draw_figures(arguments, formats):

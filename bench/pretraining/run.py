@@ -192,14 +192,18 @@ def training_lines(chosen: ChosenRecipe, trainer: Trainer, settings: bool) -> It
     if isinstance(run.monitor, OnlineKnn):
         knn = run.monitor
         part = f"{knn.fraction:g} of " if knn.fraction < 1 else ""
-        yield f"  k-NN      k={knn.k} on {part}{knn.space.data}, epochs between: {run.monitor_every}"
+        yield f"  k-NN      k={knn.k} on {part}{knn.space.data}, every {_epochs(run.monitor_every)}"
     if isinstance(run.health, OnlineProbe):
-        yield f"  health    of {run.health.space.data}, epochs between: {run.health_every}"
+        yield f"  health    of {run.health.space.data}, every {_epochs(run.health_every)}"
     names = ["export", *(f"export-{branch}" for branch in list(encoders)[1:])]
     exports = (f"{run.out / name} ({branch})" for name, branch in zip(names, encoders, strict=True))
     yield f"  exports   {', '.join(exports)}"
     if settings:
         yield "nothing was trained or written (--dry-run)"
+
+
+def _epochs(count: int) -> str:
+    return "epoch" if count == 1 else f"{count} epochs"
 
 
 def recipe_lines(chosen: ChosenRecipe, method: Method, settings: bool) -> Iterator[str]:

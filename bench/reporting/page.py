@@ -73,11 +73,11 @@ def paper_figures(
         figures = scatter_figures(report, width) | robustness_figures(report, width) if report else {}
     else:
         figures = sweep_figures(report, width) if report else {}
-        logs = (training_logs(report) if report else {}) | {
-            Path(run).name: log_of(Path(run) / "log.jsonl") for run in runs
-        }
-        if missing := [name for name, lines in logs.items() if not lines]:
-            raise ValueError(f"{missing[0]} has no log.jsonl: name folders of `bench pretrain --out`")
+        trained = {Path(run): log_of(Path(run) / "log.jsonl") for run in runs}
+        if missing := [run for run, lines in trained.items() if not lines]:
+            why = "has no log.jsonl" if missing[0].exists() else "does not exist"
+            raise ValueError(f"{missing[0]} {why}: name folders of `bench pretrain --out`")
+        logs = (training_logs(report) if report else {}) | {run.name: lines for run, lines in trained.items()}
         known = board_styles(report) if report else {}
         others = [name for name in logs if name not in known]
         styles = styles_of([*known, *others]) | known

@@ -1,5 +1,4 @@
-"""CAPI (Darcet et al. 2025): predict to which cluster a hidden patch belongs, of clusters of the averaged encoder's
-features that are trained beside it.
+"""CAPI (Darcet et al. 2025): predict the clusters of hidden patches, which are learnt from the averaged encoder.
 
 Figure 2; facebookresearch/capi 98b4fa1, train_capi.py, model.py. There the clusters have an AdamW of their own; here a
 group with rates of its own, after one backward pass for both losses, as no weight is in both.

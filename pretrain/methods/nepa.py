@@ -1,5 +1,4 @@
-"""NEPA, next-embedding prediction (Xu et al. 2025): a causal transformer predicts each patch's embedding from those
-before it.
+"""NEPA (Xu et al. 2025): a causal transformer predicts the embedding of each patch from those before it.
 
 Figure 1; SihanXU/nepa 15ea494, models/vit_nepa. The encoder attends causally in pretraining. Exports, as the authors'
 fine-tuning, let all patches see each other. B images, L patches, D width, d channels of a head.

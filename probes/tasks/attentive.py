@@ -1,5 +1,4 @@
-"""Attentive probes: heads that pool the frozen tokens by attention, as in CAPI, V-JEPA 2, efficient probing, CAE and
-AIM.
+"""Attentive probes: heads that pool the frozen tokens by attention: CAPI, V-JEPA 2, efficient probing, CAE, AIM.
 
 All heads of a sweep train on one stream of augmented images, in company with augmented linear probes of the same crops.
 Tokens of an image take L times the room of one vector, so they are never cached: after each epoch the images that

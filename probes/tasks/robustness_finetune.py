@@ -1,4 +1,4 @@
-"""Fine-tuned networks on shifted and cleaned test sets of ImageNet, which probes/tasks/robustness.py says.
+"""Fine-tuned networks on ImageNet's shifted and cleaned test sets, those of `robustness`.
 
 The training is that of probes/tasks/finetune.py, done once for both where a run has both; its weights of the reported
 epoch are an export of their own, whose features the head reads.

@@ -298,7 +298,7 @@ def test_online_knn_on_other_images_and_fewer(pretrain, tmp_path):
 def test_online_knn_is_that_of_extremas_figures(pretrain, bench, tmp_path):
     """k=200 on 10 % of the training images (figures 4 and 5), here k=7 on half of them."""
     code, out, _ = pretrain("--knn-every", "2", "--knn-k", "7", "--knn-fraction", "0.5")
-    assert code == 0 and "  k-NN      k=7 on 0.5 of tiny:, epochs between: 2\n" in out
+    assert code == 0 and "  k-NN      k=7 on 0.5 of tiny:, every 2 epochs\n" in out
     (line,) = [line for line in log(tmp_path / "run") if "knn_top1" in line]
     words = ("--suite", "knn_online@extrema", "--set", "knn.k=7", "knn.fraction=0.5", "--data", "tiny=tiny:")
     assert bench("run", "--checkpoint", tmp_path / "run/export", *words, "--out", tmp_path / "results")[0] == 0
