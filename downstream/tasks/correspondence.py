@@ -7,8 +7,6 @@ viewpoint differs: 0, 1 or 2.
 Intervals draw images, with the pairs that they make, as pairs share images. In simulations of 25 images in all pairs
 they are as wide as they should be where images differ, and 1.8 times too wide where pairs alone do; intervals of drawn
 pairs would be a fifth to a half of what they should be where images differ.
-
-K keypoints, D width, h x w patches.
 """
 
 import random
@@ -46,6 +44,8 @@ from engine.tasks import Outcome, Protocol, Workspace
 from engine.work import Kind, Part, Scale, Work, seconds_of
 
 SEED = 20  # of the pairs that are drawn
+# K keypoints, D width, h x w patches.
+
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # of every network, as in the source
 VIEWS = (0, 1, 2)  # differences of viewpoint
 ROWS = (*(f"view{view}" for view in VIEWS), "all")

@@ -2,8 +2,6 @@
 
 Nothing is trained. CorLoc is the share of the images whose box overlaps that of any object by half or more; images
 without objects do not count. Images keep their size. Both methods read the same keys, which a run computes once.
-
-L = h x w patches in raster order, D width; boxes are x1, y1, x2, y2 in pixels.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -26,6 +24,8 @@ from downstream.frozen.task import FrozenTask, UsableScenes, backbone_of, check_
 from engine.settings import PositiveFloat, PositiveInt, ProperFraction
 from engine.tasks import Metric, Outcome, Protocol, Workspace
 from engine.work import Kind, Part, Scale, Work, seconds_of
+
+# L = h x w patches in raster order, D width; boxes are x1, y1, x2, y2 in pixels.
 
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # of every network, as in the sources
 SHAPE = (375, 500)  # of most of VOC's images, by which the work is counted

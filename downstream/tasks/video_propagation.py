@@ -1,8 +1,6 @@
 """Video segmentation by propagated masks: the first frame's masks follow the patches that are most alike. DAVIS 2017.
 
 Nothing is trained. Objects weigh equally in J and F, as in DAVIS's own evaluation; intervals draw whole videos.
-
-N objects, T frames, H x W pixels, h x w patches, D width.
 """
 
 from collections import deque
@@ -43,6 +41,8 @@ from engine.work import Kind, Part, Scale, Work, seconds_of
 SHAPE = (480, 854)  # of DAVIS's frames, by which the work is counted
 OBJECTS = 2  # of a video, as DAVIS 2017 has 61 in its 30 videos for validation
 NAMES = [f"{score}_{figure}" for score in "JF" for figure in ("mean", "recall", "decay")]
+# N objects, T frames, H x W pixels, h x w patches, D width.
+
 MEAN, STD = (0.485, 0.456, 0.406), (0.228, 0.224, 0.225)  # eval_video_segmentation.py; 0.228 is a slip for 0.229
 LONG_SIDE = 64  # the long side is cut to a multiple of it
 SCALE = 1 << 11  # OpenCV's weights of pixels are multiples of 1 / SCALE
