@@ -5,7 +5,7 @@ from pathlib import Path
 
 EPILOG = """examples:
   bench site records/mine --out public
-  bench site records/* --title "Our ViTs" --out public
+  bench site records/*/ --title "Our ViTs" --out public
 
 Each record is checked first (bench record --check). The pages make no requests and open from disk too.
 """

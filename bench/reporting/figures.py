@@ -78,6 +78,7 @@ FEW = 30  # points of a curve up to which each has a marker
 MARKED = 10  # points of a longer curve that have one
 TICKS = 6  # numbers of an axis, at most
 LETTER = 5.2  # points; about the width of a letter
+LEGEND_LINE = 0.18  # inches; a figure has room for two
 
 
 def styles_of(names: Iterable[str], baselines: Iterable[str] = ()) -> dict[str, Style]:
@@ -121,7 +122,9 @@ def sweep_figures(report: ReportContents, width: float = PAGE) -> "dict[str, Fig
         swept = [(table, {row.name: sweep_of(row, table, pattern) for row in table.rows}) for table in report.tables]
         panels = [panel for panel in swept if any(len(points) > 1 for points in panel[1].values())]
         if panels:
-            figures[f"accuracy over {name}"] = _figure(panels, draw, {name: styles[name] for name in shown}, width)
+            drawn = _drawn_names(panels, floors=pattern == BLOCK)
+            legend = {row: styles[row] for row in shown if row in drawn}
+            figures[f"accuracy over {name}"] = _figure(panels, draw, legend, width)
     return figures
 
 
@@ -163,8 +166,15 @@ def scatter_figures(report: ReportContents, width: float = PAGE) -> "dict[str, F
                 panels.append((table, points))
         if panels:
             name = f"accuracy against {label.partition(',')[0]}"
-            figures[name] = _figure(panels, draw, {name: styles[name] for name in shown}, width)
+            drawn = _drawn_names(panels, floors=True)
+            figures[name] = _figure(panels, draw, {row: styles[row] for row in shown if row in drawn}, width)
     return figures
+
+
+def _drawn_names(panels: Sequence[tuple[ReportTable, Mapping[str, Any]]], floors: bool) -> set[str]:
+    """Names that panels have points of, and of raw pixels where these are lines."""
+    names = {name for _, points in panels for name, own in points.items() if own}
+    return names | {row.name for table, _ in panels for row in table.rows if floors and row.kind == "floor"}
 
 
 def robustness_figures(report: ReportContents, width: float = PAGE) -> "dict[str, Figure]":
@@ -344,11 +354,13 @@ def _log_axis(axes: "Axes", values: Sequence[float]) -> None:
 
 
 def _legend(figure: "Figure", styles: Mapping[str, Style]) -> None:
-    """What each name looks like, below all panels, where it hides nothing."""
+    """What each name looks like, below all panels, where it hides nothing: the figure grows by its lines."""
     from matplotlib.lines import Line2D
 
     texts = [printable(name) for name in styles]
-    columns = int(72 * figure.get_figwidth() / (LETTER * max(map(len, texts)) + 40))
+    columns = max(1, int(72 * figure.get_figwidth() / (LETTER * max(map(len, texts)) + 40)))
+    lines = -(-len(texts) // columns)
+    figure.set_figheight(figure.get_figheight() + LEGEND_LINE * max(0, lines - 2))
     legend = figure.legend(
         [Line2D([], [], markersize=4, **style) for style in styles.values()],
         texts,
@@ -356,7 +368,7 @@ def _legend(figure: "Figure", styles: Mapping[str, Style]) -> None:
         labelcolor=INK,
         frameon=False,
         loc="outside lower center",
-        ncols=min(max(columns, 1), len(texts)),
+        ncols=min(columns, len(texts)),
     )
     for text in legend.get_texts():
         text.set_parse_math(False)  # a name is no formula
