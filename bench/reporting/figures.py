@@ -453,33 +453,33 @@ def _figure(
 
 def encoded_figure(figure: "Figure", form: FigureFormat) -> bytes:
     """A figure as a file: fonts embedded, no date, no random ids."""
-    import matplotlib
-
     metadata: dict[str, Any] = {
         "png": {"Software": None},
         "svg": {"Date": None, "Creator": None},
         "pdf": {"CreationDate": None, "Creator": None, "Producer": None},
     }[form]
+    fonts = {"svg.fonttype": "path", "svg.hashsalt": "bench report", "pdf.fonttype": 42}
+    return saved(figure, fonts, format=form, dpi=300, metadata=metadata)
+
+
+def saved(figure: "Figure", fonts: Mapping[str, Any], **options: Any) -> bytes:
+    """What matplotlib's savefig writes. fonts: its rcParams meanwhile; a salt among them fixes the ids of an SVG."""
+    import matplotlib
+
     buffer = io.BytesIO()
-    fonts: Any = {"svg.fonttype": "path", "svg.hashsalt": "bench report", "pdf.fonttype": 42}
-    with matplotlib.rc_context(fonts), warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "Glyph .* missing")
-        figure.savefig(buffer, format=form, dpi=300, metadata=metadata)
+    with matplotlib.rc_context(fonts), warnings.catch_warnings():  # type: ignore[arg-type]
+        warnings.filterwarnings("ignore", "Glyph .* missing")  # of names; the browser's fonts have more
+        figure.savefig(buffer, **options)
     return buffer.getvalue()
 
 
 def svg_of(figure: "Figure | None", title: str) -> str:
     """A figure for a page, whose ink is the page's; "" for none."""
-    import matplotlib
-
     if figure is None:
         return ""
-    buffer = io.StringIO()
     # Text stays text, which can be searched and read aloud; ids come from a fixed salt, and no date is written.
-    with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": "bench report"}), warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "Glyph .* missing")  # of names; the browser's fonts have more
-        figure.savefig(buffer, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
-    text = buffer.getvalue()
+    fonts = {"svg.fonttype": "none", "svg.hashsalt": "bench report"}
+    text = saved(figure, fonts, format="svg", transparent=True, metadata={"Date": None, "Creator": None}).decode()
     text = text[text.index("<svg") :].replace(INK, "currentColor")
     text = re.sub(r"<metadata>.*?</metadata>|<style.*?</style>", "", text, flags=re.DOTALL)
     text = re.sub(r' style="([^"]*)"', _as_attributes, text)
