@@ -28,6 +28,7 @@ from engine.printing import say
 METHODS = [  # in the order in which they are trained
     *("extrema", "moca", "lut", "mst", "mae", "dino", "ibot", "lejepa", "dinov2", "byol", "mocov3", "simmim"),
     *("data2vec", "beit", "msn", "can", "cae", "maskfeat", "simdino", "simdinov2", "ijepa", "nepa", "supervised"),
+    "capi",
 ]
 NETWORK = {"patch_size": 8, "batch": 64}  # of the recipe 32px: a ViT-128x4, here with 4 x 4 patches
 # Masks and cells of the recipe, which has 8 x 8 patches, do not fit 4 x 4.
@@ -39,7 +40,6 @@ CHANGES: dict[str, dict[str, Any]] = {
     "maskfeat": {"hog_cell": 8},
 }
 RATES = (1 / 3, 1.0, 3.0)  # times the recipe's learning rate
-SEARCH_SHARE = 1 / 4  # of the budget, for each rate of the search
 SEARCH_IMAGES = 2000  # of the gallery, and of the held-out queries, that choose the rate
 HELD_OUT = 0.1  # share of the training images on which rates are chosen and nothing is trained
 PER_CLASS = 5000  # training images of each of CIFAR-10's ten classes
@@ -101,8 +101,8 @@ whichever is better) of {search_images} held-out training images among {search_i
 class Board:
     """The trainings and evaluations of one budget, below the folder `out`."""
 
-    def __init__(self, images: str, out: Path, tflop: float) -> None:
-        self.images, self.out, self.tflop = images, out, tflop
+    def __init__(self, images: str, out: Path, tflop: float, search_share: float) -> None:
+        self.images, self.out, self.tflop, self.search_share = images, out, tflop, search_share
 
     def part(self, images: int) -> str:
         """The URL of so many training images, as many of each class. A smaller part lies inside a larger one, and the
@@ -138,7 +138,7 @@ class Board:
         path = self.out / "search" / f"{method}.json"
         if not path.exists():
             path.parent.mkdir(parents=True, exist_ok=True)
-            runs = {f"{rate:.2g}": self.trained(method, 0, rate, SEARCH_SHARE) for rate in RATES}
+            runs = {f"{rate:.2g}": self.trained(method, 0, rate, self.search_share) for rate in RATES}
             path.write_text(json.dumps({rate: self.heldout_top1(run) for rate, run in runs.items()}, indent=1) + "\n")
         return json.loads(path.read_text())
 
@@ -203,7 +203,8 @@ class Board:
         write_record(self.out, folder, Publication())
         searches = {path.stem: json.loads(path.read_text()) for path in self.out.glob("search/*.json")}
         starts = {name: start for seed in seeds for name, start in self.starts(seed).items()}
-        about = {"tflop": self.tflop, "starts": starts, "search": {name: searches[name] for name in sorted(searches)}}
+        search = {name: searches[name] for name in sorted(searches)}
+        about = {"tflop": self.tflop, "search_share": self.search_share, "starts": starts, "search": search}
         beside(folder, "json").write_text(json.dumps(about, indent=1) + "\n")
         beside(folder, "md").write_text(page(folder))
 
@@ -342,7 +343,7 @@ def page(folder: Path) -> str:
         table=record.table(),
         differences=record.differences(),
         search_images=SEARCH_IMAGES,
-        share=SEARCH_SHARE,
+        share=record.about["search_share"],
         trainings=record.trainings(),
     )
 
@@ -354,6 +355,9 @@ def main() -> None:
     parser.add_argument("--images", metavar="URL", help="cifar10:PATH")
     parser.add_argument("--out", type=Path, help="folder of trainings and results")
     parser.add_argument("--budget", type=float, default=1.0, metavar="TFLOP", help="of each training (1)")
+    parser.add_argument(
+        "--search-share", type=float, default=0.25, metavar="SHARE", help="of the budget, for each learning rate (0.25)"
+    )
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])
     parser.add_argument("--methods", nargs="+", default=METHODS, choices=METHODS, metavar="METHOD")
     parser.add_argument("--evaluate", nargs="*", default=SUITES, metavar="SUITE", help="protocols with commas")
@@ -364,7 +368,7 @@ def main() -> None:
         return
     if not (arguments.images and arguments.out):
         parser.error("--images and --out are needed")
-    board = Board(arguments.images, arguments.out, arguments.budget)
+    board = Board(arguments.images, arguments.out, arguments.budget, arguments.search_share)
     for seed in arguments.seeds:
         for method in arguments.methods:
             say(f"seed {seed}: {board.final(method, seed)}")
