@@ -101,7 +101,7 @@ whichever is better) of {search_images} held-out training images among {search_i
 class Board:
     """The trainings and evaluations of one budget, below the folder `out`."""
 
-    def __init__(self, images: str, out: Path, tflop: float, search_share: float) -> None:
+    def __init__(self, images: str, out: Path, tflop: float, search_share: float = 0.25) -> None:
         self.images, self.out, self.tflop, self.search_share = images, out, tflop, search_share
 
     def part(self, images: int) -> str:
