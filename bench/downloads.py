@@ -47,6 +47,8 @@ OFFERED: dict[str, tuple[int, str, str]] = {
     "FashionMNIST": (31, "MIT", "https://github.com/zalandoresearch/fashion-mnist"),
     "KMNIST": (21, "CC BY-SA 4.0", "https://github.com/rois-codh/kmnist"),
 }
+# Sets that ask for an account or a licence to be accepted, or that torchvision does not know.
+ON_THEIR_SITES = ("imagenet", "ade20k", "cityscapes", "coco", "nyu", "davis", "spair", "copydays", "revisited")
 FORMS = {  # what --data takes, where it is not torchvision's scheme alone; {} is the folder
     "VOC2007": ("torchvision:VOC2007:{}", "vocboxes:{}"),
     "VOC2012": ("voc:{}", "vocboxes:{}"),
@@ -90,6 +92,8 @@ def folder_of(name: str, out: Path) -> Path:
         return out / name.removeprefix(HUB).replace("/", "--")
     if name in SETS and name not in OFFERED:
         raise ValueError(f"bench data get {name}: torchvision cannot download all of it; {SETS[name].advice}")
+    if name.lower() in ON_THEIR_SITES:
+        raise ValueError(f"bench data get {name}: get it from its own site; docs/data.md says which files are read")
     if name not in OFFERED:
         raise ValueError(
             f"bench data get {name}: no such set{did_you_mean(name, list(OFFERED))}; {HUB}NAME for the Hub"

@@ -156,7 +156,7 @@ def _report(url: str, opened: list[ImageSet], contents: Sequence[Contents | None
 
 def _unfit(image_set: ImageSet, contents: Contents | None) -> Iterator[str]:
     """What makes a readable set unfit for evaluation."""
-    if len(image_set.classes) == 1:
+    if len(image_set.classes) == 1 and image_set.reports != "retrieval":
         yield (
             f"only one class, {image_set.classes[0]!r}, where accuracy needs two or more: give each class a folder of "
             "its own; pretraining takes the images without classes as images:PATH"
@@ -220,7 +220,7 @@ def _files_not_read(images: object, notes: Sequence[str]) -> tuple[str, ...]:
 
 
 def _class_at(image_set: ImageSet, extreme: Callable[[np.ndarray], np.integer]) -> tuple[str, int] | None:
-    if not image_set.classes:
+    if not image_set.classes or image_set.reports == "retrieval":
         return None
     counts = class_counts(image_set)
     place = int(extreme(counts))
@@ -230,7 +230,7 @@ def _class_at(image_set: ImageSet, extreme: Callable[[np.ndarray], np.integer]) 
 def _in_both(opened: list[ImageSet], contents: Sequence[Contents | None]) -> tuple[tuple[str, str], ...]:
     """Pairs of paths (train, val) with the same content, one for every image of val that has a twin in train."""
     read = [content for content in contents if content is not None]
-    if len(read) < 2:
+    if len(read) < 2 or opened[0].reports == "retrieval":  # whose queries may be copies, by design
         return ()
     train, val = (content.digests for content in read)
     order = np.argsort(train, kind="stable")

@@ -29,7 +29,7 @@ SPLITS: tuple[Split, ...] = ("train", "val")
 SAMPLED = 16  # images of which the bytes are part of `contents_of`
 HEAD = 1 << 16  # bytes of each
 NO_VAL = "there is no val split to compare the classes with"  # a note, until images of train are held out for one
-Reported = Literal["top1", "mean per class", "mAP"]
+Reported = Literal["top1", "mean per class", "mAP", "retrieval"]
 OPTIONS = re.compile(r"\?([a-z]+=[^&]*(?:&[a-z]+=[^&]*)*)$")  # at the end of a URL; `x-?.parquet` has none
 
 
@@ -194,7 +194,7 @@ class ImageSet:
     labels: (N,) int64 in 0..K-1, indices into `classes` (K names); without labels -1 throughout, and no classes. Of a
     set with several labels an image (N, K): 1 for a class that the image shows, 0 for one that it does not, -1 where
     that is not judged. notes: what was recognised and assumed on opening, for people. reports: the metric that the
-    set's papers report.
+    set's papers report; of a retrieval set, train is the database, and classes are no answers.
     """
 
     url: str

@@ -92,7 +92,7 @@ def with_class_means(
 
     repeated: top-1 accuracy -> correctness (N,) in each of several repetitions, whose deviation is reported as well.
     """
-    if val.reports == "top1":
+    if val.reports != "mean per class":
         return dict(metrics)
     top1 = {
         name: metric for name, metric in metrics.items() if name.startswith("top1") and metric.per_image is not None

@@ -52,6 +52,14 @@ positive_integer, whole_number = option_type(PositiveInt), option_type(NonNegati
 share, above_zero = option_type(Fraction), option_type(PositiveFloat)
 
 
+class JoinedByCommas(argparse.Action):
+    """`a,b c` -> `a,b,c`: words behind an option, or behind several of it."""
+
+    def __call__(self, parser: Any, namespace: argparse.Namespace, values: Any, option: str | None = None) -> None:
+        earlier = getattr(namespace, self.dest)
+        setattr(namespace, self.dest, ",".join([*([earlier] if earlier else []), *values]))
+
+
 def image_size(text: str) -> int | tuple[int, int]:
     """Pixels of a side, or height and width with an x between them."""
     try:

@@ -5,7 +5,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from bench.cli.settings import REFERENCES, add_compile, add_statistics, positive_integer, whole_number
+from bench.cli.settings import REFERENCES, JoinedByCommas, add_compile, add_statistics, positive_integer, whole_number
 from bench.cluster.options import add_cluster
 
 if TYPE_CHECKING:
@@ -45,9 +45,10 @@ def add_request(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--suite",
         required=True,
+        nargs="+",
+        action=JoinedByCommas,
         metavar="SUITE",
-        help="smoke, frozen, full, everything, paper:moca, or a comma-separated list of tasks (knn) and protocols "
-        "(knn@dino)",
+        help="smoke, frozen, full, everything, paper:moca, tasks (knn) and protocols (knn@dino)",
     )
     add_several(
         "--data",

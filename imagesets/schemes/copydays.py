@@ -15,6 +15,7 @@ from imagesets.sets import ImageSet, Split
 PLACE = "FOLDER"
 SPLITS = ("train", "val")
 ORIGINAL, DISTRACTORS = "original", "distractors"
+COPIES = ("strong", "jpegqual", "crops")
 SHARED = 4  # characters (facebookresearch/dino eval_copy_detection.py)
 
 
@@ -24,8 +25,9 @@ def open_split(place: str, split: Split) -> ImageSet:
     require_folder(place, url)
     if ORIGINAL not in subfolders(place):
         raise ValueError(f"{url}: no folder {ORIGINAL} in {place}; unpack the original images of Copydays into it")
-    altered = [f"{name}/{part}" for name in ("jpegqual", "crops") for part in subfolders(os.path.join(place, name))]
-    folders = [ORIGINAL, *([DISTRACTORS] if split == "train" else ["strong", *altered])]
+    strong, *graded = COPIES
+    altered = [f"{name}/{part}" for name in graded for part in subfolders(os.path.join(place, name))]
+    folders = [ORIGINAL, *([DISTRACTORS] if split == "train" else [strong, *altered])]
     images, counts = images_below(place, [name for name in folders if os.path.isdir(os.path.join(place, name))])
     names = [os.path.relpath(name) for name in images.names]
     starts = [DISTRACTORS if name.startswith(DISTRACTORS) else os.path.basename(name)[:SHARED] for name in names]
@@ -40,4 +42,5 @@ def open_split(place: str, split: Split) -> ImageSet:
         labels=np.array([numbers[start] for start in starts]),
         images=images,
         notes=(f"{counts[0]} originals, {counts[1:].sum()} {'distractors' if split == 'train' else 'copies'}",),
+        reports="retrieval",
     )

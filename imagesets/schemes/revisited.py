@@ -39,6 +39,7 @@ def open_split(place: str, split: Split) -> ImageSet:
         labels=np.zeros(len(names), np.int64),
         images=images.take(np.array([files[name] for name in names])),
         notes=(f"{len(truth['imlist'])} images of the database, {len(truth['qimlist'])} queries, by {path}",),
+        reports="retrieval",
     )
 
 

@@ -19,7 +19,7 @@ from checkpoints.frozen import FrozenExport, FrozenSpec
 from engine.neighbours import unit_rows
 from engine.settings import PositiveInt
 from engine.tasks import Outcome, Protocol, Task, Workspace
-from imagesets.schemes.copydays import DISTRACTORS
+from imagesets.schemes.copydays import COPIES, DISTRACTORS
 from imagesets.sets import open_set, parse_url
 from imagesets.transforms import planes
 from probes.retrieved import average_precision, copy_descriptor, vectors_of, whitened
@@ -80,7 +80,9 @@ class Copydays(Task):
             split: {"url": images.url, "split": split, "fingerprint": images.fingerprint, "images": len(images)}
             for split, images in (("train", database), ("val", queries))
         }
-        notes = {"distractors": distractors, "whitened by": others}
+        notes: dict[str, Any] = {"distractors": distractors, "whitened by": others}
+        if missing := [name for name in COPIES if not os.path.isdir(os.path.join(place, name))]:
+            notes["warnings"] = [f"no number for {', '.join(missing)}: {place} has no such folder"]
         passes = len(rows) + len(asked) + others
         return Outcome(metrics=metrics, facts=facts | notes, cost={"forwards": passes}, random=False)
 

@@ -53,6 +53,7 @@ from probes.shifted import (
 from probes.tasks.linear import PROTOCOLS as LINEAR
 from probes.tasks.linear import Linear
 
+ALEXNET_CLASSES = 1000  # among which AlexNet's errors were made
 OWN_CLASSES = ("a", "r")  # sets whose images are classified among their own classes alone
 
 
@@ -124,7 +125,13 @@ class ShiftedSets:
             arrays[f"{prefix}_errors"] = np.array(list(errors.values()))
             notes[prefix] = {"corruptions": list(errors), "normalised by": "AlexNet's mean errors"}
         spent = {name: clean.cost.get(name, 0) + value for name, value in cost(*passes).items()}
-        facts = {**clean.facts, "shifted": notes}
+        warnings = list(clean.facts.get("warnings", ()))
+        if errors and len(self.classes) != ALEXNET_CLASSES:
+            warnings.append(
+                f"{name} divides errors among {len(self.classes)} classes by AlexNet's among {ALEXNET_CLASSES}: do not "
+                "compare it with published ones"
+            )
+        facts = {**clean.facts, "shifted": notes} | ({"warnings": warnings} if warnings else {})
         return replace(clean, metrics=metrics, arrays=arrays, facts=facts, cost={**clean.cost, **spent})
 
     def judged(self, place: str) -> Iterator[tuple[str, np.ndarray, FeatureSet]]:

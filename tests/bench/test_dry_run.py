@@ -13,7 +13,7 @@ def out(tmp_path) -> Path:
 
 
 def test_a_dry_run_shows_settings_and_sizes(bench, exports, out):
-    words = ("--suite", "knn@dino,linear_sgd@mst", "--set", "linear_sgd@mst.epochs=3", "linear_sgd@mst.batch=16")
+    words = ("--suite", "knn@dino", "linear_sgd@mst", "--set", "linear_sgd@mst.epochs=3", "linear_sgd@mst.batch=16")
     code, said, _ = bench("run", "--checkpoint", exports[0], *words, *DATA, "--out", out, "--dry-run", "--limit", "40")
     assert code == 0 and not out.exists()
     assert "  knn@dino, version 1\n      k=10,20,100,200 temperature=0.07 " in said

@@ -135,6 +135,7 @@ def test_a_name_given_again_has_its_last_value():
 def test_many_choices_are_not_listed_in_a_message():
     words = [f"word{number}" for number in range(MAX_LISTED + 1)]
     assert did_you_mean("word03", words, "`bench list`") == "; did you mean 'word3'? `bench list` lists them all"
+    assert did_you_mean("scatter", ["cae"]) == "; there are: cae"  # three letters in common are not alike
     assert did_you_mean("nothing", words, "`bench list`") == "; `bench list` lists them all"
     assert did_you_mean("nothing", words[1:3], "`bench list`") == "; there are: word1, word2"
 

@@ -325,6 +325,7 @@ def test_a_set_of_the_hub(tmp_path):
 def test_refusals(get, server, tmp_path, monkeypatch, capsys):
     for name, said in (
         ("Food", "did you mean 'Food101'"),
+        ("ImageNet", "docs/data.md"),
         ("SUN397", "Partitions.zip"),
         ("StanfordCars", "official site is gone"),
         ("hf:", "such as hf:uoft-cs/cifar10"),

@@ -1,5 +1,7 @@
 """Copy detection on a tiny set in Copydays' layout."""
 
+import shutil
+
 import numpy as np
 import pytest
 from numpy.random import RandomState
@@ -7,6 +9,7 @@ from PIL import Image
 from test_health_task import export
 
 from engine.tasks import Workspace
+from imagesets.check import check_image_set
 from imagesets.sets import open_set
 from probes.tasks.copydays import Copydays
 
@@ -53,7 +56,19 @@ def test_copies_find_their_originals_among_the_nearest_twenty(copydays, tmp_path
         ("map_original", 100),
     ]
     assert outcome.metrics["map_strong"].per_image.shape == (11,) and outcome.facts["distractors"] == 30
-    assert outcome.facts["whitened by"] == 20 * whiten and outcome.cost["forwards"] == 33 + 11 + 20 * whiten
+    assert "warnings" not in outcome.facts and outcome.facts["whitened by"] == 20 * whiten and outcome.cost["forwards"] == 33 + 11 + 20 * whiten
+
+
+def test_folders_that_are_missing_are_named(copydays, tmp_path):
+    shutil.rmtree(copydays / "strong")
+    outcome = TASK.run(export(), Workspace(cache=tmp_path, data=f"copydays:{copydays}"))
+    (warning,) = outcome.facts["warnings"]
+    assert "strong" in warning and "crops" not in warning and "map_strong" not in outcome.numbers
+
+
+def test_originals_in_both_splits_are_no_fault_of_the_set(copydays):
+    report = check_image_set(f"copydays:{copydays}")
+    assert report.ok and not report.in_both_splits
 
 
 def test_database_and_copies_share_classes(copydays):

@@ -9,6 +9,7 @@ from PIL import Image
 from test_health_task import export
 
 from engine.tasks import Workspace
+from imagesets.check import check_image_set
 from imagesets.sets import open_set
 from probes.retrieved import level_scores
 from probes.tasks.retrieval import PROTOCOLS, Retrieval
@@ -43,6 +44,7 @@ def test_landmarks_are_found_at_every_level(landmarks, tmp_path, scales):
 
 def test_database_and_queries_are_in_the_order_of_the_ground_truth(landmarks):
     database, queries = (open_set(f"revisited:{landmarks}", split) for split in ("train", "val"))
+    assert check_image_set(f"revisited:{landmarks}").ok  # of one class, by design
     assert database.path(10).endswith("place1_10.jpg") and queries.path(2).endswith("query2.jpg")
 
 

@@ -105,6 +105,7 @@ def test_corruptions_are_generated_where_there_are_none_and_are_called_so(tmp_pa
         "generated_contrast_error",
     }
     assert outcome.arrays["generated_errors"].shape == (1, 5)
+    assert any("generated_mce_of1" in warning and "AlexNet" in warning for warning in outcome.facts["warnings"])
 
 
 def test_class_folders_that_are_not_the_heads_are_refused(imagenet, tmp_path):

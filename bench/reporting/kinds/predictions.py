@@ -19,7 +19,7 @@ from bench.reporting.panels import MAP, Box, Panel, Picture, Spot, arranged
 from bench.reporting.scenes import class_colours, tinted
 from bench.reporting.visualize import GREY, MAX_PANEL, PictureRequest, errors_naming, image_panel
 from checkpoints.frozen import FrozenExport
-from downstream.data.scenes import SceneSet, open_scenes, scene_depth, scene_image, scene_pair
+from downstream.data.scenes import SceneSet, open_scenes, scene_depth, scene_image, scene_pair, serves
 from downstream.frozen.task import FrozenTask, backbone_of
 from downstream.tasks import correspondence, depth_linear, discovery, video_propagation
 from downstream.tasks.discovery import overlaps
@@ -64,7 +64,12 @@ class Predictions(Validated):
             precision=self.precision,
             seed=request.seed,
         )
-        task.check_images(space)
+        try:
+            task.check_images(space)
+        except ValueError as error:
+            fitting = [name for name, protocol in PROTOCOLS.items() if serves(space.data, protocol.task.LAYOUT)]
+            others = f", or --set protocol={' or '.join(fitting)}" if fitting else ""
+            raise ValueError(f"{error} for protocol={self.protocol}{others}") from error
         split: Split = "train" if request.split == "train" else "val"
         scenes = space.images(split, partial(open_scenes, cache=space.cache))
         drawer = DRAWERS[type(task)](task, scenes)
