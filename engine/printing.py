@@ -90,5 +90,5 @@ def closest(word: str, choices: list[str]) -> str:
     """The choice that begins with the word, else the most similar one; "" where none is."""
     by_lower = {choice.lower(): choice for choice in reversed(choices)}
     longer = [choice for choice in by_lower if word and choice.startswith(word.lower())]
-    near = longer[-1:] or get_close_matches(word.lower(), by_lower, n=1, cutoff=0.7)
+    near = longer[-1:] or get_close_matches(word.lower(), by_lower, n=1, cutoff=0.65)
     return by_lower[near[0]] if near else ""

@@ -56,7 +56,8 @@ def test_copies_find_their_originals_among_the_nearest_twenty(copydays, tmp_path
         ("map_original", 100),
     ]
     assert outcome.metrics["map_strong"].per_image.shape == (11,) and outcome.facts["distractors"] == 30
-    assert "warnings" not in outcome.facts and outcome.facts["whitened by"] == 20 * whiten and outcome.cost["forwards"] == 33 + 11 + 20 * whiten
+    assert "warnings" not in outcome.facts
+    assert outcome.facts["whitened by"] == 20 * whiten and outcome.cost["forwards"] == 33 + 11 + 20 * whiten
 
 
 def test_folders_that_are_missing_are_named(copydays, tmp_path):
