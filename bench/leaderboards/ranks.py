@@ -63,12 +63,13 @@ class MeanRanks:
 
 
 def mean_ranks(networks: Leaderboard) -> MeanRanks:
-    """Mean ranks over the main metrics that all networks of a leaderboard have, if there are two such networks."""
+    """Mean ranks over the main metrics that all networks of a leaderboard have and that paired tests compare, if there
+    are two such networks. RankMe, a number of all images together, is none of them."""
     keys = [used.key for used in networks.rows]
     columns = [
         (group, metrics[0])
         for group, metrics in networks.groups.items()
-        if (group, metrics[0]) in networks.best and len(networks.columns[group, metrics[0]]) == len(keys)
+        if (group, metrics[0]) in networks.ties and len(networks.columns[group, metrics[0]]) == len(keys)
     ]
     if len(keys) < 2 or not columns:
         return MeanRanks()

@@ -211,7 +211,8 @@ def _table(
         numbers = []
         for metric in metrics:
             cell = cells[checkpoint].get((group, metric))
-            first = checkpoint in networks.rows and networks.is_best(checkpoint, (group, metric))
+            is_tested = checkpoint in networks.rows and (group, metric) in networks.ties
+            first = is_tested and networks.is_best(checkpoint, (group, metric))
             is_level = first and level[metric]
             letters = networks.letters.get((group, metric), {}).get(checkpoint.key, "a" if is_level else "")
             numbers.append(

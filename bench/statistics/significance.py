@@ -93,7 +93,8 @@ def ties_with_best(
     results: Iterable[StoredResult],
     cache: PairedTestCache[float],
 ) -> dict[Column, frozenset[Key]]:
-    """(group, metric) -> the best checkpoint and all that do not differ significantly from it.
+    """(group, metric) -> the best checkpoint and all that do not differ significantly from it; without columns of
+    which no paired test is possible, as of a number that no values of images give.
 
     columns: of each, checkpoint -> its number. best: column -> the best number, where there is one. Memory holds the
     arrays of the leaders of one group and of one other checkpoint at a time.
@@ -104,6 +105,8 @@ def ties_with_best(
         p_values = _p_values(tested, best, by_checkpoint, cache)
         for column, numbers in tested.items():
             p = p_values[column]
+            if not p and len(numbers) > 1:
+                continue
             corrected = dict(zip(p, holm(list(p.values())), strict=True))
             ties[column] = frozenset(
                 key for key, number in numbers.items() if number == best[column] or corrected.get(key, 0.0) > LEVEL

@@ -98,8 +98,10 @@ class ShiftedSets:
         return extract(self.export, self.val, self.kinds, self.space, self.transform)
 
     def added_to(self, clean: Outcome) -> Outcome:
-        """The outcome on `val`, and the same classifier's on all shifted sets that are there."""
-        metrics, arrays = dict(clean.metrics), dict(clean.arrays)
+        """The classifier's numbers on all shifted sets that are there, the main one first, and those of `clean`, its
+        outcome on `val`."""
+        metrics: dict[str, Metric] = {}
+        arrays = dict(clean.arrays)
         notes: dict[str, Any] = {}
         passes = [self.queries]
         place = parse_url(self.space.data)[1]
@@ -132,7 +134,7 @@ class ShiftedSets:
                 "compare it with published ones"
             )
         facts = {**clean.facts, "shifted": notes} | ({"warnings": warnings} if warnings else {})
-        return replace(clean, metrics=metrics, arrays=arrays, facts=facts, cost={**clean.cost, **spent})
+        return replace(clean, metrics={**metrics, **clean.metrics}, arrays=arrays, facts=facts, cost={**clean.cost, **spent})
 
     def judged(self, place: str) -> Iterator[tuple[str, np.ndarray, FeatureSet]]:
         """Of each set that is there: its name, what is right (n,), NaN for images that do not count, and features."""

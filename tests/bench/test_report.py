@@ -50,7 +50,7 @@ from bench.sharing.record import check_record, write_record
 from bench.statistics.compare import compare
 from bench.statistics.intervals import LEVEL
 from bench.statistics.paired import holm
-from bench.statistics.significance import _letters_of, p_value_cache
+from bench.statistics.significance import _letters_of, p_value_cache, ties_with_best
 from checkpoints.export import ViTExport, spec_in
 from checkpoints.flops import forward_flops
 from checkpoints.training_cost import TrainingCost
@@ -119,6 +119,16 @@ def test_the_headline_says_what_paired_tests_support():
     assert told.startswith("No network is significantly better") and "most often: a and b, in 2" in told
     found = report_of(results[:1])
     assert "nothing to compare" in headline(found) and grounds(found) == []
+
+
+def test_a_number_that_no_paired_test_compares_wins_nothing(tmp_path):
+    metrics = [{"rankme": MetricRecord(value=value, unit="")} for value in (9.0, 3.0)]
+    results = [result(made_checkpoint(name, at), 1.0, metrics=metrics[at]) for at, name in enumerate("ab")]
+    board = made_leaderboard(results)
+    assert board.best and ties_with_best(board.columns, board.best, board.results, p_value_cache(tmp_path)) == {}
+    found = report_of(results)
+    assert not any(row.numbers[0].first for row in found.tables[0].rows) and not any(row.rank for row in found.overview)
+    assert "there is no paired test" in verdict(found.tables[0]) and "nothing to compare" in headline(found)
 
 
 def test_neither_raw_pixels_nor_initial_weights_win():
