@@ -134,7 +134,8 @@ class ShiftedSets:
                 "compare it with published ones"
             )
         facts = {**clean.facts, "shifted": notes} | ({"warnings": warnings} if warnings else {})
-        return replace(clean, metrics={**metrics, **clean.metrics}, arrays=arrays, facts=facts, cost={**clean.cost, **spent})
+        metrics |= clean.metrics
+        return replace(clean, metrics=metrics, arrays=arrays, facts=facts, cost={**clean.cost, **spent})
 
     def judged(self, place: str) -> Iterator[tuple[str, np.ndarray, FeatureSet]]:
         """Of each set that is there: its name, what is right (n,), NaN for images that do not count, and features."""
