@@ -1,5 +1,6 @@
 """Contract of every probe and dense task, parametrised by the extension folders: what any evaluation must do."""
 
+from contextlib import suppress
 from dataclasses import FrozenInstanceError, fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,8 @@ import torch
 from own_networks import write_networks
 from PIL import Image
 
-from bench.cli.settings import Change, changed, meanings, setting_text
+from bench.cli.settings import Change, changed, meanings, read_changes, setting_text
+from bench.reporting.effects import RUN
 from checkpoints.export import ViTExport
 from checkpoints.resolve import load, load_frozen
 from checkpoints.spec import Preparation, ViTSpec
@@ -174,6 +176,18 @@ def test_settings_go_through_text_and_back(name):
     for field in fields(task):
         change = Change(name=field.name, value=setting_text(getattr(task, field.name)))
         assert changed(task, {field.name: change}) == task, field.name
+
+
+@pytest.mark.parametrize("key", [key for key in TASKS if "VARIATIONS" in Path(TASKS[key].__file__).read_text()])
+def test_every_variation_is_a_change_of_some_protocol(key):
+    tasks = [protocol.task for protocol in TASKS[key].PROTOCOLS.values()]
+    for text in dict.fromkeys(text for task in tasks for text in task.VARIATIONS if text.split("=")[0] not in RUN):
+        changes = {change.name: change for change in read_changes(text.split(), "NAME=VALUE", "crop=1.0")}
+        varied = []
+        for task in tasks:
+            with suppress(ValueError):  # such as one with a setting that does not go with this one
+                varied.append(changed(task, changes) != task)
+        assert any(varied), text
 
 
 @pytest.mark.slow

@@ -102,6 +102,21 @@ SMALL = 100_000
 class LowShot(Task):
     """Settings of one evaluation: a logistic regression for every subset and lambda."""
 
+    VARIATIONS = (
+        "crop=1.0",
+        "interpolation=bilinear",
+        "interpolation=bicubic",
+        "lambdas=0.1",
+        "lambdas=0.0025",
+        "preprocess=normalise",
+        "preprocess=none",
+        "pool=avg",
+        "pool=cls",
+        "norm=true",
+        "norm=false",
+        "layer=-2",
+        "splits=10",
+    )
     COST: ClassVar[float] = 1.5  # after k-NN, whose pass over the training images may serve this task as well
 
     shots: Different[PositiveInt] = (1, 2, 5)  # training images of each class
