@@ -10,7 +10,7 @@ import hashlib
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 
 import msgspec
@@ -25,6 +25,7 @@ from engine.files import folder_atomic, read_regular
 from engine.machine import run_on_core_threads
 from engine.printing import did_you_mean
 from engine.progress import Progress
+from engine.tasks import Workspace
 from imagesets.decoding import MAX_BYTES, decode_rgb, open_image
 from imagesets.sets import SPLITS, Split, contents_of, head_of
 from imagesets.walk import LARGEST
@@ -177,6 +178,17 @@ def drawn_first(urls: Iterable[str], cache: Path, world: World) -> None:
         world.on_rank0(lambda: [tiny_folder(layout, cache) for layout in layouts if layout])
 
 
+def open_both(space: Workspace) -> tuple[SceneSet, SceneSet]:
+    """Training and validation scenes of the workspace's set.
+
+    Every process reads the annotations itself: COCO's take seconds to parse, and would be gigabytes to send.
+    """
+    drawn_first([space.data], space.cache, space.world)
+    opener = partial(open_scenes, cache=space.cache)
+    train, val = space.world.on_all_ranks(lambda: [space.images(split, opener) for split in SPLITS])
+    return train, val
+
+
 def layout_of(url: str) -> str:
     """The layout that a URL's scheme names, "" if it names no set of labelled scenes."""
     layout = url.partition(":")[0].removeprefix(TINY)
@@ -187,6 +199,13 @@ def serves(url: str, layout: str) -> bool:
     """Whether tasks on scenes of `layout` run on the set that a URL names, too."""
     own = layout_of(url)
     return own == layout or (bool(own) and layout in stands_in_for(own))
+
+
+def check_layout(url: str, layout: str) -> None:
+    """ValueError unless tasks on scenes of `layout` run on the set that a URL names."""
+    parse_scene_url(url)
+    if not serves(url, layout):
+        raise ValueError(f"{url}: this task needs {layout}:ROOT or tiny-{layout}:")
 
 
 def stands_in_for(layout: str) -> tuple[str, ...]:

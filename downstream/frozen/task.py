@@ -25,7 +25,7 @@ from checkpoints.backbone import Backbone, Features
 from checkpoints.export import ViTExport
 from checkpoints.flops import forward_flops, frozen_bytes
 from checkpoints.frozen import FrozenExport, FrozenSpec
-from downstream.data.scenes import SceneSet, drawn_first, open_scenes, parse_scene_url, serves
+from downstream.data.scenes import SceneSet, check_layout, open_both
 from downstream.frozen.segmentation import Random
 from downstream.metrics.scores import weighted_scores
 from engine.files import locked
@@ -46,7 +46,7 @@ from engine.training.states import (
     save_state,
 )
 from engine.work import Kind, Part, Scale, seconds_of
-from imagesets.sets import SPLITS, kept_folder
+from imagesets.sets import kept_folder
 
 VERSION = 1  # of a training's state; raise it when the same settings would train otherwise
 PIECE = 2  # crops in a forward pass, unless --batch-size is given
@@ -102,9 +102,7 @@ class FrozenTask(Task):
             )
 
     def check_images(self, space: Workspace) -> None:
-        parse_scene_url(space.data)
-        if not serves(space.data, self.LAYOUT):
-            raise ValueError(f"{space.data}: this task needs {self.LAYOUT}:ROOT or tiny-{self.LAYOUT}:")
+        check_layout(space.data, self.LAYOUT)
         if space.decode != "exact":
             raise ValueError(f"{space.data}: dense tasks read images exactly; run them without --decode {space.decode}")
 
@@ -113,12 +111,9 @@ class FrozenTask(Task):
         with --skip-bad would leave no image."""
         self.check_network(export.spec)
         self.check_images(space)
-        world = space.world
-        drawn_first([space.data], space.cache, world)
-        opener = partial(open_scenes, cache=space.cache)
         usable = []
-        for scenes in world.on_all_ranks(lambda: [space.images(split, opener) for split in SPLITS]):
-            bad = world.on_rank0(partial(getattr, scenes, "unusable")) if space.skip_bad else {}
+        for scenes in open_both(space):
+            bad = space.world.on_rank0(partial(getattr, scenes, "unusable")) if space.skip_bad else {}
             places = np.setdiff1d(np.arange(len(scenes)), np.array(list(bad), np.int64))
             if not len(places):
                 raise ValueError(f"{scenes.url}: none of the {len(scenes)} scenes of {scenes.split} can be used")

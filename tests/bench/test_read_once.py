@@ -9,7 +9,7 @@ import torch
 
 from bench.leaderboards.files import write_leaderboard
 from bench.run.prepare import open_data
-from downstream.loop.training import open_both
+from downstream.data.scenes import open_both
 from engine.tasks import Workspace
 
 PROBES = ("--suite", "knn@dino,lowshot@bench", "--data", "tiny=tiny:")
@@ -65,7 +65,7 @@ def test_dense_tasks_take_the_scenes_that_the_run_has_open(counted, tmp_path):
     space = Workspace(cache=tmp_path, data="")
     used = open_data("scenes", "tiny-coco:", space)
     for limit in (None, 8, None, 8):
-        train, val = open_both(replace(space, data="tiny-coco:", limit=limit), "coco")
+        train, val = open_both(replace(space, data="tiny-coco:", limit=limit))
     assert (len(train), len(val), used.images["train"]) == (8, 8, 64)
     assert listed == {"train": 1, "val": 1}
 
