@@ -125,7 +125,7 @@ class Detection(DetectionSettings, DenseTask):
         """A third of the detections are right; seven objects an image, as in COCO."""
         generator, shape = np.random.RandomState(0), (images, self.detections)
         right = np.where(generator.random_sample(shape) < 1 / 3, 1023, 0).astype(np.uint16)
-        arrays = {
+        arrays: dict[str, np.ndarray] = {
             "classes": generator.randint(0, classes, shape),
             "scores": generator.random_sample(shape),
             "objects": generator.poisson(7 / classes, (images, classes)),

@@ -27,13 +27,12 @@ from checkpoints.flops import forward_flops, frozen_bytes
 from checkpoints.frozen import FrozenExport, FrozenSpec
 from downstream.data.listing import IGNORED
 from downstream.data.scenes import SceneSet, layout_of, mask_classes, scene_image
-from downstream.frozen.neighbours import most_frequent, patch_pixels
-from downstream.frozen.segmentation import areas_of
 from downstream.frozen.task import (
     Batches,
     FrozenTask,
     Layer,
     UsableScenes,
+    areas_of,
     areas_score,
     backbone_of,
     check_features,
@@ -198,6 +197,17 @@ def _allocate(folder: Path, layers: Sequence[Layer], rows: int, width: int, pixe
         if not (folder / f"{name}.npy").is_file():
             np.lib.format.open_memmap(folder / f".{name}.npy", mode="w+", dtype=dtype, shape=shape).flush()
             (folder / f".{name}.npy").rename(folder / f"{name}.npy")
+
+
+def patch_pixels(labels: np.ndarray, patch: int) -> np.ndarray:
+    """Labels (H, W) -> those of each patch, row by row: (L, P)."""
+    height, width = (side // patch for side in labels.shape)
+    return labels.reshape(height, patch, width, patch).swapaxes(1, 2).reshape(height * width, patch * patch)
+
+
+def most_frequent(labels: np.ndarray, axis: int) -> np.ndarray:
+    """The most frequent value along an axis, the smallest of ties."""
+    return torch.from_numpy(np.moveaxis(labels, axis, -1).copy()).mode(dim=-1).values.numpy()
 
 
 def moments(features: np.ndarray, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -1,60 +1,38 @@
-"""What tasks on the patches of a frozen network share: scenes, features of patches, and the training of linear heads.
+"""What tasks on the patches of a frozen network share: usable scenes, maps of patches, and work shared by processes.
 
-A head is trained on random crops. All processes make the same step on the same batch: each sends its share of the crops
-through the network, in pieces whose size does not depend on how many processes there are, and the features are
-exchanged. So a training has the same bits on any number of processes, and batch norms cover the whole batch.
-
-B images, D width, h x w patches.
+B images, D width, h x w patches, H x W pixels.
 """
 
 from collections import ChainMap
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass
 from functools import partial
-from itertools import islice
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple, TypeVar
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
+from torch.nn import functional as F
 from torch.utils.data import DataLoader, Dataset, get_worker_info
 
 from checkpoints.backbone import Backbone, Features
 from checkpoints.export import ViTExport
-from checkpoints.flops import forward_flops, frozen_bytes
 from checkpoints.frozen import FrozenExport, FrozenSpec
+from downstream.data.listing import IGNORED
 from downstream.data.scenes import SceneSet, check_layout, open_both
-from downstream.frozen.segmentation import Random
 from downstream.metrics.scores import weighted_scores
-from engine.files import locked
 from engine.machine import own_cores, sharing_memory
 from engine.progress import Progress
 from engine.resampling import BLOCK, Score, resampled, resamples_of
-from engine.seeding import AUGMENT, DROP, shuffled, stream_seeds
-from engine.tasks import Metric, Task, Workspace, settings_of
-from engine.training.interruptions import Stopped, StopRequest, ignore_signals, listening, loaded_by
-from engine.training.schedules import FallingOneCycle, TrainProgress, check_finite, micro_batch_size
-from engine.training.states import (
-    State,
-    load_optimizer,
-    load_state,
-    newest_whole,
-    optimizer_tensors,
-    save_interval,
-    save_state,
-)
-from engine.work import Kind, Part, Scale, seconds_of
-from imagesets.sets import kept_folder
+from engine.tasks import Metric, Task, Workspace
+from engine.training.interruptions import ignore_signals, loaded_by
+from engine.work import seconds_of
 
-VERSION = 1  # of a training's state; raise it when the same settings would train otherwise
-PIECE = 2  # crops in a forward pass, unless --batch-size is given
 LOADERS = 8  # processes that read images, at most
-MIN_IMAGES = 500  # training images below which starting such processes takes longer than they save
-TIMED = 2  # crops that a plan times at once
 
 Each = TypeVar("Each")
+Random = np.random.RandomState  # what augmentations draw from
 Layer = tuple[int, bool]  # number of a block, negative from the end; whether the final norm follows
 
 
@@ -252,118 +230,6 @@ def loaded_batches(reader: Batches, space: Workspace, few: bool = False) -> Gene
             yield images, targets
 
 
-class HeadTask(FrozenTask):
-    """Base of tasks that train linear heads. Annotated without a comment: settings that all of them have."""
-
-    lr: tuple[float, ...]
-    steps: int
-    batch: int
-    weight_decay: float
-    beta2: float
-    clip: float
-    kept: int
-
-    def schedule(self) -> FallingOneCycle:
-        """Of the learning rates."""
-        raise NotImplementedError
-
-    def crop_side(self, spec: FrozenSpec) -> tuple[int, int]:
-        """Height and width of what goes through the network in training."""
-        raise NotImplementedError
-
-    def crop(self, export: FrozenExport, scenes: SceneSet, index: int, random: Random) -> tuple[Tensor, Tensor]:
-        """A training crop: normalised image (3, H, W) and what it is labelled with (H', W')."""
-        raise NotImplementedError
-
-    def head(self, spec: FrozenSpec, classes: int) -> nn.Module:
-        """A head with random weights, drawn from torch's generator."""
-        raise NotImplementedError
-
-    def maps(self, backbone: Backbone, images: Tensor) -> Tensor:
-        """What heads read of normalised images: (B, D', h, w)."""
-        raise NotImplementedError
-
-    def loss(self, head: nn.Module, maps: Tensor, targets: Tensor, step: int, random: Random) -> Tensor:
-        """Of one head on a batch."""
-        raise NotImplementedError
-
-    def judged(self, backbone: Backbone, heads: Sequence[nn.Module], scenes: SceneSet, index: int) -> Any:
-        """What each head makes of one scene, which goes through the network once."""
-        raise NotImplementedError
-
-    def evaluated(
-        self, backbone: Backbone, heads: Sequence["KeptHead"], images: UsableScenes, space: Workspace
-    ) -> dict[int, Any]:
-        """Place of every usable scene -> what is `judged` of it, in every process."""
-        scenes = images.scenes
-        modules = [self.head(backbone.spec, len(scenes.classes)).to(space.device).eval() for _ in heads]
-        for module, head in zip(modules, heads, strict=True):
-            module.load_state_dict(dict(head.state))
-
-        judged = partial(self.judged, backbone, modules, scenes)
-        return shared_out(images.places, judged, space, f"evaluating on {scenes.url} {scenes.split}")
-
-    def train_heads(self, export: FrozenExport, train: UsableScenes, space: Workspace) -> list["KeptHead"]:
-        """Train a head for each rate on the same crops; those after each `kept` part of the steps, or as they are kept
-        on disk. A killed training goes on where it was, with the same bits."""
-        piece = micro_batch_size(self.batch, space.batch_size or PIECE)
-        settings = {name: value for name, value in settings_of(self).items() if name not in self.after_training()}
-        key = {"version": VERSION, "settings": settings, "piece": piece, "seed": space.seed, **train.key(export, space)}
-        world = space.world
-        folder = world.on_rank0(lambda: kept_folder(space.cache / self.KEY, key, [train.scenes]))
-        with world.held_by_rank0(locked(Path(f"{folder}.lock"), f"training heads on {train.scenes.url}")):
-            training = HeadTraining(self, export, train, space, folder, piece)
-            training.run()
-        return training.kept
-
-    def after_training(self) -> tuple[str, ...]:
-        """Settings on which the training does not depend."""
-        return ()
-
-    def cost_of_training(self, scale: Scale) -> list[Part]:
-        """Parts of the work that all of these tasks have."""
-        side = max(self.crop_side(scale.spec))
-        flops = float(forward_flops(scale.spec, side)) if scale.spec.has_patches else 0.0
-        return [
-            Part(kind="crops", count=self.steps * self.batch, flops=flops),
-            Part(kind="updates", count=self.steps),
-            Part(kind="states", count=self.steps // save_interval(self.steps)),
-        ]
-
-    def memory(self, scale: Scale) -> float:
-        """Bytes of the network at work and of the features of a batch, with gradients of the heads' own."""
-        side, spec = max(self.crop_side(scale.spec)), scale.spec
-        cells = np.prod(spec.grid_of(self.crop_side(spec)))
-        return frozen_bytes(spec, scale.batch_size or PIECE, side) + 12.0 * self.batch * spec.width * float(cells)
-
-    def benchmark(self, export: FrozenExport, space: Workspace, seconds: float) -> dict[Kind, float]:
-        """Seconds of a crop through the network, of a step of the heads, and of an evaluated image."""
-        train, val = self.opened(export, space)
-        backbone, random, places = backbone_of(export, space), np.random.RandomState(0), iter(np.tile(train.places, 99))
-
-        def crops() -> tuple[Tensor, Tensor]:
-            pairs = [self.crop(export, train.scenes, int(next(places)), random) for _ in range(TIMED)]
-            images, targets = (torch.stack(tensors) for tensors in zip(*pairs, strict=True))
-            return self.maps(backbone, images.to(space.device)), targets.to(space.device)
-
-        heads = [self.head(export.spec, len(train.scenes.classes)).to(space.device) for _ in self.lr]
-        maps, targets = crops()
-
-        def update() -> None:
-            for head in heads:
-                self.loss(head, maps, targets, self.steps - 1, random).backward()
-
-        def evaluate() -> Any:
-            return self.judged(backbone, [head.eval() for head in heads[:1]], val.scenes, int(val.places[0]))
-
-        return {
-            "crops": seconds_of(lambda: crops()[0].sum().item(), seconds / 3) / TIMED,
-            "updates": seconds_of(update, seconds / 3) * self.batch / TIMED,
-            "evaluation": seconds_of(evaluate, seconds / 3),
-            "closing": closing_seconds(areas_score(val.scenes), len(val.scenes)),
-        }
-
-
 def resampled_metrics(score: Score, images: int) -> dict[str, Metric]:
     """The metrics of `score` (engine/resampling.py) on so many images, and their values on resamples of these."""
     values, drawn = score(np.ones((1, images))), resampled(score, images)
@@ -380,155 +246,36 @@ def areas_score(scenes: SceneSet) -> Score:
     return partial(weighted_scores, [np.ones((len(scenes), max(len(scenes.classes), 1), 3), np.int64)])
 
 
-@dataclass(frozen=True, kw_only=True)
-class KeptHead:
-    """A head after some steps. state: of the module."""
-
-    lr: float
-    step: int
-    state: Mapping[str, Tensor]
+def nearest(labels: np.ndarray, size: tuple[int, int]) -> np.ndarray:
+    """(H, W) -> (height, width) of the pixels at floor(i * in / out)."""
+    rows, columns = (np.arange(new) * old // new for new, old in zip(size, labels.shape, strict=True))
+    return labels[rows][:, columns]
 
 
-class HeadTraining:
-    """One training of several heads, a rate each."""
-
-    def __init__(
-        self, task: HeadTask, export: FrozenExport, train: UsableScenes, space: Workspace, folder: Path, piece: int
-    ) -> None:
-        self.task, self.export, self.train, self.space, self.folder = task, export, train, space, folder
-        self.piece = piece
-        generator = torch.random.get_rng_state()
-        torch.manual_seed(space.seed)
-        first = task.head(export.spec, len(train.scenes.classes))
-        torch.random.set_rng_state(generator)
-        self.heads = [task.head(export.spec, len(train.scenes.classes)) for _ in task.lr]
-        for head in self.heads:  # all begin with the same weights
-            head.load_state_dict(first.state_dict())
-            head.to(space.device).train()
-        self.optimisers = [
-            torch.optim.AdamW(head.parameters(), lr=lr, betas=(0.9, task.beta2), weight_decay=task.weight_decay)
-            for head, lr in zip(self.heads, task.lr, strict=True)
-        ]
-        self.step = 0
-        self.kept: list[KeptHead] = []
-        self.losses: list[float] = []
-
-    def run(self) -> None:
-        """Go on from the newest state to the end. Stopped at a signal, with the state saved."""
-        task, world = self.task, self.space.world
-        state = world.on_rank0(lambda: load_state(newest) if (newest := newest_whole(self.folder)) else None)
-        if state is not None:
-            self.load(state)
-        if self.step == task.steps:
-            return
-        request, interval = StopRequest(), save_interval(task.steps)
-        label = f"{task.KEY} on {self.train.scenes.url}"
-        backbone = backbone_of(self.export, self.space)
-        progress = Progress(f"training {label}", task.steps, "steps", quiet=not world.is_rank0)
-        with listening(request.ask), progress:
-            progress.resume(self.step)
-            batches = self.batches(backbone)
-            for maps, targets in batches:
-                self.update(maps, targets)
-                progress.advance(1)
-                stop = any(world.gather_results(lambda: request.asked))
-                if self.step % interval == 0 or self.step == task.steps or stop:
-                    world.on_rank0(lambda: save_state(self.folder, self.step, self.state()))
-                if stop and self.step < task.steps:
-                    batches.close()
-                    raise Stopped.after(self.step, task.steps, label, self.folder)
-
-    def batches(self, backbone: Backbone) -> Generator[tuple[Tensor, Tensor]]:
-        """Features (B, D', h, w) and targets (B, H, W) of each step that is left, the same in all processes."""
-        task, space = self.task, self.space
-        own = range(space.world.rank, task.batch // self.piece, space.world.size)
-        starts = [step * task.batch + number * self.piece for step in range(self.step, task.steps) for number in own]
-        read = partial(drawn_crop, task, self.export, self.train, space.seed)
-        reader = Batches(read, [range(start, start + self.piece) for start in starts])
-
-        def features(loaded: Iterator[tuple[Tensor, Tensor]]) -> list[tuple[Tensor, Tensor]]:
-            """Of this process's pieces of a step."""
-            return [
-                (task.maps(backbone, images.to(space.device, non_blocking=True)), targets.to(space.device))
-                for images, targets in islice(loaded, len(own))
-            ]
-
-        with closing(loaded_batches(reader, space, few=len(self.train.places) < MIN_IMAGES)) as loaded:
-            for _ in range(self.step, task.steps):
-                yield self.exchanged(space.world.on_all_ranks(partial(features, loaded)), own)
-
-    def exchanged(self, pieces: Sequence[tuple[Tensor, Tensor]], own: range) -> tuple[Tensor, Tensor]:
-        """The whole batch, from each process's pieces: sums, as all but one are zero."""
-        world = self.space.world
-        if world.size == 1:
-            return torch.cat([maps for maps, _ in pieces]), torch.cat([targets for _, targets in pieces])
-        described = [(maps.shape[1:], targets.shape[1:], targets.dtype) for maps, targets in pieces[:1]]
-        shapes = next(shapes[0] for shapes in world.gather_objects(described) if shapes)
-        maps = torch.zeros(self.task.batch, *shapes[0], device=self.space.device)
-        targets = torch.zeros(self.task.batch, *shapes[1], dtype=shapes[2], device=self.space.device)
-        for number, (own_maps, own_targets) in zip(own, pieces, strict=True):
-            place = slice(number * self.piece, (number + 1) * self.piece)
-            maps[place], targets[place] = own_maps, own_targets
-        world.add_up(maps)
-        world.add_up(targets)
-        return maps, targets
-
-    def update(self, maps: Tensor, targets: Tensor) -> None:
-        """One step of every head. ValueError at the first loss that is not finite."""
-        task, schedule = self.task, self.task.schedule()
-        progress = TrainProgress(step=self.step, steps_per_epoch=task.steps, epochs=1)
-        for head, optimiser, lr in zip(self.heads, self.optimisers, task.lr, strict=True):
-            group = optimiser.param_groups[0]
-            group["lr"] = schedule.at(lr, progress)
-            if schedule.momenta is not None:
-                group["betas"] = (schedule.beta1_at(progress), task.beta2)
-            random = np.random.RandomState(stream_seeds(DROP, self.space.seed, self.step))
-            loss = task.loss(head, maps, targets, self.step, random)
-            where = f"step {self.step} of {task.steps} (rate {lr:g})"
-            check_finite(loss.item(), "loss", where, self.losses, "set a lower lr")
-            self.losses = [*self.losses[-4:], loss.item()]
-            optimiser.zero_grad(set_to_none=True)
-            loss.backward()
-            if task.clip:
-                nn.utils.clip_grad_norm_(head.parameters(), task.clip)
-            optimiser.step()
-        self.step += 1
-        if self.step in kept_steps(task.steps, task.kept):
-            for head, lr in zip(self.heads, task.lr, strict=True):
-                weights = {name: tensor.detach().cpu().clone() for name, tensor in head.state_dict().items()}
-                self.kept.append(KeptHead(lr=lr, step=self.step, state=weights))
-
-    def state(self) -> State:
-        tensors: dict[str, Tensor] = {}
-        for place, (head, optimiser) in enumerate(zip(self.heads, self.optimisers, strict=True)):
-            tensors |= {f"head{place}.{name}": tensor for name, tensor in head.state_dict().items()}
-            tensors |= {f"rate{place}.{name}": tensor for name, tensor in optimizer_tensors(optimiser).items()}
-        for place, kept in enumerate(self.kept):
-            tensors |= {f"kept{place}.{name}": tensor for name, tensor in kept.state.items()}
-        facts = {"step": self.step, "kept": [[kept.lr, kept.step] for kept in self.kept], "losses": self.losses}
-        return State(tensors=tensors, facts=facts)
-
-    def load(self, state: State) -> None:
-        for place, (head, optimiser) in enumerate(zip(self.heads, self.optimisers, strict=True)):
-            head.load_state_dict(state.under(f"head{place}."))
-            load_optimizer(optimiser, State(tensors=state.under(f"rate{place}.")))
-        self.step, self.losses = state.facts["step"], list(state.facts["losses"])
-        self.kept = [
-            KeptHead(lr=lr, step=step, state=state.under(f"kept{place}."))
-            for place, (lr, step) in enumerate(state.facts["kept"])
-        ]
+def normalised(pixels: Tensor, mean: Sequence[float], std: Sequence[float]) -> Tensor:
+    """(3, H, W) uint8 -> float32."""
+    means, stds = (torch.tensor(values).view(3, 1, 1) for values in (mean, std))
+    return (pixels.float() - 255 * means) / (255 * stds)
 
 
-def kept_steps(steps: int, kept: int) -> set[int]:
-    """After which steps heads are kept: `kept` times, evenly, the last time at the end."""
-    return {steps * (number + 1) // kept for number in range(kept)}
+def to_whole_patches(images: Tensor, patch: int) -> Tensor:
+    """Images (B, 3, H, W) with zeros at the right and bottom up to multiples of the patch."""
+    return F.pad(images, (0, -images.shape[-1] % patch, 0, -images.shape[-2] % patch))
 
 
-def drawn_crop(
-    task: HeadTask, export: FrozenExport, train: UsableScenes, seed: int, number: int
-) -> tuple[Tensor, Tensor]:
-    """Crop `number` of a training that goes through its images in a new order in each epoch."""
-    count = len(train.places)
-    epoch, within = divmod(number, count)
-    index = int(train.places[shuffled(count, seed, epoch)[within]])
-    return task.crop(export, train.scenes, index, np.random.RandomState(stream_seeds(AUGMENT, seed, epoch, index)))
+def centre_padded(images: Tensor, patch: int) -> Tensor:
+    """Images (B, 3, H, W) with zeros on all sides up to multiples of the patch, the larger half right and below."""
+    height, width = -images.shape[-2] % patch, -images.shape[-1] % patch
+    return F.pad(images, (width // 2, width - width // 2, height // 2, height - height // 2))
+
+
+def areas_of(
+    predicted: np.ndarray, labels: np.ndarray, classes: int, ignored: Sequence[int] = (IGNORED,)
+) -> np.ndarray:
+    """(K, 3) pixels of one image by class, for downstream.metrics.scores: predicted rightly, predicted, labelled.
+
+    predicted, labels: of one shape, classes below K. Pixels whose label is in `ignored` count nowhere.
+    """
+    known = ~np.isin(labels, ignored)
+    truth, seen = labels[known].astype(np.int64), predicted[known].astype(np.int64)
+    return np.stack([np.bincount(values, minlength=classes) for values in (truth[truth == seen], seen, truth)], axis=1)

@@ -26,13 +26,13 @@ from checkpoints.backbone import Backbone
 from checkpoints.flops import forward_flops, frozen_bytes
 from checkpoints.frozen import FrozenExport, FrozenSpec
 from downstream.data.scenes import SceneSet, scene_image, scene_pair
-from downstream.frozen.depth import centre_padded
-from downstream.frozen.segmentation import normalised
 from downstream.frozen.task import (
     FrozenTask,
     backbone_of,
+    centre_padded,
     check_features,
     closing_seconds,
+    normalised,
     patch_maps,
     resampled_metrics,
     shared_out,

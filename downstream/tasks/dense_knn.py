@@ -14,11 +14,12 @@ from typing import Any, ClassVar
 import numpy as np
 import torch
 from PIL import Image
+from scipy.optimize import linear_sum_assignment
 from torch import Tensor
+from torch.nn import functional as F
 from torchvision.transforms import functional as vision
 
 from checkpoints.frozen import FrozenExport, FrozenSpec
-from downstream.frozen import neighbours as steps
 from downstream.frozen.patches import (
     CapiTask,
     Choice,
@@ -29,12 +30,12 @@ from downstream.frozen.patches import (
     comparing,
     file_labels,
     labelled_image,
+    most_frequent,
     nearest_patches,
     normalised_pixels,
     patches_of,
 )
-from downstream.frozen.segmentation import nearest
-from downstream.frozen.task import UsableScenes, shared_out, whole_patches
+from downstream.frozen.task import UsableScenes, nearest, shared_out, whole_patches
 from downstream.metrics.scores import LABELLED, PREDICTED, RIGHT
 from engine.neighbours import search_bytes, search_seconds, unit_rows
 from engine.resampling import resamples_of
@@ -50,6 +51,77 @@ JITTER = 0.1  # of brightness, contrast, saturation and hue, at most
 RATIO = (3 / 4, 4 / 3)  # width by height of a memory image's crop
 TRIES = 10  # crops that are drawn before the whole image is taken
 VOTED = 4096  # patches whose neighbours' pixels are read at once
+TOGETHER = 1 << 22  # labels of neighbours that are counted at once
+# M patches of a memory, Q patches that are asked about, K classes, P pixels of a patch.
+
+
+def image_of_patches(pixels: np.ndarray, grid: tuple[int, int]) -> np.ndarray:
+    """The reverse: (L, P) -> (H, W)."""
+    side = round(pixels.shape[1] ** 0.5)
+    return pixels.reshape(*grid, side, side).swapaxes(1, 2).reshape(grid[0] * side, grid[1] * side)
+
+
+def class_shares(pixels: np.ndarray, classes: int) -> np.ndarray:
+    """Labels (M, P), all below K -> share of each class among a patch's pixels (M, K) float32."""
+    places = pixels.astype(np.int64) + classes * np.arange(len(pixels))[:, None]
+    counts = np.bincount(places.ravel(), minlength=classes * len(pixels)).reshape(len(pixels), classes)
+    return (counts / pixels.shape[1]).astype(np.float32)
+
+
+def rare_patches(pixels: np.ndarray, uniform: np.ndarray, classes: int, count: int) -> np.ndarray:
+    """Which `count` patches of an image go into a memory: those with the lowest scores, in that order.
+
+    pixels: labels (L, P). uniform: (L,) random numbers from 0 to 1. A patch's score is that times the sum, over its
+    classes, of how many patches of the image have the class (hbird_eval.py:452-520).
+    """
+    present = class_shares(pixels, classes) > 0
+    return np.argsort(present @ present.sum(0) * uniform, kind="stable")[:count]
+
+
+def attended_labels(similarities: np.ndarray, neighbour_pixels: np.ndarray, classes: int, beta: float) -> np.ndarray:
+    """Shares of classes (Q, K) float32: the neighbours' own, weighted by softmax(cosine / beta).
+
+    similarities (Q, k): cosines. neighbour_pixels (Q, k, P): labels of their pixels.
+    """
+    weights = torch.from_numpy(similarities / np.float32(beta)).softmax(dim=1).numpy()
+    label_shares = np.empty((len(weights), classes), np.float32)
+    step = max(1, TOGETHER // (weights.shape[1] * max(classes, neighbour_pixels.shape[2])))
+    for part in row_slices(len(weights), step):
+        shares = class_shares(neighbour_pixels[part].reshape(-1, neighbour_pixels.shape[2]), classes)
+        label_shares[part] = np.einsum("qk,qkc->qc", weights[part], shares.reshape(*weights[part].shape, classes))
+    return label_shares
+
+
+def enlarged_labels(shares: Tensor, size: tuple[int, int]) -> np.ndarray:
+    """Shares of classes on the grid (h, w, K) -> the largest one's class at each pixel (H, W)."""
+    maps = F.interpolate(shares.permute(2, 0, 1)[None], size=size, mode="bilinear", align_corners=False)
+    return maps[0].argmax(0).numpy()
+
+
+def voted_pixels(neighbour_pixels: np.ndarray) -> np.ndarray:
+    """Labels (Q, k, P) of neighbours -> those of the patches (Q, P), each pixel by a vote of the k at its own place."""
+    labels = np.empty((len(neighbour_pixels), neighbour_pixels.shape[2]), neighbour_pixels.dtype)
+    for part in row_slices(len(labels), max(1, TOGETHER // max(1, neighbour_pixels[:1].size))):
+        labels[part] = most_frequent(neighbour_pixels[part], axis=1)
+    return labels
+
+
+def confusion(predicted: np.ndarray, labels: np.ndarray, classes: int, ignored: Sequence[int]) -> np.ndarray:
+    """(K, K) pixels: rows are labels, columns predictions; none of the `ignored` labels."""
+    known = ~np.isin(labels, ignored)
+    places = classes * labels[known].astype(np.int64) + predicted[known]
+    return np.bincount(places, minlength=classes * classes).reshape(classes, classes)
+
+
+def matched_classes(counts: np.ndarray) -> np.ndarray:
+    """(K,) the class that each predicted class is taken for, so that the sum of IoUs is largest (eval_metrics.py:143).
+
+    counts: (K, K) confusion.
+    """
+    union = counts.sum(0)[None] + counts.sum(1)[:, None] - counts
+    iou = np.divide(counts, union, out=np.zeros(counts.shape), where=union > 0)
+    rows, columns = linear_sum_assignment(iou, maximize=True)
+    return rows[np.argsort(columns)]
 
 
 class SearchTask(SquareTask):
@@ -154,7 +226,7 @@ class Hummingbird(SearchTask):
 
         def rarest(pixels: np.ndarray, place: int) -> np.ndarray:
             uniform = np.random.RandomState(stream_seeds(START, seed, place)).random_sample(len(pixels))
-            return steps.rare_patches(np.where(pixels == ignored, 0, pixels), uniform, classes, count)
+            return rare_patches(np.where(pixels == ignored, 0, pixels), uniform, classes, count)
 
         views = train._replace(places=np.tile(train.places, self.epochs))
         name = f"{self.memory_view(spec, images)}_seed{seed}"
@@ -172,14 +244,14 @@ class Hummingbird(SearchTask):
             rows = slice(place * queries.per_image, (place + 1) * queries.per_image)
             pixels = memory.pixels[indices[rows]]
             pixels = np.where(pixels == ignored, 0, pixels)  # unlabelled pixels are class 0 in a memory
-            shares = steps.attended_labels(similarities[rows], pixels, classes, self.beta)
-            labels = steps.image_of_patches(queries.pixels[rows], (grid, grid))
+            shares = attended_labels(similarities[rows], pixels, classes, self.beta)
+            labels = image_of_patches(queries.pixels[rows], (grid, grid))
             maps = torch.from_numpy(shares).view(grid, grid, classes)
-            predicted = steps.enlarged_labels(maps, (labels.shape[0], labels.shape[1]))
-            return steps.confusion(predicted, labels, classes, [ignored]).astype(np.int32)
+            predicted = enlarged_labels(maps, (labels.shape[0], labels.shape[1]))
+            return confusion(predicted, labels, classes, [ignored]).astype(np.int32)
 
         counts = np.stack([*shared_out(np.arange(images), counted, space, "labelling patches").values()])
-        mapping = steps.matched_classes(counts.sum(0)) if self.matched else np.arange(classes)
+        mapping = matched_classes(counts.sum(0)) if self.matched else np.arange(classes)
         each, shown = np.arange(classes), np.argsort(mapping)  # the predicted class that is taken for each class
         areas = np.stack([counts[:, each, shown], counts.sum(1)[:, shown], counts.sum(2)], axis=2)
         return areas, {"classes": classes, "matched": np.flatnonzero(mapping != each).tolist()}
@@ -249,7 +321,7 @@ class Capi(CapiTask, SearchTask):
             for choice in own:
                 neighbours = memory.rows[nearest_rows[:, : choice["k"]]]
                 parts = row_slices(len(queries.rows), VOTED)
-                yield choice, np.concatenate([steps.voted_pixels(pixels[neighbours[part]]) for part in parts])
+                yield choice, np.concatenate([voted_pixels(pixels[neighbours[part]]) for part in parts])
 
 
 HBIRD = (

@@ -19,8 +19,16 @@ from checkpoints.backbone import Backbone
 from checkpoints.flops import forward_flops, frozen_bytes
 from checkpoints.frozen import FrozenExport, FrozenSpec, vit_spec
 from downstream.data.scenes import SceneSet, scene_image
-from downstream.frozen.segmentation import normalised, to_whole_patches
-from downstream.frozen.task import FrozenTask, UsableScenes, backbone_of, check_features, shared_out, whole_patches
+from downstream.frozen.task import (
+    FrozenTask,
+    UsableScenes,
+    backbone_of,
+    check_features,
+    normalised,
+    shared_out,
+    to_whole_patches,
+    whole_patches,
+)
 from engine.settings import PositiveFloat, PositiveInt, ProperFraction
 from engine.tasks import Metric, Outcome, Protocol, Workspace
 from engine.work import Kind, Part, Scale, Work, seconds_of

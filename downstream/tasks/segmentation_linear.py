@@ -10,6 +10,7 @@ four blocks and is trained for 160,000 steps. segmentation_linear@capi beside CA
 over the images, no training on crops. The three numbers are not comparable.
 """
 
+import math
 import time
 from collections import ChainMap
 from collections.abc import Iterator, Mapping, Sequence
@@ -19,22 +20,28 @@ from typing import Any, ClassVar
 
 import numpy as np
 import torch
+from PIL import Image
+from scipy.optimize import minimize
 from torch import Tensor, nn
+from torch.nn import functional as F
+from torchvision.transforms import functional as vision
 
 from checkpoints.backbone import Backbone
 from checkpoints.flops import forward_flops
 from checkpoints.frozen import FrozenExport, FrozenSpec
 from downstream.data.listing import IGNORED
 from downstream.data.scenes import SceneSet, mask_classes, scene_image
-from downstream.frozen import segmentation as steps
-from downstream.frozen.neighbours import logistic_weights
+from downstream.frozen.heads import HeadTask
 from downstream.frozen.patches import READ, CapiTask, Choice, PatchRows, file_labels
-from downstream.frozen.segmentation import Random, SegmentationHead
 from downstream.frozen.task import (
-    HeadTask,
+    Random,
+    areas_of,
     backbone_of,
+    nearest,
+    normalised,
     patch_maps,
     resampled_metrics,
+    to_whole_patches,
     whole_patches,
 )
 from downstream.metrics.previews import preview_indices, preview_masks, thumbnail
@@ -71,6 +78,168 @@ STRENGTHS = (
     100000.0,
 )
 LANDSCAPE = 4 / 3  # width by height of an image, as plans assume
+REDRAWN = 10  # times, at most, that a crop is drawn again
+MOST_OF_ONE = 0.75  # of a crop's labelled pixels, above which it is drawn again
+BRIGHTNESS = 32.0  # added, at most
+FACTORS = (0.5, 1.5)  # of contrast and saturation
+HUE = 0.5  # turns of the circle of hues, at most: mmseg's 18 of 180 are a tenth of it
+ROWS_LOGITS = 1 << 22  # logits that a logistic regression holds at once
+# Settings and quirks are those of the sources of the protocols below, written anew. B images, H x W pixels, C crop, D
+# width, K classes, h x w patches. Images are float, normalised, unless said.
+
+
+class SegmentationHead(nn.Module):
+    """Batch norm and a 1x1 convolution on patches (B, D, h, w) -> logits (B, K, h, w). Names are the source's."""
+
+    def __init__(self, width: int, classes: int, dropout: float) -> None:
+        super().__init__()
+        self.dropout = dropout
+        self.batchnorm_layer = nn.BatchNorm2d(width)
+        self.conv = nn.Conv2d(width, classes, 1)
+        nn.init.normal_(self.conv.weight, std=0.01)
+        nn.init.zeros_(self.conv.bias)
+
+    def forward(self, patches: Tensor, keep: Tensor | None = None) -> Tensor:
+        """keep: (B, D), 1 for channels that dropout leaves in an image; None: all, as they are."""
+        if keep is not None:
+            patches = patches * (keep.to(patches) / (1 - self.dropout))[..., None, None]
+        return self.conv(self.batchnorm_layer(patches))
+
+
+def segmentation_loss(logits: Tensor, labels: Tensor) -> Tensor:
+    """Cross entropy of logits (B, K, h, w), enlarged to labels (B, H, W), over all pixels: ignored ones count as 0, so
+    that crops with many of them weigh less (loss.py:256)."""
+    enlarged = F.interpolate(logits, size=labels.shape[-2:], mode="bilinear", align_corners=False)
+    return F.cross_entropy(enlarged, labels.long(), ignore_index=IGNORED, reduction="sum") / labels.numel()
+
+
+def resized_sides(height: int, width: int, short: int) -> tuple[int, int]:
+    """Height and width with the shorter side `short`; the other one is rounded."""
+    long = int(short * max(height, width) / min(height, width) + 0.5)
+    return (short, long) if height < width else (long, short)
+
+
+def resized(image: Image.Image, size: tuple[int, int]) -> Image.Image:
+    """To (height, width), bilinear with antialias."""
+    return image.resize(size[::-1], Image.Resampling.BILINEAR)
+
+
+def training_crop(
+    image: Image.Image,
+    labels: np.ndarray,
+    crop: int,
+    scale: int,
+    ratios: tuple[float, float],
+    random: Random,
+    flip: float = 0.5,
+    most_of_one: float = MOST_OF_ONE,
+) -> tuple[Tensor, Tensor]:
+    """A random crop in random colours: pixels (3, h, w) uint8, h and w up to `crop`, and labels (h, w) uint8.
+
+    scale: shorter side in pixels, times a random factor. labels: (H, W) uint8, IGNORED where there is no class. flip:
+    chance of a mirror image. most_of_one: share of the labelled pixels above which a crop is drawn again.
+    Nothing is drawn for a colour change that is off (transforms.py:391-448).
+    """
+    low, high = ratios
+    height, width = labels.shape
+    size = resized_sides(height, width, int(scale * (random.random_sample() * (high - low) + low)))
+    pixels = np.asarray(resized(image, size))
+    labels = nearest(labels, size)
+    rows, columns = _drawn_window(labels, crop, random)
+    for _ in range(REDRAWN):
+        if _is_varied(labels[rows, columns], most_of_one):
+            break
+        rows, columns = _drawn_window(labels, crop, random)
+    pixels, labels = pixels[rows, columns], labels[rows, columns]
+    if random.rand() < flip:
+        pixels, labels = pixels[:, ::-1], labels[:, ::-1]
+    coloured = _recoloured(torch.from_numpy(pixels.transpose(2, 0, 1).copy()), random)
+    return coloured, torch.from_numpy(labels.copy())
+
+
+def _drawn_window(labels: np.ndarray, crop: int, random: Random) -> tuple[slice, slice]:
+    tops, lefts = (max(side - crop, 0) for side in labels.shape)
+    top, left = random.randint(0, tops + 1), random.randint(0, lefts + 1)
+    return slice(top, top + crop), slice(left, left + crop)
+
+
+def _is_varied(labels: np.ndarray, most_of_one: float) -> bool:
+    """Whether more than one class occurs and none has so large a share of the labelled pixels."""
+    counts = np.bincount(labels[labels != IGNORED])
+    return np.count_nonzero(counts) > 1 and counts.max() / counts.sum() < most_of_one
+
+
+def _recoloured(pixels: Tensor, random: Random) -> Tensor:
+    """mmseg's photometric distortion on RGB (3, H, W) uint8, each step with a chance of one half."""
+
+    def contrast(pixels: Tensor) -> Tensor:
+        return (pixels.float() * random.uniform(*FACTORS)).clip(0, 255).byte() if random.randint(2) else pixels
+
+    if random.randint(2):
+        pixels = (pixels.float() + random.uniform(-BRIGHTNESS, BRIGHTNESS)).clip(0, 255).byte()
+    contrast_first = random.randint(2)
+    pixels = contrast(pixels) if contrast_first else pixels
+    if random.randint(2):
+        pixels = vision.adjust_saturation(pixels, random.uniform(*FACTORS))
+    if random.randint(2):
+        pixels = vision.adjust_hue(pixels, random.uniform(-HUE, HUE))
+    return pixels if contrast_first else contrast(pixels)
+
+
+def padded(image: Tensor, labels: Tensor, crop: int) -> tuple[Tensor, Tensor]:
+    """Normalised image (3, h, w) and labels (h, w) with zeros and IGNORED at the right and bottom, crop x crop."""
+    edges = (0, crop - labels.shape[1], 0, crop - labels.shape[0])
+    return F.pad(image, edges), F.pad(labels, edges, value=IGNORED)
+
+
+def sliding_windows(size: tuple[int, int], crop: int, stride: int) -> list[tuple[slice, slice]]:
+    """Rows and columns of the windows of an image (H, W), row by row, the last ones shifted back inside.
+
+    An image smaller than the window in both directions is cut into squares of its shorter side, as in the source
+    (inference.py:93-149).
+    """
+    crop = min(size) if max(size) < crop else crop
+
+    def starts(side: int) -> list[int]:
+        count = max(side - crop + stride - 1, 0) // stride + 1
+        return [max(min(number * stride, side - crop), 0) for number in range(count)]
+
+    height, width = size
+    return [
+        (slice(top, min(top + crop, height)), slice(left, min(left + crop, width)))
+        for top in starts(height)
+        for left in starts(width)
+    ]
+
+
+def joined_logits(logits: Tensor, windows: Sequence[tuple[slice, slice]], size: tuple[int, int]) -> Tensor:
+    """Logits (W, K, h, w) of all windows of an image, each resized to its window -> their mean (1, K, H, W)."""
+    total = logits.new_zeros(1, logits.shape[1], *size)
+    count = logits.new_zeros(1, 1, *size)
+    for own, (rows, columns) in zip(logits.split(1), windows, strict=True):
+        shape = rows.stop - rows.start, columns.stop - columns.start
+        total[..., rows, columns] += F.interpolate(own, size=shape, mode="bilinear", align_corners=False)
+        count[..., rows, columns] += 1
+    return total / count
+
+
+def evaluation_sides(height: int, width: int, short: int, ratios: Sequence[float]) -> list[tuple[int, int]]:
+    """Height and width of an image at each ratio of the scale `short`; smaller ones are rounded up to multiples of 32
+    (inference with test-time augmentation)."""
+    sides = []
+    for ratio in ratios:
+        side = int(short * ratio)
+        sides.append(resized_sides(height, width, side if ratio >= 1 else math.ceil(side / 32) * 32))
+    return sides
+
+
+def class_probabilities(logits: Sequence[Tensor], flipped: Sequence[bool], size: tuple[int, int]) -> Tensor:
+    """Mean probabilities (K, *size) of the logits (1, K, H, W) of one image at several scales, some mirrored."""
+    total: Tensor | float = 0.0
+    for values, mirrored in zip(logits, flipped, strict=True):
+        shares = F.interpolate(values, size=size, mode="bilinear", align_corners=False).softmax(dim=1)
+        total = total + (shares.flip(-1) if mirrored else shares)
+    return (total / len(logits))[0]  # type: ignore[index]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -125,8 +294,8 @@ class SegmentationLinear(HeadTask):
     def crop(self, export: FrozenExport, scenes: SceneSet, index: int, random: Random) -> tuple[Tensor, Tensor]:
         image, side = scene_image(scenes, index), self.crop_side(export.spec)[0]
         labels = mask_classes(scenes, index, image.size[::-1])
-        pixels, labels = steps.training_crop(image, labels, side, self.short, self.ratios, random)
-        return steps.padded(steps.normalised(pixels, export.mean, export.std), labels, side)
+        pixels, labels = training_crop(image, labels, side, self.short, self.ratios, random)
+        return padded(normalised(pixels, export.mean, export.std), labels, side)
 
     def head(self, spec: FrozenSpec, classes: int) -> nn.Module:
         return SegmentationHead(spec.width, classes, self.dropout)
@@ -136,7 +305,7 @@ class SegmentationLinear(HeadTask):
 
     def loss(self, head: nn.Module, maps: Tensor, targets: Tensor, step: int, random: Random) -> Tensor:
         keep = torch.from_numpy(random.random_sample(maps.shape[:2]) >= self.dropout)
-        return steps.segmentation_loss(head(maps, keep.to(maps.device)), targets)
+        return segmentation_loss(head(maps, keep.to(maps.device)), targets)
 
     def held_out(self, train: int) -> int:
         """How many of the training images choose among heads: none where validation images do, or nothing is chosen."""
@@ -158,7 +327,7 @@ class SegmentationLinear(HeadTask):
         self.check_network(scale.spec)
         side, val = self.crop_side(scale.spec)[0], scale.images["val"]
         held = self.held_out(scale.images["train"])
-        windows = len(steps.sliding_windows((self.short, round(LANDSCAPE * self.short)), side, self.stride))
+        windows = len(sliding_windows((self.short, round(LANDSCAPE * self.short)), side, self.stride))
         flops = (1 + self.flip) * windows * sum(scale**2 for scale in self.scales) * forward_flops(scale.spec, side)
         parts = [
             *self.cost_of_training(scale),
@@ -225,7 +394,7 @@ class SegmentationLinear(HeadTask):
     ) -> tuple[np.ndarray, list[np.ndarray]]:
         """Areas (heads, K, 3), and of a scene that is shown small masks."""
         labels, predictions = self.predicted(backbone, heads, scenes, index)
-        areas = [steps.areas_of(prediction.numpy(), labels, len(scenes.classes)) for prediction in predictions]
+        areas = [areas_of(prediction.numpy(), labels, len(scenes.classes)) for prediction in predictions]
         shown = index in preview_indices(len(scenes))
         return np.stack(areas), [thumbnail(prediction) for prediction in predictions] if shown else []
 
@@ -240,18 +409,18 @@ class SegmentationLinear(HeadTask):
         logits: list[list[Tensor]] = [[] for _ in heads]
         flipped = []
         for flip in (False, True) if self.flip else (False,):
-            for size in steps.evaluation_sides(image.height, image.width, self.short, self.scales):
-                pixels = torch.from_numpy(np.asarray(steps.resized(image, size)).copy()).permute(2, 0, 1)
+            for size in evaluation_sides(image.height, image.width, self.short, self.scales):
+                pixels = torch.from_numpy(np.asarray(resized(image, size)).copy()).permute(2, 0, 1)
                 view = backbone.prepare(pixels[None])
                 view = view.flip(-1) if flip else view
-                windows = steps.sliding_windows(size, side, self.stride)
-                cut = [steps.to_whole_patches(view[..., rows, columns], patch) for rows, columns in windows]
+                windows = sliding_windows(size, side, self.stride)
+                cut = [to_whole_patches(view[..., rows, columns], patch) for rows, columns in windows]
                 maps = torch.cat([self.maps(backbone, window) for window in cut])
                 flipped.append(flip)
                 for own, head in zip(logits, heads, strict=True):
-                    own.append(steps.joined_logits(head(maps), windows, size))
+                    own.append(joined_logits(head(maps), windows, size))
         shape = (labels.shape[0], labels.shape[1])
-        return labels, [steps.class_probabilities(own, flipped, shape).argmax(0).cpu() for own in logits]
+        return labels, [class_probabilities(own, flipped, shape).argmax(0).cpu() for own in logits]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -325,6 +494,41 @@ class PatchLogistic(CapiTask):
 
         predicted = ChainMap(*space.world.gather_results(predictions))
         yield from ((choice, predicted[number]) for number, choice in enumerate(choices))
+
+
+def logistic_weights(
+    features: Tensor, labels: Tensor, classes: int, strength: float, iterations: int = 1000
+) -> tuple[np.ndarray, np.ndarray]:
+    """Weights (K, D) and biases (K,) of least  C sum CE + |W|^2 / 2,  biases free, by L-BFGS in float64.
+
+    features: (M, D). labels: (M,), below K. strength: C. Rows are read in parts, so that logits stay small.
+    """
+    width, rows = features.shape[1], ROWS_LOGITS // classes
+    onto = features.device
+
+    def objective(flat: np.ndarray) -> tuple[float, np.ndarray]:
+        weights = torch.from_numpy(flat).to(onto).view(classes, width + 1)
+        loss, gradient = 0.0, torch.zeros_like(weights)
+        for start in range(0, len(features), rows):
+            part, truth = features[start : start + rows].double(), labels[start : start + rows]
+            logits = part @ weights[:, :-1].T + weights[:, -1]
+            logs = logits.log_softmax(dim=1)
+            loss -= float(logs.gather(1, truth[:, None]).sum())
+            error = logs.exp()
+            error[torch.arange(len(truth), device=onto), truth] -= 1
+            gradient[:, :-1] += error.T @ part
+            gradient[:, -1] += error.sum(0)
+        # Divided by C M, so that the solver's tolerances mean the same at every C.
+        scale = 1.0 / (strength * len(features))
+        loss = loss / len(features) + scale * float(weights[:, :-1].square().sum()) / 2
+        gradient = gradient / len(features)
+        gradient[:, :-1] += scale * weights[:, :-1]
+        return loss, gradient.flatten().cpu().numpy()
+
+    options = {"maxiter": iterations, "maxfun": 4 * iterations, "ftol": 1e-15, "gtol": 1e-10, "maxcor": 20}
+    solution = minimize(objective, np.zeros(classes * (width + 1)), jac=True, method="L-BFGS-B", options=options)
+    weights = solution.x.reshape(classes, width + 1)
+    return weights[:, :-1], weights[:, -1]
 
 
 SOURCE = (

@@ -24,8 +24,8 @@ from bench.reproduce import availability, chosen, trained_by
 from bench.results.record import CheckpointUsed, DataUsed, ProtocolUsed, Result, result_path, write_result
 from bench.run.runner import branch_of
 from checkpoints.export import ViTExport
-from downstream.frozen.depth import METRICS as DEPTH_METRICS
 from downstream.metrics.scores import AT, scores
+from downstream.tasks.depth_linear import METRICS as DEPTH_METRICS
 from downstream.tasks.video_propagation import averaged
 from engine.extensions import load_extension, source_files
 from engine.tasks import Workspace

@@ -24,10 +24,10 @@ from checkpoints.export import ViTExport
 from checkpoints.spec import Preparation, ViTSpec
 from checkpoints.vit import ViT
 from downstream.data.scenes import open_scenes
+from downstream.frozen.heads import HeadTraining
 from downstream.frozen.patches import nearest_patches
-from downstream.frozen.segmentation import SegmentationHead, segmentation_loss
-from downstream.frozen.task import HeadTraining, UsableScenes
-from downstream.tasks.segmentation_linear import PROTOCOLS
+from downstream.frozen.task import UsableScenes
+from downstream.tasks.segmentation_linear import PROTOCOLS, SegmentationHead, segmentation_loss
 from engine.blas_kernel import fitting_kernel
 from engine.neighbours import unit_rows
 from engine.tasks import Workspace

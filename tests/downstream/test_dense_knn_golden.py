@@ -7,9 +7,10 @@ from recordings import ROOT, facts, tensors
 from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import jaccard_score
 
-from downstream.frozen import neighbours as official
-from downstream.frozen.patches import moments
-from downstream.frozen.segmentation import areas_of
+from downstream.frozen.patches import moments, most_frequent, patch_pixels
+from downstream.frozen.task import areas_of
+from downstream.tasks import dense_knn as official
+from downstream.tasks.segmentation_linear import logistic_weights
 
 FOLDER = "dense_knn"
 HUMMINGBIRD = sorted(f"{FOLDER}/{path.name}" for path in (ROOT / FOLDER).glob("hummingbird*.safetensors"))
@@ -23,7 +24,7 @@ def test_memory_and_labels_of_hummingbird(path):
     features = recorded["in.train.features"].numpy()
     labels = np.where(recorded["in.train.labels"] == ignored, 0, recorded["in.train.labels"])[:, 0]
     labels = np.tile(labels, (len(features) // len(labels), 1, 1))
-    pixels = np.stack([official.patch_pixels(image, patch) for image in labels])
+    pixels = np.stack([patch_pixels(image, patch) for image in labels])
     chosen = [np.arange(grid * grid)] * len(pixels)
     if config["memory_size"] is not None:
         count = config["memory_size"] // len(pixels)
@@ -93,7 +94,7 @@ def test_votes_of_capi(path):
     recorded, config = tensors(path), facts(path)
     train, pixels, held, test, asked = prepared(path)
     ignored, results = config["ignore_labels"], config["results"]
-    kept = ~np.isin(official.most_frequent(pixels, axis=1), ignored)
+    kept = ~np.isin(most_frequent(pixels, axis=1), ignored)
     mean, spread = moments(train, np.flatnonzero(~held))
     scaled = ((train - mean) / spread).astype(np.float32)
     found = {}
@@ -120,7 +121,7 @@ def test_logistic_regressions_of_capi(path):
     recorded, config = tensors(path), facts(path)
     train, pixels, held, test, asked = prepared(path)
     ignored, results = config["ignore_labels"], config["results"]
-    labels = official.most_frequent(pixels, axis=1)
+    labels = most_frequent(pixels, axis=1)
     kept = ~np.isin(labels, ignored)
     mean, spread = moments(train, np.flatnonzero(~held))
     scaled = ((train - mean) / spread).astype(np.float32)
@@ -128,7 +129,7 @@ def test_logistic_regressions_of_capi(path):
     def fitted(rows: np.ndarray, strength: float) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         values, own = np.unique(labels[rows], return_inverse=True)
         features = torch.from_numpy(scaled[rows])
-        return values, *official.logistic_weights(features, torch.from_numpy(own), len(values), strength)
+        return values, *logistic_weights(features, torch.from_numpy(own), len(values), strength)
 
     found = {}
     for name in (name for name in results if "logreg.mIoU_C=" in name):
@@ -160,11 +161,11 @@ def test_the_smallest_of_ties_is_the_most_frequent():
     """As by counting; torch does not promise it."""
     labels = np.random.RandomState(0).randint(0, 4, (500, 12)).astype(np.uint8)
     counted = [np.bincount(row).argmax() for row in labels]
-    assert np.array_equal(official.most_frequent(labels, axis=1), counted)
+    assert np.array_equal(most_frequent(labels, axis=1), counted)
 
 
 def test_pixels_of_patches_and_back():
     labels = np.arange(6 * 10).reshape(6, 10)
-    pixels = official.patch_pixels(labels, 2)
+    pixels = patch_pixels(labels, 2)
     assert pixels.shape == (15, 4) and pixels[0].tolist() == [0, 1, 10, 11]
     assert np.array_equal(official.image_of_patches(pixels, (3, 5)), labels)

@@ -9,10 +9,9 @@ from recordings import ROOT, absent, facts, matches, tensors, under
 from sklearn.metrics import mean_absolute_error, root_mean_squared_error
 from torch.nn import functional as F
 
-from downstream.frozen import depth as official
-from downstream.frozen.depth import DepthHead
-from downstream.frozen.segmentation import normalised
-from downstream.frozen.task import with_class_token
+from downstream.frozen.task import normalised, with_class_token
+from downstream.tasks import depth_linear as official
+from downstream.tasks.depth_linear import DepthHead
 from engine.training.schedules import FallingOneCycle, TrainProgress
 
 FOLDER = "depth_linear"

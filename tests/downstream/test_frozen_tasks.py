@@ -18,9 +18,9 @@ from toy_scenes import PLAIN, SPECS, export_of, workspace
 
 from checkpoints.resolve import load_frozen
 from downstream.data.scenes import decode_scenes, open_scenes, scene_depth, tiny_folder
+from downstream.frozen import heads as training
 from downstream.frozen import patches
-from downstream.frozen import task as training
-from downstream.frozen.task import HeadTraining
+from downstream.frozen.heads import HeadTraining
 from downstream.metrics.scores import scores
 from downstream.tasks import dense_knn, depth_linear, segmentation_linear
 from engine.distributed import World

@@ -11,10 +11,10 @@ from sklearn.metrics import jaccard_score
 from torch.nn import functional as F
 
 from downstream.data.listing import IGNORED
-from downstream.frozen import segmentation as official
-from downstream.frozen.segmentation import SegmentationHead
 from downstream.layouts.ade20k import TABLE
 from downstream.metrics.scores import scores
+from downstream.tasks import segmentation_linear as official
+from downstream.tasks.segmentation_linear import SegmentationHead
 from engine.training.schedules import FallingOneCycle, TrainProgress
 
 FOLDER = "segmentation_linear"
