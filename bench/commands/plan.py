@@ -61,7 +61,7 @@ def run(arguments: argparse.Namespace) -> int:
     assumed = None
     if arguments.assume:
         precision = "bfloat16" if arguments.precision in ("auto", "float32") else arguments.precision
-        assumed = machine(arguments.assume, gpus, arguments.workers, precision)
+        assumed = machine(arguments.assume, gpus, arguments.workers, precision, arguments.decode)
     request = evaluation_request(arguments, device)
     silent = arguments.json or arguments.script  # their output comes at the end
     planned = plan(request, assumed, arguments.fresh, (lambda *lines: None) if silent else say)
@@ -83,7 +83,7 @@ def run(arguments: argparse.Namespace) -> int:
     elif arguments.script:
         say(*script_lines(jobs))
     else:
-        say(*totals(planned, assumed.memory if assumed else free_memory(device), gpus))
+        say(*totals(planned, assumed.memory if assumed else free_memory(device), gpus, arguments.decode))
         say(*(assumed.lines() if assumed else ()))
     return 1 if any(job["problem"] for job in jobs) else 0
 

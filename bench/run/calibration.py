@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -25,13 +25,14 @@ from engine.printing import did_you_mean
 from engine.tasks import Workspace
 from engine.work import IMAGES, SLOWER, Kind, Part, product_rate
 from imagesets.sets import open_set
-from probes.features.extract import Extractor, Reader, forward_batch, run_extraction, transform_of
+from probes.features.extract import Extractor, OnBatch, Reader, forward_batch, transform_of, work_off
 from probes.features.kinds import FeatureKind
 from probes.linear.augmented import TrainTransform
 
 VERSION = 3  # of the files; raise it when the same kinds of work mean something else
 SHARED: tuple[Kind, ...] = ("features", "crops")  # passes through the frozen network, which all tasks do alike
 MIN_IMAGES, MAX_IMAGES = 16, 1024  # of a timed pass
+DECODING = "decoding"  # entry of a calibration's units: what of SHARED reading and decoding take
 
 
 @dataclass(kw_only=True)
@@ -41,7 +42,7 @@ class Calibration:
     path: Path  # where it is kept
     rate: float  # floating-point operations a second of what is not timed itself
     date: str = ""  # of the newest measurement, ISO 8601, UTC
-    # What all tasks do ("") or one task with its settings does -> kind of work -> seconds of a unit.
+    # All tasks ("" and, of their passes, DECODING) or one task with its settings -> kind of work -> seconds of a unit.
     units: dict[str, dict[Kind, float]] = field(default_factory=dict)
 
     @classmethod
@@ -68,6 +69,10 @@ class Calibration:
         unit = self.units.get(task, {}).get(part.kind, self.units.get("", {}).get(part.kind))
         return part.count * (part.flops / self.rate if unit is None else unit)
 
+    def decoding(self, part: Part) -> float:
+        """Those of these seconds in which images are read and decoded, and the network waits."""
+        return part.count * self.units.get(DECODING, {}).get(part.kind, 0.0)
+
 
 @contextmanager
 def scratch(space: Workspace) -> Iterator[Workspace]:
@@ -76,9 +81,9 @@ def scratch(space: Workspace) -> Iterator[Workspace]:
         yield replace(space, cache=Path(folder), wanted={}, limit=None)
 
 
-def pass_seconds(kind: Kind, export: FrozenExport, space: Workspace, seconds: float) -> dict[Kind, float]:
+def pass_seconds(kind: Kind, export: FrozenExport, space: Workspace, seconds: float) -> tuple[float, float]:
     """Seconds in which a training image is read, cropped ("features": at the centre; "crops": at random) and sent
-    through the network, measured in about `seconds`."""
+    through the network, and those in which the network waits for it, measured in about `seconds`."""
     train = space.images("train", open_set)
     transform: Any = transform_of(export, space)
     if kind == "crops":
@@ -98,15 +103,28 @@ def pass_seconds(kind: Kind, export: FrozenExport, space: Workspace, seconds: fl
     spread = train.limited(min(len(train), MAX_IMAGES))
     extractor = Extractor(backbone=backbone, kinds=[feature], image_set=train)
 
-    def extract(count: int) -> float:
+    def extract(count: int, work: OnBatch = extractor) -> float:
         spans = {number: range(at, min(at + chunk, count)) for number, at in enumerate(range(0, count, chunk))}
         started = time.perf_counter()
-        run_extraction(Reader(spread, transform, spans, skip_bad=True), extractor, lambda done: None, space.workers)
+        work_off(Reader(spread, transform, spans, skip_bad=True), work, space.device, space.workers)
         return (time.perf_counter() - started) / count
 
     few = min(max(MIN_IMAGES, chunk), len(spread))
     extract(few)  # the first pass is slower
-    return {kind: extract(min(len(spread), max(few, int(seconds / extract(few)))))}
+    count = min(len(spread), max(few, int(seconds / extract(few))))
+    whole, reading = extract(count), extract(count, lambda loaded, span: None)
+    if torch.device(space.device).type == "cpu":  # whose cores read and compute in turn
+        return whole, min(whole, reading)
+    return whole, whole if reading > 0.9 * whole else 0.0  # loaders read while the GPU computes
+
+
+# Images of ImageNet's size that a core reads a second: decoded and cropped at the centre or at random; 300 as
+# probes/features/extract.py states, and the others by their ratios to it (docs/speed.md, Feeding a GPU).
+READS: Mapping[str, Mapping[str, float]] = {
+    "exact": {"features": 300.0, "evaluation": 300.0, "crops": 420.0},
+    "fast": {"features": 540.0, "evaluation": 540.0, "crops": 500.0},
+}
+AUGMENTS = 100.0  # augmented by RandAugment (probes/finetune/training_groups.py), always decoded exactly
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -124,10 +142,7 @@ class Machine:
     training: float = 0.35
     product: float = 0.40
     divided: float = 0.90  # share of the speed that is left of each GPU of several
-    # Images that a core reads a second: of ImageNet 300 are decoded and cropped (probes/features/extract.py), 100
-    # augmented by RandAugment (probes/finetune/training_groups.py).
-    reads: float = 300.0
-    augments: float = 100.0
+    decode: Literal["exact", "fast"] = "exact"
     start: float = 30.0  # seconds until a training begins
     update: float = 0.01  # seconds of a step of the optimiser
     closing: float = 0.04  # seconds of one resample of a dense task: COCO's 4000 take 160 s (engine/resampling.py)
@@ -145,10 +160,18 @@ class Machine:
         if part.kind == "updates":
             return part.count * self.update
         computing = part.count * part.flops / self.rate(part.kind)
+        return max(computing / self.power, self.reading(part))
+
+    def reading(self, part: Part) -> float:
+        """Seconds in which the loaders make the images of a part."""
         if part.kind not in IMAGES:
-            return computing / self.power
-        speed = self.augments if part.kind == "training" else self.reads
-        return max(computing, part.count / (self.loaders * speed)) / self.power
+            return 0.0
+        return part.count / (READS[self.decode].get(part.kind, AUGMENTS) * self.loaders * self.power)
+
+    def decoding(self, part: Part) -> float:
+        """Seconds of a part, if the network waits for its images, which loaders make while it computes; else 0."""
+        seconds = self.seconds(part)
+        return seconds if self.reading(part) >= seconds else 0.0
 
     def rate(self, kind: Kind) -> float:
         """Operations that one GPU does in a second of this kind of work."""
@@ -163,13 +186,15 @@ class Machine:
 
     def lines(self) -> list[str]:
         """What is assumed, for people."""
+        reads = READS[self.decode]
         peaks = ", ".join(f"{precision} {peak / 1e12:g} TFLOP/s" for precision, peak in self.peak.items())
         return [
             f"assumed, not measured: {self.gpus} x {self.name}, peaks {peaks} (data sheet)",
             f"assumed: {self.forward:.0%} of the peak in {self.precision} forward, {self.training:.0%} in training, "
             f"{self.product:.0%} in float32 products; {self.divided:.0%} of each GPU of several",
-            f"assumed: {self.loaders} loaders a GPU, each of which decodes {self.reads:g} images a second or augments "
-            f"{self.augments:g}; `bench plan` on the machine itself measures all of this",
+            f"assumed: {self.loaders} loaders a GPU, each of which decodes {reads['features']:g} images a second "
+            f"({self.decode}), {reads['crops']:g} for random crops, or augments {AUGMENTS:g}; `bench plan` on the "
+            "machine itself measures all of this",
         ]
 
 
@@ -184,11 +209,14 @@ MACHINES = {
 }
 
 
-def machine(name: str, gpus: int, loaders: int | None, precision: str) -> Machine:
+def machine(
+    name: str, gpus: int, loaders: int | None, precision: str, decode: Literal["exact", "fast"] = "exact"
+) -> Machine:
     """`gpus` of the machine of that name. ValueError for an unknown one."""
     if name not in MACHINES:
         raise ValueError(f"--assume {name}: no such machine is known{did_you_mean(name, list(MACHINES))}")
-    return replace(MACHINES[name], gpus=gpus, loaders=loaders or MACHINES[name].loaders, precision=precision)
+    known = MACHINES[name]
+    return replace(known, gpus=gpus, loaders=loaders or known.loaders, precision=precision, decode=decode)
 
 
 def free_memory(device: str) -> float:

@@ -8,6 +8,7 @@ import shlex
 import signal
 import threading
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, fields, replace
@@ -22,7 +23,7 @@ from bench.cli.settings import setting_text
 from bench.published.values import SETS
 from bench.results.environment import cores
 from bench.results.record import DataUsed
-from bench.run.calibration import SHARED, Calibration, Machine, pass_seconds, scratch
+from bench.run.calibration import DECODING, SHARED, Calibration, Machine, pass_seconds, scratch
 from bench.run.checkpoints import LoadedCheckpoint
 from bench.run.prepare import Job, Preparation, RunRequest, checkpoint_title, prepare
 from bench.run.suites import ChosenProtocol
@@ -30,9 +31,23 @@ from checkpoints.frozen import FrozenExport
 from engine.files import digest
 from engine.printing import say
 from engine.tasks import Task, Workspace
-from engine.work import Part, Scale, Work
+from engine.work import Kind, Part, Scale, Work
 
 STEPS = ((86400, "d"), (3600, "h"), (60, "min"))
+# What seconds are spent on, in the words of a plan.
+TERMS: Mapping[Kind, str] = {
+    "features": "forward passes",
+    "crops": "forward passes",
+    "evaluation": "forward passes",
+    "training": "training steps",
+    "updates": "training steps",
+    "head steps": "heads",
+    "head images": "heads",
+    "comparisons": "search",
+    "fits": "fits",
+    "fit rows": "fits",
+}
+WAITING: Mapping[Kind, str] = {"training": "augmentation"}  # what a network waits for, where not for decoding
 
 
 def duration(seconds: float) -> str:
@@ -55,6 +70,13 @@ def operations(count: float) -> str:
     return f"{count / 1e15:.3g} PFLOP" if count >= 1e15 else f"{count / 1e12:.3g} TFLOP"
 
 
+def shares(terms: Mapping[str, float]) -> list[str]:
+    """`, 87% decoding` for each term, the largest first, without those below half a percent."""
+    total = sum(terms.values())
+    largest = sorted(terms.items(), key=lambda term: -term[1])
+    return [f", {seconds / total:.0%} {name}" for name, seconds in largest if seconds > 0.005 * total]
+
+
 @dataclass(frozen=True, kw_only=True)
 class Forecast:
     """One job, what it does, and what that takes."""
@@ -62,6 +84,7 @@ class Forecast:
     job: Job
     work: Work = field(default_factory=Work)  # without what earlier jobs do for it
     seconds: float | None = None  # None: not measured, or the task does not count its work
+    terms: Mapping[str, float] = field(default_factory=dict)  # what is done -> its share of the seconds
     problem: str = ""  # why it would fail
 
     @property
@@ -77,14 +100,21 @@ class Forecast:
         counts = [f"{work.images:.0f} images in {passes:.1f} passes"]
         counts += [f"{work.iterations:.0f} iterations"] if work.iterations else []
         counts += [operations(work.flops), f"{size(work.disk)} disk", f"{size(work.memory)} memory"]
-        return ("" if self.seconds is None else f"{duration(self.seconds)}; ") + ", ".join(counts)
+        if self.seconds is None:
+            return ", ".join(counts)
+        return f"{duration(self.seconds)}{''.join(shares(self.terms)[:1])}; {', '.join(counts)}"
 
     def timed(self, speed: Calibration | Machine) -> "Forecast":
         """With the time that it takes; without one where its task was not measured."""
         task = task_key(self.job)
         if not self.work.parts or (isinstance(speed, Calibration) and task not in speed.units):
             return self
-        return replace(self, seconds=sum(speed.seconds(part, task) for part in self.work.parts))
+        terms: dict[str, float] = defaultdict(float)
+        for part in self.work.parts:
+            seconds, decoding = speed.seconds(part, task), speed.decoding(part)
+            terms[WAITING.get(part.kind, "decoding")] += decoding
+            terms[TERMS.get(part.kind, "start and end")] += seconds - decoding
+        return replace(self, seconds=sum(terms.values()), terms=dict(terms))
 
 
 def task_key(job: Job) -> str:
@@ -343,17 +373,28 @@ def measure_job(
         known = {*calibration.units.get("", {}), *calibration.units[task]}
         for kind in SHARED:
             if kind in kinds - known:
-                calibration.keep("", pass_seconds(kind, export, inside, seconds / 4))
+                whole, decoding = pass_seconds(kind, export, inside, seconds / 4)
+                calibration.keep("", {kind: whole})
+                calibration.keep(DECODING, {kind: decoding})
 
 
-def totals(plan: Plan, memory: float, gpus: int) -> Iterator[str]:
-    """All jobs together, and how many fit at once. memory: free bytes."""
+def totals(plan: Plan, memory: float, gpus: int, decode: str) -> Iterator[str]:
+    """All jobs together, what takes their time, and how many fit at once. memory: free bytes."""
     forecasts = [forecast for _, of_checkpoint in plan for forecast in of_checkpoint]
     times = [forecast.seconds for forecast in forecasts if forecast.seconds is not None]
     flops, disk = (sum(getattr(forecast.work, name) for forecast in forecasts) for name in ("flops", "disk"))
     largest = max((forecast.work.memory for forecast in forecasts), default=0.0)
     jobs = f"{len(times)} of {len(forecasts)} jobs one after another: {duration(sum(times))}"
     yield f"{jobs}, {operations(flops)}, up to {size(disk)} disk, {size(largest)} memory"
+    terms: dict[str, float] = defaultdict(float)
+    for name, seconds in (term for forecast in forecasts for term in forecast.terms.items()):
+        terms[name] += seconds
+    if terms:
+        yield f"of this time{''.join(shares(terms))}"
+    waiting = [name for name in ("augmentation", "decoding") if terms[name] > 0.1 * sum(times)]
+    if waiting:
+        fast = "--decode fast, " if "decoding" in waiting and decode == "exact" else ""
+        yield f"networks wait for {' and '.join(waiting)}: {fast}more cores, and beside a GPU more --workers help"
     yield f"at once: {at_once(largest, memory, gpus)}"
 
 
@@ -376,6 +417,7 @@ def entries(plan: Plan, command: Command, gpus: int) -> list[dict[str, Any]]:
             "data": forecast.job.data.name,
             "command": command(checkpoint, forecast.job),
             "seconds": forecast.seconds,
+            "terms": forecast.terms,
             "images": round(forecast.work.images),
             "iterations": round(forecast.work.iterations),
             "flops": forecast.work.flops,

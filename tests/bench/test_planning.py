@@ -1,6 +1,7 @@
 """`bench plan`: what jobs take, counted once where they share it, beside truth after the run; assumed machines."""
 
 import json
+import re
 import signal
 import time
 from dataclasses import replace
@@ -122,6 +123,8 @@ def test_an_assumed_machine_reads_or_computes_whichever_is_slower():
     assert one.seconds(Part(kind="start", count=2), "") == 60
     with pytest.raises(ValueError, match="there are: h100, a100"):
         machine("tpu", 1, None, "bfloat16")
+    assert replace(one, decode="fast").seconds(reading, "") == pytest.approx(300 / 540)
+    assert one.decoding(reading) == 1.0 and one.decoding(computing) == 0.0
     assert all("assumed" in line for known in MACHINES.values() for line in known.lines())
 
 
@@ -144,11 +147,12 @@ def test_a_calibration_is_kept(plan, tmp_path):
     assert "  lowshot@bench on digits: 0 images in 0.0 passes" in counts
     assert "  knn@dino on digits: " in times and "  lowshot@bench on digits: " in times
     assert "2 of 2 jobs one after another: " in times and "at once: 1 job, which uses all" in times
+    assert "% decoding" in times and "% forward passes" in times  # cores do both in turn
     (kept,) = (tmp_path / "out/cache/calibration").glob("*.json")
     before = kept.stat().st_mtime_ns
     _, said, _ = plan(*suite)
     assert kept.stat().st_mtime_ns == before and "measuring" not in said  # nothing was measured again
-    assert " s; 200 images in 1.0 passes" in said  # the time beside the counts
+    assert re.search(r" s, \d+% [a-z ]+; 200 images in 1.0 passes", said)  # the time beside the counts
     _, said, _ = plan(*suite, "--set", "knn.k=5")  # other settings are measured, what was measured is known
     assert said.split("measuring")[1].count("  knn@dino on digits with k=5: ") == 1
     times = plan(*suite, "--fresh")[1].split("measuring")[1]
@@ -204,6 +208,21 @@ def test_known_images_need_no_files_on_an_assumed_machine(bench, exports, tmp_pa
     assert code == 0 and "1331167 images in 1.0 passes" in said and "assumed, not measured: 1 x NVIDIA H100" in said
     code, _, err = bench(*words, "--data", "imagenet")
     assert code == 2 and "to measure this machine, images are read: give NAME=URL, or add --assume" in err
+
+
+def test_a_plan_names_what_takes_the_time(bench, exports, tmp_path):
+    def terms(*words: object) -> dict[str, dict[str, float]]:
+        given = ("--suite", "knn@dino,linear@dino,finetune@mae", "--data", "imagenet", "--assume", "h100", *words)
+        jobs = json.loads(bench("plan", "--checkpoint", exports[0], "--out", tmp_path, *given, "--json")[1])
+        assert all(sum(job["terms"].values()) == pytest.approx(job["seconds"]) for job in jobs)
+        return {job["protocol"]: job["terms"] for job in jobs}
+
+    exact, fast, fed = terms(), terms("--decode", "fast"), terms("--workers", 10**9)
+    knn, crops = ({name: of[name]["decoding"] for name in exact} for of in (exact, fast))
+    assert knn["knn@dino"] == pytest.approx(1.8 * crops["knn@dino"]) and knn["linear@dino"] > crops["linear@dino"]
+    assert exact["finetune@mae"]["augmentation"] == fast["finetune@mae"]["augmentation"] > 0  # always decoded exactly
+    assert fed["knn@dino"]["decoding"] < fed["knn@dino"]["search"]  # so small a network never limits
+    assert not fed["finetune@mae"]["augmentation"] and fed["finetune@mae"]["training steps"]
 
 
 @pytest.mark.usefixtures("toys")
