@@ -9,6 +9,7 @@ Letters: B images, H x W crop in pixels, S its side where it is square.
 
 import math
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Literal
 
 import torch
@@ -19,7 +20,7 @@ from torchvision.transforms.v2 import InterpolationMode
 from torchvision.transforms.v2.functional import resize_image
 
 from engine.settings import Fraction, PositiveInt, Validated
-from imagesets.decoding import decode_rgb, open_image, releasing_large_images, wait_for_room
+from imagesets.decoding import decode_rgb, open_header, open_image, releasing_large_images, wait_for_room
 from imagesets.sets import ImageSet
 
 FILTERS = {
@@ -61,6 +62,11 @@ class EvalTransform(Validated):
         return self.size if isinstance(self.size, tuple) else (self.size, self.size)
 
     @property
+    def shape(self) -> tuple[int, int, int]:
+        """Of what is made of an image."""
+        return 3, *self.window
+
+    @property
     def resize(self) -> int | tuple[int, int]:
         """Length of the short side after resizing, in pixels; of another shape, the height and width to cover."""
         if isinstance(self.size, int):
@@ -76,7 +82,7 @@ class EvalTransform(Validated):
     def __call__(self, image_set: ImageSet, index: int) -> Tensor:
         """Image `index` of the set -> (3, H, W) uint8. Raises UnreadableImage."""
         if self.decode == "fast":
-            return self._crop_tensor(fast_pixels(image_set, index))
+            return self._crop_tensor(Photo(image_set, index).pixels)
         return planes(self._crop_image(image_set.image(index)))
 
     def _crop_image(self, image: Image.Image) -> Image.Image:
@@ -126,10 +132,36 @@ def planes(image: Image.Image) -> Tensor:
     return torch.frombuffer(joined, dtype=torch.uint8).view(3, height, width)
 
 
-def fast_pixels(image_set: ImageSet, index: int) -> Tensor:
-    """Image `index` of the set, decoded by `fast_decoded`. Raises UnreadableImage."""
-    data = image_set.encoded(index)
-    return planes(image_set.image(index)) if data is None else fast_decoded(data, image_set.path(index))
+@dataclass(frozen=True)
+class Photo:
+    """Image `index` of a set, which is read and decoded once for all that is made of it. Raises UnreadableImage."""
+
+    image_set: ImageSet
+    index: int
+
+    @property
+    def path(self) -> str:
+        return self.image_set.path(self.index)
+
+    @cached_property
+    def encoded(self) -> bytes | None:
+        """The bytes of its file, None of an image in memory."""
+        return self.image_set.encoded(self.index)
+
+    @cached_property
+    def header(self) -> Image.Image:
+        """With its size and format, not decoded yet where it is a file."""
+        return self.image if self.encoded is None else open_header(self.encoded, self.path)
+
+    @cached_property
+    def image(self) -> Image.Image:
+        """Decoded exactly."""
+        return self.image_set.image(self.index)
+
+    @cached_property
+    def pixels(self) -> Tensor:
+        """(3, H, W) uint8, or (1, H, W) of a grey JPEG, decoded by `fast_decoded`."""
+        return planes(self.image) if self.encoded is None else fast_decoded(self.encoded, self.path)
 
 
 def fast_decoded(data: bytes, path: str) -> Tensor:

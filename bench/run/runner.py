@@ -128,16 +128,18 @@ def metric_records(outcome: Outcome, images: int) -> tuple[dict[str, MetricRecor
 
 
 def in_groups(jobs: Sequence[Job], export: FrozenExport | None, space: Workspace) -> list[list[Job]]:
-    """The jobs in their order; those on one stream of one image set together, where the first of them stands.
+    """The jobs in their order; those on augmented images of one set together, where the first of them stands, as these
+    are read once for all.
 
-    A job that failed before is not put together with new ones, which it might stop.
+    A job that failed before is put together with others of its stream that failed alone, as it might stop them.
     """
     groups: dict[Hashable, list[Job]] = {}
     for job in jobs:
         stream = job.chosen.task.stream(export, space) if export and job.state != "done" else ""
         together = job.chosen.task.together  # one function serves all tasks that can train together
         function = together.__module__, together.__qualname__
-        key = (job.data.url, function, stream, job.state) if stream else job.path
+        alone = stream if job.state == "failed before" else ""
+        key = (job.data.url, function, alone, job.state) if stream else job.path
         groups.setdefault(key, []).append(job)
     return list(groups.values())
 

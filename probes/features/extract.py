@@ -35,7 +35,7 @@ LOADERS = 8  # loader processes at most, for a GPU; a core decodes about 300 Ima
 
 
 class Loaded(NamedTuple):
-    """Decoded images of batch `number`: (B, 3, H, W) uint8, black where unreadable."""
+    """Decoded images of batch `number`: (B, 3, H, W) uint8, of R crops (B, R, 3, H, W); black where unreadable."""
 
     number: int
     pixels: Tensor
@@ -57,11 +57,11 @@ class Windowed(Protocol):
     """A transform of images to one size."""
 
     @property
-    def window(self) -> tuple[int, int]: ...  # height and width
+    def shape(self) -> tuple[int, ...]: ...  # (3, H, W), or (R, 3, H, W) of R crops of each image
     @property
     def name(self) -> str: ...  # all that decides about pixels, beside the images
 
-    def __call__(self, image_set: ImageSet, index: int) -> Tensor: ...  # (3, H, W) uint8
+    def __call__(self, image_set: ImageSet, index: int) -> Tensor: ...  # of this shape, uint8
 
 
 class Reader(Dataset):
@@ -78,7 +78,7 @@ class Reader(Dataset):
 
     def __getitem__(self, item: int) -> Loaded:
         number, span = self.spans[item]
-        pixels = torch.zeros(len(span), 3, *self.transform.window, dtype=torch.uint8)
+        pixels = torch.zeros(len(span), *self.transform.shape, dtype=torch.uint8)
         unreadable = {}
         for place, index in enumerate(span):
             try:

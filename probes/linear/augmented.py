@@ -2,12 +2,12 @@
 
 A crop depends on seed, epoch and image alone, so neither the number of workers nor a kill changes a training. Images go
 through the backbone as in probes/features/extract.py: on a CPU each core reads, decodes, crops and computes chunks
-of its own. A chunk is what one forward pass computes; a piece is a few chunks of every process, exchanged among them:
+of its own. A chunk is the images of one forward pass; a piece is a few chunks of every process, exchanged among them:
 process r of W computes chunks r, r + W, r + 2 W, ... of it. Several trainings follow one stream, each with its own
-batches.
+batches, and with its own augmentation of an image, which is read and decoded once for all of them.
 
-B images of a batch, M of a piece, V vectors of an image (one of each feature kind, or all its patches), D width. A
-place is that of an image in the stream of one epoch.
+B images of a batch, M of a piece, R augmentations, V vectors of an image (one of each feature kind, or all its patches,
+of each augmentation), D width. A place is that of an image in the stream of one epoch.
 """
 
 import threading
@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from itertools import accumulate
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -31,8 +31,8 @@ from imagesets.augmentation import random_transform
 from imagesets.decoding import releasing_large_images
 from imagesets.random_crops import AREA, CropRule, OwnDraws, RandomResizedCrop
 from imagesets.sets import ImageSet
-from imagesets.transforms import planes
-from probes.features.extract import Computed, Extractor, Reader, Windowed, run_extraction
+from imagesets.transforms import Photo, planes
+from probes.features.extract import Extractor, Loaded, Reader, Windowed, work_off
 from probes.features.kinds import FeatureKind
 from probes.linear.batches import EpochPlan, Readouts
 
@@ -50,6 +50,14 @@ def pieces_of(chunks: range, world: World) -> list[list[Sequence[int]]]:
     return [[piece[rank :: world.size] for rank in range(world.size)] for piece in pieces]
 
 
+class Chunk(NamedTuple):
+    """Features (B, V, D) of the images of a chunk, zero where unreadable."""
+
+    number: int
+    features: Tensor
+    unreadable: Mapping[int, str]  # place -> reason
+
+
 class Pieces:
     """Takes this process's chunks in any order and from any thread, and calls `consume` with the pieces in order.
 
@@ -59,19 +67,17 @@ class Pieces:
     def __init__(
         self,
         spans: Mapping[int, range],
-        kinds: Sequence[FeatureKind],
-        spec: FrozenSpec,
+        shape: tuple[int, int],
         consume: Consume,
         world: World,
         device: torch.device,
     ) -> None:
-        """spans: chunk -> its places, for consecutive chunks, of which the last alone may be shorter."""
-        self.spans, self.kinds, self.consume = spans, kinds, consume
-        self.spec, self.vectors = spec, sum(kind.vectors(spec) for kind in kinds)
+        """spans: chunk -> its places, for consecutive chunks, of which the last alone may be shorter. shape: (V, D)."""
+        self.spans, self.shape, self.consume = spans, shape, consume
         self.world, self.device = world, device
         self.pieces = pieces_of(range(min(spans), max(spans) + 1), world)
         self._next, self._failed = 0, False
-        self._waiting: dict[int, Computed] = {}
+        self._waiting: dict[int, Chunk] = {}
         self._lock, self._turn = threading.Lock(), threading.Lock()
 
     @property
@@ -79,7 +85,7 @@ class Pieces:
         """The chunks that this process computes."""
         return {number: self.spans[number] for piece in self.pieces for number in piece[self.world.rank]}
 
-    def take(self, done: Computed) -> None:
+    def take(self, done: Chunk) -> None:
         """Add a chunk; hand on what is complete, unless another thread does and few chunks wait."""
         with self._lock:
             self._waiting[done.number] = done
@@ -116,19 +122,14 @@ class Pieces:
         places = range(self.spans[min(rows)].start, self.spans[max(rows)].stop)
         self.consume(places, torch.cat([rows[number] for number in sorted(rows)]), bad)
 
-    def _exchanged(self, own: Sequence[Computed], piece: Sequence[Sequence[int]]) -> dict[int, Tensor]:
+    def _exchanged(self, own: Sequence[Chunk], piece: Sequence[Sequence[int]]) -> dict[int, Tensor]:
         """The features (B, V, D) of every chunk of a piece."""
-        vectors = [
-            [chunk.rows[kind].reshape(-1, kind.vectors(self.spec), self.spec.width) for kind in self.kinds]
-            for chunk in own
-        ]
-        rows = [torch.from_numpy(np.concatenate(arrays, axis=1)) for arrays in vectors]
         if self.world.size == 1:
-            return {chunk.number: features.to(self.device) for chunk, features in zip(own, rows, strict=True)}
+            return {chunk.number: chunk.features.to(self.device) for chunk in own}
         longest = len(self.spans[min(self.spans)])
-        mine = torch.zeros(CHUNKS, longest, self.vectors, self.spec.width)
-        for room, values in zip(mine[: len(rows)], rows, strict=True):
-            room[: len(values)] = values
+        mine = torch.zeros(CHUNKS, longest, *self.shape)
+        for room, chunk in zip(mine[: len(own)], own, strict=True):
+            room[: len(chunk.features)] = chunk.features
         gathered = self.world.gather_tensors(mine.to(self.device))
         return {
             number: gathered[rank][at, : len(self.spans[number])]
@@ -150,27 +151,31 @@ class TrainTransform:
     decode: Literal["exact", "fast"] = "exact"
 
     @property
-    def window(self) -> tuple[int, int]:
-        """Height and width of the crop."""
-        return self.size if isinstance(self.size, tuple) else (self.size, self.size)
+    def shape(self) -> tuple[int, int, int]:
+        """Of a crop."""
+        return 3, *(self.size if isinstance(self.size, tuple) else (self.size, self.size))
 
     @property
     def name(self) -> str:
         """All that decides about the pixels, beside the images' numbers."""
         fast = "_fast" if self.decode == "fast" else ""
-        return f"{self.rule}-crop{self.window}-{self.interpolation}-flip_seed{self.seed}_epoch{self.epoch}{fast}"
+        return f"{self.rule}-crop{self.shape[1:]}-{self.interpolation}-flip_seed{self.seed}_epoch{self.epoch}{fast}"
 
     @releasing_large_images()
     def __call__(self, image_set: ImageSet, index: int) -> Tensor:
         """Image `index` of the set -> (3, H, W) uint8. Raises UnreadableImage."""
-        generator = RandomState([self.seed, self.epoch, int(self.names[index])])
+        return self.of(Photo(image_set, index))
+
+    def of(self, photo: Photo) -> Tensor:
+        """(3, H, W) uint8. Raises UnreadableImage."""
+        generator = RandomState([self.seed, self.epoch, int(self.names[photo.index])])
         crop = RandomResizedCrop(
             size=self.size, interpolation=self.interpolation, rule=self.rule, draws=OwnDraws(generator)
         )
         if self.decode == "fast":
-            pixels = crop.fast(image_set, index)
+            pixels = crop.fast(photo)
             return (pixels.flip(-1) if generator.random_sample() < 0.5 else pixels).contiguous()
-        image = crop(image_set.image(index))
+        image = crop(photo.image)
         mirrored = generator.random_sample() < 0.5
         return planes(image.transpose(Image.Transpose.FLIP_LEFT_RIGHT) if mirrored else image)
 
@@ -197,18 +202,67 @@ class TimmTransform(TrainTransform):
         drawn: dict[str, Any] = dict(policy=self.policy, crop_scale=AREA, flip=0.5, erase=self.erase)
         return random_transform(self.size, self.mean, self.std, interpolation=self.interpolation, **drawn)
 
-    @releasing_large_images()
-    def __call__(self, image_set: ImageSet, index: int) -> Tensor:
-        image = image_set.image(index)
-        with TIMM, seeded(AUGMENT, self.seed, self.epoch, int(self.names[index])):
+    def of(self, photo: Photo) -> Tensor:
+        image = photo.image
+        with TIMM, seeded(AUGMENT, self.seed, self.epoch, int(self.names[photo.index])):
             pixels = self.chain(image)
         mean, std = (torch.tensor(values)[:, None, None] for values in (self.mean, self.std))
         return (255 * (pixels * std + mean)).round().clamp(0, 255).byte()
 
 
+@dataclass(frozen=True, kw_only=True)
+class Augmentation:
+    """What makes training images: a random crop, a mirror image and, where it is given, a policy of timm's."""
+
+    interpolation: Literal["bilinear", "bicubic"]
+    rule: CropRule
+    policy: str = ""
+    erase: float = 0.0
+
+    @property
+    def name(self) -> str:
+        """`torchvision-crop-bilinear-flip_exact`"""
+        policy = f"-{self.policy}-erase{self.erase:g}" if self.policy else ""
+        return f"{self.rule}-crop-{self.interpolation}-flip_exact{policy}"
+
+    def transform(self, backbone: Backbone, decode: Literal["exact", "fast"], **drawn: Any) -> TrainTransform:
+        """Crops of the network's size. drawn: seed, epoch and names of a TrainTransform."""
+        settings: dict[str, Any] = dict(
+            size=backbone.spec.size, interpolation=self.interpolation, rule=self.rule, **drawn
+        )
+        if not self.policy:
+            return TrainTransform(**settings, decode=decode)
+        mean, std = (values.flatten().tolist() for values in (backbone.mean, backbone.std))
+        return TimmTransform(**settings, policy=self.policy, erase=self.erase, mean=mean, std=std)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Crops:
+    """The crops of several augmentations of an image, which is decoded once."""
+
+    transforms: Sequence[TrainTransform]
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Of all crops: (R, 3, H, W)."""
+        return len(self.transforms), *self.transforms[0].shape
+
+    @property
+    def name(self) -> str:
+        """All that decides about the pixels, beside the images' numbers."""
+        return " + ".join(transform.name for transform in self.transforms)
+
+    @releasing_large_images()
+    def __call__(self, image_set: ImageSet, index: int) -> Tensor:
+        """Image `index` of the set -> (R, 3, H, W) uint8. Raises UnreadableImage."""
+        photo = Photo(image_set, index)
+        return torch.stack([transform.of(photo) for transform in self.transforms])
+
+
 class Follower(Protocol):
     """A training on the stream."""
 
+    augmentation: Augmentation  # of the images that it trains on
     rows: np.ndarray  # (n,) images of the set that it trains on
     readouts: Readouts  # what its heads in this process read
     kinds: Sequence[FeatureKind]  # what its heads in all processes read
@@ -225,7 +279,8 @@ class Follower(Protocol):
 
 @dataclass(kw_only=True)
 class AugmentedStream:
-    """The augmented training images in the order of an epoch, each once through the backbone for all followers.
+    """The augmented training images in the order of an epoch, each once decoded, and of each augmentation once through
+    the backbone for all that follow it.
 
     Order and crops depend on (seed, epoch, image) alone, and a follower's order is that of all images without those
     that it leaves out: alone and together it is given the same batches, to the rounding of forward passes.
@@ -233,14 +288,10 @@ class AugmentedStream:
 
     image_set: ImageSet
     backbone: Backbone
-    interpolation: Literal["bilinear", "bicubic"]
-    rule: CropRule
     seed: int
     chunk: int  # images of a forward pass
     skip_bad: bool
     workers: int | None  # see probes/features/extract.py
-    policy: str = ""
-    erase: float = 0.0
     decode: Literal["exact", "fast"] = "exact"  # of crops without a policy
     world: World = field(default_factory=World)  # its processes share the images
 
@@ -250,62 +301,60 @@ class AugmentedStream:
         Raises UnreadableImage, ValueError for features that are not finite, and what `pause` raises, in all processes.
         """
         feeds, order = feeds_of(followers, shuffled(len(self.image_set), self.seed, epoch), self.image_set.labels)
-        if not (left := [feed.first for feed in feeds if not feed.is_over]):
+        if not feeds:
             return
         # Chunks as they were before a kill, so that a resumed training has the same bits.
-        numbers = range(min(left) // self.chunk, -(-len(order) // self.chunk))
+        numbers = range(min(feed.first for feed in feeds) // self.chunk, -(-len(order) // self.chunk))
         spans = {at: range(at * self.chunk, min((at + 1) * self.chunk, len(order))) for at in numbers}
-        self._run(epoch, feeds, order, spans, pause)
-        share_out(sum(map(len, spans.values())), followers)
-
-    def _run(
-        self,
-        epoch: int,
-        feeds: Sequence["Feed"],
-        order: np.ndarray,
-        spans: Mapping[int, range],
-        pause: Callable[[], None],
-    ) -> None:
-        kinds = list(dict.fromkeys(kind for feed in feeds for kind in feed.follower.kinds))
-        window = Window(kinds, self.backbone.spec)
+        by_augmentation: dict[Augmentation, list[Feed]] = {}
+        for feed in feeds:
+            by_augmentation.setdefault(feed.follower.augmentation, []).append(feed)
+        windows = [Window(of_one, self.backbone.spec) for of_one in by_augmentation.values()]
+        drawn = dict(seed=self.seed, epoch=epoch, names=order)
+        crops = Crops(transforms=[each.transform(self.backbone, self.decode, **drawn) for each in by_augmentation])
 
         def consume(places: range, rows: Tensor, bad: Mapping[int, str]) -> None:
-            window.add(places, rows, bad)
-            for feed in feeds:
-                feed.advance(window)
-            window.drop(min(feed.first for feed in feeds))
+            for window, part in zip(windows, rows.split([window.vectors for window in windows], dim=1), strict=True):
+                window.add(places, part.contiguous(), bad)  # so that no window keeps what another one is done with
             pause()
 
-        self.send(self.image_set.subset(order, f"epoch-{epoch}"), self.transform(epoch, order), kinds, spans, consume)
+        images = self.image_set.subset(order, f"epoch-{epoch}")
+        self.send(images, crops, [window.kinds for window in windows], spans, consume)
+        for of_one in by_augmentation.values():
+            share_out(sum(map(len, spans.values())), [feed.follower for feed in of_one])
 
     def send(
         self,
         images: ImageSet,
         transform: Windowed,
-        kinds: Sequence[FeatureKind],
+        kinds: Sequence[Sequence[FeatureKind]],
         spans: Mapping[int, range],
         consume: Consume,
     ) -> None:
         """Put images through the backbone, shared by the processes, and call `consume` with the pieces in order, in
-        all of them. spans: chunk -> its places among the images."""
-        pieces = Pieces(spans, kinds, self.backbone.spec, consume, self.world, self.backbone.mean.device)
-        reader = Reader(images, transform, pieces.own, self.skip_bad)
-        extractor = Extractor(backbone=self.backbone, kinds=kinds, image_set=images)
+        all of them. kinds: of each crop that the transform makes. spans: chunk -> its places among the images."""
+        spec, device = self.backbone.spec, self.backbone.mean.device
+        vectors = sum(kind.vectors(spec) for of_one in kinds for kind in of_one)
+        pieces = Pieces(spans, (vectors, spec.width), consume, self.world, device)
+        extractors = [Extractor(backbone=self.backbone, kinds=of_one, image_set=images) for of_one in kinds]
+
+        def extract(loaded: Loaded, span: range) -> None:
+            pixels, rows = loaded.pixels.to(device, non_blocking=True), []
+            for extractor, crops in zip(
+                extractors, pixels.view(len(span), -1, *pixels.shape[-3:]).unbind(1), strict=True
+            ):
+                computed = extractor(loaded._replace(pixels=crops.contiguous()), span).rows
+                rows += [computed[kind].reshape(len(span), -1, spec.width) for kind in extractor.kinds]
+            features = torch.from_numpy(np.concatenate(rows, axis=1))
+            pieces.take(Chunk(loaded.number, features, loaded.unreadable))
+
         try:
-            run_extraction(reader, extractor, pieces.take, self.workers)
+            work_off(Reader(images, transform, pieces.own, self.skip_bad), extract, device, self.workers)
             pieces.hand_on()  # the last piece, where this process has no chunk of it
         except Exception as error:
             if not hasattr(error, "told_by"):  # the others do not know of it yet
                 self.world.gather_results(partial(fail, error))
             raise
-
-    def transform(self, epoch: int, names: np.ndarray) -> "TrainTransform":
-        settings: dict[str, Any] = dict(size=self.backbone.spec.size, interpolation=self.interpolation, rule=self.rule)
-        settings |= dict(seed=self.seed, epoch=epoch, names=names)
-        if not self.policy:
-            return TrainTransform(**settings, decode=self.decode)
-        mean, std = (values.flatten().tolist() for values in (self.backbone.mean, self.backbone.std))
-        return TimmTransform(**settings, policy=self.policy, erase=self.erase, mean=mean, std=std)
 
 
 def fail(error: Exception) -> None:
@@ -323,7 +372,7 @@ def share_out(images: int, followers: Sequence[Follower]) -> None:
 def feeds_of(
     followers: Sequence[Follower], everything: np.ndarray, labels: np.ndarray
 ) -> tuple[list["Feed"], np.ndarray]:
-    """What each follower takes of an epoch, and the images (n,) that any of them takes, in their order.
+    """What each follower still takes of an epoch, and the images (n,) that any of them takes of it, in their order.
 
     everything: all images (N,) of the set in the order of the epoch. labels: (N,) theirs, in the order of the set.
     """
@@ -335,9 +384,9 @@ def feeds_of(
     for places in taken:
         needed[places] = True
     order, place = everything[needed], np.cumsum(needed) - 1
-    return [
-        Feed(follower, place[own_places], order, labels) for follower, own_places in zip(followers, taken, strict=True)
-    ], order
+    pairs = zip(followers, taken, strict=True)
+    feeds = [Feed(follower, place[own_places], order, labels) for follower, own_places in pairs]
+    return [feed for feed in feeds if not feed.is_over], order
 
 
 class Feed:
@@ -376,19 +425,31 @@ class Feed:
 class Window:
     """Features of consecutive places, as far back as a follower needs them."""
 
-    def __init__(self, kinds: Sequence[FeatureKind], spec: FrozenSpec) -> None:
-        ends = list(accumulate(kind.vectors(spec) for kind in kinds))
-        self.columns = {kind: list(range(end - kind.vectors(spec), end)) for kind, end in zip(kinds, ends, strict=True)}
+    def __init__(self, feeds: Sequence[Feed], spec: FrozenSpec) -> None:
+        """feeds: of one augmentation."""
+        self.feeds = feeds
+        self.kinds = list(dict.fromkeys(kind for feed in feeds for kind in feed.follower.kinds))
+        ends = list(accumulate(kind.vectors(spec) for kind in self.kinds))
+        self.columns = {
+            kind: list(range(end - kind.vectors(spec), end)) for kind, end in zip(self.kinds, ends, strict=True)
+        }
+        self.vectors = ends[-1]
         self.bad: dict[int, str] = {}  # place -> why its image could not be read
         self.end = 0  # behind the last place
         self.device = torch.device("cpu")  # of the features
         self._pieces: list[tuple[range, Tensor]] = []
 
     def add(self, places: range, rows: Tensor, bad: Mapping[int, str]) -> None:
-        """The next places and their features (M, V, D)."""
+        """Take the next places and their features (M, V, D), train on all batches that are complete then, and forget
+        what was read by all feeds."""
         self._pieces.append((places, rows))
         self.bad |= bad
         self.end, self.device = places.stop, rows.device
+        for feed in self.feeds:
+            feed.advance(self)
+        before = min(feed.first for feed in self.feeds)
+        self._pieces = [(span, rows) for span, rows in self._pieces if span.stop > before]
+        self.bad = {place: reason for place, reason in self.bad.items() if place >= before}
 
     def read(self, readouts: Readouts, places: np.ndarray) -> dict[str, Tensor]:
         """Features (B, V D) of every readout at ascending places (B,), in memory of their own."""
@@ -399,8 +460,3 @@ class Window:
         rows = torch.cat([rows for _, rows in pieces])[offsets]
         columns = {name: [place for kind in kinds for place in self.columns[kind]] for name, kinds in readouts.items()}
         return {name: rows[:, vectors].flatten(1) for name, vectors in columns.items()}
-
-    def drop(self, before: int) -> None:
-        """Forget the places before one."""
-        self._pieces = [(span, rows) for span, rows in self._pieces if span.stop > before]
-        self.bad = {place: reason for place, reason in self.bad.items() if place >= before}

@@ -143,16 +143,15 @@ class Probe:
             epochs=task.epochs,
             schedule=task.schedule,
             folder=self.folder,
+            augmentation=task.augmentation,
         )
 
     def stream(self) -> AugmentedStream:
         """Of the training images."""
-        task, space = self.task, self.space
+        space = self.space
         return AugmentedStream(
             image_set=self.train,
             backbone=Backbone(self.export, space.device, space.precision, space.compiled),
-            interpolation=task.train_interpolation,
-            rule=task.crop_rule,
             seed=space.seed,
             chunk=self.chunk,
             skip_bad=space.skip_bad,
@@ -180,7 +179,7 @@ class Probe:
             "images": len(train),
             "skipped": skipped,
             # A policy's images, whose name follows, are always decoded exactly.
-            "transform": re.sub("exact$", self.space.decode, self.task.augmentation),
+            "transform": re.sub("exact$", self.space.decode, self.task.augmentation.name),
             "precision": self.space.precision,
             "batch_size": self.chunk,
             **({"compiled": True} if self.space.compiled else {}),
@@ -270,7 +269,7 @@ class SweepTask(SweepSettings, Task):
         return outcome
 
     def stream(self, export: FrozenExport, space: Workspace) -> str:
-        return self.augmentation
+        return self.augmentation.name if self.augment else ""
 
     def selecting(self, select: SelectOn) -> Self:
         return replace(self, select=select)

@@ -23,6 +23,7 @@ from engine.training.schedules import Pace, PacedCosine, Schedule
 from imagesets.random_crops import CropRule
 from probes.features.fallbacks import supported_readout
 from probes.features.kinds import FeatureKind, kinds_of
+from probes.linear.augmented import Augmentation
 from probes.linear.batches import EpochPlan
 from probes.linear.heads import LR_BATCH, Entry, Head, Heads, HeadSettings, Optimizer
 
@@ -61,19 +62,14 @@ class SweepSettings(Validated):
         return list(product(self.weight_decays, self.lrs))
 
     @property
-    def stream_name(self) -> str:
-        """How training images are augmented."""
-        return f"{self.crop_rule}-crop-{self.train_interpolation}-flip_exact"
-
-    @property
-    def augmentation(self) -> str:
-        """What is done to the training images; "" where that is nothing."""
-        return self.stream_name
+    def augmentation(self) -> Augmentation:
+        """Of the training images, where heads train on random crops."""
+        return Augmentation(rule=self.crop_rule, interpolation=self.train_interpolation)
 
     @property
     def augment(self) -> bool:
         """Whether heads train on random crops."""
-        return bool(self.augmentation)
+        return True
 
     @property
     def kinds_by_readout(self) -> dict[str, tuple[FeatureKind, ...]]:
@@ -147,8 +143,3 @@ class LinearSettings(SweepSettings):
     def with_supported_readouts(self, spec: FrozenSpec) -> tuple[Self, dict[str, str]]:
         read = {readout: supported_readout(readout, spec) for readout in self.readouts}
         return replace(self, readouts=tuple(dict.fromkeys(read.values()))), read
-
-    @property
-    def augmentation(self) -> str:
-        """What is done to the training images; "" where that is nothing."""
-        return self.stream_name if self.augment else ""

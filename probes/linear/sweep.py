@@ -26,6 +26,7 @@ from engine.training.interruptions import Stopped, StopRequest, Timer, listening
 from engine.training.schedules import Schedule, TrainProgress
 from engine.training.states import State, load_state, newest_whole, save_state, states
 from probes.features.kinds import FeatureKind
+from probes.linear.augmented import Augmentation
 from probes.linear.batches import CachedBatches, EpochPlan, Readouts, Table
 from probes.linear.heads import LR_BATCH, Head, Heads
 from probes.scores import Hits, hits_of
@@ -53,6 +54,7 @@ class Sweep:
     epochs: int  # of the whole training
     schedule: Schedule  # of the learning rates
     folder: Path  # of the training states
+    augmentation: Augmentation  # of the images that it trains on, unless they are cached features
     history: np.ndarray = field(init=False)  # (E, H) selection images right after each epoch, -1 once diverged
     diverged: np.ndarray = field(init=False)  # (H,) first step with a loss that was not finite, -1 where there is none
     epoch: int = 0  # epochs done

@@ -39,7 +39,7 @@ from probes.linear.attention import (
     ep_optimizer,
     torch_adamw,
 )
-from probes.linear.augmented import AugmentedStream
+from probes.linear.augmented import Augmentation, AugmentedStream
 from probes.linear.heads import LR_BATCH, Head
 from probes.linear.probe import Probe, SweepTask
 from probes.linear.sweep import Counted, Sweep, from_all
@@ -118,8 +118,8 @@ class Attentive(SweepTask):
         return [(head.weight_decay, head.lr) for head in self.grid(1.0)]
 
     @property
-    def stream_name(self) -> str:
-        return super().stream_name + (f"-{self.policy}-erase{self.erase:g}" if self.policy else "")
+    def augmentation(self) -> Augmentation:
+        return replace(super().augmentation, policy=self.policy, erase=self.erase)
 
     def heads(self, width: int, classes: int, batch: int, space: Workspace, own: range | None = None) -> AttentiveHeads:
         scale = batch / LR_BATCH
@@ -169,7 +169,11 @@ class Attentive(SweepTask):
         plan, _ = self.divided_images(images["train"])
         sizes = {"image size": spec.image_size, "heads": len(self.rates), "tokens": self.tokens(spec)}
         steps = {"epochs": self.epochs, "steps": self.epochs * plan.count, "batch": plan.size}
-        return sizes | steps | {"forward passes": sum(self.passes(images).values()), "shared stream": self.stream_name}
+        return (
+            sizes
+            | steps
+            | {"forward passes": sum(self.passes(images).values()), "shared stream": self.augmentation.name}
+        )
 
     def cost(self, scale: Scale) -> Work:
         spec, passes = scale.spec, self.passes(scale.images)
@@ -239,10 +243,8 @@ class AttentiveProbe(Probe):
             epochs=task.epochs,
             schedule=task.schedule,
             folder=self.folder,
+            augmentation=task.augmentation,
         )
-
-    def stream(self) -> AugmentedStream:
-        return replace(super().stream(), policy=self.task.policy, erase=self.task.erase)
 
     @cached_property
     def plain_stream(self) -> AugmentedStream:
@@ -263,7 +265,7 @@ class AttentiveProbe(Probe):
             judge({readout: rows}, labels[places.start : places.stop].to(rows.device))
 
         transform = transform_of(self.export, self.space, self.task)
-        self.plain_stream.send(readable, transform, kinds, spans, consume)
+        self.plain_stream.send(readable, transform, [kinds], spans, consume)
 
     def hits(self, sweep: Sweep) -> dict[str, Hits]:
         chosen = sweep.own_chosen()

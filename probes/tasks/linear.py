@@ -241,7 +241,7 @@ class Linear(LinearSettings, SweepTask):
         heads = len(self.lrs) * len(readouts) * len(self.weight_decays)
         steps, passes = self.epochs * plan.count, trained + images["val"]
         summary = {"image size": spec.image_size, "heads": heads, "epochs": self.epochs, "steps": steps}
-        shared = {"shared stream": self.augmentation} if self.augment else {}
+        shared = {"shared stream": self.augmentation.name} if self.augment else {}
         return summary | {"batch": plan.size, "forward passes": passes} | shared
 
     def cost(self, scale: Scale) -> Work:

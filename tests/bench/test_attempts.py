@@ -57,14 +57,15 @@ def names(jobs):
     return [[each.chosen.task.name for each in group] for group in jobs]
 
 
-def test_jobs_of_one_stream_task_image_set_and_state_stand_together():
+def test_jobs_on_augmented_images_of_one_task_image_set_and_state_stand_together():
+    failed = [job(name, state="failed before") for name in ("a6", "b3", "a7")]
     jobs = [
         *(job("-1"), job("a1"), job("b1"), job("-2"), job("a2"), job("a3", state="done")),
-        *(job("a4", url="tiny:"), job("a5", key="other"), job("a6", state="failed before"), job("b2")),
+        *(job("a4", url="tiny:"), job("a5", key="other"), *failed, job("b2")),
     ]
     assert names(in_groups(jobs, EXPORT, SPACE)) == [
-        *(["-1"], ["a1", "a2"], ["b1", "b2"], ["-2"], ["a3"]),
-        *(["a4"], ["a5"], ["a6"]),
+        *(["-1"], ["a1", "b1", "a2", "b2"], ["-2"], ["a3"]),
+        *(["a4"], ["a5"], ["a6", "a7"], ["b3"]),
     ]
     done = [job("a1", state="done"), job("a2", state="done")]
     assert names(in_groups(done, None, SPACE)) == [["a1"], ["a2"]]

@@ -26,7 +26,7 @@ from imagesets.sets import ImageSet, open_set
 from imagesets.transforms import EvalTransform, fast_decoded, planes
 from pretrain.parts.views import Colours, MultiCrop, crop, view
 from probes.features.extract import Reader
-from probes.linear.augmented import TrainTransform
+from probes.linear.augmented import Crops, TrainTransform
 
 BATCH = 32
 WINDOW = (20, 20, 320, 320)  # a crop of about the usual area
@@ -82,8 +82,10 @@ def stages(images: ImageSet) -> dict[str, Callable[[int], object]]:
         image = image.resize((int(image.width * short), int(image.height * short)), Image.Resampling.BICUBIC)
         return np.asarray(image.crop((0, 0, 224, 224)))
 
-    def train(count: int, decode: str) -> Callable[[int], object]:
+    def train(count: int, decode: str, together: bool = False) -> Callable[[int], object]:
         crops = [TrainTransform(size=224, epoch=number, decode=decode, **epoch) for number in range(count)]
+        if together:
+            crops = [Crops(transforms=crops)]
         return lambda index: [transform(images, index) for transform in crops]
 
     colours = Colours(blur=0.5).transforms()
@@ -106,8 +108,10 @@ def stages(images: ImageSet) -> dict[str, Callable[[int], object]]:
         "evaluation, fast": lambda index: EvalTransform(decode="fast")(images, index),
         "linear stream, exact": train(1, "exact"),
         "linear stream, fast": train(1, "fast"),
-        "linear stream, 3 crops, exact": train(3, "exact"),
-        "linear stream, 3 crops, fast": train(3, "fast"),
+        "three linear streams, exact": train(3, "exact"),
+        "three linear streams, fast": train(3, "fast"),
+        "linear stream of 3 crops, exact": train(3, "exact", together=True),
+        "linear stream of 3 crops, fast": train(3, "fast", together=True),
         "pretraining, 2 crops": lambda index: two(images.image(index)),
         "pretraining, 2 + 8 crops": lambda index: ten(images.image(index)),
     }

@@ -27,7 +27,7 @@ from engine.machine import keep_memory
 from imagesets.names import PackedNames
 from imagesets.sets import ImageSet, MemoryImages
 from probes.features.kinds import kinds_of
-from probes.linear.augmented import AugmentedStream
+from probes.linear.augmented import Augmentation, AugmentedStream
 from probes.linear.batches import CachedBatches, EpochPlan, Table
 from probes.linear.heads import Head, Heads, HeadSettings
 from probes.tasks.linear import IBOT_LRS
@@ -138,6 +138,7 @@ class Training:
         self.heads, self.rows, self.readouts = heads, np.arange(count), {READOUT: kinds_of(READOUT, norm=True)}
         self.kinds, self.plan = self.readouts[READOUT], EpochPlan(rows=count, asked=count, drop_last=False, seed=0)
         self.iteration, self.followed, self.forwards, self.skipped = 0, 0, 0, {}
+        self.augmentation = Augmentation(rule="torchvision", interpolation="bilinear")
 
     def step(self, number: int, features: dict[str, torch.Tensor], labels: torch.Tensor) -> None:
         self.heads.step(features, labels, 0.01)
@@ -168,8 +169,6 @@ def images(count: int, rounds: int) -> None:
     stream = AugmentedStream(
         image_set=image_set,
         backbone=Backbone(ViTExport.from_vit(ViT(spec), Preparation())),
-        interpolation="bilinear",
-        rule="torchvision",
         seed=0,
         chunk=8,
         skip_bad=False,

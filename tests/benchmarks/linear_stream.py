@@ -49,7 +49,9 @@ def main() -> None:
     for name, protocol in PAPERS.items():
         task = protocol.task
         warmup = task.warmup_epochs // arguments.shorter
-        streams[task.augmentation][name] = replace(task, epochs=task.epochs // arguments.shorter, warmup_epochs=warmup)
+        streams[task.augmentation.name][name] = replace(
+            task, epochs=task.epochs // arguments.shorter, warmup_epochs=warmup
+        )
     print("| stream | recipes | images alone | images together | ratio | s alone | s together | ratio |")
     print("|---|---:|---:|---:|---:|---:|---:|---:|")
     rows = [compared(name, tasks, export, arguments.images) for name, tasks in streams.items()]

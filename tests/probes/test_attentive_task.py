@@ -98,7 +98,7 @@ def test_vjepa2_sweeps_the_heads_of_its_configuration():
         progress = TrainProgress(step=step, steps_per_epoch=100, epochs=20)
         for schedule in (first.schedule, first.decay):
             assert schedule.at(1e-3, progress) == pytest.approx(1e-3 * falling, abs=1e-12)
-    assert task.stream_name != PROTOCOLS["attentive@capi"].task.stream_name
+    assert task.augmentation != PROTOCOLS["attentive@capi"].task.augmentation
 
 
 def test_autoaugment_is_timms_whatever_the_threads():

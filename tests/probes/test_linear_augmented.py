@@ -15,18 +15,19 @@ from toy_exports import coloured_folder, workspace
 
 from checkpoints.backbone import Backbone
 from engine.distributed import World
-from imagesets.decoding import UnreadableImage
+from imagesets import sets
+from imagesets.decoding import UnreadableImage, decode_rgb
 from imagesets.random_crops import OwnDraws, RandomResizedCrop
 from imagesets.sets import open_set
-from probes.features.extract import Computed
-from probes.features.kinds import FeatureKind, kinds_of
+from probes.features.kinds import kinds_of
 from probes.linear import augmented
-from probes.linear.augmented import AugmentedStream, TrainTransform
+from probes.linear.augmented import Augmentation, AugmentedStream, Chunk, TrainTransform
 from probes.linear.batches import EpochPlan
 from probes.splits import held_out
 from probes.tasks.linear import Linear
 
 SMALL = Linear(lrs=(1.0, 10.0), readouts=("avg", "cls2"), epochs=4, batch=64)
+PLAIN = Augmentation(rule="torchvision", interpolation="bilinear")
 TORCHVISION = {"bilinear": InterpolationMode.BILINEAR, "bicubic": InterpolationMode.BICUBIC}
 
 
@@ -54,8 +55,8 @@ class Listener:
     readouts = MappingProxyType({name: kinds_of(name, norm=True) for name in ("avg", "cls2")})
     kinds = tuple(dict.fromkeys(kind for kinds in readouts.values() for kind in kinds))
 
-    def __init__(self, rows, size=20, iteration=0, drop_last=False):
-        self.rows, self.iteration = rows, iteration
+    def __init__(self, rows, size=20, iteration=0, drop_last=False, augmentation=PLAIN):
+        self.rows, self.iteration, self.augmentation = rows, iteration, augmentation
         self.plan = EpochPlan(rows=len(rows), asked=size, drop_last=drop_last, seed=0)
         self.skipped, self.followed, self.forwards, self.batches = {}, 0, 0, []
 
@@ -67,8 +68,6 @@ def stream_of(export, images, workers=1, seed=0, skip_bad=False):
     return AugmentedStream(
         image_set=images,
         backbone=Backbone(export),
-        interpolation="bilinear",
-        rule="torchvision",
         seed=seed,
         chunk=7,
         skip_bad=skip_bad,
@@ -132,6 +131,26 @@ def test_company_changes_nothing_but_roundings_and_every_image_is_computed_once(
         equal(alone, other, rtol=1e-5, atol=1e-6)
 
 
+def test_augmentations_share_what_is_decoded_and_change_nothing(export, tmp_path, monkeypatch):
+    """Each follower is given what it is given alone, and of each image there is one decoding."""
+    images = open_set(coloured_folder(tmp_path, 12), "train")
+    decoded = []
+    monkeypatch.setattr(sets, "decode_rgb", lambda data, path: decoded.append(path) or decode_rgb(data, path))
+
+    def listeners():
+        mae = Augmentation(rule="mae", interpolation="bicubic")
+        policy = replace(PLAIN, policy="rand-m9", erase=0.5)
+        kinds = [Listener(np.arange(30), augmentation=each) for each in (PLAIN, mae, policy)]
+        return [*kinds, Listener(np.arange(5, 36), augmentation=mae, iteration=1)]
+
+    together = followed(export, *listeners(), images=images, workers=2)
+    assert sorted(decoded) == sorted(images.path(index) for index in range(len(images)))
+    assert [each.followed for each in together] == [36, 36, 36, 36] and sum(each.forwards for each in together) == 108
+    for one, other in zip(listeners(), together, strict=True):
+        (alone,) = followed(export, one, images=images)
+        equal(alone, other, rtol=1e-5, atol=1e-6)
+
+
 def test_an_epoch_goes_on_with_the_same_bits(export):
     """A follower behind the others is given its own batches, and chunks that all have had are not computed again."""
     rows = np.arange(100)
@@ -144,10 +163,10 @@ def test_an_epoch_goes_on_with_the_same_bits(export):
     assert done.batches == [] and done.followed == 0
 
 
-def test_slow_heads_hold_the_cores_back(export, monkeypatch):
+def test_slow_heads_hold_the_cores_back(monkeypatch):
     """While the heads are busy, AHEAD chunks may wait; the core that brings one more waits itself. None is lost."""
     monkeypatch.setattr(augmented, "AHEAD", 2)
-    busy, go_on, consumed, kind = threading.Event(), threading.Event(), [], FeatureKind("avg")
+    busy, go_on, consumed = threading.Event(), threading.Event(), []
 
     def consume(places, rows, bad):
         busy.set()
@@ -155,9 +174,8 @@ def test_slow_heads_hold_the_cores_back(export, monkeypatch):
         consumed.append((places, rows[:, 0, 0].tolist()))
 
     spans = {number: range(5 * number, 5 * number + 5) for number in range(4)}
-    pieces = augmented.Pieces(spans, [kind], export.spec, consume, World(), torch.device("cpu"))
-    features = [np.full((5, export.spec.width), number, np.float32) for number in spans]
-    chunks = [Computed(number, {kind: features[number]}, {}) for number in spans]
+    pieces = augmented.Pieces(spans, (1, 2), consume, World(), torch.device("cpu"))
+    chunks = [Chunk(number, torch.full((5, 1, 2), number), {}) for number in spans]
     with ThreadPoolExecutor() as pool:
         heads = pool.submit(pieces.take, chunks[0])
         assert busy.wait(60)
