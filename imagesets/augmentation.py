@@ -97,7 +97,7 @@ def mixed(images: Tensor, targets: Tensor, draws: Tensor) -> tuple[Tensor, Tenso
     down, across = (_within(centre, side, share) for centre, side in ((row, height), (column, width)))
     outside = 1.0 - down[:, None] * across[None, :]  # (H, W)
     own = torch.where(boxed > 0, outside, share)
-    images = own * images + (1.0 - own) * images.flip(0)
+    images = (own * images).add_(images.flip(0).mul_(1.0 - own))  # in place: fewer large tensors, 0.6 of the time
     share = own.mean()
     return images, share * targets + (1.0 - share) * targets.flip(0)
 
