@@ -165,7 +165,8 @@ class Task(Validated):
 
     def stream(self, export: Any, space: Workspace) -> str:
         """Name of what `run` computes for as long as it trains and other tasks of its kind can use too, such as
-        features of augmented images. `together` runs the tasks of one name. "": nothing."""
+        features of augmented images. `together` runs all tasks that have a name, as they also share what is below, such
+        as decoded images. "": nothing."""
         return ""
 
     @classmethod

@@ -2,7 +2,7 @@
 
 Existing results are skipped, and jobs that failed before are tried again after all new ones. Each result is written as
 soon as it is known. Under torchrun every process runs every task on its share of the images, and rank 0 writes. Jobs
-that read one stream of augmented images run together, and each ends with an outcome or an error of its own.
+that train on augmented images run together, and each ends with an outcome or an error of its own.
 """
 
 import json
