@@ -3,9 +3,15 @@
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
+from made_results import made_checkpoint, made_result, save_result
 from small_exports import make_export
 from toy_packages import TOYS, install
+
+from bench.results.record import DataUsed, ProtocolUsed
+from bench.run.runner import arrays_of, metric_records
+from engine.tasks import Metric, Outcome
 
 
 @pytest.fixture
@@ -76,3 +82,21 @@ def refused(bench):
         return lines[0]
 
     return call
+
+
+@pytest.fixture(scope="module")
+def compared(tmp_path_factory):
+    """Results of four networks and of raw pixels on the same images under two protocols: two networks are level."""
+    out, random = tmp_path_factory.mktemp("compared"), np.random.RandomState(0)
+    hard = random.rand(400)
+    for number, skill in enumerate((0.8, 0.8, 0.5, 0.2, 0.95)):
+        used = made_checkpoint(f"n{number}", number, method="pixels" if number == 4 else "mae")
+        for protocol in ("near@x", "linear@x"):
+            right = hard + 0.2 * random.rand(400) < skill
+            outcome = Outcome(metrics={"top1": Metric(value=100 * float(right.mean()), per_image=right)})
+            metrics, method = metric_records(outcome, 400)
+            data = DataUsed(name="digits", url="digits:", images={"val": 400}, fingerprints={"val": "f" * 64})
+            protocol_used = ProtocolUsed(name=protocol, version=1, source="")
+            found = made_result(used, metrics, task="other", protocol=protocol_used, data=data, interval_method=method)
+            save_result(out, found, arrays_of(outcome))
+    return out

@@ -1,7 +1,11 @@
 """Results as files hold them, for tests of what is shown of them."""
 
-from made_results import made_result
+import html.parser
+from dataclasses import replace
 
+from made_results import made_leaderboard, made_result
+
+from bench.reporting.contents import contents
 from bench.results.record import CheckpointUsed, MetricRecord, Result
 
 
@@ -12,3 +16,20 @@ def result(checkpoint: CheckpointUsed, top1: float, **others) -> Result:
         "seconds": MetricRecord(value=100 - top1, unit="s", higher_is_better=False),
     }
     return made_result(checkpoint, others.pop("metrics", metrics), **others)
+
+
+def report_of(results, ties=None):
+    return contents(replace(made_leaderboard(results), ties=ties or {}))
+
+
+class Elements(html.parser.HTMLParser):
+    """Names of the elements of a page, and every attribute."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: list[str] = []
+        self.attributes: list[tuple[str, str | None]] = []
+
+    def handle_starttag(self, tag, attrs):
+        self.names.append(tag)
+        self.attributes += attrs

@@ -1,0 +1,249 @@
+"""Networks compared in a report: ties, letters and mean ranks are those of paired tests; and sites of their records."""
+
+import csv
+import json
+import re
+import shutil
+from dataclasses import replace
+from itertools import combinations
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from made_results import made_checkpoint, made_metrics, made_result, save_result
+from scipy.stats import permutation_test, spearmanr
+from shown_results import Elements, report_of
+
+from bench.leaderboards.files import write_leaderboard
+from bench.leaderboards.ranks import mean_ranks, spearman
+from bench.leaderboards.tables import read_leaderboard
+from bench.reporting.contents import contents, networks_of
+from bench.reporting.page import page_of
+from bench.reporting.site import merged_results, site_pages
+from bench.results.record import DataUsed, ProtocolUsed
+from bench.run.runner import arrays_of, metric_records
+from bench.sharing.groups import Publication
+from bench.sharing.record import check_record, write_record
+from bench.statistics.compare import compare
+from bench.statistics.intervals import LEVEL
+from bench.statistics.paired import holm
+from bench.statistics.significance import _letters_of, p_value_cache
+from engine.tasks import Metric, Outcome
+
+
+def overview_of(out: Path):
+    leaderboard = read_leaderboard(out)
+    return contents(leaderboard, networks_of(leaderboard, p_value_cache(out)))
+
+
+@pytest.fixture(scope="module")
+def compared(tmp_path_factory):
+    """Results of four networks and of raw pixels on the same images under two protocols: two networks are level."""
+    out, random = tmp_path_factory.mktemp("compared"), np.random.RandomState(0)
+    hard = random.rand(400)
+    for number, skill in enumerate((0.8, 0.8, 0.5, 0.2, 0.95)):
+        used = made_checkpoint(f"n{number}", number, method="pixels" if number == 4 else "mae")
+        for protocol in ("near@x", "linear@x"):
+            right = hard + 0.2 * random.rand(400) < skill
+            outcome = Outcome(metrics={"top1": Metric(value=100 * float(right.mean()), per_image=right)})
+            metrics, method = metric_records(outcome, 400)
+            data = DataUsed(name="digits", url="digits:", images={"val": 400}, fingerprints={"val": "f" * 64})
+            protocol_used = ProtocolUsed(name=protocol, version=1, source="")
+            found = made_result(used, metrics, task="other", protocol=protocol_used, data=data, interval_method=method)
+            save_result(out, found, arrays_of(outcome))
+    return out
+
+
+def test_the_overview_has_the_numbers_of_the_table(compared):
+    write_leaderboard(compared)
+    (header, *lines) = csv.reader((compared / "leaderboard.csv").read_text().splitlines())
+    found = overview_of(compared)
+    rows = {row.name.removesuffix(" (floor)"): row for row in found.overview}
+    for line in lines:
+        cells = dict(zip(header, line, strict=True))
+        expected = [float(cells[f"{table.group}:{table.metrics[0]}"]) for table in found.tables]
+        assert [number.value for number in rows[cells["name"]].numbers] == expected
+    assert len(lines) == len(rows) == 5 and found.overview[-1].kind == "floor"
+
+
+def test_ties_are_those_of_bench_compare(compared):
+    """Among networks alone, although raw pixels lead: Holm over the leader's comparisons."""
+    found = overview_of(compared)
+    for table in found.tables:
+        networks = [row for row in table.rows if row.kind == "measured"]
+        leader, others = networks[0].name, [row.name for row in networks[1:]]
+        protocol = table.result.protocol.name
+        p = [compare(compared, [leader, other], protocol=protocol).found[0].paired.p for other in others]
+        level = {leader} | {name for name, corrected in zip(others, holm(p), strict=True) if corrected > LEVEL}
+        assert {row.name for row in table.rows if row.numbers[0].first} == level
+        assert {"n0", "n1"} <= level and not {"n2", "n3"} & level and table.beats_pixels is False
+
+
+def test_networks_share_a_letter_where_bench_compare_cannot_tell_them_apart(compared):
+    """Comparisons with the leader are corrected together, and all others are."""
+    for table in overview_of(compared).tables:
+        networks = [row for row in table.rows if row.kind == "measured"]
+        p = {
+            pair: compare(compared, [row.name for row in pair], protocol=table.result.protocol.name).found[0].paired.p
+            for pair in combinations(networks, 2)
+        }
+        leaders = [pair for pair in p if pair[0] is networks[0]]
+        for family in (leaders, [pair for pair in p if pair not in leaders]):
+            for pair, corrected in zip(family, holm([p[pair] for pair in family]), strict=True):
+                first, second = ({*row.numbers[0].letters} for row in pair)
+                assert bool(first & second) == (corrected > LEVEL)
+
+
+def test_letters_are_the_largest_groups_that_are_level():
+    keys = [(name, "") for name in "pqrst"]
+    p, q, r, s, t = keys
+    assert _letters_of(keys, [(p, q), (q, r), (r, s), (q, s)]) == {p: "a", q: "ab", r: "b", s: "b", t: ""}
+    assert _letters_of(keys, []) == dict.fromkeys(keys, "")
+
+
+def test_mean_ranks_have_intervals_from_the_same_resamples(compared):
+    networks = networks_of(read_leaderboard(compared), p_value_cache(compared))
+    ranked = mean_ranks(networks)
+    (first, level, third, last) = sorted(ranked.means, key=lambda key: key[0])
+    assert ranked.means[last] == 4.0 and ranked.means[third] == 3.0 and ranked.columns == 2
+    assert ranked.text(last) == "4.00 [4.00, 4.00]" and ranked.drawn.sum(1) == pytest.approx(1 + 2 + 3 + 4)
+    assert "no overall winner" in ranked.sentence({key: key[0] for key in ranked.means})
+    few = replace(networks, rows={used: cells for used, cells in networks.rows.items() if used.key != level})
+    assert mean_ranks(few).sentence({first: "n0", third: "n2", last: "n3"}).startswith("n0 has the lowest mean rank")
+    numbers = [sorted(values, reverse=True).index(values[at]) + 1 for at in range(3) for values in [[80.0, 70.0, 60.0]]]
+    assert list(mean_ranks(few).means.values()) == numbers
+
+
+def health_board(rankme, alignment, accuracies):
+    """Networks with two health metrics, one of them at an earlier block too, and a linear accuracy; raw pixels last."""
+    results = []
+    for number, (rank, aligned, top1) in enumerate(zip(rankme, alignment, accuracies, strict=True)):
+        used = made_checkpoint(f"n{number}", number, method="pixels" if number == len(rankme) - 1 else "mae")
+        health = made_metrics({"rankme": rank, "alignment": aligned, "rankme_block1": top1})
+        protocols = (("health", "health@val", health), ("linear", "linear@dino", made_metrics({"top1": top1})))
+        results += [
+            made_result(used, metrics, task=task, protocol=ProtocolUsed(name=name, version=1, source="s"))
+            for task, name, metrics in protocols
+        ]
+    return report_of(results)
+
+
+def test_how_well_health_ranks_networks_by_accuracy():
+    """Five networks: p of the one best order of 120 and of its reverse, after Holm over two metrics; raw pixels, which
+    would turn it round, are none of them."""
+    report = health_board([1, 2, 3, 4, 5, 99], [3, 1, 2, 5, 4, 0], [10, 20, 30, 40, 50, 0])
+    first, second = report.correlations
+    assert (first.metric, first.networks, first.probe) == ("rankme", 5, "linear@dino")
+    assert (first.rho, first.p) == (pytest.approx(1), pytest.approx(2 * 2 / 120))
+    expected = spearmanr([3, 1, 2, 5, 4], [1, 2, 3, 4, 5]).statistic
+    assert second.metric == "alignment" and second.rho == pytest.approx(expected)
+    assert "+1.00" in page_of(report, {}, {})
+    few = health_board([1, 2, 3, 4, 99], [3, 1, 2, 5, 0], [10, 20, 30, 40, 0])
+    assert few.correlations == () and 'id="health"' not in page_of(few, {}, {})
+    level = health_board([7] * 6, [1, 2, 3, 4, 5, 6], [10, 20, 30, 40, 50, 0])
+    assert [row.metric for row in level.correlations] == ["alignment"]
+
+
+def test_p_of_a_rank_correlation_is_exact_and_by_random_orders_of_more():
+    random = np.random.default_rng(0)
+    for count, tolerance in ((6, 1e-12), (12, 0.03)):
+        x, y = random.integers(0, 6, count), random.normal(size=count)  # with ties
+        rho, p = spearman(x, y)
+        test = permutation_test(
+            (x,), lambda x, y=y: spearmanr(x, y).statistic, permutation_type="pairings", n_resamples=5000, rng=1
+        )
+        assert rho == pytest.approx(test.statistic)
+        exact = (np.abs(test.null_distribution) >= abs(rho) - 1e-9).mean()
+        assert p == pytest.approx(exact, abs=tolerance)
+
+
+@pytest.fixture(scope="module")
+def record(compared, tmp_path_factory):
+    """A record of it."""
+    folder = tmp_path_factory.mktemp("records") / "mine"
+    write_record(compared, folder, Publication())
+    assert list(check_record(folder)) == []
+    return folder
+
+
+def test_a_site_of_records_is_whole_and_makes_no_requests(record, bench, tmp_path):
+    """A page for each checkpoint and protocol; every link leads somewhere; the same bytes twice."""
+    assert bench("site", record, "--out", tmp_path / "a", "--title", "Our <ViTs>")[::2] == (0, "")
+    assert bench("site", record, "--out", tmp_path / "a", "--title", "Our <ViTs>")[0] == 0, "an older one is replaced"
+    pages = {path.relative_to(tmp_path / "a").as_posix(): path for path in (tmp_path / "a").rglob("*.html")}
+    assert sorted(name.split("/")[0] for name in pages) == [*["checkpoints"] * 5, "index.html", *["protocols"] * 2]
+    assert "<h1>Our &lt;ViTs&gt;</h1>" in pages["index.html"].read_text()
+    for path in pages.values():
+        text, elements = path.read_text(), Elements()
+        elements.feed(text)
+        links = [value for name, value in elements.attributes if name in ("href", "src") and value != "#"]
+        assert 'style="' not in text and "default-src 'none'" in text and "unsafe-inline" not in text
+        for link in links:
+            file, _, anchor = link.partition("#")
+            target = (path.parent / file).resolve() if file else path
+            assert target.is_file() and (not anchor or f'id="{anchor}"' in target.read_text()), link
+    (first,) = [path.read_text() for name, path in pages.items() if name.startswith("checkpoints/n0-")]
+    assert "bench run --checkpoint" in first and "near@x" in first
+    assert site_pages([record], "Our <ViTs>")["index.html"] == pages["index.html"].read_text()
+
+
+def test_two_records_are_one_site_with_the_newest_of_each_number(compared, record, tmp_path):
+    pages = site_pages([record], "t")
+    again = tmp_path / "again"
+    write_record(compared, again, Publication())
+    assert site_pages([record, again], "t").keys() == pages.keys()
+    assert len(merged_results([record, again])[0]) == len(merged_results([record])[0])
+
+
+def test_a_row_that_its_authors_confirm_is_marked(compared, bench, tmp_path):
+    where = "https://example.org/pull/1#comment=2"
+    assert bench("record", compared, "--to", tmp_path / "r", "--verified-by", f"n1={where}")[0] == 0
+    assert list(check_record(tmp_path / "r")) == []
+    pages = site_pages([tmp_path / "r"], "t")
+    (own,) = [text for name, text in pages.items() if name.startswith("checkpoints/n1-")]
+    assert pages["index.html"].count(f'href="{where}"') == 1 and f'href="{where}"' in own
+    for wrong in ("n9=https://example.org", "n1=yes"):
+        code, _, told = bench("record", compared, "--to", tmp_path / "x", "--verified-by", wrong)
+        assert code == 2 and "--verified-by n" in told and not (tmp_path / "x").exists()
+
+
+def test_a_record_that_was_changed_makes_no_site(record, bench, tmp_path):
+    changed = tmp_path / "changed"
+    shutil.copytree(record, changed)
+    (changed / "leaderboard.md").write_text("better numbers")
+    code, _, told = bench("site", changed, "--out", tmp_path / "site")
+    assert code == 2 and "leaderboard.md" in told and "--check" in told and not (tmp_path / "site").exists()
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "thesis.tex").write_text("x")
+    code, _, told = bench("site", record, "--out", tmp_path / "mine")
+    assert code == 2 and "no site" in told and (tmp_path / "mine" / "thesis.tex").exists()
+
+
+def test_the_documentation_shows_the_numbers_of_records(record, monkeypatch, tmp_path):
+    """Pages of methods hold the numbers and curves of records, linked to a board that is built from them."""
+    pytest.importorskip("mkdocs", reason="mkdocs is missing: pip install -e '.[dev]'")
+    from tools import site
+
+    monkeypatch.setattr(site, "RECORDS", tmp_path / "records")
+    without = site.reference_pages()
+    assert "## Measured" not in without["methods/mae.md"] and "href" not in without["board.md"]
+    mine = tmp_path / "records" / "mine"
+    shutil.copytree(record, mine)
+    site.on_post_build(SimpleNamespace(site_dir=tmp_path / "site"))
+    pages = site.reference_pages()
+    links = re.findall(r'href="(?:\.\./)?([^"]*)"', pages["methods/mae.md"] + pages["board.md"])
+    assert len(links) == 2 and all((tmp_path / "site" / link).is_file() for link in links)
+    leaderboard = {line["name"]: line for line in csv.DictReader((mine / "leaderboard.csv").read_text().splitlines())}
+    for protocol in ("near@x", "linear@x"):
+        (row,) = [text for text in pages["methods/mae.md"].splitlines() if f"`digits/{protocol}`" in text]
+        for name in ("n0", "n1", "n2", "n3"):
+            assert f"| {float(leaderboard[name][f'digits/{protocol}:top1']):.2f} [" in row
+    assert "<svg" not in pages["methods/mae.md"] and "## Measured" not in pages["methods/dino.md"]
+    log = "".join(json.dumps({"step": step, "epoch": step, "loss": 1 / step}) + "\n" for step in (1, 2, 3))
+    folder = mine / "checkpoints" / made_checkpoint("n0", 0).unique_name
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "log.jsonl").write_text(log)
+    assert "<svg" in site.reference_pages()["methods/mae.md"]
+    with pytest.raises(Exception, match="bench record --check"):  # the log is none of the record's files
+        site.on_post_build(SimpleNamespace(site_dir=tmp_path / "site"))

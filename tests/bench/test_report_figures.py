@@ -1,0 +1,190 @@
+"""Figures of a report: they hold the numbers of logs and tables, and a checkpoint looks the same in all of them."""
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from made_results import made_checkpoint, made_metrics, made_result
+from PIL import Image
+from scipy.special import expit, logit
+from shown_results import report_of, result
+
+from bench.reporting.contents import verdict
+from bench.reporting.figures import (
+    INK,
+    board_styles,
+    log_of,
+    pareto,
+    points_of,
+    robustness_figures,
+    scatter_figures,
+    shifted_accuracies,
+    svg_of,
+    sweep_figures,
+    training_figure,
+)
+from bench.results.record import MetricRecord, ProtocolUsed
+from checkpoints.training_cost import TrainingCost
+
+LOG = [{"epoch": 0.0, "loss": 2.0}, {"epoch": 1.0, "loss": 1.0}]
+
+
+def test_curves_are_read_from_a_log_with_a_torn_last_line(tmp_path):
+    path = tmp_path / "log.jsonl"
+    path.write_text('{"epoch": 0.5, "loss": 2.0, "note": "x"}\n{"epoch": 1.0, "loss": 1.0}\n{"epoch": 1.5, "lo')
+    assert log_of(path) == [{"epoch": 0.5, "loss": 2.0}, {"epoch": 1.0, "loss": 1.0}]
+    assert log_of(tmp_path / "none.jsonl") == []
+    logs = {"$a_1$": log_of(path), "_b": log_of(path)}
+    figure = svg_of(training_figure(logs), "t")
+    assert "$a_1$" in figure and "_b" in figure and figure == svg_of(training_figure(logs), "t")
+
+
+def test_curves_of_a_pretraining_have_the_points_of_its_log(tmp_path):
+    """Lines of the k-NN monitor hold an update and no epoch."""
+    lines = [
+        {"step": n, "updates": 1, "epoch": (n - 1) / 4, "loss": 9.0 - n, "images_per_second": 8} for n in (1, 4, 8)
+    ]
+    lines += [{"step": 4, "knn_top1": 30.0}, {"step": 8, "knn_top1": 50.0}]
+    (tmp_path / "log.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    (tmp_path / "run.json").write_text(json.dumps({"settings": {"batch": 16}}))
+    read = log_of(tmp_path / "log.jsonl")
+    assert points_of(read, "knn_top1") == [(0.75, 30.0), (1.75, 50.0)]
+    assert points_of(read, "loss", "images") == [(16, 8.0), (64, 5.0), (128, 1.0)]
+    assert [1800 * hours for hours, _ in points_of(read, "loss", "hours")] == pytest.approx([1.0, 2.0, 3.0])
+    panels = training_figure({"run": read}).axes
+    drawn = {axes.get_title(): [tuple(point) for point in axes.lines[0].get_xydata().tolist()] for axes in panels}
+    assert drawn["loss"] == [(0.0, 8.0), (0.75, 5.0), (1.75, 1.0)] and drawn["k-NN top-1, %"] == [
+        (0.75, 30),
+        (1.75, 50),
+    ]
+
+
+def swept_report(count=14):
+    """Networks of different sizes and hours under k-NN at three k, and raw pixels."""
+    results = []
+    for number in range(count + 1):
+        metrics = {
+            f"top1_k{k}": MetricRecord(value=20.0 + 4 * number - k / 10, interval=(19.0, 95.0)) for k in (10, 20, 200)
+        }
+        used = made_checkpoint(
+            f"n{number:02}",
+            number,
+            method="pixels" if number == count else "mae",
+            parameters=0 if number == count else 10**6 * (1 + number),
+            training_cost=TrainingCost(hours=0.5 * 2**number, gflop_per_image=1 + number / 100),
+        )
+        results.append(result(used, 1.0, metrics=metrics))
+    return report_of(results)
+
+
+def test_a_checkpoint_has_one_colour_and_marker_in_all_figures():
+    report = swept_report()
+    styles = board_styles(report)
+    looks = {(style["color"], style.get("marker")) for style in styles.values()}
+    assert len(looks) == len(styles) == 15
+    figures = {
+        **sweep_figures(report),
+        **scatter_figures(report),
+        "t": training_figure({"n03": LOG, "n01": LOG}, styles),
+    }
+    assert len(figures) == 5
+    for figure in figures.values():
+        for line, text in zip(figure.legends[0].get_lines(), figure.legends[0].get_texts(), strict=True):
+            style = styles[text.get_text()]
+            assert line.get_color() == style["color"] and line.get_marker() == style.get("marker", "None")
+        drawn = {(line.get_color(), line.get_marker()) for axes in figure.axes for line in axes.lines}
+        assert {look for look in drawn if look[0] != INK and look[1] not in ("_", "|")} <= looks
+    fewer = swept_report(13)
+    assert {
+        name: style for name, style in board_styles(fewer).items() if name != "n13 (floor)"
+    }.items() <= styles.items()
+
+
+def test_numbers_of_an_axis_do_not_overlap():
+    report = swept_report()
+    for width in (3.25, 9.0):
+        for figure in [*sweep_figures(report, width).values(), *scatter_figures(report, width).values()]:
+            figure.draw_without_rendering()
+            for axes in figure.axes:
+                labels = [label.get_window_extent() for label in axes.get_xticklabels(which="both") if label.get_text()]
+                inside = sorted(box.x0 for box in labels), sorted(box.x1 for box in labels)
+                assert len(labels) > 1 and all(
+                    end < start for end, start in zip(inside[1], inside[0][1:], strict=False)
+                )
+
+
+def test_sweeps_and_fronts_hold_the_numbers_of_the_table():
+    report = swept_report(3)
+    (figure,) = sweep_figures(report).values()
+    lines = {tuple(point[1] for point in line.get_xydata().tolist()) for line in figure.axes[0].lines}
+    assert {tuple(number.value for number in row.numbers) for row in report.tables[0].rows} <= lines
+    points = {"a": (1.0, 50.0), "b": (2.0, 40.0), "c": (2.0, 60.0), "d": (3.0, 60.0), "e": (4.0, 70.0)}
+    assert pareto(points) == [(1.0, 50.0), (2.0, 60.0), (4.0, 70.0)]
+    assert pareto(points, higher_is_better=False) == [(1.0, 50.0), (2.0, 40.0)]
+
+
+def test_robustness_is_drawn_against_clean_accuracy_with_the_distance_from_the_line():
+    """Networks that lie on one line in logits, but for one; of two corruptions the mean accuracy."""
+    line = {"a": 50.0, "b": 60.0, "c": 70.0, "d": 80.0}
+    results = []
+    for number, (name, clean) in enumerate((line | {"odd": 65.0}).items()):
+        shifted = 100 * float(expit(logit(clean / 100) - 0.5)) + (10 if name == "odd" else 0)
+        values = {"top1": clean, "v2_top1": shifted, "c_fog_error": 60.0, "c_snow_error": 100 - clean}
+        results.append(
+            made_result(
+                made_checkpoint(name, number),
+                made_metrics(values, {"top1": (clean - 1, clean + 1)}),
+                task="robustness",
+                protocol=ProtocolUsed(name="robustness@cached", version=1, source="s"),
+            )
+        )
+    report = report_of(results)
+    first, second = robustness_figures(report)["robustness against clean accuracy"].axes
+    assert (first.get_ylabel(), second.get_ylabel()) == ("top1 on v2, %", "top1 on c corruptions, %")
+    assert shifted_accuracies(report.tables[0])["c corruptions"]["b"][1].value == (40 + 60) / 2
+    clean = np.array([50, 60, 70, 80, 65]) / 100
+    fit = np.polyfit(logit(clean), logit(np.append(expit(logit(clean[:4]) - 0.5), expit(logit(0.65) - 0.5) + 0.1)), 1)
+    above = 100 * (expit(logit(0.65) - 0.5) + 0.1 - expit(np.polyval(fit, logit(0.65))))
+    assert 7 < above < 9 and first.get_title().endswith(f"odd {above:+.1f}")
+    assert [49, 51] in [np.asarray(line.get_xdata()).tolist() for line in first.lines]
+    pixels = [replace(one, checkpoint=replace(one.checkpoint, method="pixels")) for one in results[:1]]
+    assert len(robustness_figures(report_of(pixels))) == 1  # a board without networks has points and no line
+
+
+def test_blocks_are_a_curve_that_ends_with_the_last_and_the_best_is_named():
+    """A network of three blocks beside one of two."""
+    deep = {"top1_k10": 40.0, "top1_k10_block1": 30.0, "top1_k10_block2": 45.5}
+    values = {"deep": deep, "flat": {"top1_k10": 20.0, "top1_k10_block1": 10.0}}
+    results = [
+        result(made_checkpoint(name, number), 1.0, metrics={key: MetricRecord(value=v) for key, v in numbers.items()})
+        for number, (name, numbers) in enumerate(values.items())
+    ]
+    report = report_of(results)
+    axes = sweep_figures(report)["accuracy over blocks"].axes[0]
+    drawn = [line.get_xydata().tolist() for line in axes.lines if len(line.get_xydata())]
+    assert [[1, 30], [2, 45.5], [3, 40]] in drawn and [[1, 10], [2, 20]] in drawn
+    assert "deep 2 of 3 (the last is 5.5 worse), flat 2 of 2 (the last)." in verdict(report.tables[0])
+
+
+def test_figures_for_a_paper(compared, bench, tmp_path):
+    """One command, several formats: the same bytes twice, fonts in the PDF, the width that was asked for."""
+    wide = ["--results", compared, "--format", "pdf", "png", "svg"]
+    run = tmp_path / "run"
+    run.mkdir()
+    (run / "log.jsonl").write_text("".join(json.dumps(line) + "\n" for line in LOG))
+    for folder in ("a", "b"):
+        found = bench("visualize", "curves", *wide, "--checkpoint", run, "--width", 3.25, "--out", tmp_path / folder)
+        assert found[0] == 0
+    names = sorted(path.name for path in (tmp_path / "a").iterdir())
+    assert names == ["pretraining.pdf", "pretraining.png", "pretraining.svg"]
+    assert all((tmp_path / "a" / name).read_bytes() == (tmp_path / "b" / name).read_bytes() for name in names)
+    assert b"/FontFile2" in (tmp_path / "a" / "pretraining.pdf").read_bytes()
+    with Image.open(tmp_path / "a" / "pretraining.png") as image:
+        assert image.width == 975
+    code, _, told = bench("visualize", "scatter", "--out", tmp_path)
+    assert code == 2 and "--results" in told
+    code, _, told = bench("visualize", "curves", *wide, "--along", "weeks", "--out", tmp_path)
+    assert code == 2 and "weeks" in told and "hours" in told
+    code, _, told = bench("visualize", "pca", "--checkpoint", "x", "--out", tmp_path)
+    assert code == 2 and "--images" in told
