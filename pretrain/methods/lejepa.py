@@ -51,6 +51,7 @@ class Settings(Validated):
     directions: PositiveInt = 1024  # S, drawn anew for every update
     points: TwoOrMore = 17  # T, of the quadrature, on [0, t_max]
     t_max: PositiveFloat = 3.0  # upper end of the quadrature
+    clip_value: NonNegativeFloat = 0.0  # directions whose statistic is below it count as 0
     embedding: PositiveInt = 512  # width of the linear layer between encoder and projector
     projector_hidden: tuple[PositiveInt, ...] = (2048, 2048)  # widths of the projector's hidden layers
     projector_width: PositiveInt = 512  # K
@@ -120,7 +121,7 @@ class LeJepa(Method):
         """(..., B, K) -> (..., S)."""
         with torch.autocast(projections.device.type, enabled=False):
             lines = projections @ self.directions.to(projections)
-            return epps_pulley(lines, self.settings.t_max, self.settings.points)
+            return epps_pulley(lines, self.settings.t_max, self.settings.points, self.settings.clip_value)
 
     def groups(self) -> list[Group]:
         """All parameters are decayed, biases and norms too, in both codes."""
@@ -131,7 +132,7 @@ class LeJepa(Method):
         s, crops = self.settings, sum(group.shape[1] for group in views.values())
         samples = len(views["global"]) * (crops if s.sigreg_over == "all" else 1)
         zeros = torch.zeros(samples, 1, device=views["global"].device)
-        return {"loss": s.sigreg_weight * epps_pulley(zeros, s.t_max, s.points).squeeze()}
+        return {"loss": s.sigreg_weight * epps_pulley(zeros, s.t_max, s.points, s.clip_value).squeeze()}
 
     def encoders(self) -> dict[str, Encoder]:
         return {"encoder": Encoder(vit=self.vit, extra=projector_tensors(self.projector))}
@@ -143,11 +144,12 @@ def random_directions(width: int, count: int, seed: int) -> Tensor:
     return directions / directions.norm(dim=0)
 
 
-def epps_pulley(lines: Tensor, t_max: float, points: int) -> Tensor:
+def epps_pulley(lines: Tensor, t_max: float, points: int, clip_value: float = 0.0) -> Tensor:
     """Samples (..., B, S) of each direction -> its statistic (..., S), over the samples of all processes:
 
     N times the integral over t from -t_max to t_max of exp(-t^2/2) |mean_n exp(i t x_n) - exp(-t^2/2)|^2 of N samples,
-    by the trapezoidal rule. It is even in t, so that half of the points are computed and count twice.
+    by the trapezoidal rule. It is even in t, so that half of the points are computed and count twice. A statistic below
+    `clip_value` becomes 0.
     """
     t = torch.linspace(0, t_max, points, dtype=lines.dtype, device=lines.device)
     gaussian = (-t.square() / 2).exp()  # characteristic function of the standard Gaussian, and the window
@@ -158,7 +160,8 @@ def epps_pulley(lines: Tensor, t_max: float, points: int) -> Tensor:
     if world.size > 1:
         means = all_reduce(means / world.size)
     errors = (means[0] - gaussian).square() + means[1].square()
-    return lines.shape[-2] * world.size * (errors @ (weights * gaussian))
+    statistics = lines.shape[-2] * world.size * (errors @ (weights * gaussian))
+    return torch.where(statistics < clip_value, 0.0, statistics)
 
 
 METHOD = LeJepa

@@ -48,6 +48,16 @@ def test_statistic_is_least_for_a_standard_gaussian():
     assert min(values, key=values.get) == "gaussian" and values["collapsed"] == max(values.values())
 
 
+def test_directions_below_the_clip_value_count_as_zero():
+    views, plain = crops(), lejepa(local_crops=3, global_crops=2)
+    statistics = plain.epps_pulley(plain.project(views))
+    limit = statistics.median().item()
+    clipped = forward_pass(lejepa(local_crops=3, global_crops=2, clip_value=limit), views, progress()).logs["sigreg"]
+    kept = statistics[statistics >= limit]
+    assert 0 < len(kept) < statistics.numel()
+    torch.testing.assert_close(clipped, kept.sum() / statistics.numel())
+
+
 def gradient_of_a_share(world: World) -> tuple[Tensor, Tensor]:
     """Of this process's half of the samples; parameters' gradients are means over the processes."""
     samples = GAUSSIAN[:8].clone().requires_grad_()

@@ -17,7 +17,7 @@ SMOKE = RECIPES["smoke"]
 def nepa(**changes) -> Nepa:
     """With a layer scale that lets tokens be seen."""
     torch.manual_seed(0)
-    return METHOD(SMOKE.spec, replace(SMOKE.settings, layer_scale_init=1.0, **changes)).double()
+    return METHOD(SMOKE.spec, replace(SMOKE.settings, **{"layer_scale_init": 1.0} | changes)).double()
 
 
 def images(count: int = 3) -> torch.Tensor:
@@ -55,6 +55,18 @@ def test_targets_pass_no_gradient_on():
     (gradient,) = torch.autograd.grad(loss, kept[0])
     assert gradient.flatten(2)[:, :, -1].abs().max() == 0  # the last patch is an input of nothing that is asked
     assert gradient.flatten(2)[:, :, 0].abs().max() > 0
+
+
+def test_layer_scale_of_zero_is_one_that_learns():
+    """layerscale_value=0 of its configs; None is an encoder without a layer scale."""
+    method = nepa(layer_scale_init=0.0)
+    patches = method.vit.project(images())
+    inputs = torch.cat([method.vit.trunk.cls_token.expand(3, -1, -1), patches], dim=1)
+    torch.testing.assert_close(method.predict(patches), method.vit.trunk.norm(inputs))
+    forward_pass(method, {"image": images()}, progress()).loss.backward()
+    assert all(block.gamma_1.grad.any() and block.gamma_2.grad.any() for block in method.vit.trunk.blocks)
+    plain = METHOD(replace(SMOKE.spec, layer_scale=False), SMOKE.settings)
+    assert not [name for name, _ in plain.named_parameters() if "gamma" in name]
 
 
 def test_positions_are_those_of_the_exported_encoder_times_the_factor():

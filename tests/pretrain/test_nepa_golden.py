@@ -55,6 +55,7 @@ class RecordedNepa(RecordedTraining):
             "heads": model["num_attention_heads"],
             "mlp_hidden": model["intermediate_size"],
             "mlp": "gated" if model["use_gated_mlp"] else "plain",
+            "layer_scale": model["layerscale_value"] is not None,
             "query_norm": model["qk_norm"],
             "norm_eps": model["layer_norm_eps"],
         }
