@@ -122,3 +122,28 @@ RELATIVE = dict(
     position_resize="relative_spline",
     pool="avg",
 )
+
+
+def on_32px(
+    published: Recipe, source: str, settings: Any, *, epochs: int, batch: int = 128, warmup: float = 0.5, **changes: Any
+) -> Recipe:
+    """The recipe "32px" of a method, see `small`."""
+    return small(published, VIT_32PX, warmup, source=source, settings=settings, epochs=epochs, batch=batch, **changes)
+
+
+def smoke(published: Recipe, settings: Any, *, source: str = "ours: seconds on digits", **changes: Any) -> Recipe:
+    """The recipe "smoke" of a method, see `small`."""
+    return small(published, VIT_SMOKE, 0.5, source=source, settings=settings, epochs=2, batch=64, **changes)
+
+
+def small(published: Recipe, sizes: ViTSpec, warmup: float, **changes: Any) -> Recipe:
+    """A published recipe for an encoder of other sizes, at a rate of 1e-3 whatever the batch.
+
+    sizes: a ViT-S by its architecture. warmup: epochs, of the published schedule. changes: other fields of the recipe.
+    """
+    names = ("image_size", "patch_size", "width", "depth", "heads", "mlp_hidden")
+    names += ("architecture",) if published.spec.family == "vit" else ()
+    spec = replace(published.spec, **{name: getattr(sizes, name) for name in names})
+    schedule = replace(published.schedule, warmup=warmup)
+    ours: dict[str, Any] = dict(spec=spec, lr=1e-3, lr_batch=0, schedule=schedule, layer_decay=1.0)
+    return replace(published, **ours | changes)

@@ -20,7 +20,7 @@ from pretrain.parts.mask_shapes import block_mask
 from pretrain.parts.masking import hidden_tokens
 from pretrain.parts.tokenizers import TokenPrediction
 from pretrain.parts.weights import beit_token, beit_vit, cut_truncated_
-from pretrain.recipe import RELATIVE, VIT_32PX, VIT_B, VIT_L, VIT_SMOKE, Recipe
+from pretrain.recipe import RELATIVE, VIT_B, VIT_L, Recipe, on_32px, smoke
 from pretrain.schedules import TableCosine
 
 
@@ -99,28 +99,15 @@ RECIPES = {
         settings=Settings(layer_scale_start=1e-5),
         clip=1.0,
     ),
-    "32px": replace(
+    "32px": on_32px(
         _VIT_B,
-        source="ours: the ViT-B recipe on 8 x 8 patches, for two cores",
-        spec=replace(VIT_32PX, **RELATIVE),
-        settings=Settings(
-            codes=512, num_mask_patches=25, min_mask_patches_per_block=5, drop_path=0.0, crop_scale=(0.4, 1.0)
-        ),
+        "ours: the ViT-B recipe on 8 x 8 patches, for two cores",
+        Settings(codes=512, num_mask_patches=25, min_mask_patches_per_block=5, drop_path=0.0, crop_scale=(0.4, 1.0)),
         epochs=12,
-        batch=128,
         lr=2e-3,
-        schedule=TableCosine(warmup=0.5, floor=1e-5),
     ),
-    "smoke": replace(
+    "smoke": smoke(
         _VIT_B,
-        source="ours: seconds on digits",
-        spec=replace(VIT_SMOKE, **RELATIVE),
-        settings=Settings(
-            codes=64, num_mask_patches=6, min_mask_patches_per_block=2, drop_path=0.0, crop_scale=(0.6, 1.0)
-        ),
-        epochs=2,
-        batch=64,
-        lr=1e-3,
-        schedule=TableCosine(warmup=0.5, floor=1e-5),
+        Settings(codes=64, num_mask_patches=6, min_mask_patches_per_block=2, drop_path=0.0, crop_scale=(0.6, 1.0)),
     ),
 }

@@ -36,7 +36,7 @@ from pretrain.parts.masking import take
 from pretrain.parts.teachers import frozen_copy, move
 from pretrain.parts.tokenizers import TokenPrediction
 from pretrain.parts.weights import beit_token, cae_vit, cut_truncated_, rescale_, xavier_
-from pretrain.recipe import SINCOS_ROWS, VIT_32PX, VIT_B, VIT_L, VIT_S, VIT_SMOKE, Recipe
+from pretrain.recipe import SINCOS_ROWS, VIT_B, VIT_L, VIT_S, Recipe, on_32px, smoke
 from pretrain.schedules import TableCosine
 
 
@@ -301,11 +301,10 @@ RECIPES = {
         epochs=1600,
         schedule=TableCosine(warmup=40, floor=1e-5),
     ),
-    "32px": replace(
+    "32px": on_32px(
         _VIT_B,
-        source="ours: the ViT-B recipe on 8 x 8 patches, for two cores",
-        spec=replace(VIT_32PX, **SCALED),
-        settings=Settings(
+        "ours: the ViT-B recipe on 8 x 8 patches, for two cores",
+        Settings(
             codes=512,
             num_mask_patches=32,
             min_mask_patches_per_block=5,
@@ -315,15 +314,11 @@ RECIPES = {
             **_SMALL,
         ),
         epochs=8,
-        batch=128,
         lr=2e-3,
-        schedule=TableCosine(warmup=0.5, floor=1e-5),
     ),
-    "smoke": replace(
+    "smoke": smoke(
         _VIT_B,
-        source="ours: seconds on digits",
-        spec=replace(VIT_SMOKE, **SCALED),
-        settings=Settings(
+        Settings(
             codes=64,
             num_mask_patches=8,
             min_mask_patches_per_block=2,
@@ -332,9 +327,5 @@ RECIPES = {
             crop_scale=(0.6, 1.0),
             **_SMALL,
         ),
-        epochs=2,
-        batch=64,
-        lr=1e-3,
-        schedule=TableCosine(warmup=0.5, floor=1e-5),
     ),
 }

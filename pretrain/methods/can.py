@@ -34,7 +34,7 @@ from pretrain.parts.losses import nt_xent
 from pretrain.parts.masking import order_of, patchify, take
 from pretrain.parts.views import Colours, crop, noise, view
 from pretrain.parts.weights import xavier_
-from pretrain.recipe import SINCOS, VIT_32PX, VIT_B, VIT_SMOKE, Recipe
+from pretrain.recipe import SINCOS, VIT_B, Recipe, on_32px, smoke
 from pretrain.schedules import WarmupCosine
 
 VIEWS = 2
@@ -205,32 +205,20 @@ RECIPES = {
         ),
         epochs=50,
     ),
-    "32px": replace(
+    "32px": on_32px(
         _VIT_B,
-        source="ours: the ViT-B recipe on 8 x 8 patches, for two cores",
-        spec=replace(VIT_32PX, **SINCOS),
-        settings=Settings(decoder_width=96, decoder_depth=2, decoder_heads=3, **_SMALL),
+        "ours: the ViT-B recipe on 8 x 8 patches, for two cores",
+        Settings(decoder_width=96, decoder_depth=2, decoder_heads=3, **_SMALL),
         epochs=3,
-        batch=128,
-        lr=1e-3,
-        lr_batch=0,
-        schedule=WarmupCosine(warmup=0.5),
     ),
-    "smoke": replace(
+    "smoke": smoke(
         _VIT_B,
-        source="ours: seconds on digits",
-        spec=replace(VIT_SMOKE, **SINCOS),
-        settings=Settings(
+        Settings(
             decoder_width=32,
             decoder_depth=1,
             decoder_heads=2,
             crop_scale=(0.6, 1.0),
             **_SMALL | dict(projector_hidden=64, projector_width=32),
         ),
-        epochs=2,
-        batch=64,
-        lr=1e-3,
-        lr_batch=0,
-        schedule=WarmupCosine(warmup=0.5),
     ),
 }

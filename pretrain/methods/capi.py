@@ -40,7 +40,7 @@ from pretrain.parts.masking import take
 from pretrain.parts.teachers import frozen_copy, largest, move, sinkhorn
 from pretrain.parts.views import crop, view
 from pretrain.parts.weights import TOKEN_STD, capi_vit
-from pretrain.recipe import VIT_32PX, VIT_L, VIT_SMOKE, Recipe
+from pretrain.recipe import VIT_L, Recipe, on_32px, smoke
 from pretrain.schedules import TruncatedCosine
 
 # What of an encoder is not decided by its being CAPI's.
@@ -263,30 +263,23 @@ def _vit_l(name: str, images: int) -> Recipe:
     )
 
 
-_SMALL: dict[str, float] = dict(drop_path=0.0, teacher_momentum=0.99)
 _IN1K = _vit_l("ImageNet-1k", 1_281_167)
+_SMALL = replace(_IN1K, spec=replace(_IN1K.spec, registers=4), settings=Settings(drop_path=0.0, teacher_momentum=0.99))
 RECIPES = {
     "vit_l14": _IN1K,
     "vit_l14_in22k": _vit_l("ImageNet-22k", 14_197_122),
     "vit_l14_p205": _vit_l("Places205", 2_448_873),
-    "32px": replace(
-        _IN1K,
-        source="ours: the ViT-L recipe on 8 x 8 patches of CIFAR-10, for two cores",
-        spec=replace(VIT_32PX, registers=4, **ENCODER),
-        settings=Settings(clusters=512, predicted_share=0.25, predictor_depth=2, momentum_warmup=0.3, **_SMALL),
+    "32px": on_32px(
+        _SMALL,
+        "ours: the ViT-L recipe on 8 x 8 patches of CIFAR-10, for two cores",
+        replace(_SMALL.settings, clusters=512, predicted_share=0.25, predictor_depth=2, momentum_warmup=0.3),
         epochs=6,
-        batch=128,
-        schedule=TruncatedCosine(warmup=0.3),
+        warmup=0.3,
     ),
-    "smoke": replace(
-        _IN1K,
-        source="ours: seconds on digits",
-        spec=replace(VIT_SMOKE, registers=4, **ENCODER),
-        settings=Settings(
-            clusters=32, cluster_lr=4.0, predicted_share=0.5, predictor_depth=1, momentum_warmup=0.5, **_SMALL
+    "smoke": smoke(
+        _SMALL,
+        replace(
+            _SMALL.settings, clusters=32, cluster_lr=4.0, predicted_share=0.5, predictor_depth=1, momentum_warmup=0.5
         ),
-        epochs=2,
-        batch=64,
-        schedule=TruncatedCosine(warmup=0.5),
     ),
 }

@@ -33,7 +33,7 @@ from pretrain.parts.masking import hidden_tokens
 from pretrain.parts.teachers import frozen_copy, move
 from pretrain.parts.views import crop, even_jitter, view
 from pretrain.parts.weights import beit_token, beit_vit, cut_truncated_
-from pretrain.recipe import RELATIVE, VIT_32PX, VIT_B, VIT_L, VIT_SMOKE, Recipe
+from pretrain.recipe import RELATIVE, VIT_B, VIT_L, Recipe, on_32px, smoke
 from pretrain.schedules import TableCosine
 
 JITTER = 0.4  # strength (beit/datasets.py:66-74)
@@ -214,11 +214,10 @@ RECIPES = {
         lr=1e-3,
         schedule=TableCosine(warmup=80, floor=1e-5),
     ),
-    "32px": replace(
+    "32px": on_32px(
         _VIT_B,
-        source="ours: the ViT-B recipe on 8 x 8 patches, for two cores",
-        spec=replace(VIT_32PX, **RELATIVE),
-        settings=Settings(
+        "ours: the ViT-B recipe on 8 x 8 patches, for two cores",
+        Settings(
             num_mask_patches=39,
             min_mask_patches_per_block=5,
             max_mask_patches_per_block=64,
@@ -226,24 +225,16 @@ RECIPES = {
             **_SMALL,
         ),
         epochs=12,
-        batch=128,
-        lr_batch=0,
-        schedule=TableCosine(warmup=0.5, floor=1e-5),
+        lr=2e-3,
     ),
-    "smoke": replace(
+    "smoke": smoke(
         _VIT_B,
-        source="ours: seconds on digits",
-        spec=replace(VIT_SMOKE, **RELATIVE),
-        settings=Settings(
+        Settings(
             num_mask_patches=10,
             min_mask_patches_per_block=2,
             max_mask_patches_per_block=16,
             crop_scale=(0.6, 1.0),
             **_SMALL,
         ),
-        epochs=2,
-        batch=64,
-        lr=1e-3,
-        schedule=TableCosine(warmup=0.5, floor=1e-5),
     ),
 }

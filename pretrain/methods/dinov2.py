@@ -252,5 +252,5 @@ RECIPES = {
         source="dinov2 configs/train/vitg14.yaml (ImageNet-22k or LVD-142M, 12 images a GPU); else as vit_l14",
         spec=replace(_VIT_L_22K.spec, width=1536, depth=40, heads=24, mlp_hidden=2 * 4096),
     ),
-    **small_recipes(_VIT_L, Settings(**SMALL | _OURS), Settings(**SMOKE | _OURS), of="ViT-L", **_TABLE),
+    **small_recipes(_VIT_L, Settings(**SMALL | _OURS), Settings(**SMOKE | _OURS), of="ViT-L"),
 }

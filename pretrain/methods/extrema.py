@@ -26,7 +26,7 @@ from pretrain.parts.masking import kept, order_of, take
 from pretrain.parts.teachers import frozen_copy, move
 from pretrain.parts.views import Colours, Tensors, Transform, crop, noise
 from pretrain.parts.weights import xavier_, xavier_vit
-from pretrain.recipe import SINCOS, VIT_32PX, VIT_B, VIT_S, VIT_SMOKE, Recipe
+from pretrain.recipe import SINCOS, VIT_B, VIT_S, Recipe, on_32px, smoke
 from pretrain.schedules import CosineTo, WarmupCosine
 
 Loss = Literal["byol", "infonce"]
@@ -290,11 +290,10 @@ RECIPES = {
     "vit_s_22k": replace(_VIT_S, **_22K),
     "vit_s_class_token": replace(_VIT_S, spec=replace(VIT_S, **CLASS_TOKEN), **_FIGURE_5),
     "vit_s_average": replace(_VIT_S, spec=replace(VIT_S, **AVERAGE), **_FIGURE_5),
-    "32px": replace(
+    "32px": on_32px(
         _VIT_B,
-        source="ours: 8 x 8 patches, 2 masks, for two cores; InfoNCE, as BYOL's targets collapse in few updates",
-        spec=replace(VIT_32PX, **CLASS_ATTENTION),
-        settings=Settings(
+        "ours: 8 x 8 patches, 2 masks, for two cores; InfoNCE, as BYOL's targets collapse in few updates",
+        Settings(
             masks=2,
             loss="infonce",
             crop_scale=(0.4, 1.0),
@@ -304,20 +303,11 @@ RECIPES = {
             drop_path=0.0,
         ),
         epochs=2,
-        batch=128,
-        lr=1e-3,
-        lr_batch=0,
-        schedule=WarmupCosine(warmup=0.2),
+        warmup=0.2,
     ),
-    "smoke": replace(
+    "smoke": smoke(
         _VIT_B,
-        source="ours: seconds on digits",
-        spec=replace(VIT_SMOKE, **CLASS_ATTENTION),
-        settings=Settings(projector_hidden=128, projector_width=32, crop_scale=(0.6, 1.0), drop_path=0.0),
-        epochs=2,
-        batch=64,
+        Settings(projector_hidden=128, projector_width=32, crop_scale=(0.6, 1.0), drop_path=0.0),
         lr=2.5e-4,
-        lr_batch=0,
-        schedule=WarmupCosine(warmup=0.5),
     ),
 }

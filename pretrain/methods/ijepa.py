@@ -26,7 +26,7 @@ from pretrain.parts.masking import take
 from pretrain.parts.teachers import frozen_copy, move
 from pretrain.parts.views import crop, noise, view
 from pretrain.parts.weights import TOKEN_STD, ijepa_vit, truncated_
-from pretrain.recipe import SINCOS, VIT_32PX, VIT_H, VIT_SMOKE, Recipe
+from pretrain.recipe import SINCOS, VIT_H, Recipe, on_32px, smoke
 from pretrain.schedules import CosineTo, CountedCosine
 
 TRIES = 20  # places of a context block, before it may overlap one target block more
@@ -199,22 +199,12 @@ RECIPES = {
         source="ijepa configs/in1k_vith16-448_ep300.yaml (128 x 16 images)",
         spec=replace(VIT_H, image_size=448, patch_size=16, **_PATCHES),
     ),
-    "32px": replace(
+    "32px": on_32px(
         _VIT_H,
-        source="ours: the ViT-H recipe on 8 x 8 patches of CIFAR-10, for two cores",
-        spec=replace(VIT_32PX, **_PATCHES),
-        settings=Settings(min_keep=4, predictor_width=64, predictor_depth=3),
+        "ours: the ViT-H recipe on 8 x 8 patches of CIFAR-10, for two cores",
+        Settings(min_keep=4, predictor_width=64, predictor_depth=3),
         epochs=6,
-        batch=128,
-        schedule=CountedCosine(warmup=0.3, start=0.2, floor=1e-6, stretch=1.0),
+        warmup=0.3,
     ),
-    "smoke": replace(
-        _VIT_H,
-        source="ours: seconds on digits",
-        spec=replace(VIT_SMOKE, **_PATCHES),
-        settings=Settings(min_keep=0, predictor_width=32, predictor_depth=1, crop_scale=(0.6, 1.0)),
-        epochs=2,
-        batch=64,
-        schedule=CountedCosine(warmup=0.5, start=0.2, floor=1e-6, stretch=1.0),
-    ),
+    "smoke": smoke(_VIT_H, Settings(min_keep=0, predictor_width=32, predictor_depth=1, crop_scale=(0.6, 1.0))),
 }

@@ -34,7 +34,7 @@ from pretrain.method import Encoder, Group, Method, Step, TrainProgress
 from pretrain.parts.heads import class_tokens, mlp, projector_tensors
 from pretrain.parts.self_distillation import check_crop_size, check_encoder
 from pretrain.parts.views import Colours, MultiCrop, crop, view
-from pretrain.recipe import VIT_32PX, VIT_B, VIT_L, VIT_S, VIT_SMOKE, Recipe
+from pretrain.recipe import VIT_B, VIT_L, VIT_S, Recipe, on_32px, smoke
 from pretrain.schedules import WarmupCosine
 
 Jitter = tuple[NonNegativeFloat, NonNegativeFloat, NonNegativeFloat, NonNegativeFloat]
@@ -224,25 +224,17 @@ RECIPES = {
         lr=4e-4,
         schedule=WarmupCosine(warmup=10, floor=4e-7, start=0.01),
     ),
-    "32px": replace(
+    "32px": on_32px(
         _VIT_L,
-        source="ours: the ViT-L recipe on 8 x 8 patches of CIFAR-10, four crops, for two cores",
-        spec=replace(VIT_32PX, **_TABLES),
-        settings=Settings(**_SMALL, global_crops=4),
+        "ours: the ViT-L recipe on 8 x 8 patches of CIFAR-10, four crops, for two cores",
+        Settings(**_SMALL, global_crops=4),
         epochs=6,
-        batch=128,
         lr=2e-3,
         schedule=WarmupCosine(warmup=0.3, floor=1e-6, start=0.01),
     ),
-    "smoke": replace(
+    "smoke": smoke(
         _VIT_L,
-        source="ours: seconds on digits",
-        spec=replace(VIT_SMOKE, **_TABLES),
-        settings=Settings(
-            **_SMALL | dict(global_crops=4, directions=64, embedding=32, projector_hidden=(32, 32), local_size=8)
-        ),
-        epochs=2,
-        batch=64,
+        Settings(**_SMALL | dict(global_crops=4, directions=64, embedding=32, projector_hidden=(32, 32), local_size=8)),
         lr=4e-3,
         schedule=WarmupCosine(warmup=0.5, start=0.01),
     ),

@@ -33,7 +33,7 @@ from pretrain.parts.masking import order_of
 from pretrain.parts.teachers import frozen_copy, move
 from pretrain.parts.views import SOLARISE_ABOVE, Blur, Colours, Transform, crop, fixed_crop, view
 from pretrain.parts.weights import xavier_
-from pretrain.recipe import RELATIVE, SINCOS, VIT_32PX, VIT_B, VIT_L, VIT_M, VIT_S, VIT_SMOKE, Recipe
+from pretrain.recipe import RELATIVE, SINCOS, VIT_B, VIT_L, VIT_M, VIT_S, Recipe, on_32px, smoke
 from pretrain.schedules import WarmupCosine, cosine
 
 Base = Literal["mae", "simmim"]
@@ -266,37 +266,16 @@ RECIPES = {
     "vit_m": replace(_VIT_B, spec=replace(VIT_M, **SINCOS)),
     "vit_l": replace(_VIT_B, spec=replace(VIT_L, **SINCOS)),
     "simmim_vit_b": _SIMMIM,
-    "32px": replace(
+    "32px": on_32px(
         _VIT_B,
-        source="ours: the ViT-B recipe on 8 x 8 patches, for two cores",
-        spec=replace(VIT_32PX, **SINCOS),
-        settings=Settings(decoder_width=96, decoder_depth=2, decoder_heads=3, **_SMALL),
+        "ours: the ViT-B recipe on 8 x 8 patches, for two cores",
+        Settings(decoder_width=96, decoder_depth=2, decoder_heads=3, **_SMALL),
         epochs=2,
-        batch=128,
-        lr=1e-3,
-        lr_batch=0,
-        schedule=WarmupCosine(warmup=0.5),
     ),
-    "smoke": replace(
-        _VIT_B,
-        source="ours: seconds on digits",
-        spec=replace(VIT_SMOKE, **SINCOS),
-        settings=Settings(decoder_width=32, decoder_depth=2, decoder_heads=2, crop_padding=2, **_SMALL),
-        epochs=2,
-        batch=64,
-        lr=1e-3,
-        lr_batch=0,
-        schedule=WarmupCosine(warmup=0.5),
-    ),
-    "smoke_simmim": replace(
+    "smoke": smoke(_VIT_B, Settings(decoder_width=32, decoder_depth=2, decoder_heads=2, crop_padding=2, **_SMALL)),
+    "smoke_simmim": smoke(
         _SIMMIM,
-        source="ours: seconds on digits",
-        spec=replace(VIT_SMOKE, **RELATIVE),
-        settings=Settings(base="simmim", mask_ratio=0.6, mask_patch=4, drop_path=0.0, crop_padding=2, **_SMALL),
-        epochs=2,
-        batch=64,
-        lr=1e-3,
-        lr_batch=0,
+        Settings(base="simmim", mask_ratio=0.6, mask_patch=4, drop_path=0.0, crop_padding=2, **_SMALL),
         schedule=WarmupCosine(warmup=0.5),
     ),
 }

@@ -31,7 +31,7 @@ from pretrain.parts.masking import (
 )
 from pretrain.parts.views import Colours, Transform, centre_crop, crop, fixed_crop, view
 from pretrain.parts.weights import TOKEN_STD, xavier_, xavier_vit
-from pretrain.recipe import SINCOS, VIT_32PX, VIT_B, VIT_H, VIT_L, VIT_SMOKE, Recipe
+from pretrain.recipe import SINCOS, VIT_B, VIT_H, VIT_L, Recipe, on_32px, smoke
 from pretrain.schedules import WarmupCosine
 
 Crop = Literal["random", "fixed", "centre"]
@@ -199,26 +199,13 @@ RECIPES = {
     "vit_l_1600": replace(_VIT_B, spec=replace(VIT_L, **SINCOS), epochs=1600),
     "vit_h": replace(_VIT_B, spec=replace(VIT_H, **SINCOS)),  # in patches of 14 pixels
     "vit_h_1600": replace(_VIT_B, spec=replace(VIT_H, **SINCOS), epochs=1600),
-    "32px": replace(
+    "32px": on_32px(
         _VIT_B,
-        source="ours: the ViT-B recipe on 8 x 8 patches, for two cores",
-        spec=replace(VIT_32PX, **SINCOS),
-        settings=Settings(decoder_width=96, decoder_depth=2, decoder_heads=3, crop_scale=(0.4, 1.0)),
+        "ours: the ViT-B recipe on 8 x 8 patches, for two cores",
+        Settings(decoder_width=96, decoder_depth=2, decoder_heads=3, crop_scale=(0.4, 1.0)),
         epochs=5,
-        batch=128,
-        lr=1e-3,
-        lr_batch=0,
-        schedule=WarmupCosine(warmup=0.5),
     ),
-    "smoke": replace(
-        _VIT_B,
-        source="ours: seconds on digits",
-        spec=replace(VIT_SMOKE, **SINCOS),
-        settings=Settings(decoder_width=32, decoder_depth=1, decoder_heads=2, crop_scale=(0.6, 1.0)),
-        epochs=2,
-        batch=64,
-        lr=2.5e-4,
-        lr_batch=0,
-        schedule=WarmupCosine(warmup=0.5),
+    "smoke": smoke(
+        _VIT_B, Settings(decoder_width=32, decoder_depth=1, decoder_heads=2, crop_scale=(0.6, 1.0)), lr=2.5e-4
     ),
 }

@@ -23,7 +23,7 @@ from pretrain.parts.mask_shapes import BlockMask, MaskedView
 from pretrain.parts.masking import hidden_tokens
 from pretrain.parts.views import crop, view
 from pretrain.parts.weights import TOKEN_STD, truncated_
-from pretrain.recipe import VIT_32PX, VIT_B, VIT_L, VIT_SMOKE, Recipe
+from pretrain.recipe import VIT_B, VIT_L, Recipe, on_32px, smoke
 from pretrain.schedules import WarmupCosine
 
 BLOCKS = 5  # a rectangle hides a fifth of all that are hidden, or more (slowfast/datasets/imagenet.py:173-192)
@@ -179,28 +179,13 @@ RECIPES = {
     "vit_b_1600": replace(_VIT_B, epochs=1600),
     "vit_l": replace(_VIT_B, spec=replace(VIT_L, **TRUNK)),
     "vit_l_1600": replace(_VIT_B, spec=replace(VIT_L, **TRUNK), epochs=1600),
-    "32px": replace(
+    "32px": on_32px(
         _VIT_B,
-        source="ours: the ViT-B recipe on 8 x 8 patches with a cell each, for two cores",
-        spec=replace(VIT_32PX, **TRUNK),
-        settings=Settings(hog_cell=4),
+        "ours: the ViT-B recipe on 8 x 8 patches with a cell each, for two cores",
+        Settings(hog_cell=4),
         epochs=12,
-        batch=128,
-        lr=1e-3,
-        lr_batch=0,
         schedule=WarmupCosine(warmup=0.5),
         clip=1.0,
     ),
-    "smoke": replace(
-        _VIT_B,
-        source="ours: seconds on digits",
-        spec=replace(VIT_SMOKE, **TRUNK),
-        settings=Settings(hog_cell=4),
-        epochs=2,
-        batch=64,
-        lr=1e-3,
-        lr_batch=0,
-        schedule=WarmupCosine(warmup=0.5),
-        clip=1.0,
-    ),
+    "smoke": smoke(_VIT_B, Settings(hog_cell=4), schedule=WarmupCosine(warmup=0.5), clip=1.0),
 }

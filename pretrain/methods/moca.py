@@ -40,7 +40,7 @@ from pretrain.parts.masking import MaskRounds
 from pretrain.parts.teachers import frozen_copy, move
 from pretrain.parts.views import TwoViews, noise, two_views
 from pretrain.parts.weights import xavier_vit
-from pretrain.recipe import SINCOS, VIT_32PX, VIT_B, VIT_L, VIT_SMOKE, Recipe
+from pretrain.recipe import SINCOS, VIT_B, VIT_L, Recipe, on_32px, smoke
 from pretrain.schedules import Constant, CosineTo, WarmupCosine, cosine
 
 DIRECTIONS = 2  # losses are sums over both directions, Eq. 3 and 6; the code's factor (models_moca.py:641, 653)
@@ -284,28 +284,19 @@ RECIPES = {
         source="Gidaris et al. 2024, table 9; early_layers is the code's default, the paper does not say",
         spec=replace(VIT_L, **SINCOS, pool="avg"),
     ),
-    "32px": replace(
+    "32px": on_32px(
         _VIT_B,
-        source="ours: the ViT-B recipe on 8 x 8 patches, for two cores: few epochs of small updates",
-        spec=replace(VIT_32PX, **SINCOS, pool="avg"),
-        settings=Settings(**_SMALL, words=512, decoder_width=96, decoder_heads=3, teacher_momentum=0.99),
+        "ours: the ViT-B recipe on 8 x 8 patches, for two cores: few epochs of small updates",
+        Settings(**_SMALL, words=512, decoder_width=96, decoder_heads=3, teacher_momentum=0.99),
         epochs=2,
         batch=64,
-        lr=1e-3,
-        lr_batch=0,
         schedule=WarmupCosine(warmup=0.1),
         weight_decay_schedule=Constant(),
         clip=1.0,
     ),
-    "smoke": replace(
+    "smoke": smoke(
         _VIT_B,
-        source="ours: seconds on digits",
-        spec=replace(VIT_SMOKE, **SINCOS, pool="avg"),
-        settings=Settings(**_SMALL, words=64, decoder_width=32, decoder_heads=2, teacher_momentum=0.9, solarise=0.0),
-        epochs=2,
-        batch=64,
-        lr=1e-3,
-        lr_batch=0,
+        Settings(**_SMALL, words=64, decoder_width=32, decoder_heads=2, teacher_momentum=0.9, solarise=0.0),
         schedule=WarmupCosine(warmup=0.5),
         weight_decay_schedule=Constant(),
         clip=1.0,

@@ -35,7 +35,7 @@ from pretrain.parts.self_distillation import check_crop_size, check_encoder
 from pretrain.parts.teachers import frozen_copy, move, sinkhorn
 from pretrain.parts.views import Colours, crop, noise, view
 from pretrain.parts.weights import msn_vit, truncated_
-from pretrain.recipe import VIT_32PX, VIT_B, VIT_L, VIT_S, VIT_SMOKE, Recipe
+from pretrain.recipe import VIT_B, VIT_L, VIT_S, Recipe, on_32px, smoke
 from pretrain.schedules import CosineTo, CountedCosine
 
 POSITIONS = dict(position="learned", position_resize="bicubic")
@@ -254,22 +254,18 @@ RECIPES = {
     "vit_l7": _larger(
         replace(VIT_L, patch_size=7), 200, "table 1; ours: focal_size, a multiple of 7", mask_ratio=0.7, focal_size=98
     ),
-    "32px": replace(
+    "32px": on_32px(
         _VIT_S,
-        source="ours: the ViT-S recipe on 8 x 8 patches of CIFAR-10 with two focal views of 16 px, for two cores",
-        spec=replace(VIT_32PX, **POSITIONS),
-        settings=Settings(**_SMALL, prototypes=256, head_hidden=256, head_width=64, focal_size=16),
+        "ours: the ViT-S recipe on 8 x 8 patches of CIFAR-10 with two focal views of 16 px, for two cores",
+        Settings(**_SMALL, prototypes=256, head_hidden=256, head_width=64, focal_size=16),
         epochs=6,
         batch=64,
         schedule=CountedCosine(warmup=0.3, start=0.2, floor=1e-6),
     ),
-    "smoke": replace(
+    "smoke": smoke(
         _VIT_S,
+        Settings(**_SMALL, prototypes=64, head_hidden=64, head_width=32, focal_size=8, shared_mask=False),
         source="ours: seconds on digits; each image loses patches of its own",
-        spec=replace(VIT_SMOKE, **POSITIONS),
-        settings=Settings(**_SMALL, prototypes=64, head_hidden=64, head_width=32, focal_size=8, shared_mask=False),
-        epochs=2,
-        batch=64,
         schedule=CountedCosine(warmup=0.5, start=0.2, floor=1e-6),
     ),
 }

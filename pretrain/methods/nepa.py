@@ -21,7 +21,7 @@ from pretrain.method import Encoder, Method, Step, TrainProgress
 from pretrain.parts.teachers import frozen_copy, move
 from pretrain.parts.views import OneView, crop, view
 from pretrain.parts.weights import nepa_vit
-from pretrain.recipe import VIT_32PX, VIT_B, VIT_L, VIT_SMOKE, Recipe
+from pretrain.recipe import VIT_B, VIT_L, Recipe, on_32px, smoke
 from pretrain.schedules import WarmupCosine
 
 
@@ -149,26 +149,12 @@ RECIPES = {
         spec=replace(VIT_L, patch_size=14, **_ROTARY),
         settings=Settings(query_norm_trained="gain"),
     ),
-    "32px": replace(
+    "32px": on_32px(
         _VIT_B,
-        source="ours: the ViT-B recipe on 8 x 8 patches of CIFAR-10, for two cores",
-        spec=replace(VIT_32PX, **_ROTARY),
-        settings=_SMALL,
+        "ours: the ViT-B recipe on 8 x 8 patches of CIFAR-10, for two cores",
+        _SMALL,
         epochs=6,
-        batch=128,
-        lr=1e-3,
-        lr_batch=0,
-        schedule=WarmupCosine(warmup=0.3),
+        warmup=0.3,
     ),
-    "smoke": replace(
-        _VIT_B,
-        source="ours: seconds on digits",
-        spec=replace(VIT_SMOKE, **_ROTARY),
-        settings=_SMALL,
-        epochs=2,
-        batch=64,
-        lr=1e-3,
-        lr_batch=0,
-        schedule=WarmupCosine(warmup=0.5),
-    ),
+    "smoke": smoke(_VIT_B, _SMALL),
 }

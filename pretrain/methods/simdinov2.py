@@ -95,5 +95,5 @@ RECIPES = {
         source=f"SimDINO simdinov2/configs/train/vitb16.yaml; else {_VIT_L.source}",
         spec=replace(VIT_B, **_REGISTERS),
     ),
-    **small_recipes(_VIT_L, Settings(**SMALL_CROPS), Settings(**SMOKE_CROPS), of="ViT-L", **_REGISTERS),
+    **small_recipes(_VIT_L, Settings(**SMALL_CROPS), Settings(**SMOKE_CROPS), of="ViT-L"),
 }

@@ -25,7 +25,7 @@ from pretrain.parts.mask_shapes import MaskedView, MaskNoise
 from pretrain.parts.masking import mask_at, order_of, patchify, take, unpatchify, with_mask_tokens
 from pretrain.parts.views import crop, view
 from pretrain.parts.weights import beit_token, beit_vit
-from pretrain.recipe import RELATIVE, VIT_32PX, VIT_B, VIT_SMOKE, Recipe
+from pretrain.recipe import RELATIVE, VIT_B, Recipe, on_32px, smoke
 from pretrain.schedules import Multistep, WarmupCosine
 
 Masks = Literal["random", "block", "square"]
@@ -190,26 +190,13 @@ RECIPES = {
         lr=2e-4,
         schedule=WarmupCosine(warmup=10, floor=4e-5),  # 1e-5 at 512 images
     ),
-    "32px": replace(
+    "32px": on_32px(
         _VIT_B,
-        source="ours: the ViT-B recipe on 8 x 8 patches and masks of 2 x 2, for two cores",
-        spec=replace(VIT_32PX, **RELATIVE),
-        settings=Settings(mask_patch=8, drop_path=0.0),
+        "ours: the ViT-B recipe on 8 x 8 patches and masks of 2 x 2, for two cores",
+        Settings(mask_patch=8, drop_path=0.0),
         epochs=12,
-        batch=128,
         lr=2e-3,
-        lr_batch=0,
         schedule=WarmupCosine(warmup=0.5),
     ),
-    "smoke": replace(
-        _VIT_B,
-        source="ours: seconds on digits",
-        spec=replace(VIT_SMOKE, **RELATIVE),
-        settings=Settings(mask_patch=4, drop_path=0.0),
-        epochs=2,
-        batch=64,
-        lr=1e-3,
-        lr_batch=0,
-        schedule=WarmupCosine(warmup=0.5),
-    ),
+    "smoke": smoke(_VIT_B, Settings(mask_patch=4, drop_path=0.0), schedule=WarmupCosine(warmup=0.5)),
 }

@@ -21,7 +21,7 @@ from imagesets.augmentation import check_policy, drawn_mix, mixed, random_transf
 from pretrain.method import Encoder, Group, Method, Step, decay_groups
 from pretrain.parts.heads import class_token
 from pretrain.parts.weights import truncated_, truncated_vit
-from pretrain.recipe import VIT_32PX, VIT_B, VIT_S, VIT_SMOKE, Recipe
+from pretrain.recipe import VIT_B, VIT_S, Recipe, on_32px, smoke
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -121,28 +121,19 @@ RECIPES = {
     "vit_b": _VIT_B,
     "vit_s": replace(_VIT_B, spec=VIT_S),
     "vit_ti": replace(_VIT_B, spec=replace(VIT_S, **_TINY)),
-    "32px": replace(
+    "32px": on_32px(
         _VIT_B,
-        source="ours: 8 x 8 patches of CIFAR-10, few epochs for two cores, so crops and flips alone; uses labels",
-        spec=VIT_32PX,
-        settings=Settings(
+        "ours: 8 x 8 patches of CIFAR-10, few epochs for two cores, so crops and flips alone; uses labels",
+        Settings(
             classes=10, policy="", crop_scale=(0.5, 1.0), erase=0.0, mixup=0.0, cutmix=0.0, repeated=1, drop_path=0.0
         ),
         epochs=10,
-        batch=128,
-        lr=1e-3,
-        lr_batch=0,
         schedule=TimmCosine(warmup=1, floor=1e-5, start=1e-4, told="epoch"),
     ),
-    "smoke": replace(
+    "smoke": smoke(
         _VIT_B,
+        Settings(classes=10, crop_scale=(0.6, 1.0), flip=0.0, drop_path=0.0),
         source="ours: seconds on digits; uses labels",
-        spec=VIT_SMOKE,
-        settings=Settings(classes=10, crop_scale=(0.6, 1.0), flip=0.0, drop_path=0.0),
-        epochs=2,
-        batch=64,
-        lr=1e-3,
-        lr_batch=0,
         schedule=TimmCosine(warmup=0.5, floor=1e-5, start=1e-4, told="update"),  # by epoch, both would have the start
     ),
 }

@@ -19,7 +19,7 @@ from pretrain.parts.heads import Norm, PrototypeHead, class_tokens, projector_te
 from pretrain.parts.teachers import Centre, Temperature, frozen_copy, move
 from pretrain.parts.views import Colours, MultiCrop, Transform, crop, view
 from pretrain.parts.weights import truncated_vit
-from pretrain.recipe import VIT_32PX, VIT_SMOKE, Recipe
+from pretrain.recipe import Recipe, on_32px, smoke
 from pretrain.schedules import TableCosine, cosine
 
 GLOBAL_CROPS = 2
@@ -42,29 +42,14 @@ SMOKE = SMOKE_CROPS | dict(prototypes=64, freeze_prototypes=0)
 
 
 def small_recipes(
-    published: Recipe, on_32px: Any, smoke: Any, epochs: int = 6, of: str = "ViT-S", **encoder: Any
+    published: Recipe, settings_32px: Any, settings_smoke: Any, epochs: int = 6, of: str = "ViT-S"
 ) -> dict[str, Recipe]:
-    """ "32px" and "smoke" of a method, by its published recipe for a ViT-S, or `of` another, and settings for each;
-    epochs: of "32px". encoder: fields of the spec beside those of the positions."""
-    design = POSITIONS | encoder
-    ours = replace(published, batch=64, lr=1e-3, lr_batch=0, layer_decay=1.0)
+    """ "32px", of so many epochs, and "smoke" of a method, by its published recipe for a ViT-S, or `of` another."""
+    source = f"ours: the {of} recipe on 8 x 8 patches of CIFAR-10 without local crops, for two cores"
+    ours = replace(published, schedule=TableCosine(warmup=0.5, floor=1e-6))
     return {
-        "32px": replace(
-            ours,
-            source=f"ours: the {of} recipe on 8 x 8 patches of CIFAR-10 without local crops, for two cores",
-            spec=replace(VIT_32PX, **design),
-            settings=on_32px,
-            epochs=epochs,
-            schedule=TableCosine(warmup=0.3, floor=1e-6),
-        ),
-        "smoke": replace(
-            ours,
-            source="ours: seconds on digits",
-            spec=replace(VIT_SMOKE, **design),
-            settings=smoke,
-            epochs=2,
-            schedule=TableCosine(warmup=0.5, floor=1e-6),
-        ),
+        "32px": on_32px(ours, source, settings_32px, epochs=epochs, batch=64, warmup=0.3),
+        "smoke": smoke(ours, settings_smoke),
     }
 
 

@@ -5,7 +5,7 @@ average moves. Letters: B images of this process, D width, d projected width.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -19,8 +19,8 @@ from pretrain.parts.heads import class_token, projector_tensors
 from pretrain.parts.teachers import frozen_copy, move
 from pretrain.parts.views import TwoViews, two_views
 from pretrain.parts.weights import moco_vit
-from pretrain.recipe import SINCOS_ROWS, VIT_32PX, VIT_SMOKE, Recipe
-from pretrain.schedules import WarmupCosine, cosine
+from pretrain.recipe import Recipe, on_32px, smoke
+from pretrain.schedules import cosine
 
 VIEWS = ("first", "second")
 # Settings of the recipes for small images, on which blur and solarisation leave little to see: ours.
@@ -28,28 +28,12 @@ SMALL = dict(projector_hidden=512, projector_width=128, crop_scale=(0.2, 1.0), b
 SMOKE = SMALL | dict(projector_hidden=64, projector_width=32)
 
 
-def small_siamese_recipes(published: Recipe, on_32px: Any, smoke: Any) -> dict[str, Recipe]:
-    """ "32px" and "smoke" of a method, by its published recipe for a ViT-B and settings for each."""
-    ours = replace(published, lr=1e-3, lr_batch=0)
+def small_siamese_recipes(published: Recipe, settings_32px: Any, settings_smoke: Any) -> dict[str, Recipe]:
+    """ "32px" and "smoke" of a method, by its published recipe for a ViT-B."""
+    source = "ours: the ViT-B recipe on 8 x 8 patches of CIFAR-10, without blur, for two cores"
     return {
-        "32px": replace(
-            ours,
-            source="ours: the ViT-B recipe on 8 x 8 patches of CIFAR-10, without blur, for two cores",
-            spec=replace(VIT_32PX, **SINCOS_ROWS),
-            settings=on_32px,
-            epochs=6,
-            batch=128,
-            schedule=WarmupCosine(warmup=0.3),
-        ),
-        "smoke": replace(
-            ours,
-            source="ours: seconds on digits",
-            spec=replace(VIT_SMOKE, **SINCOS_ROWS),
-            settings=smoke,
-            epochs=2,
-            batch=64,
-            schedule=WarmupCosine(warmup=0.5),
-        ),
+        "32px": on_32px(published, source, settings_32px, epochs=6, warmup=0.3),
+        "smoke": smoke(published, settings_smoke),
     }
 
 
