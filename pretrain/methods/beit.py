@@ -16,7 +16,7 @@ from checkpoints.vit import ViT
 from engine.precision import to_float32
 from engine.settings import AreaRange, BelowOne, NonNegativeFloat, PositiveFloat, PositiveInt, TwoOrMore, Validated
 from pretrain.method import Encoder, Group, Step, decay_groups
-from pretrain.parts.mask_shapes import block_mask
+from pretrain.parts.mask_shapes import BlockMask
 from pretrain.parts.masking import hidden_tokens
 from pretrain.parts.tokenizers import TokenPrediction
 from pretrain.parts.weights import beit_token, beit_vit, cut_truncated_
@@ -47,7 +47,12 @@ class BeitPretraining(TokenPrediction):
     def __init__(self, spec: ViTSpec, settings: Settings) -> None:
         if spec.relative_position != "shared":
             raise ValueError(f"relative_position={spec.relative_position!r}: BEiT's encoder has a shared one")
-        draw_mask = block_mask(spec.grid, settings)
+        draw_mask = BlockMask(
+            spec.grid,
+            settings.num_mask_patches,
+            settings.min_mask_patches_per_block,
+            settings.max_mask_patches_per_block,
+        )
         super().__init__(spec, settings, draw_mask)
         self.vit = beit_vit(ViT(spec, settings.drop_path), settings.layer_scale_start)
         self.mask_token = beit_token(spec.width)

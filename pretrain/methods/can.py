@@ -7,13 +7,13 @@ the setting.
 B images, 2B views (all first ones, then all second ones), L patches, k visible ones, p patch side, D width.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from math import log
 from typing import Literal
 
 import torch
-from PIL import Image
 from torch import Tensor
 
 from checkpoints.spec import ViTSpec
@@ -32,7 +32,7 @@ from pretrain.methods import mae
 from pretrain.parts.heads import Norm, mlp
 from pretrain.parts.losses import nt_xent
 from pretrain.parts.masking import order_of, patchify, take
-from pretrain.parts.views import Colours, crop, noise, view
+from pretrain.parts.views import Colours, ImageViews, Several, crop, noise, view
 from pretrain.parts.weights import xavier_
 from pretrain.recipe import SINCOS, VIT_B, Recipe, on_32px, smoke
 from pretrain.schedules import WarmupCosine
@@ -83,21 +83,8 @@ class Settings(Validated):
         )
 
 
-@dataclass(frozen=True)
-class NoisyViews:
-    """RGB image -> "image" (2, 3, H, W), "noise" (2, L) for masks, "level" (2,) in [0, 1), "gauss" (2, 3, H, W)."""
-
-    make: Callable[[Image.Image], Tensor]
-    patches: int
-
-    def __call__(self, image: Image.Image) -> dict[str, Tensor]:
-        images = torch.stack([self.make(image) for _ in range(VIEWS)])
-        drawn = {"noise": noise(VIEWS, self.patches), "level": noise(VIEWS), "gauss": torch.randn_like(images)}
-        return {"image": images, **drawn}
-
-
 class Can(Method):
-    """Views: those of NoisyViews, (B, 2, ...)."""
+    """Views: "image" (B, 2, 3, H, W), "noise" (B, 2, L) for masks, "level" (B, 2) in [0, 1), "gauss" as the images."""
 
     batch_statistics = True  # its negatives; processes share them
     sync_batch_norm = True  # ours, as in SimCLR
@@ -114,7 +101,10 @@ class Can(Method):
 
     def views(self) -> Views:
         steps = [*crop(self.spec.side, self.settings.crop_scale, "bilinear"), *COLOURS.transforms()]
-        return NoisyViews(view(steps, self.preparation), self.autoencoder.patches)
+        images, size = Several([view(steps, self.preparation)] * VIEWS), self.spec.side
+        noises = {"noise": (noise, self.autoencoder.patches), "level": (noise,), "gauss": (torch.randn, 3, size, size)}
+        drawn = {name: partial(draw, VIEWS, *shape) for name, (draw, *shape) in noises.items()}
+        return ImageViews({"image": images}, drawn)
 
     def forward(self, views: Mapping[str, Tensor]) -> Step:
         drawn = {name: both.transpose(0, 1).flatten(0, 1) for name, both in views.items()}  # (2B, ...)

@@ -34,11 +34,11 @@ from engine.settings import (
 )
 from pretrain.method import Encoder, Group, Method, Step, TrainProgress
 from pretrain.parts.heads import Prototypes
-from pretrain.parts.mask_shapes import HiddenShape, MaskedView, SeenAndPredicted
+from pretrain.parts.mask_shapes import HiddenShape, SeenAndPredicted
 from pretrain.parts.masked_distillation import drop_subsets_
 from pretrain.parts.masking import take
 from pretrain.parts.teachers import frozen_copy, largest, move, sinkhorn
-from pretrain.parts.views import crop, view
+from pretrain.parts.views import ImageViews, crop, view
 from pretrain.parts.weights import TOKEN_STD, capi_vit
 from pretrain.recipe import VIT_L, Recipe, on_32px, smoke
 from pretrain.schedules import TruncatedCosine
@@ -102,9 +102,9 @@ class Capi(Method):
             rope.requires_grad_(settings.rotary_lr > 0)
         self.teacher = frozen_copy(self.vit)
 
-    def views(self) -> MaskedView:
+    def views(self) -> ImageViews:
         image = view(crop(self.spec.side, self.settings.crop_scale), self.preparation)
-        return MaskedView(image, self.mask, "ids")
+        return ImageViews({"image": image}, {"ids": self.mask})
 
     def forward(self, views: Mapping[str, Tensor]) -> Step:
         visible, predicted = views["ids"].tensor_split([self.mask.seen], dim=1)

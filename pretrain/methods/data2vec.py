@@ -28,10 +28,10 @@ from engine.settings import (
 )
 from pretrain.method import Encoder, Group, Method, Step, TrainProgress, Views, decay_groups
 from pretrain.parts.losses import patch_baseline
-from pretrain.parts.mask_shapes import MaskedView, block_mask
+from pretrain.parts.mask_shapes import BlockMask
 from pretrain.parts.masking import hidden_tokens
 from pretrain.parts.teachers import frozen_copy, move
-from pretrain.parts.views import crop, even_jitter, view
+from pretrain.parts.views import ImageViews, crop, even_jitter, view
 from pretrain.parts.weights import beit_token, beit_vit, cut_truncated_
 from pretrain.recipe import RELATIVE, VIT_B, VIT_L, Recipe, on_32px, smoke
 from pretrain.schedules import TableCosine
@@ -88,7 +88,12 @@ class Data2Vec(Method):
             raise ValueError(
                 f"target_layers={settings.target_layers}: must be some of the blocks 0 to {spec.depth - 1}"
             )
-        self.draw_mask = block_mask(spec.grid, settings)
+        self.draw_mask = BlockMask(
+            spec.grid,
+            settings.num_mask_patches,
+            settings.min_mask_patches_per_block,
+            settings.max_mask_patches_per_block,
+        )
         self.student = beit_vit(ViT(spec, settings.drop_path), settings.layer_scale_start)
         for block in self.student.trunk.blocks:
             block.attn.attn_drop.p = settings.attn_drop
@@ -98,7 +103,7 @@ class Data2Vec(Method):
 
     def views(self) -> Views:
         steps = [*even_jitter(JITTER), *crop(self.spec.side, self.settings.crop_scale)]
-        return MaskedView(view(steps, self.preparation), self.draw_mask, "mask")
+        return ImageViews({"image": view(steps, self.preparation)}, {"mask": self.draw_mask})
 
     def forward(self, views: Mapping[str, Tensor]) -> Step:
         mask = views["mask"].bool()

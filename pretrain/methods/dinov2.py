@@ -22,7 +22,6 @@ from engine.settings import NonNegativeFloat, NonNegativeInt, PositiveFloat, Pos
 from pretrain.method import Step, TrainProgress
 from pretrain.parts.heads import PrototypeHead
 from pretrain.parts.losses import Negatives, dino_loss, gram_loss, masked_patch_loss
-from pretrain.parts.mask_shapes import MaskedCrops
 from pretrain.parts.masked_distillation import MaskedDistillation, MaskedSettings, patch_head
 from pretrain.parts.self_distillation import (
     SMALL,
@@ -33,7 +32,7 @@ from pretrain.parts.self_distillation import (
     small_recipes,
 )
 from pretrain.parts.teachers import Centre, Temperature, frozen_copy, mean_output, sinkhorn_targets
-from pretrain.parts.views import Tensors, Transform, crop, view
+from pretrain.parts.views import ImageViews, Tensors, Transform, crop, view
 from pretrain.recipe import VIT_B, VIT_L, Recipe
 from pretrain.schedules import CosineTo, TableCosine, ramp
 
@@ -78,7 +77,7 @@ class DinoV2(MaskedDistillation, SelfDistillation):
     def new_patch_head(self, prototypes: int = 0, fixed: bool = True) -> PrototypeHead:
         return super().new_patch_head(self.settings.patch_prototypes, self.settings.fixed_prototypes)
 
-    def views(self) -> "MaskedCrops | GramCrops":
+    def views(self) -> "ImageViews | GramCrops":
         s, masked = self.settings, super().views()
         if not (s.gram_weight and s.gram_size):
             return masked
@@ -172,9 +171,9 @@ def resized_tokens(
 
 @dataclass(frozen=True)
 class GramCrops:
-    """MaskedCrops, whose global crops come from larger ones: "gram" (G, 3, S', S'), without changed colours."""
+    """Masked crops, of which the global ones come from larger ones: "gram" (G, 3, S', S'), without changed colours."""
 
-    masked: MaskedCrops
+    masked: ImageViews
     geometry: Transform  # at the larger size
     colours: tuple[Callable[[Image.Image], Tensor], ...]  # of each global crop
     plain: Tensors
@@ -185,8 +184,8 @@ class GramCrops:
         parts = [self.geometry(image) for _ in self.colours]
         crops = [colours(resized(part, self.size)) for colours, part in zip(self.colours, parts, strict=True)]
         gram = [self.plain(resized(part, self.gram_size)) for part in parts]
-        local = replace(self.masked, crops=replace(self.masked.crops, large=()))(image)
-        return {"global": torch.stack(crops), **local, "gram": torch.stack(gram)}
+        local = {name: make for name, make in self.masked.made.items() if name != "global"}
+        return {"global": torch.stack(crops), **replace(self.masked, made=local)(image), "gram": torch.stack(gram)}
 
 
 def resized(image: Image.Image, side: int) -> Image.Image:

@@ -19,7 +19,7 @@ from engine.settings import AreaRange, NonNegativeFloat, NonNegativeInt, Positiv
 from pretrain.method import Step, TrainProgress
 from pretrain.parts.heads import PrototypeHead, Prototypes
 from pretrain.parts.losses import dino_loss, masked_patch_loss
-from pretrain.parts.mask_shapes import MaskedCrops, MaskShape, VaryingMask
+from pretrain.parts.mask_shapes import MaskShape, VaryingMask
 from pretrain.parts.masking import masked_tokens
 from pretrain.parts.self_distillation import (
     GLOBAL_CROPS,
@@ -31,6 +31,7 @@ from pretrain.parts.self_distillation import (
     small_recipes,
 )
 from pretrain.parts.teachers import Centre, Temperature, frozen_copy, mean_output
+from pretrain.parts.views import ImageViews
 from pretrain.recipe import VIT_B, VIT_L, VIT_S, Recipe
 from pretrain.schedules import CosineTo, TableCosine
 
@@ -84,10 +85,10 @@ class Ibot(SelfDistillation):
         )
         self.patch_temperature, self.is_masking = self.patch_temperatures.at(0), settings.mask_start == 0
 
-    def views(self) -> MaskedCrops:
+    def views(self) -> ImageViews:
         s = self.settings
         mask = VaryingMask(shape=s.mask_shape, ratios=s.mask_ratios, spreads=s.mask_spreads)
-        return MaskedCrops(super().views(), partial(mask.several, GLOBAL_CROPS, self.spec.grid))
+        return replace(super().views(), drawn={"mask": partial(mask.several, GLOBAL_CROPS, self.spec.grid)})
 
     def before_forward(self, progress: TrainProgress) -> None:
         super().before_forward(progress)

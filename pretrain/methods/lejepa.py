@@ -33,7 +33,7 @@ from engine.settings import (
 from pretrain.method import Encoder, Group, Method, Step, TrainProgress
 from pretrain.parts.heads import class_tokens, mlp, projector_tensors
 from pretrain.parts.self_distillation import check_crop_size, check_encoder
-from pretrain.parts.views import Colours, MultiCrop, crop, view
+from pretrain.parts.views import Colours, ImageViews, crop, multi_crop, view
 from pretrain.recipe import VIT_B, VIT_L, VIT_S, Recipe, on_32px, smoke
 from pretrain.schedules import WarmupCosine
 
@@ -89,12 +89,12 @@ class LeJepa(Method):
         self.projector = nn.Sequential(embed, mlp(widths, norm="bn", activation="relu"))
         self.directions = random_directions(settings.projector_width, settings.directions, seed=0)
 
-    def views(self) -> MultiCrop:
+    def views(self) -> ImageViews:
         s = self.settings
         colours = Colours(jitter=s.jitter, blur=s.blur, solarise=s.solarise).transforms()
         large = view([*crop(self.spec.side, s.global_scale), *colours], self.preparation)
         small = view([*crop(s.local_size, s.local_scale), *colours], self.preparation)
-        return MultiCrop((large,) * s.global_crops, (small,) * s.local_crops)
+        return multi_crop((large,) * s.global_crops, (small,) * s.local_crops)
 
     def before_forward(self, progress: TrainProgress) -> None:
         """New directions for every update, the same in all processes and micro-batches."""

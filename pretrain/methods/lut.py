@@ -5,12 +5,11 @@ table A of the supplementary, which has no code. Two views, hidden in different 
 B images, D width, U units of a mask (patches, or SimMIM's blocks), v visible ones.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Literal
 
 import torch
-from PIL import Image
 from torch import Tensor, nn
 from torchvision import transforms
 
@@ -28,10 +27,9 @@ from pretrain.method import Encoder, Group, Method, Reconstruction, Step, TrainP
 from pretrain.methods import mae, simmim
 from pretrain.parts.heads import Activation, Norm, mlp
 from pretrain.parts.losses import byol_loss, direction_baseline
-from pretrain.parts.mask_shapes import MaskNoise
 from pretrain.parts.masking import order_of
 from pretrain.parts.teachers import frozen_copy, move
-from pretrain.parts.views import SOLARISE_ABOVE, Blur, Colours, Transform, crop, fixed_crop, view
+from pretrain.parts.views import SOLARISE_ABOVE, Blur, Colours, ImageViews, Transform, crop, fixed_crop, view
 from pretrain.parts.weights import xavier_
 from pretrain.recipe import RELATIVE, SINCOS, VIT_B, VIT_L, VIT_M, VIT_S, Recipe, on_32px, smoke
 from pretrain.schedules import WarmupCosine, cosine
@@ -145,11 +143,8 @@ class Lut(Method):
             part = fixed_crop(size, size, settings.crop_padding)
         else:
             part = crop(size, settings.crop_scale)
-        return LutViews(
-            view1=view(part, self.preparation),
-            view2=view([*part, *colours()], self.preparation),
-            mask_noise=self.base.mask_noise(),
-        )
+        made = {"view1": view(part, self.preparation), "view2": view([*part, *colours()], self.preparation)}
+        return ImageViews(made, {"noise": self.base.mask_noise()})
 
     def forward(self, views: Mapping[str, Tensor]) -> Step:
         images = torch.cat([views["view1"], views["view2"]])
@@ -215,18 +210,6 @@ def colours() -> list[Transform]:
         Blur(1.0, Colours.blur_radius),
     ]
     return [*Colours(grey=0.0).transforms(), transforms.RandomChoice(one_of)]
-
-
-@dataclass(frozen=True, kw_only=True)
-class LutViews:
-    """Two views, crops drawn for each, and one noise for the masks of both."""
-
-    view1: Callable[[Image.Image], Tensor]
-    view2: Callable[[Image.Image], Tensor]
-    mask_noise: MaskNoise
-
-    def __call__(self, image: Image.Image) -> dict[str, Tensor]:
-        return {"view1": self.view1(image), "view2": self.view2(image), "noise": self.mask_noise()}
 
 
 METHOD = Lut

@@ -17,7 +17,7 @@ from engine.settings import AreaRange, PositiveInt, UnitInterval, Validated
 from pretrain.method import Encoder, Method, Reconstruction, Step, Views
 from pretrain.parts.decoders import TokenDecoder
 from pretrain.parts.losses import patch_baseline
-from pretrain.parts.mask_shapes import MaskedView, MaskNoise
+from pretrain.parts.mask_shapes import MaskNoise
 from pretrain.parts.masking import (
     kept,
     mask_at,
@@ -29,7 +29,7 @@ from pretrain.parts.masking import (
     unpatchify,
     with_mask_tokens,
 )
-from pretrain.parts.views import Colours, Transform, centre_crop, crop, fixed_crop, view
+from pretrain.parts.views import Colours, ImageViews, Transform, centre_crop, crop, fixed_crop, view
 from pretrain.parts.weights import TOKEN_STD, xavier_, xavier_vit
 from pretrain.recipe import SINCOS, VIT_B, VIT_H, VIT_L, Recipe, on_32px, smoke
 from pretrain.schedules import WarmupCosine
@@ -152,7 +152,7 @@ class Mae(Method):
     def views(self) -> Views:
         steps = cropping(self.spec.side, self.settings)
         steps += Colours(jitter_chance=self.settings.colour_jitter, grey=0.0).transforms()
-        return MaskedView(view(steps, self.preparation), self.autoencoder.mask_noise())
+        return ImageViews({"image": view(steps, self.preparation)}, {"noise": self.autoencoder.mask_noise()})
 
     def forward(self, views: Mapping[str, Tensor]) -> Step:
         ids = order_of(views["noise"])

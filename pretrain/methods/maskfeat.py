@@ -19,9 +19,9 @@ from engine.precision import to_float32
 from engine.settings import AreaRange, NonNegativeInt, PositiveInt, UnitInterval, Validated
 from pretrain.method import Encoder, Method, Step, Views
 from pretrain.parts.losses import patch_baseline
-from pretrain.parts.mask_shapes import BlockMask, MaskedView
+from pretrain.parts.mask_shapes import BlockMask
 from pretrain.parts.masking import hidden_tokens
-from pretrain.parts.views import crop, view
+from pretrain.parts.views import ImageViews, crop, view
 from pretrain.parts.weights import TOKEN_STD, truncated_
 from pretrain.recipe import VIT_B, VIT_L, Recipe, on_32px, smoke
 from pretrain.schedules import WarmupCosine
@@ -61,7 +61,7 @@ class MaskFeat(Method):
 
     def views(self) -> Views:
         steps = crop(self.spec.side, self.settings.crop_scale)
-        return MaskedView(view(steps, self.preparation), self.draw_mask, "mask")
+        return ImageViews({"image": view(steps, self.preparation)}, {"mask": self.draw_mask})
 
     def forward(self, views: Mapping[str, Tensor]) -> Step:
         mask = views["mask"].bool()

@@ -7,9 +7,9 @@ V=2 views, B images, L patches, k visible ones, D width, K words.
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
-from PIL import Image
 from torch import Tensor, nn
 
 from checkpoints.spec import ViTSpec
@@ -38,7 +38,7 @@ from pretrain.parts.decoders import TokenDecoder
 from pretrain.parts.losses import BASELINE_IMAGES, assignment_baseline
 from pretrain.parts.masking import MaskRounds
 from pretrain.parts.teachers import frozen_copy, move
-from pretrain.parts.views import TwoViews, noise, two_views
+from pretrain.parts.views import noise, two_views
 from pretrain.parts.weights import xavier_vit
 from pretrain.recipe import SINCOS, VIT_B, VIT_L, Recipe, on_32px, smoke
 from pretrain.schedules import Constant, CosineTo, WarmupCosine, cosine
@@ -132,7 +132,8 @@ class Moca(Method):
     def views(self) -> Views:
         settings = self.settings
         pair = two_views(self.spec.side, settings.crop_scale, settings.blur, settings.solarise, self.preparation)
-        return MocaViews(pair, (self.rounds.drawn, 2, self.rounds.patches))
+        masks = partial(noise, self.rounds.drawn, 2, self.rounds.patches)
+        return replace(pair, drawn={"noise": masks, "choices": partial(noise, CHOICES)})
 
     def before_forward(self, progress: TrainProgress) -> None:
         """The teacher follows the student that the update before left (models_moca.py:548-560)."""
@@ -227,17 +228,6 @@ class Moca(Method):
 
     def encoders(self) -> dict[str, Encoder]:
         return {"teacher": Encoder(vit=self.teacher), "student": Encoder(vit=self.student)}
-
-
-@dataclass(frozen=True)
-class MocaViews:
-    """Two views, noise for the masks of both, and an image's numbers for the codebook."""
-
-    pair: TwoViews
-    masks: tuple[int, ...]
-
-    def __call__(self, image: Image.Image) -> dict[str, Tensor]:
-        return {**self.pair(image), "noise": noise(*self.masks), "choices": noise(CHOICES)}
 
 
 METHOD = Moca

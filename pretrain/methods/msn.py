@@ -6,12 +6,12 @@ options smoothed labels, frozen prototypes, a prediction head and convolutional 
 B images, R random and F focal anchor views, V = R + F, L patches, l kept ones, d projected width, K prototypes.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from math import log
 
 import torch
-from PIL import Image
 from torch import Tensor, nn
 
 from checkpoints.spec import ViTSpec
@@ -33,7 +33,7 @@ from pretrain.parts.losses import mean_entropy_loss
 from pretrain.parts.masking import kept, order_of
 from pretrain.parts.self_distillation import check_crop_size, check_encoder
 from pretrain.parts.teachers import frozen_copy, move, sinkhorn
-from pretrain.parts.views import Colours, crop, noise, view
+from pretrain.parts.views import Colours, ImageViews, Several, crop, noise, view
 from pretrain.parts.weights import msn_vit, truncated_
 from pretrain.recipe import VIT_B, VIT_L, VIT_S, Recipe, on_32px, smoke
 from pretrain.schedules import CosineTo, CountedCosine
@@ -115,16 +115,18 @@ class Msn(Method):
         self.prototypes = nn.Parameter(torch.empty(settings.prototypes, settings.head_width).uniform_(-bound, bound))
         self.sharpening = settings.sharpening
 
-    def views(self) -> "MsnViews":
+    def views(self) -> ImageViews:
         """src/data_manager.py:64-140; chances that are not settings are those of Colours, as there."""
         s = self.settings
         jitter = tuple(s.colour_strength * strength for strength in JITTER)
         colours = Colours(jitter=jitter, blur=s.blur).transforms()
-        makers = [
+        large, small = (
             view([*crop(size, scale, "bilinear"), *colours], self.preparation)
             for size, scale in ((self.spec.side, s.random_scale), (s.focal_size, s.focal_scale))
-        ]
-        return MsnViews(*makers, s.random_views, s.focal_views, self.patches)
+        )
+        made = {"target": large, "random": Several([large] * s.random_views)}
+        made |= {"focal": Several([small] * s.focal_views)} if s.focal_views else {}
+        return ImageViews(made, {"noise": partial(noise, s.random_views, self.patches)})
 
     def before_forward(self, progress: TrainProgress) -> None:
         s = self.settings
@@ -193,23 +195,6 @@ class Msn(Method):
 def used(targets: Tensor) -> Tensor:
     """How many prototypes are the likeliest of some image; targets (B, K)."""
     return targets.new_zeros(targets.shape[1]).index_fill_(0, targets.argmax(dim=1), 1.0).sum()
-
-
-@dataclass(frozen=True)
-class MsnViews:
-    """A target and anchors of both sizes, and noise for the patches that random anchors lose."""
-
-    large: Callable[[Image.Image], Tensor]
-    small: Callable[[Image.Image], Tensor]
-    random: int
-    focal: int
-    patches: int
-
-    def __call__(self, image: Image.Image) -> dict[str, Tensor]:
-        target, *anchors = (self.large(image) for _ in range(1 + self.random))
-        views = {"target": target, "random": torch.stack(anchors)}
-        views |= {"focal": torch.stack([self.small(image) for _ in range(self.focal)])} if self.focal else {}
-        return views | {"noise": noise(self.random, self.patches)}
 
 
 METHOD = Msn

@@ -8,11 +8,11 @@ K prototypes.
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from math import log
 from typing import Literal
 
 import torch
-from PIL import Image
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.modules.batchnorm import _BatchNorm
@@ -35,7 +35,7 @@ from pretrain.parts.self_distillation import (
     small_recipes,
 )
 from pretrain.parts.teachers import mean_output
-from pretrain.parts.views import MultiCrop, noise
+from pretrain.parts.views import ImageViews, noise
 from pretrain.recipe import VIT_S, Recipe
 from pretrain.schedules import CosineTo, TableCosine
 
@@ -101,8 +101,9 @@ class Mst(SelfDistillation):
         self.mask_token = nn.Parameter(torch.zeros(1, 1, spec.width), requires_grad=settings.sampling != "none")
         self.decoder = image_decoder(spec, settings) if settings.restore_weight else None
 
-    def views(self) -> "MstViews":
-        return MstViews(super().views(), self.spec.grid[0] * self.spec.grid[1])
+    def views(self) -> ImageViews:
+        draw = partial(noise, GLOBAL_CROPS, 3, self.spec.grid[0] * self.spec.grid[1])
+        return replace(super().views(), drawn={"noise": draw})
 
     def forward(self, views: Mapping[str, Tensor]) -> Step:
         crops, draws = views["global"], views["noise"].flatten(0, 1)
@@ -251,17 +252,6 @@ def running_kept(network: nn.Module, norm: LocalNorm) -> Iterator[None]:
         for module, momentum, training in before:
             module.momentum = momentum
             module.train(training)
-
-
-@dataclass(frozen=True)
-class MstViews:
-    """MultiCrop, and three kinds of noise for the patches of each global one."""
-
-    crops: MultiCrop
-    patches: int
-
-    def __call__(self, image: Image.Image) -> dict[str, Tensor]:
-        return {**self.crops(image), "noise": noise(GLOBAL_CROPS, 3, self.patches)}
 
 
 METHOD = Mst

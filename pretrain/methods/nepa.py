@@ -19,7 +19,7 @@ from engine.precision import to_float32
 from engine.settings import AreaRange, NonNegativeFloat, OneOrMore, UnitInterval, Validated
 from pretrain.method import Encoder, Method, Step, TrainProgress
 from pretrain.parts.teachers import frozen_copy, move
-from pretrain.parts.views import OneView, crop, view
+from pretrain.parts.views import ImageViews, crop, view
 from pretrain.parts.weights import nepa_vit
 from pretrain.recipe import VIT_B, VIT_L, Recipe, on_32px, smoke
 from pretrain.schedules import WarmupCosine
@@ -68,8 +68,9 @@ class Nepa(Method):
         self.teacher = frozen_copy(self.vit)  # takes no part in the loss
         self.factor = 1.0
 
-    def views(self) -> OneView:
-        return OneView(view(crop(self.spec.side, self.settings.crop_scale, "bilinear"), self.preparation))
+    def views(self) -> ImageViews:
+        steps = crop(self.spec.side, self.settings.crop_scale, "bilinear")
+        return ImageViews({"image": view(steps, self.preparation)})
 
     def before_forward(self, progress: TrainProgress) -> None:
         """The factor on all positions is the same in all processes and micro-batches of an update."""

@@ -21,9 +21,9 @@ from engine.settings import AreaRange, BelowOne, PositiveFloat, PositiveInt, Uni
 from pretrain.method import Encoder, Group, Method, Reconstruction, Step, Views, decay_groups
 from pretrain.parts.heads import mlp
 from pretrain.parts.losses import patch_baseline
-from pretrain.parts.mask_shapes import MaskedView, MaskNoise
+from pretrain.parts.mask_shapes import MaskNoise
 from pretrain.parts.masking import mask_at, order_of, patchify, take, unpatchify, with_mask_tokens
-from pretrain.parts.views import crop, view
+from pretrain.parts.views import ImageViews, crop, view
 from pretrain.parts.weights import beit_token, beit_vit
 from pretrain.recipe import RELATIVE, VIT_B, Recipe, on_32px, smoke
 from pretrain.schedules import Multistep, WarmupCosine
@@ -134,7 +134,7 @@ class SimMim(Method):
 
     def views(self) -> Views:
         steps = crop(self.spec.side, self.settings.crop_scale, "bilinear")
-        return MaskedView(view(steps, self.preparation), self.predictor.mask_noise())
+        return ImageViews({"image": view(steps, self.preparation)}, {"noise": self.predictor.mask_noise()})
 
     def forward(self, views: Mapping[str, Tensor]) -> Step:
         order = order_of(views["noise"])

@@ -4,11 +4,11 @@ facebookresearch/deit main.py, without distillation; its averaged weights, which
 classifier is dropped: probes report the accuracy. B images, D width, K classes.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from math import log
 
-from PIL import Image
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -20,6 +20,7 @@ from engine.training.schedules import TimmCosine
 from imagesets.augmentation import check_policy, drawn_mix, mixed, random_transform, smoothed
 from pretrain.method import Encoder, Group, Method, Step, decay_groups
 from pretrain.parts.heads import class_token
+from pretrain.parts.views import ImageViews
 from pretrain.parts.weights import truncated_, truncated_vit
 from pretrain.recipe import VIT_B, VIT_S, Recipe, on_32px, smoke
 
@@ -57,7 +58,7 @@ class Supervised(Method):
         self.vit = truncated_vit(ViT(spec, settings.drop_path))
         self.head = truncated_(nn.Linear(spec.width, settings.classes))
 
-    def views(self) -> "SupervisedViews":
+    def views(self) -> ImageViews:
         settings, preparation = self.settings, self.preparation
         make = random_transform(
             self.spec.side,
@@ -69,7 +70,10 @@ class Supervised(Method):
             erase=settings.erase,
             interpolation="bicubic",
         )
-        return SupervisedViews(make, settings.mixup, settings.cutmix)
+        mixes = settings.mixup or settings.cutmix
+        return ImageViews(
+            {"image": make}, {"mix": partial(drawn_mix, settings.mixup, settings.cutmix)} if mixes else {}
+        )
 
     def forward(self, views: Mapping[str, Tensor]) -> Step:
         images, targets = views["image"], smoothed(views["label"], self.settings.classes, self.settings.smoothing)
@@ -88,19 +92,6 @@ class Supervised(Method):
 
     def encoders(self) -> dict[str, Encoder]:
         return {"encoder": Encoder(vit=self.vit)}
-
-
-@dataclass(frozen=True)
-class SupervisedViews:
-    """One view, and the numbers by which its forward pass may be mixed."""
-
-    make: Callable[[Image.Image], Tensor]
-    mixup: float
-    cutmix: float
-
-    def __call__(self, image: Image.Image) -> dict[str, Tensor]:
-        views = {"image": self.make(image)}
-        return views | {"mix": drawn_mix(self.mixup, self.cutmix)} if self.mixup or self.cutmix else views
 
 
 METHOD = Supervised

@@ -9,14 +9,13 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Literal, Protocol
+from typing import Literal
 
 import numpy as np
 import torch
-from PIL import Image
 from torch import Tensor
 
-from pretrain.parts.views import MultiCrop, noise
+from pretrain.parts.views import noise
 
 Sampling = Literal["random", "block", "grid", "square"]
 MaskShape = Literal["random", "block"]
@@ -83,44 +82,6 @@ class BlockMask:
         return blocks(self.grid, self.hidden, self.least, self.most, self.exact).flatten()
 
 
-class BlockSettings(Protocol):
-    """The sources' options (run_beit_pretraining.py, run_cyclical.py), which BEiT and data2vec share."""
-
-    num_mask_patches: int
-    min_mask_patches_per_block: int
-    max_mask_patches_per_block: int
-
-
-def block_mask(grid: tuple[int, int], settings: BlockSettings) -> BlockMask:
-    """What draws the masks of a method with these settings."""
-    hidden, least = settings.num_mask_patches, settings.min_mask_patches_per_block
-    return BlockMask(grid, hidden, least, settings.max_mask_patches_per_block)
-
-
-@dataclass(frozen=True)
-class MaskedView:
-    """One view of an image as "image", and what is drawn for its mask as `name`."""
-
-    view: Callable[[Image.Image], Tensor]
-    draw: Callable[[], Tensor]
-    name: str = "noise"
-
-    def __call__(self, image: Image.Image) -> dict[str, Tensor]:
-        return {"image": self.view(image), self.name: self.draw()}
-
-
-@dataclass(frozen=True)
-class MaskedCrops:
-    """RGB image -> its crops, and "mask" (G, L) bool for the global ones."""
-
-    crops: MultiCrop
-    draw: Callable[[], Tensor]
-
-    def __call__(self, image: Image.Image) -> dict[str, Tensor]:
-        views = self.crops(image)
-        return {**views, "mask": self.draw().flatten(1)}
-
-
 @dataclass(frozen=True, kw_only=True)
 class VaryingMask:
     """Draws masks that hide a share of the patches which is itself drawn: one of `ratios`, each give or take its part
@@ -146,8 +107,8 @@ class VaryingMask:
         return torch.from_numpy(mask).view(grid)
 
     def several(self, count: int, grid: tuple[int, int]) -> Tensor:
-        """(count, h, w), drawn one after the other."""
-        return torch.stack([self(grid) for _ in range(count)])
+        """(count, L), drawn one after the other."""
+        return torch.stack([self(grid).flatten() for _ in range(count)])
 
 
 def random_mask(grid: tuple[int, int], hidden: int) -> Tensor:
@@ -202,7 +163,7 @@ class SeenAndPredicted:
 
 
 def stratified_masks(crops: int, masked: int, ratios: tuple[float, float], grid: tuple[int, int]) -> Tensor:
-    """Masks (crops, h, w) of BEiT's rectangles for `masked` of the crops, in random order; their shares of the patches
+    """Masks (crops, L) of BEiT's rectangles for `masked` of the crops, in random order; their shares of the patches
     are uniform, each in its own one of as many equal parts of `ratios` (DINOv2 data/collate.py, data/masking.py).
     Draws from Python's generator.
     """
@@ -213,7 +174,7 @@ def stratified_masks(crops: int, masked: int, ratios: tuple[float, float], grid:
         masks.append(blocks(grid, hidden, least=4, most=rows // 2 * columns))
     masks += [torch.zeros(grid, dtype=torch.bool)] * (crops - masked)
     random.shuffle(masks)
-    return torch.stack(masks)
+    return torch.stack(masks).flatten(1)
 
 
 def blocks(grid: tuple[int, int], hidden: float, least: int, most: int | None = None, exact: bool = False) -> Tensor:

@@ -10,7 +10,7 @@ Letters: B images, G = 2 global and N local crops, L patches, m masked ones of a
 import re
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Annotated, Literal
 
@@ -25,10 +25,10 @@ from torch import Tensor, nn
 from checkpoints.spec import ViTSpec
 from checkpoints.vit import ViT
 from engine.settings import AreaRange, BelowOne, Fraction, NonNegativeFloat, PositiveInt, UnitInterval, ascending
-from pretrain.method import Group, TrainProgress
+from pretrain.method import Group, TrainProgress, Views
 from pretrain.parts.heads import PrototypeHead
 from pretrain.parts.losses import koleo_loss
-from pretrain.parts.mask_shapes import MaskedCrops, stratified_masks
+from pretrain.parts.mask_shapes import stratified_masks
 from pretrain.parts.masking import masked_tokens
 from pretrain.parts.self_distillation import GLOBAL_CROPS, MultiCropSettings, TeacherStudent
 from pretrain.parts.teachers import frozen_copy
@@ -100,10 +100,10 @@ class MaskedDistillation(TeacherStudent):
         first = s.drop_path if s.drop_path_uniform else 0.0
         return drop_subsets_(vit, np.linspace(first, s.drop_path, self.spec.depth))
 
-    def views(self) -> MaskedCrops:
+    def views(self) -> Views:
         s = self.settings
         draw = partial(stratified_masks, GLOBAL_CROPS, s.masked_crops, s.mask_ratio, self.spec.grid)
-        return MaskedCrops(super().views(), draw)
+        return replace(super().views(), drawn={"mask": draw})
 
     def student_tokens(self, views: Mapping[str, Tensor]) -> tuple[Tensor, Tensor | None, Tensor]:
         """The student's normalised class tokens of masked global crops (B, G, D) and of local ones (B, N, D), if any,

@@ -17,7 +17,7 @@ from engine.settings import AreaRange, BelowOne, NonNegativeInt, PositiveFloat, 
 from pretrain.method import Encoder, Method, TrainProgress
 from pretrain.parts.heads import Norm, PrototypeHead, class_tokens, projector_tensors
 from pretrain.parts.teachers import Centre, Temperature, frozen_copy, move
-from pretrain.parts.views import Colours, MultiCrop, Transform, crop, view
+from pretrain.parts.views import Colours, ImageViews, Transform, crop, multi_crop, view
 from pretrain.parts.weights import truncated_vit
 from pretrain.recipe import Recipe, on_32px, smoke
 from pretrain.schedules import TableCosine, cosine
@@ -141,13 +141,13 @@ class TeacherStudent(Method):
             one_norm=s.one_norm,
         )
 
-    def views(self) -> MultiCrop:
+    def views(self) -> ImageViews:
         """main_dino.py:419-464; chances that are not settings are those of Colours."""
         s = self.settings
         geometry = crop(self.spec.side, s.global_scale)
         large = [view([*geometry, *colours], self.preparation) for colours in self.global_colours()]
         small = view([*crop(s.local_size, s.local_scale), *Colours(blur=s.blur[-1]).transforms()], self.preparation)
-        return MultiCrop(tuple(large), (small,) * s.local_crops)
+        return multi_crop(large, (small,) * s.local_crops)
 
     def global_colours(self) -> list[list[Transform]]:
         """What happens to the colours of each global crop."""

@@ -17,7 +17,7 @@ from engine.settings import AreaRange, PositiveInt, UnitInterval, Validated
 from pretrain.method import Encoder, Method, TrainProgress
 from pretrain.parts.heads import class_token, projector_tensors
 from pretrain.parts.teachers import frozen_copy, move
-from pretrain.parts.views import TwoViews, two_views
+from pretrain.parts.views import ImageViews, two_views
 from pretrain.parts.weights import moco_vit
 from pretrain.recipe import Recipe, on_32px, smoke
 from pretrain.schedules import cosine
@@ -85,7 +85,7 @@ class Siamese(Method):
         """A fresh projector (B, D) -> (B, d) and a fresh predictor (B, d) -> (B, d)."""
         raise NotImplementedError
 
-    def views(self) -> TwoViews:
+    def views(self) -> ImageViews:
         settings, size = self.settings, self.spec.side
         return two_views(size, settings.crop_scale, settings.blur, settings.solarise, self.preparation)
 

@@ -4,8 +4,8 @@ Built of torchvision's transforms, whose draws the sources made too. All work on
 """
 
 import random
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Literal
 
 import torch
@@ -132,36 +132,34 @@ def noise(*shape: int) -> Tensor:
 
 
 @dataclass(frozen=True)
-class OneView:
-    """RGB image -> "image" (3, S, S)."""
+class ImageViews:
+    """RGB image -> tensors by name: those that are made of it, then what is drawn beside it for masks and choices."""
 
-    make: Callable[[Image.Image], Tensor]
+    made: Mapping[str, Callable[[Image.Image], Tensor]]
+    drawn: Mapping[str, Callable[[], Tensor]] = field(default_factory=dict)
 
     def __call__(self, image: Image.Image) -> dict[str, Tensor]:
-        return {"image": self.make(image)}
+        views = {name: make(image) for name, make in self.made.items()}
+        return views | {name: draw() for name, draw in self.drawn.items()}
 
 
 @dataclass(frozen=True)
-class MultiCrop:
-    """RGB image -> "global" (G, 3, S, S) and, where there are any, "local" (N, 3, s, s)."""
+class Several:
+    """RGB image -> views of one size (n, 3, S, S), drawn one after the other."""
 
-    large: tuple[Callable[[Image.Image], Tensor], ...]
-    small: tuple[Callable[[Image.Image], Tensor], ...] = ()
+    makers: Sequence[Callable[[Image.Image], Tensor]]
 
-    def __call__(self, image: Image.Image) -> dict[str, Tensor]:
-        groups = {"global": self.large, "local": self.small}
-        return {name: torch.stack([make(image) for make in group]) for name, group in groups.items() if group}
+    def __call__(self, image: Image.Image) -> Tensor:
+        return torch.stack([make(image) for make in self.makers])
 
 
-@dataclass(frozen=True)
-class TwoViews:
-    """RGB image -> "first" and "second" (3, S, S), drawn apart."""
+Makers = Sequence[Callable[[Image.Image], Tensor]]
 
-    first: Callable[[Image.Image], Tensor]
-    second: Callable[[Image.Image], Tensor]
 
-    def __call__(self, image: Image.Image) -> dict[str, Tensor]:
-        return {"first": self.first(image), "second": self.second(image)}
+def multi_crop(large: Makers, small: Makers = ()) -> ImageViews:
+    """ "global" (G, 3, S, S) and, where there are any, "local" (N, 3, s, s)."""
+    groups = {"global": large, "local": small}
+    return ImageViews({name: Several(makers) for name, makers in groups.items() if makers})
 
 
 def two_views(
@@ -170,9 +168,10 @@ def two_views(
     blur: tuple[float, float],
     solarise: float,
     preparation: Preparation,
-) -> TwoViews:
-    """MoCo-v3's two views (main_moco.py:262-285): bilinear crops, BYOL's colours; `blur`: chance for each, `solarise`:
-    for the second. The source flips last, which makes no difference to what is drawn before."""
+) -> ImageViews:
+    """MoCo-v3's "first" and "second" view (main_moco.py:262-285): bilinear crops, BYOL's colours; `blur`: chance for
+    each, `solarise`: for the second. The source flips last, which makes no difference to what is drawn before."""
     geometry = crop(size, scale, "bilinear")
     colours = [Colours(blur=blur[0]), Colours(blur=blur[1], solarise=solarise)]
-    return TwoViews(*(view([*geometry, *augmentation.transforms()], preparation) for augmentation in colours))
+    first, second = (view([*geometry, *augmentation.transforms()], preparation) for augmentation in colours)
+    return ImageViews({"first": first, "second": second})

@@ -24,7 +24,7 @@ from checkpoints.spec import Preparation
 from imagesets.decoding import decode_rgb, read_bytes
 from imagesets.sets import ImageSet, open_set
 from imagesets.transforms import EvalTransform, fast_decoded, planes
-from pretrain.parts.views import Colours, MultiCrop, crop, view
+from pretrain.parts.views import Colours, crop, multi_crop, view
 from probes.features.extract import Reader
 from probes.linear.augmented import Crops, TrainTransform
 
@@ -91,7 +91,7 @@ def stages(images: ImageSet) -> dict[str, Callable[[int], object]]:
     colours = Colours(blur=0.5).transforms()
     large = view([*crop(224, (0.25, 1.0)), *colours], Preparation())
     local = view([*crop(96, (0.05, 0.25)), *colours], Preparation())
-    two, ten = MultiCrop((large,) * 2), MultiCrop((large,) * 2, (local,) * 8)
+    two, ten = multi_crop((large,) * 2), multi_crop((large,) * 2, (local,) * 8)
     return {
         "read": lambda index: read_bytes(images.path(index)),
         "decode, libjpeg-turbo by torchvision": lambda index: fast_decoded(encoded[index], ""),
