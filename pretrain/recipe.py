@@ -141,9 +141,14 @@ def small(published: Recipe, sizes: ViTSpec, warmup: float, **changes: Any) -> R
 
     sizes: a ViT-S by its architecture. warmup: epochs, of the published schedule. changes: other fields of the recipe.
     """
-    names = ("image_size", "patch_size", "width", "depth", "heads", "mlp_hidden")
-    names += ("architecture",) if published.spec.family == "vit" else ()
-    spec = replace(published.spec, **{name: getattr(sizes, name) for name in names})
-    schedule = replace(published.schedule, warmup=warmup)
-    ours: dict[str, Any] = dict(spec=spec, lr=1e-3, lr_batch=0, schedule=schedule, layer_decay=1.0)
+    names = ["image_size", "patch_size", "width", "depth", "heads", "mlp_hidden"]
+    names += ["architecture"] if published.spec.family == "vit" else []
+    schedule: Any = published.schedule
+    ours: dict[str, Any] = {
+        "spec": replace(published.spec, **{name: getattr(sizes, name) for name in names}),
+        "schedule": replace(schedule, warmup=warmup),
+        "lr": 1e-3,
+        "lr_batch": 0,
+        "layer_decay": 1.0,
+    }
     return replace(published, **ours | changes)
