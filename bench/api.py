@@ -403,7 +403,7 @@ def evaluate(
 
 
 def evaluate_suite(
-    checkpoints: "Sequence[FrozenExport | nn.Module | str | Path]",
+    checkpoints: "FrozenExport | nn.Module | str | Path | Sequence[FrozenExport | nn.Module | str | Path]",
     suite: str,
     data: Any,
     *,
@@ -416,7 +416,7 @@ def evaluate_suite(
     out: str | Path = OUT,
     options: Options | None = None,
 ) -> "Results":
-    """All results of several checkpoints, protocols and image sets; images are read and features extracted once.
+    """All results of one or several checkpoints, protocols and image sets; images are read and features extracted once.
 
     suite: a suite ("frozen"), a task ("knn"), a protocol, or several with commas between them. data: URLs, or a
     dictionary, name -> URL or images in memory as `evaluate` takes them. settings: by "TASK.FIELD", such as

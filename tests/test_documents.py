@@ -4,6 +4,7 @@ import re
 from pathlib import Path
 
 from bench.pretraining.recipes import names_by_path
+from bench.run.suites import catalogue
 from engine.extensions import load_extension, source_files
 
 ROOT = Path(__file__).parents[1]
@@ -30,6 +31,14 @@ def test_links_lead_somewhere():
                 continue
             broken.append(f"{page.relative_to(ROOT)}: {link}")
     assert not broken
+
+
+def test_readme_counts_and_names_every_method_and_its_protocols_exist():
+    text = (ROOT / "README.md").read_text()
+    methods = set(source_files("methods"))
+    assert f"| pretraining methods | {len(methods)} |" in text
+    assert methods <= set(re.findall(r"\w+", text.partition("## Pretraining")[2].lower().replace("-", "")))
+    assert set(re.findall(r"`(\w+@\w+)`", text)) <= set(catalogue().protocols)
 
 
 def test_every_method_is_in_the_table_of_methods_with_settings_that_it_has():

@@ -48,7 +48,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--processes", "--gpus", type=positive_integer, default=1, metavar="N", help="of torchrun in the commands (1)"
     )
-    group = parser.add_argument_group("of the plan `today`")
+    group = parser.add_argument_group("of the plan `today`, whose protocols are not those of the suite `today`")
     group.add_argument(
         "--check", action="store_true", help="with `today`: say what is missing; exit code 1 for anything"
     )

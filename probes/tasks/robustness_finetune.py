@@ -23,7 +23,7 @@ from probes.finetune.model_selection import ModelSelection
 from probes.finetune.trainer import Training
 from probes.tasks.finetune import PROTOCOLS as FINETUNE
 from probes.tasks.finetune import Finetune
-from probes.tasks.robustness import SOURCE, ShiftedSets, Shifts
+from probes.tasks.robustness import ShiftedSets, Shifts
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,7 +81,8 @@ def evaluated_as(name: str, version: int = 1, **shifts: Any) -> Protocol:
     """The robustness of networks fine-tuned by a protocol."""
     settings = {field.name: getattr(FINETUNE[name].task, field.name) for field in fields(Finetune)}
     task = RobustnessFinetune(**settings, **shifts)
-    return Protocol(task=task, version=version, source=f"networks of {name} on {SOURCE}")
+    source = f"networks of {name} on the sets of robustness@dinov2, by its rules"
+    return Protocol(task=task, version=version, source=source)
 
 
 PROTOCOLS = {
