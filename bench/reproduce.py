@@ -44,24 +44,6 @@ Status = Literal["named", "set", "none"]
 STATUSES: tuple[Status, ...] = ("named", "set", "none")
 
 
-@dataclass(frozen=True, kw_only=True)
-class Availability:
-    """Whether a published value can be measured here, by a named protocol or recipe, by settings, or not at all.
-
-    evaluation: of existing weights. training: of such weights. unmeasured, untrained: why not; "" where it can be.
-    """
-
-    evaluation: Status
-    training: Status
-    unmeasured: str = ""
-    untrained: str = ""
-
-    @property
-    def lacking(self) -> list[str]:
-        """Both reasons, without empty ones."""
-        return [phrase for phrase in (self.unmeasured, self.untrained) if phrase]
-
-
 @cache
 def protocols() -> Mapping[str, ChosenProtocol]:
     """Protocols of this installation; warns of task files that cannot be loaded."""
@@ -70,18 +52,24 @@ def protocols() -> Mapping[str, ChosenProtocol]:
     return tasks.protocols
 
 
-def availability(value: PublishedValue) -> Availability:
-    """Whether `value` can be measured with the protocols, methods and importers of this installation."""
-    untrained = _without_training(value)
-    training: Status = "none" if untrained else "set" if trained_by(value)[2] else "named"
+def statuses(value: PublishedValue) -> tuple[Status, Status]:
+    """By what a value is measured and its weights are trained here: named protocol or recipe, settings, or nothing."""
+    changes = trained_by(value)[2]
+    return (
+        "none" if unmeasured(value) else "set" if value.settings else "named",
+        "none" if untrained(value) else "set" if changes else "named",
+    )
+
+
+def unmeasured(value: PublishedValue) -> str:
+    """Why a value cannot be measured with the protocols of this installation; "" where it can."""
     if value.protocol == LOG:
-        evaluation: Status = "none" if untrained else "named"
-        return Availability(evaluation=evaluation, training=training, unmeasured=untrained, untrained=untrained)
+        return untrained(value)
     try:
         chosen(value)
     except ValueError as error:
-        return Availability(evaluation="none", training=training, unmeasured=str(error), untrained=untrained)
-    return Availability(evaluation="set" if value.settings else "named", training=training, untrained=untrained)
+        return str(error)
+    return ""
 
 
 def chosen(value: PublishedValue) -> ChosenProtocol:
@@ -94,8 +82,8 @@ def chosen(value: PublishedValue) -> ChosenProtocol:
     return changed_protocols([protocols()[value.protocol]], changes)[0] if changes else protocols()[value.protocol]
 
 
-def _without_training(value: PublishedValue) -> str:
-    """Why the weights cannot be trained here; "" where they can."""
+def untrained(value: PublishedValue) -> str:
+    """Why the weights cannot be trained with the methods of this installation; "" where they can."""
     method, recipe, changes = trained_by(value)
     if not method:
         return "no method here trains these weights"
@@ -178,7 +166,7 @@ def named_data(texts: Sequence[str]) -> dict[str, str]:
 
 def commands_of(value: PublishedValue, setup: Setup) -> list[list[str]]:
     """The words of each command, in order; empty for what cannot be measured."""
-    if availability(value).evaluation == "none":
+    if unmeasured(value):
         return []
     commands, reference = weights_of(value, setup)
     if value.protocol == LOG:
@@ -193,7 +181,7 @@ def weights_of(value: PublishedValue, setup: Setup) -> tuple[list[list[str]], st
     """The commands that make the weights, and what `bench run --checkpoint` then takes."""
     if (reference := setup.given(value)) and value.protocol != LOG:
         return _imported(value, reference, setup)
-    if availability(value).training != "none":
+    if not untrained(value):
         return [launched(_pretrain(value, setup), setup)], str(setup.export(value))
     return [], f"PATH-OF-{run_name(value)}"
 
@@ -266,9 +254,8 @@ def _difference_of(value: PublishedValue, reference: str) -> str:
 
 def missing_for(value: PublishedValue, setup: Setup) -> list[str]:
     """What is missing to measure it: `weights`, `data`, or what this tool lacks; empty for nothing."""
-    available = availability(value)
-    if available.evaluation == "none":
-        return list(dict.fromkeys(available.lacking))
+    if reason := unmeasured(value):
+        return list(dict.fromkeys(filter(None, (reason, untrained(value)))))
     if value.protocol == LOG:
         return _missing_data(PRETRAINED_ON[value.images][0], setup)
     return [*_missing_weights(value, setup), *_missing_data(value.data, setup)]
@@ -437,16 +424,15 @@ def summary() -> Iterator[str]:
     for name, row in counts.items():
         yield f"{name:{width}}{''.join(f'{count:>{COLUMN}}' for count in row)}"
     yield from ("", *LEGEND)
-    reasons = [(value.table, availability(value)) for value in published_values()]
-    yield from _counted_reasons("not measured here", [(table, reason.unmeasured) for table, reason in reasons])
-    yield from _counted_reasons("weights not trained here", [(table, reason.untrained) for table, reason in reasons])
+    for title, reason_of in (("not measured here", unmeasured), ("weights not trained here", untrained)):
+        yield from _counted_reasons(title, [(value.table, reason_of(value)) for value in published_values()])
 
 
 def count_of(table: str) -> list[int]:
     """Values, those by each status of evaluation, those by each status of training."""
-    available = [availability(value) for value in values_of(table)]
-    evaluation, training = (Counter(getattr(a, step) for a in available) for step in ("evaluation", "training"))
-    return [len(available), *(evaluation[status] for status in STATUSES), *(training[status] for status in STATUSES)]
+    found = [statuses(value) for value in values_of(table)]
+    counts = map(Counter, zip(*found, strict=True))
+    return [len(found), *(count[status] for count in counts for status in STATUSES)]
 
 
 def _counted_reasons(title: str, reasons: Iterable[tuple[str, str]]) -> Iterator[str]:

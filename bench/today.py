@@ -13,7 +13,7 @@ from pathlib import Path
 from bench.cli.output import in_one_line
 from bench.cli.settings import absent_file
 from bench.published.values import SETS, PublishedValue, published_values
-from bench.reproduce import Measurement, Setup, availability, chosen, launched, measurement
+from bench.reproduce import Measurement, Setup, chosen, launched, measurement, unmeasured
 from bench.results.record import DataUsed, MetricRecord, interval_decimals, suffix
 from bench.results.store import StoredResult
 from bench.run.calibration import Machine
@@ -75,7 +75,7 @@ def published_of(name: str, suite: str) -> list[PublishedValue]:
     protocols = choose_protocols(suite, catalogue())
     keys, names = {protocol.key for protocol in protocols}, {protocol.name for protocol in protocols}
     values = [v for v in published_values() if v.checkpoint == name and not v.network and v.data in IMAGES]
-    within = [v for v in values if availability(v).evaluation != "none" and chosen(v).key in keys]
+    within = [v for v in values if not unmeasured(v) and chosen(v).key in keys]
     return within if suite == SUITE else [v for v in within if v.protocol in names]
 
 

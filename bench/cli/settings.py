@@ -11,18 +11,17 @@ import argparse
 import ast
 import dataclasses
 import inspect
-import io
 import os
 import re
 import textwrap
-import tokenize
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from functools import cache
+from itertools import takewhile
 from pathlib import Path
 from shlex import quote
 from tempfile import TemporaryFile
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from bench.cli.output import in_one_line
 from engine.extensions import extensions
@@ -410,13 +409,6 @@ def setting_text(value: Any) -> str:
     return ",".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
 
 
-class Comment(NamedTuple):
-    """text: without the sign. alone: nothing else is on its line."""
-
-    text: str
-    alone: bool
-
-
 def meanings(kind: type) -> dict[str, str]:
     """Field -> its comment, of a dataclass and those that it inherits from; fields without a comment are not in it.
 
@@ -435,30 +427,13 @@ def _own(kind: type) -> dict[str, str]:
         source = textwrap.dedent(inspect.getsource(kind))
     except (OSError, TypeError):  # a class that was made at run time, or from a compiled file
         return {}
-    comments = _comments(source)
-    (definition,) = ast.parse(source).body
+    lines, (definition,) = source.splitlines(), ast.parse(source).body
     assert isinstance(definition, ast.ClassDef)
-    fields = [entry for entry in definition.body if isinstance(entry, ast.AnnAssign)]
-    texts = {entry.target.id: _beside(entry, comments) for entry in fields if isinstance(entry.target, ast.Name)}
+    texts = {}
+    for entry in definition.body:
+        if isinstance(entry, ast.AnnAssign) and isinstance(entry.target, ast.Name):
+            beside = lines[(entry.end_lineno or 0) - 1].encode()[entry.end_col_offset :].decode()
+            above = takewhile(lambda line: line.startswith("#"), map(str.strip, lines[entry.lineno - 2 :: -1]))
+            comments = [beside] if "#" in beside else [*above][::-1]
+            texts[entry.target.id] = " ".join(comment.lstrip("# ").strip() for comment in comments)
     return {name: text for name, text in texts.items() if text}
-
-
-def _comments(source: str) -> dict[int, Comment]:
-    # Line number -> comment.
-    tokens = tokenize.generate_tokens(io.StringIO(source).readline)
-    return {
-        token.start[0]: Comment(token.string.lstrip("# ").strip(), token.line.lstrip().startswith("#"))
-        for token in tokens
-        if token.type == tokenize.COMMENT
-    }
-
-
-def _beside(entry: ast.AnnAssign, comments: dict[int, Comment]) -> str:
-    if entry.end_lineno in comments:
-        return comments[entry.end_lineno].text
-    above: list[str] = []
-    line = entry.lineno - 1
-    while line in comments and comments[line].alone:
-        above.insert(0, comments[line].text)
-        line -= 1
-    return " ".join(above)

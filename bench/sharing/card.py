@@ -17,7 +17,7 @@ from bench.results.record import CheckpointUsed, Result
 from bench.results.store import comparable_results
 from bench.run.checkpoints import default_name, describe
 from bench.sharing.groups import Publication, SharedGroup, hub_names, licence_of, shared_groups, without_folders
-from bench.sharing.hub import CardHeader, checked, eval_files, model_index, word_of
+from bench.sharing.hub import eval_files, model_index, word_of
 from checkpoints.export import CARD, CARD_MARK, COST, EVALUATIONS, ViTExport, is_card, is_export
 from checkpoints.spec import ViTSpec
 from checkpoints.training_cost import TrainingCost
@@ -70,11 +70,10 @@ def read_config(folder: Path) -> dict[str, Any]:
 
 
 def _card(subject: CardSubject, groups: Sequence[SharedGroup], publication: Publication) -> str:
-    header = checked(_header(subject, groups, publication), CardHeader)
     parts = [
         [
             "---",
-            _yaml(header).rstrip(),
+            _yaml(_header(subject, groups, publication)).rstrip(),
             "---",
             CARD_MARK,
             "",

@@ -20,7 +20,7 @@ from bench.published.values import (
     tolerance_of,
     values_of,
 )
-from bench.reproduce import availability, chosen, trained_by
+from bench.reproduce import chosen, statuses, trained_by, untrained
 from bench.results.record import CheckpointUsed, DataUsed, ProtocolUsed, Result, result_path, write_result
 from bench.run.runner import branch_of
 from checkpoints.export import ViTExport
@@ -72,7 +72,7 @@ def test_weights_of_one_name_are_the_same():
 @pytest.mark.parametrize("protocol", sorted({(each.protocol, each.settings) for each in MEASURED}))
 def test_protocols_and_settings_exist(protocol):
     value = next(each for each in MEASURED if (each.protocol, each.settings) == protocol)
-    assert availability(value).evaluation == ("set" if value.settings else "named")
+    assert statuses(value)[0] == ("set" if value.settings else "named")
     layout = SETS[value.data].url.partition(":")[0]
     serves = load_extension("layouts", layout) if layout in source_files("layouts") else None
     assert chosen(value).layout in (layout if serves else "", *getattr(serves, "SERVES", ()))
@@ -81,8 +81,7 @@ def test_protocols_and_settings_exist(protocol):
 @pytest.mark.parametrize("pretraining", sorted({value.pretraining for value in VALUES if value.pretraining}))
 def test_methods_recipes_and_changes_exist(pretraining):
     value = next(each for each in VALUES if each.pretraining == pretraining)
-    within = availability(value)
-    assert within.training == ("set" if trained_by(value)[2] else "named"), within.lacking
+    assert statuses(value)[1] == ("set" if trained_by(value)[2] else "named"), untrained(value)
 
 
 def test_importers_and_networks_exist():

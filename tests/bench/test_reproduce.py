@@ -12,7 +12,7 @@ from made_results import made_metrics, made_result
 from bench import reproduce
 from bench.cli.main import parse_arguments
 from bench.published.values import SETS, TABLES, published_values, values_of
-from bench.reproduce import Setup, availability, commands_of, measurement, missing_for, script
+from bench.reproduce import Setup, commands_of, measurement, missing_for, script, statuses, unmeasured, untrained
 from bench.results.record import CheckpointUsed, DataUsed, ProtocolUsed, Result
 from bench.results.store import StoredResult
 from bench.run.suites import catalogue, changed_protocols, choose_protocols
@@ -43,12 +43,12 @@ def test_the_summary_counts_all_values(bench):
     rows = {line.split()[0]: [int(word) for word in line.split()[1:]] for line in out.splitlines()[2 : len(TABLES) + 3]}
     everything = rows.pop("all")
     assert list(rows) == list(TABLES) and everything == [sum(column) for column in zip(*rows.values(), strict=True)]
-    ways = [availability(value) for value in published_values()]
+    ways = [statuses(value) for value in published_values()]
     assert everything[0] == len(ways)
     for number, way in enumerate(reproduce.STATUSES):
-        assert everything[1 + number] == sum(each.evaluation == way for each in ways)
-        assert everything[4 + number] == sum(each.training == way for each in ways)
-    assert out.count("not measured here: ") == len({each.unmeasured for each in ways if each.evaluation == "none"})
+        assert everything[1 + number] == sum(evaluation == way for evaluation, _ in ways)
+        assert everything[4 + number] == sum(training == way for _, training in ways)
+    assert out.count("not measured here: ") == len({unmeasured(value) for value in published_values()} - {""})
 
 
 def test_what_is_not_here_is_said(tmp_path, monkeypatch):
@@ -56,15 +56,14 @@ def test_what_is_not_here_is_said(tmp_path, monkeypatch):
     with monkeypatch.context() as without_extensions:
         without_extensions.setattr(reproduce, "protocols", dict)
         without_extensions.setattr(reproduce, "source_files", lambda kind: {})
-        within = availability(value)
-        assert (within.evaluation, within.training) == ("none", "none")
-        assert (within.unmeasured, within.untrained) == ("there is no protocol knn@moca", "there is no method moca")
+        assert statuses(value) == ("none", "none")
+        reasons = [unmeasured(value), untrained(value)]
+        assert reasons == ["there is no protocol knn@moca", "there is no method moca"]
         assert commands_of(value, setup(tmp_path)) == []
-        assert missing_for(value, setup(tmp_path)) == list(within.lacking)
-    changed = availability(replace(value, settings="k=20", pretraining="moca vit_b_v0.9 new_words=8"))
-    assert (changed.evaluation, changed.training) == ("set", "set")
-    wrong = availability(replace(value, settings="kk=20", pretraining="moca vit_x"))
-    assert "no setting 'kk'" in wrong.unmeasured and wrong.untrained == "moca has no recipe vit_x"
+        assert missing_for(value, setup(tmp_path)) == reasons
+    assert statuses(replace(value, settings="k=20", pretraining="moca vit_b_v0.9 new_words=8")) == ("set", "set")
+    wrong = replace(value, settings="kk=20", pretraining="moca vit_x")
+    assert "no setting 'kk'" in unmeasured(wrong) and untrained(wrong) == "moca has no recipe vit_x"
 
 
 def test_a_table_with_a_number_measured_here(bench, exports, tmp_path):
@@ -144,7 +143,7 @@ def test_the_commands_of_a_script_are_commands(table, tmp_path):
         arguments = parse_arguments(words[1:])
         assert words[0] == "bench" and str(arguments.out).startswith(str(out)), line
     values = values_of(table)
-    measurable = [value for value in values if availability(value).evaluation != "none"]
+    measurable = [value for value in values if not unmeasured(value)]
     assert sum(line.startswith("# not here") for line in lines) >= len(values) - len(measurable)
 
 

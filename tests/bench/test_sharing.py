@@ -8,6 +8,7 @@ from random import Random
 
 import pytest
 import yaml
+from hub_forms import CardHeader, EvalFile, checked
 from huggingface_hub import ModelCard, parse_eval_result_entries
 from huggingface_hub.repocard_data import eval_results_to_model_index, model_index_to_eval_results
 from made_results import EVIL, any_board, harmless, made_checkpoint, made_metrics, made_result, save_result
@@ -25,7 +26,6 @@ from bench.sharing.groups import (
     spdx_name,
     without_folders,
 )
-from bench.sharing.hub import CardHeader, EvalFile, checked
 from checkpoints.export import CARD_MARK, ViTExport
 
 KNOWN = Publication(
