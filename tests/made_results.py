@@ -14,12 +14,12 @@ from bench.results.record import (
     MetricRecord,
     ProtocolUsed,
     Result,
+    TrainingCost,
     result_path,
     result_stem,
     write_result,
 )
 from bench.results.store import StoredResult
-from checkpoints.training_cost import TrainingCost
 from engine.tasks import Workspace
 
 EVIL = (

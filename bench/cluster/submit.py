@@ -43,7 +43,6 @@ from bench.run.checkpoints import LoadedCheckpoint
 from bench.run.forecast import expectations
 from bench.run.prepare import Job, RunRequest, prepare, without_problems
 from checkpoints.frozen import FrozenExport
-from downstream.data.scenes import layout_of
 from engine.files import locked
 from engine.optional import require
 from engine.printing import say
@@ -228,6 +227,21 @@ def _option(action: argparse.Action, value: Any) -> list[str]:
     return [f"{name}={value}"]
 
 
+def words_of_run(arguments: argparse.Namespace, checkpoint: LoadedCheckpoint, jobs: Sequence[Job]) -> list[str]:
+    """The `run` of some jobs of a checkpoint alone, which reads the export that was made here."""
+    protocols = {job.chosen.name: job.chosen for job in jobs}
+    targets = {word for chosen in protocols.values() for word in chosen.words}
+    replaced = {
+        "checkpoint": [checkpoint.reference],
+        "name": [checkpoint.used.name],
+        "statistics": None,  # of an import, which is done
+        "suite": ",".join(protocols),
+        "data": list(dict.fromkeys(f"{job.data.name}={job.data.url}" for job in jobs)),
+        "set": [text for text in arguments.set if text.partition("=")[0].rpartition(".")[0] in targets],
+    }
+    return argv_of("run", arguments, replaced)
+
+
 SHOWN = 2  # protocols that the title of a task names
 
 
@@ -296,24 +310,13 @@ def _task_of(
     jobs: Sequence[Job],
     seconds: Mapping[Path, float],
 ) -> TaskRecord:
-    protocols = {job.chosen.name: job.chosen for job in jobs}
-    targets = {word for protocol in protocols.values() for word in (protocol.key, protocol.name)}
-    layouts = {protocol.layout for protocol in protocols.values()}
-    data = {job.data.name: job.data.url for job in jobs if layout_of(job.data.url) in layouts}
-    changes = {
-        "checkpoint": [checkpoint.reference],
-        "name": [checkpoint.used.name],
-        "statistics": None,  # of an import, which is done
-        "suite": ",".join(protocols),
-        "data": [f"{name}={url}" for name, url in data.items()],
-        "set": [text for text in arguments.set if text.partition("=")[0].rpartition(".")[0] in targets],
-    }
+    protocols = list(dict.fromkeys(job.chosen.name for job in jobs))
     unnamed = f" and {len(protocols) - SHOWN} more" if len(protocols) > SHOWN else ""
     paths = {str(job.path.relative_to(request.out)): job.path for job in jobs}
     return TaskRecord(
         number=number,
-        title=f"{checkpoint.used.name}: {', '.join([*protocols][:SHOWN])}{unnamed}",
-        words=tuple(argv_of("run", arguments, changes)),
+        title=f"{checkpoint.used.name}: {', '.join(protocols[:SHOWN])}{unnamed}",
+        words=tuple(words_of_run(arguments, checkpoint, jobs)),
         results=tuple(paths),
         cost=_cost(jobs),
         expected={name: seconds[path] for name, path in paths.items() if path in seconds},

@@ -1,8 +1,29 @@
 """Say what is installed, what is missing and how to fix it."""
 
 import argparse
+import contextlib
+import importlib
+import importlib.util
+import io
 import json
-from dataclasses import asdict
+import os
+import platform
+import shutil
+import sys
+import warnings
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Literal
+
+from bench.cli.output import in_one_line, memory_limit, table
+from bench.results.environment import cores, cpu_model, installed, memory_bytes
+from engine import blas_kernel
+from engine.extensions import FOLDERS, extensions, loaded, refused
+from engine.machine import SWITCH
+from engine.optional import OPTIONAL, install_command
+from engine.printing import say
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -12,10 +33,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """0: `bench run` can work here; 1: it cannot."""
-    from bench.cli.output import table
-    from bench.doctor import can_run, examine
-    from engine.printing import say
-
     checks = examine()
     good = can_run(checks)
     if arguments.json:
@@ -29,3 +46,278 @@ def run(arguments: argparse.Namespace) -> int:
     say(*table(rows))
     say("", "usable: nothing that bench run needs is missing" if good else "not usable until what is MISSING is fixed")
     return 0 if good else 1
+
+
+TESTED = ("2.11", "0.26"), ("2.14", "0.29")  # torch and torchvision: tox, and tox -e newest
+PAIR = "pip install 'torch==2.11.*' 'torchvision==0.26.*'"
+EVERYTHING = "pip install 'ssl-vit-bench[cpu]'"
+ONE_FAISS = "pip uninstall -y faiss-cpu faiss-gpu && pip install 'faiss-cpu>=1.15,<2'  (with a GPU: faiss-gpu)"
+SMALL_DISK = 5  # GiB; an export of a ViT-L and its ImageNet features take about that
+
+Mark = Literal["ok", "missing", "note"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Check:
+    """One line of the report. Only a `missing` that is `needed` makes the tool unusable."""
+
+    name: str
+    mark: Mark
+    text: str
+    fix: str = ""
+    needed: bool = True
+
+
+def examine() -> list[Check]:
+    """All checks, in the order of the report. None may raise: a broken import is what people call doctor for."""
+    checks: list[Check] = []
+    for check in (
+        *(_python, _torch, _devices, _libraries, _faiss, _openblas, _cyanure, _mmcv, _dense),
+        *(_optional, _plugins, _machine, _disk, _glibc),
+    ):
+        try:
+            checks += check()
+        except Exception as error:  # a check that fails is a finding
+            text = f"cannot be examined: {in_one_line(error)}"
+            checks.append(Check(name=check.__name__.strip("_"), mark="note", text=text, needed=False))
+    return checks
+
+
+def can_run(checks: list[Check]) -> bool:
+    """Whether `bench run` can work here."""
+    return not any(check.mark == "missing" and check.needed for check in checks)
+
+
+def quietly_imported(name: str) -> ModuleType | str:
+    """The module, or why it cannot be imported, in one line. What it prints is swallowed."""
+    silence = io.StringIO()
+    with contextlib.redirect_stdout(silence), contextlib.redirect_stderr(silence), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            return importlib.import_module(name)
+        except Exception as error:  # binary packages fail with anything from ImportError to SystemError
+            return _reason(error)
+
+
+def _reason(error: Exception) -> str:
+    # Without the advice to ask doctor, which messages for users have.
+    if "failed to map segment" in str(error) and (limit := memory_limit()):
+        return f"{' '.join(str(error).split())}; {limit}"
+    return f"{type(error).__name__}: {' '.join(str(error).split())}"
+
+
+def _library(name: str, package: str, fix: str = EVERYTHING, needed: bool = True) -> Check:
+    module = quietly_imported(name)
+    version = installed(package)
+    if isinstance(module, ModuleType):
+        return Check(name=package, mark="ok", text=version or "version unknown")
+    text = (
+        f"not installed ({module})" if version is None else f"{version} is installed but cannot be imported: {module}"
+    )
+    fix = "a higher limit" if "(ulimit " in module else fix
+    return Check(name=package, mark="missing", text=text, fix=fix, needed=needed)
+
+
+def _python() -> Iterator[Check]:
+    good = (3, 11) <= sys.version_info < (3, 13)
+    fix = "" if good else "use Python 3.11 or 3.12"
+    text = f"{platform.python_version()}, {sys.executable}"
+    yield Check(name="python", mark="ok" if good else "missing", text=text, fix=fix)
+
+
+def _torch() -> Iterator[Check]:
+    checks = [_library("torch", "torch", PAIR), _library("torchvision", "torchvision", PAIR)]
+    yield from checks
+    if any(check.mark == "missing" for check in checks):
+        return
+    import torch
+    import torchvision
+
+    pair = f"torch {torch.__version__} with torchvision {torchvision.__version__}"
+    try:
+        kept = torchvision.ops.nms(torch.tensor([[0.0, 0, 1, 1], [0.0, 0, 1, 1]]), torch.tensor([0.9, 0.8]), 0.5)
+        works = kept.tolist() == [0]
+        reason = "" if works else ": nms gives a wrong answer"
+    except (RuntimeError, AttributeError) as error:
+        works, reason = False, f": {in_one_line(error)}"
+    if not works:
+        yield Check(name="operators", mark="missing", text=f"{pair} do not work together{reason}", fix=PAIR)
+    elif any(torch.__version__.startswith(a) and torchvision.__version__.startswith(b) for a, b in TESTED):
+        yield Check(name="operators", mark="ok", text=f"{pair}: a tested pair, torchvision.ops.nms runs")
+    else:
+        text = f"{pair}: works; tested are {' and '.join(' with '.join(pair) for pair in TESTED)}"
+        yield Check(name="operators", mark="note", text=text, fix=PAIR)
+
+
+def _devices() -> Iterator[Check]:
+    torch = quietly_imported("torch")
+    if isinstance(torch, str):
+        return
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    for index in range(count):
+        memory = torch.cuda.get_device_properties(index).total_memory / 2**30
+        yield Check(name=f"cuda:{index}", mark="ok", text=f"{torch.cuda.get_device_name(index)}, {memory:.0f} GiB")
+    if not count:
+        yield Check(name="gpu", mark="note", text="torch sees none; everything runs on the CPU", needed=False)
+
+
+def _libraries() -> Iterator[Check]:
+    yield _library("timm", "timm")
+    yield _library("safetensors.torch", "safetensors")
+    yield _library("numpy", "numpy")
+    yield _library("PIL.Image", "pillow")
+    yield _library("sklearn", "scikit-learn")
+
+
+def _faiss() -> Iterator[Check]:
+    cpu, gpu = installed("faiss-cpu"), installed("faiss-gpu")
+    if cpu and gpu:
+        # They own the same folder; whichever was written last is there, and removing one breaks the other.
+        text = f"faiss-cpu {cpu} and faiss-gpu {gpu} are both installed and overwrite each other"
+        yield Check(name="faiss", mark="missing", text=text, fix=ONE_FAISS)
+        return
+    with blas_kernel.fitting_kernel():
+        module = quietly_imported("faiss")
+    if isinstance(module, str):
+        text = "not installed; k-NN needs it" if not (cpu or gpu) else f"installed but cannot be imported: {module}"
+        fix = (
+            f"{EVERYTHING}, or with an NVIDIA GPU: pip install 'ssl-vit-bench[gpu]'" if not (cpu or gpu) else ONE_FAISS
+        )
+        yield Check(name="faiss", mark="missing", text=text, fix=fix)
+        return
+    gpus = module.get_num_gpus() if hasattr(module, "get_num_gpus") else 0
+    build = "faiss-gpu" if gpu else "faiss-cpu"
+    searching = f"searches on {_counted(gpus, 'GPU')}" if gpus else "searches on the CPU"
+    yield Check(name="faiss", mark="ok", text=f"{build} {gpu or cpu or module.__version__}, {searching}")
+
+
+def _openblas() -> Iterator[Check]:
+    # The kernel of FAISS's matrix products decides how long a search on the CPU takes.
+    if isinstance(quietly_imported("faiss"), str):
+        return
+    kernel, fitting = blas_kernel.in_use(), blas_kernel.fitting(blas_kernel.processor_flags())
+    if kernel is None:
+        text = "FAISS's BLAS does not say which kernel it uses"
+        yield Check(name="openblas", mark="note", text=text, needed=False)
+        return
+    setting, own = os.environ.get(blas_kernel.VARIABLE), blas_kernel.own_choice()
+    if setting is not None:
+        reason, fix = f"with {blas_kernel.VARIABLE}={setting}", f"unset {blas_kernel.VARIABLE}"
+    elif own in (kernel, None):
+        reason, fix = "its default", f"export {blas_kernel.VARIABLE}={fitting}"
+    else:
+        reason, fix = f"set while FAISS loads in place of its default {own}", ""
+    text = f"FAISS's OpenBLAS uses its {kernel} kernel, {reason}"
+    if fitting and kernel in blas_kernel.WITHOUT_AVX:
+        text += f"; {fitting} fits this processor and is several times as fast"
+        yield Check(name="openblas", mark="note", text=text, fix=fix, needed=False)
+    else:
+        yield Check(name="openblas", mark="ok", text=f"{text}; it fits this processor" if fitting else text)
+
+
+def _cyanure() -> Iterator[Check]:
+    yield _library("cyanure", "cyanure", "pip install 'cyanure>=1.2.2'", needed=False)
+
+
+def _mmcv() -> Iterator[Check]:
+    # The code that will run the operators is asked which they are; without mmcv nothing is imported.
+    package = next((name for name in ("onedl-mmcv", "mmcv", "mmcv-lite") if installed(name)), None)
+    if package is None or importlib.util.find_spec("mmcv") is None:
+        yield Check(
+            name="mmcv", mark="missing", text="not installed; dense tasks need it", fix=EVERYTHING, needed=False
+        )
+        return
+    from downstream.models import operators
+    from downstream.models.operators import quiet_libraries
+
+    version = f"{package} {installed(package)}"
+    try:
+        with quiet_libraries():
+            whose = operators.install()
+    except Exception as error:  # binary packages fail with anything from ImportError to SystemError
+        text = f"{version}: its compiled operators cannot be loaded, built for another torch? {_reason(error)}"
+        fix = "pip cache remove onedl_mmcv; pip install --force-reinstall --no-deps --no-cache-dir onedl-mmcv"
+        yield Check(name="mmcv", mark="missing", text=text, fix=fix, needed=False)
+        return
+    texts = {
+        "compiled": "its compiled nms and roi_align run",
+        "torchvision": "without compiled operators, torchvision's nms and roi_align run in their place",
+    }
+    yield Check(name="mmcv", mark="ok", text=f"{version}: {texts[whose]}")
+
+
+def _dense() -> Iterator[Check]:
+    # Not imported, which takes seconds and prints: what an installation can get wrong is that one is missing.
+    packages = {"mmengine": "onedl-mmengine", "mmseg": "onedl-mmsegmentation", "mmdet": "onedl-mmdetection"}
+    for name, package in packages.items():
+        if importlib.util.find_spec(name) is None:
+            text = "not installed; dense tasks need it"
+            yield Check(name=package, mark="missing", text=text, fix=EVERYTHING, needed=False)
+        else:
+            yield Check(name=package, mark="ok", text=installed(package) or f"{name}, from another package")
+
+
+def _optional() -> Iterator[Check]:
+    for name, (package, extra, feature) in OPTIONAL.items():
+        if extra in ("dense", "cyanure"):  # examined above
+            continue
+        if version := installed(package):
+            yield Check(name=package, mark="ok", text=version, needed=False)
+        else:
+            text = f"not installed; for {feature}"
+            yield Check(name=package, mark="note", text=text, fix=install_command(name), needed=False)
+
+
+def _plugins() -> Iterator[Check]:
+    plugins = [extension for kind in FOLDERS for extension in extensions(kind).values() if extension.plugin]
+    left_out = {extension: reason for kind in FOLDERS for extension, reason in refused(kind).items()}
+    if plugins:
+        from bench.run.suites import catalogue
+
+        # Tasks alone have further names, of protocols and suites, that can clash.
+        left_out |= {task: reason for task, reason in catalogue().broken.items() if task.plugin}
+    for plugin in [plugin for plugin in plugins if plugin not in left_out]:
+        try:
+            loaded(plugin)
+            yield Check(name="plugin", mark="ok", text=plugin.title)
+        except ValueError as error:
+            left_out[plugin] = in_one_line(error)
+    for plugin, reason in left_out.items():
+        text, fix = f"{plugin.title} is left out: {reason}", f"repair it, or: pip uninstall {plugin.plugin.split()[0]}"
+        yield Check(name="plugin", mark="note", text=text, fix=fix, needed=False)
+
+
+def _machine() -> Iterator[Check]:
+    torch = quietly_imported("torch")
+    threads = 0 if isinstance(torch, str) else torch.get_num_threads()
+    setting = f" (OMP_NUM_THREADS={os.environ['OMP_NUM_THREADS']})" if "OMP_NUM_THREADS" in os.environ else ""
+    text = f"{cpu_model()}, {_counted(cores(), 'usable core')}, torch uses {_counted(threads, 'thread')}{setting}"
+    if threads > cores():
+        yield Check(name="cpu", mark="note", text=text, fix=f"export OMP_NUM_THREADS={cores()}")
+    else:
+        yield Check(name="cpu", mark="ok", text=text)
+    yield Check(name="memory", mark="ok", text=f"{memory_bytes() / 2**30:.1f} GiB")
+
+
+def _counted(number: int, thing: str) -> str:
+    return f"{number} {thing}{'' if number == 1 else 's'}"
+
+
+def _disk() -> Iterator[Check]:
+    free = shutil.disk_usage(Path.cwd()).free / 2**30
+    enough = free >= SMALL_DISK
+    fix = "" if enough else "give --out a folder on a larger disk"
+    yield Check(name="disk", mark="ok" if enough else "note", text=f"{free:.0f} GiB free at {Path.cwd()}", fix=fix)
+
+
+def _glibc() -> Iterator[Check]:
+    library, version = platform.libc_ver()
+    if library != "glibc":
+        yield Check(name="allocator", mark="note", text="not glibc: --keep-memory has no effect here")
+        return
+    if os.environ.get(SWITCH) == "0":
+        text = f"glibc {version}; {SWITCH}=0 lets it return freed memory, forward passes on a CPU are slower"
+        yield Check(name="allocator", mark="note", text=text, fix=f"unset {SWITCH}")
+        return
+    text = f"glibc {version}, told to keep freed memory (switched off by --no-keep-memory or {SWITCH}=0)"
+    yield Check(name="allocator", mark="ok", text=text)

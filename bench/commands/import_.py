@@ -33,8 +33,8 @@ def run(arguments: argparse.Namespace) -> int:
     check_reference(arguments.source)  # before torch is imported
     from dataclasses import replace
 
-    from bench.cli.output import export_lines
     from bench.cli.settings import check_new_export
+    from bench.commands.inspect import export_lines
     from bench.run.checkpoints import checked_name
     from checkpoints.export import ViTExport
     from checkpoints.resolve import load

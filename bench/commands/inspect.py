@@ -1,8 +1,14 @@
 """Print what a checkpoint is and where it is from."""
 
 import argparse
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
+from bench.cli.output import epochs_of, millions, table
 from bench.cli.settings import REFERENCES, add_import_options, import_options
+
+if TYPE_CHECKING:
+    from checkpoints.export import ViTExport
 
 EPILOG = """examples:
   bench inspect dino_deitsmall16_pretrain.pth      its format, sizes, where it is from, its digest
@@ -22,7 +28,6 @@ def run(arguments: argparse.Namespace) -> int:
     from checkpoints.import_options import check_reference
 
     check_reference(arguments.checkpoint)  # before torch is imported
-    from bench.cli.output import export_lines
     from bench.run.checkpoints import opened
     from engine.printing import say
 
@@ -32,3 +37,70 @@ def run(arguments: argparse.Namespace) -> int:
     problems = export.verify()
     say(f"  {'verified':12} {'no: ' + problems[0] if problems else 'the recorded activations come out again'}")
     return 0
+
+
+def export_lines(export: "ViTExport") -> Iterator[str]:
+    """Lines: the network, where its weights come from, and what of the source was used."""
+    from bench.results.record import TrainingCost
+
+    spec, preparation = export.spec, export.preparation
+    yield from _rows(
+        network=f"{spec.label}: depth {spec.depth}, width {spec.width}, {spec.heads} heads, "
+        f"{millions(export.parameters)}",
+        image=f"{spec.size_text}, patches of {spec.patch_size} px, {spec.grid[0]} x {spec.grid[1]} of them",
+        tokens=_tokens(export),
+        positions=_positions(export),
+        norm=f"{'RMSNorm' if spec.rms_norm else 'LayerNorm'} eps {spec.norm_eps:g}, final norm on {spec.final_norm}",
+        statistics=f"mean {_numbers(preparation.mean)}, std {_numbers(preparation.std)}",
+        preparation=f"{preparation.interpolation}, centre crop {preparation.crop:g}",
+        assumed="; ".join(export.facts.get("assumed") or ()),
+    )
+    facts = export.facts
+    source = [str(facts[key]) for key in ("source_file", "source") if facts.get(key)]
+    yield from _rows(
+        method=", ".join(str(facts[key]) for key in ("method", "recipe") if facts.get(key)),
+        branch=str(facts.get("branch") or ""),
+        source=" ".join(source[:1]) + (f", sha256 {facts['source_sha256'][:12]}" if facts.get("source_sha256") else ""),
+        importer=" ".join(str(facts[key]) for key in ("importer", "importer_version") if facts.get(key)),
+        plugin=str(facts.get("plugin") or ""),
+        data=str(facts.get("data") or ""),
+        tokenizer=str(facts.get("tokenizer") or ""),
+        epochs=epochs_of(facts),
+        cost=TrainingCost.of(facts).text,
+        warnings="; ".join(facts.get("warnings") or ()),
+        licence=str(facts.get("licence") or "unknown"),
+        tensors=_tensors(export),
+        fingerprint=f"{len(export.fingerprint)} activations recorded",
+        digest=export.digest,
+    )
+
+
+def _rows(**rows: str) -> list[str]:
+    return table([(f"{name:11}", text) for name, text in rows.items() if text], indent=2)
+
+
+def _tokens(export: "ViTExport") -> str:
+    spec = export.spec
+    kinds = ["class token"] if spec.class_token else []
+    kinds += [f"{spec.registers} registers"] if spec.registers else []
+    kinds += [f"{spec.class_attention} class-attention blocks"] if spec.class_attention else []
+    return f"{', '.join([*kinds, 'patches'])}; evaluated by its source with pool {spec.pool!r}"
+
+
+def _positions(export: "ViTExport") -> str:
+    spec = export.spec
+    relative = f", relative position bias {spec.relative_position}" if spec.relative_position != "none" else ""
+    rotary = f", rotary ({spec.rotary}, base {spec.rotary_base:g})" if spec.rotary != "none" else ""
+    return f"{spec.position}{relative}{rotary}, resized by {spec.position_resize}"
+
+
+def _tensors(export: "ViTExport") -> str:
+    dropped = export.facts.get("dropped") or {}
+    reasons = ", ".join(f"{count} {reason}" for reason, count in dropped.items())
+    used, total = export.facts.get("used_tensors"), export.facts.get("source_tensors")
+    count = f"{used} of {total} in the source used" if used and total else f"{len(export.tensors) + len(export.extra)}"
+    return count + (f"; dropped: {reasons}" if reasons else "; none dropped" if total else "")
+
+
+def _numbers(values: tuple[float, ...]) -> str:
+    return " ".join(f"{value:g}" for value in values)

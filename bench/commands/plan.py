@@ -2,12 +2,7 @@
 
 import argparse
 import json
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from bench.run.checkpoints import LoadedCheckpoint
-    from bench.run.prepare import Job
-    from bench.run.suites import ChosenProtocol
+from functools import partial
 
 EPILOG = """examples:
   bench plan --checkpoint a.pth --suite full --data cifar10=folder:/data/cifar10 --out results
@@ -47,7 +42,7 @@ def run(arguments: argparse.Namespace) -> int:
     # Sets of an assumed machine are named alone, as `imagenet`.
     check_names(arguments.checkpoint, arguments.suite, [text for text in arguments.data if "=" in text])
     from bench.cli.settings import chosen_device
-    from bench.cluster.submit import argv_of
+    from bench.cluster.submit import words_of_run
     from bench.commands.run import evaluation_request
     from bench.run.calibration import free_memory, machine
     from bench.run.forecast import entries, plan, script_lines, totals
@@ -66,18 +61,7 @@ def run(arguments: argparse.Namespace) -> int:
     silent = arguments.json or arguments.script  # their output comes at the end
     planned = plan(request, assumed, arguments.fresh, (lambda *lines: None) if silent else say)
 
-    def command(checkpoint: "LoadedCheckpoint", job: "Job") -> list[str]:
-        replaced = {
-            "checkpoint": [checkpoint.reference],
-            "name": [checkpoint.used.name],
-            "statistics": None,
-            "suite": job.chosen.name,
-            "data": [f"{job.data.name}={job.data.url}"],
-            "set": [text for text in arguments.set if _is_of(text, job.chosen)],
-        }
-        return ["bench", *argv_of("run", arguments, replaced)]
-
-    jobs = entries(planned, command, gpus)
+    jobs = entries(planned, partial(words_of_run, arguments), gpus)
     if arguments.json:
         say(*json.dumps(jobs, indent=1).split("\n"))
     elif arguments.script:
@@ -86,7 +70,3 @@ def run(arguments: argparse.Namespace) -> int:
         say(*totals(planned, assumed.memory if assumed else free_memory(device), gpus, arguments.decode))
         say(*(assumed.lines() if assumed else ()))
     return 1 if any(job["problem"] for job in jobs) else 0
-
-
-def _is_of(text: str, chosen: "ChosenProtocol") -> bool:
-    return text.partition("=")[0].rpartition(".")[0] in (chosen.key, chosen.name)

@@ -27,9 +27,8 @@ from bench.leaderboards.tables import (
     read_leaderboard,
     troubles,
 )
-from bench.results.record import decimals, number_text
+from bench.results.record import COST_UNITS, decimals, number_text
 from bench.results.store import StoredResult, stamps
-from checkpoints.training_cost import COST_UNITS
 from engine.files import write_atomic
 from engine.optional import require
 from engine.printing import html_template, in_csv, in_markdown, printable

@@ -20,10 +20,18 @@ from bench.published.values import (
     published_values,
     set_name,
 )
-from bench.results.record import CheckpointUsed, Result, as_frame, decimals, interval_decimals, number_text
+from bench.results.record import (
+    COST_UNITS,
+    CheckpointUsed,
+    Result,
+    TrainingCost,
+    as_frame,
+    decimals,
+    interval_decimals,
+    number_text,
+)
 from bench.results.store import StoredResult, comparable_results
 from bench.statistics.significance import Column, Key, PairedTestCache, p_value_cache, ties_with_best
-from checkpoints.training_cost import COST_UNITS, TrainingCost
 from engine.printing import text_of
 
 if TYPE_CHECKING:

@@ -13,8 +13,8 @@ from bench.cli.output import in_one_line, millions
 from bench.cli.settings import absent_images, example, setting_text
 from bench.pretraining.online import OnlineKnn, OnlineProbe
 from bench.pretraining.recipes import ChosenRecipe, choose_recipe, names_by_path, unused, values_by_path
+from bench.results.record import TrainingCost
 from checkpoints.spec import ViTSpec
-from checkpoints.training_cost import TrainingCost
 from engine.distributed import World, start_world
 from engine.extensions import extension_of
 from engine.optional import require

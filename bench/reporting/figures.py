@@ -24,7 +24,7 @@ from bench.reporting.contents import (
     competing,
     sweep_of,
 )
-from checkpoints.training_cost import COST_UNITS
+from bench.results.record import COST_UNITS
 from engine.printing import printable
 
 if TYPE_CHECKING:

@@ -5,12 +5,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bench.cli.output import epochs_of, in_one_line
-from bench.results.record import CheckpointUsed
+from bench.results.record import CheckpointUsed, TrainingCost
 from checkpoints.export import ViTExport, is_export
 from checkpoints.frozen import SCHEME, FrozenExport, FrozenSpec
 from checkpoints.import_options import ImportOptions
 from checkpoints.resolve import load, load_frozen
-from checkpoints.training_cost import TrainingCost
 from engine.printing import say
 from pretrain.loop.exporting import exports_in, finished_export, is_run
 

@@ -271,7 +271,7 @@ def _wrapped(text: str, width: int) -> list[str]:
 MEASURING = 25.0  # seconds of measuring in all, after which no job's measuring begins
 LIMIT = 30.0  # seconds after which what is being measured is given up
 MAX_MEASURING = 4.0  # seconds of measuring for one job
-Command = Callable[[LoadedCheckpoint, Job], list[str]]  # words of the `bench run` of one job
+Command = Callable[[LoadedCheckpoint, Sequence[Job]], list[str]]  # words of the `bench run` of some jobs
 Plan = Sequence[tuple[LoadedCheckpoint, list[Forecast]]]
 
 
@@ -415,7 +415,7 @@ def entries(plan: Plan, command: Command, gpus: int) -> list[dict[str, Any]]:
             "checkpoint": checkpoint.used.name,
             "protocol": forecast.job.protocol.name,
             "data": forecast.job.data.name,
-            "command": command(checkpoint, forecast.job),
+            "command": ["bench", *command(checkpoint, [forecast.job])],
             "seconds": forecast.seconds,
             "terms": forecast.terms,
             "images": round(forecast.work.images),

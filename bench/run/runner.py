@@ -32,7 +32,6 @@ from bench.results.record import (
     record,
 )
 from bench.run.checkpoints import LoadedCheckpoint
-from bench.run.forecast import show_dry_run
 from bench.run.prepare import (
     Job,
     Preparation,
@@ -268,6 +267,8 @@ def run_suite(request: RunRequest) -> int:
     """Run all jobs, or show them, and return the exit code. ValueError where the request itself is wrong."""
     if not request.dry_run:
         return 1 if run_jobs(request).failed else 0
+    from bench.run.forecast import show_dry_run
+
     with start_world(request.space.device) as world:
         preparation = _prepare_and_say(request, world)
         return world.on_rank0(lambda: show_dry_run(preparation, get_terminal_size().columns))

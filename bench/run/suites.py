@@ -40,6 +40,11 @@ class ChosenProtocol:
         return self.name.partition("@")[0]
 
     @property
+    def words(self) -> tuple[str, str, str]:
+        """What `--suite` and `--set` call it: task file, family, protocol."""
+        return self.key, self.family, self.name
+
+    @property
     def layout(self) -> str:
         """Of the labelled scenes that a dense task evaluates on; "" for tasks on image sets."""
         return self.task.LAYOUT
@@ -152,20 +157,16 @@ def changed_protocols(
     All changes of a protocol apply together. A change of the protocol overrides one of several.
     """
     changes = read_changes(texts, "TASK.FIELD=VALUE", "knn.k=10,20")
-    known = list(dict.fromkeys(word for chosen in selected for word in _words(chosen)))
+    known = list(dict.fromkeys(word for chosen in selected for word in chosen.words))
     fields = {change: _target_and_field(change, known) for change in changes}
     changed_ones = []
     for chosen in selected:
         changes_of_task: dict[str, Change] = {}
-        for named in _words(chosen):
+        for named in chosen.words:
             changes_of_task |= {field: change for change, (target, field) in fields.items() if target == named}
         task = changed(chosen.task.selecting(select) if select else chosen.task, changes_of_task, f"{chosen.name}: ")
         changed_ones.append(_with_task(chosen, task))
     return changed_ones
-
-
-def _words(chosen: ChosenProtocol) -> tuple[str, str, str]:
-    return chosen.key, chosen.family, chosen.name
 
 
 def _target_and_field(change: Change, known: Sequence[str]) -> tuple[str, str]:

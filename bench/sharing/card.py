@@ -1,10 +1,13 @@
 """A model card: what an export is, how it was trained, how timm loads it, and what was measured of it.
 
 A function of the export's config.json and of results, so that the same give the same bytes. Folders of this machine are
-left out.
+left out. Results stand in it in the two forms of the Hugging Face Hub: `model-index` in the card's header, and files of
+`.eval_results/` (modelcard.md and eval_results.yaml of huggingface/hub-docs; docs/sharing.md says what goes where). The
+Hub's parsers pass over unknown keys and take any value; tests hold what is written here against strict forms of both.
 """
 
 import json
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -12,17 +15,15 @@ from typing import Any
 
 from bench.cli.output import epochs_of, millions
 from bench.cli.settings import check_writable
-from bench.leaderboards.tables import cell_text
-from bench.results.record import CheckpointUsed, Result
+from bench.leaderboards.tables import Cell, cell_text
+from bench.results.record import CheckpointUsed, Result, TrainingCost
 from bench.results.store import comparable_results
 from bench.run.checkpoints import default_name, describe
 from bench.sharing.groups import Publication, SharedGroup, hub_names, licence_of, shared_groups, without_folders
-from bench.sharing.hub import eval_files, model_index, word_of
 from checkpoints.export import CARD, CARD_MARK, COST, EVALUATIONS, ViTExport, is_card, is_export
 from checkpoints.spec import ViTSpec
-from checkpoints.training_cost import TrainingCost
 from engine.files import write_atomic
-from engine.printing import in_markdown
+from engine.printing import in_markdown, printable
 from pretrain.loop.exporting import EXPORT, is_run
 
 TAGS = ["image-feature-extraction", "timm", "transformers", "vision-transformer"]
@@ -261,3 +262,107 @@ def write_card(
     for name, text in files.items():
         write_atomic(folder / name, text)
         yield folder / name
+
+
+# First letters of a metric -> the Hub's name of the task (its pipeline tags) and of the metric (of evaluate).
+TASKS = {
+    "top": ("image-classification", "accuracy"),
+    "mIoU": ("image-segmentation", "mean_iou"),
+    "AP": ("object-detection", "AP"),
+}
+OTHER_TASK = "image-feature-extraction"
+
+
+def model_index(name: str, groups: Sequence[SharedGroup], publication: Publication) -> list[dict[str, Any]]:
+    """The value of `model-index`: every number of every group, those of one image set together; empty without any."""
+    results: dict[tuple[str, str], dict[str, Any]] = {}
+    for group in groups:
+        task, dataset = hub_terms(group.main)[0], _dataset(group, publication)
+        entry: dict[str, Any] = {"task": {"type": task}, "dataset": dataset, "metrics": []}
+        if publication.source:
+            entry["source"] = {"url": publication.source, "name": "results, logs and commands"}
+        entry = results.setdefault((task, str(sorted(dataset.items(), key=str))), entry)
+        entry["metrics"] += [_metric(group, metric, cell) for metric, cell in group.cells.items()]
+    return [{"name": word_of(name), "results": list(results.values())}] if results else []
+
+
+def eval_files(groups: Sequence[SharedGroup], publication: Publication) -> dict[str, list[dict[str, Any]]]:
+    """Name of each file of `.eval_results/` -> its content: the main number of every plain protocol on sets of the Hub.
+
+    Variants (changed settings, limits, images left out) are no entries, as a benchmark's leaderboard would rank them
+    beside the protocol itself.
+    """
+    files: dict[str, list[dict[str, Any]]] = {}
+    for group in groups:
+        dataset = publication.dataset(group.first.data)
+        if dataset and group.is_plain:
+            files.setdefault(f"{dataset.replace('/', '_')}.yaml", []).append(_entry(group, dataset, publication))
+    return files
+
+
+def without_dataset(groups: Sequence[SharedGroup], publication: Publication) -> list[str]:
+    """Names of the image sets that have no id on the Hub, and so no file of `.eval_results/`."""
+    return sorted({group.first.data.name for group in groups if not publication.dataset(group.first.data)})
+
+
+def hub_terms(metric: str) -> tuple[str, str]:
+    """`image-classification`, `accuracy`: the Hub's names of the task that has this main metric, and of the metric."""
+    return next((terms for start, terms in TASKS.items() if metric.startswith(start)), (OTHER_TASK, metric))
+
+
+def notes_of(group: SharedGroup) -> str:
+    """What a bare number leaves out: `top1_k20, knn@dino version 1, 95 % interval [71.2, 79.0], mean of 3 seeds`."""
+    cell, protocol = group.cells[group.main], group.first.protocol
+    parts = [f"{group.main}{f' in {cell.unit}' if cell.unit else ''}", f"{protocol.name} version {protocol.version}"]
+    parts += ["95 % interval [{:.4g}, {:.4g}]".format(*cell.interval)] if cell.interval else []
+    parts += [f"mean of {cell.seeds} seeds, deviation {cell.std:.2g}"] if cell.seeds > 1 else []
+    parts += [caveat.rstrip(".") for caveat in group.caveats]
+    return word_of("; ".join(parts))
+
+
+def _entry(group: SharedGroup, dataset: str, publication: Publication) -> dict[str, Any]:
+    entry: dict[str, Any] = {
+        "dataset": {"id": dataset, "task_id": word_of(group.first.protocol.name)},
+        "value": group.cells[group.main].mean,
+    }
+    if re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d+)?(Z|[+-]\d\d:\d\d)", group.date):
+        entry["date"] = group.date
+    entry |= {"source": {"url": publication.source}} if publication.source else {}
+    return entry | {"notes": notes_of(group)}
+
+
+def _dataset(group: SharedGroup, publication: Publication) -> dict[str, Any]:
+    data = group.first.data
+    known = publication.dataset(data)
+    args: dict[str, str | int] = {"fingerprint": data.fingerprints["val"]} if "val" in data.fingerprints else {}
+    args |= {"images": data.images["val"]} if "val" in data.images else {}
+    kind = known or word_of(data.url.partition(":")[0] or data.name)
+    return {"name": word_of(data.name), "type": kind, "split": "validation"} | ({"args": args} if args else {})
+
+
+def _metric(group: SharedGroup, metric: str, cell: Cell) -> dict[str, Any]:
+    return {
+        "type": word_of(hub_terms(metric)[1]),
+        "value": cell.mean,
+        "name": word_of(f"{_protocol(group)} {metric}: {cell_text(cell)}"),
+        "args": dict(_arguments(group, cell)),
+    }
+
+
+def _arguments(group: SharedGroup, cell: Cell) -> Iterator[tuple[str, Any]]:
+    yield "protocol", word_of(group.first.protocol.name)
+    yield "version", group.first.protocol.version
+    if cell.unit:
+        yield "unit", word_of(cell.unit)
+    if cell.interval:
+        yield "interval_95", list(cell.interval)
+    yield "seeds", cell.seeds
+    if cell.seeds > 1:
+        yield "standard_deviation", cell.std
+    if not group.is_plain:
+        yield "variant", [word_of(change) for change in group.first.variant]
+
+
+def word_of(text: object) -> str:
+    """A text that the schemas take: one line, without folders of this machine, and not empty."""
+    return printable(without_folders(str(text))) or "unnamed"

@@ -16,7 +16,7 @@ from elsewhere import program
 from bench.cli.main import parse_arguments
 from bench.cluster.options import YEAR, cluster_of, minutes_of
 from bench.cluster.status import KILLED, rows_of
-from bench.cluster.submit import argv_of
+from bench.cluster.submit import argv_of, words_of_run
 from bench.cluster.task import (
     AttemptState,
     Submission,
@@ -28,7 +28,9 @@ from bench.cluster.task import (
     write_attempt,
     write_submission,
 )
+from bench.commands.run import evaluation_request
 from bench.results.record import read_result
+from bench.run.prepare import prepare
 
 QUEUE = "PENDING"  # what the fake squeue says of every job
 
@@ -95,6 +97,26 @@ def test_a_command_becomes_the_words_that_mean_the_same():
     found = argv_of("run", parsed(*words), {"checkpoint": ["y"], "suite": "knn@dino"})
     again = parse_arguments(found)
     assert vars(again) == vars(parsed(*words)) | {"checkpoint": ["y"], "suite": "knn@dino", "cluster": None}
+
+
+@pytest.mark.parametrize(
+    ("suite", "data", "change"),
+    [
+        ("logreg@dinov2", "digits=digits:", "logreg.holdout=0.2"),  # a family of lowshot's file
+        (
+            "segmentation_linear@smoke",
+            "voc=tiny-voc:",
+            "segmentation_linear.steps=3",
+        ),  # serves another layout
+    ],
+)
+def test_a_job_has_the_images_and_changes_of_its_protocols(exports, tmp_path, suite, data, change):
+    words = ["run", "--checkpoint", str(exports[0]), "--out", str(tmp_path), "--suite", suite, "--data", data]
+    arguments = parse_arguments([*words, "--set", change, "knn.k=5", "--cluster", "local"])
+    request = evaluation_request(arguments, "cpu")
+    (checkpoint, jobs), *_ = prepare(replace(request, changes=(change,))).jobs
+    found = parse_arguments(words_of_run(arguments, checkpoint, jobs))
+    assert (found.suite, found.data, found.set, found.cluster) == (suite, [data], [change], None)
 
 
 def submit(bench, toys, exports, out, *words):

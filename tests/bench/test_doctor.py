@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torchvision
 
-import bench.doctor
+import bench.commands.doctor
 from bench.results.environment import git_commit, installed, versions
 from engine import blas_kernel
 
@@ -19,7 +19,9 @@ def pretend(monkeypatch):
 
     def call(**packages: str | None) -> None:
         known = {name.replace("_", "-"): version for name, version in packages.items()}
-        monkeypatch.setattr(bench.doctor, "installed", lambda name: known[name] if name in known else installed(name))
+        monkeypatch.setattr(
+            bench.commands.doctor, "installed", lambda name: known[name] if name in known else installed(name)
+        )
 
     return call
 
@@ -167,7 +169,7 @@ def test_a_check_that_fails_is_a_finding(bench, monkeypatch):
     def fails():
         raise RuntimeError("no such file /proc")
 
-    monkeypatch.setattr("bench.doctor.memory_bytes", fails)
+    monkeypatch.setattr("bench.commands.doctor.memory_bytes", fails)
     code, out, _ = bench("doctor")
     assert code == 0 and "cannot be examined: RuntimeError: no such file /proc" in out
 

@@ -9,8 +9,7 @@ from made_results import made_metrics, made_result, save_result
 
 from bench.leaderboards.files import to_csv, to_markdown, write_leaderboard
 from bench.leaderboards.tables import leaderboard_of, text_table, to_terminal
-from bench.results.record import CheckpointUsed, DataUsed, MetricRecord, ProtocolUsed, Result
-from checkpoints.training_cost import TrainingCost
+from bench.results.record import CheckpointUsed, DataUsed, MetricRecord, ProtocolUsed, Result, TrainingCost
 
 A = CheckpointUsed(name="alpha", digest="a" * 64, method="dino", architecture="vit_small", parameters=21665664)
 B = CheckpointUsed(name="beta", digest="b" * 64, method="mae", architecture="vit_base", parameters=85798656)

@@ -28,8 +28,7 @@ from markdown_it import MarkdownIt
 from bench.commands.leaderboard import NAMES
 from bench.leaderboards.files import FORMATS, in_latex
 from bench.leaderboards.tables import Leaderboard
-from bench.results.record import ProtocolUsed
-from checkpoints.training_cost import TrainingCost
+from bench.results.record import ProtocolUsed, TrainingCost
 from engine.printing import printable
 
 BOARDS = 40  # generated ones, of which every file is checked

@@ -19,11 +19,10 @@ from small_exports import make_export
 from bench.reporting.contents import grounds, headline, merged_notes, provenance, verdict
 from bench.reporting.page import figures_of, packed, page_of, report_page
 from bench.reporting.views import image_view
-from bench.results.record import CheckpointUsed, DataUsed, MetricRecord, ProtocolUsed, Result
+from bench.results.record import CheckpointUsed, DataUsed, MetricRecord, ProtocolUsed, Result, TrainingCost
 from bench.statistics.significance import p_value_cache, ties_with_best
 from checkpoints.export import ViTExport, spec_in
 from checkpoints.flops import forward_flops
-from checkpoints.training_cost import TrainingCost
 from imagesets.sets import open_set
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")

@@ -24,8 +24,7 @@ from bench.reporting.figures import (
     sweep_figures,
     training_figure,
 )
-from bench.results.record import MetricRecord, ProtocolUsed
-from checkpoints.training_cost import TrainingCost
+from bench.results.record import MetricRecord, ProtocolUsed, TrainingCost
 
 LOG = [{"epoch": 0.0, "loss": 2.0}, {"epoch": 1.0, "loss": 1.0}]
 

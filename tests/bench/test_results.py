@@ -14,13 +14,13 @@ from bench.results.record import (
     MetricRecord,
     ProtocolUsed,
     Result,
+    TrainingCost,
     read_arrays,
     read_result,
     result_path,
     result_stem,
     write_result,
 )
-from checkpoints.training_cost import TrainingCost
 from engine.tasks import Workspace
 from tools import result_fields
 

@@ -21,8 +21,8 @@ from PIL import Image
 from small_exports import make_export
 from torchvision.datasets import utils
 
-from bench import downloads
 from bench.__main__ import main
+from bench.commands import data
 from downstream.layouts import voc, vocboxes
 from imagesets.schemes.torchvision import SETS
 from imagesets.sets import open_set
@@ -194,23 +194,23 @@ def get(server, tmp_path, monkeypatch, capsys):
 
 def free_disk(monkeypatch, count: int) -> None:
     """As if so many bytes were free."""
-    monkeypatch.setattr(downloads.shutil, "disk_usage", lambda path: SimpleNamespace(free=count))
+    monkeypatch.setattr(data.shutil, "disk_usage", lambda path: SimpleNamespace(free=count))
 
 
 def test_every_set_that_torchvision_downloads_is_offered():
-    assert set(downloads.OFFERED) == {"VOC2012"} | {name for name in SETS if not SETS[name].advice}
-    assert set(PACKED) | {"Caltech101"} == set(downloads.OFFERED) and list(WRITERS) == list(SETS)
+    assert set(data.OFFERED) == {"VOC2012"} | {name for name in SETS if not SETS[name].advice}
+    assert set(PACKED) | {"Caltech101"} == set(data.OFFERED) and list(WRITERS) == list(SETS)
 
 
-@pytest.mark.parametrize("name", downloads.OFFERED)
+@pytest.mark.parametrize("name", data.OFFERED)
 def test_a_set_is_downloaded_whole(name, get, server, tmp_path):
     """Size, licence and the argument come before the download, the argument again at the end; it opens the set."""
     code, out, err = get(name)
     assert code == 0, err
     first, then, last = out.splitlines()
-    _, licence, page = downloads.OFFERED[name]
+    _, licence, page = data.OFFERED[name]
     assert f"{licence} ({page})" in first and str(tmp_path / "data" / name) in then
-    for form in downloads.forms(name, tmp_path / "data" / name):
+    for form in data.forms(name, tmp_path / "data" / name):
         assert form in then and form in last
         assert main(["data", "check", form.partition("=")[2]]) in (0, 1)  # 1: tiny sets may repeat an image
     assert sorted(path.name for path in (tmp_path / "data").iterdir()) == [f".{name}.lock", name]
@@ -345,4 +345,4 @@ def test_refusals(get, server, tmp_path, monkeypatch, capsys):
 
 def test_the_list(capsys):
     assert main(["data", "get"]) == 0
-    assert [line.split()[0] for line in capsys.readouterr().out.splitlines()] == list(downloads.OFFERED)
+    assert [line.split()[0] for line in capsys.readouterr().out.splitlines()] == list(data.OFFERED)

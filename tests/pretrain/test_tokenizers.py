@@ -14,7 +14,7 @@ from small_trainings import trainer
 from torch import nn
 from toys import SMALL, picture
 
-from bench.cli.output import export_lines
+from bench.commands.inspect import export_lines
 from checkpoints.export import ViTExport
 from engine.seeding import AUGMENT, seeded
 from pretrain.methods.beit import METHOD, Settings

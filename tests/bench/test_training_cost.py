@@ -1,6 +1,6 @@
 """What a pretraining took, as people read it."""
 
-from checkpoints.training_cost import TrainingCost
+from bench.results.record import TrainingCost
 
 
 def test_short_trainings_are_told_in_seconds_and_minutes():
