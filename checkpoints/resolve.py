@@ -20,11 +20,18 @@ from types import ModuleType
 
 from torch import nn
 
-from checkpoints.distributed_folder import is_distributed, read_distributed
 from checkpoints.dotted import split
 from checkpoints.export import ViTExport, digest_of_tensors, is_export
+from checkpoints.folders import (
+    is_distributed,
+    is_in_parts,
+    is_transformers,
+    read_distributed,
+    read_folder,
+    read_parts,
+    transformers_snapshot,
+)
 from checkpoints.frozen import SCHEME, Forward, FrozenExport, held_network, own_network
-from checkpoints.hugging_face import is_in_parts, is_transformers, read_folder, read_parts, transformers_snapshot
 from checkpoints.import_options import TIMM_SCHEMES, ImportOptions, check_reference, file_importers
 from checkpoints.importing import ASSUMED_STATISTICS, import_file, leaves_unknown_tensors, trunks_elsewhere
 from checkpoints.reading import ForeignFile, read_foreign

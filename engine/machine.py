@@ -26,10 +26,14 @@ from typing import TypeVar
 Item = TypeVar("Item")
 
 
+def cores() -> int:
+    """Cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
 def own_cores() -> int:
-    """Cores that this process may use, shared with the others that torchrun started on its machine."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return max(1, cores // int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
+    """The same, shared with the other processes that torchrun started on its machine."""
+    return max(1, cores() // int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
 
 
 def run_on_core_threads(work: Callable[[Item], None], items: Sequence[Item], threads: int | None = None) -> None:

@@ -7,6 +7,8 @@ from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
+from engine.machine import cores
+
 ROOT = Path(__file__).parents[2]
 PACKAGES = (
     "torch",
@@ -80,13 +82,6 @@ def cpu_model() -> str:
     except OSError:
         pass  # no /proc outside Linux
     return platform.processor() or platform.machine()
-
-
-def cores() -> int:
-    """Cores that this process may use."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
 
 
 def memory_bytes() -> int:

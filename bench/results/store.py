@@ -21,6 +21,7 @@ from typing import TypedDict
 import msgspec
 import numpy as np
 
+from bench.cli.output import table
 from bench.results.record import (
     DataUsed,
     Result,
@@ -232,10 +233,8 @@ def lines_of(out: Path, contents: Mapping[Path, Result | str]) -> list[str]:
             name, metric = next(iter(content.metrics.items()))
             ending = f"{name} {number_text(metric.value, metric.unit)}  {content.date[:10]}"
         rows.append((content.status, checkpoint, f"{content.group} seed {content.seed}{again}", ending))
-    widths = [max((len(row[column]) for row in rows), default=0) for column in range(3)]
-    lines = ["  ".join([*map(str.ljust, row[:3], widths), row[3]]) for row in rows]
     statuses = [row[0] for row in rows]
-    return [*lines, ", ".join(f"{statuses.count(status)} {status}" for status in STATUSES)]
+    return [*table(rows), ", ".join(f"{statuses.count(status)} {status}" for status in STATUSES)]
 
 
 def remove(out: Path, paths: Iterable[Path]) -> Path:

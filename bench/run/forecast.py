@@ -21,7 +21,6 @@ from typing import Any
 from bench.cli.output import in_one_line
 from bench.cli.settings import setting_text
 from bench.published.values import SETS
-from bench.results.environment import cores
 from bench.results.record import DataUsed
 from bench.run.calibration import DECODING, SHARED, Calibration, Machine, pass_seconds, scratch
 from bench.run.checkpoints import LoadedCheckpoint
@@ -29,6 +28,7 @@ from bench.run.prepare import Job, Preparation, RunRequest, checkpoint_title, pr
 from bench.run.suites import ChosenProtocol
 from checkpoints.frozen import FrozenExport
 from engine.files import digest
+from engine.machine import cores
 from engine.printing import say
 from engine.tasks import Task, Workspace
 from engine.work import Kind, Part, Scale, Work

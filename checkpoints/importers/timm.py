@@ -43,7 +43,7 @@ from torch.nn import Identity
 
 from checkpoints.export import ViTExport, digest_of_tensors
 from checkpoints.fingerprint import synthetic_image
-from checkpoints.hugging_face import cache_alone_if_unreachable
+from checkpoints.folders import cache_alone_if_unreachable
 from checkpoints.importing import HEADS, BranchTensors, Conversion, plain_vit, relative_vit, shown_sizes, square
 from checkpoints.reading import ForeignFile, read_foreign
 from checkpoints.recognition import BARE, CLASSIFIER, WITHIN, beyond, kind_in, trunk_of

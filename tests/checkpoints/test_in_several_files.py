@@ -19,8 +19,8 @@ from torch.distributed.checkpoint import metadata as official
 from torch.distributed.checkpoint.filesystem import _StorageInfo
 from torch.distributed.checkpoint.state_dict_saver import save
 
-from checkpoints.distributed_folder import _check_boxes, read_distributed
 from checkpoints.dotted import WRAPPERS
+from checkpoints.folders import _check_boxes, read_distributed
 from checkpoints.import_options import ImportOptions
 from checkpoints.reading import read_foreign
 from checkpoints.resolve import load
