@@ -3,35 +3,42 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cache, partial
-from typing import Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
-import numpy as np
 import torch
-from torch import nn
 
 from checkpoints.export import ViTExport
 from checkpoints.frozen import FrozenExport, FrozenSpec, vit_spec
 from checkpoints.spec import ViTSpec
-from downstream.data.scenes import SceneSet
-from downstream.dense_task import (
+from downstream.data.scenes import SceneSet, open_both
+from downstream.dense_task import DenseTask, Source
+from downstream.detection_settings import DetectionSettings
+from downstream.loop.plan import Plan
+from downstream.loop.training import adamw_by_layer, run_plan
+from downstream.metrics.scores import weighted_ap
+from downstream.models.operators import libraries_used, quiet_libraries
+from downstream.planning import (
     BACK,
-    SMALLEST,
-    DenseTask,
     Flops,
     Parts,
-    Source,
+    drawn_detections,
     flops_on_meta,
     loading_seconds,
     untrained,
+    work_of_training,
 )
-from downstream.detection_settings import DetectionSettings
-from downstream.metrics.scores import weighted_ap
-from downstream.models.operators import libraries_used, quiet_libraries
-from downstream.training import Plan, TrainedModel, adamw_by_layer, run_plan
 from engine.resampling import Score, resampled
 from engine.tasks import Metric, Outcome, Workspace, settings_of
 from engine.training.schedules import MultipliedWarmup, StepDecay
 from engine.work import Scale, Work
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from downstream.loop.running import TrainedModel
+
+
+SMALLEST = 64  # pixels of an image's side in a timed step, at least
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,12 +75,15 @@ class Detection(DetectionSettings, DenseTask):
     def cost(self, scale: Scale) -> Work:
         evaluations = self.summary(scale.spec, scale.images)["evaluations"]
         steps = self.epochs * -(-scale.images["train"] // self.batch)
-        return self.work(
+        return work_of_training(
             scale,
+            self.model_flops(scale.spec, scale.classes),
+            trainings=1,
             trained=steps * self.batch,
             updates=steps,
             evaluations=evaluations,
             side=round((max(self.short) * self.long) ** 0.5) if self.augment != "jitter" else self.long,
+            at_once=min(scale.batch_size or self.LARGEST, self.batch),
         )
 
     @cache  # noqa: B019 (settings and architectures are few)
@@ -122,21 +132,12 @@ class Detection(DetectionSettings, DenseTask):
         )
 
     def score(self, images: int, classes: int) -> Score:
-        """A third of the detections are right; seven objects an image, as in COCO."""
-        generator, shape = np.random.RandomState(0), (images, self.detections)
-        right = np.where(generator.random_sample(shape) < 1 / 3, 1023, 0).astype(np.uint16)
-        arrays: dict[str, np.ndarray] = {
-            "classes": generator.randint(0, classes, shape),
-            "scores": generator.random_sample(shape),
-            "objects": generator.poisson(7 / classes, (images, classes)),
-        }
-        for kind in ("box", "mask"):
-            arrays |= {f"{kind}_hits": right, f"{kind}_passed": np.zeros_like(right)}
-        return partial(weighted_ap, arrays)
+        return partial(weighted_ap, drawn_detections(images, self.detections, classes))
 
     def run(self, export: ViTExport, space: Workspace) -> Outcome:
         self.check_network(export.spec)
-        plan = self.plan(export, *self.both(space), space.seed)
+        self.check_images(space)
+        plan = self.plan(export, *open_both(space), space.seed)
         trained = run_plan(plan, space)
         warnings = self.departures(export, plan.train, trained.batch)
         if not with_masks(plan.train, plan.val):
@@ -188,7 +189,7 @@ class Detection(DetectionSettings, DenseTask):
             images = detection_training_images(train, self, with_masks(train, val))
             return images, detection_validation_images(val, self), metric
 
-    def model(self, export: ViTExport, classes: int, synchronised: bool, seed: int, masks: bool = True) -> nn.Module:
+    def model(self, export: ViTExport, classes: int, synchronised: bool, seed: int, masks: bool = True) -> "nn.Module":
         """mmdet's detector around the export, whose position table keeps its size and is resized for every image."""
         from downstream.models.backbone import DenseBackbone, dense_network, usual_taps
         from downstream.models.detectors import detector
@@ -222,7 +223,7 @@ def with_masks(train: SceneSet, val: SceneSet) -> bool:
     return train.outlined.outlined and val.outlined.outlined
 
 
-def detection_outcome(trained: TrainedModel, train: SceneSet, val: SceneSet, rest: dict) -> Outcome:
+def detection_outcome(trained: "TrainedModel", train: SceneSet, val: SceneSet, rest: dict) -> Outcome:
     """Metrics with their values on resampled images, the detections of every validation image, and the facts."""
     from downstream.metrics.detection_metric import backend, name_and_version
 

@@ -3,22 +3,30 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cache, partial
-from typing import Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import numpy as np
 import torch
-from torch import nn
 
 from checkpoints.frozen import FrozenExport, FrozenSpec, vit_spec
 from checkpoints.spec import ViTSpec
-from downstream.data.scenes import TINY, SceneSet
-from downstream.dense_task import BACK, SMALLEST, DenseTask, Flops, Parts, flops_on_meta, loading_seconds, untrained
+from downstream.data.scenes import TINY, SceneSet, open_both
+from downstream.dense_task import DenseTask
 from downstream.metrics.scores import constant_scores, weighted_scores
 from downstream.models.operators import libraries_used, quiet_libraries
-from downstream.training import TrainedModel
+from downstream.planning import BACK, Flops, Parts, drawn_areas, flops_on_meta, loading_seconds, untrained, windows
 from engine.printing import say
 from engine.resampling import Score, resampled
 from engine.tasks import Metric, Outcome, Workspace
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from downstream.data.segmentation_data import SegmentationSizes
+    from downstream.loop.running import TrainedModel
+
+
+SMALLEST = 64  # pixels of a crop's side in a timed step, at least
 
 
 class Segmentation(DenseTask):
@@ -33,11 +41,16 @@ class Segmentation(DenseTask):
     ratios: tuple[float, float]
 
     @property
+    def frozen(self) -> bool:
+        """Whether the network is, under a head that is trained."""
+        raise NotImplementedError
+
+    @property
     def shown(self) -> tuple[int, int]:
         """Longer and shorter side of a validation image in pixels, about."""
         raise NotImplementedError
 
-    def model(self, export: FrozenExport, classes: int, synchronised: bool, seed: int) -> nn.Module:
+    def model(self, export: FrozenExport, classes: int, synchronised: bool, seed: int) -> "nn.Module":
         """mmseg's EncoderDecoder around the export. synchronised: batch norms over all processes."""
         raise NotImplementedError
 
@@ -53,6 +66,19 @@ class Segmentation(DenseTask):
     def side(self, spec: FrozenSpec) -> int:
         """Of the crops in pixels: the next multiple of the patch from `crop` on."""
         return -(-self.crop // spec.patch_size) * spec.patch_size
+
+    def pixels(self, spec: FrozenSpec) -> "SegmentationSizes":
+        """How images are resized and cropped."""
+        with quiet_libraries():
+            from downstream.data.segmentation_data import SegmentationSizes
+
+        return SegmentationSizes(
+            crop=self.side(spec),
+            stride=self.stride,
+            scale=self.scale,
+            ratios=self.ratios,
+            resize_val=self.RESIZE_VAL,
+        )
 
     @cache  # noqa: B019 (settings and architectures are few)
     def model_flops(self, spec: FrozenSpec, classes: int) -> Flops:
@@ -83,13 +109,13 @@ class Segmentation(DenseTask):
         return replace(self, **changes)
 
     def score(self, images: int, classes: int) -> Score:
-        areas = np.random.RandomState(0).randint(1, 1000, (images, classes, 3))
-        return partial(weighted_scores, [areas])
+        return partial(weighted_scores, [drawn_areas(images, classes)])
 
     def opened(self, space: Workspace) -> tuple[SceneSet, SceneSet, dict[str, list[str]]]:
         """Training and validation scenes, and lines on what the masks of each split lack, which are printed too.
         ValueError for masks of one class alone."""
-        train, val = self.both(space)
+        self.check_images(space)
+        train, val = open_both(space)
         lacking = space.world.on_rank0(lambda: {str(scenes.split): _lacking(scenes) for scenes in (train, val)})
         if space.world.is_rank0:
             say(*(f"{train.url}: {line}" for lines in lacking.values() for line in lines), errors=True)
@@ -97,23 +123,17 @@ class Segmentation(DenseTask):
 
     def objects(self, train: SceneSet, val: SceneSet, spec: FrozenSpec) -> tuple[Any, Any, Any]:
         """Training images, validation images, metric, as mmseg's objects."""
+        sizes = self.pixels(spec)
         with quiet_libraries():
             from downstream.data.segmentation_data import segmentation_training_images, segmentation_validation_images
             from downstream.models.segmentors import AreasMetric
 
-            images = segmentation_training_images(train, self.side(spec), self.scale, self.ratios)
-            val_images = segmentation_validation_images(val, self.scale if self.RESIZE_VAL else None)
-            return images, val_images, AreasMetric()
+            metric = AreasMetric()
+        return segmentation_training_images(train, sizes), segmentation_validation_images(val, sizes), metric
 
     def cropped_otherwise(self, spec: FrozenSpec) -> list[str]:
         side = self.side(spec)
         return [f"crops of {side} px, not {self.crop}: patches are {spec.patch_size} px"] if side != self.crop else []
-
-
-def windows(longer: int, shorter: int, crop: int, stride: int) -> int:
-    """Evaluation windows of an image."""
-    across, down = (max(0, -(-(side - crop) // stride)) + 1 for side in (longer, shorter))
-    return across * down
 
 
 def _lacking(scenes: SceneSet) -> list[str]:
@@ -122,7 +142,7 @@ def _lacking(scenes: SceneSet) -> list[str]:
 
 
 def segmentation_outcome(
-    trained: Sequence[TrainedModel],
+    trained: Sequence["TrainedModel"],
     train: Sequence[SceneSet],
     val: SceneSet,
     lacking: Mapping[str, Sequence[str]],

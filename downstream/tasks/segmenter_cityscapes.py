@@ -6,17 +6,18 @@ searched on the first split and kept for the others, the mean over splits of mIo
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import torch
-from torch import nn
 
 from checkpoints.frozen import FrozenExport, FrozenSpec
 from downstream.data.scenes import SceneSet
 from downstream.dense_task import Source
 from downstream.layouts.cityscapes import SEEDS, few
+from downstream.loop.plan import Plan
+from downstream.loop.training import optimizer_groups, run_plan
+from downstream.planning import work_of_training
 from downstream.segmentation import Segmentation, segmentation_outcome
-from downstream.training import Plan, TrainedModel, optimizer_groups, run_plan
 from engine.settings import (
     BelowOne,
     Different,
@@ -31,6 +32,11 @@ from engine.settings import (
 from engine.tasks import Outcome, Protocol, Workspace, settings_of
 from engine.training.schedules import Polynomial
 from engine.work import Scale, Work
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from downstream.loop.running import TrainedModel
 
 STD = 0.02  # of Segmenter's initial weights
 
@@ -104,13 +110,16 @@ class Segmenter(Segmentation):
 
     def cost(self, scale: Scale) -> Work:
         sizes = self.summary(scale.spec, scale.images)
-        return self.work(
+        return work_of_training(
             scale,
+            self.model_flops(scale.spec, scale.classes),
             trainings=sizes["trainings"],
             trained=self.epochs * sizes["training images"],
             updates=sizes["steps of each"],
             evaluations=sizes["trainings"] * sizes["evaluations of each"],
             side=sizes["crop"],
+            at_once=min(scale.batch_size or self.LARGEST, self.batch),
+            frozen=self.frozen,
         )
 
     def check_count(self, images: int, where: str = "") -> None:
@@ -139,7 +148,7 @@ class Segmenter(Segmentation):
         self.check_count(count, f"{everything.url}: ")
         return [everything.subset(few(count, self.images, s), f"{self.images}-seed{s}") for s in self.splits]
 
-    def facts(self, tried: dict[float, TrainedModel], best: float) -> dict[str, Any]:
+    def facts(self, tried: dict[float, "TrainedModel"], best: float) -> dict[str, Any]:
         """What was chosen, and on what."""
         return {
             "learning_rate": best,
@@ -176,22 +185,22 @@ class Segmenter(Segmentation):
             label=f"{self.decoder} decoder, lr {lr:g}, on {train.url}",
         )
 
-    def model(self, export: FrozenExport, classes: int, synchronised: bool, seed: int) -> nn.Module:
+    def model(self, export: FrozenExport, classes: int, synchronised: bool, seed: int) -> "nn.Module":
         """On the last block's patches behind the final norm. There is no batch norm."""
         from downstream.models.backbone import DenseBackbone, dense_network
         from downstream.models.segmentors import linear_head, mask_head, segmentor
 
-        crop, width = self.side(export.spec), export.spec.width
-        network = dense_network(export, crop, 0.0 if self.frozen else self.drop_path)
+        sizes, width = self.pixels(export.spec), export.spec.width
+        network = dense_network(export, sizes.crop, 0.0 if self.frozen else self.drop_path)
         backbone = DenseBackbone(network, (-1,), norm=True, frozen=self.frozen, recompute=self.recompute)
         heads = (
             linear_head(width, classes, maps=1, over_valid=True, std=STD)
             if self.frozen
             else mask_head(width, classes, self.layers)
         )
-        return segmentor(backbone, heads, export, crop, self.stride, seed)
+        return segmentor(backbone, heads, export, sizes, seed)
 
-    def optimiser(self, model: nn.Module, export: FrozenExport, lr: float) -> torch.optim.Optimizer:
+    def optimiser(self, model: "nn.Module", export: FrozenExport, lr: float) -> torch.optim.Optimizer:
         """SGD with Nesterov's momentum, which is what timm's name "sgd" means, and no weight decay."""
         groups = optimizer_groups(model, export.spec.depth, 1.0, lr, 0.0, decay_tokens=False)
         parameters = [parameter for group in groups for parameter in group["params"]]

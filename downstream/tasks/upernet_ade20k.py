@@ -6,18 +6,19 @@ rate decay, mIoU over the 2000 validation images in sliding windows.
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import torch
-from torch import nn
 
 from checkpoints.export import Tables, check_tables
 from checkpoints.frozen import FrozenExport, FrozenSpec
 from checkpoints.spec import ViTSpec
 from downstream.data.scenes import SceneSet
 from downstream.dense_task import Source
+from downstream.loop.plan import Plan
+from downstream.loop.training import adamw_by_layer, run_plan
+from downstream.planning import work_of_training
 from downstream.segmentation import Segmentation, segmentation_outcome
-from downstream.training import Plan, adamw_by_layer, run_plan
 from engine.settings import (
     BelowOne,
     FactorRange,
@@ -31,6 +32,9 @@ from engine.settings import (
 from engine.tasks import ADDED, Outcome, Protocol, Workspace, settings_of
 from engine.training.schedules import MultipliedWarmup, Polynomial
 from engine.work import Scale, Work
+
+if TYPE_CHECKING:
+    from torch import nn
 
 MMSEG_STD = 0.01  # of its heads' last layer; there a normal, here a normal cut at two standard deviations
 
@@ -107,12 +111,16 @@ class UperNet(Segmentation):
 
     def cost(self, scale: Scale) -> Work:
         sizes = self.summary(scale.spec, scale.images)
-        return self.work(
+        return work_of_training(
             scale,
+            self.model_flops(scale.spec, scale.classes),
+            trainings=1,
             trained=self.steps * self.batch,
             updates=self.steps,
             evaluations=sizes["evaluations"],
             side=sizes["crop"],
+            at_once=min(scale.batch_size or self.LARGEST, self.batch),
+            frozen=self.frozen,
         )
 
     def run(self, export: FrozenExport, space: Workspace) -> Outcome:
@@ -142,13 +150,13 @@ class UperNet(Segmentation):
             label=f"{self.head} on {train.url}",
         )
 
-    def model(self, export: FrozenExport, classes: int, synchronised: bool, seed: int) -> nn.Module:
+    def model(self, export: FrozenExport, classes: int, synchronised: bool, seed: int) -> "nn.Module":
         from downstream.models.backbone import DenseBackbone, dense_network, usual_taps
         from downstream.models.segmentors import linear_head, pyramid, segmentor, upernet_heads
 
-        crop, width = self.side(export.spec), export.spec.width
+        sizes, width = self.pixels(export.spec), export.spec.width
         backbone = DenseBackbone(
-            dense_network(export, crop, 0.0 if self.frozen else self.drop_path, self.tables),
+            dense_network(export, sizes.crop, 0.0 if self.frozen else self.drop_path, self.tables),
             usual_taps(export.spec.depth),
             norm=self.norm,
             frozen=self.frozen,
@@ -160,9 +168,9 @@ class UperNet(Segmentation):
         else:
             heads = upernet_heads(width, classes, self.channels or width, synchronised)
             necks = pyramid(export, synchronised)
-        return segmentor(backbone, heads, export, crop, self.stride, seed, necks)
+        return segmentor(backbone, heads, export, sizes, seed, necks)
 
-    def optimiser(self, model: nn.Module, export: FrozenExport) -> torch.optim.Optimizer:
+    def optimiser(self, model: "nn.Module", export: FrozenExport) -> torch.optim.Optimizer:
         """AdamW over what trains; of a linear head the bias decays too, as where nobody groups parameters."""
         if self.frozen:
             trained = [parameter for parameter in model.parameters() if parameter.requires_grad]

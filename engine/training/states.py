@@ -1,13 +1,14 @@
 """Training states on disk: written whole or not at all, and the newest intact one found again.
 
 A file is named step-NUMBER-DIGEST, with the first 16 digits of the SHA-256 of its bytes, so that a torn or altered file
-is recognised. The two newest are kept. States hold no random generators: see engine/seeding.py.
+is recognised. The two newest are kept. Pretraining, fine-tuning and linear sweeps write safetensors; mmengine's Runner
+writes its own format under the same rules. States hold no random generators: see engine/seeding.py.
 """
 
 import json
 import os
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -68,16 +69,22 @@ def save_state(folder: Path, step: int, state: State, kept: int = KEPT) -> Path:
     One process at a time writes to `folder`. ValueError where the file cannot be written.
     """
     tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in state.tensors.items()}
+    metadata = {"facts": json.dumps(dict(state.facts))}
+    return keep_state(folder, step, lambda path: save_file(tensors, path, metadata=metadata), kept=kept)
+
+
+def keep_state(folder: Path, step: int, write: Callable[[str], None], suffix: str = SUFFIX, kept: int = KEPT) -> Path:
+    """As `save_state`, for a file that `write(path)` writes."""
     folder.mkdir(parents=True, exist_ok=True)
     for torn in folder.glob(f"{WRITING}*"):  # by a kill
         torn.unlink()
     handle, temporary = tempfile.mkstemp(dir=folder, prefix=WRITING)
     os.close(handle)
     try:
-        save_file(tensors, temporary, metadata={"facts": json.dumps(dict(state.facts))})
+        write(temporary)
         with open(temporary, "rb") as file:
             os.fsync(file.fileno())
-        path = folder / f"step-{step:09d}-{sha256_of_file(temporary)[:DIGITS]}{SUFFIX}"
+        path = folder / f"step-{step:09d}-{sha256_of_file(temporary)[:DIGITS]}{suffix}"
         os.chmod(temporary, 0o644)
         os.replace(temporary, path)
         sync_folder(folder)  # before an older state goes
@@ -87,7 +94,7 @@ def save_state(folder: Path, step: int, state: State, kept: int = KEPT) -> Path:
     except BaseException:
         Path(temporary).unlink(missing_ok=True)
         raise
-    for old in [other for other in states(folder) if other != path][kept - 1 :]:
+    for old in [other for other in states(folder, suffix) if other != path][kept - 1 :]:
         old.unlink(missing_ok=True)
     return path
 

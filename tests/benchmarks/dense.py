@@ -1,7 +1,8 @@
 """What dense training and its evaluation cost over the libraries: `python tests/benchmarks/dense.py` (half an hour).
 
-step     a step of downstream/training.py: loading, augmentation, update. bare     forward pass, losses, backward pass
-and optimiser of the same model on the tensors of that very step. loading  the part of step before its images are there.
+step     an iteration of mmengine's Runner as downstream/loop/running.py sets it up: loading, augmentation, hooks,
+update. bare     forward pass, losses, backward pass and optimiser of the same model on the tensors of that very
+iteration. loading  the part of step before its images are there.
 
 ViT-S/16, random weights, shorter side or crop 512 px, on generated images as large as the sets' own; the recipes'
 augmentation, schedule and optimiser. Steps and bare ones alternate; medians. Every task runs in a process of its own,
@@ -30,23 +31,26 @@ from checkpoints.export import ViTExport
 from checkpoints.spec import Preparation, ViTSpec
 from checkpoints.vit import ViT
 from downstream.data.scenes import open_scenes
+from downstream.loop.training import run_plan
 from downstream.models.operators import quiet_libraries
 from downstream.tasks.cascade_coco import PROTOCOLS as CASCADE
 from downstream.tasks.maskrcnn_coco import PROTOCOLS as MASK
 from downstream.tasks.segmenter_cityscapes import PROTOCOLS as CITY
 from downstream.tasks.upernet_ade20k import PROTOCOLS as ADE
-from downstream.training import Training, run_plan
 from engine.machine import keep_memory
 from engine.precision import autocast
 from engine.tasks import Workspace
 
 with quiet_libraries():
     from mmdet.evaluation import CocoMetric
+    from mmengine.hooks import Hook
     from mmengine.logging import MMLogger
+    from mmengine.runner import Runner
     from mmseg.evaluation import IoUMetric
     from pycocotools import mask as masks
 
     from downstream.layouts.coco import listed
+    from downstream.loop import running
     from downstream.metrics.detection_metric import DetectionMetric, backend, name_and_version
     from downstream.models.segmentors import AreasMetric
 
@@ -54,7 +58,6 @@ SPEC = ViTSpec(
     architecture="vit_small_patch16_224", image_size=224, patch_size=16, width=384, depth=12, heads=6, mlp_hidden=1536
 )
 EPOCHS = 1000  # as long as a real training in steps, so that none of those timed saves a state or is trained
-RUN = Training.run
 DETECTION = {"augment": "scales", "short": (512,), "long": 768, "epochs": EPOCHS}
 TASKS = {
     "upernet": replace(ADE["upernet@ibot_S"].task, crop=512),
@@ -95,8 +98,10 @@ def main() -> None:
         evaluate(asked.evaluated)
 
 
-class Rounds:
-    """Times a step, repeats its work bare, and ends the training after `count` of both."""
+class Rounds(Hook):
+    """Times an iteration, repeats its work bare, and ends the training after `count` of both."""
+
+    priority = "LOWEST"
 
     def __init__(self, count: int, precision: str) -> None:
         self.count, self.precision = count, precision
@@ -104,25 +109,22 @@ class Rounds:
         self.bares: list[float] = []
         self.loadings: list[float] = []
 
-    def watched(self, training: Training) -> None:
-        """In place of `Training.run`."""
-        training.model.data_preprocessor.register_forward_hook(self.keep)
-        train_on, self.started = training.train_on, time.perf_counter()
-
-        def timed(batch: Any) -> None:
-            self.loadings.append(time.perf_counter() - self.started)
-            train_on(batch)
-            self.steps.append(time.perf_counter() - self.started)
-            self.bares.append(seconds(lambda: self.bare(training.model, training.optimiser)))
-            if len(self.steps) > self.count:
-                raise Enough
-            self.started = time.perf_counter()
-
-        training.train_on = timed
-        RUN(training)
+    def before_train(self, runner: Runner) -> None:
+        runner.model.data_preprocessor.register_forward_hook(self.keep)
+        self.started = time.perf_counter()
 
     def keep(self, module: torch.nn.Module, inputs: tuple, output: dict[str, Any]) -> None:
         self.tensors = output
+
+    def before_train_iter(self, runner: Runner, batch_idx: int, data_batch: Any = None) -> None:
+        self.loadings.append(time.perf_counter() - self.started)
+
+    def after_train_iter(self, runner: Runner, batch_idx: int, data_batch: Any = None, outputs: Any = None) -> None:
+        self.steps.append(time.perf_counter() - self.started)
+        self.bares.append(seconds(lambda: self.bare(runner.model, runner.optim_wrapper.optimizer)))
+        if len(self.steps) > self.count:
+            raise Enough
+        self.started = time.perf_counter()
 
     def bare(self, model: torch.nn.Module, optimiser: torch.optim.Optimizer) -> None:
         with autocast("cpu", self.precision):
@@ -142,14 +144,20 @@ class Enough(Exception):
 
 def train(name: str, precision: str, folder: Path, asked: argparse.Namespace) -> None:
     """Print one line of the table."""
-    task, rounds = replace(TASKS[name], batch=asked.batch), Rounds(asked.rounds, precision)
+    task, rounds, original = replace(TASKS[name], batch=asked.batch), Rounds(asked.rounds, precision), running.runner_of
     layout = task.LAYOUT
     url = f"{layout}:{drawn(layout, folder)}"
     scenes = [open_scenes(url, split, folder) for split in ("train", "val")]
     torch.manual_seed(0)
     export = ViTExport.from_vit(ViT(SPEC), Preparation())
     space = Workspace(cache=folder, data=url, precision=precision, batch_size=asked.batch, workers=asked.workers)
-    Training.run = lambda training: rounds.watched(training)
+
+    def watched(*values: Any) -> Runner:
+        runner = original(*values)
+        runner.register_hook(rounds, "LOWEST")
+        return runner
+
+    running.runner_of = watched
     try:
         run_plan(task.plan(export, *scenes, 0), space)
     except Enough:

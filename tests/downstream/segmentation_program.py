@@ -14,7 +14,6 @@ from pathlib import Path
 from toy_scenes import export_of, workspace
 
 from downstream.tasks.upernet_ade20k import PROTOCOLS
-from downstream.training import Training
 from engine.distributed import World, start_world
 from engine.training.interruptions import Stopped
 
@@ -37,21 +36,23 @@ def refused(folder: Path, url: str, world: World) -> dict[str, object]:
 
 def all_runs(folder: Path, url: str) -> dict[str, object]:
     """The last process is sent SIGUSR1 within its third step."""
-    original = Training.loss_of
+    from downstream.loop.hooks import SetRates
 
-    def signalled(self, batch):
-        if self.done == 2 and self.world.rank == self.world.size - 1:
+    original = SetRates.before_train_iter
+
+    def signalled(self, runner, batch_idx, data_batch=None):
+        original(self, runner, batch_idx, data_batch)
+        if batch_idx == 2 and runner.rank == runner.world_size - 1:
             os.kill(os.getpid(), signal.SIGUSR1)
-        return original(self, batch)
 
     with start_world("cpu") as world:  # one connection for all runs
         undisturbed, stopped = metrics(folder / "undisturbed", world=world), "nothing stopped it"
-        Training.loss_of = signalled
+        SetRates.before_train_iter = signalled
         try:
             metrics(folder, world=world)
         except Stopped as error:
             stopped = str(error)
-        Training.loss_of = original
+        SetRates.before_train_iter = original
         continued = metrics(folder, world=world)
         error = refused(folder / "error", url, world)
     return {"undisturbed": undisturbed, "stopped": stopped, "continued": continued, "error": error}

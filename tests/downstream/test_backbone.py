@@ -13,8 +13,8 @@ from downstream.tasks.upernet_ade20k import PROTOCOLS as UPERNET
 from probes.tasks.finetune import PROTOCOLS as FINETUNE
 
 with quiet_libraries():
+    from downstream.loop.training import optimizer_groups
     from downstream.models.backbone import DenseBackbone, Pyramid, dense_network, usual_taps
-    from downstream.training import optimizer_groups
 
 
 def images_of(height: int, width: int) -> torch.Tensor:

@@ -7,9 +7,8 @@ import torch
 from toy_scenes import SPECS, export_of, workspace
 
 from checkpoints.flops import forward_flops
-from downstream.dense_task import Parts
 from downstream.models.operators import quiet_libraries
-from downstream.segmentation import windows
+from downstream.planning import Parts, windows
 from downstream.tasks.maskrcnn_coco import PROTOCOLS as MASK
 from downstream.tasks.segmenter_cityscapes import PROTOCOLS as CITY
 from downstream.tasks.upernet_ade20k import PROTOCOLS as ADE

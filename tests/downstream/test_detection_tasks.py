@@ -18,7 +18,6 @@ from downstream.tasks.cascade_coco import PROTOCOLS as CASCADE
 from downstream.tasks.cascade_coco import Cascade
 from downstream.tasks.maskrcnn_coco import PROTOCOLS as MASK
 from downstream.tasks.maskrcnn_coco import MaskRcnn
-from downstream.training import Training
 
 pytestmark = pytest.mark.slow
 
@@ -26,6 +25,7 @@ with quiet_libraries():
     import mmdet
     from mmengine.config import Config
 
+    from downstream.loop import hooks, running
     from downstream.models import detectors
 
 SMALL: dict[str, Any] = {
@@ -48,8 +48,10 @@ MASKRCNN = TASKS["maskrcnn"]
 @pytest.fixture
 def trained(monkeypatch):
     """(model, plan) of every training, in order."""
-    seen, run = [], Training.run
-    monkeypatch.setattr(Training, "run", lambda self: (seen.append((self.model, self.plan)), run(self))[1])
+    seen, train = [], running.train
+    monkeypatch.setattr(
+        running, "train", lambda *values: (seen.append((values[0].model, values[1])), train(*values))[1]
+    )
     return seen
 
 
@@ -155,10 +157,10 @@ def test_other_architectures_and_bfloat16(name, tmp_path):
 
 
 def killed(folder: Path, count: int) -> None:
-    """Run in a process that dies before its `count`th pass."""
+    """Run in a process that dies before its `count`th iteration."""
     child = os.fork()
     if not child:
-        calls, original = [], Training.train_on
+        calls, original = [], hooks.SetRates.before_train_iter
 
         def dying(self, *values, **settings):
             calls.append(1)
@@ -166,7 +168,7 @@ def killed(folder: Path, count: int) -> None:
                 os.kill(os.getpid(), signal.SIGKILL)
             return original(self, *values, **settings)
 
-        Training.train_on = dying
+        hooks.SetRates.before_train_iter = dying
         again(folder)
         os._exit(0)
     assert os.waitpid(child, 0)[1] == signal.SIGKILL
@@ -181,13 +183,13 @@ def test_killed_and_continued(tmp_path, monkeypatch):
     """Two images at once, two parts of a step: the bits of an uninterrupted training."""
     quiet = again(tmp_path / "quiet")
     killed(tmp_path / "killed", count=6)
-    seen, original = [], Training.train_on
+    seen, original = [], hooks.SetRates.before_train_iter
 
-    def recording(self, batch):
-        seen.append(self.done)
-        original(self, batch)
+    def recording(self, runner, batch_idx, data_batch=None):
+        original(self, runner, batch_idx, data_batch)
+        seen.append(batch_idx)
 
-    monkeypatch.setattr(Training, "train_on", recording)
+    monkeypatch.setattr(hooks.SetRates, "before_train_iter", recording)
     resumed = again(tmp_path / "killed")
     assert seen == [4, 5, 6, 7] and resumed.facts == quiet.facts and dict(resumed.metrics) == dict(quiet.metrics)
     assert all(np.array_equal(values, quiet.arrays[name]) for name, values in resumed.arrays.items())

@@ -5,7 +5,7 @@ import torch
 from recordings import facts, matches
 from torch import nn
 
-from downstream.training import optimizer_groups
+from downstream.loop.training import optimizer_groups
 from engine.training.schedules import MultipliedWarmup, Polynomial, StepDecay, TrainProgress
 
 SCHEDULES, LAYERS = facts("lr_sched/lr_sched.json"), facts("layer_decay/layer_decay.json")

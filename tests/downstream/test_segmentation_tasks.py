@@ -1,6 +1,5 @@
 """The segmentation tasks end to end on drawn scenes: what they train, report, keep and refuse."""
 
-import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,13 +10,17 @@ from PIL import Image
 from toy_scenes import SPECS, export_of, workspace
 
 from downstream.data.scenes import tiny_folder
+from downstream.loop import hooks
 from downstream.metrics.scores import scores
+from downstream.models.operators import quiet_libraries
 from downstream.tasks.segmenter_cityscapes import PROTOCOLS as CITY
 from downstream.tasks.upernet_ade20k import PROTOCOLS as ADE
-from downstream.training import Training
 from engine.files import is_locked
 
 pytestmark = pytest.mark.slow
+
+with quiet_libraries():
+    from downstream.loop import running
 
 UPERNET = replace(ADE["upernet@smoke"].task, steps=4, warmup=2, batch=4, crop=32, stride=32, channels=8, drop_path=0.2)
 LINEAR = replace(
@@ -28,8 +31,10 @@ LINEAR = replace(
 @pytest.fixture
 def trained(monkeypatch):
     """(model, plan) of every training, in order."""
-    seen, run = [], Training.run
-    monkeypatch.setattr(Training, "run", lambda self: (seen.append((self.model, self.plan)), run(self))[1])
+    seen, train = [], running.train
+    monkeypatch.setattr(
+        running, "train", lambda *values: (seen.append((values[0].model, values[1])), train(*values))[1]
+    )
     return seen
 
 
@@ -56,7 +61,7 @@ def test_training_beats_an_untrained_head(tmp_path):
 
 
 def test_no_rate_keeps_pretrained_weights(tmp_path, trained):
-    """Building the model and training must not initialise the network again."""
+    """Building the Runner and training must not initialise the network again."""
     export = export_of()
     replace(UPERNET, lr=1e-30, weight_decay=0.0).run(export, workspace(tmp_path, "tiny-ade20k:"))
     model, _ = trained[0]
@@ -87,25 +92,26 @@ def test_accumulation_keeps_the_batch(tmp_path, trained):
 
 
 def test_one_run_at_a_time_does_a_training(tmp_path, monkeypatch):
-    held = []
+    held, run, read = [], running._run, running._trained
 
     def locked_while(work):
-        def wrapped(self):
-            held.append(self.folder.with_suffix(".lock"))
+        def wrapped(*values):
+            evaluations = next(value for value in values if isinstance(value, hooks.KeepEvaluations))
+            held.append(evaluations.folder.with_suffix(".lock"))
             assert is_locked(held[-1])
-            return work(self)
+            return work(*values)
 
         return wrapped
 
-    monkeypatch.setattr(Training, "run", locked_while(Training.run))
-    monkeypatch.setattr(Training, "result", locked_while(Training.result))
+    monkeypatch.setattr(running, "_run", locked_while(run))
+    monkeypatch.setattr(running, "_trained", locked_while(read))
     UPERNET.run(export_of(), workspace(tmp_path, "tiny-ade20k:"))
     assert len(held) == 2 and not is_locked(held[0])
 
 
 def test_a_finished_training_is_read_and_not_repeated(tmp_path, trained, monkeypatch):
     first = UPERNET.run(export_of(), workspace(tmp_path, "tiny-ade20k:"))
-    monkeypatch.setattr(Training, "run", lambda self: pytest.fail("trained again"))
+    monkeypatch.setattr(running, "runner_of", lambda *values: pytest.fail("trained again"))
     second = UPERNET.run(export_of(), workspace(tmp_path, "tiny-ade20k:"))
     assert first.facts == second.facts and np.array_equal(first.arrays["areas"], second.arrays["areas"])
     assert not list(tmp_path.rglob("states"))
@@ -115,10 +121,8 @@ def test_a_run_is_quiet_and_keeps_a_log(tmp_path, capfd):
     outcome = replace(UPERNET, steps=20).run(export_of(), workspace(tmp_path, "tiny-ade20k:"))
     said = capfd.readouterr()
     assert said.out == "" and all(line.startswith(("upernet on tiny", "evaluating")) for line in said.err.splitlines())
-    log = next((tmp_path / "cache" / "upernet_ade20k").rglob("log.jsonl")).read_text()
-    *steps, evaluation = map(json.loads, log.splitlines())
-    assert [line["step"] for line in steps] == [10, 20] and all(np.isfinite(line["loss"]) for line in steps)
-    assert evaluation == {"step": 20} | outcome.numbers
+    log = next((tmp_path / "cache" / "upernet_ade20k").rglob("*.log")).read_text()
+    assert "Iter(train) [10/20]" in log and f"mIoU: {outcome.numbers['mIoU']:.4f}" in log
 
 
 def test_the_rate_is_searched_on_the_first_split_and_kept(tmp_path, trained):
@@ -185,10 +189,10 @@ def test_a_loss_that_is_not_finite_stops(tmp_path):
 
 
 def test_running_out_of_memory_says_what_to_lower(tmp_path, monkeypatch):
-    def full(self, batch):
+    def full(self, runner, batch_idx, data_batch=None):
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
 
-    monkeypatch.setattr(Training, "loss_of", full)
+    monkeypatch.setattr(hooks.SetRates, "before_train_iter", full)
     said = failing(UPERNET, "tiny-ade20k:", tmp_path)
     assert "out of memory with 4 images at once on cpu: lower --batch-size" in said
 

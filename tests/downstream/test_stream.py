@@ -1,10 +1,9 @@
-"""The order of training images: whole epochs, and the same step for step however it is shared."""
+"""The order of training images: whole epochs, the same step for step however it is shared, and after skipping."""
 
 import numpy as np
 import pytest
 
-from downstream.training import Stream, own_positions
-from engine.distributed import World
+from downstream.loop.running import Positions, Stream
 
 
 class Draws:
@@ -29,8 +28,13 @@ def test_epochs_are_permutations_and_draws_differ():
 @pytest.mark.parametrize(("size", "processes"), [(8, 1), (2, 1), (4, 2), (1, 4), (2, 4)])
 def test_a_batch_is_the_same_set_however_it_is_split(size, processes):
     parts = 8 // (size * processes)
+    shares = [list(Positions(size, 3 * parts, rank, processes)) for rank in range(processes)]
     for step in range(3):
-        passes = range(step * parts, (step + 1) * parts)
-        shares = [own_positions(passes, size, World(rank=rank, size=processes)) for rank in range(processes)]
-        assert {len(own) for share in shares for own in share} == {size}
-        assert sorted(p for share in shares for own in share for p in own) == list(range(8 * step, 8 * step + 8))
+        own = slice(step * parts * size, (step + 1) * parts * size)
+        assert sorted(p for share in shares for p in share[own]) == list(range(8 * step, 8 * step + 8))
+
+
+def test_skipping():
+    whole, rest = Positions(2, 6, 1, 2), Positions(2, 6, 1, 2)
+    rest.skip(8)
+    assert list(rest) == list(whole)[8:] and len(whole) == 12
