@@ -8,7 +8,7 @@ mixed with those of the reversed batch. B images, K classes.
 """
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, Literal
 
 import numpy as np
@@ -16,6 +16,7 @@ import torch
 from PIL import Image, ImageOps
 from torch import Tensor
 from torch.nn import functional as F
+from torchvision.transforms import Compose
 
 from imagesets.random_crops import PythonDraws, RandomResizedCrop
 
@@ -30,8 +31,9 @@ def random_transform(
     flip: float,
     erase: float,
     interpolation: Literal["bilinear", "bicubic"],
-) -> Callable[[Image.Image], Tensor]:
-    """RGB image -> (3, size, size) float32, normalised; draws from the global generators.
+) -> Compose:
+    """RGB image -> (3, size, size) float32, normalised; draws from the global generators. A random crop is the first of
+    its transforms.
 
     policy: timm's name of a RandAugment or AutoAugment policy, or empty. crop_scale: area of the random crop. flip:
     chance of a mirror image. erase: chance of one rectangle of noise.

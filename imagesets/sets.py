@@ -12,7 +12,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, ClassVar, Literal, Protocol
+from typing import Any, ClassVar, Literal, Protocol, TypeVar
 
 import numpy as np
 from PIL import Image
@@ -25,6 +25,7 @@ from imagesets.decoding import UnreadableImage, decode_rgb, pages_of, read_bytes
 from imagesets.names import PackedNames
 from imagesets.selection import balanced_indices, evenly, held_out_sample, rarest_classes
 
+Read = TypeVar("Read")
 SPLITS: tuple[Split, ...] = ("train", "val")
 SAMPLED = 16  # images of which the bytes are part of `contents_of`
 HEAD = 1 << 16  # bytes of each
@@ -225,12 +226,12 @@ class ImageSet:
         """The bytes of the image's file, None for an image in memory. Raises UnreadableImage."""
         return self.images.encoded(index)
 
-    def next_readable(self, index: int, unreadable: dict[int, str]) -> tuple[Image.Image, int]:
-        """Image `index`, or the next one that can be read, and its place; places before it go to `unreadable`, with
-        the reason. ValueError where no image of the set can be read."""
+    def next_readable(self, index: int, unreadable: dict[int, str], read: Callable[[int], Read]) -> tuple[Read, int]:
+        """What `read` makes of image `index`, or of the next one that can be read, and its place; places before it go
+        to `unreadable`, with the reason. ValueError where no image of the set can be read."""
         for place in (number % len(self) for number in range(index, index + len(self))):
             try:
-                return self.image(place), place
+                return read(place), place
             except UnreadableImage as error:
                 unreadable[place] = error.reason
         raise ValueError(f"{self.url}: none of the {len(self)} images of {self.split} can be read")

@@ -118,13 +118,12 @@ def pass_seconds(kind: Kind, export: FrozenExport, space: Workspace, seconds: fl
     return whole, whole if reading > 0.9 * whole else 0.0  # loaders read while the GPU computes
 
 
-# Images of ImageNet's size that a core reads a second: decoded and cropped at the centre or at random; 300 as
-# probes/features/extract.py states, and the others by their ratios to it (docs/speed.md, Feeding a GPU).
+# Images of ImageNet's size that a core reads a second: cropped at the centre, at random, or augmented and mixed as in
+# fine-tuning; 300 as probes/features/extract.py states, and the others by their ratios to it (docs/speed.md).
 READS: Mapping[str, Mapping[str, float]] = {
-    "exact": {"features": 300.0, "evaluation": 300.0, "crops": 420.0},
-    "fast": {"features": 540.0, "evaluation": 540.0, "crops": 500.0},
+    "exact": {"features": 300.0, "evaluation": 300.0, "crops": 420.0, "training": 190.0},
+    "fast": {"features": 540.0, "evaluation": 540.0, "crops": 500.0, "training": 225.0},
 }
-AUGMENTS = 190.0  # of fine-tuning: a random crop by Pillow, RandAugment and mixing, always decoded exactly
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -166,7 +165,7 @@ class Machine:
         """Seconds in which the loaders make the images of a part."""
         if part.kind not in IMAGES:
             return 0.0
-        return part.count / (READS[self.decode].get(part.kind, AUGMENTS) * self.loaders * self.power)
+        return part.count / (READS[self.decode][part.kind] * self.loaders * self.power)
 
     def decoding(self, part: Part) -> float:
         """Seconds of a part, if the network waits for its images, which loaders make while it computes; else 0."""
@@ -193,8 +192,8 @@ class Machine:
             f"assumed: {self.forward:.0%} of the peak in {self.precision} forward, {self.training:.0%} in training, "
             f"{self.product:.0%} in float32 products; {self.divided:.0%} of each GPU of several",
             f"assumed: {self.loaders} loaders a GPU, each of which decodes {reads['features']:g} images a second "
-            f"({self.decode}), {reads['crops']:g} for random crops, or augments {AUGMENTS:g}; `bench plan` on the "
-            "machine itself measures all of this",
+            f"({self.decode}), {reads['crops']:g} for random crops, or augments {reads['training']:g}; `bench plan` on "
+            "the machine itself measures all of this",
         ]
 
 

@@ -393,7 +393,7 @@ def totals(plan: Plan, memory: float, gpus: int, decode: str) -> Iterator[str]:
         yield f"of this time{''.join(shares(terms))}"
     waiting = [name for name in ("augmentation", "decoding") if terms[name] > 0.1 * sum(times)]
     if waiting:
-        fast = "--decode fast, " if "decoding" in waiting and decode == "exact" else ""
+        fast = "--decode fast, " if decode == "exact" else ""
         yield f"networks wait for {' and '.join(waiting)}: {fast}more cores, and beside a GPU more --workers help"
     yield f"at once: {at_once(largest, memory, gpus)}"
 

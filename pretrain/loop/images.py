@@ -139,7 +139,7 @@ class MicroBatches(Dataset):
 
     def sample(self, place: int, repeat: int, epoch: int, unreadable: dict[int, str]) -> dict[str, Tensor]:
         """Views and noise of the image at `place`, or of the next readable one, with its label if `labelled`."""
-        image, index = self.image_set.next_readable(place, unreadable)
+        image, index = self.image_set.next_readable(place, unreadable, self.image_set.image)
         seed(AUGMENT, self.plan.seed, epoch, place, *([repeat] if repeat else []))
         views = self.views(image)
         return views | {"label": torch.tensor(int(self.image_set.labels[index]))} if self.labelled else views

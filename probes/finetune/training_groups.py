@@ -10,12 +10,13 @@ m images of a group, S side in pixels, C classes.
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
-from typing import NamedTuple
+from functools import partial
+from typing import Any, Literal, NamedTuple
 
 import torch
-from PIL import Image
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, get_worker_info
+from torchvision.transforms.functional import to_pil_image
 
 from engine.machine import own_cores, sharing_memory
 from engine.seeding import AUGMENT, MIX, seeded, shuffled
@@ -25,16 +26,21 @@ from engine.training.schedules import micro_batch_size
 from imagesets.augmentation import drawn_mix, mixed, random_transform, smoothed
 from imagesets.decoding import UnreadableImage
 from imagesets.sets import ImageSet
+from imagesets.transforms import Photo
 from probes.finetune.settings import FinetuneSettings
 
 LOADERS = 8  # at most; a core makes 150 to 190 augmented ImageNet files a second
 
 
 def training_transform(
-    settings: FinetuneSettings, size: int, mean: Sequence[float], std: Sequence[float]
-) -> Callable[[Image.Image], Tensor]:
-    """RGB image -> (3, size, size) float32, normalised; draws from the global generators."""
-    return random_transform(
+    settings: FinetuneSettings,
+    size: int,
+    mean: Sequence[float],
+    std: Sequence[float],
+    decode: Literal["exact", "fast"] = "exact",
+) -> Callable[[Photo], Tensor]:
+    """Image -> (3, size, size) float32, normalised; draws from the global generators."""
+    chain = random_transform(
         size,
         mean,
         std,
@@ -44,6 +50,16 @@ def training_transform(
         erase=settings.erase,
         interpolation=settings.train_interpolation,
     )
+    return partial(_transformed, chain.transforms, decode)
+
+
+def _transformed(steps: Sequence[Callable[[Any], Any]], decode: str, photo: Photo) -> Tensor:
+    """The image after all steps, of which a random crop is the first."""
+    crop, *others = steps
+    image = crop(photo.image) if decode == "exact" else to_pil_image(crop.fast(photo))
+    for step in others:
+        image = step(image)
+    return image
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,7 +122,7 @@ class MixedGroups(Dataset):
     steps: range
     groups: range  # of each step
     settings: FinetuneSettings  # how images are mixed
-    transform: Callable[[Image.Image], Tensor]  # of one image
+    transform: Callable[[Photo], Tensor]  # of one image
 
     def __len__(self) -> int:
         return len(self.steps) * len(self.groups)
@@ -122,15 +138,20 @@ class MixedGroups(Dataset):
         except ValueError as error:  # out of a loader process it would come as a text
             return error
 
+    def augmented(self, numbers: tuple[int, ...], place: int) -> Tensor:
+        """The image at a place, with draws that depend on the numbers alone. Raises UnreadableImage."""
+        with seeded(AUGMENT, *numbers):
+            return self.transform(Photo(self.image_set, place))
+
     def group(self, item: int) -> MixedGroup:
         step, group = self.steps[item // len(self.groups)], self.groups[item % len(self.groups)]
         epoch, seed, classes = step // self.plan.steps_per_epoch, self.plan.seed, len(self.image_set.classes)
         unreadable: dict[int, str] = {}
         images, labels = [], []
         for index, repeat in self.plan.images(step, group):
-            image, place = self.image_set.next_readable(index, unreadable)
-            with seeded(AUGMENT, seed, epoch, index, repeat):
-                images.append(self.transform(image))
+            make = partial(self.augmented, (seed, epoch, index, repeat))
+            image, place = self.image_set.next_readable(index, unreadable, make)
+            images.append(image)
             labels.append(int(self.image_set.labels[place]))
         batch, targets = torch.stack(images), smoothed(torch.tensor(labels), classes, self.settings.smoothing)
         if self.settings.mixes:

@@ -222,7 +222,7 @@ class Finetune(FinetuneSettings, Task):
                 steps=steps,
                 groups=training.groups,
                 settings=self,
-                transform=training_transform(self, size, export.mean, export.std),
+                transform=training_transform(self, size, export.mean, export.std, space.decode),
             )
 
         return training, selection, groups
@@ -240,6 +240,7 @@ class Finetune(FinetuneSettings, Task):
                 "processes": world.size,
                 "mixed_together": plan.group,
             },
+            **({"crops": "fast"} if training.space.decode == "fast" else {}),
             **{
                 split: {
                     "url": images.url,
@@ -284,6 +285,7 @@ class Finetune(FinetuneSettings, Task):
             "precision": space.precision,
             **({"compiled": True} if space.compiled else {}),
             "decode": space.decode,
+            **({"crops": "fast"} if space.decode == "fast" else {}),  # they were exact at first
             "skip_bad": space.skip_bad,
             "device": torch.device(space.device).type,
             "threads": torch.get_num_threads(),

@@ -220,7 +220,7 @@ def test_a_plan_names_what_takes_the_time(bench, exports, tmp_path):
     exact, fast, fed = terms(), terms("--decode", "fast"), terms("--workers", 10**9)
     knn, crops = ({name: of[name]["decoding"] for name in exact} for of in (exact, fast))
     assert knn["knn@dino"] == pytest.approx(1.8 * crops["knn@dino"]) and knn["linear@dino"] > crops["linear@dino"]
-    assert exact["finetune@mae"]["augmentation"] == fast["finetune@mae"]["augmentation"] > 0  # always decoded exactly
+    assert exact["finetune@mae"]["augmentation"] > fast["finetune@mae"]["augmentation"] > 0
     assert fed["knn@dino"]["decoding"] < fed["knn@dino"]["search"]  # so small a network never limits
     assert not fed["finetune@mae"]["augmentation"] and fed["finetune@mae"]["training steps"]
 

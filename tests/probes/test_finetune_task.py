@@ -22,6 +22,7 @@ from engine.training import interruptions
 from imagesets.augmentation import posterized
 from imagesets.decoding import UnreadableImage
 from imagesets.sets import open_set
+from imagesets.transforms import Photo
 from probes.finetune import trainer
 from probes.finetune.classifier import Classifier
 from probes.finetune.settings import FinetuneSettings
@@ -110,7 +111,7 @@ def test_mixed_targets_are_smoothed_probabilities():
 
 def test_images_are_augmented_as_timm_does():
     """Its whole chain, to the bit."""
-    ours, image = training_transform(QUICK, 16, (0.5,) * 3, (0.5,) * 3), open_set("tiny:", "train").image(0)
+    ours, image = training_transform(QUICK, 16, (0.5,) * 3, (0.5,) * 3), Photo(open_set("tiny:", "train"), 0)
     policy, chance = QUICK.policy, QUICK.erase
     theirs = create_transform(
         16,
@@ -127,9 +128,9 @@ def test_images_are_augmented_as_timm_does():
     )
     for number in range(20):
         found = []
-        for transform in (ours, theirs):
+        for transform, given in ((ours, image), (theirs, image.image)):
             with seeded(0, number):
-                found.append(transform(image))
+                found.append(transform(given))
         assert torch.equal(*found)
 
 
@@ -139,7 +140,27 @@ def test_randaugment_survives_magnitude_ten():
     assert posterized(image, 0).getpixel((0, 0)) == (0, 0, 0) and posterized(image, 1).getpixel((0, 0)) == (128, 0, 0)
     strong = training_transform(replace(QUICK, policy="rand-m10-inc1-n8"), 16, (0.5,) * 3, (0.5,) * 3)
     for _ in range(20):
-        assert strong(image).isfinite().all()
+        assert strong(Photo(open_set("digits:", "train"), 0)).isfinite().all()
+
+
+def test_fast_crops_show_the_same_parts_of_images(tmp_path):
+    """Windows, mirror images and policies are those of exact decoding; pixels are within what decoders differ by, also
+    where a JPEG is decoded at a quarter of its size."""
+    (tmp_path / "train/a").mkdir(parents=True)
+    waves = np.add.outer(np.sin(np.arange(300) / 20), np.cos(np.arange(400) / 30))
+    pixels = np.stack([60 * waves + shift for shift in (120, 128, 134)], -1).clip(0, 255).astype(np.uint8)
+    Image.fromarray(pixels).save(tmp_path / "train/a/1.jpg", quality=95)
+    photo = Photo(open_set(f"folder:{tmp_path}", "train"), 0)
+    task = replace(QUICK, erase=0.0, policy="rand-m1-n1")
+    for size in (32, 160):
+        exact, fast = (training_transform(task, size, (0.0,) * 3, (1.0,) * 3, decode) for decode in ("exact", "fast"))
+        gaps = []
+        for number in range(20):
+            with seeded(0, number):
+                expected = exact(photo)
+            with seeded(0, number):
+                gaps.append(255 * (fast(photo) - expected).abs())
+        assert 0 < torch.stack(gaps).mean() < 1.5 and max(gap.quantile(0.9) for gap in gaps) < 5
 
 
 @pytest.mark.parametrize(
