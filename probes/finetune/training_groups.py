@@ -25,6 +25,7 @@ from engine.training.interruptions import ignore_signals, loaded_by
 from engine.training.schedules import micro_batch_size
 from imagesets.augmentation import drawn_mix, mixed, random_transform, smoothed
 from imagesets.decoding import UnreadableImage
+from imagesets.random_crops import RandomResizedCrop
 from imagesets.sets import ImageSet
 from imagesets.transforms import Photo
 from probes.finetune.settings import FinetuneSettings
@@ -50,14 +51,14 @@ def training_transform(
         erase=settings.erase,
         interpolation=settings.train_interpolation,
     )
-    return partial(_transformed, chain.transforms, decode)
+    crop, *steps = chain.transforms
+    return partial(_transformed, crop, steps, decode)
 
 
-def _transformed(steps: Sequence[Callable[[Any], Any]], decode: str, photo: Photo) -> Tensor:
-    """The image after all steps, of which a random crop is the first."""
-    crop, *others = steps
-    image = crop(photo.image) if decode == "exact" else to_pil_image(crop.fast(photo))
-    for step in others:
+def _transformed(crop: RandomResizedCrop, steps: Sequence[Callable[[Any], Any]], decode: str, photo: Photo) -> Tensor:
+    """A crop of the image after all steps."""
+    image: Any = crop(photo.image) if decode == "exact" else to_pil_image(crop.fast(photo))
+    for step in steps:
         image = step(image)
     return image
 
