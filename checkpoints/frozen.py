@@ -3,7 +3,7 @@
 Tasks on frozen features read what the two have in common: of the spec `size`, `patch_size`, `grid`, `width`, `depth`,
 `has_class_token` and `label`; of the export `preparation`, `digest`, `facts`, `parameters` and `build()`, a module of
 (B, 3, H, W) -> for each layer tokens (B, P+L, D), P tokens in front of L patches. Tasks that need what only a ViT has
-call `vit_spec` or `vit_export`, which refuse other networks.
+call `vit_spec`, which refuses other networks.
 
 A network of the user's own is `module:PACKAGE:FUNCTION`, or a module that a Python program holds. FUNCTION() returns an
 nn.Module that says how its images are prepared (`image_size`, `mean`, `std`; optionally `crop` and `interpolation`) and
@@ -434,10 +434,3 @@ def vit_spec(spec: FrozenSpec, why: str) -> ViTSpec:
     if isinstance(spec, ViTSpec):
         return spec
     raise ValueError(f"{spec.reference} is a frozen network of your own, and {why}; {FROZEN}")
-
-
-def vit_export(export: FrozenExport, why: str) -> ViTExport:
-    """The same of an export."""
-    if isinstance(export, ViTExport):
-        return export
-    raise ValueError(f"{export.spec.reference} is a frozen network of your own, and {why}; {FROZEN}")

@@ -2,7 +2,9 @@
 can cause into one line.
 
 A command is a file of bench/commands/ (`import_.py` is `bench import`) that defines `add_arguments(parser)` and
-`run(arguments) -> int`; its docstring is its help. Neither its import nor `add_arguments` may import anything heavy.
+`run(arguments) -> int`; its docstring is its help, followed by its EPILOG. Neither its import nor `add_arguments` may
+import anything heavy.
+
 Exit codes: 0 all good, 1 some task failed or a check found a difference, 2 wrong usage or a machine that cannot (disk,
 memory, connection), 75 a signal stopped a training after it had saved its state, 130 interrupted.
 """
@@ -127,8 +129,11 @@ def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
     if asked is not None and asked not in COMMANDS:
         raise ValueError(f"no command {asked!r}{did_you_mean(asked, list(COMMANDS), '`bench --help`')}")
     for name, path in names.items():
-        command = commands.add_parser(name, description=one_line(path), allow_abbrev=False)
+        command = commands.add_parser(
+            name, description=one_line(path), formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
+        )
         if name == asked:
+            command.epilog = getattr(command_module(name), "EPILOG", "")
             command_module(name).add_arguments(command)
         add_shared_arguments(command)
         if name == asked:

@@ -18,7 +18,6 @@ examples:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of `bench card`."""
-    parser.epilog, parser.formatter_class = EPILOG, argparse.RawDescriptionHelpFormatter
     parser.add_argument("--checkpoint", type=Path, required=True, metavar="EXPORT", help="folder of an export")
     parser.add_argument(
         "--out", type=Path, metavar="DIR", help="folder that `bench run` wrote to; without it no results"

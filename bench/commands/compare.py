@@ -15,7 +15,6 @@ examples:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of `bench compare`."""
-    parser.epilog, parser.formatter_class = EPILOG, argparse.RawDescriptionHelpFormatter
     parser.add_argument("first", metavar="A", help="checkpoint: its name in the results, or 'name (digest8)'")
     parser.add_argument("others", metavar="B", nargs="+", help="those to compare it and each other with")
     parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="folder that `bench run` wrote to")

@@ -29,7 +29,6 @@ exit codes: 0 the set can be used as it is; 1 there is something to fix; 2 an er
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of `bench data`."""
-    parser.epilog, parser.formatter_class = EPILOG, argparse.RawDescriptionHelpFormatter
     parser.add_argument(
         "action",
         choices=("check", "get"),

@@ -19,7 +19,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of `bench explain`."""
     from bench.commands.sensitivity import add_request
 
-    parser.epilog, parser.formatter_class = EPILOG, argparse.RawDescriptionHelpFormatter
     parser.add_argument("first", metavar="A", help="a result")
     parser.add_argument("second", metavar="B", help="another one of the same task")
     add_request(parser)

@@ -17,7 +17,6 @@ UNFINISHED = "unfinished"
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of `bench export`."""
-    parser.epilog, parser.formatter_class = EPILOG, argparse.RawDescriptionHelpFormatter
     parser.add_argument("run", type=Path, metavar="RUN", help="the folder that `bench pretrain --out` names")
     parser.add_argument(
         "--out",

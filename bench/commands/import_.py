@@ -18,7 +18,6 @@ EPILOG = """examples:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of `bench import`."""
-    parser.epilog, parser.formatter_class = EPILOG, argparse.RawDescriptionHelpFormatter
     parser.add_argument("source", metavar="SOURCE", help="checkpoint file, IMPORTER:PATH, timm:NAME or hf-hub:ID")
     parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="the export's folder, which is made")
     parser.add_argument("--name", metavar="NAME", help="label of the export in results and leaderboard")

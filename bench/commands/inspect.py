@@ -18,7 +18,6 @@ EPILOG = """examples:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of `bench inspect`."""
-    parser.epilog, parser.formatter_class = EPILOG, argparse.RawDescriptionHelpFormatter
     parser.add_argument("checkpoint", metavar="X", help=REFERENCES)
     add_import_options(parser)
 

@@ -20,7 +20,6 @@ examples:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of `bench leaderboard`."""
-    parser.epilog, parser.formatter_class = EPILOG, argparse.RawDescriptionHelpFormatter
     parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="folder that `bench run` wrote to")
     parser.add_argument(
         "--published",

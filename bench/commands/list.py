@@ -26,7 +26,6 @@ EPILOG = """examples:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of `bench list`."""
-    parser.epilog, parser.formatter_class = EPILOG, argparse.RawDescriptionHelpFormatter
     parser.add_argument("name", nargs="?", metavar="NAME", help=f"{', '.join(SECTIONS)} or suites; or the name of one")
     parser.add_argument("--protocols", action="store_true", help="list every protocol with its version and source")
     parser.add_argument("--recipes", action="store_true", help="list the methods' recipes with cost and source")

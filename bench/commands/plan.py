@@ -20,7 +20,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
     evaluation.add_request(parser)
     parser.set_defaults(dry_run=False)
-    parser.epilog = EPILOG
     group = parser.add_argument_group("of the plan")
     group.add_argument("--json", action="store_true", help="print a JSON list for schedulers, an entry for each job")
     group.add_argument(

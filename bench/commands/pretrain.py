@@ -28,7 +28,6 @@ exit codes: 0 finished; 75 a signal (SIGTERM, SIGUSR1, Ctrl-C) stopped it, all i
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of `bench pretrain`."""
-    parser.epilog, parser.formatter_class = EPILOG, argparse.RawDescriptionHelpFormatter
     parser.add_argument("method", metavar="METHOD", help="such as mae")
     parser.add_argument("--recipe", metavar="R", help="one of the method's recipes, which bench list METHOD shows")
     parser.add_argument(

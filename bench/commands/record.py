@@ -22,7 +22,6 @@ exit codes of --check: 0 everything agrees; 1 it does not, with a line for each 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of `bench record`."""
-    parser.epilog, parser.formatter_class = EPILOG, argparse.RawDescriptionHelpFormatter
     parser.add_argument("out", type=Path, nargs="?", metavar="OUT", help="folder that `bench run` wrote to")
     either = parser.add_mutually_exclusive_group(required=True)
     either.add_argument("--to", type=Path, metavar="DIR", help="write the record there; an older record is replaced")

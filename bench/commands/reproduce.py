@@ -23,7 +23,6 @@ EPILOG = """examples:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of `bench reproduce`."""
-    parser.epilog, parser.formatter_class = EPILOG, argparse.RawDescriptionHelpFormatter
     add_several = partial(parser.add_argument, nargs="+", action="extend", default=[])
     parser.add_argument("table", nargs="?", metavar="TABLE", help="such as extrema:table7")
     parser.add_argument("--plan", metavar="TABLE", help="print a shell script that measures a table")

@@ -19,7 +19,6 @@ examples:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of `bench results`."""
-    parser.epilog, parser.formatter_class = EPILOG, argparse.RawDescriptionHelpFormatter
     parser.add_argument("action", choices=("ls", "rm"), help="list or remove")
     parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="folder that `bench run` wrote to")
     parser.add_argument("--checkpoint", metavar="X", help="of this checkpoint: name, or name-digest8 as ls prints it")

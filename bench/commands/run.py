@@ -26,13 +26,11 @@ state is saved: run the same command again
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of `bench run`."""
     add_request(parser)
-    parser.epilog = EPILOG
     parser.add_argument("--dry-run", action="store_true", help="print what would be done, and do nothing")
 
 
 def add_request(parser: argparse.ArgumentParser) -> None:
     """The options of `bench run` and `bench plan`."""
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
     add_several = partial(parser.add_argument, nargs="+", action="extend")
     add_several(
         "--checkpoint",

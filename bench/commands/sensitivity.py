@@ -22,7 +22,6 @@ Writes sensitivity-PROTOCOL.csv, .md and .png into the folder, beside the result
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of `bench sensitivity`."""
-    parser.epilog, parser.formatter_class = EPILOG, argparse.RawDescriptionHelpFormatter
     parser.add_argument("protocol", metavar="PROTOCOL", help="such as knn@dino")
     parser.add_argument("--vary", nargs="+", default=[], metavar="V", help="in place of the task's own variations")
     add_request(parser)

@@ -13,7 +13,6 @@ Each record is checked first (bench record --check). The pages make no requests 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of `bench site`."""
-    parser.epilog, parser.formatter_class = EPILOG, argparse.RawDescriptionHelpFormatter
     parser.add_argument("records", type=Path, nargs="+", metavar="RECORD", help="folder that `bench record` wrote")
     parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="the site; an older one is replaced")
     parser.add_argument("--title", default="How good are these checkpoints?", help="of the overview")

@@ -13,7 +13,6 @@ exit codes: 0 all jobs are finished, wait or run; 1 some failed or were stopped;
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of `bench status`."""
-    parser.epilog, parser.formatter_class = EPILOG, argparse.RawDescriptionHelpFormatter
     parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="folder that --out of the jobs named")
     parser.add_argument("--json", action="store_true", help="print one JSON object instead")
 

@@ -12,7 +12,6 @@ exit codes: 0 the network computes what it did when it was exported; 1 it does n
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of `bench verify`."""
-    parser.epilog, parser.formatter_class = EPILOG, argparse.RawDescriptionHelpFormatter
     parser.add_argument("folder", metavar="DIR", help="an export's folder")
 
 

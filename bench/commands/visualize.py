@@ -33,7 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     width = max(len(path.stem) for path in KINDS)
     kinds = "\n".join(f"  {path.stem.replace('_', '-'):{width}}  {one_line(path)}" for path in KINDS)
     kinds += "".join(f"\n  {name:{width}}  {text}" for name, text in FIGURES.items())
-    parser.epilog, parser.formatter_class = f"kinds:\n{kinds}\n\n{EXAMPLES}", argparse.RawDescriptionHelpFormatter
+    parser.epilog = f"kinds:\n{kinds}\n\n{EXAMPLES}"
     parser.add_argument("kind", metavar="KIND", help="what to draw; see below")
     parser.add_argument(
         "--checkpoint",

@@ -136,12 +136,6 @@ class SharedGroup:
         return max(result.date for result in self.results)
 
     @property
-    def images(self) -> int | None:
-        """Validation images that were seen; None where it is not known."""
-        count, limit = self.first.data.images.get("val"), self.first.limit
-        return count if count is None or limit is None else min(count, limit)
-
-    @property
     def is_plain(self) -> bool:
         """Whether it is the protocol as it is, on all images: a number to hold against others'."""
         return self.first.variant in ((), (f"v{self.first.protocol.version}",))
