@@ -156,6 +156,13 @@ def workspace(out: Path, options: Options | None, seed: int, limit: int | None) 
     )
 
 
+def changes_of(settings: Mapping[str, Any] | None) -> tuple[str, ...]:
+    """`FIELD=VALUE ...`, as `--set` takes them."""
+    from bench.cli.settings import setting_text
+
+    return tuple(f"{field}={setting_text(value)}" for field, value in (settings or {}).items())
+
+
 def is_module(checkpoint: Any) -> bool:
     """Whether it is a module of torch, which is then imported already."""
     torch = sys.modules.get("torch")
@@ -425,7 +432,6 @@ def evaluate_suite(
     """
     check(suite=suite, settings=settings, select=select, seed=seed, limit=limit, options=options)
     with commands():
-        from bench.cli.settings import setting_text
         from bench.results.record import Results, read_result
         from bench.run.prepare import RunRequest
         from bench.run.runner import run_jobs
@@ -440,7 +446,7 @@ def evaluate_suite(
             suite=suite,
             data=tuple(urls),
             select=select,
-            changes=tuple(f"{field}={setting_text(value)}" for field, value in (settings or {}).items()),
+            changes=changes_of(settings),
             out=folder,
             space=workspace(folder, options, seed, limit),
             rerun=rerun,
@@ -603,13 +609,11 @@ def method(
     """
     check(method=name, recipe=recipe, settings=settings, seed=seed)
     with commands():
-        from bench.cli.settings import setting_text
         from bench.pretraining.recipes import choose_recipe
         from bench.pretraining.run import initialised
         from pretrain.loop.trainer import build
 
-        changes = [f"{field}={setting_text(value)}" for field, value in (settings or {}).items()]
-        chosen = initialised(choose_recipe(name, recipe, changes), str(init) if init else None)
+        chosen = initialised(choose_recipe(name, recipe, changes_of(settings)), str(init) if init else None)
         module = build(chosen.module, chosen.recipe, seed)
         if chosen.init:
             chosen.init.load_into(module)
@@ -649,7 +653,7 @@ def pretrain(
     """
     check(method=method, recipe=recipe, settings=settings, seed=seed, options=options)
     with commands():
-        from bench.cli.settings import ready_device, setting_text
+        from bench.cli.settings import ready_device
         from bench.pretraining.online import OnlineHealth, OnlineKnn, online_space
         from bench.pretraining.run import PretrainRequest, run_pretraining, training_precision
         from bench.run.checkpoints import opened
@@ -681,11 +685,10 @@ def pretrain(
             health_every=health_every,
             health=OnlineHealth(space=watched) if health_every else None,
         )
-        changes = tuple(f"{field}={setting_text(value)}" for field, value in (settings or {}).items())
         request = PretrainRequest(
             method=method,
             recipe=recipe,
-            changes=changes,
+            changes=changes_of(settings),
             images=images,
             run=run,
             init=str(init) if init else None,
@@ -723,7 +726,7 @@ def visualize(
     """
     check(kind=kind, settings=settings, limit=limit, seed=seed)
     with commands():
-        from bench.cli.settings import chosen_device, setting_text
+        from bench.cli.settings import chosen_device
         from bench.reporting.panels import Format
         from bench.reporting.visualize import PictureRequest, chosen_kind, draw_pictures
         from engine.optional import require
@@ -731,7 +734,7 @@ def visualize(
         require("matplotlib")
         if unknown := [form for form in formats if form not in get_args(Format)]:
             raise ValueError(f"formats: {unknown[0]!r} is none of {', '.join(get_args(Format))}")
-        chosen = chosen_kind(kind, [f"{field}={setting_text(value)}" for field, value in (settings or {}).items()])
+        chosen = chosen_kind(kind, changes_of(settings))
         several = checkpoints if isinstance(checkpoints, list | tuple) else [checkpoints]
         loaded = [network if isinstance(network, str | Path) else load(network) for network in several]
         request = PictureRequest(
