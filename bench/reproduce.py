@@ -120,6 +120,10 @@ class Setup:
     out: Path
     processes: int = 1
 
+    def url(self, data: str) -> str:
+        """Where a published set is, or an example."""
+        return self.data.get(data, SETS[data].url)
+
     def training(self, value: PublishedValue) -> Path:
         """The folder of the training of a value's weights."""
         return self.out / "pretraining" / value.checkpoint
@@ -172,7 +176,7 @@ def commands_of(value: PublishedValue, setup: Setup) -> list[list[str]]:
     if value.protocol == LOG:
         return commands
     words = ["bench", "run", "--checkpoint", reference, "--name", run_name(value), "--suite", value.protocol]
-    words += ["--data", f"{value.data}={setup.data.get(value.data, SETS[value.data].url)}", "--out", str(setup.out)]
+    words += ["--data", f"{value.data}={setup.url(value.data)}", "--out", str(setup.out)]
     words += ["--set", *(f"{value.protocol}.{change}" for change in value.settings.split())] if value.settings else []
     return [*commands, launched(words, setup)]
 

@@ -100,11 +100,6 @@ def reference_of(name: str, setup: Setup) -> str:
     return setup.checkpoints.get(name) or NETWORKS[name].reference
 
 
-def url_of(data: str, setup: Setup) -> str:
-    """Where a set is, or an example."""
-    return setup.data.get(data, SETS[data].url)
-
-
 def commands(name: str, suite: str, setup: Setup) -> Iterator[list[str]]:
     """The words of all commands of a network: an import in the size of its source, if need be, and its calls."""
     reference, folder = reference_of(name, setup), str(setup.out / "imports" / name)
@@ -116,7 +111,7 @@ def commands(name: str, suite: str, setup: Setup) -> Iterator[list[str]]:
         changes = [f"{protocol.name}.{change}" for protocol in protocols for change in settings.split()]
         words = ["bench", "run", "--checkpoint", folder if image_size else reference, "--name", name]
         words += ["--suite", ",".join(protocol.name for protocol in protocols)]
-        words += ["--data", *(f"{data}={url_of(data, setup)}" for data in sets)]
+        words += ["--data", *(f"{data}={setup.url(data)}" for data in sets)]
         words += ["--set", *changes] if changes else []
         yield launched([*words, "--out", str(setup.out)], setup)
 
@@ -124,7 +119,7 @@ def commands(name: str, suite: str, setup: Setup) -> Iterator[list[str]]:
 def missing(setup: Setup) -> Iterator[str]:
     """A line for each image set that cannot be opened or is not the published one, and each file of weights."""
     for data in IMAGES:
-        url = url_of(data, setup)
+        url = setup.url(data)
         try:
             images = open_data(data, url, Workspace(cache=setup.out / "cache", data=url)).images
             if dict(images) != dict(SETS[data].images):
@@ -186,7 +181,7 @@ def script(suite: str, setup: Setup, machine: Machine) -> Iterator[str]:
     """The lines of a shell script that measures all networks, and what that takes."""
     planned = {name: list(forecasts(name, suite, setup, machine)) for name in NETWORKS}
     out, cache = str(setup.out), shlex.quote(str(setup.out / "cache"))
-    checked = ["--data", *(f"{data}={url_of(data, setup)}" for data in IMAGES), "--out", out]
+    checked = ["--data", *(f"{data}={setup.url(data)}" for data in IMAGES), "--out", out]
     checked += ["--checkpoints", *(f"{n}={path}" for n, path in setup.checkpoints.items())] if setup.checkpoints else []
     yield "#!/usr/bin/env bash"
     yield f"# Plan {PLAN}: {suite}"

@@ -207,9 +207,7 @@ def check_names(checkpoints: Sequence[str], suite: str, data: Sequence[str]) -> 
 
     refuse_unknown(suite)
     for text in data:
-        name, equals, url = text.partition("=")
-        if not (equals and name and url):
-            raise ValueError(f"--data {text}: write NAME=URL, for example {quote(example(text))}")
+        _, url = name_and_url(text)
         scheme = url.partition(":")[0]
         if scheme.removeprefix("tiny-") not in extensions("layouts"):
             try:
@@ -275,6 +273,14 @@ def absent_file(reference: str) -> Path | None:
 def _absent(place: str) -> Path | None:
     path = Path(place).expanduser()
     return path if place and not path.exists() else None
+
+
+def name_and_url(text: str) -> tuple[str, str]:
+    """The two halves of `--data NAME=URL`. ValueError says what to write."""
+    name, equals, url = text.partition("=")
+    if not (equals and name and url):
+        raise ValueError(f"--data {text}: write NAME=URL, for example {quote(example(text))}")
+    return name, url
 
 
 def example(url: str) -> str:

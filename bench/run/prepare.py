@@ -1,6 +1,5 @@
 """What a run will do: its protocols, images, checkpoints and jobs, which of them are done, what is left out and why."""
 
-import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -8,7 +7,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from bench.cli.output import in_one_line, millions
-from bench.cli.settings import check_writable, example
+from bench.cli.settings import check_writable, name_and_url
 from bench.results.record import (
     DataUsed,
     NewerSchema,
@@ -292,9 +291,7 @@ def named_urls(texts: Sequence[str], suite: str) -> dict[str, str]:
         raise ValueError("which images? give --data NAME=URL, for example --data cifar10=folder:/data/cifar10")
     found: dict[str, str] = {}
     for text in texts:
-        name, equals, url = text.partition("=")
-        if not (equals and name and url):
-            raise ValueError(f"--data {text}: write NAME=URL, for example {shlex.quote(example(text))}")
+        name, url = name_and_url(text)
         if name in found:
             raise ValueError(f"--data {text}: the name {name!r} is given twice; give each set its own")
         found[checked_name(name, "--data")] = url
