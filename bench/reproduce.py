@@ -37,8 +37,8 @@ from checkpoints.import_options import TIMM_SCHEMES
 from checkpoints.spec import ViTSpec
 from engine.extensions import load_extension, source_files, warn_of
 from engine.printing import did_you_mean, printable
-from pretrain.loop.cost import cost_of
 from pretrain.loop.exporting import EXPORT, finished_export, identity_in, is_run
+from pretrain.loop.records import cost_of
 
 Status = Literal["named", "set", "none"]
 STATUSES: tuple[Status, ...] = ("named", "set", "none")

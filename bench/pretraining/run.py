@@ -22,8 +22,8 @@ from engine.printing import say
 from engine.tasks import OpenedSets
 from engine.training.interruptions import STOPPED
 from imagesets.sets import ImageSet, open_set
-from pretrain.loop.cost import cost_of
 from pretrain.loop.initial_weights import initial_weights
+from pretrain.loop.records import cost_of
 from pretrain.loop.run_folder import check_resume
 from pretrain.loop.trainer import Run, Trainer, build
 from pretrain.loop.updates import Precision

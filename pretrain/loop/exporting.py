@@ -15,7 +15,7 @@ from checkpoints.spec import ViTSpec
 from engine.extensions import load_extension
 from engine.seeding import START, seeded
 from engine.training.states import State, newest_state
-from pretrain.loop.cost import cost_of
+from pretrain.loop.records import cost_of
 from pretrain.loop.run_folder import RUN
 from pretrain.method import Encoder, Method, TrainProgress
 
@@ -44,7 +44,7 @@ def facts_of(
     warnings: Sequence[str] = (),
     cost: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """Facts of the exports after `step` updates of the run that `identity` (run.json) describes. cost: see cost.py.
+    """Facts of the exports after `step` updates of the run that `identity` (run.json) describes. cost: see `cost_of`.
 
     Before the end they hold `unfinished` (updates done, updates and epochs in all), and the name says so.
     """

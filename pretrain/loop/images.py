@@ -195,13 +195,6 @@ def _checked(loaded: MicroBatch | Exception, micro_batches: MicroBatches, skip_b
 
 def _joined(pieces: list[MicroBatch], device: str) -> MicroBatch:
     """One micro-batch. Pieces go to a GPU from pinned memory and are concatenated there."""
-    views = {
-        name: _concatenated([piece.views[name].to(device, non_blocking=True) for piece in pieces])
-        for name in pieces[0].views
-    }
-    return MicroBatch(views, {place: why for piece in pieces for place, why in piece.unreadable.items()})
-
-
-def _concatenated(tensors: list[Tensor]) -> Tensor:
-    """(n, ...) tensors along their first dimension; a single one is returned without a copy."""
-    return torch.cat(tensors) if len(tensors) > 1 else tensors[0]
+    views = [{name: view.to(device, non_blocking=True) for name, view in piece.views.items()} for piece in pieces]
+    joined = {name: torch.cat([piece[name] for piece in views]) for name in views[0]} if len(views) > 1 else views[0]
+    return MicroBatch(joined, {place: why for piece in pieces for place, why in piece.unreadable.items()})

@@ -30,7 +30,6 @@ from engine.training.interruptions import Timer, listening
 from engine.training.states import State, load_optimizer, load_state, newest_whole, optimizer_tensors, save_state
 from engine.work import count_flops
 from imagesets.sets import ImageSet
-from pretrain.loop.cost import cost_of, devices_of, is_counted, peak_memory
 from pretrain.loop.exporting import exports_of, facts_of
 from pretrain.loop.images import (
     BatchPlan,
@@ -43,7 +42,7 @@ from pretrain.loop.images import (
 )
 from pretrain.loop.initial_weights import InitialWeights
 from pretrain.loop.learning import Learning
-from pretrain.loop.records import Averages, Records
+from pretrain.loop.records import Averages, Records, cost_of, devices_of, is_counted, peak_memory
 from pretrain.loop.run_folder import locked_run_folder
 from pretrain.loop.updates import Precision, Updates
 from pretrain.method import Method, TrainProgress

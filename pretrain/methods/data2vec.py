@@ -8,6 +8,7 @@ B images, L patches, M hidden patches of the batch, D width.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import compress
 
 import torch
 from torch import Tensor, nn
@@ -120,20 +121,10 @@ class Data2Vec(Method):
     def targets(self, images: Tensor, mask: Tensor) -> Tensor:
         """Images (B, 3, H, W), whole, and a mask (B, L) -> (M, D): the mean of the teacher's normalised top blocks."""
         s = self.settings
-        norms = [
-            over
-            for over, enabled in (
-                (BATCH, s.target_batch_norm),
-                (INSTANCE, s.target_instance_norm),
-                (LAYER, s.target_layer_norm_last),
-            )
-            if enabled
-        ]
-        last = [
-            over
-            for over, enabled in ((INSTANCE, s.post_target_instance_norm), (LAYER, s.post_target_layer_norm))
-            if enabled
-        ]
+        norms = list(
+            compress((BATCH, INSTANCE, LAYER), (s.target_batch_norm, s.target_instance_norm, s.target_layer_norm_last))
+        )
+        last = list(compress((INSTANCE, LAYER), (s.post_target_instance_norm, s.post_target_layer_norm)))
         outputs = self.teacher(images, layers=s.target_layers, norm=False)
         patches = [tokens[:, self.spec.prefix :] for tokens in outputs]
         if {*norms, *last} <= {LAYER}:  # hidden patches need no others

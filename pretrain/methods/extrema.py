@@ -6,11 +6,11 @@ teacher no masked one. B images, L patches, M masks, k patches that a mask keeps
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from math import log
 from typing import Literal
 
 import torch
-from PIL import Image
 from torch import Tensor, nn
 from torchvision import transforms
 
@@ -24,7 +24,7 @@ from pretrain.parts.heads import mlp
 from pretrain.parts.losses import byol_loss, direction_baseline, info_nce
 from pretrain.parts.masking import kept, order_of, take
 from pretrain.parts.teachers import frozen_copy, move
-from pretrain.parts.views import Colours, Tensors, Transform, crop, noise
+from pretrain.parts.views import Colours, ImageViews, Transform, crop, noise, view
 from pretrain.parts.weights import xavier_, xavier_vit
 from pretrain.recipe import SINCOS, VIT_B, VIT_S, Recipe, on_32px, smoke
 from pretrain.schedules import CosineTo, WarmupCosine
@@ -121,12 +121,9 @@ class Extrema(Method):
         shared, own = [], []
         (own if settings.crop == "independent" else shared).extend(places)
         (own if settings.colour == "independent" else shared).extend(colours)
-        return ExtremaViews(
-            shared=shared,
-            own=own,
-            tensors=Tensors(self.preparation),
-            noise=(settings.masks if settings.replacement else 1, self.patches),
-        )
+        made = dict.fromkeys(("student", "teacher") if own else ("student",), view(own, self.preparation))
+        masks = partial(noise, settings.masks if settings.replacement else 1, self.patches)
+        return transforms.Compose([*shared, ImageViews(made, {"noise": masks})])
 
     def before_forward(self, progress: TrainProgress) -> None:
         """The momentum network moves before its pass (builder.py:146-172); all parts of an update see one teacher."""
@@ -168,29 +165,6 @@ class Extrema(Method):
 
     def encoders(self) -> dict[str, Encoder]:
         return {"momentum": self.momentum.encoder(), "online": self.online.encoder()}
-
-
-@dataclass(frozen=True)
-class ExtremaViews:
-    """What both branches share, then what each draws for itself; and noise for the masks."""
-
-    shared: list[Transform]
-    own: list[Transform]
-    tensors: Tensors
-    noise: tuple[int, int]
-
-    def __call__(self, image: Image.Image) -> dict[str, Tensor]:
-        both = applied(self.shared, image)
-        branches = ("student", "teacher") if self.own else ("student",)
-        views = {branch: self.tensors(applied(self.own, both)) for branch in branches}
-        return views | {"noise": noise(*self.noise)}
-
-
-def applied(steps: list[Transform], image: Image.Image) -> Image.Image:
-    """The image after all steps."""
-    for step in steps:
-        image = step(image)
-    return image
 
 
 def centre(size: int, preparation: Preparation) -> list[Transform]:

@@ -84,24 +84,11 @@ class Settings(Validated):
         if self.w_mim == self.w_bc == 0:
             raise ValueError("w_mim=0 with w_bc=0: nothing is left to learn")
 
-    def of_mae(self) -> mae.Settings:
-        return mae.Settings(
-            mask_ratio=self.mask_ratio,
-            norm_pixels=self.norm_pixels,
-            decoder_width=self.decoder_width,
-            decoder_depth=self.decoder_depth,
-            decoder_heads=self.decoder_heads,
-            crop_scale=self.crop_scale,
-        )
-
-    def of_simmim(self) -> simmim.Settings:
-        return simmim.Settings(
-            mask_ratio=self.mask_ratio,
-            mask_patch=self.mask_patch,
-            layer_scale_start=self.layer_scale_start,
-            drop_path=self.drop_path,
-            crop_scale=self.crop_scale,
-        )
+    def of_base(self) -> mae.Settings | simmim.Settings:
+        """Those of the base, by the same names."""
+        kind = {"mae": mae.Settings, "simmim": simmim.Settings}[self.base]
+        names = {"mask_ratio", "crop_scale", *OF_BASE[self.base]} & kind.__dataclass_fields__.keys()
+        return kind(**{name: getattr(self, name) for name in names})
 
 
 class Lut(Method):
@@ -115,9 +102,9 @@ class Lut(Method):
         if settings.head_norm == "bn":
             self.min_batch, self.min_batch_setting = 2, "head_norm=bn"
         if settings.base == "mae":
-            self.base = mae.MaskedAutoencoder(spec, settings.of_mae())
+            self.base = mae.MaskedAutoencoder(spec, settings.of_base())
         else:
-            self.base = simmim.MaskedPredictor(spec, settings.of_simmim(), settings.seen)
+            self.base = simmim.MaskedPredictor(spec, settings.of_base(), settings.seen)
         noise = self.base.mask_noise()
         units = noise.grid[0] * noise.grid[1]
         if 2 * self.base.visible > units:

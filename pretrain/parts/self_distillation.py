@@ -116,7 +116,9 @@ class TeacherStudent(Method):
 
     def __init__(self, spec: ViTSpec, settings: MultiCropSettings) -> None:
         super().__init__(spec, settings)
-        check_fit(spec, settings)
+        check_encoder(spec)
+        if settings.local_crops:
+            check_crop_size(spec, "local_size", settings.local_size)
         self.batch_statistics = settings.head_norm == "bn"
         if settings.head_norm == "bn":
             self.min_batch, self.min_batch_setting = 2, "head_norm=bn"
@@ -214,13 +216,6 @@ def encoder_of(branch: Branch) -> Encoder:
     """For the export; the head's layers under the importers' names, as semi-supervised recipes read the first of them
     (iBOT evaluation/semi_supervised/eval_cls.py:207-256)."""
     return Encoder(vit=branch.vit, extra=projector_tensors(branch.head.mlp, "projector.mlp."))
-
-
-def check_fit(spec: ViTSpec, settings: MultiCropSettings) -> None:
-    """ValueError where settings and encoder do not fit."""
-    check_encoder(spec)
-    if settings.local_crops:
-        check_crop_size(spec, "local_size", settings.local_size)
 
 
 def check_encoder(spec: ViTSpec) -> None:

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from math import ceil
 from pathlib import Path
-from typing import Protocol
+from typing import Any
 
 import torch
 from PIL import Image
@@ -47,9 +47,10 @@ MODULES = (
 
 
 class Tokenizer(nn.Module):
-    """Nothing in it is trained. codes: K."""
+    """Nothing in it is trained."""
 
-    codes: int
+    codes: int  # K
+    label: str  # its name in the facts of exports
     fitted_on = 0  # pictures that `fit` needs, 0 for none
 
     @torch.no_grad()
@@ -59,11 +60,6 @@ class Tokenizer(nn.Module):
             return self.tokens(to_float32(pictures))
 
     def tokens(self, pictures: Tensor) -> Tensor:
-        raise NotImplementedError
-
-    @property
-    def label(self) -> str:
-        """Its name in the facts of exports."""
         raise NotImplementedError
 
     def fit(self, pictures: Iterable[Tensor]) -> None:
@@ -81,12 +77,9 @@ class PatchCodebook(Tokenizer):
     def __init__(self, codes: int, grid: tuple[int, int]) -> None:
         super().__init__()
         self.codes = codes
+        self.label = f"k-means of {codes} codes among patches of the training images; not the paper's"
         self.fitted_on = ceil(codes * PER_CODE / (grid[0] * grid[1]))
         self.register_buffer("centres", torch.randn(codes, 3 * SIDE**2))
-
-    @property
-    def label(self) -> str:
-        return f"k-means of {self.codes} codes among patches of the training images; not the paper's"
 
     def tokens(self, pictures: Tensor) -> Tensor:
         patches = normalised(patchify(pictures, SIDE))
@@ -132,7 +125,7 @@ class DalleEncoder(Tokenizer):
 
     def __init__(self, width: int, codes: int, blocks: int, source: str = "") -> None:
         super().__init__()
-        self.codes, self.source = codes, source
+        self.codes, self.label = codes, f"DALL-E's encoder, {source}"
         layers: dict[str, nn.Module] = {"input": nn.Conv2d(3, width, 7, padding=3)}
         inside = width
         for group in range(GROUPS):
@@ -144,10 +137,6 @@ class DalleEncoder(Tokenizer):
         layers["output"] = named({"relu": nn.ReLU(), "conv": nn.Conv2d(inside, codes, 1)})
         self.blocks = named(layers)
         self.requires_grad_(False)
-
-    @property
-    def label(self) -> str:
-        return f"DALL-E's encoder, {self.source}"
 
     def logits(self, pictures: Tensor) -> Tensor:
         """(B, 3, 8 h, 8 w) -> (B, K, h, w)"""
@@ -215,19 +204,13 @@ def dalle_from(file: ForeignFile) -> DalleEncoder:
     return encoder
 
 
-class TokenSettings(Protocol):
-    """Those of every method that predicts tokens."""
-
-    tokenizer: str
-    codes: int
-    colour_jitter: float
-    crop_scale: tuple[float, float]
-
-
 class TokenPrediction(Method):
-    """Views: "image" (B, 3, H, W); "picture" (B, 3, 8 h, 8 w) for the tokenizer; "mask" (B, L), True where hidden."""
+    """Views: "image" (B, 3, H, W); "picture" (B, 3, 8 h, 8 w) for the tokenizer; "mask" (B, L), True where hidden.
 
-    def __init__(self, spec: ViTSpec, settings: TokenSettings, draw_mask: BlockMask) -> None:
+    settings: `tokenizer`, `codes`, `colour_jitter` and `crop_scale` among them.
+    """
+
+    def __init__(self, spec: ViTSpec, settings: Any, draw_mask: BlockMask) -> None:
         super().__init__(spec, settings)
         self.draw_mask = draw_mask
         self.tokenizer = tokenizer_of(settings.tokenizer, settings.codes, spec.grid)
@@ -252,15 +235,13 @@ class TokenPrediction(Method):
 class TokenizedView:
     """RGB image -> "image" (3, S, S), normalised; "picture", the same part of it for the tokenizer; "mask" (L,)."""
 
-    steps: tuple[Transform, ...]  # before the crop
+    before: Transform  # the crop
     crop: TwoSizes
     tensors: Tensors
     draw_mask: BlockMask
 
     def __call__(self, image: Image.Image) -> dict[str, Tensor]:
-        for step in self.steps:
-            image = step(image)
-        first, second = self.crop(image)
+        first, second = self.crop(self.before(image))
         return {"image": self.tensors(first), "picture": to_tensor(second), "mask": self.draw_mask()}
 
 
@@ -269,6 +250,6 @@ def tokenized_view(
 ) -> Views:
     """Colours with strength `jitter`, a flip and a crop, of which `scale` is the area (BEiT datasets.py, CAE
     furnace/datasets.py)."""
-    steps = [*even_jitter(jitter), transforms.RandomHorizontalFlip()]
+    before = transforms.Compose([*even_jitter(jitter), transforms.RandomHorizontalFlip()])
     crop = TwoSizes(spec.side, spec.grid[0] * SIDE, scale)
-    return TokenizedView(tuple(steps), crop, Tensors(preparation), draw_mask)
+    return TokenizedView(before, crop, Tensors(preparation), draw_mask)

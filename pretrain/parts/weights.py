@@ -47,18 +47,13 @@ def _drawn(network: nn.Module, draw: Callable[[Tensor], Tensor]) -> nn.Module:
     return network
 
 
-def fresh_conv_(conv: nn.Conv2d) -> None:
-    """torch's own initial weights, which DINO and iBOT keep for the patch embedding."""
-    conv.reset_parameters()
-
-
 def xavier_vit(vit: ViT) -> ViT:
     """MAE's family: Xavier throughout, the patch embedding as a (D, 3 p p) matrix while its bias stays torch's, class
     token N(0, 0.02), fixed sine-cosine positions with the column first (MAE models_mae.py:65-80, ExtreMA
     vits.py:238-281, MOCA MM:432-443)."""
     xavier_(vit)
     trunk = vit.trunk
-    fresh_conv_(trunk.patch_embed.proj)
+    trunk.patch_embed.proj.reset_parameters()
     nn.init.xavier_uniform_(trunk.patch_embed.proj.weight.flatten(1))
     for token in (getattr(trunk, "cls_token", None), getattr(vit, "class_query", None)):
         if token is not None:
@@ -113,7 +108,7 @@ def truncated_vit(vit: ViT) -> ViT:
     """DINO's family: truncated normal 0.02 for linear layers, learned positions and class token; torch's own patch
     embedding (DINO vision_transformer.py:161-172)."""
     truncated_(vit)
-    fresh_conv_(vit.trunk.patch_embed.proj)
+    vit.trunk.patch_embed.proj.reset_parameters()
     for token in (vit.trunk.pos_embed, vit.trunk.cls_token):
         if token is not None:  # there is no table where positions are rotary
             nn.init.trunc_normal_(token, std=TOKEN_STD)
@@ -137,9 +132,7 @@ def nepa_vit(vit: ViT, layer_scale: float) -> ViT:
     for weight in (trunk.patch_embed.proj.weight, trunk.cls_token):
         nn.init.trunc_normal_(weight, std=TOKEN_STD)
     nn.init.zeros_(trunk.patch_embed.proj.bias)
-    for name, parameter in trunk.named_parameters():
-        if name.endswith(("gamma_1", "gamma_2")):
-            nn.init.constant_(parameter, layer_scale)
+    fill_layer_scale_(trunk, layer_scale)
     return vit
 
 
@@ -148,9 +141,7 @@ def dinov2_vit(vit: ViT, layer_scale: float) -> ViT:
     models/vision_transformer.py). Registers have no positions: their rows of the table are zero."""
     trunk = truncated_vit(vit).trunk
     nn.init.normal_(trunk.cls_token, std=1e-6)
-    for name, parameter in trunk.named_parameters():
-        if name.endswith(("ls1.gamma", "ls2.gamma")):
-            nn.init.constant_(parameter, layer_scale)
+    fill_layer_scale_(trunk, layer_scale)
     if vit.spec.registers:
         nn.init.normal_(trunk.reg_token, std=1e-6)
     if trunk.pos_embed is not None and vit.spec.class_position:
@@ -185,14 +176,18 @@ def beit_vit(vit: ViT, layer_scale: float) -> ViT:
             cut_normal_(tensor)
     nn.init.zeros_(embed.bias)
     rescale_(trunk.blocks)
-    with torch.no_grad():
-        for block in trunk.blocks:
-            for bias in (block.attn.q_bias, block.attn.v_bias):
-                bias.zero_()
-            for scale in (block.gamma_1, block.gamma_2):
-                if scale is not None:
-                    scale.fill_(layer_scale)
+    fill_layer_scale_(trunk, layer_scale)
+    for block in trunk.blocks:
+        for bias in (block.attn.q_bias, block.attn.v_bias):
+            nn.init.zeros_(bias)
     return vit
+
+
+def fill_layer_scale_(trunk: nn.Module, value: float) -> None:
+    """Layer scales, where there are any, of `value`."""
+    for name, parameter in trunk.blocks.named_parameters():
+        if name.endswith(("gamma", "gamma_1", "gamma_2")):
+            nn.init.constant_(parameter, value)
 
 
 @torch.no_grad()
@@ -211,9 +206,7 @@ def cae_vit(vit: ViT, layer_scale: float, rescaled: bool) -> ViT:
     cut_normal_(trunk.patch_embed.proj.weight)
     cut_normal_(trunk.cls_token)
     nn.init.zeros_(trunk.patch_embed.proj.bias)
-    for name, parameter in trunk.named_parameters():
-        if name.endswith(("ls1.gamma", "ls2.gamma")):
-            nn.init.constant_(parameter, layer_scale)
+    fill_layer_scale_(trunk, layer_scale)
     if rescaled:
         rescale_(trunk.blocks)
     fix_sincos_(vit)

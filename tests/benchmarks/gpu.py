@@ -41,7 +41,7 @@ from checkpoints.vit import ViT
 from engine.extensions import load_extension, source_files
 from engine.precision import autocast, keep_float32_exact
 from engine.work import count_flops
-from pretrain.loop.cost import peak_memory
+from pretrain.loop.records import peak_memory
 from pretrain.loop.trainer import build
 from pretrain.loop.updates import Updates
 from pretrain.method import TrainProgress

@@ -13,8 +13,8 @@ from torch.nn import functional as F
 from checkpoints.export import ViTExport
 from engine.extensions import source_files
 from engine.work import count_flops
-from pretrain.loop.cost import cost_of
 from pretrain.loop.exporting import exports_in
+from pretrain.loop.records import cost_of
 
 METHODS = list(source_files("methods"))
 

@@ -12,8 +12,7 @@ import pretrain.methods.moca as module
 from imagesets.sets import open_set
 from pretrain.loop.trainer import build
 from pretrain.method import TrainProgress
-from pretrain.methods.moca import METHOD, RECIPES
-from pretrain.parts.codebook import Codebook, divergences, farthest
+from pretrain.methods.moca import METHOD, RECIPES, Codebook, divergences, farthest
 from pretrain.parts.masking import MaskRounds, normalised, patchify
 from pretrain.parts.views import Blur
 
@@ -262,10 +261,8 @@ def test_views_of_an_image():
         "choices": (3,),
     }
     assert not torch.equal(found["first"], found["second"])
-    chances = [
-        [step.chance for step in each.transforms if isinstance(step, Blur)]
-        for each in (made.pair.first, made.pair.second)
-    ]
+    steps = [made.made[name].transforms for name in ("first", "second")]
+    chances = [[step.chance for step in each if isinstance(step, Blur)] for each in steps]
     assert chances == [[1.0], [0.1]]
 
 
