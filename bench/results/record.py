@@ -43,7 +43,7 @@ COST_UNITS = {
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingCost:
-    """What a pretraining took, as pretrain/loop/cost.py measures it: the fact "cost" of an export.
+    """What a pretraining took, as pretrain/loop/records.py measures it: the fact "cost" of an export.
 
     Empty of a checkpoint that was not trained here.
     """
