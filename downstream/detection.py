@@ -228,8 +228,8 @@ def detection_outcome(trained: "TrainedModel", train: SceneSet, val: SceneSet, r
     from downstream.metrics.detection_metric import backend, name_and_version
 
     facts = {
-        "train": {"url": train.url, "images": len(train), "fingerprint": train.fingerprint},
-        "val": {"url": val.url, "images": len(val), "fingerprint": val.fingerprint},
+        "train": train.facts,
+        "val": val.facts,
         "notes": list(dict.fromkeys([*train.notes, *val.notes])),
         "floor": {"prediction": "nothing", "metrics": dict.fromkeys(trained.metrics, 0.0)},
         "evaluations": [trained.history],

@@ -157,8 +157,8 @@ def segmentation_outcome(
         f"areas_{number}" if several else "areas": training.arrays["areas"] for number, training in enumerate(trained)
     }
     facts = {
-        "train": [{"url": scenes.url, "images": len(scenes), "fingerprint": scenes.fingerprint} for scenes in train],
-        "val": {"url": val.url, "images": len(val), "fingerprint": val.fingerprint},
+        "train": [scenes.facts for scenes in train],
+        "val": val.facts,
         "notes": list(dict.fromkeys([*train[0].notes, *val.notes])),
         "masks": {split: list(lines) for split, lines in lacking.items()},
         "floor": {"prediction": f"{val.classes[constant]} everywhere", "metrics": floor},

@@ -179,7 +179,7 @@ def plan_jobs(
     lines = []
     lacking = without_data(data, protocols)
     if lacking:
-        tasks = ", ".join(dict.fromkeys(chosen.key for chosen in lacking))
+        tasks = ", ".join(dict.fromkeys(chosen.name.partition("@")[0] for chosen in lacking))
         lines.append(f"{len(lacking)} protocols are left out, none of the --data is for them: {tasks}")
     several_labels = refused_sets(data, protocols, request.space)
     for name, refused in several_labels.items():

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 import msgspec
 import numpy as np
@@ -19,24 +19,43 @@ Entry = dict[str, Any]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Listing:
-    """images, masks: paths (N,) below a root. classes: names (K,). classes_of: class of each value 0..255 of a mask.
+class SceneFiles:
+    """Base of all listings. images: paths (N,) below a root. notes: lines for people."""
+
+    BY_IMAGE: ClassVar[tuple[str, ...]] = ("images",)  # names of the fields that hold an entry for each image
+
+    images: tuple[str, ...]
+    notes: tuple[str, ...] = ()
+
+    @property
+    def files(self) -> tuple[str, ...]:
+        """What a fingerprint is of: the images' paths and those of what belongs to them."""
+        raise NotImplementedError
+
+    def take(self, indices: Sequence[int] | np.ndarray) -> Self:
+        """The images at `indices` (M,), in that order, and what belongs to them."""
+        entries: dict[str, Any] = {name: tuple(getattr(self, name)[i] for i in indices) for name in self.BY_IMAGE}
+        return replace(self, **entries)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Listing(SceneFiles):
+    """masks: paths (N,) below the root. classes: names (K,). classes_of: class of each value 0..255 of a mask.
 
     colours: red, green and blue (K,) of each class where masks show colours; empty where they hold values.
     own_classes: whether a file of the set lists them, and not the layout.
     """
 
-    images: tuple[str, ...]
+    BY_IMAGE: ClassVar[tuple[str, ...]] = ("images", "masks")
+
     masks: tuple[str, ...]
     classes: tuple[str, ...]
     classes_of: tuple[int, ...]
     colours: tuple[tuple[int, ...], ...] = ()
     own_classes: bool = False
-    notes: tuple[str, ...] = ()
 
     @property
     def files(self) -> tuple[str, ...]:
-        """What a fingerprint is of."""
         return (*self.images, *self.masks)
 
     @cached_property
@@ -80,10 +99,6 @@ class Listing:
         ends = [value for value in values if value + 1 not in values]
         return ", ".join(f"{a} to {b}" if a < b else f"{a}" for a, b in zip(starts, ends, strict=True))
 
-    def take(self, indices: Sequence[int] | np.ndarray) -> "Listing":
-        images, masks = self.images, self.masks
-        return replace(self, images=tuple(images[i] for i in indices), masks=tuple(masks[i] for i in indices))
-
 
 def _packed(colours: np.ndarray) -> np.ndarray:
     """Red, green and blue (..., 3) -> numbers (...), red first."""
@@ -92,27 +107,22 @@ def _packed(colours: np.ndarray) -> np.ndarray:
 
 
 @dataclass(frozen=True, kw_only=True)
-class DepthMaps:
-    """Lists of images and the depth of their pixels. images, depths: paths (N,) below a root.
+class DepthMaps(SceneFiles):
+    """Images and the depth of their pixels. depths: paths (N,) below the root.
 
     per_metre: values of a file that make a metre. range: metres; the largest depth of each file must be within it.
     """
 
-    images: tuple[str, ...]
+    BY_IMAGE: ClassVar[tuple[str, ...]] = ("images", "depths")
+
     depths: tuple[str, ...]
     per_metre: float
     range: tuple[float, float]
-    notes: tuple[str, ...] = ()
     classes: ClassVar[tuple[str, ...]] = ()
 
     @property
     def files(self) -> tuple[str, ...]:
-        """What a fingerprint is of."""
         return (*self.images, *self.depths)
-
-    def take(self, indices: Sequence[int] | np.ndarray) -> "DepthMaps":
-        images, depths = self.images, self.depths
-        return replace(self, images=tuple(images[i] for i in indices), depths=tuple(depths[i] for i in indices))
 
     def metres(self, values: np.ndarray, size: tuple[int, int]) -> np.ndarray:
         """Values of a file (H, W) -> metres, 0 where nothing was measured. ValueError unless they fit an image of
@@ -161,14 +171,12 @@ class Pair(msgspec.Struct, frozen=True):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ImagePairs:
-    """Lists of images and of pairs of them. images: paths (N,) below a root. pairs: paths (P,) of files, each of which
-    holds a `Pair`. ends: (P, 2) source and target, as places among the images, whose folders are their classes."""
+class ImagePairs(SceneFiles):
+    """Images and pairs of them. pairs: paths (P,) below the root of files, each of which holds a `Pair`. ends: (P, 2)
+    source and target, as places among the images, whose folders are their classes."""
 
-    images: tuple[str, ...]
     pairs: tuple[str, ...]
     ends: np.ndarray
-    notes: tuple[str, ...] = ()
 
     @property
     def classes(self) -> tuple[str, ...]:
@@ -181,20 +189,14 @@ class ImagePairs:
 
     @property
     def files(self) -> tuple[str, ...]:
-        """What a fingerprint is of."""
         return (*self.images, *self.pairs)
 
-    def take(self, indices: Sequence[int] | np.ndarray) -> "ImagePairs":
-        """Some images, and the pairs of which both are among them."""
+    def take(self, indices: Sequence[int] | np.ndarray) -> Self:
+        """And the pairs of which both are among them."""
         places = np.full(len(self.images), -1)
         places[np.asarray(indices, int)] = np.arange(len(indices))
         kept = np.flatnonzero((places[self.ends] >= 0).all(1))
-        return replace(
-            self,
-            images=tuple(self.images[i] for i in indices),
-            pairs=tuple(self.pairs[i] for i in kept),
-            ends=places[self.ends[kept]],
-        )
+        return replace(super().take(indices), pairs=tuple(self.pairs[i] for i in kept), ends=places[self.ends[kept]])
 
 
 def paired(root: Path, split: str, pictures: Sequence[str], folder: str, hint: str = "") -> tuple[str, ...]:
@@ -238,20 +240,20 @@ def collection_paused() -> Iterator[None]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Instances:
-    """images: paths (N,) below a root, by image number. entries: theirs in the JSON file. objects: of each image.
+class Instances(SceneFiles):
+    """Images by number, and objects in them. entries: of the images in the JSON file. objects: of each image.
 
     categories: number -> name, in the order of the classes. annotations: path below the root of the JSON file, or of
     the folder that holds annotation_files.
     """
 
-    images: tuple[str, ...]
+    BY_IMAGE: ClassVar[tuple[str, ...]] = ("images", "entries", "objects")
+
     entries: tuple[Entry, ...]
     objects: tuple[tuple[Entry, ...], ...]
     categories: Mapping[int, str]
     annotations: str
     annotation_files: tuple[str, ...] = ()
-    notes: tuple[str, ...] = ()
 
     @property
     def classes(self) -> tuple[str, ...]:
@@ -259,7 +261,6 @@ class Instances:
 
     @property
     def files(self) -> tuple[str, ...]:
-        """What a fingerprint is of."""
         return (*self.images, *(self.annotation_files or (self.annotations,)))
 
     @cached_property
@@ -273,15 +274,6 @@ class Instances:
         sides = [min(entry["width"], entry["height"]) for entry in self.entries]
         large = [bool(objects) and side >= MIN_SIDE for objects, side in zip(self.objects, sides, strict=True)]
         return np.flatnonzero(large)
-
-    def take(self, indices: Sequence[int] | np.ndarray) -> "Instances":
-        images, entries, objects = self.images, self.entries, self.objects
-        return replace(
-            self,
-            images=tuple(images[i] for i in indices),
-            entries=tuple(entries[i] for i in indices),
-            objects=tuple(objects[i] for i in indices),
-        )
 
     def check_size(self, index: int, height: int, width: int) -> None:
         """ValueError unless an image's pixels are as many as its entry says."""

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -79,6 +80,11 @@ class SceneSet:
             raise ValueError(f"{self.url}: it holds no pairs of images; give a set of these, such as spair:")
         return self.listing
 
+    @property
+    def facts(self) -> dict[str, Any]:
+        """What a result says of the set."""
+        return {"url": self.url, "images": len(self), "fingerprint": self.fingerprint}
+
     def image(self, index: int) -> Path:
         return self.root / self.listing.images[index]
 
@@ -116,7 +122,8 @@ class SceneSet:
     @cached_property
     def unusable(self) -> dict[int, str]:
         """Scenes that cannot be used -> why, for runs with --skip-bad: every file is decoded, once for all tasks."""
-        return problems_of(self)
+        with Progress(f"checking scenes of {self.url} {self.split}", len(self)) as progress:
+            return problems_of(self, advance=progress.advance)
 
     @cached_property
     def pixels(self) -> "ClassPixels":
@@ -147,6 +154,8 @@ def open_scenes(url: str, split: Split, cache: Path) -> SceneSet:
     module = load_extension("layouts", layout)
     try:
         if not tiny:
+            if not root.is_dir():
+                raise ValueError(f"no folder {root}")
             root = module.recognised(root)
         listing = module.listed(root, split)
     except (ValueError, OSError) as error:

@@ -109,9 +109,14 @@ class HeadTask(FrozenTask):
         judged = partial(self.judged, backbone, modules, scenes)
         return shared_out(images.places, judged, space, f"evaluating on {scenes.url} {scenes.split}")
 
-    def train_heads(self, export: FrozenExport, train: UsableScenes, space: Workspace) -> list["KeptHead"]:
+    def train_heads(
+        self, export: FrozenExport, train: UsableScenes, val: UsableScenes, space: Workspace
+    ) -> list["KeptHead"]:
         """Train a head for each rate on the same crops; those after each `kept` part of the steps, or as they are kept
-        on disk. A killed training goes on where it was, with the same bits."""
+        on disk. A killed training goes on where it was, with the same bits.
+
+        ValueError, before a training that may take hours, for a validation scene that cannot be used.
+        """
         piece = micro_batch_size(self.batch, space.batch_size or PIECE)
         settings = {name: value for name, value in settings_of(self).items() if name not in self.after_training()}
         key = {"version": VERSION, "settings": settings, "piece": piece, "seed": space.seed, **train.key(export, space)}
@@ -119,6 +124,9 @@ class HeadTask(FrozenTask):
         folder = world.on_rank0(lambda: kept_folder(space.cache / self.KEY, key, [train.scenes]))
         with world.held_by_rank0(locked(Path(f"{folder}.lock"), f"training heads on {train.scenes.url}")):
             training = HeadTraining(self, export, train, space, folder, piece)
+            if not training.is_finished and not space.skip_bad:
+                for problem in world.on_rank0(lambda: val.scenes.unusable).values():
+                    raise ValueError(problem)
             training.run()
         return training.kept
 
@@ -180,7 +188,7 @@ class KeptHead:
 
 
 class HeadTraining:
-    """One training of several heads, a rate each."""
+    """One training of several heads, a rate each, from its newest state on."""
 
     def __init__(
         self, task: HeadTask, export: FrozenExport, train: UsableScenes, space: Workspace, folder: Path, piece: int
@@ -202,14 +210,19 @@ class HeadTraining:
         self.step = 0
         self.kept: list[KeptHead] = []
         self.losses: list[float] = []
-
-    def run(self) -> None:
-        """Go on from the newest state to the end. Stopped at a signal, with the state saved."""
-        task, world = self.task, self.space.world
-        state = world.on_rank0(lambda: load_state(newest) if (newest := newest_whole(self.folder)) else None)
+        state = space.world.on_rank0(lambda: load_state(newest) if (newest := newest_whole(folder)) else None)
         if state is not None:
             self.load(state)
-        if self.step == task.steps:
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether all steps are made."""
+        return self.step == self.task.steps
+
+    def run(self) -> None:
+        """Go on to the end. Stopped at a signal, with the state saved."""
+        task, world = self.task, self.space.world
+        if self.is_finished:
             return
         request, interval = StopRequest(), save_interval(task.steps)
         label = f"{task.KEY} on {self.train.scenes.url}"

@@ -45,13 +45,7 @@ class UsableScenes(NamedTuple):
 
     @property
     def facts(self) -> dict[str, Any]:
-        scenes = self.scenes
-        return {
-            "url": scenes.url,
-            "images": len(scenes),
-            "fingerprint": scenes.fingerprint,
-            "skipped": dict(self.skipped),
-        }
+        return self.scenes.facts | {"skipped": dict(self.skipped)}
 
     def key(self, export: FrozenExport, space: Workspace) -> dict[str, Any]:
         """What their features depend on, under which they are kept."""

@@ -335,7 +335,7 @@ class DepthLinear(HeadTask):
 
     def run(self, export: FrozenExport, space: Workspace) -> Outcome:
         train, val = self.opened(export, space)
-        (chosen,) = self.train_heads(export, train, space)[-1:]
+        (chosen,) = self.train_heads(export, train, val, space)[-1:]
         scenes = val.scenes
         errors = np.full((len(scenes), len(METRICS)), np.nan)
         for index, values in self.evaluated(backbone_of(export, space), [chosen], val, space).items():

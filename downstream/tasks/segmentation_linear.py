@@ -343,7 +343,7 @@ class SegmentationLinear(HeadTask):
             raise ValueError(f"{train.scenes.url}: {count} training images, none to hold out; --select val")
         order = np.random.RandomState(stream_seeds(HELD_OUT, space.seed)).permutation(count)
         learnt = train.subset(order[held:])
-        heads, backbone = self.train_heads(export, learnt, space), backbone_of(export, space)
+        heads, backbone = self.train_heads(export, learnt, val, space), backbone_of(export, space)
         best, tried, by_val = len(heads) - 1, [], self.chooses and not held
         if self.chooses:
             judged = self.evaluated(backbone, heads, train.subset(order[:held]) if held else val, space)

@@ -2,7 +2,6 @@
 
 import os
 import signal
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,7 +21,6 @@ from downstream.tasks.maskrcnn_coco import MaskRcnn
 pytestmark = pytest.mark.slow
 
 with quiet_libraries():
-    import mmdet
     from mmengine.config import Config
 
     from downstream.loop import hooks, running
@@ -55,15 +53,6 @@ def trained(monkeypatch):
     return seen
 
 
-def named(value: Any) -> Any:
-    """A configuration with classes by name."""
-    if isinstance(value, Mapping):
-        return {key: named(each) for key, each in value.items() if key != "loss_weight" or each != 1.0}
-    if isinstance(value, list | tuple):
-        return [named(each) for each in value]
-    return value.__name__ if isinstance(value, type) else value
-
-
 @pytest.mark.parametrize(
     ("settings", "file"),
     [
@@ -72,25 +61,34 @@ def named(value: Any) -> Any:
     ],
 )
 def test_heads_and_rules_are_mmdets(settings, file):
-    """All but the box heads, which are iBOT's, and what a configuration leaves to a class's own default."""
-    base = Config.fromfile(Path(mmdet.__file__).parent / ".mim" / "configs" / "_base_" / "models" / file).model
-    ours, theirs = named(detectors._rpn_head(settings)), named(base.rpn_head)
-    assert ours.pop("num_convs") == 1 and ours == theirs
-    ours, theirs = named(detectors._roi_head(settings, 80, synchronised=False)), named(base.roi_head)
-    assert {k: v for k, v in ours.items() if k != "bbox_head"} == {k: v for k, v in theirs.items() if k != "bbox_head"}
-    heads = [found if isinstance(found, list) else [found] for found in (ours["bbox_head"], theirs["bbox_head"])]
-    assert [head["bbox_coder"] for head in heads[0]] == [head["bbox_coder"] for head in heads[1]]
-    assert named(detectors._train_cfg(settings)) == named(base.train_cfg)
-    assert named(detectors._test_cfg(settings)) == named(base.test_cfg)
+    """At the default settings all but the box heads, which are iBOT's."""
+    base = Config.fromfile(detectors.BASES / file).model
+    ours = detectors.configuration(settings, 80, synchronised=False)
+    assert ours.rpn_head.pop("num_convs") == 1
+    for config in (ours, base):
+        heads = config.roi_head.pop("bbox_head")
+        config.coders = [head.bbox_coder for head in (heads if isinstance(heads, list) else [heads])]
+    assert ours == base
+
+
+def test_the_rules_of_the_base_files_are_the_published_ones():
+    """Another version of mmdet that changed them would change the protocols."""
+    config = detectors.configuration(Cascade(), 80, synchronised=False)
+    stages, rpn, test = config.train_cfg.rcnn, config.train_cfg.rpn, config.test_cfg
+    assert [stage.assigner.pos_iou_thr for stage in stages] == [0.5, 0.6, 0.7]
+    assert {(stage.sampler.num, stage.sampler.pos_fraction, stage.mask_size) for stage in stages} == {(512, 0.25, 28)}
+    assert (rpn.assigner.pos_iou_thr, rpn.assigner.neg_iou_thr, rpn.sampler.num) == (0.7, 0.3, 256)
+    assert (test.rpn.nms.iou_threshold, test.rcnn.nms.iou_threshold, test.rcnn.mask_thr_binary) == (0.7, 0.5, 0.5)
+    assert config.roi_head.stage_loss_weights == [1, 0.5, 0.25]
 
 
 @pytest.mark.parametrize(("name", "kept"), [("extrema", 2000), ("ibot", 2000), ("mae", 1000)])
 def test_proposals_are_the_sources(name, kept):
     """CAE configs/_base_/models/mask_rcnn_vit_fpn.py:90-98 and iBOT's base file; mmdet's own 1000 in ViTDet's."""
-    task = MASK[f"maskrcnn@{name}"].task
-    training, testing = detectors._train_cfg(task)["rpn_proposal"], detectors._test_cfg(task)["rpn"]
-    assert (training["nms_pre"], training["max_per_img"]) == (2000, kept)
-    assert (testing["nms_pre"], testing["max_per_img"]) == (1000, 1000)
+    config = detectors.configuration(MASK[f"maskrcnn@{name}"].task, 80, synchronised=False)
+    training, testing = config.train_cfg.rpn_proposal, config.test_cfg.rpn
+    assert (training.nms_pre, training.max_per_img) == (2000, kept)
+    assert (testing.nms_pre, testing.max_per_img) == (1000, 1000)
 
 
 def test_batch_norm_over_fewer_images_than_the_recipes_is_said(tmp_path, capfd):

@@ -127,8 +127,7 @@ class DepthDrawer(Drawer):
         return depth_panel(depth, float(depth.max()), "measured")
 
     def predictions(self, export: FrozenExport, space: Workspace, rows: Sequence[int]) -> list[Panel]:
-        train, _ = self.task.opened(export, space)
-        state = self.task.train_heads(export, train, space)[-1].state
+        state = self.task.train_heads(export, *self.task.opened(export, space), space)[-1].state
         head, backbone = self.task.head(export.spec, 0).to(space.device).eval(), backbone_of(export, space)
         head.load_state_dict(dict(state))
         panels = []
