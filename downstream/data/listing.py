@@ -22,6 +22,7 @@ Entry = dict[str, Any]
 class SceneFiles:
     """Base of all listings. images: paths (N,) below a root. notes: lines for people."""
 
+    HOLDS: ClassVar[str]  # what belongs to the images
     BY_IMAGE: ClassVar[tuple[str, ...]] = ("images",)  # names of the fields that hold an entry for each image
 
     images: tuple[str, ...]
@@ -46,6 +47,7 @@ class Listing(SceneFiles):
     own_classes: whether a file of the set lists them, and not the layout.
     """
 
+    HOLDS: ClassVar[str] = "masks"
     BY_IMAGE: ClassVar[tuple[str, ...]] = ("images", "masks")
 
     masks: tuple[str, ...]
@@ -113,6 +115,7 @@ class DepthMaps(SceneFiles):
     per_metre: values of a file that make a metre. range: metres; the largest depth of each file must be within it.
     """
 
+    HOLDS: ClassVar[str] = "depth maps"
     BY_IMAGE: ClassVar[tuple[str, ...]] = ("images", "depths")
 
     depths: tuple[str, ...]
@@ -175,6 +178,8 @@ class ImagePairs(SceneFiles):
     """Images and pairs of them. pairs: paths (P,) below the root of files, each of which holds a `Pair`. ends: (P, 2)
     source and target, as places among the images, whose folders are their classes."""
 
+    HOLDS: ClassVar[str] = "pairs of images"
+
     pairs: tuple[str, ...]
     ends: np.ndarray
 
@@ -197,6 +202,16 @@ class ImagePairs(SceneFiles):
         places[np.asarray(indices, int)] = np.arange(len(indices))
         kept = np.flatnonzero((places[self.ends] >= 0).all(1))
         return replace(super().take(indices), pairs=tuple(self.pairs[i] for i in kept), ends=places[self.ends[kept]])
+
+
+def folder_with(root: Path, needed: Sequence[str], inner: Sequence[str], advice: str) -> Path:
+    """`root`, or the first of the folders `inner` in it, that holds what is needed: files, or folders if their names
+    end in a slash. ValueError, which ends in the advice, where none does."""
+    for folder in (root, *(root / name for name in inner)):
+        if all((folder / name).is_dir() if name.endswith("/") else (folder / name).is_file() for name in needed):
+            return folder
+    kind = "folders " if needed[0].endswith("/") else ""
+    raise ValueError(f"no {kind}{' and '.join(needed)} there; {advice}")
 
 
 def paired(root: Path, split: str, pictures: Sequence[str], folder: str, hint: str = "") -> tuple[str, ...]:
@@ -247,6 +262,7 @@ class Instances(SceneFiles):
     the folder that holds annotation_files.
     """
 
+    HOLDS: ClassVar[str] = "outlines of objects"
     BY_IMAGE: ClassVar[tuple[str, ...]] = ("images", "entries", "objects")
 
     entries: tuple[Entry, ...]

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 import numpy as np
@@ -35,6 +35,8 @@ TINY = "tiny-"
 TINY_VERSION = 1  # raise it when the same names would hold other pixels
 NAMED = 8  # classes that a line names
 MASKS_READ = 2000  # masks of a split, at most, in which a run looks for classes before it trains
+
+Kind = TypeVar("Kind", Listing, Instances, DepthMaps, ImagePairs)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,25 +61,29 @@ class SceneSet:
 
     @property
     def masked(self) -> Listing:
-        """The listing of a set of masks. ValueError of a set of outlines."""
-        if not isinstance(self.listing, Listing):
-            raise ValueError(
-                f"{self.url}: it holds outlines of objects, no masks; give a set of masks, such as ade20k:"
-            )
-        return self.listing
+        """The listing of a set of masks. ValueError of others."""
+        return self._of_kind(Listing, "ade20k")
 
     @property
     def outlined(self) -> Instances:
-        """The listing of a set of outlines. ValueError of a set of masks."""
-        if not isinstance(self.listing, Instances):
-            raise ValueError(f"{self.url}: it holds masks, no outlines of objects; give a set of these, such as coco:")
-        return self.listing
+        """The listing of a set of outlines. ValueError of others."""
+        return self._of_kind(Instances, "coco")
 
     @property
     def paired(self) -> ImagePairs:
         """The listing of a set of pairs of images. ValueError of others."""
-        if not isinstance(self.listing, ImagePairs):
-            raise ValueError(f"{self.url}: it holds no pairs of images; give a set of these, such as spair:")
+        return self._of_kind(ImagePairs, "spair")
+
+    @property
+    def measured(self) -> DepthMaps:
+        """The listing of a set of depth maps. ValueError of others."""
+        return self._of_kind(DepthMaps, "nyu")
+
+    def _of_kind(self, kind: type[Kind], example: str) -> Kind:
+        if not isinstance(self.listing, kind):
+            raise ValueError(
+                f"{self.url}: it holds {self.listing.HOLDS}, no {kind.HOLDS}; give a set of these, such as {example}:"
+            )
         return self.listing
 
     @property
@@ -272,9 +278,7 @@ def scene_image(scenes: SceneSet, index: int) -> Image.Image:
 def scene_depth(scenes: SceneSet, index: int, size: tuple[int, int]) -> np.ndarray:
     """Metres (H, W) float32 of a scene's pixels, 0 where nothing was measured. ValueError, naming the file, where it
     cannot be used with an image of `size` (height, width)."""
-    listing = scenes.listing
-    if not isinstance(listing, DepthMaps):
-        raise ValueError(f"{scenes.url}: it holds no depth maps; give a set of these, such as nyu:")
+    listing = scenes.measured
     path = scenes.root / listing.depths[index]
     with naming(path):
         values = np.asarray(open_image(read_regular(path, MAX_BYTES)))

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from downstream.data.listing import IGNORED, Listing, files_below, paired
+from downstream.data.listing import IGNORED, Listing, files_below, folder_with, paired
 from downstream.data.tiny_scenes import save_image, tiny_scenes
 from imagesets.sets import Split
 
@@ -22,10 +22,8 @@ TABLE = (IGNORED, *range(254), IGNORED)
 
 def recognised(root: Path) -> Path:
     """The folder that holds images/ and annotations/: `root`, or ADEChallengeData2016 in it."""
-    for folder in (root, root / "ADEChallengeData2016"):
-        if (folder / "images").is_dir() and (folder / "annotations").is_dir():
-            return folder
-    raise ValueError("no folders images/ and annotations/ there; give the unpacked ADEChallengeData2016")
+    advice = "give the unpacked ADEChallengeData2016"
+    return folder_with(root, ("images/", "annotations/"), ("ADEChallengeData2016",), advice)
 
 
 def listed(root: Path, split: Split) -> Listing:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from downstream.data.listing import IGNORED, Listing, files_below, paired
+from downstream.data.listing import IGNORED, Listing, files_below, folder_with, paired
 from downstream.data.tiny_scenes import save_image
 from imagesets.sets import Split
 
@@ -23,10 +23,8 @@ TINY_SIZE, TINY_FRAMES, TINY_VIDEOS, SQUARE = (48, 72), 8, 3, 16
 
 def recognised(root: Path) -> Path:
     """The folder that holds JPEGImages/480p/ and Annotations/480p/: `root`, or DAVIS in it."""
-    for folder in (root, root / "DAVIS"):
-        if all((folder / name).is_dir() for name in (IMAGES["val"], MASKS)):
-            return folder
-    raise ValueError(f"no folders {IMAGES['val']}/ and {MASKS}/ there; give the unpacked DAVIS-2017-trainval-480p")
+    needed = f"{IMAGES['val']}/", f"{MASKS}/"
+    return folder_with(root, needed, ("DAVIS",), "give the unpacked DAVIS-2017-trainval-480p")
 
 
 def listed(root: Path, split: Split) -> Listing:

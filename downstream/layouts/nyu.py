@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from downstream.data.listing import DepthMaps
+from downstream.data.listing import DepthMaps, folder_with
 from downstream.data.tiny_scenes import save_image
 from imagesets.sets import Split
 
@@ -28,10 +28,7 @@ TINY_COUNTS = {"train": 64, "val": 24}
 
 def recognised(root: Path) -> Path:
     """The folder that holds both lists: `root`, or NYU or nyu in it."""
-    for folder in (root, *(root / name for name in FOLDERS)):
-        if all((folder / name).is_file() for name in LISTS.values()):
-            return folder
-    raise ValueError(f"no {' and '.join(LISTS.values())} there; give the folder of BTS's extraction that holds both")
+    return folder_with(root, (*LISTS.values(),), FOLDERS, "give the folder of BTS's extraction that holds both")
 
 
 def listed(root: Path, split: Split) -> DepthMaps:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
-from downstream.data.listing import ImagePairs, check_present, files_below
+from downstream.data.listing import ImagePairs, check_present, files_below, folder_with
 from downstream.data.tiny_scenes import save_image
 from imagesets.sets import Split
 
@@ -27,10 +27,8 @@ TINY_CLASSES, TINY_IMAGES, VIEWS, KEYPOINTS, TILE = ("cat", "dog"), 6, 3, 5, 12
 
 def recognised(root: Path) -> Path:
     """The folder that holds PairAnnotation/ and JPEGImages/: `root`, or SPair-71k in it."""
-    for folder in (root, root / "SPair-71k"):
-        if (folder / "PairAnnotation").is_dir() and (folder / "JPEGImages").is_dir():
-            return folder
-    raise ValueError("no folders PairAnnotation/ and JPEGImages/ there; give the unpacked SPair-71k.tar.gz")
+    advice = "give the unpacked SPair-71k.tar.gz"
+    return folder_with(root, ("PairAnnotation/", "JPEGImages/"), ("SPair-71k",), advice)
 
 
 def listed(root: Path, split: Split) -> ImagePairs:

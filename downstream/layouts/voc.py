@@ -13,7 +13,7 @@ names into train.txt.
 
 from pathlib import Path
 
-from downstream.data.listing import Listing, check_present, files_below
+from downstream.data.listing import Listing, check_present, files_below, folder_with
 from downstream.data.tiny_scenes import save_image, tiny_scenes
 from downstream.layouts.masks import CLASSES as CLASSES_FILE
 from downstream.layouts.masks import ClassList, numbered, read_classes
@@ -32,13 +32,8 @@ CLASSES = (
 
 def recognised(root: Path) -> Path:
     """The folder that holds JPEGImages/ and SegmentationClass/: `root`, or VOC2012 or VOCdevkit/VOC2012 in it."""
-    for folder in (root, root / "VOC2012", root / "VOCdevkit" / "VOC2012"):
-        if (folder / "JPEGImages").is_dir() and (folder / "SegmentationClass").is_dir():
-            return folder
-    raise ValueError(
-        "no folders JPEGImages/ and SegmentationClass/ there; give the unpacked VOCdevkit/VOC2012, or, of boxes in "
-        "Annotations/, vocboxes:ROOT"
-    )
+    advice = "give the unpacked VOCdevkit/VOC2012, or, of boxes in Annotations/, vocboxes:ROOT"
+    return folder_with(root, ("JPEGImages/", "SegmentationClass/"), ("VOC2012", "VOCdevkit/VOC2012"), advice)
 
 
 def listed(root: Path, split: Split) -> Listing:

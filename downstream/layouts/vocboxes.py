@@ -14,7 +14,7 @@ from math import isfinite
 from pathlib import Path
 from typing import Any
 
-from downstream.data.listing import Instances, check_present
+from downstream.data.listing import Instances, check_present, folder_with
 from downstream.data.tiny_scenes import save_image, tiny_objects
 from downstream.layouts.coco import instances
 from engine.files import read_regular
@@ -32,11 +32,8 @@ Object = tuple[str, list[float], bool]  # name; x1, y1, x2, y2 in pixels, counte
 
 def recognised(root: Path) -> Path:
     """The folder that holds JPEGImages/ and Annotations/: `root`, or VOC2012 or VOC2007 in it or in its VOCdevkit."""
-    inner = [root / devkit / year for devkit in ("", "VOCdevkit") for year in ("VOC2012", "VOC2007")]
-    for folder in (root, *inner):
-        if (folder / "JPEGImages").is_dir() and (folder / "Annotations").is_dir():
-            return folder
-    raise ValueError("no folders JPEGImages/ and Annotations/ there; give the folder that holds them and ImageSets/")
+    inner = [f"{devkit}{year}" for devkit in ("", "VOCdevkit/") for year in ("VOC2012", "VOC2007")]
+    return folder_with(root, ("JPEGImages/", "Annotations/"), inner, "give the folder that holds them and ImageSets/")
 
 
 def listed(root: Path, split: Split) -> Instances:
