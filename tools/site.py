@@ -29,7 +29,7 @@ from bench.about import choices_of
 from bench.cli.settings import meanings, setting_text
 from bench.leaderboards.tables import Leaderboard, cell_text, leaderboard_of
 from bench.pretraining.recipes import costs
-from bench.published.values import published_values
+from bench.published.values import LOG, published_values
 from bench.reporting.figures import log_of, svg_of, training_figure
 from bench.reporting.site import merged_results, write_site
 from bench.results.record import CheckpointUsed
@@ -108,7 +108,11 @@ def method_pages(methods: Mapping[str, ModuleType]) -> dict[str, str]:
             }
             if drawing := svg_of(training_figure(logs), f"curves of {key}"):
                 lines.append(f"<div>{' '.join(drawing.split())}</div>\n")
-        published = [value for value in published_values() if value.pretraining.partition(" ")[0] == key]
+        published = [
+            value
+            for value in published_values()
+            if value.pretraining.partition(" ")[0] == key and value.protocol != LOG  # a log has costs, not results
+        ]
         if published:
             lines.append("## Published\n")
             numbers = (

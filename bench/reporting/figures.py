@@ -24,7 +24,6 @@ from bench.reporting.contents import (
     competing,
     sweep_of,
 )
-from bench.results.record import COST_UNITS
 from engine.printing import printable
 
 if TYPE_CHECKING:
@@ -62,13 +61,13 @@ NOTES = {  # on what a figure shows
 }
 SWEEPS = {  # figure -> metrics that hold its x in their names, and what x is
     "k": (r"(\w+)_k(\d+)", "k of k-NN"),
-    "shots": (r"(\w+)_(\d+)shot", "labelled images of a class"),
+    "shots": (r"(\w+)_(\d+)shot", "labelled images per class"),
     "blocks": (BLOCK, "block"),
 }
 COSTS = {
     "parameters": "parameters, millions",
-    "forward_gflop": "GFLOP of a forward pass of an image",
-    "gflop_per_image": COST_UNITS["gflop_per_image"] + " of pretraining",
+    "forward_gflop": "GFLOP per image, forward pass",
+    "gflop_per_image": "GFLOP per image, pretraining",
     "hours": "hours of pretraining",
 }
 PAGE = 9.0  # inches; width of a figure on a page
@@ -94,10 +93,13 @@ def styles_of(names: Iterable[str], baselines: Iterable[str] = ()) -> dict[str, 
 
 
 def board_styles(report: ReportContents) -> dict[str, Style]:
-    """Of a board's networks by name, so that another order of results gives them the same."""
-    by_kind = {kind: sorted(row.name for row in report.overview if row.kind == kind) for kind in ("measured", "floor")}
-    initial = sorted(row.name for row in report.overview if row.kind == "initial")
-    return styles_of(by_kind["measured"], [*by_kind["floor"], *initial])
+    """Styles of a board's checkpoints by name: the networks that figures show first, so that no two of them look alike,
+    each part in the order of names, so that another order of results gives the same."""
+    names = {
+        kind: [row.name for row in report.overview if row.kind == kind] for kind in ("measured", "floor", "initial")
+    }
+    shown, others = names["measured"][:SERIES], names["measured"][SERIES:]
+    return styles_of([*sorted(shown), *sorted(others)], [*sorted(names["floor"]), *sorted(names["initial"])])
 
 
 def sweep_figures(report: ReportContents, width: float = PAGE) -> "dict[str, Figure]":
@@ -165,7 +167,7 @@ def scatter_figures(report: ReportContents, width: float = PAGE) -> "dict[str, F
             if len({x for x, _ in points.values()}) > 1:
                 panels.append((table, points))
         if panels:
-            name = f"accuracy against {label.partition(',')[0]}"
+            name = f"accuracy against {label.removesuffix(', millions')}"
             drawn = _drawn_names(panels, floors=True)
             figures[name] = _figure(panels, draw, {row: styles[row] for row in shown if row in drawn}, width)
     return figures

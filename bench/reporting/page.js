@@ -67,6 +67,17 @@
   document.addEventListener("keydown", (event) => { if (event.key === "Escape") note.hidden = true; });
   document.addEventListener("scroll", () => { note.hidden = true; }, true);
 
+  // Where a table or figure goes on beyond its frame.
+  const beyond = (box) => {
+    box.classList.toggle("goes-right", box.scrollLeft + box.clientWidth < box.scrollWidth - 1);
+    box.classList.toggle("goes-down", box.scrollTop + box.clientHeight < box.scrollHeight - 1);
+  };
+  const sizes = new ResizeObserver((entries) => entries.forEach((entry) => beyond(entry.target)));
+  for (const box of document.querySelectorAll(".scroll")) {
+    box.addEventListener("scroll", () => beyond(box), { passive: true });
+    sizes.observe(box);
+  }
+
   const filter = document.getElementById("filter");
   const shown = document.getElementById("shown");
   const named = [...document.querySelectorAll("[data-name]")];

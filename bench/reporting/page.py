@@ -23,7 +23,7 @@ from bench.reporting.figures import (
 )
 from bench.reporting.saved_pictures import report_pictures
 from bench.reporting.views import views_of
-from bench.statistics.significance import p_value_cache
+from bench.statistics.significance import LETTERS, p_value_cache
 from engine.printing import did_you_mean, html_template, printable
 
 if TYPE_CHECKING:
@@ -151,7 +151,18 @@ def rendered(template: str, **values: Any) -> str:
     script, style = ((HERE / name).read_text(encoding="utf-8") for name in ("page.js", "page.css"))
     policy = {"style_hash": policy_hash(style), "script_hash": policy_hash(script)}
     page = html_template((HERE / template).read_text(encoding="utf-8"), HERE)
-    return page.render(style=Markup(style), script=Markup(script), **policy, **values)
+    return page.render(style=Markup(style), script=Markup(script), letter_ranges=letter_ranges, **policy, **values)
+
+
+def letter_ranges(letters: str) -> str:
+    """Letters of a tie with runs of three or more as `a-c`."""
+    ranges: list[str] = []
+    for letter in letters:
+        if ranges and LETTERS.index(letter) == LETTERS.index(ranges[-1][-1]) + 1:
+            ranges[-1] += letter
+        else:
+            ranges.append(letter)
+    return "".join(run if len(run) < 3 else f"{run[0]}-{run[-1]}" for run in ranges)
 
 
 def policy_hash(text: str) -> Any:

@@ -23,6 +23,7 @@ from bench.statistics.matching import matched, p_value
 from bench.statistics.paired import holm
 
 VERSION = 1  # raise it when the same values would be tested otherwise
+LETTERS = ascii_letters + "".join(filter(str.isalpha, map(chr, range(0x3B1, 0x530))))  # Greek and Cyrillic are many
 LETTERED = 60  # checkpoints up to which all pairs of a column are tested: 1770 tests, half a millisecond to 12 ms each
 
 Test = TypeVar("Test")
@@ -165,7 +166,7 @@ def _letters_of(keys: Sequence[Key], level: Iterable[tuple[Key, Key]]) -> dict[K
     places = {key: place for place, key in enumerate(keys)}
     groups = sorted(sorted(map(places.__getitem__, clique)) for clique in find_cliques(Graph(level)))
     return {
-        key: "".join(letter for letter, group in zip(ascii_letters, groups, strict=False) if place in group)
+        key: "".join(letter for letter, group in zip(LETTERS, groups, strict=False) if place in group)
         for key, place in places.items()
     }
 

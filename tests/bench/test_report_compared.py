@@ -5,7 +5,7 @@ import json
 import re
 import shutil
 from dataclasses import replace
-from itertools import combinations
+from itertools import combinations, pairwise
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -19,7 +19,7 @@ from bench.leaderboards.files import write_leaderboard
 from bench.leaderboards.ranks import mean_ranks, spearman
 from bench.leaderboards.tables import read_leaderboard
 from bench.reporting.contents import contents, networks_of
-from bench.reporting.page import page_of
+from bench.reporting.page import letter_ranges, page_of
 from bench.reporting.site import merged_results, site_pages
 from bench.results.record import DataUsed, ProtocolUsed
 from bench.run.runner import arrays_of, metric_records
@@ -100,6 +100,10 @@ def test_letters_are_the_largest_groups_that_are_level():
     p, q, r, s, t = keys
     assert _letters_of(keys, [(p, q), (q, r), (r, s), (q, s)]) == {p: "a", q: "ab", r: "b", s: "b", t: ""}
     assert _letters_of(keys, []) == dict.fromkeys(keys, "")
+    assert [letter_ranges(letters) for letters in ("", "ab", "abc", "abdefz")] == ["", "ab", "a-c", "abd-fz"]
+    many = [(str(number), str(number)) for number in range(120)]  # each level with the next: more groups than a to Z
+    letters = _letters_of(many, list(pairwise(many)))
+    assert all(len(letters[key]) == 2 for key in many[1:-1]) and len({*"".join(letters.values())}) == 119
 
 
 def test_mean_ranks_have_intervals_from_the_same_resamples(compared):
@@ -239,6 +243,8 @@ def test_the_documentation_shows_the_numbers_of_records(record, monkeypatch, tmp
         (row,) = [text for text in pages["methods/mae.md"].splitlines() if f"`digits/{protocol}`" in text]
         for name in ("n0", "n1", "n2", "n3"):
             assert f"| {float(leaderboard[name][f'digits/{protocol}:top1']):.2f} [" in row
+    published = pages["methods/moca.md"].partition("## Published")[2]
+    assert "knn@moca" in published and "GB" not in published and "minutes_per_epoch" not in published
     assert "<svg" not in pages["methods/mae.md"] and "## Measured" not in pages["methods/dino.md"]
     log = "".join(json.dumps({"step": step, "epoch": step, "loss": 1 / step}) + "\n" for step in (1, 2, 3))
     folder = mine / "checkpoints" / made_checkpoint("n0", 0).unique_name

@@ -20,6 +20,7 @@ from bench.reporting.figures import (
     robustness_figures,
     scatter_figures,
     shifted_accuracies,
+    shown_names,
     svg_of,
     sweep_figures,
     training_figure,
@@ -82,6 +83,9 @@ def test_a_checkpoint_has_one_colour_and_marker_in_all_figures():
     styles = board_styles(report)
     looks = {(style["color"], style.get("marker")) for style in styles.values()}
     assert len(looks) == len(styles) == 15
+    crowd = swept_report(60)  # those that figures show differ, however many there are
+    shown = [board_styles(crowd)[name] for name in shown_names(crowd)]
+    assert len({(style["color"], style.get("marker")) for style in shown}) == len(shown) == 13
     figures = {
         **sweep_figures(report),
         **scatter_figures(report),
@@ -94,10 +98,8 @@ def test_a_checkpoint_has_one_colour_and_marker_in_all_figures():
             assert line.get_color() == style["color"] and line.get_marker() == style.get("marker", "None")
         drawn = {(line.get_color(), line.get_marker()) for axes in figure.axes for line in axes.lines}
         assert {look for look in drawn if look[0] != INK and look[1] not in ("_", "|")} <= looks
-    fewer = swept_report(13)
-    assert {
-        name: style for name, style in board_styles(fewer).items() if name != "n13 (floor)"
-    }.items() <= styles.items()
+    few, fewer = (board_styles(swept_report(count)) for count in (12, 11))
+    assert {name: style for name, style in fewer.items() if name != "n11 (floor)"}.items() <= few.items()
 
 
 def test_numbers_of_an_axis_do_not_overlap():
