@@ -11,7 +11,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from made_results import made_checkpoint, made_metrics, made_result, save_result
+from made_results import made_checkpoint, made_metrics, made_result
 from scipy.stats import permutation_test, spearmanr
 from shown_results import Elements, report_of
 
@@ -21,38 +21,18 @@ from bench.leaderboards.tables import read_leaderboard
 from bench.reporting.contents import contents, networks_of
 from bench.reporting.page import letter_ranges, page_of
 from bench.reporting.site import merged_results, site_pages
-from bench.results.record import DataUsed, ProtocolUsed
-from bench.run.runner import arrays_of, metric_records
+from bench.results.record import ProtocolUsed
 from bench.sharing.groups import Publication
 from bench.sharing.record import check_record, write_record
 from bench.statistics.compare import compare
 from bench.statistics.intervals import LEVEL
 from bench.statistics.paired import holm
 from bench.statistics.significance import _letters_of, p_value_cache
-from engine.tasks import Metric, Outcome
 
 
 def overview_of(out: Path):
     leaderboard = read_leaderboard(out)
     return contents(leaderboard, networks_of(leaderboard, p_value_cache(out)))
-
-
-@pytest.fixture(scope="module")
-def compared(tmp_path_factory):
-    """Results of four networks and of raw pixels on the same images under two protocols: two networks are level."""
-    out, random = tmp_path_factory.mktemp("compared"), np.random.RandomState(0)
-    hard = random.rand(400)
-    for number, skill in enumerate((0.8, 0.8, 0.5, 0.2, 0.95)):
-        used = made_checkpoint(f"n{number}", number, method="pixels" if number == 4 else "mae")
-        for protocol in ("near@x", "linear@x"):
-            right = hard + 0.2 * random.rand(400) < skill
-            outcome = Outcome(metrics={"top1": Metric(value=100 * float(right.mean()), per_image=right)})
-            metrics, method = metric_records(outcome, 400)
-            data = DataUsed(name="digits", url="digits:", images={"val": 400}, fingerprints={"val": "f" * 64})
-            protocol_used = ProtocolUsed(name=protocol, version=1, source="")
-            found = made_result(used, metrics, task="other", protocol=protocol_used, data=data, interval_method=method)
-            save_result(out, found, arrays_of(outcome))
-    return out
 
 
 def test_the_overview_has_the_numbers_of_the_table(compared):
