@@ -51,6 +51,8 @@ def test_smaller_parts_lie_in_larger_ones_and_none_holds_held_out_images(cifar, 
 def test_a_board_is_made_resumed_and_recorded(cifar, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(board, "METHODS", ["mae", "lut", "supervised"])
     monkeypatch.setattr(board, "NETWORK", {"patch_size": 8, "batch": 16, "depth": 1})
+    monkeypatch.setattr(board, "RATES", (1.0, 3.0))
+    monkeypatch.setitem(board.SETTINGS, "linear.epochs", 4)
     words = ["board", "--images", cifar, "--out", str(tmp_path / "out"), "--budget", "0.02"]
     words += ["--evaluate", "knn@dino", "linear_sgd@ibot_base_cached", "--record", str(tmp_path / "made")]
     monkeypatch.setattr("sys.argv", [*words, "--methods", "mae"])

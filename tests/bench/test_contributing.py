@@ -63,7 +63,7 @@ def test_there_is_a_file_of_each_kind():
 def test_as_files_of_the_folders_they_pass_the_contracts_that_the_pages_name(tmp_path):
     """A copy of the project with the files in their folders, and the pages' own commands."""
     for part in PARTS:
-        shutil.copytree(ROOT / part, tmp_path / part, ignore=shutil.ignore_patterns("__pycache__", ".*"))
+        shutil.copytree(ROOT / part, tmp_path / part, ignore=shutil.ignore_patterns(".*"))
     shutil.copy(ROOT / "pyproject.toml", tmp_path)
     for path, code in BLOCKS.items():
         with open(tmp_path / path, "a") as file:

@@ -8,7 +8,9 @@ from torch.nn import functional as F
 
 from probes.linear.heads import Head, Heads, HeadSettings, grouped, residuals
 
-DATA, META = tensors("lars/data.safetensors"), facts("lars/meta.json")
+# Ours in float64: what is left is the rounding of the recording, which is the same on every processor.
+DATA = {name: tensor.double() for name, tensor in tensors("lars/data.safetensors").items()}
+META = facts("lars/meta.json")
 WIDTHS = {"wide": 12, "narrow": 5}
 GRID = [
     Head(readout=readout, lr=lr, weight_decay=weight_decay)
@@ -198,7 +200,7 @@ def test_a_diverging_head_is_noted_and_leaves_the_others_alone():
     assert mixed.diverged[:2].tolist() == [-1, -1] and 0 < mixed.diverged[2] < 10
     for place in range(2):
         weights = (heads.alone(place).groups[0].parameters["weight"] for heads in (alone, mixed))
-        torch.testing.assert_close(*weights, rtol=1e-5, atol=1e-7)
+        torch.testing.assert_close(*weights, rtol=1e-5, atol=1e-6)
 
 
 def test_a_very_wrong_head_has_not_diverged():
