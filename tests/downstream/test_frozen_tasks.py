@@ -5,7 +5,9 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -33,6 +35,12 @@ PROGRAM = Path(__file__).with_name("frozen_program.py")
 def outcome(name: str, folder: Path, **settings) -> Outcome:
     task, url = TASKS[name]
     return task.run(export_of(), workspace(folder, url, **settings))
+
+
+@pytest.fixture(scope="module")
+def quiet(tmp_path_factory) -> Callable[[str], Outcome]:
+    """The outcome of a task, by its name, that nothing interrupted."""
+    return cache(lambda name: outcome(name, tmp_path_factory.mktemp(name)))
 
 
 @pytest.fixture(scope="module")
@@ -64,8 +72,8 @@ def test_processes_share_the_work_and_find_the_same(alone, size, tmp_path):
         assert each == alone[0]
 
 
-def test_numbers_follow_from_what_is_kept(tmp_path):
-    segmentation, depth, capi = (outcome(name, tmp_path) for name in ("segmentation", "depth", "capi"))
+def test_numbers_follow_from_what_is_kept(quiet):
+    segmentation, depth, capi = map(quiet, ("segmentation", "depth", "capi"))
     assert segmentation.numbers == pytest.approx(scores(segmentation.arrays["areas"]))
     assert scores(capi.arrays["areas"])["mIoU"] == pytest.approx(capi.numbers["mIoU"])
     assert segmentation.arrays["areas"][..., 2].sum(1).min() > 0.8 * 64 * 96
@@ -95,9 +103,8 @@ def test_scales_and_mirror_images_change_no_training(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["segmentation", "depth"])
-def test_killed_and_continued(name, tmp_path):
+def test_killed_and_continued(name, quiet, tmp_path):
     """In the fourth step, behind the state of the third: the rest has the same bits."""
-    quiet = outcome(name, tmp_path / "quiet")
     child = os.fork()
     if not child:
         update = HeadTraining.update
@@ -114,11 +121,11 @@ def test_killed_and_continued(name, tmp_path):
     states = [path.name for path in (tmp_path / "killed").rglob("step-*.safetensors")]
     assert max(states).startswith("step-000000003-")
     again = outcome(name, tmp_path / "killed")
-    assert dict(again.metrics) == dict(quiet.metrics) and again.facts == quiet.facts
+    assert dict(again.metrics) == dict(quiet(name).metrics) and again.facts == quiet(name).facts
 
 
-def test_stopped_by_a_signal_and_continued(tmp_path, monkeypatch):
-    quiet, update = outcome("depth", tmp_path / "quiet"), HeadTraining.update
+def test_stopped_by_a_signal_and_continued(quiet, tmp_path, monkeypatch):
+    update = HeadTraining.update
 
     def signalled(self, maps, targets):
         update(self, maps, targets)
@@ -130,7 +137,7 @@ def test_stopped_by_a_signal_and_continued(tmp_path, monkeypatch):
     with pytest.raises(Stopped, match="after step 2 of 6 of depth_linear on tiny-nyu:"):
         outcome("depth", tmp_path / "stopped")
     monkeypatch.setattr(HeadTraining, "update", update)
-    assert dict(outcome("depth", tmp_path / "stopped").metrics) == dict(quiet.metrics)
+    assert dict(outcome("depth", tmp_path / "stopped").metrics) == dict(quiet("depth").metrics)
 
 
 def test_an_extraction_goes_on_behind_a_kill_and_is_shared(tmp_path, monkeypatch):
