@@ -152,7 +152,7 @@ def _about_refused(names: list[str]) -> str:
         if name.startswith("torch.distributed."):
             return f"is sharded over several processes (it holds {ascii(name)[1:-1]}); {GATHER}"
     listed = ", ".join(ascii(name)[1:-1][:80] for name in names[:3])
-    return f"wants {listed} to be loaded, which could run code and is refused; if it is from a good source, {RESAVE}"
+    return f"wants {listed} to be loaded, which could run code and is refused; if you trust its source, {RESAVE}"
 
 
 def _short(error: Exception) -> str:

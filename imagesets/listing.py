@@ -124,8 +124,8 @@ def class_tree(*, url: str, split: Split, root: str, classes: Sequence[str], not
     images, counts = images_below(root, classes)
     empty = [name for name, count in zip(classes, counts, strict=True) if not count]
     if empty:
-        what = "every class folder" if len(empty) == len(classes) else f"class folder {short_list(empty)}"
-        raise ValueError(f"{url}: {what} in {root} holds no image ({', '.join(EXTENSIONS)}); fill or remove it")
+        kinds = ", ".join(EXTENSIONS)
+        raise ValueError(f"{url}: no image ({kinds}) in class folder {short_list(empty)} of {root}; fill or remove it")
     return ImageSet(
         url=url,
         split=split,

@@ -7,7 +7,7 @@ from pathlib import Path
 from bench.cli.settings import add_publication
 
 EPILOG = """A record holds what the numbers rest on, but weights and images: result files with their values for every
-image, logs, what each checkpoint is, commands, tables, model cards, and records in the form of Every Eval Ever. Folders
+image, logs, what each checkpoint is, commands, tables, and model cards with the Hugging Face Hub's forms. Folders
 of this machine are left out of every text. The same results give the same bytes.
 
 examples:
@@ -80,5 +80,5 @@ def run(arguments: argparse.Namespace) -> int:
         arguments.verified_by,
     )
     write_record(arguments.out, arguments.to, publication, arguments.sign)
-    say(f"written: {arguments.to}; bench record --check {shlex.quote(str(arguments.to))} proves that it agrees")
+    say(f"written: {arguments.to}; check it by: bench record --check {shlex.quote(str(arguments.to))}")
     return 0

@@ -34,7 +34,7 @@ def write_site(records: Sequence[Path], out: Path, title: str) -> int:
     ValueError for a record that does not agree with its results, and where `out` holds something else than a site.
     """
     if out.exists() and not (out / ABOUT).is_file() and (not out.is_dir() or any(out.iterdir())):
-        raise ValueError(f"{out} holds something that is no site: choose a new folder for --out")
+        raise ValueError(f"{out} holds something that is not a site: choose a new folder for --out")
     for record in records:
         if differences := list(check_record(record)):
             raise ValueError(

@@ -486,7 +486,8 @@ def read_arrays(path: Path) -> dict[str, np.ndarray]:
 def check_folder(out: Path) -> None:
     """ValueError for a folder that no run wrote to."""
     if not (out / "results").is_dir():
-        raise ValueError(f"{out} holds no results; give the folder that `bench run --out` wrote to")
+        lacking = "holds no results" if out.is_dir() else "does not exist"
+        raise ValueError(f"{out} {lacking}; give the folder that `bench run --out` wrote to")
 
 
 def result_files(out: Path) -> Iterator[Path]:

@@ -124,5 +124,7 @@ def default_name(reference: str, digest: str) -> str:
 def checked_name(name: str, option: str) -> str:
     """`name`, if it may be part of a file name on any system. ValueError names the `option`."""
     if not SAFE_NAME.fullmatch(name):
-        raise ValueError(f"{option} {name!r}: use letters, digits and . _ @ + - only, not starting with a sign")
+        raise ValueError(
+            f"{option} {name!r}: use ASCII letters, digits and . _ @ + - only, not starting with . @ + or -"
+        )
     return name

@@ -95,7 +95,7 @@ class Forecast:
             return f"would fail: {self.problem}"
         work = self.work
         if not work.parts:
-            return "no time known: the task does not say what it does"
+            return f"no time known: {self.job.chosen.key} does not count its work"
         passes = work.images / max(sum(self.job.images.values()), 1)
         counts = [f"{work.images:.0f} images in {passes:.1f} passes"]
         counts += [f"{work.iterations:.0f} iterations"] if work.iterations else []
@@ -381,6 +381,9 @@ def measure_job(
 def totals(plan: Plan, memory: float, gpus: int, decode: str) -> Iterator[str]:
     """All jobs together, what takes their time, and how many fit at once. memory: free bytes."""
     forecasts = [forecast for _, of_checkpoint in plan for forecast in of_checkpoint]
+    if not forecasts:
+        yield "nothing is left to run: every result exists"
+        return
     times = [forecast.seconds for forecast in forecasts if forecast.seconds is not None]
     flops, disk = (sum(getattr(forecast.work, name) for forecast in forecasts) for name in ("flops", "disk"))
     largest = max((forecast.work.memory for forecast in forecasts), default=0.0)

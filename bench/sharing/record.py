@@ -169,7 +169,7 @@ def write_record(out: Path, folder: Path, publication: Publication, key: Path | 
     key: of ssh, which signs the sums.
     """
     if folder.exists() and not (folder / ABOUT).is_file() and (not folder.is_dir() or any(folder.iterdir())):
-        raise ValueError(f"{folder} holds something that is no record: choose a new folder for --to")
+        raise ValueError(f"{folder} holds something that is not a record: choose a new folder for --to")
     with folder_atomic(folder) as temporary:
         for name, content in copied_files(out, publication):
             write_atomic(temporary / name, content)
@@ -245,7 +245,7 @@ def derived_files(folder: Path) -> dict[str, str]:
 def check_record(folder: Path, out: Path | None = None) -> Iterator[str]:
     """A line for each difference between a record and what follows from it, or from the results of OUT; none: it holds.
 
-    ValueError where the folder is no record.
+    ValueError where the folder is not a record.
     """
     publication = publication_of(folder)
     yield from _changed(folder)
@@ -275,11 +275,11 @@ def check_record(folder: Path, out: Path | None = None) -> Iterator[str]:
 def publication_of(folder: Path) -> Publication:
     """What the user said of a record. ValueError where the folder is none."""
     if not (folder / ABOUT).is_file():
-        raise ValueError(f"{folder} is no record: it holds no {ABOUT}; bench record OUT --to DIR makes one")
+        raise ValueError(f"{folder} is not a record, as it has no {ABOUT}; bench record OUT --to DIR makes one")
     try:
         return msgspec.convert(_about(folder)["publication"], Publication)
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise ValueError(f"{folder} is no record of bench record ({type(error).__name__}: {error})") from error
+        raise ValueError(f"{folder} is not a record of `bench record` ({type(error).__name__}: {error})") from error
 
 
 def written_by(folder: Path) -> str:

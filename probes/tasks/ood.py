@@ -12,14 +12,16 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 from sklearn.metrics import roc_auc_score
 
+from checkpoints.flops import frozen_bytes
 from checkpoints.frozen import FrozenExport, FrozenSpec
-from engine.neighbours import search, unit_rows
+from engine.neighbours import search, search_bytes, search_seconds, unit_rows
 from engine.settings import Fraction, OneOrMoreDifferent, PositiveInt
 from engine.tasks import Metric, Outcome, Protocol, Task, Workspace
+from engine.work import Kind, Part, Scale, Work
 from imagesets.sets import open_set, parse_url
-from probes.features.extract import FeatureSet, extract, transform_of
+from probes.features.extract import BATCH, FeatureSet, extract, transform_of
 from probes.features.fallbacks import record_fallback, with_supported_pool
-from probes.features.kinds import FeatureKind
+from probes.features.kinds import FeatureKind, feature_bytes, feature_pass
 from probes.scores import cost
 from probes.splits import open_splits
 
@@ -52,6 +54,28 @@ class Ood(Task):
             parse_url(url)
         if space.data in self.sets:
             raise ValueError(f"{space.data}: is evaluated on and cannot be foreign, too; add --set ood.sets=OTHER")
+
+    def passes(self, images: Mapping[str, int]) -> dict[str, int]:
+        """Images that go through the network, of both splits and of each set of another kind."""
+        return dict(images) | {f"val of {url}": len(open_set(url, "val")) for url in self.sets}
+
+    def summary(self, spec: FrozenSpec, images: Mapping[str, int]) -> dict[str, Any]:
+        return {"image size": spec.image_size, "forward passes": sum(self.passes(images).values())}
+
+    def cost(self, scale: Scale) -> Work:
+        spec, gallery, passes = scale.spec, scale.images["train"], self.passes(scale.images)
+        queries = sum(passes.values()) - gallery
+        parts = (
+            *(feature_pass(spec, count, of) for of, count in passes.items()),
+            Part(kind="comparisons", count=gallery * queries, flops=2 * spec.width),
+            Part(kind="libraries", count=1, of=self.backend),
+        )
+        searched = search_bytes(gallery, queries, spec.width, self.k)
+        memory = max(searched, frozen_bytes(spec, scale.batch_size or BATCH["cuda"]))
+        return Work(parts=parts, memory=memory, disk=feature_bytes(spec, gallery + queries))
+
+    def benchmark(self, export: FrozenExport, space: Workspace, seconds: float) -> dict[Kind, float]:
+        return search_seconds(self.backend, space.device, export.spec.width)
 
     def features(self, export: FrozenExport, space: Workspace) -> dict[str, tuple[FeatureKind, ...]]:
         return {transform_of(export, space, self).name: (with_supported_pool(self, export.spec).kind,)}

@@ -260,10 +260,10 @@ def evaluate(*given, **settings):
         (lambda export: api.visualize("pcb", export, "digits:"), "did you mean 'pca'"),
         (lambda export: api.visualize("pca", export, "digits:", formats=["jpg"]), "'jpg' is none of png, svg"),
         (lambda export: api.visualize("pca", export, "nowhere"), "nowhere"),
-        (lambda export: api.compare("first", "second"), "holds no results"),
-        (lambda export: api.leaderboard("nowhere"), "nowhere holds no results"),
+        (lambda export: api.compare("first", "second"), "bench-results does not exist"),
+        (lambda export: api.leaderboard("nowhere"), "nowhere does not exist"),
         (lambda export: api.leaderboard(formats=["tex"]), "'tex'; did you mean 'latex'"),
-        (lambda export: api.report("nowhere"), "nowhere holds no results"),
+        (lambda export: api.report("nowhere"), "nowhere does not exist"),
         (lambda export: api.pretrain("mae", "smok", "digits:", "runs/a"), "'smok'; did you mean"),
         (lambda export: api.pretrain("mae", "smoke", "digits:", "runs/a", settings={"q": 1}), "^settings=q: no such"),
         (

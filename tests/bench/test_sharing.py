@@ -1,4 +1,4 @@
-"""Model cards and records of Every Eval Ever: valid by the Hub's parsers and strict schemas, whatever a result says."""
+"""Model cards and the Hub's forms of results: valid by the Hub's parsers and strict schemas, whatever a result says."""
 
 import re
 import shutil
@@ -234,7 +234,7 @@ def test_a_card_of_somebodys_own_is_kept(bench, export, tmp_path):
         (("--model-id", "alpha"), "--model-id alpha=alpha: write NAME=ORG/NAME"),
         (("--hub-dataset", "digits"), "--hub-dataset digits: write NAME=ORG/NAME"),
         (("--source", "here"), "--source here: write a URL"),
-        (("--out", "nowhere"), "holds no results"),
+        (("--out", "nowhere"), "nowhere does not exist"),
     ],
 )
 def test_mistakes_get_one_line(bench, export, words, why):

@@ -111,7 +111,7 @@ REFUSED = {
     "a split's folder": (lambda pets, tree: None, "train", "train", "give the folder above it, {pets}"),
     "no class folders": (lambda pets, tree: tree(pets / "x", "train/a.jpg", "val/b.jpg"), "x", "train", "per class"),
     "an empty class": (lambda pets, tree: (pets / "train/.ipynb").mkdir(), "", "train", "'.ipynb'"),
-    "no image": (lambda pets, tree: (pets / "x/train/ant").mkdir(parents=True), "x", "train", "every class folder"),
+    "no image": (lambda pets, tree: (pets / "x/train/ant").mkdir(parents=True), "x", "train", "'ant'"),
     "many classes": (
         lambda pets, tree: tree(pets, *(f"train/x{number}/a.jpg" for number in range(9))),
         "",
