@@ -177,11 +177,8 @@ class Precise(OptimWrapper):
 
 
 class EvaluationLoop(ValLoop):
-    """mmengine's evaluation in the precision of the training, with a progress bar of its own."""
-
-    def __init__(self, device: str, precision: str, **settings: Any) -> None:
-        super().__init__(**settings)
-        self.device, self.precision = device, precision
+    """mmengine's evaluation with a progress bar of its own; in float32 whatever the training's precision, as in mmseg
+    and mmdet."""
 
     def run(self) -> dict[str, float]:
         quiet = self.runner.rank > 0
@@ -189,8 +186,7 @@ class EvaluationLoop(ValLoop):
             return super().run()
 
     def run_iter(self, idx: int, data_batch: Any) -> None:
-        with autocast(self.device, self.precision):
-            super().run_iter(idx, data_batch)
+        super().run_iter(idx, data_batch)
         self.bar.advance(1)
 
 
@@ -267,7 +263,7 @@ def runner_of(
                 space.device, space.precision, optimizer=setup.optimiser, accumulative_counts=accumulation
             ),
             val_dataloader=AgreedLoader(setup.val_images, world, sampler=in_order, **loading),
-            val_cfg={"type": EvaluationLoop, "device": space.device, "precision": space.precision},
+            val_cfg={"type": EvaluationLoop},
             val_evaluator=Evaluator([setup.metric]),
             default_hooks={"param_scheduler": None, "checkpoint": None, "sampler_seed": None},
             custom_hooks=[*hooks, evaluations],
