@@ -243,3 +243,10 @@ def test_a_dry_run_counts_and_leaves_the_time_to_a_plan(plan):
     code, said, _ = plan("--suite", "knn@dino", "--dry-run", command="run")
     assert code == 0 and "200 images in 1.0 passes" in said and "no time known" not in said
     assert "the time of these jobs is not known: bench plan, with the same options, measures it" in said
+
+
+def test_a_plan_with_nothing_left_counts_no_jobs():
+    from bench.run.forecast import totals
+
+    (line,) = totals([], 1e9, 0, "exact")
+    assert "nothing" in line and "0 of 0" not in line
