@@ -111,7 +111,7 @@ class Call:
 
     work: Callable[..., Tensor]
     inputs: tuple[Like, ...]
-    named: dict[str, Like]  # a block's inputs by keyword
+    named: dict[str, Like | bool]  # a block's inputs by keyword; no tensor is NEPA's is_causal
     backward: bool
     autocast: bool  # what a method computes in float32 all the same is also called so again
 
@@ -218,10 +218,11 @@ class Recording(TorchFunctionMode):
             backward = torch.is_grad_enabled() and any(p.requires_grad for p in module.parameters())
             likes = [Like.of(each) for each in inputs]
             likes[0] = replace(likes[0], needs_gradient=backward and not isinstance(module, nn.Conv2d))  # of images: no
-            self.note(module, likes, {name: Like.of(each) for name, each in named.items()}, backward)
+            others = {name: Like.of(it) if isinstance(it, Tensor) else it for name, it in named.items()}
+            self.note(module, likes, others, backward)
         self.depth += 1
 
-    def note(self, work: Callable, inputs: list[Like], named: dict[str, Like], backward: bool) -> None:
+    def note(self, work: Callable, inputs: list[Like], named: dict[str, Like | bool], backward: bool) -> None:
         autocast = torch.is_autocast_enabled("cpu")
         self.found.append(Call(work=work, inputs=tuple(inputs), named=named, backward=backward, autocast=autocast))
 
@@ -276,7 +277,8 @@ def replay(stacks: list[list[Call]], precision: str) -> float:
 
 
 def inputs_of(call: Call) -> tuple[list[Tensor], dict[str, Tensor]]:
-    return [each.make() for each in call.inputs], {name: each.make() for name, each in call.named.items()}
+    named = {name: it.make() if isinstance(it, Like) else it for name, it in call.named.items()}
+    return [each.make() for each in call.inputs], named
 
 
 def attention_flops(query: torch.Size, key: torch.Size, value: torch.Size, *rest: object, **more: object) -> int:
