@@ -204,7 +204,7 @@ def _table(
         metric: sum(networks.is_best(used, (group, metric)) for used in networks.checkpoints_in(group)) > 1
         for metric in metrics
     }
-    column = [row[main].mean for row in cells.values() if main in row]
+    column = [row[main].mean for used, row in cells.items() if main in row and used in networks.rows]
     rows = []
     for checkpoint in sorted(cells, key=lambda checkpoint: _order(cells[checkpoint].get(main))):
         made_of = tuple(places.get((group, checkpoint.key), ()))
@@ -232,7 +232,7 @@ def _table(
             note = f"{leaderboard.names[checkpoint]}, {group} {metrics[0]}: {cell_text(main_cell)}"
             images = validation_images(result)
             seeds = f", {main_cell.seeds} seeds" if main_cell.seeds > 1 else ""
-            shade = _shade(main_cell, min(column), max(column))
+            shade = _shade(main_cell, min(column, default=0.0), max(column, default=0.0))
             numbers[0] = replace(numbers[0], shade=shade, note=f"{note}; {images or 'unknown'} images{seeds}")
         rows.append(
             TableRow(
@@ -260,7 +260,8 @@ def _table(
 
 
 def _shade(cell: Cell, low: float, high: float) -> int:
-    share = (cell.mean - low) / (high - low) if high > low else 0.5
+    """By where a number lies between those of the trained networks."""
+    share = min(max((cell.mean - low) / (high - low), 0.0), 1.0) if high > low else 0.5
     return round(SHADES * (1 - share if cell.higher_is_better is False else share))
 
 
