@@ -22,7 +22,6 @@ from engine.tasks import Metric, Outcome, Workspace
 if TYPE_CHECKING:
     from torch import nn
 
-    from downstream.data.segmentation_data import SegmentationSizes
     from downstream.loop.running import TrainedModel
 
 
@@ -67,19 +66,6 @@ class Segmentation(DenseTask):
         """Of the crops in pixels: the next multiple of the patch from `crop` on."""
         return -(-self.crop // spec.patch_size) * spec.patch_size
 
-    def pixels(self, spec: FrozenSpec) -> "SegmentationSizes":
-        """How images are resized and cropped."""
-        with quiet_libraries():
-            from downstream.data.segmentation_data import SegmentationSizes
-
-        return SegmentationSizes(
-            crop=self.side(spec),
-            stride=self.stride,
-            scale=self.scale,
-            ratios=self.ratios,
-            resize_val=self.RESIZE_VAL,
-        )
-
     @cache  # noqa: B019 (settings and architectures are few)
     def model_flops(self, spec: FrozenSpec, classes: int) -> Flops:
         """On a training crop, forward and back, and on the windows of a validation image."""
@@ -123,13 +109,13 @@ class Segmentation(DenseTask):
 
     def objects(self, train: SceneSet, val: SceneSet, spec: FrozenSpec) -> tuple[Any, Any, Any]:
         """Training images, validation images, metric, as mmseg's objects."""
-        sizes = self.pixels(spec)
         with quiet_libraries():
             from downstream.data.segmentation_data import segmentation_training_images, segmentation_validation_images
             from downstream.models.segmentors import AreasMetric
 
-            metric = AreasMetric()
-        return segmentation_training_images(train, sizes), segmentation_validation_images(val, sizes), metric
+            images = segmentation_training_images(train, self.side(spec), self.scale, self.ratios)
+            val_images = segmentation_validation_images(val, self.scale if self.RESIZE_VAL else None)
+            return images, val_images, AreasMetric()
 
     def cropped_otherwise(self, spec: FrozenSpec) -> list[str]:
         side = self.side(spec)

@@ -1,7 +1,6 @@
 """Scenes as mmseg's datasets, with the pipelines of the segmentation papers: mmseg's and mmcv's own transforms."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -14,17 +13,6 @@ from downstream.data.scenes import SceneSet, classes_of_mask
 
 MAX_CLASS_SHARE = 0.75  # a crop is drawn again, up to ten times, while one class has more than this of it
 READ_IMAGE = Reading(LoadImageFromFile(), "img_path", check_pixels)
-
-
-@dataclass(frozen=True, kw_only=True)
-class SegmentationSizes:
-    """Sizes in pixels."""
-
-    crop: int  # side of the crop of training images, and of the windows of validation images
-    stride: int  # between windows of validation images; the last ones are flush with the border
-    scale: tuple[int, int]  # longer and shorter side that images fit; training images times a factor
-    ratios: tuple[float, float] = (0.5, 2.0)  # least and largest factor
-    resize_val: bool = True  # validation images fit `scale` too; otherwise they keep their size
 
 
 class AsClasses:
@@ -53,17 +41,22 @@ class MaskedScenes(BaseSegDataset):
         ]
 
 
-def segmentation_training_images(scenes: SceneSet, sizes: SegmentationSizes) -> BaseSegDataset:
+def segmentation_training_images(
+    scenes: SceneSet, crop: int, scale: tuple[int, int], ratios: tuple[float, float]
+) -> BaseSegDataset:
     """Random scale, crop, flip and colour (mmseg configs/_base_/datasets/ade20k.py, rstrudel/segmenter
-    segm/data/config/cityscapes.py)."""
+    segm/data/config/cityscapes.py).
+
+    crop: side in pixels. scale: longer and shorter side that images fit, times a random factor from `ratios`.
+    """
     return _dataset(
         scenes,
         [
             READ_IMAGE,
             read_mask(scenes),
             AsClasses(scenes),
-            RandomResize(scale=sizes.scale, ratio_range=sizes.ratios, resize_type=Resize, keep_ratio=True),
-            RandomCrop(crop_size=(sizes.crop, sizes.crop), cat_max_ratio=MAX_CLASS_SHARE),
+            RandomResize(scale=scale, ratio_range=ratios, resize_type=Resize, keep_ratio=True),
+            RandomCrop(crop_size=(crop, crop), cat_max_ratio=MAX_CLASS_SHARE),
             RandomFlip(prob=0.5),
             PhotoMetricDistortion(),
             PackSegInputs(),
@@ -71,9 +64,9 @@ def segmentation_training_images(scenes: SceneSet, sizes: SegmentationSizes) -> 
     )
 
 
-def segmentation_validation_images(scenes: SceneSet, sizes: SegmentationSizes) -> BaseSegDataset:
-    """Images at one scale, labels as they are."""
-    resize = [Resize(scale=sizes.scale, keep_ratio=True)] if sizes.resize_val else []
+def segmentation_validation_images(scenes: SceneSet, scale: tuple[int, int] | None) -> BaseSegDataset:
+    """Images that fit `scale`, or in their own size; labels as they are."""
+    resize = [Resize(scale=scale, keep_ratio=True)] if scale else []
     load = [READ_IMAGE, *resize, read_mask(scenes), AsClasses(scenes), PackSegInputs()]
     return _dataset(scenes, load, test_mode=True)
 

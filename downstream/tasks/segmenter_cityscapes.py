@@ -190,15 +190,15 @@ class Segmenter(Segmentation):
         from downstream.models.backbone import DenseBackbone, dense_network
         from downstream.models.segmentors import linear_head, mask_head, segmentor
 
-        sizes, width = self.pixels(export.spec), export.spec.width
-        network = dense_network(export, sizes.crop, 0.0 if self.frozen else self.drop_path)
+        crop, width = self.side(export.spec), export.spec.width
+        network = dense_network(export, crop, 0.0 if self.frozen else self.drop_path)
         backbone = DenseBackbone(network, (-1,), norm=True, frozen=self.frozen, recompute=self.recompute)
         heads = (
             linear_head(width, classes, maps=1, over_valid=True, std=STD)
             if self.frozen
             else mask_head(width, classes, self.layers)
         )
-        return segmentor(backbone, heads, export, sizes, seed)
+        return segmentor(backbone, heads, export, crop, self.stride, seed)
 
     def optimiser(self, model: "nn.Module", export: FrozenExport, lr: float) -> torch.optim.Optimizer:
         """SGD with Nesterov's momentum, which is what timm's name "sgd" means, and no weight decay."""

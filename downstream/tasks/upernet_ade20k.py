@@ -154,9 +154,9 @@ class UperNet(Segmentation):
         from downstream.models.backbone import DenseBackbone, dense_network, usual_taps
         from downstream.models.segmentors import linear_head, pyramid, segmentor, upernet_heads
 
-        sizes, width = self.pixels(export.spec), export.spec.width
+        crop, width = self.side(export.spec), export.spec.width
         backbone = DenseBackbone(
-            dense_network(export, sizes.crop, 0.0 if self.frozen else self.drop_path, self.tables),
+            dense_network(export, crop, 0.0 if self.frozen else self.drop_path, self.tables),
             usual_taps(export.spec.depth),
             norm=self.norm,
             frozen=self.frozen,
@@ -168,7 +168,7 @@ class UperNet(Segmentation):
         else:
             heads = upernet_heads(width, classes, self.channels or width, synchronised)
             necks = pyramid(export, synchronised)
-        return segmentor(backbone, heads, export, sizes, seed, necks)
+        return segmentor(backbone, heads, export, crop, self.stride, seed, necks)
 
     def optimiser(self, model: "nn.Module", export: FrozenExport) -> torch.optim.Optimizer:
         """AdamW over what trains; of a linear head the bias decays too, as where nobody groups parameters."""
