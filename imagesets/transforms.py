@@ -8,9 +8,9 @@ Letters: B images, H x W crop in pixels, S its side where it is square.
 """
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from PIL import Image
@@ -132,36 +132,44 @@ def planes(image: Image.Image) -> Tensor:
     return torch.frombuffer(joined, dtype=torch.uint8).view(3, height, width)
 
 
-@dataclass(frozen=True)
 class Photo:
     """Image `index` of a set, which is read and decoded once for all that is made of it. Raises UnreadableImage."""
 
-    image_set: ImageSet
-    index: int
+    # Kept without cached_property, which before Python 3.12 lets one thread at a time compute, of all photos.
+    def __init__(self, image_set: ImageSet, index: int) -> None:
+        self.image_set, self.index = image_set, index
+        self._kept: dict[str, Any] = {}
+
+    def _once(self, name: str, make: Callable[[], Any]) -> Any:
+        if name not in self._kept:
+            self._kept[name] = make()
+        return self._kept[name]
 
     @property
     def path(self) -> str:
         return self.image_set.path(self.index)
 
-    @cached_property
+    @property
     def encoded(self) -> bytes | None:
         """The bytes of its file, None of an image in memory."""
-        return self.image_set.encoded(self.index)
+        return self._once("encoded", lambda: self.image_set.encoded(self.index))
 
-    @cached_property
+    @property
     def header(self) -> Image.Image:
         """With its size and format, not decoded yet where it is a file."""
-        return self.image if self.encoded is None else open_header(self.encoded, self.path)
+        data = self.encoded
+        return self.image if data is None else self._once("header", lambda: open_header(data, self.path))
 
-    @cached_property
+    @property
     def image(self) -> Image.Image:
         """Decoded exactly."""
-        return self.image_set.image(self.index)
+        return self._once("image", lambda: self.image_set.image(self.index))
 
-    @cached_property
+    @property
     def pixels(self) -> Tensor:
         """(3, H, W) uint8, or (1, H, W) of a grey JPEG, decoded by `fast_decoded`."""
-        return planes(self.image) if self.encoded is None else fast_decoded(self.encoded, self.path)
+        data = self.encoded
+        return self._once("pixels", lambda: planes(self.image) if data is None else fast_decoded(data, self.path))
 
 
 def fast_decoded(data: bytes, path: str) -> Tensor:

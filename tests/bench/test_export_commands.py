@@ -66,7 +66,7 @@ def test_another_branch_is_another_export(bench, dino_file, tmp_path):
         ([], "of width 12; say it: bench import "),
         (["--heads", "3", "--branch", "online"], "no branch 'online'; choose one of"),
         (["--heads", "5"], "heads=5 does not divide width=12"),
-        (["--heads", "3", "--name", "a b"], "--name 'a b': use letters"),
+        (["--heads", "3", "--name", "a b"], "--name 'a b': use ASCII letters"),
     ],
 )
 def test_a_wrong_import_is_one_line_and_writes_nothing(words, message, refused, dino_file, tmp_path):

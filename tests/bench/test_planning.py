@@ -228,7 +228,7 @@ def test_a_plan_names_what_takes_the_time(bench, exports, tmp_path):
 @pytest.mark.usefixtures("toys")
 def test_a_task_that_counts_nothing_has_no_time(plan):
     code, said, _ = plan("--suite", "toy@one", "--assume", "h100")
-    assert code == 0 and "toy@one on digits: no time known: the task does not say what it does" in said
+    assert code == 0 and "toy@one on digits: no time known" in said and "toy does not count" in said
 
 
 def test_what_would_fail_is_said(plan):

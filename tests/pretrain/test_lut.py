@@ -73,7 +73,7 @@ def test_the_base_alone_is_the_base():
     """With no weight on the context, view 1's loss is that of MAE and of SimMIM with the same weights."""
     for base, other in (("mae", mae), ("simmim", simmim)):
         method = method_of(base, w_bc=0.0, mask_ratio=0.6)
-        settings = method.settings.of_mae() if base == "mae" else method.settings.of_simmim()
+        settings = method.settings.of_base()
         alone = other.METHOD(SPECS[base], settings).double()
         getattr(alone, "autoencoder" if base == "mae" else "predictor").load_state_dict(method.base.state_dict())
         views = views_of(method)
