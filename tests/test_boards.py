@@ -23,6 +23,11 @@ def test_published_boards_agree_with_their_results(folder):
     assert sum(path.stat().st_size for path in folder.rglob("*") if path.is_file()) < 12e6
 
 
+def test_the_readme_shows_the_board():
+    root = Path(__file__).parents[1]
+    assert board.Record(folder=root / "records/cifar10-5tflop").table(top=8) in (root / "README.md").read_text()
+
+
 @pytest.fixture
 def cifar(tmp_path, monkeypatch):
     """Noise in the layout of CIFAR-10, 40 training and 10 validation images a class; the URL of it."""

@@ -1,7 +1,7 @@
 """`python -m tools.board` pretrains small ViTs by all methods with the same work, and evaluates them: docs/boards.md.
 
     python -m tools.board --images cifar10:PATH --out runs/board --budget 1 --record records/cifar10-1tflop
-    python -m tools.board --table records/cifar10-1tflop       the table of README.md, from the record alone
+    python -m tools.board --table records/cifar10-5tflop --top 8     the table of README.md, from the record alone
 
 Trainings and evaluations are calls of `import bench`. What lies in --out already is not done again, so after a kill the
 same command goes on. The record is written from the methods that are finished.
@@ -278,12 +278,14 @@ class Record:
         interval = f" {interval_text(*number.interval)}" if number.interval and is_tested else ""
         return f"{number.value:.1f}{interval}{self.marks(name, header)}"
 
-    def table(self) -> str:
-        """Trained networks and raw pixels from the best linear accuracy down, then initial weights."""
+    def table(self, top: int | None = None) -> str:
+        """Trained networks and raw pixels from the best linear accuracy down, then initial weights; or the `top` best
+        trained networks and raw pixels."""
         columns = [column for column in COLUMNS if any(protocol == column[1] for _, protocol in self.results)]
         names = sorted(
             {name for name, _ in self.results}, key=lambda name: (name.endswith(START), -self.linear(name), name)
         )
+        names = [*[name for name in names if name in self.about["starts"]][:top], PIXELS] if top else names
         rows = [[name, *(self.cell(name, *column) for column in columns)] for name in names]
         return markdown(["", *(header for header, _, _ in columns)], rows)
 
@@ -352,6 +354,7 @@ def main() -> None:
     """The board, from counting to the record; or the table of one."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--table", type=Path, metavar="FOLDER", help="print the table of a record, and do nothing else")
+    parser.add_argument("--top", type=int, metavar="N", help="of --table: the N best networks and raw pixels alone")
     parser.add_argument("--images", metavar="URL", help="cifar10:PATH")
     parser.add_argument("--out", type=Path, help="folder of trainings and results")
     parser.add_argument("--budget", type=float, default=1.0, metavar="TFLOP", help="of each training (1)")
@@ -364,7 +367,7 @@ def main() -> None:
     parser.add_argument("--record", type=Path, metavar="FOLDER", help="written at the end")
     arguments = parser.parse_args()
     if arguments.table:
-        say(*Record(folder=arguments.table).table().splitlines())
+        say(*Record(folder=arguments.table).table(arguments.top).splitlines())
         return
     if not (arguments.images and arguments.out):
         parser.error("--images and --out are needed")
