@@ -11,12 +11,16 @@ from bench.sharing.record import check_record
 from imagesets.schemes.cifar10 import CLASSES
 from imagesets.sets import open_set
 from tools import board
+from tools.site import SLOW
 
 BOARDS = sorted(path.parent for path in (Path(__file__).parents[1] / "records").glob("*/record.json"))
 
 
+CHECKED = [pytest.param(path, marks=[pytest.mark.exhaustive] * (path.name in SLOW)) for path in BOARDS]
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("folder", BOARDS, ids=lambda path: path.name)
+@pytest.mark.parametrize("folder", CHECKED, ids=lambda path: path.name)
 def test_published_boards_agree_with_their_results(folder):
     assert not list(check_record(folder))
     assert board.beside(folder, "md").read_text() == board.page(folder)
