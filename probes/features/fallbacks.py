@@ -9,17 +9,19 @@ the others'.
 
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
-from typing import TypeVar
+from dataclasses import dataclass, replace
+from typing import Literal, TypeVar
 
-from checkpoints.frozen import FrozenSpec
-from engine.tasks import Outcome
-from probes.features.kinds import Readout
+from checkpoints.frozen import FrozenExport, FrozenSpec
+from engine.settings import Fraction
+from engine.tasks import Outcome, Task, Workspace
+from probes.features.extract import transform_of
+from probes.features.kinds import FeatureKind, Readout
 
-PooledTask = TypeVar("PooledTask")
+WithPool = TypeVar("WithPool")
 
 
-def with_supported_pool(task: PooledTask, spec: FrozenSpec) -> PooledTask:
+def with_supported_pool(task: WithPool, spec: FrozenSpec) -> WithPool:
     """The task with a `pool` the network supports: avg if it has no class token, cls if it has no patch tokens."""
     if spec.has_class_token and spec.has_patches:
         return task
@@ -58,3 +60,36 @@ def _missing(asked: Iterable[str], spec: FrozenSpec) -> str:
     elif any(int(blocks) > spec.depth for text in asked for blocks in re.findall(r"\d+", text)):
         reasons.append(f"{spec.depth} block{'s' if spec.depth > 1 else ''}")
     return " and ".join(reasons)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PooledTask(Task):
+    """Base of probes that read one vector of each frozen image, by the pooling that the network has."""
+
+    pool: Literal["cls", "avg"] = "cls"  # the feature: class token or mean of the patches
+    crop: Fraction = 0.875  # images are resized to the network's image size / crop, and the centre is taken
+    interpolation: Literal["bilinear", "bicubic", "lanczos"] = "bicubic"  # of that resizing
+
+    @property
+    def kind(self) -> FeatureKind:
+        """The feature."""
+        return FeatureKind(self.pool)
+
+    def kinds(self, spec: FrozenSpec) -> tuple[FeatureKind, ...]:
+        """All features that are read of an image, `kind` first."""
+        return (self.kind,)
+
+    def check_network(self, spec: FrozenSpec) -> None:
+        with_supported_pool(self, spec).kind.check(spec, type(self).__module__.rpartition(".")[2])
+
+    def features(self, export: FrozenExport, space: Workspace) -> dict[str, tuple[FeatureKind, ...]]:
+        return {transform_of(export, space, self).name: with_supported_pool(self, export.spec).kinds(export.spec)}
+
+    def run(self, export: FrozenExport, space: Workspace) -> Outcome:
+        self.check_network(export.spec)
+        task = with_supported_pool(self, export.spec)
+        return record_fallback(task.evaluate(export, space), {self.pool: task.pool}, export.spec)
+
+    def evaluate(self, export: FrozenExport, space: Workspace) -> Outcome:
+        """`run` on a feature that the network has."""
+        raise NotImplementedError

@@ -9,7 +9,7 @@ mean (BEiT). Order as in iBOT eval_linear.py:184-197: blocks from early to late,
 import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -50,6 +50,11 @@ class FeatureKind(Validated):
     def vectors(self, spec: FrozenSpec) -> int:
         """Vectors of an image, V."""
         return math.prod(spec.grid) if self.pool == "patches" else 1
+
+    def at_every_block(self, spec: FrozenSpec) -> tuple["FeatureKind", ...]:
+        """This feature, of the last block, and then the same of each block before it."""
+        others = (replace(self, layer=layer) for layer in range(spec.depth - 1))
+        return (self, *(kind for kind in others if kind.exists_in(spec)))
 
     def check(self, spec: FrozenSpec, task: str) -> None:
         """ValueError where a network of this architecture has no such vector, with the option of `task` that helps."""

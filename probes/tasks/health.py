@@ -15,13 +15,13 @@ import numpy as np
 from checkpoints.backbone import Backbone
 from checkpoints.flops import frozen_bytes
 from checkpoints.frozen import FrozenExport, FrozenSpec
-from engine.settings import Fraction, PositiveInt, TwoOrMore
-from engine.tasks import Metric, Outcome, Protocol, Task, Workspace
+from engine.settings import PositiveInt, TwoOrMore
+from engine.tasks import Metric, Outcome, Protocol, Workspace
 from engine.work import Scale, Work
 from imagesets.selection import evenly
 from imagesets.sets import ImageSet, open_set
 from probes.features.extract import BATCH, Loaded, Reader, extract, forward_batch, transform_of, work_off
-from probes.features.fallbacks import record_fallback, with_supported_pool
+from probes.features.fallbacks import PooledTask
 from probes.features.kinds import FeatureKind, feature_bytes, feature_pass
 from probes.label_free import (
     RANKME_EPS,
@@ -52,35 +52,21 @@ FORMULAS = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class Health(Task):
+class Health(PooledTask):
     """Settings of one evaluation."""
 
     WITHOUT_VALUES: ClassVar[tuple[str, ...]] = ("*",)  # spectra, ranks and norms of all images together
     COST: ClassVar[float] = 0.1  # after a task that extracts the same features
 
-    pool: Literal["cls", "avg"] = "cls"  # the feature: class token or mean of the patches
     layers: Literal["last", "all"] = "last"  # of every block too: metrics named NAME_blockK, from 1 on
     images: PositiveInt = 100  # n, images whose random crops LiDAR compares; fewer where the set has fewer
     views: TwoOrMore = 10  # q, random crops of each
-    crop: Fraction = 0.875  # images are resized to the network's image size / crop, and the centre is taken
-    interpolation: Literal["bilinear", "bicubic", "lanczos"] = "bicubic"  # of that resizing
 
     def kinds(self, spec: FrozenSpec) -> tuple[FeatureKind, ...]:
-        """The last block's feature first, then with layers=all those of the blocks before it."""
-        last = FeatureKind(self.pool)
-        if self.layers == "last":
-            return (last,)
-        others = (FeatureKind(self.pool, layer) for layer in range(spec.depth - 1))
-        return (last, *(kind for kind in others if kind.exists_in(spec)))
+        return self.kind.at_every_block(spec) if self.layers == "all" else (self.kind,)
 
     def takes(self, images: Any) -> bool:
         return True
-
-    def check_network(self, spec: FrozenSpec) -> None:
-        with_supported_pool(self, spec).kinds(spec)[0].check(spec, "health")
-
-    def features(self, export: FrozenExport, space: Workspace) -> dict[str, tuple[FeatureKind, ...]]:
-        return {transform_of(export, space, self).name: with_supported_pool(self, export.spec).kinds(export.spec)}
 
     def summary(self, spec: FrozenSpec, images: Mapping[str, int]) -> dict[str, Any]:
         few = min(self.images, images["val"])
@@ -94,13 +80,7 @@ class Health(Task):
         held = feature_bytes(spec, val, len(self.kinds(spec))) + feature_bytes(spec, few * self.views)
         return Work(parts=parts, memory=memory, disk=held)
 
-    def run(self, export: FrozenExport, space: Workspace) -> Outcome:
-        self.check_network(export.spec)
-        task = with_supported_pool(self, export.spec)
-        return record_fallback(task.evaluate(export, space), {self.pool: task.pool}, export.spec)
-
     def evaluate(self, export: FrozenExport, space: Workspace) -> Outcome:
-        """`run` on features that the network has."""
         val, kinds = space.images("val", open_set), self.kinds(export.spec)
         transform = transform_of(export, space, self)
         features = extract(export, val, kinds, space, transform)

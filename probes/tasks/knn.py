@@ -22,14 +22,14 @@ from engine.neighbours import Neighbours, search, search_bytes, search_seconds, 
 from engine.progress import Progress
 from engine.rows import row_slices
 from engine.settings import Fraction, OneOrMoreDifferent, PositiveFloat, PositiveInt
-from engine.tasks import ADDED, Outcome, Protocol, Task, Workspace
+from engine.tasks import ADDED, Outcome, Protocol, Workspace
 from engine.work import Kind, Part, Scale, Work
 from imagesets.decoding import UnreadableImage
 from imagesets.selection import evenly
 from imagesets.sets import ImageSet
 from imagesets.subsets import fraction
 from probes.features.extract import BATCH, FeatureSet, extract, transform_of
-from probes.features.fallbacks import record_fallback, with_supported_pool
+from probes.features.fallbacks import PooledTask
 from probes.features.kinds import FeatureKind, feature_bytes, feature_pass
 from probes.scores import accuracy, cost, percent, prediction_arrays, with_blocks, with_class_means
 from probes.splits import check_labels, open_splits
@@ -207,7 +207,7 @@ SHOWN = 8  # validation images whose neighbours results keep, for `bench report`
 
 
 @dataclass(frozen=True, kw_only=True)
-class Knn(Task):
+class Knn(PooledTask):
     """Settings of one evaluation. Every k is evaluated with every temperature."""
 
     VARIATIONS = (
@@ -227,14 +227,11 @@ class Knn(Task):
     # T of a vote's weight exp(similarity / T). Of several the best on the validation images is reported, under the name
     # top1_k20_bestT: an optimistic number, not comparable with one of a fixed T.
     temperature: OneOrMoreDifferent[PositiveFloat] = (0.07,)
-    pool: Literal["cls", "avg"] = "cls"  # feature: the class token, or the mean of the patches
     layer: int = -1  # block that it is read from; -1 is the last
     # Blocks that are evaluated: with all, the main metric of every other block too, as NAME_blockN, N from 1 on.
     layers: Literal["last", "all"] = field(default="last", metadata=ADDED)
     norm: bool = True  # read behind the network's final norm
     fraction: Fraction = 1.0  # share of the training images in the gallery, class-balanced, drawn by the seed
-    crop: Fraction = 0.875  # images are resized to the network's image size / crop, and the centre is taken
-    interpolation: Literal["bilinear", "bicubic", "lanczos"] = "bicubic"  # of that resizing
     backend: Literal["faiss", "torch"] = "faiss"  # library that searches
 
     def __post_init__(self) -> None:
@@ -247,16 +244,7 @@ class Knn(Task):
         return FeatureKind(self.pool, self.layer, self.norm)
 
     def kinds(self, spec: FrozenSpec) -> tuple[FeatureKind, ...]:
-        """The feature, with layers=all then those of the blocks before it."""
-        others = range(spec.depth - 1 if self.layers == "all" else 0)
-        kinds = (FeatureKind(self.pool, layer, self.norm) for layer in others)
-        return (self.kind, *(kind for kind in kinds if kind.exists_in(spec)))
-
-    def check_network(self, spec: FrozenSpec) -> None:
-        with_supported_pool(self, spec).kind.check(spec, "knn")
-
-    def features(self, export: FrozenExport, space: Workspace) -> dict[str, tuple[FeatureKind, ...]]:
-        return {transform_of(export, space, self).name: with_supported_pool(self, export.spec).kinds(export.spec)}
+        return self.kind.at_every_block(spec) if self.layers == "all" else (self.kind,)
 
     def summary(self, spec: FrozenSpec, images: Mapping[str, int]) -> dict[str, Any]:
         gallery = round(self.fraction * images["train"])
@@ -280,13 +268,7 @@ class Knn(Task):
     def benchmark(self, export: FrozenExport, space: Workspace, seconds: float) -> dict[Kind, float]:
         return search_seconds(self.backend, space.device, export.spec.width)
 
-    def run(self, export: FrozenExport, space: Workspace) -> Outcome:
-        self.check_network(export.spec)
-        task = with_supported_pool(self, export.spec)
-        return record_fallback(task.evaluate(export, space), {self.pool: task.pool}, export.spec)
-
     def evaluate(self, export: FrozenExport, space: Workspace) -> Outcome:
-        """`run` on a feature that the network has."""
         train, val = open_splits(space)
         if self.fraction < 1:
             train = fraction(train, self.fraction, space.seed)

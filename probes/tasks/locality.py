@@ -8,7 +8,7 @@ N validation images, M mosaics of T tiles, K boxes of each, D width.
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Literal, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
@@ -16,12 +16,12 @@ from checkpoints.flops import frozen_bytes
 from checkpoints.frozen import FrozenExport, FrozenSpec
 from engine.neighbours import unit_rows
 from engine.settings import Fraction, OneOrMoreDifferent, PositiveInt
-from engine.tasks import Metric, Outcome, Protocol, Task, Workspace
+from engine.tasks import Metric, Outcome, Protocol, Workspace
 from engine.work import Scale, Work
 from imagesets.sets import ImageSet
 from imagesets.transforms import EvalTransform
 from probes.features.extract import BATCH, FeatureSet, extract, transform_of
-from probes.features.fallbacks import record_fallback, with_supported_pool
+from probes.features.fallbacks import PooledTask
 from probes.features.kinds import FeatureKind, feature_bytes, feature_pass
 from probes.mosaics import Mosaics, candidate_boxes, centre_tiles, tile_numbers, tile_overlaps
 from probes.scores import accuracy, cost, spread_out
@@ -38,7 +38,7 @@ class Search(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Locality(Task):
+class Locality(PooledTask):
     """Settings of one evaluation."""
 
     COST: ClassVar[float] = 2.0
@@ -47,9 +47,6 @@ class Locality(Task):
     # sides of the candidate boxes, as shares of the mosaic's; the paper has five, and does not state them
     scales: OneOrMoreDifferent[Fraction] = (0.2, 0.35, 0.5, 0.65, 0.8)
     locations: PositiveInt = 5  # random places of a box of each scale
-    pool: Literal["cls", "avg"] = "cls"  # the representation: class token, or mean of the patches
-    crop: Fraction = 0.875  # images are resized to the network's image size / crop, and the centre is taken
-    interpolation: Literal["bilinear", "bicubic", "lanczos"] = "bicubic"  # of that resizing; boxes are bilinear
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -61,9 +58,8 @@ class Locality(Task):
         """K, candidates in a mosaic."""
         return len(self.scales) * self.locations
 
-    @property
-    def kind(self) -> FeatureKind:
-        return FeatureKind(self.pool)
+    def features(self, export: FrozenExport, space: Workspace) -> dict[str, tuple[FeatureKind, ...]]:
+        return {}  # of a few training images alone
 
     def summary(self, spec: FrozenSpec, images: Mapping[str, int]) -> dict[str, Any]:
         mosaics, queries = -(-images["val"] // self.tiles), min(images.values())
@@ -80,12 +76,7 @@ class Locality(Task):
         held = feature_bytes(spec, sizes["forward passes"])
         return Work(parts=parts, memory=max(held, frozen_bytes(spec, scale.batch_size or BATCH["cuda"])), disk=held)
 
-    def run(self, export: FrozenExport, space: Workspace) -> Outcome:
-        task = with_supported_pool(self, export.spec)
-        return record_fallback(task.evaluate(export, space), {self.pool: task.pool}, export.spec)
-
     def evaluate(self, export: FrozenExport, space: Workspace) -> Outcome:
-        """`run` on a feature that the network has."""
         train, val = open_splits(space)
         check_labels(train.labels, val.labels, train)
         transform = transform_of(export, space, self)

@@ -17,12 +17,12 @@ from checkpoints.flops import frozen_bytes
 from checkpoints.frozen import FrozenExport, FrozenSpec
 from engine.resampling import resampled
 from engine.settings import BelowOne, Different, Fraction, OneOrMoreDifferent, PositiveFloat, PositiveInt
-from engine.tasks import Metric, Outcome, Protocol, Task, Workspace
+from engine.tasks import Metric, Outcome, Protocol, Workspace
 from engine.work import Kind, Part, Scale, Work
 from imagesets.sets import ImageSet
 from imagesets.transforms import EvalTransform
 from probes.features.extract import FeatureSet, Order, extract, forward_batch, transform_of
-from probes.features.fallbacks import record_fallback, with_supported_pool
+from probes.features.fallbacks import PooledTask
 from probes.features.kinds import FeatureKind, feature_bytes, feature_pass
 from probes.lowshot.blocks import BLOCK_ROWS
 from probes.lowshot.fitting import IN_MEMORY, SOLVERS, Convention, Fitted, Fitter, Solver, fits_of_subsets
@@ -99,7 +99,7 @@ SMALL = 100_000
 
 
 @dataclass(frozen=True, kw_only=True)
-class LowShot(Task):
+class LowShot(PooledTask):
     """Settings of one evaluation: a logistic regression for every subset and lambda."""
 
     VARIATIONS = (
@@ -136,7 +136,6 @@ class LowShot(Task):
     pool: Literal["cls", "avg"] = "avg"  # feature: the class token, or the mean of the patches
     layer: int = -1  # block that it is read from; -1 is the last
     norm: bool = False  # read behind the network's final norm
-    crop: Fraction = 0.875  # images are resized to the network's image size / crop, and the centre is taken
     interpolation: Literal["bilinear", "bicubic", "lanczos"] = "bilinear"  # of that resizing
     solver: Solver = "lbfgs"  # library that minimises: ours, or cyanure as in the source
     tolerance: PositiveFloat | None = None  # certified relative gap to stop at; none: the solver's own
@@ -150,12 +149,6 @@ class LowShot(Task):
     @property
     def kind(self) -> FeatureKind:
         return FeatureKind(self.pool, self.layer, self.norm)
-
-    def check_network(self, spec: FrozenSpec) -> None:
-        with_supported_pool(self, spec).kind.check(spec, "lowshot")
-
-    def features(self, export: FrozenExport, space: Workspace) -> dict[str, tuple[FeatureKind, ...]]:
-        return {transform_of(export, space, self).name: (with_supported_pool(self, export.spec).kind,)}
 
     def check_images(self, space: Workspace) -> None:
         train, _ = open_splits(space, several_labels=self.takes_several_labels)
@@ -201,13 +194,7 @@ class LowShot(Task):
 
         return seconds_of_fits(minimise, export.spec.width, classes, max(counts))
 
-    def run(self, export: FrozenExport, space: Workspace) -> Outcome:
-        self.check_network(export.spec)
-        task = with_supported_pool(self, export.spec)
-        return record_fallback(task.evaluate(export, space), {self.pool: task.pool}, export.spec)
-
     def evaluate(self, export: FrozenExport, space: Workspace) -> Outcome:
-        """`run` on a feature that the network has."""
         world, (train, val) = space.world, open_splits(space, several_labels=self.takes_several_labels)
         if train.has_several_labels:
             return self.class_by_class(export, space, train, val)

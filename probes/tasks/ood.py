@@ -15,13 +15,13 @@ from sklearn.metrics import roc_auc_score
 from checkpoints.flops import frozen_bytes
 from checkpoints.frozen import FrozenExport, FrozenSpec
 from engine.neighbours import search, search_bytes, search_seconds, unit_rows
-from engine.settings import Fraction, OneOrMoreDifferent, PositiveInt
-from engine.tasks import Metric, Outcome, Protocol, Task, Workspace
+from engine.settings import OneOrMoreDifferent, PositiveInt
+from engine.tasks import Metric, Outcome, Protocol, Workspace
 from engine.work import Kind, Part, Scale, Work
 from imagesets.sets import open_set, parse_url
 from probes.features.extract import BATCH, FeatureSet, extract, transform_of
-from probes.features.fallbacks import record_fallback, with_supported_pool
-from probes.features.kinds import FeatureKind, feature_bytes, feature_pass
+from probes.features.fallbacks import PooledTask
+from probes.features.kinds import feature_bytes, feature_pass
 from probes.scores import cost
 from probes.splits import open_splits
 
@@ -29,7 +29,7 @@ ACCEPTED = 0.95  # share of the validation images that the threshold of the fals
 
 
 @dataclass(frozen=True, kw_only=True)
-class Ood(Task):
+class Ood(PooledTask):
     """Settings of one evaluation."""
 
     WITHOUT_VALUES: ClassVar[tuple[str, ...]] = ("auroc*", "fpr95*")  # of pairs of images
@@ -37,17 +37,7 @@ class Ood(Task):
 
     sets: OneOrMoreDifferent[str] = ("noisydigits:",)  # URLs of image sets whose validation images are of another kind
     k: PositiveInt = 50  # neighbour by which an image is judged; fewer in a smaller gallery
-    pool: Literal["cls", "avg"] = "cls"  # the feature: class token or mean of the patches
-    crop: Fraction = 0.875  # images are resized to the network's image size / crop, and the centre is taken
-    interpolation: Literal["bilinear", "bicubic", "lanczos"] = "bicubic"  # of that resizing
     backend: Literal["faiss", "torch"] = "faiss"  # library of the search
-
-    @property
-    def kind(self) -> FeatureKind:
-        return FeatureKind(self.pool)
-
-    def check_network(self, spec: FrozenSpec) -> None:
-        with_supported_pool(self, spec).kind.check(spec, "ood")
 
     def check_images(self, space: Workspace) -> None:
         for url in self.sets:
@@ -77,17 +67,8 @@ class Ood(Task):
     def benchmark(self, export: FrozenExport, space: Workspace, seconds: float) -> dict[Kind, float]:
         return search_seconds(self.backend, space.device, export.spec.width)
 
-    def features(self, export: FrozenExport, space: Workspace) -> dict[str, tuple[FeatureKind, ...]]:
-        return {transform_of(export, space, self).name: (with_supported_pool(self, export.spec).kind,)}
-
-    def run(self, export: FrozenExport, space: Workspace) -> Outcome:
-        self.check_network(export.spec)
-        self.check_images(space)
-        task = with_supported_pool(self, export.spec)
-        return record_fallback(task.evaluate(export, space), {self.pool: task.pool}, export.spec)
-
     def evaluate(self, export: FrozenExport, space: Workspace) -> Outcome:
-        """`run` on a feature that the network has."""
+        self.check_images(space)
         train, val = open_splits(space)
         others = [open_set(url, "val") for url in self.sets]
         transform = transform_of(export, space, self)

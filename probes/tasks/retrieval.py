@@ -18,14 +18,14 @@ from checkpoints.flops import frozen_bytes
 from checkpoints.frozen import FrozenExport, FrozenSpec
 from engine.neighbours import unit_rows
 from engine.settings import Fraction, PositiveInt
-from engine.tasks import Outcome, Protocol, Task, Workspace
+from engine.tasks import Outcome, Protocol, Workspace
 from engine.work import Scale, Work
 from imagesets.schemes.revisited import ground_truth
 from imagesets.selection import evenly
 from imagesets.sets import ImageSet, open_set, parse_url
 from imagesets.transforms import planes
 from probes.features.extract import BATCH, extract, transform_of
-from probes.features.fallbacks import record_fallback, with_supported_pool
+from probes.features.fallbacks import PooledTask
 from probes.features.kinds import FeatureKind, feature_bytes, feature_pass
 from probes.retrieved import KAPPAS, SCALES, level_scores, multiscale, vectors_of
 from probes.scores import cost, mean_share
@@ -35,28 +35,17 @@ QUERIES = 1000  # of a set of classes at most, evenly spread: each is compared w
 
 
 @dataclass(frozen=True, kw_only=True)
-class Retrieval(Task):
+class Retrieval(PooledTask):
     """Settings of one evaluation."""
 
     COST: ClassVar[float] = 1.1  # after k-NN, which reads the same features of a set of classes
 
-    pool: Literal["cls", "avg"] = "cls"  # the feature: class token or mean of the patches
     size: PositiveInt = 224  # longer side of revisited sets' images, which are never enlarged
     scales: Literal["one", "three"] = "one"  # of revisited sets' images: whole, or also by 0.7 and 0.5
     crop: Fraction = 0.875  # of sets of classes: images are resized to the network's image size / crop
-    interpolation: Literal["bilinear", "bicubic", "lanczos"] = "bicubic"  # of that resizing
-
-    @property
-    def kind(self) -> FeatureKind:
-        return FeatureKind(self.pool)
-
-    def check_network(self, spec: FrozenSpec) -> None:
-        with_supported_pool(self, spec).kind.check(spec, "retrieval")
 
     def features(self, export: FrozenExport, space: Workspace) -> dict[str, tuple[FeatureKind, ...]]:
-        if parse_url(space.data)[0] == "revisited":
-            return {}
-        return {transform_of(export, space, self).name: (with_supported_pool(self, export.spec).kind,)}
+        return {} if parse_url(space.data)[0] == "revisited" else super().features(export, space)
 
     def summary(self, spec: FrozenSpec, images: Mapping[str, int]) -> dict[str, Any]:
         return {"image size": spec.image_size, "forward passes": sum(images.values()), "queries": images["val"]}
@@ -67,11 +56,9 @@ class Retrieval(Task):
         memory = max(feature_bytes(spec, train + val), frozen_bytes(spec, scale.batch_size or BATCH["cuda"]))
         return Work(parts=parts, memory=memory, disk=feature_bytes(spec, train + val))
 
-    def run(self, export: FrozenExport, space: Workspace) -> Outcome:
-        self.check_network(export.spec)
-        task = with_supported_pool(self, export.spec)
-        outcome = (task.revisited if parse_url(space.data)[0] == "revisited" else task.by_class)(export, space)
-        return record_fallback(outcome, {self.pool: task.pool}, export.spec)
+    def evaluate(self, export: FrozenExport, space: Workspace) -> Outcome:
+        is_revisited = parse_url(space.data)[0] == "revisited"
+        return self.revisited(export, space) if is_revisited else self.by_class(export, space)
 
     def by_class(self, export: FrozenExport, space: Workspace) -> Outcome:
         """Right is an image of the query's class."""
