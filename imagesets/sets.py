@@ -268,6 +268,11 @@ class ImageSet:
             state.update(fact)
         return state.hexdigest()
 
+    @property
+    def facts(self) -> dict[str, Any]:
+        """JSON values that say which images these are."""
+        return {"url": self.url, "split": self.split, "fingerprint": self.fingerprint, "images": len(self)}
+
     @cached_property
     def pages_note(self) -> str:
         """What to say of TIFF files of several pages, of which the first is read, by a few images; "" if none is."""

@@ -44,6 +44,11 @@ def hits_of(logits: Tensor, labels: Tensor) -> Hits:
     return Hits(*(values.cpu().numpy() for values in arrays))
 
 
+def joined_hits(parts: Sequence[Hits]) -> Hits:
+    """Those of all images, from parts of them."""
+    return Hits(*(np.concatenate(arrays) for arrays in zip(*parts, strict=True)))
+
+
 def percent(correct: np.ndarray) -> float:
     """Share of True in an array of bool, in percent."""
     return 100.0 * int(correct.sum()) / len(correct)

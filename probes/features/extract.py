@@ -229,6 +229,20 @@ def forward_batch(device: str) -> int:
     return BATCH.get(torch.device(device).type, BATCH["cpu"])
 
 
+def facts_of_pass(
+    images: ImageSet, unreadable: Mapping[int, str], transform: str, space: Workspace, batch: int
+) -> dict[str, Any]:
+    """JSON values about how features of images came about. unreadable: image -> why it was left out."""
+    return {
+        **images.facts,
+        "skipped": {images.path(index): unreadable[index] for index in sorted(unreadable)},
+        "transform": transform,
+        "precision": space.precision,
+        "batch_size": batch,
+        **({"compiled": True} if space.compiled else {}),
+    }
+
+
 def extract(
     export: FrozenExport,
     image_set: ImageSet,
@@ -368,17 +382,7 @@ class Order:
         arrays: dict[FeatureKind, Rows] = {kind: store.rows(kind.name) for kind in self.kinds}
         if unreadable:
             arrays = {kind: ChosenRows(store.rows(kind.name), indices) for kind in self.kinds}
-        facts = {
-            "url": image_set.url,
-            "split": image_set.split,
-            "fingerprint": image_set.fingerprint,
-            "images": len(image_set),
-            "skipped": {image_set.path(index): unreadable[index] for index in sorted(unreadable)},
-            "transform": self.transform.name,
-            "precision": self.space.precision,
-            "batch_size": store.batch,
-            **({"compiled": True} if self.space.compiled else {}),
-        }
+        facts = facts_of_pass(image_set, unreadable, self.transform.name, self.space, store.batch)
         return FeatureSet(
             arrays=arrays,
             labels=image_set.labels[indices],

@@ -9,7 +9,7 @@ An epoch's evaluation is shared by processes and threads. N images, B images of 
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -21,25 +21,9 @@ from imagesets.transforms import EvalTransform, normalise
 from probes.features.extract import Loaded, Reader, forward_batch, work_off
 from probes.finetune.settings import Select
 from probes.finetune.trainer import Training, TrainState
-from probes.scores import hits_of, log_likelihood, percent, prediction_arrays
+from probes.scores import Hits, hits_of, log_likelihood, percent, prediction_arrays
 
 Network = Callable[[Tensor], Tensor]  # (B, 3, S, S) uint8 on the CPU -> logits (B, C)
-
-
-class Correct(NamedTuple):
-    """Which images are right. All arrays (N,) float32, NaN where unreadable."""
-
-    top1: np.ndarray  # 1 where the label is the first guess, else 0
-    top5: np.ndarray  # the same for the first five guesses
-    predicted: np.ndarray  # class that is the first guess
-    confidence: np.ndarray  # its probability
-    nll: np.ndarray  # minus the logarithm of the label's probability
-    unreadable: dict[str, str]  # path -> reason
-
-    @property
-    def accuracy(self) -> float:
-        """Top-1 in percent of the readable images."""
-        return 100.0 * float(np.nanmean(self.top1, dtype=np.float64))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,8 +34,9 @@ class Evaluator:
     transform: EvalTransform
     space: Workspace  # its `workers` are threads on a CPU, loader processes otherwise
 
-    def __call__(self, network: Network) -> Correct:
-        """The result on all images, in every process. Raises UnreadableImage unless `space.skip_bad`."""
+    def __call__(self, network: Network) -> tuple[Hits, dict[str, str]]:
+        """The hits on all images (N,), float32 and NaN where unreadable, and path -> why; in every process. Raises
+        UnreadableImage unless `space.skip_bad`."""
         count, size = len(self.image_set), forward_batch(self.space.device)
         batches = {number: range(first, min(first + size, count)) for number, first in enumerate(range(0, count, size))}
         world = self.space.world
@@ -62,13 +47,12 @@ class Evaluator:
             for number, (hits, bad) in part.items():
                 arrays[:, batches[number]] = hits
                 unreadable |= {self.image_set.path(index): reason for index, reason in bad.items()}
-        top1, top5, predicted, confidence, nll = arrays
-        return Correct(top1, top5, predicted, confidence, nll, unreadable)
+        return Hits(*arrays), unreadable
 
     def evaluate_batches(
         self, network: Network, batches: dict[int, range]
     ) -> dict[int, tuple[np.ndarray, dict[int, str]]]:
-        """Number of each batch -> its hits (5, B), the arrays of `Correct`, and its unreadable images with reasons."""
+        """Number of each batch -> its hits (5, B), the arrays of `Hits`, and its unreadable images with reasons."""
         hits_of_batches = {}
 
         def evaluate(loaded: Loaded, span: range) -> None:
@@ -110,22 +94,21 @@ class ModelSelection:
             with training.autocast():
                 return classifier(normalise(pixels.to(training.space.device), self.mean, self.std)).float()
 
-        correct = (self.held or self.val)(network)
-        train_state.skipped["train" if self.held else "val"] |= correct.unreadable
+        hits, unreadable = (self.held or self.val)(network)
+        train_state.skipped["train" if self.held else "val"] |= unreadable
+        accuracy = 100.0 * float(np.nanmean(hits.top1, dtype=np.float64))
         earlier = max((entry[self.by] for entry in train_state.history), default=-1.0)
-        entry = {"epoch": training.epoch, self.by: correct.accuracy, "loss": training.losses[-1]}
+        entry = {"epoch": training.epoch, self.by: accuracy, "loss": training.losses[-1]}
         train_state.history.append(entry)
         is_best, is_last = entry[self.by] > earlier, training.epoch == training.settings.epochs
         if self.held and (is_best or is_last):
-            correct = self.val(network)
-            train_state.skipped["val"] |= correct.unreadable
+            hits, unreadable = self.val(network)
+            train_state.skipped["val"] |= unreadable
         if is_last if self.select == "last" else is_best:
             training.reported = {name: value.detach().cpu().clone() for name, value in classifier.state_dict().items()}
         for name, is_kept in (("best", is_best), ("last", is_last)):
             if is_kept:
-                kept = {"top1": correct.top1, "top5": correct.top5}
-                kept |= {"predicted": correct.predicted, "confidence": correct.confidence, "nll": correct.nll}
-                train_state.arrays |= {f"{name}_{array}": values for array, values in kept.items()}
+                train_state.arrays |= {f"{name}_{array}": values for array, values in hits._asdict().items()}
 
     def metrics(self, train_state: TrainState) -> dict[str, Metric]:
         """Accuracies of the reported and of the last epoch, and the likelihood of the reported one."""

@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from engine.optimisers import adapted
+from engine.settings import BelowOne, PositiveFloat, Validated
 from engine.training.schedules import Schedule
 
 Optimizer = Literal["sgd", "lars", "msn", "adamw"]
@@ -44,15 +45,13 @@ class Head:
 
 
 @dataclass(frozen=True, kw_only=True)
-class HeadSettings:
+class HeadSettings(Validated):
     """Settings that all heads share."""
 
-    optimizer: Optimizer = "sgd"  # SGD with momentum, LARS, MSN's SGD, or AdamW with torch's own betas
-    momentum: float = 0.9  # of the optimiser
-    # What precedes the linear layer: nothing, BatchNorm without affine parameters, or MSN's trained LayerNorm followed
-    # by L2 normalisation, which optimizer="msn" trains.
-    entry: Entry = "plain"
-    eps: float = 1e-5  # of that norm
+    optimizer: Optimizer = "sgd"  # sgd with momentum, LARS, MSN's own SGD, or AdamW
+    momentum: BelowOne = 0.9  # of the optimizer
+    entry: Entry = "plain"  # norm in front of a head: none, batch norm without parameters, or MSN's trained layer norm
+    eps: PositiveFloat = 1e-5  # of that norm
 
 
 class HeadGroup:

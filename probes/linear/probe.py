@@ -1,31 +1,53 @@
-"""A linear probe of one export on one image set: its features, its training, its outcome; and several together."""
+"""Probes that train a sweep of heads: settings; features, training and outcome on one export and image set; several
+together."""
 
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import product
 from pathlib import Path
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Literal, Self
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from checkpoints.backbone import Backbone
-from checkpoints.flops import frozen_bytes
-from checkpoints.frozen import FrozenExport
+from checkpoints.frozen import FrozenExport, FrozenSpec
 from engine.rows import are_equal
+from engine.settings import (
+    Fraction,
+    NonNegativeFloat,
+    NonNegativeInt,
+    OneOrMoreDifferent,
+    PositiveFloat,
+    PositiveInt,
+    ProperFraction,
+    TwoOrMore,
+    check_less,
+)
 from engine.tasks import Outcome, SelectOn, Task, Workspace, settings_of
-from engine.work import Kind, Part, Scale, Work, seconds_of
+from engine.training.schedules import Schedule, TrainProgress
+from imagesets.random_crops import CropRule
 from imagesets.sets import ImageSet, kept_folder
-from probes.features.extract import FeatureSet, extract, forward_batch, transform_of
+from probes.features.extract import FeatureSet, extract, facts_of_pass, forward_batch, transform_of
 from probes.features.fallbacks import record_fallback
-from probes.features.kinds import FLOAT, feature_bytes, feature_pass
-from probes.linear.augmented import AugmentedStream
-from probes.linear.batches import BLOCK, CachedBatches, EpochPlan, Table
-from probes.linear.settings import LinearSettings, SweepSettings
+from probes.features.kinds import FeatureKind
+from probes.linear.augmented import Augmentation, AugmentedStream
+from probes.linear.batches import CachedBatches, EpochPlan, Table
 from probes.linear.sweep import ConcurrentSweeps, Sweep, TrainEpoch, divided, from_cache
-from probes.scores import Hits, accuracy, cost, log_likelihood, prediction_arrays, with_class_means
+from probes.scores import (
+    Hits,
+    accuracy,
+    cost,
+    hits_of,
+    joined_hits,
+    log_likelihood,
+    prediction_arrays,
+    with_class_means,
+)
 from probes.splits import check_labels, held_out, open_splits, without_held_out
 
 # Of a training's state on disk; raise it when the same settings would train otherwise. 2: the order of augmented images
@@ -34,11 +56,136 @@ VERSION = 2
 
 
 @dataclass(frozen=True, kw_only=True)
+class SweepTask(Task):
+    """Base of probes that train a sweep of heads, one for every readout, learning rate and weight decay, on all but the
+    images that select one of them; several of one stream of augmented images train together."""
+
+    COST: ClassVar[float] = 2.0  # after k-NN, whose pass over the images also serves the cached protocols
+
+    lrs: OneOrMoreDifferent[PositiveFloat] = (0.001,)  # learning rates for 256 images; times batch / 256
+    weight_decays: OneOrMoreDifferent[NonNegativeFloat] = (0.0,)  # of the heads
+    norm: bool = True  # read behind the network's final norm
+    crop_rule: CropRule = "torchvision"  # whose random crop it is
+    train_interpolation: Literal["bilinear", "bicubic"] = "bilinear"  # of resizing the random crops
+    batch: TwoOrMore = 1024  # images in a step; all training images where they are fewer
+    epochs: PositiveInt = 100  # passes over the training images
+    warmup_epochs: NonNegativeInt = 0  # over which the rate rises from 0
+    drop_last: bool = False  # leave out the images of an epoch that do not fill a batch
+    select: SelectOn = "holdout"  # images that select head and epoch: held-out ones, or validation's
+    holdout: ProperFraction = 0.1  # share of the training images that is held out for this
+    crop: Fraction = 0.875  # images are resized to the network's image size / crop, and the centre is taken
+    interpolation: Literal["bilinear", "bicubic", "lanczos"] = "bicubic"  # of that resizing
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_less(self, "warmup_epochs", "epochs")
+
+    def divided_images(self, images: int) -> tuple[EpochPlan, int]:
+        """An epoch of so many training images, as a plan counts it, and how many of them are held out."""
+        held = round(self.holdout * images) if self.select == "holdout" else 0
+        return EpochPlan(rows=images - held, asked=self.batch, drop_last=self.drop_last, seed=0), held
+
+    @property
+    def rates(self) -> list[tuple[float, float]]:
+        """(weight decay, learning rate) of the heads of each readout."""
+        return list(product(self.weight_decays, self.lrs))
+
+    @property
+    def augmentation(self) -> Augmentation:
+        """Of the training images, where heads train on random crops."""
+        return Augmentation(rule=self.crop_rule, interpolation=self.train_interpolation)
+
+    @property
+    def augment(self) -> bool:
+        """Whether heads train on random crops."""
+        return True
+
+    @property
+    def kinds_by_readout(self) -> dict[str, tuple[FeatureKind, ...]]:
+        """Readout -> the features that a head reads side by side."""
+        raise NotImplementedError
+
+    @property
+    def kinds(self) -> tuple[FeatureKind, ...]:
+        """Everything that is read of images without augmentation, each once."""
+        return tuple(dict.fromkeys(kind for kinds in self.kinds_by_readout.values() for kind in kinds))
+
+    def widths(self, width: int) -> dict[str, int]:
+        """Readout -> its width."""
+        return {readout: width * len(kinds) for readout, kinds in self.kinds_by_readout.items()}
+
+    @property
+    def schedule(self) -> Schedule:
+        """Of the learning rates."""
+        raise NotImplementedError
+
+    def heads(self, width: int, classes: int, batch: int, space: Workspace, own: range | None = None) -> Any:
+        """All heads of the grid, Heads or AttentiveHeads. own: those of this process."""
+        raise NotImplementedError
+
+    def with_supported_readouts(self, spec: FrozenSpec) -> tuple[Self, dict[str, str]]:
+        """These settings with readouts that the network supports, and protocol's readout -> the one that is read."""
+        raise NotImplementedError
+
+    def probe(self, export: FrozenExport, space: Workspace) -> "Probe":
+        """The training on one export and image set."""
+        return Probe.of(self, export, space)
+
+    def completed(self, outcome: Outcome, probe: "Probe", sweep: Sweep) -> Outcome:
+        """The outcome with what follows its training."""
+        return outcome
+
+    def stream(self, export: FrozenExport, space: Workspace) -> str:
+        return self.augmentation.name if self.augment else ""
+
+    def selecting(self, select: SelectOn) -> Self:
+        return replace(self, select=select)
+
+    def run(self, export: FrozenExport, space: Workspace) -> Outcome:
+        ((_, outcome),) = self.together([self], export, space)
+        if isinstance(outcome, Exception):
+            raise outcome
+        return outcome
+
+    @classmethod
+    def together(
+        cls, tasks: Sequence["SweepTask"], export: FrozenExport, space: Workspace
+    ) -> Iterator[tuple[int, Outcome | Exception]]:
+        space = replace(space, wanted=wanted_by(tasks, export, space))
+        probes: dict[Path, list[tuple[int, Probe]]] = {}  # folder of a training -> who asks for it
+        for place, task in enumerate(tasks):
+            try:
+                probe = task.probe(export, space)
+            except Exception as error:  # of this task alone
+                yield place, error
+            else:
+                probes.setdefault(probe.folder, []).append((place, probe))
+        if not probes:
+            return
+        for sweep in concurrent_sweeps([asking[0][1] for asking in probes.values()]).run():
+            for number, (place, probe) in enumerate(probes[sweep.folder]):
+                if sweep.error:
+                    yield place, sweep.error
+                else:
+                    yield place, tasks[place].completed(probe.outcome(sweep, spent=not number), probe, sweep)
+
+
+def wanted_by(tasks: Sequence[SweepTask], export: FrozenExport, space: Workspace) -> dict[str, tuple[Any, ...]]:
+    """What these tasks, beside others of the run, read of images without augmentation; one pass extracts it for all."""
+    kinds_of = dict(space.wanted)
+    for task in tasks if len(tasks) > 1 else ():
+        with suppress(ValueError):  # a task that does not suit the network fails on its own
+            name, kinds = transform_of(export, space, task).name, task.with_supported_readouts(export.spec)[0].kinds
+            kinds_of[name] = tuple(dict.fromkeys([*kinds_of.get(name, ()), *kinds]))
+    return kinds_of
+
+
+@dataclass(frozen=True, kw_only=True)
 class Probe:
     """A task on one export and image set: the features that it selects by and is reported on, its training, and its
     outcome."""
 
-    task: SweepSettings  # with readouts that the network has
+    task: SweepTask  # with readouts that the network has
     read: Mapping[str, str]  # readout asked for -> the one read
     export: FrozenExport
     space: Workspace
@@ -49,7 +196,7 @@ class Probe:
     queries: FeatureSet  # of the validation images
 
     @classmethod
-    def of(cls, task: SweepSettings, export: FrozenExport, space: Workspace) -> Self:
+    def of(cls, task: SweepTask, export: FrozenExport, space: Workspace) -> Self:
         """Extract what is not on disk. ValueError for classes that cannot be held out, or have no training image."""
         supported, read = task.with_supported_readouts(export.spec)
         train, val = open_splits(space)
@@ -130,21 +277,31 @@ class Probe:
 
     def sweep(self, own: range) -> Sweep:
         """The training; this process has its heads `own`."""
-        task, (features, rows) = self.task, self.evaluated
+        task, readouts = self.task, self.task.kinds_by_readout
         heads = task.heads(self.export.spec.width, len(self.train.classes), self.plan.size, self.space, own)
-        table = self.table(features, heads.readouts)
         return Sweep(
             heads=heads,
             plan=self.plan,
             rows=self.rows,
-            kinds=task.kinds,
-            readouts=table.readouts,
-            count_hits=lambda heads: sum(heads.hits(*block) for block in table.blocks(rows)),
+            kinds=tuple(dict.fromkeys(kind for kinds in readouts.values() for kind in kinds)),
+            readouts={name: kinds for name, kinds in readouts.items() if name in heads.readouts},
+            step_heads=self.step_heads,
+            count_hits=self.count_hits,
             epochs=task.epochs,
-            schedule=task.schedule,
             folder=self.folder,
             augmentation=task.augmentation,
         )
+
+    def step_heads(self, heads: Any, features: Mapping[str, Tensor], labels: Tensor, progress: TrainProgress) -> None:
+        """A step of this process's heads on features (B, D) of every readout and labels (B,)."""
+        heads.step(features, labels, self.task.schedule.at(1.0, progress))
+
+    def count_hits(self, heads: Any) -> Tensor:
+        """How many of the images that select a head each of this process's gets right (h,) int64."""
+        if not heads.own:
+            return torch.empty(0, dtype=torch.int64)
+        features, rows = self.evaluated
+        return sum(heads.hits(*block) for block in self.table(features, heads.readouts).blocks(rows))
 
     def stream(self) -> AugmentedStream:
         """Of the training images."""
@@ -169,21 +326,12 @@ class Probe:
         """The facts of the training images; with augmentation, in the form of `FeatureSet.facts`."""
         if not self.task.augment:
             return self.gallery.facts
-        train = self.train
-        skipped = {train.path(index): sweep.skipped[index] for index in sorted(sweep.skipped)}
-        skipped |= self.gallery.facts["skipped"] if self.task.select == "holdout" else {}
-        return {
-            "url": train.url,
-            "split": train.split,
-            "fingerprint": train.fingerprint,
-            "images": len(train),
-            "skipped": skipped,
-            # A policy's images, whose name follows, are always decoded exactly.
-            "transform": re.sub("exact$", self.space.decode, self.task.augmentation.name),
-            "precision": self.space.precision,
-            "batch_size": self.chunk,
-            **({"compiled": True} if self.space.compiled else {}),
-        }
+        # A policy's images, whose name follows, are always decoded exactly.
+        transform = re.sub("exact$", self.space.decode, self.task.augmentation.name)
+        facts = facts_of_pass(self.train, sweep.skipped, transform, self.space, self.chunk)
+        if self.task.select == "holdout":
+            facts["skipped"] |= self.gallery.facts["skipped"]
+        return facts
 
     def warnings(self) -> list[str]:
         """Why to doubt the numbers, a line each."""
@@ -204,8 +352,19 @@ class Probe:
         return lines
 
     def hits(self, sweep: Sweep) -> dict[str, Hits]:
-        """Of the chosen heads on the validation images."""
-        return sweep.chosen(self.table(self.queries, sweep.heads.readouts), self.space.world)
+        """Of the chosen heads on the validation images, in every process."""
+        table = self.table(self.queries, sweep.heads.readouts)
+
+        def of_head(head: Any) -> Hits:
+            blocks = table.blocks(np.arange(len(table.labels)))
+            return joined_hits([hits_of(head.logits(features)[:, 0], labels) for features, labels in blocks])
+
+        return self.from_all(lambda: {name: of_head(head) for name, head in sweep.own_chosen().items()})
+
+    def from_all(self, own: Callable[[], dict[str, Hits]]) -> dict[str, Hits]:
+        """The hits of all chosen heads, in every process. own: those of this process's."""
+        everywhere = {name: hits for part in self.space.world.gather_results(own) for name, hits in part.items()}
+        return {name: everywhere[name] for name in ("top1", "top1_last")}
 
     def spending(self, sweep: Sweep, spent: bool) -> dict[str, float]:
         """What the run cost. The sum over results is what was computed; beside it stands what was shared."""
@@ -252,111 +411,3 @@ def concurrent_sweeps(probes: Sequence[Probe]) -> ConcurrentSweeps:
     return ConcurrentSweeps(
         sweeps=sweeps, train_epoch=epochs, label=f"{what} on {train.url} {train.split}", world=world
     )
-
-
-@dataclass(frozen=True, kw_only=True)
-class SweepTask(SweepSettings, Task):
-    """Base of probes that train a sweep of heads; several of one stream of augmented images train together."""
-
-    COST: ClassVar[float] = 2.0  # after k-NN, whose pass over the images also serves the cached protocols
-
-    def probe(self, export: FrozenExport, space: Workspace) -> Probe:
-        """The training on one export and image set."""
-        return Probe.of(self, export, space)
-
-    def completed(self, outcome: Outcome, export: FrozenExport, space: Workspace) -> Outcome:
-        """The outcome with what follows its training."""
-        return outcome
-
-    def stream(self, export: FrozenExport, space: Workspace) -> str:
-        return self.augmentation.name if self.augment else ""
-
-    def selecting(self, select: SelectOn) -> Self:
-        return replace(self, select=select)
-
-    def run(self, export: FrozenExport, space: Workspace) -> Outcome:
-        ((_, outcome),) = self.together([self], export, space)
-        if isinstance(outcome, Exception):
-            raise outcome
-        return outcome
-
-    @classmethod
-    def together(
-        cls, tasks: Sequence["SweepTask"], export: FrozenExport, space: Workspace
-    ) -> Iterator[tuple[int, Outcome | Exception]]:
-        space = replace(space, wanted=wanted_by(tasks, export, space))
-        probes: dict[Path, list[tuple[int, Probe]]] = {}  # folder of a training -> who asks for it
-        for place, task in enumerate(tasks):
-            try:
-                probe = task.probe(export, space)
-            except Exception as error:  # of this task alone
-                yield place, error
-            else:
-                probes.setdefault(probe.folder, []).append((place, probe))
-        if not probes:
-            return
-        for sweep in concurrent_sweeps([asking[0][1] for asking in probes.values()]).run():
-            for number, (place, probe) in enumerate(probes[sweep.folder]):
-                if sweep.error:
-                    yield place, sweep.error
-                else:
-                    yield place, tasks[place].completed(probe.outcome(sweep, spent=not number), export, space)
-
-
-def wanted_by(tasks: Sequence[SweepTask], export: FrozenExport, space: Workspace) -> dict[str, tuple[Any, ...]]:
-    """What these tasks, beside others of the run, read of images without augmentation; one pass extracts it for all."""
-    kinds_of = dict(space.wanted)
-    for task in tasks if len(tasks) > 1 else ():
-        with suppress(ValueError):  # a task that does not suit the network fails on its own
-            name, kinds = transform_of(export, space, task).name, task.with_supported_readouts(export.spec)[0].kinds
-            kinds_of[name] = tuple(dict.fromkeys([*kinds_of.get(name, ()), *kinds]))
-    return kinds_of
-
-
-def work_of_heads(task: LinearSettings, scale: Scale) -> Work:
-    """All heads, trained on the training images and judged by those held out, or else by those of validation.
-
-    A step costs two products with the features, one for the logits and one for the gradient.
-    """
-    spec, train, val, classes = scale.spec, scale.images["train"], scale.images["val"], scale.classes
-    plan, held = task.divided_images(train)
-    widths = [width for width in task.widths(spec.width).values() for _ in task.rates]
-    seen = min(plan.rows, plan.count * plan.size)
-    product = 2.0 * sum(widths) * classes
-    passes = (
-        (feature_pass(spec, task.epochs * seen, "augmented", "crops"), feature_pass(spec, held, "held out"))
-        if task.augment
-        else (feature_pass(spec, train, "train"),)
-    )
-    parts = (
-        *passes,
-        feature_pass(spec, val, "val"),
-        Part(kind="head steps", count=task.epochs * plan.count, flops=2 * product * plan.size),
-        Part(kind="head images", count=task.epochs * (held or val) + val, flops=product),
-    )
-    kept = feature_bytes(spec, val + (held if task.augment else train), len(task.kinds))
-    weights = 3 * FLOAT * sum(widths) * classes  # with momentum and gradient
-    passing = frozen_bytes(spec, scale.batch_size or forward_batch(scale.device))
-    memory = passing + weights + FLOAT * plan.size * (sum(widths) / len(widths) + 3 * classes)
-    return Work(parts=parts, iterations=task.epochs * plan.count, memory=memory, disk=kept + 2 * weights)
-
-
-def seconds_of_heads(
-    task: LinearSettings, width: int, train: ImageSet, space: Workspace, seconds: float
-) -> dict[Kind, float]:
-    """Seconds of a step of all heads and of classifying one image, on noise around class means. width: of the network.
-
-    Heads become sure of such features within a few steps, as in training: their gradients underflow, and subnormal
-    numbers make a step up to four times as slow on some CPUs.
-    """
-    batch, classes = min(task.batch, len(train)), len(train.classes)
-    heads = task.heads(width, classes, batch, space)
-    labels = torch.randint(classes, (batch,), device=space.device)
-    inputs = {
-        name: torch.randn(classes, size, device=space.device)[labels] + torch.randn(batch, size, device=space.device)
-        for name, size in task.widths(width).items()
-    }
-    step = seconds_of(lambda: heads.step(inputs, labels, 1.0).sum().item(), seconds / 2)
-    few = {name: value[:BLOCK] for name, value in inputs.items()}
-    judging = seconds_of(lambda: heads.hits(few, labels[:BLOCK]).sum().item(), seconds / 2)
-    return {"head steps": step, "head images": judging / min(batch, BLOCK)}

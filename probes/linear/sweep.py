@@ -23,15 +23,16 @@ from engine.distributed import World
 from engine.files import locked
 from engine.progress import Progress
 from engine.training.interruptions import Stopped, StopRequest, Timer, listening
-from engine.training.schedules import Schedule, TrainProgress
+from engine.training.schedules import TrainProgress
 from engine.training.states import State, load_state, newest_whole, save_state, states
 from probes.features.kinds import FeatureKind
 from probes.linear.augmented import Augmentation
-from probes.linear.batches import CachedBatches, EpochPlan, Readouts, Table
+from probes.linear.batches import CachedBatches, EpochPlan, Readouts
 from probes.linear.heads import LR_BATCH, Head, Heads
-from probes.scores import Hits, hits_of
 
-CountHits = Callable[[Heads], Tensor]  # heads -> number of selection images that each own head gets right (h,)
+# A step of heads on features (B, D) of every readout and labels (B,).
+StepHeads = Callable[[Any, Mapping[str, Tensor], Tensor, TrainProgress], object]
+CountHits = Callable[[Any], Tensor]  # heads -> number of selection images that each own head gets right (h,)
 
 
 class Counted(NamedTuple):
@@ -50,9 +51,9 @@ class Sweep:
     rows: np.ndarray  # (n,) images of the set that it trains on
     kinds: Sequence[FeatureKind]  # that all heads read
     readouts: Readouts  # that the heads of this process read
+    step_heads: StepHeads
     count_hits: CountHits
     epochs: int  # of the whole training
-    schedule: Schedule  # of the learning rates
     folder: Path  # of the training states
     augmentation: Augmentation  # of the images that it trains on, unless they are cached features
     history: np.ndarray = field(init=False)  # (E, H) selection images right after each epoch, -1 once diverged
@@ -86,18 +87,12 @@ class Sweep:
         """Train the own heads on batch `number` of the epoch: features (B, D) of every readout, labels (B,)."""
         self.iteration = number
         if self.heads.own:
-            self.train(features, labels)
+            self.step_heads(self.heads, features, labels, self.progress)
         self.iteration = number + 1
-
-    def train(self, features: Mapping[str, Tensor], labels: Tensor) -> None:
-        """A step of the own heads."""
-        self.heads.step(features, labels, self.schedule.at(1.0, self.progress))
 
     def counted(self) -> Counted:
         """Evaluate the own heads."""
-        none = np.empty(0, np.int64)
-        hits = self.count_hits(self.heads).cpu().numpy() if self.heads.own else none
-        return Counted(hits, self.heads.diverged.cpu().numpy())
+        return Counted(self.count_hits(self.heads).cpu().numpy(), self.heads.diverged.cpu().numpy())
 
     def end_epoch(self, parts: Sequence[Counted]) -> None:
         """Record what all processes counted, in the order of ranks, and copy the best head. Sets `error` if all heads
@@ -129,13 +124,8 @@ class Sweep:
         """The head that is best after the last epoch."""
         return int(self.history[-1].argmax())
 
-    def chosen(self, table: Table, world: World) -> dict[str, Hits]:
-        """The hits of the best head and of the last epoch's best on every image of a table, in every process."""
-
-        return from_all(world, lambda: {name: hits_in(head, table) for name, head in self.own_chosen().items()})
-
     def own_chosen(self) -> dict[str, Heads]:
-        """By metric, the chosen heads that are this process's."""
+        """By metric, the best head and the last epoch's best, those that are this process's."""
         heads = {"top1": self.best} if self.best is not None else {}
         if self.last_place in self.heads.own:
             heads["top1_last"] = self.heads.alone(self.last_place)
@@ -197,19 +187,6 @@ class Sweep:
             self.best = self.heads.alone(self.best_place)
             self.best.load(state.under("best."))
         self.history = state.tensors["history"].numpy().copy()
-
-
-def from_all(world: World, own: Callable[[], dict[str, Hits]]) -> dict[str, Hits]:
-    """The hits of all chosen heads, in every process. own: those of this process's."""
-    everywhere = {name: hits for part in world.gather_results(own) for name, hits in part.items()}
-    return {name: everywhere[name] for name in ("top1", "top1_last")}
-
-
-def hits_in(head: Heads, table: Table) -> Hits:
-    """Of a single head, on every image of a table."""
-    blocks = table.blocks(np.arange(len(table.labels)))
-    parts = [hits_of(head.logits(features)[:, 0], labels) for features, labels in blocks]
-    return Hits(*(np.concatenate(part) for part in zip(*parts, strict=True)))
 
 
 SAVE_EVERY = 10.0  # least seconds between two states; that of 45 heads of 1000 classes is a file of 140 MB

@@ -23,6 +23,7 @@ from torch import Tensor
 from engine.distributed import World
 from engine.progress import Progress
 from engine.rows import row_slices
+from engine.settings import BelowOne, OneOrMoreDifferent, PositiveFloat, PositiveInt, Validated
 from imagesets.selection import quotas, stratified_sample
 from probes.lowshot import cyanure_solver, logistic
 from probes.lowshot.blocks import BlockedRows, fit_in_blocks
@@ -42,6 +43,34 @@ SOLVERS: Mapping[Solver, tuple[Callable[..., logistic.Fit], float, int]] = {
 IN_MEMORY = 1 << 24
 CHAIN = 5  # lambdas whose fits begin with the weights of the one before; fixed, so that processes can share the others
 UNFITTED = 0.9  # of ln C, the objective at W = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class FitSettings(Validated):
+    """How every subset is fitted."""
+
+    lambdas: OneOrMoreDifferent[PositiveFloat] = (0.1,)  # weights of the penalty, as the source writes them
+    # How a lambda becomes the coefficient of 0.5 ||W||^2 against the mean loss: divided by the number n of training
+    # images, or as it is.
+    lambda_convention: Convention = "divided by n"
+    # Share of the training images that chooses among the lambdas, of which one is then fitted to all images and
+    # reported; 0: every lambda is reported.
+    holdout: BelowOne = 0.0
+    solver: Solver = "lbfgs"  # library that minimises: ours, or cyanure as in the source
+    tolerance: PositiveFloat | None = None  # certified relative gap to stop at; none: the solver's own
+    max_iterations: PositiveInt | None = None  # of a fit, epochs for cyanure; none: the solver's own
+
+    @property
+    def gap_allowed(self) -> float:
+        return SOLVERS[self.solver][1] if self.tolerance is None else self.tolerance
+
+    @property
+    def iterations_allowed(self) -> int:
+        return self.max_iterations or SOLVERS[self.solver][2]
+
+    def effective(self, raw: float, count: int) -> float:
+        """Coefficient of 0.5 ||W||^2 against the mean loss of `count` images, for a lambda."""
+        return raw / count if self.lambda_convention == "divided by n" else raw
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,34 +105,30 @@ class Fitter:
     """Settings of the fits, and what they work on.
 
     train (N, D), val (V, D): prepared features in their files. labels (N,), val_labels (V,): int64 in 0..C-1.
-    tolerance, max_iterations: the solver's own when None. holdout: share of the rows that selects among `lambdas`, by
-    the mean of the accuracies in each class if `per_class`, else by top-1 accuracy (dinov2 eval/log_regression.py:328).
+    per_class: whether held-out rows select lambda by the mean of the accuracies in each class, else by top-1 accuracy
+    (dinov2 eval/log_regression.py:328).
     Where `is_large` says so, the rows of a fit stay in their file (probes/lowshot/blocks.py), and the processes of the
     world given share them; any other fit is one process's own, with its rows in memory.
     """
 
+    settings: FitSettings
     train: PreparedRows
     labels: np.ndarray
     val: PreparedRows
     val_labels: np.ndarray
     classes: int
-    lambdas: Sequence[float]
-    lambda_convention: Convention
-    holdout: float
-    solver: Solver
-    tolerance: float | None
-    max_iterations: int | None
     seed: int
     per_class: bool = False
 
     def is_large(self, count: int) -> bool:
         """Whether a fit of `count` rows is made in blocks. Decided by sizes alone, so that numbers do not depend on the
         machine."""
-        return self.solver == "lbfgs" and count * max(self.classes, self.train.width) > IN_MEMORY
+        return self.settings.solver == "lbfgs" and count * max(self.classes, self.train.width) > IN_MEMORY
 
     def chains(self) -> list[Sequence[float]]:
         """The lambdas, a few at a time: those whose fits begin where the one before ended."""
-        return [self.lambdas[start : start + CHAIN] for start in range(0, len(self.lambdas), CHAIN)]
+        lambdas = self.settings.lambdas
+        return [lambdas[start : start + CHAIN] for start in range(0, len(lambdas), CHAIN)]
 
     def fit(
         self, name: str, rows: np.ndarray, lambdas: Sequence[float], tried: Sequence[Tried], world: World
@@ -123,14 +148,14 @@ class Fitter:
     def try_out(self, name: str, rows: np.ndarray, lambdas: Sequence[float], world: World) -> list[Tried]:
         """How fits of some rows, but for a share of each class, do on that share. Gaps are recorded, not demanded."""
         counts = np.bincount(self.labels[rows], minlength=self.classes)
-        total = round(self.holdout * len(rows))
+        total = round(self.settings.holdout * len(rows))
         shares = quotas(counts, total)
         if (shares >= counts).any():  # not always: equal shares of other classes would change with these bounds
             shares = quotas(counts - 1, total)
         if not shares.any():
             raise ValueError(
-                f"{name}: holding out {self.holdout:g} of {len(rows)} images leaves nothing to choose lambda by; "
-                "--set lowshot.holdout=0, or use more images"
+                f"{name}: holding out {self.settings.holdout:g} of {len(rows)} images leaves nothing to choose lambda "
+                "by; --set lowshot.holdout=0, or use more images"
             )
         held = np.zeros(len(rows), bool)
         held[stratified_sample(self.labels[rows], shares, self.seed)] = True
@@ -145,24 +170,21 @@ class Fitter:
 
     def choose(self, name: str, rows: np.ndarray, tried: Sequence[Tried]) -> float:
         """The lambda that did best on held-out rows, the first of equals; fits above tolerance are not chosen."""
-        certain = [entry for entry in tried if entry.gap <= self.gap_allowed]
+        certain = [entry for entry in tried if entry.gap <= self.settings.gap_allowed]
         if not certain:
             self.demand(name, tried[-1].raw, len(rows), tried[-1].gap, tried[-1].iterations)
         return max(certain, key=lambda entry: entry.per_class if self.per_class else entry.top1).raw
 
     def minimised(self, rows: np.ndarray, raw: float, start: Tensor | None, world: World) -> logistic.Fit:
         """The fit of some rows, begun from `start` (D, C) by the solver that can; the caller checks its gap."""
-        minimise, _, iterations = SOLVERS[self.solver]
-        labels = torch.from_numpy(self.labels[rows]).to(self.train.device)
-        penalty = self.effective(raw, len(rows))
-        gap, most = self.gap_allowed, self.max_iterations or iterations
+        settings, labels = self.settings, torch.from_numpy(self.labels[rows]).to(self.train.device)
+        penalty, gap, most = settings.effective(raw, len(rows)), settings.gap_allowed, settings.iterations_allowed
         if self.is_large(len(rows)):
             blocks = BlockedRows(source=self.train, rows=rows, labels=labels, world=world)
             return fit_in_blocks(blocks, self.classes, penalty, tolerance=gap, max_iterations=most, start=start)
-        begin = {"start": start} if self.solver == "lbfgs" else {}
-        return minimise(
-            self.train.read(rows), labels, self.classes, penalty, tolerance=gap, max_iterations=most, **begin
-        )
+        begin = {"start": start} if settings.solver == "lbfgs" else {}
+        minimise, features = SOLVERS[settings.solver][0], self.train.read(rows)
+        return minimise(features, labels, self.classes, penalty, tolerance=gap, max_iterations=most, **begin)
 
     def right(self, rows: np.ndarray, weights: Tensor, world: World) -> np.ndarray:
         """Which of some training rows weights (D, C) get right (n,) bool; the processes share them."""
@@ -171,21 +193,14 @@ class Fitter:
         shares = world.gather_results(lambda: guesses(self.train, own, weights) == self.labels[own])
         return np.concatenate(shares)
 
-    @property
-    def gap_allowed(self) -> float:
-        return SOLVERS[self.solver][1] if self.tolerance is None else self.tolerance
-
-    def effective(self, raw: float, count: int) -> float:
-        """Coefficient of 0.5 ||W||^2 against the mean loss of `count` images."""
-        return raw / count if self.lambda_convention == "divided by n" else raw
-
     def demand(self, name: str, raw: float, count: int, gap: float, iterations: int) -> None:
         """ValueError for a fit that is not certified to be near the optimum: no number comes of it."""
-        if not gap <= self.gap_allowed:
+        settings = self.settings
+        if not gap <= settings.gap_allowed:
             raise ValueError(
-                f"{name}: the optimum for lambda {raw:g} ({self.effective(raw, count):.3g} against the mean loss) was "
-                f"not reached: gap {gap:.1e} after {iterations} iterations of {self.solver}, "
-                f"{self.gap_allowed:.0e} asked; raise --set lowshot.max_iterations=N, or lambdas"
+                f"{name}: the optimum for lambda {raw:g} ({settings.effective(raw, count):.3g} against the mean loss) "
+                f"was not reached: gap {gap:.1e} after {iterations} iterations of {settings.solver}, "
+                f"{settings.gap_allowed:.0e} asked; raise --set lowshot.max_iterations=N, or lambdas"
             )
 
     def evaluated(
@@ -198,8 +213,8 @@ class Fitter:
         record: dict[str, Any] = {
             "images": len(rows),
             "lambda": raw,
-            "lambda_convention": self.lambda_convention,
-            "lambda_effective": self.effective(raw, len(rows)),
+            "lambda_convention": self.settings.lambda_convention,
+            "lambda_effective": self.settings.effective(raw, len(rows)),
             "objective": fit.objective,
             "gap": fit.gap,
             "iterations": fit.iterations,
@@ -221,11 +236,12 @@ class Fitter:
         untouched = math.log(self.classes)
         if objective <= UNFITTED * untouched:
             return ""
-        remedy = "; MSN and MOCA divide lambda by n" if self.lambda_convention == "as is" else ""
+        convention, penalty = self.settings.lambda_convention, self.settings.effective(raw, count)
+        remedy = "; MSN and MOCA divide lambda by n" if convention == "as is" else ""
         return (
             f"nothing was fitted: the objective ends at {objective:.4f} and began at ln {self.classes} = "
-            f"{untouched:.4f}; lambda {raw:g}, {self.lambda_convention}, is {self.effective(raw, count):.3g} against "
-            f"the mean loss, too much for these features{remedy}"
+            f"{untouched:.4f}; lambda {raw:g}, {convention}, is {penalty:.3g} against the mean loss, too much for "
+            f"these features{remedy}"
         )
 
 
@@ -273,11 +289,11 @@ def fits_of_subsets(
     All processes call it and get the same. ValueError for a fit that is not certified, as in Fitter.
     """
     units = [Unit(part, chain) for part in range(len(rows)) for chain in fitter.chains()]
-    total = len(units) + (len(rows) if fitter.holdout else 0)
+    total = len(units) + (len(rows) if fitter.settings.holdout else 0)
     with Progress("logistic regression", total, "fits", quiet=not world.is_rank0) as progress:
         division = Division(fitter, rows, world, progress.advance)
         tried: list[list[Tried]] = [[] for _ in rows]
-        if fitter.holdout:
+        if fitter.settings.holdout:
             tried = division.joined(
                 units, lambda unit, team: fitter.try_out(names[unit.part], rows[unit.part], unit.lambdas, team)
             )

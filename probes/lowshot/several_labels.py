@@ -43,11 +43,11 @@ class ClassByClass:
             raise ValueError(f"no training image shows {self.classes[lacking[0]]!r}; add some, or raise --limit")
         judged = [np.flatnonzero(column >= 0) for column in self.labels.T]
         units = [Unit(part, chain) for part in range(len(judged)) for chain in self.fitter.chains()]
-        total = len(units) * bool(self.fitter.holdout) + len(judged)
+        total = len(units) * bool(self.fitter.settings.holdout) + len(judged)
         with Progress("logistic regression", total, "fits", quiet=not world.is_rank0) as progress:
             division = Division(self.fitter, judged, world, progress.advance)
-            best = self.fitter.lambdas[0]
-            if self.fitter.holdout:
+            best = self.fitter.settings.lambdas[0]
+            if self.fitter.settings.holdout:
                 tried = division.joined(units, self.try_out)
                 best = world.on_rank0(lambda: self.choose(np.array(tried)))
             chosen = [Unit(part, (best,)) for part in range(len(judged))]
@@ -57,7 +57,7 @@ class ClassByClass:
         """(n,) whether an image chooses the lambda: as many as `holdout` says, drawn by the seed."""
         shuffled = np.random.RandomState(self.fitter.seed).permutation(len(self.labels))
         held = np.zeros(len(self.labels), bool)
-        held[shuffled[: round(self.fitter.holdout * len(held))]] = True
+        held[shuffled[: round(self.fitter.settings.holdout * len(held))]] = True
         return held
 
     def try_out(self, unit: Unit, team: World) -> list[float]:
@@ -71,7 +71,7 @@ class ClassByClass:
             weights = fit.weights
             scores = scores_of(self.fitter.train, held_rows, weights)
             value = float(average_precision(scores, labels[held_rows], np.ones((1, len(held_rows))))[0])
-            precisions.append(value if fit.gap <= self.fitter.gap_allowed else -1.0)
+            precisions.append(value if fit.gap <= self.fitter.settings.gap_allowed else -1.0)
         return precisions
 
     def choose(self, tried: np.ndarray) -> float:
@@ -81,7 +81,7 @@ class ClassByClass:
         means[(tried == -1).any(axis=0)] = -1
         if means.max() < 0:
             raise ValueError("no lambda was certified for every class; raise --set lowshot.max_iterations=N")
-        return float(self.fitter.lambdas[int(means.argmax())])
+        return float(self.fitter.settings.lambdas[int(means.argmax())])
 
     def fit_class(self, unit: Unit, team: World) -> list[ClassFit]:
         """The fit of one class to all images on which it is judged."""

@@ -12,7 +12,6 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Literal, Self
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -42,9 +41,9 @@ from probes.linear.attention import (
 from probes.linear.augmented import Augmentation, AugmentedStream
 from probes.linear.heads import LR_BATCH, Head
 from probes.linear.probe import Probe, SweepTask
-from probes.linear.sweep import Counted, Sweep, from_all
+from probes.linear.sweep import Sweep
 from probes.published import Published, as_reported, changed_protocol, protocols_of
-from probes.scores import Hits, hits_of
+from probes.scores import Hits, hits_of, joined_hits
 from probes.splits import open_splits
 
 CAE_FLOOR = 1e-6  # learning rate at the end (tools/run_attentive.py --min_lr)
@@ -169,11 +168,8 @@ class Attentive(SweepTask):
         plan, _ = self.divided_images(images["train"])
         sizes = {"image size": spec.image_size, "heads": len(self.rates), "tokens": self.tokens(spec)}
         steps = {"epochs": self.epochs, "steps": self.epochs * plan.count, "batch": plan.size}
-        return (
-            sizes
-            | steps
-            | {"forward passes": sum(self.passes(images).values()), "shared stream": self.augmentation.name}
-        )
+        passes = {"forward passes": sum(self.passes(images).values()), "shared stream": self.augmentation.name}
+        return sizes | steps | passes
 
     def cost(self, scale: Scale) -> Work:
         spec, passes = scale.spec, self.passes(scale.images)
@@ -228,24 +224,6 @@ class AttentiveProbe(Probe):
     def costs(self) -> list[int]:
         return [self.task.parameters(self.export.spec.width, len(self.train.classes))] * len(self.task.rates)
 
-    def sweep(self, own: range) -> "AttentiveSweep":
-        task = self.task
-        heads = task.heads(self.export.spec.width, len(self.train.classes), self.plan.size, self.space, own)
-        (kinds,) = task.kinds_by_readout.values()
-        return AttentiveSweep(
-            probe=self,
-            heads=heads,
-            plan=self.plan,
-            rows=self.rows,
-            kinds=kinds,
-            readouts=task.kinds_by_readout if own else {},
-            count_hits=lambda heads: torch.empty(0),
-            epochs=task.epochs,
-            schedule=task.schedule,
-            folder=self.folder,
-            augmentation=task.augmentation,
-        )
-
     @cached_property
     def plain_stream(self) -> AugmentedStream:
         """Of images without augmentation: the machinery is the same."""
@@ -267,6 +245,21 @@ class AttentiveProbe(Probe):
         transform = transform_of(self.export, self.space, self.task)
         self.plain_stream.send(readable, transform, [kinds], spans, consume)
 
+    def step_heads(self, heads: Any, features: Mapping[str, Tensor], labels: Tensor, progress: TrainProgress) -> None:
+        width = self.export.spec.width
+        heads.step({name: rows.unflatten(1, (-1, width)) for name, rows in features.items()}, labels, progress)
+
+    def count_hits(self, heads: Any) -> Tensor:
+        hits = torch.zeros(len(heads.own), dtype=torch.int64)
+
+        def judge(tokens: dict[str, Tensor], labels: Tensor) -> None:
+            if heads.own:
+                hits.add_(heads.hits(tokens, labels).cpu())
+
+        images = self.val if self.task.select == "val" else self.train.subset(self.held, "held-out")
+        self.judge_by(self.evaluated[0], images, judge)
+        return hits
+
     def hits(self, sweep: Sweep) -> dict[str, Hits]:
         chosen = sweep.own_chosen()
         parts: dict[str, list[Hits]] = {name: [] for name in chosen}
@@ -276,38 +269,12 @@ class AttentiveProbe(Probe):
                 parts[name].append(hits_of(head.logits(tokens)[:, 0], labels))
 
         self.judge_by(self.queries, self.val, judge)
-        joined = {name: Hits(*map(np.concatenate, zip(*of_one, strict=True))) for name, of_one in parts.items()}
-        return from_all(self.space.world, lambda: joined)
+        return self.from_all(lambda: {name: joined_hits(of_one) for name, of_one in parts.items()})
 
     def spending(self, sweep: Sweep, spent: bool) -> dict[str, float]:
         spending = super().spending(sweep, spent)
         tokens = self.task.epochs * len(self.evaluated[1]) + len(self.queries)
         return spending | {"forwards": spending["forwards"] + spending["augmented_forwards"] + tokens}
-
-
-@dataclass(kw_only=True)
-class AttentiveSweep(Sweep):
-    """A sweep whose heads read tokens, and whose images are judged on a stream of them."""
-
-    probe: AttentiveProbe
-
-    def train(self, features: Mapping[str, Tensor], labels: Tensor) -> None:
-        width = self.probe.export.spec.width
-        self.heads.step(
-            {name: rows.unflatten(1, (-1, width)) for name, rows in features.items()}, labels, self.progress
-        )
-
-    def counted(self) -> Counted:
-        hits = torch.zeros(len(self.heads.own), dtype=torch.int64)
-
-        def judge(tokens: dict[str, Tensor], labels: Tensor) -> None:
-            if self.heads.own:
-                hits.add_(self.heads.hits(tokens, labels).cpu())
-
-        probe = self.probe
-        images = probe.val if probe.task.select == "val" else probe.train.subset(probe.held, "held-out")
-        probe.judge_by(probe.evaluated[0], images, judge)
-        return Counted(hits.numpy(), self.heads.diverged.cpu().numpy())
 
 
 MAE_CROPS = dict(crop_rule="mae", train_interpolation="bicubic", drop_last=True)

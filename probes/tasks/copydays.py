@@ -76,10 +76,7 @@ class Copydays(Task):
             places = np.flatnonzero((np.array(blocks) == block) & (originals > 0))
             metrics[f"map_{block.replace('/', '_')}"] = mean_share(np.array(scores)[places], places, len(queries))
         distractors = int((database.labels == database.classes.index(DISTRACTORS)).sum())
-        facts = {
-            split: {"url": images.url, "split": split, "fingerprint": images.fingerprint, "images": len(images)}
-            for split, images in (("train", database), ("val", queries))
-        }
+        facts = {"train": database.facts, "val": queries.facts}
         notes: dict[str, Any] = {"distractors": distractors, "whitened by": others}
         if missing := [name for name in COPIES if not os.path.isdir(os.path.join(place, name))]:
             notes["warnings"] = [f"no number for {', '.join(missing)}: {place} has no such folder"]

@@ -9,7 +9,7 @@ holdout, the best one on images that are then not trained on.
 """
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from statistics import median
 from typing import Any, ClassVar
@@ -34,7 +34,6 @@ from probes.finetune.settings import FinetuneSettings
 from probes.finetune.trainer import Training
 from probes.finetune.training_groups import (
     GroupPlan,
-    MixedGroup,
     MixedGroups,
     group_size,
     mixed_groups,
@@ -46,46 +45,6 @@ from probes.scores import with_class_means
 from probes.splits import check_labels, held_out, open_splits, without_held_out
 
 UPDATES = 4  # that are timed, of which the first, slower one does not count
-
-
-def work_of_finetuning(
-    scale: Scale, size: int | None, trained: int, updates: int, judged: int, micro_batch: int
-) -> Work:
-    """Images trained on and judged, over all epochs; size: their side in pixels. A state has weights and moments."""
-    spec = scale.spec
-    parts = (
-        Part(kind="start", count=1),
-        Part(kind="training", count=trained, flops=training_flops(spec, size)),
-        Part(kind="updates", count=updates),
-        Part(kind="evaluation", count=judged, flops=forward_flops(spec, size)),
-    )
-    memory = training_bytes(spec, micro_batch, size)
-    return Work(parts=parts, iterations=updates, memory=memory, disk=2 * 12 * training_bytes(spec, 0) / 16)
-
-
-def seconds_of_training(
-    training: Training, batches: Iterator[MixedGroup], selection: ModelSelection
-) -> dict[Kind, float]:
-    """Seconds of an image forward and back, of a step of the optimiser, and of an evaluated image."""
-    training.network.train()
-    whole, steps = [], []
-    for _ in range(UPDATES):
-        started = time.perf_counter()
-        training.update(batches)
-        whole.append(time.perf_counter() - started)
-        started = time.perf_counter()
-        training.optimizer.step()
-        steps.append(time.perf_counter() - started)
-    started = time.perf_counter()
-    training.run_evaluation(selection)
-    evaluation = (time.perf_counter() - started) / len(selection.val.image_set)
-    step = min(steps[1:])
-    images = len(training.groups) * training.plan.group
-    return {
-        "training": max(median(whole[1:]) - step, 0.0) / images,
-        "updates": step,
-        "evaluation": evaluation,
-    }
 
 
 VERSION = 3  # of a training's state on disk; raise it when the same settings would train otherwise
@@ -119,11 +78,18 @@ class Finetune(FinetuneSettings, Task):
 
     def cost(self, scale: Scale) -> Work:
         sizes = self.summary(scale.spec, scale.images)
-        trained, updates = sizes["forward and backward passes"], sizes["steps"]
+        spec, updates, size = scale.spec, sizes["steps"], self.image_size
         held = round(scale.images["train"] * self.fraction * self.holdout) if self.select == "holdout" else 0
         judged = sizes["evaluations"] * (held or scale.images["val"]) + (scale.images["val"] if held else 0)
         at_once = min(scale.batch_size or largest_pass(scale.device), self.batch)
-        return work_of_finetuning(scale, self.image_size, trained, updates, judged, at_once)
+        parts = (
+            Part(kind="start", count=1),
+            Part(kind="training", count=sizes["forward and backward passes"], flops=training_flops(spec, size)),
+            Part(kind="updates", count=updates),
+            Part(kind="evaluation", count=judged, flops=forward_flops(spec, size)),
+        )
+        state = 12 * training_bytes(spec, 0) / 16  # weights and two moments
+        return Work(parts=parts, iterations=updates, memory=training_bytes(spec, at_once, size), disk=2 * state)
 
     def benchmark(self, export: ViTExport, space: Workspace, seconds: float) -> dict[Kind, float]:
         """On batches of a few images, an even number, whose mixing costs the same."""
@@ -138,7 +104,21 @@ class Finetune(FinetuneSettings, Task):
         training, selection, groups = task.prepared(export, train, None, val.limited(2 * count), space)
         start = time.perf_counter() - started
         batches = mixed_groups(groups(range(UPDATES)), space)
-        return {"start": start, **seconds_of_training(training, batches, selection)}
+        training.network.train()
+        whole, steps = [], []
+        for _ in range(UPDATES):
+            started = time.perf_counter()
+            training.update(batches)
+            whole.append(time.perf_counter() - started)
+            started = time.perf_counter()
+            training.optimizer.step()
+            steps.append(time.perf_counter() - started)
+        started = time.perf_counter()
+        training.run_evaluation(selection)
+        evaluation = (time.perf_counter() - started) / len(selection.val.image_set)
+        step = min(steps[1:])
+        image = max(median(whole[1:]) - step, 0.0) / (len(training.groups) * training.plan.group)
+        return {"start": start, "training": image, "updates": step, "evaluation": evaluation}
 
     def check_images(self, space: Workspace) -> None:
         train, _, _ = self.divided(open_splits(space)[0], space.seed)

@@ -12,13 +12,21 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, Self
 
+import torch
+
+from checkpoints.flops import frozen_bytes
 from checkpoints.frozen import FrozenExport, FrozenSpec
+from engine.settings import OneOrMoreDifferent
 from engine.tasks import ADDED, Outcome, Workspace
-from engine.work import Kind, Scale, Work
-from probes.features.extract import transform_of
-from probes.features.kinds import FeatureKind, Readout
-from probes.linear.probe import Probe, SweepTask, seconds_of_heads, work_of_heads
-from probes.linear.settings import LinearSettings
+from engine.training.schedules import Pace, PacedCosine, Schedule
+from engine.work import Kind, Part, Scale, Work, seconds_of
+from probes.features.extract import forward_batch, transform_of
+from probes.features.fallbacks import supported_readout
+from probes.features.kinds import FLOAT, FeatureKind, Readout, feature_bytes, feature_pass, kinds_of
+from probes.linear.batches import BLOCK
+from probes.linear.heads import LR_BATCH, Head, Heads, HeadSettings
+from probes.linear.probe import Probe, SweepTask
+from probes.linear.sweep import Sweep
 from probes.published import Published, as_reported, changed_protocol, protocols_of
 from probes.scores import with_blocks
 from probes.splits import open_splits
@@ -173,7 +181,7 @@ VARIANTS = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class Linear(LinearSettings, SweepTask):
+class Linear(HeadSettings, SweepTask):
     """A sweep of linear heads."""
 
     VARIATIONS = (
@@ -196,18 +204,45 @@ class Linear(LinearSettings, SweepTask):
         "seed=1",
     )
 
+    # What heads read: clsN, the class tokens of the last N blocks; avg, the mean of the last patches; clsN+avg, both;
+    # avg@N, the mean of the patches of the Nth block, and cls+avg@N, its class token and mean.
+    readouts: OneOrMoreDifferent[str] = ("cls1",)
+    augment: bool = True  # train on random crops and mirror images; false: on one cached feature of each image
+    pace: Pace = "epoch"  # how often the rate moves on along its half cosine
     # Blocks that are evaluated: with all, a sweep of the same heads on every other block too, whose main metrics are
     # called NAME_blockN, N from 1 on.
     layers: Literal["last", "all"] = field(default="last", metadata=ADDED)
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if (self.entry == "layer_norm") != (self.optimizer == "msn"):
+            raise ValueError(f"entry={self.entry}, optimizer={self.optimizer}: layer_norm and msn go together alone")
+        for readout in self.readouts:
+            kinds_of(readout, self.norm)
         reads_one_block = len(self.readouts) == 1 and Readout.parse(self.readouts[0])[1::2] == (1, 0)
         if self.layers == "all" and (self.augment or not reads_one_block):
             raise ValueError(
                 f"layers=all: give augment=false and one readout of the last block (cls1, avg or cls1+avg), not "
                 f"augment={str(self.augment).lower()} and readouts={','.join(self.readouts)}"
             )
+
+    @property
+    def kinds_by_readout(self) -> dict[str, tuple[FeatureKind, ...]]:
+        return {readout: kinds_of(readout, self.norm) for readout in self.readouts}
+
+    @property
+    def schedule(self) -> Schedule:
+        return PacedCosine(warmup=self.warmup_epochs, pace=self.pace)
+
+    def heads(self, width: int, classes: int, batch: int, space: Workspace, own: range | None = None) -> Heads:
+        """All heads of the grid, readout by readout, then weight decay by weight decay; own: those of this process."""
+        grid = [
+            Head(readout=readout, lr=lr * batch / LR_BATCH, weight_decay=weight_decay)
+            for readout in self.readouts
+            for weight_decay, lr in self.rates
+        ]
+        widths = self.widths(width)
+        return Heads(grid, widths, classes, self, batch=batch, seed=space.seed, device=space.device, own=own)
 
     def of_every_block(self, spec: FrozenSpec) -> Self:
         """With layers=all, the sweep whose readouts are those of all blocks that the network has, the last first."""
@@ -216,19 +251,21 @@ class Linear(LinearSettings, SweepTask):
         return replace(self, layers="last", readouts=(*self.readouts, *others)).with_supported_readouts(spec)[0]
 
     def with_supported_readouts(self, spec: FrozenSpec) -> tuple[Self, dict[str, str]]:
-        supported, read = super().with_supported_readouts(spec)
-        return replace(supported, layers="last"), read  # the last block's training is the same with layers=all
+        read = {readout: supported_readout(readout, spec) for readout in self.readouts}
+        # The last block's training is the same with layers=all.
+        return replace(self, readouts=tuple(dict.fromkeys(read.values())), layers="last"), read
 
     def probe(self, export: FrozenExport, space: Workspace) -> Probe:
         wanted = {**self.features(export, space), **space.wanted} if self.layers == "all" else space.wanted
         return super().probe(export, replace(space, wanted=wanted))
 
-    def completed(self, outcome: Outcome, export: FrozenExport, space: Workspace) -> Outcome:
+    def completed(self, outcome: Outcome, probe: Probe, sweep: Sweep) -> Outcome:
         alone = {
             Readout.parse(readout).block: replace(self, layers="last", readouts=(readout,))
-            for readout in self.of_every_block(export.spec).readouts[len(self.readouts) :]
+            for readout in self.of_every_block(probe.export.spec).readouts[len(self.readouts) :]
         }
-        return with_blocks(outcome, {block: task.run(export, space) for block, task in alone.items()})
+        by_block = {block: task.run(probe.export, probe.space) for block, task in alone.items()}
+        return with_blocks(outcome, by_block)
 
     def features(self, export: FrozenExport, space: Workspace) -> dict[str, tuple[FeatureKind, ...]]:
         if self.augment:
@@ -245,12 +282,46 @@ class Linear(LinearSettings, SweepTask):
         return summary | {"batch": plan.size, "forward passes": passes} | shared
 
     def cost(self, scale: Scale) -> Work:
-        return work_of_heads(self.of_every_block(scale.spec), scale)
+        """All heads, trained on the training images and judged by those held out, or else by those of validation. A
+        step costs two products with the features, one for the logits and one for the gradient."""
+        spec, train, val, classes = scale.spec, scale.images["train"], scale.images["val"], scale.classes
+        task, (plan, held) = self.of_every_block(spec), self.divided_images(train)
+        widths = [width for width in task.widths(spec.width).values() for _ in task.rates]
+        seen = min(plan.rows, plan.count * plan.size)
+        product = 2.0 * sum(widths) * classes
+        passes = (
+            (feature_pass(spec, task.epochs * seen, "augmented", "crops"), feature_pass(spec, held, "held out"))
+            if task.augment
+            else (feature_pass(spec, train, "train"),)
+        )
+        parts = (
+            *passes,
+            feature_pass(spec, val, "val"),
+            Part(kind="head steps", count=task.epochs * plan.count, flops=2 * product * plan.size),
+            Part(kind="head images", count=task.epochs * (held or val) + val, flops=product),
+        )
+        kept = feature_bytes(spec, val + (held if task.augment else train), len(task.kinds))
+        weights = 3 * FLOAT * sum(widths) * classes  # with momentum and gradient
+        passing = frozen_bytes(spec, scale.batch_size or forward_batch(scale.device))
+        memory = passing + weights + FLOAT * plan.size * (sum(widths) / len(widths) + 3 * classes)
+        return Work(parts=parts, iterations=task.epochs * plan.count, memory=memory, disk=kept + 2 * weights)
 
     def benchmark(self, export: FrozenExport, space: Workspace, seconds: float) -> dict[Kind, float]:
-        return seconds_of_heads(
-            self.of_every_block(export.spec), export.spec.width, open_splits(space)[0], space, seconds
-        )
+        """On noise around class means, of which heads become sure within a few steps, as in training: their gradients
+        underflow, and subnormal numbers make a step up to four times as slow on some CPUs."""
+        task, (train, _) = self.of_every_block(export.spec), open_splits(space)
+        batch, classes, width = min(self.batch, len(train)), len(train.classes), export.spec.width
+        heads = task.heads(width, classes, batch, space)
+        labels = torch.randint(classes, (batch,), device=space.device)
+        inputs = {
+            name: torch.randn(classes, size, device=space.device)[labels]
+            + torch.randn(batch, size, device=space.device)
+            for name, size in task.widths(width).items()
+        }
+        step = seconds_of(lambda: heads.step(inputs, labels, 1.0).sum().item(), seconds / 2)
+        few = {name: value[:BLOCK] for name, value in inputs.items()}
+        judging = seconds_of(lambda: heads.hits(few, labels[:BLOCK]).sum().item(), seconds / 2)
+        return {"head steps": step, "head images": judging / min(batch, BLOCK)}
 
 
 PAPERS = protocols_of(Linear, PUBLISHED)

@@ -6,7 +6,7 @@ probes/lowshot/fitting.py.
 """
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal
 
@@ -16,7 +16,7 @@ import torch
 from checkpoints.flops import frozen_bytes
 from checkpoints.frozen import FrozenExport, FrozenSpec
 from engine.resampling import resampled
-from engine.settings import BelowOne, Different, Fraction, OneOrMoreDifferent, PositiveFloat, PositiveInt
+from engine.settings import Different, Fraction, PositiveInt
 from engine.tasks import Metric, Outcome, Protocol, Workspace
 from engine.work import Kind, Part, Scale, Work
 from imagesets.sets import ImageSet
@@ -25,7 +25,7 @@ from probes.features.extract import FeatureSet, Order, extract, forward_batch, t
 from probes.features.fallbacks import PooledTask
 from probes.features.kinds import FeatureKind, feature_bytes, feature_pass
 from probes.lowshot.blocks import BLOCK_ROWS
-from probes.lowshot.fitting import IN_MEMORY, SOLVERS, Convention, Fitted, Fitter, Solver, fits_of_subsets
+from probes.lowshot.fitting import IN_MEMORY, SOLVERS, FitSettings, Fitted, Fitter, fits_of_subsets
 from probes.lowshot.logistic import BLOCK, HISTORY
 from probes.lowshot.prepared import PreparedRows, Preprocess
 from probes.lowshot.several_labels import ClassByClass
@@ -39,24 +39,6 @@ STEPS = 60
 ROWS = 2000  # of the larger of two timed fits, at most
 SPREAD = 3.0  # standard deviation around the class means that the features of a timed fit have, in units of theirs
 
-Minimise = Callable[[torch.Tensor, torch.Tensor], object]  # of features (n, D) and labels (n,)
-
-
-def work_of_fits(scale: Scale, counts: Sequence[int], lambdas: int, small: int, chunk: int) -> Work:
-    """`lambdas` fits to each of `counts` images. Up to `small` training images all are extracted."""
-    spec, train, val = scale.spec, scale.images["train"], scale.images["val"]
-    read = train if train <= small else min(train, sum(counts))
-    product = 2.0 * min(max(counts, default=1), spec.width) * scale.classes
-    parts = (
-        feature_pass(spec, read, "train" if read == train else "few of train"),
-        feature_pass(spec, val, "val"),
-        Part(kind="fits", count=lambdas * len(counts)),
-        Part(kind="fit rows", count=lambdas * sum(counts), flops=2 * STEPS * product),
-    )
-    held = feature_bytes(spec, read + val)
-    fits = max(fit_bytes(count, spec.width, scale.classes) for count in [*counts, 1])
-    return Work(parts=parts, memory=max(fits, frozen_bytes(spec, chunk)), disk=held)
-
 
 def fit_bytes(count: int, width: int, classes: int) -> float:
     """Memory of a fit to `count` rows, in memory or in blocks (probes/lowshot/blocks.py), beyond libraries."""
@@ -64,24 +46,6 @@ def fit_bytes(count: int, width: int, classes: int) -> float:
         return 16.0 * count * (width + classes)
     weights = 8.0 * width * classes * (2 * HISTORY + 8)
     return weights + 12.0 * width * BLOCK_ROWS + 24.0 * width**2 + 40.0 * BLOCK["cpu"] + 16.0 * count
-
-
-def seconds_of_fits(minimise: Minimise, width: int, classes: int, largest: int) -> dict[Kind, float]:
-    """Seconds of a fit and of each of its rows, from two fits to features around class means.
-
-    largest: rows of the largest subset that will be fitted.
-    """
-    most = max(min(largest, ROWS), 2 * classes)
-    few = max(most // 4, classes)
-    minimise(*features_around_means(few, width, classes))  # the first one is slower
-    times = []
-    for count in (few, most):
-        rows = features_around_means(count, width, classes)
-        started = time.perf_counter()
-        minimise(*rows)
-        times.append(time.perf_counter() - started)
-    row = max(times[1] - times[0], 0.0) / (most - few)
-    return {"fits": max(times[0] - few * row, 0.0), "fit rows": row}
 
 
 def features_around_means(count: int, width: int, classes: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -99,7 +63,7 @@ SMALL = 100_000
 
 
 @dataclass(frozen=True, kw_only=True)
-class LowShot(PooledTask):
+class LowShot(FitSettings, PooledTask):
     """Settings of one evaluation: a logistic regression for every subset and lambda."""
 
     VARIATIONS = (
@@ -124,22 +88,12 @@ class LowShot(PooledTask):
     fractions: Different[Fraction] = (0.01,)  # shares of all training images, class-balanced, one draw of each
     # Folder with MSN's lists of images, in place of draws by the seed; published: that of the images.
     lists: str = ""
-    lambdas: OneOrMoreDifferent[PositiveFloat] = (0.1,)  # weights of the penalty, as the source writes them
-    # How a lambda becomes the coefficient of 0.5 ||W||^2 against the mean loss: divided by the number n of training
-    # images, or as it is.
-    lambda_convention: Convention = "divided by n"
-    # Share of the training images that chooses among the lambdas, of which one is then fitted to all images and
-    # reported; 0: every lambda is reported.
-    holdout: BelowOne = 0.0
     # Of each feature: its own mean over D values subtracted and scaled to unit length, scaled alone, or left as it is.
     preprocess: Preprocess = "centre_and_normalise"
     pool: Literal["cls", "avg"] = "avg"  # feature: the class token, or the mean of the patches
     layer: int = -1  # block that it is read from; -1 is the last
     norm: bool = False  # read behind the network's final norm
     interpolation: Literal["bilinear", "bicubic", "lanczos"] = "bilinear"  # of that resizing
-    solver: Solver = "lbfgs"  # library that minimises: ours, or cyanure as in the source
-    tolerance: PositiveFloat | None = None  # certified relative gap to stop at; none: the solver's own
-    max_iterations: PositiveInt | None = None  # of a fit, epochs for cyanure; none: the solver's own
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -163,11 +117,21 @@ class LowShot(PooledTask):
         return {"image size": spec.image_size, "forward passes": passes, "subsets": subsets, "fits": fits}
 
     def cost(self, scale: Scale) -> Work:
-        counts, chunk = self.counts(scale.images["train"], scale.classes), forward_batch(scale.device)
-        lambdas = len(self.lambdas) + bool(self.holdout)
+        spec, train, val = scale.spec, scale.images["train"], scale.images["val"]
+        counts, classes = self.counts(train, scale.classes), scale.classes
         if scale.several_labels:  # a fit to two classes for each
-            counts, scale = counts * scale.classes, replace(scale, classes=2)
-        return work_of_fits(scale, counts, lambdas, SMALL, scale.batch_size or chunk)
+            counts, classes = counts * scale.classes, 2
+        lambdas, read = len(self.lambdas) + bool(self.holdout), train if train <= SMALL else min(train, sum(counts))
+        product = 2.0 * min(max(counts, default=1), spec.width) * classes
+        parts = (
+            feature_pass(spec, read, "train" if read == train else "few of train"),
+            feature_pass(spec, val, "val"),
+            Part(kind="fits", count=lambdas * len(counts)),
+            Part(kind="fit rows", count=lambdas * sum(counts), flops=2 * STEPS * product),
+        )
+        fits = max(fit_bytes(count, spec.width, classes) for count in [*counts, 1])
+        passing = frozen_bytes(spec, scale.batch_size or forward_batch(scale.device))
+        return Work(parts=parts, memory=max(fits, passing), disk=feature_bytes(spec, read + val))
 
     def counts(self, images: int, classes: int) -> list[int]:
         """Images of each subset."""
@@ -175,24 +139,19 @@ class LowShot(PooledTask):
         return [*few, *(round(share * images) for share in self.fractions)]
 
     def benchmark(self, export: FrozenExport, space: Workspace, seconds: float) -> dict[Kind, float]:
+        """Two fits to features around class means, of some rows and of a quarter as many."""
         train, _ = open_splits(space, several_labels=self.takes_several_labels)
-        classes = 2 if train.has_several_labels else len(train.classes)
-        counts = self.counts(len(train), classes)
-        fit, gap, most = SOLVERS[self.solver]
-
-        def minimise(features: torch.Tensor, labels: torch.Tensor) -> object:
-            count = len(labels) if self.lambda_convention == "divided by n" else 1
-            penalty = max(self.lambdas) / count
-            return fit(
-                features.to(space.device),
-                labels.to(space.device),
-                classes,
-                penalty,
-                tolerance=gap,
-                max_iterations=self.max_iterations or most,
-            )
-
-        return seconds_of_fits(minimise, export.spec.width, classes, max(counts))
+        classes, width = 2 if train.has_several_labels else len(train.classes), export.spec.width
+        most = max(min(max(self.counts(len(train), classes)), ROWS), 2 * classes)
+        few, times, (fit, gap, _) = max(most // 4, classes), [], SOLVERS[self.solver]
+        for count in (few, few, most):  # the first one is slower
+            features, labels = (rows.to(space.device) for rows in features_around_means(count, width, classes))
+            penalty = self.effective(max(self.lambdas), count)
+            started = time.perf_counter()
+            fit(features, labels, classes, penalty, tolerance=gap, max_iterations=self.iterations_allowed)
+            times.append(time.perf_counter() - started)
+        row = max(times[2] - times[1], 0.0) / (most - few)
+        return {"fits": max(times[1] - few * row, 0.0), "fit rows": row}
 
     def evaluate(self, export: FrozenExport, space: Workspace) -> Outcome:
         world, (train, val) = space.world, open_splits(space, several_labels=self.takes_several_labels)
@@ -263,17 +222,12 @@ class LowShot(PooledTask):
             for features in (gallery, queries)
         )
         return Fitter(
+            settings=self,
             train=train,
             labels=gallery.labels,
             val=val,
             val_labels=queries.labels,
             classes=classes,
-            lambdas=self.lambdas,
-            lambda_convention=self.lambda_convention,
-            holdout=self.holdout,
-            solver=self.solver,
-            tolerance=self.tolerance,
-            max_iterations=self.max_iterations,
             seed=space.seed,
             per_class=per_class,
         )
@@ -293,7 +247,8 @@ class LowShot(PooledTask):
         records = []
         for part, fits in fits_by_subset:
             for fitted in fits:
-                groups.setdefault(metric_of(part, fitted, len(fits)), []).append(fitted)
+                suffix = f"_lambda{fitted.raw:g}" if len(fits) > 1 else ""
+                groups.setdefault(f"top1_{part.name}{suffix}", []).append(fitted)
                 subset = {"subset": part.name, "split": part.split, "fingerprint": part.images.fingerprint}
                 records.append(subset | dict(fitted.record))
         metrics, warnings, repeated = {}, list(doubts), {}
@@ -330,11 +285,6 @@ def precision_metric(scores: np.ndarray, queries: FeatureSet, images: int) -> Me
     drawn = resampled(lambda weights: {"": mean_average_precision(scores, labels, weights[:, read])}, images)[""]
     value = float(mean_average_precision(scores, labels, np.ones((1, len(labels))))[0])
     return Metric(value=value, resampled=drawn)
-
-
-def metric_of(part: Subset, fitted: Fitted, lambdas: int) -> str:
-    """Name of an accuracy; with lambda in it where there are several."""
-    return f"top1_{part.name}" + (f"_lambda{fitted.raw:g}" if lambdas > 1 else "")
 
 
 def check_classes(

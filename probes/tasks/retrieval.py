@@ -98,10 +98,7 @@ class Retrieval(PooledTask):
             metrics[f"map_{level}"] = mean_share(scores.average, places, len(queries))
             for column, kappa in enumerate(KAPPAS):
                 metrics[f"mp{kappa}_{level}"] = mean_share(scores.at[:, column], places, len(queries))
-        facts = {
-            split: {"url": images.url, "split": split, "fingerprint": images.fingerprint, "images": len(images)}
-            for split, images in (("train", database), ("val", queries))
-        }
+        facts = {"train": database.facts, "val": queries.facts}
         return Outcome(metrics=metrics, facts=facts, cost={"forwards": len(rows) + len(asked)}, random=False)
 
     def described(self, export: FrozenExport, images: ImageSet, space: Workspace) -> np.ndarray:

@@ -5,7 +5,7 @@ epoch are an export of their own, whose features the head reads.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
@@ -21,9 +21,9 @@ from probes.features.extract import FeatureSet, transform_of
 from probes.features.kinds import FeatureKind
 from probes.finetune.model_selection import ModelSelection
 from probes.finetune.trainer import Training
+from probes.shifted import ShiftedSets, Shifts, evaluated_as
 from probes.tasks.finetune import PROTOCOLS as FINETUNE
 from probes.tasks.finetune import Finetune
-from probes.tasks.robustness import ShiftedSets, Shifts
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,13 +33,8 @@ class RobustnessFinetune(Shifts, Finetune):
     COST: ClassVar[float] = 301.0  # after the fine-tuning, whose training it shares
     NEEDS_WEIGHTS: ClassVar[bool] = True
 
-    @property
-    def finetune(self) -> Finetune:
-        """The fine-tuning alone, whose training is the same."""
-        return Finetune(**{field.name: getattr(self, field.name) for field in fields(Finetune)})
-
     def key(self, *of: Any) -> dict[str, Any]:
-        return self.finetune.key(*of)
+        return self.plain(Finetune).key(*of)
 
     def read(self, val: int) -> int:
         """Images that the trained network reads, of so many validation images: these and the generated ones."""
@@ -77,18 +72,16 @@ class RobustnessFinetune(Shifts, Finetune):
         return sets.added_to(super().outcome(export, training, selection, train, val))
 
 
-def evaluated_as(name: str, version: int = 1, **shifts: Any) -> Protocol:
+def of_networks(name: str, version: int, **shifts: Any) -> Protocol:
     """The robustness of networks fine-tuned by a protocol."""
-    settings = {field.name: getattr(FINETUNE[name].task, field.name) for field in fields(Finetune)}
-    task = RobustnessFinetune(**settings, **shifts)
     source = f"networks of {name} on the sets of robustness@dinov2, by its rules"
-    return Protocol(task=task, version=version, source=source)
+    return evaluated_as(RobustnessFinetune, FINETUNE[name], version, source, **shifts)
 
 
 PROTOCOLS = {
-    "robustness_finetune@mae": evaluated_as("finetune@mae", version=2),
-    "robustness_finetune@ibot": evaluated_as("finetune@ibot", version=2),
-    "robustness_finetune@smoke": evaluated_as("finetune@smoke", corruptions=("contrast",), images=100),
+    "robustness_finetune@mae": of_networks("finetune@mae", 2),
+    "robustness_finetune@ibot": of_networks("finetune@ibot", 2),
+    "robustness_finetune@smoke": of_networks("finetune@smoke", 1, corruptions=("contrast",), images=100),
 }
 SUITES = {
     "smoke": ("robustness_finetune@smoke",),

@@ -29,7 +29,7 @@ from engine.neighbours import _faiss, search, search_bytes, unit_rows
 from probes.features.kinds import FeatureKind
 from probes.linear.batches import CachedBatches, EpochPlan, Table, window_size
 from probes.lowshot.blocks import BlockedRows, Blocks, largest_value, second_moments
-from probes.lowshot.fitting import Fitter
+from probes.lowshot.fitting import FitSettings, Fitter
 from probes.lowshot.prepared import PreparedRows
 from probes.tasks.knn import vote
 from probes.tasks.lowshot import fit_bytes
@@ -113,17 +113,12 @@ def lowshot(rows: np.ndarray, labels: np.ndarray, queries: int) -> Counted:
     few = np.linspace(0, len(rows) - 1, len(rows) // 100).astype(np.int64)
     source = PreparedRows(features=rows, how="centre_and_normalise")
     fitter = Fitter(
+        settings=FitSettings(),
         train=source,
         labels=labels,
         val=PreparedRows(features=rows[:5000], how="centre_and_normalise"),
         val_labels=labels[:5000],
         classes=CLASSES,
-        lambdas=(0.1,),
-        lambda_convention="divided by n",
-        holdout=0.0,
-        solver="lbfgs",
-        tolerance=None,
-        max_iterations=None,
         seed=0,
     )
     found = fitter.fit("1percent", few, (0.1,), (), World())

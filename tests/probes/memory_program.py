@@ -18,7 +18,7 @@ from probes.features.kinds import FeatureKind
 from probes.linear import batches as linear_batches
 from probes.linear.batches import CachedBatches, EpochPlan, Table
 from probes.lowshot import blocks, fitting
-from probes.lowshot.fitting import Fitter
+from probes.lowshot.fitting import FitSettings, Fitter
 from probes.lowshot.prepared import PreparedRows
 
 WIDTH, CLASSES = 128, 20
@@ -34,17 +34,12 @@ def knn(rows: np.ndarray, labels: np.ndarray) -> None:
 def fitter(rows: np.ndarray, labels: np.ndarray) -> Fitter:
     source = PreparedRows(features=rows, how="centre_and_normalise")
     return Fitter(
+        settings=FitSettings(lambda_convention="as is"),
         train=source,
         labels=labels,
         val=PreparedRows(features=rows[:500], how="normalise"),
         val_labels=labels[:500],
         classes=CLASSES,
-        lambdas=(0.1,),
-        lambda_convention="as is",
-        holdout=0.0,
-        solver="lbfgs",
-        tolerance=None,
-        max_iterations=None,
         seed=0,
     )
 

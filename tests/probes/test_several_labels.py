@@ -21,7 +21,7 @@ from engine.distributed import World
 from engine.tasks import OpenedSets, Outcome, Task, Workspace
 from engine.work import Scale
 from imagesets.sets import ImageSet, open_set
-from probes.lowshot.fitting import Fitter
+from probes.lowshot.fitting import FitSettings, Fitter
 from probes.lowshot.prepared import PreparedRows
 from probes.lowshot.several_labels import ClassByClass, scores_of
 from probes.scores import average_precision, mean_average_precision
@@ -34,17 +34,12 @@ ONE = np.ones((1, 6))
 TASK = LowShot(shots=(), fractions=(1.0,), lambdas=(100.0, 1.0, 0.01), holdout=0.2, preprocess="none", pool="avg")
 NOTHING = PreparedRows(features=np.empty((0, 6), np.float32), how="none")
 FITTER = Fitter(
+    settings=FitSettings(lambdas=(0.5, 0.1, 0.02), tolerance=1e-10),
     train=NOTHING,
     labels=np.empty((0, 1), np.int64),
     val=NOTHING,
     val_labels=np.empty((0, 1), np.int64),
     classes=2,
-    lambdas=(0.5, 0.1, 0.02),
-    lambda_convention="divided by n",
-    holdout=0.0,
-    solver="lbfgs",
-    tolerance=1e-10,
-    max_iterations=None,
     seed=0,
 )
 
@@ -175,7 +170,7 @@ def test_the_lambda_is_the_best_on_held_out_images(export, tmp_path):
     alone = run(replace(TASK, lambdas=(raw,), holdout=0.0), export, tmp_path)
     assert alone.facts["fits"] == chosen.facts["fits"] and alone.metrics == chosen.metrics
     by_class = ClassByClass(fitter=FITTER, classes=("a", "b"), labels=np.eye(2))
-    assert by_class.choose(np.array([[50.0, 60.0, 90.0], [np.nan, 70.0, -1.0]])) == FITTER.lambdas[1]  # 50, 65, none
+    assert by_class.choose(np.array([[50.0, 60.0, 90.0], [np.nan, 70.0, -1.0]])) == 0.1  # 50, 65, none
 
 
 def test_a_plan_counts_a_fit_for_each_class(export):
