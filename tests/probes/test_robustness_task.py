@@ -14,6 +14,7 @@ from engine.tasks import Workspace
 from engine.training.states import load_state, newest_whole, save_state
 from probes.finetune.trainer import Training
 from probes.shifted import ALEXNET
+from probes.tasks.finetune import Finetune
 from probes.tasks.linear import Linear
 from probes.tasks.robustness import Robustness
 from probes.tasks.robustness_finetune import RobustnessFinetune
@@ -94,8 +95,8 @@ def test_every_set_is_judged_by_its_own_rule(outcome):
 
 def test_clean_numbers_are_those_of_the_linear_probe_whose_training_is_shared(imagenet, outcome, tmp_path):
     data = f"imagenet:{imagenet / 'imagenet'}"
-    linear = TASK.linear.run(export(), Workspace(cache=tmp_path, data=data))
-    assert type(TASK.linear) is Linear and linear.numbers.items() <= outcome.numbers.items()
+    linear = TASK.plain(Linear).run(export(), Workspace(cache=tmp_path, data=data))
+    assert linear.numbers.items() <= outcome.numbers.items()
 
 
 def test_corruptions_are_generated_where_there_are_none_and_are_called_so(tmp_path):
@@ -131,7 +132,7 @@ def test_a_fine_tuned_network_is_judged_as_it_was_trained_and_trained_once(chang
     space = Workspace(cache=tmp_path / "cache", data=f"imagenet:{tmp_path / 'imagenet'}")
     updates, update = [], Training.update
     monkeypatch.setattr(Training, "update", lambda *of: (updates.append(1), update(*of))[1])
-    plain = task.finetune.run(export(), space)
+    plain = task.plain(Finetune).run(export(), space)
     outcome = task.run(export(), space)
     assert len(updates) == 3 * 3 and plain.numbers.items() <= outcome.numbers.items()
     assert outcome.numbers["sketch_top1"] == pytest.approx(outcome.numbers["top1"])
@@ -142,5 +143,5 @@ def test_a_fine_tuned_network_is_judged_as_it_was_trained_and_trained_once(chang
     state = load_state(newest_whole(training))
     tensors = {name: value for name, value in state.tensors.items() if not name.startswith("reported.")}
     save_state(training, 9, replace(state, tensors=tensors), kept=1)
-    assert task.finetune.run(export(), space).numbers == plain.numbers and len(updates) == 9
+    assert task.plain(Finetune).run(export(), space).numbers == plain.numbers and len(updates) == 9
     assert task.run(export(), space).numbers == outcome.numbers and len(updates) == 18
