@@ -74,7 +74,7 @@ class RobustnessFinetune(Shifts, Finetune):
 
 def of_networks(name: str, version: int, **shifts: Any) -> Protocol:
     """The robustness of networks fine-tuned by a protocol."""
-    source = f"networks of {name} on the sets of robustness@dinov2, by its rules"
+    source = f"networks of {name} on the sets of robustness@dinov2, by its rules; ours: that they are fine-tuned"
     return evaluated_as(RobustnessFinetune, FINETUNE[name], version, source, **shifts)
 
 
