@@ -16,7 +16,7 @@ def test_a_dry_run_shows_settings_and_sizes(bench, exports, out):
     words = ("--suite", "knn@dino", "linear_sgd@mst", "--set", "linear_sgd@mst.epochs=3", "linear_sgd@mst.batch=16")
     code, said, _ = bench("run", "--checkpoint", exports[0], *words, *DATA, "--out", out, "--dry-run", "--limit", "40")
     assert code == 0 and not out.exists()
-    assert "  knn@dino, version 1\n" in said and " k=10,20,100,200 temperature=0.07 " in said
+    assert "  knn@dino, version 1\n" in said and "k=10,20,100,200 temperature=0.07" in said
     assert "  linear_sgd@mst, version 2 (modified)\n" in said and "lrs=0.00024 " in said and " epochs=3 " in said
     assert "image size 32, forward passes 72, gallery 40, queries 32\n" in said
     sizes = "image size 32, heads 1, epochs 3, steps 9, batch 16, forward passes 144"
