@@ -11,12 +11,9 @@ from bench.sharing.record import check_record
 from imagesets.schemes.cifar10 import CLASSES
 from imagesets.sets import open_set
 from tools import board
-from tools.site import SLOW
 
 BOARDS = sorted(path.parent for path in (Path(__file__).parents[1] / "records").glob("*/record.json"))
-
-
-CHECKED = [pytest.param(path, marks=[pytest.mark.exhaustive] * (path.name in SLOW)) for path in BOARDS]
+CHECKED = [pytest.param(path, marks=[pytest.mark.exhaustive] * (path.name in board.SLOW)) for path in BOARDS]
 
 
 @pytest.mark.slow

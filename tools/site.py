@@ -38,11 +38,11 @@ from checkpoints.spec import ViTSpec
 from downstream.data.scenes import TINY
 from engine.extensions import load_extensions
 from pretrain.recipe import Recipe
+from tools.board import SLOW
 
 WRITTEN = "This page is made from the code.\n"
 ROOT = Path(__file__).parents[1]
 RECORDS = ROOT / "records"
-SLOW = ("cifar10-5tflop",)  # whose paired bootstraps take four minutes: `bench record --check` by hand
 BOARDS = "boards"  # folder of the site with the pages of records, where there are some
 
 
