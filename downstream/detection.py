@@ -5,32 +5,30 @@ from dataclasses import dataclass, replace
 from functools import cache, partial
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
+import numpy as np
 import torch
 
 from checkpoints.export import ViTExport
 from checkpoints.frozen import FrozenExport, FrozenSpec, vit_spec
 from checkpoints.spec import ViTSpec
 from downstream.data.scenes import SceneSet, open_both
-from downstream.dense_task import DenseTask, Source
-from downstream.detection_settings import DetectionSettings
-from downstream.loop.plan import Plan
-from downstream.loop.training import adamw_by_layer, run_plan
-from downstream.metrics.scores import weighted_ap
-from downstream.models.operators import libraries_used, quiet_libraries
-from downstream.planning import (
+from downstream.dense_task import (
     BACK,
+    DenseTask,
     Flops,
-    Parts,
-    drawn_detections,
+    Lengths,
+    Source,
     flops_on_meta,
     loading_seconds,
     untrained,
-    work_of_training,
 )
+from downstream.detection_settings import DetectionSettings
+from downstream.loop.training import Plan, adamw_by_layer
+from downstream.metrics.scores import weighted_ap
+from downstream.models.operators import libraries_used, quiet_libraries
 from engine.resampling import Score, resampled
 from engine.tasks import Metric, Outcome, Workspace, settings_of
 from engine.training.schedules import MultipliedWarmup, StepDecay
-from engine.work import Scale, Work
 
 if TYPE_CHECKING:
     from torch import nn
@@ -67,24 +65,17 @@ class Detection(DetectionSettings, DenseTask):
         return {
             "longest side": self.long,
             "epochs": self.epochs,
-            "steps": f"up to {self.epochs * -(-images['train'] // self.batch)}",  # images without objects are left out
+            "steps": f"up to {self.lengths(images['train']).steps}",  # images without objects are left out
             "batch": self.batch,
-            "evaluations": -(-self.epochs // (self.judge_every or self.epochs)),
+            "evaluations": self.lengths(images["train"]).evaluations,
         }
 
-    def cost(self, scale: Scale) -> Work:
-        evaluations = self.summary(scale.spec, scale.images)["evaluations"]
-        steps = self.epochs * -(-scale.images["train"] // self.batch)
-        return work_of_training(
-            scale,
-            self.model_flops(scale.spec, scale.classes),
-            trainings=1,
-            trained=steps * self.batch,
-            updates=steps,
-            evaluations=evaluations,
-            side=round((max(self.short) * self.long) ** 0.5) if self.augment != "jitter" else self.long,
-            at_once=min(scale.batch_size or self.LARGEST, self.batch),
-        )
+    def lengths(self, images: int) -> Lengths:
+        steps = self.epochs * -(-images // self.batch)
+        return Lengths(1, steps, steps * self.batch, -(-self.epochs // (self.judge_every or self.epochs)))
+
+    def side(self, spec: FrozenSpec) -> int:
+        return round((max(self.short) * self.long) ** 0.5) if self.augment != "jitter" else self.long
 
     @cache  # noqa: B019 (settings and architectures are few)
     def model_flops(self, spec: ViTSpec, classes: int) -> Flops:
@@ -99,11 +90,11 @@ class Detection(DetectionSettings, DenseTask):
         train = (short, min(self.long, short if self.augment == "jitter" else short * 4 // 3))
         val = (min(self.val), min(max(self.val), min(self.val) * 4 // 3))
         return {
-            "training": self.flops_of(model, train, self.regions, self.regions // 4, BACK),
+            "training": BACK * self.flops_of(model, train, self.regions, self.regions // 4),
             "evaluation": self.flops_of(model, val, self.proposals[1], self.detections),
         }
 
-    def flops_of(self, model: Any, size: tuple[int, int], boxes: int, masks: int, passes: float = 1.0) -> Parts:
+    def flops_of(self, model: Any, size: tuple[int, int], boxes: int, masks: int) -> float:
         """With so many regions in each box head and mask head; sides are padded to multiples of 32."""
 
         def whole(detector: Any, images: torch.Tensor) -> None:
@@ -115,7 +106,7 @@ class Detection(DetectionSettings, DenseTask):
                 head(torch.zeros(masks, self.channels, 14, 14))
 
         height, width = (-(-side // 32) * 32 for side in size)
-        return flops_on_meta(model, (height, width), whole, passes)
+        return sum(flops_on_meta(model, (height, width), whole))
 
     def smaller(self, share: float) -> Self:
         def sides(values: tuple[int, ...]) -> tuple[int, ...]:
@@ -138,7 +129,7 @@ class Detection(DetectionSettings, DenseTask):
         self.check_network(export.spec)
         self.check_images(space)
         plan = self.plan(export, *open_both(space), space.seed)
-        trained = run_plan(plan, space)
+        trained = self.trained(plan, space)
         warnings = self.departures(export, plan.train, trained.batch)
         if not with_masks(plan.train, plan.val):
             warnings.append("objects have boxes alone: no mask head was trained beside the box head")
@@ -165,7 +156,6 @@ class Detection(DetectionSettings, DenseTask):
             epochs=self.epochs,
             steps_per_epoch=steps,
             judge_every=self.judge_every * steps,
-            best="",
             objects=lambda: self.objects(train, val),
             build=lambda synchronised: self.model(export, len(val.classes), synchronised, seed, with_masks(train, val)),
             optimise=lambda model: adamw_by_layer(
@@ -221,6 +211,21 @@ def learnable(train: SceneSet, val: SceneSet) -> SceneSet:
 def with_masks(train: SceneSet, val: SceneSet) -> bool:
     """Whether masks are learnt and scored beside boxes: where the objects of both splits have outlines."""
     return train.outlined.outlined and val.outlined.outlined
+
+
+def drawn_detections(images: int, most: int, classes: int) -> dict[str, np.ndarray]:
+    """Detections as an evaluation keeps them: `most` of each image, a third of them right; seven objects as in COCO."""
+    generator = np.random.RandomState(0)
+    right = np.where(generator.random_sample((images, most)) < 1 / 3, 1023, 0).astype(np.uint16)
+    none = np.zeros((images, most), np.uint16)
+    return {
+        "classes": generator.randint(0, classes, (images, most)),
+        "scores": generator.random_sample((images, most)),
+        "objects": generator.poisson(7 / classes, (images, classes)),
+        **{
+            f"{kind}_{name}": values for kind in ("box", "mask") for name, values in (("hits", right), ("passed", none))
+        },
+    }
 
 
 def detection_outcome(trained: "TrainedModel", train: SceneSet, val: SceneSet, rest: dict) -> Outcome:

@@ -11,10 +11,9 @@ import torch
 from checkpoints.frozen import FrozenExport, FrozenSpec, vit_spec
 from checkpoints.spec import ViTSpec
 from downstream.data.scenes import TINY, SceneSet, open_both
-from downstream.dense_task import DenseTask
+from downstream.dense_task import BACK, DenseTask, Flops, flops_on_meta, loading_seconds, untrained
 from downstream.metrics.scores import constant_scores, weighted_scores
 from downstream.models.operators import libraries_used, quiet_libraries
-from downstream.planning import BACK, Flops, Parts, drawn_areas, flops_on_meta, loading_seconds, untrained, windows
 from engine.printing import say
 from engine.resampling import Score, resampled
 from engine.tasks import Metric, Outcome, Workspace
@@ -38,11 +37,6 @@ class Segmentation(DenseTask):
     stride: int
     scale: tuple[int, int]
     ratios: tuple[float, float]
-
-    @property
-    def frozen(self) -> bool:
-        """Whether the network is, under a head that is trained."""
-        raise NotImplementedError
 
     @property
     def shown(self) -> tuple[int, int]:
@@ -82,10 +76,8 @@ class Segmentation(DenseTask):
             model = self.model(untrained(spec, side), classes, False, 0)
         backbone, heads = flops_on_meta(model, (side, side), whole)
         looks = windows(*self.shown, side, self.stride)
-        return {
-            "training": Parts(backbone * (1.0 if self.frozen else BACK), heads * BACK),
-            "evaluation": Parts(looks * backbone, looks * heads),
-        }
+        training = backbone * (1.0 if self.frozen else BACK) + heads * BACK
+        return {"training": training, "evaluation": looks * (backbone + heads)}
 
     def smaller(self, share: float) -> Self:
         crop = min(self.crop, max(SMALLEST, round(share * self.crop)))
@@ -95,7 +87,7 @@ class Segmentation(DenseTask):
         return replace(self, **changes)
 
     def score(self, images: int, classes: int) -> Score:
-        return partial(weighted_scores, [drawn_areas(images, classes)])
+        return partial(weighted_scores, [np.ones((images, classes, 3), np.int64)])
 
     def opened(self, space: Workspace) -> tuple[SceneSet, SceneSet, dict[str, list[str]]]:
         """Training and validation scenes, and lines on what the masks of each split lack, which are printed too.
@@ -120,6 +112,12 @@ class Segmentation(DenseTask):
     def cropped_otherwise(self, spec: FrozenSpec) -> list[str]:
         side = self.side(spec)
         return [f"crops of {side} px, not {self.crop}: patches are {spec.patch_size} px"] if side != self.crop else []
+
+
+def windows(longer: int, shorter: int, crop: int, stride: int) -> int:
+    """Evaluation windows of an image."""
+    across, down = (max(0, -(-(side - crop) // stride)) + 1 for side in (longer, shorter))
+    return across * down
 
 
 def _lacking(scenes: SceneSet) -> list[str]:

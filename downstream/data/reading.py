@@ -13,10 +13,21 @@ import numpy as np
 from PIL import Image, ImageFile
 
 from engine.files import read_regular
+from engine.machine import own_cores
+from engine.tasks import Workspace
 from imagesets.decoding import FILE_ERRORS, MAX_BYTES, bits_of, open_image, reason_of
 
+LOADERS = 8  # processes that read images, at most
+MIN_IMAGES = 500  # images below which starting such processes takes longer than they save
 Results = dict[str, Any]
 Transform = Callable[[Results], Results]
+
+
+def loader_processes(space: Workspace, images: int) -> int:
+    """Processes that read so many images of a training or a pass."""
+    if space.workers is not None:
+        return space.workers
+    return min(LOADERS, own_cores()) if images >= MIN_IMAGES else 0
 
 
 class Reading:

@@ -30,10 +30,10 @@ from downstream.frozen.task import (
     UsableScenes,
     areas_score,
     backbone_of,
-    closing_seconds,
     loaded_batches,
     shared_out,
 )
+from downstream.metrics.scores import closing_seconds
 from engine.files import locked
 from engine.progress import Progress
 from engine.seeding import AUGMENT, DROP, shuffled, stream_seeds
@@ -54,7 +54,6 @@ from imagesets.sets import kept_folder
 
 VERSION = 1  # of a training's state; raise it when the same settings would train otherwise
 PIECE = 2  # crops in a forward pass, unless --batch-size is given
-MIN_IMAGES = 500  # training images below which starting loader processes takes longer than they save
 TIMED = 2  # crops that a plan times at once
 
 
@@ -256,7 +255,7 @@ class HeadTraining:
                 for images, targets in islice(loaded, len(own))
             ]
 
-        with closing(loaded_batches(reader, space, few=len(self.train.places) < MIN_IMAGES)) as loaded:
+        with closing(loaded_batches(reader, space, len(self.train.places))) as loaded:
             for _ in range(self.step, task.steps):
                 yield self.exchanged(space.world.on_all_ranks(partial(features, loaded)), own)
 

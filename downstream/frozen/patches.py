@@ -36,14 +36,13 @@ from downstream.frozen.task import (
     areas_score,
     backbone_of,
     check_features,
-    closing_seconds,
     loaded_batches,
     own_share,
     patch_maps,
     resampled_metrics,
     whole_patches,
 )
-from downstream.metrics.scores import scores, weighted_scores
+from downstream.metrics.scores import closing_seconds, scores, weighted_scores
 from engine.files import locked
 from engine.machine import run_on_core_threads
 from engine.neighbours import SMALLEST_NORM, Prepare, search, tiles_of
@@ -166,7 +165,7 @@ def patches_of(
                         lambda item: finish(item, *reader.read(item)), range(len(batches)), space.workers
                     )
                 else:
-                    for item, (squares, labels) in enumerate(loaded_batches(reader, space)):
+                    for item, (squares, labels) in enumerate(loaded_batches(reader, space, total)):
                         finish(item, squares, labels)
             return total
 

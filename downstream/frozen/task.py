@@ -20,16 +20,14 @@ from checkpoints.backbone import Backbone, Features
 from checkpoints.export import ViTExport
 from checkpoints.frozen import FrozenExport, FrozenSpec
 from downstream.data.listing import IGNORED
+from downstream.data.reading import loader_processes
 from downstream.data.scenes import SceneSet, check_layout, open_both
 from downstream.metrics.scores import weighted_scores
-from engine.machine import own_cores, sharing_memory
+from engine.machine import sharing_memory
 from engine.progress import Progress
-from engine.resampling import BLOCK, Score, resampled, resamples_of
+from engine.resampling import Score, resampled
 from engine.tasks import Metric, Task, Workspace
 from engine.training.interruptions import ignore_signals, loaded_by
-from engine.work import seconds_of
-
-LOADERS = 8  # processes that read images, at most
 
 Each = TypeVar("Each")
 Random = np.random.RandomState  # what augmentations draw from
@@ -204,11 +202,9 @@ class Batches(Dataset):
         return images, targets, ""
 
 
-def loaded_batches(reader: Batches, space: Workspace, few: bool = False) -> Generator[tuple[Tensor, Tensor]]:
-    """All items, read by loader processes. few: so few images that starting such processes would take longer."""
-    loaders = space.workers
-    if loaders is None:
-        loaders = 0 if few else min(LOADERS, own_cores())
+def loaded_batches(reader: Batches, space: Workspace, images: int) -> Generator[tuple[Tensor, Tensor]]:
+    """All items, read by as many processes as so many images are worth."""
+    loaders = loader_processes(space, images)
     loader = DataLoader(
         reader,
         batch_size=None,
@@ -228,11 +224,6 @@ def resampled_metrics(score: Score, images: int) -> dict[str, Metric]:
     """The metrics of `score` (engine/resampling.py) on so many images, and their values on resamples of these."""
     values, drawn = score(np.ones((1, images))), resampled(score, images)
     return {name: Metric(value=float(value[0]), resampled=drawn[name]) for name, value in values.items()}
-
-
-def closing_seconds(score: Score, images: int) -> float:
-    """Seconds of one resample of so many images."""
-    return seconds_of(lambda: resampled(score, images, BLOCK), 0.0) / min(BLOCK, resamples_of(images))
 
 
 def areas_score(scenes: SceneSet) -> Score:

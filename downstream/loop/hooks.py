@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -35,38 +35,25 @@ SAME_SIGNAL = 0.5  # seconds within which a second signal is the first one's cop
 STATE_SUFFIX = ".pth"  # of mmengine's own format
 
 
-class SetRates(Hook):
-    """Sets every group's rate before each iteration. Rates depend on the step alone, so nothing is stored."""
+class EachIteration(Hook):
+    """Sets every group's rate and seeds dropout and drop path before an iteration, both by its number alone, so that a
+    resumed training has the same bits. After it: ValueError for a loss that is not finite, and `bar` goes on, our
+    progress bar in place of mmengine's log lines, which the caller opens and closes."""
 
     priority = "HIGHEST"
 
-    def __init__(self, schedule: Schedule, start: TrainProgress, accumulation: int) -> None:
-        self.schedule, self.start, self.accumulation = schedule, start, accumulation
+    def __init__(self, schedule: Schedule, start: TrainProgress, accumulation: int, seed: int, bar: Progress) -> None:
+        self.schedule, self.start, self.accumulation, self.seed, self.bar = schedule, start, accumulation, seed, bar
+        self.losses: deque[float] = deque(maxlen=SHOWN)
+
+    def before_train(self, runner: Runner) -> None:
+        self.bar.resume(runner.iter)
 
     def before_train_iter(self, runner: Runner, batch_idx: int, data_batch: Any = None) -> None:
         progress = replace(self.start, step=batch_idx // self.accumulation)
         for group in runner.optim_wrapper.optimizer.param_groups:
             group["lr"] = self.schedule.at(group["base_lr"], progress)
-
-
-class SeedIterations(Hook):
-    """Seeds dropout and drop path with the iteration's number, so that a resumed run draws the same."""
-
-    priority = "HIGHEST"
-
-    def __init__(self, seed: int) -> None:
-        self.seed = seed
-
-    def before_train_iter(self, runner: Runner, batch_idx: int, data_batch: Any = None) -> None:
         torch.manual_seed(int(stream_seeds(DROP, self.seed, batch_idx, runner.rank)[2]))
-
-
-class StopAtDivergence(Hook):
-    """ValueError at the first loss that is not finite."""
-
-    def __init__(self, accumulation: int) -> None:
-        self.accumulation = accumulation
-        self.before: deque[float] = deque(maxlen=SHOWN)
 
     def after_train_iter(
         self, runner: Runner, batch_idx: int, data_batch: Any = None, outputs: Mapping[str, Any] | None = None
@@ -74,24 +61,9 @@ class StopAtDivergence(Hook):
         assert outputs is not None
         mean = outputs["loss"].detach().clone()
         all_reduce(mean, "mean")  # so that all processes stop together
-        loss = mean.item()
-        where = f"step {batch_idx // self.accumulation} of {runner.max_iters // self.accumulation}"
-        check_finite(loss, "loss", where, self.before, "lower lr, or use float32 if this was bfloat16")
-        self.before.append(loss)
-
-
-class ShowProgress(Hook):
-    """Our progress bar in place of mmengine's log lines. The caller opens and closes `bar`."""
-
-    def __init__(self, bar: Progress) -> None:
-        self.bar = bar
-
-    def before_train(self, runner: Runner) -> None:
-        self.bar.resume(runner.iter)
-
-    def after_train_iter(
-        self, runner: Runner, batch_idx: int, data_batch: Any = None, outputs: Mapping[str, Any] | None = None
-    ) -> None:
+        where = f"step {batch_idx // self.accumulation} of {self.start.steps}"
+        check_finite(mean.item(), "loss", where, self.losses, "lower lr, or use float32 if this was bfloat16")
+        self.losses.append(mean.item())
         self.bar.advance(1)
 
 
@@ -208,20 +180,14 @@ def norm_buffers(model: nn.Module) -> list[torch.Tensor]:
     return [buffer for norm in norms for buffer in norm.buffers()]
 
 
-class LibraryMetric(Protocol):
-    """A metric of mmseg or mmdet that keeps the arrays from which its numbers can be recomputed."""
-
-    dataset_meta: Mapping[str, Any]  # the library's own words on the images, such as their classes
-    arrays: dict[str, np.ndarray]  # over the validation images, on rank 0 alone
-
-
 class KeepEvaluations(Hook):
     """Writes the metrics of every evaluation, and the arrays of the one that counts, as soon as they are known.
 
-    best: the metric whose highest value decides which evaluation counts; "" for the last evaluation.
+    metric: of mmseg or mmdet, with `arrays` from which its numbers can be recomputed, on rank 0 alone. best: the metric
+    whose highest value decides which evaluation counts; "" for the last evaluation.
     """
 
-    def __init__(self, folder: Path, metric: LibraryMetric, every: int, best: str) -> None:
+    def __init__(self, folder: Path, metric: Any, every: int, best: str) -> None:
         self.folder, self.metric, self.every, self.best = folder, metric, every, best
 
     def before_train(self, runner: Runner) -> None:
@@ -240,7 +206,7 @@ class KeepEvaluations(Hook):
         evaluations = self.read() | {str(runner.iter): {name: float(value) for name, value in metrics.items()}}
         if self.counts(evaluations) == str(runner.iter):
             arrays = io.BytesIO()
-            np.savez_compressed(arrays, **self.metric.arrays)  # type: ignore[arg-type]  # NumPy's: one might be a flag
+            np.savez_compressed(arrays, **self.metric.arrays)
             write_atomic(self.folder / "arrays.npz", arrays.getvalue())
         write_atomic(self.folder / "judgements.json", json.dumps(evaluations))
 

@@ -14,11 +14,10 @@ import logging
 import shutil
 import time
 import warnings
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -32,21 +31,14 @@ from mmengine.visualization import Visualizer
 from torch import nn
 from torch.utils.data import DataLoader, Dataset, Sampler
 
-from downstream.loop.hooks import (
-    STATE_SUFFIX,
-    KeepEvaluations,
-    KeepState,
-    LibraryMetric,
-    SeedIterations,
-    SetRates,
-    ShowProgress,
-    StopAtDivergence,
-)
-from downstream.loop.plan import Plan, loader_processes
+from downstream.data.reading import loader_processes
+from downstream.loop.hooks import STATE_SUFFIX, EachIteration, KeepEvaluations, KeepState
+from downstream.loop.training import Plan, norm_warnings
 from downstream.models.operators import quiet_libraries
 from engine.distributed import World
 from engine.files import locked
 from engine.precision import autocast
+from engine.printing import say
 from engine.progress import Progress
 from engine.seeding import AUGMENT, seeded, shuffled
 from engine.tasks import Workspace
@@ -102,17 +94,7 @@ class TrainedModel:
     arrays: dict[str, np.ndarray]  # from which they can be recomputed
     step: int  # optimiser step of that evaluation
     history: dict[str, dict[str, float]]  # step -> metrics, of all evaluations
-    batch: Mapping[str, Any] = field(default_factory=dict)  # facts: how the images of a step were divided
-
-
-class TrainingSetup(NamedTuple):
-    """What is trained, on what. The optimiser's groups have their own peak rates; images are the mm libraries' own."""
-
-    model: nn.Module  # of mmseg or mmdet, its heads initialised
-    optimiser: torch.optim.Optimizer
-    train_images: Any
-    val_images: Any
-    metric: LibraryMetric
+    batch: Mapping[str, Any]  # facts: how the images of a step were divided
 
 
 class QuietRunner(Runner):
@@ -190,37 +172,43 @@ class EvaluationLoop(ValLoop):
         self.bar.advance(1)
 
 
-def train(setup: TrainingSetup, plan: Plan, space: Workspace, folder: Path) -> TrainedModel:
-    """Train to the end, from the last state in `folder` if there is one, and evaluate. A finished training is read from
+def run_plan(plan: Plan, space: Workspace) -> TrainedModel:
+    """Train to the end, from the last state on disk if there is one, and evaluate. A finished training is read from
     disk, and one that another run does is waited for.
 
     ValueError for a loss that is not finite, for too little memory, and for unreadable images; the last state stays on
     disk. Stopped, in all processes after the same step, once a signal has asked one of them to stop.
     """
-    for group in setup.optimiser.param_groups:
-        group["base_lr"] = group["lr"]
-    accumulation, world = plan.accumulation(space), space.world
-    evaluations = KeepEvaluations(
-        folder, setup.metric, (plan.judge_every or plan.start.steps) * accumulation, plan.best
-    )
+    world, size, accumulation = space.world, plan.micro_batch_size(space), plan.accumulation(space)
+    folder = plan.folder(space)
+    synchronised = world.size > 1 and torch.device(space.device).type == "cuda"
+    with quiet_libraries():
+        model = plan.build(synchronised)
+    batch_norms = any(isinstance(module, nn.BatchNorm2d | nn.SyncBatchNorm) for module in model.modules())
+    batch = {
+        "images": plan.batch,
+        "at_once": size,
+        "accumulated": accumulation,
+        "processes": world.size,
+        "batch_norm_over": size * (world.size if synchronised else 1) if batch_norms else None,
+    }
+    if world.is_rank0:
+        say(*(f"{plan.label}: {line}" for line in norm_warnings(batch)), errors=True)
+    *images, metric = plan.objects()
+    evaluations = KeepEvaluations(folder, metric, (plan.judge_every or plan.start.steps) * accumulation, plan.best)
     with world.held_by_rank0(locked(folder.with_suffix(".lock"), "it does the same training")):
         if not world.on_rank0((folder / "finished").exists):
-            _run(setup, evaluations, plan, space)
-        return world.on_rank0(lambda: _trained(evaluations, accumulation))
+            _run(model, images, evaluations, plan, space)
+        return world.on_rank0(lambda: _trained(evaluations, accumulation, batch))
 
 
-def _run(setup: TrainingSetup, evaluations: KeepEvaluations, plan: Plan, space: Workspace) -> None:
+def _run(model: nn.Module, images: Sequence[Any], evaluations: KeepEvaluations, plan: Plan, space: Workspace) -> None:
+    """images: of training and of validation, datasets of the mm libraries."""
     steps, accumulation, world = plan.start.steps, plan.accumulation(space), space.world
     bar = Progress(plan.label, steps, "steps", parts=accumulation, quiet=not world.is_rank0)
     keeping = KeepState(evaluations.folder / "states", save_interval(steps), accumulation, plan.label, world)
-    hooks = [
-        SetRates(plan.schedule, plan.start, accumulation),
-        SeedIterations(space.seed),
-        StopAtDivergence(accumulation),
-        ShowProgress(bar),
-        keeping,
-    ]
-    runner = runner_of(setup, hooks, evaluations, plan, space)
+    hooks = [EachIteration(plan.schedule, plan.start, accumulation, space.seed, bar), keeping, evaluations]
+    runner = runner_of(model, images, hooks, evaluations, plan, space)
     with listening(keeping.ask), bar, _explaining(plan, space), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the libraries' notes about their own calls
         runner.train()
@@ -231,42 +219,47 @@ def _run(setup: TrainingSetup, evaluations: KeepEvaluations, plan: Plan, space: 
 
 
 def runner_of(
-    setup: TrainingSetup, hooks: list[Hook], evaluations: KeepEvaluations, plan: Plan, space: Workspace
+    model: nn.Module,
+    images: Sequence[Any],
+    hooks: list[Hook],
+    evaluations: KeepEvaluations,
+    plan: Plan,
+    space: Workspace,
 ) -> Runner:
     """The Runner, built from objects: nothing is looked up by name, and no configuration is read or written."""
     world, folder, size = space.world, evaluations.folder, plan.micro_batch_size(space)
-    accumulation, workers = plan.accumulation(space), loader_processes(space, len(plan.train))
+    iterations, (train_images, val_images) = plan.start.steps * plan.accumulation(space), images
+    optimiser, workers = plan.optimise(model), loader_processes(space, len(plan.train))
+    for group in optimiser.param_groups:
+        group["base_lr"] = group["lr"]  # a peak of its own
     state = world.on_rank0(lambda: newest_whole(folder / "states", STATE_SUFFIX))
     loading = {"num_workers": workers, "persistent_workers": workers > 0}
-    in_order = DefaultSampler(setup.val_images, shuffle=False)
-    positions = Positions(size, plan.start.steps * accumulation, world.rank, world.size)
+    positions = Positions(size, iterations, world.rank, world.size)
     name = f"{folder.name}_{time.time_ns()}"  # mmengine's loggers and message hubs are global, by name
     with quiet_libraries():
         return QuietRunner(
             device=space.device,
-            model=setup.model,
+            model=model,
             work_dir=str(folder),
             train_dataloader=AgreedLoader(
-                Stream(setup.train_images, space.seed),
-                world,
-                batch_size=size,
-                sampler=positions,
-                **loading,
+                Stream(train_images, space.seed), world, batch_size=size, sampler=positions, **loading
             ),
             train_cfg={
                 "type": IterBasedTrainLoop,
-                "max_iters": plan.start.steps * accumulation,
+                "max_iters": iterations,
                 "val_begin": 1,
                 "val_interval": evaluations.every,
             },
             optim_wrapper=Precise(
-                space.device, space.precision, optimizer=setup.optimiser, accumulative_counts=accumulation
+                space.device, space.precision, optimizer=optimiser, accumulative_counts=plan.accumulation(space)
             ),
-            val_dataloader=AgreedLoader(setup.val_images, world, sampler=in_order, **loading),
+            val_dataloader=AgreedLoader(
+                val_images, world, sampler=DefaultSampler(val_images, shuffle=False), **loading
+            ),
             val_cfg={"type": EvaluationLoop},
-            val_evaluator=Evaluator([setup.metric]),
+            val_evaluator=Evaluator([evaluations.metric]),
             default_hooks={"param_scheduler": None, "checkpoint": None, "sampler_seed": None},
-            custom_hooks=[*hooks, evaluations],
+            custom_hooks=hooks,
             load_from=str(state) if state else None,
             resume=state is not None,
             launcher="pytorch" if world.size > 1 else "none",
@@ -278,13 +271,14 @@ def runner_of(
         )
 
 
-def _trained(evaluations: KeepEvaluations, accumulation: int) -> TrainedModel:
+def _trained(evaluations: KeepEvaluations, accumulation: int, batch: Mapping[str, Any]) -> TrainedModel:
     history = evaluations.read()
     chosen = evaluations.counts(history)
     with np.load(evaluations.folder / "arrays.npz") as arrays:
         kept = {name: arrays[name] for name in arrays.files}
     by_step = {str(int(iteration) // accumulation): metrics for iteration, metrics in history.items()}
-    return TrainedModel(metrics=history[chosen], arrays=kept, step=int(chosen) // accumulation, history=by_step)
+    step = int(chosen) // accumulation
+    return TrainedModel(metrics=history[chosen], arrays=kept, step=step, history=by_step, batch=batch)
 
 
 @contextlib.contextmanager

@@ -16,6 +16,9 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from engine.resampling import BLOCK, Score, resampled, resamples_of
+from engine.work import seconds_of
+
 RIGHT, PREDICTED, LABELLED = range(3)
 
 
@@ -52,6 +55,11 @@ def weighted_scores(trainings: Sequence[np.ndarray], weights: np.ndarray) -> dic
     count, *rest = trainings[0].shape
     scored = [means((weights @ areas.reshape(count, -1).astype(np.float64)).reshape(-1, *rest)) for areas in trainings]
     return {name: np.mean([values[name] for values in scored], axis=0) for name in scored[0]}
+
+
+def closing_seconds(score: Score, images: int) -> float:
+    """Seconds of one resample of so many images, for plans."""
+    return seconds_of(lambda: resampled(score, images, BLOCK), 0.0) / min(BLOCK, resamples_of(images))
 
 
 THRESHOLDS = np.linspace(0.5, 0.95, 10)  # of intersection over union, (T,)

@@ -31,13 +31,13 @@ from downstream.frozen.task import (
     backbone_of,
     centre_padded,
     check_features,
-    closing_seconds,
     normalised,
     patch_maps,
     resampled_metrics,
     shared_out,
     whole_patches,
 )
+from downstream.metrics.scores import closing_seconds
 from engine.resampling import resamples_of
 from engine.settings import PositiveFloat, PositiveInt
 from engine.tasks import Outcome, Protocol, Workspace

@@ -12,11 +12,9 @@ import torch
 
 from checkpoints.frozen import FrozenExport, FrozenSpec
 from downstream.data.scenes import SceneSet
-from downstream.dense_task import Source
+from downstream.dense_task import Lengths, Source
 from downstream.layouts.cityscapes import SEEDS, few
-from downstream.loop.plan import Plan
-from downstream.loop.training import optimizer_groups, run_plan
-from downstream.planning import work_of_training
+from downstream.loop.training import Plan, optimizer_groups
 from downstream.segmentation import Segmentation, segmentation_outcome
 from engine.settings import (
     BelowOne,
@@ -31,7 +29,6 @@ from engine.settings import (
 )
 from engine.tasks import Outcome, Protocol, Workspace, settings_of
 from engine.training.schedules import Polynomial
-from engine.work import Scale, Work
 
 if TYPE_CHECKING:
     from torch import nn
@@ -97,30 +94,22 @@ class Segmenter(Segmentation):
     def summary(self, spec: FrozenSpec, images: Mapping[str, int]) -> dict[str, Any]:
         self.check_network(spec)
         self.check_count(images["train"])
-        count = self.images or images["train"]
+        trainings, steps, read, evaluations = self.lengths(images["train"])
         return {
             "crop": self.side(spec),
-            "trainings": len(self.lr) + max(len(self.splits) - 1, 0) * bool(self.images),
-            "training images": count,
+            "trainings": trainings,
+            "training images": read // self.epochs,
             "epochs": self.epochs,
-            "steps of each": self.epochs * -(-count // self.batch),
+            "steps of each": steps,
             "batch": self.batch,
-            "evaluations of each": -(-self.epochs // self.judge_every),
+            "evaluations of each": evaluations // trainings,
         }
 
-    def cost(self, scale: Scale) -> Work:
-        sizes = self.summary(scale.spec, scale.images)
-        return work_of_training(
-            scale,
-            self.model_flops(scale.spec, scale.classes),
-            trainings=sizes["trainings"],
-            trained=self.epochs * sizes["training images"],
-            updates=sizes["steps of each"],
-            evaluations=sizes["trainings"] * sizes["evaluations of each"],
-            side=sizes["crop"],
-            at_once=min(scale.batch_size or self.LARGEST, self.batch),
-            frozen=self.frozen,
-        )
+    def lengths(self, images: int) -> Lengths:
+        count = self.images or images
+        trainings = len(self.lr) + max(len(self.splits) - 1, 0) * bool(self.images)
+        evaluations = trainings * -(-self.epochs // self.judge_every)
+        return Lengths(trainings, self.epochs * -(-count // self.batch), self.epochs * count, evaluations)
 
     def check_count(self, images: int, where: str = "") -> None:
         """ValueError for fewer training images than a split takes."""
@@ -133,9 +122,9 @@ class Segmenter(Segmentation):
         self.check_network(export.spec)
         everything, val, lacking = self.opened(space)
         splits = self.training_sets(everything)
-        tried = {lr: run_plan(self.plan_at(lr, export, splits[0], val, space.seed), space) for lr in self.lr}
+        tried = {lr: self.trained(self.plan_at(lr, export, splits[0], val, space.seed), space) for lr in self.lr}
         best = max(tried, key=lambda lr: tried[lr].metrics["mIoU"])
-        others = [run_plan(self.plan_at(best, export, split, val, space.seed), space) for split in splits[1:]]
+        others = [self.trained(self.plan_at(best, export, split, val, space.seed), space) for split in splits[1:]]
         facts = self.facts(tried, best) | {"warnings": self.departures(export, everything, tried[best].batch)}
         chosen_on_val = bool(facts["chosen_on"])
         return segmentation_outcome([tried[best], *others], splits, val, lacking, facts, chosen_on_val)

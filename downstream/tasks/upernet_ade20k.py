@@ -14,10 +14,8 @@ from checkpoints.export import Tables, check_tables
 from checkpoints.frozen import FrozenExport, FrozenSpec
 from checkpoints.spec import ViTSpec
 from downstream.data.scenes import SceneSet
-from downstream.dense_task import Source
-from downstream.loop.plan import Plan
-from downstream.loop.training import adamw_by_layer, run_plan
-from downstream.planning import work_of_training
+from downstream.dense_task import Lengths, Source
+from downstream.loop.training import Plan, adamw_by_layer
 from downstream.segmentation import Segmentation, segmentation_outcome
 from engine.settings import (
     BelowOne,
@@ -31,7 +29,6 @@ from engine.settings import (
 )
 from engine.tasks import ADDED, Outcome, Protocol, Workspace, settings_of
 from engine.training.schedules import MultipliedWarmup, Polynomial
-from engine.work import Scale, Work
 
 if TYPE_CHECKING:
     from torch import nn
@@ -106,27 +103,16 @@ class UperNet(Segmentation):
             "epochs": f"{self.steps * self.batch / images['train']:.1f}",
             "steps": self.steps,
             "batch": self.batch,
-            "evaluations": -(-self.steps // (self.judge_every or self.steps)),
+            "evaluations": self.lengths(images["train"]).evaluations,
         }
 
-    def cost(self, scale: Scale) -> Work:
-        sizes = self.summary(scale.spec, scale.images)
-        return work_of_training(
-            scale,
-            self.model_flops(scale.spec, scale.classes),
-            trainings=1,
-            trained=self.steps * self.batch,
-            updates=self.steps,
-            evaluations=sizes["evaluations"],
-            side=sizes["crop"],
-            at_once=min(scale.batch_size or self.LARGEST, self.batch),
-            frozen=self.frozen,
-        )
+    def lengths(self, images: int) -> Lengths:
+        return Lengths(1, self.steps, self.steps * self.batch, -(-self.steps // (self.judge_every or self.steps)))
 
     def run(self, export: FrozenExport, space: Workspace) -> Outcome:
         self.check_network(export.spec)
         train, val, lacking = self.opened(space)
-        trained = run_plan(self.plan(export, train, val, space.seed), space)
+        trained = self.trained(self.plan(export, train, val, space.seed), space)
         facts = {"steps": self.steps, "warnings": self.departures(export, train, trained.batch)}
         return segmentation_outcome([trained], [train], val, lacking, facts)
 
@@ -140,10 +126,8 @@ class UperNet(Segmentation):
             batch=self.batch,
             largest=self.LARGEST,
             schedule=MultipliedWarmup(schedule=Polynomial(), updates=self.warmup),
-            epochs=self.steps,
-            steps_per_epoch=1,  # the source counts in steps
+            epochs=self.steps,  # of one step, as the source counts in steps
             judge_every=self.judge_every,
-            best="",
             objects=lambda: self.objects(train, val, export.spec),
             build=lambda synchronised: self.model(export, len(train.classes), synchronised, seed),
             optimise=lambda model: self.optimiser(model, export),

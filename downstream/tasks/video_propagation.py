@@ -27,12 +27,12 @@ from downstream.frozen.task import (
     FrozenTask,
     backbone_of,
     check_features,
-    closing_seconds,
     patch_maps,
     resampled_metrics,
     shared_out,
 )
 from downstream.layouts.davis import FEWEST
+from downstream.metrics.scores import closing_seconds
 from engine.resampling import resamples_of
 from engine.settings import NonNegativeInt, PositiveFloat, PositiveInt
 from engine.tasks import Outcome, Protocol, Workspace

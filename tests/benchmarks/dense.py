@@ -31,7 +31,6 @@ from checkpoints.export import ViTExport
 from checkpoints.spec import Preparation, ViTSpec
 from checkpoints.vit import ViT
 from downstream.data.scenes import open_scenes
-from downstream.loop.training import run_plan
 from downstream.models.operators import quiet_libraries
 from downstream.tasks.cascade_coco import PROTOCOLS as CASCADE
 from downstream.tasks.maskrcnn_coco import PROTOCOLS as MASK
@@ -159,7 +158,7 @@ def train(name: str, precision: str, folder: Path, asked: argparse.Namespace) ->
 
     running.runner_of = watched
     try:
-        run_plan(task.plan(export, *scenes, 0), space)
+        running.run_plan(task.plan(export, *scenes, 0), space)
     except Enough:
         step, bare, loading = rounds.medians()
         print(

@@ -31,10 +31,8 @@ LINEAR = replace(
 @pytest.fixture
 def trained(monkeypatch):
     """(model, plan) of every training, in order."""
-    seen, train = [], running.train
-    monkeypatch.setattr(
-        running, "train", lambda *values: (seen.append((values[0].model, values[1])), train(*values))[1]
-    )
+    seen, run = [], running._run
+    monkeypatch.setattr(running, "_run", lambda *values: (seen.append((values[0], values[3])), run(*values))[1])
     return seen
 
 
@@ -192,7 +190,7 @@ def test_running_out_of_memory_says_what_to_lower(tmp_path, monkeypatch):
     def full(self, runner, batch_idx, data_batch=None):
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
 
-    monkeypatch.setattr(hooks.SetRates, "before_train_iter", full)
+    monkeypatch.setattr(hooks.EachIteration, "before_train_iter", full)
     said = failing(UPERNET, "tiny-ade20k:", tmp_path)
     assert "out of memory with 4 images at once on cpu: lower --batch-size" in said
 
