@@ -157,7 +157,10 @@ class DenseTask(Task):
             started = time.perf_counter()
             model = TimedModel(timed.plan(export, train, val, space.seed), at_once, space)
             times["start"] = time.perf_counter() - started
-            step, evaluation = seconds_of(model.step, seconds / 3) / at_once, seconds_of(model.evaluate, seconds / CALLS)
+            step, evaluation = (
+                seconds_of(model.step, seconds / 3) / at_once,
+                seconds_of(model.evaluate, seconds / CALLS),
+            )
             times["training"] = read[0] + step * flops["training"] / timed_flops["training"]
             times["evaluation"] = read[1] + evaluation * flops["evaluation"] / timed_flops["evaluation"]
             times["updates"] = seconds_of(model.optimiser.step, seconds / CALLS)

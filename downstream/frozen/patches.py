@@ -1,10 +1,9 @@
 """Segmentation by comparing patches of square images: their features and labels on disk, and a base of such tasks.
 
 A file of patches holds, image by image, D numbers and P labels of pixels for each patch. Tasks that read the same
-images prepared in the same way share it, and layers that other tasks of a run want are written in the same pass
-(`Workspace.wanted`). A killed extraction goes on behind the last batch.
+images prepared in the same way share it. A killed extraction goes on behind the last batch.
 
-Disk: 4 D + P bytes for each patch, of each layer the first part: CAPI's 196 patches of 16 pixels of ADE20K's 22,210
+Disk: 4 D + P bytes for each patch: CAPI's 196 patches of 16 pixels of ADE20K's 22,210
 images at D = 1024 take 19 GB, Hummingbird's 10^7 of VOC 43 GB. Memory: that of a search, engine/neighbours.py, 4 D
 (GALLERY + 2 QUERIES) + 12 Q k bytes, whatever their number.
 
@@ -21,7 +20,6 @@ import numpy as np
 import torch
 from PIL import Image
 from torch import Tensor
-from torchvision.transforms import functional as vision
 
 from checkpoints.flops import forward_flops, frozen_bytes
 from checkpoints.frozen import FrozenExport, FrozenSpec
@@ -30,13 +28,13 @@ from downstream.data.scenes import SceneSet, layout_of, mask_classes, scene_imag
 from downstream.frozen.task import (
     Batches,
     FrozenTask,
-    Layer,
     UsableScenes,
     areas_of,
     areas_score,
     backbone_of,
     check_features,
     loaded_batches,
+    normalised_pixels,
     own_share,
     patch_maps,
     resampled_metrics,
@@ -54,7 +52,8 @@ from imagesets.sets import kept_folder
 
 VERSION = 2  # raise it when the same images would give other features than before
 READ = 16384  # patches that are read at once
-BATCH = {"cpu": 4, "cuda": 32}  # images of a forward pass, unless --batch-size is given
+LAYER = (-1, True)  # the last block behind the final norm
+FEATURES = "layer-1-norm"  # name of its file
 TIMED = 4  # images that a plan times
 LABELS_FROM_ONE = ("ade20k",)  # layouts whose files call unlabelled pixels 0, which the sources keep as a value
 
@@ -101,9 +100,7 @@ def patches_of(
     name: str,
     square: Square,
     space: Workspace,
-    *,
     per_image: int,
-    layer: Layer = (-1, True),
     chosen: Chosen | None = None,
 ) -> PatchFile:
     """Patches of all usable images, from disk where they are there. name: says how images are prepared and chosen.
@@ -113,51 +110,44 @@ def patches_of(
     """
     world, scenes, patch = space.world, images.scenes, export.spec.patch_size
     kind, count = torch.device(space.device).type, len(images.places)
-    size = space.batch_size or BATCH.get(kind, BATCH["cpu"])
+    size = batch_size(space.batch_size, kind)
     key = {"version": VERSION, "name": name, "batch": size, **images.key(export, space)}
     folder = world.on_rank0(lambda: kept_folder(space.cache / "patches", key, [scenes]))
-    layers = list(dict.fromkeys([layer, *space.wanted.get(name, ())]))
+    shapes = {
+        FEATURES: ((count * per_image, export.spec.width), np.float32),
+        "pixels": ((count * per_image, patch * patch), np.uint8),
+        f"{FEATURES}-done": ((count,), np.bool_),
+    }
     with world.held_by_rank0(locked(Path(f"{folder}.lock"), f"features of patches of {scenes.url}")):
-        rows = count * per_image
-        world.on_rank0(lambda: _allocate(folder, layers, rows, export.spec.width, patch * patch, count))
-        files = {layer: np.load(folder / f"{_name(layer)}.npy", mmap_mode="r+") for layer in layers}
-        done = {layer: np.load(folder / f"{_name(layer)}-done.npy", mmap_mode="r+") for layer in layers}
-        pixels = np.load(folder / "pixels.npy", mmap_mode="r+")
+        world.on_rank0(lambda: [_allocate(folder / f"{file}.npy", *shape) for file, shape in shapes.items()])
+        features, pixels, done = (np.load(folder / f"{file}.npy", mmap_mode="r+") for file in shapes)
 
-        def write(places: Sequence[int], features: Sequence[Tensor], labels: Tensor) -> None:
-            """Patches of a batch: maps (B, D, h, w) of each layer and labels (B, S, S)."""
-            values = [maps.flatten(2).transpose(1, 2).cpu().numpy() for maps in features]
-            for number, place in enumerate(places):
-                own = patch_pixels(labels[number].numpy(), patch)
-                kept = np.arange(per_image) if chosen is None else chosen(own, place)
-                target = slice(place * per_image, (place + 1) * per_image)
-                pixels[target] = own[kept]
-                for layer, of_batch in zip(layers, values, strict=True):
-                    check_features(torch.from_numpy(of_batch[number]), scenes.image(int(images.places[place])))
-                    files[layer][target] = of_batch[number][kept]
-            for marks in done.values():
-                marks[places] = True
-            for mapped in (*files.values(), pixels):
-                release_pages(mapped)
+        def write(places: range, maps: Tensor, labels: Tensor) -> None:
+            """Patches of a batch: maps (B, D, h, w) and labels (B, S, S)."""
+            values = maps.flatten(2).transpose(1, 2).cpu().numpy()
+            for place, own, mask in zip(places, values, labels.numpy(), strict=True):
+                check_features(torch.from_numpy(own), scenes.image(int(images.places[place])))
+                own_pixels = patch_pixels(mask, patch)
+                kept = np.arange(per_image) if chosen is None else chosen(own_pixels, place)
+                rows = slice(place * per_image, (place + 1) * per_image)
+                pixels[rows], features[rows] = own_pixels[kept], own[kept]
+            done[places] = True
+            release_pages(features)
+            release_pages(pixels)
 
-        def missing() -> np.ndarray:
-            """Batches that lack an image; their composition decides about the bits, so all of it is computed again."""
-            lacking = ~np.all(list(done.values()), axis=0)
-            return np.unique(np.flatnonzero(lacking) // size)
-
-        # Told by one process, as the others may already be writing while the last one reads the marks.
-        numbers = world.on_rank0(missing)
+        # Batches that lack an image; their composition decides about the bits, so all of it is computed again. Told by
+        # one process, as the others may already be writing while the last one reads the marks.
+        numbers = world.on_rank0(lambda: np.unique(np.flatnonzero(~done) // size))
 
         def work() -> int:
             batches = [range(at * size, min((at + 1) * size, count)) for at in own_share(numbers, space).tolist()]
             if not batches:
                 return 0
-            backbone, total = backbone_of(export, space), sum(map(len, batches))
-            reader = Batches(square, batches)
+            backbone, total, reader = backbone_of(export, space), sum(map(len, batches)), Batches(square, batches)
             with Progress(f"patches of {scenes.url} {scenes.split}", total, quiet=not world.is_rank0) as progress:
 
                 def finish(item: int, squares: Tensor, labels: Tensor) -> None:
-                    write(list(batches[item]), patch_maps(backbone, squares, layers), labels)
+                    write(batches[item], patch_maps(backbone, squares, [LAYER])[0], labels)
                     progress.advance(len(batches[item]))
 
                 if kind == "cpu":
@@ -170,32 +160,25 @@ def patches_of(
             return total
 
         forwards = sum(world.gather_results(work))
+    features, pixels = (np.load(folder / f"{file}.npy", mmap_mode="r") for file in (FEATURES, "pixels"))
     _, classes, ignored = file_labels(scenes)
     return PatchFile(
-        features=np.load(folder / f"{_name(layer)}.npy", mmap_mode="r"),
-        pixels=np.load(folder / "pixels.npy", mmap_mode="r"),
-        per_image=per_image,
-        classes=classes,
-        ignored=ignored,
-        forwards=forwards,
+        features=features, pixels=pixels, per_image=per_image, classes=classes, ignored=ignored, forwards=forwards
     )
 
 
-def _name(layer: Layer) -> str:
-    return f"layer{layer[0]}-{'norm' if layer[1] else 'raw'}"
+def batch_size(asked: int | None, device: str) -> int:
+    """Images of a forward pass."""
+    return asked or (4 if device == "cpu" else 32)
 
 
-def _allocate(folder: Path, layers: Sequence[Layer], rows: int, width: int, pixels: int, images: int) -> None:
-    """Files of zeros, which take no room until they are written, where there are none yet."""
-    folder.mkdir(parents=True, exist_ok=True)
-    arrays: dict[str, tuple[tuple[int, ...], Any]] = {"pixels": ((rows, pixels), np.uint8)}
-    for layer in layers:
-        arrays[_name(layer)] = (rows, width), np.float32
-        arrays[f"{_name(layer)}-done"] = (images,), np.bool_
-    for name, (shape, dtype) in arrays.items():
-        if not (folder / f"{name}.npy").is_file():
-            np.lib.format.open_memmap(folder / f".{name}.npy", mode="w+", dtype=dtype, shape=shape).flush()
-            (folder / f".{name}.npy").rename(folder / f"{name}.npy")
+def _allocate(path: Path, shape: tuple[int, ...], dtype: Any) -> None:
+    """A file of zeros, which take no room until they are written, where there is none yet."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if not path.is_file():
+        hidden = path.with_name(f".{path.name}")
+        np.lib.format.open_memmap(hidden, mode="w+", dtype=dtype, shape=shape).flush()
+        hidden.rename(path)
 
 
 def patch_pixels(labels: np.ndarray, patch: int) -> np.ndarray:
@@ -295,12 +278,6 @@ def labelled_image(scenes: SceneSet, index: int) -> tuple[Image.Image, np.ndarra
     return image, mask_classes(scenes, index, image.size[::-1]) + np.uint8(file_labels(scenes)[0])
 
 
-def normalised_pixels(image: Image.Image, mean: Sequence[float], std: Sequence[float]) -> Tensor:
-    """(3, H, W) float32."""
-    means, stds = (torch.tensor(values).view(3, 1, 1) for values in (mean, std))
-    return (vision.pil_to_tensor(image).float() / 255 - means) / stds
-
-
 class SquareTask(FrozenTask):
     """Base of evaluations by patches of images made square. Annotated without a comment: settings that all have."""
 
@@ -323,7 +300,7 @@ class SquareTask(FrozenTask):
         return {name: values for name, values in weighted_scores([areas], weights).items() if name != "mAcc"}
 
     def features(self, export: FrozenExport, space: Workspace) -> dict[str, tuple[Any, ...]]:
-        return {self.view(export.spec): ((-1, True),)}
+        return {self.view(export.spec): (LAYER,)}
 
     def patches(self, spec: FrozenSpec) -> int:
         """Patches of an image."""
@@ -332,7 +309,7 @@ class SquareTask(FrozenTask):
     def evaluated(self, export: FrozenExport, images: UsableScenes, space: Workspace) -> PatchFile:
         """All patches of images prepared as those that are evaluated."""
         square = partial(self.square, export, images)
-        return patches_of(export, images, self.view(export.spec), square, space, per_image=self.patches(export.spec))
+        return patches_of(export, images, self.view(export.spec), square, space, self.patches(export.spec))
 
     def remembered(self, export: FrozenExport, train: UsableScenes, space: Workspace) -> PatchFile:
         """Labelled patches of the training images."""
@@ -346,10 +323,9 @@ class SquareTask(FrozenTask):
 
     def bytes_of(self, scale: Scale, patches: float) -> tuple[float, float]:
         """Memory of the network at work, and disk of so many patches."""
-        spec, size = scale.spec, scale.batch_size or BATCH.get(torch.device(scale.device).type, BATCH["cpu"])
-        return frozen_bytes(spec, size, whole_patches(self.side, spec)), patches * (
-            4.0 * spec.width + spec.patch_size**2
-        )
+        spec, size = scale.spec, batch_size(scale.batch_size, torch.device(scale.device).type)
+        disk = patches * (4.0 * spec.width + spec.patch_size**2)
+        return frozen_bytes(spec, size, whole_patches(self.side, spec)), disk
 
     def benchmark(self, export: FrozenExport, space: Workspace, seconds: float) -> dict[Kind, float]:
         """Seconds of an image through the network."""
@@ -359,7 +335,7 @@ class SquareTask(FrozenTask):
 
         def extract() -> None:
             squares = [self.square(export, few, place)[0] for place in range(len(few.places))]
-            patch_maps(backbone, torch.stack(squares), [(-1, True)])[0].sum().item()
+            patch_maps(backbone, torch.stack(squares), [LAYER])[0].sum().item()
 
         return {
             "features": seconds_of(extract, seconds / 2) / len(few.places),

@@ -12,12 +12,15 @@ from typing import Any, ClassVar, NamedTuple, TypeVar
 
 import numpy as np
 import torch
+from PIL import Image
 from torch import Tensor
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, Dataset, get_worker_info
+from torchvision.transforms import functional as vision
 
 from checkpoints.backbone import Backbone, Features
 from checkpoints.export import ViTExport
+from checkpoints.flops import forward_flops, frozen_bytes
 from checkpoints.frozen import FrozenExport, FrozenSpec
 from downstream.data.listing import IGNORED
 from downstream.data.reading import loader_processes
@@ -25,10 +28,13 @@ from downstream.data.scenes import SceneSet, check_layout, open_both
 from downstream.metrics.scores import weighted_scores
 from engine.machine import sharing_memory
 from engine.progress import Progress
-from engine.resampling import Score, resampled
+from engine.resampling import Score, resampled, resamples_of
 from engine.tasks import Metric, Task, Workspace
 from engine.training.interruptions import ignore_signals, loaded_by
+from engine.work import Part, Scale, Work
 
+# Mean and standard deviation of several sources for every network.
+IMAGENET = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 Each = TypeVar("Each")
 Random = np.random.RandomState  # what augmentations draw from
 Layer = tuple[int, bool]  # number of a block, negative from the end; whether the final norm follows
@@ -89,6 +95,20 @@ class FrozenTask(Task):
                 raise ValueError(f"{scenes.url}: none of the {len(scenes)} scenes of {scenes.split} can be used")
             usable.append(UsableScenes(scenes, places, {str(scenes.image(place)): why for place, why in bad.items()}))
         return usable[0], usable[1]
+
+
+def work_of_images(scale: Scale, side: int, flops: float, memory: float, *parts: Part) -> Work:
+    """Validation images that go through the network one at a time, at about `side` pixels, and of which each costs so
+    many more FLOPs, and more bytes at once; and other parts."""
+    evaluation = Part(
+        kind="evaluation", count=scale.images["val"], flops=float(forward_flops(scale.spec, side)) + flops
+    )
+    return Work(parts=(evaluation, *parts), memory=frozen_bytes(scale.spec, 1, side) + memory)
+
+
+def resamples(scale: Scale) -> Part:
+    """Resamples of the validation images."""
+    return Part(kind="closing", count=resamples_of(scale.images["val"]))
 
 
 class SizedBackbone(Backbone):
@@ -153,9 +173,9 @@ def whole_patches(side: int, spec: FrozenSpec) -> int:
     return -(-side // spec.patch_size) * spec.patch_size
 
 
-def own_share(places: np.ndarray, space: Workspace) -> np.ndarray:
+def own_share(items: np.ndarray, space: Workspace) -> np.ndarray:
     """Those of this process."""
-    return places[space.world.rank :: space.world.size]
+    return items[space.world.rank :: space.world.size]
 
 
 def shared_out(
@@ -241,6 +261,12 @@ def normalised(pixels: Tensor, mean: Sequence[float], std: Sequence[float]) -> T
     """(3, H, W) uint8 -> float32."""
     means, stds = (torch.tensor(values).view(3, 1, 1) for values in (mean, std))
     return (pixels.float() - 255 * means) / (255 * stds)
+
+
+def normalised_pixels(image: Image.Image, mean: Sequence[float], std: Sequence[float]) -> Tensor:
+    """(3, H, W) float32, which rounds otherwise."""
+    means, stds = (torch.tensor(values).view(3, 1, 1) for values in (mean, std))
+    return (vision.pil_to_tensor(image).float() / 255 - means) / stds
 
 
 def to_whole_patches(images: Tensor, patch: int) -> Tensor:

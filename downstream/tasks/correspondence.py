@@ -23,10 +23,10 @@ from torch.nn import functional as F
 from torchvision.transforms import functional as vision
 
 from checkpoints.backbone import Backbone
-from checkpoints.flops import forward_flops, frozen_bytes
 from checkpoints.frozen import FrozenExport, FrozenSpec
 from downstream.data.scenes import SceneSet, scene_image, scene_pair
 from downstream.frozen.task import (
+    IMAGENET,
     FrozenTask,
     backbone_of,
     centre_padded,
@@ -34,19 +34,19 @@ from downstream.frozen.task import (
     normalised,
     patch_maps,
     resampled_metrics,
+    resamples,
     shared_out,
     whole_patches,
+    work_of_images,
 )
 from downstream.metrics.scores import closing_seconds
-from engine.resampling import resamples_of
 from engine.settings import PositiveFloat, PositiveInt
 from engine.tasks import Outcome, Protocol, Workspace
-from engine.work import Kind, Part, Scale, Work, seconds_of
+from engine.work import Kind, Scale, Work, seconds_of
 
 SEED = 20  # of the pairs that are drawn
 # K keypoints, D width, h x w patches.
 
-MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # of every network, as in the source
 VIEWS = (0, 1, 2)  # differences of viewpoint
 ROWS = (*(f"view{view}" for view in VIEWS), "all")
 IMAGES_OF_A_CLASS = 30  # of SPair's test images, about, by which memory is counted
@@ -141,14 +141,9 @@ class Correspondence(FrozenTask):
         return {"image size": side, "patches of an image": patches, "pairs of a class": self.pairs}
 
     def cost(self, scale: Scale) -> Work:
-        self.check_network(scale.spec)
-        spec, images, side = scale.spec, scale.images["val"], whole_patches(self.side, scale.spec)
-        parts = (
-            Part(kind="evaluation", count=images, flops=float(forward_flops(spec, side))),
-            Part(kind="closing", count=resamples_of(images)),
-        )
-        maps = 4.0 * spec.width * (side // spec.patch_size) ** 2 * IMAGES_OF_A_CLASS
-        return Work(parts=parts, memory=frozen_bytes(spec, 1, side) + maps)
+        patches = self.summary(scale.spec, scale.images)["patches of an image"]
+        maps = 4.0 * scale.spec.width * patches * IMAGES_OF_A_CLASS
+        return work_of_images(scale, whole_patches(self.side, scale.spec), 0.0, maps, resamples(scale))
 
     def benchmark(self, export: FrozenExport, space: Workspace, seconds: float) -> dict[Kind, float]:
         """Seconds of an image, with the pair that it makes, and of one resample of the images."""
@@ -221,7 +216,7 @@ class Correspondence(FrozenTask):
     def patches_of(self, backbone: Backbone, scenes: SceneSet, index: int) -> ImagePatches:
         image = scene_image(scenes, index)
         pixels = vision.pil_to_tensor(squared(image, self.side))
-        view = centre_padded(normalised(pixels, MEAN, STD)[None], backbone.spec.patch_size)
+        view = centre_padded(normalised(pixels, *IMAGENET)[None], backbone.spec.patch_size)
         patches = patch_maps(backbone, view, [(-1, self.final_norm)])[0][0]
         check_features(patches, scenes.image(index))
         return ImagePatches(patches, image.size)

@@ -32,13 +32,11 @@ from downstream.frozen.patches import (
     labelled_image,
     most_frequent,
     nearest_patches,
-    normalised_pixels,
     patches_of,
 )
-from downstream.frozen.task import UsableScenes, nearest, shared_out, whole_patches
+from downstream.frozen.task import UsableScenes, nearest, normalised_pixels, resamples, shared_out, whole_patches
 from downstream.metrics.scores import LABELLED, PREDICTED, RIGHT
 from engine.neighbours import search_bytes, search_seconds, unit_rows
-from engine.resampling import resamples_of
 from engine.rows import row_slices
 from engine.seeding import AUGMENT, START, stream_seeds
 from engine.settings import FactorRange, NonNegativeInt, OneOrMoreDifferent, PositiveFloat, PositiveInt, ProperFraction
@@ -137,7 +135,7 @@ class SearchTask(SquareTask):
         parts = [
             *passes,
             Part(kind="comparisons", count=float(pairs), flops=2.0 * width),
-            Part(kind="closing", count=resamples_of(scale.images["val"])),
+            resamples(scale),
         ]
         needed = search_bytes(int(memory), queries, width, k) + network
         return Work(parts=tuple(parts), memory=needed, disk=disk)
@@ -232,7 +230,7 @@ class Hummingbird(SearchTask):
         name = f"{self.memory_view(spec, images)}_seed{seed}"
         square = partial(self.augmented, whole_patches(self.side, spec), seed, views)
         chosen = rarest if self.memory else None
-        return patches_of(export, views, name, square, space, per_image=count, chosen=chosen)
+        return patches_of(export, views, name, square, space, count, chosen)
 
     def measured(self, memory: PatchFile, queries: PatchFile, space: Workspace) -> tuple[np.ndarray, Mapping[str, Any]]:
         similarities, indices = nearest_patches(memory.features, queries.features, self.k, space, unit_rows)

@@ -4,6 +4,7 @@ Nothing is trained. CorLoc is the share of the images whose box overlaps that of
 without objects do not count. Images keep their size. Both methods read the same keys, which a run computes once.
 """
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
@@ -16,10 +17,10 @@ from torch import Tensor
 from torchvision.transforms import functional as vision
 
 from checkpoints.backbone import Backbone
-from checkpoints.flops import forward_flops, frozen_bytes
 from checkpoints.frozen import FrozenExport, FrozenSpec, vit_spec
 from downstream.data.scenes import SceneSet, scene_image
 from downstream.frozen.task import (
+    IMAGENET,
     FrozenTask,
     UsableScenes,
     backbone_of,
@@ -28,14 +29,14 @@ from downstream.frozen.task import (
     shared_out,
     to_whole_patches,
     whole_patches,
+    work_of_images,
 )
 from engine.settings import PositiveFloat, PositiveInt, ProperFraction
 from engine.tasks import Metric, Outcome, Protocol, Workspace
-from engine.work import Kind, Part, Scale, Work, seconds_of
+from engine.work import Kind, Scale, Work, seconds_of
 
 # L = h x w patches in raster order, D width; boxes are x1, y1, x2, y2 in pixels.
 
-MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # of every network, as in the sources
 SHAPE = (375, 500)  # of most of VOC's images, by which the work is counted
 OVERLAP = 0.5  # of a box with an object's, from which on it counts
 TIMED = 2  # images that a plan times
@@ -112,13 +113,11 @@ class Discovery(FrozenTask):
         return {"images": images["val"], "patches of 375 x 500": rows * columns}
 
     def cost(self, scale: Scale) -> Work:
-        self.check_network(scale.spec)
-        spec, (height, width) = scale.spec, (whole_patches(side, scale.spec) for side in SHAPE)
-        patches, side = height * width // spec.patch_size**2, whole_patches(round((height * width) ** 0.5), spec)
-        flops = forward_flops(spec, side) + 2.0 * spec.width * float(patches) ** 2
-        similarities = 8.0 * float(patches) ** 2 * (3 if self.method == "tokencut" else 1)
-        part = Part(kind="evaluation", count=scale.images["val"], flops=flops)
-        return Work(parts=(part,), memory=frozen_bytes(spec, 1, side) + similarities)
+        pairs = float(self.summary(scale.spec, scale.images)["patches of 375 x 500"]) ** 2
+        area = math.prod(whole_patches(side, scale.spec) for side in SHAPE)
+        similarities = 8.0 * pairs * (3 if self.method == "tokencut" else 1)
+        side = whole_patches(round(area**0.5), scale.spec)
+        return work_of_images(scale, side, 2.0 * scale.spec.width * pairs, similarities)
 
     def benchmark(self, export: FrozenExport, space: Workspace, seconds: float) -> dict[Kind, float]:
         """Seconds of an image, from reading to its box."""
@@ -167,7 +166,7 @@ def boxes_of(tasks: Sequence[Discovery], backbone: Backbone, scenes: SceneSet, i
     """The box (4,) that each task finds in an image, which goes through the network once."""
     image, patch = scene_image(scenes, index), backbone.spec.patch_size
     scenes.outlined.check_size(index, image.height, image.width)
-    pixels = to_whole_patches(normalised(vision.pil_to_tensor(image), MEAN, STD)[None], patch)
+    pixels = to_whole_patches(normalised(vision.pil_to_tensor(image), *IMAGENET)[None], patch)
     keys = backbone.keys(pixels.to(backbone.mean.device))[0]
     check_features(keys, scenes.image(index))
     return [task.box(keys, patch, (image.height, image.width)) for task in tasks]

@@ -19,7 +19,6 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from checkpoints.backbone import Backbone
-from checkpoints.flops import forward_flops, frozen_bytes
 from checkpoints.frozen import FrozenExport, FrozenSpec
 from downstream.data.listing import IGNORED
 from downstream.data.scenes import SceneSet, mask_classes, scene_image
@@ -27,16 +26,18 @@ from downstream.frozen.task import (
     FrozenTask,
     backbone_of,
     check_features,
+    normalised_pixels,
     patch_maps,
     resampled_metrics,
+    resamples,
     shared_out,
+    work_of_images,
 )
 from downstream.layouts.davis import FEWEST
 from downstream.metrics.scores import closing_seconds
-from engine.resampling import resamples_of
 from engine.settings import NonNegativeInt, PositiveFloat, PositiveInt
 from engine.tasks import Outcome, Protocol, Workspace
-from engine.work import Kind, Part, Scale, Work, seconds_of
+from engine.work import Kind, Scale, Work, seconds_of
 
 SHAPE = (480, 854)  # of DAVIS's frames, by which the work is counted
 OBJECTS = 2  # of a video, as DAVIS 2017 has 61 in its 30 videos for validation
@@ -72,12 +73,6 @@ def _weights(side: int, new: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     share = np.rint((places - first) * SCALE).astype(np.int64)
     first = first.astype(np.int64)
     return first.clip(0, side - 1), (first + 1).clip(0, side - 1), share
-
-
-def normalised_frame(pixels: np.ndarray) -> Tensor:
-    """Pixels (H, W, 3) uint8 -> (3, H, W) float32."""
-    values = (pixels.astype(np.float32) / 255 - np.array(MEAN, np.float32)) / np.array(STD, np.float32)
-    return torch.from_numpy(values.transpose(2, 0, 1).copy())
 
 
 def first_masks(annotation: np.ndarray, grid: tuple[int, int]) -> Tensor:
@@ -198,18 +193,10 @@ class VideoPropagation(FrozenTask):
 
     def cost(self, scale: Scale) -> Work:
         self.check_network(scale.spec)
-        (rows, columns), spec = self.grid(scale.spec, *SHAPE), scale.spec
-        patches, side = rows * columns, round((rows * columns) ** 0.5) * scale.spec.patch_size
-        pairs = float(patches) ** 2 * (self.frames + 1)
-        parts = (
-            Part(
-                kind="evaluation",
-                count=scale.images["val"],
-                flops=float(forward_flops(spec, side)) + 2.0 * spec.width * pairs,
-            ),
-            Part(kind="closing", count=resamples_of(scale.images["val"])),
-        )
-        return Work(parts=parts, memory=frozen_bytes(spec, 1, side) + 4 * 4 * pairs)  # four matrices of float32
+        rows, columns = self.grid(scale.spec, *SHAPE)
+        side, pairs = round((rows * columns) ** 0.5), float(rows * columns) ** 2 * (self.frames + 1)
+        flops, memory = 2.0 * scale.spec.width * pairs, 4 * 4 * pairs  # four matrices of float32
+        return work_of_images(scale, side * scale.spec.patch_size, flops, memory, resamples(scale))
 
     def benchmark(self, export: FrozenExport, space: Workspace, seconds: float) -> dict[Kind, float]:
         """Seconds of a frame, from reading to its scores, and of one resample of the videos."""
@@ -284,8 +271,9 @@ class VideoPropagation(FrozenTask):
                     f"{scenes.image(index)}: the frame is {pixels.shape[0]} x {pixels.shape[1]} pixels, and the "
                     f"video's first mask {first.shape[0]} x {first.shape[1]}; take both from the same download"
                 )
-            frame = normalised_frame(resized_frame(pixels, (grid[0] * spec.patch_size, grid[1] * spec.patch_size)))
-            features = patch_maps(backbone, frame[None], [(-1, True)])[0][0].flatten(1).T
+            frame = resized_frame(pixels, (grid[0] * spec.patch_size, grid[1] * spec.patch_size))
+            view = normalised_pixels(Image.fromarray(frame), MEAN, STD)[None]
+            features = patch_maps(backbone, view, [(-1, True)])[0][0].flatten(1).T
             check_features(features, scenes.image(index))
             if start is None:
                 start, masks = features, masks.to(features)

@@ -5,6 +5,7 @@ from collections import deque
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 from recordings import ROOT, facts, tensors
 from scipy.ndimage import binary_dilation
 from sklearn.metrics import jaccard_score
@@ -39,7 +40,8 @@ def test_frames(path):
     size = official.frame_size(*config["original"], config["short_side"], config["patch"])
     assert [side // config["patch"] for side in size] == config["grid"]
     bgr = recorded["frame1.image_bgr"].numpy()
-    frame = official.normalised_frame(official.resized_frame(bgr[..., ::-1], size))
+    frame = Image.fromarray(official.resized_frame(bgr[..., ::-1], size))
+    frame = official.normalised_pixels(frame, official.MEAN, official.STD)
     assert torch.allclose(frame, recorded["frame1.normalised"], rtol=0, atol=1e-5)
 
 
