@@ -113,7 +113,7 @@ def check_scenes(url: str, read_all: bool) -> int:
             if read_all:
                 with Progress(f"reading {split}", len(scenes)) as progress:
                     unreadable, pixels = decode_scenes(scenes, progress.advance)
-                problems += unreadable
+                problems += unreadable.values()
                 if pixels:
                     say(*(f"    note: {line}" for line in pixels.lines()))
                     try:

@@ -7,26 +7,13 @@ from mmcv.transforms import LoadImageFromFile, RandomChoice, RandomChoiceResize,
 from mmdet.datasets import CocoDataset
 from mmdet.datasets.transforms import FilterAnnotations, LoadAnnotations, PackDetInputs, RandomCrop, RandomFlip, Resize
 
-from downstream.data.reading import Reading, Results, Transform, check_pixels
+from downstream.data.reading import ReadImage, Results, Transform
 from downstream.data.scenes import SceneSet
 from downstream.detection_settings import DetectionSettings
 
 PACKED = 500  # images from which on annotations are kept packed, so that loader processes share them
 META = ("img_id", "img_path", "ori_shape", "img_shape", "scale_factor")
 FLIPPED = (*META, "flip", "flip_direction")
-READ_IMAGE = Reading(LoadImageFromFile(), "img_path", check_pixels)
-
-
-class AsListed:
-    """ValueError unless an image's pixels are as many as its annotation says."""
-
-    def __init__(self, scenes: SceneSet) -> None:
-        self.listing = scenes.outlined
-        self.places = {entry["id"]: place for place, entry in enumerate(self.listing.entries)}
-
-    def __call__(self, results: Results) -> Results:
-        self.listing.check_size(self.places[results["img_id"]], *results["ori_shape"][:2])
-        return results
 
 
 class CocoScenes(CocoDataset):
@@ -50,13 +37,13 @@ class CocoScenes(CocoDataset):
 
 def detection_training_images(scenes: SceneSet, sizes: DetectionSettings, masks: bool = True) -> CocoScenes:
     """Images with objects, augmented. masks: with the objects' outlines, not their boxes alone."""
-    load = [READ_IMAGE, AsListed(scenes), LoadAnnotations(with_bbox=True, with_mask=masks)]
+    load = [ReadImage(LoadImageFromFile(), scenes.outlined), LoadAnnotations(with_bbox=True, with_mask=masks)]
     return _dataset(scenes, [*load, RandomFlip(prob=sizes.flip), *_resized(sizes), PackDetInputs(meta_keys=FLIPPED)])
 
 
 def detection_validation_images(scenes: SceneSet, sizes: DetectionSettings) -> CocoScenes:
     """All images at one scale."""
-    load = [READ_IMAGE, AsListed(scenes), Resize(scale=sizes.val, keep_ratio=True)]
+    load = [ReadImage(LoadImageFromFile(), scenes.outlined), Resize(scale=sizes.val, keep_ratio=True)]
     return _dataset(scenes, [*load, PackDetInputs(meta_keys=META)], test_mode=True)
 
 

@@ -24,14 +24,15 @@ class SceneFiles:
 
     HOLDS: ClassVar[str]  # what belongs to the images
     BY_IMAGE: ClassVar[tuple[str, ...]] = ("images",)  # names of the fields that hold an entry for each image
+    PATHS: ClassVar[tuple[str, ...]]  # names of those that hold paths, of which a fingerprint is
 
     images: tuple[str, ...]
     notes: tuple[str, ...] = ()
 
     @property
     def files(self) -> tuple[str, ...]:
-        """What a fingerprint is of: the images' paths and those of what belongs to them."""
-        raise NotImplementedError
+        """Paths of the images and of what belongs to them."""
+        return tuple(path for name in self.PATHS for path in getattr(self, name))
 
     def take(self, indices: Sequence[int] | np.ndarray) -> Self:
         """The images at `indices` (M,), in that order, and what belongs to them."""
@@ -49,6 +50,7 @@ class Listing(SceneFiles):
 
     HOLDS: ClassVar[str] = "masks"
     BY_IMAGE: ClassVar[tuple[str, ...]] = ("images", "masks")
+    PATHS: ClassVar[tuple[str, ...]] = BY_IMAGE
 
     masks: tuple[str, ...]
     classes: tuple[str, ...]
@@ -56,31 +58,22 @@ class Listing(SceneFiles):
     colours: tuple[tuple[int, ...], ...] = ()
     own_classes: bool = False
 
-    @property
-    def files(self) -> tuple[str, ...]:
-        return (*self.images, *self.masks)
-
-    @cached_property
-    def table(self) -> np.ndarray:
-        """(256,) uint8."""
-        return np.array(self.classes_of, np.uint8)
-
     def coded(self, mask: np.ndarray) -> np.ndarray:
         """Values of a mask's file (H, W) uint8 -> classes (H, W) uint8, IGNORED where there is none.
 
         Of colours (H, W, 3). ValueError for a value or colour that is no class's and is not ignored.
         """
-        return self._coded_colours(mask) if self.colours else self._coded_values(mask)
-
-    def _coded_values(self, mask: np.ndarray) -> np.ndarray:
+        if self.colours:
+            return self._coded_colours(mask)
+        table = np.array(self.classes_of, np.uint8)
         values = np.flatnonzero(np.bincount(mask.ravel(), minlength=256))  # four times as fast as np.unique
-        unknown = values[(self.table[values] >= len(self.classes)) & (self.table[values] != IGNORED)]
+        unknown = values[(table[values] >= len(self.classes)) & (table[values] != IGNORED)]
         if len(unknown):
             raise ValueError(
                 f"the mask holds the value {unknown[0]}, allowed are {self.allowed}; "
                 "is this the annotation of another version of the set?"
             )
-        return self.table[mask]
+        return table[mask]
 
     def _coded_colours(self, mask: np.ndarray) -> np.ndarray:
         known = {_packed(np.array(colour)): number for number, colour in enumerate(self.colours)}
@@ -117,15 +110,12 @@ class DepthMaps(SceneFiles):
 
     HOLDS: ClassVar[str] = "depth maps"
     BY_IMAGE: ClassVar[tuple[str, ...]] = ("images", "depths")
+    PATHS: ClassVar[tuple[str, ...]] = BY_IMAGE
 
     depths: tuple[str, ...]
     per_metre: float
     range: tuple[float, float]
     classes: ClassVar[tuple[str, ...]] = ()
-
-    @property
-    def files(self) -> tuple[str, ...]:
-        return (*self.images, *self.depths)
 
     def metres(self, values: np.ndarray, size: tuple[int, int]) -> np.ndarray:
         """Values of a file (H, W) -> metres, 0 where nothing was measured. ValueError unless they fit an image of
@@ -179,6 +169,7 @@ class ImagePairs(SceneFiles):
     source and target, as places among the images, whose folders are their classes."""
 
     HOLDS: ClassVar[str] = "pairs of images"
+    PATHS: ClassVar[tuple[str, ...]] = ("images", "pairs")
 
     pairs: tuple[str, ...]
     ends: np.ndarray
@@ -191,10 +182,6 @@ class ImagePairs(SceneFiles):
     def class_of(self) -> list[str]:
         """Name of the class of each image (N,)."""
         return [image.split("/")[-2] for image in self.images]
-
-    @property
-    def files(self) -> tuple[str, ...]:
-        return (*self.images, *self.pairs)
 
     def take(self, indices: Sequence[int] | np.ndarray) -> Self:
         """And the pairs of which both are among them."""
@@ -258,12 +245,13 @@ def collection_paused() -> Iterator[None]:
 class Instances(SceneFiles):
     """Images by number, and objects in them. entries: of the images in the JSON file. objects: of each image.
 
-    categories: number -> name, in the order of the classes. annotations: path below the root of the JSON file, or of
-    the folder that holds annotation_files.
+    categories: number -> name, in the order of the classes. annotations: path below the root of the JSON file, which is
+    the only one of annotation_files, or of the folder that holds them.
     """
 
     HOLDS: ClassVar[str] = "outlines of objects"
     BY_IMAGE: ClassVar[tuple[str, ...]] = ("images", "entries", "objects")
+    PATHS: ClassVar[tuple[str, ...]] = ("images", "annotation_files")
 
     entries: tuple[Entry, ...]
     objects: tuple[tuple[Entry, ...], ...]
@@ -274,10 +262,6 @@ class Instances(SceneFiles):
     @property
     def classes(self) -> tuple[str, ...]:
         return tuple(self.categories.values())
-
-    @property
-    def files(self) -> tuple[str, ...]:
-        return (*self.images, *(self.annotation_files or (self.annotations,)))
 
     @cached_property
     def outlined(self) -> bool:

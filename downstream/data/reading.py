@@ -1,7 +1,7 @@
 """Files of scenes as the mm libraries' transforms read them; a file that is broken is named in one line.
 
 They read images with OpenCV, which turns the modes of `imagesets.decoding.bits_of` into the same 8 bits as Pillow does
-here, other modes into anything; and masks with Pillow, of which they then take the lower 8 bits.
+here, other modes into anything.
 """
 
 from collections.abc import Callable, Iterator
@@ -9,9 +9,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from PIL import Image, ImageFile
 
+from downstream.data.listing import Instances, SceneFiles
 from engine.files import read_regular
 from engine.machine import own_cores
 from engine.tasks import Workspace
@@ -30,19 +30,20 @@ def loader_processes(space: Workspace, images: int) -> int:
     return min(LOADERS, own_cores()) if images >= MIN_IMAGES else 0
 
 
-class Reading:
-    """`transform`, which reads the file that `key` names, if `check` lets its header pass.
+class ReadImage:
+    """An image by `load`, mmcv's LoadImageFromFile. ValueError, naming the file, where it is broken, where OpenCV would
+    read it otherwise than Pillow here, and where it has other pixels than the listing says."""
 
-    ValueError where the file, not the machine, is at fault.
-    """
-
-    def __init__(self, transform: Transform, key: str, check: Callable[[Image.Image], None]) -> None:
-        self.transform, self.key, self.check = transform, key, check
+    def __init__(self, load: Transform, listing: SceneFiles) -> None:
+        self.load, self.listing = load, listing
 
     def __call__(self, results: Results) -> Results:
-        with naming(results[self.key]):
-            self.check(open_image(read_regular(results[self.key], MAX_BYTES)))
-            return self.transform(results)
+        with naming(results["img_path"]):
+            check_pixels(open_image(read_regular(results["img_path"], MAX_BYTES)))
+            results = self.load(results)
+        if isinstance(self.listing, Instances):
+            self.listing.check_size(results["sample_idx"], *results["ori_shape"][:2])
+        return results
 
 
 @contextmanager
@@ -64,12 +65,6 @@ def check_pixels(image: Image.Image) -> None:
     tiles = image.tile if isinstance(image, ImageFile.ImageFile) else []
     if image.format == "PPM" and tiles[0][0] != "raw":  # Pillow's decoders that scale, or read text
         raise ValueError("a PNM file in text, or whose white is not 255 or 65535; save it as PNG")
-
-
-def read_colours(results: Results) -> Results:
-    """The colours of a mask (H, W, 3), of a palette's too, where mmseg's LoadAnnotations puts a mask's values."""
-    colours = np.asarray(open_image(read_regular(results["seg_map_path"], MAX_BYTES)).convert("RGB"))
-    return results | {"gt_seg_map": colours, "seg_fields": [*results["seg_fields"], "gt_seg_map"]}
 
 
 def check_values(mask: Image.Image, coloured: bool = False) -> None:

@@ -129,12 +129,21 @@ class SceneSet:
     def unusable(self) -> dict[int, str]:
         """Scenes that cannot be used -> why, for runs with --skip-bad: every file is decoded, once for all tasks."""
         with Progress(f"checking scenes of {self.url} {self.split}", len(self)) as progress:
-            return problems_of(self, advance=progress.advance)
+            return decode_scenes(self, progress.advance)[0]
 
     @cached_property
     def pixels(self) -> "ClassPixels":
-        """How many of each class the masks hold, read once for all tasks of a run. ValueError as of `class_pixels`."""
-        return class_pixels(self)
+        """How many of each class the masks hold, read once for all tasks of a run; of more than MASKS_READ masks as
+        many, evenly spread. ValueError names one that cannot be used."""
+        masks, counts = min(len(self), MASKS_READ), []
+        with Progress(f"reading masks of {self.split}", masks, "masks") as progress:
+
+            def read(index: int) -> None:
+                counts.append(count_pixels(mask_classes(self, index), len(self.classes)))
+                progress.advance(1)
+
+            run_on_core_threads(read, (np.arange(masks) * len(self) // masks).tolist())
+        return ClassPixels(self, np.sum(counts, axis=0), masks)
 
     def subset(self, indices: Sequence[int] | np.ndarray, name: str) -> "SceneSet":
         """The scenes at `indices` (M,), in that order; `name` is appended to the URL."""
@@ -318,46 +327,32 @@ def check_scene(scenes: SceneSet, index: int) -> np.ndarray | None:
         check_pixels(image)
         image.load()
     height, width = image.size[::-1]
+    if isinstance(scenes.listing, Listing):
+        return count_pixels(mask_classes(scenes, index, (height, width)), len(scenes.classes))
     if isinstance(scenes.listing, Instances):
         scenes.listing.check_size(index, height, width)
-        return None
-    if isinstance(scenes.listing, DepthMaps):
+    elif isinstance(scenes.listing, DepthMaps):
         scene_depth(scenes, index, (height, width))
-        return None
-    if isinstance(scenes.listing, ImagePairs):
+    else:
         for number in np.flatnonzero((scenes.listing.ends == index).any(1)).tolist():
             scene_pair(scenes, number, {index: (width, height)})
-        return None
-    return count_pixels(mask_classes(scenes, index, (height, width)), len(scenes.classes))
+    return None
 
 
 def decode_scenes(
     scenes: SceneSet, advance: Callable[[int], None] = lambda count: None
-) -> tuple[list[str], "ClassPixels | None"]:
-    """Decode every image and mask: one line for each scene that cannot be used, and what the masks hold."""
-    counts: list[np.ndarray] = []
-    problems = problems_of(scenes, counts.append, advance)
-    return list(problems.values()), ClassPixels(scenes, np.sum(counts, axis=0), len(counts)) if counts else None
-
-
-def problems_of(
-    scenes: SceneSet,
-    counted: Callable[[np.ndarray], object] = lambda pixels: None,
-    advance: Callable[[int], None] = lambda count: None,
-) -> dict[int, str]:
-    """Decode every image and what belongs to it: place of each scene that cannot be used -> a line that says why.
-
-    counted: told of the pixels of each mask.
-    """
-    problems = {}
+) -> tuple[dict[int, str], "ClassPixels | None"]:
+    """Decode every image and what belongs to it: place of each scene that cannot be used -> a line that says why; and
+    what the masks hold."""
+    problems, counts = {}, []
     for index in range(len(scenes)):
         try:
-            if (pixels := check_scene(scenes, index)) is not None:
-                counted(pixels)
+            counts.append(check_scene(scenes, index))
         except (OSError, ValueError) as error:
             problems[index] = str(error) if isinstance(error, ValueError) else f"{scenes.image(index)}: {error}"
         advance(1)
-    return problems
+    known = [pixels for pixels in counts if pixels is not None]
+    return problems, ClassPixels(scenes, np.sum(known, axis=0), len(known)) if known else None
 
 
 class ClassPixels:
@@ -400,17 +395,3 @@ class ClassPixels:
                 f"and {100 * self.ignored:.1f} % of their pixels are of no class; a score needs two classes. If 255 is "
                 "a class, give its number: lines '0 background' and '255 cell' in classes.txt"
             )
-
-
-def class_pixels(scenes: SceneSet) -> ClassPixels:
-    """Read the masks, of more than MASKS_READ as many, evenly spread. ValueError names one that cannot be used."""
-    masks, classes = min(len(scenes), MASKS_READ), len(scenes.classes)
-    counts: list[np.ndarray] = []
-    with Progress(f"reading masks of {scenes.split}", masks, "masks") as progress:
-
-        def read(index: int) -> None:
-            counts.append(count_pixels(mask_classes(scenes, index), classes))
-            progress.advance(1)
-
-        run_on_core_threads(read, (np.arange(masks) * len(scenes) // masks).tolist())
-    return ClassPixels(scenes, np.sum(counts, axis=0), masks)

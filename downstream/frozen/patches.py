@@ -119,7 +119,7 @@ def patches_of(
         f"{FEATURES}-done": ((count,), np.bool_),
     }
     with world.held_by_rank0(locked(Path(f"{folder}.lock"), f"features of patches of {scenes.url}")):
-        world.on_rank0(lambda: [_allocate(folder / f"{file}.npy", *shape) for file, shape in shapes.items()])
+        world.on_rank0(lambda: _allocate(folder, shapes))
         features, pixels, done = (np.load(folder / f"{file}.npy", mmap_mode="r+") for file in shapes)
 
         def write(places: range, maps: Tensor, labels: Tensor) -> None:
@@ -172,13 +172,13 @@ def batch_size(asked: int | None, device: str) -> int:
     return asked or (4 if device == "cpu" else 32)
 
 
-def _allocate(path: Path, shape: tuple[int, ...], dtype: Any) -> None:
-    """A file of zeros, which take no room until they are written, where there is none yet."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    if not path.is_file():
-        hidden = path.with_name(f".{path.name}")
-        np.lib.format.open_memmap(hidden, mode="w+", dtype=dtype, shape=shape).flush()
-        hidden.rename(path)
+def _allocate(folder: Path, shapes: Mapping[str, tuple[tuple[int, ...], Any]]) -> None:
+    """Files of zeros, which take no room until they are written, where there are none yet."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for file, (shape, dtype) in shapes.items():
+        if not (folder / f"{file}.npy").is_file():
+            np.lib.format.open_memmap(folder / f".{file}.npy", mode="w+", dtype=dtype, shape=shape).flush()
+            (folder / f".{file}.npy").rename(folder / f"{file}.npy")
 
 
 def patch_pixels(labels: np.ndarray, patch: int) -> np.ndarray:

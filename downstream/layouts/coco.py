@@ -122,7 +122,7 @@ def instances(
     split: Split,
     folder: str,
     name: str,
-    annotation_files: tuple[str, ...] = (),
+    annotation_files: tuple[str, ...] | None = None,
     notes: tuple[str, ...] = (),
 ) -> Instances:
     """The images in `folder` and the things in them, of what the file `name`, or annotation_files in the folder `name`,
@@ -151,7 +151,7 @@ def instances(
         objects=tuple(tuple(own) for own in objects.values()),
         categories=categories,
         annotations=name,
-        annotation_files=annotation_files,
+        annotation_files=(name,) if annotation_files is None else annotation_files,
         notes=(*_notes(split, list(objects.values()), categories, outlined), *notes),
     )
 

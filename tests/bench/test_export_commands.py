@@ -292,7 +292,8 @@ def test_a_folder_with_a_strange_config_is_one_line_that_names_it(content, comma
 
 def test_not_all_bad_scenes_are_listed(bench, monkeypatch):
     """A classes.txt that lacks a line is a problem of every mask."""
-    monkeypatch.setattr("downstream.data.scenes.decode_scenes", lambda scenes, advance: (["wrong"] * 15, None))
+    wrong = dict.fromkeys(range(15), "wrong")
+    monkeypatch.setattr("downstream.data.scenes.decode_scenes", lambda scenes, advance: (wrong, None))
     code, out, _ = bench("data", "check", "tiny-masks:")
     assert code == 1 and out.count("  FIX: wrong\n") == 20 and out.endswith("  and 10 more scenes with problems\n")
 

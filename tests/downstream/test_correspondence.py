@@ -102,7 +102,7 @@ def test_bad_pairs_are_named_or_counted(tmp_path):
         assert str(caught.value).startswith(f"{broken}: ") and "\n" not in str(caught.value)
         changed(pairs[0], src_kps=points)
     changed(pairs[0], src_kps=points[1:])
-    lines = decode_scenes(open_scenes(url, "val", tmp_path))[0]
+    lines = [*decode_scenes(open_scenes(url, "val", tmp_path))[0].values()]
     assert len(lines) == 3 and all(f"{pairs[0]}: " in line and "keypoints of the" in line for line in lines[:2])
     found = outcome(tmp_path, url, skip_bad=True)
     assert found.facts["val"]["skipped"].keys() == {

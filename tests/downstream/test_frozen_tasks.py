@@ -201,7 +201,7 @@ def test_depths_that_cannot_be(values, said, tmp_path):
     Image.fromarray(values.astype(np.uint16)).save(nyu / scenes.listing.depths[3])
     with pytest.raises(ValueError, match=said):
         scene_depth(scenes, 3, (60, 80))
-    (line,) = decode_scenes(scenes)[0]
+    (line,) = decode_scenes(scenes)[0].values()
     assert scenes.listing.depths[3] in line and said in line
 
 

@@ -15,7 +15,7 @@ from bench.commands.data import check_scenes
 from bench.run.prepare import fits, named_urls, open_data
 from bench.run.suites import catalogue
 from downstream.data.listing import IGNORED
-from downstream.data.scenes import class_pixels, decode_scenes, mask_classes, open_scenes, tiny_folder
+from downstream.data.scenes import decode_scenes, mask_classes, open_scenes, tiny_folder
 from downstream.data.tiny_scenes import COUNTS
 from downstream.layouts.masks import TINY_COLOURS, classes_in, numbered
 from downstream.tasks.maskrcnn_coco import PROTOCOLS as MASKRCNN
@@ -31,12 +31,10 @@ def own(tmp_path):
 
 def classes(scenes, index: int) -> np.ndarray:
     """Classes (H, W) of a scene, read as training reads them."""
-    from downstream.data.segmentation_data import AsClasses, read_mask
+    from downstream.data.segmentation_data import ReadMask
 
-    path = str(scenes.mask(index))
-    found = read_mask(scenes)({"seg_map_path": path, "seg_fields": [], "label_map": None, "reduce_zero_label": False})
-    size = found["gt_seg_map"].shape[:2]
-    return AsClasses(scenes)(found | {"ori_shape": size})["gt_seg_map"]
+    with Image.open(scenes.mask(index)) as mask:
+        return ReadMask(scenes)({"sample_idx": index, "ori_shape": mask.size[::-1]})["gt_seg_map"]
 
 
 @pytest.mark.parametrize(
@@ -109,7 +107,7 @@ def test_binary_masks_of_0_and_255_are_two_classes(mode, lines, tmp_path, capsys
     scenes = open_scenes(url, "val", tmp_path)
     first = classes(scenes, 0)
     assert {*np.unique(first)} == {0, 1} and np.array_equal(first, mask_classes(scenes, 0))
-    assert decode_scenes(scenes)[0] == [] and class_pixels(scenes).lines() == []
+    assert not decode_scenes(scenes)[0] and scenes.pixels.lines() == []
     task = replace(UPERNET["ade_linear@smoke"].task, steps=2, warmup=0, batch=2, crop=32, stride=32, scale=(48, 32))
     outcome = task.run(export_of(), workspace(tmp_path, url))
     share = np.mean([mask_classes(scenes, index) == 0 for index in range(6)])
@@ -170,7 +168,7 @@ def as_values(own: Path, values: tuple[int, int], palette: bool = False) -> None
 def test_values_numbers_colours_and_palettes_are_the_same_scenes(own, tmp_path):
     scenes = open_scenes("tiny-masks:", "val", tmp_path)
     coloured = [classes(scenes, index) for index in range(4)]
-    assert scenes.classes == ("ground", "digit") and decode_scenes(scenes)[0] == []
+    assert scenes.classes == ("ground", "digit") and not decode_scenes(scenes)[0]
     assert {int(value) for mask in coloured for value in np.unique(mask)} == {0, 1, IGNORED}
     as_values(own, (9, 4), palette=True)
     assert all(np.array_equal(classes(scenes, index), mask) for index, mask in enumerate(coloured))
@@ -181,7 +179,7 @@ def test_values_numbers_colours_and_palettes_are_the_same_scenes(own, tmp_path):
                 Image.fromarray(np.select([values == 9, values == 4], before, 255).astype(np.uint8)).save(path)
         (own / "classes.txt").write_text(text)
         again = open_scenes(f"masks:{own}", "val", tmp_path)
-        assert decode_scenes(again)[0] == []
+        assert not decode_scenes(again)[0]
         assert all(np.array_equal(classes(again, index), mask) for index, mask in enumerate(coloured)), text
 
 
@@ -190,14 +188,14 @@ def test_unknown_values_and_colours_are_one_line(own, tmp_path):
     pixels = np.asarray(Image.open(path)).copy()
     pixels[5, 7] = (1, 2, 3)
     Image.fromarray(pixels).save(path)
-    (line,) = decode_scenes(open_scenes(f"masks:{own}", "val", tmp_path))[0]
+    (line,) = decode_scenes(open_scenes(f"masks:{own}", "val", tmp_path))[0].values()
     assert line == f"{path}: the mask shows the colour 1 2 3, which is that of none of the 2 classes"
     as_values(own, (0, 1))
     (own / "classes.txt").write_text("ground\ndigit")
     values = np.asarray(Image.open(path)).copy()
     values[5, 7] = 77
     Image.fromarray(values).save(path)
-    (line,) = decode_scenes(open_scenes(f"masks:{own}", "val", tmp_path))[0]
+    (line,) = decode_scenes(open_scenes(f"masks:{own}", "val", tmp_path))[0].values()
     assert f"{path}: the mask holds the value 77, allowed are 0 to 1, 255" in line
 
 
@@ -221,7 +219,7 @@ def test_masks_that_do_not_fit_are_one_line(own, tmp_path):
 def test_pascal_voc(tmp_path):
     for split, count in COUNTS.items():
         scenes = open_scenes("tiny-voc:", split, tmp_path)
-        assert len(scenes) == count and len(scenes.classes) == 21 and decode_scenes(scenes)[0] == []
+        assert len(scenes) == count and len(scenes.classes) == 21 and not decode_scenes(scenes)[0]
     folder = tiny_folder("voc", tmp_path)
     outer = tmp_path / "VOCdevkit"
     outer.mkdir()
@@ -239,7 +237,7 @@ def test_own_classes_in_the_layout_of_voc(file, tmp_path):
     own, colours = [0, 1, 2, 3, 4], [(0, 0, 0), (255, 255, 255), (128, 0, 0), (0, 128, 0), (128, 128, 0)]
     before = open_scenes(f"voc:{root}", "val", tmp_path)
     found = [classes(before, index) for index in range(3)]
-    assert f"{21 - len(own)} of 21 classes" in class_pixels(before).lines()[-1]
+    assert f"{21 - len(own)} of 21 classes" in before.pixels.lines()[-1]
     if file == "classes.txt":
         text = "\n".join(f"{value} thing {value}" for value in own)
     else:
@@ -255,7 +253,7 @@ def test_own_classes_in_the_layout_of_voc(file, tmp_path):
     (root / file).write_text(text)
     after = open_scenes(f"voc:{root}", "val", tmp_path)
     assert after.classes[:5] == tuple(f"thing {value}" for value in own)
-    assert after.fingerprint != before.fingerprint and decode_scenes(after)[0] == []
+    assert after.fingerprint != before.fingerprint and not decode_scenes(after)[0]
     void = IGNORED if file == "classes.txt" else 5
     for index, mask in enumerate(found):
         assert np.array_equal(classes(after, index), np.where(mask == IGNORED, void, mask))
@@ -291,7 +289,7 @@ def own_coco(tmp_path: Path, scale: float = 1.25) -> Path:
 def test_own_things(tmp_path):
     root = own_coco(tmp_path)
     scenes = open_scenes(f"coco:{root}", "val", tmp_path)
-    assert decode_scenes(scenes)[0] == [] and dict(scenes.listing.categories) == {n: f"thing {n}" for n in (5, 17, 30)}
+    assert not decode_scenes(scenes)[0] and dict(scenes.listing.categories) == {n: f"thing {n}" for n in (5, 17, 30)}
     assert "1 of 3 categories have no object in val, such as thing 30" in scenes.notes
     path = root / "annotations" / "instances_val.json"
     content = json.loads(path.read_text())

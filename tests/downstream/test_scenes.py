@@ -11,11 +11,13 @@ from PIL import Image
 from recordings import facts
 
 from downstream.data.listing import IGNORED, Instances, Listing
-from downstream.data.reading import Reading, check_pixels
+from downstream.data.reading import ReadImage
 from downstream.data.scenes import SceneSet, classes_of_mask, decode_scenes, open_scenes, tiny_folder
 from downstream.data.tiny_scenes import COUNTS
 from downstream.layouts.cityscapes import SEEDS, few
 from imagesets.decoding import decode_rgb
+
+LISTING = Listing(images=("image",), masks=("mask",), classes=("wall",), classes_of=(0,) * 256)
 
 
 @pytest.fixture
@@ -32,7 +34,7 @@ def city(tmp_path):
 def test_drawn_sets_are_whole(layout, tmp_path):
     for split, count in COUNTS.items():
         scenes = open_scenes(f"tiny-{layout}:", split, tmp_path)
-        assert len(scenes) == count and decode_scenes(scenes)[0] == []
+        assert len(scenes) == count and not decode_scenes(scenes)[0]
         masks = [scenes.listing.coded(np.asarray(Image.open(scenes.mask(i)))) for i in range(count)]
         assert set(np.unique(masks)) == {*range(5), IGNORED}
     first = open_scenes(f"tiny-{layout}:", "val", tmp_path / "again")
@@ -133,7 +135,7 @@ def test_problems_are_listed(ade, tmp_path):
         "cannot be read (floating-point pixels, Pillow's mode F: nothing",
     )
     files = [*map(scenes.mask, (0, 1)), scenes.image(2), scenes.mask(3), *map(scenes.image, (4, 5))]
-    for problem, file, what in zip(decode_scenes(scenes)[0], files, said, strict=True):
+    for problem, file, what in zip(decode_scenes(scenes)[0].values(), files, said, strict=True):
         assert problem.startswith(f"{file}: {what}")
 
 
@@ -148,9 +150,9 @@ def test_opencv_reads_what_pillow_reads(name, tmp_path):
         Image.fromarray(GREY).convert(name).save(path, "PNG")
     if name == "12.tif":  # which OpenCV refuses
         with pytest.raises(ValueError, match=f"{path}: cannot be read"):
-            Reading(LoadImageFromFile(), "img_path", check_pixels)({"img_path": str(path)})
+            ReadImage(LoadImageFromFile(), LISTING)({"img_path": str(path)})
         return
-    found = Reading(LoadImageFromFile(), "img_path", check_pixels)({"img_path": str(path)})["img"]
+    found = ReadImage(LoadImageFromFile(), LISTING)({"img_path": str(path)})["img"]
     assert np.array_equal(found[..., ::-1], np.asarray(decode_rgb(path.read_bytes(), str(path))))
 
 
@@ -158,7 +160,7 @@ def test_opencv_reads_what_pillow_reads(name, tmp_path):
 def test_what_opencv_reads_otherwise_is_refused(name, tmp_path):
     path = tmp_path / "image"
     path.write_bytes((WITHOUT_WHITE | BY_HEADER)[name])
-    reading = Reading(lambda results: pytest.fail("it was read"), "img_path", check_pixels)
+    reading = ReadImage(lambda results: pytest.fail("it was read"), LISTING)
     with pytest.raises(ValueError, match=f"{path}: cannot be read .* as 8-bit PNG|save it as PNG.*; replace the file"):
         reading({"img_path": str(path)})
 

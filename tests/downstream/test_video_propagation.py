@@ -54,7 +54,7 @@ def test_bad_videos_are_named_or_counted(tmp_path):
     found = outcome(tmp_path, url, skip_bad=True)
     assert found.facts["videos"] == ["val2"] and list(found.facts["videos left out"]) == ["val1", "val0"]
     assert found.facts["val"]["skipped"].keys() == {str(small).replace("Annotations", "JPEGImages")[:-3] + "jpg"}
-    (line,) = decode_scenes(open_scenes(url, "val", tmp_path))[0]
+    (line,) = decode_scenes(open_scenes(url, "val", tmp_path))[0].values()
     assert str(small) in line
 
 
