@@ -150,19 +150,18 @@ class DenseTask(Task):
             at_once = min(at_once, 2)  # a batch norm over one pixel needs two images
             share = (affordable / (at_once * flops["training"])) ** 0.5
             timed = self.smaller(share) if share < 1 else self
-        timed_flops = timed.model_flops(export.spec, classes)
         with quiet_libraries(), warnings.catch_warnings():
             warnings.simplefilter("ignore")
             read = [seconds_of(partial(images.__getitem__, 0), seconds / CALLS, 4) for images in plan.objects()[:2]]
             started = time.perf_counter()
             model = TimedModel(timed.plan(export, train, val, space.seed), at_once, space)
             times["start"] = time.perf_counter() - started
-            step, evaluation = (
-                seconds_of(model.step, seconds / 3) / at_once,
-                seconds_of(model.evaluate, seconds / CALLS),
-            )
-            times["training"] = read[0] + step * flops["training"] / timed_flops["training"]
-            times["evaluation"] = read[1] + evaluation * flops["evaluation"] / timed_flops["evaluation"]
+            step = seconds_of(model.step, seconds / 3) / at_once
+            rate = step / timed.model_flops(export.spec, classes)["training"]  # seconds of an operation
+            times["training"] = read[0] + rate * flops["training"]
+            # Validation images may keep their size where smaller crops are trained: operations alone grow alike then.
+            whole = seconds_of(model.evaluate, seconds / CALLS) if timed is self else rate * flops["evaluation"]
+            times["evaluation"] = read[1] + whole
             times["updates"] = seconds_of(model.optimiser.step, seconds / CALLS)
             times["states"] = model.state_seconds()
         return times

@@ -191,14 +191,15 @@ class ImagePairs(SceneFiles):
         return replace(super().take(indices), pairs=tuple(self.pairs[i] for i in kept), ends=places[self.ends[kept]])
 
 
-def folder_with(root: Path, needed: Sequence[str], inner: Sequence[str], advice: str) -> Path:
+def folder_with(root: Path, needed: Sequence[str], advice: str, inner: Sequence[str] = ()) -> Path:
     """`root`, or the first of the folders `inner` in it, that holds what is needed: files, or folders if their names
     end in a slash. ValueError, which ends in the advice, where none does."""
     for folder in (root, *(root / name for name in inner)):
         if all((folder / name).is_dir() if name.endswith("/") else (folder / name).is_file() for name in needed):
             return folder
-    kind = "folders " if needed[0].endswith("/") else ""
-    raise ValueError(f"no {kind}{' and '.join(needed)} there; {advice}")
+    lacking = [name for name in needed if not (root / name).exists()] or needed
+    kind = "folder" if lacking[0].endswith("/") else "file"
+    raise ValueError(f"no {kind} {lacking[0]} there; {advice}")
 
 
 def paired(root: Path, split: str, pictures: Sequence[str], folder: str, hint: str = "") -> tuple[str, ...]:

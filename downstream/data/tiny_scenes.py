@@ -6,7 +6,7 @@ none. Digits of training scenes are never seen in a validation scene. To tell th
 digits. How a set is written to files is its layout's `write_tiny`.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import cache
 from pathlib import Path
 
@@ -85,6 +85,12 @@ def _spans(ink: np.ndarray) -> tuple[int, np.ndarray]:
         columns = np.flatnonzero(ink[row])
         rows.append((int(columns[0]), int(columns[-1]) + 1) if len(columns) else rows[-1])
     return int(inked[0]), np.array(rows)
+
+
+def save_lines(path: Path, lines: Iterable[str]) -> None:
+    """Write a text, with the folders above the file."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 
 def save_image(path: Path, pixels: np.ndarray, quality: int = 75) -> None:

@@ -7,13 +7,14 @@ exchanged. So a training has the same bits on any number of processes, and batch
 B images, D' channels of a map, h x w patches.
 """
 
+import copy
+import math
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -49,7 +50,7 @@ from engine.training.states import (
     save_interval,
     save_state,
 )
-from engine.work import Kind, Part, Scale, seconds_of
+from engine.work import Kind, Part, Scale, Work, seconds_of
 from imagesets.sets import kept_folder
 
 VERSION = 1  # of a training's state; raise it when the same settings would train otherwise
@@ -123,7 +124,7 @@ class HeadTask(FrozenTask):
         folder = world.on_rank0(lambda: kept_folder(space.cache / self.KEY, key, [train.scenes]))
         with world.held_by_rank0(locked(Path(f"{folder}.lock"), f"training heads on {train.scenes.url}")):
             training = HeadTraining(self, export, train, space, folder, piece)
-            if not training.is_finished and not space.skip_bad:
+            if training.step < self.steps and not space.skip_bad:
                 for problem in world.on_rank0(lambda: val.scenes.unusable).values():
                     raise ValueError(problem)
             training.run()
@@ -133,21 +134,23 @@ class HeadTask(FrozenTask):
         """Settings on which the training does not depend."""
         return ()
 
-    def cost_of_training(self, scale: Scale) -> list[Part]:
-        """Parts of the work that all of these tasks have."""
-        side = max(self.crop_side(scale.spec))
-        flops = float(forward_flops(scale.spec, side)) if scale.spec.has_patches else 0.0
-        return [
-            Part(kind="crops", count=self.steps * self.batch, flops=flops),
+    def evaluation(self, scale: Scale) -> list[Part]:
+        """The work of choosing among the heads and of evaluating one."""
+        raise NotImplementedError
+
+    def cost(self, scale: Scale) -> Work:
+        """In memory the network at work, and the features of a batch with gradients of the heads' own."""
+        self.check_network(scale.spec)
+        spec, size = scale.spec, self.crop_side(scale.spec)
+        parts = (
+            Part(kind="crops", count=self.steps * self.batch, flops=float(forward_flops(spec, max(size)))),
             Part(kind="updates", count=self.steps),
             Part(kind="states", count=self.steps // save_interval(self.steps)),
-        ]
-
-    def memory(self, scale: Scale) -> float:
-        """Bytes of the network at work and of the features of a batch, with gradients of the heads' own."""
-        side, spec = max(self.crop_side(scale.spec)), scale.spec
-        cells = np.prod(spec.grid_of(self.crop_side(spec)))
-        return frozen_bytes(spec, scale.batch_size or PIECE, side) + 12.0 * self.batch * spec.width * float(cells)
+            *self.evaluation(scale),
+        )
+        features = 12.0 * self.batch * spec.width * math.prod(spec.grid_of(size))
+        network = frozen_bytes(spec, scale.batch_size or PIECE, max(size))
+        return Work(parts=parts, iterations=self.steps, memory=network + features)
 
     def benchmark(self, export: FrozenExport, space: Workspace, seconds: float) -> dict[Kind, float]:
         """Seconds of a crop through the network, of a step of the heads, and of an evaluated image."""
@@ -177,8 +180,7 @@ class HeadTask(FrozenTask):
         }
 
 
-@dataclass(frozen=True, kw_only=True)
-class KeptHead:
+class KeptHead(NamedTuple):
     """A head after some steps. state: of the module."""
 
     lr: float
@@ -194,14 +196,10 @@ class HeadTraining:
     ) -> None:
         self.task, self.export, self.train, self.space, self.folder = task, export, train, space, folder
         self.piece = piece
-        generator = torch.random.get_rng_state()
-        torch.manual_seed(space.seed)
-        first = task.head(export.spec, len(train.scenes.classes))
-        torch.random.set_rng_state(generator)
-        self.heads = [task.head(export.spec, len(train.scenes.classes)) for _ in task.lr]
-        for head in self.heads:  # all begin with the same weights
-            head.load_state_dict(first.state_dict())
-            head.to(space.device).train()
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(space.seed)
+            first = task.head(export.spec, len(train.scenes.classes))
+        self.heads = [copy.deepcopy(first).to(space.device).train() for _ in task.lr]  # all begin alike
         self.optimisers = [
             torch.optim.AdamW(head.parameters(), lr=lr, betas=(0.9, task.beta2), weight_decay=task.weight_decay)
             for head, lr in zip(self.heads, task.lr, strict=True)
@@ -213,15 +211,10 @@ class HeadTraining:
         if state is not None:
             self.load(state)
 
-    @property
-    def is_finished(self) -> bool:
-        """Whether all steps are made."""
-        return self.step == self.task.steps
-
     def run(self) -> None:
         """Go on to the end. Stopped at a signal, with the state saved."""
         task, world = self.task, self.space.world
-        if self.is_finished:
+        if self.step == task.steps:
             return
         request, interval = StopRequest(), save_interval(task.steps)
         label = f"{task.KEY} on {self.train.scenes.url}"
@@ -298,7 +291,7 @@ class HeadTraining:
         if self.step in kept_steps(task.steps, task.kept):
             for head, lr in zip(self.heads, task.lr, strict=True):
                 weights = {name: tensor.detach().cpu().clone() for name, tensor in head.state_dict().items()}
-                self.kept.append(KeptHead(lr=lr, step=self.step, state=weights))
+                self.kept.append(KeptHead(lr, self.step, weights))
 
     def state(self) -> State:
         tensors: dict[str, Tensor] = {}
@@ -315,10 +308,8 @@ class HeadTraining:
             head.load_state_dict(state.under(f"head{place}."))
             load_optimizer(optimiser, State(tensors=state.under(f"rate{place}.")))
         self.step, self.losses = state.facts["step"], list(state.facts["losses"])
-        self.kept = [
-            KeptHead(lr=lr, step=step, state=state.under(f"kept{place}."))
-            for place, (lr, step) in enumerate(state.facts["kept"])
-        ]
+        kept = enumerate(state.facts["kept"])
+        self.kept = [KeptHead(lr, step, state.under(f"kept{place}.")) for place, (lr, step) in kept]
 
 
 def kept_steps(steps: int, kept: int) -> set[int]:

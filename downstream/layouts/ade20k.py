@@ -22,8 +22,8 @@ TABLE = (IGNORED, *range(254), IGNORED)
 
 def recognised(root: Path) -> Path:
     """The folder that holds images/ and annotations/: `root`, or ADEChallengeData2016 in it."""
-    advice = "give the unpacked ADEChallengeData2016"
-    return folder_with(root, ("images/", "annotations/"), ("ADEChallengeData2016",), advice)
+    needed, inner = ("images/", "annotations/"), ("ADEChallengeData2016",)
+    return folder_with(root, needed, "give the unpacked ADEChallengeData2016", inner)
 
 
 def listed(root: Path, split: Split) -> Listing:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from downstream.data.listing import IGNORED, Listing, check_present, files_below
+from downstream.data.listing import IGNORED, Listing, check_present, files_below, folder_with
 from downstream.data.tiny_scenes import save_image, tiny_scenes
 from imagesets.sets import Split
 
@@ -48,12 +48,8 @@ SEEDS = (12345, 23456, 34567, 45678, 56789)  # of the five splits: CutMix-semisu
 
 def recognised(root: Path) -> Path:
     """`root`, if it holds leftImg8bit/ and gtFine/."""
-    lacking = [name for name in ("leftImg8bit", "gtFine") if not (root / name).is_dir()]
-    if lacking:
-        raise ValueError(
-            f"no folder {lacking[0]}/ there; unpack leftImg8bit_trainvaltest.zip and gtFine_trainvaltest.zip"
-        )
-    return root
+    advice = "unpack leftImg8bit_trainvaltest.zip and gtFine_trainvaltest.zip"
+    return folder_with(root, ("leftImg8bit/", "gtFine/"), advice)
 
 
 def listed(root: Path, split: Split) -> Listing:

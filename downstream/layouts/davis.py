@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from downstream.data.listing import IGNORED, Listing, files_below, folder_with, paired
-from downstream.data.tiny_scenes import save_image
+from downstream.data.tiny_scenes import save_image, save_lines
 from imagesets.sets import Split
 
 IMAGES = {"train": "JPEGImages/480p", "val": "JPEGImages/480p"}
@@ -24,7 +24,7 @@ TINY_SIZE, TINY_FRAMES, TINY_VIDEOS, SQUARE = (48, 72), 8, 3, 16
 def recognised(root: Path) -> Path:
     """The folder that holds JPEGImages/480p/ and Annotations/480p/: `root`, or DAVIS in it."""
     needed = f"{IMAGES['val']}/", f"{MASKS}/"
-    return folder_with(root, needed, ("DAVIS",), "give the unpacked DAVIS-2017-trainval-480p")
+    return folder_with(root, needed, "give the unpacked DAVIS-2017-trainval-480p", ("DAVIS",))
 
 
 def listed(root: Path, split: Split) -> Listing:
@@ -70,7 +70,4 @@ def write_tiny(root: Path, split: Split) -> None:
             name = f"{split}{number}/{frame:05d}"
             save_image(root / IMAGES[split] / f"{name}.jpg", pixels.astype(np.uint8), quality=95)
             save_image(root / MASKS / f"{name}.png", mask)
-    lists = root / "ImageSets" / "2017"
-    lists.mkdir(parents=True, exist_ok=True)
-    videos = [f"{split}{number}" for number in range(TINY_VIDEOS)]
-    (lists / f"{split}.txt").write_text("\n".join(videos) + "\n", encoding="utf-8")
+    save_lines(root / f"ImageSets/2017/{split}.txt", [f"{split}{number}" for number in range(TINY_VIDEOS)])

@@ -19,7 +19,7 @@ from pathlib import Path
 
 import numpy as np
 
-from downstream.data.listing import IGNORED, Listing, files_below, paired
+from downstream.data.listing import IGNORED, Listing, files_below, folder_with, paired
 from downstream.data.tiny_scenes import GROUND, save_image, tiny_scenes
 from imagesets.sets import Split
 from imagesets.walk import EXTENSIONS
@@ -34,14 +34,11 @@ TINY_COLOURS = ((0, 0, 0), (220, 20, 60))  # of the tiny set's ground and digits
 
 def recognised(root: Path) -> Path:
     """`root`, if it holds images/, masks/ and classes.txt."""
-    lacking = [f"folder {name}/" for name in ("images", "masks") if not (root / name).is_dir()]
-    lacking += [] if (root / CLASSES).is_file() else [f"file {CLASSES}"]
-    if lacking:
-        raise ValueError(
-            f"no {lacking[0]} there; put images into images/train and images/val, masks into masks/train and "
-            f"masks/val, and the classes into {CLASSES}: {HOW}"
-        )
-    return root
+    advice = (
+        f"put images into images/train and images/val, masks into masks/train and masks/val, and the classes into "
+        f"{CLASSES}: {HOW}"
+    )
+    return folder_with(root, ("images/", "masks/", CLASSES), advice)
 
 
 def listed(root: Path, split: Split) -> Listing:

@@ -14,7 +14,7 @@ import numpy as np
 from PIL import Image
 
 from downstream.data.listing import DepthMaps, folder_with
-from downstream.data.tiny_scenes import save_image
+from downstream.data.tiny_scenes import save_image, save_lines
 from imagesets.sets import Split
 
 LISTS = {"train": "nyu_train.txt", "val": "nyu_test.txt"}
@@ -28,7 +28,7 @@ TINY_COUNTS = {"train": 64, "val": 24}
 
 def recognised(root: Path) -> Path:
     """The folder that holds both lists: `root`, or NYU or nyu in it."""
-    return folder_with(root, (*LISTS.values(),), FOLDERS, "give the folder of BTS's extraction that holds both")
+    return folder_with(root, (*LISTS.values(),), "give the folder of BTS's extraction that holds both lists", FOLDERS)
 
 
 def listed(root: Path, split: Split) -> DepthMaps:
@@ -63,7 +63,7 @@ def write_tiny(root: Path, split: Split) -> None:
         save_image(root / names[0], pixels, quality=95)
         Image.fromarray(millimetres).save(root / names[1])
         lines.append(f"/{names[0]} /{names[1]} 518.8579")
-    (root / LISTS[split]).write_text("\n".join(lines) + "\n", encoding="utf-8")
+    save_lines(root / LISTS[split], lines)
 
 
 def tiny_rooms(split: Split) -> Iterator[tuple[np.ndarray, np.ndarray]]:

@@ -27,8 +27,7 @@ TINY_CLASSES, TINY_IMAGES, VIEWS, KEYPOINTS, TILE = ("cat", "dog"), 6, 3, 5, 12
 
 def recognised(root: Path) -> Path:
     """The folder that holds PairAnnotation/ and JPEGImages/: `root`, or SPair-71k in it."""
-    advice = "give the unpacked SPair-71k.tar.gz"
-    return folder_with(root, ("PairAnnotation/", "JPEGImages/"), ("SPair-71k",), advice)
+    return folder_with(root, ("PairAnnotation/", "JPEGImages/"), "give the unpacked SPair-71k.tar.gz", ("SPair-71k",))
 
 
 def listed(root: Path, split: Split) -> ImagePairs:

@@ -14,7 +14,7 @@ names into train.txt.
 from pathlib import Path
 
 from downstream.data.listing import Listing, check_present, files_below, folder_with
-from downstream.data.tiny_scenes import save_image, tiny_scenes
+from downstream.data.tiny_scenes import save_image, save_lines, tiny_scenes
 from downstream.layouts.masks import CLASSES as CLASSES_FILE
 from downstream.layouts.masks import ClassList, numbered, read_classes
 from imagesets.sets import Split
@@ -33,12 +33,15 @@ CLASSES = (
 def recognised(root: Path) -> Path:
     """The folder that holds JPEGImages/ and SegmentationClass/: `root`, or VOC2012 or VOCdevkit/VOC2012 in it."""
     advice = "give the unpacked VOCdevkit/VOC2012, or, of boxes in Annotations/, vocboxes:ROOT"
-    return folder_with(root, ("JPEGImages/", "SegmentationClass/"), ("VOC2012", "VOCdevkit/VOC2012"), advice)
+    return folder_with(root, ("JPEGImages/", "SegmentationClass/"), advice, ("VOC2012", "VOCdevkit/VOC2012"))
 
 
 def listed(root: Path, split: Split) -> Listing:
     """All scenes of one split, in the order of its list. ValueError names what is missing."""
-    names = _names(root / "ImageSets" / "Segmentation" / f"{split}.txt")
+    file = root / "ImageSets" / "Segmentation" / f"{split}.txt"
+    if not file.is_file():
+        raise ValueError(f"there is no list {file}; unpack the whole of VOCtrainval_11-May-2012.tar")
+    names = file.read_text(encoding="utf-8").split()
     for folder, suffix in (("JPEGImages", ".jpg"), ("SegmentationClass", ".png")):
         files = [name + suffix for name in names]
         check_present(files, files_below(root / folder, suffix), f"files of {split}", folder)
@@ -77,12 +80,6 @@ def read_own_classes(root: Path) -> ClassList | None:
     return read_classes("\n".join(lines), LABELMAP)
 
 
-def _names(path: Path) -> list[str]:
-    if not path.is_file():
-        raise ValueError(f"there is no list {path}; unpack the whole of VOCtrainval_11-May-2012.tar")
-    return path.read_text(encoding="utf-8").split()
-
-
 def write_tiny(root: Path, split: Split) -> None:
     """The tiny set's split."""
     names = []
@@ -90,6 +87,4 @@ def write_tiny(root: Path, split: Split) -> None:
         names.append(f"{split}_{number:06d}")
         save_image(root / "JPEGImages" / f"{names[-1]}.jpg", pixels, quality=95)
         save_image(root / "SegmentationClass" / f"{names[-1]}.png", classes)
-    lists = root / "ImageSets" / "Segmentation"
-    lists.mkdir(parents=True, exist_ok=True)
-    (lists / f"{split}.txt").write_text("\n".join(names) + "\n", encoding="utf-8")
+    save_lines(root / f"ImageSets/Segmentation/{split}.txt", names)

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from downstream.data.listing import Instances, check_present, folder_with
-from downstream.data.tiny_scenes import save_image, tiny_objects
+from downstream.data.tiny_scenes import save_image, save_lines, tiny_objects
 from downstream.layouts.coco import instances
 from engine.files import read_regular
 from imagesets.decoding import MAX_BYTES, UnreadableImage, open_image, read_bytes
@@ -33,7 +33,7 @@ Object = tuple[str, list[float], bool]  # name; x1, y1, x2, y2 in pixels, counte
 def recognised(root: Path) -> Path:
     """The folder that holds JPEGImages/ and Annotations/: `root`, or VOC2012 or VOC2007 in it or in its VOCdevkit."""
     inner = [f"{devkit}{year}" for devkit in ("", "VOCdevkit/") for year in ("VOC2012", "VOC2007")]
-    return folder_with(root, ("JPEGImages/", "Annotations/"), inner, "give the folder that holds them and ImageSets/")
+    return folder_with(root, ("JPEGImages/", "Annotations/"), "give the folder that holds both and ImageSets/", inner)
 
 
 def listed(root: Path, split: Split) -> Instances:
@@ -142,9 +142,5 @@ def write_tiny(root: Path, split: Split) -> None:
             corners = (left + rows[:, 0].min() + 1, top + 1, left + rows[:, 1].max(), top + len(rows))
             box = "".join(f"<{name}>{value}</{name}>" for name, value in zip(CORNERS, corners, strict=True))
             lines.append(f"<object><name>digit {digit}</name><bndbox>{box}</bndbox></object>")
-        (root / "Annotations").mkdir(exist_ok=True)
-        text = "\n".join([*lines, "</annotation>\n"])
-        (root / "Annotations" / f"{names[-1]}.xml").write_text(text, encoding="utf-8")
-    lists = root / "ImageSets" / "Main"
-    lists.mkdir(parents=True, exist_ok=True)
-    (lists / f"{split}.txt").write_text("\n".join(names) + "\n", encoding="utf-8")
+        save_lines(root / f"Annotations/{names[-1]}.xml", [*lines, "</annotation>"])
+    save_lines(root / f"ImageSets/Main/{split}.txt", names)

@@ -23,7 +23,7 @@ from downstream.frozen.task import Layer, Random, backbone_of, centre_padded, pa
 from engine.settings import BelowOne, FactorRange, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 from engine.tasks import Metric, Outcome, Protocol, Workspace
 from engine.training.schedules import FallingOneCycle
-from engine.work import Part, Scale, Work
+from engine.work import Part, Scale
 
 # dinov2 hub/depthers.py:110-127: blocks of "four" by depth, else the last of each quarter. These are the exceptions.
 FOUR = {24: (4, 11, 17, 23)}
@@ -324,14 +324,9 @@ class DepthLinear(HeadTask):
             "channels": spec.width * (1 + self.class_token) * len(self.read_layers(spec)),
         }
 
-    def cost(self, scale: Scale) -> Work:
-        self.check_network(scale.spec)
+    def evaluation(self, scale: Scale) -> list[Part]:
         flops = (1 + self.flip) * forward_flops(scale.spec, whole_patches(max(NYU_SIZE), scale.spec))
-        parts = [
-            *self.cost_of_training(scale),
-            Part(kind="evaluation", count=scale.images["val"], flops=float(flops)),
-        ]
-        return Work(parts=tuple(parts), iterations=self.steps, memory=self.memory(scale))
+        return [Part(kind="evaluation", count=scale.images["val"], flops=float(flops))]
 
     def run(self, export: FrozenExport, space: Workspace) -> Outcome:
         train, val = self.opened(export, space)

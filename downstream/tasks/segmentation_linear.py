@@ -41,12 +41,12 @@ from downstream.frozen.task import (
     normalised,
     patch_maps,
     resampled_metrics,
+    resamples,
     to_whole_patches,
     whole_patches,
 )
 from downstream.metrics.previews import preview_indices, preview_masks, thumbnail
 from downstream.metrics.scores import constant_scores, scores, weighted_scores
-from engine.resampling import resamples_of
 from engine.rows import row_slices
 from engine.seeding import stream_seeds
 from engine.settings import (
@@ -323,18 +323,11 @@ class SegmentationLinear(HeadTask):
             "images that choose": held or ("validation" if self.chooses else 0),
         }
 
-    def cost(self, scale: Scale) -> Work:
-        self.check_network(scale.spec)
-        side, val = self.crop_side(scale.spec)[0], scale.images["val"]
-        held = self.held_out(scale.images["train"])
+    def evaluation(self, scale: Scale) -> list[Part]:
+        side, images = self.crop_side(scale.spec)[0], scale.images["val"] + self.held_out(scale.images["train"])
         windows = len(sliding_windows((self.short, round(LANDSCAPE * self.short)), side, self.stride))
         flops = (1 + self.flip) * windows * sum(scale**2 for scale in self.scales) * forward_flops(scale.spec, side)
-        parts = [
-            *self.cost_of_training(scale),
-            Part(kind="evaluation", count=val + held, flops=float(flops)),
-            Part(kind="closing", count=resamples_of(val)),
-        ]
-        return Work(parts=tuple(parts), iterations=self.steps, memory=self.memory(scale))
+        return [Part(kind="evaluation", count=images, flops=float(flops)), resamples(scale)]
 
     def run(self, export: FrozenExport, space: Workspace) -> Outcome:
         train, val = self.opened(export, space)
@@ -456,7 +449,7 @@ class PatchLogistic(CapiTask):
             *(self.pass_of(scale, split) for split in scale.images),
             Part(kind="fits", count=fits),
             Part(kind="fit rows", count=fits * train, flops=4.0 * width * scale.classes * self.iterations),
-            Part(kind="closing", count=resamples_of(scale.images["val"])),
+            resamples(scale),
         ]
         return Work(parts=tuple(parts), memory=4.0 * width * train + network, disk=disk)
 
