@@ -113,17 +113,12 @@ def install() -> Which:
             if error.name != NAME:
                 raise
             _put_in_place()
-    return _whose(sys.modules[NAME])
+    return "torchvision" if isinstance(sys.modules[NAME], StandIn) else "compiled"
 
 
 def which() -> Which | None:
     """Whose operators this process uses; None before `install`."""
-    module = sys.modules.get(NAME)
-    return _whose(module) if module else None
-
-
-def _whose(module: ModuleType) -> Which:
-    return "torchvision" if isinstance(module, StandIn) else "compiled"
+    return install() if sys.modules.get(NAME) else None
 
 
 def _put_in_place() -> None:

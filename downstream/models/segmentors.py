@@ -4,13 +4,16 @@ Built from class objects; the registries' names are for mmseg's own inner parts.
 """
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
+import mmseg
 import torch
+from mmengine.config import Config as MMConfig
 from mmengine.config import ConfigDict
 from mmseg.evaluation import IoUMetric
 from mmseg.models import EncoderDecoder, SegDataPreProcessor
-from mmseg.models.decode_heads import FCNHead, SegmenterMaskTransformerHead, UPerHead
+from mmseg.models.decode_heads import FCNHead, SegmenterMaskTransformerHead
 from mmseg.models.losses import CrossEntropyLoss
 from torch import nn
 
@@ -20,6 +23,7 @@ from downstream.metrics.scores import scores
 from downstream.models.backbone import DenseBackbone, Pyramid
 from engine.seeding import START, seeded
 
+BASES = Path(mmseg.__file__).parent / ".mim" / "configs" / "_base_" / "models"  # where its package has them
 Config = Mapping[str, Any]
 
 
@@ -67,32 +71,15 @@ def pyramid(export: FrozenExport, synchronised: bool) -> Config:
 
 
 def upernet_heads(width: int, classes: int, channels: int, synchronised: bool) -> list[Config]:
-    """UPerHead, and FCNHead on the third scale with weight 0.4 (mmseg configs/_base_/models/upernet_mae.py, the same in
-    BEiT, iBOT and CAE). As there, ignored pixels count in the denominator of the loss's mean."""
-    shared = {
-        "dropout_ratio": 0.1,
-        "num_classes": classes,
-        "norm_cfg": _norm(synchronised),
-        "align_corners": False,
-    }
-    decode = {
-        "type": UPerHead,
-        "in_channels": [width] * 4,
-        "in_index": [0, 1, 2, 3],
-        "pool_scales": (1, 2, 3, 6),
-        "channels": channels,
-        "loss_decode": _loss(1.0, over_valid=False),
-    }
-    auxiliary = {
-        "type": FCNHead,
-        "in_channels": width,
-        "in_index": 2,
-        "channels": min(256, channels),
-        "num_convs": 1,
-        "concat_input": False,
-        "loss_decode": _loss(0.4, over_valid=False),
-    }
-    return [decode | shared, auxiliary | shared]
+    """UPerHead, and FCNHead on the third scale with weight 0.4, of mmseg's own upernet_mae.py, the same in BEiT, iBOT
+    and CAE. As there, ignored pixels count in the denominator of the loss's mean."""
+    config = MMConfig.fromfile(BASES / "upernet_mae.py").model
+    decode, auxiliary = config.decode_head, config.auxiliary_head
+    decode.update(in_channels=[width] * 4, channels=channels)
+    auxiliary.update(in_channels=width, channels=min(256, channels))
+    for head in (decode, auxiliary):
+        head.update(num_classes=classes, norm_cfg={"type": "SyncBN" if synchronised else "BN", "requires_grad": True})
+    return [decode, auxiliary]
 
 
 def linear_head(width: int, classes: int, maps: int, over_valid: bool, std: float) -> list[Config]:
@@ -171,10 +158,6 @@ class AreasMetric(IoUMetric):
         counts = areas.round().to(torch.int32).numpy()
         self.arrays = {"areas": counts} | preview_masks(masks)
         return scores(counts)
-
-
-def _norm(synchronised: bool) -> Config:
-    return {"type": "SyncBN" if synchronised else "BN", "requires_grad": True}
 
 
 def _loss(weight: float, over_valid: bool) -> Config:
