@@ -158,14 +158,7 @@ class Detection(DetectionSettings, DenseTask):
             judge_every=self.judge_every * steps,
             objects=lambda: self.objects(train, val),
             build=lambda synchronised: self.model(export, len(val.classes), synchronised, seed, with_masks(train, val)),
-            optimise=lambda model: adamw_by_layer(
-                model,
-                export.spec.depth,
-                lr=self.lr,
-                layer_decay=self.layer_decay,
-                weight_decay=self.weight_decay,
-                decay_tokens=self.decay_tokens,
-            ),
+            optimise=lambda model: adamw_by_layer(model, export.spec.depth, self),
             label=f"{self.KEY} on {train.url}",
         )
 

@@ -38,6 +38,7 @@ from downstream.frozen.task import (
     own_share,
     patch_maps,
     resampled_metrics,
+    resamples,
     whole_patches,
 )
 from downstream.metrics.scores import closing_seconds, scores, weighted_scores
@@ -47,7 +48,7 @@ from engine.neighbours import SMALLEST_NORM, Prepare, search, tiles_of
 from engine.progress import Progress
 from engine.rows import ChosenRows, Rows, release_pages, row_slices
 from engine.tasks import Outcome, Workspace
-from engine.work import Kind, Part, Scale, seconds_of
+from engine.work import Kind, Part, Scale, Work, seconds_of
 from imagesets.sets import kept_folder
 
 VERSION = 2  # raise it when the same images would give other features than before
@@ -321,11 +322,13 @@ class SquareTask(FrozenTask):
         view = view or self.view(scale.spec)
         return Part(kind="features", count=scale.images[split] * times, flops=flops, of=f"{split} {view}")
 
-    def bytes_of(self, scale: Scale, patches: float) -> tuple[float, float]:
-        """Memory of the network at work, and disk of so many patches."""
+    def work(self, scale: Scale, parts: Sequence[Part], patches: float, memory: float) -> Work:
+        """Work of these parts and of the resamples, with so many patches on disk, and bytes beside the network in
+        memory."""
         spec, size = scale.spec, batch_size(scale.batch_size, torch.device(scale.device).type)
+        network = frozen_bytes(spec, size, whole_patches(self.side, spec))
         disk = patches * (4.0 * spec.width + spec.patch_size**2)
-        return frozen_bytes(spec, size, whole_patches(self.side, spec)), disk
+        return Work(parts=(*parts, resamples(scale)), memory=memory + network, disk=disk)
 
     def benchmark(self, export: FrozenExport, space: Workspace, seconds: float) -> dict[Kind, float]:
         """Seconds of an image through the network."""

@@ -116,9 +116,8 @@ def optimizer_groups(
     ]
 
 
-def adamw_by_layer(
-    model: nn.Module, depth: int, *, lr: float, layer_decay: float, weight_decay: float, decay_tokens: bool
-) -> torch.optim.AdamW:
-    """AdamW over what trains of a model around a network of `depth` blocks, see `optimizer_groups`."""
-    groups = optimizer_groups(model, depth, layer_decay, lr, weight_decay, decay_tokens)
+def adamw_by_layer(model: nn.Module, depth: int, task: Any) -> torch.optim.AdamW:
+    """AdamW over what trains of a model around a network of `depth` blocks, see `optimizer_groups`; by the task's
+    settings lr, layer_decay, weight_decay and decay_tokens."""
+    groups = optimizer_groups(model, depth, task.layer_decay, task.lr, task.weight_decay, task.decay_tokens)
     return torch.optim.AdamW([{k: v for k, v in group.items() if k != "names"} for group in groups])

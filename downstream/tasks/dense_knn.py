@@ -34,7 +34,7 @@ from downstream.frozen.patches import (
     nearest_patches,
     patches_of,
 )
-from downstream.frozen.task import UsableScenes, nearest, normalised_pixels, resamples, shared_out, whole_patches
+from downstream.frozen.task import UsableScenes, nearest, normalised_pixels, shared_out, whole_patches
 from downstream.metrics.scores import LABELLED, PREDICTED, RIGHT
 from engine.neighbours import search_bytes, search_seconds, unit_rows
 from engine.rows import row_slices
@@ -128,17 +128,11 @@ class SearchTask(SquareTask):
     LAYOUT: ClassVar[str] = "ade20k"
     KEY: ClassVar[str] = "dense_knn"
 
-    def work_of(self, scale: Scale, passes: list[Part], memory: float, pairs: float, k: int) -> Work:
+    def work_of_search(self, scale: Scale, passes: list[Part], memory: float, pairs: float, k: int) -> Work:
         """Work of passes through the network, and of a search among `memory` patches with so many pairs in all."""
         queries, width = self.patches(scale.spec) * scale.images["val"], scale.spec.width
-        network, disk = self.bytes_of(scale, memory + queries)
-        parts = [
-            *passes,
-            Part(kind="comparisons", count=float(pairs), flops=2.0 * width),
-            resamples(scale),
-        ]
-        needed = search_bytes(int(memory), queries, width, k) + network
-        return Work(parts=tuple(parts), memory=needed, disk=disk)
+        search = Part(kind="comparisons", count=float(pairs), flops=2.0 * width)
+        return self.work(scale, [*passes, search], memory + queries, search_bytes(int(memory), queries, width, k))
 
     def benchmark(self, export: FrozenExport, space: Workspace, seconds: float) -> dict[Kind, float]:
         timed = super().benchmark(export, space, seconds)
@@ -187,7 +181,7 @@ class Hummingbird(SearchTask):
         kept = self.memory_view(scale.spec, scale.images["train"])
         passes = [self.pass_of(scale, "train", kept, self.epochs), self.pass_of(scale, "val")]
         pairs = self.patches(scale.spec) * scale.images["val"] * memory
-        return self.work_of(scale, passes, memory, pairs, self.k)
+        return self.work_of_search(scale, passes, memory, pairs, self.k)
 
     def view(self, spec: FrozenSpec) -> str:
         return f"square{whole_patches(self.side, spec)}_bilinear_hummingbird"
@@ -306,7 +300,7 @@ class Capi(CapiTask, SearchTask):
         held = self.holdout * train
         pairs = len(self.distances) * held * (train - held) + val * train
         passes = [self.pass_of(scale, split) for split in scale.images]
-        return self.work_of(scale, passes, train, pairs, max(self.k))
+        return self.work_of_search(scale, passes, train, pairs, max(self.k))
 
     def predicted(
         self, choices: Sequence[Choice], memory: PatchRows, queries: PatchRows, space: Workspace

@@ -444,14 +444,12 @@ class PatchLogistic(CapiTask):
         self.check_network(scale.spec)
         width, fits = scale.spec.width, float(len(self.strengths) + 1)
         train, val = (self.patches(scale.spec) * scale.images[split] for split in ("train", "val"))
-        network, disk = self.bytes_of(scale, train + val)
         parts = [
             *(self.pass_of(scale, split) for split in scale.images),
             Part(kind="fits", count=fits),
             Part(kind="fit rows", count=fits * train, flops=4.0 * width * scale.classes * self.iterations),
-            resamples(scale),
         ]
-        return Work(parts=tuple(parts), memory=4.0 * width * train + network, disk=disk)
+        return self.work(scale, parts, train + val, 4.0 * width * train)
 
     def benchmark(self, export: FrozenExport, space: Workspace, seconds: float) -> dict[Kind, float]:
         """And of a row in a fit, from random features, at the middle one of the strengths."""

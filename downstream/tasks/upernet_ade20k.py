@@ -159,14 +159,7 @@ class UperNet(Segmentation):
         if self.frozen:
             trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
             return torch.optim.AdamW(trained, lr=self.lr, weight_decay=self.weight_decay)
-        return adamw_by_layer(
-            model,
-            export.spec.depth,
-            lr=self.lr,
-            layer_decay=self.layer_decay,
-            weight_decay=self.weight_decay,
-            decay_tokens=self.decay_tokens,
-        )
+        return adamw_by_layer(model, export.spec.depth, self)
 
 
 LUT = UperNet(size="B")
