@@ -223,7 +223,7 @@ def drawn_detections(images: int, most: int, classes: int) -> dict[str, np.ndarr
 
 def detection_outcome(trained: "TrainedModel", train: SceneSet, val: SceneSet, rest: dict) -> Outcome:
     """Metrics with their values on resampled images, the detections of every validation image, and the facts."""
-    from downstream.metrics.detection_metric import backend, name_and_version
+    from downstream.metrics.detection_metric import evaluator
 
     facts = {
         "train": train.facts,
@@ -233,7 +233,7 @@ def detection_outcome(trained: "TrainedModel", train: SceneSet, val: SceneSet, r
         "evaluations": [trained.history],
         "reported_step": [trained.step],
         "detections": int((trained.arrays["classes"] >= 0).sum()),
-        "evaluated_by": name_and_version(backend()),
+        "evaluated_by": evaluator(),
         "libraries": libraries_used(),
         "batch": dict(trained.batch),
         **rest,

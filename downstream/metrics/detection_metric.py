@@ -1,14 +1,13 @@
-"""COCO's evaluation of detections by whichever back end is there, each image's detections kept beside the numbers."""
+"""COCO's evaluation of detections by faster-coco-eval, each image's detections kept beside the numbers."""
 
 import contextlib
-import importlib
 import io
 from collections.abc import Mapping, Sequence
 from importlib.metadata import version
-from types import ModuleType
 from typing import Any
 
 import numpy as np
+from faster_coco_eval import COCO, COCOeval_faster
 from mmdet.evaluation import CocoMetric
 
 from downstream.data.listing import Instances, collection_paused
@@ -17,7 +16,7 @@ from downstream.metrics.scores import AT, NONE, THRESHOLDS, average_precisions, 
 
 KINDS = {"box": "bbox", "mask": "segm"}
 ALL_SIZES = [0.0, 1e10]  # pixels; COCO's "all"
-CLOSE = 1e-6  # percent: the back end's mean and ours differ in rounding alone
+CLOSE = 1e-6  # percent: the library's mean and ours differ in rounding alone
 Detections = Mapping[str, Any]  # in one image: bboxes (d, 4), scores (d,), labels (d,), masks in run lengths
 
 
@@ -46,31 +45,22 @@ class DetectionMetric(CocoMetric):
         return metrics
 
 
-def backend() -> ModuleType:
-    """faster-coco-eval, or pycocotools."""
-    with contextlib.suppress(ImportError):
-        return importlib.import_module("faster_coco_eval")
-    return importlib.import_module("pycocotools")
-
-
-def name_and_version(module: ModuleType) -> str:
-    """A back end's name and version, such as "pycocotools 2.0.8"."""
-    name = module.__name__.replace("_", "-")
-    return f"{name} {version(name)}"
+def evaluator() -> str:
+    """Name and version of what evaluates."""
+    return f"faster-coco-eval {version('faster-coco-eval')}"
 
 
 def evaluate(
-    listing: Instances, detections: Sequence[Detections], most: int, module: ModuleType | None = None
+    listing: Instances, detections: Sequence[Detections], most: int
 ) -> tuple[dict[str, float], dict[str, np.ndarray]]:
     """Metrics in percent, and the arrays behind them. There must be an object.
 
     detections: in each image of the listing, in its order, at most `most`, best first.
     """
-    module = module or backend()
     arrays = _arrays(listing, detections, most)
     metrics: dict[str, float] = {}
     for kind, name in KINDS.items() if "masks" in detections[0] else [("box", KINDS["box"])]:
-        precisions, overlaps = _by_backend(listing, detections, name, module, most)
+        precisions, overlaps = _by_library(listing, detections, name, most)
         arrays[f"{kind}_hits"], arrays[f"{kind}_passed"] = _matches(listing, arrays, overlaps)
         metrics |= {f"{kind}_{at}": precision for at, precision in precisions.items()}
         ours = average_precisions(arrays, kind, np.ones((1, len(detections))))
@@ -91,25 +81,22 @@ def _arrays(listing: Instances, detections: Sequence[Detections], most: int) -> 
     return {"classes": classes, "scores": scores, "boxes": boxes, "objects": objects}
 
 
-def _by_backend(
-    listing: Instances, detections: Sequence[Detections], name: str, module: ModuleType, most: int
+def _by_library(
+    listing: Instances, detections: Sequence[Detections], name: str, most: int
 ) -> tuple[dict[str, float], Mapping[tuple[int, int], Any]]:
-    """The back end's AP, AP50 and AP75, and its (d, g) overlaps by image and category."""
+    """The library's AP, AP50 and AP75, and its (d, g) overlaps by image and category."""
     answers = _coco_results(listing, detections, name)
     if not answers:
         return dict.fromkeys(AT, 0.0), {}
-    faster = module.__name__ == "faster_coco_eval"
-    home = module if faster else importlib.import_module("pycocotools.coco")
-    evaluator = module.COCOeval_faster if faster else importlib.import_module("pycocotools.cocoeval").COCOeval
     with contextlib.redirect_stdout(io.StringIO()):
-        truth = home.COCO()
+        truth = COCO()
         truth.dataset = {
             "images": list(listing.entries),
             "annotations": [{"iscrowd": 0} | thing for own in listing.objects for thing in own],
             "categories": [{"id": number, "name": title} for number, title in listing.categories.items()],
         }
         truth.createIndex()
-        evaluation = evaluator(truth, truth.loadRes(answers), name)
+        evaluation = COCOeval_faster(truth, truth.loadRes(answers), name)
         params = evaluation.params
         params.maxDets, params.areaRng, params.areaRngLbl = [most], [ALL_SIZES], ["all"]
         evaluation.evaluate()
