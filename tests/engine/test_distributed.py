@@ -2,9 +2,11 @@
 
 import os
 import socket
+from collections.abc import Callable
+from pathlib import Path
 
 import pytest
-import torch.multiprocessing
+from elsewhere import PATIENCE, started
 
 from engine.distributed import World, current_world, start_world
 
@@ -22,6 +24,16 @@ def free_port() -> int:
     with socket.socket() as listening:
         listening.bind(("127.0.0.1", 0))
         return listening.getsockname()[1]
+
+
+def in_two_processes(work: Callable[[int, int, str], None], folder: Path) -> None:
+    """Run `work(rank, port, folder)` in two processes, which end well and leave a file each."""
+    port = free_port()
+    processes = [started(work, rank, port, str(folder)) for rank in range(2)]
+    for process in processes:
+        process.join(PATIENCE)
+    assert [process.exitcode for process in processes] == [0, 0]
+    assert sorted(path.name for path in folder.iterdir()) == ["0", "1"]
 
 
 def member(rank: int, port: int, folder: str) -> None:
@@ -66,8 +78,7 @@ def fail_in_the_second(world: World) -> int:
 
 @pytest.mark.slow
 def test_two_processes_agree(tmp_path):
-    torch.multiprocessing.spawn(member, args=(free_port(), str(tmp_path)), nprocs=2)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["0", "1"]
+    in_two_processes(member, tmp_path)
 
 
 def failing_member(rank: int, port: int, folder: str) -> None:
@@ -82,5 +93,4 @@ def failing_member(rank: int, port: int, folder: str) -> None:
 
 @pytest.mark.slow
 def test_a_common_failure_ends_every_process_in_order(tmp_path):
-    torch.multiprocessing.spawn(failing_member, args=(free_port(), str(tmp_path)), nprocs=2)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["0", "1"]
+    in_two_processes(failing_member, tmp_path)
