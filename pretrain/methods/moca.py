@@ -133,20 +133,11 @@ class Moca(Method):
         )
         self.student = xavier_vit(ViT(spec))
         self.teacher = frozen_copy(self.student)
-        self.codebook = Codebook(
-            words=settings.words,
-            new_words=settings.new_words,
-            width=spec.width,
-            grid=spec.grid,
-            border=settings.border,
-            inv_delta=settings.inv_delta,
-            kind=settings.new_word,
-        )
+        self.codebook = Codebook(settings, spec.width, spec.grid)
         self.min_batch, self.min_batch_setting = settings.new_words, f"new_words={settings.new_words}"
         hidden = int(settings.generator_ratio * spec.width)
-        with_image, with_local = settings.image_weight > 0, settings.image_weight < 1
-        self.generator = WeightGenerator(spec.width, hidden, spec.width) if with_image else None
-        self.early_layers = settings.early_layers if with_local else ()
+        self.generator = WeightGenerator(spec.width, hidden, spec.width) if settings.image_weight > 0 else None
+        self.early_layers = settings.early_layers if settings.image_weight < 1 else ()
         self.predictions = nn.ModuleList(self.new_prediction(hidden) for _ in self.early_layers)
 
     def new_prediction(self, generator_hidden: int) -> "LocalPrediction":
@@ -261,42 +252,19 @@ class Moca(Method):
         return {"teacher": Encoder(vit=self.teacher), "student": Encoder(vit=self.student)}
 
 
-class Assignments(NamedTuple):
-    """q_T of each patch: shares (V, B, L, K) that sum to 1, and their entropies (V, B, L).
-
-    contrasts (V,): between the nearest word and the mean one, a mean over the view's patches; mu follows them.
-    """
-
-    shares: Tensor
-    entropies: Tensor
-    contrasts: Tensor
-
-
 class Codebook(nn.Module):
-    """Words (K, D) of length one, and the mean contrast mu by which assignments are sharpened.
+    """Words (K, D) of length one, and the mean contrast mu by which assignments are sharpened."""
 
-    new_words: k of a step. border: rows and columns of patches on each side that neither count nor become words.
-    kind: what a new word is, a random token, the mean over an image or, inferred (the paper, A.2, gives no details),
-    the tokens that are farthest from all words. inv_delta: temperature of the assignments is mu / inv_delta.
-    """
-
-    def __init__(
-        self,
-        *,
-        words: int,
-        new_words: int,
-        width: int,
-        grid: tuple[int, int],
-        border: int,
-        inv_delta: float,
-        kind: NewWords,
-    ) -> None:
+    def __init__(self, settings: Settings, width: int, grid: tuple[int, int]) -> None:
         super().__init__()
-        if not 0 < new_words <= words or words % new_words or words < 2:
-            raise ValueError(f"new_words={new_words} must divide words={words}, which must be 2 or more")
-        if not 0 <= 2 * border < min(grid):
-            raise ValueError(f"border={border} leaves nothing of {grid[0]} x {grid[1]} patches; lower it, 0 for none")
-        self.new_words, self.grid, self.border, self.inv_delta, self.kind = new_words, grid, border, inv_delta, kind
+        words, self.new_words, self.border = settings.words, settings.new_words, settings.border
+        if words % self.new_words or words < 2:
+            raise ValueError(f"new_words={self.new_words} must divide words={words}, which must be 2 or more")
+        if 2 * self.border >= min(grid):
+            raise ValueError(
+                f"border={self.border} leaves nothing of {grid[0]} x {grid[1]} patches; lower it, 0 for none"
+            )
+        self.grid, self.inv_delta, self.kind = grid, settings.inv_delta, settings.new_word
         self.register_buffer("words", l2_normalize(torch.randn(words, width).clamp(min=0)))  # half of a normal, :61-62
         self.register_buffer("oldest", torch.zeros((), dtype=torch.int64))  # the word that is replaced next
         self.register_buffer("mu", torch.tensor(MU_START))
@@ -310,8 +278,9 @@ class Codebook(nn.Module):
         return cells[..., border : height - border, border : width - border, :]
 
     @torch.no_grad()
-    def assign(self, tokens: Tensor) -> Assignments:
-        """Softly assign the teacher's patches (V, B, L, D).
+    def assign(self, tokens: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """The teacher's patches (V, B, L, D) -> q_T of each: shares (V, B, L, K) that sum to 1, their entropies
+        (V, B, L), and the contrasts (V,) between nearest and mean word, which mu follows.
 
         The temperature is mu / inv_delta as in the code (:150-151): the paper's 1 / (10 mu) would turn its effect
         round. It is that of the last update, so the same for all views.
@@ -322,7 +291,7 @@ class Codebook(nn.Module):
         contrast = cosines.amax(dim=-1) - tokens @ self.words.mean(dim=0)
         logarithms = cosines.mul_(self.inv_delta / self.mu_of_update).log_softmax(dim=-1)
         shares = logarithms.exp()
-        return Assignments(shares, -logarithms.mul_(shares).sum(dim=-1), contrast.mean(dim=(1, 2)).to(self.mu))
+        return shares, -logarithms.mul_(shares).sum(dim=-1), contrast.mean(dim=(1, 2)).to(self.mu)
 
     @torch.no_grad()
     def follow(self, contrasts: Tensor) -> None:
@@ -345,7 +314,17 @@ class Codebook(nn.Module):
         """
         if len(choices) < self.new_words:
             raise ValueError(f"new_words={self.new_words} is more than the {len(choices)} images of a forward pass")
-        return l2_normalize(self._chosen(tokens, choices)).to(self.words)
+        view = (choices[:1, 0] >= 0.5).long()  # (1,), as an index of no dimension would wait for the GPU
+        images = choices[:, 1].argsort()[: self.new_words]
+        drawn = self.inner[(choices[:, 2] * len(self.inner)).long()]
+        if self.kind == "avg_token":
+            words = tokens[view, images][:, self.inner].mean(dim=1)
+        elif self.kind == "token":
+            words = tokens[view, images, drawn[images]]
+        else:  # inferred, as the paper's A.2 gives no details
+            one_each = l2_normalize(tokens[view, torch.arange(len(choices), device=view.device), drawn])
+            words = one_each[farthest(one_each, self.words, self.new_words)]
+        return l2_normalize(words).to(self.words)
 
     @torch.no_grad()
     def replace_oldest(self, words: Tensor) -> None:
@@ -358,18 +337,6 @@ class Codebook(nn.Module):
         self.words.index_copy_(0, places, words)
         self.oldest.add_(self.new_words).remainder_(len(self.words))
         self.mu_of_update.copy_(self.mu)
-
-    def _chosen(self, tokens: Tensor, choices: Tensor) -> Tensor:
-        """Tokens (V, B, L, D) -> k new words (k, D)."""
-        view = (choices[:1, 0] >= 0.5).long()  # (1,), as an index of no dimension would wait for the GPU
-        images = choices[:, 1].argsort()[: self.new_words]
-        if self.kind == "avg_token":
-            return tokens[view, images][:, self.inner].mean(dim=1)
-        drawn = self.inner[(choices[:, 2] * len(self.inner)).long()]
-        if self.kind == "token":
-            return tokens[view, images, drawn[images]]
-        one_each = l2_normalize(tokens[view, torch.arange(len(choices), device=view.device), drawn])
-        return one_each[farthest(one_each, self.words, self.new_words)]
 
 
 def farthest(candidates: Tensor, words: Tensor, count: int) -> Tensor:
@@ -420,16 +387,15 @@ class AssignmentTarget(nn.Module):
         super().__init__()
         self.generator, self.kappa = generator, kappa
 
-    def forward(
-        self, decoded: Sequence[Tensor], rounds: Sequence[StudentOutput], targets: TeacherTargets
-    ) -> list[Tensor]:
-        prototypes = self.generator(targets.words)  # W^d
-        mixed = targets.shares @ prototypes  # q W (V*B, L, d), for all rounds
-        losses = []
-        for tokens, student in zip(decoded, rounds, strict=True):
-            entropies = targets.entropies.gather(1, student.ids)
-            losses.append(divergences(tokens, prototypes, take(mixed, student.ids), entropies, self.kappa).mean())
-        return losses
+    def of_all_rounds(self, targets: TeacherTargets) -> tuple[Tensor, Tensor, Tensor]:
+        """W^d (K, d), q W of all patches (V*B, L, d), the entropies of q (V*B, L)."""
+        prototypes = self.generator(targets.words)
+        return prototypes, targets.shares @ prototypes, targets.entropies
+
+    def loss(self, decoded: Tensor, student: StudentOutput, goal: tuple[Tensor, Tensor, Tensor]) -> Tensor:
+        prototypes, mixed, entropies = goal
+        entropies = entropies.gather(1, student.ids)
+        return divergences(decoded, prototypes, take(mixed, student.ids), entropies, self.kappa).mean()
 
 
 class PixelTarget(nn.Module):
@@ -440,16 +406,13 @@ class PixelTarget(nn.Module):
         self.patch = patch
         self.pixels = xavier_(nn.Linear(width, patch**2 * 3))
 
-    def forward(
-        self, decoded: Sequence[Tensor], rounds: Sequence[StudentOutput], targets: TeacherTargets
-    ) -> list[Tensor]:
-        patches = patchify(targets.images, self.patch)
-        losses = []
-        for tokens, student in zip(decoded, rounds, strict=True):
-            masked = slice(student.visible, None)
-            target = normalised(take(patches, student.ids[:, masked]))
-            losses.append((self.pixels(tokens[:, masked]) - target).square().mean())
-        return losses
+    def of_all_rounds(self, targets: TeacherTargets) -> Tensor:
+        """All patches (V*B, L, 3pp)."""
+        return patchify(targets.images, self.patch)
+
+    def loss(self, decoded: Tensor, student: StudentOutput, goal: Tensor) -> Tensor:
+        masked = slice(student.visible, None)
+        return (self.pixels(decoded[:, masked]) - normalised(take(goal, student.ids[:, masked]))).square().mean()
 
 
 class EmbeddingTarget(nn.Module):
@@ -460,14 +423,13 @@ class EmbeddingTarget(nn.Module):
         super().__init__()
         self.tokens = xavier_(nn.Linear(width, width_out))
 
-    def forward(
-        self, decoded: Sequence[Tensor], rounds: Sequence[StudentOutput], targets: TeacherTargets
-    ) -> list[Tensor]:
-        return [
-            1.0
-            - (l2_normalize(self.tokens(tokens)) * l2_normalize(take(targets.tokens, student.ids))).sum(dim=-1).mean()
-            for tokens, student in zip(decoded, rounds, strict=True)
-        ]
+    def of_all_rounds(self, targets: TeacherTargets) -> Tensor:
+        """The teacher's patches (V*B, L, D)."""
+        return targets.tokens
+
+    def loss(self, decoded: Tensor, student: StudentOutput, goal: Tensor) -> Tensor:
+        cosines = (l2_normalize(self.tokens(decoded)) * l2_normalize(take(goal, student.ids))).sum(dim=-1)
+        return 1.0 - cosines.mean()
 
 
 class LocalPrediction(nn.Module):
@@ -480,8 +442,12 @@ class LocalPrediction(nn.Module):
 
     def forward(self, rounds: Sequence[StudentOutput], number: int, targets: TeacherTargets) -> Tensor:
         """The loss of decoder `number`, a mean over the rounds."""
-        decoded = [self.decode(student.embedding, student.early[number], student.ids) for student in rounds]
-        return torch.stack(self.target(decoded, rounds, targets)).mean()
+        goal = self.target.of_all_rounds(targets)
+        losses = [
+            self.target.loss(self.decode(student.embedding, student.early[number], student.ids), student, goal)
+            for student in rounds
+        ]
+        return torch.stack(losses).mean()
 
     def decode(self, embedding: Tensor, patches: Tensor, ids: Tensor) -> Tensor:
         """Embedding (B, D), visible patches (B, k, D), ids (B, m) -> (B, m, d)."""

@@ -12,7 +12,7 @@ import pretrain.methods.moca as module
 from imagesets.sets import open_set
 from pretrain.loop.trainer import build
 from pretrain.method import TrainProgress
-from pretrain.methods.moca import METHOD, RECIPES, Codebook, divergences, farthest
+from pretrain.methods.moca import METHOD, RECIPES, Codebook, Settings, divergences, farthest
 from pretrain.parts.masking import MaskRounds, normalised, patchify
 from pretrain.parts.views import Blur
 
@@ -81,8 +81,8 @@ def test_views_are_masked_apart_and_in_the_order_of_the_images():
 
 def codebook(**changes):
     torch.manual_seed(0)
-    plain = dict(words=8, new_words=2, width=16, grid=(5, 5), border=1, inv_delta=10.0, kind="token")
-    return Codebook(**plain | changes).double()
+    plain = dict(words=8, new_words=2, border=1, inv_delta=10.0, new_word="token")
+    return Codebook(Settings(**plain | changes), width=16, grid=(5, 5)).double()
 
 
 def test_words_are_a_queue_of_inner_tokens_of_one_view():
@@ -113,7 +113,7 @@ def test_every_inner_token_can_become_a_word():
 
 
 def test_mean_of_an_image_as_word():
-    book = codebook(kind="avg_token")
+    book = codebook(new_word="avg_token")
     tokens = torch.randn(2, 4, 25, 16, dtype=torch.float64)
     book.replace_oldest(
         book.candidates(tokens, torch.tensor([[0.2, 0.9, 0.0], [0.9, 0.1, 0.0], [0.9, 0.8, 0.0], [0.9, 0.3, 0.0]]))
@@ -142,11 +142,11 @@ def test_sharpness_is_that_of_the_last_update_and_mu_moves_once_for_each_view():
     expected = 0.99 * (0.99 * 0.5 + 0.01 * contrasts[0]) + 0.01 * contrasts[1]
     assert book.mu.item() == pytest.approx(expected) and book.mu_of_update.item() == 0.5
     book.mu.fill_(0.25)
-    assert torch.allclose(book.assign(tokens).shares, shares)
+    assert torch.allclose(book.assign(tokens)[0], shares)
     book.mu.fill_(0.25)
     book.replace_oldest(book.candidates(tokens, torch.rand(3, 3)))
     cosines = F.normalize(tokens, dim=-1) @ book.words.T
-    assert torch.allclose(book.assign(tokens).shares, (10 / 0.25 * cosines).softmax(dim=-1))
+    assert torch.allclose(book.assign(tokens)[0], (10 / 0.25 * cosines).softmax(dim=-1))
 
 
 def test_the_border_is_left_out_of_an_image():
