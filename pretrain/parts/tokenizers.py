@@ -8,25 +8,24 @@ B pictures, L tokens, K codes, N patches, d = 3 x 8 x 8 values of one.
 import re
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from math import ceil
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
 import torch
-from PIL import Image
 from torch import Tensor, nn
 from torchvision import transforms
 from torchvision.transforms.functional import to_tensor
 
-from checkpoints.reading import ForeignFile, read_foreign
-from checkpoints.spec import Preparation, ViTSpec
+from checkpoints.reading import read_foreign
+from checkpoints.spec import ViTSpec
 from engine.precision import to_float32
 from pretrain.method import Method, Views
 from pretrain.parts.losses import token_baseline
 from pretrain.parts.mask_shapes import BlockMask
 from pretrain.parts.masking import normalised, patchify
-from pretrain.parts.views import Tensors, Transform, TwoSizes, even_jitter
+from pretrain.parts.views import ImageViews, TwoSizes, even_jitter, view
 
 SIDE = 8  # pixels of a picture for each token: 112 for 14 x 14 (run_beit_pretraining.py, second_input_size)
 GROUPS = 4  # of DALL-E's encoder, with a pool between them (dall_e/encoder.py:43)
@@ -64,11 +63,6 @@ class Tokenizer(nn.Module):
 
     def fit(self, pictures: Iterable[Tensor]) -> None:
         """Fit to batches of pictures."""
-
-
-def tokenizer_of(file: str, codes: int, grid: tuple[int, int]) -> Tokenizer:
-    """DALL-E's encoder where `file` names one, else a codebook of `codes` for a grid of tokens."""
-    return read_dalle(Path(file)) if file else PatchCodebook(codes, grid)
 
 
 class PatchCodebook(Tokenizer):
@@ -183,11 +177,6 @@ def read_dalle(path: Path) -> DalleEncoder:
         file = read_foreign(path, MODULES)
     except ValueError as error:
         raise ValueError(f"tokenizer: {error}; it is the file of DALL-E's encoder, encoder.pkl") from error
-    return dalle_from(file)
-
-
-def dalle_from(file: ForeignFile) -> DalleEncoder:
-    """The encoder whose tensors a file holds. ValueError where they are not all of one."""
     tensors = {}
     for name, tensor in file.tensors.items():
         plain = re.sub(r"(^|\.)_(modules|parameters)(?=\.)", "", name).lstrip(".")
@@ -196,11 +185,11 @@ def dalle_from(file: ForeignFile) -> DalleEncoder:
     try:
         blocks = max(int(match[1]) for name in tensors for match in re.finditer(r"block_(\d+)", name))
         width, codes = len(tensors["blocks.input.weight"]), len(tensors["blocks.output.conv.weight"])
-        encoder = DalleEncoder(width, codes, blocks, f"{file.path.name} sha256 {file.sha256[:12]}")
+        encoder = DalleEncoder(width, codes, blocks, f"{path.name} sha256 {file.sha256[:12]}")
         encoder.load_state_dict(tensors)
     except (KeyError, ValueError, RuntimeError) as error:
         reason = " ".join(str(error).split())[:100]
-        raise ValueError(f"tokenizer={file.path}: not DALL-E's encoder ({reason}); name its encoder.pkl") from error
+        raise ValueError(f"tokenizer={path}: not DALL-E's encoder ({reason}); name its encoder.pkl") from error
     return encoder
 
 
@@ -213,12 +202,19 @@ class TokenPrediction(Method):
     def __init__(self, spec: ViTSpec, settings: Any, draw_mask: BlockMask) -> None:
         super().__init__(spec, settings)
         self.draw_mask = draw_mask
-        self.tokenizer = tokenizer_of(settings.tokenizer, settings.codes, spec.grid)
+        file = settings.tokenizer
+        self.tokenizer = read_dalle(Path(file)) if file else PatchCodebook(settings.codes, spec.grid)
         self.fitted_on = self.tokenizer.fitted_on
 
     def views(self) -> Views:
-        s = self.settings
-        return tokenized_view(self.spec, self.preparation, s.crop_scale, s.colour_jitter, self.draw_mask)
+        """Colours, a flip and a crop of two sizes (BEiT datasets.py, CAE furnace/datasets.py)."""
+        crop = TwoSizes(self.spec.side, self.spec.grid[0] * SIDE, self.settings.crop_scale)
+        made = {
+            "image": view([itemgetter(0)], self.preparation),
+            "picture": transforms.Compose([itemgetter(1), to_tensor]),
+        }
+        steps = [*even_jitter(self.settings.colour_jitter), transforms.RandomHorizontalFlip(), crop]
+        return transforms.Compose([*steps, ImageViews(made, {"mask": self.draw_mask})])
 
     def fit(self, views: Iterable[Mapping[str, Tensor]]) -> None:
         self.tokenizer.fit(batch["picture"] for batch in views)
@@ -229,27 +225,3 @@ class TokenPrediction(Method):
     def baseline_loss_of_tokens(self, views: Mapping[str, Tensor]) -> Tensor:
         """The cross-entropy of a prediction that is the same for all patches."""
         return token_baseline(self.tokenizer(views["picture"]), self.tokenizer.codes)
-
-
-@dataclass(frozen=True)
-class TokenizedView:
-    """RGB image -> "image" (3, S, S), normalised; "picture", the same part of it for the tokenizer; "mask" (L,)."""
-
-    before: Transform  # the crop
-    crop: TwoSizes
-    tensors: Tensors
-    draw_mask: BlockMask
-
-    def __call__(self, image: Image.Image) -> dict[str, Tensor]:
-        first, second = self.crop(self.before(image))
-        return {"image": self.tensors(first), "picture": to_tensor(second), "mask": self.draw_mask()}
-
-
-def tokenized_view(
-    spec: ViTSpec, preparation: Preparation, scale: tuple[float, float], jitter: float, draw_mask: BlockMask
-) -> Views:
-    """Colours with strength `jitter`, a flip and a crop, of which `scale` is the area (BEiT datasets.py, CAE
-    furnace/datasets.py)."""
-    before = transforms.Compose([*even_jitter(jitter), transforms.RandomHorizontalFlip()])
-    crop = TwoSizes(spec.side, spec.grid[0] * SIDE, scale)
-    return TokenizedView(before, crop, Tensors(preparation), draw_mask)

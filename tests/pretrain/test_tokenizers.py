@@ -18,7 +18,6 @@ from bench.commands.inspect import export_lines
 from checkpoints.export import ViTExport
 from engine.seeding import AUGMENT, seeded
 from pretrain.methods.beit import METHOD, Settings
-from pretrain.parts.mask_shapes import BlockMask
 from pretrain.parts.masking import normalised, patchify
 from pretrain.parts.tokenizers import (
     MODULES,
@@ -28,14 +27,13 @@ from pretrain.parts.tokenizers import (
     map_pixels,
     nearest,
     read_dalle,
-    tokenized_view,
-    tokenizer_of,
 )
 from pretrain.recipe import RELATIVE
 
 DATA, CONFIG = recording("cae/cae_dalle.safetensors")
 WEIGHTS = {name: tensor.float() for name, tensor in under(DATA, "dalle.").items()}
 SPEC = SMALL.__class__(**{**SMALL.to_json(), **RELATIVE})
+MASK = dict(num_mask_patches=6, min_mask_patches_per_block=2)
 # Recorded in float32, of which ours is computed in float64.
 LIMIT = 1e-6
 
@@ -127,13 +125,13 @@ def test_files_that_are_no_dalle_encoder(tmp_path):
         ("none", "^tokenizer: .*none cannot be read: No such file or directory; it is the file of DALL-E's encoder"),
     ):
         with pytest.raises(ValueError, match=message) as error:
-            tokenizer_of(str(tmp_path / name), 8, (4, 4))
+            METHOD(SPEC, Settings(tokenizer=str(tmp_path / name), **MASK))
         assert "\n" not in str(error.value)
 
 
 def test_a_method_predicts_the_codes_of_its_tokenizers_file(tmp_path):
     path = saved("safetensors", tmp_path)
-    method = METHOD(SPEC, Settings(tokenizer=str(path), num_mask_patches=6, min_mask_patches_per_block=2))
+    method = METHOD(SPEC, Settings(tokenizer=str(path), **MASK))
     assert method.lm_head.out_features == CONFIG["vocab"] and method.fitted_on == 0
     assert method.facts() == {"tokenizer": method.tokenizer.label}
 
@@ -181,7 +179,7 @@ def test_more_codes_than_patches_are_refused():
 
 
 def test_a_picture_is_the_same_part_as_the_image():
-    jitter = tokenized_view(SPEC, METHOD.preparation, (0.2, 1.0), 0.0, BlockMask(SPEC.grid, 6, 2))
+    jitter = METHOD(SPEC, Settings(codes=8, crop_scale=(0.2, 1.0), colour_jitter=0.0, **MASK)).views()
     image = picture(0)
     with seeded(AUGMENT, 1):
         views = jitter(image)
