@@ -35,7 +35,7 @@ class Dino(SelfDistillation):
             targets = self.targets(outputs)
         logits = self.student(views)
         loss = dino_loss(logits["global"], logits.get("local"), targets, self.settings.student_temperature)
-        return Step(loss, {}, {"center": mean_output(outputs)})
+        return Step(loss, {}, {"centre": mean_output(outputs)})
 
     def baseline_loss(self, views: Mapping[str, Tensor]) -> dict[str, float]:
         """Loss of a student that finds all prototypes equally likely; also that of a collapsed student and teacher."""

@@ -20,7 +20,6 @@ from checkpoints.spec import ViTSpec
 from engine.precision import to_float32
 from engine.settings import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 from pretrain.method import Step, TrainProgress
-from pretrain.parts.heads import PrototypeHead
 from pretrain.parts.losses import Negatives, dino_loss, gram_loss, masked_patch_loss
 from pretrain.parts.masked_distillation import MaskedDistillation, MaskedSettings, patch_head
 from pretrain.parts.self_distillation import (
@@ -74,9 +73,6 @@ class DinoV2(MaskedDistillation, SelfDistillation):
             self.gram_teacher = frozen_copy(self.teacher.vit) if settings.gram_copies else None
         self.gram_weight = 0.0
 
-    def new_patch_head(self, prototypes: int = 0, fixed: bool = True) -> PrototypeHead:
-        return super().new_patch_head(self.settings.patch_prototypes, self.settings.fixed_prototypes)
-
     def views(self) -> "ImageViews | GramCrops":
         s, masked = self.settings, super().views()
         if not (s.gram_weight and s.gram_size):
@@ -126,23 +122,17 @@ class DinoV2(MaskedDistillation, SelfDistillation):
         if self.settings.sinkhorn:
             targets = [sinkhorn_targets(outputs, self.teacher_temperature) for outputs in (logits, patch_logits)]
             return targets[0], targets[1], {}
-        observed = {"center": mean_output(logits)}
-        if len(patch_logits):
-            observed["patch_center"] = mean_output(patch_logits)
+        # A pass that masks nothing leaves the patches' centre where it is.
+        patch_mean = mean_output(patch_logits) if len(patch_logits) else self.patch_centre.center
+        observed = {"centre": mean_output(logits), "patch_centre": patch_mean}
         patch_targets = self.patch_centre.soften(patch_logits, self.teacher_temperature)
         return self.targets(logits), patch_targets, observed
-
-    def observe(self, observed: Mapping[str, Tensor], progress: TrainProgress) -> None:
-        super().observe(observed, progress)
-        if "patch_center" in observed:
-            self.patch_centre.add(observed["patch_center"], progress.micro_batch, progress.micro_batches)
 
     def before_update(self, progress: TrainProgress) -> None:
         """Prototypes stand still by a rate of 0: their gradients count, in the optimiser and in the clipping."""
 
     def after_update(self, progress: TrainProgress) -> None:
         super().after_update(progress)
-        self.patch_centre.update()
         s = self.settings
         if s.gram_weight and s.gram_copies:
             copies, since = divmod(

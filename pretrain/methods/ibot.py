@@ -125,7 +125,7 @@ class Ibot(SelfDistillation):
         outputs = head.last_layer(vectors[:, :, 0])
         # The mean over all patches' logits is the logits of their mean: only masked patches need theirs.
         with torch.autocast(crops.device.type, enabled=False):
-            observed = {"center": mean_output(outputs), "patch_center": of_patches(mean_output(patches))}
+            observed = {"centre": mean_output(outputs), "patch_centre": of_patches(mean_output(patches))}
         patch_targets = self.patch_centre.soften(of_patches(patches[masks]), self.patch_temperature)
         return self.targets(outputs), patch_targets, observed
 
@@ -135,21 +135,11 @@ class Ibot(SelfDistillation):
         tokens = masked_tokens(self.student.vit, crops.flatten(0, 1), masks.flatten(0, 1), self.mask_token)
         return tokens.unflatten(0, crops.shape[:2])
 
-    def observe(self, observed: Mapping[str, Tensor], progress: TrainProgress) -> None:
-        super().observe(observed, progress)
-        self.patch_centre.add(observed["patch_center"], progress.micro_batch, progress.micro_batches)
-
-    def after_update(self, progress: TrainProgress) -> None:
-        super().after_update(progress)
-        self.patch_centre.update()
-
     def followed(self) -> list[tuple[nn.Module, nn.Module]]:
         """What both have by the same name (main_ibot.py:380-390)."""
-        teacher, student = self.teacher, self.student
-        pairs = [(teacher.vit, student.vit), (teacher.head.mlp, student.head.mlp)]
-        pairs.append((teacher.head.last_layer, student.head.last_layer))
-        own = not self.settings.shared_head and not self.settings.shared_head_teacher
-        return [*pairs, (teacher.head.last_layer2, student.head.last_layer2)] if own else pairs
+        teacher, student = (dict(branch.head.named_children()) for branch in (self.teacher, self.student))
+        heads = [(layer, student[name]) for name, layer in teacher.items() if name in student]
+        return [(self.teacher.vit, self.student.vit), *heads]
 
     def baseline_loss(self, views: Mapping[str, Tensor]) -> dict[str, float]:
         """As DINO's; the patches' loss counts crops without a mask as 0."""

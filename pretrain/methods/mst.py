@@ -113,7 +113,7 @@ class Mst(SelfDistillation):
         tokens = self.encode_masked(crops, hidden, draws)
         logs, loss, observed = {}, 0.0, {}
         if self.settings.inst_weight:
-            observed = {"center": mean_output(outputs)}
+            observed = {"centre": mean_output(outputs)}
             targets, classes = self.targets(outputs), tokens[:, :1].view(*crops.shape[:2], -1)
             instance = self.instance_loss(classes, views.get("local"), targets)
             logs["instance"], loss = instance.detach(), self.settings.inst_weight * instance

@@ -78,21 +78,16 @@ class MaskedDistillation(TeacherStudent):
         if settings.koleo_weight:
             self.batch_statistics, self.min_batch = True, 2
         if settings.separate_head:
-            self.student.patch_head = self.new_patch_head()
+            self.student.patch_head = PrototypeHead(
+                spec.width,
+                settings.patch_prototypes,
+                hidden=settings.patch_head_hidden,
+                bottleneck=settings.patch_bottleneck,
+                layers=settings.patch_head_layers,
+                norm=settings.head_norm,
+                fixed=settings.fixed_prototypes,
+            )
             self.teacher.patch_head = frozen_copy(self.student.patch_head)
-
-    def new_patch_head(self, prototypes: int = 0, fixed: bool = True) -> PrototypeHead:
-        """The student's separate head for masked patches with fresh weights. prototypes: 0 for none."""
-        s = self.settings
-        return PrototypeHead(
-            self.spec.width,
-            prototypes,
-            hidden=s.patch_head_hidden,
-            bottleneck=s.patch_bottleneck,
-            layers=s.patch_head_layers,
-            norm=s.head_norm,
-            fixed=fixed,
-        )
 
     def new_vit(self) -> ViT:
         s = self.settings

@@ -71,7 +71,8 @@ class MultiCropSettings(Validated):
     blur: tuple[UnitInterval, UnitInterval, UnitInterval] = (1.0, 0.1, 0.5)
     solarise: tuple[UnitInterval, UnitInterval] = (0.0, 0.2)  # chance for the first and the second global crop
     drop_path: BelowOne = 0.1  # of the student
-    one_norm = False  # whether one norm serves all of the head's layers; no setting
+    # No settings: of methods with prototypes, and of iBOT, whose head has one norm for all layers.
+    prototypes, fixed_prototypes, patch_prototypes, one_norm = 0, True, 0, False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -129,17 +130,17 @@ class TeacherStudent(Method):
         """The student's encoder with fresh weights."""
         return truncated_vit(ViT(self.spec, self.settings.drop_path))
 
-    def new_head(self, prototypes: int = 0, fixed: bool = True) -> PrototypeHead:
-        """The student's head with fresh weights. prototypes: 0 for none."""
+    def new_head(self) -> PrototypeHead:
+        """The student's head with fresh weights."""
         s = self.settings
         return PrototypeHead(
             self.spec.width,
-            prototypes,
+            s.prototypes,
             hidden=s.head_hidden,
             bottleneck=s.bottleneck,
             layers=s.head_layers,
             norm=s.head_norm,
-            fixed=fixed,
+            fixed=s.fixed_prototypes,
             one_norm=s.one_norm,
         )
 
@@ -184,16 +185,13 @@ class SelfDistillation(TeacherStudent):
         )
         self.teacher_temperature = self.teacher_temperatures.at(0)
 
-    def new_head(self, prototypes: int = 0, fixed: bool = True) -> PrototypeHead:
-        return super().new_head(self.settings.prototypes, self.settings.fixed_prototypes)
-
     def before_forward(self, progress: TrainProgress) -> None:
         self.teacher_temperature = self.teacher_temperatures.at(progress.epoch)
 
     def observe(self, observed: Mapping[str, Tensor], progress: TrainProgress) -> None:
-        """The centre will move towards the teacher's outputs, where there were any, after the update."""
-        if "center" in observed:
-            self.centre.add(observed["center"], progress.micro_batch, progress.micro_batches)
+        """The centres will move towards the means that were observed, by their names, after the update."""
+        for name, mean in observed.items():
+            self.get_submodule(name).add(mean, progress.micro_batch, progress.micro_batches)
 
     def targets(self, logits: Tensor) -> Tensor:
         """The teacher's logits (B, G, K) -> probabilities."""
@@ -207,8 +205,10 @@ class SelfDistillation(TeacherStudent):
                     parameter.grad = None
 
     def after_update(self, progress: TrainProgress) -> None:
-        """The centre has served this update's loss; the teacher follows the student's new weights."""
-        self.centre.update()
+        """The centres have served this update's loss; the teacher follows the student's new weights."""
+        for part in self.children():
+            if isinstance(part, Centre):
+                part.update()
         super().after_update(progress)
 
 

@@ -14,6 +14,7 @@ from toys import progress
 from checkpoints.vit import ViT
 from engine.distributed import World
 from pretrain.loop.updates import Updates
+from pretrain.method import TrainProgress
 from pretrain.methods.dinov2 import METHOD, RECIPES, DinoV2
 from pretrain.parts.losses import koleo_loss
 from pretrain.parts.masked_distillation import SubsetDropPath, drop_subsets_
@@ -115,7 +116,22 @@ def test_an_image_without_masked_patches_counts_for_nothing():
     method, batch = dinov2(), views()
     batch["mask"] = torch.zeros_like(batch["mask"])
     step = forward_pass(method, batch, progress())
-    assert step.logs["patch"] == 0 and "patch_center" not in step.observed and step.loss.isfinite()
+    assert step.logs["patch"] == 0 and step.loss.isfinite()
+
+
+@pytest.mark.parametrize("unmasked", [0, 1])
+def test_a_micro_batch_without_masked_patches_leaves_their_centre_where_it_is(unmasked):
+    """The first of two such parts of an update was an error, the second one moved the centre towards zero."""
+    parts = [views(), views()]
+    parts[unmasked]["mask"] = torch.zeros_like(parts[unmasked]["mask"])
+    method = dinov2(center_momentum=0.0)
+    method.patch_centre.center.fill_(2.0)
+    outputs = method.teacher_targets(parts[1 - unmasked]["global"], parts[1 - unmasked]["mask"])[2]["patch_centre"]
+    for number, part in enumerate(parts):
+        now = TrainProgress(step=0, steps_per_epoch=2, epochs=1, micro_batch=number, micro_batches=2)
+        method.observe(method(part).observed, now)
+    method.after_update(now)
+    torch.testing.assert_close(method.patch_centre.center, (outputs + 2.0) / 2)
 
 
 MISTAKES = [
