@@ -13,10 +13,10 @@ from torch import Tensor, nn
 
 from engine.settings import UnitInterval
 from pretrain.method import Encoder, Step, TrainProgress
+from pretrain.methods.mocov3 import Siamese, SiameseSettings, small_recipes
 from pretrain.parts.batch_norm import in_eval_mode
 from pretrain.parts.heads import mlp
 from pretrain.parts.losses import byol_loss, direction_baseline
-from pretrain.parts.siamese import SMALL, SMOKE, Siamese, SiameseSettings, small_siamese_recipes
 from pretrain.recipe import SINCOS_ROWS, VIT_B, VIT_S, Recipe
 from pretrain.schedules import WarmupCosine
 
@@ -77,5 +77,5 @@ _VIT_B = Recipe(
 RECIPES = {
     "vit_b": _VIT_B,
     "vit_s": replace(_VIT_B, spec=replace(VIT_S, heads=12, **SINCOS_ROWS)),  # MoCo-v3's ViT-S
-    **small_siamese_recipes(_VIT_B, Settings(**SMALL, teacher_momentum=0.99), Settings(**SMOKE, teacher_momentum=0.99)),
+    **small_recipes(_VIT_B),
 }

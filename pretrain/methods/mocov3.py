@@ -1,25 +1,103 @@
 """MoCo-v3 (Chen et al. 2021): each view identifies the other view of its image among those of all images.
 
 Algorithm 1; facebookresearch/moco-v3 c349e6e, moco/builder.py, vits.py, main_moco.py. ViTs alone, not the paper's
-ResNets. B images of this process, d projected width.
+ResNets. `Siamese` is what BYOL has too: two views of an image, a base network, its moving average, a predictor on the
+base. B images of this process, D width, d projected width.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from math import log
 
+import torch
 from torch import Tensor, nn
 
+from checkpoints.spec import ViTSpec
+from checkpoints.vit import ViT
 from engine.distributed import current_world
-from engine.settings import PositiveFloat
-from pretrain.method import Encoder, Group, Step, TrainProgress
-from pretrain.parts.heads import mlp
+from engine.settings import AreaRange, PositiveFloat, PositiveInt, UnitInterval, Validated
+from pretrain.method import Encoder, Group, Method, Step, TrainProgress
+from pretrain.parts.heads import class_token, mlp, projector_tensors
 from pretrain.parts.losses import info_nce
-from pretrain.parts.siamese import SMALL, SMOKE, Siamese, SiameseSettings, small_siamese_recipes
-from pretrain.recipe import SINCOS_ROWS, VIT_B, VIT_S, Recipe
-from pretrain.schedules import WarmupCosine
+from pretrain.parts.teachers import frozen_copy, move
+from pretrain.parts.views import ImageViews, two_views
+from pretrain.parts.weights import moco_vit
+from pretrain.recipe import SINCOS_ROWS, VIT_B, VIT_S, Recipe, on_32px, smoke
+from pretrain.schedules import WarmupCosine, cosine
 
+VIEWS = ("first", "second")
 DIRECTIONS = 2  # the loss is the sum over both (builder.py:96)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SiameseSettings(Validated):
+    """The defaults are MoCo-v3's for ViTs (CONFIG.md, main_moco.py:79-106, 262-285)."""
+
+    projector_hidden: PositiveInt = 4096  # width of the hidden layers of projector and predictor
+    projector_width: PositiveInt = 256  # of what they give
+    teacher_momentum: UnitInterval = 0.99  # of the moving average, at the start
+    teacher_momentum_end: UnitInterval = 1.0  # to which a cosine leads it; the start's for none (without --moco-m-cos)
+    freeze_patches: bool = True  # whether the patch embedding keeps its random initial weights
+    crop_scale: AreaRange = (0.08, 1.0)  # area of a view, as a share of the image's
+    blur: tuple[UnitInterval, UnitInterval] = (1.0, 0.1)  # chance for the first and the second view
+    solarise: UnitInterval = 0.2  # chance for the second view
+
+
+class ProjectedViT(nn.Module):
+    """Images (B, 3, H, W) -> projections (B, d) of their class tokens."""
+
+    def __init__(self, vit: ViT, projector: nn.Module) -> None:
+        super().__init__()
+        self.vit, self.projector = vit, projector
+
+    def forward(self, images: Tensor) -> Tensor:
+        return self.projector(class_token(self.vit, images))
+
+    def encoder(self) -> Encoder:
+        """For the export, with the projector beside it."""
+        return Encoder(vit=self.vit, extra=projector_tensors(self.projector))
+
+
+class Siamese(Method):
+    """Views: "first" and "second" (B, 3, S, S). Each passes alone, so that batch norms see one view at a time.
+
+    A method adds the heads, its loss, and when the average moves.
+    """
+
+    sync_batch_norm = True  # main_moco.py:177
+    batch_statistics = True
+    min_batch, min_batch_setting = 2, "its batch norms: the method"
+
+    def __init__(self, spec: ViTSpec, settings: SiameseSettings) -> None:
+        super().__init__(spec, settings)
+        if not spec.class_token or spec.family == "beit" or spec.final_norm != "all":
+            raise ValueError("the encoder needs class_token=True, final_norm=all and no relative position")
+        projector, self.predictor = self.heads()
+        self.base = ProjectedViT(moco_vit(ViT(spec), settings.freeze_patches), projector)
+        self.momentum = frozen_copy(self.base)
+
+    def heads(self) -> tuple[nn.Module, nn.Module]:
+        """A fresh projector (B, D) -> (B, d) and a fresh predictor (B, d) -> (B, d)."""
+        raise NotImplementedError
+
+    def views(self) -> ImageViews:
+        settings, size = self.settings, self.spec.side
+        return two_views(size, settings.crop_scale, settings.blur, settings.solarise, self.preparation)
+
+    def predictions(self, views: Mapping[str, Tensor]) -> list[Tensor]:
+        """(B, d) of each view, by base network and predictor."""
+        return [self.predictor(self.base(views[name])) for name in VIEWS]
+
+    @torch.no_grad()
+    def targets(self, views: Mapping[str, Tensor]) -> list[Tensor]:
+        """(B, d) of each view, by the moving average; its batch norms are those of the batch."""
+        return [self.momentum(views[name]) for name in VIEWS]
+
+    def follow(self, progress: TrainProgress) -> None:
+        """The moving average follows the base network's parameters, never its batch norms' statistics."""
+        s = self.settings
+        momentum = cosine(s.teacher_momentum, s.teacher_momentum_end, progress.step / progress.steps)
+        move(self.momentum, self.base, momentum)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,6 +145,19 @@ class MoCoV3(Siamese):
 
 METHOD = MoCoV3
 
+
+def small_recipes(published: Recipe) -> dict[str, Recipe]:
+    """ "32px" and "smoke" of a method, by its recipe for a ViT-B. On small images blur and solarisation leave little to
+    see: ours."""
+    source = "ours: the ViT-B recipe on 8 x 8 patches of CIFAR-10, without blur, for two cores"
+    no_blur = dict(crop_scale=(0.2, 1.0), blur=(0.0, 0.0), solarise=0.0)
+    settings = replace(published.settings, **no_blur, projector_hidden=512, projector_width=128)
+    return {
+        "32px": on_32px(published, source, settings, epochs=6, warmup=0.3),
+        "smoke": smoke(published, replace(settings, projector_hidden=64, projector_width=32)),
+    }
+
+
 _VIT_B = Recipe(
     source="Chen et al. 2021; moco-v3 CONFIG.md (ViT-Base, batch 4096), main_moco.py",
     spec=replace(VIT_B, **SINCOS_ROWS),
@@ -84,5 +175,5 @@ RECIPES = {
     "vit_s_1024": replace(
         _VIT_B, source="moco-v3 CONFIG.md (ViT-Small, 1 node, for ease of debugging)", spec=_SPEC_S, batch=1024
     ),
-    **small_siamese_recipes(_VIT_B, Settings(**SMALL), Settings(**SMOKE)),
+    **small_recipes(_VIT_B),
 }
