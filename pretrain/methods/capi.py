@@ -33,9 +33,9 @@ from engine.settings import (
     Validated,
 )
 from pretrain.method import Encoder, Group, Method, Step, TrainProgress
+from pretrain.methods.dinov2 import drop_subsets_
 from pretrain.parts.heads import Prototypes
 from pretrain.parts.mask_shapes import HiddenShape, SeenAndPredicted
-from pretrain.parts.masked_distillation import drop_subsets_
 from pretrain.parts.masking import take
 from pretrain.parts.teachers import frozen_copy, largest, move, sinkhorn
 from pretrain.parts.views import ImageViews, crop, view

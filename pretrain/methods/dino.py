@@ -1,29 +1,216 @@
 """DINO (Caron et al. 2021): every crop of an image predicts the teacher's outputs for its two large ones.
 
 Figure 2 and algorithm 1; facebookresearch/dino 7c446df, main_dino.py. Of its ablations squared errors, Sinkhorn-Knopp,
-a predictor and a head without bottleneck are not here. B images, G = 2 global and N local crops, K prototypes.
+a predictor and a head without bottleneck are not here. `TeacherStudent` and `SelfDistillation` are what iBOT, MST,
+SimDINO and DINOv2 have too. B images, G = 2 global and N local crops, L patches, D width, K prototypes.
 """
 
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from math import log
+from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from pretrain.method import Step
+from checkpoints.spec import ViTSpec
+from checkpoints.vit import ViT
+from engine.settings import AreaRange, BelowOne, NonNegativeInt, PositiveFloat, PositiveInt, UnitInterval, Validated
+from pretrain.method import Encoder, Method, Step, TrainProgress
+from pretrain.parts.heads import Norm, PrototypeHead, class_tokens, projector_tensors
 from pretrain.parts.losses import dino_loss
-from pretrain.parts.self_distillation import (
-    POSITIONS,
-    SMALL,
-    SMOKE,
-    DistillationSettings,
-    SelfDistillation,
-    small_recipes,
-)
-from pretrain.parts.teachers import mean_output
-from pretrain.recipe import VIT_B, VIT_S, Recipe
-from pretrain.schedules import CosineTo, TableCosine
+from pretrain.parts.teachers import Centre, Temperature, frozen_copy, mean_output, move
+from pretrain.parts.views import Colours, ImageViews, Transform, crop, multi_crop, view
+from pretrain.parts.weights import truncated_vit
+from pretrain.recipe import VIT_B, VIT_S, Recipe, on_32px, smoke
+from pretrain.schedules import CosineTo, TableCosine, cosine
+
+GLOBAL_CROPS = 2
+POSITIONS = dict(position="learned", position_resize="bicubic_offset")  # of every method here
+
+
+@dataclass(frozen=True, kw_only=True)
+class MultiCropSettings(Validated):
+    """Head, teacher and crops. The defaults are main_dino.py's (49-122)."""
+
+    head_layers: PositiveInt = 3  # of the projection head's MLP
+    head_hidden: PositiveInt = 2048  # hidden width of the projection head
+    bottleneck: PositiveInt = 256  # width before the prototypes
+    head_norm: Norm = "none"  # of the projection head: bn, ln or none
+    teacher_momentum: UnitInterval = 0.996  # at the start
+    teacher_momentum_end: UnitInterval = 1.0  # after the last update
+    global_scale: AreaRange = (0.4, 1.0)  # least and largest share of the image's area in a global crop
+    local_scale: AreaRange = (0.05, 0.4)  # the same of a local crop
+    local_size: PositiveInt = 96  # side of a local crop in pixels
+    local_crops: NonNegativeInt = 8  # of each image; 0: none
+    # chance for the first and the second global crop, and for local crops
+    blur: tuple[UnitInterval, UnitInterval, UnitInterval] = (1.0, 0.1, 0.5)
+    solarise: tuple[UnitInterval, UnitInterval] = (0.0, 0.2)  # chance for the first and the second global crop
+    drop_path: BelowOne = 0.1  # of the student
+    # No settings here: the head gives unit vectors, and each of its layers has a norm of its own.
+    prototypes = patch_prototypes = 0
+    fixed_prototypes, one_norm = True, False
+
+
+@dataclass(frozen=True, kw_only=True)
+class DistillationSettings(MultiCropSettings):
+    """With prototypes. The defaults are main_dino.py's (49-122)."""
+
+    prototypes: PositiveInt = 65536  # K, outputs of the projection head
+    fixed_prototypes: bool = True  # norm_last_layer: the prototypes keep length one
+    freeze_prototypes: NonNegativeInt = 1  # epochs in which the prototypes stand still
+    teacher_temperature: PositiveFloat = 0.04  # after the warm-up
+    teacher_temperature_start: PositiveFloat = 0.04  # at the start of the warm-up
+    teacher_warmup: NonNegativeInt = 0  # epochs that the teacher's temperature takes to get there
+    student_temperature: PositiveFloat = 0.1  # constant
+    center: bool = True  # centre the teacher's outputs; without it: table 7
+    center_momentum: UnitInterval = 0.9  # of the centre
+
+
+class Branch(nn.Module):
+    """An encoder and its head: the student, or the teacher."""
+
+    def __init__(self, vit: ViT, head: PrototypeHead) -> None:
+        super().__init__()
+        self.vit, self.head = vit, head
+
+    def class_tokens(self, crops: Tensor) -> Tensor:
+        """V crops of one size (B, V, 3, S, S) -> normalised class tokens (B, V, D), in one pass."""
+        return class_tokens(self.vit, crops)
+
+    def forward(self, crops: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Crops by size -> their logits (B, V, K): the encoder runs once a size, the head once on all of them, so
+        that its batch norms see all (utils.py:594-629)."""
+        tokens = {name: self.class_tokens(group) for name, group in crops.items()}
+        rows = torch.cat([group.flatten(0, 1) for group in tokens.values()])
+        logits = self.head(rows).split([group.shape[0] * group.shape[1] for group in tokens.values()])
+        return {name: part.unflatten(0, tokens[name].shape[:2]) for name, part in zip(tokens, logits, strict=True)}
+
+
+class TeacherStudent(Method):
+    """Student and teacher. Views: "global" (B, G, 3, S, S) and "local" (B, N, 3, s, s), see views.py."""
+
+    sync_batch_norm = True  # main_dino.py:172-181; there are batch norms only with head_norm="bn"
+
+    def __init__(self, spec: ViTSpec, settings: MultiCropSettings) -> None:
+        super().__init__(spec, settings)
+        check_encoder(spec)
+        if settings.local_crops:
+            check_crop_size(spec, "local_size", settings.local_size)
+        self.batch_statistics = settings.head_norm == "bn"
+        if settings.head_norm == "bn":
+            self.min_batch, self.min_batch_setting = 2, "head_norm=bn"
+        self.student = Branch(self.new_vit(), self.new_head())
+        self.teacher = frozen_copy(self.student)
+
+    def new_vit(self) -> ViT:
+        """The student's encoder with fresh weights."""
+        return truncated_vit(ViT(self.spec, self.settings.drop_path))
+
+    def new_head(self) -> PrototypeHead:
+        """The student's head with fresh weights."""
+        s = self.settings
+        return PrototypeHead(
+            self.spec.width,
+            s.prototypes,
+            hidden=s.head_hidden,
+            bottleneck=s.bottleneck,
+            layers=s.head_layers,
+            norm=s.head_norm,
+            fixed=s.fixed_prototypes,
+            one_norm=s.one_norm,
+        )
+
+    def views(self) -> ImageViews:
+        """main_dino.py:419-464; chances that are not settings are those of Colours."""
+        s = self.settings
+        geometry = crop(self.spec.side, s.global_scale)
+        large = [view([*geometry, *colours], self.preparation) for colours in self.global_colours()]
+        small = view([*crop(s.local_size, s.local_scale), *Colours(blur=s.blur[-1]).transforms()], self.preparation)
+        return multi_crop(large, (small,) * s.local_crops)
+
+    def global_colours(self) -> list[list[Transform]]:
+        """What happens to the colours of each global crop."""
+        chances = zip(self.settings.blur[:GLOBAL_CROPS], self.settings.solarise, strict=True)
+        return [Colours(blur=blur, solarise=solarise).transforms() for blur, solarise in chances]
+
+    def after_update(self, progress: TrainProgress) -> None:
+        """The teacher follows the student's new weights."""
+        s = self.settings
+        momentum = cosine(s.teacher_momentum, s.teacher_momentum_end, progress.step / progress.steps)
+        for teacher, student in self.followed():
+            move(teacher, student, momentum)
+
+    def followed(self) -> list[tuple[nn.Module, nn.Module]]:
+        """Parts of the teacher, and those of the student that they follow."""
+        return [(self.teacher, self.student)]
+
+    def encoders(self) -> dict[str, Encoder]:
+        return {"teacher": encoder_of(self.teacher), "student": encoder_of(self.student)}
+
+
+class SelfDistillation(TeacherStudent):
+    """With prototypes, a centre and temperatures."""
+
+    remedy = ", teacher_temperature lower or freeze_prototypes higher"  # as the help of main_dino.py's options says
+
+    def __init__(self, spec: ViTSpec, settings: DistillationSettings) -> None:
+        super().__init__(spec, settings)
+        self.centre = Centre(settings.prototypes, settings.center_momentum, settings.center)
+        self.teacher_temperatures = Temperature(
+            start=settings.teacher_temperature_start, end=settings.teacher_temperature, warmup=settings.teacher_warmup
+        )
+        self.teacher_temperature = self.teacher_temperatures.at(0)
+
+    def before_forward(self, progress: TrainProgress) -> None:
+        self.teacher_temperature = self.teacher_temperatures.at(progress.epoch)
+
+    def observe(self, observed: Mapping[str, Tensor], progress: TrainProgress) -> None:
+        """The centres will move towards the means that were observed, by their names, after the update."""
+        for name, mean in observed.items():
+            self.get_submodule(name).add(mean, progress.micro_batch, progress.micro_batches)
+
+    def targets(self, logits: Tensor) -> Tensor:
+        """The teacher's logits (B, G, K) -> probabilities."""
+        return self.centre.soften(logits, self.teacher_temperature)
+
+    def before_update(self, progress: TrainProgress) -> None:
+        """No gradient at all for frozen prototypes: no decay, and no count in the optimiser (utils.py:144-149)."""
+        if progress.epoch < self.settings.freeze_prototypes:
+            for name, parameter in self.student.head.named_parameters():
+                if name.startswith("last_layer"):
+                    parameter.grad = None
+
+    def after_update(self, progress: TrainProgress) -> None:
+        """The centres have served this update's loss; the teacher follows the student's new weights."""
+        for part in self.children():
+            if isinstance(part, Centre):
+                part.update()
+        super().after_update(progress)
+
+
+def encoder_of(branch: Branch) -> Encoder:
+    """For the export; the head's layers under the importers' names, as semi-supervised recipes read the first of them
+    (iBOT evaluation/semi_supervised/eval_cls.py:207-256)."""
+    return Encoder(vit=branch.vit, extra=projector_tensors(branch.head.mlp, "projector.mlp."))
+
+
+def check_encoder(spec: ViTSpec) -> None:
+    """ValueError for an encoder without a class token, or without learned or rotary positions."""
+    placed = spec.position == "learned" or spec.rotary != "none"
+    if not spec.class_token or not placed or spec.family == "beit" or spec.final_norm != "all":
+        raise ValueError(
+            "the encoder needs class_token=True, final_norm=all, and position=learned or rotary positions; no relative "
+            "position"
+        )
+
+
+def check_crop_size(spec: ViTSpec, name: str, size: int) -> None:
+    """ValueError where the encoder takes no crops of `size` pixels, a setting called `name`."""
+    if size < 1 or size % spec.patch_size:
+        raise ValueError(f"{name}={size}: must be a multiple of patch_size={spec.patch_size}")
+    if spec.position_resize == "fixed" and size != spec.side:
+        raise ValueError("position_resize=fixed allows no crops of another size: use bicubic or bicubic_offset")
 
 
 class Dino(SelfDistillation):
@@ -43,6 +230,35 @@ class Dino(SelfDistillation):
 
 
 METHOD = Dino
+
+# Settings of the recipes for small images, on which blur and solarisation leave little to see: ours.
+SMALL_CROPS = dict(
+    head_hidden=256,
+    bottleneck=64,
+    local_crops=0,
+    local_size=16,
+    global_scale=(0.2, 1.0),
+    blur=(0.0, 0.0, 0.0),
+    solarise=(0.0, 0.0),
+    drop_path=0.0,
+    teacher_momentum=0.99,
+)
+SMOKE_CROPS = SMALL_CROPS | dict(head_hidden=64, bottleneck=32, local_size=8)
+SMALL = SMALL_CROPS | dict(prototypes=1024, freeze_prototypes=0)
+SMOKE = SMOKE_CROPS | dict(prototypes=64, freeze_prototypes=0)
+
+
+def small_recipes(
+    published: Recipe, settings_32px: Any, settings_smoke: Any, epochs: int = 6, of: str = "ViT-S"
+) -> dict[str, Recipe]:
+    """ "32px", of so many epochs, and "smoke" of a method, by its published recipe for a ViT-S, or `of` another."""
+    source = f"ours: the {of} recipe on 8 x 8 patches of CIFAR-10 without local crops, for two cores"
+    ours = replace(published, schedule=TableCosine(warmup=0.5, floor=1e-6))
+    return {
+        "32px": on_32px(ours, source, settings_32px, epochs=epochs, batch=64, warmup=0.3),
+        "smoke": smoke(ours, settings_smoke),
+    }
+
 
 _VIT_S = Recipe(
     source="Caron et al. 2021; dino README.md (vanilla run, 8 x 64 images), main_dino.py:42-130",

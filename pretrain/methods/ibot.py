@@ -17,11 +17,7 @@ from torch import Tensor, nn
 from checkpoints.spec import ViTSpec
 from engine.settings import AreaRange, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, UnitInterval
 from pretrain.method import Step, TrainProgress
-from pretrain.parts.heads import PrototypeHead, Prototypes
-from pretrain.parts.losses import dino_loss, masked_patch_loss
-from pretrain.parts.mask_shapes import MaskShape, VaryingMask
-from pretrain.parts.masking import masked_tokens
-from pretrain.parts.self_distillation import (
+from pretrain.methods.dino import (
     GLOBAL_CROPS,
     POSITIONS,
     SMALL,
@@ -30,6 +26,10 @@ from pretrain.parts.self_distillation import (
     SelfDistillation,
     small_recipes,
 )
+from pretrain.parts.heads import PrototypeHead, Prototypes
+from pretrain.parts.losses import dino_loss, masked_patch_loss
+from pretrain.parts.mask_shapes import MaskShape, VaryingMask
+from pretrain.parts.masking import masked_tokens
 from pretrain.parts.teachers import Centre, Temperature, frozen_copy, mean_output
 from pretrain.parts.views import ImageViews
 from pretrain.recipe import VIT_B, VIT_L, VIT_S, Recipe

@@ -31,8 +31,8 @@ from engine.settings import (
     Validated,
 )
 from pretrain.method import Encoder, Group, Method, Step, TrainProgress
+from pretrain.methods.dino import check_crop_size, check_encoder
 from pretrain.parts.heads import class_tokens, mlp, projector_tensors
-from pretrain.parts.self_distillation import check_crop_size, check_encoder
 from pretrain.parts.views import Colours, ImageViews, crop, multi_crop, view
 from pretrain.recipe import VIT_B, VIT_L, VIT_S, Recipe, on_32px, smoke
 from pretrain.schedules import WarmupCosine

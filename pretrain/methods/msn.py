@@ -28,10 +28,10 @@ from engine.settings import (
     Validated,
 )
 from pretrain.method import Encoder, Group, Method, Step, TrainProgress, decay_groups
+from pretrain.methods.dino import check_crop_size, check_encoder
 from pretrain.parts.heads import Norm, class_token, mlp, projector_tensors
 from pretrain.parts.losses import mean_entropy_loss
 from pretrain.parts.masking import kept, order_of
-from pretrain.parts.self_distillation import check_crop_size, check_encoder
 from pretrain.parts.teachers import frozen_copy, move, sinkhorn
 from pretrain.parts.views import Colours, ImageViews, Several, crop, noise, view
 from pretrain.parts.weights import msn_vit, truncated_

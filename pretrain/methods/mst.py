@@ -21,11 +21,7 @@ from checkpoints.spec import ViTSpec
 from engine.precision import to_float32
 from engine.settings import NonNegativeFloat, PositiveInt, UnitInterval
 from pretrain.method import Reconstruction, Step
-from pretrain.parts.decoders import WIDTH, convolutional, linear
-from pretrain.parts.heads import Norm, PrototypeHead
-from pretrain.parts.losses import dino_loss, patch_baseline
-from pretrain.parts.masking import mask_at, patchify, take, unpatchify
-from pretrain.parts.self_distillation import (
+from pretrain.methods.dino import (
     GLOBAL_CROPS,
     POSITIONS,
     SMALL,
@@ -34,6 +30,10 @@ from pretrain.parts.self_distillation import (
     SelfDistillation,
     small_recipes,
 )
+from pretrain.parts.decoders import WIDTH, convolutional, linear
+from pretrain.parts.heads import Norm, PrototypeHead
+from pretrain.parts.losses import dino_loss, patch_baseline
+from pretrain.parts.masking import mask_at, patchify, take, unpatchify
 from pretrain.parts.teachers import mean_output
 from pretrain.parts.views import ImageViews, noise
 from pretrain.recipe import VIT_S, Recipe

@@ -13,10 +13,10 @@ from torch import Tensor
 from checkpoints.spec import ViTSpec
 from engine.settings import AreaRange, BelowOne, NonNegativeFloat, NonNegativeInt, UnitInterval
 from pretrain.method import Step, TrainProgress
-from pretrain.parts.coding_rate import CodingRateSettings, simdino_loss
+from pretrain.methods.dino import SMALL_CROPS, SMOKE_CROPS, small_recipes
+from pretrain.methods.dinov2 import MaskedDistillation, MaskedSettings, patch_head
+from pretrain.methods.simdino import CodingRateSettings, simdino_loss
 from pretrain.parts.losses import masked_mean
-from pretrain.parts.masked_distillation import MaskedDistillation, MaskedSettings, patch_head
-from pretrain.parts.self_distillation import SMALL_CROPS, SMOKE_CROPS, small_recipes
 from pretrain.recipe import VIT_B, VIT_L, Recipe
 from pretrain.schedules import CosineTo, WarmupCosine, cosine
 

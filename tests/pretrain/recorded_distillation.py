@@ -11,7 +11,7 @@ from torch import Tensor
 
 from pretrain.method import TrainProgress
 from pretrain.methods import dino
-from pretrain.parts.self_distillation import POSITIONS, DistillationSettings
+from pretrain.methods.dino import POSITIONS, DistillationSettings
 from pretrain.schedules import CosineTo, TableCosine, cosine
 
 

@@ -12,11 +12,11 @@ from toy_dino import SIZES, SPEC, prepared, recipe
 from pretrain.loop.exporting import exports_of
 from pretrain.method import TrainProgress
 from pretrain.methods.dino import METHOD
+from pretrain.methods.dino import DistillationSettings as Settings
 from pretrain.methods.mst import METHOD as Mst
 from pretrain.methods.mst import Settings as MstSettings
 from pretrain.parts.heads import class_token
 from pretrain.parts.losses import dino_loss
-from pretrain.parts.self_distillation import DistillationSettings as Settings
 from probes.finetune.classifier import Classifier
 from probes.finetune.settings import FinetuneSettings
 

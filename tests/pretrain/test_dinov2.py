@@ -15,9 +15,8 @@ from checkpoints.vit import ViT
 from engine.distributed import World
 from pretrain.loop.updates import Updates
 from pretrain.method import TrainProgress
-from pretrain.methods.dinov2 import METHOD, RECIPES, DinoV2
+from pretrain.methods.dinov2 import METHOD, RECIPES, DinoV2, SubsetDropPath, drop_subsets_
 from pretrain.parts.losses import koleo_loss
-from pretrain.parts.masked_distillation import SubsetDropPath, drop_subsets_
 from pretrain.parts.teachers import sinkhorn_targets
 
 SMOKE = RECIPES["smoke"]

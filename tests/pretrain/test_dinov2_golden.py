@@ -9,10 +9,9 @@ from recorded_distillation import crop_major
 from recorded_masked import RecordedMasked, mask_order
 from recordings import facts, tensors, under
 
-from pretrain.methods.dinov2 import METHOD, Settings
+from pretrain.methods.dinov2 import METHOD, Settings, SubsetDropPath, patch_head
 from pretrain.parts.losses import koleo_loss
 from pretrain.parts.mask_shapes import stratified_masks
-from pretrain.parts.masked_distillation import SubsetDropPath, patch_head
 from pretrain.parts.teachers import sinkhorn_targets
 from pretrain.schedules import TableCosine
 

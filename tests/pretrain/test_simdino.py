@@ -11,7 +11,7 @@ from torch import Tensor
 from engine.distributed import World
 from pretrain.method import TrainProgress
 from pretrain.methods import simdino, simdinov2
-from pretrain.parts.coding_rate import agreement, coding_rate
+from pretrain.methods.simdino import agreement, coding_rate
 
 VECTORS = torch.randn(8, 5, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
 

@@ -13,9 +13,9 @@ from torch.nn import functional as F
 
 from pretrain.method import TrainProgress
 from pretrain.methods import simdino, simdinov2
-from pretrain.parts.coding_rate import CodingRateSettings, agreement, simdino_loss
-from pretrain.parts.masked_distillation import patch_head
-from pretrain.parts.self_distillation import POSITIONS
+from pretrain.methods.dino import POSITIONS
+from pretrain.methods.dinov2 import patch_head
+from pretrain.methods.simdino import CodingRateSettings, agreement, simdino_loss
 from pretrain.schedules import CosineTo, TableCosine, WarmupCosine, cosine
 
 DATA, CONFIG = doubled(tensors("simdino/golden.safetensors")), facts("simdino/config.json")

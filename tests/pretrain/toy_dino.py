@@ -5,7 +5,7 @@ from dataclasses import replace
 import torch
 
 from pretrain.loop.updates import Updates
-from pretrain.parts.self_distillation import POSITIONS, DistillationSettings, SelfDistillation
+from pretrain.methods.dino import POSITIONS, DistillationSettings, SelfDistillation
 from pretrain.recipe import VIT_SMOKE, Recipe
 from pretrain.schedules import Constant, CosineTo
 
