@@ -17,7 +17,7 @@ from engine.seeding import START, seeded
 from engine.training.states import State, newest_state
 from pretrain.loop.records import cost_of
 from pretrain.loop.run_folder import RUN
-from pretrain.method import Encoder, Method, TrainProgress
+from pretrain.method import Method, TrainProgress
 
 EXPORT = "export"  # of the first branch; the others' are export-BRANCH
 
@@ -26,15 +26,12 @@ def exports_of(method: Method, facts: Mapping[str, Any]) -> Iterator[tuple[str, 
     """Folder name and export of each of the method's networks; the first is the one that its source evaluates."""
     facts = {**facts, **method.facts()}
     for number, (branch, encoder) in enumerate(method.encoders().items()):
-        yield EXPORT if number == 0 else f"{EXPORT}-{branch}", _exported(method, encoder, {**facts, "branch": branch})
-
-
-def _exported(method: Method, encoder: Encoder, facts: Mapping[str, Any]) -> ViTExport:
-    export = ViTExport.from_vit(encoder.vit, method.preparation, facts)
-    if not encoder.extra:
-        return export
-    extra = {name: tensor.detach().cpu().clone() for name, tensor in encoder.extra.items()}
-    return ViTExport.make(export.spec, export.preparation, export.tensors, {**export.extra, **extra}, facts)
+        export = ViTExport.from_vit(encoder.vit, method.preparation, {**facts, "branch": branch})
+        if encoder.extra:
+            extra = {name: tensor.detach().cpu().clone() for name, tensor in encoder.extra.items()}
+            extra = {**export.extra, **extra}
+            export = ViTExport.make(export.spec, export.preparation, export.tensors, extra, export.facts)
+        yield EXPORT if number == 0 else f"{EXPORT}-{branch}", export
 
 
 def facts_of(

@@ -91,7 +91,10 @@ class ContextAutoencoder(TokenPrediction):
         self.regressor = LatentRegressor(width, s.regressor_depth, *shape)
         self.decoder = HiddenDecoder(width, s.decoder_depth, *shape, self.tokenizer.codes)
         for part in (self.regressor, self.decoder):
-            cae_(part, s.rescaled)
+            if s.rescaled:
+                rescale_(cut_truncated_(part).blocks)
+            else:
+                xavier_(part)
         self.register_buffer("positions", sincos_positions(spec.grid, width, "row"), persistent=False)
 
     def forward(self, views: Mapping[str, Tensor]) -> Step:
@@ -252,14 +255,6 @@ class HiddenDecoder(nn.Module):
 def drop_rates(last: float, depth: int) -> list[float]:
     """From 0 to `last` in equal steps."""
     return torch.linspace(0, last, depth, device="cpu").tolist()
-
-
-def cae_(part: LatentRegressor | HiddenDecoder, rescaled: bool) -> None:
-    """Initial weights (modeling_cae.py:53-83): Xavier's; with `rescaled`, the option fix_init_weight, BEiT's."""
-    if rescaled:
-        rescale_(cut_truncated_(part).blocks)
-    else:
-        xavier_(part)
 
 
 METHOD = ContextAutoencoder

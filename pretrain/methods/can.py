@@ -32,7 +32,7 @@ from pretrain.methods import mae
 from pretrain.parts.heads import Norm, mlp
 from pretrain.parts.losses import nt_xent
 from pretrain.parts.masking import order_of, patchify, take
-from pretrain.parts.views import Colours, ImageViews, Several, crop, noise, view
+from pretrain.parts.views import Colours, ImageViews, Several, crop, view
 from pretrain.parts.weights import xavier_
 from pretrain.recipe import SINCOS, VIT_B, Recipe, on_32px, smoke
 from pretrain.schedules import WarmupCosine
@@ -102,7 +102,11 @@ class Can(Method):
     def views(self) -> Views:
         steps = [*crop(self.spec.side, self.settings.crop_scale, "bilinear"), *COLOURS.transforms()]
         images, size = Several([view(steps, self.preparation)] * VIEWS), self.spec.side
-        noises = {"noise": (noise, self.autoencoder.patches), "level": (noise,), "gauss": (torch.randn, 3, size, size)}
+        noises = {
+            "noise": (torch.rand, self.autoencoder.patches),
+            "level": (torch.rand,),
+            "gauss": (torch.randn, 3, size, size),
+        }
         drawn = {name: partial(draw, VIEWS, *shape) for name, (draw, *shape) in noises.items()}
         return ImageViews({"image": images}, drawn)
 

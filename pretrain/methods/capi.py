@@ -238,11 +238,8 @@ def seen_and_predicted(grid: tuple[int, int], settings: Settings) -> SeenAndPred
 
 METHOD = Capi
 
-UPDATES, WARMUP, BATCH = (
-    500_000,
-    50_000,
-    16_384,
-)  # default_pretrain_config.yaml: 512 images on each of 8 GPUs of 4 nodes
+# default_pretrain_config.yaml: 512 images on each of 8 GPUs of 4 nodes.
+UPDATES, WARMUP, BATCH = 500_000, 50_000, 16_384
 
 
 def _vit_l(name: str, images: int) -> Recipe:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torchvision import transforms
 
-from checkpoints.spec import Preparation, ViTSpec
+from checkpoints.spec import ViTSpec
 from checkpoints.vit import ViT
 from engine.distributed import current_world
 from engine.precision import l2_normalize
@@ -24,7 +24,7 @@ from pretrain.parts.heads import mlp
 from pretrain.parts.losses import byol_loss, direction_baseline, info_nce
 from pretrain.parts.masking import kept, order_of, take
 from pretrain.parts.teachers import frozen_copy, move
-from pretrain.parts.views import Colours, ImageViews, Transform, crop, noise, view
+from pretrain.parts.views import Colours, ImageViews, crop, view
 from pretrain.parts.weights import xavier_, xavier_vit
 from pretrain.recipe import SINCOS, VIT_B, VIT_S, Recipe, on_32px, smoke
 from pretrain.schedules import CosineTo, WarmupCosine
@@ -116,13 +116,13 @@ class Extrema(Method):
         settings, size = self.settings, self.spec.side
         places = crop(size, settings.crop_scale, "bilinear")
         if settings.crop == "none":
-            places = centre(size, self.preparation)
+            places = [transforms.Resize(round(size / self.preparation.crop)), transforms.CenterCrop(size)]
         colours = [] if settings.colour == "none" else Colours().transforms()
         shared, own = [], []
         (own if settings.crop == "independent" else shared).extend(places)
         (own if settings.colour == "independent" else shared).extend(colours)
         made = dict.fromkeys(("student", "teacher") if own else ("student",), view(own, self.preparation))
-        masks = partial(noise, settings.masks if settings.replacement else 1, self.patches)
+        masks = partial(torch.rand, settings.masks if settings.replacement else 1, self.patches)
         return transforms.Compose([*shared, ImageViews(made, {"noise": masks})])
 
     def before_forward(self, progress: TrainProgress) -> None:
@@ -165,11 +165,6 @@ class Extrema(Method):
 
     def encoders(self) -> dict[str, Encoder]:
         return {"momentum": self.momentum.encoder(), "online": self.online.encoder()}
-
-
-def centre(size: int, preparation: Preparation) -> list[Transform]:
-    """Table 4, "none": the middle of the image, without a flip (lib/augment.py)."""
-    return [transforms.Resize(round(size / preparation.crop)), transforms.CenterCrop(size)]
 
 
 def visible(noise: Tensor, masks: int, keep: int) -> Tensor:

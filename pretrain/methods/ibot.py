@@ -74,7 +74,11 @@ class Ibot(SelfDistillation):
 
     def __init__(self, spec: ViTSpec, settings: Settings) -> None:
         super().__init__(spec, settings)
-        own_patch_prototypes(self.student.head, self.teacher.head, settings)
+        if not settings.shared_head:
+            own = Prototypes(settings.bottleneck, settings.prototypes, settings.fixed_prototypes)
+            self.student.head.last_layer2 = own
+        if not settings.shared_head_teacher:  # the teacher's begin as the student's
+            self.teacher.head.last_layer2 = frozen_copy(patch_prototypes(self.student.head))
         self.mask_token = nn.Parameter(torch.zeros(1, 1, spec.width))  # models/vision_transformer.py:170-172
         self.patch_centre = Centre(settings.prototypes, settings.center_momentum, settings.center)
         self.patch_temperatures = Temperature(
@@ -149,16 +153,8 @@ class Ibot(SelfDistillation):
         return {name: share * log(self.settings.prototypes) for name, share in weights.items() if share}
 
 
-def own_patch_prototypes(student: PrototypeHead, teacher: PrototypeHead, settings: Settings) -> None:
-    """Gives heads `last_layer2`, prototypes of patches, where they do not share those of class tokens. The teacher's
-    begin as the student's."""
-    if not settings.shared_head:
-        student.last_layer2 = Prototypes(settings.bottleneck, settings.prototypes, settings.fixed_prototypes)
-    if not settings.shared_head_teacher:
-        teacher.last_layer2 = frozen_copy(patch_prototypes(student))
-
-
 def patch_prototypes(head: PrototypeHead) -> Prototypes:
+    """Those of patches, which may be those of class tokens too."""
     return getattr(head, "last_layer2", head.last_layer)
 
 

@@ -23,7 +23,7 @@ from pretrain.parts.decoders import TokenDecoder
 from pretrain.parts.losses import patch_baseline
 from pretrain.parts.masking import take
 from pretrain.parts.teachers import frozen_copy, move
-from pretrain.parts.views import ImageViews, crop, noise, view
+from pretrain.parts.views import ImageViews, crop, view
 from pretrain.parts.weights import TOKEN_STD, ijepa_vit, truncated_
 from pretrain.recipe import SINCOS, VIT_H, Recipe, on_32px, smoke
 from pretrain.schedules import CosineTo, CountedCosine
@@ -80,7 +80,7 @@ class IJepa(Method):
         s = self.settings
         places = s.target_blocks + s.context_blocks * TRIES * (s.target_blocks + 1)
         image = view(crop(self.spec.side, s.crop_scale, "bilinear", flip=0.0), self.preparation)
-        return ImageViews({"image": image}, {"noise": partial(noise, places, 2)})
+        return ImageViews({"image": image}, {"noise": partial(torch.rand, places, 2)})
 
     def before_forward(self, progress: TrainProgress) -> None:
         """Two numbers decide the sizes of all target and all context blocks of an update."""

@@ -35,7 +35,7 @@ from pretrain.parts.decoders import TokenDecoder
 from pretrain.parts.losses import BASELINE_IMAGES, assignment_baseline
 from pretrain.parts.masking import MaskRounds, normalised, patchify, take
 from pretrain.parts.teachers import frozen_copy, move
-from pretrain.parts.views import noise, two_views
+from pretrain.parts.views import two_views
 from pretrain.parts.weights import xavier_, xavier_vit
 from pretrain.recipe import SINCOS, VIT_B, VIT_L, Recipe, on_32px, smoke
 from pretrain.schedules import Constant, CosineTo, WarmupCosine, cosine
@@ -154,8 +154,8 @@ class Moca(Method):
     def views(self) -> Views:
         settings = self.settings
         pair = two_views(self.spec.side, settings.crop_scale, settings.blur, settings.solarise, self.preparation)
-        masks = partial(noise, self.rounds.drawn, 2, self.rounds.patches)
-        return replace(pair, drawn={"noise": masks, "choices": partial(noise, CHOICES)})
+        masks = partial(torch.rand, self.rounds.drawn, 2, self.rounds.patches)
+        return replace(pair, drawn={"noise": masks, "choices": partial(torch.rand, CHOICES)})
 
     def before_forward(self, progress: TrainProgress) -> None:
         """The teacher follows the student that the update before left (models_moca.py:548-560)."""

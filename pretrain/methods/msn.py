@@ -33,7 +33,7 @@ from pretrain.parts.heads import Norm, class_token, mlp, projector_tensors
 from pretrain.parts.losses import mean_entropy_loss
 from pretrain.parts.masking import kept, order_of
 from pretrain.parts.teachers import frozen_copy, move, sinkhorn
-from pretrain.parts.views import Colours, ImageViews, Several, crop, noise, view
+from pretrain.parts.views import Colours, ImageViews, Several, crop, view
 from pretrain.parts.weights import msn_vit, truncated_
 from pretrain.recipe import VIT_B, VIT_L, VIT_S, Recipe, on_32px, smoke
 from pretrain.schedules import CosineTo, CountedCosine
@@ -126,7 +126,7 @@ class Msn(Method):
         )
         made = {"target": large, "random": Several([large] * s.random_views)}
         made |= {"focal": Several([small] * s.focal_views)} if s.focal_views else {}
-        return ImageViews(made, {"noise": partial(noise, s.random_views, self.patches)})
+        return ImageViews(made, {"noise": partial(torch.rand, s.random_views, self.patches)})
 
     def before_forward(self, progress: TrainProgress) -> None:
         s = self.settings

@@ -35,7 +35,7 @@ from pretrain.parts.heads import Norm, PrototypeHead
 from pretrain.parts.losses import dino_loss, patch_baseline
 from pretrain.parts.masking import mask_at, patchify, take, unpatchify
 from pretrain.parts.teachers import mean_output
-from pretrain.parts.views import ImageViews, noise
+from pretrain.parts.views import ImageViews
 from pretrain.recipe import VIT_S, Recipe
 from pretrain.schedules import CosineTo, TableCosine
 
@@ -102,7 +102,7 @@ class Mst(SelfDistillation):
         self.decoder = image_decoder(spec, settings) if settings.restore_weight else None
 
     def views(self) -> ImageViews:
-        draw = partial(noise, GLOBAL_CROPS, 3, self.spec.grid[0] * self.spec.grid[1])
+        draw = partial(torch.rand, GLOBAL_CROPS, 3, self.spec.grid[0] * self.spec.grid[1])
         return replace(super().views(), drawn={"noise": draw})
 
     def forward(self, views: Mapping[str, Tensor]) -> Step:

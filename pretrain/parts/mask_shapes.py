@@ -15,8 +15,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pretrain.parts.views import noise
-
 Sampling = Literal["random", "block", "grid", "square"]
 MaskShape = Literal["random", "block"]
 HiddenShape = Literal["inverse_block", "block", "random"]
@@ -39,8 +37,8 @@ class MaskNoise:
 
     def __call__(self) -> Tensor:
         if self.sampling == "grid":
-            return noise(2, 2).repeat(self.grid[0] // 2, self.grid[1] // 2).flatten()
-        return noise(self.grid[0] * self.grid[1]) + SHAPES[self.sampling](self.grid, self.hidden).flatten()
+            return torch.rand(2, 2).repeat(self.grid[0] // 2, self.grid[1] // 2).flatten()
+        return torch.rand(self.grid[0] * self.grid[1]) + SHAPES[self.sampling](self.grid, self.hidden).flatten()
 
 
 @dataclass(frozen=True)
@@ -159,7 +157,7 @@ class SeenAndPredicted:
     def __call__(self) -> Tensor:
         mask = self.mask().flatten()
         hidden = mask.nonzero().flatten()
-        return torch.cat([(~mask).nonzero().flatten(), hidden[noise(self.hidden).argsort()[: self.predicted]]])
+        return torch.cat([(~mask).nonzero().flatten(), hidden[torch.rand(self.hidden).argsort()[: self.predicted]]])
 
 
 def stratified_masks(crops: int, masked: int, ratios: tuple[float, float], grid: tuple[int, int]) -> Tensor:

@@ -126,11 +126,6 @@ def view(steps: Sequence[Transform], preparation: Preparation) -> Callable[[Imag
     return transforms.Compose([*steps, Tensors(preparation)])
 
 
-def noise(*shape: int) -> Tensor:
-    """Uniform numbers in [0, 1) for masks and choices."""
-    return torch.rand(shape)
-
-
 @dataclass(frozen=True)
 class ImageViews:
     """RGB image -> tensors by name: those that are made of it, then what is drawn beside it for masks and choices."""
@@ -143,17 +138,17 @@ class ImageViews:
         return views | {name: draw() for name, draw in self.drawn.items()}
 
 
+Makers = Sequence[Callable[[Image.Image], Tensor]]
+
+
 @dataclass(frozen=True)
 class Several:
     """RGB image -> views of one size (n, 3, S, S), drawn one after the other."""
 
-    makers: Sequence[Callable[[Image.Image], Tensor]]
+    makers: Makers
 
     def __call__(self, image: Image.Image) -> Tensor:
         return torch.stack([make(image) for make in self.makers])
-
-
-Makers = Sequence[Callable[[Image.Image], Tensor]]
 
 
 def multi_crop(large: Makers, small: Makers = ()) -> ImageViews:
