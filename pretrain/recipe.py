@@ -125,9 +125,18 @@ RELATIVE = dict(
 
 
 def on_32px(
-    published: Recipe, source: str, settings: Any, *, epochs: int, batch: int = 128, warmup: float = 0.5, **changes: Any
+    published: Recipe,
+    settings: Any,
+    *,
+    epochs: int,
+    batch: int = 128,
+    warmup: float = 0.5,
+    source: str = "",
+    **changes: Any,
 ) -> Recipe:
     """The recipe "32px" of a method, see `small`."""
+    size = published.spec.label.partition("/")[0]
+    source = source or f"ours: the {size} recipe on 8 x 8 patches, for two cores"
     return small(published, VIT_32PX, warmup, source=source, settings=settings, epochs=epochs, batch=batch, **changes)
 
 

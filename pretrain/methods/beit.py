@@ -106,7 +106,6 @@ RECIPES = {
     ),
     "32px": on_32px(
         _VIT_B,
-        "ours: the ViT-B recipe on 8 x 8 patches, for two cores",
         Settings(codes=512, num_mask_patches=25, min_mask_patches_per_block=5, drop_path=0.0, crop_scale=(0.4, 1.0)),
         epochs=12,
         lr=2e-3,

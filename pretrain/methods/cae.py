@@ -298,7 +298,6 @@ RECIPES = {
     ),
     "32px": on_32px(
         _VIT_B,
-        "ours: the ViT-B recipe on 8 x 8 patches, for two cores",
         Settings(
             codes=512,
             num_mask_patches=32,

@@ -268,8 +268,8 @@ RECIPES = {
     "vit_l14_p205": _vit_l("Places205", 2_448_873),
     "32px": on_32px(
         _SMALL,
-        "ours: the ViT-L recipe on 8 x 8 patches of CIFAR-10, for two cores",
         replace(_SMALL.settings, clusters=512, predicted_share=0.25, predictor_depth=2, momentum_warmup=0.3),
+        source="ours: the ViT-L recipe on 8 x 8 patches of CIFAR-10, for two cores",
         epochs=6,
         warmup=0.3,
     ),

@@ -212,7 +212,6 @@ RECIPES = {
     ),
     "32px": on_32px(
         _VIT_B,
-        "ours: the ViT-B recipe on 8 x 8 patches, for two cores",
         Settings(
             num_mask_patches=39,
             min_mask_patches_per_block=5,

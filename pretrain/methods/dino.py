@@ -255,7 +255,7 @@ def small_recipes(
     source = f"ours: the {of} recipe on 8 x 8 patches of CIFAR-10 without local crops, for two cores"
     ours = replace(published, schedule=TableCosine(warmup=0.5, floor=1e-6))
     return {
-        "32px": on_32px(ours, source, settings_32px, epochs=epochs, batch=64, warmup=0.3),
+        "32px": on_32px(ours, settings_32px, source=source, epochs=epochs, batch=64, warmup=0.3),
         "smoke": smoke(ours, settings_smoke),
     }
 

@@ -261,7 +261,6 @@ RECIPES = {
     "vit_s_average": replace(_VIT_S, spec=replace(VIT_S, **AVERAGE), **_FIGURE_5),
     "32px": on_32px(
         _VIT_B,
-        "ours: 8 x 8 patches, 2 masks, for two cores; InfoNCE, as BYOL's targets collapse in few updates",
         Settings(
             masks=2,
             loss="infonce",
@@ -271,6 +270,7 @@ RECIPES = {
             teacher_momentum=0.98,
             drop_path=0.0,
         ),
+        source="ours: 8 x 8 patches, 2 masks, for two cores; InfoNCE, as BYOL's targets collapse in few updates",
         epochs=2,
         warmup=0.2,
     ),

@@ -201,7 +201,6 @@ RECIPES = {
     "vit_h_1600": replace(_VIT_B, spec=replace(VIT_H, **SINCOS), epochs=1600),
     "32px": on_32px(
         _VIT_B,
-        "ours: the ViT-B recipe on 8 x 8 patches, for two cores",
         Settings(decoder_width=96, decoder_depth=2, decoder_heads=3, crop_scale=(0.4, 1.0)),
         epochs=5,
     ),

@@ -181,8 +181,8 @@ RECIPES = {
     "vit_l_1600": replace(_VIT_B, spec=replace(VIT_L, **TRUNK), epochs=1600),
     "32px": on_32px(
         _VIT_B,
-        "ours: the ViT-B recipe on 8 x 8 patches with a cell each, for two cores",
         Settings(hog_cell=4),
+        source="ours: the ViT-B recipe on 8 x 8 patches with a cell each, for two cores",
         epochs=12,
         schedule=WarmupCosine(warmup=0.5),
         clip=1.0,

@@ -501,8 +501,8 @@ RECIPES = {
     ),
     "32px": on_32px(
         _VIT_B,
-        "ours: the ViT-B recipe on 8 x 8 patches, for two cores: few epochs of small updates",
         Settings(**_SMALL, words=512, decoder_width=96, decoder_heads=3, teacher_momentum=0.99),
+        source="ours: the ViT-B recipe on 8 x 8 patches, for two cores: few epochs of small updates",
         epochs=2,
         batch=64,
         schedule=WarmupCosine(warmup=0.1),

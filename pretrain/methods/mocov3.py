@@ -153,7 +153,7 @@ def small_recipes(published: Recipe) -> dict[str, Recipe]:
     no_blur = dict(crop_scale=(0.2, 1.0), blur=(0.0, 0.0), solarise=0.0)
     settings = replace(published.settings, **no_blur, projector_hidden=512, projector_width=128)
     return {
-        "32px": on_32px(published, source, settings, epochs=6, warmup=0.3),
+        "32px": on_32px(published, settings, source=source, epochs=6, warmup=0.3),
         "smoke": smoke(published, replace(settings, projector_hidden=64, projector_width=32)),
     }
 

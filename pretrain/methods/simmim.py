@@ -192,8 +192,8 @@ RECIPES = {
     ),
     "32px": on_32px(
         _VIT_B,
-        "ours: the ViT-B recipe on 8 x 8 patches and masks of 2 x 2, for two cores",
         Settings(mask_patch=8, drop_path=0.0),
+        source="ours: the ViT-B recipe on 8 x 8 patches and masks of 2 x 2, for two cores",
         epochs=12,
         lr=2e-3,
         schedule=WarmupCosine(warmup=0.5),
