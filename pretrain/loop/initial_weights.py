@@ -49,7 +49,8 @@ class InitialWeights:
 
         Args:
             recipe: of the training.
-            changed: fields of the encoder's spec that the user set, which the checkpoint must agree with.
+            changed: fields of the encoder's spec that the user set, which the checkpoint must agree with; but for
+                `pool`, the representation that exports and k-NN name, which the weights do not decide.
 
         Raises:
             ValueError: the encoders differ in size, or in a field of `changed`.
@@ -64,6 +65,8 @@ class InitialWeights:
             )
         if self._is_sincos_of(spec):
             theirs = replace(theirs, position=spec.position)
+        if "pool" in changed:
+            theirs = replace(theirs, pool=spec.pool)
         wrong = [n for n in changed if n != "image_size" and getattr(spec, n) != getattr(theirs, n)]
         if wrong:
             values = " and ".join(f"{name}={getattr(theirs, name)}" for name in wrong)
@@ -112,8 +115,9 @@ class InitialWeights:
     def summary(self, method: Method) -> str:
         """What was taken and what was drawn, in one line."""
         facts = self.facts(method)
-        resized = f", positions resized from {self.trained.spec.size_text}" if facts["resized_from"] else ""
-        frozen = f"; the encoder stays as it is for {self.frozen_epochs} epochs" if self.frozen_epochs else ""
+        resized = f", resized from {self.trained.spec.size_text}" if facts["resized_from"] else ""
+        epochs = f"{self.frozen_epochs} epoch{'s' if self.frozen_epochs > 1 else ''}"
+        frozen = f"; the encoder stays as it is for {epochs}" if self.frozen_epochs else ""
         return (
             f"{self.reference}: {facts['tensors']} tensors of {' and '.join(facts['branches'])}{resized}; "
             f"{facts['drawn_parameters']:,} other parameters are drawn{frozen}"

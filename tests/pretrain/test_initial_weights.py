@@ -123,6 +123,18 @@ def test_the_architecture_is_the_checkpoints():
         init.recipe(small_recipe("dino"))
 
 
+def test_what_is_evaluated_of_the_encoder_may_be_set():
+    """timm's DINOv3 names the mean patch token, and DINO trains the class token; --set pool=cls was refused."""
+    init = started_from(export_of(replace(SMALL, pool="avg")))
+    recipe = replace(small_recipe("dino"), spec=SMALL)
+    assert init.recipe(recipe).spec.pool == "avg"
+    chosen = init.recipe(recipe, ["pool"])
+    assert chosen.spec.pool == "cls"
+    method = build(load_extension("methods", "dino"), chosen, seed=0)
+    init.load_into(method)
+    assert same(method.teacher.vit.state_dict(), init.trained.build().state_dict())
+
+
 def test_timms_copy_of_a_sine_cosine_table_serves_mae():
     mae = small_recipe("mae")
     learned = export_of(replace(mae.spec, position="learned"))
