@@ -66,12 +66,21 @@ class Settings(Validated):
     decoder_depth: PositiveInt = 8  # blocks of the decoder
     decoder_heads: PositiveInt = 16  # of the decoder's attention
     crop_scale: AreaRange = (0.2, 1.0)  # least and largest share of the area, of the crops
-    sampling, encoder_mask_tokens = "random", False  # no settings here, but MAE's
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.noise_dims < 4 or self.noise_dims % 2:
             raise ValueError(f"noise_dims={self.noise_dims}: must be an even number, 4 or more")
+
+    def autoencoder(self) -> mae.Settings:
+        """Settings of the MAE that CAN contains."""
+        return mae.Settings(
+            mask_ratio=self.mask_ratio,
+            norm_pixels=self.norm_pixels,
+            decoder_width=self.decoder_width,
+            decoder_depth=self.decoder_depth,
+            decoder_heads=self.decoder_heads,
+        )
 
 
 class Can(Method):
@@ -84,7 +93,7 @@ class Can(Method):
 
     def __init__(self, spec: ViTSpec, settings: Settings) -> None:
         super().__init__(spec, settings)
-        self.autoencoder = mae.MaskedAutoencoder(spec, settings)
+        self.autoencoder = mae.MaskedAutoencoder(spec, settings.autoencoder())
         hidden = [settings.projector_hidden or spec.width] * (settings.projector_layers - 1)
         dims = [spec.width, *hidden, settings.projector_width]
         self.projector = xavier_(mlp(dims, norm=settings.projector_norm, activation="relu"))

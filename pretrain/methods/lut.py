@@ -71,8 +71,6 @@ class Settings(Validated):
     drop_path: BelowOne = 0.1  # of SimMIM: rate of the last block
     # of SimMIM: the student's context is the mean of the visible patches, or of all patches (ours)
     seen: simmim.Seen = "visible"
-    # No settings here, but of the bases: masks of both, mask tokens of MAE, head and loss of SimMIM.
-    sampling, encoder_mask_tokens, head_depth, loss, loss_area = "random", False, 1, "l1", "masked"
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -86,6 +84,12 @@ class Settings(Validated):
         if self.w_mim == self.w_bc == 0:
             raise ValueError("w_mim=0 with w_bc=0: nothing is left to learn")
 
+    def of_base(self) -> mae.Settings | simmim.Settings:
+        """Those of the base, by the same names."""
+        kind = {"mae": mae.Settings, "simmim": simmim.Settings}[self.base]
+        names = {"mask_ratio", "crop_scale", *OF_BASE[self.base]} & kind.__dataclass_fields__.keys()
+        return kind(**{name: getattr(self, name) for name in names})
+
 
 class Lut(Method):
     """Views: "view1", "view2" (B, 3, H, W) and "noise" (B, U), one for both."""
@@ -98,9 +102,9 @@ class Lut(Method):
         if settings.head_norm == "bn":
             self.min_batch, self.min_batch_setting = 2, "head_norm=bn"
         if settings.base == "mae":
-            self.base = mae.MaskedAutoencoder(spec, settings)
+            self.base = mae.MaskedAutoencoder(spec, settings.of_base())
         else:
-            self.base = simmim.MaskedPredictor(spec, settings, settings.seen)
+            self.base = simmim.MaskedPredictor(spec, settings.of_base(), settings.seen)
         noise = self.base.mask_noise()
         units = noise.grid[0] * noise.grid[1]
         if 2 * self.base.visible > units:
