@@ -27,7 +27,7 @@ from torch import Tensor
 from engine.distributed import World
 from engine.rows import row_slices
 from probes.lowshot import logistic
-from probes.lowshot.logistic import Along, Fit, Point, add_gradient, descend, dot, margins_of, point_of, rows_of_block
+from probes.lowshot.logistic import Along, Fit, Point, add_gradient, dot, margins_of, point_of, rows_of_block
 from probes.lowshot.prepared import PreparedRows
 
 BLOCK_ROWS = 8192  # that a process reads before it adds their sums to the others'
@@ -112,19 +112,14 @@ def fit_in_blocks(
 
 
 def led(task: "Blocks", moments: Tensor, tolerance: float, max_iterations: int, start: Tensor | None) -> Fit:
-    """What rank 0 does: descend in the principal axes, in float32 and, where that is not enough, in float64."""
+    """What rank 0 does: descend in the principal axes."""
     weights = moments.new_zeros(len(moments), task.classes) if start is None else start.to(moments)
-    iterations = 0
-    for dtype in (torch.float32, torch.float64):
+
+    def in_axes(dtype: torch.dtype) -> tuple[Blocks, Tensor, Tensor]:
         axes, spectrum = logistic.axes_of(moments, dtype)
-        problem = replace(task, axes=axes, dtype=dtype)
-        left = max_iterations - iterations
-        solution, spent = descend(problem, spectrum, axes.T @ weights, 0.9 * tolerance, left)
-        weights, iterations = axes @ solution, iterations + spent
-        point = task.at(weights)
-        if point.gap <= tolerance:
-            break
-    return Fit(weights=weights, objective=point.objective, gap=point.gap, iterations=iterations)
+        return replace(task, axes=axes, dtype=dtype), axes, spectrum
+
+    return logistic.fit(in_axes, task.at, weights, tolerance, max_iterations)
 
 
 def serve(task: "Blocks") -> None:
@@ -152,11 +147,14 @@ class Blocks:
     def precision(self) -> float:
         return torch.finfo(self.dtype).eps
 
-    def stand(self, weights: Tensor) -> "BlockStand":
-        return BlockStand(self, weights, self.at(weights))
+    def start(self, weights: Tensor) -> Point:
+        return self.at(weights)
+
+    def line(self, start: Point, direction: Tensor) -> "BlockLine":
+        return BlockLine(self, start, direction)
 
     def at(self, weights: Tensor) -> Point:
-        """Objective and gradient at weights (R, C); rank 0 alone calls it."""
+        """Where weights (R, C) stand; rank 0 alone calls it."""
         wide = weights if self.axes is None else self.axes @ weights
         self.features.world.from_rank0((wide, self.dtype))
         loss, gradient, curvature = self.sums(wide)
@@ -185,33 +183,21 @@ class Blocks:
         return math.fsum(losses), math.fsum(curvatures)
 
 
-@dataclass(frozen=True)
-class BlockStand:
-    """Where a descent stands."""
-
-    problem: Blocks
-    weights: Tensor
-    point: Point
-
-    def line(self, direction: Tensor) -> "BlockLine":
-        return BlockLine(self, direction)
-
-
 class BlockLine:
     """Points along a direction. Each costs as much as a gradient, and gives one, which the next step begins with."""
 
-    def __init__(self, start: BlockStand, direction: Tensor) -> None:
-        self.start, self.direction = start, direction
-        self.slope = dot(start.point.gradient, direction)
-        self.asked: BlockStand | None = None
+    def __init__(self, problem: Blocks, start: Point, direction: Tensor) -> None:
+        self.problem, self.start, self.direction = problem, start, direction
+        self.slope = dot(start.gradient, direction)
+        self.asked: Point | None = None
 
     def at(self, step: float) -> Along:
         """f and its slope; the curvature is the mean over the step, from the two slopes."""
-        self.asked = self.start.problem.stand(self.start.weights + step * self.direction)
-        slope = dot(self.asked.point.gradient, self.direction)
-        return Along(self.asked.point.objective, slope, (slope - self.slope) / step)
+        self.asked = self.problem.at(self.start.weights + step * self.direction)
+        slope = dot(self.asked.gradient, self.direction)
+        return Along(self.asked.objective, slope, (slope - self.slope) / step)
 
-    def stand(self, step: float) -> BlockStand:
+    def end(self, step: float) -> Point:
         assert self.asked is not None
         return self.asked
 

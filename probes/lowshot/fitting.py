@@ -22,12 +22,11 @@ from torch import Tensor
 
 from engine.distributed import World
 from engine.progress import Progress
-from engine.rows import row_slices
 from engine.settings import BelowOne, OneOrMoreDifferent, PositiveFloat, PositiveInt, Validated
 from imagesets.selection import quotas, stratified_sample
 from probes.lowshot import cyanure_solver, logistic
 from probes.lowshot.blocks import BlockedRows, fit_in_blocks
-from probes.lowshot.prepared import READ, PreparedRows
+from probes.lowshot.prepared import PreparedRows
 from probes.scores import class_mean
 
 Convention = Literal["divided by n", "as is"]
@@ -190,8 +189,12 @@ class Fitter:
         """Which of some training rows weights (D, C) get right (n,) bool; the processes share them."""
         bounds = [rank * len(rows) // world.size for rank in range(world.size + 1)]
         own = rows[bounds[world.rank] : bounds[world.rank + 1]]
-        shares = world.gather_results(lambda: guesses(self.train, own, weights) == self.labels[own])
-        return np.concatenate(shares)
+
+        def work() -> np.ndarray:
+            guesses = [predictions(features, weights) for features in self.train.pieces(own)]
+            return np.concatenate([np.empty(0, np.int64), *guesses]) == self.labels[own]
+
+        return np.concatenate(world.gather_results(work))
 
     def demand(self, name: str, raw: float, count: int, gap: float, iterations: int) -> None:
         """ValueError for a fit that is not certified to be near the optimum: no number comes of it."""
@@ -245,18 +248,11 @@ class Fitter:
         )
 
 
-def guesses(source: PreparedRows, rows: np.ndarray, weights: Tensor) -> np.ndarray:
-    """Classes (n,) that score highest for some rows of features under weights (D, C)."""
-    parts = [predictions(source.read(rows[part]), weights) for part in row_slices(len(rows), READ)]
-    return np.concatenate([np.empty(0, np.int64), *parts])
-
-
 def sure_guesses(source: PreparedRows, weights: Tensor) -> tuple[np.ndarray, np.ndarray]:
-    """Of all rows of features, the classes (n,) that score highest under weights (D, C), as `guesses` has them, and the
-    probabilities of these (n,) float32."""
+    """Of all rows of features, the classes (n,) that score highest under weights (D, C), and the probabilities of these
+    (n,) float32."""
     parts = []
-    for part in row_slices(len(source), READ):
-        features = source.read(np.arange(part.start, part.stop))
+    for features in source.pieces(np.arange(len(source))):
         logits = features @ weights.to(features.device, features.dtype)
         chosen = logits.argmax(dim=1, keepdim=True)
         sure = (logits.gather(1, chosen) - logits.logsumexp(dim=1, keepdim=True)).exp().float()
@@ -271,6 +267,7 @@ def predictions(features: Tensor, weights: Tensor) -> np.ndarray:
     return (features @ weights).argmax(dim=1).cpu().numpy()
 
 
+Trial = TypeVar("Trial")
 Result = TypeVar("Result")
 
 
@@ -288,52 +285,56 @@ def fits_of_subsets(
 
     All processes call it and get the same. ValueError for a fit that is not certified, as in Fitter.
     """
-    units = [Unit(part, chain) for part in range(len(rows)) for chain in fitter.chains()]
+    return shared_fits(
+        fitter,
+        rows,
+        world,
+        lambda unit, team: fitter.try_out(names[unit.part], rows[unit.part], unit.lambdas, team),
+        lambda tried: [fitter.choose(*subset) for subset in zip(names, rows, tried, strict=True)],
+        lambda unit, tried, team: fitter.fit(names[unit.part], rows[unit.part], unit.lambdas, tried, team),
+    )
+
+
+def shared_fits(
+    fitter: Fitter,
+    rows: Sequence[np.ndarray],
+    world: World,
+    try_out: Callable[[Unit, World], list[Trial]],
+    choose: Callable[[list[list[Trial]]], Sequence[float]],
+    fit: Callable[[Unit, list[Trial], World], list[Result]],
+) -> list[list[Result]]:
+    """The fits of each subset of rows (n,), of every lambda or, with a holdout, of the one chosen; in every process.
+
+    The processes share the work: large units are done by all together first, each of the others by one process. An
+    error in one process is raised in all. try_out, fit: the work of a unit, done by the processes given, for each of
+    its lambdas; `fit` is also given what was tried on its subset. choose: of what was tried on all -> a lambda each.
+    """
+    parts = range(len(rows))
+    units = [Unit(part, chain) for part in parts for chain in fitter.chains()]
     total = len(units) + (len(rows) if fitter.settings.holdout else 0)
     with Progress("logistic regression", total, "fits", quiet=not world.is_rank0) as progress:
-        division = Division(fitter, rows, world, progress.advance)
-        tried: list[list[Tried]] = [[] for _ in rows]
+
+        def done(units: Sequence[Unit], work: Callable[[Unit, World], list[Any]]) -> list[list[Any]]:
+            def run(unit: Unit, team: World) -> list[Any]:
+                results_of_unit = work(unit, team)
+                progress.advance(1)
+                return results_of_unit
+
+            results = {unit: run(unit, world) for unit in units if fitter.is_large(len(rows[unit.part]))}
+            sizes = [(unit, len(rows[unit.part]) * len(unit.lambdas)) for unit in units if unit not in results]
+            own = even_shares(sizes, world.size)[world.rank]
+            for share in world.gather_results(lambda: {unit: run(unit, World()) for unit in own}):
+                results |= share
+            return [
+                [each for unit in units if unit.part == part for each in results[unit]] for part in range(len(rows))
+            ]
+
+        tried: list[list[Trial]] = [[] for _ in rows]
         if fitter.settings.holdout:
-            tried = division.joined(
-                units, lambda unit, team: fitter.try_out(names[unit.part], rows[unit.part], unit.lambdas, team)
-            )
-            best = world.on_rank0(lambda: [fitter.choose(*subset) for subset in zip(names, rows, tried, strict=True)])
+            tried = done(units, try_out)
+            best = world.on_rank0(lambda: choose(tried))
             units = [Unit(part, (raw,)) for part, raw in enumerate(best)]
-        return division.joined(
-            units,
-            lambda unit, team: fitter.fit(names[unit.part], rows[unit.part], unit.lambdas, tried[unit.part], team),
-        )
-
-
-@dataclass(frozen=True)
-class Division:
-    """Units of work divided among the processes. advance: called after every unit."""
-
-    fitter: Fitter
-    rows: Sequence[np.ndarray]
-    world: World
-    advance: Callable[[int], None]
-
-    def joined(self, units: Sequence[Unit], work: Callable[[Unit, World], list[Result]]) -> list[list[Result]]:
-        """The results of `work` on all units of each subset, in their order, in every process.
-
-        Large units come first. An error in one process is raised in all.
-        """
-
-        def run(unit: Unit, team: World) -> list[Result]:
-            result = work(unit, team)
-            self.advance(1)
-            return result
-
-        counts = [len(rows) for rows in self.rows]
-        results = {unit: run(unit, self.world) for unit in units if self.fitter.is_large(counts[unit.part])}
-        sizes = [(unit, counts[unit.part] * len(unit.lambdas)) for unit in units if unit not in results]
-        own = even_shares(sizes, self.world.size)[self.world.rank]
-        for share in self.world.gather_results(lambda: {unit: run(unit, World()) for unit in own}):
-            results |= share
-        return [
-            [result for unit in units if unit.part == part for result in results[unit]] for part in range(len(counts))
-        ]
+        return done(units, lambda unit, team: fit(unit, tried[unit.part], team))
 
 
 def even_shares(sizes: Sequence[tuple[Unit, int]], processes: int) -> list[list[Unit]]:

@@ -14,7 +14,7 @@ n rows, D width, C classes, R principal axes kept.
 """
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple, Protocol
@@ -46,12 +46,15 @@ class Fit:
 
 
 class Point(NamedTuple):
-    """Where a descent stands. gradient: (R, C). curvature: mean of p(1 - p) over rows and classes."""
+    """Where a descent stands. weights, gradient: (R, C). curvature: mean of p(1 - p) over rows and classes. margins:
+    (n, C) of the rows, where they are carried along."""
 
+    weights: Tensor
     objective: float
     gradient: Tensor
     curvature: float
     gap: float
+    margins: Tensor | None = None
 
 
 class Along(NamedTuple):
@@ -79,17 +82,37 @@ def fit_lbfgs(
     """
     check_solvable(features, labels, classes, penalty)
     weights = features.new_zeros(features.shape[1], classes, dtype=torch.float64) if start is None else start
-    iterations = 0
-    for dtype in (torch.float32, torch.float64):
+
+    def in_axes(dtype: torch.dtype) -> tuple["Problem", Tensor, Tensor]:
         rows = features.to(dtype)
         axes, spectrum = principal_axes(rows)
-        begin, remaining = axes.T @ weights.to(dtype), max_iterations - iterations
-        solution, spent = descend(Problem(rows @ axes, labels, penalty), spectrum, begin, 0.9 * tolerance, remaining)
+        return Problem(rows @ axes, labels, penalty), axes, spectrum
+
+    return fit(in_axes, Problem(features, labels, penalty).at, weights, tolerance, max_iterations)
+
+
+def fit(
+    in_axes: "Callable[[torch.dtype], tuple[Objective, Tensor, Tensor]]",
+    at: Callable[[Tensor], Point],
+    weights: Tensor,
+    tolerance: float,
+    max_iterations: int,
+) -> Fit:
+    """Descend from weights (D, C) in float32, and on in float64 where the gap is still above `tolerance`.
+
+    in_axes: precision -> f in the principal axes, these (D, R), and the mean squares along them (R, 1). at: where
+    weights (D, C) float64 stand on the features as given.
+    """
+    iterations = 0
+    for dtype in (torch.float32, torch.float64):
+        problem, axes, spectrum = in_axes(dtype)
+        begin, remaining = axes.T @ weights.to(axes.dtype), max_iterations - iterations
+        solution, spent = descend(problem, spectrum, begin, 0.9 * tolerance, remaining)
         weights, iterations = axes.double() @ solution.double(), iterations + spent
-        objective, gap = certified(features, labels, weights, penalty)
-        if gap <= tolerance:
+        point = at(weights)
+        if point.gap <= tolerance:
             break
-    return Fit(weights=weights, objective=objective, gap=gap, iterations=iterations)
+    return Fit(weights=weights, objective=point.objective, gap=point.gap, iterations=iterations)
 
 
 def certified(features: Tensor, labels: Tensor, weights: Tensor, penalty: float) -> tuple[float, float]:
@@ -161,14 +184,14 @@ class Problem:
         return margins_of(self.features[rows].to(weights.dtype), self.labels[rows], weights, at_label)
 
     def at(self, weights: Tensor, margins: Tensor | None = None) -> Point:
-        """Objective and gradient at weights (R, C); from `margins` (n, C) when they are known."""
+        """Where weights (R, C) stand; from `margins` (n, C), which are carried along, when they are known."""
         loss = curvature = 0.0
         gradient = torch.zeros_like(weights)
         for rows in self.blocks(weights):
             margin = self.margins(weights, rows) if margins is None else margins[rows]
             here = add_gradient(gradient, self.features[rows].to(weights.dtype), self.labels[rows], margin)
             loss, curvature = loss + here[0], curvature + here[1]
-        return point_of(loss, gradient, curvature, len(self.labels), weights, self.penalty)
+        return point_of(loss, gradient, curvature, len(self.labels), weights, self.penalty)._replace(margins=margins)
 
     def along(self, margins: Tensor, changes: Tensor, penalty: Along, step: float) -> Along:
         """f at `step` on the line where margins move by `changes` and the penalty is `penalty` at 0."""
@@ -187,10 +210,12 @@ class Problem:
             curvature / count + penalty.curvature,
         )
 
-    def stand(self, weights: Tensor) -> "Carried":
-        """At weights (R, C), with the rows' margins."""
-        margins = self.margins(weights)
-        return Carried(self, weights, margins, self.at(weights, margins))
+    def start(self, weights: Tensor) -> Point:
+        return self.at(weights, self.margins(weights))
+
+    def line(self, start: Point, direction: Tensor) -> "CarriedLine":
+        assert start.margins is not None  # descend begins with `start`
+        return CarriedLine(self, start, start.margins, direction, self.margins(direction, at_label=0.0))
 
     @property
     def precision(self) -> float:
@@ -228,7 +253,7 @@ def point_of(loss: float, gradient: Tensor, curvature: float, count: int, weight
     gradient.div_(count).add_(weights, alpha=penalty)
     objective = loss / count + penalty / 2 * dot(weights, weights)
     gap = dot(gradient, gradient) / (2 * penalty) / objective
-    return Point(objective, gradient, curvature / (count * weights.shape[1]), gap)
+    return Point(weights, objective, gradient, curvature / (count * weights.shape[1]), gap)
 
 
 def probabilities(margins: Tensor) -> tuple[Tensor, Tensor]:
@@ -241,18 +266,7 @@ class Line(Protocol):
     """The points from where a descent stands along a direction."""
 
     def at(self, step: float) -> Along: ...
-    def stand(self, step: float) -> "Stand": ...  # there, for the step that `at` was last asked for
-
-
-class Stand(Protocol):
-    """Where a descent stands."""
-
-    @property
-    def weights(self) -> Tensor: ...  # (R, C)
-    @property
-    def point(self) -> Point: ...
-
-    def line(self, direction: Tensor) -> Line: ...
+    def end(self, step: float) -> Point: ...  # there, for the step that `at` was last asked for
 
 
 class Objective(Protocol):
@@ -263,27 +277,17 @@ class Objective(Protocol):
     @property
     def precision(self) -> float: ...  # relative, of its matrix products
 
-    def stand(self, weights: Tensor) -> Stand: ...
-
-
-@dataclass(frozen=True)
-class Carried:
-    """A stand of rows in memory: their margins (n, C) are carried along."""
-
-    problem: Problem
-    weights: Tensor
-    margins: Tensor
-    point: Point
-
-    def line(self, direction: Tensor) -> "CarriedLine":
-        return CarriedLine(self, direction, self.problem.margins(direction, at_label=0.0))
+    def start(self, weights: Tensor) -> Point: ...  # (R, C)
+    def line(self, start: Point, direction: Tensor) -> Line: ...
 
 
 @dataclass(frozen=True)
 class CarriedLine:
     """What `changes` (n, C) of the margins make of f; no step along it costs a product."""
 
-    start: Carried
+    problem: Problem
+    start: Point
+    margins: Tensor
     direction: Tensor
     changes: Tensor
 
@@ -291,16 +295,15 @@ class CarriedLine:
     def penalty(self) -> Along:
         weights, direction = self.start.weights, self.direction
         squares = [dot(one, other) for one, other in ((weights, weights), (weights, direction), (direction, direction))]
-        value, slope, curvature = (self.start.problem.penalty * square for square in squares)
+        value, slope, curvature = (self.problem.penalty * square for square in squares)
         return Along(value / 2, slope, curvature)
 
     def at(self, step: float) -> Along:
-        return self.start.problem.along(self.start.margins, self.changes, self.penalty, step)
+        return self.problem.along(self.margins, self.changes, self.penalty, step)
 
-    def stand(self, step: float) -> Carried:
+    def end(self, step: float) -> Point:
         weights = self.start.weights + step * self.direction
-        margins = self.start.margins.add_(self.changes, alpha=step)  # the stand that was left needs them no more
-        return Carried(self.start.problem, weights, margins, self.start.problem.at(weights, margins))
+        return self.problem.at(weights, self.margins.add_(self.changes, alpha=step))  # the start needs them no more
 
 
 def descend(
@@ -310,28 +313,28 @@ def descend(
 
     spectrum: (R, 1) mean squares of the features along their axes. Returns weights and the number of steps.
     """
-    stand = problem.stand(weights)
+    point = problem.start(weights)
     history: deque[tuple[Tensor, Tensor, float]] = deque(maxlen=HISTORY)
     damped = spectrum + DAMPING * spectrum.log().mean().exp()
-    smallest, idle = stand.point.gap, 0
+    smallest, idle = point.gap, 0
     for iteration in range(max_iterations):
-        if stand.point.gap <= tolerance or idle == PATIENCE:
-            return stand.weights, iteration
-        before = stand.point
+        if point.gap <= tolerance or idle == PATIENCE:
+            return point.weights, iteration
+        before = point
         scale = 1 / (before.curvature * damped + problem.penalty)
         direction = quasi_newton(before.gradient, history, scale)
-        line = stand.line(direction)
+        line = problem.line(before, direction)
         step = line_search(line, dot(before.gradient, direction), before.objective, problem.precision)
         if step is None:
-            return stand.weights, iteration
-        stand = line.stand(step)
-        moved, turned = step * direction, stand.point.gradient - before.gradient
+            return point.weights, iteration
+        point = line.end(step)
+        moved, turned = step * direction, point.gradient - before.gradient
         if (product := dot(moved, turned)) > 0:
             history.append((moved, turned, product))
-        gained = before.objective - stand.point.objective > problem.precision * stand.point.objective
-        worked = gained or stand.point.gap < 0.9 * smallest
-        smallest, idle = min(smallest, stand.point.gap), 0 if worked else idle + 1
-    return stand.weights, max_iterations
+        gained = before.objective - point.objective > problem.precision * point.objective
+        worked = gained or point.gap < 0.9 * smallest
+        smallest, idle = min(smallest, point.gap), 0 if worked else idle + 1
+    return point.weights, max_iterations
 
 
 def quasi_newton(gradient: Tensor, history: deque[tuple[Tensor, Tensor, float]], scale: Tensor) -> Tensor:

@@ -3,6 +3,7 @@
 N rows of the file, D width, n and B rows of some fit or block.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
@@ -35,12 +36,14 @@ class PreparedRows:
         """Some rows (B,) -> (B, D) float32."""
         return torch.from_numpy(preprocessed(taken(self.features, rows), self.how)[0]).to(self.device)
 
+    def pieces(self, rows: np.ndarray) -> Iterator[Tensor]:
+        """The same, at most READ rows at a time."""
+        return (self.read(rows[part]) for part in row_slices(len(rows), READ))
+
     def shapeless(self, rows: np.ndarray) -> int:
         """How many of some rows (n,) have no direction."""
-        count = 0
-        for part in row_slices(len(rows), READ):
-            count += preprocessed(taken(self.features, rows[part]), self.how)[1]
-        return count
+        parts = row_slices(len(rows), READ)
+        return sum(preprocessed(taken(self.features, rows[part]), self.how)[1] for part in parts)
 
 
 def preprocessed(rows: np.ndarray, how: Preprocess) -> tuple[np.ndarray, int]:

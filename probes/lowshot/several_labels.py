@@ -14,10 +14,8 @@ import numpy as np
 from torch import Tensor
 
 from engine.distributed import World
-from engine.progress import Progress
-from engine.rows import row_slices
-from probes.lowshot.fitting import Division, Fitter, Unit
-from probes.lowshot.prepared import READ, PreparedRows
+from probes.lowshot.fitting import Fitter, Unit, shared_fits
+from probes.lowshot.prepared import PreparedRows
 from probes.scores import average_precision
 
 
@@ -42,16 +40,8 @@ class ClassByClass:
         if len(lacking := np.flatnonzero(~(self.labels == 1).any(axis=0))):
             raise ValueError(f"no training image shows {self.classes[lacking[0]]!r}; add some, or raise --limit")
         judged = [np.flatnonzero(column >= 0) for column in self.labels.T]
-        units = [Unit(part, chain) for part in range(len(judged)) for chain in self.fitter.chains()]
-        total = len(units) * bool(self.fitter.settings.holdout) + len(judged)
-        with Progress("logistic regression", total, "fits", quiet=not world.is_rank0) as progress:
-            division = Division(self.fitter, judged, world, progress.advance)
-            best = self.fitter.settings.lambdas[0]
-            if self.fitter.settings.holdout:
-                tried = division.joined(units, self.try_out)
-                best = world.on_rank0(lambda: self.choose(np.array(tried)))
-            chosen = [Unit(part, (best,)) for part in range(len(judged))]
-            return [fits[0] for fits in division.joined(chosen, self.fit_class)]
+        fits = shared_fits(self.fitter, judged, world, self.try_out, self.choose, self.fit_class)
+        return [of_class for (of_class,) in fits]
 
     def held(self) -> np.ndarray:
         """(n,) whether an image chooses the lambda: as many as `holdout` says, drawn by the seed."""
@@ -74,16 +64,18 @@ class ClassByClass:
             precisions.append(value if fit.gap <= self.fitter.settings.gap_allowed else -1.0)
         return precisions
 
-    def choose(self, tried: np.ndarray) -> float:
-        """The lambda with the best mean over classes of (C, lambdas), the first of equals, certified for all."""
-        known = ~np.isnan(tried)
-        means = np.where(known, tried, 0.0).sum(axis=0) / np.maximum(known.sum(axis=0), 1)
-        means[(tried == -1).any(axis=0)] = -1
+    def choose(self, tried: Sequence[Sequence[float]]) -> list[float]:
+        """For all classes the lambda with the best mean over classes of `tried` (C, lambdas), the first of equals,
+        certified for all."""
+        precisions = np.array(tried)
+        known = ~np.isnan(precisions)
+        means = np.where(known, precisions, 0.0).sum(axis=0) / np.maximum(known.sum(axis=0), 1)
+        means[(precisions == -1).any(axis=0)] = -1
         if means.max() < 0:
             raise ValueError("no lambda was certified for every class; raise --set lowshot.max_iterations=N")
-        return float(self.fitter.settings.lambdas[int(means.argmax())])
+        return [self.fitter.settings.lambdas[int(means.argmax())]] * len(precisions)
 
-    def fit_class(self, unit: Unit, team: World) -> list[ClassFit]:
+    def fit_class(self, unit: Unit, tried: Sequence[float], team: World) -> list[ClassFit]:
         """The fit of one class to all images on which it is judged."""
         fitter, name = self.of_class(unit.part), self.classes[unit.part]
         rows, raw = np.flatnonzero(self.labels[:, unit.part] >= 0), unit.lambdas[0]
@@ -100,8 +92,6 @@ class ClassByClass:
 
 def scores_of(source: PreparedRows, rows: np.ndarray, weights: Tensor) -> np.ndarray:
     """(n,) float64: how much more some rows look like class 1 than like class 0, under weights (D, 2)."""
-    parts = []
-    for part in row_slices(len(rows), READ):
-        features = source.read(rows[part]).double()
-        parts.append((features @ (weights[:, 1] - weights[:, 0]).to(features)).cpu().numpy())
+    direction = (weights[:, 1] - weights[:, 0]).double().to(source.device)
+    parts = [(features.double() @ direction).cpu().numpy() for features in source.pieces(rows)]
     return np.concatenate([np.empty(0), *parts])

@@ -104,7 +104,7 @@ def test_an_error_on_the_way_is_raised_in_all(broken, monkeypatch):
 
 
 def test_rank_0_tells_the_others_when_it_fails_by_itself(monkeypatch):
-    monkeypatch.setattr(blocks, "descend", lambda *arguments: 1 / 0)
+    monkeypatch.setattr(logistic, "descend", lambda *arguments: 1 / 0)
 
     def work(world):
         with pytest.raises((ZeroDivisionError, RuntimeError), match="division by zero") as caught:
