@@ -13,7 +13,7 @@ from toy_exports import coloured_folder, workspace
 
 from imagesets.sets import open_set
 from probes.features.extract import transform_of
-from probes.lowshot import fitting
+from probes.lowshot import fitting, prepared
 from probes.lowshot.prepared import PreparedRows, preprocessed
 from probes.lowshot.shots import OFFICIAL, Subset, indices_of, part_of, rows_among, subsets
 from probes.tasks import lowshot
@@ -71,7 +71,7 @@ def test_metrics_facts_and_per_image(export, tmp_path):
 
 
 def test_confidence_is_the_probability_of_the_class_that_scores_highest(monkeypatch):
-    monkeypatch.setattr(fitting, "READ", 2)
+    monkeypatch.setattr(prepared, "READ", 2)
     random = np.random.default_rng(0)
     rows, weights = random.normal(size=(5, 4)).astype(np.float32), random.normal(size=(4, 3))
     source = PreparedRows(features=rows, how="none", device="cpu")
