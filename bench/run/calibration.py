@@ -25,7 +25,7 @@ from engine.printing import did_you_mean
 from engine.tasks import Workspace
 from engine.work import IMAGES, SLOWER, Kind, Part, product_rate
 from imagesets.sets import open_set
-from probes.features.extract import Extractor, OnBatch, Reader, forward_batch, transform_of, work_off
+from probes.features.extract import Extractor, OnBatch, Reader, batch_spans, forward_batch, transform_of, work_off
 from probes.features.kinds import FeatureKind
 from probes.linear.augmented import TrainTransform
 
@@ -104,7 +104,7 @@ def pass_seconds(kind: Kind, export: FrozenExport, space: Workspace, seconds: fl
     extractor = Extractor(backbone=backbone, kinds=[feature], image_set=train)
 
     def extract(count: int, work: OnBatch = extractor) -> float:
-        spans = {number: range(at, min(at + chunk, count)) for number, at in enumerate(range(0, count, chunk))}
+        spans = batch_spans(count, chunk)
         started = time.perf_counter()
         work_off(Reader(spread, transform, spans, skip_bad=True), work, space.device, space.workers)
         return (time.perf_counter() - started) / count

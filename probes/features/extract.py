@@ -19,12 +19,14 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, get_worker_info
 
 from checkpoints.backbone import Backbone
+from checkpoints.flops import frozen_bytes
 from checkpoints.frozen import FrozenExport
 from engine.machine import own_cores, run_on_core_threads, sharing_memory
 from engine.progress import Progress
 from engine.rows import ChosenRows, Rows
 from engine.tasks import Workspace
 from engine.training.interruptions import ignore_signals, loaded_by
+from engine.work import Scale
 from imagesets.decoding import UnreadableImage
 from imagesets.sets import ImageSet, kept_folder
 from imagesets.transforms import EvalTransform
@@ -43,14 +45,6 @@ class Loaded(NamedTuple):
 
 
 OnBatch = Callable[[Loaded, range], object]  # told of a batch and of its places in the image set
-
-
-class Computed(NamedTuple):
-    """Kind -> (B, D) float32 rows of batch `number`, of patches (B, L, D), zero where unreadable."""
-
-    number: int
-    rows: dict[FeatureKind, np.ndarray]
-    unreadable: dict[int, str]
 
 
 class Windowed(Protocol):
@@ -105,15 +99,16 @@ class Extractor:
     kinds: Sequence[FeatureKind]
     image_set: ImageSet
 
-    def __call__(self, loaded: Loaded, span: range) -> Computed:
-        """Features of the images `span`. ValueError for features that are not finite."""
+    def __call__(self, loaded: Loaded, span: range) -> dict[FeatureKind, np.ndarray]:
+        """Kind -> rows (B, D) float32 of the images `span`, of patches (B, L, D); zero where unreadable. ValueError for
+        features that are not finite."""
         device = self.backbone.mean.device
         images = self.backbone.prepare(loaded.pixels.to(device, non_blocking=True))
         rows = feature_rows(self.backbone, images, self.kinds)
         for kind, values in rows.items():
             self._check_finite(kind, values, span)
             values[[index - span.start for index in loaded.unreadable]] = 0
-        return Computed(loaded.number, rows, loaded.unreadable)
+        return rows
 
     def _check_finite(self, kind: FeatureKind, values: np.ndarray, span: range) -> None:
         broken = ~np.isfinite(values).all(axis=tuple(range(1, values.ndim)))
@@ -159,14 +154,6 @@ def work_off(reader: Reader, work: OnBatch, device: str | torch.device, workers:
         work(loaded, reader.spans[item][1])
 
     run_on_core_threads(read_and_work, range(len(reader)), workers)
-
-
-def run_extraction(
-    reader: Reader, extractor: Extractor, consume: Callable[[Computed], None], workers: int | None
-) -> None:
-    """Features of all batches, for `consume`, which is called from several threads. workers: as of `work_off`."""
-    device = extractor.backbone.mean.device
-    work_off(reader, lambda loaded, span: consume(extractor(loaded, span)), device, workers)
 
 
 VERSION = 1  # raise it when the same export and images would give other features than before
@@ -227,6 +214,16 @@ def transform_of(export: FrozenExport, space: Workspace, task: Prepares | None =
 def forward_batch(device: str) -> int:
     """Images of a forward pass on a device, unless --batch-size is given."""
     return BATCH.get(torch.device(device).type, BATCH["cpu"])
+
+
+def batch_spans(images: int, size: int) -> dict[int, range]:
+    """Number of each batch of up to `size` images -> its places."""
+    return {number: range(first, min(first + size, images)) for number, first in enumerate(range(0, images, size))}
+
+
+def forward_bytes(scale: Scale) -> float:
+    """Memory of a forward pass of the frozen network."""
+    return frozen_bytes(scale.spec, scale.batch_size or forward_batch(scale.device))
 
 
 def facts_of_pass(
@@ -362,11 +359,12 @@ class Order:
         with Writer(store=store, wanted=missing) as writer, progress:
             progress.resume(store.count - sum(sizes))
 
-            def consume(done: Computed) -> None:
-                writer.write(done.number, {kind.name: rows for kind, rows in done.rows.items()}, done.unreadable)
-                progress.advance(rounds[done.number])
+            def compute(loaded: Loaded, span: range) -> None:
+                rows = {kind.name: values for kind, values in extractor(loaded, span).items()}
+                writer.write(loaded.number, rows, loaded.unreadable)
+                progress.advance(rounds[loaded.number])
 
-            run_extraction(reader, extractor, consume, self.space.workers)
+            work_off(reader, compute, self.space.device, self.space.workers)
         return sum(map(len, shares.values()))
 
     def finish(self, store: Store) -> None:

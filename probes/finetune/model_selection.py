@@ -7,7 +7,7 @@ val      the best on the validation images that are reported, as in many papers:
 An epoch's evaluation is shared by processes and threads. N images, B images of a batch, S side in pixels, C classes.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,9 +18,9 @@ from torch import Tensor
 from engine.tasks import Metric, Workspace
 from imagesets.sets import ImageSet
 from imagesets.transforms import EvalTransform, normalise
-from probes.features.extract import Loaded, Reader, forward_batch, work_off
+from probes.features.extract import Loaded, Reader, batch_spans, forward_batch, work_off
 from probes.finetune.settings import Select
-from probes.finetune.trainer import Training, TrainState
+from probes.finetune.trainer import Training
 from probes.scores import Hits, hits_of, log_likelihood, percent, prediction_arrays
 
 Network = Callable[[Tensor], Tensor]  # (B, 3, S, S) uint8 on the CPU -> logits (B, C)
@@ -37,9 +37,8 @@ class Evaluator:
     def __call__(self, network: Network) -> tuple[Hits, dict[str, str]]:
         """The hits on all images (N,), float32 and NaN where unreadable, and path -> why; in every process. Raises
         UnreadableImage unless `space.skip_bad`."""
-        count, size = len(self.image_set), forward_batch(self.space.device)
-        batches = {number: range(first, min(first + size, count)) for number, first in enumerate(range(0, count, size))}
-        world = self.space.world
+        count, world = len(self.image_set), self.space.world
+        batches = batch_spans(count, forward_batch(self.space.device))
         own = {number: batches[number] for number in range(world.rank, len(batches), world.size)}
         arrays = np.full((5, count), np.nan, np.float32)
         unreadable: dict[str, str] = {}
@@ -88,55 +87,54 @@ class ModelSelection:
 
     def __call__(self, training: Training) -> None:
         """Evaluate an epoch that has just ended; keep what the best and the last epoch get right."""
-        classifier, train_state = training.evaluated, training.train_state
+        classifier, history = training.evaluated, training.history
 
         def network(pixels: Tensor) -> Tensor:
             with training.autocast():
                 return classifier(normalise(pixels.to(training.space.device), self.mean, self.std)).float()
 
         hits, unreadable = (self.held or self.val)(network)
-        train_state.skipped["train" if self.held else "val"] |= unreadable
+        training.skipped["train" if self.held else "val"] |= unreadable
         accuracy = 100.0 * float(np.nanmean(hits.top1, dtype=np.float64))
-        earlier = max((entry[self.by] for entry in train_state.history), default=-1.0)
+        earlier = max((entry[self.by] for entry in history), default=-1.0)
         entry = {"epoch": training.epoch, self.by: accuracy, "loss": training.losses[-1]}
-        train_state.history.append(entry)
+        history.append(entry)
         is_best, is_last = entry[self.by] > earlier, training.epoch == training.settings.epochs
         if self.held and (is_best or is_last):
             hits, unreadable = self.val(network)
-            train_state.skipped["val"] |= unreadable
+            training.skipped["val"] |= unreadable
         if is_last if self.select == "last" else is_best:
             training.reported = {name: value.detach().cpu().clone() for name, value in classifier.state_dict().items()}
         for name, is_kept in (("best", is_best), ("last", is_last)):
             if is_kept:
-                train_state.arrays |= {f"{name}_{array}": values for array, values in hits._asdict().items()}
+                training.arrays |= {f"{name}_{array}": values for array, values in hits._asdict().items()}
 
-    def metrics(self, train_state: TrainState) -> dict[str, Metric]:
+    def metrics(self, arrays: Mapping[str, np.ndarray]) -> dict[str, Metric]:
         """Accuracies of the reported and of the last epoch, and the likelihood of the reported one."""
         metrics = {}
         for suffix, epoch in (("", "last" if self.select == "last" else "best"), ("_last", "last")):
             for top in ("top1", "top5"):
-                correct = train_state.arrays[f"{epoch}_{top}"]
+                correct = arrays[f"{epoch}_{top}"]
                 by_val = self.select == "val" and epoch == "best"
                 metrics[f"{top}{suffix}"] = Metric(
                     value=percent(correct[~np.isnan(correct)]), per_image=correct, chosen_on_val=by_val
                 )
-        nll = train_state.arrays.get("last_nll" if self.select == "last" else "best_nll")
+        nll = arrays.get("last_nll" if self.select == "last" else "best_nll")
         if nll is not None:  # trainings that began with an earlier version have none
             read = np.flatnonzero(~np.isnan(nll))
             metrics["nll"] = log_likelihood(nll[read], read, len(nll), self.select == "val")
         return metrics
 
-    def predictions(self, train_state: TrainState) -> dict[str, np.ndarray]:
+    def predictions(self, arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         """Of the reported epoch, as results keep them; nothing of a training that began before they were kept."""
-        epoch, arrays = "last" if self.select == "last" else "best", train_state.arrays
+        epoch = "last" if self.select == "last" else "best"
         if f"{epoch}_predicted" not in arrays:
             return {}
         values, images = arrays[f"{epoch}_predicted"], np.flatnonzero(~np.isnan(arrays[f"{epoch}_predicted"]))
         return prediction_arrays(values[images], arrays[f"{epoch}_confidence"][images], images, len(values))
 
-    def facts(self, train_state: TrainState) -> dict[str, Any]:
+    def facts(self, history: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         """JSON values: the rule, the best, the last and the reported epoch, and the accuracy of each."""
-        history = train_state.history
         best, last = max(history, key=lambda entry: entry[self.by])["epoch"], history[-1]["epoch"]
         return {
             "selection": self.select,

@@ -8,7 +8,6 @@ that fit the device, so that a batch always has the recipe's size.
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import fmean
 from typing import Any, NamedTuple
@@ -43,23 +42,15 @@ from probes.finetune.training_groups import GroupPlan, MixedGroup
 SAVE_EVERY = 60.0  # seconds of work that a kill may cost; more where saving is slow
 
 
-@dataclass(kw_only=True)
-class TrainState:
-    """What training and evaluation have found so far."""
-
-    history: list[dict[str, Any]] = field(default_factory=list)  # one JSON entry for each evaluated epoch
-    arrays: dict[str, np.ndarray] = field(default_factory=dict)  # by name: what the best and the last epoch got right
-    # Paths of unreadable images -> reason: those to train on and held-out ones ("train"), and those of "val".
-    skipped: dict[str, dict[str, str]] = field(default_factory=lambda: {"train": {}, "val": {}})
-
-
 class Training:
     """A training of a classifier.
 
     plan: how images make up steps and groups. groups: those of each step that this process works on. micro_batch_size:
     images in a forward pass. folder: of the training states. step: updates done. evaluated_at: updates before the last
-    evaluation. request: of this process to stop; is_leaving: whether any process has been asked to stop, the same in
-    all.
+    evaluation. history: a JSON entry for each evaluated epoch. arrays: by name, what the best and the last epoch got
+    right. skipped: paths of unreadable images -> reason, of those to train on and held-out ones ("train") and of "val".
+    reported: weights of the epoch to report, once it is known, on the CPU. request: of this process to stop;
+    is_leaving: whether any process has been asked to stop, the same in all.
     """
 
     def __init__(
@@ -94,8 +85,10 @@ class Training:
             self.network = DistributedDataParallel(self.classifier, broadcast_buffers=False)
         self.step, self.evaluated_at = 0, 0
         self.request, self.is_leaving = StopRequest(), False
-        self.train_state = TrainState()
-        self.reported: dict[str, Tensor] = {}  # weights of the epoch to report, once it is known; on the CPU
+        self.history: list[dict[str, Any]] = []
+        self.arrays: dict[str, np.ndarray] = {}
+        self.skipped: dict[str, dict[str, str]] = {"train": {}, "val": {}}
+        self.reported: dict[str, Tensor] = {}
         self.losses: deque[float] = deque(maxlen=SHOWN)
 
     def autocast(self) -> AbstractContextManager[Any]:
@@ -142,7 +135,7 @@ class Training:
             self.world.on_all_ranks(lambda: self.load(path))
 
     def run(self, batches: Iterator[MixedGroup], evaluate: Callable[["Training"], None], label: str) -> None:
-        """Train to the end. batches: this process's groups from `step` on. evaluate: may write to `train_state`.
+        """Train to the end. batches: this process's groups from `step` on. evaluate: records an epoch.
 
         ValueError for a loss that is not finite, and whatever reading images raises; the last state stays on disk.
         Stopped, in all processes after the same step, once a signal has asked one of them to stop.
@@ -191,7 +184,7 @@ class Training:
         # Whatever can fail in one process alone comes before their first collective: the last backward pass.
         shares = self.world.gather_results(lambda: self.forward_backward(batches, last))
         for share in shares:
-            self.train_state.skipped["train"] |= share.unreadable
+            self.skipped["train"] |= share.unreadable
         self.check(fmean(share.loss for share in shares))
         last[0].backward()
         if self.settings.clip:
@@ -255,13 +248,13 @@ class Training:
             return
         tensors = {} if over else self.state()
         tensors |= {f"reported.{name}": tensor for name, tensor in self.reported.items()}
-        tensors |= {f"train_state.{name}": torch.tensor(array) for name, array in self.train_state.arrays.items()}
+        tensors |= {f"train_state.{name}": torch.tensor(array) for name, array in self.arrays.items()}
         facts = {
             "step": self.step,
             "judged": self.evaluated_at,
             "losses": list(self.losses),
-            "history": self.train_state.history,
-            "skipped": self.train_state.skipped,
+            "history": self.history,
+            "skipped": self.skipped,
         }
         save_state(self.folder, self.step, State(tensors=tensors, facts=facts), kept=1 if over else KEPT)
 
@@ -279,9 +272,9 @@ class Training:
         self.step = facts["step"]
         self.evaluated_at = facts.get("judged", self.step)  # states before signals were heard have none
         self.losses.extend(facts["losses"])
-        self.train_state.history = facts["history"]
-        self.train_state.skipped = facts["skipped"]
-        self.train_state.arrays = {name: tensor.numpy() for name, tensor in state.under("train_state.").items()}
+        self.history = facts["history"]
+        self.skipped = facts["skipped"]
+        self.arrays = {name: tensor.numpy() for name, tensor in state.under("train_state.").items()}
         self.reported = state.under("reported.")
         if self.evaluated_at == self.steps:
             return

@@ -343,7 +343,7 @@ class AugmentedStream:
             for extractor, crops in zip(
                 extractors, pixels.view(len(span), -1, *pixels.shape[-3:]).unbind(1), strict=True
             ):
-                computed = extractor(loaded._replace(pixels=crops.contiguous()), span).rows
+                computed = extractor(loaded._replace(pixels=crops.contiguous()), span)
                 rows += [computed[kind].reshape(len(span), -1, spec.width) for kind in extractor.kinds]
             features = torch.from_numpy(np.concatenate(rows, axis=1))
             pieces.take(Chunk(loaded.number, features, loaded.unreadable))

@@ -15,14 +15,13 @@ from typing import Any, Literal, Self
 import torch
 from torch import Tensor, nn
 
-from checkpoints.flops import frozen_bytes
 from checkpoints.frozen import FrozenExport, FrozenSpec
 from engine.settings import NonNegativeFloat, PositiveFloat, PositiveInt, UnitInterval
 from engine.tasks import ADDED, Protocol, Workspace
 from engine.training.schedules import CosineAhead, CosineToTheEnd, Schedule, TableCosine, TrainProgress, WarmupCosine
 from engine.work import Kind, Part, Scale, Work, seconds_of
 from imagesets.sets import ImageSet
-from probes.features.extract import FeatureSet, forward_batch, transform_of
+from probes.features.extract import FeatureSet, batch_spans, forward_bytes, transform_of
 from probes.features.kinds import FLOAT, FeatureKind, feature_bytes, feature_pass
 from probes.linear.attention import (
     AIM_WIDTH,
@@ -187,9 +186,9 @@ class Attentive(SweepTask):
         # Gathered pieces and the batch cut out of them; of a head weights, gradients and two moments.
         batch = 2 * FLOAT * plan.size * tokens * spec.width
         weights = 4 * FLOAT * len(self.rates) * parameters
-        passing = frozen_bytes(spec, scale.batch_size or forward_batch(scale.device))
         disk = feature_bytes(spec, passes["plain"]) + 2 * weights
-        return Work(parts=parts, iterations=self.epochs * plan.count, memory=passing + batch + weights, disk=disk)
+        memory = forward_bytes(scale) + batch + weights
+        return Work(parts=parts, iterations=self.epochs * plan.count, memory=memory, disk=disk)
 
     def parameters(self, width: int, classes: int) -> int:
         """Numbers that a head trains."""
@@ -234,8 +233,7 @@ class AttentiveProbe(Probe):
         readable = images.subset(features.indices, "readable")
         labels = torch.from_numpy(features.labels)
         ((readout, kinds),) = self.task.kinds_by_readout.items()
-        size, count = self.chunk, len(readable)
-        spans = {at: range(at * size, min((at + 1) * size, count)) for at in range(-(-count // size))}
+        spans = batch_spans(len(readable), self.chunk)
 
         def consume(places: range, rows: Tensor, bad: Mapping[int, str]) -> None:
             if bad:

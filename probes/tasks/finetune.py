@@ -169,11 +169,10 @@ class Finetune(FinetuneSettings, Task):
         self, export: ViTExport, training: Training, selection: ModelSelection, train: ImageSet, val: ImageSet
     ) -> Outcome:
         """What a training that is over has to report."""
-        facts = selection.facts(training.train_state) | self.record(training, {"train": train, "val": val})
+        facts = selection.facts(training.history) | self.record(training, {"train": train, "val": val})
         facts |= {"transform": selection.val.transform.name, "warnings": self.warnings(export, training.plan)}
-        state = training.train_state
-        metrics = with_class_means(selection.metrics(state), val)
-        return Outcome(metrics=metrics, arrays=selection.predictions(state), facts=facts)
+        metrics = with_class_means(selection.metrics(training.arrays), val)
+        return Outcome(metrics=metrics, arrays=selection.predictions(training.arrays), facts=facts)
 
     def prepared(
         self, export: ViTExport, train: ImageSet, held: ImageSet | None, val: ImageSet, space: Workspace
@@ -209,7 +208,7 @@ class Finetune(FinetuneSettings, Task):
 
     def record(self, training: Training, sets: dict[str, ImageSet]) -> dict[str, Any]:
         """JSON values about the training."""
-        plan, world, skipped = training.plan, training.world, training.train_state.skipped
+        plan, world = training.plan, training.world
         return {
             "learning_rate": self.peak,
             "steps": training.steps,
@@ -226,7 +225,7 @@ class Finetune(FinetuneSettings, Task):
                     "url": images.url,
                     "fingerprint": images.fingerprint,
                     "images": len(images),
-                    "skipped": dict(sorted(skipped[split].items())),
+                    "skipped": dict(sorted(training.skipped[split].items())),
                 }
                 for split, images in sets.items()
             },

@@ -13,14 +13,22 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 
 from checkpoints.backbone import Backbone
-from checkpoints.flops import frozen_bytes
 from checkpoints.frozen import FrozenExport, FrozenSpec
 from engine.settings import PositiveInt, TwoOrMore
 from engine.tasks import Metric, Outcome, Protocol, Workspace
 from engine.work import Scale, Work
 from imagesets.selection import evenly
 from imagesets.sets import ImageSet, open_set
-from probes.features.extract import BATCH, Loaded, Reader, extract, forward_batch, transform_of, work_off
+from probes.features.extract import (
+    Loaded,
+    Reader,
+    batch_spans,
+    extract,
+    forward_batch,
+    forward_bytes,
+    transform_of,
+    work_off,
+)
 from probes.features.fallbacks import PooledTask
 from probes.features.kinds import FeatureKind, feature_bytes, feature_pass
 from probes.label_free import (
@@ -76,7 +84,7 @@ class Health(PooledTask):
         spec, val = scale.spec, scale.images["val"]
         few = min(self.images, val)
         parts = (feature_pass(spec, val, "val"), feature_pass(spec, few * self.views, "views of val", "crops"))
-        memory = max(8 * 3 * spec.width * min(val, RANKED), frozen_bytes(spec, scale.batch_size or BATCH["cuda"]))
+        memory = max(8 * 3 * spec.width * min(val, RANKED), forward_bytes(scale))
         held = feature_bytes(spec, val, len(self.kinds(spec))) + feature_bytes(spec, few * self.views)
         return Work(parts=parts, memory=memory, disk=held)
 
@@ -151,8 +159,7 @@ def view_metrics(views: np.ndarray) -> Iterator[tuple[str, Metric]]:
 def patch_norms(export: FrozenExport, images: ImageSet, space: Workspace, task: Health) -> np.ndarray:
     """Of each patch of the last block, before the final norm -> (n, L)."""
     backbone = Backbone(export, space.device, space.precision, space.compiled)
-    size = space.batch_size or forward_batch(space.device)
-    spans = {at: range(at, min(at + size, len(images))) for at in range(0, len(images), size)}
+    spans = batch_spans(len(images), space.batch_size or forward_batch(space.device))
     parts: dict[int, np.ndarray] = {}
 
     def measure(loaded: Loaded, span: range) -> None:

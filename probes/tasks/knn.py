@@ -15,7 +15,6 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 import torch
 
-from checkpoints.flops import frozen_bytes
 from checkpoints.frozen import FrozenExport, FrozenSpec
 from engine.machine import run_on_core_threads
 from engine.neighbours import Neighbours, search, search_bytes, search_seconds, tiles_of, unit_rows
@@ -28,7 +27,7 @@ from imagesets.decoding import UnreadableImage
 from imagesets.selection import evenly
 from imagesets.sets import ImageSet
 from imagesets.subsets import fraction
-from probes.features.extract import BATCH, FeatureSet, extract, transform_of
+from probes.features.extract import FeatureSet, extract, forward_bytes, transform_of
 from probes.features.fallbacks import PooledTask
 from probes.features.kinds import FeatureKind, feature_bytes, feature_pass
 from probes.scores import accuracy, cost, percent, prediction_arrays, with_blocks, with_class_means
@@ -263,7 +262,7 @@ class Knn(PooledTask):
         )
         held = feature_bytes(spec, gallery + queries, kinds)
         searched = search_bytes(gallery, queries, spec.width, max(self.k))
-        return Work(parts=parts, memory=max(searched, frozen_bytes(spec, scale.batch_size or BATCH["cuda"])), disk=held)
+        return Work(parts=parts, memory=max(searched, forward_bytes(scale)), disk=held)
 
     def benchmark(self, export: FrozenExport, space: Workspace, seconds: float) -> dict[Kind, float]:
         return search_seconds(self.backend, space.device, export.spec.width)

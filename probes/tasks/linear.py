@@ -14,13 +14,12 @@ from typing import Any, Literal, Self
 
 import torch
 
-from checkpoints.flops import frozen_bytes
 from checkpoints.frozen import FrozenExport, FrozenSpec
 from engine.settings import OneOrMoreDifferent
 from engine.tasks import ADDED, Outcome, Workspace
 from engine.training.schedules import Pace, PacedCosine, Schedule
 from engine.work import Kind, Part, Scale, Work, seconds_of
-from probes.features.extract import forward_batch, transform_of
+from probes.features.extract import forward_bytes, transform_of
 from probes.features.fallbacks import supported_readout
 from probes.features.kinds import FLOAT, FeatureKind, Readout, feature_bytes, feature_pass, kinds_of
 from probes.linear.batches import BLOCK
@@ -302,8 +301,7 @@ class Linear(HeadSettings, SweepTask):
         )
         kept = feature_bytes(spec, val + (held if task.augment else train), len(task.kinds))
         weights = 3 * FLOAT * sum(widths) * classes  # with momentum and gradient
-        passing = frozen_bytes(spec, scale.batch_size or forward_batch(scale.device))
-        memory = passing + weights + FLOAT * plan.size * (sum(widths) / len(widths) + 3 * classes)
+        memory = forward_bytes(scale) + weights + FLOAT * plan.size * (sum(widths) / len(widths) + 3 * classes)
         return Work(parts=parts, iterations=task.epochs * plan.count, memory=memory, disk=kept + 2 * weights)
 
     def benchmark(self, export: FrozenExport, space: Workspace, seconds: float) -> dict[Kind, float]:

@@ -12,7 +12,6 @@ from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
-from checkpoints.flops import frozen_bytes
 from checkpoints.frozen import FrozenExport, FrozenSpec
 from engine.neighbours import unit_rows
 from engine.settings import Fraction, OneOrMoreDifferent, PositiveInt
@@ -20,7 +19,7 @@ from engine.tasks import Metric, Outcome, Protocol, Workspace
 from engine.work import Scale, Work
 from imagesets.sets import ImageSet
 from imagesets.transforms import EvalTransform
-from probes.features.extract import BATCH, FeatureSet, extract, transform_of
+from probes.features.extract import FeatureSet, extract, forward_bytes, transform_of
 from probes.features.fallbacks import PooledTask
 from probes.features.kinds import FeatureKind, feature_bytes, feature_pass
 from probes.mosaics import Mosaics, candidate_boxes, centre_tiles, tile_numbers, tile_overlaps
@@ -74,7 +73,7 @@ class Locality(PooledTask):
             feature_pass(spec, sizes["forward passes"] - crops, "queries of train"),
         )
         held = feature_bytes(spec, sizes["forward passes"])
-        return Work(parts=parts, memory=max(held, frozen_bytes(spec, scale.batch_size or BATCH["cuda"])), disk=held)
+        return Work(parts=parts, memory=max(held, forward_bytes(scale)), disk=held)
 
     def evaluate(self, export: FrozenExport, space: Workspace) -> Outcome:
         train, val = open_splits(space)

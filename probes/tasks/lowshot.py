@@ -13,7 +13,6 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 import torch
 
-from checkpoints.flops import frozen_bytes
 from checkpoints.frozen import FrozenExport, FrozenSpec
 from engine.resampling import resampled
 from engine.settings import Different, Fraction, PositiveInt
@@ -21,7 +20,7 @@ from engine.tasks import Metric, Outcome, Protocol, Workspace
 from engine.work import Kind, Part, Scale, Work
 from imagesets.sets import ImageSet
 from imagesets.transforms import EvalTransform
-from probes.features.extract import FeatureSet, Order, extract, forward_batch, transform_of
+from probes.features.extract import FeatureSet, Order, extract, forward_bytes, transform_of
 from probes.features.fallbacks import PooledTask
 from probes.features.kinds import FeatureKind, feature_bytes, feature_pass
 from probes.lowshot.blocks import BLOCK_ROWS
@@ -130,8 +129,7 @@ class LowShot(FitSettings, PooledTask):
             Part(kind="fit rows", count=lambdas * sum(counts), flops=2 * STEPS * product),
         )
         fits = max(fit_bytes(count, spec.width, classes) for count in [*counts, 1])
-        passing = frozen_bytes(spec, scale.batch_size or forward_batch(scale.device))
-        return Work(parts=parts, memory=max(fits, passing), disk=feature_bytes(spec, read + val))
+        return Work(parts=parts, memory=max(fits, forward_bytes(scale)), disk=feature_bytes(spec, read + val))
 
     def counts(self, images: int, classes: int) -> list[int]:
         """Images of each subset."""

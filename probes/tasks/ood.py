@@ -12,14 +12,13 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 from sklearn.metrics import roc_auc_score
 
-from checkpoints.flops import frozen_bytes
 from checkpoints.frozen import FrozenExport, FrozenSpec
 from engine.neighbours import search, search_bytes, search_seconds, unit_rows
 from engine.settings import OneOrMoreDifferent, PositiveInt
 from engine.tasks import Metric, Outcome, Protocol, Workspace
 from engine.work import Kind, Part, Scale, Work
 from imagesets.sets import open_set, parse_url
-from probes.features.extract import BATCH, FeatureSet, extract, transform_of
+from probes.features.extract import FeatureSet, extract, forward_bytes, transform_of
 from probes.features.fallbacks import PooledTask
 from probes.features.kinds import feature_bytes, feature_pass
 from probes.scores import cost
@@ -61,7 +60,7 @@ class Ood(PooledTask):
             Part(kind="libraries", count=1, of=self.backend),
         )
         searched = search_bytes(gallery, queries, spec.width, self.k)
-        memory = max(searched, frozen_bytes(spec, scale.batch_size or BATCH["cuda"]))
+        memory = max(searched, forward_bytes(scale))
         return Work(parts=parts, memory=memory, disk=feature_bytes(spec, gallery + queries))
 
     def benchmark(self, export: FrozenExport, space: Workspace, seconds: float) -> dict[Kind, float]:

@@ -14,7 +14,6 @@ from PIL import Image
 from torch import Tensor
 
 from checkpoints.backbone import Backbone
-from checkpoints.flops import frozen_bytes
 from checkpoints.frozen import FrozenExport, FrozenSpec
 from engine.neighbours import unit_rows
 from engine.settings import Fraction, PositiveInt
@@ -24,7 +23,7 @@ from imagesets.schemes.revisited import ground_truth
 from imagesets.selection import evenly
 from imagesets.sets import ImageSet, open_set, parse_url
 from imagesets.transforms import planes
-from probes.features.extract import BATCH, extract, transform_of
+from probes.features.extract import extract, forward_bytes, transform_of
 from probes.features.fallbacks import PooledTask
 from probes.features.kinds import FeatureKind, feature_bytes, feature_pass
 from probes.retrieved import KAPPAS, SCALES, level_scores, multiscale, vectors_of
@@ -53,7 +52,7 @@ class Retrieval(PooledTask):
     def cost(self, scale: Scale) -> Work:
         spec, (train, val) = scale.spec, (scale.images["train"], scale.images["val"])
         parts = (feature_pass(spec, train, "train"), feature_pass(spec, val, "val"))
-        memory = max(feature_bytes(spec, train + val), frozen_bytes(spec, scale.batch_size or BATCH["cuda"]))
+        memory = max(feature_bytes(spec, train + val), forward_bytes(scale))
         return Work(parts=parts, memory=memory, disk=feature_bytes(spec, train + val))
 
     def evaluate(self, export: FrozenExport, space: Workspace) -> Outcome:

@@ -30,7 +30,6 @@ from downstream.tasks.video_propagation import averaged
 from engine.extensions import load_extension, source_files
 from engine.tasks import Workspace
 from probes.finetune.model_selection import ModelSelection
-from probes.finetune.trainer import TrainState
 from probes.shifted import FOLDERS
 
 VALUES = published_values()
@@ -129,7 +128,7 @@ def metrics_of(protocol, export, cache, asked) -> set[str]:
     if protocol.key in ("finetune", "semi"):
         arrays = {f"{epoch}_{top}": np.ones(4) for epoch in ("best", "last") for top in ("top1", "top5")}
         selection = ModelSelection(select=task.select, val=None, held=None, mean=(), std=())
-        return set(selection.metrics(TrainState(arrays=arrays)))
+        return set(selection.metrics(arrays))
     if protocol.layout == "coco":
         return {f"{kind}_{name}" for kind in ("box", "mask") for name in AT}
     return set(scores(np.ones((2, 3, 3), np.int64)))
