@@ -6,7 +6,7 @@ that are not judged count neither way. Recalls are compared as whole numbers, 10
 miss some of the levels. N images, C classes.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -14,6 +14,7 @@ import numpy as np
 from torch import Tensor
 from torch.nn import functional as F
 
+from engine.distributed import World
 from engine.resampling import resampled
 from engine.tasks import Metric, Outcome
 from imagesets.sets import ImageSet
@@ -47,6 +48,16 @@ def hits_of(logits: Tensor, labels: Tensor) -> Hits:
 def joined_hits(parts: Sequence[Hits]) -> Hits:
     """Those of all images, from parts of them."""
     return Hits(*(np.concatenate(arrays) for arrays in zip(*parts, strict=True)))
+
+
+def in_order(world: World, own: Callable[[], Sequence[np.ndarray]]) -> list[np.ndarray]:
+    """Arrays (Q, ...) of all queries in every process, in the order of the first, the places of the queries.
+
+    own: those of this process's queries (q, ...).
+    """
+    arrays = [np.concatenate(parts) for parts in zip(*world.gather_results(own), strict=True)]
+    order = np.argsort(arrays[0])
+    return [values[order] for values in arrays]
 
 
 def percent(correct: np.ndarray) -> float:

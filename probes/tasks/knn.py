@@ -10,6 +10,7 @@ neighbours labelled with these classes.
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from itertools import product
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -30,7 +31,7 @@ from imagesets.subsets import fraction
 from probes.features.extract import FeatureSet, extract, forward_bytes, transform_of
 from probes.features.fallbacks import PooledTask
 from probes.features.kinds import FeatureKind, feature_bytes, feature_pass
-from probes.scores import accuracy, cost, percent, prediction_arrays, with_blocks, with_class_means
+from probes.scores import accuracy, cost, in_order, percent, prediction_arrays, with_blocks, with_class_means
 from probes.splits import check_labels, open_splits
 
 VOTERS = 512  # queries whose votes are counted together: stays in a core's cache
@@ -110,18 +111,6 @@ def winners(
 
     run_on_core_threads(count, list(row_slices(len(similarities), VOTERS)))
     return winner, share
-
-
-def all_hits(
-    parts: Sequence[tuple[np.ndarray, Mapping[tuple[int, float], TopHits]]], queries: int
-) -> dict[tuple[int, float], TopHits]:
-    """Hits of all queries, from parts: places of some of them, and (k, T) -> their hits."""
-    whole = {pair: TopHits(*np.zeros((2, queries), bool)) for pair in parts[0][1]}
-    for places, hits in parts:
-        for pair, top_hits in hits.items():
-            for all_values, values in zip(whole[pair], top_hits, strict=True):
-                all_values[places] = values
-    return whole
 
 
 def _lead(similarities: np.ndarray) -> np.ndarray:
@@ -309,9 +298,10 @@ class Knn(PooledTask):
                 advance=progress.advance,
             )
 
-        def count_votes() -> tuple[np.ndarray, dict[tuple[int, float], TopHits]]:
+        def count_votes() -> list[np.ndarray]:
             labels = gallery.labels[near.indices], queries.labels[near.places]
-            return near.places, vote(near.similarities, *labels, ks, self.temperature)
+            votes = vote(near.similarities, *labels, ks, self.temperature)
+            return [near.places, *(correct for top_hits in votes.values() for correct in top_hits)]
 
         def predict() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
             best, labels = self.best_temperature(hits, ks[0]), gallery.labels[near.indices[:, : ks[0]]]
@@ -322,20 +312,21 @@ class Knn(PooledTask):
             kept = np.isin(near.places, evenly(count, min(SHOWN, count)))
             return Neighbours(near.places[kept], near.similarities[kept, :SHOWN], near.indices[kept, :SHOWN])
 
-        hits = all_hits(world.gather_results(count_votes), count)
-        places, *predictions = map(np.concatenate, zip(*world.gather_results(predict), strict=True))
-        classes, confidence = (values[np.argsort(places)] for values in predictions)
-        places, similarities, indices = map(np.concatenate, zip(*world.gather_results(examples), strict=True))
-        order = np.argsort(places)
+        def twins() -> tuple[np.ndarray, np.ndarray]:
+            same = near.similarities[:, 0] > SAME
+            return queries.indices[near.places[same]], gallery.indices[near.indices[same, 0]]
+
+        _, *correct = in_order(world, count_votes)
+        tops = map(TopHits, correct[::2], correct[1::2])
+        hits = dict(zip(product(ks, self.temperature), tops, strict=True))
+        _, classes, confidence = in_order(world, predict)
+        places, similarities, indices = in_order(world, examples)
         neighbours = {
-            "neighbours_of": queries.indices[places[order]],
-            "neighbours": gallery.indices[indices[order]],
-            "similarities": similarities[order],
+            "neighbours_of": queries.indices[places],
+            "neighbours": gallery.indices[indices],
+            "similarities": similarities,
         }
-        same = near.similarities[:, 0] > SAME
-        pairs = queries.indices[near.places[same]], gallery.indices[near.indices[same, 0]]
-        close = np.concatenate(world.gather_results(lambda: np.stack(pairs, axis=1)))
-        return hits, (classes, confidence), neighbours, close[np.argsort(close[:, 0])]
+        return hits, (classes, confidence), neighbours, np.stack(in_order(world, twins), axis=1)
 
     def best_temperature(self, hits: Mapping[tuple[int, float], TopHits], k: int) -> float:
         """The temperature with the highest top-1 accuracy on the validation images; of equals the first."""
