@@ -5,6 +5,10 @@ An importer (one file in importers/) defines
     BRANCHES         branch -> prefixes under which its trunk may lie; the first branch is the default
     DROPPED          pattern of full tensor names -> why they are not part of an export
     recognise(file)  is this a file of that code?
+and, of a trunk under timm's names,
+    VIT(branch, tensors) -> ViTSpec, by default `plain_vit`
+    EPOCH            what the `epoch` of a file counts, "finished" ones, or from 0 the "last"; none: nothing
+or, of any other, in their place
     convert(branch)  -> Conversion
 No tensor of the network may be missing: no source needs an exception, so there is no list of them.
 An importer whose trunks do not begin with timm's patch embedding says in FIRST which tensors they begin with.
@@ -244,7 +248,7 @@ def square(branch: BranchTensors, rows: int, where: str) -> int:
     return side
 
 
-def named_vit(branch: BranchTensors) -> ViTSpec:
+def named_vit(branch: BranchTensors, tensors: Mapping[str, Tensor]) -> ViTSpec:
     """The spec that a file itself names, field by field, under `spec`."""
     stored = {name[5:]: value for name, value in branch.file.facts.items() if name.startswith("spec.")}
     try:
@@ -306,7 +310,7 @@ def _converted(importer: ModuleType, extension: Extension, branch: BranchTensors
     """What the importer makes of the branch. ValueError for whatever a plugin fails with, and for tensors of shapes for
     which an importer's arithmetic fails."""
     try:
-        return importer.convert(branch)
+        return importer.convert(branch) if hasattr(importer, "convert") else _declared(importer, branch)
     except Exception as error:
         if isinstance(error, ValueError):
             raise
@@ -319,6 +323,13 @@ def _converted(importer: ModuleType, extension: Extension, branch: BranchTensors
             f"its tensors do not fit each other as those of {extension.key} do ({said}); the file is broken or of "
             "another method"
         ) from error
+
+
+def _declared(importer: ModuleType, branch: BranchTensors) -> Conversion:
+    """What an importer's VIT and EPOCH say of a trunk under timm's names."""
+    tensors, epoch = branch.take_trunk(), getattr(importer, "EPOCH", None)
+    spec = getattr(importer, "VIT", plain_vit)(branch, tensors)
+    return Conversion(spec=spec, tensors=tensors, epochs=branch.epochs(epoch == "last") if epoch else None)
 
 
 def _branch(key: str, importer: ModuleType, file: ForeignFile, options: ImportOptions) -> BranchTensors:

@@ -42,7 +42,7 @@ DEFINED = {
     "methods": ("METHOD", "RECIPES"),
     "probes": ("PROTOCOLS", "SUITES"),
     "downstream": ("PROTOCOLS", "SUITES"),
-    "importers": ("SOURCE", "BRANCHES", "DROPPED", "recognise", "convert"),
+    "importers": ("SOURCE", "BRANCHES", "DROPPED", "recognise"),
     "imagesets": ("PLACE", "SPLITS", "open_split"),
     "layouts": ("IMAGES", "recognised", "listed", "write_tiny"),
 }

@@ -4,7 +4,7 @@ The official release is JAX and ResNet only, so there is no official ViT checkpo
 an export already: the layout is for training code of one's own.
 """
 
-from checkpoints.importing import BranchTensors, Conversion, named_vit
+from checkpoints.importing import named_vit
 from checkpoints.reading import ForeignFile
 
 SOURCE = "a layout of this project's own; the method after deepmind-research d8df415, byol/"
@@ -12,11 +12,9 @@ BRANCHES = {"online": ("model.online.trunk.",), "target": ("model.target.trunk."
 DROPPED = {
     r"model\.(projector|target_projector|predictor)\..*": "projection and prediction heads",
 }
+VIT = named_vit
+EPOCH = "finished"
 
 
 def recognise(file: ForeignFile) -> bool:
     return file.facts.get("method") == "byol" and "model.online.trunk.cls_token" in file.tensors
-
-
-def convert(branch: BranchTensors) -> Conversion:
-    return Conversion(spec=named_vit(branch), tensors=branch.take_trunk(), epochs=branch.epochs())

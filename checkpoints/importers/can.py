@@ -5,7 +5,6 @@ layout is MAE's; say `can:PATH`.
 """
 
 from checkpoints.importers import mae
-from checkpoints.importing import BranchTensors, Conversion
 from checkpoints.reading import ForeignFile
 
 SOURCE = "shlokk/mae-contrastive 12d2ba5, models_mae.py, util/misc.py"
@@ -14,11 +13,8 @@ DROPPED = mae.DROPPED | {
     r"model\.projection_head\.[02]\.(weight|bias)": "projection head",
     r"model\.noise_pe_mlp\.[02]\.(weight|bias)": "embedding of the noise level",
 }
+VIT, EPOCH = mae.VIT, mae.EPOCH
 
 
 def recognise(file: ForeignFile) -> bool:
     return {"model.pos_embed", "model.decoder_pos_embed", "model.projection_head.0.weight"} <= {*file.tensors}
-
-
-def convert(branch: BranchTensors) -> Conversion:
-    return mae.convert(branch)

@@ -3,7 +3,7 @@
 Pretraining used ImageNet's statistics (README's --imagenet_default_mean_and_std).
 """
 
-from checkpoints.importing import BranchTensors, Conversion, relative_vit
+from checkpoints.importing import relative_vit
 from checkpoints.reading import ForeignFile
 
 SOURCE = "facebookresearch/data2vec_vision af9a363, beit/modeling_cyclical.py, engine_for_cyclical.py"
@@ -15,15 +15,11 @@ DROPPED = {
     rf"{NETWORK}head\.(weight|bias)": "classifier",
     rf"{NETWORK}(rel_pos_bias|blocks\.\d+\.attn)\.relative_position_index": "made from the window size",
 }
+VIT = relative_vit
+EPOCH = "last"  # beit/utils.py, save_model
 
 
 def recognise(file: ForeignFile) -> bool:
     head = file.tensors.get("model.lm_head.weight")
     features = head is not None and head.ndim == 2 and head.shape[0] == head.shape[1]
     return features  # where BEiT predicts token ids
-
-
-def convert(branch: BranchTensors) -> Conversion:
-    tensors = branch.take_trunk()
-    spec = relative_vit(branch, tensors)
-    return Conversion(spec=spec, tensors=tensors, epochs=branch.epochs(last=True))  # beit/utils.py, save_model

@@ -5,7 +5,6 @@ evaluations, is no part of the network. Files of the v1.0.0 release without one 
 """
 
 from checkpoints.importers import dinov2
-from checkpoints.importing import BranchTensors, Conversion
 from checkpoints.reading import ForeignFile
 
 SOURCE = "valeoai/Franca 667ce0a, franca/models/vision_transformer.py, franca/hub/backbones.py, scripts/"
@@ -16,11 +15,8 @@ DROPPED = {
     rf"{PLACE}rasa_head\.(pos_pred|pre_pos_layers\.\d+)\.weight": "head that takes positions out of patch tokens",
     r"teacher\.(dino_head|ibot_head)\..*": "projection heads",
 }
+convert = dinov2.convert
 
 
 def recognise(file: ForeignFile) -> bool:
     return dinov2.is_of_franca(file)
-
-
-def convert(branch: BranchTensors) -> Conversion:
-    return dinov2.convert(branch)

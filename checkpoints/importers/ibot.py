@@ -4,9 +4,7 @@ The teacher's projection head is kept as `projector.*` for the semi-supervised r
 layer (evaluation/semi_supervised/eval_cls.py:207-256).
 """
 
-from dataclasses import replace
-
-from checkpoints.importing import BranchTensors, Conversion, plain_vit
+from checkpoints.importers import dino
 from checkpoints.reading import ForeignFile
 from checkpoints.recognition import BARE, LAYER, WITHIN, is_bare_vit
 
@@ -21,16 +19,9 @@ DROPPED = {
     r"ibot_loss\.center2?": "loss state",
     r"state_dict\.head\.(weight|bias)": "classifier",
 }
+convert = dino.convert  # main_ibot.py adds 1 to the epoch, too
 
 
 def recognise(file: ForeignFile) -> bool:
     full = "student.backbone.masked_embed" in file.tensors or "ibot_loss.center2" in file.tensors
     return full or is_bare_vit(file)
-
-
-def convert(branch: BranchTensors) -> Conversion:
-    tensors = branch.take_trunk()
-    spec = plain_vit(branch, tensors, position_resize="bicubic_offset")
-    head = replace(branch, prefix=branch.prefix.replace("backbone.", "head."))
-    extra = head.take(r"(mlp\.\d\.(?:weight|bias|running_mean|running_var))", r"projector.\1")
-    return Conversion(spec=spec, tensors=tensors, extra=extra, epochs=branch.epochs())  # main_ibot.py adds 1

@@ -4,7 +4,9 @@ No class token; fixed sines and cosines, as MAE's. The official resizing of posi
 token and fails on other grids, so their rule is MAE's.
 """
 
-from checkpoints.importing import BranchTensors, Conversion, plain_vit
+from functools import partial
+
+from checkpoints.importing import plain_vit
 from checkpoints.reading import ForeignFile
 from checkpoints.recognition import BLOCK
 
@@ -15,16 +17,10 @@ DROPPED = {
     r"predictor\.predictor_(embed|norm|proj)\.(weight|bias)": "predictor",
     r"predictor\.(predictor_pos_embed|mask_token)": "predictor",
 }
+VIT = partial(plain_vit, class_token=False, class_position=False, position="sincos_column_first", pool="avg")
+EPOCH = "finished"  # src/train.py, save_checkpoint(epoch + 1)
 
 
 def recognise(file: ForeignFile) -> bool:
     names = file.tensors
     return "target_encoder.pos_embed" in names and "predictor.predictor_pos_embed" in names
-
-
-def convert(branch: BranchTensors) -> Conversion:
-    tensors = branch.take_trunk()
-    spec = plain_vit(
-        branch, tensors, class_token=False, class_position=False, position="sincos_column_first", pool="avg"
-    )
-    return Conversion(spec=spec, tensors=tensors, epochs=branch.epochs())  # src/train.py, save_checkpoint(epoch + 1)

@@ -3,7 +3,9 @@
 `head.*` and `predictor.*` are LUT's projector and predictor, never a classifier.
 """
 
-from checkpoints.importing import BranchTensors, Conversion, plain_vit
+from functools import partial
+
+from checkpoints.importing import plain_vit
 from checkpoints.reading import ForeignFile
 from checkpoints.recognition import BLOCK, LAYER
 
@@ -17,14 +19,10 @@ DROPPED = {
     rf"{NETWORK}\.decoder_pos_embed": "decoder",
     rf"{NETWORK}\.(head|predictor)\.\d+\.{LAYER}": "projector",
 }
+VIT = partial(plain_vit, position="sincos_column_first")
+EPOCH = "last"  # util/misc.py, save_dict
 
 
 def recognise(file: ForeignFile) -> bool:
     names = file.tensors
     return "model.pos_embed" in names and any(name.startswith("model.predictor.") for name in names)
-
-
-def convert(branch: BranchTensors) -> Conversion:
-    tensors = branch.take_trunk()
-    spec = plain_vit(branch, tensors, position="sincos_column_first")
-    return Conversion(spec=spec, tensors=tensors, epochs=branch.epochs(last=True))  # util/misc.py, save_dict

@@ -4,7 +4,9 @@ The published encoder files hold nothing but a ViT under `model`, just as MOCA's
 Web-MAE's (facebookresearch/webssl, mae/mae.py) are those of timm's model, with a classifier that nothing trained.
 """
 
-from checkpoints.importing import BranchTensors, Conversion, plain_vit
+from functools import partial
+
+from checkpoints.importing import plain_vit
 from checkpoints.reading import ForeignFile
 from checkpoints.recognition import BARE, BLOCK, CLASSIFIER, WITHIN, is_bare_vit, is_plain, kind_in, trunk_of
 
@@ -17,6 +19,8 @@ DROPPED = {
     r"model\.decoder_pos_embed": "decoder",
     rf"{WITHIN}{CLASSIFIER}": "classifier",
 }
+VIT = partial(plain_vit, position="sincos_column_first")
+EPOCH = "last"  # util/misc.py, save_model
 
 
 def recognise(file: ForeignFile) -> bool:
@@ -27,9 +31,3 @@ def recognise(file: ForeignFile) -> bool:
         return not any(name.startswith(other_methods) for name in names)
     tuned = trunk_of(file, rf"{CLASSIFIER}|optimizer\..*")
     return ("fc_norm.weight" in tuned or is_plain(tuned)) and kind_in(tuned) == "sincos_column_first"
-
-
-def convert(branch: BranchTensors) -> Conversion:
-    tensors = branch.take_trunk()
-    spec = plain_vit(branch, tensors, position="sincos_column_first")
-    return Conversion(spec=spec, tensors=tensors, epochs=branch.epochs(last=True))  # util/misc.py, save_model

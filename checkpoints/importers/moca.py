@@ -4,7 +4,9 @@ util/extract_teacher_from_checkpoint.py writes {'model': teacher}, which looks l
 All of MOCA's protocols read the mean of the teacher's patch tokens.
 """
 
-from checkpoints.importing import BranchTensors, Conversion, plain_vit
+from functools import partial
+
+from checkpoints.importing import plain_vit
 from checkpoints.reading import ForeignFile
 from checkpoints.recognition import BARE, BLOCK, LAYER, is_bare_vit
 
@@ -20,13 +22,9 @@ DROPPED = {
     r"model\.bow_extractor\.bow_extractor\.\d+\._"
     r"(dist_norm|dist_norm_prev|embedding|embedding_ptr|track_num_batches)": "codebook",
 }
+VIT = partial(plain_vit, position="sincos_column_first", pool="avg")
+EPOCH = "last"  # util/misc.py, save_model
 
 
 def recognise(file: ForeignFile) -> bool:
     return "model.encoder_teacher.cls_token" in file.tensors or is_bare_vit(file, "sincos_column_first")
-
-
-def convert(branch: BranchTensors) -> Conversion:
-    tensors = branch.take_trunk()
-    spec = plain_vit(branch, tensors, position="sincos_column_first", pool="avg")
-    return Conversion(spec=spec, tensors=tensors, epochs=branch.epochs(last=True))  # util/misc.py, save_model

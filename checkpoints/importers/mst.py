@@ -4,7 +4,9 @@ No official code was published, so the layout of other people's files is a guess
 `bench pretrain mst` trains is an export already.
 """
 
-from checkpoints.importing import BranchTensors, Conversion, plain_vit
+from functools import partial
+
+from checkpoints.importing import plain_vit
 from checkpoints.reading import ForeignFile
 
 SOURCE = "MST appendix, algorithm 1, in the layout of facebookresearch/dino 7c446df"
@@ -15,14 +17,10 @@ DROPPED = {
     r"(student\.)?(mask_token|masked_embed)": "mask token",
     r"(dino_loss|mst_loss)\.center": "loss state",
 }
+VIT = partial(plain_vit, position_resize="bicubic_offset")
+EPOCH = "finished"  # as DINO counts
 
 
 def recognise(file: ForeignFile) -> bool:
     decoder = any(name.startswith(("student.decoder.", "decoder.")) for name in file.tensors)
     return decoder and "teacher.backbone.cls_token" in file.tensors
-
-
-def convert(branch: BranchTensors) -> Conversion:
-    tensors = branch.take_trunk()
-    spec = plain_vit(branch, tensors, position_resize="bicubic_offset")
-    return Conversion(spec=spec, tensors=tensors, epochs=branch.epochs())  # as DINO counts
