@@ -54,9 +54,9 @@ class Misfit(ValueError):
         self.spec, self.problems = spec, tuple(problems)
 
     def __str__(self) -> str:
-        return self.told()
+        return self.message()
 
-    def told(self, named: Callable[[str], str] = str) -> str:
+    def message(self, named: Callable[[str], str] = str) -> str:
         """One line. named: our name of a tensor -> what its file calls it."""
         sizes = f"{self.spec.label}, depth {self.spec.depth} and width {self.spec.width}"
         problems = [f"{what}{named(name)}{shapes}" for what, name, shapes in self.problems]

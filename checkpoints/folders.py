@@ -28,7 +28,10 @@ from checkpoints.sniffing import INDEX_FILES, JOIN_DISTRIBUTED
 from engine.files import digest, open_regular, sha256_of_file
 from engine.pickles import read_pickle
 
-WEIGHTS = ("model.safetensors", "pytorch_model.bin")  # in transformers' order of preference
+WEIGHTS = (
+    "model.safetensors",
+    "pytorch_model.bin",
+)  # in the order that transformers and timm (models/_hub.py) prefer
 PREPARATION = "preprocessor_config.json"
 PROCESSOR = "processor_config.json"  # of version 5 on: the same under "image_processor", beside a tokenizer
 

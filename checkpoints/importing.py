@@ -276,8 +276,8 @@ def import_file(importer: ModuleType, file: ForeignFile, options: ImportOptions)
     except ValueError as error:
         table = file.tensors.get(f"{branch.prefix}pos_embed")
         known = options.architecture is not None or (not extension.plugin and importer.recognise(file))
-        said = error.told(branch.own_name) if isinstance(error, Misfit) else str(error)
-        reason = beyond(branch.names, table, named=known) or said.removeprefix(f"{file.path}: ")
+        message = error.message(branch.own_name) if isinstance(error, Misfit) else str(error)
+        reason = beyond(branch.names, table, named=known) or message.removeprefix(f"{file.path}: ")
         raise ValueError(f"{file.path} as {key}: {reason}") from error
     facts = {
         "method": key,

@@ -98,22 +98,21 @@ def _turned(values: Tensor, rope: Tensor, attention: nn.Module) -> Tensor:
 
 
 class RoundedPeriods(RotaryEmbeddingDinoV3):
-    """Periods with the precision of bfloat16: DINOv3 keeps them so in its files, and computes with them in float32."""
+    """Positions with periods of the precision of bfloat16: DINOv3 keeps them so in its files, and computes with them in
+    float32."""
+
+    def __init__(self, rope: RotaryEmbeddingDinoV3) -> None:
+        super().__init__(
+            rope.dim,
+            temperature=rope.temperature,
+            grid_offset=rope.grid_offset,
+            grid_indexing=rope.grid_indexing,
+            rotate_half=rope.rotate_half,
+        )
 
     def _compute_periods(self, *args: Any, **kwargs: Any) -> Tensor:
         exact = super()._compute_periods(*args, **kwargs)
         return exact.to(torch.bfloat16).to(exact.dtype)
-
-
-def rounded(rope: RotaryEmbeddingDinoV3) -> RoundedPeriods:
-    """The same positions with rounded periods."""
-    return RoundedPeriods(
-        rope.dim,
-        temperature=rope.temperature,
-        grid_offset=rope.grid_offset,
-        grid_indexing=rope.grid_indexing,
-        rotate_half=rope.rotate_half,
-    )
 
 
 class UnitRotary(nn.Module):
@@ -221,7 +220,7 @@ def build_trunk(spec: ViTSpec, drop_path: float = 0.0, initialise: bool = True) 
             elif hasattr(block, "gamma_1"):
                 block.gamma_1 = block.gamma_2 = None
     if spec.rotary_rounding != "none":
-        trunk.rope = rounded(trunk.rope)
+        trunk.rope = RoundedPeriods(trunk.rope)
     if spec.rotary == "unit":
         trunk.rope = UnitRotary(spec, spec.depth)
         for block in trunk.blocks:
@@ -306,7 +305,7 @@ class ViT(nn.Module):
 
     def forward(self, images: Tensor, layers: Sequence[int] = (-1,), norm: bool = True) -> list[Tensor]:
         """Whole images: project, place, encode. (B, 3, H, W) -> list of (B, P+L, D)."""
-        grid = (images.shape[-2] // self.spec.patch_size, images.shape[-1] // self.spec.patch_size)
+        grid = self.spec.grid_of(images.shape[-2:])
         return self.encode(self.place(self.project(images), grid), layers=layers, norm=norm, grid=grid)
 
     def attention(self, images: Tensor, layer: int = -1) -> Tensor:
@@ -326,7 +325,7 @@ class ViT(nn.Module):
         number = self._block_number(layer)
         if not hasattr(self.trunk.blocks[number], "attn"):
             raise ValueError("raw pixels have no attention; name a network")
-        grid = (images.shape[-2] // self.spec.patch_size, images.shape[-1] // self.spec.patch_size)
+        grid = self.spec.grid_of(images.shape[-2:])
         tokens, besides = self._enter(self.place(self.project(images), grid), None, grid)
         for block, arguments in zip(self.trunk.blocks[:number], besides[:number], strict=True):
             tokens = block(tokens, **arguments)

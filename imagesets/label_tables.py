@@ -99,8 +99,8 @@ def classes_of(where: str, values: Sequence[Any], separator: str = "") -> tuple[
 
 def _numbered(where: str, values: Sequence[Any]) -> tuple[tuple[str, ...], np.ndarray]:
     """Distinct values as texts, in order, whole numbers by size, and which of them each value is."""
-    if odd := next((value for value in values if not isinstance(value, str | int | float)), None):
-        raise ValueError(f"{where}: {str(odd)[:40]!r} is no class; labels are whole numbers or names")
+    if odd := [value for value in values if not isinstance(value, str | int | float)]:
+        raise ValueError(f"{where}: {str(odd[0])[:40]!r} is no class; labels are whole numbers or names")
     texts = [str(int(value)) if isinstance(value, bool) else str(value).strip() for value in values]
     numeric = all(WHOLE.fullmatch(text) or FRACTION.fullmatch(text) for text in set(texts))
     if numeric and (broken := next((text for text in texts if not WHOLE.fullmatch(text)), None)):

@@ -144,8 +144,8 @@ FRAME = 2  # pixels of ObjectNet's red frame
 
 def folder_of(place: str, name: str) -> str:
     """The path of a set's folder or file, in ImageNet's folder or beside it; "" where there is none."""
-    places = (place, os.path.dirname(os.path.abspath(place)))
-    return next((path for path in (os.path.join(each, name) for each in places) if os.path.exists(path)), "")
+    paths = [os.path.join(folder, name) for folder in (place, os.path.dirname(os.path.abspath(place)))]
+    return next(filter(os.path.exists, paths), "")
 
 
 def tree(url: str, root: str) -> ImageSet:
@@ -183,12 +183,12 @@ def real_labels(path: str, images: ImageSet) -> np.ndarray:
     """
     with open(path, encoding="ascii") as file:
         listed = json.load(file)
-    found = [re.search(r"_val_(\d+)", os.path.basename(images.path(index))) for index in range(len(images))]
-    numbers = [int(match[1]) if match else 0 for match in found]
-    if wrong := next((at for at, number in enumerate(numbers) if not 1 <= number <= len(listed)), None):
+    matches = [re.search(r"_val_(\d+)", os.path.basename(images.path(index))) for index in range(len(images))]
+    numbers = [int(match[1]) if match else 0 for match in matches]
+    if unlisted := [index for index, number in enumerate(numbers) if not 1 <= number <= len(listed)]:
         raise ValueError(
-            f"{path}: has {len(listed)} entries, and none for {images.path(wrong)}; it is for ImageNet's own files, "
-            "ILSVRC2012_val_00000001 and so on"
+            f"{path}: has {len(listed)} entries, and none for {images.path(unlisted[0])}; it is for ImageNet's own "
+            "files, ILSVRC2012_val_00000001 and so on"
         )
     labels = np.full((len(images), max(1, *(len(listed[number - 1]) for number in numbers))), -1)
     for row, number in zip(labels, numbers, strict=True):
@@ -350,14 +350,14 @@ class ShiftedSets:
         """The five classes (n, 5) that the classifier ranks highest, in every process; of `own` classes (K,) alone,
         as places among these."""
 
-        def found() -> np.ndarray | None:
+        def rank() -> np.ndarray | None:
             logits = self.logits(features)
             if logits is None:
                 return None
             logits = logits if own is None else logits[:, torch.from_numpy(own)]
             return logits.topk(min(5, logits.shape[1]), dim=1).indices.numpy()
 
-        return next(part for part in self.space.world.gather_results(found) if part is not None)
+        return next(part for part in self.space.world.gather_results(rank) if part is not None)
 
 
 def corrupted_crop(

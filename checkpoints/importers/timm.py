@@ -10,7 +10,7 @@ VisionTransformer, its distilled kind (DeiT), Beit and Eva, of parts that the on
 """
 
 import json
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from math import isqrt
@@ -43,7 +43,7 @@ from torch.nn import Identity
 
 from checkpoints.export import ViTExport, digest_of_tensors
 from checkpoints.fingerprint import synthetic_image
-from checkpoints.folders import cache_alone_if_unreachable
+from checkpoints.folders import WEIGHTS, cache_alone_if_unreachable
 from checkpoints.importing import HEADS, BranchTensors, Conversion, plain_vit, relative_vit, shown_sizes, square
 from checkpoints.reading import ForeignFile, read_foreign
 from checkpoints.recognition import BARE, CLASSIFIER, WITHIN, beyond, kind_in, trunk_of
@@ -58,7 +58,6 @@ DROPPED = {
     rf"({WITHIN}|(state_dict|model)_ema\.)attn_pool\..*": "pooling head",
 }
 RENAMES = {r"^dist_token$": "reg_token"}  # a distilled DeiT is a plain ViT with a second token
-WEIGHTS = ("model.safetensors", "pytorch_model.bin")  # timm's order of preference, models/_hub.py:262-303
 LONGEST_REASON = 300  # characters of a library's message
 AGREEMENT = 1e-5  # of the largest value, in float32
 CONFUSED = (TypeError, AttributeError, ValueError)  # what settings of a config.json raise that are no settings
@@ -219,7 +218,8 @@ def open_model(reference: str) -> TimmModel:
         _spec_of_name(reference)  # before its weights are fetched
     try:
         if kind == "local-dir":
-            model = _filled(reference, Path(place) / _in_folder(place))
+            names = [path.name for path in Path(place).glob("*")]
+            model = _filled(reference, Path(place) / _weights_among(names, place))
         else:
             with cache_alone_if_unreachable():
                 if kind == "hf-hub":
@@ -282,21 +282,18 @@ def _filled(reference: str, weights: Path) -> torch.nn.Module:
     return model
 
 
-def _in_folder(folder: str) -> str:
-    weights = next((name for name in WEIGHTS if (Path(folder) / name).exists()), None)
-    if weights is None:
-        raise ValueError(f"there is no {' or '.join(WEIGHTS)} in {folder}")
-    return weights
-
-
 def _from_hub(repository: str) -> Path:
     """Download the weights of a hub repository, `user/name` or `user/name@revision`."""
     name, _, revision = repository.partition("@")
-    files = list_repo_files(name, revision=revision or None)
-    weights_file = next((weights for weights in WEIGHTS if weights in files), None)
-    if weights_file is None:
-        raise ValueError(f"there is no {' or '.join(WEIGHTS)} in the repository")
-    return Path(hf_hub_download(name, weights_file, revision=revision or None))
+    weights = _weights_among(list_repo_files(name, revision=revision or None), "the repository")
+    return Path(hf_hub_download(name, weights, revision=revision or None))
+
+
+def _weights_among(names: Collection[str], where: str) -> str:
+    """The file that holds the weights, of all there are. ValueError where there is none."""
+    if weights := [name for name in WEIGHTS if name in names]:
+        return weights[0]
+    raise ValueError(f"there is no {' or '.join(WEIGHTS)} in {where}")
 
 
 def convert(branch: BranchTensors) -> Conversion:

@@ -309,9 +309,9 @@ class AugmentedStream:
         by_augmentation: dict[Augmentation, list[Feed]] = {}
         for feed in feeds:
             by_augmentation.setdefault(feed.follower.augmentation, []).append(feed)
-        windows = [Window(of_one, self.backbone.spec) for of_one in by_augmentation.values()]
+        windows = [Window(feeds_alike, self.backbone.spec) for feeds_alike in by_augmentation.values()]
         drawn = dict(seed=self.seed, epoch=epoch, names=order)
-        crops = Crops(transforms=[each.transform(self.backbone, self.decode, **drawn) for each in by_augmentation])
+        transforms = [augmentation.transform(self.backbone, self.decode, **drawn) for augmentation in by_augmentation]
 
         def consume(places: range, rows: Tensor, bad: Mapping[int, str]) -> None:
             for window, part in zip(windows, rows.split([window.vectors for window in windows], dim=1), strict=True):
@@ -319,9 +319,9 @@ class AugmentedStream:
             pause()
 
         images = self.image_set.subset(order, f"epoch-{epoch}")
-        self.send(images, crops, [window.kinds for window in windows], spans, consume)
-        for of_one in by_augmentation.values():
-            share_out(sum(map(len, spans.values())), [feed.follower for feed in of_one])
+        self.send(images, Crops(transforms=transforms), [window.kinds for window in windows], spans, consume)
+        for window in windows:
+            share_out(sum(map(len, spans.values())), [feed.follower for feed in window.feeds])
 
     def send(
         self,
@@ -334,9 +334,9 @@ class AugmentedStream:
         """Put images through the backbone, shared by the processes, and call `consume` with the pieces in order, in
         all of them. kinds: of each crop that the transform makes. spans: chunk -> its places among the images."""
         spec, device = self.backbone.spec, self.backbone.mean.device
-        vectors = sum(kind.vectors(spec) for of_one in kinds for kind in of_one)
+        vectors = sum(kind.vectors(spec) for of_crop in kinds for kind in of_crop)
         pieces = Pieces(spans, (vectors, spec.width), consume, self.world, device)
-        extractors = [Extractor(backbone=self.backbone, kinds=of_one, image_set=images) for of_one in kinds]
+        extractors = [Extractor(backbone=self.backbone, kinds=of_crop, image_set=images) for of_crop in kinds]
 
         def extract(loaded: Loaded, span: range) -> None:
             pixels, rows = loaded.pixels.to(device, non_blocking=True), []

@@ -179,8 +179,9 @@ def test_paths_that_begin_elsewhere_and_tables_that_are_none(folder, tmp_path):
     assert "21 of 21 rows have no label" in set_refusal(url) and "separator=bar" in set_refusal(url)
     (root / "labels.jsonl").write_text("[" * 100_000)
     assert "labels.jsonl: is no table of labels" in set_refusal(f"folder:{root}?labels=labels.jsonl")
-    (root / "labels.jsonl").write_text(json.dumps({"file": labelled()[0][0], "label": {"a": 1}}))
-    assert "is no class" in set_refusal(f"folder:{root}?labels=labels.jsonl")
+    for label in ({"a": 1}, {}):
+        (root / "labels.jsonl").write_text(json.dumps({"file": labelled()[0][0], "label": label}))
+        assert "is no class" in set_refusal(f"folder:{root}?labels=labels.jsonl")
 
 
 def test_class_folders_come_before_tables(folder):

@@ -13,7 +13,7 @@ from test_health_task import export
 from engine.tasks import Workspace
 from engine.training.states import load_state, newest_whole, save_state
 from probes.finetune.trainer import Training
-from probes.shifted import ALEXNET
+from probes.shifted import ALEXNET, real_labels, tree
 from probes.tasks.finetune import Finetune
 from probes.tasks.linear import Linear
 from probes.tasks.robustness import Robustness
@@ -145,3 +145,16 @@ def test_a_fine_tuned_network_is_judged_as_it_was_trained_and_trained_once(chang
     save_state(training, 9, replace(state, tensors=tensors), kept=1)
     assert task.plain(Finetune).run(export(), space).numbers == plain.numbers and len(updates) == 9
     assert task.run(export(), space).numbers == outcome.numbers and len(updates) == 18
+
+
+@pytest.mark.parametrize(
+    ("names", "wrong"),
+    [(["1.png"], "1.png"), (["n_val_3.png"], "n_val_3.png"), (["n_val_1.png", "n_x_1.png"], "n_x_1.png")],
+)
+def test_images_that_the_list_of_real_has_no_entry_for_are_refused(names, wrong, tmp_path):
+    (tmp_path / "real.json").write_text(json.dumps([[0], [1]]))
+    for number, name in enumerate(names):
+        paint(tmp_path / "val/n0" / name, WNIDS[0], number)
+    images = tree("a:", str(tmp_path / "val"))
+    with pytest.raises(ValueError, match=f"has 2 entries, and none for .*{wrong}"):
+        real_labels(str(tmp_path / "real.json"), images)
