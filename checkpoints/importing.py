@@ -314,13 +314,13 @@ def _converted(importer: ModuleType, extension: Extension, branch: BranchTensors
     except Exception as error:
         if isinstance(error, ValueError):
             raise
-        said = f"{type(error).__name__}: " + str(error).partition("\n")[0]
+        message = f"{type(error).__name__}: " + str(error).partition("\n")[0]
         if extension.plugin:
-            raise ValueError(f"{branch.file.path}: {extension.title} fails: {said}") from error
+            raise ValueError(f"{branch.file.path}: {extension.title} fails: {message}") from error
         if not isinstance(error, (RuntimeError, IndexError)):
             raise
         raise ValueError(
-            f"its tensors do not fit each other as those of {extension.key} do ({said}); the file is broken or of "
+            f"its tensors do not fit each other as those of {extension.key} do ({message}); the file is broken or of "
             "another method"
         ) from error
 

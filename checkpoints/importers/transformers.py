@@ -101,9 +101,10 @@ def convert(branch: BranchTensors) -> Conversion:
         renames |= {r"\.mlp\.gate_proj\.": ".mlp.fc1_g.", r"\.mlp\.up_proj\.": ".mlp.fc1_x."}
     renames[r"\.mlp\.up_proj\."] = renames.get(r"\.mlp\.up_proj\.", ".mlp.fc1.")
     tensors = branch.take_trunk(renames)
-    for name, shape in (("cls_token", (1, 1, -1)), ("pos_embed", None)):
-        if name in tensors and tensors[name].ndim < 3:
-            tensors[name] = tensors[name].reshape(shape) if shape else tensors[name].unsqueeze(0)
+    if "cls_token" in tensors and tensors["cls_token"].ndim < 3:
+        tensors["cls_token"] = tensors["cls_token"].reshape(1, 1, -1)
+    if "pos_embed" in tensors and tensors["pos_embed"].ndim < 3:
+        tensors["pos_embed"] = tensors["pos_embed"].unsqueeze(0)
     if "reg_token" in tensors and not tensors["reg_token"].numel():
         del tensors["reg_token"]
     spec, tensors = KINDS[kind](branch, with_joint_projections(tensors))
@@ -137,7 +138,7 @@ def _setting(branch: BranchTensors, name: str, default: Any = None) -> Any:
     return value
 
 
-def _sizes(branch: BranchTensors, tensors: dict[str, Tensor]) -> dict[str, Any]:
+def _sizes(branch: BranchTensors) -> dict[str, Any]:
     patch, size = _setting(branch, "patch_size"), _setting(branch, "image_size")
     size = size if isinstance(size, list) else [size, size]
     heads = _setting(branch, "num_attention_heads")
@@ -177,7 +178,7 @@ def _plain(branch: BranchTensors, tensors: dict[str, Tensor], **facts: Any) -> t
         position=kind_in(tensors),
         position_resize="bicubic",
     )
-    return ViTSpec(**_sizes(branch, tensors) | spec | facts), tensors
+    return ViTSpec(**_sizes(branch) | spec | facts), tensors
 
 
 def _dinov2(branch: BranchTensors, tensors: dict[str, Tensor]) -> tuple[ViTSpec, dict[str, Tensor]]:
@@ -212,7 +213,7 @@ def _dinov3(branch: BranchTensors, tensors: dict[str, Tensor]) -> tuple[ViTSpec,
         rotary="centred",
         rotary_base=float(theta),
         rotary_pairs="halves",
-        **_sizes(branch, tensors),
+        **_sizes(branch),
     )
     return spec, tensors
 
@@ -250,7 +251,7 @@ def _aimv2(branch: BranchTensors, tensors: dict[str, Tensor]) -> tuple[ViTSpec, 
         position=kind_in(tensors),
         position_resize="bicubic_antialias",
         pool="avg",
-        **_sizes(branch, tensors),
+        **_sizes(branch),
     )
     return spec, tensors
 
@@ -288,8 +289,8 @@ def _preparation(branch: BranchTensors, spec: ViTSpec) -> Preparation:
                 f"{kind!r} differ in them; use --statistics imagenet, half or clip"
             )
         others = SATELLITE if kind == "dinov3_vit" else ""
-        said = f"the image statistics {STATISTICS[kind]!r}, as published models of type {kind!r} have"
-        branch.assumed.add(f"{said}{others} (--statistics)")
+        assumption = f"the image statistics {STATISTICS[kind]!r}, as published models of type {kind!r} have"
+        branch.assumed.add(f"{assumption}{others} (--statistics)")
         return replace(branch.options, statistics=STATISTICS[kind]).preparation
     resized = facts.get("preparation.size.shortest_edge", facts.get("preparation.size"))
     crop = 1.0

@@ -37,7 +37,7 @@ def subsets(
     parts = []
     for count in shots:
         for split in range(splits):
-            images = listed(train, lists, count, split) if lists else few_shot(train, count, seeds[split])
+            images = images_of_list(train, lists, count, split) if lists else few_shot(train, count, seeds[split])
             parts.append(Subset(name=f"{count}shot", split=split, images=images))
     for share in shares:
         parts.append(Subset(name=percentage(share), split=0, images=part_of(train, share, seeds[0], lists)))
@@ -53,13 +53,10 @@ def possible_shots(train: ImageSet, shots: Sequence[int], others: bool) -> tuple
     fewest, name = int(counts.min()), train.classes[int(counts.argmin())]
     if not fewest:
         raise ValueError(f"{train.url}: class {name!r} has no training image; add some, or raise --limit")
-    possible, impossible = (
-        tuple(count for count in shots if count <= fewest),
-        [count for count in shots if count > fewest],
-    )
-    if not impossible:
+    possible = tuple(count for count in shots if count <= fewest)
+    if possible == tuple(shots):
         return possible, ""
-    asked = f"{' and '.join(map(str, impossible))} images per class"
+    asked = f"{' and '.join(str(count) for count in shots if count > fewest)} images per class"
     reason = f"class {name!r} has {fewest} training image{'s' * (fewest > 1)}"
     if not (possible or others):
         raise ValueError(f"{train.url}: {asked} asked, but {reason}; --set lowshot.shots={fewest}, or add images")
@@ -73,8 +70,8 @@ def part_of(train: ImageSet, share: float, seed: int, lists: str) -> ImageSet:
     if not lists:
         return fraction(train, share, seed)
     folder, name = lists_folder(train, lists), f"{percentage(share)}.txt"
-    simclrs = folder / "imagenet_subsets" / name  # where google-research/simclr has its 1 % and 10 %
-    return from_list(train, simclrs if simclrs.is_file() else existing(folder / "imagenet_subsets1" / name))
+    of_simclr = folder / "imagenet_subsets" / name  # where google-research/simclr has its 1 % and 10 %
+    return from_list(train, of_simclr if of_simclr.is_file() else existing(folder / "imagenet_subsets1" / name))
 
 
 def lists_folder(train: ImageSet, lists: str) -> Path:
@@ -91,14 +88,15 @@ def lists_folder(train: ImageSet, lists: str) -> Path:
     return folder
 
 
-def listed(train: ImageSet, lists: str, count: int, split: int) -> ImageSet:
+def images_of_list(train: ImageSet, lists: str, count: int, split: int) -> ImageSet:
     """The images of a split's list, as many of each class as its name says."""
     path = shot_list(lists_folder(train, lists), count, split)
     images = from_list(train, path)
-    if len(wrong := np.flatnonzero(class_counts(images) != count)):
-        number = class_counts(images)[wrong[0]]
+    counts = class_counts(images)
+    if len(wrong := np.flatnonzero(counts != count)):
+        name = train.classes[wrong[0]]
         raise ValueError(
-            f"{path}: lists {number} images of class {train.classes[wrong[0]]!r}, {count} expected; use MSN's files"
+            f"{path}: lists {counts[wrong[0]]} images of class {name!r}, {count} expected; use MSN's files"
         )
     return images
 
