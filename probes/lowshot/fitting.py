@@ -191,7 +191,8 @@ class Fitter:
         own = rows[bounds[world.rank] : bounds[world.rank + 1]]
 
         def work() -> np.ndarray:
-            guesses = [predictions(features, weights) for features in self.train.pieces(own)]
+            # A loop's variable would keep one piece while the next is read.
+            guesses = map(lambda features: predictions(features, weights), self.train.pieces(own))
             return np.concatenate([np.empty(0, np.int64), *guesses]) == self.labels[own]
 
         return np.concatenate(world.gather_results(work))
