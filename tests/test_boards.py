@@ -13,11 +13,10 @@ from imagesets.sets import open_set
 from tools import board
 
 BOARDS = sorted(path.parent for path in (Path(__file__).parents[1] / "records").glob("*/record.json"))
-CHECKED = [pytest.param(path, marks=[pytest.mark.exhaustive] * (path.name in board.SLOW)) for path in BOARDS]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("folder", CHECKED, ids=lambda path: path.name)
+@pytest.mark.parametrize("folder", BOARDS, ids=lambda path: path.name)
 def test_published_boards_agree_with_their_results(folder):
     assert not list(check_record(folder))
     assert board.beside(folder, "md").read_text() == board.page(folder)

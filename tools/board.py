@@ -57,8 +57,6 @@ SETTINGS: dict[str, Any] = {
     "attentive.epochs": 2,
 }
 PIXELS, START = "pixels-32", "-start"
-# Records whose paired bootstraps take four minutes: checked by hand and in exhaustive tests, in no build of the site.
-SLOW = ("cifar10-5tflop",)
 SIGNIFICANT = 0.01  # p after Holm's correction
 COLUMNS = (  # header, protocol, metric
     ("k-NN, class token", "knn@dino", "top1_k20"),

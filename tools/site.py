@@ -38,7 +38,6 @@ from checkpoints.spec import ViTSpec
 from downstream.data.scenes import TINY
 from engine.extensions import load_extensions
 from pretrain.recipe import Recipe
-from tools.board import SLOW
 
 WRITTEN = "This page is made from the code.\n"
 ROOT = Path(__file__).parents[1]
@@ -59,8 +58,8 @@ def reference_pages() -> dict[str, str]:
 
 
 def records() -> list[Path]:
-    """Folders of RECORDS that hold a record, without the SLOW ones."""
-    return sorted(path.parent for path in RECORDS.glob("*/record.json") if path.parent.name not in SLOW)
+    """Folders of RECORDS that hold a record."""
+    return sorted(path.parent for path in RECORDS.glob("*/record.json"))
 
 
 def board_page() -> Iterator[str]:

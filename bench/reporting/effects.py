@@ -213,7 +213,7 @@ def paired(after: Measured, before: Measured, of: Result) -> PairedTest:
     sides = after[1][seen], before[1][seen]
     scale = 100.0 if metric.unit == "%" else float(max(np.abs(side).max() for side in sides)) or 1.0
     unit = 1.0 if metric.unit == "%" else scale
-    return compare_images(sides[0] / unit, sides[1] / unit, seed=0, scale=scale)
+    return compare_images(sides[0] / unit, sides[1] / unit, scale=scale)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -16,7 +16,6 @@ from bench.results.record import images_seen, short
 from bench.results.store import StoredResult
 from bench.statistics.intervals import averages_to, bootstrap_p_value
 from bench.statistics.paired import PairedTest, compare_images, compare_resamples, paired_p_value
-from engine.files import digest
 from engine.printing import did_you_mean
 
 
@@ -98,10 +97,8 @@ def difference(match: Match, metric: str) -> PairedTest:
             float(np.mean([stored.result.metrics[metric].value for stored in side])) for side in match.sides
         )
         return compare_resamples((first, second), *_resampled(match, metric))
-    digests = [side[0].result.checkpoint.digest for side in match.sides]
-    seed = int(digest([*digests, match.group, metric])[:16], 16)
     one, another, scale = _scaled(match, metric)
-    return compare_images(one, another, seed=seed, scale=scale)
+    return compare_images(one, another, scale=scale)
 
 
 def p_value(match: Match, metric: str) -> float:
@@ -110,7 +107,7 @@ def p_value(match: Match, metric: str) -> float:
         (first, second), images = _resampled(match, metric)
         return bootstrap_p_value(first - second, images)
     one, another, _ = _scaled(match, metric)
-    return paired_p_value(one, another, seed=0)
+    return paired_p_value(one, another)
 
 
 def paired_values(match: Match, metric: str) -> tuple[np.ndarray, np.ndarray]:

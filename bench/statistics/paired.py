@@ -17,8 +17,9 @@ that interval touches 0.
 N images, R resamples.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Literal
 
 import numpy as np
@@ -28,6 +29,7 @@ from bench.statistics.intervals import LEVEL, bootstrap_interval, bootstrap_p_va
 RESAMPLES = 20_000  # smallest p of a bootstrap test: 5e-5, so that Holm over 1000 comparisons can still reject
 DECIMALS = 6  # to which differences of float32 fractions are equal
 BLOCK = 2_000_000  # counts in memory at a time: 16 MB
+KEPT = 100_000_000  # counts, of a byte each, that are kept for the next test on as many images
 
 Test = Literal["McNemar, exact", "paired bootstrap", "bootstrap over images"]
 
@@ -53,10 +55,8 @@ class PairedTest:
     odds_ratio: float | None  # first_only / second_only
 
 
-def compare_images(
-    first: np.ndarray, second: np.ndarray, seed: int, scale: float = 100, resamples: int = RESAMPLES
-) -> PairedTest:
-    """Compare values (N,) from -1 to 1 on the same N images, without NaN; `seed` fixes the bootstrap.
+def compare_images(first: np.ndarray, second: np.ndarray, scale: float = 100, resamples: int = RESAMPLES) -> PairedTest:
+    """Compare values (N,) from -1 to 1 on the same N images, without NaN.
 
     scale: what 1 is in the metric's unit; 100 for correctness and a metric in percent.
     """
@@ -66,7 +66,7 @@ def compare_images(
     if counts:
         (low, high), p = discordant_interval(*counts, len(first)), mcnemar(*counts)
     else:
-        (low, high), p = bootstrap(differences, np.random.default_rng(seed), resamples)
+        (low, high), p = bootstrap(differences, resamples)
     return PairedTest(
         images=len(first),
         first=scale * float(first.mean(dtype=np.float64)),
@@ -84,11 +84,11 @@ def compare_images(
     )
 
 
-def paired_p_value(first: np.ndarray, second: np.ndarray, seed: int, resamples: int = RESAMPLES) -> float:
+def paired_p_value(first: np.ndarray, second: np.ndarray, resamples: int = RESAMPLES) -> float:
     """Two-sided p that both are right equally often, by the test that their values (N,) allow."""
     if is_binary(first) and is_binary(second):
         return mcnemar(*discordant(first - second))
-    return bootstrap(rounded_differences(first, second), np.random.default_rng(seed), resamples)[1]
+    return bootstrap(rounded_differences(first, second), resamples)[1]
 
 
 def compare_resamples(metrics: tuple[float, float], values: Sequence[np.ndarray], images: int) -> PairedTest:
@@ -170,20 +170,47 @@ def discordant_interval(first_only: int, second_only: int, images: int) -> tuple
     return float(ends[0] / total), float(ends[1] / total)
 
 
-def bootstrap(
-    differences: np.ndarray, generator: np.random.Generator, resamples: int
-) -> tuple[tuple[float, float], float]:
+def bootstrap(differences: np.ndarray, resamples: int, seed: int = 0) -> tuple[tuple[float, float], float]:
     """Percentile interval of the mean of differences (N,), and the two-sided p that it is 0: how often resamples around
     0 reach the observed t. With one image more for either side; the same resamples serve both."""
-    values, counts = _with_one_more_for_either(differences)
-    observed = abs(_t(values, counts[None])[0])
-    centred = values - counts @ values / counts.sum()
-    sums, reached = [], 0
-    for drawn in _resampled(counts, generator, resamples):
-        sums.append(drawn @ values)
-        reached += int((np.abs(_t(centred, drawn)) >= observed).sum())
-    low, high = np.quantile(np.concatenate(sums) / counts.sum(), (LEVEL / 2, 1 - LEVEL / 2))
+    farthest = np.abs(differences).max() or 1.0
+    differences = np.append(differences, (farthest, -farthest))  # as far apart as the farthest seen
+    images, mean = len(differences), differences.mean()
+    values, counts = np.unique(differences - mean, return_counts=True)
+    if len(values) < images / 16:  # a binomial for each value costs as much as drawing 16 images
+        draws: Iterable[np.ndarray] = _draws_of_values(counts, resamples, seed)
+    else:
+        values = differences - mean
+        draws = (_kept_draws if resamples * images <= KEPT else _draws_of_images)(images, resamples, seed)
+    powers = np.stack([values, values**2], axis=1)
+    moments = np.concatenate([drawn.astype(np.float64) @ powers for drawn in draws]) / images  # (R, 2) around the mean
+    spreads = np.sqrt(np.maximum(moments[:, 1] - moments[:, 0] ** 2, 0.0))
+    with np.errstate(divide="ignore", invalid="ignore"):
+        t = np.abs(moments[:, 0] / spreads)  # times the root of images, as is the observed; infinite of equal values
+    reached = int((np.nan_to_num(t, nan=0.0, posinf=np.inf) >= abs(mean) / differences.std()).sum())
+    low, high = mean + np.quantile(moments[:, 0], (LEVEL / 2, 1 - LEVEL / 2))
     return (float(low), float(high)), (1 + reached) / (1 + resamples)
+
+
+def _draws_of_values(counts: np.ndarray, resamples: int, seed: int) -> Iterator[np.ndarray]:
+    # Drawing images with replacement, as counts (r, V) of their distinct values, which come `counts` (V,) times.
+    generator, rows = np.random.default_rng(seed), max(1, BLOCK // len(counts))
+    for first in range(0, resamples, rows):
+        yield generator.multinomial(counts.sum(), counts / counts.sum(), size=min(rows, resamples - first))
+
+
+def _draws_of_images(images: int, resamples: int, seed: int) -> Iterator[np.ndarray]:
+    # The same as counts (r, N) of the images; none is drawn 256 times, where there are so many.
+    generator, rows = np.random.default_rng(seed), max(1, BLOCK // images)
+    for first in range(0, resamples, rows):
+        places = generator.integers(images, size=(min(rows, resamples - first), images))
+        places += images * np.arange(len(places))[:, None]
+        yield np.bincount(places.ravel(), minlength=places.size).reshape(places.shape).astype(np.uint8)
+
+
+@lru_cache(maxsize=1)
+def _kept_draws(images: int, resamples: int, seed: int) -> list[np.ndarray]:
+    return list(_draws_of_images(images, resamples, seed))
 
 
 def holm(p: Sequence[float]) -> list[float]:
@@ -193,25 +220,3 @@ def holm(p: Sequence[float]) -> list[float]:
     corrected = np.empty(len(p))
     corrected[order] = np.minimum(1.0, np.maximum.accumulate(scaled))
     return corrected.tolist()
-
-
-def _with_one_more_for_either(differences: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    # Distinct values (V,) and their counts (V,), the two added images as far apart as the farthest seen.
-    farthest = np.abs(differences).max() or 1.0
-    return np.unique(np.append(differences, (farthest, -farthest)), return_counts=True)
-
-
-def _t(values: np.ndarray, counts: np.ndarray) -> np.ndarray:
-    # Mean by its standard error of samples that hold values (V,) counts (R, V) times; a constant sample's is infinite.
-    images = counts.sum(1)
-    means = counts @ values / images
-    variances = np.maximum(counts @ values**2 / images - means**2, 0.0)
-    with np.errstate(divide="ignore", invalid="ignore"):
-        return np.nan_to_num(means / np.sqrt(variances / images), nan=0.0, posinf=np.inf, neginf=-np.inf)
-
-
-def _resampled(counts: np.ndarray, generator: np.random.Generator, resamples: int) -> Iterator[np.ndarray]:
-    # Drawing images with replacement, as counts of their distinct values: (R, V) at a time, not (R, N).
-    total, rows = counts.sum(), max(1, BLOCK // len(counts))
-    for start in range(0, resamples, rows):
-        yield generator.multinomial(total, counts / total, size=min(rows, resamples - start))

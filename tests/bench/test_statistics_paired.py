@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 from scipy.stats import binom, chi2
 
-from bench.statistics.paired import bootstrap, compare_images, discordant_interval, holm, mcnemar, paired_p_value
+from bench.statistics import paired
+from bench.statistics.paired import bootstrap, compare_images, discordant_interval, holm, mcnemar, rounded_differences
 
 DRAWS = 1000
 
@@ -40,7 +41,7 @@ def test_equal_models_averaged_over_splits(shared):
     p = []
     for seed in (5, 6, 7):
         pairs = zip(*equal_models(100, shared, seed, splits=3), strict=True)
-        p += [paired_p_value(*values, seed=draw, resamples=300) for draw, values in enumerate(pairs)]
+        p += [bootstrap(rounded_differences(*values), 300, seed=draw)[1] for draw, values in enumerate(pairs)]
     assert 0.01 < np.mean(np.array(p) <= 0.05) <= 0.05
 
 
@@ -101,14 +102,14 @@ def test_mcnemar_nears_its_chi_square_form():
 
 def test_bootstrap_and_mcnemar_agree_on_many_discordant_images():
     differences = np.repeat([1.0, -1.0, 0.0], [140, 100, 760])
-    _, found = bootstrap(differences, np.random.default_rng(0), 20000)
+    _, found = bootstrap(differences, 20_000)
     assert found == pytest.approx(mcnemar(140, 100), abs=0.006)
 
 
 def test_a_difference_with_its_size():
     first = np.repeat([1, 1, 0, 0], [300, 60, 20, 120]).astype(np.float32)
     second = np.repeat([1, 0, 1, 0], [300, 60, 20, 120]).astype(np.float32)
-    found = compare_images(first, second, seed=0)
+    found = compare_images(first, second)
     assert (found.images, found.first, found.second) == (500, 72.0, 64.0)
     assert (found.first_only, found.second_only, found.test) == (60, 20, "McNemar, exact")
     assert found.difference == pytest.approx(8.0)
@@ -122,28 +123,36 @@ def test_fractions_use_the_bootstrap_alone():
     generator = np.random.default_rng(8)
     first = (generator.random((3, 400)) < 0.8).mean(0).astype(np.float32)
     second = (generator.random((3, 400)) < 0.7).mean(0).astype(np.float32)
-    found = compare_images(first, second, seed=0)
+    found = compare_images(first, second)
     assert found.test == "paired bootstrap" and found.effect_name == "Cohen's d_z"
     assert found.first_only is found.second_only is found.odds_ratio is None
     assert found.low < found.difference < found.high and found.p < 0.001
 
 
-def test_the_same_seed_gives_the_same_bits():
-    first, second = equal_models(50, 0.0, seed=9, splits=2)[:, 0]
-    assert compare_images(first, second, seed=3) == compare_images(first, second, seed=3)
-    assert compare_images(first, second, seed=3).p != compare_images(first, second, seed=4).p
+@pytest.mark.parametrize("images", [400, 4000])
+def test_draws_of_images_and_of_values_are_of_one_distribution(images, monkeypatch):
+    """Images with different values against the same images with 20 values; and of draws that are not kept
+    the same bits as of those that are."""
+    differences = np.random.default_rng(3).integers(-9, 11, images) / 20
+    slightly = differences + 1e-9 * np.arange(images)
+    (low, high), p = bootstrap(slightly, 20_000)
+    (same_low, same_high), same_p = bootstrap(differences, 20_000)
+    assert (low, high) == pytest.approx((same_low, same_high), abs=0.02 * (high - low))
+    assert p == pytest.approx(same_p, abs=0.015)  # four standard errors of 20,000 draws
+    monkeypatch.setattr(paired, "KEPT", 0)
+    assert bootstrap(slightly, 20_000) == ((low, high), p)
 
 
 def test_no_difference_is_no_certainty():
     same = np.ones(100)
-    found = compare_images(same, same, seed=0)
+    found = compare_images(same, same)
     assert (found.difference, found.p, found.effect, found.odds_ratio) == (0.0, 1.0, None, None)
     assert found.low < -1 and found.high > 1  # points: one image of 100
 
 
 def test_the_same_fractions_do_not_differ():
     thirds = np.full(50, 1 / 3, np.float32)
-    found = compare_images(thirds, thirds, seed=0)
+    found = compare_images(thirds, thirds)
     assert (found.test, found.p, found.effect) == ("paired bootstrap", 1.0, None)
 
 
