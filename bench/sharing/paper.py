@@ -9,17 +9,19 @@ from functools import cache
 from pathlib import Path
 
 from bench.leaderboards.files import in_latex
-from bench.results.record import CheckpointUsed, Result
+from bench.results.record import CheckpointUsed, Result, images_seen
 from bench.sharing.groups import Publication
+from bench.statistics.paired import MOST_IMAGES
 
 TOOL = "ssl-vit-bench"  # the package
 TABLE = Path(__file__).parent / "references.bib"
 BY_NAME = ("timm", "transformers")  # importers whose models say their method in their name alone
 PAIRED = (
     "Bold numbers are the best of a column and all that a paired test on the same images cannot tell from it: "
-    "McNemar's exact test of right and wrong, otherwise a paired bootstrap; 5 \\%, corrected over the column by Holm's "
-    "method"
+    "McNemar's exact test of right and wrong, otherwise a paired bootstrap{t}; 5 \\%, corrected over the column by "
+    "Holm's method"
 )
+PAIRED_T = f" or, where more than {MOST_IMAGES} images have different values, a paired t test"
 
 
 @cache
@@ -123,7 +125,8 @@ def how_measured(results: Sequence[Result]) -> str:
         words = [f"interval-{kind}" for kind in ("binomial", "percentiles") if kind in method]
         sentences.append(f"Intervals: {in_latex(method)}{cite(words)}.")
     if len(used) > 1:
-        sentences.append(f"{PAIRED}{cite(['paired'])}.")
+        has_many = any(images_seen(result.data, result.limit) > MOST_IMAGES for result in results)
+        sentences.append(f"{PAIRED.format(t=PAIRED_T if has_many else '')}{cite(['paired'])}.")
     chosen = {r.protocol.name for r in results if any(metric.chosen_on_val for metric in r.metrics.values())}
     if chosen:
         protocols = listed([in_latex(name) for name in sorted(chosen)])

@@ -4,10 +4,17 @@ from functools import cache
 
 import numpy as np
 import pytest
-from scipy.stats import binom, chi2
+from scipy.stats import binom, chi2, ttest_rel
 
-from bench.statistics import paired
-from bench.statistics.paired import bootstrap, compare_images, discordant_interval, holm, mcnemar, rounded_differences
+from bench.statistics.paired import (
+    bootstrap,
+    compare_images,
+    discordant_interval,
+    holm,
+    mcnemar,
+    paired_p_value,
+    rounded_differences,
+)
 
 DRAWS = 1000
 
@@ -130,17 +137,35 @@ def test_fractions_use_the_bootstrap_alone():
 
 
 @pytest.mark.parametrize("images", [400, 4000])
-def test_draws_of_images_and_of_values_are_of_one_distribution(images, monkeypatch):
-    """Images with different values against the same images with 20 values; and of draws that are not kept
-    the same bits as of those that are."""
+def test_draws_of_images_and_of_values_are_of_one_distribution(images):
+    """Images with different values against the same images with 20 values."""
     differences = np.random.default_rng(3).integers(-9, 11, images) / 20
-    slightly = differences + 1e-9 * np.arange(images)
-    (low, high), p = bootstrap(slightly, 20_000)
+    (low, high), p = bootstrap(differences + 1e-9 * np.arange(images), 20_000)
     (same_low, same_high), same_p = bootstrap(differences, 20_000)
     assert (low, high) == pytest.approx((same_low, same_high), abs=0.02 * (high - low))
-    assert p == pytest.approx(same_p, abs=0.015)  # four standard errors of 20,000 draws
-    monkeypatch.setattr(paired, "KEPT", 0)
-    assert bootstrap(slightly, 20_000) == ((low, high), p)
+    assert p == pytest.approx(same_p, abs=0.015)  # three standard errors of 20,000 draws
+
+
+@pytest.mark.parametrize("t", [0.5, 2.0, 3.0])
+def test_many_different_values_are_compared_by_t(t):
+    """6,000 log losses: numbers of scipy's test, and of a bootstrap but for its two images more and the noise of its
+    draws."""
+    generator = np.random.default_rng(11)
+    first, second = -np.log(generator.beta(4, 1, (2, 6000)))
+    first += second.mean() - first.mean() + t * (first - second).std() / np.sqrt(6000)
+    found = compare_images(first, second, scale=1.0)
+    expected = ttest_rel(first, second)
+    assert found.test == "paired t"
+    assert found.p == pytest.approx(expected.pvalue, rel=1e-4) == paired_p_value(first, second)
+    assert (found.low, found.high) == pytest.approx(expected.confidence_interval(), rel=1e-4)
+    (low, high), p = bootstrap(first - second, 20_000)
+    assert (low, high) == pytest.approx((found.low, found.high), abs=0.03 * (high - low))
+    assert p == pytest.approx(found.p, abs=0.015)
+
+
+def test_few_values_of_many_images_are_drawn():
+    means = np.random.default_rng(12).binomial(3, 0.8, (2, 8000)) / 3
+    assert compare_images(*means, resamples=200).test == "paired bootstrap"
 
 
 def test_no_difference_is_no_certainty():
