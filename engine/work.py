@@ -16,6 +16,7 @@ Kind = Literal[
     "start",  # models and libraries made ready: once for each training
     "features",  # images read, cropped at the centre and sent through the frozen network
     "crops",  # images read, cropped at random and sent through the frozen network
+    "further crops",  # of images that are decoded for "crops" too, sent through the frozen network
     "training",  # images read, augmented and sent through the network and back
     "updates",  # steps of the optimiser
     "evaluation",  # images read and sent through the network of a training
@@ -27,7 +28,7 @@ Kind = Literal[
     "closing",  # resamples of the validation images
 ]
 # Kinds whose units are images that go through a network.
-IMAGES: tuple[Kind, ...] = ("features", "crops", "training", "evaluation")
+IMAGES: tuple[Kind, ...] = ("features", "crops", "further crops", "training", "evaluation")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,7 +8,7 @@ import json
 import tempfile
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -16,6 +16,7 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from bench.results.environment import hardware
 from checkpoints.backbone import Backbone
@@ -23,14 +24,17 @@ from checkpoints.frozen import FrozenExport
 from engine.files import digest, write_atomic
 from engine.printing import did_you_mean
 from engine.tasks import Workspace
-from engine.work import IMAGES, SLOWER, Kind, Part, product_rate
-from imagesets.sets import open_set
+from engine.work import IMAGES, SLOWER, Kind, Part, Work, product_rate
+from imagesets.decoding import UnreadableImage, releasing_large_images
+from imagesets.sets import ImageSet, open_set
+from imagesets.transforms import Photo
 from probes.features.extract import Extractor, OnBatch, Reader, batch_spans, forward_batch, transform_of, work_off
 from probes.features.kinds import FeatureKind
 from probes.linear.augmented import TrainTransform
 
 VERSION = 3  # of the files; raise it when the same kinds of work mean something else
-SHARED: tuple[Kind, ...] = ("features", "crops")  # passes through the frozen network, which all tasks do alike
+# Passes through the frozen network, which all tasks do alike.
+SHARED: tuple[Kind, ...] = ("features", "crops", "further crops")
 MIN_IMAGES, MAX_IMAGES = 16, 1024  # of a timed pass
 DECODING = "decoding"  # entry of a calibration's units: what of SHARED reading and decoding take
 
@@ -64,6 +68,12 @@ class Calibration:
         self.date = datetime.now(UTC).isoformat(timespec="seconds")
         write_atomic(self.path, json.dumps({"date": self.date, "units": self.units}, indent=1) + "\n")
 
+    def unmeasured(self, work: Work, task: str) -> set[Kind]:
+        """Kinds of a task's work that are still to be timed: all of a new task; passes that all tasks share."""
+        known = {*self.units.get("", {}), *self.units.get(task, {})}
+        kinds = {part.kind for part in work.parts}
+        return kinds.intersection(SHARED) - known if task in self.units else kinds
+
     def seconds(self, part: Part, task: str = "") -> float:
         """Seconds that a part takes; estimated from its FLOPs where it was not timed."""
         unit = self.units.get(task, {}).get(part.kind, self.units.get("", {}).get(part.kind))
@@ -83,10 +93,12 @@ def scratch(space: Workspace) -> Iterator[Workspace]:
 
 def pass_seconds(kind: Kind, export: FrozenExport, space: Workspace, seconds: float) -> tuple[float, float]:
     """Seconds in which a training image is read, cropped ("features": at the centre; "crops": at random) and sent
-    through the network, and those in which the network waits for it, measured in about `seconds`."""
+    through the network, and those in which the network waits for it, measured in about `seconds`.
+
+    "further crops" are not read: some images stay decoded."""
     train = space.images("train", open_set)
     transform: Any = transform_of(export, space)
-    if kind == "crops":
+    if kind != "features":
         names = np.arange(len(train))
         transform = TrainTransform(
             size=export.spec.size,
@@ -110,6 +122,8 @@ def pass_seconds(kind: Kind, export: FrozenExport, space: Workspace, seconds: fl
         return (time.perf_counter() - started) / count
 
     few = min(max(MIN_IMAGES, chunk), len(spread))
+    if kind == "further crops":
+        transform = DecodedCrops(transform, spread, few)
     extract(few)  # the first pass is slower
     count = min(len(spread), max(few, int(seconds / extract(few))))
     whole, reading = extract(count), extract(count, lambda loaded, span: None)
@@ -118,11 +132,26 @@ def pass_seconds(kind: Kind, export: FrozenExport, space: Workspace, seconds: fl
     return whole, whole if reading > 0.9 * whole else 0.0  # loaders read while the GPU computes
 
 
+class DecodedCrops:
+    """Crops of the first images of a set, which stay decoded. Raises UnreadableImage for those that cannot be read."""
+
+    def __init__(self, crop: TrainTransform, image_set: ImageSet, count: int) -> None:
+        self.crop, self.shape, self.name = crop, crop.shape, crop.name
+        self.photos = [Photo(image_set, index) for index in range(count)]
+        for photo in self.photos:
+            with suppress(UnreadableImage), releasing_large_images():
+                crop.of(photo)
+
+    def __call__(self, image_set: ImageSet, index: int) -> Tensor:
+        return self.crop.of(self.photos[index % len(self.photos)])
+
+
 # Images of ImageNet's size that a core reads a second: cropped at the centre, at random, or augmented and mixed as in
-# fine-tuning; 300 as probes/features/extract.py states, and the others by their ratios to it (docs/speed.md).
+# fine-tuning; 300 as probes/features/extract.py states, and the others by their ratios to it (docs/speed.md). Further
+# crops are of images that it has read.
 READS: Mapping[str, Mapping[str, float]] = {
-    "exact": {"features": 300.0, "evaluation": 300.0, "crops": 420.0, "training": 190.0},
-    "fast": {"features": 540.0, "evaluation": 540.0, "crops": 500.0, "training": 225.0},
+    "exact": {"features": 300.0, "evaluation": 300.0, "crops": 420.0, "further crops": 1140.0, "training": 190.0},
+    "fast": {"features": 540.0, "evaluation": 540.0, "crops": 500.0, "further crops": 1450.0, "training": 225.0},
 }
 
 
@@ -192,8 +221,8 @@ class Machine:
             f"assumed: {self.forward:.0%} of the peak in {self.precision} forward, {self.training:.0%} in training, "
             f"{self.product:.0%} in float32 products; {self.divided:.0%} of each GPU of several",
             f"assumed: {self.loaders} loaders a GPU, each of which decodes {reads['features']:g} images a second "
-            f"({self.decode}), {reads['crops']:g} for random crops, or augments {reads['training']:g}; `bench plan` on "
-            "the machine itself measures all of this",
+            f"({self.decode}), {reads['crops']:g} for random crops, {reads['further crops']:g} for further crops of "
+            f"these, or augments {reads['training']:g}; `bench plan` on the machine itself measures all of this",
         ]
 
 

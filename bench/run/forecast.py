@@ -9,7 +9,7 @@ import signal
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
@@ -22,9 +22,9 @@ from bench.cli.output import in_one_line
 from bench.cli.settings import setting_text
 from bench.published.values import SETS
 from bench.results.record import DataUsed
-from bench.run.calibration import DECODING, SHARED, Calibration, Machine, pass_seconds, scratch
+from bench.run.calibration import DECODING, Calibration, Machine, pass_seconds, scratch
 from bench.run.checkpoints import LoadedCheckpoint
-from bench.run.prepare import Job, Preparation, RunRequest, checkpoint_title, prepare
+from bench.run.prepare import Job, Preparation, RunRequest, checkpoint_title, group_of, prepare
 from bench.run.suites import ChosenProtocol
 from checkpoints.frozen import FrozenExport
 from engine.files import digest
@@ -38,6 +38,7 @@ STEPS = ((86400, "d"), (3600, "h"), (60, "min"))
 TERMS: Mapping[Kind, str] = {
     "features": "forward passes",
     "crops": "forward passes",
+    "further crops": "forward passes",
     "evaluation": "forward passes",
     "training": "training steps",
     "updates": "training steps",
@@ -47,7 +48,8 @@ TERMS: Mapping[Kind, str] = {
     "fits": "fits",
     "fit rows": "fits",
 }
-WAITING: Mapping[Kind, str] = {"training": "augmentation"}  # what a network waits for, where not for decoding
+# What a network waits for, where not for decoding.
+WAITING: Mapping[Kind, str] = {"training": "augmentation", "further crops": "augmentation"}
 
 
 def duration(seconds: float) -> str:
@@ -107,7 +109,7 @@ class Forecast:
     def timed(self, speed: Calibration | Machine) -> "Forecast":
         """With the time that it takes; without one where its task was not measured."""
         task = task_key(self.job)
-        if not self.work.parts or (isinstance(speed, Calibration) and task not in speed.units):
+        if not self.work.parts or (isinstance(speed, Calibration) and speed.unmeasured(self.work, task)):
             return self
         terms: dict[str, float] = defaultdict(float)
         for part in self.work.parts:
@@ -127,7 +129,7 @@ CLASSES = {"imagenet": 1000, "ade20k": 150, "cityscapes": 19, "coco": 80}  # of 
 
 def count_jobs(jobs: Sequence[Job], export: FrozenExport, space: Workspace) -> Iterator[Forecast]:
     """The work of each job of one export that is not done, in their order."""
-    done: dict[str, float] = {}  # what is read -> units that earlier jobs do
+    done: dict[Hashable, float] = {}  # what is read, or who reads together -> units that earlier jobs do
     for job in sorted(jobs, key=lambda job: job.state != "done"):  # what is done has left its features on disk
         if job.problem or (job.state == "done" and job.chosen.task.LAYOUT):
             if job.problem and job.state != "done":
@@ -152,16 +154,25 @@ def count_jobs(jobs: Sequence[Job], export: FrozenExport, space: Workspace) -> I
         if job.state == "done":
             done |= {key: part.count for key, part in zip(keys, work.parts, strict=True) if part.kind == "features"}
             continue
-        yield Forecast(job=job, work=without_done(work, keys, done))
+        yield Forecast(job=job, work=without_done(work, keys, done, group_of(job, export, space)))
 
 
-def without_done(work: Work, keys: Sequence[str], done: dict[str, float]) -> Work:
-    """The work without units that are done, which `done` (what is read -> units) then has too. keys: of its parts."""
+def without_done(work: Work, keys: Sequence[str], done: dict[Hashable, float], group: Hashable) -> Work:
+    """The work without units that are done, which `done` (what is read -> units) then has too. keys: of its parts.
+
+    group: of the job (`group_of`). Its streams crop the same decoded images, which `done` counts under it.
+    """
     parts = []
     for part, key in zip(work.parts, keys, strict=True):
         before = done.get(key, 0.0) if key else 0.0
         if key:
             done[key] = max(before, part.count)
+        if key and part.kind == "crops":
+            decoded = done.get(group, 0.0)
+            done[group] = max(decoded, part.count)
+            if (cropped := min(decoded, part.count) - before) > 0:
+                parts.append(replace(part, kind="further crops", count=cropped))
+                before += cropped
         parts.append(replace(part, count=max(part.count - before, 0.0)))
     return replace(work, parts=tuple(parts))
 
@@ -366,16 +377,14 @@ def measure_job(
     forecast: Forecast, calibration: Calibration, export: FrozenExport, space: Workspace, seconds: float
 ) -> None:
     """Measure what a job does, unless it is known, in about `seconds`."""
-    task, kinds = task_key(forecast.job), {part.kind for part in forecast.work.parts}
+    task = task_key(forecast.job)
     with scratch(forecast.job.place(space)) as inside:
         if task not in calibration.units:
             calibration.keep(task, forecast.job.chosen.task.benchmark(export, inside, seconds))
-        known = {*calibration.units.get("", {}), *calibration.units[task]}
-        for kind in SHARED:
-            if kind in kinds - known:
-                whole, decoding = pass_seconds(kind, export, inside, seconds / 4)
-                calibration.keep("", {kind: whole})
-                calibration.keep(DECODING, {kind: decoding})
+        for kind in sorted(calibration.unmeasured(forecast.work, task)):
+            whole, decoding = pass_seconds(kind, export, inside, seconds / 4)
+            calibration.keep("", {kind: whole})
+            calibration.keep(DECODING, {kind: decoding})
 
 
 def totals(plan: Plan, memory: float, gpus: int, decode: str) -> Iterator[str]:

@@ -1,6 +1,6 @@
 """What a run will do: its protocols, images, checkpoints and jobs, which of them are done, what is left out and why."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -80,6 +80,18 @@ class Job:
     def place(self, space: Workspace) -> Workspace:
         """The same space with the images that it uses."""
         return replace(space, data=self.data.url, limit=self.limit)
+
+
+def group_of(job: Job, export: FrozenExport | None, space: Workspace) -> Hashable:
+    """The same for jobs that run together, on the augmented images of one set.
+
+    A job that failed before is put together with others of its stream that failed alone, as it might stop them.
+    """
+    stream = job.chosen.task.stream(export, space) if export and job.state != "done" else ""
+    together = job.chosen.task.together  # one function serves all tasks that can train together
+    function = together.__module__, together.__qualname__
+    alone = stream if job.state == "failed before" else ""
+    return (job.data.url, function, alone, job.state) if stream else job.path
 
 
 @dataclass(frozen=True, kw_only=True)

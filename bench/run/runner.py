@@ -37,6 +37,7 @@ from bench.run.prepare import (
     Preparation,
     RunRequest,
     checkpoint_title,
+    group_of,
     job_state,
     prepare,
     refuse_mixed_contents,
@@ -128,18 +129,10 @@ def metric_records(outcome: Outcome, images: int) -> tuple[dict[str, MetricRecor
 
 def in_groups(jobs: Sequence[Job], export: FrozenExport | None, space: Workspace) -> list[list[Job]]:
     """The jobs in their order; those on augmented images of one set together, where the first of them stands, as these
-    are read once for all.
-
-    A job that failed before is put together with others of its stream that failed alone, as it might stop them.
-    """
+    are read once for all."""
     groups: dict[Hashable, list[Job]] = {}
     for job in jobs:
-        stream = job.chosen.task.stream(export, space) if export and job.state != "done" else ""
-        together = job.chosen.task.together  # one function serves all tasks that can train together
-        function = together.__module__, together.__qualname__
-        alone = stream if job.state == "failed before" else ""
-        key = (job.data.url, function, alone, job.state) if stream else job.path
-        groups.setdefault(key, []).append(job)
+        groups.setdefault(group_of(job, export, space), []).append(job)
     return list(groups.values())
 
 

@@ -4,18 +4,20 @@ import json
 import re
 import signal
 import time
+from collections.abc import Hashable
 from dataclasses import replace
 
 import pytest
 import torch
 
-from bench.run.calibration import MACHINES, Calibration, machine
+from bench.run.calibration import MACHINES, Calibration, machine, pass_seconds
 from bench.run.forecast import shared_key, without_done
 from checkpoints.flops import forward_flops, training_flops
 from checkpoints.spec import ViTSpec
 from checkpoints.vit import ViT
 from engine.tasks import Workspace
 from engine.work import Part, Scale, Work, count_flops
+from imagesets.sets import ImageSet
 from probes.tasks import knn, linear
 
 SPEC = ViTSpec(
@@ -33,14 +35,14 @@ def parts_of(work: Work) -> dict[str, float]:
     return counts
 
 
-def shared_parts(export, space: Workspace, tasks) -> list[dict[str, float]]:
-    """What is left for each of the tasks by those before it."""
-    done: dict[str, float] = {}
+def shared_parts(export, space: Workspace, tasks, scale: Scale = SCALE) -> list[dict[str, float]]:
+    """What is left for each of the tasks, which run together, by those before it."""
+    done: dict[Hashable, float] = {}
     left = []
     for task in tasks:
-        work = task.cost(SCALE)
+        work = task.cost(scale)
         keys = [shared_key(task, part, export, space) for part in work.parts]
-        left.append(parts_of(without_done(work, keys, done)))
+        left.append(parts_of(without_done(work, keys, done, "together")))
     return left
 
 
@@ -87,13 +89,20 @@ def test_what_tasks_share_is_counted_once(exports, tmp_path):
 
 
 def test_a_shared_stream_costs_what_the_longest_takes():
-    done: dict[str, float] = {}
+    done: dict[Hashable, float] = {}
 
-    def crops(count: float) -> float:
+    def left(count: float, stream: str, group: str = "together") -> dict[str, float]:
         work = Work(parts=(Part(kind="crops", count=count, of="augmented"),))
-        return parts_of(without_done(work, ["augmented by a stream"], done))["crops"]
+        return parts_of(without_done(work, [stream], done, group))
 
-    assert [crops(90), crops(100), crops(50)] == [90, 10, 0]
+    assert [left(count, "first") for count in (90, 100, 50)] == [{"crops": 90}, {"crops": 10}, {"crops": 0}]
+    # Another stream of the same images crops what was decoded for the first one, as far as that goes.
+    assert [left(count, "second") for count in (60, 120)] == [
+        {"further crops": 60, "crops": 0},
+        {"further crops": 40, "crops": 20},
+    ]
+    assert left(110, "first") == {"further crops": 10, "crops": 0}
+    assert left(50, "third", "alone") == {"crops": 50}
 
 
 def test_augmented_sweeps_on_one_stream_share_it(exports, tmp_path):
@@ -102,7 +111,36 @@ def test_augmented_sweeps_on_one_stream_share_it(exports, tmp_path):
     export, space = load(str(exports[0])), Workspace(cache=tmp_path, data="digits:")
     names = ("linear_sgd@ibot_base", "linear@dino", "linear@mocov3", "linear_lars@mae")
     left = shared_parts(export, space, [linear.PROTOCOLS[name].task for name in names])
-    assert [parts["crops"] for parts in left] == [90_000, 0, 0, 81_000]  # MAE has a crop of its own
+    assert [parts["crops"] for parts in left] == [90_000, 0, 0, 0]
+    assert [parts.get("further crops") for parts in left] == [None, None, None, 81_000]  # MAE has a crop of its own
+
+
+def test_streams_that_run_together_decode_as_often_as_counted(exports, tmp_path, monkeypatch):
+    from checkpoints.resolve import load
+
+    decoded: list[str] = []
+    image = ImageSet.image
+    monkeypatch.setattr(ImageSet, "image", lambda images, index: decoded.append(images.split) or image(images, index))
+    export, space = load(str(exports[0])), Workspace(cache=tmp_path, data="tiny:")
+    crop = linear.Linear(lrs=(1.0,), epochs=1, batch=16, select="val")
+    tasks = (crop, replace(crop, crop_rule="mae", epochs=2), replace(crop, train_interpolation="bicubic"))
+    scale = replace(SCALE, images={"train": 64, "val": 32})
+    left = shared_parts(export, space, tasks, scale)
+    assert [outcome.metrics["top1"].value >= 0 for _, outcome in linear.Linear.together(tasks, export, space)]
+    assert decoded.count("train") == sum(parts["crops"] for parts in left) == 128
+    assert sum(parts.get("further crops", 0) for parts in left) == 128
+
+
+@pytest.mark.parametrize("decode", ["exact", "fast"])
+def test_further_crops_are_timed_on_images_that_stay_decoded(decode, exports, tmp_path, monkeypatch):
+    from checkpoints.resolve import load
+
+    decoded: list[int] = []
+    image = ImageSet.image
+    monkeypatch.setattr(ImageSet, "image", lambda images, index: decoded.append(index) or image(images, index))
+    export, space = load(str(exports[0])), Workspace(cache=tmp_path, data="tiny:", decode=decode, workers=0)
+    seconds, waiting = pass_seconds("further crops", export, space, 0.01)
+    assert 0 < waiting <= seconds and len(decoded) == len(set(decoded)) >= 16
 
 
 def test_seconds_are_measured_ones_first_and_else_follow_from_operations(tmp_path):
