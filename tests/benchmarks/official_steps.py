@@ -110,6 +110,35 @@ def capi() -> float:
     return student + TRAINED * 12 * reading + teacher + linear(patches, WIDTH, clusters, passes=2)
 
 
+def lejepa() -> float:
+    """rbalestr-lab/lejepa README.md: two global and six local crops, no teacher; 1024 directions pass no gradient on."""
+    heads = linear(8, WIDTH, 512, 2048, 2048, 512) + linear(8, 512, 1024, passes=2)
+    return 2 * encoder(WHOLE) + 6 * encoder(LOCAL, patches=36) + heads
+
+
+def nepa() -> float:
+    """nepa models/vit_nepa.py: 256 patches of 14 px and a class token; averaged weights see no image."""
+    return blocks(1 + 256) + linear(256, 3 * 14 * 14, WIDTH, passes=2)
+
+
+def simdino() -> float:
+    """RobinWu218/SimDINO simdino/main_dino.py: DINO's crops, heads without prototypes, Z^T Z of both global crops."""
+    head = (WIDTH, 2048, 2048, 256)
+    student = 2 * encoder(WHOLE) + 10 * encoder(LOCAL, patches=36) + linear(12, *head) + linear(2, 256, 256)
+    return student + 2 * encoder(WHOLE, FROZEN) + linear(2, *head, passes=FROZEN)
+
+
+def dinov2(crops: int, registers: int, drop_path: float, *head: int) -> float:
+    """dinov2/train/ssl_meta_arch.py, layers/block.py: each residual branch of the student works on the images that drop
+    path keeps, of a batch of 16; heads on class tokens and the masked patches: 10 to 50 % of one global crop's."""
+    kept = [int(16 * views * (1 - drop_path)) / 16 for views in (2, crops)]
+    tokens, masked = (WHOLE + registers, LOCAL + registers), 0.3 * PATCHES
+    student = sum(views * blocks(count) for views, count in zip(kept, tokens, strict=True))
+    student += linear(2 * PATCHES + crops * 36, PIXELS, WIDTH, passes=2) + linear(2 + crops + masked, *head)
+    teacher = 2 * (blocks(tokens[0], passes=FROZEN) + linear(PATCHES, PIXELS, WIDTH, passes=FROZEN))
+    return student + teacher + linear(2 + masked, *head, passes=FROZEN)
+
+
 STEPS = {
     "ibot": ibot,
     "msn": msn,
@@ -124,6 +153,11 @@ STEPS = {
     "maskfeat": lambda: encoder(WHOLE) + linear(WHOLE, WIDTH, 108),
     "can": can,
     "capi": capi,
+    "lejepa": lejepa,
+    "nepa": nepa,
+    "simdino": simdino,
+    "dinov2": lambda: dinov2(8, 0, 0.3, WIDTH, 2048, 2048, 256, 65536),
+    "simdinov2": lambda: dinov2(10, 4, 0.2, WIDTH, 2048, 2048, 256),
 }
 
 
