@@ -111,7 +111,7 @@ def capi() -> float:
 
 
 def lejepa() -> float:
-    """rbalestr-lab/lejepa README.md: two global and six local crops, no teacher; 1024 directions pass no gradient on."""
+    """rbalestr-lab/lejepa README.md: two global and six local crops, no teacher; the directions get no gradient."""
     heads = linear(8, WIDTH, 512, 2048, 2048, 512) + linear(8, 512, 1024, passes=2)
     return 2 * encoder(WHOLE) + 6 * encoder(LOCAL, patches=36) + heads
 
