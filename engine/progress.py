@@ -3,6 +3,7 @@
 Logs of batch systems keep what a terminal would overwrite, so there one plain line is printed now and then.
 """
 
+import math
 import sys
 import threading
 import time
@@ -64,14 +65,15 @@ class Progress:
             self.done += count
             now = self._clock()
             self._first = self._first or (now, self.done)
-            if now < self._next or self.quiet:
-                return
-            self._next = now + (REDRAW if self._terminal else HEARTBEAT)
-            self._shown = True
-            if self._terminal:
-                self._draw(self._state(now))
-            else:
-                self._write(f"{self.label}: {self._state(now)}")
+            if now >= self._next and not self.quiet:
+                self._next = now + (REDRAW if self._terminal else HEARTBEAT)
+                self._shown = True
+                if self._terminal:
+                    self._draw(self._state(now))
+                else:
+                    self._write(f"{self.label}: {self._state(now)}")
+            if self._shown and self.done >= self.parts * self.total:
+                self._end("")  # whoever waits for the last unit may print before the work is left
 
     def say(self, text: str) -> None:
         """A line of its own; the bar goes on below it."""
@@ -84,13 +86,16 @@ class Progress:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if not self._shown:
-            return
+        if self._shown:
+            self._end(", stopped" if error else "")
+
+    def _end(self, ending: str) -> None:
+        """Replace the bar by a line on what was done; nothing is drawn after it."""
+        self._shown, self._next = False, math.inf
         if self._bar:
             self._bar.stop()
+            self._bar = None
         seconds = self._clock() - self._start
-        # A generator that has given all is closed, by an error of its own.
-        ending = "" if error is None or self.done >= self.total else ", stopped"
         done, before = self.done // self.parts, self.before // self.parts
         now = f", {done - before} of them now," if before else ""
         self._write(f"{self.label}: {done} of {self.total} {self.unit}{now} in {span(seconds)}{ending}")

@@ -123,6 +123,28 @@ def test_a_line_of_its_own_leaves_the_bar_below_it(quiet):
     assert lines == ([] if quiet else ["warning: odd", "features: 10 of 10 images in 6 s"])
 
 
+def test_finished_work_is_reported_before_what_its_user_prints():
+    """Who trains in a generator prints results between its last unit and its end."""
+    stream, clock = io.StringIO(), Clock()
+    with Progress("heads", 10, "steps", parts=2, stream=stream, clock=clock) as progress:
+        clock.now += 3
+        progress.advance(10)
+        progress.advance(10)
+        stream.write("top1 20.00\n")
+        clock.now += 60
+        progress.advance(0)
+    assert stream.getvalue().splitlines()[1:] == ["heads: 10 of 10 steps in 3 s", "top1 20.00"]
+
+
+def test_an_error_with_half_of_the_parts_done_is_no_end():
+    stream, clock = io.StringIO(), Clock()
+    with pytest.raises(KeyError), Progress("training", 10, "steps", parts=2, stream=stream, clock=clock) as progress:
+        clock.now += 3
+        progress.advance(12)
+        raise KeyError
+    assert stream.getvalue().splitlines()[-1] == "training: 6 of 10 steps in 3 s, stopped"
+
+
 def test_a_quiet_process_says_nothing():
     assert work(io.StringIO(), [(5, 10)] * 10, quiet=True) == ""
 
