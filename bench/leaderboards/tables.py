@@ -6,7 +6,7 @@ measured ones of the same protocol on the same images.
 """
 
 import statistics
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -31,6 +31,7 @@ from bench.results.record import (
     number_text,
 )
 from bench.results.store import StoredResult, comparable_results
+from bench.statistics.matching import labels_of
 from bench.statistics.significance import Column, Key, PairedTestCache, p_value_cache, ties_with_best
 from engine.printing import text_of
 
@@ -119,14 +120,13 @@ class Leaderboard:
     @cached_property
     def names(self) -> dict[CheckpointUsed, str]:
         """Name of each checkpoint, with its digest where two share one; the floor and published rows are marked."""
-        counts = Counter(checkpoint.name for checkpoint in self.rows if checkpoint not in self.published)
-        names = {}
-        for checkpoint in self.rows:
-            is_published = checkpoint in self.published
-            digest = f" ({checkpoint.digest[:8]})" if counts[checkpoint.name] > 1 and not is_published else ""
-            mark = " (published)" if is_published else " (floor)" if checkpoint.is_floor else ""
-            names[checkpoint] = f"{checkpoint.name}{digest}{mark}"
-        return names
+        labels = labels_of(checkpoint.key for checkpoint in self.rows if checkpoint not in self.published)
+        return {
+            checkpoint: f"{checkpoint.name} (published)"
+            if checkpoint in self.published
+            else labels[checkpoint.key] + " (floor)" * checkpoint.is_floor
+            for checkpoint in self.rows
+        }
 
     def checkpoints_in(self, group: str) -> list[CheckpointUsed]:
         """Those with a number in a group."""
@@ -176,11 +176,13 @@ def leaderboard_of(results: Iterable[Result], problems: Iterable[str] = ()) -> L
     by_checkpoint: dict[Key, list[Result]] = defaultdict(list)
     groups: dict[str, dict[str, None]] = defaultdict(dict)
     caveats: dict[str, dict[str, None]] = defaultdict(dict)
+    results = list(results)
+    labels = labels_of(result.checkpoint.key for result in results)
     for result in results:
         by_checkpoint[result.checkpoint.key].append(result)
         if result.status == "ok":
             groups[result.group].update(dict.fromkeys(result.metrics))
-            caveats[result.group] |= dict.fromkeys(caveats_of(result))
+            caveats[result.group] |= dict.fromkeys(caveats_of(result, labels[result.checkpoint.key]))
     ordered = [by_checkpoint[key] for key in sorted(by_checkpoint)]
     return Leaderboard(
         rows={own[-1].checkpoint: _cells(own) for own in ordered},
@@ -235,8 +237,8 @@ def _mean_over_seeds(results: Sequence[Result], metric: str) -> Cell:
     )
 
 
-def caveats_of(result: Result) -> Iterator[str]:
-    """Sentences for people on what `result.variant` says, and the task's own warnings."""
+def caveats_of(result: Result, label: str) -> Iterator[str]:
+    """Sentences for people on what `result.variant` says, and the task's own warnings; label: of the checkpoint."""
     if result.limit is not None:
         yield f"At most {result.limit} images of each split: a check that it runs, not a result."
     if result.protocol.changes:
@@ -253,14 +255,14 @@ def caveats_of(result: Result) -> Iterator[str]:
         yield f"Chosen on the validation images, so that number and interval are too good: {', '.join(chosen)}."
     for line in result.facts.get("masks", {}).get("val", ()):
         yield f"{line[0].upper()}{line[1:]}."
-    yield from _floor_caveats(result)
+    yield from _floor_caveats(result, label)
     for warning in result.data.warnings:
         yield f"{warning}."
     for warning in result.facts.get("warnings", ()):
-        yield f"{result.checkpoint.name}: {warning}."
+        yield f"{label}: {warning}."
 
 
-def _floor_caveats(result: Result) -> Iterator[str]:
+def _floor_caveats(result: Result, label: str) -> Iterator[str]:
     """What a constant prediction scores, and whether the result's main metric is more than that."""
     floor = result.facts.get("floor")
     if not floor or result.status != "ok":
@@ -270,7 +272,7 @@ def _floor_caveats(result: Result) -> Iterator[str]:
     yield f"Floor, predicting {floor['prediction']}: {numbers if any(scores.values()) else '0 in all metrics'}."
     name, metric = next(iter(result.metrics.items()))
     if name in scores and metric.value <= scores[name]:
-        yield f"{result.checkpoint.name}: {name} {metric} is not above the floor, {number_text(scores[name], '%')}."
+        yield f"{label}: {name} {metric} is not above the floor, {number_text(scores[name], '%')}."
 
 
 def with_published(leaderboard: Leaderboard) -> Leaderboard:
@@ -391,7 +393,7 @@ def _text_rows(leaderboard: Leaderboard, group: str, with_interval: int) -> list
     for checkpoint in leaderboard.checkpoints_in(group):
         row = [leaderboard.names[checkpoint]]
         for place, metric in enumerate(leaderboard.groups[group]):
-            about = f"{checkpoint.name}: {metric}: "
+            about = f"{row[0].removesuffix(' (floor)')}: {metric}: "
             is_doubtful = any(caveat.startswith(about) for caveat in leaderboard.caveats[group])
             text = cell_text(leaderboard.rows[checkpoint].get((group, metric)), place < with_interval)
             row.append(text + " ?" * is_doubtful)

@@ -257,7 +257,8 @@ def compared(
     untestable = [name for name in shared if name not in testable]
     testable = [name for name in testable if name not in differing]
     if untestable and not (metric is None and testable):
-        reasons.append(f"{match.group}: kept as numbers alone, not for each image: {', '.join(untestable)}")
+        names = untestable if len(untestable) < 5 else [*untestable[:3], f"{len(untestable) - 3} more metrics"]
+        reasons.append(f"{match.group}: kept as numbers alone, not for each image: {', '.join(names)}")
     for name in testable:
         try:
             test = cache.get(match.identities, name, partial(difference, match, name))

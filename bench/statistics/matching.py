@@ -4,8 +4,8 @@ Two results may be compared when they differ in the checkpoint alone; for all ot
 N images, R resamples.
 """
 
-from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -38,15 +38,18 @@ class Match:
 
 
 def labelled(results: Sequence[StoredResult]) -> dict[str, list[StoredResult]]:
-    """Label -> results of a checkpoint. The label is `name`, or `name (digest8)` where two checkpoints share a name."""
+    """Label -> results of a checkpoint."""
     by_checkpoint: dict[tuple[str, str], list[StoredResult]] = defaultdict(list)
     for stored in results:
         by_checkpoint[stored.result.checkpoint.key].append(stored)
-    names = [name for name, _ in by_checkpoint]
-    return {
-        name if names.count(name) == 1 else f"{name} ({digest[:8]})": by_checkpoint[name, digest]
-        for name, digest in sorted(by_checkpoint)
-    }
+    return {label: by_checkpoint[key] for key, label in sorted(labels_of(by_checkpoint).items())}
+
+
+def labels_of(keys: Iterable[tuple[str, str]]) -> dict[tuple[str, str], str]:
+    """Name and digest of each checkpoint -> `name`, or `name (digest8)` where two checkpoints share a name."""
+    unique = set(keys)
+    counts = Counter(name for name, _ in unique)
+    return {(name, digest): f"{name} ({digest[:8]})" if counts[name] > 1 else name for name, digest in unique}
 
 
 def label_of(name: str, by_label: Mapping[str, Sequence[StoredResult]], out: Path) -> str:

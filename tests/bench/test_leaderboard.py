@@ -206,6 +206,14 @@ def test_a_tasks_warnings_stand_beside_its_table():
     assert shown.count("nothing was fitted") == 1 and shown.count(" ?") == 1  # the number itself is marked
 
 
+def test_a_warning_says_which_of_two_checkpoints_of_one_name_it_is_about():
+    doubted = result(A, facts={"warnings": ["top1_k20: nothing was fitted"]})
+    board = leaderboard_of([doubted, result(replace(A, digest="c" * 64))])
+    assert board.caveats["digits/knn@dino"] == ("alpha (aaaaaaaa): top1_k20: nothing was fitted.",)
+    marked = [line.split(" ?")[0] for line in to_terminal(board, width=80).splitlines() if " ?" in line]
+    assert len(marked) == 1 and "aaaaaaaa" in marked[0]
+
+
 @pytest.mark.parametrize("value", [40.0, 40.12])
 def test_a_dense_result_is_shown_beside_a_constant_prediction(value):
     floor = {"prediction": "cell everywhere", "metrics": {"mIoU": 40.12, "aAcc": 80.24}}
