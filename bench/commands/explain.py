@@ -19,7 +19,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of `bench explain`."""
     from bench.commands.sensitivity import add_request
 
-    parser.add_argument("first", metavar="A", help="a result")
+    parser.add_argument("first", metavar="A", help="a result of one protocol, such as knn@dino, or a file")
     parser.add_argument("second", metavar="B", help="another one of the same task")
     add_request(parser)
     parser.add_argument("--to", type=Path, default=Path("explained"), metavar="DIR", help="folder of runs (explained)")

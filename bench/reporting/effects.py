@@ -48,7 +48,7 @@ from bench.statistics.paired import PairedTest, compare_images, compare_resample
 from checkpoints.export import ViTExport
 from checkpoints.import_options import ImportOptions
 from checkpoints.spec import PositionRule
-from engine.printing import in_csv
+from engine.printing import did_you_mean, in_csv
 from engine.settings import NonNegativeInt, from_text
 from engine.tasks import settings_of
 
@@ -286,7 +286,7 @@ def _own_value(name: str, chosen: ChosenProtocol, request: RunRequest) -> str:
     if name in RUN:
         return str(getattr(request.space, name))
     if name in NETWORK:
-        return "its own"
+        return "the network's own"
     value = settings_of(chosen.task, complete=True)[name]
     return f"{len(value)} values" if isinstance(value, list) and len(value) > 5 else short(value)
 
@@ -317,7 +317,10 @@ HEADS = ("setting", "protocol", "mean change [95 %]", "least", "most", "mean dis
 
 
 def table_rows(effects: Sequence[Effect]) -> list[tuple[str, ...]]:
-    """HEADS and a row for each variation."""
+    """HEADS and a row for each variation; of one network alone, which has no spread and no order, its change."""
+    if not any(effect.pairs for effect in effects):
+        alone = [(effect.label, effect.own, with_interval(effect.mean)) for effect in effects]
+        return [("setting", "protocol", "change [95 %]"), *alone]
     rows: list[tuple[str, ...]] = [HEADS]
     for effect in effects:
         changes = [test.difference for test in effect.tests.values()]
@@ -383,9 +386,10 @@ def found_result(word: str, out: Path | None, checkpoint: str | None = None) -> 
     if not out:
         raise ValueError(f"{word}: no such result file; give one, or --out DIR and a name in it")
     check_folder(out)
-    fitting, known = [], set()
+    fitting, known, checkpoints = [], set(), set()
     for stored in read_results(out)[0]:
         used = stored.result.checkpoint
+        checkpoints |= {used.name, used.unique_name}
         if checkpoint not in (None, used.name, used.unique_name):
             continue
         group = stored.result.group
@@ -397,7 +401,11 @@ def found_result(word: str, out: Path | None, checkpoint: str | None = None) -> 
     if fitting:
         paths = " ".join(str(stored.path) for stored in fitting)
         raise ValueError(f"{word!r} is the name of {len(fitting)} results: give --name NAME, or one of {paths}")
-    raise ValueError(f"{out} has no result {word!r}; it has {', '.join(sorted(known))}")
+    if word in checkpoints:
+        raise ValueError(
+            f"{word!r} is a checkpoint: name two of its results and --name {word}; bench compare takes two checkpoints"
+        )
+    raise ValueError(f"{out} has no result {word!r}{did_you_mean(word, sorted(known))}")
 
 
 def differences(first: Result, second: Result) -> tuple[dict[str, tuple[Any, Any]], dict[str, tuple[Any, Any]]]:

@@ -11,6 +11,7 @@ from bench.reporting import effects
 from bench.results.record import MetricRecord, read_result, result_files, write_result
 from bench.results.store import StoredResult
 from bench.run.prepare import RunRequest
+from bench.statistics.paired import compare_images
 from engine.tasks import Workspace
 
 DATA = ("--data", "digits=digits:")
@@ -172,3 +173,20 @@ def test_what_cannot_be_measured_is_named():
 def test_a_wrong_variation_is_refused(tmp_path, exports, vary, names):
     with pytest.raises(ValueError, match=names):
         effects.sensitivity(request_of(tmp_path, exports[0]), [vary])
+
+
+def test_the_table_of_one_network_has_no_spread_and_no_order():
+    numbers = np.random.default_rng(0).random((3, 50))
+    tests = {name: compare_images(after, numbers[2]) for name, after in zip("ab", numbers, strict=False)}
+    common = {"variation": ("k=20",), "own": "10", "mean": tests["a"], "swapped": 0, "significant": 0}
+    alone = effects.table_rows([effects.Effect(tests={"a": tests["a"]}, pairs=0, **common)])
+    two = effects.table_rows([effects.Effect(tests=tests, pairs=1, **common)])
+    assert [len(row) for row in alone] == [3, 3] and [len(row) for row in two] == [7, 7]
+    assert alone[1] == two[1][:3]
+
+
+def test_a_checkpoint_in_place_of_a_result_is_told_so(study):
+    with pytest.raises(ValueError, match="--name one"):
+        effects.found_result("one", study)
+    with pytest.raises(ValueError, match=r"did you mean 'digits/knn@dino\["):
+        effects.found_result("digits/knn@din", study)
