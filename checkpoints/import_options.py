@@ -8,6 +8,7 @@ from engine.extensions import source_files
 from engine.printing import closest, did_you_mean
 
 TIMM_SCHEMES = ("timm", "hf-hub", "local-dir")
+OTHER_SCHEMES = (*TIMM_SCHEMES, "pixels", "module")  # than those of importers, which read a file
 Channels = tuple[float, float, float]
 STATISTICS = {"imagenet": (IMAGENET_MEAN, IMAGENET_STD), "half": (HALF, HALF), "clip": (CLIP_MEAN, CLIP_STD)}
 
@@ -54,10 +55,10 @@ def check_reference(reference: str) -> None:
     """ValueError where a reference begins with no scheme and names no file or folder."""
     scheme, colon, rest = reference.partition(":")
     path = Path(reference).expanduser()
-    if path.exists() or (colon and scheme in (*TIMM_SCHEMES, "pixels", "module", *file_importers())):
+    if path.exists() or (colon and scheme in (*OTHER_SCHEMES, *file_importers())):
         return
     if colon:
-        schemes = did_you_mean(scheme, [*TIMM_SCHEMES, *file_importers()], "`bench list importers`", f":{rest}")
+        schemes = did_you_mean(scheme, [*OTHER_SCHEMES, *file_importers()], "`bench list importers`", f":{rest}")
         raise ValueError(f"no checkpoint {reference!r}: {scheme!r} is no importer{schemes}")
     raise ValueError(
         f"no checkpoint {reference!r}: no such file or folder, nor timm:NAME, hf-hub:ID or IMPORTER:PATH{_beside(path)}"

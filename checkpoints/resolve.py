@@ -177,7 +177,10 @@ def detect(file: ForeignFile) -> str:
         raise ValueError(f"{file.path}: {reason}")
     if not keys:
         examples = ", ".join(list(file.tensors)[:3])
-        advice = f"say IMPORTER:{file.path} with one of {', '.join(file_importers())}"
+        advice = (
+            f"say IMPORTER:{file.path} with one of {', '.join(file_importers())}; a network that is no ViT is "
+            "evaluated frozen, as module:PACKAGE:FUNCTION (docs/your-own-network.md)"
+        )
         raise ValueError(
             f"{file.path}: no importer recognises its tensors ({examples}, ...); if you know the format, "
             f"{trunks_elsewhere('IMPORTER', file) or advice}"

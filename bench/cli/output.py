@@ -55,12 +55,14 @@ def table(
     """Rows as lines of aligned columns, printable.
 
     On a terminal the last column wraps, and so do those of `wrapped`, column -> characters; in a file or a pipe a row
-    is one line. right: columns that are aligned to the right. indent: spaces before each line.
+    is one line, in which a longer cell of these columns moves what follows it. right: columns that are aligned to the
+    right. indent: spaces before each line.
     """
     cells = [[printable(cell) for cell in row] for row in rows]
     if sys.stdout.isatty() and cells:
         return _on_terminal(cells, right, indent, wrapped)
-    sizes = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    longest = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    sizes = [min(size, wrapped.get(i, size)) for i, size in enumerate(longest)]
     lines = []
     for row in cells:
         aligned = [cell.rjust(sizes[i]) if i in right else cell.ljust(sizes[i]) for i, cell in enumerate(row)]

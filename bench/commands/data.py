@@ -78,9 +78,9 @@ def get(name: str | None, out: Path | None) -> int:
     if name is None:
         say(*offers())
         return 0
+    folder = folder_of(name, out or Path())
     if out is None:
         raise ValueError(f"bench data get {name} --out DIR: say where to")
-    folder = folder_of(name, out)
     check_writable(out)
     ready = f"bench run --data {' or '.join(forms(name, folder))}"
     say(f"{name}: {terms(name)}", f"  then: {ready}")

@@ -70,7 +70,9 @@ def run(arguments: argparse.Namespace) -> int:
         say(summary if differences else f"board and records agree{signature}")
         return int(differences > 0)
     if not arguments.out:
-        raise ValueError("record of what? give the folder that `bench run --out` wrote to: bench record OUT --to DIR")
+        raise ValueError(
+            "record of what? give a folder of results, as `bench run` writes it: bench record OUT --to DIR"
+        )
     publication = publication_from(
         arguments.model_id,
         arguments.hub_dataset,

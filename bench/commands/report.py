@@ -16,14 +16,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """0 also when some result file is damaged: the page names it."""
-    from bench.reporting.page import report_page
     from bench.results.record import check_folder
+
+    check_folder(arguments.out)
+    from bench.reporting.page import report_page
     from engine.files import write_atomic
     from engine.optional import require
     from engine.printing import say
 
     require("matplotlib")
-    check_folder(arguments.out)
     path = arguments.to or arguments.out / "report.html"
     write_atomic(path, report_page(arguments.out, arguments.published, not arguments.no_pictures))
     say(f"written: {path}")

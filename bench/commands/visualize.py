@@ -100,9 +100,11 @@ def run(arguments: argparse.Namespace) -> int:
     from bench.cli.settings import check_writable, chosen_device
     from bench.reporting.visualize import PictureRequest, chosen_kind, draw_pictures
     from engine.optional import require
-    from engine.printing import say
+    from engine.printing import did_you_mean, say
 
     require("matplotlib")
+    if arguments.kind not in (names := [*(path.stem.replace("_", "-") for path in KINDS), *FIGURES]):
+        raise ValueError(f"no kind of picture is called {arguments.kind!r}{did_you_mean(arguments.kind, names)}")
     formats = tuple(dict.fromkeys(arguments.format or ["png"]))
     film = sorted({"apng", "gif", "webp"} & set(formats))
     if film and arguments.kind in FIGURES:

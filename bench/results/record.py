@@ -487,7 +487,7 @@ def check_folder(out: Path) -> None:
     """ValueError for a folder that no run wrote to."""
     if not (out / "results").is_dir():
         lacking = "holds no results" if out.is_dir() else "does not exist"
-        raise ValueError(f"{out} {lacking}; give the folder that `bench run --out` wrote to")
+        raise ValueError(f"{out} {lacking}; give a folder of results, as `bench run` writes it")
 
 
 def result_files(out: Path) -> Iterator[Path]:

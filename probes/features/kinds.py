@@ -59,7 +59,7 @@ class FeatureKind(Validated):
     def check(self, spec: FrozenSpec, task: str) -> None:
         """ValueError where a network of this architecture has no such vector, with the option of `task` that helps."""
         if not -spec.depth <= self.layer < spec.depth:
-            raise ValueError(f"layer {self.layer}: the model has {spec.depth} blocks; add --set {task}.layer=-1")
+            raise ValueError(f"layer {self.layer}: the model has {spec.depth} blocks; the last: --set {task}.layer=-1")
         if not self.exists_in(spec):
             lacking, other = ("patch tokens", "cls") if self.pool == "avg" else ("class token", "avg")
             raise ValueError(f"the model has no {lacking} at layer {self.layer}; add --set {task}.pool={other}")

@@ -122,6 +122,13 @@ def test_tables_escape_text_from_outside(terminal, monkeypatch):
     ]
 
 
+def test_a_wide_cell_does_not_move_the_rows_beside_it_in_a_pipe():
+    rows = [("lr", "0.1", "rate"), ("corruptions", "x" * 200, "which"), ("floor", "1e-06", "rate at the end")]
+    first, wide, last = table(rows, wrapped={1: 20})
+    assert wide.split() == ["corruptions", "x" * 200, "which"]
+    assert first.index("rate") == last.index("rate at") == len("corruptions") + 2 + 20 + 2
+
+
 def test_wide_cells_wrap_on_a_terminal(monkeypatch):
     rows = [("lrs", ",".join(["0.001"] * 9), "x " * 30)]
     (piped,) = table(rows)

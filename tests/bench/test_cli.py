@@ -68,6 +68,7 @@ WRONG = [
     (["list", "methods", "--protocols"], "bench list tasks --protocols"),
     (["verify", "/nowhere"], "/nowhere is not an export folder | bench import"),
     (["inspect", "/nowhere"], "no checkpoint '/nowhere' | timm:NAME"),
+    (["inspect", "pixls:32"], "did you mean 'pixels:32'?"),
     (["inspect", "pixels"], "IMPORTER:PATH | pixels:32"),
     (["inspect", __file__.replace("test_cli", "test_clii")], f"did you mean {__file__}?"),
     (["leaderboard", "--out", "/nowhere"], "/nowhere does not exist"),

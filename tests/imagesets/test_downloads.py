@@ -334,6 +334,7 @@ def test_refusals(get, server, tmp_path, monkeypatch, capsys):
         code, out, err = get(name)
         assert (code, out) == (2, "") and said in err and len(err.splitlines()) == 1
     assert main(["data", "get", "DTD"]) == 2 and "--out DIR" in capsys.readouterr().err
+    assert main(["data", "get", "ImageNet"]) == 2 and "docs/data.md" in capsys.readouterr().err
     assert main(["data", "check"]) == 2
     free_disk(monkeypatch, 10**6)
     code, _, err = get("Food101")

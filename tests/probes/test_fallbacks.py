@@ -150,6 +150,6 @@ def test_what_only_the_user_can_decide_is_an_error_with_the_option_that_helps(da
     with pytest.raises(ValueError, match=f"no class token at layer 0; add --set {key}.pool=avg"):
         early.run(export, space)
     assert replace(early, pool="avg").run(export, space).metrics
-    with pytest.raises(ValueError, match=f"layer -3: the model has 2 blocks; add --set {key}.layer=-1"):
+    with pytest.raises(ValueError, match=f"layer -3: the model has 2 blocks; the last: --set {key}.layer=-1"):
         replace(task, layer=-3).run(export, space)
     assert task.run(export, space).facts.get("read_instead") is None
