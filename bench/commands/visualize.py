@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 KINDS = sorted((Path(__file__).parents[1] / "reporting" / "kinds").glob("[!_]*.py"))
 FIGURES = {  # of results and trainings; all others look at images
     "curves": "k-NN over k, low-shot over shots, accuracy over blocks, and pretrainings over epochs, images or hours",
-    "scatter": "accuracy against parameters, GFLOP and hours, shifted test sets against clean accuracy",
+    "scatter": "accuracy against parameters, GFLOP and time, shifted test sets against clean accuracy",
 }
 EXAMPLES = """examples:
   bench visualize attention --checkpoint runs/mae timm:vit_small_patch16_224.dino --images photos --out figures

@@ -9,11 +9,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cache
 from pathlib import PurePath
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 from bench.leaderboards.ranks import MeanRanks, RankCorrelation, health_correlations, mean_ranks
 from bench.leaderboards.tables import Cell, Leaderboard, cell_text, troubles, with_ties
-from bench.results.record import CheckpointUsed, Result, images_seen, number_text
+from bench.results.record import CheckpointUsed, Result, images_seen, number_text, time_text
 from bench.statistics.significance import Column, Key, PairedTestCache, tie_letters
 from checkpoints.export import spec_in
 from checkpoints.flops import forward_flops
@@ -88,7 +88,7 @@ class ReportContents:
     overview: tuple[TableRow, ...]  # a number for each table, None where a checkpoint has none
     overall: str  # a sentence on the mean ranks, "" where there are none
     correlations: tuple[RankCorrelation, ...]  # of health with linear accuracy
-    checkpoints: tuple[Mapping[str, object], ...]
+    checkpoints: tuple[Mapping[str, Any], ...]
     results: tuple[Mapping[str, object], ...]  # each as its file has it, without what only programs read
     troubles: tuple[str, ...]
     newest: str  # date of the newest result
@@ -158,7 +158,7 @@ def _overview(leaderboard: Leaderboard, tables: Sequence[ReportTable], ranked: M
     )
 
 
-def _facts(leaderboard: Leaderboard, checkpoint: CheckpointUsed) -> dict[str, object]:
+def _facts(leaderboard: Leaderboard, checkpoint: CheckpointUsed) -> dict[str, Any]:
     named = {
         name: getattr(checkpoint, name)
         for name in ("method", "recipe", "branch", "architecture", "parameters", "digest", "source")
@@ -168,8 +168,14 @@ def _facts(leaderboard: Leaderboard, checkpoint: CheckpointUsed) -> dict[str, ob
     specs = (spec_in(folder, checkpoint.digest) for folder in (saved, checkpoint.source) if folder)
     if spec := next(filter(None, specs), None):
         cost["forward_gflop"] = forward_flops(spec) / 1e9  # of an image, at the size that all protocols read
+    texts = {
+        "training time" if name == "hours" else name.replace("_", " "): (
+            time_text(value) if name == "hours" else f"{value:.4g}" if isinstance(value, float) else value
+        )
+        for name, value in cost.items()
+    }
     kind = row_kind(leaderboard, checkpoint)
-    return {"name": leaderboard.names[checkpoint], "kind": kind, **named, "cost": cost}
+    return {"name": leaderboard.names[checkpoint], "kind": kind, **named, **texts, "cost": cost}
 
 
 def row_kind(leaderboard: Leaderboard, checkpoint: CheckpointUsed) -> Kind:

@@ -24,6 +24,7 @@ from bench.reporting.contents import (
     competing,
     sweep_of,
 )
+from bench.results.record import time_unit
 from engine.printing import printable
 
 if TYPE_CHECKING:
@@ -64,11 +65,11 @@ SWEEPS = {  # figure -> metrics that hold its x in their names, and what x is
     "shots": (r"(\w+)_(\d+)shot", "labelled images per class"),
     "blocks": (BLOCK, "block"),
 }
-COSTS = {
-    "parameters": "parameters, millions",
+COSTS = {  # of a network: what its axis means, before the unit
+    "parameters": "parameters",
     "forward_gflop": "GFLOP per image, forward pass",
     "gflop_per_image": "GFLOP per image, pretraining",
-    "hours": "hours of pretraining",
+    "hours": "time of pretraining",
 }
 PAGE = 9.0  # inches; width of a figure on a page
 SERIES = 12  # networks that a figure shows, those with the lowest mean ranks
@@ -142,10 +143,13 @@ def scatter_figures(report: ReportContents, width: float = PAGE) -> "dict[str, F
     The line joins networks that no other beats at the same cost or less (Pareto); raw pixels are a horizontal line.
     """
     styles, shown, figures = board_styles(report), shown_names(report), {}
-    spent = {str(used["name"]): {"parameters": used["parameters"], **used["cost"]} for used in report.checkpoints}  # type: ignore[dict-item]
-    for cost, label in COSTS.items():
+    spent = {str(used["name"]): {"parameters": used["parameters"], **used["cost"]} for used in report.checkpoints}
+    longest = max((used.get("hours", 0.0) for used in spent.values()), default=0.0)
+    units = {"parameters": ("millions", 1e-6), "hours": time_unit(longest)}
+    for cost, meaning in COSTS.items():
+        unit, times = units.get(cost, ("", 1.0))
 
-        def draw(axes: "Axes", panel: Any, label: str = label) -> Texts:
+        def draw(axes: "Axes", panel: Any, label: str = in_unit(meaning, unit)) -> Texts:
             table, points = panel
             best = pareto({name: (x, number.value or 0.0) for name, (x, number) in points.items()}, table.higher)
             axes.plot(*zip(*best, strict=True), color=INK, alpha=0.5, linewidth=1, drawstyle="steps-post")
@@ -159,7 +163,7 @@ def scatter_figures(report: ReportContents, width: float = PAGE) -> "dict[str, F
         panels = []
         for table in (table for table in report.tables if table.result.task != "health"):
             points = {
-                row.name: (float(spent[row.name][cost]) / (1e6 if cost == "parameters" else 1), row.numbers[0])  # type: ignore[arg-type]
+                row.name: (times * spent[row.name][cost], row.numbers[0])
                 for row in table.rows
                 if row.kind == "measured" and row.name in shown and spent[row.name].get(cost)
                 if row.numbers[0].value is not None
@@ -167,9 +171,10 @@ def scatter_figures(report: ReportContents, width: float = PAGE) -> "dict[str, F
             if len({x for x, _ in points.values()}) > 1:
                 panels.append((table, points))
         if panels:
-            name = f"accuracy against {label.removesuffix(', millions')}"
             drawn = _drawn_names(panels, floors=True)
-            figures[name] = _figure(panels, draw, {row: styles[row] for row in shown if row in drawn}, width)
+            figures[f"accuracy against {meaning}"] = _figure(
+                panels, draw, {row: styles[row] for row in shown if row in drawn}, width
+            )
     return figures
 
 

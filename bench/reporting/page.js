@@ -69,10 +69,11 @@
 
   // Where a table or figure goes on beyond its frame.
   const beyond = (box) => {
+    box.classList.toggle("whole", box.scrollWidth <= box.offsetWidth);
     box.classList.toggle("goes-right", box.scrollLeft + box.clientWidth < box.scrollWidth - 1);
     box.classList.toggle("goes-down", box.scrollTop + box.clientHeight < box.scrollHeight - 1);
   };
-  const sizes = new ResizeObserver((entries) => entries.forEach((entry) => beyond(entry.target)));
+  const sizes = new ResizeObserver((entries) => requestAnimationFrame(() => entries.forEach((entry) => beyond(entry.target))));
   for (const box of document.querySelectorAll(".scroll")) {
     box.addEventListener("scroll", () => beyond(box), { passive: true });
     sizes.observe(box);

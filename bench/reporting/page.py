@@ -23,6 +23,7 @@ from bench.reporting.figures import (
 )
 from bench.reporting.saved_pictures import report_pictures
 from bench.reporting.views import views_of
+from bench.results.record import time_text
 from bench.statistics.significance import LETTERS, p_value_cache
 from engine.printing import did_you_mean, html_template, printable
 
@@ -151,7 +152,9 @@ def rendered(template: str, **values: Any) -> str:
     script, style = ((HERE / name).read_text(encoding="utf-8") for name in ("page.js", "page.css"))
     policy = {"style_hash": policy_hash(style), "script_hash": policy_hash(script)}
     page = html_template((HERE / template).read_text(encoding="utf-8"), HERE)
-    return page.render(style=Markup(style), script=Markup(script), letter_ranges=letter_ranges, **policy, **values)
+    return page.render(
+        style=Markup(style), script=Markup(script), letter_ranges=letter_ranges, time_text=time_text, **policy, **values
+    )
 
 
 def letter_ranges(letters: str) -> str:

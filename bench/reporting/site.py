@@ -150,12 +150,11 @@ def checkpoint_page(
     config = read_config(folder) if (folder / "config.json").is_file() else None
     card = record / "cards" / used.unique_name / CARD
     facts = next(facts for facts in report.checkpoints if facts["name"] == name)
-    cost: Mapping[str, object] = facts["cost"]  # type: ignore[assignment]
     told = {key: value for key, value in facts.items() if key not in ("name", "kind", "cost") and value}
     return {
         "numbers": [(group, metric, cell_text(cell), groups[group]) for (group, metric), cell in cells],
         "results": [report.results[at] for at in own],
-        "facts": told | {key.replace("_", " "): value for key, value in cost.items()},
+        "facts": told,
         "card": card.read_text(encoding="utf-8") if card.is_file() else "",
         "commands": rerun_script([good[at] for at in own], {used.key: CardSubject(used=used, config=config)}),
         "anchor": slug,

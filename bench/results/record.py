@@ -66,18 +66,22 @@ class TrainingCost:
 
     @property
     def text(self) -> str:
-        """`60.2 hours, 722 s an epoch, ... on 8 x V100`; what is known of it, empty where nothing is."""
+        """`60.2 h, 722 s an epoch, ... on 8 x V100`; what is known of it, empty where nothing is."""
         known = {unit: getattr(self, name) for name, unit in COST_UNITS.items() if name != "hours"}
         numbers = [f"{value:.4g} {unit}" for unit, value in known.items() if value is not None]
-        spent = [] if self.hours is None else [_span(3600 * self.hours)]
+        spent = [] if self.hours is None else [time_text(self.hours)]
         return ", ".join([*spent, *numbers]) + (f" on {self.devices}" if self.devices else "")
 
 
-def _span(seconds: float) -> str:
-    """`60.2 hours`; less than one in minutes or seconds, as 0.0002 hours say little."""
-    if seconds < 60:
-        return f"{seconds:.4g} s"
-    return f"{seconds / 3600:.4g} hours" if seconds >= 3600 else f"{seconds / 60:.4g} min"
+def time_unit(hours: float) -> tuple[str, float]:
+    """The largest of h, min and s of which a time has one or more, and how many of them an hour has."""
+    return ("h", 1.0) if hours >= 1 else ("min", 60.0) if hours * 60 >= 1 else ("s", 3600.0)
+
+
+def time_text(hours: float) -> str:
+    """`60.2 h`, `1.61 min` or `0.79 s`."""
+    unit, times = time_unit(hours)
+    return f"{hours * times:{'.3g' if hours < 1000 else ',.0f'}} {unit}"
 
 
 LOWER_IS_BETTER = ("loss", "error")
