@@ -662,8 +662,6 @@ def pretrain(
         from probes.tasks.health import RANKED
 
         options = options or Options()
-        if options.decode != "exact":
-            raise ValueError(f"--decode {options.decode}: it is for evaluations; a pretraining decodes exactly")
         device = ready_device(options.device, options.compiled)
         products = training_precision(options.precision or "auto", device)
         folder = Path(out)
@@ -674,6 +672,7 @@ def pretrain(
             device=device,
             precision=products,
             compiled=options.compiled,
+            decode=options.decode,
             seed=seed,
             workers=options.workers,
             micro_batch=options.batch_size,

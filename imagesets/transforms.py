@@ -17,7 +17,7 @@ from PIL import Image
 from torch import Tensor
 from torchvision.io import ImageReadMode, decode_jpeg
 from torchvision.transforms.v2 import InterpolationMode
-from torchvision.transforms.v2.functional import resize_image
+from torchvision.transforms.v2.functional import resize_image, to_pil_image
 
 from engine.settings import Fraction, PositiveInt, Validated
 from imagesets.decoding import decode_rgb, open_header, open_image, releasing_large_images, wait_for_room
@@ -160,6 +160,10 @@ class Photo:
         data = self.encoded
         return self.image if data is None else self._once("header", lambda: open_header(data, self.path))
 
+    def opened(self, decode: Literal["exact", "fast"]) -> Image.Image:
+        """For transforms of Pillow's images."""
+        return self.image if decode == "exact" else FastImage(self)
+
     @property
     def image(self) -> Image.Image:
         """Decoded exactly."""
@@ -170,6 +174,40 @@ class Photo:
         """(3, H, W) uint8, or (1, H, W) of a grey JPEG, decoded by `fast_decoded`."""
         data = self.encoded
         return self._once("pixels", lambda: planes(self.image) if data is None else fast_decoded(data, self.path))
+
+    @property
+    def decoded_fast(self) -> bool:
+        """Whether `pixels` are there already."""
+        return "pixels" in self._kept
+
+    def shrunk(self, shrink: int) -> Image.Image:
+        """A JPEG file decoded at 1 / shrink of its sides."""
+        return self._once(f"shrunk {shrink}", lambda: decode_rgb(self.encoded or b"", self.path, shrink))
+
+
+class FastImage(Image.Image):
+    """A photo as Pillow's RGB image, which `fast_decoded` decodes when a transform needs it, so that any can take it.
+
+    `RandomResizedCrop` takes the photo instead. Raises UnreadableImage where size or pixels are asked for.
+    """
+
+    def __init__(self, photo: Photo) -> None:
+        super().__init__()
+        self.photo = photo
+
+    @property
+    def mode(self) -> str:
+        return "RGB"
+
+    @property
+    def size(self) -> tuple[int, int]:
+        return self.photo.header.size
+
+    def load(self) -> Any:
+        """Decode, where that has not been done; Pillow calls it before it reads pixels."""
+        if super().load() is None:
+            self.im = to_pil_image(self.photo.pixels.expand(3, -1, -1)).im
+        return super().load()
 
 
 def fast_decoded(data: bytes, path: str) -> Tensor:

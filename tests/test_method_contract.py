@@ -211,6 +211,22 @@ def test_views_are_the_same_however_many_processes_make_them(name):
     assert not same(found[0][0], found[0][1])
 
 
+@pytest.mark.parametrize("name", METHODS)
+def test_views_of_images_that_are_decoded_fast_have_the_same_draws(name):
+    """Noise is the same to the bit, and pixels are within what decoders differ by."""
+    views = updates(name, small_recipe(name)).method.views()
+    exact, fast = (
+        MicroBatches(image_set=digits(), views=views, plan=plan(), rank=0, steps=range(1), decode=decode)[0].views
+        for decode in ("exact", "fast")
+    )
+    assert exact.keys() == fast.keys()
+    for key, view in exact.items():
+        if view.ndim > 3 and view.is_floating_point() and key != "gauss":
+            assert (view - fast[key]).abs().mean() < 0.05, key
+        else:
+            assert torch.equal(view, fast[key]), key
+
+
 @pytest.mark.parametrize(("name", "changes"), CASES)
 def test_a_forward_pass_gives_a_loss_and_gradients_to_all_that_is_trained(name, changes, double):
     """In float64, so that no method names a precision; nothing is drawn, so that processes do not matter."""

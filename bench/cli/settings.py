@@ -126,6 +126,16 @@ def add_compile(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def add_decode(parser: argparse.ArgumentParser) -> None:
+    """--decode, of commands that run networks on images."""
+    parser.add_argument(
+        "--decode",
+        choices=("exact", "fast"),
+        default="exact",
+        help="exact: PIL, as in the papers; fast: torchvision on uint8 tensors (exact)",
+    )
+
+
 def add_publication(parser: argparse.ArgumentParser) -> None:
     """--hub-dataset and --source, of commands that make what is published."""
     parser.add_argument(

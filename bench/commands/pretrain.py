@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bench.cli.settings import above_zero, add_compile, positive_integer, share, whole_number
+from bench.cli.settings import above_zero, add_compile, add_decode, positive_integer, share, whole_number
 from bench.cluster.options import add_cluster
 
 if TYPE_CHECKING:
@@ -67,6 +67,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="of matrix products (auto: bfloat16 on a GPU, float32 on a CPU)",
     )
     add_compile(parser)
+    add_decode(parser)
     parser.add_argument("--seed", type=whole_number, default=0, metavar="N", help="of everything random (0)")
     parser.add_argument("--workers", type=whole_number, metavar="N", help="loader processes (by machine)")
     parser.add_argument(
@@ -146,6 +147,7 @@ def pretraining_request(arguments: argparse.Namespace, device: str, precision: "
         device=device,
         precision=precision,
         compiled=arguments.compile,
+        decode=arguments.decode,
         seed=arguments.seed,
         workers=arguments.workers,
         micro_batch=arguments.micro_batch,

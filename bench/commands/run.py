@@ -5,7 +5,15 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from bench.cli.settings import REFERENCES, JoinedByCommas, add_compile, add_statistics, positive_integer, whole_number
+from bench.cli.settings import (
+    REFERENCES,
+    JoinedByCommas,
+    add_compile,
+    add_decode,
+    add_statistics,
+    positive_integer,
+    whole_number,
+)
 from bench.cluster.options import add_cluster
 
 if TYPE_CHECKING:
@@ -78,12 +86,7 @@ def add_request(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--precision", choices=("auto", "float32", "bfloat16"), default="auto", help="of forward passes (auto: float32)"
     )
-    parser.add_argument(
-        "--decode",
-        choices=("exact", "fast"),
-        default="exact",
-        help="exact: PIL, as in the papers; fast: torchvision on uint8 tensors (exact)",
-    )
+    add_decode(parser)
     parser.add_argument("--batch-size", type=positive_integer, metavar="N", help="images in a forward pass (by device)")
     parser.add_argument("--workers", type=whole_number, metavar="N", help="loader workers (by machine)")
     add_compile(parser)

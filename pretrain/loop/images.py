@@ -11,7 +11,7 @@ B images of one micro-batch, or of a piece of it.
 from collections.abc import Generator, Mapping
 from dataclasses import dataclass
 from math import ceil
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -23,6 +23,7 @@ from engine.training.interruptions import ignore_signals, loaded_by
 from engine.training.schedules import micro_batch_size, share_of
 from imagesets.decoding import UnreadableImage
 from imagesets.sets import ImageSet
+from imagesets.transforms import Photo
 from pretrain.method import Views
 
 LOADERS = 12  # at most beside a GPU; a core makes 50 to 100 augmented ImageNet views a second
@@ -108,6 +109,7 @@ class MicroBatches(Dataset):
     steps: range  # updates
     size: int = PIECE  # images of a piece; the last one of a micro-batch may be smaller
     labelled: bool = False  # whether the images' labels come along, as the view "label" (B,) int64
+    decode: Literal["exact", "fast"] = "exact"
 
     @property
     def pieces(self) -> int:
@@ -139,9 +141,13 @@ class MicroBatches(Dataset):
 
     def sample(self, place: int, repeat: int, epoch: int, unreadable: dict[int, str]) -> dict[str, Tensor]:
         """Views and noise of the image at `place`, or of the next readable one, with its label if `labelled`."""
-        image, index = self.image_set.next_readable(place, unreadable, self.image_set.image)
-        seed(AUGMENT, self.plan.seed, epoch, place, *([repeat] if repeat else []))
-        views = self.views(image)
+
+        def made(index: int) -> dict[str, Tensor]:
+            image = Photo(self.image_set, index).opened(self.decode)
+            seed(AUGMENT, self.plan.seed, epoch, place, *([repeat] if repeat else []))
+            return self.views(image)
+
+        views, index = self.image_set.next_readable(place, unreadable, made)
         return views | {"label": torch.tensor(int(self.image_set.labels[index]))} if self.labelled else views
 
 

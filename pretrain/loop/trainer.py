@@ -64,6 +64,7 @@ class Run:
     device: str = "cpu"  # cpu, cuda or cuda:N
     precision: Precision = "float32"  # of matrix products
     compiled: bool = False  # transformer blocks by torch.compile, which rounds otherwise
+    decode: Literal["exact", "fast"] = "exact"  # fast: torchvision decodes and crops JPEG (docs/images.md)
     seed: int = 0  # of everything random
     workers: int | None = None  # loader processes; none: chosen for the machine
     micro_batch: int | None = None  # most images of one process in a forward pass; none: its whole share of a batch
@@ -305,6 +306,7 @@ class Trainer:
             steps=steps,
             size=piece_of(self.method.spec.side, plan.micro_batch_size),
             labelled=self.method.needs_labels,
+            decode=run.decode,
         )
         return load_micro_batches(micro_batches, workers, run.device, run.skip_bad)
 
@@ -318,6 +320,7 @@ class Trainer:
             "seed": self.run.seed,
             "precision": self.run.precision,
             **({"compiled": True} if self.run.compiled else {}),
+            **({"decode": self.run.decode} if self.run.decode != "exact" else {}),
             **({"uses_labels": True} if self.method.needs_labels else {}),
             **({"init": self.run.init.facts(self.method)} if self.run.init else {}),
         }

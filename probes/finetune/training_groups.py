@@ -11,12 +11,12 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
+from PIL import Image
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, get_worker_info
-from torchvision.transforms.functional import to_pil_image
 
 from engine.machine import own_cores, sharing_memory
 from engine.seeding import AUGMENT, MIX, seeded, shuffled
@@ -25,7 +25,6 @@ from engine.training.interruptions import ignore_signals, loaded_by
 from engine.training.schedules import micro_batch_size
 from imagesets.augmentation import drawn_mix, mixed, random_transform, smoothed
 from imagesets.decoding import UnreadableImage
-from imagesets.random_crops import RandomResizedCrop
 from imagesets.sets import ImageSet
 from imagesets.transforms import Photo
 from probes.finetune.settings import FinetuneSettings
@@ -34,14 +33,10 @@ LOADERS = 8  # at most; a core makes 150 to 190 augmented ImageNet files a secon
 
 
 def training_transform(
-    settings: FinetuneSettings,
-    size: int,
-    mean: Sequence[float],
-    std: Sequence[float],
-    decode: Literal["exact", "fast"] = "exact",
-) -> Callable[[Photo], Tensor]:
+    settings: FinetuneSettings, size: int, mean: Sequence[float], std: Sequence[float]
+) -> Callable[[Image.Image], Tensor]:
     """Image -> (3, size, size) float32, normalised; draws from the global generators."""
-    chain = random_transform(
+    return random_transform(
         size,
         mean,
         std,
@@ -51,16 +46,6 @@ def training_transform(
         erase=settings.erase,
         interpolation=settings.train_interpolation,
     )
-    crop, *steps = chain.transforms
-    return partial(_transformed, crop, steps, decode)
-
-
-def _transformed(crop: RandomResizedCrop, steps: Sequence[Callable[[Any], Any]], decode: str, photo: Photo) -> Tensor:
-    """A crop of the image after all steps."""
-    image: Any = crop(photo.image) if decode == "exact" else to_pil_image(crop.fast(photo))
-    for step in steps:
-        image = step(image)
-    return image
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -123,7 +108,8 @@ class MixedGroups(Dataset):
     steps: range
     groups: range  # of each step
     settings: FinetuneSettings  # how images are mixed
-    transform: Callable[[Photo], Tensor]  # of one image
+    transform: Callable[[Image.Image], Tensor]
+    decode: Literal["exact", "fast"] = "exact"
 
     def __len__(self) -> int:
         return len(self.steps) * len(self.groups)
@@ -142,7 +128,7 @@ class MixedGroups(Dataset):
     def augmented(self, numbers: tuple[int, ...], place: int) -> Tensor:
         """The image at a place, with draws that depend on the numbers alone. Raises UnreadableImage."""
         with seeded(AUGMENT, *numbers):
-            return self.transform(Photo(self.image_set, place))
+            return self.transform(Photo(self.image_set, place).opened(self.decode))
 
     def group(self, item: int) -> MixedGroup:
         step, group = self.steps[item // len(self.groups)], self.groups[item % len(self.groups)]

@@ -201,7 +201,8 @@ class Finetune(FinetuneSettings, Task):
                 steps=steps,
                 groups=training.groups,
                 settings=self,
-                transform=training_transform(self, size, export.mean, export.std, space.decode),
+                transform=training_transform(self, size, export.mean, export.std),
+                decode=space.decode,
             )
 
         return training, selection, groups

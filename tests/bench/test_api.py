@@ -266,10 +266,6 @@ def evaluate(*given, **settings):
         (lambda export: api.report("nowhere"), "nowhere does not exist"),
         (lambda export: api.pretrain("mae", "smok", "digits:", "runs/a"), "'smok'; did you mean"),
         (lambda export: api.pretrain("mae", "smoke", "digits:", "runs/a", settings={"q": 1}), "^settings=q: no such"),
-        (
-            lambda export: api.pretrain("mae", "smoke", "digits:", "runs/a", options=api.Options(decode="fast")),
-            "^Options.decode=fast: .*evaluations",
-        ),
     ],
 )
 def test_mistakes_are_one_line(call, message, exports, tmp_path, monkeypatch):

@@ -177,6 +177,18 @@ def test_precision_follows_the_device():
     assert training_precision("bfloat16", "cpu") == "bfloat16"
 
 
+def test_fast_decoding_is_named_and_never_mixed_with_exact(pretrain, tmp_path):
+    for decode, other in (("fast", "exact"), ("exact", "fast")):
+        out = tmp_path / decode
+        assert pretrain("--decode", decode, out=out)[0] == 0
+        for held in (json.loads((out / "run.json").read_text()), ViTExport.load(out / "export").facts):
+            assert held.get("decode", "exact") == decode
+        code, _, err = pretrain("--resume", "--decode", other, out=out)
+        assert code == 2 and "holds another run, decode is " in err and err.count("\n") == 1
+    digests = [ViTExport.load(tmp_path / decode / "export").digest for decode in ("exact", "fast")]
+    assert digests[0] != digests[1]
+
+
 def test_resume_starts_where_there_is_nothing_and_ends_where_all_is_done(pretrain, tmp_path):
     (tmp_path / "run").mkdir()
     assert pretrain("--resume")[0] == 0

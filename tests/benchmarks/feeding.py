@@ -23,7 +23,7 @@ from torchvision.transforms.v2.functional import resize_image
 from checkpoints.spec import Preparation
 from imagesets.decoding import decode_rgb, read_bytes
 from imagesets.sets import ImageSet, open_set
-from imagesets.transforms import EvalTransform, fast_decoded, planes
+from imagesets.transforms import EvalTransform, Photo, fast_decoded, planes
 from pretrain.parts.views import Colours, crop, multi_crop, view
 from probes.features.extract import Reader
 from probes.linear.augmented import Crops, TrainTransform
@@ -91,6 +91,7 @@ def stages(images: ImageSet) -> dict[str, Callable[[int], object]]:
     colours = Colours(blur=0.5).transforms()
     large = view([*crop(224, (0.25, 1.0)), *colours], Preparation())
     local = view([*crop(96, (0.05, 0.25)), *colours], Preparation())
+    one = multi_crop([view(crop(224, (0.2, 1.0)), Preparation())])
     two, ten = multi_crop((large,) * 2), multi_crop((large,) * 2, (local,) * 8)
     return {
         "read": lambda index: read_bytes(images.path(index)),
@@ -112,8 +113,13 @@ def stages(images: ImageSet) -> dict[str, Callable[[int], object]]:
         "three linear streams, fast": train(3, "fast"),
         "linear stream of 3 crops, exact": train(3, "exact", together=True),
         "linear stream of 3 crops, fast": train(3, "fast", together=True),
-        "pretraining, 2 crops": lambda index: two(images.image(index)),
-        "pretraining, 2 + 8 crops": lambda index: ten(images.image(index)),
+        **{
+            f"pretraining, {name}, {decode}": lambda index, views=views, decode=decode: views(
+                Photo(images, index).opened(decode)
+            )
+            for name, views in (("1 plain crop", one), ("2 crops", two), ("2 + 8 crops", ten))
+            for decode in ("exact", "fast")
+        },
     }
 
 

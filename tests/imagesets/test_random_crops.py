@@ -1,22 +1,23 @@
 """The random resized crop: windows, pixels and draws of torchvision and timm, to the bit, and MAE's rule."""
 
 import random
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 from numpy.random import RandomState
-from PIL import Image
+from PIL import Image, ImageFilter, ImageOps
 from timm.data.transforms import RandomResizedCropAndInterpolation
 from torchvision import transforms
 from torchvision.transforms import InterpolationMode
 from torchvision.transforms.functional import pil_to_tensor
 
-from imagesets import random_crops
+import imagesets.transforms
 from imagesets.decoding import UnreadableImage, decode_rgb
 from imagesets.random_crops import AREA, RATIO, OwnDraws, PythonDraws, RandomResizedCrop, TorchDraws
 from imagesets.sets import open_set
-from imagesets.transforms import Photo
+from imagesets.transforms import Photo, fast_decoded
 
 MODES = {"bilinear": InterpolationMode.BILINEAR, "bicubic": InterpolationMode.BICUBIC}
 # Landscape, portrait, square, so narrow that no window of an allowed ratio fits, and smaller than the crop.
@@ -122,7 +123,7 @@ def test_fast_crops_show_the_exact_windows(tmp_path, encode, mode, size, shrink,
     file = tmp_path / "train/ant/a.jpg"
     file.write_bytes(encode(mode=mode, width=400, height=300, quality=95))
     images, shrinks = open_set(f"folder:{tmp_path}", "train"), []
-    monkeypatch.setattr(random_crops, "decode_rgb", lambda *by: (shrinks.append(by[2]), decode_rgb(*by))[1])
+    monkeypatch.setattr(imagesets.transforms, "decode_rgb", lambda *by: (shrinks.extend(by[2:]), decode_rgb(*by))[1])
     for number in range(8):
         exact, fast = (
             RandomResizedCrop(size=size, scale=(0.9, 1.0), interpolation="bicubic", draws=OwnDraws(RandomState(number)))
@@ -134,3 +135,29 @@ def test_fast_crops_show_the_exact_windows(tmp_path, encode, mode, size, shrink,
     file.write_bytes(file.read_bytes()[:3000])
     with pytest.raises(UnreadableImage, match="truncated"):
         fast.fast(Photo(images, 0))
+
+
+@pytest.mark.parametrize("mode", ["RGB", "L", "CMYK"])
+def test_every_transform_takes_a_photo_that_is_decoded_fast(tmp_path, encode, mode, monkeypatch):
+    """Decoded once, and by a random crop's own way where it comes first."""
+    (tmp_path / "train/ant").mkdir(parents=True)
+    (tmp_path / "train/ant/a.jpg").write_bytes(encode(mode=mode, width=60, height=45, quality=95))
+    photo, decoded, by_pillow = Photo(open_set(f"folder:{tmp_path}", "train"), 0), [], Image.Image.resize
+    monkeypatch.setattr(
+        "imagesets.transforms.fast_decoded", lambda *file: (decoded.append(file), fast_decoded(*file))[1]
+    )
+    image, exact = photo.opened("fast"), photo.opened("exact")
+    assert (image.mode, image.size, decoded) == ("RGB", (60, 45), [])
+    resized = []
+    monkeypatch.setattr(Image.Image, "resize", lambda *given: (resized.append(given), by_pillow(*given))[1])
+    crop = RandomResizedCrop(size=40, interpolation="bicubic", draws=OwnDraws(RandomState(0)))
+    assert torch.equal(pil_to_tensor(crop(image)), replace(crop, draws=OwnDraws(RandomState(0))).fast(photo))
+    assert not resized
+    for transform in (
+        *(transforms.Resize(20), transforms.RandomCrop(30, padding=2), transforms.ColorJitter(0.4, 0.4, 0.2, 0.1)),
+        *(transforms.ToTensor(), ImageOps.flip, Image.Image.copy, lambda given: given.filter(ImageFilter.BLUR)),
+        lambda given: given.crop((3, 4, 50, 40)),
+    ):
+        ours, theirs = ((seed(0), np.asarray(transform(given)))[1] for given in (image, exact))
+        assert np.array_equal(ours, theirs)
+    assert len(decoded) == 1

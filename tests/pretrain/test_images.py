@@ -45,8 +45,12 @@ class OneView:
         return {"image": self.view(image), "loader": torch.tensor(os.getpid())}
 
 
-def parts_of(images: ImageSet, steps: range, plan: BatchPlan, size: int = PIECE, **view: Any) -> MicroBatches:
-    return MicroBatches(image_set=images, views=OneView(**view), plan=plan, rank=0, steps=steps, size=size)
+def parts_of(
+    images: ImageSet, steps: range, plan: BatchPlan, size: int = PIECE, decode: Any = "exact", **view: Any
+) -> MicroBatches:
+    return MicroBatches(
+        image_set=images, views=OneView(**view), plan=plan, rank=0, steps=steps, size=size, decode=decode
+    )
 
 
 def saved(folder: Path, *images: Image.Image | bytes) -> ImageSet:
@@ -108,12 +112,15 @@ def test_loaders_work_ahead_and_in_order(tmp_path):
         assert torch.equal(part.views["image"], alone[number].views["image"])
 
 
-@pytest.mark.parametrize("workers", [0, 2])
-@pytest.mark.parametrize("size", [1, 5, 24])
-def test_a_part_is_the_same_in_any_pieces(size, workers):
+@pytest.mark.parametrize(
+    ("size", "workers", "decode"),
+    [*((size, workers, "exact") for size in (1, 5, 24) for workers in (0, 2)), (5, 0, "fast"), (5, 2, "fast")],
+)
+def test_a_part_is_the_same_in_any_pieces(size, workers, decode):
     images, plan = open_set("tiny:", "train"), batch_plan(64, 24, 1, None, seed=0)
-    found = list(load_micro_batches(parts_of(images, range(1, 3), plan, size), workers, "cpu", skip_bad=False))
-    whole = parts_of(images, range(1, 3), plan, size=64)
+    parts = parts_of(images, range(1, 3), plan, size, decode)
+    found = list(load_micro_batches(parts, workers, "cpu", skip_bad=False))
+    whole = parts_of(images, range(1, 3), plan, size=64, decode=decode)
     assert [len(part.views["loader"]) for part in found] == [24, 24]
     assert all(torch.equal(part.views["image"], whole[number].views["image"]) for number, part in enumerate(found))
 
@@ -155,13 +162,13 @@ def test_an_unreadable_image_is_named(workers, tmp_path):
         )
 
 
-@pytest.mark.parametrize("size", [1, 16])
-def test_an_unreadable_image_may_be_skipped(size, tmp_path):
+@pytest.mark.parametrize(("size", "decode"), [(1, "exact"), (16, "exact"), (1, "fast")])
+def test_an_unreadable_image_may_be_skipped(size, decode, tmp_path):
     """The next one that can be read stands in, with the views of the place that it takes."""
     colours = [Image.new("RGB", (8, 8), (60 * number, 0, 0)) for number in range(3)]
     images = saved(tmp_path, colours[0], b"", b"no image", colours[2])
     plan = batch_plan(4, 4, 1, None, 0)
-    (part,) = load_micro_batches(parts_of(images, range(1), plan, size), 0, "cpu", skip_bad=True)
+    (part,) = load_micro_batches(parts_of(images, range(1), plan, size, decode), 0, "cpu", skip_bad=True)
     assert part.unreadable == {1: "empty file, 0 bytes", 2: "not an image that Pillow knows"}
     assert part.views["image"].shape == (4, 3, SIZE, SIZE)
 
