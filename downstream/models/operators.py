@@ -48,33 +48,28 @@ def nms(boxes: Tensor, scores: Tensor, iou_threshold: float, offset: int) -> Ten
 
 
 def roi_align_forward(
-    input: Tensor,
-    rois: Tensor,
-    output: Tensor,
-    argmax_y: Tensor,
-    argmax_x: Tensor,
-    *,
-    aligned_height: int,
-    aligned_width: int,
-    spatial_scale: float,
-    sampling_ratio: int,
-    pool_mode: int,
-    aligned: bool,
+    input: Tensor, rois: Tensor, output: Tensor, argmax_y: Tensor, argmax_x: Tensor, **options: Any
 ) -> None:
     """Fill `output` (R, C, h, w) with averages of `input` (B, C, H, W) over `rois` (R, 5): image, x1, y1, x2, y2."""
     from torchvision.ops import roi_align
 
-    _only_averages(pool_mode)
-    size, wide = (aligned_height, aligned_width), to_float32(input)  # torchvision has no RoIAlign of bfloat16
-    output.copy_(roi_align(wide, rois.to(wide), size, spatial_scale, sampling_ratio, bool(aligned)))
+    size, scale, sampling, aligned = _roi_options(**options)
+    wide = to_float32(input)  # torchvision has no RoIAlign of bfloat16
+    output.copy_(roi_align(wide, rois.to(wide), size, scale, sampling, aligned))
 
 
 def roi_align_backward(
-    grad_output: Tensor,
-    rois: Tensor,
-    argmax_y: Tensor,
-    argmax_x: Tensor,
-    grad_input: Tensor,
+    grad_output: Tensor, rois: Tensor, argmax_y: Tensor, argmax_x: Tensor, grad_input: Tensor, **options: Any
+) -> None:
+    """Add to `grad_input` (B, C, H, W) the gradient of `roi_align_forward` for `grad_output` (R, C, h, w)."""
+    import torchvision  # noqa: F401 (registers the operator)
+
+    size, scale, sampling, aligned = _roi_options(**options)
+    backward, wide = torch.ops.torchvision._roi_align_backward, to_float32(grad_output)
+    grad_input += backward(wide, rois.to(wide), scale, *size, *grad_input.shape, sampling, aligned)
+
+
+def _roi_options(
     *,
     aligned_height: int,
     aligned_width: int,
@@ -82,14 +77,11 @@ def roi_align_backward(
     sampling_ratio: int,
     pool_mode: int,
     aligned: bool,
-) -> None:
-    """Add to `grad_input` (B, C, H, W) the gradient of `roi_align_forward` for `grad_output` (R, C, h, w)."""
-    import torchvision  # noqa: F401 (registers the operator)
-
-    _only_averages(pool_mode)
-    backward = torch.ops.torchvision._roi_align_backward
-    size, wide = (aligned_height, aligned_width), to_float32(grad_output)
-    grad_input += backward(wide, rois.to(wide), spatial_scale, *size, *grad_input.shape, sampling_ratio, bool(aligned))
+) -> tuple[tuple[int, int], float, int, bool]:
+    """mmcv's options of RoIAlign as torchvision's: height and width of the output, scale, samples, aligned."""
+    if pool_mode != AVERAGE:
+        _not_covered("roi_align with pool_mode='max'")
+    return (aligned_height, aligned_width), spatial_scale, sampling_ratio, bool(aligned)
 
 
 class StandIn(ModuleType):
@@ -129,11 +121,6 @@ def _put_in_place() -> None:
     sys.modules[NAME] = module
     package, _, name = NAME.rpartition(".")
     setattr(sys.modules[package], name, module)
-
-
-def _only_averages(pool_mode: int) -> None:
-    if pool_mode != AVERAGE:
-        _not_covered("roi_align with pool_mode='max'")
 
 
 def _not_covered(name: str, *values: Any, **settings: Any) -> NoReturn:
