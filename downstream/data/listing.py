@@ -69,10 +69,7 @@ class Listing(SceneFiles):
         values = np.flatnonzero(np.bincount(mask.ravel(), minlength=256))  # four times as fast as np.unique
         unknown = values[(table[values] >= len(self.classes)) & (table[values] != IGNORED)]
         if len(unknown):
-            raise ValueError(
-                f"the mask holds the value {unknown[0]}, allowed are {self.allowed}; "
-                "is this the annotation of another version of the set?"
-            )
+            raise ValueError(f"the mask holds the value {unknown[0]}, allowed are {self.allowed}; {self._advice}")
         return table[mask]
 
     def _coded_colours(self, mask: np.ndarray) -> np.ndarray:
@@ -82,8 +79,17 @@ class Listing(SceneFiles):
         if None in codes:
             colour = int(colours[codes.index(None)])
             rgb = f"{colour >> 16} {colour >> 8 & 255} {colour & 255}"
-            raise ValueError(f"the mask shows the colour {rgb}, which is that of none of the {len(known)} classes")
+            raise ValueError(
+                f"the mask shows the colour {rgb} (red, green, blue), which none of the {len(known)} classes has; "
+                f"{self._advice}"
+            )
         return np.array(codes, np.uint8)[inverse].reshape(mask.shape[:2])
+
+    @property
+    def _advice(self) -> str:
+        if self.own_classes:
+            return "correct the mask, or give it a class in the set's list of classes"
+        return "is this the annotation of another version of the set?"
 
     @property
     def allowed(self) -> str:
@@ -120,19 +126,26 @@ class DepthMaps(SceneFiles):
     def metres(self, values: np.ndarray, size: tuple[int, int]) -> np.ndarray:
         """Values of a file (H, W) -> metres, 0 where nothing was measured. ValueError unless they fit an image of
         `size` (height, width) and the unit."""
+        if values.ndim != 2 or values.dtype == bool:
+            raise ValueError("the file holds no depth but colours, or black and white; save it as a 16-bit grey PNG")
         if values.shape != tuple(size):
             raise ValueError(
                 f"the depth is {' x '.join(map(str, values.shape))} pixels and its image {size[0]} x {size[1]}; take "
                 "both from the same download"
             )
-        depth = values.astype(np.float32) / np.float32(self.per_metre)
         least, most = self.range
+        if values.dtype.kind != "f" and (highest := np.iinfo(values.dtype).max / self.per_metre) < most:
+            raise ValueError(
+                f"depths of {8 * values.dtype.itemsize} bits end at {highest:g} m, and are read as {self.per_metre:g} "
+                f"for each metre, up to {most:g} m; save them so, as a 16-bit PNG"
+            )
         if not values.any():
             raise ValueError("no pixel has a depth: all values are 0")
+        depth = values.astype(np.float32) / np.float32(self.per_metre)
         if not least <= depth.max() <= most:
             raise ValueError(
-                f"the largest depth is {depth.max():g} m with {self.per_metre:g} to a metre, which cannot be: it must "
-                f"be from {least:g} to {most:g} m; save depths in this unit"
+                f"the largest value is {values.max():g}, read as {depth.max():g} m: an image's largest depth must be "
+                f"from {least:g} to {most:g} m; is it in another unit? Save {self.per_metre:g} for each metre"
             )
         return depth
 
@@ -205,18 +218,29 @@ def folder_with(root: Path, needed: Sequence[str], advice: str, inner: Sequence[
 def paired(root: Path, split: str, pictures: Sequence[str], folder: str, hint: str = "") -> tuple[str, ...]:
     """Paths below `root` of the masks in `folder`, named as the pictures, as PNG. ValueError if one is missing."""
     masks = [f"{name.rpartition('.')[0]}.png" for name in pictures]
-    check_present(masks, files_below(root / folder, ".png"), f"annotations of {split}", folder, hint)
+    check_present(masks, files_below(root / folder, ""), f"annotations of {split}", folder, hint)
     if twice := [name for name, count in Counter(masks).items() if count > 1]:
         raise ValueError(f"two images of {split} have the mask {folder}/{twice[0]}; give them names of their own")
     return tuple(f"{folder}/{name}" for name in masks)
 
 
 def check_present(names: Sequence[str], present: Iterable[str], kind: str, folder: str, hint: str = "") -> None:
-    """ValueError unless all `names`, such as "images of val" (kind) in `folder`, are present."""
+    """ValueError unless all `names`, such as "images of val" (kind) in `folder`, are present. Where none is, it names a
+    file that is there instead."""
     present = set(present)
     missing = [name for name in names if name not in present]
     if missing:
-        raise ValueError(f"{len(missing)} of {len(names)} {kind} are not there, such as {folder}/{missing[0]}{hint}")
+        other = f"; {min(present)} is there instead" if present and len(missing) == len(names) else ""
+        raise ValueError(
+            f"{len(missing)} of {len(names)} {kind} are not there, such as {folder}/{missing[0]}{other}{hint}"
+        )
+
+
+def names_in(file: Path, advice: str) -> list[str]:
+    """The first word of each line of a list. ValueError, which ends in the advice, where there is no such file."""
+    if not file.is_file():
+        raise ValueError(f"there is no list {file}; {advice}")
+    return [line.split()[0] for line in file.read_text(encoding="utf-8").splitlines() if line.strip()]
 
 
 def files_below(folder: Path, suffix: str) -> list[str]:

@@ -32,6 +32,7 @@ from downstream.frozen.task import (
     areas_of,
     areas_score,
     backbone_of,
+    check_classes,
     check_features,
     loaded_batches,
     normalised_pixels,
@@ -347,6 +348,8 @@ class SquareTask(FrozenTask):
 
     def run(self, export: FrozenExport, space: Workspace) -> Outcome:
         train, val = self.opened(export, space)
+        for images in (train, val):
+            check_classes(images, space)
         memory, queries = self.remembered(export, train, space), self.evaluated(export, val, space)
         usable, facts = self.measured(memory, queries, space)
         areas = np.zeros((len(val.scenes), *usable.shape[1:]), np.int64)

@@ -92,9 +92,18 @@ class FrozenTask(Task):
             bad = space.world.on_rank0(partial(getattr, scenes, "unusable")) if space.skip_bad else {}
             places = np.setdiff1d(np.arange(len(scenes)), np.array(list(bad), np.int64))
             if not len(places):
-                raise ValueError(f"{scenes.url}: none of the {len(scenes)} scenes of {scenes.split} can be used")
+                raise ValueError(
+                    f"{scenes.url}: none of the {len(scenes)} scenes of {scenes.split} can be used; the first is "
+                    f"{next(iter(bad.values()))}"
+                )
             usable.append(UsableScenes(scenes, places, {str(scenes.image(place)): why for place, why in bad.items()}))
         return usable[0], usable[1]
+
+
+def check_classes(images: UsableScenes, space: Workspace) -> None:
+    """ValueError where the masks of a split hold fewer than two classes, or one of them cannot be read."""
+    used = images.scenes if len(images.places) == len(images.scenes) else images.scenes.subset(images.places, "usable")
+    space.world.on_rank0(lambda: used.pixels.check())
 
 
 def work_of_images(scale: Scale, side: int, flops: float, memory: float, *parts: Part) -> Work:

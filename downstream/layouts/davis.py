@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from downstream.data.listing import IGNORED, Listing, files_below, folder_with, paired
+from downstream.data.listing import IGNORED, Listing, files_below, folder_with, names_in, paired
 from downstream.data.tiny_scenes import save_image, save_lines
 from imagesets.sets import Split
 
@@ -29,7 +29,7 @@ def recognised(root: Path) -> Path:
 
 def listed(root: Path, split: Split) -> Listing:
     """All frames of one split, video after video. ValueError names a video that lacks frames or masks."""
-    videos = sorted((root / "ImageSets" / "2017" / f"{split}.txt").read_text(encoding="utf-8").split())
+    videos = sorted(names_in(root / f"ImageSets/2017/{split}.txt", "unpack the whole of DAVIS-2017-trainval-480p"))
     images: list[str] = []
     masks: list[str] = []
     for video in videos:

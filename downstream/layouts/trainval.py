@@ -36,7 +36,7 @@ def listed(root: Path, split: Split) -> Instances:
     """All images, in the order of VOC's list or of COCO's numbers. ValueError names what is missing."""
     if (root / COCO_LIST).is_file():
         return _of_coco(root)
-    names = vocboxes.names_in(root / LIST, "trainval")
+    names = vocboxes.different_names(root / LIST, "trainval")
     found = vocboxes.boxes_of(root, names, names, "val")
     objects = (tuple(entry | {"iscrowd": 0} for entry in own) for own in found.objects)
     return replace(found, objects=tuple(objects))

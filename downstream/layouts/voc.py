@@ -13,7 +13,7 @@ names into train.txt.
 
 from pathlib import Path
 
-from downstream.data.listing import Listing, check_present, files_below, folder_with
+from downstream.data.listing import Listing, check_present, files_below, folder_with, names_in
 from downstream.data.tiny_scenes import save_image, save_lines, tiny_scenes
 from downstream.layouts.masks import CLASSES as CLASSES_FILE
 from downstream.layouts.masks import ClassList, numbered, read_classes
@@ -39,9 +39,7 @@ def recognised(root: Path) -> Path:
 def listed(root: Path, split: Split) -> Listing:
     """All scenes of one split, in the order of its list. ValueError names what is missing."""
     file = root / "ImageSets" / "Segmentation" / f"{split}.txt"
-    if not file.is_file():
-        raise ValueError(f"there is no list {file}; unpack the whole of VOCtrainval_11-May-2012.tar")
-    names = file.read_text(encoding="utf-8").split()
+    names = names_in(file, "unpack the whole of VOCtrainval_11-May-2012.tar")
     for folder, suffix in (("JPEGImages", ".jpg"), ("SegmentationClass", ".png")):
         files = [name + suffix for name in names]
         check_present(files, files_below(root / folder, suffix), f"files of {split}", folder)

@@ -14,7 +14,7 @@ from math import isfinite
 from pathlib import Path
 from typing import Any
 
-from downstream.data.listing import Instances, check_present, folder_with
+from downstream.data.listing import Instances, check_present, folder_with, names_in
 from downstream.data.tiny_scenes import save_image, save_lines, tiny_objects
 from downstream.layouts.coco import instances
 from engine.files import read_regular
@@ -82,14 +82,12 @@ def boxes_of(root: Path, names: list[str], in_any_list: list[str], split: Split)
 
 def _names(root: Path, split: Split) -> list[str]:
     files = [root / "ImageSets" / "Main" / file for file in LISTS[split]]
-    return names_in(next((file for file in files if file.is_file()), files[0]), split)
+    return different_names(next((file for file in files if file.is_file()), files[0]), split)
 
 
-def names_in(file: Path, split: str) -> list[str]:
+def different_names(file: Path, split: str) -> list[str]:
     """The images' names in a list. ValueError where there is none, or an image stands there twice."""
-    if not file.is_file():
-        raise ValueError(f"there is no list {file}; write the names of the images of {split} there, one a line")
-    names = [line.split()[0] for line in file.read_text(encoding="utf-8").splitlines() if line.strip()]
+    names = names_in(file, f"write the names of the images of {split} there, one a line")
     if len(set(names)) < len(names):
         raise ValueError(f"{file} lists an image twice")
     return names

@@ -19,7 +19,8 @@ from checkpoints.flops import forward_flops
 from checkpoints.frozen import FrozenExport, FrozenSpec
 from downstream.data.scenes import SceneSet, scene_depth, scene_image
 from downstream.frozen.heads import HeadTask
-from downstream.frozen.task import Layer, Random, backbone_of, centre_padded, patch_maps, whole_patches
+from downstream.frozen.task import Layer, Random, UsableScenes, backbone_of, centre_padded, patch_maps, whole_patches
+from engine.printing import say
 from engine.settings import BelowOne, FactorRange, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 from engine.tasks import Metric, Outcome, Protocol, Workspace
 from engine.training.schedules import FallingOneCycle
@@ -37,6 +38,7 @@ NYU_CROP = (45, 472, 43, 608)  # first and last row and column of training image
 EIGEN_CROP = (45, 471, 41, 601)  # the same of what evaluations count (Eigen et al. 2014)
 TURN = 2.5  # degrees, at most, that a training image is rotated by
 GAMMA, BRIGHTNESS, TINT = (0.9, 1.1), (0.75, 1.25), (0.9, 1.1)
+ROOM, SAMPLED = 1.0, 20  # metres that some depth in a set of rooms exceeds; maps that are looked at
 METRICS = {  # name -> unit, and whether higher is better
     "rmse": ("m", False),
     "abs_rel": ("", False),
@@ -330,6 +332,7 @@ class DepthLinear(HeadTask):
 
     def run(self, export: FrozenExport, space: Workspace) -> Outcome:
         train, val = self.opened(export, space)
+        space.world.on_rank0(lambda: say(*unit_warnings(val), errors=True))
         (chosen,) = self.train_heads(export, train, val, space)[-1:]
         scenes = val.scenes
         errors = np.full((len(scenes), len(METRICS)), np.nan)
@@ -377,6 +380,18 @@ def pixels_of(scenes: SceneSet, index: int) -> tuple[Tensor, Tensor]:
     image = scene_image(scenes, index)
     depth = scene_depth(scenes, index, image.size[::-1])
     return torch.from_numpy(np.asarray(image).transpose(2, 0, 1).copy()), torch.from_numpy(depth)
+
+
+def unit_warnings(images: UsableScenes) -> list[str]:
+    """A warning where a few depth maps of a split, evenly spread, all end nearer than the walls of a room."""
+    few = images.places[np.unique(np.arange(SAMPLED) * len(images.places) // SAMPLED)].tolist()
+    farthest = max(float(pixels_of(images.scenes, place)[1].max()) for place in few)
+    if farthest >= ROOM:
+        return []
+    return [
+        f"{images.scenes.url}: {len(few)} depth maps of {images.scenes.split} end at {farthest:g} m; if they show "
+        f"rooms, they are in another unit: save {images.scenes.measured.per_metre:g} for each metre"
+    ]
 
 
 SOURCE = "DINOv3 (facebookresearch/dinov3 6876159) eval/depth/configs/config-nyu.yaml, the last step"

@@ -37,6 +37,7 @@ from downstream.frozen.task import (
     Random,
     areas_of,
     backbone_of,
+    check_classes,
     nearest,
     normalised,
     patch_maps,
@@ -331,6 +332,8 @@ class SegmentationLinear(HeadTask):
 
     def run(self, export: FrozenExport, space: Workspace) -> Outcome:
         train, val = self.opened(export, space)
+        for images in (train, val):
+            check_classes(images, space)
         count, held = len(train.places), self.held_out(len(train.places))
         if held >= count:
             raise ValueError(f"{train.scenes.url}: {count} training images, none to hold out; --select val")

@@ -189,20 +189,48 @@ def test_a_bad_scene_is_named_or_counted(tmp_path):
 @pytest.mark.parametrize(
     ("values", "said"),
     [
-        (np.zeros((60, 80)), "no pixel has a depth"),
-        (np.full((60, 80), 5), "the largest depth is 0.005 m"),
-        (np.full((60, 80), 65000), "the largest depth is 65 m"),
-        (np.full((30, 40), 5000), "the depth is 30 x 40 pixels and its image 60 x 80"),
+        (np.zeros((60, 80), np.uint16), "no pixel has a depth"),
+        (np.full((60, 80), 5, np.uint16), "read as 0.005 m"),
+        (np.full((60, 80), 65000, np.uint16), "read as 65 m"),
+        (np.full((30, 40), 5000, np.uint16), "the depth is 30 x 40 pixels and its image 60 x 80"),
+        (np.full((60, 80), 200, np.uint8), "depths of 8 bits end at 0.255 m"),
+        (np.full((60, 80, 3), 200, np.uint8), "16-bit grey PNG"),
     ],
 )
 def test_depths_that_cannot_be(values, said, tmp_path):
     nyu = tiny_folder("nyu", tmp_path)
     scenes = open_scenes(f"nyu:{nyu}", "val", tmp_path)
-    Image.fromarray(values.astype(np.uint16)).save(nyu / scenes.listing.depths[3])
+    Image.fromarray(values).save(nyu / scenes.listing.depths[3])
     with pytest.raises(ValueError, match=said):
         scene_depth(scenes, 3, (60, 80))
     (line,) = decode_scenes(scenes)[0].values()
     assert scenes.listing.depths[3] in line and said in line
+
+
+def test_depths_in_centimetres_are_suspected(tmp_path, capsys):
+    """Each of them could be that of a near thing; all of them are no rooms."""
+    nyu = tiny_folder("nyu", tmp_path)
+    DEPTHS.run(export_of(), workspace(tmp_path, f"nyu:{nyu}", limit=4))
+    assert "another unit" not in capsys.readouterr().err
+    for path in nyu.rglob("sync_depth_*.png"):
+        Image.fromarray(np.asarray(Image.open(path)) // 10).save(path)
+    DEPTHS.run(export_of(), workspace(tmp_path, f"nyu:{nyu}", limit=4))
+    (line,) = [line for line in capsys.readouterr().err.splitlines() if "another unit" in line]
+    assert "1000 for each metre" in line
+
+
+@pytest.mark.parametrize("task", [SEGMENTER, HUMMINGBIRD, CAPI])
+@pytest.mark.parametrize("skip_bad", [False, True])
+def test_masks_of_one_class_are_refused(task, skip_bad, tmp_path):
+    """As binary masks of 0 and 255 are, whose 255 is of no class."""
+    voc = tiny_folder("voc", tmp_path)
+    for path in (voc / "SegmentationClass").iterdir():
+        mask = np.asarray(Image.open(path))
+        Image.fromarray(np.where(mask > 0, 255, 0).astype(np.uint8)).save(path)
+    if skip_bad:
+        path.write_bytes(b"")
+    with pytest.raises(ValueError, match=r"background alone.*255"):
+        task.run(export_of(), workspace(tmp_path, f"voc:{voc}", skip_bad=skip_bad))
 
 
 def test_lists_of_nyu(tmp_path):

@@ -189,7 +189,7 @@ def test_unknown_values_and_colours_are_one_line(own, tmp_path):
     pixels[5, 7] = (1, 2, 3)
     Image.fromarray(pixels).save(path)
     (line,) = decode_scenes(open_scenes(f"masks:{own}", "val", tmp_path))[0].values()
-    assert line == f"{path}: the mask shows the colour 1 2 3, which is that of none of the 2 classes"
+    assert line.startswith(f"{path}: the mask shows the colour 1 2 3 ") and "list of classes" in line
     as_values(own, (0, 1))
     (own / "classes.txt").write_text("ground\ndigit")
     values = np.asarray(Image.open(path)).copy()
