@@ -1,4 +1,4 @@
-"""What tasks share that train mmsegmentation's and mmdetection's models: their work, and departures from a recipe.
+"""Base of tasks that train mmsegmentation's and mmdetection's models: cost, timing, departures from a recipe.
 
 Work is counted on models without memory, and timed on a few real scenes: the very model of a task makes a few steps.
 Where a step of its recipe takes too long for that, a smaller one is made, and seconds grow by its operations.
@@ -58,7 +58,7 @@ class Lengths(NamedTuple):
 
 
 class DenseTask(Task):
-    """Base of these tasks. Annotated without a comment: settings that all of them have."""
+    """Base of these tasks. The bare annotations are settings that all of them define."""
 
     KEY: ClassVar[str]  # name of its file, and of its folder in the cache
     LARGEST: ClassVar[int] = 8  # images in a forward pass, unless --batch-size is given
@@ -86,7 +86,7 @@ class DenseTask(Task):
         raise NotImplementedError
 
     def score(self, images: int, classes: int) -> Score:
-        """What resamples of so many validation images compute, of predictions that are made up."""
+        """A score of made-up predictions for so many validation images, for timing resamples."""
         raise NotImplementedError
 
     def model_flops(self, spec: FrozenSpec, classes: int) -> Flops:

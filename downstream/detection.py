@@ -41,7 +41,7 @@ SMALLEST = 64  # pixels of an image's side in a timed step, at least
 
 @dataclass(frozen=True, kw_only=True)
 class Detection(DetectionSettings, DenseTask):
-    """One training, and what it is worth on the validation images."""
+    """One training, and the evaluation of its detector on the validation images."""
 
     LAYOUT: ClassVar[str] = "coco"
     LARGEST: ClassVar[int] = 2  # as on each GPU of the sources

@@ -28,7 +28,7 @@ SMALLEST = 64  # pixels of a crop's side in a timed step, at least
 
 
 class Segmentation(DenseTask):
-    """Base of both tasks. Annotated without a comment: settings that both have."""
+    """Base of both tasks. The bare annotations are settings that both define."""
 
     TRAINED: ClassVar[str]  # why only a ViT can be trained
     RESIZE_VAL: ClassVar[bool] = True  # whether validation images fit `scale` too, or keep their size

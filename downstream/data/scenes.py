@@ -88,7 +88,7 @@ class SceneSet:
 
     @property
     def facts(self) -> dict[str, Any]:
-        """What a result says of the set."""
+        """What results record about the set."""
         return {"url": self.url, "images": len(self), "fingerprint": self.fingerprint}
 
     def image(self, index: int) -> Path:
@@ -342,8 +342,8 @@ def check_scene(scenes: SceneSet, index: int) -> np.ndarray | None:
 def decode_scenes(
     scenes: SceneSet, advance: Callable[[int], None] = lambda count: None
 ) -> tuple[dict[int, str], "ClassPixels | None"]:
-    """Decode every image and what belongs to it: place of each scene that cannot be used -> a line that says why; and
-    what the masks hold."""
+    """Decode every image and what belongs to it: place of each unusable scene -> a line that says why; and the pixels
+    of each class in the masks."""
     problems, counts = {}, []
     for index in range(len(scenes)):
         try:

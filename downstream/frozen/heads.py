@@ -59,7 +59,7 @@ TIMED = 2  # crops that a plan times at once
 
 
 class HeadTask(FrozenTask):
-    """Base of tasks that train linear heads. Annotated without a comment: settings that all of them have."""
+    """Base of tasks that train linear heads. The bare annotations are settings that all of them define."""
 
     lr: tuple[float, ...]
     steps: int
@@ -78,7 +78,7 @@ class HeadTask(FrozenTask):
         raise NotImplementedError
 
     def crop(self, export: FrozenExport, scenes: SceneSet, index: int, random: Random) -> tuple[Tensor, Tensor]:
-        """A training crop: normalised image (3, H, W) and what it is labelled with (H', W')."""
+        """A training crop: normalised image (3, H, W), and its labels or depths (H', W')."""
         raise NotImplementedError
 
     def head(self, spec: FrozenSpec, classes: int) -> nn.Module:
@@ -94,13 +94,13 @@ class HeadTask(FrozenTask):
         raise NotImplementedError
 
     def judged(self, backbone: Backbone, heads: Sequence[nn.Module], scenes: SceneSet, index: int) -> Any:
-        """What each head makes of one scene, which goes through the network once."""
+        """The result of each head on one scene, which goes through the network once."""
         raise NotImplementedError
 
     def evaluated(
         self, backbone: Backbone, heads: Sequence["KeptHead"], images: UsableScenes, space: Workspace
     ) -> dict[int, Any]:
-        """Place of every usable scene -> what is `judged` of it, in every process."""
+        """Place of every usable scene -> its result of `judged`, in every process."""
         scenes = images.scenes
         modules = [self.head(backbone.spec, len(scenes.classes)).to(space.device).eval() for _ in heads]
         for module, head in zip(modules, heads, strict=True):
@@ -112,8 +112,8 @@ class HeadTask(FrozenTask):
     def train_heads(
         self, export: FrozenExport, train: UsableScenes, val: UsableScenes, space: Workspace
     ) -> list["KeptHead"]:
-        """Train a head for each rate on the same crops; those after each `kept` part of the steps, or as they are kept
-        on disk. A killed training goes on where it was, with the same bits.
+        """Train a head for each rate on the same crops; copies of the heads, made `kept` times at even intervals. A
+        finished training is read from disk, and a killed one goes on where it was, with the same bits.
 
         ValueError, before a training that may take hours, for a validation scene that cannot be used.
         """
@@ -131,7 +131,7 @@ class HeadTask(FrozenTask):
         return training.kept
 
     def after_training(self) -> tuple[str, ...]:
-        """Settings on which the training does not depend."""
+        """Names of settings that the evaluation alone reads."""
         return ()
 
     def evaluation(self, scale: Scale) -> list[Part]:
@@ -253,7 +253,7 @@ class HeadTraining:
                 yield self.exchanged(space.world.on_all_ranks(partial(features, loaded)), own)
 
     def exchanged(self, pieces: Sequence[tuple[Tensor, Tensor]], own: range) -> tuple[Tensor, Tensor]:
-        """The whole batch, from each process's pieces: sums, as all but one are zero."""
+        """The whole batch in every process: each fills its own pieces into zeros, and the batch is their sum."""
         world = self.space.world
         if world.size == 1:
             return torch.cat([maps for maps, _ in pieces]), torch.cat([targets for _, targets in pieces])

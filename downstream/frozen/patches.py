@@ -137,8 +137,8 @@ def patches_of(
             release_pages(features)
             release_pages(pixels)
 
-        # Batches that lack an image; their composition decides about the bits, so all of it is computed again. Told by
-        # one process, as the others may already be writing while the last one reads the marks.
+        # A batch that lacks an image is computed again as a whole, because the bits of features depend on their batch.
+        # Rank 0 alone decides, as other processes may already be writing while the last one reads the marks.
         numbers = world.on_rank0(lambda: np.unique(np.flatnonzero(~done) // size))
 
         def work() -> int:
@@ -230,8 +230,8 @@ class PatchRows:
 
 
 def comparing(memory: PatchRows, queries: PatchRows, distance: Distance) -> Prepare:
-    """How standardised rows are read so that the largest inner product is the nearest patch: for cosines at length one;
-    for the L2 distance with minus half of its squared length behind a row of the memory, and 1 behind a query."""
+    """Prepare standardised rows so that the nearest patch has the largest inner product. Cosine: rows are normalised.
+    L2: minus half of its squared length is appended to a row of the memory, and 1 to a query."""
 
     def prepare(rows: Rows, part: slice) -> np.ndarray:
         is_query = rows is queries.features
@@ -281,7 +281,7 @@ def labelled_image(scenes: SceneSet, index: int) -> tuple[Image.Image, np.ndarra
 
 
 class SquareTask(FrozenTask):
-    """Base of evaluations by patches of images made square. Annotated without a comment: settings that all have."""
+    """Base of evaluations by patches of images made square. The bare annotation is a setting that all define."""
 
     side: int
 
@@ -378,8 +378,8 @@ class CapiTask(SquareTask):
     def predicted(
         self, choices: Sequence[Choice], memory: PatchRows, queries: PatchRows, space: Workspace
     ) -> Iterator[tuple[Choice, np.ndarray]]:
-        """By each choice labels (Q, P) of the queries, or (Q, 1) where a patch's pixels are alike, from the labelled
-        patches of the memory. In every process."""
+        """Each choice with the labels (Q, P) that it predicts for the queries from the memory's labelled patches, in
+        every process; (Q, 1) if it predicts one label for a whole patch."""
         raise NotImplementedError
 
     def view(self, spec: FrozenSpec) -> str:

@@ -41,7 +41,7 @@ Layer = tuple[int, bool]  # number of a block, negative from the end; whether th
 
 
 class UsableScenes(NamedTuple):
-    """One split, and what a run with --skip-bad leaves out. places: (n,) of the scenes that can be used."""
+    """One split, and the scenes that a run with --skip-bad leaves out. places: (n,) of the usable scenes."""
 
     scenes: SceneSet
     places: np.ndarray
@@ -52,7 +52,7 @@ class UsableScenes(NamedTuple):
         return self.scenes.facts | {"skipped": dict(self.skipped)}
 
     def key(self, export: FrozenExport, space: Workspace) -> dict[str, Any]:
-        """What their features depend on, under which they are kept."""
+        """Everything that cached features of these scenes depend on."""
         return {
             "export": export.digest,
             "images": self.scenes.fingerprint,
@@ -107,8 +107,8 @@ def check_classes(images: UsableScenes, space: Workspace) -> None:
 
 
 def work_of_images(scale: Scale, side: int, flops: float, memory: float, *parts: Part) -> Work:
-    """Validation images that go through the network one at a time, at about `side` pixels, and of which each costs so
-    many more FLOPs, and more bytes at once; and other parts."""
+    """The work of encoding validation images one at a time, and other parts. side: of an image in pixels, about. flops,
+    memory: FLOPs and bytes that an image needs beside the network."""
     evaluation = Part(
         kind="evaluation", count=scale.images["val"], flops=float(forward_flops(scale.spec, side)) + flops
     )
@@ -116,12 +116,12 @@ def work_of_images(scale: Scale, side: int, flops: float, memory: float, *parts:
 
 
 def resamples(scale: Scale) -> Part:
-    """Resamples of the validation images."""
+    """The work of resampling the validation images."""
     return Part(kind="closing", count=resamples_of(scale.images["val"]))
 
 
 class SizedBackbone(Backbone):
-    """A backbone that makes tables of relative positions anew for each size of images; others take any size."""
+    """A backbone that resizes tables of relative positions for each size of images; other networks take any size."""
 
     def __init__(self, export: FrozenExport, space: Workspace) -> None:
         super().__init__(export, space.device, space.precision, space.compiled)
@@ -183,14 +183,14 @@ def whole_patches(side: int, spec: FrozenSpec) -> int:
 
 
 def own_share(items: np.ndarray, space: Workspace) -> np.ndarray:
-    """Those of this process."""
+    """The items that this process works on."""
     return items[space.world.rank :: space.world.size]
 
 
 def shared_out(
     items: np.ndarray, work: Callable[[int], Each], space: Workspace, label: str, unit: str = "images"
 ) -> dict[int, Each]:
-    """Item -> what `work` gives of it, in order and in every process, of which each does its share."""
+    """Item -> `work` of it, in order and in every process. The items are divided among the processes."""
     world = space.world
 
     def share() -> dict[int, Each]:
@@ -232,7 +232,7 @@ class Batches(Dataset):
 
 
 def loaded_batches(reader: Batches, space: Workspace, images: int) -> Generator[tuple[Tensor, Tensor]]:
-    """All items, read by as many processes as so many images are worth."""
+    """All items, read by loader processes where there are enough images for them to pay off."""
     loaders = loader_processes(space, images)
     loader = DataLoader(
         reader,
@@ -256,12 +256,12 @@ def resampled_metrics(score: Score, images: int) -> dict[str, Metric]:
 
 
 def areas_score(scenes: SceneSet) -> Score:
-    """The score of areas of images, of the size that a set's have."""
+    """A score of made-up areas, of as many images and classes as the set has, for timing."""
     return partial(weighted_scores, [np.ones((len(scenes), max(len(scenes.classes), 1), 3), np.int64)])
 
 
 def nearest(labels: np.ndarray, size: tuple[int, int]) -> np.ndarray:
-    """(H, W) -> (height, width) of the pixels at floor(i * in / out)."""
+    """Labels (H, W) resized to `size` (height, width) by the pixels at floor(i * in / out)."""
     rows, columns = (np.arange(new) * old // new for new, old in zip(size, labels.shape, strict=True))
     return labels[rows][:, columns]
 
@@ -273,7 +273,7 @@ def normalised(pixels: Tensor, mean: Sequence[float], std: Sequence[float]) -> T
 
 
 def normalised_pixels(image: Image.Image, mean: Sequence[float], std: Sequence[float]) -> Tensor:
-    """(3, H, W) float32, which rounds otherwise."""
+    """(3, H, W) float32, scaled to 0 to 1 first, as some sources do; it rounds otherwise than `normalised`."""
     means, stds = (torch.tensor(values).view(3, 1, 1) for values in (mean, std))
     return (vision.pil_to_tensor(image).float() / 255 - means) / stds
 

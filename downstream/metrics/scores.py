@@ -6,10 +6,10 @@ Segmentation: an image's areas (K, 3) are its pixels, by class: predicted rightl
 a confusion matrix that mIoU, aAcc and mAcc depend on, at a hundredth of its size for 150 classes.
 
 Detection: average precision as COCO defines it, from which of at most D detections of an image hit an object at each of
-T thresholds of overlap. Back ends of COCO's evaluation give one number for a set of images; matched once, the
-detections give it for any weights, to the last digits the same (pycocotools cocoeval.py evaluateImg and accumulate).
-Resamples of few images lie above the number itself on average, by 1.1 to 1.9 points for the 24 of tiny-coco:, and its
-interval with them; nothing is done about it. Of the difference of two checkpoints 0.1 to 0.4 points were left there.
+T thresholds of overlap. Libraries give one number for a set of images. Here detections are matched once and then give
+it for any weights, equal but for rounding (pycocotools cocoeval.py evaluateImg and accumulate).
+With few images resampled values are too high on average, by 1.1 to 1.9 points for the 24 of tiny-coco:, and so is the
+interval, which is not corrected. In the difference of two checkpoints 0.1 to 0.4 points of this were left.
 """
 
 from collections.abc import Mapping, Sequence

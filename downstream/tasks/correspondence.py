@@ -4,9 +4,9 @@ Nothing is trained. A keypoint is found where it lies less than a tenth of the t
 keypoints of a class weigh equally, and the classes do; by image all pairs do. A pair's difficulty is how much the
 viewpoint differs: 0, 1 or 2.
 
-Intervals draw images, with the pairs that they make, as pairs share images. In simulations of 25 images in all pairs
-they are as wide as they should be where images differ, and 1.8 times too wide where pairs alone do; intervals of drawn
-pairs would be a fifth to a half of what they should be where images differ.
+Intervals resample images and not pairs, because pairs share images. In simulations of all pairs of 25 images they had
+the right width where scores vary between images, and were 1.8 times too wide where they vary between pairs alone.
+Resampled pairs would give a fifth to a half of the right width where scores vary between images.
 """
 
 import random
@@ -155,8 +155,9 @@ class Correspondence(FrozenTask):
         return {"evaluation": of_pair / 2, "closing": closing_seconds(score, len(val.scenes))}
 
     def drawn(self, scenes: SceneSet, usable: np.ndarray) -> DrawnPairs:
-        """Those pairs of usable images (n,) that are evaluated: random.seed(20) over the sorted names of their files,
-        for each class and difference of viewpoint. The source's order is that of its file system."""
+        """The evaluated pairs, of those whose images are usable (n,). For each class and difference of viewpoint the
+        pairs, sorted by the names of their files, are shuffled with random.seed(20), and the first are taken. The
+        source shuffles them in the order of its file system."""
         listing = scenes.paired
         numbers = np.flatnonzero(np.isin(listing.ends, usable).all(1))
         if not len(numbers):

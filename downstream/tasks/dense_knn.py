@@ -54,7 +54,7 @@ TOGETHER = 1 << 22  # labels of neighbours that are counted at once
 
 
 def image_of_patches(pixels: np.ndarray, grid: tuple[int, int]) -> np.ndarray:
-    """The reverse: (L, P) -> (H, W)."""
+    """Labels of patches (L, P) -> those of the image (H, W): the inverse of `patch_pixels`."""
     side = round(pixels.shape[1] ** 0.5)
     return pixels.reshape(*grid, side, side).swapaxes(1, 2).reshape(grid[0] * side, grid[1] * side)
 

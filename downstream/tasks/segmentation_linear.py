@@ -388,7 +388,7 @@ class SegmentationLinear(HeadTask):
     def judged(
         self, backbone: Backbone, heads: Sequence[nn.Module], scenes: SceneSet, index: int
     ) -> tuple[np.ndarray, list[np.ndarray]]:
-        """Areas (heads, K, 3), and of a scene that is shown small masks."""
+        """Areas (heads, K, 3), and the heads' small masks if the scene gets a preview."""
         labels, predictions = self.predicted(backbone, heads, scenes, index)
         areas = [areas_of(prediction.numpy(), labels, len(scenes.classes)) for prediction in predictions]
         shown = index in preview_indices(len(scenes))
