@@ -2,24 +2,33 @@
 
 Work is split by rank. When work fails in one process it fails in all, so that none waits for one that has stopped.
 Functions import torch themselves, so that importing this file does not take its seconds.
+
+The processes watch each other: when one dies, the others end at once, with one line that names it (`watching_peers`).
 """
 
 import gc
 import os
+import secrets
+import selectors
+import signal
+import socket
+import sys
+import threading
+import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager
-from dataclasses import dataclass
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
+from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, TypeVar
 
-from engine.peers import watching_peers
+from engine.printing import say
 from engine.training.interruptions import Stopped
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 Value = TypeVar("Value")
-# Ranks may reach a collective hours apart (a slow disk, a lock of others); engine/peers.py ends all when one dies.
+# Ranks may reach a collective hours apart (a slow disk, a lock of others); `watching_peers` ends all when one dies.
 MAX_WAIT = timedelta(days=2)
 
 
@@ -158,7 +167,7 @@ def start_world(device: str) -> Iterator[World]:
     """Connect the processes that torchrun started (gloo on CPU, nccl too on CUDA) for the length of a block.
 
     Without torchrun's environment this process is alone. Processes that are connected already stay so afterwards. On
-    CUDA each process uses the GPU of its local rank. When a process dies, the others end (engine/peers.py).
+    CUDA each process uses the GPU of its local rank. When a process dies, the others end.
     """
     import torch
     from torch import distributed
@@ -202,3 +211,262 @@ def _leave_together() -> None:
 
     gc.collect()
     distributed.barrier()
+
+
+CONNECT = 60.0  # seconds for all processes to connect to rank 0
+KEEP_ALIVE = {"TCP_KEEPIDLE": 20, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 6}  # together 50 seconds
+PATIENCE = 10.0  # seconds to end in order after another process has failed, before this one is ended
+ELECTION = 1.0  # seconds for which the process that prints holds its right to
+LOOKS = 0.1  # seconds in which the signal that killed a process can be found
+FAILED = 2  # exit code, as of any error
+
+
+class Member(NamedTuple):
+    """A process of the run. machine: what names it; processes of one machine see each other's /proc."""
+
+    pid: int
+    host: str
+    machine: str
+    port: int = 0  # of rank 0, where it listens
+    token: str = ""  # of rank 0, which others show it
+
+
+@dataclass(kw_only=True)
+class Peers:
+    """The other processes. connections: of rank 0 to all others, of the others to rank 0."""
+
+    rank: int
+    members: list[Member]
+    connections: dict[int, socket.socket]
+    failed: int | None = None  # a rank that left with an error of its own
+    heard: threading.Event = field(default_factory=threading.Event)  # set when `failed` is
+    leaving: bool = False
+
+    def watch(self) -> None:
+        """Listen to the connections until this process leaves or all others are done."""
+        received = dict.fromkeys(self.connections, b"")
+        with selectors.DefaultSelector() as ready:
+            for rank, connection in self.connections.items():
+                ready.register(connection, selectors.EVENT_READ, rank)
+            while ready.get_map() and not self.leaving:
+                for key, _ in ready.select():
+                    new = _received(self.connections[key.data])
+                    *words, received[key.data] = (received[key.data] + new).split(b"\n")
+                    if self.leaving or not self._goes_on(key.data, words, closed=not new):
+                        ready.unregister(key.fileobj)
+
+    def _goes_on(self, rank: int, words: list[bytes], closed: bool) -> bool:
+        """Act on a line from a process; returns whether more may follow."""
+        for word in words:
+            name, *numbers = word.decode().split()
+            if name == "lost":
+                self._end_with(*map(int, numbers))
+            if name in ("left", "failed"):
+                self._end_later(int(numbers[0]) if numbers else rank)
+            if name in ("done", "failed"):
+                return False
+        if closed:
+            is_here = self.members[rank].machine == self.members[self.rank].machine
+            self._end_with(rank, signal_of(self.members[rank].pid) if is_here else 0)
+        return True
+
+    def _end_with(self, rank: int, killed_by: int) -> NoReturn:
+        """End this process, because `rank` has died; one process of each machine says so."""
+        self._tell_others(f"lost {rank} {killed_by}")
+        # A block of the main thread may have silenced them.
+        sys.stdout, sys.stderr = sys.__stdout__ or sys.stdout, sys.__stderr__ or sys.stderr
+        with socket.socket(socket.AF_UNIX) as right, suppress(OSError):
+            right.bind(f"\0{self.members[0].token}")  # OSError where another process of this machine has it
+            say(f"bench: error: {self._obituary(rank, killed_by)}", errors=True)
+            time.sleep(ELECTION)
+        with suppress(OSError, ValueError):
+            sys.stdout.flush()
+        os._exit(FAILED)
+
+    def _obituary(self, rank: int, killed_by: int) -> str:
+        member = self.members[rank]
+        how = f"was killed by signal {killed_by}" if killed_by else "died"
+        why = ", as happens for lack of memory" if killed_by == signal.SIGKILL else ""
+        return (
+            f"process {rank} of {len(self.members)} (pid {member.pid}, host {member.host}) {how}{why}; "
+            "run the same command again to go on (a pretraining with --resume)"
+        )
+
+    def _end_later(self, rank: int) -> None:
+        """End this process, unless it does so itself, because `rank` has failed and told its error."""
+        if self.heard.is_set():
+            return
+        self.failed = rank
+        self.heard.set()
+        self._tell_others(f"left {rank}")
+        timer = threading.Timer(PATIENCE, os._exit, (FAILED,))
+        timer.daemon = True
+        timer.start()
+
+    def _tell_others(self, word: str) -> None:
+        if self.rank == 0:
+            self._send(word)
+
+    def _send(self, word: str) -> None:
+        for connection in self.connections.values():
+            with suppress(OSError):
+                connection.sendall(f"{word}\n".encode())
+
+    def explain(self, error: Exception) -> None:
+        """Mark an error that came of another process's: that one tells it. Where one died, this process ends here."""
+        self.heard.wait(ELECTION)
+        if self.failed is not None:
+            error.told_by = self.failed  # type: ignore[attr-defined]
+
+    def leave(self, well: bool) -> None:
+        """Tell the others that this process ends, so that they do not take it for dead."""
+        self.leaving = True
+        self._send("done" if well else "failed")
+        for connection in self.connections.values():
+            with suppress(OSError):
+                connection.shutdown(socket.SHUT_RDWR)  # wakes the thread
+
+    def close(self) -> None:
+        """Give the connections up, in a forked process too, which would keep them open after this one has died."""
+        for connection in self.connections.values():
+            connection.close()
+
+
+@contextmanager
+def watching_peers(rank: int, agree: Callable[[Callable[[], Any]], list[Any]]) -> Iterator[Peers]:
+    """Watch the other processes, and be watched, for the length of a block.
+
+    Every process holds a connection to rank 0. The kernel closes it when its process ends, however that happens, and
+    keeps it while a process is merely busy, in whatever library and for however long. A machine that is lost no longer
+    answers the kernel's probes; that takes KEEP_ALIVE seconds. A thread waits at the connections, so that all this also
+    works while the process hangs in a collective whose other side has gone, which NCCL would do until MAX_WAIT.
+
+    Words on a connection are lines: "done" and "failed" of a process that leaves (its own error has been printed); from
+    rank 0 also "lost R S", rank R was killed by signal S, and "left R", rank R has failed.
+
+    agree: runs its argument in every process and returns the results of all, or raises in all (World.gather_results).
+    """
+    with _listener() if rank == 0 else socket.socket() as hub:
+        members = agree(lambda: _member(hub if rank == 0 else None))
+        connections: dict[int, socket.socket] = {}
+        agree(lambda: connections.update(_accepted(hub, members) if rank == 0 else _connected(rank, members[0])))
+    peers = Peers(rank=rank, members=members, connections=connections)
+    os.register_at_fork(after_in_child=peers.close)
+    thread = threading.Thread(target=peers.watch, name="peers", daemon=True)
+    thread.start()
+    well = False
+    try:
+        with _waiting_at_sigterm():
+            yield peers
+        well = True
+    except Exception as error:
+        well = hasattr(error, "told_by")  # all processes raise it, or another one tells it
+        raise
+    finally:
+        peers.leave(well)
+        thread.join()
+        peers.close()
+
+
+@contextmanager
+def _waiting_at_sigterm() -> Iterator[None]:
+    """torchrun sends SIGTERM to the others as soon as one has died: leave the thread a moment to say which."""
+    if threading.current_thread() is not threading.main_thread() or signal.getsignal(signal.SIGTERM) != signal.SIG_DFL:
+        yield
+        return
+
+    def terminated(number: int, frame: object) -> None:
+        time.sleep(ELECTION / 2)
+        signal.signal(number, signal.SIG_DFL)
+        os.kill(os.getpid(), number)
+
+    signal.signal(signal.SIGTERM, terminated)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
+def _member(hub: socket.socket | None) -> Member:
+    """This process; of rank 0 also where it listens."""
+    host = socket.gethostname()
+    machine = f"{host} {os.readlink('/proc/self/ns/pid')}"
+    if hub is None:
+        return Member(os.getpid(), host, machine)
+    return Member(os.getpid(), host, machine, hub.getsockname()[1], secrets.token_hex(16))
+
+
+def _listener() -> socket.socket:
+    if socket.has_dualstack_ipv6():
+        return socket.create_server(("", 0), family=socket.AF_INET6, dualstack_ipv6=True, backlog=1024)
+    return socket.create_server(("", 0), backlog=1024)
+
+
+def _accepted(hub: socket.socket, members: list[Member]) -> dict[int, socket.socket]:
+    """Rank 0's connections to all others. RuntimeError where they do not come."""
+    connections: dict[int, socket.socket] = {}
+    end = time.monotonic() + CONNECT
+    try:
+        while len(connections) < len(members) - 1:
+            hub.settimeout(max(0.001, end - time.monotonic()))
+            connection, _ = hub.accept()
+            token, _, rank = _greeting(connection).partition(b" ")
+            if secrets.compare_digest(token, members[0].token.encode()):
+                connections[int(rank)] = _kept_alive(connection)
+            else:
+                connection.close()  # no process of ours
+    except OSError as error:
+        lacking = sorted(set(range(1, len(members))) - connections.keys())
+        raise RuntimeError(f"processes {lacking} did not connect to process 0 in {CONNECT:.0f} s ({error})") from error
+    return connections
+
+
+def _connected(rank: int, first: Member) -> dict[int, socket.socket]:
+    connection = socket.create_connection((os.environ["MASTER_ADDR"], first.port), CONNECT)
+    connection.sendall(f"{first.token} {rank}\n".encode())
+    return {0: _kept_alive(connection)}
+
+
+def _greeting(connection: socket.socket) -> bytes:
+    """The first line of a new connection; a part of it if it is slow or long, as no process of ours is."""
+    line = b""
+    connection.settimeout(CONNECT / 10)
+    with suppress(OSError):
+        while not line.endswith(b"\n") and len(line) < 100 and (part := connection.recv(1)):
+            line += part
+    return line
+
+
+def _kept_alive(connection: socket.socket) -> socket.socket:
+    connection.settimeout(None)
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for name, value in KEEP_ALIVE.items():
+        connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+    return connection
+
+
+def _received(connection: socket.socket) -> bytes:
+    """Received bytes; none if the connection was closed or lost."""
+    try:
+        return connection.recv(4096)
+    except OSError:
+        return b""
+
+
+def signal_of(pid: int) -> int:
+    """The signal that killed a process of this machine, 0 where that cannot be known any more.
+
+    The kernel keeps it until the parent has asked for it: fields 3 and 52 of /proc/PID/stat, state and exit_code
+    (man 5 proc_pid_stat). The connection is closed a moment before the state changes.
+    """
+    end = time.monotonic() + LOOKS
+    while time.monotonic() < end:
+        try:
+            with open(f"/proc/{pid}/stat") as file:
+                state, *others = file.read().rpartition(") ")[2].split()
+        except OSError:
+            return 0
+        if state in "ZX":
+            return int(others[48]) & 0x7F
+        time.sleep(0.001)
+    return 0

@@ -134,7 +134,7 @@ def _read(path: Path, kind: type[Record]) -> Record:
 
 
 PORTS = (10000, 20000)  # below those that the kernel gives out by itself
-LEAVE_TO_OTHERS = 0.3  # seconds in which other processes can find out how one died (engine/peers.py)
+LEAVE_TO_OTHERS = 0.3  # seconds in which other processes can find out how one died (engine/distributed.py)
 RUNNING = "RUNNING"  # SLURM's state of a job that nobody has cancelled
 
 

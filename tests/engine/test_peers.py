@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from elsewhere import Program, program
 
-from engine.peers import signal_of
+from engine.distributed import signal_of
 
 PROGRAM = Path(__file__).with_name("peers_program.py")
 
