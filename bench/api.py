@@ -50,8 +50,9 @@ class Options:
         check("Options.", batch_size=self.batch_size, workers=self.workers)
 
 
-def _whole(least: int) -> Callable[[Any], bool]:
-    return lambda value: isinstance(value, int) and not isinstance(value, bool) and value >= least
+def is_whole(value: Any, least: int) -> bool:
+    """Whether it is a whole number of at least so much."""
+    return isinstance(value, int) and not isinstance(value, bool) and value >= least
 
 
 # Argument -> whether a value is right, and what to give instead. Not by engine.settings: none of our packages may be
@@ -64,16 +65,16 @@ EXPECTED: dict[str, tuple[Callable[[Any], bool], str]] = {
     "settings": (lambda value: isinstance(value, Mapping | None), "a dictionary, such as {'k': (10, 20)}"),
     "options": (lambda value: isinstance(value, Options | None), "bench.Options(...)"),
     "select": (lambda value: value in (None, "holdout", "val"), "'holdout' or 'val'"),
-    "seed": (_whole(0), "a whole number from 0 on"),
-    "limit": (lambda value: value is None or _whole(1)(value), "a whole number from 1 on"),
+    "seed": (lambda value: is_whole(value, 0), "a whole number from 0 on"),
+    "limit": (lambda value: value is None or is_whole(value, 1), "a whole number from 1 on"),
     "device": (lambda value: isinstance(value, str), "'auto', 'cpu', 'cuda' or 'cuda:N'"),
     "precision": (
         lambda value: value in (None, "auto", "float32", "bfloat16", "float16"),
         "'auto', 'float32', 'bfloat16' or 'float16'",
     ),
     "decode": (lambda value: value in ("exact", "fast"), "'exact' or 'fast'"),
-    "batch_size": (lambda value: value is None or _whole(1)(value), "a whole number from 1 on"),
-    "workers": (lambda value: value is None or _whole(0)(value), "a whole number from 0 on"),
+    "batch_size": (lambda value: value is None or is_whole(value, 1), "a whole number from 1 on"),
+    "workers": (lambda value: value is None or is_whole(value, 0), "a whole number from 0 on"),
 }
 
 

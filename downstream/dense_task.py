@@ -24,8 +24,7 @@ from downstream.loop.training import Plan, norm_warnings
 from downstream.metrics.scores import closing_seconds
 from downstream.models.operators import quiet_libraries
 from engine.precision import autocast
-from engine.resampling import Score, resamples_of
-from engine.tasks import Task, Workspace
+from engine.tasks import Score, Task, Workspace, resamples_of
 from engine.training.states import State, save_interval, save_state
 from engine.work import SLOWER, Kind, Part, Scale, Work, count_flops, product_rate, seconds_of
 

@@ -26,8 +26,7 @@ from downstream.detection_settings import DetectionSettings
 from downstream.loop.training import Plan, adamw_by_layer
 from downstream.metrics.scores import weighted_ap
 from downstream.models.operators import libraries_used, quiet_libraries
-from engine.resampling import Score, resampled
-from engine.tasks import Metric, Outcome, Workspace, settings_of
+from engine.tasks import Metric, Outcome, Score, Workspace, resampled, settings_of
 from engine.training.schedules import MultipliedWarmup, StepDecay
 
 if TYPE_CHECKING:

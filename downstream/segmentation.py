@@ -15,8 +15,7 @@ from downstream.dense_task import BACK, DenseTask, Flops, flops_on_meta, loading
 from downstream.metrics.scores import constant_scores, weighted_scores
 from downstream.models.operators import libraries_used, quiet_libraries
 from engine.printing import say
-from engine.resampling import Score, resampled
-from engine.tasks import Metric, Outcome, Workspace
+from engine.tasks import Metric, Outcome, Score, Workspace, resampled
 
 if TYPE_CHECKING:
     from torch import nn

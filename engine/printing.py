@@ -92,3 +92,8 @@ def closest(word: str, choices: list[str]) -> str:
     longer = [choice for choice in by_lower if word and choice.startswith(word.lower())]
     near = longer[-1:] or get_close_matches(word.lower(), by_lower, n=1, cutoff=0.65)
     return by_lower[near[0]] if near else ""
+
+
+def millions(parameters: int) -> str:
+    """`21.7 M parameters`; small counts in full."""
+    return f"{parameters / 1e6:.1f} M parameters" if parameters >= 10**5 else f"{parameters} parameters"

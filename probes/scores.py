@@ -15,8 +15,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from engine.distributed import World
-from engine.resampling import resampled
-from engine.tasks import Metric, Outcome
+from engine.tasks import Metric, Outcome, resampled
 from imagesets.sets import ImageSet
 from probes.features.extract import FeatureSet
 

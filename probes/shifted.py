@@ -18,9 +18,8 @@ from PIL import Image
 from torch import Tensor
 
 from checkpoints.frozen import FrozenExport
-from engine.resampling import resampled
 from engine.settings import Different, PositiveInt, Validated
-from engine.tasks import Metric, Outcome, Protocol, Task, Workspace
+from engine.tasks import Metric, Outcome, Protocol, Task, Workspace, resampled
 from engine.work import Scale, Work
 from imagesets.listing import class_tree, subfolders
 from imagesets.selection import evenly

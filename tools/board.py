@@ -198,7 +198,7 @@ class Board:
 
     def write(self, folder: Path, seeds: Sequence[int]) -> None:
         """The record, and two files beside it."""
-        from bench.sharing.groups import Publication
+        from bench.sharing.card import Publication
         from bench.sharing.record import write_record
 
         write_record(self.out, folder, Publication())

@@ -33,7 +33,7 @@ from bench.published.values import LOG, published_values
 from bench.reporting.figures import log_of, svg_of, training_figure
 from bench.reporting.site import merged_results, write_site
 from bench.results.record import CheckpointUsed
-from bench.sharing.paper import cited, entries
+from bench.sharing.record import cited, entries
 from checkpoints.spec import ViTSpec
 from downstream.data.scenes import TINY
 from engine.extensions import load_extensions

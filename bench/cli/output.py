@@ -112,11 +112,6 @@ def traceback_of(error: BaseException) -> list[str]:
     return "\n".join(lines).split("\n")
 
 
-def millions(parameters: int) -> str:
-    """`21.7 M parameters`; small counts in full."""
-    return f"{parameters / 1e6:.1f} M parameters" if parameters >= 10**5 else f"{parameters} parameters"
-
-
 def epochs_of(facts: Mapping[str, Any]) -> str:
     """`5.0`, or how far a training was; empty where nothing is known."""
     if unfinished := facts.get("unfinished"):

@@ -21,8 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.cli.main import add_shared_arguments, command_module
-from bench.cli.settings import check_writable
-from bench.cluster.options import PREFIX, ClusterOptions
+from bench.cli.settings import CLUSTER_PREFIX, ClusterOptions, check_writable
 from bench.cluster.status import GO_ON, WAITING_OR_RUNNING, ended_state, good_results, rows_of
 from bench.cluster.task import (
     FOLDER,
@@ -208,7 +207,7 @@ def argv_of(command: str, arguments: argparse.Namespace, replaced: Mapping[str, 
     add_shared_arguments(parser)
     words, positional = [], [command]
     for action in parser._actions:  # argparse has no other way to list them
-        if action.dest in NOT_OF_A_JOB or action.dest.startswith(PREFIX):
+        if action.dest in NOT_OF_A_JOB or action.dest.startswith(CLUSTER_PREFIX):
             continue
         value = replaced.get(action.dest, getattr(arguments, action.dest))
         if not action.option_strings:
@@ -256,7 +255,7 @@ def evaluation_tasks(arguments: argparse.Namespace, request: RunRequest, submitt
     seconds: dict[Path, float] = {}
     left_out = {"have a result": 0, "are submitted already": 0}
     for checkpoint, jobs in without_problems(preparation)[0]:
-        export = preparation.exports[checkpoint.key]
+        export = preparation.exports[checkpoint.used.key]
         todo = [job for job in jobs if job.state != "done"]
         new = [job for job in todo if str(job.path.relative_to(request.out)) not in submitted]
         left_out["have a result"] += len(jobs) - len(todo)

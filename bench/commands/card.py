@@ -36,8 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """0: the card is written."""
     from bench.results.record import check_folder
-    from bench.sharing.card import results_on, subject_of, without_dataset, write_card
-    from bench.sharing.groups import publication_from, shared_groups
+    from bench.sharing.card import publication_from, results_on, shared_groups, subject_of, without_dataset, write_card
     from engine.printing import say
 
     subject = subject_of(arguments.checkpoint)

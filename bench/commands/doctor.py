@@ -18,10 +18,9 @@ from types import ModuleType
 from typing import Literal
 
 from bench.cli.output import in_one_line, memory_limit, table
-from bench.results.environment import cores, cpu_model, installed, memory_bytes
 from engine import blas_kernel
 from engine.extensions import FOLDERS, extensions, loaded, refused
-from engine.machine import SWITCH
+from engine.machine import SWITCH, cores, cpu_model, installed, memory_bytes
 from engine.optional import OPTIONAL, install_command
 from engine.printing import say
 

@@ -4,7 +4,7 @@ import argparse
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from bench.cli.output import epochs_of, millions, table
+from bench.cli.output import epochs_of, table
 from bench.cli.settings import REFERENCES, add_import_options, import_options
 
 if TYPE_CHECKING:
@@ -41,6 +41,7 @@ def run(arguments: argparse.Namespace) -> int:
 def export_lines(export: "ViTExport") -> Iterator[str]:
     """Lines: the network, where its weights come from, and what of the source was used."""
     from bench.results.record import TrainingCost
+    from engine.printing import millions
 
     spec, preparation = export.spec, export.preparation
     yield from _rows(

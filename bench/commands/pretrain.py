@@ -5,8 +5,15 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bench.cli.settings import above_zero, add_compile, add_decode, positive_integer, share, whole_number
-from bench.cluster.options import add_cluster
+from bench.cli.settings import (
+    above_zero,
+    add_cluster,
+    add_compile,
+    add_decode,
+    positive_integer,
+    share,
+    whole_number,
+)
 
 if TYPE_CHECKING:
     from bench.pretraining.online import OnlineHealth, OnlineKnn
@@ -121,7 +128,7 @@ def run(arguments: argparse.Namespace) -> int:
 
     if arguments.method not in extensions("methods"):
         load_extension("methods", arguments.method)  # says which there are, before torch is imported
-    from bench.cluster.options import cluster_of
+    from bench.cli.settings import cluster_of
 
     options = cluster_of(arguments)
     if options and not arguments.dry_run:

@@ -54,7 +54,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """0: written, or everything agrees; 1: a check found a difference."""
     from bench.results.record import check_folder
-    from bench.sharing.groups import publication_from
+    from bench.sharing.card import publication_from
     from bench.sharing.record import check_record, signer, write_record, written_by
     from engine.printing import say
 

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING
 from bench.cli.settings import (
     REFERENCES,
     JoinedByCommas,
+    add_cluster,
     add_compile,
     add_decode,
     add_statistics,
     positive_integer,
     whole_number,
 )
-from bench.cluster.options import add_cluster
 
 if TYPE_CHECKING:
     from bench.run.prepare import RunRequest
@@ -96,8 +96,7 @@ def add_request(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """0: every task has a good result; 1: some task failed; Stopped, which ends with 75, where a signal stopped a
     training."""
-    from bench.cli.settings import check_names
-    from bench.cluster.options import cluster_of
+    from bench.cli.settings import check_names, cluster_of
 
     check_names(arguments.checkpoint, arguments.suite, arguments.data)
     options = cluster_of(arguments)

@@ -2,7 +2,7 @@
 how well numbers that need no labels rank networks.
 
 A resample draws the same validation images for every network and, where protocols share an image set, for every
-protocol (engine/resampling.py), so that what makes an image hard for all does not widen the interval.
+protocol (engine/tasks.py), so that what makes an image hard for all does not widen the interval.
 C networks, N images, R resamples.
 """
 
@@ -20,7 +20,7 @@ from bench.statistics.intervals import LEVEL
 from bench.statistics.matching import array_of
 from bench.statistics.paired import holm
 from bench.statistics.significance import Column, Key
-from engine.resampling import resampled
+from engine.tasks import resampled
 
 RESAMPLES = 1000
 NETWORKS = 100  # up to which there is an interval: the values of every image of every network are read for it

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 import torch
 
-from bench.cli.output import in_one_line, millions
+from bench.cli.output import in_one_line
 from bench.cli.settings import absent_images, example, setting_text
 from bench.pretraining.online import OnlineKnn, OnlineProbe
 from bench.pretraining.recipes import ChosenRecipe, choose_recipe, names_by_path, unused, values_by_path
@@ -18,7 +18,7 @@ from checkpoints.spec import ViTSpec
 from engine.distributed import World, start_world
 from engine.extensions import extension_of
 from engine.optional import require
-from engine.printing import say
+from engine.printing import millions, say
 from engine.tasks import OpenedSets
 from engine.training.interruptions import STOPPED
 from imagesets.sets import ImageSet, open_set

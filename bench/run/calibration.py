@@ -18,10 +18,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from bench.results.environment import hardware
 from checkpoints.backbone import Backbone
 from checkpoints.frozen import FrozenExport
 from engine.files import digest, write_atomic
+from engine.machine import hardware
 from engine.printing import did_you_mean
 from engine.tasks import Workspace
 from engine.work import IMAGES, SLOWER, Kind, Part, Work, product_rate
@@ -173,7 +173,7 @@ class Machine:
     decode: Literal["exact", "fast"] = "exact"
     start: float = 30.0  # seconds until a training begins
     update: float = 0.01  # seconds of a step of the optimiser
-    closing: float = 0.04  # seconds of one resample of a dense task: COCO's 4000 take 160 s (engine/resampling.py)
+    closing: float = 0.04  # seconds of one resample of a dense task: COCO's 4000 take 160 s (engine/tasks.py)
     libraries: float = 10.0  # seconds until they are imported
     states: float = 5.0  # seconds until one is saved
 

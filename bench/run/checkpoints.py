@@ -25,11 +25,6 @@ class LoadedCheckpoint:
     spec: FrozenSpec
     reference: str  # from which other processes load it without an import
 
-    @property
-    def key(self) -> tuple[str, str]:
-        """Name and digest, which identify it among the checkpoints of a run."""
-        return self.used.name, self.used.digest
-
 
 def load_checkpoint(
     reference: str, name: str | None, out: Path, save: bool, options: ImportOptions | None = None

@@ -214,15 +214,15 @@ def show_dry_run(preparation: Preparation, width: int) -> int:
     space, forecasts = preparation.request.space, {}
     jobs = [job for _, planned in preparation.jobs for job in planned]
     for checkpoint, planned in preparation.jobs:
-        export = preparation.exports.pop(checkpoint.key)
-        forecasts[checkpoint.key] = {f.job.path: f for f in forecasts_without_measuring(planned, export, space)}
+        export = preparation.exports.pop(checkpoint.used.key)
+        forecasts[checkpoint.used.key] = {f.job.path: f for f in forecasts_without_measuring(planned, export, space)}
     names = {job.chosen.name for job in jobs}
     selected = [chosen for chosen in preparation.protocols if chosen.name in names or not preparation.jobs]
     say(*settings_lines(selected, width))  # others are left out
     for checkpoint, planned in preparation.jobs:
         say(checkpoint_title(checkpoint))
         for job in planned:
-            say(*dry_run_lines(job, checkpoint, forecasts[checkpoint.key].get(job.path), width))
+            say(*dry_run_lines(job, checkpoint, forecasts[checkpoint.used.key].get(job.path), width))
     say(*(f"cannot be used: {reason}" for reason in preparation.unavailable))
     if len(jobs) > 1 and any(not job.chosen.task.LAYOUT for job in jobs):
         say("tasks that read the same features share their forward passes")
@@ -301,7 +301,7 @@ def plan(request: RunRequest, assumed: Machine | None, fresh: bool, tell: Callab
     say(*preparation.left_out, errors=True)
     counted = []
     for checkpoint, jobs in preparation.jobs:
-        export, forecasts = preparation.exports[checkpoint.key], []
+        export, forecasts = preparation.exports[checkpoint.used.key], []
         tell(checkpoint_title(checkpoint))
         for forecast in count_jobs(jobs, export, space):
             speed = assumed or Calibration.kept(space, export, forecast.job.data.fingerprints)
@@ -359,7 +359,7 @@ def measure_jobs(plan: Plan, preparation: Preparation, tell: Callable[..., None]
             left = started + MEASURING - time.perf_counter()
             if left <= 0:
                 break
-            forecast, export = forecasts[place], preparation.exports[checkpoint.key]
+            forecast, export = forecasts[place], preparation.exports[checkpoint.used.key]
             calibration = Calibration.kept(space, export, forecast.job.data.fingerprints)
             try:
                 measure_job(forecast, calibration, export, space, min(left / (len(lacking) - measured), MAX_MEASURING))

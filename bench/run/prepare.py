@@ -6,7 +6,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
-from bench.cli.output import in_one_line, millions
+from bench.cli.output import in_one_line
 from bench.cli.settings import check_writable, name_and_url
 from bench.results.record import (
     DataUsed,
@@ -27,7 +27,7 @@ from checkpoints.import_options import ImportOptions
 from downstream.data.scenes import TINY, drawn_first, layout_of, open_scenes, scene_schemes, serves, stands_in_for
 from engine.distributed import World
 from engine.extensions import extensions, warn_of
-from engine.printing import say
+from engine.printing import millions, say
 from engine.tasks import SelectOn, Workspace, settings_of
 from imagesets.sets import SPLITS, open_anew, open_set, parse_url
 
@@ -103,7 +103,7 @@ class Preparation:
     jobs: Sequence[tuple[LoadedCheckpoint, Sequence[Job]]]  # of each checkpoint: cheap ones first, failed ones last
     left_out: Sequence[str]  # what is not evaluated and why, a line for each reason
     unavailable: Sequence[str]  # in a dry run: a line for each checkpoint that cannot be loaded
-    exports: dict[tuple[str, str], FrozenExport]  # those that this process has loaded, by `LoadedCheckpoint.key`
+    exports: dict[tuple[str, str], FrozenExport]  # those that this process has loaded, by `CheckpointUsed.key`
 
 
 def prepare(request: RunRequest, world: World = World(), known: Sequence[DataUsed] = ()) -> Preparation:  # noqa: B008
@@ -168,8 +168,8 @@ def _load_checkpoints(
             checkpoint, export = load_checkpoint(
                 reference, name, request.out, save=not request.dry_run, options=request.imports
             )
-            checkpoints[checkpoint.key] = checkpoint
-            exports[checkpoint.key] = export
+            checkpoints[checkpoint.used.key] = checkpoint
+            exports[checkpoint.used.key] = export
         except (ValueError, RuntimeError, MemoryError) as error:
             if not request.dry_run:
                 raise

@@ -22,7 +22,6 @@ from bench.cli.output import in_one_line, traceback_of
 from bench.leaderboards.files import write_leaderboard
 from bench.leaderboards.tables import to_terminal
 from bench.published.values import against_published
-from bench.results.environment import hardware, versions
 from bench.results.record import (
     MetricRecord,
     Result,
@@ -48,6 +47,7 @@ from checkpoints.frozen import FrozenExport
 from checkpoints.resolve import load_frozen
 from engine.distributed import World, start_world
 from engine.extensions import extensions, load_extension
+from engine.machine import hardware, versions
 from engine.printing import say, text_of
 from engine.tasks import Metric, Outcome, Workspace
 from engine.training.interruptions import Stopped
@@ -281,7 +281,7 @@ def run_jobs(request: RunRequest, show: bool = True) -> Tally:
         world.on_rank0(lambda: refuse_mixed_contents(request.out, tally.jobs))
         try:
             for checkpoint, jobs in plans:
-                _run_one(request, checkpoint, preparation.exports.pop(checkpoint.key, None), jobs, tally)
+                _run_one(request, checkpoint, preparation.exports.pop(checkpoint.used.key, None), jobs, tally)
         finally:
             if world.is_rank0:
                 _rewrite_leaderboard(request.out, tally.jobs, show)

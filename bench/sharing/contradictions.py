@@ -29,8 +29,7 @@ from checkpoints.export import ViTExport, read_by_timm
 from checkpoints.spec import Preparation, ViTSpec
 from checkpoints.vit import ViT, skip_init
 from downstream.metrics.scores import LABELLED, RIGHT, weighted_ap, weighted_scores
-from engine.resampling import Score, resampled
-from engine.tasks import settings_of
+from engine.tasks import Score, resampled, settings_of
 from pretrain.loop.exporting import RUN
 
 NEAR = partial(isclose, rel_tol=1e-6, abs_tol=1e-6)  # the same number by another processor or version of a library

@@ -9,7 +9,7 @@ over splits, vary less than 0/1 values of the same mean; they count as the large
 little (Korn and Graubard 1998).
 
 Metrics of a whole set of images, such as mIoU and AP, and means in other units, such as seconds: percentiles of the
-metric on resamples of the images (engine/resampling.py), moved outwards as Student's t asks of few images (Hesterberg
+metric on resamples of the images (engine/tasks.py), moved outwards as Student's t asks of few images (Hesterberg
 2014, What Teachers Should Know about the Bootstrap, section 4.1.2: expanded percentiles). Where few images hold a
 class, neither a centred bootstrap nor a normal interval covers as well (82 and 92 % of 95, mIoU on 24 images).
 
@@ -18,7 +18,7 @@ N images, R resamples.
 
 import numpy as np
 
-from engine.resampling import resampled
+from engine.tasks import resampled
 
 LEVEL = 0.05  # 1 - the coverage of an interval; also the level of a test
 BINOMIAL_METHOD = "95 % over validation images: exact binomial bootstrap, inverted (mid-P)"

@@ -11,7 +11,7 @@ each discordant count: without them no difference on 100 images would be [0, 0],
 splits would differ in 5.4 % of the draws.
 
 Metrics of a whole set of images, such as mIoU and AP: both checkpoints are evaluated on the same resamples of the
-images (engine/resampling.py), so the R differences of their values are a paired bootstrap. What makes an image hard
+images (engine/tasks.py), so the R differences of their values are a paired bootstrap. What makes an image hard
 for both cancels, and so does most of the metric's own bias on resamples. The interval says what other images of the
 same kind would give for these two trained networks, not what another training would give. p is the level at which
 that interval touches 0.

@@ -28,8 +28,7 @@ from downstream.data.scenes import SceneSet, check_layout, open_both
 from downstream.metrics.scores import weighted_scores
 from engine.machine import sharing_memory
 from engine.progress import Progress
-from engine.resampling import Score, resampled, resamples_of
-from engine.tasks import Metric, Task, Workspace
+from engine.tasks import Metric, Score, Task, Workspace, resampled, resamples_of
 from engine.training.interruptions import ignore_signals, loaded_by
 from engine.work import Part, Scale, Work
 
@@ -250,7 +249,7 @@ def loaded_batches(reader: Batches, space: Workspace, images: int) -> Generator[
 
 
 def resampled_metrics(score: Score, images: int) -> dict[str, Metric]:
-    """The metrics of `score` (engine/resampling.py) on so many images, and their values on resamples of these."""
+    """The metrics of `score` (engine/tasks.py) on so many images, and their values on resamples of these."""
     values, drawn = score(np.ones((1, images))), resampled(score, images)
     return {name: Metric(value=float(value[0]), resampled=drawn[name]) for name, value in values.items()}
 

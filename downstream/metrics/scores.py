@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from engine.resampling import BLOCK, Score, resampled, resamples_of
+from engine.tasks import BLOCK, Score, resampled, resamples_of
 from engine.work import seconds_of
 
 RIGHT, PREDICTED, LABELLED = range(3)

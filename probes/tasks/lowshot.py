@@ -14,9 +14,8 @@ import numpy as np
 import torch
 
 from checkpoints.frozen import FrozenExport, FrozenSpec
-from engine.resampling import resampled
 from engine.settings import Different, Fraction, PositiveInt
-from engine.tasks import Metric, Outcome, Protocol, Workspace
+from engine.tasks import Metric, Outcome, Protocol, Workspace, resampled
 from engine.work import Kind, Part, Scale, Work
 from imagesets.sets import ImageSet
 from imagesets.transforms import EvalTransform

@@ -6,7 +6,7 @@ from test_compare import DIGITS, left_out, save
 
 from bench.leaderboards.files import write_leaderboard
 from bench.results.record import MetricRecord, read_arrays, read_result, result_files
-from engine.resampling import MAX_RESAMPLES
+from engine.tasks import MAX_RESAMPLES
 
 pytestmark = pytest.mark.slow
 

@@ -19,8 +19,7 @@ from bench.sharing.record import check_record
 from bench.statistics.intervals import bootstrap_interval, of_mean
 from checkpoints.export import ViTExport
 from downstream.metrics.scores import scores, weighted_scores
-from engine.resampling import resampled
-from engine.tasks import Metric, Outcome, settings_of
+from engine.tasks import Metric, Outcome, resampled, settings_of
 
 IMAGES = 12  # of the scenes
 LINEAR = "linear_sgd@ibot_base_cached"

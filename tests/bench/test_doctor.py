@@ -9,8 +9,8 @@ import pytest
 import torchvision
 
 import bench.commands.doctor
-from bench.results.environment import git_commit, installed, versions
 from engine import blas_kernel
+from engine.machine import git_commit, installed, versions
 
 
 @pytest.fixture

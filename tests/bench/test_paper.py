@@ -9,8 +9,8 @@ from made_results import made_checkpoint, made_metrics, made_result
 from bench.leaderboards.files import in_latex
 from bench.results.record import DataUsed, ProtocolUsed
 from bench.run.suites import catalogue
-from bench.sharing.groups import Publication
-from bench.sharing.paper import TABLE, cited, entries, paper_files
+from bench.sharing.card import Publication
+from bench.sharing.record import TABLE, cited, entries, paper_files
 from engine.extensions import source_files
 
 OURS = {"bench", "cached", "layers", "smoke", "val", "knn"}  # behind the @ of protocols that are ours or their task's

@@ -18,8 +18,7 @@ from bench.run.checkpoints import describe
 from bench.run.runner import arrays_of, metric_records
 from bench.run.suites import catalogue
 from bench.sharing import record
-from bench.sharing.card import CardSubject
-from bench.sharing.groups import Publication, without_folders
+from bench.sharing.card import CardSubject, Publication, without_folders
 from bench.sharing.record import SIGNATURE, SUMS, check_record, derived_files, rerun_script, write_record
 from checkpoints.export import ViTExport
 from engine.printing import printable

@@ -22,7 +22,7 @@ from bench.reporting.contents import contents, networks_of
 from bench.reporting.page import letter_ranges, page_of
 from bench.reporting.site import merged_results, site_pages
 from bench.results.record import ProtocolUsed
-from bench.sharing.groups import Publication
+from bench.sharing.card import Publication
 from bench.sharing.record import check_record, write_record
 from bench.statistics.compare import compare
 from bench.statistics.intervals import LEVEL

@@ -15,15 +15,18 @@ from made_results import EVIL, any_board, harmless, made_checkpoint, made_metric
 from markdown_it import MarkdownIt
 
 from bench.results.record import CheckpointUsed, DataUsed, ProtocolUsed
-from bench.sharing.card import CardSubject, card_files, read_config, subject_of
-from bench.sharing.groups import (
+from bench.sharing.card import (
     IMAGENET,
+    CardSubject,
     Publication,
+    card_files,
     hub_names,
     licence_of,
     publication_from,
+    read_config,
     shared_groups,
     spdx_name,
+    subject_of,
     without_folders,
 )
 from checkpoints.export import CARD_MARK, ViTExport

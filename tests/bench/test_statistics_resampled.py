@@ -8,7 +8,7 @@ import pytest
 from bench.statistics.intervals import bootstrap_interval, bootstrap_p_value
 from bench.statistics.paired import compare_resamples
 from downstream.metrics import scores
-from engine.resampling import resampled
+from engine.tasks import resampled
 
 pytestmark = pytest.mark.slow
 
@@ -89,7 +89,7 @@ def test_equal_models_differ_about_as_often_as_promised(kind, images, draws, mon
 
 
 def rejected(kind: str, images: int, draws: int, monkeypatch, shared: float = 0.5) -> float:
-    monkeypatch.setattr("engine.resampling.MAX_RESAMPLES", 200)
+    monkeypatch.setattr("engine.tasks.MAX_RESAMPLES", 200)
     generator, found = np.random.default_rng(images), []
     for _ in range(draws):
         found.append(compare_resamples(*metrics_of(DRAWN[kind](generator, images, shared), kind)))
@@ -100,7 +100,7 @@ def rejected(kind: str, images: int, draws: int, monkeypatch, shared: float = 0.
 
 @pytest.mark.parametrize("kind", DRAWN)
 def test_a_real_difference_is_found(kind, monkeypatch):
-    monkeypatch.setattr("engine.resampling.MAX_RESAMPLES", 2000)
+    monkeypatch.setattr("engine.tasks.MAX_RESAMPLES", 2000)
     values = metrics_of(DRAWN[kind](np.random.default_rng(1), 60, shared=0.8, better=1.0), kind)
     found = compare_resamples(*values)
     assert found.difference == pytest.approx(found.first - found.second) and 3 < found.low < found.difference

@@ -9,7 +9,7 @@ import torch
 from downstream.metrics.previews import preview_masks, thumbnail
 from downstream.metrics.scores import scores, weighted_scores
 from downstream.models.operators import quiet_libraries
-from engine.resampling import resampled
+from engine.tasks import resampled
 
 with quiet_libraries():
     from downstream.models.segmentors import AreasMetric
@@ -64,7 +64,7 @@ def test_a_weight_is_so_many_copies_of_an_image():
 @pytest.mark.slow
 def test_resamples_cover_at_the_stated_rate(monkeypatch):
     """Of 60 sets of 80 images each, 95 % +- 3 standard deviations (2.8) hold the accuracy of the whole population."""
-    monkeypatch.setattr("engine.resampling.MAX_RESAMPLES", 2000)
+    monkeypatch.setattr("engine.tasks.MAX_RESAMPLES", 2000)
     covered = 0
     for seed in range(60):
         areas = drawn(80, seed)

@@ -10,7 +10,7 @@ from toy_exports import one_block_export
 from bench.run.runner import checked, metric_records
 from bench.statistics.paired import compare_resamples
 from checkpoints.export import ViTExport
-from engine import resampling
+from engine import tasks
 from engine.tasks import Metric, OpenedSets, Workspace
 from imagesets.sets import ImageSet, open_set
 from probes.scores import class_mean, class_means, with_class_means
@@ -61,7 +61,7 @@ def test_resampled_values_cover_the_truth():
 
 @pytest.fixture(autouse=True)
 def fewer_resamples(monkeypatch):
-    monkeypatch.setattr(resampling, "DRAWN", 100_000)
+    monkeypatch.setattr(tasks, "DRAWN", 100_000)
 
 
 @pytest.fixture(scope="module")

@@ -16,7 +16,7 @@ from bench.run.prepare import RunRequest, plan_jobs, refused_sets
 from bench.run.runner import checked, metric_records
 from bench.run.suites import catalogue, choose_protocols
 from checkpoints.export import ViTExport
-from engine import resampling
+from engine import tasks
 from engine.distributed import World
 from engine.tasks import OpenedSets, Outcome, Task, Workspace
 from engine.work import Scale
@@ -95,7 +95,7 @@ def several(split: str) -> ImageSet:
 
 @pytest.fixture(autouse=True)
 def fewer_resamples(monkeypatch):
-    monkeypatch.setattr(resampling, "DRAWN", 100_000)
+    monkeypatch.setattr(tasks, "DRAWN", 100_000)
 
 
 @pytest.fixture(scope="module")
