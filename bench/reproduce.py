@@ -192,15 +192,10 @@ def weights_of(value: PublishedValue, setup: Setup) -> tuple[list[list[str]], st
 
 def _pretrain(value: PublishedValue, setup: Setup) -> list[str]:
     method, recipe, changes = trained_by(value)
-    words = ["bench", "pretrain", method, "--recipe", recipe, "--images", images_of(value, setup)]
+    name, example = PRETRAINED_ON[value.images]
+    words = ["bench", "pretrain", method, "--recipe", recipe, "--images", setup.data.get(name, example)]
     words += ["--out", str(setup.training(value)), "--resume"]
     return [*words, "--set", *changes] if changes else words
-
-
-def images_of(value: PublishedValue, setup: Setup) -> str:
-    """URL of the images to pretrain on: given, or an example."""
-    name, example = PRETRAINED_ON[value.images]
-    return setup.data.get(name, example)
 
 
 def launched(words: list[str], setup: Setup) -> list[str]:

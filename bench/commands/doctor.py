@@ -33,7 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """0: `bench run` can work here; 1: it cannot."""
     checks = examine()
-    good = can_run(checks)
+    good = not any(check.mark == "missing" and check.needed for check in checks)
     if arguments.json:
         say(*json.dumps({"usable": good, "checks": [asdict(check) for check in checks]}, indent=1).split("\n"))
         return 0 if good else 1
@@ -80,11 +80,6 @@ def examine() -> list[Check]:
             text = f"cannot be examined: {in_one_line(error)}"
             checks.append(Check(name=check.__name__.strip("_"), mark="note", text=text, needed=False))
     return checks
-
-
-def can_run(checks: list[Check]) -> bool:
-    """Whether `bench run` can work here."""
-    return not any(check.mark == "missing" and check.needed for check in checks)
 
 
 def quietly_imported(name: str) -> ModuleType | str:

@@ -92,21 +92,21 @@ def run(arguments: argparse.Namespace) -> int:
 
 def today(arguments: argparse.Namespace, setup: "Setup") -> int:
     """The script of the plan `today`, what it lacks, or its table."""
-    from bench import today as plan
     from bench.results.store import comparable_results
     from bench.run.calibration import machine
+    from bench.today import SUITE, missing, script, table
     from engine.printing import say
 
     if arguments.plan:
         assumed = machine(arguments.assume, setup.processes, None, "bfloat16")
-        say(*plan.script(arguments.suite or plan.SUITE, setup, assumed))
+        say(*script(arguments.suite or SUITE, setup, assumed))
         return 0
     if arguments.check:
-        lines = list(plan.missing(setup))
+        lines = list(missing(setup))
         is_missing = any(line.startswith("missing") for line in lines)
         say(*lines, *([] if is_missing else ["nothing is missing"]))
         return int(is_missing)
     results, problems = comparable_results(setup.out)
-    say(*plan.table(setup, results))
+    say(*table(setup, results))
     say(*(f"left out: {problem}" for problem in problems), errors=True)
     return 0

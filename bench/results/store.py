@@ -195,10 +195,6 @@ def _read(path: Path) -> Result | str:
         return str(error)
 
 
-def _status(content: Result | str) -> str:
-    return content.status if isinstance(content, Result) else "unreadable"
-
-
 def _folders(out: Path, path: Path) -> tuple[str, str]:
     """`NAME-DIGEST8` of the checkpoint and the name of the image set, as the path says; "" where it says neither."""
     parts = path.relative_to(out / "results").parts
@@ -215,7 +211,7 @@ def _names_of(out: Path, path: Path, content: Result | str) -> dict[str, list[st
         "checkpoint": [checkpoint, name, f"{name} ({digest8})"],
         "data": [data],
         "protocol": [content.protocol.name, content.task] if isinstance(content, Result) else beginnings,
-        "status": [_status(content)],
+        "status": [content.status if isinstance(content, Result) else "unreadable"],
     }
 
 

@@ -242,12 +242,6 @@ def fits(chosen: ChosenProtocol, images: DataUsed) -> bool:
     return serves(images.url, chosen.layout) if chosen.layout else not layout_of(images.url)
 
 
-def _instead(data: Sequence[DataUsed]) -> str:
-    """Where scenes are given: how to find what evaluates on them."""
-    layout = next(filter(None, (layout_of(images.url) for images in data)), "")
-    return f", or choose a protocol for these scenes (`bench list {layout}` names them)" if layout else ""
-
-
 def without_data(data: Sequence[DataUsed], selected: Sequence[ChosenProtocol]) -> list[ChosenProtocol]:
     """Protocols for which no image set is given. ValueError if that is all of them."""
     lacking = [chosen for chosen in selected if not any(fits(chosen, images) for images in data)]
@@ -257,9 +251,9 @@ def without_data(data: Sequence[DataUsed], selected: Sequence[ChosenProtocol]) -
         layouts = [layout for layout in extensions("layouts") if layout == kind or kind in stands_in_for(layout)]
         kinds = f"scenes ({', '.join(f'{layout}:ROOT' for layout in layouts)})" if kind else "images with labels"
         given = ", ".join(f"{one_set.name}={one_set.url}" for one_set in data)
-        raise ValueError(
-            f"--data {given}: {lacking[0].name} needs {kinds}; for example --data {example}{_instead(data)}"
-        )
+        layout = next(filter(None, (layout_of(images.url) for images in data)), "")
+        instead = f", or choose a protocol for these scenes (`bench list {layout}` names them)" if layout else ""
+        raise ValueError(f"--data {given}: {lacking[0].name} needs {kinds}; for example --data {example}{instead}")
     return lacking
 
 

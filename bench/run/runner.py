@@ -215,11 +215,6 @@ def result_of(
     )
 
 
-def digests_of(export: FrozenExport) -> list[str]:
-    """Digests by which published weights are known: of the export, and of the file that it was imported from."""
-    return [digest for digest in (export.digest, str(export.facts.get("source_sha256") or "")) if digest]
-
-
 def branch_of(export: FrozenExport) -> str:
     """Which of the networks in its file an export holds; "" for its importer's first."""
     name, importer = str(export.facts.get("branch") or ""), str(export.facts.get("importer"))
@@ -319,7 +314,7 @@ def _run_one(
 ) -> None:
     """Run all jobs of one checkpoint. export: the checkpoint, if this process has loaded it already."""
     world = request.space.world
-    say_once = say if world.is_rank0 else _say_nothing
+    say_once = say if world.is_rank0 else lambda *lines: None
     say_once(checkpoint_title(checkpoint))
     if checkpoint.used.assumed:
         say_once(f"  assumed: {checkpoint.used.assumed}")
@@ -352,7 +347,8 @@ def _run_one(
                 name = f"{job.title}: " if len(together) > 1 else ""
                 kept = "; the earlier result is kept" if earlier_is_kept else ""
                 say(f"  {number[job.path]} {name}{ending_of(result)}{kept}")
-                say(*(f"    {line}" for line in against_published(result, digests_of(export), branch_of(export))))
+                digests = [export.digest, *filter(None, [export.facts.get("source_sha256")])]  # of published weights
+                say(*(f"    {line}" for line in against_published(result, digests, branch_of(export))))
             tally.done += error is None
             if error:
                 tally.failed.append(f"{checkpoint.used.name}: {job.title}: {in_one_line(error)}")
@@ -381,7 +377,3 @@ def _features_of(export: FrozenExport, jobs: Sequence[Job], space: Workspace) ->
         for transform, kinds in own.items():
             features[transform] = tuple(dict.fromkeys([*features.get(transform, ()), *kinds]))
     return features
-
-
-def _say_nothing(*lines: object) -> None:
-    """`say` in every process but rank 0."""

@@ -165,7 +165,9 @@ def changed_protocols(
         for named in chosen.words:
             changes_of_task |= {field: change for change, (target, field) in fields.items() if target == named}
         task = changed(chosen.task.selecting(select) if select else chosen.task, changes_of_task, f"{chosen.name}: ")
-        changed_ones.append(_with_task(chosen, task))
+        before, after = settings_of(chosen.task, complete=True), settings_of(task, complete=True)
+        different = {name: value for name, value in after.items() if value != before[name]}
+        changed_ones.append(replace(chosen, protocol=replace(chosen.protocol, task=task), changes=different))
     return changed_ones
 
 
@@ -176,9 +178,3 @@ def _target_and_field(change: Change, known: Sequence[str]) -> tuple[str, str]:
     if target not in known:
         raise ValueError(f"--set {change}: {target!r} is not part of this run{did_you_mean(target, known, LISTED_BY)}")
     return target, field
-
-
-def _with_task(chosen: ChosenProtocol, task: Task) -> ChosenProtocol:
-    before, after = settings_of(chosen.task, complete=True), settings_of(task, complete=True)
-    changes = {name: value for name, value in after.items() if value != before[name]}
-    return replace(chosen, protocol=replace(chosen.protocol, task=task), changes=changes)

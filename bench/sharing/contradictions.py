@@ -44,10 +44,11 @@ def contradictions(folder: Path, results: Sequence[StoredResult]) -> Iterator[st
         place, result = stored.path.relative_to(folder), stored.result
         try:
             arrays = stored.arrays if stored.path.with_suffix(".npz").exists() else {}
+            known = protocols.get(result.protocol.name)
             for lines in (
                 _of_place(place, result),
                 _of_protocol(protocols, result),
-                _of_metrics(result, arrays, _without_values(protocols, result)),
+                _of_metrics(result, arrays, known.task.WITHOUT_VALUES if known else ()),
                 _of_facts(result),
                 _recomputed(result, arrays),
                 others.differences(str(place), result, arrays),
@@ -94,12 +95,6 @@ def _of_protocol(protocols: Mapping[str, ChosenProtocol], result: Result) -> Ite
             yield f"setting {name} is not what protocol.changes says"
         elif name not in used.changes and settings[name] != own.get(name, settings[name]):
             yield f"setting {name} is {settings[name]}, and of {used.name} version {used.version} it is {own[name]}"
-
-
-def _without_values(protocols: Mapping[str, ChosenProtocol], result: Result) -> tuple[str, ...]:
-    """Patterns of the metrics that a task gives without values of images."""
-    known = protocols.get(result.protocol.name)
-    return known.task.WITHOUT_VALUES if known else ()
 
 
 def _of_metrics(result: Result, arrays: Mapping[str, np.ndarray], without: Collection[str] = ()) -> Iterator[str]:

@@ -135,9 +135,8 @@ def citation(results: Sequence[Result], publication: Publication) -> str:
 
 def how_measured(results: Sequence[Result]) -> str:
     """The paragraph of a paper, in LaTeX: what was measured of what on which images, and how sure it is."""
-    versions = {
-        name: sorted({str(r.versions[name]) for r in results if name in r.versions}) for name in names_of(results)
-    }
+    libraries = dict.fromkeys(name for result in results for name in result.versions)
+    versions = {name: sorted({str(r.versions[name]) for r in results if name in r.versions}) for name in libraries}
     tool, used = " ".join([TOOL, *versions.pop(TOOL, ())]), {r.checkpoint.key: r.checkpoint for r in results}
     were = "was" if len(used) == 1 else "were"
     sentences = [
@@ -175,11 +174,6 @@ def described(used: CheckpointUsed) -> str:
     """`mae-s (ViT-S/16, mae vit_s, 3f2a91bc)~\\cite{he2022mae}`"""
     facts = [used.architecture, f"{used.method} {used.recipe}".strip() if not used.is_floor else "", used.digest[:8]]
     return f"{in_latex(used.name)} ({', '.join(map(in_latex, filter(None, facts)))}){cite(weights_words(used))}"
-
-
-def names_of(results: Iterable[Result]) -> dict[str, None]:
-    """Names of libraries of which results know the version, in their order."""
-    return dict.fromkeys(name for result in results for name in result.versions)
 
 
 def gpu_or_cpu(result: Result) -> str:
