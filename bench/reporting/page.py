@@ -40,8 +40,8 @@ def report_page(out: Path, published: bool = False, pictures: bool = True) -> st
     this machine, and with what `bench visualize` drew of the same checkpoints into this folder.
     """
     leaderboard = read_leaderboard(out, published)
-    report, results = read_contents(leaderboard, out), [stored.result for stored in leaderboard.results]
-    drawn = report_pictures(out, report, results) if pictures else None
+    report = read_contents(leaderboard, out)
+    drawn = report_pictures(out, report) if pictures else None
     views = views_of(report, leaderboard.results, out / "cache", pictures)
     return page_of(report, figures_of(report), views, drawn)
 
@@ -125,7 +125,7 @@ def page_of(
         views=views,
         figures=figures,
         notes={capital(name): note for name, note in NOTES.items()},
-        pictures=pictures or {"shown": (), "left_out": (), "command": ()},
+        pictures=pictures or {"shown": (), "left_out": (), "commands": ()},
         links={},
         svg=Markup,  # of figures, whose texts matplotlib escapes
     )

@@ -9,7 +9,7 @@ import contextlib
 import io
 import json
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,6 @@ from PIL import Image
 
 from bench.reporting.contents import ReportContents
 from bench.reporting.panels import RECORD
-from bench.results.record import Result
 from downstream.data.scenes import layout_of
 from imagesets.decoding import open_image
 
@@ -32,11 +31,11 @@ CSS_DPI = 96  # pixels of an inch in a browser
 BEST = 3  # checkpoints of the command that makes pictures
 
 
-def report_pictures(out: Path, report: ReportContents, results: Sequence[Result]) -> dict[str, Any]:
+def report_pictures(out: Path, report: ReportContents) -> dict[str, Any]:
     """The pictures below a folder of results that show checkpoints of its board, or need none.
 
-    shown: a dictionary each (`shown_picture`). left_out: files for which there is no room. command: that draws some,
-    in lines; none where there are some.
+    shown: a dictionary each (`shown_picture`). left_out: files for which there is no room. commands: that draw some
+    (`drawing_commands`); none where there are some.
     """
     names = {str(checkpoint["digest"]): str(checkpoint["name"]) for checkpoint in report.checkpoints}
     shown: list[dict[str, Any]] = []
@@ -54,8 +53,8 @@ def report_pictures(out: Path, report: ReportContents, results: Sequence[Result]
                 left_out.append(picture["file"])
             else:
                 shown.append(picture)
-    command = [] if shown or left_out else drawing_command(out, report, results)
-    return {"shown": shown, "left_out": left_out, "command": command}
+    commands = [] if shown or left_out else drawing_commands(out, report)
+    return {"shown": shown, "left_out": left_out, "commands": commands}
 
 
 def picture_files(out: Path) -> list[Path]:
@@ -120,27 +119,27 @@ def embedded(data: bytes, image: Image.Image) -> str:
     return f"data:image/{form};base64,{base64.b64encode(data).decode()}"
 
 
-def drawing_command(out: Path, report: ReportContents, results: Sequence[Result]) -> list[str]:
-    """The command that draws what the best checkpoints see of the measured images, in lines; none where nothing can be
-    drawn."""
+def drawing_commands(out: Path, report: ReportContents) -> list[list[str]]:
+    """Commands, in lines each, that draw what the best checkpoints see of the measured images, and what each task on
+    frozen patches predicts."""
+    from bench.reporting.kinds.predictions import PROTOCOLS
+
     checkpoints = {c["name"]: c for c in report.checkpoints if c["kind"] == "measured" and has_reference(c)}
-    tables = [[row.name for row in table.rows if row.name in checkpoints][:BEST] for table in report.tables]
-    best = next(filter(None, tables), [])
-    urls = [result.data.url for result in results if result.status == "ok" and not layout_of(result.data.url)]
-    if not best or not urls:
-        return []
-    references = []
-    for name in best:
-        saved = out / "exports" / f"{name}-{str(checkpoints[name]['digest'])[:8]}"
-        references.append(str(saved if saved.is_dir() else checkpoints[name]["source"]))
-    lines = [
-        ["bench", "visualize", "pca"],
-        ["--checkpoint", *references],
-        ["--name", *best],
-        ["--images", urls[0]],
-        ["--out", str(out / "pictures")],
-    ]
-    return [shlex.join(line) for line in lines]
+    commands: dict[str, list[list[str]]] = {}
+    for table in report.tables:
+        best = [row.name for row in table.rows if row.name in checkpoints][:BEST]
+        result, kind, of = table.result, ["pca"], ""
+        if layout_of(result.data.url):
+            own = result.protocol.name in PROTOCOLS and not result.protocol.changes
+            best, of = best if own else [], result.task
+            settings = f"protocol={result.protocol.name}", f"results={out}", f"precision={result.precision}"
+            kind = ["predictions", "--set", *settings]
+        saved = {name: out / "exports" / f"{name}-{str(checkpoints[name]['digest'])[:8]}" for name in best}
+        references = [str(saved[name] if saved[name].is_dir() else checkpoints[name]["source"]) for name in best]
+        lines = [["bench", "visualize", *kind], ["--checkpoint", *references], ["--name", *best]]
+        if best:
+            commands.setdefault(of, [*lines, ["--images", result.data.url], ["--out", str(out / "pictures")]])
+    return [[shlex.join(line) for line in lines] for lines in commands.values()]
 
 
 def has_reference(checkpoint: Mapping[str, object]) -> bool:

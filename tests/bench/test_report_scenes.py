@@ -1,5 +1,7 @@
 """Scenes in a report: a perfect result shows what the labels show, another one does not."""
 
+import re
+import shlex
 from collections import Counter
 
 import numpy as np
@@ -10,7 +12,8 @@ from shown_results import result
 
 from bench.reporting.page import report_page
 from bench.reporting.scenes import FAR_APART, class_colours, labelled_things, scene_view
-from bench.results.record import DataUsed
+from bench.reporting.visualize import chosen_kind
+from bench.results.record import DataUsed, ProtocolUsed
 from bench.results.store import StoredResult
 from downstream.data.scenes import SceneSet, mask_classes, open_scenes
 from downstream.metrics.previews import preview_detections, preview_masks, thumbnail
@@ -42,6 +45,19 @@ def test_masks_lie_where_labels_do(tmp_path, cache):
     assert text.count('alt="scene 8, ') == 4
     others = measured(tmp_path / "other", scenes.limited(3), 1, right)
     assert scene_view({"c1": others}, cache) is None, "other scenes than those measured"
+
+
+def test_a_board_of_dense_tasks_is_told_how_its_predictions_are_drawn(tmp_path, cache):
+    scenes = open_scenes("tiny-spair:", "val", cache)
+    protocol = ProtocolUsed(name="correspondence@smoke", version=1, source="here")
+    data = DataUsed(name="tiny", url=scenes.url, fingerprints={"val": scenes.fingerprint}, images={"val": len(scenes)})
+    used = made_checkpoint("c1", 1, source="/imports/c1")
+    save_result(tmp_path, result(used, 50.0, data=data, task="correspondence", protocol=protocol), {})
+    lines = re.search("<pre class=.command.><code>(bench visualize.*?)</code>", report_page(tmp_path), re.DOTALL)[1]
+    words = shlex.split(lines.replace("\\\n", " "))
+    settings = chosen_kind(words[2], words[words.index("--set") + 1 : words.index("--checkpoint")])
+    assert (settings.protocol, settings.results) == ("correspondence@smoke", str(tmp_path))
+    assert words[words.index("--images") + 1 :] == ["tiny-spair:", "--out", f"{tmp_path}/pictures"]
 
 
 def test_things_lie_where_the_labels_say(tmp_path, cache):
