@@ -210,6 +210,11 @@ class ImageSet:
         return len(self.labels)
 
     @property
+    def title(self) -> str:
+        """`folder:/data/cifar10 val` or `digits val`: for people, without how it was selected from a larger set."""
+        return f"{self.url.partition('#')[0].removesuffix(':')} {self.split}"
+
+    @property
     def has_several_labels(self) -> bool:
         """Whether an image may show several classes."""
         return self.labels.ndim == 2

@@ -92,14 +92,15 @@ class Forecast:
     @property
     def text(self) -> str:
         """`12 s; 60000 images in 1.0 passes, 0.4 PFLOP, 15 MB disk, 0.4 GB memory`, without a time that is not known;
-        trainings also have their iterations."""
+        trainings also have their iterations. Passes are over all images of the set; features that another job
+        extracts are not read again."""
         if self.problem:
             return f"would fail: {self.problem}"
         work = self.work
         if not work.parts:
             return f"no time known: {self.job.chosen.key} does not count its work"
         passes = work.images / max(sum(self.job.images.values()), 1)
-        counts = [f"{work.images:.0f} images in {passes:.1f} passes"]
+        counts = [f"{work.images:.0f} images in {passes:.1f} passes" if work.images else "no images to read"]
         counts += [f"{work.iterations:.0f} iterations"] if work.iterations else []
         counts += [operations(work.flops), f"{size(work.disk)} disk", f"{size(work.memory)} memory"]
         if self.seconds is None:

@@ -217,7 +217,7 @@ class HeadTraining:
         if self.step == task.steps:
             return
         request, interval = StopRequest(), save_interval(task.steps)
-        label = f"{task.KEY} on {self.train.scenes.url}"
+        label = f"{task.KEY} on {self.train.scenes.url.removesuffix(':')}"
         backbone = backbone_of(self.export, self.space)
         progress = Progress(f"training {label}", task.steps, "steps", quiet=not world.is_rank0)
         with listening(request.ask), progress:

@@ -354,7 +354,7 @@ class Order:
             kinds=[kind for kind in self.kinds if kind.name in missing],
             image_set=self.image_set,
         )
-        label = f"features of {self.image_set.url} {self.image_set.split}"
+        label = f"features of {self.image_set.title}"
         progress = Progress(label, store.count, quiet=not world.is_rank0)
         with Writer(store=store, wanted=missing) as writer, progress:
             progress.resume(store.count - sum(sizes))

@@ -408,6 +408,4 @@ def concurrent_sweeps(probes: Sequence[Probe]) -> ConcurrentSweeps:
         table = first.table(first.gallery, sweeps[0].heads.readouts)
         epochs = from_cache(CachedBatches(table=table, rows=first.rows, plan=first.plan))
     what = "linear heads" if len(probes) == 1 else f"{len(probes)} linear probes"
-    return ConcurrentSweeps(
-        sweeps=sweeps, train_epoch=epochs, label=f"{what} on {train.url} {train.split}", world=world
-    )
+    return ConcurrentSweeps(sweeps=sweeps, train_epoch=epochs, label=f"{what} on {train.title}", world=world)

@@ -162,7 +162,7 @@ class Finetune(FinetuneSettings, Task):
         with training.alone():
             training.resume(self.NEEDS_WEIGHTS)
             images = mixed_groups(groups(range(training.step, training.steps)), space)
-            training.run(images, selection, f"fine-tuning on {space.data}")
+            training.run(images, selection, f"fine-tuning on {space.data.removesuffix(':')}")
         return self.outcome(export, training, selection, train, val)
 
     def outcome(

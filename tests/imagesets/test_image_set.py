@@ -102,6 +102,11 @@ def test_fingerprint_sees_one_changed_pixel_in_memory():
     assert replace(image_set, images=replace(image_set.images, pixels=pixels)).fingerprint != image_set.fingerprint
 
 
+def test_a_title_is_free_of_how_the_images_were_selected():
+    assert open_set("digits:", "val").limited(5).title == "digits val"
+    assert open_set("digits:?val=0.5", "train").title == "digits:?val=0.5 train"
+
+
 def test_subset_keeps_order_classes_and_names(tree, tmp_path):
     image_set = open_set(f"folder:{tree(tmp_path, *NAMES)}", "train")
     chosen = image_set.subset(np.array([2, 0]), "swap")

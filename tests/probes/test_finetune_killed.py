@@ -51,7 +51,7 @@ def test_stopped_by_a_signal_and_continued(tmp_path, quiet, monkeypatch):
 
     monkeypatch.setattr(Training, "update", signalled)
     for step in stops:
-        with pytest.raises(Stopped, match=f"after step {step} of 16 of fine-tuning on digits:"):
+        with pytest.raises(Stopped, match=f"after step {step} of 16 of fine-tuning on digits, state"):
             outcome(tmp_path)
     assert described(outcome(tmp_path)) == quiet and updates == list(range(16))
 
