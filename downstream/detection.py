@@ -32,8 +32,6 @@ from engine.training.schedules import MultipliedWarmup, StepDecay
 if TYPE_CHECKING:
     from torch import nn
 
-    from downstream.loop.running import TrainedModel
-
 
 SMALLEST = 64  # pixels of an image's side in a timed step, at least
 
@@ -128,12 +126,29 @@ class Detection(DetectionSettings, DenseTask):
         self.check_network(export.spec)
         self.check_images(space)
         plan = self.plan(export, *open_both(space), space.seed)
-        trained = self.trained(plan, space)
-        warnings = self.departures(export, plan.train, trained.batch)
-        if not with_masks(plan.train, plan.val):
+        train, val, trained = plan.train, plan.val, self.trained(plan, space)
+        from downstream.metrics.detection_metric import evaluator
+
+        warnings = self.departures(export, train, trained.batch)
+        if not with_masks(train, val):
             warnings.append("objects have boxes alone: no mask head was trained beside the box head")
-        facts = {"epochs": self.epochs, "warnings": warnings}
-        return detection_outcome(trained, plan.train, plan.val, facts)
+        facts = {
+            "train": train.facts,
+            "val": val.facts,
+            "notes": list(dict.fromkeys([*train.notes, *val.notes])),
+            "floor": {"prediction": "nothing", "metrics": dict.fromkeys(trained.metrics, 0.0)},
+            "evaluations": [trained.history],
+            "reported_step": [trained.step],
+            "detections": int((trained.arrays["classes"] >= 0).sum()),
+            "evaluated_by": evaluator(),
+            "libraries": libraries_used(),
+            "batch": dict(trained.batch),
+            "epochs": self.epochs,
+            "warnings": warnings,
+        }
+        drawn = resampled(lambda weights: weighted_ap(trained.arrays, weights), len(val))
+        metrics = {name: Metric(value=value, resampled=drawn[name]) for name, value in trained.metrics.items()}
+        return Outcome(metrics=metrics, arrays=dict(trained.arrays), facts=facts)
 
     def plan(self, export: FrozenExport, train: SceneSet, val: SceneSet, seed: int) -> Plan:
         """On the training images that have objects."""
@@ -218,25 +233,3 @@ def drawn_detections(images: int, most: int, classes: int) -> dict[str, np.ndarr
             f"{kind}_{name}": values for kind in ("box", "mask") for name, values in (("hits", right), ("passed", none))
         },
     }
-
-
-def detection_outcome(trained: "TrainedModel", train: SceneSet, val: SceneSet, rest: dict) -> Outcome:
-    """Metrics with their values on resampled images, the detections of every validation image, and the facts."""
-    from downstream.metrics.detection_metric import evaluator
-
-    facts = {
-        "train": train.facts,
-        "val": val.facts,
-        "notes": list(dict.fromkeys([*train.notes, *val.notes])),
-        "floor": {"prediction": "nothing", "metrics": dict.fromkeys(trained.metrics, 0.0)},
-        "evaluations": [trained.history],
-        "reported_step": [trained.step],
-        "detections": int((trained.arrays["classes"] >= 0).sum()),
-        "evaluated_by": evaluator(),
-        "libraries": libraries_used(),
-        "batch": dict(trained.batch),
-        **rest,
-    }
-    drawn = resampled(lambda weights: weighted_ap(trained.arrays, weights), len(val))
-    metrics = {name: Metric(value=value, resampled=drawn[name]) for name, value in trained.metrics.items()}
-    return Outcome(metrics=metrics, arrays=dict(trained.arrays), facts=facts)

@@ -348,8 +348,7 @@ class SquareTask(FrozenTask):
 
     def run(self, export: FrozenExport, space: Workspace) -> Outcome:
         train, val = self.opened(export, space)
-        for images in (train, val):
-            check_classes(images, space)
+        check_classes(space, train, val)
         memory, queries = self.remembered(export, train, space), self.evaluated(export, val, space)
         usable, facts = self.measured(memory, queries, space)
         areas = np.zeros((len(val.scenes), *usable.shape[1:]), np.int64)

@@ -99,10 +99,15 @@ class FrozenTask(Task):
         return usable[0], usable[1]
 
 
-def check_classes(images: UsableScenes, space: Workspace) -> None:
+def check_classes(space: Workspace, *splits: UsableScenes) -> None:
     """ValueError where the masks of a split hold fewer than two classes, or one of them cannot be read."""
-    used = images.scenes if len(images.places) == len(images.scenes) else images.scenes.subset(images.places, "usable")
-    space.world.on_rank0(lambda: used.pixels.check())
+
+    def check() -> None:
+        for scenes, places, _ in splits:
+            used = scenes if len(places) == len(scenes) else scenes.subset(places, "usable")
+            used.pixels.check()
+
+    space.world.on_rank0(check)
 
 
 def work_of_images(scale: Scale, side: int, flops: float, memory: float, *parts: Part) -> Work:

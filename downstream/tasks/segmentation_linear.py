@@ -332,8 +332,7 @@ class SegmentationLinear(HeadTask):
 
     def run(self, export: FrozenExport, space: Workspace) -> Outcome:
         train, val = self.opened(export, space)
-        for images in (train, val):
-            check_classes(images, space)
+        check_classes(space, train, val)
         count, held = len(train.places), self.held_out(len(train.places))
         if held >= count:
             raise ValueError(f"{train.scenes.url}: {count} training images, none to hold out; --select val")
