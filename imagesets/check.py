@@ -30,19 +30,24 @@ DARK = 64  # of 255; 16-bit images that all stay below it hold at most 14 bits
 
 @dataclass(frozen=True, kw_only=True)
 class SplitReport:
-    """What one split holds. Extents are in pixels, None where no image was decoded."""
+    """A split and what decoding told of its N images, in N rows, 0 of an unreadable image; in none where they were
+    listed alone."""
 
-    split: Split
-    images: int
-    classes: int
-    smallest_class: tuple[str, int] | None  # None without labels
-    largest_class: tuple[str, int] | None
-    file_bytes: int | None  # None for images in memory
-    widths: tuple[int, int] | None  # least and most
-    heights: tuple[int, int] | None
+    image_set: ImageSet
+    extents: np.ndarray  # (N, 2) int32: width, height in pixels
+    digests: np.ndarray  # (N,) uint64 of the file bytes (in memory: the pixels)
+    pages: np.ndarray  # (N,) int32: of TIFF files; 1 of other images
+    deep: np.ndarray  # (N,) int16: the brightest value, 0..255, of grey that had more than 8 bits; -1 of other images
     unreadable: tuple[tuple[str, str], ...]  # path, reason
-    fingerprint: str
-    notes: tuple[str, ...]
+
+    @property
+    def notes(self) -> list[str]:
+        notes, deep = list(self.image_set.notes), int((self.deep >= 0).sum())
+        if deep:
+            notes.append(f"{deep} images of 16-bit grey, of which the upper 8 bits are read")
+        if len(self.extents):
+            notes += _files_not_read(self.image_set.images, self.image_set.notes)
+        return notes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,22 +58,10 @@ class Report:
     splits: tuple[SplitReport, ...]
     in_both_splits: tuple[tuple[str, str], ...]  # files of train and val with the same content
     problems: tuple[str, ...]
-    read_all: bool
 
     @property
     def ok(self) -> bool:
         return not self.problems
-
-
-@dataclass(frozen=True, kw_only=True)
-class Contents:
-    """What decoding all images of a split told; rows of an unreadable image are 0."""
-
-    extents: np.ndarray  # (N, 2) int32: width, height
-    digests: np.ndarray  # (N,) uint64 of the file bytes (in memory: the pixels)
-    pages: np.ndarray  # (N,) int32: of TIFF files; 1 of other images
-    deep: np.ndarray  # (N,) int16: the brightest value, 0..255, of grey that had more than 8 bits; -1 of other images
-    unreadable: tuple[tuple[str, str], ...] = ()
 
 
 def check_image_set(
@@ -88,23 +81,30 @@ def check_image_set(
     opened: list[ImageSet] = []
     problems: list[str] = []
     try:
-        splits = (split,) if split else splits_of(url)
+        names = (split,) if split else splits_of(url)
     except ValueError as error:
-        splits, problems = (), [str(error)]
-    for of_split in splits:
+        names, problems = (), [str(error)]
+    for name in names:
         try:
-            opened.append(open_anew(url, of_split) if read_all else open_set(url, of_split))
+            opened.append(open_anew(url, name) if read_all else open_set(url, name))
         except ValueError as error:
             problems.append(str(error))
-    if not read_all:
-        return _report(url, opened, [None] * len(opened), problems)
-    start(sum(map(len, opened)))
-    return _report(url, opened, [read_contents(image_set, workers, advance) for image_set in opened], problems)
+    if read_all:
+        start(sum(map(len, opened)))
+    splits = tuple(read_split(image_set, len(image_set) if read_all else 0, workers, advance) for image_set in opened)
+    if bad := sum(len(report.unreadable) for report in splits):
+        problems.append(f"{bad} unreadable image{'s' * (bad > 1)}, listed above: replace them, or run with --skip-bad")
+    problems += chain.from_iterable(map(_unfit, splits))
+    if both := _in_both(splits):
+        problems.append(
+            f"{len(both)} image{'s' * (len(both) > 1)} of val also in train, such as {both[0][1]} and {both[0][0]}: "
+            f"remove one of each pair, since scores on them say nothing"
+        )
+    return Report(url=url, splits=splits, in_both_splits=both, problems=tuple(dict.fromkeys(problems)))
 
 
-def read_contents(image_set: ImageSet, workers: int | None, advance: Callable[[int], None]) -> Contents:
-    """Decode every image of a set in threads; Pillow lets them run side by side."""
-    count = len(image_set)
+def read_split(image_set: ImageSet, count: int, workers: int | None, advance: Callable[[int], None]) -> SplitReport:
+    """Decode the first `count` images of a set, all or none, in threads; Pillow lets them run side by side."""
     extents, digests = np.zeros((count, 2), np.int32), np.zeros(count, np.uint64)
     deep, pages = np.full(count, -1, np.int16), np.ones(count, np.int32)
     unreadable = []
@@ -117,7 +117,9 @@ def read_contents(image_set: ImageSet, workers: int | None, advance: Callable[[i
                 else:
                     extents[index], digests[index], deep[index], pages[index] = seen
             advance(len(batch))
-    return Contents(extents=extents, digests=digests, deep=deep, pages=pages, unreadable=tuple(unreadable))
+    return SplitReport(
+        image_set=image_set, extents=extents, digests=digests, pages=pages, deep=deep, unreadable=tuple(unreadable)
+    )
 
 
 @releasing_large_images()
@@ -133,70 +135,26 @@ def _read(image_set: ImageSet, index: int) -> tuple[tuple[int, int], int, int, i
     return image.size, digested, brightest, pages_of(io.BytesIO(data or b""))
 
 
-def _report(url: str, opened: list[ImageSet], contents: Sequence[Contents | None], problems: list[str]) -> Report:
-    splits = tuple(map(_describe, opened, contents))
-    bad = sum(len(split.unreadable) for split in splits)
-    if bad:
-        problems.append(f"{bad} unreadable image{'s' * (bad > 1)}, listed above: replace them, or run with --skip-bad")
-    problems += chain.from_iterable(map(_unfit, opened, contents))
-    both = _in_both(opened, contents)
-    if both:
-        problems.append(
-            f"{len(both)} image{'s' * (len(both) > 1)} of val also in train, such as {both[0][1]} and {both[0][0]}: "
-            f"remove one of each pair, since scores on them say nothing"
-        )
-    return Report(
-        url=url,
-        splits=splits,
-        in_both_splits=both,
-        problems=tuple(dict.fromkeys(problems)),
-        read_all=all(content is not None for content in contents),
-    )
-
-
-def _unfit(image_set: ImageSet, contents: Contents | None) -> Iterator[str]:
+def _unfit(report: SplitReport) -> Iterator[str]:
     """What makes a readable set unfit for evaluation."""
+    image_set = report.image_set
     if len(image_set.classes) == 1 and image_set.reports != "retrieval":
         yield (
             f"only one class, {image_set.classes[0]!r}, where accuracy needs two or more: give each class a folder of "
             "its own; pretraining takes the images without classes as images:PATH"
         )
-    if contents and (several := int((contents.pages > 1).sum())):
+    stacks = report.pages[report.pages > 1]
+    if len(stacks):
         yield (
-            f"TIFF files of several pages in {image_set.split}: {several}, with "
-            f"{contents.pages[contents.pages > 1].sum()} pages in all, of which the first alone is read: save each "
-            "page as a file of its own"
+            f"TIFF files of several pages in {image_set.split}: {len(stacks)}, with {stacks.sum()} pages in all, of "
+            "which the first alone is read: save each page as a file of its own"
         )
-    deep = contents.deep[contents.deep >= 0] if contents else np.empty(0)
+    deep = report.deep[report.deep >= 0]
     if len(deep) and deep.max() < DARK:
         yield (
             f"none of the {len(deep)} images of 16-bit grey in {image_set.split} reaches a quarter of 65535, which is "
             "read as white: if they hold 12 or 14 bits, scale them up to 16 and save them again"
         )
-
-
-def _describe(image_set: ImageSet, contents: Contents | None) -> SplitReport:
-    images = image_set.images
-    extents = contents.extents[contents.extents[:, 0] > 0] if contents else np.empty((0, 2))
-    ranges = [(int(side.min()), int(side.max())) if len(side) else None for side in extents.T]
-    notes = list(image_set.notes)
-    if contents:
-        if deep := int((contents.deep >= 0).sum()):
-            notes.append(f"{deep} images of 16-bit grey, of which the upper 8 bits are read")
-        notes += _files_not_read(images, image_set.notes)
-    return SplitReport(
-        split=image_set.split,
-        images=len(image_set),
-        classes=len(image_set.classes),
-        smallest_class=_class_at(image_set, np.argmin),
-        largest_class=_class_at(image_set, np.argmax),
-        file_bytes=int(images.sizes.clip(0).sum()) if isinstance(images, FileImages | StoredImages) else None,
-        widths=ranges[0],
-        heights=ranges[1],
-        unreadable=contents.unreadable if contents else (),
-        fingerprint=image_set.fingerprint,
-        notes=tuple(notes),
-    )
 
 
 def _files_not_read(images: object, notes: Sequence[str]) -> tuple[str, ...]:
@@ -219,25 +177,18 @@ def _files_not_read(images: object, notes: Sequence[str]) -> tuple[str, ...]:
     return (f"{files} not read: their names do not end in {', '.join(EXTENSIONS)}: {counts}",)
 
 
-def _class_at(image_set: ImageSet, extreme: Callable[[np.ndarray], np.integer]) -> tuple[str, int] | None:
-    if not image_set.classes or image_set.reports == "retrieval":
-        return None
-    counts = class_counts(image_set)
-    place = int(extreme(counts))
-    return image_set.classes[place], int(counts[place])
-
-
-def _in_both(opened: list[ImageSet], contents: Sequence[Contents | None]) -> tuple[tuple[str, str], ...]:
+def _in_both(splits: Sequence[SplitReport]) -> tuple[tuple[str, str], ...]:
     """Pairs of paths (train, val) with the same content, one for every image of val that has a twin in train."""
-    read = [content for content in contents if content is not None]
-    if len(read) < 2 or opened[0].reports == "retrieval":  # whose queries may be copies, by design
+    if len(splits) < 2 or splits[0].image_set.reports == "retrieval":  # whose queries may be copies, by design
         return ()
-    train, val = (content.digests for content in read)
-    order = np.argsort(train, kind="stable")
-    place = np.searchsorted(train, val, sorter=order).clip(max=len(train) - 1)
+    train, val = splits
+    if not len(train.digests):
+        return ()
+    order = np.argsort(train.digests, kind="stable")
+    place = np.searchsorted(train.digests, val.digests, sorter=order).clip(max=len(order) - 1)
     twin = order[place]
-    both = np.flatnonzero((train[twin] == val) & (read[1].extents[:, 0] > 0))
-    return tuple((opened[0].path(int(twin[index])), opened[1].path(int(index))) for index in both)
+    both = np.flatnonzero((train.digests[twin] == val.digests) & (val.extents[:, 0] > 0))
+    return tuple((train.image_set.path(int(twin[index])), val.image_set.path(int(index))) for index in both)
 
 
 def render(report: Report) -> str:
@@ -245,24 +196,31 @@ def render(report: Report) -> str:
     lines = [report.url]
     for split in report.splits:
         lines += _render_split(split)
-    if not report.read_all:
+    if report.splits and not any(len(split.extents) for split in report.splits):
         lines.append("  images were listed, not decoded")
     lines += [f"  FIX: {problem}" for problem in report.problems]
     return text_of(lines if report.problems else [*lines, "  no problems found"])
 
 
-def _render_split(split: SplitReport) -> list[str]:
-    size = "in memory" if split.file_bytes is None else f"{split.file_bytes / 1e6:,.1f} MB"
-    kinds = f"{split.classes:,} classes" if split.classes else "no labels"
-    lines = [f"  {split.split}: {split.images:,} images, {kinds}, {size}"]
-    if split.smallest_class and split.largest_class:
-        (least, fewest), (most, largest) = split.smallest_class, split.largest_class
-        lines.append(f"    smallest class {least}: {fewest:,}; largest class {most}: {largest:,}")
-    if split.widths and split.heights:
+def _render_split(report: SplitReport) -> list[str]:
+    image_set, images = report.image_set, report.image_set.images
+    size = "in memory"
+    if isinstance(images, FileImages | StoredImages):
+        size = f"{images.sizes.clip(0).sum() / 1e6:,.1f} MB"
+    classes = image_set.classes
+    kinds = f"{len(classes):,} classes" if classes else "no labels"
+    lines = [f"  {image_set.split}: {len(image_set):,} images, {kinds}, {size}"]
+    if classes and image_set.reports != "retrieval":
+        counts = class_counts(image_set)
+        least, most = counts.argmin(), counts.argmax()
         lines.append(
-            f"    width {split.widths[0]} to {split.widths[1]} px, height {split.heights[0]} to {split.heights[1]} px"
+            f"    smallest class {classes[least]}: {counts[least]:,}; largest class {classes[most]}: {counts[most]:,}"
         )
-    lines.append(f"    fingerprint {split.fingerprint[:16]}")
-    lines += [f"    note: {note}" for note in split.notes]
-    lines += [f"    unreadable: {path} ({reason})" for path, reason in split.unreadable[:MOST]]
-    return lines + [f"    and {len(split.unreadable) - MOST} more"] * (len(split.unreadable) > MOST)
+    decoded = report.extents[report.extents[:, 0] > 0]
+    if len(decoded):
+        (narrowest, lowest), (widest, highest) = decoded.min(axis=0), decoded.max(axis=0)
+        lines.append(f"    width {narrowest} to {widest} px, height {lowest} to {highest} px")
+    lines.append(f"    fingerprint {image_set.fingerprint[:16]}")
+    lines += [f"    note: {note}" for note in report.notes]
+    lines += [f"    unreadable: {path} ({reason})" for path, reason in report.unreadable[:MOST]]
+    return lines + [f"    and {len(report.unreadable) - MOST} more"] * (len(report.unreadable) > MOST)

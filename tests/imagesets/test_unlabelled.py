@@ -52,7 +52,7 @@ def test_what_cannot_be_is_one_line(pile, tmp_path):
 
 def test_a_check_looks_at_the_images_and_asks_for_no_labels(pile):
     report = check_image_set(f"images:{pile}")
-    assert report.ok and [split.split for split in report.splits] == ["train"]
+    assert report.ok and [split.image_set.split for split in report.splits] == ["train"]
     assert "train: 5 images, no labels, " in render(report)
     (pile / "deep/y.jpeg").write_bytes(b"")
     report = check_image_set(f"images:{pile}")
