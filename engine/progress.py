@@ -63,16 +63,16 @@ class Progress:
         """`count` more parts are done."""
         with self._lock:
             self.done += count
-            now = self._clock()
+            now, is_over = self._clock(), self.done >= self.parts * self.total
             self._first = self._first or (now, self.done)
             if now >= self._next and not self.quiet:
                 self._next = now + (REDRAW if self._terminal else HEARTBEAT)
                 self._shown = True
                 if self._terminal:
                     self._draw(self._state(now))
-                else:
+                elif not is_over:
                     self._write(f"{self.label}: {self._state(now)}")
-            if self._shown and self.done >= self.parts * self.total:
+            if self._shown and is_over:
                 self._end("")  # whoever waits for the last unit may print before the work is left
 
     def say(self, text: str) -> None:

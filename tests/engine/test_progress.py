@@ -134,6 +134,8 @@ def test_finished_work_is_reported_before_what_its_user_prints():
         clock.now += 60
         progress.advance(0)
     assert stream.getvalue().splitlines()[1:] == ["heads: 10 of 10 steps in 3 s", "top1 20.00"]
+    stream = io.StringIO()
+    assert work(stream, [(5, 100)]) == "features: 100 of 100 images in 5 s\n"  # and no line before it
 
 
 def test_an_error_with_half_of_the_parts_done_is_no_end():
@@ -174,7 +176,7 @@ def test_a_label_from_outside_is_escaped():
     with Progress("features of a\x1b[2J\nb", 2, stream=stream, clock=clock) as progress:
         clock.now += 3
         progress.advance(2)
-    assert stream.getvalue().startswith("features of a\\x1b[2J\\nb: 2/2 images")
+    assert stream.getvalue().startswith("features of a\\x1b[2J\\nb: 2 of 2 images")
 
 
 def test_a_generator_that_is_closed_when_all_is_done_was_not_stopped():
