@@ -78,7 +78,14 @@ FEW = 30  # points of a curve up to which each has a marker
 MARKED = 10  # points of a longer curve that have one
 TICKS = 6  # numbers of an axis, at most
 LETTER = 5.2  # points; about the width of a letter
-LEGEND_LINE = 0.18  # inches; a figure has room for two
+LEGEND_LINE = 0.18  # inches
+MARGINS = {
+    "left": 0.72,
+    "right": 0.12,
+    "below": 0.44,
+    "above": 0.1,
+    "title": 0.155,
+}  # of a panel, inches; title: a line
 
 
 def styles_of(names: Iterable[str], baselines: Iterable[str] = ()) -> dict[str, Style]:
@@ -360,25 +367,26 @@ def _log_axis(axes: "Axes", values: Sequence[float]) -> None:
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
 
 
-def _legend(figure: "Figure", styles: Mapping[str, Style]) -> None:
-    """What each name looks like, below all panels, where it hides nothing: the figure grows by its lines."""
+def _legend(figure: "Figure", styles: Mapping[str, Style]) -> float:
+    """What each name looks like, below all panels: the figure grows by its height, which is returned in inches."""
     from matplotlib.lines import Line2D
 
     texts = [printable(name) for name in styles]
     columns = max(1, int(72 * figure.get_figwidth() / (LETTER * max(map(len, texts)) + 40)))
-    lines = -(-len(texts) // columns)
-    figure.set_figheight(figure.get_figheight() + LEGEND_LINE * max(0, lines - 2))
+    height = LEGEND_LINE * (1 - (-len(texts) // columns))
+    figure.set_figheight(figure.get_figheight() + height)
     legend = figure.legend(
         [Line2D([], [], markersize=4, **style) for style in styles.values()],
         texts,
         fontsize=8,
         labelcolor=INK,
         frameon=False,
-        loc="outside lower center",
+        loc="lower center",
         ncols=min(columns, len(texts)),
     )
     for text in legend.get_texts():
         text.set_parse_math(False)  # a name is no formula
+    return height
 
 
 def training_logs(report: ReportContents) -> dict[str, list[dict[str, float]]]:
@@ -441,12 +449,13 @@ def _figure(
     width = min(width, PAGE / 2) if count == 1 else width
     columns = min(count, 1 if width < PAGE / 2 + 0.1 else 3 if width >= PAGE else 2)
     rows = -(-count // columns)
-    figure = Figure(figsize=(width, rows * min(0.75 * width / columns, 3.0) + 0.4), layout="constrained", dpi=72)
+    figure, most = Figure(figsize=(width, rows * min(0.75 * width / columns, 3.0)), dpi=72), 0
     for number, panel in enumerate(panels):
         axes = figure.add_subplot(rows, columns, number + 1)
         title, x, y = draw(axes, panel)
-        lines = wrap(printable(title), int(56 * width / columns / LETTER), break_on_hyphens=False)
+        lines = wrap(printable(title).replace("[", " ["), int(56 * width / columns / LETTER), break_on_hyphens=False)
         axes.set_title("\n".join(lines), fontsize=9, color=INK, parse_math=False)
+        most = max(most, len(lines))
         axes.set_xlabel(x, color=INK, fontsize=8)
         axes.set_ylabel(y, color=INK, fontsize=8)
         axes.set_facecolor("none")
@@ -454,7 +463,22 @@ def _figure(
         axes.grid(color=INK, alpha=0.15)
         for spine in axes.spines.values():
             spine.set_color(INK)
-    _legend(figure, styles)
+    # Margins are fixed: matplotlib's layout engines draw all texts twice more, half of the time of a figure.
+    below, above = MARGINS["below"], MARGINS["above"] + MARGINS["title"] * most
+    inner = (
+        width / columns - MARGINS["left"] - MARGINS["right"],
+        figure.get_figheight() / rows - below - above,
+    )
+    legend = _legend(figure, styles)
+    height = figure.get_figheight()
+    figure.subplots_adjust(
+        left=MARGINS["left"] / width,
+        right=1 - MARGINS["right"] / width,
+        bottom=(legend + below) / height,
+        top=1 - above / height,
+        wspace=(MARGINS["left"] + MARGINS["right"]) / inner[0],
+        hspace=(below + above) / inner[1],
+    )
     return figure
 
 
