@@ -127,7 +127,6 @@ LARGE = 10_000  # images; fewer are listed in a tenth of a second
 KEPT = 64  # files on disk in each folder; a listing of ImageNet-1k takes 12 MB
 SAMPLE = 1_000  # files whose sizes and times are compared
 SETTLED = 2e9  # ns; a directory that changed this shortly before may change again without another time of change
-FIELDS = ("names", "lengths", "sizes", "changed", "counts", "folders", "folder_lengths", "stamps")
 
 
 def user_cache() -> Path:
@@ -188,39 +187,23 @@ def _size_and_time(path: str) -> tuple[int, int]:
 def _read(path: Path) -> Walk | None:
     try:
         with np.load(path, allow_pickle=False) as arrays:  # each with its checksum
-            return _checked(*(arrays[name] for name in FIELDS))
+            return _checked(arrays)
     except Exception:  # not there, or damaged: zipfile and NumPy raise nearly anything
         return None
 
 
-def _checked(
-    names: np.ndarray,
-    lengths: np.ndarray,
-    sizes: np.ndarray,
-    changed: np.ndarray,
-    counts: np.ndarray,
-    folders: np.ndarray,
-    folder_lengths: np.ndarray,
-    stamps: np.ndarray,
-) -> Walk:
+def _checked(arrays: Mapping[str, np.ndarray]) -> Walk:
     # ValueError unless the arrays fit together.
-    listing = Walk(
-        names=_unpacked(names, lengths),
-        sizes=sizes.astype(np.int64, casting="safe"),
-        changed=np.ascontiguousarray(np.cumsum(changed.astype(np.int64, casting="safe"), axis=1).T),
-        counts=counts.astype(np.int64, casting="safe"),
-        folders=_unpacked(folders, folder_lengths),
-        stamps=stamps.astype(np.int64, casting="safe"),
+    sizes, changed, counts, stamps = (
+        arrays[name].astype(np.int64, casting="safe") for name in ("sizes", "changed", "counts", "stamps")
     )
-    count = len(listing.names)
-    if (
-        listing.sizes.shape != (count,)
-        or changed.shape != (2, count)
-        or listing.counts.sum() != count
-        or stamps.shape != (len(listing.folders), 3)
-    ):
+    names = _unpacked(arrays["names"], arrays["lengths"])
+    folders = _unpacked(arrays["folders"], arrays["folder_lengths"])
+    count, shapes = len(names), (sizes.shape, changed.shape, stamps.shape)
+    if shapes != ((count,), (2, count), (len(folders), 3)) or counts.sum() != count:
         raise ValueError("the arrays do not fit together")
-    return listing
+    changed = np.ascontiguousarray(np.cumsum(changed, axis=1).T)
+    return Walk(names=names, sizes=sizes, changed=changed, counts=counts, folders=folders, stamps=stamps)
 
 
 def _unpacked(blob: np.ndarray, lengths: np.ndarray) -> PackedNames:
@@ -232,12 +215,17 @@ def _unpacked(blob: np.ndarray, lengths: np.ndarray) -> PackedNames:
 
 def _write(path: Path, listing: Walk) -> bool:
     # Whether it could be kept.
-    arrays = (
-        *(np.frombuffer(listing.names.blob, np.uint8), listing.names.lengths.astype(np.uint16), listing.sizes),
-        *(np.diff(listing.changed.T, prepend=0), listing.counts),  # neighbours were mostly written one after another
-        *(np.frombuffer(listing.folders.blob, np.uint8), listing.folders.lengths.astype(np.uint16), listing.stamps),
-    )
-    return keep_arrays(path, dict(zip(FIELDS, arrays, strict=True)))
+    arrays: dict[str, np.ndarray] = {
+        "names": np.frombuffer(listing.names.blob, np.uint8),
+        "lengths": listing.names.lengths.astype(np.uint16),
+        "sizes": listing.sizes,
+        "changed": np.diff(listing.changed.T, prepend=0),  # neighbours were mostly written one after another
+        "counts": listing.counts,
+        "folders": np.frombuffer(listing.folders.blob, np.uint8),
+        "folder_lengths": listing.folders.lengths.astype(np.uint16),
+        "stamps": listing.stamps,
+    }
+    return keep_arrays(path, arrays)
 
 
 def keep_arrays(path: Path, arrays: Mapping[str, np.ndarray]) -> bool:
