@@ -12,7 +12,7 @@ import pytest
 from bench.run.prepare import open_data
 from engine.tasks import Workspace
 from imagesets import walk
-from imagesets.check import check_image_set
+from imagesets.check import check_image_set, render
 from imagesets.sets import ImageSet, open_anew, open_set
 from probes.splits import open_splits
 
@@ -150,6 +150,7 @@ def test_a_check_of_all_images_lists_them_anew(pets, listings, monkeypatch):
     assert listings[f"{pets}/train/Bee"] == 1
     report = check_image_set(url, "train")
     assert report.ok and report.splits[0].image_set.fingerprint == opened(pets).fingerprint
+    assert listings[f"{pets}/train/Bee"] == 2 and "no problems found" in render(report)
     assert listings[f"{pets}/train/Bee"] == 3  # once more to count the files that are no images
 
 
