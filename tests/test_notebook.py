@@ -23,7 +23,7 @@ def test_the_notebook_is_stored_without_outputs(notebook):
 def test_the_notebook_runs(notebook, tmp_path):
     nbclient = pytest.importorskip("nbclient", reason="nbclient is missing: pip install -e '.[dev]'")
     done = nbclient.NotebookClient(
-        notebook, timeout=120, kernel_name="python3", resources={"metadata": {"path": str(tmp_path)}}
+        notebook, timeout=1800, kernel_name="python3", resources={"metadata": {"path": str(tmp_path)}}
     ).execute()
     outputs = [output for cell in done.cells if cell.cell_type == "code" for output in cell.outputs]
     pictures = [output for output in outputs if "image/png" in output.get("data", {})]
