@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from checkpoints.frozen import FrozenExport, FrozenSpec
 from engine.settings import NonNegativeFloat, PositiveFloat, PositiveInt, UnitInterval
-from engine.tasks import ADDED, Protocol, Workspace
+from engine.tasks import ADDED, Protocol, Workspace, as_reported
 from engine.training.schedules import CosineAhead, CosineToTheEnd, Schedule, TableCosine, TrainProgress, WarmupCosine
 from engine.work import Kind, Part, Scale, Work, seconds_of
 from imagesets.sets import ImageSet
@@ -41,7 +41,6 @@ from probes.linear.augmented import Augmentation, AugmentedStream
 from probes.linear.heads import LR_BATCH, Head
 from probes.linear.probe import Probe, SweepTask
 from probes.linear.sweep import Sweep
-from probes.published import Published, as_reported, changed_protocol, protocols_of
 from probes.scores import Hits, hits_of, joined_hits
 from probes.splits import open_splits
 
@@ -275,10 +274,10 @@ class AttentiveProbe(Probe):
         return spending | {"forwards": spending["forwards"] + spending["augmented_forwards"] + tokens}
 
 
-MAE_CROPS = dict(crop_rule="mae", train_interpolation="bicubic", drop_last=True)
-PUBLISHED = {
-    "attentive@capi": Published(
-        settings=dict(
+MAE_CROPS = Attentive(crop_rule="mae", train_interpolation="bicubic", drop_last=True)
+PROTOCOLS = {
+    "attentive@capi": Protocol(
+        task=Attentive(
             lrs=(1e-5, 2e-5, 5e-5, 1e-4, 2e-4, 5e-4, 1e-3, 2e-3, 5e-3, 1e-2),
             weight_decays=(5e-4, 1e-3, 5e-2),
             epochs=11,
@@ -294,10 +293,8 @@ PUBLISHED = {
         "is the mean over the heads of its four sources, of which three are linear, change nothing else and are not "
         "trained",
     ),
-}
-REPORTED = {
-    "attentive@vjepa2": Published(
-        settings=dict(
+    "attentive@vjepa2": Protocol(
+        task=Attentive(
             head="vjepa2",
             readout="cls+patches",
             blocks=4,
@@ -317,13 +314,14 @@ REPORTED = {
         "for 256 images are a quarter), evals/image_classification_frozen/eval.py: it reports the best head on the "
         "validation images; ours: the noise of random erasing is cut to 8 bits",
     ),
-    "attentive@ep": Published(
-        settings=dict(MAE_CROPS, head="ep", lrs=(0.1,), epochs=90, warmup_epochs=10, batch=4096),
+    "attentive@ep": Protocol(
+        task=replace(MAE_CROPS, head="ep", lrs=(0.1,), epochs=90, warmup_epochs=10, batch=4096),
+        version=1,
         source="billpsomas/efficient-probing b8f4fb8 poolings/ep.py, probe_heads.py, main_linprobe.py: 32 queries, blr "
         "0.1, batch 4096, LARS; it reports the best epoch on the validation images",
     ),
-    "attentive@aim": Published(
-        settings=dict(
+    "attentive@aim": Protocol(
+        task=Attentive(
             head="aim",
             lrs=(1.25e-5, 2.5e-5, 5e-5, 7.5e-5, 1.25e-4, 2.5e-4, 5e-4),
             weight_decays=(0.05, 0.1),
@@ -332,12 +330,13 @@ REPORTED = {
             train_interpolation="bicubic",
             policy="rand-m9-mstd0.5-inc1",
         ),
+        version=1,
         source="AIMv2 (arXiv 2411.14402) table A2, IN-1k: batch 1024, so that rates for 256 images are a quarter; head "
         "as in apple/ml-aim 3762121 aim-v1/aim/v1/torch/layers.py; it reports the best of the sweep; its colour jitter "
         "has no effect beside timm's policy; ours: that patches alone are read, and that the whole head decays",
     ),
-    "attentive@cae": Published(
-        settings=dict(
+    "attentive@cae": Protocol(
+        task=Attentive(
             head="cae",
             readout="cls+patches",
             attention_heads=12,
@@ -348,17 +347,16 @@ REPORTED = {
             drop_last=True,
             train_interpolation="bicubic",
         ),
+        version=1,
         source="lxtGH/CAE tools/run_attentive.py, models/modeling_finetune.py:141-256 and scripts/cae_base_800e.sh "
         "(SGD, rate 0.4 at batch 256 x 8, 90 epochs, 12 attention heads, those of ViT-B); it reports the best epoch on "
         "the validation images; ours: timm's rule of random crops is torchvision's",
     ),
 }
-PROTOCOLS = protocols_of(Attentive, PUBLISHED | REPORTED)
-one_block = changed_protocol(
-    PROTOCOLS["attentive@vjepa2"], 2, f"one block in place of four: {REPORTED['attentive@vjepa2'].source}", blocks=1
+PROTOCOLS["attentive@vjepa2_1block"] = PROTOCOLS["attentive@vjepa2"].changed(
+    2, f"one block in place of four: {PROTOCOLS['attentive@vjepa2'].source}", blocks=1
 )
-PROTOCOLS["attentive@vjepa2_1block"] = one_block
-OTHERS = {name: protocol for name, protocol in PROTOCOLS.items() if name not in PUBLISHED}
+OTHERS = {name: protocol for name, protocol in PROTOCOLS.items() if name != "attentive@capi"}
 for version in (1, 2):
     PROTOCOLS |= as_reported({name: own for name, own in OTHERS.items() if own.version == version}, version)
 PROTOCOLS["attentive@smoke"] = Protocol(

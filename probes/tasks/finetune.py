@@ -21,7 +21,7 @@ from checkpoints.export import ViTExport, check_tables
 from checkpoints.flops import forward_flops, training_bytes, training_flops
 from checkpoints.frozen import FrozenSpec, vit_spec
 from checkpoints.spec import SIZES, ViTSpec
-from engine.tasks import Outcome, SelectOn, Task, Workspace, settings_of
+from engine.tasks import Outcome, Protocol, SelectOn, Task, Workspace, as_reported, settings_of
 from engine.training.schedules import share_of
 from engine.work import SLOWER, Kind, Part, Scale, Work, product_rate
 from imagesets.sets import ImageSet, kept_folder
@@ -29,7 +29,6 @@ from imagesets.transforms import EvalTransform
 from probes.features.fallbacks import record_fallback, with_supported_pool
 from probes.finetune.classifier import Classifier
 from probes.finetune.model_selection import Evaluator, ModelSelection
-from probes.finetune.recipes import PUBLISHED, REPORTS_LAST_EPOCH
 from probes.finetune.settings import FinetuneSettings
 from probes.finetune.trainer import Training
 from probes.finetune.training_groups import (
@@ -40,7 +39,6 @@ from probes.finetune.training_groups import (
     training_transform,
 )
 from probes.lowshot.shots import part_of
-from probes.published import as_reported, protocols_of
 from probes.scores import with_class_means
 from probes.splits import check_labels, held_out, open_splits, without_held_out
 
@@ -290,7 +288,261 @@ def largest_pass(device: str) -> int:
     return MICRO_BATCH.get(torch.device(device).type, MICRO_BATCH["cpu"])
 
 
-PROTOCOLS = protocols_of(Finetune, PUBLISHED)
+MAE = Finetune(lr=5e-4, mixed_together=32, size="B")
+LUT = replace(MAE, lr=2.5e-4, lr_rule="sqrt(batch)/8")
+# BEiT's code, which ExtreMA and iBOT took over: its table of rates, its head.
+BEIT = Finetune(
+    lr=4e-3, lr_rule="absolute", warmup_epochs=20, schedule="beit", head_std=0.02, head_scale=1e-3, size="B"
+)
+EXTREMA = replace(BEIT, lr=1e-3, lr_rule="batch/256", warmup_epochs=5, layer_decay=0.75, branch="online")
+IBOT = replace(BEIT, drop_path=0.2, pool="cls", interpolation="bilinear")
+MOCA = Finetune(lr=1e-3, drop_path=0.2, size="B")
+DEIT = Finetune(
+    lr=5e-4,
+    lr_rule="batch/512",
+    schedule="deit",
+    start=1e-6,
+    floor=1e-5,
+    layer_decay=1.0,
+    pool="cls",
+    head_std=0.02,
+    mixed_together=256,
+    repeats=3,
+    size="B",
+)
+# DeiT's code, as iBOT has it for transfer: no layer decay, and its networks exempt no tokens from weight decay.
+IBOT_TRANSFER = replace(DEIT, lr=7.5e-6, batch=768, epochs=1000, decay_tokens=True, mixed_together=96)
+CAE = replace(
+    BEIT, lr=8e-3, batch=4096, warmup_epochs=5, tables="fresh", train_positions=False, pooled_norm="pretrained"
+)
+MASKFEAT = Finetune(
+    lr=1e-3,
+    batch=2048,
+    warmup_epochs=20,
+    floor=4e-6,
+    decay_tokens=True,
+    head_std=0.02,
+    head_scale=1e-3,
+    mixed_together=64,
+    judge_every=10,
+    size="B",
+)
+SMOKE = Finetune(
+    lr=4e-3,
+    lr_rule="absolute",
+    batch=32,
+    epochs=4,
+    warmup_epochs=1,
+    layer_decay=0.75,
+    drop_path=0.0,
+    policy="",
+    crop_scale=0.8,
+    flip=0.0,
+    erase=0.0,
+    mixup=0.0,
+    cutmix=0.0,
+)
+
+DEIT_SOURCE = (
+    "facebookresearch/deit main.py (lr 5e-4 for 512 images, warm-up from 1e-6, floor 1e-5, repeated augmentation; its "
+    "averaged weights are not judged); batch 4 x 256 is that of DeiT's README; it reports the best epoch on val: "
+    "select=val"
+)
+CAE_SOURCE = (
+    "tools/run_class_finetuning.py:218-219 (RandAugment), :371-377 (the norm behind the mean starts as the encoder's), "
+    "models/modeling_finetune.py:431 (sine positions do not train) and a relative table of zeros in every block (:39); "
+    "it reports the best epoch on val: select=val"
+)
+MASKFEAT_SOURCE = (
+    "cosine by update; tokens decay, ZERO_DECAY_POS_CLS), slowfast/config/defaults.py:1281-1284 (rate and floor grow "
+    "with the shards); ours: the warm-up begins at 0, not 1e-8, biases of the new norm and the head at 0, not 0.02 and "
+    "2e-5; it reports the best epoch on val: select=val"
+)
+
+MAE_SOURCE = "facebookresearch/mae FINETUNE.md and main_finetune.py; it reports the best epoch on val: select=val"
+LUT_SOURCE = (
+    "LUT supplementary, table D, and naver-ai/lut main_finetune.py:332-334 (blr * sqrt(batch) / 8), mixed by 32 as in "
+    "docs/FINETUNE.md, whose blr 1e-3 and layer decay 0.75 for ViT-B differ; it reports the best epoch on val "
+    "(select=val)"
+)
+EXTREMA_SOURCE = (
+    "microsoft/ExtreMA finetune/run_class_finetuning.py, modeling_finetune.py:204-276; it reports the best epoch on "
+    "val (select=val); mixed by 128 as in its README; "
+)
+IBOT_SOURCE = (
+    "bytedance/ibot run.sh imagenet_cls, evaluation/README.md, run_class_finetuning.py:92 (lr 4e-3; theirs is swept), "
+    ":288 (bilinear in evaluation); it reports the best epoch on val: select=val"
+)
+
+
+PROTOCOLS = {
+    "finetune@smoke": Protocol(
+        task=SMOKE, version=1, source="ours: seconds on digits; not to be compared with published numbers"
+    ),
+    "finetune@mae": Protocol(task=MAE, version=2, source=MAE_SOURCE),
+    "finetune@mae_L": Protocol(
+        task=replace(MAE, lr=1e-3, epochs=50, layer_decay=0.75, drop_path=0.2, size="L"), version=2, source=MAE_SOURCE
+    ),
+    "finetune@mae_H": Protocol(
+        task=replace(MAE, lr=1e-3, epochs=50, layer_decay=0.75, drop_path=0.3, mixed_together=16, size="H"),
+        version=3,
+        source=MAE_SOURCE,
+    ),
+    "finetune@lut_S": Protocol(
+        task=replace(LUT, lr=5e-4, epochs=300, layer_decay=0.75, size="S"), version=2, source=LUT_SOURCE
+    ),
+    "finetune@lut": Protocol(task=LUT, version=2, source=LUT_SOURCE),
+    "finetune@lut_L": Protocol(task=replace(LUT, lr=1e-3, epochs=50, size="L"), version=2, source=LUT_SOURCE),
+    "finetune@lut_docs": Protocol(
+        task=replace(LUT, lr=1e-3, layer_decay=0.75),
+        version=2,
+        source="naver-ai/lut docs/FINETUNE.md, both of its commands (ViT-B, blr 1e-3, layer decay 0.75; 8 x 32 x 4 "
+        "images), main_finetune.py:332-334; table D differs, see finetune@lut; it reports the best epoch on val "
+        "(select=val)",
+    ),
+    "finetune@extrema_S": Protocol(
+        task=replace(EXTREMA, epochs=200, size="S"),
+        version=2,
+        source=EXTREMA_SOURCE + "paper, table 13 (IN-1k weights)",
+    ),
+    "finetune@extrema": Protocol(task=EXTREMA, version=2, source=EXTREMA_SOURCE + "paper, table 13 (IN-1k weights)"),
+    "finetune@extrema_22k": Protocol(
+        task=replace(EXTREMA, lr=5e-4, layer_decay=0.65, drop_path=0.2),
+        version=2,
+        source=EXTREMA_SOURCE + "its README's command, for IN-22k weights; appendix E has drop path 0.1",
+    ),
+    "finetune@extrema_22k_S": Protocol(
+        task=replace(EXTREMA, lr=5e-4, epochs=200, layer_decay=0.65, size="S"),
+        version=2,
+        source=EXTREMA_SOURCE
+        + "paper, appendix E and table 13 (IN-22k weights: lr 5e-4, layer decay 0.65; 200 epochs)",
+    ),
+    "finetune@moca": Protocol(
+        task=MOCA,
+        version=2,
+        source="valeoai/MOCA README.md:125-148, eval_finetune.py (--global_pool --use_fc_norm, 8 x 128, last epoch)",
+    ),
+    "finetune@moca_L": Protocol(
+        task=replace(MOCA, size="L"),
+        version=2,
+        source="MOCA table 9 has a ViT-L at 84.9 and says nothing of its training; ours: that it is that of "
+        "finetune@moca",
+    ),
+    "finetune@ibot_S": Protocol(
+        task=replace(IBOT, epochs=200, layer_decay=0.75, drop_path=0.1, size="S"), version=3, source=IBOT_SOURCE
+    ),
+    "finetune@ibot": Protocol(task=IBOT, version=3, source=IBOT_SOURCE),
+    "finetune@ibot_L": Protocol(
+        task=replace(IBOT, epochs=50, warmup_epochs=5, layer_decay=0.75, drop_path=0.4, mixed_together=64, size="L"),
+        version=3,
+        source=IBOT_SOURCE,
+    ),
+    "finetune@simmim": Protocol(
+        task=replace(
+            BEIT, lr=1.25e-3, lr_rule="batch/512", batch=2048, schedule="simmim", start=1e-6, floor=1e-6, clip=5.0
+        ),
+        version=2,
+        source="microsoft/SimMIM configs/vit_base__800ep/simmim_finetune*.yaml, utils.py:98-284, "
+        "main_finetune.py:322-333; batch 2048 is that of its README's Swin command, the yaml leaves the number of "
+        "GPUs open; it reports the best epoch on val: select=val",
+    ),
+    "finetune@beit": Protocol(
+        task=BEIT,
+        version=2,
+        source="microsoft/unilm beit/get_started_for_image_classification.md (ViT-B after self-supervision), "
+        "run_class_finetuning.py; best epoch on val",
+    ),
+    "finetune@msn": Protocol(
+        task=replace(MAE, drop_path=0.2),
+        version=1,
+        source="facebookresearch/msn README.md:121 (fine-tuned by MAE's code) and its paper, appendix A.4 (ViT-B: lr "
+        "2e-3 at "
+        "batch 1024, 100 epochs, warm-up 5, layer decay 0.65, drop path 0.2); else " + MAE_SOURCE,
+    ),
+    "finetune@beit_L": Protocol(
+        task=replace(
+            BEIT, lr=1e-3, epochs=50, warmup_epochs=5, layer_decay=0.75, drop_path=0.2, mixed_together=64, size="L"
+        ),
+        version=1,
+        source="microsoft/unilm beit/get_started_for_image_classification.md (BEiT-large after self-supervision, 8 x "
+        "64 x 2 images), run_class_finetuning.py; best epoch on val",
+    ),
+    "finetune@data2vec": Protocol(
+        task=replace(BEIT, warmup_epochs=10, drop_path=0.2, weight_decay=0.0, tables="shared"),
+        version=2,
+        source="facebookresearch/data2vec_vision README.md (ViT-B), run_class_finetuning.py:324-325; its image "
+        "statistics are 0.5 unless the export says otherwise (--statistics half on import); best epoch on val",
+    ),
+    "finetune@data2vec_L": Protocol(
+        task=replace(
+            BEIT, lr=5e-3, epochs=50, warmup_epochs=5, drop_path=0.25, mixed_together=64, tables="shared", size="L"
+        ),
+        version=1,
+        source="facebookresearch/data2vec_vision README.md (ViT-L, 16 x 64 images; its command names run_cyclical.py, "
+        "which takes none of these options, and leaves the warm-up open: 5 epochs as BEiT's L is ours); else as "
+        "finetune@data2vec",
+    ),
+    "finetune@deit": Protocol(
+        task=replace(DEIT, epochs=150),
+        version=2,
+        source="facebookresearch/moco-v3 README.md:85 (DeiT's code, ViT-B for 150 epochs, 83.2) and " + DEIT_SOURCE,
+    ),
+    "finetune@deit_S": Protocol(
+        task=replace(DEIT, epochs=300, size="S"),
+        version=3,
+        source="facebookresearch/moco-v3 README.md:85 (DeiT's defaults, 300 epochs; 150 are its ViT-B's alone) and "
+        + DEIT_SOURCE,
+    ),
+    "finetune@ibot_transfer": Protocol(
+        task=IBOT_TRANSFER,
+        version=1,
+        source="bytedance/ibot run.sh:223-299 (8 x 96 images, lr 7.5e-6 for 512, 1000 epochs, class token; 7.5e-5 on "
+        "Cars, 360 epochs on iNaturalist), evaluation/README.md:117 (no layer decay; ViT-S: lr 5e-5 and 2.5e-5 on "
+        "iNaturalist 2018 and 2019), evaluation/eval_cls.py; its averaged weights, which it does not judge, are left "
+        "out; it reports the best epoch on val: select=val",
+    ),
+    "finetune@maskfeat": Protocol(
+        task=MASKFEAT,
+        version=3,
+        source="facebookresearch/SlowFast configs/masked_ssl/in1k_VIT_B_MaskFeat_FT.yaml (lr 2e-3 and floor 1e-6 for "
+        "a shard of 8 x 64 images, here four: batch 2048, layer decay 0.65, drop path 0.1, warm-up 20, every 10th "
+        "epoch "
+        "judged, " + MASKFEAT_SOURCE,
+    ),
+    "finetune@maskfeat_L": Protocol(
+        task=replace(
+            MASKFEAT,
+            epochs=50,
+            warmup_epochs=5,
+            floor=8e-6,
+            layer_decay=0.75,
+            mixed_together=32,
+            judge_every=1,
+            size="L",
+        ),
+        version=1,
+        source="facebookresearch/SlowFast configs/masked_ssl/in1k_VIT_L_MaskFeat_FT.yaml (lr 1e-3 and floor 1e-6 for "
+        "a shard of 8 x 32 images, here eight: batch 2048, 50 epochs, layer decay 0.75, drop path 0.1, warm-up 5, "
+        + MASKFEAT_SOURCE,
+    ),
+    "finetune@cae": Protocol(
+        task=CAE,
+        version=3,
+        source="lxtGH/CAE scripts/cae_base_finetune.sh (ViT-B: lr 8e-3 at batch 32 x 128, warm-up 5, layer decay "
+        "0.65, drop "
+        "path 0.1), " + CAE_SOURCE,
+    ),
+    "finetune@cae_L": Protocol(
+        task=replace(CAE, lr=2e-3, epochs=50, layer_decay=0.75, drop_path=0.2, mixed_together=64, size="L"),
+        version=1,
+        source="lxtGH/CAE scripts/cae_large_finetune.sh (ViT-L: lr 2e-3 at batch 32 x 64 x 2, 50 epochs, layer decay "
+        "0.75, "
+        "drop path 0.2), " + CAE_SOURCE,
+    ),
+}
+
+# All others report the best epoch on val.
+REPORTS_LAST_EPOCH = ("finetune@smoke", "finetune@moca", "finetune@moca_L")
 REPORTED = {name: protocol for name, protocol in PROTOCOLS.items() if name not in REPORTS_LAST_EPOCH}
 PROTOCOLS |= as_reported(REPORTED, version=2)
 PROTOCOLS |= as_reported({name: protocol for name, protocol in REPORTED.items() if protocol.version == 1})

@@ -16,7 +16,7 @@ import torch
 
 from checkpoints.frozen import FrozenExport, FrozenSpec
 from engine.settings import OneOrMoreDifferent
-from engine.tasks import ADDED, Outcome, Workspace
+from engine.tasks import ADDED, Outcome, Protocol, Workspace, as_reported
 from engine.training.schedules import Pace, PacedCosine, Schedule
 from engine.work import Kind, Part, Scale, Work, seconds_of
 from probes.features.extract import forward_bytes, transform_of
@@ -26,157 +26,8 @@ from probes.linear.batches import BLOCK
 from probes.linear.heads import LR_BATCH, Head, Heads, HeadSettings
 from probes.linear.probe import Probe, SweepTask
 from probes.linear.sweep import Sweep
-from probes.published import Published, as_reported, changed_protocol, protocols_of
 from probes.scores import with_blocks
 from probes.splits import open_splits
-
-IBOT_LRS = tuple(float(f"{n}e{k}") for k in range(-4, 1) for n in range(1, 10))
-
-LARS = dict(lrs=(0.1,), optimizer="lars", entry="batch_norm", epochs=90, warmup_epochs=10, pace="iteration", batch=4096)
-EXTREMA = dict(LARS, norm=False, interpolation="bilinear")
-IBOT = dict(lrs=IBOT_LRS, readouts=("cls4",))
-MAE = dict(LARS, batch=16384, eps=1e-6, drop_last=True, crop_rule="mae", train_interpolation="bicubic")
-MOCA = dict(IBOT, readouts=("cls1+avg",), drop_last=True)
-
-PUBLISHED = {
-    "linear_lars@mae": Published(
-        version=2,
-        settings=MAE,
-        source="facebookresearch/mae main_linprobe.py:44-67, :132-141, :212-262, util/lars.py, FINETUNE.md (batch "
-        "512 x 32); 90 epochs are its ViT-B's, L and H train 50",
-    ),
-    "linear_lars@extrema": Published(
-        version=2,
-        settings=EXTREMA,
-        source="ExtreMA table 14 (LARS, 0.1, batch 4096, 90 epochs); the released code has no LARS, so MAE's; head, "
-        "feature, warm-up and transforms as in the code, see linear_sgd@extrema_code",
-    ),
-    "linear_sgd@extrema_code": Published(
-        version=2,
-        settings=dict(EXTREMA, optimizer="sgd"),
-        source="microsoft/ExtreMA main_lincls.py:176-247, :281-296, :522-530 and README: SGD, batch norm of eps 1e-5, "
-        "class token before the final norm, bilinear; use the momentum encoder",
-    ),
-    "linear@dino": Published(
-        version=2,
-        settings=dict(IBOT, lrs=(0.001,)),
-        source="facebookresearch/dino eval_linear.py:65-129, :237-272, its setting for ViT-S: class tokens of the "
-        "last 4 blocks; 0.001 is its default, to be tuned for each checkpoint",
-    ),
-    "linear@dino_base": Published(
-        version=2,
-        settings=dict(IBOT, lrs=(0.001,), readouts=("cls1+avg",)),
-        source="facebookresearch/dino eval_linear.py:256-260, its setting for ViT-B: class token and mean patch",
-    ),
-    "linear_sgd@ibot": Published(
-        version=2,
-        settings=IBOT,
-        source="bytedance/ibot evaluation/eval_linear_multi.py with run.sh:50-60, its setting for ViT-S: 45 rates at "
-        "once, class tokens of the last 4 blocks",
-    ),
-    "linear_sgd@ibot_base": Published(
-        version=2,
-        settings=dict(IBOT, readouts=("cls1+avg",)),
-        source="bytedance/ibot evaluation/eval_linear_multi.py with run.sh:50-60, its setting for ViT-B and L: class "
-        "token and mean patch",
-    ),
-    "linear_sgd@moca": Published(
-        version=3,
-        settings=MOCA,
-        source="valeoai/MOCA eval_linear.py:88-120, :217-230, util/data_utils.py:111-138: iBOT's 45 rates; class "
-        "token and mean patch, which its README gives for 79.5 (the paper states one rate, 0.04)",
-    ),
-    "linear_sgd@mst": Published(
-        version=2,
-        settings=dict(lrs=(0.00024,)),
-        source="MST (NeurIPS 2021) appendix: 0.00024, batch 1024, 100 epochs, class token of the last block; that the "
-        "rate is for 256 images, as in DINO's code, is ours",
-    ),
-    "linear@msn": Published(
-        version=4,
-        settings=dict(
-            lrs=(0.2,),
-            norm=False,
-            optimizer="msn",
-            entry="layer_norm",
-            batch=8192,
-            pace="iteration",
-            drop_last=True,
-            interpolation="bilinear",
-        ),
-        source="facebookresearch/msn linear_eval.py:90-110, :124-132 (evaluation: Resize 256, bilinear), :251-266, "
-        ":343-382, src/sgd.py, src/data_manager.py (drop_last) and configs/eval/lineval_msn_vits16.yaml: rate 6.4 at "
-        "batch 256 x 32, which is 0.2 for 256; its paper (appendix A.3) says batch 16 384 instead",
-    ),
-    "linear@dinov2": Published(
-        version=2,
-        settings=dict(
-            lrs=(1e-5, 2e-5, 5e-5, 1e-4, 2e-4, 5e-4, 1e-3, 2e-3, 5e-3, 1e-2, 2e-2, 5e-2, 0.1),
-            readouts=("cls1", "cls1+avg", "cls4", "cls4+avg"),
-            epochs=10,
-            pace="iteration",
-            train_interpolation="bicubic",
-        ),
-        source="facebookresearch/dinov2 eval/linear.py:135-151, :235-256, :503-533: 13 rates, batch 128 x 8; its "
-        "10 x 1250 iterations are 10 epochs of ImageNet, and so ours of any set",
-    ),
-}
-
-# Of other sizes, of other networks of a paper's tables, and where little is stated.
-VARIANTS = {
-    "linear_lars@mae_L": Published(
-        version=2,
-        settings=dict(MAE, epochs=50),
-        source="facebookresearch/mae FINETUNE.md (Linear Probing: 50 epochs for ViT-L and ViT-H); else linear_lars@mae",
-    ),
-    "linear_lars@extrema_avg": Published(
-        version=2,
-        settings=dict(EXTREMA, readouts=("avg",)),
-        source="ExtreMA section 5.2: BEiT, MAE and data2vec have no holistic representation and are probed on the mean "
-        "of their patches, under table 14; ours: that it is read before the final norm too, see linear_lars@extrema",
-    ),
-    "linear@mocov3": Published(
-        version=2,
-        settings=dict(lrs=(3.0,), epochs=90, interpolation="bilinear"),
-        source="facebookresearch/moco-v3 main_lincls.py and CONFIG.md (ViT-S and ViT-B: --lr=3 for 256 images, batch "
-        "1024, 90 epochs, a cosine by epoch, torchvision's bilinear transforms, class token behind the final norm)",
-    ),
-    "linear@beit": Published(
-        settings=dict(
-            lrs=(0.001,),
-            weight_decays=(1e-4,),
-            readouts=tuple(f"cls+avg@{block}" for block in range(1, 13)),
-            norm=False,
-            optimizer="adamw",
-        ),
-        source="microsoft/unilm beit/run_linear_eval.py:93-139, :167-193 and get_started_for_image_classification.md "
-        "(ViT-B: lr 4e-3 at batch 8 x 128, 100 epochs, a cosine by epoch, AdamW, a head on class token and mean patch "
-        "of each of the 12 blocks, without norm); it reports the best layer and epoch on val (select=val); its image "
-        "statistics are 0.5 unless the export says otherwise (--statistics half on import)",
-    ),
-    "linear_lars@simmim": Published(
-        version=2,
-        settings=dict(MAE, readouts=("avg@8",), norm=False),
-        source="SimMIM section 4.2, table 6 (an intermediate layer of ViT-B; its authors in microsoft/SimMIM issue 14: "
-        "the mean patch of the 8th); ours: the training, which is not stated and is that of linear_lars@mae",
-    ),
-    "linear_lars@lut": Published(
-        version=2,
-        settings=MAE,
-        source="ours: LUT's table B gives linear probes of ViT-B without a setting; naver-ai/lut has MAE's "
-        "util/lars.py and no script, so linear_lars@mae",
-    ),
-    "linear_sgd@moca_readme": Published(
-        settings=dict(MOCA, select="val"),
-        source="valeoai/MOCA README (79.5, --avgpool_patchtokens 2): linear_sgd@moca on all training images, the best "
-        "of 45 rates and of the epochs on the validation images; of table 9's ViT-L nothing else is said",
-    ),
-    "linear_lars@cae": Published(
-        version=2,
-        settings=MAE,
-        source="lxtGH/CAE scripts/cae_base_800e.sh: MAE's probe at batch 512 x 32, so linear_lars@mae",
-    ),
-}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -322,11 +173,159 @@ class Linear(HeadSettings, SweepTask):
         return {"head steps": step, "head images": judging / min(batch, BLOCK)}
 
 
-PAPERS = protocols_of(Linear, PUBLISHED)
-OTHERS = protocols_of(Linear, VARIANTS)
+IBOT_LRS = tuple(float(f"{n}e{k}") for k in range(-4, 1) for n in range(1, 10))
+
+LARS = Linear(
+    lrs=(0.1,), optimizer="lars", entry="batch_norm", epochs=90, warmup_epochs=10, pace="iteration", batch=4096
+)
+EXTREMA = replace(LARS, norm=False, interpolation="bilinear")
+IBOT = Linear(lrs=IBOT_LRS, readouts=("cls4",))
+MAE = replace(LARS, batch=16384, eps=1e-6, drop_last=True, crop_rule="mae", train_interpolation="bicubic")
+MOCA = replace(IBOT, readouts=("cls1+avg",), drop_last=True)
+
+PAPERS = {
+    "linear_lars@mae": Protocol(
+        task=MAE,
+        version=2,
+        source="facebookresearch/mae main_linprobe.py:44-67, :132-141, :212-262, util/lars.py, FINETUNE.md (batch "
+        "512 x 32); 90 epochs are its ViT-B's, L and H train 50",
+    ),
+    "linear_lars@extrema": Protocol(
+        task=EXTREMA,
+        version=2,
+        source="ExtreMA table 14 (LARS, 0.1, batch 4096, 90 epochs); the released code has no LARS, so MAE's; head, "
+        "feature, warm-up and transforms as in the code, see linear_sgd@extrema_code",
+    ),
+    "linear_sgd@extrema_code": Protocol(
+        task=replace(EXTREMA, optimizer="sgd"),
+        version=2,
+        source="microsoft/ExtreMA main_lincls.py:176-247, :281-296, :522-530 and README: SGD, batch norm of eps 1e-5, "
+        "class token before the final norm, bilinear; use the momentum encoder",
+    ),
+    "linear@dino": Protocol(
+        task=replace(IBOT, lrs=(0.001,)),
+        version=2,
+        source="facebookresearch/dino eval_linear.py:65-129, :237-272, its setting for ViT-S: class tokens of the "
+        "last 4 blocks; 0.001 is its default, to be tuned for each checkpoint",
+    ),
+    "linear@dino_base": Protocol(
+        task=replace(IBOT, lrs=(0.001,), readouts=("cls1+avg",)),
+        version=2,
+        source="facebookresearch/dino eval_linear.py:256-260, its setting for ViT-B: class token and mean patch",
+    ),
+    "linear_sgd@ibot": Protocol(
+        task=IBOT,
+        version=2,
+        source="bytedance/ibot evaluation/eval_linear_multi.py with run.sh:50-60, its setting for ViT-S: 45 rates at "
+        "once, class tokens of the last 4 blocks",
+    ),
+    "linear_sgd@ibot_base": Protocol(
+        task=replace(IBOT, readouts=("cls1+avg",)),
+        version=2,
+        source="bytedance/ibot evaluation/eval_linear_multi.py with run.sh:50-60, its setting for ViT-B and L: class "
+        "token and mean patch",
+    ),
+    "linear_sgd@moca": Protocol(
+        task=MOCA,
+        version=3,
+        source="valeoai/MOCA eval_linear.py:88-120, :217-230, util/data_utils.py:111-138: iBOT's 45 rates; class "
+        "token and mean patch, which its README gives for 79.5 (the paper states one rate, 0.04)",
+    ),
+    "linear_sgd@mst": Protocol(
+        task=Linear(lrs=(0.00024,)),
+        version=2,
+        source="MST (NeurIPS 2021) appendix: 0.00024, batch 1024, 100 epochs, class token of the last block; that the "
+        "rate is for 256 images, as in DINO's code, is ours",
+    ),
+    "linear@msn": Protocol(
+        task=Linear(
+            lrs=(0.2,),
+            norm=False,
+            optimizer="msn",
+            entry="layer_norm",
+            batch=8192,
+            pace="iteration",
+            drop_last=True,
+            interpolation="bilinear",
+        ),
+        version=4,
+        source="facebookresearch/msn linear_eval.py:90-110, :124-132 (evaluation: Resize 256, bilinear), :251-266, "
+        ":343-382, src/sgd.py, src/data_manager.py (drop_last) and configs/eval/lineval_msn_vits16.yaml: rate 6.4 at "
+        "batch 256 x 32, which is 0.2 for 256; its paper (appendix A.3) says batch 16 384 instead",
+    ),
+    "linear@dinov2": Protocol(
+        task=Linear(
+            lrs=(1e-5, 2e-5, 5e-5, 1e-4, 2e-4, 5e-4, 1e-3, 2e-3, 5e-3, 1e-2, 2e-2, 5e-2, 0.1),
+            readouts=("cls1", "cls1+avg", "cls4", "cls4+avg"),
+            epochs=10,
+            pace="iteration",
+            train_interpolation="bicubic",
+        ),
+        version=2,
+        source="facebookresearch/dinov2 eval/linear.py:135-151, :235-256, :503-533: 13 rates, batch 128 x 8; its "
+        "10 x 1250 iterations are 10 epochs of ImageNet, and so ours of any set",
+    ),
+}
+
+# Of other sizes, of other networks of a paper's tables, and where little is stated.
+OTHERS = {
+    "linear_lars@mae_L": Protocol(
+        task=replace(MAE, epochs=50),
+        version=2,
+        source="facebookresearch/mae FINETUNE.md (Linear Probing: 50 epochs for ViT-L and ViT-H); else linear_lars@mae",
+    ),
+    "linear_lars@extrema_avg": Protocol(
+        task=replace(EXTREMA, readouts=("avg",)),
+        version=2,
+        source="ExtreMA section 5.2: BEiT, MAE and data2vec have no holistic representation and are probed on the mean "
+        "of their patches, under table 14; ours: that it is read before the final norm too, see linear_lars@extrema",
+    ),
+    "linear@mocov3": Protocol(
+        task=Linear(lrs=(3.0,), epochs=90, interpolation="bilinear"),
+        version=2,
+        source="facebookresearch/moco-v3 main_lincls.py and CONFIG.md (ViT-S and ViT-B: --lr=3 for 256 images, batch "
+        "1024, 90 epochs, a cosine by epoch, torchvision's bilinear transforms, class token behind the final norm)",
+    ),
+    "linear@beit": Protocol(
+        task=Linear(
+            lrs=(0.001,),
+            weight_decays=(1e-4,),
+            readouts=tuple(f"cls+avg@{block}" for block in range(1, 13)),
+            norm=False,
+            optimizer="adamw",
+        ),
+        version=1,
+        source="microsoft/unilm beit/run_linear_eval.py:93-139, :167-193 and get_started_for_image_classification.md "
+        "(ViT-B: lr 4e-3 at batch 8 x 128, 100 epochs, a cosine by epoch, AdamW, a head on class token and mean patch "
+        "of each of the 12 blocks, without norm); it reports the best layer and epoch on val (select=val); its image "
+        "statistics are 0.5 unless the export says otherwise (--statistics half on import)",
+    ),
+    "linear_lars@simmim": Protocol(
+        task=replace(MAE, readouts=("avg@8",), norm=False),
+        version=2,
+        source="SimMIM section 4.2, table 6 (an intermediate layer of ViT-B; its authors in microsoft/SimMIM issue 14: "
+        "the mean patch of the 8th); ours: the training, which is not stated and is that of linear_lars@mae",
+    ),
+    "linear_lars@lut": Protocol(
+        task=MAE,
+        version=2,
+        source="ours: LUT's table B gives linear probes of ViT-B without a setting; naver-ai/lut has MAE's "
+        "util/lars.py and no script, so linear_lars@mae",
+    ),
+    "linear_sgd@moca_readme": Protocol(
+        task=replace(MOCA, select="val"),
+        version=1,
+        source="valeoai/MOCA README (79.5, --avgpool_patchtokens 2): linear_sgd@moca on all training images, the best "
+        "of 45 rates and of the epochs on the validation images; of table 9's ViT-L nothing else is said",
+    ),
+    "linear_lars@cae": Protocol(
+        task=MAE,
+        version=2,
+        source="lxtGH/CAE scripts/cae_base_800e.sh: MAE's probe at batch 512 x 32, so linear_lars@mae",
+    ),
+}
 CACHED = {
-    f"{name}_cached": changed_protocol(
-        paper,
+    f"{name}_cached": paper.changed(
         version=paper.version,  # the last change is of both: of the order of augmented images, and of cached ones
         source=f"ours: {name} on un-augmented features, one an image; not to be compared with published numbers",
         augment=False,
@@ -335,8 +334,7 @@ CACHED = {
 }
 
 LAYERS = {
-    "linear_sgd@layers": changed_protocol(
-        PAPERS["linear_sgd@ibot_base"],
+    "linear_sgd@layers": PAPERS["linear_sgd@ibot_base"].changed(
         version=1,
         source="ours: linear_sgd@ibot_base_cached of every block, whose features one pass extracts",
         augment=False,

@@ -28,7 +28,6 @@ from probes.lowshot.logistic import BLOCK, HISTORY
 from probes.lowshot.prepared import PreparedRows, Preprocess
 from probes.lowshot.several_labels import ClassByClass
 from probes.lowshot.shots import OFFICIAL, Subset, indices_of, possible_shots, rows_among, subsets
-from probes.published import changed_protocol
 from probes.scores import cost, mean_average_precision, prediction_arrays, spread_out, with_class_means
 from probes.splits import open_splits, without_held_out
 
@@ -363,8 +362,7 @@ PROTOCOLS = {
 # What the sources report: on their lists and by cyanure, by which both computed their numbers (the default of MOCA's
 # released code is scikit-learn).
 PROTOCOLS |= {
-    f"{name}_paper": changed_protocol(
-        PROTOCOLS[name],
+    f"{name}_paper": PROTOCOLS[name].changed(
         version=1,
         source=f"{name} on MSN's lists, solved by cyanure to 1e-3 in 300 epochs at most: {PROTOCOLS[name].source}",
         lists=OFFICIAL,

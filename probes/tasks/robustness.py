@@ -20,7 +20,6 @@ from engine.work import Scale, Work
 from probes.features.extract import FeatureSet, transform_of
 from probes.linear.probe import Probe
 from probes.linear.sweep import Sweep
-from probes.published import changed_protocol
 from probes.shifted import ShiftedSets, Shifts, evaluated_as
 from probes.tasks.linear import PROTOCOLS as LINEAR
 from probes.tasks.linear import Linear
@@ -80,8 +79,7 @@ PROTOCOLS = {
         "cached": "linear_sgd@ibot_base_cached",
     }.items()
 }
-PROTOCOLS["robustness@smoke"] = changed_protocol(
-    PROTOCOLS["robustness@cached"],
+PROTOCOLS["robustness@smoke"] = PROTOCOLS["robustness@cached"].changed(
     version=1,
     source="ours: robustness@cached with one generated corruption of a few images, to try the machinery",
     corruptions=("contrast",),

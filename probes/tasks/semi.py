@@ -4,14 +4,12 @@ The head reads the first layer of the pretrained projector, as in SimCLR-v2 (Che
 probes/tasks/finetune.py. Subsets are drawn by the seed, unless `lists` names a folder with the published ones.
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any, ClassVar
+from dataclasses import asdict, dataclass, replace
+from typing import ClassVar
 
-from probes.finetune.recipes import BEIT, SMOKE
+from engine.tasks import Protocol, as_reported
 from probes.lowshot.shots import OFFICIAL
-from probes.published import Published, as_reported, protocols_of
-from probes.tasks.finetune import Finetune
+from probes.tasks.finetune import BEIT, SMOKE, Finetune
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,8 +19,8 @@ class SemiSupervised(Finetune):
     COST: ClassVar[float] = 100.0  # a thousand epochs of a hundredth to a tenth of the images
 
 
-EXTREMA = dict(
-    BEIT,
+EXTREMA = replace(
+    SemiSupervised(**asdict(BEIT)),
     lr=5e-6,
     lr_rule="batch/256",
     epochs=1000,
@@ -34,15 +32,8 @@ EXTREMA = dict(
 )
 # Peak 5e-6 * 1024 / 512 is the floor: after its warm-up the rate is constant. timm's optimiser and schedule, whose
 # weight decay spares the tokens only of networks that ask for it, as iBOT's does not.
-IBOT = dict(
-    EXTREMA,
-    lr_rule="batch/512",
-    schedule="deit",
-    start=1e-6,
-    floor=1e-5,
-    head_scale=1.0,
-    decay_tokens=True,
-    repeats=3,
+IBOT = replace(
+    EXTREMA, lr_rule="batch/512", schedule="deit", start=1e-6, floor=1e-5, head_scale=1.0, decay_tokens=True, repeats=3
 )
 EXTREMA_SOURCE = (
     "ExtreMA section 4 (head behind the projector's first layer, AdamW, lr 5e-6, 1000 epochs, batch 1024, BEiT's "
@@ -64,29 +55,30 @@ CLASS_SOURCE = (
 )
 
 
-def parts_of(name: str, settings: Mapping[str, Any], source: str, version: int = 1) -> dict[str, Published]:
+def parts_of(name: str, task: SemiSupervised, source: str, version: int) -> dict[str, Protocol]:
     """The recipe on 1 and on 10 % of the images."""
     shares = {"1percent": 0.01, "10percent": 0.1}
     return {
-        f"{name}_{part}": Published(dict(settings, fraction=share), source, version) for part, share in shares.items()
+        f"{name}_{part}": Protocol(task=replace(task, fraction=share), version=version, source=source)
+        for part, share in shares.items()
     }
 
 
-PUBLISHED = {
-    "semi@smoke": Published(
-        dict(SMOKE, fraction=0.5, batch=16),
-        "ours: half of the images for seconds, without a projector; not to be compared with published numbers",
+PROTOCOLS = {
+    "semi@smoke": Protocol(
+        task=SemiSupervised(**asdict(replace(SMOKE, fraction=0.5, batch=16))),
+        version=1,
+        source="ours: half of the images for seconds, without a projector; not to be compared with published numbers",
     ),
     **parts_of("semi@extrema", EXTREMA, EXTREMA_SOURCE, 3),
     **parts_of("semi@ibot", IBOT, IBOT_SOURCE, 3),
-    **parts_of("semi@extrema_avg", dict(EXTREMA, pool="avg", projector=False), PLAIN_SOURCE, 3),
-    **parts_of("semi@extrema_cls", dict(EXTREMA, projector=False), CLASS_SOURCE, 3),
+    **parts_of("semi@extrema_avg", replace(EXTREMA, pool="avg", projector=False), PLAIN_SOURCE, 3),
+    **parts_of("semi@extrema_cls", replace(EXTREMA, projector=False), CLASS_SOURCE, 3),
 }
 
-PROTOCOLS = protocols_of(SemiSupervised, PUBLISHED)
 # ExtreMA's code follows BEiT's, which reports the best epoch on val.
 for recipe, version in (("semi@extrema", 3), ("semi@ibot", 2)):
-    reported = {name: PROTOCOLS[name] for name in PUBLISHED if name.startswith(recipe)}
+    reported = {name: PROTOCOLS[name] for name in PROTOCOLS if name.startswith(recipe)}
     PROTOCOLS |= as_reported(reported, version, lists=OFFICIAL)
 
 SUITES = {
