@@ -139,16 +139,39 @@ class Pieces:
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrainTransform:
-    """A random window of the image, resized, mirrored with chance 1/2."""
+class Augmentation:
+    """What makes training images: a random crop, a mirror image and, where it is given, a policy of timm's."""
+
+    interpolation: Literal["bilinear", "bicubic"]  # of resizing the crop
+    rule: CropRule  # whose rule draws the window
+    policy: str = ""
+    erase: float = 0.0  # with a policy, share of the images that get a rectangle of noise
+
+    @property
+    def name(self) -> str:
+        """`torchvision-crop-bilinear-flip_exact`"""
+        policy = f"-{self.policy}-erase{self.erase:g}" if self.policy else ""
+        return f"{self.rule}-crop-{self.interpolation}-flip_exact{policy}"
+
+
+TIMM = threading.Lock()  # timm draws from the global generators, which threads share
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainTransform(Augmentation):
+    """The images of one epoch: a random window, resized, mirrored with chance 1/2.
+
+    With a policy, crop and mirror image are as timm draws them, its operations follow, and in a share of the images a
+    rectangle of noise, which is cut to 8 bits; decoding is always exact then, as the policy takes far longer.
+    """
 
     size: int | tuple[int, int]  # side in pixels, or height and width
-    interpolation: Literal["bilinear", "bicubic"]
-    rule: CropRule  # whose rule draws the window
     seed: int
     epoch: int
     names: np.ndarray  # (N,) numbers that seed the images' draws
-    decode: Literal["exact", "fast"] = "exact"
+    decode: Literal["exact", "fast"] = "exact"  # without a policy
+    mean: Sequence[float] = ()  # (3,) of the network's images, for a policy
+    std: Sequence[float] = ()
 
     @property
     def shape(self) -> tuple[int, int, int]:
@@ -158,8 +181,13 @@ class TrainTransform:
     @property
     def name(self) -> str:
         """All that decides about the pixels, beside the images' numbers."""
-        fast = "_fast" if self.decode == "fast" else ""
-        return f"{self.rule}-crop{self.shape[1:]}-{self.interpolation}-flip_seed{self.seed}_epoch{self.epoch}{fast}"
+        suffix = f"-{self.policy}-erase{self.erase:g}" if self.policy else "_fast" if self.decode == "fast" else ""
+        return f"{self.rule}-crop{self.shape[1:]}-{self.interpolation}-flip_seed{self.seed}_epoch{self.epoch}{suffix}"
+
+    @cached_property
+    def policy_steps(self) -> Callable[[Image.Image], Tensor]:
+        drawn: dict[str, Any] = dict(policy=self.policy, crop_scale=AREA, flip=0.5, erase=self.erase)
+        return random_transform(self.size, self.mean, self.std, interpolation=self.interpolation, **drawn)
 
     @releasing_large_images()
     def __call__(self, image_set: ImageSet, index: int) -> Tensor:
@@ -168,7 +196,14 @@ class TrainTransform:
 
     def of(self, photo: Photo) -> Tensor:
         """(3, H, W) uint8. Raises UnreadableImage."""
-        generator = RandomState([self.seed, self.epoch, int(self.names[photo.index])])
+        numbers = self.seed, self.epoch, int(self.names[photo.index])
+        if self.policy:
+            image = photo.image
+            with TIMM, seeded(AUGMENT, *numbers):
+                pixels = self.policy_steps(image)
+            mean, std = (torch.tensor(values)[:, None, None] for values in (self.mean, self.std))
+            return (255 * (pixels * std + mean)).round().clamp(0, 255).byte()
+        generator = RandomState(numbers)
         crop = RandomResizedCrop(
             size=self.size, interpolation=self.interpolation, rule=self.rule, draws=OwnDraws(generator)
         )
@@ -178,62 +213,6 @@ class TrainTransform:
         image = crop(photo.image)
         mirrored = generator.random_sample() < 0.5
         return planes(image.transpose(Image.Transpose.FLIP_LEFT_RIGHT) if mirrored else image)
-
-
-TIMM = threading.Lock()  # timm draws from the global generators, which threads share
-
-
-@dataclass(frozen=True, kw_only=True)
-class TimmTransform(TrainTransform):
-    """Crop and mirror image as timm draws them, its policy of operations, and in a share of the images a rectangle of
-    noise. In 8 bits, at which the noise is cut. Always decoded exactly: the policy takes far longer."""
-
-    policy: str
-    erase: float
-    mean: Sequence[float]
-    std: Sequence[float]
-
-    @property
-    def name(self) -> str:
-        return f"{super().name}-{self.policy}-erase{self.erase:g}"
-
-    @cached_property
-    def chain(self) -> Callable[[Image.Image], Tensor]:
-        drawn: dict[str, Any] = dict(policy=self.policy, crop_scale=AREA, flip=0.5, erase=self.erase)
-        return random_transform(self.size, self.mean, self.std, interpolation=self.interpolation, **drawn)
-
-    def of(self, photo: Photo) -> Tensor:
-        image = photo.image
-        with TIMM, seeded(AUGMENT, self.seed, self.epoch, int(self.names[photo.index])):
-            pixels = self.chain(image)
-        mean, std = (torch.tensor(values)[:, None, None] for values in (self.mean, self.std))
-        return (255 * (pixels * std + mean)).round().clamp(0, 255).byte()
-
-
-@dataclass(frozen=True, kw_only=True)
-class Augmentation:
-    """What makes training images: a random crop, a mirror image and, where it is given, a policy of timm's."""
-
-    interpolation: Literal["bilinear", "bicubic"]
-    rule: CropRule
-    policy: str = ""
-    erase: float = 0.0
-
-    @property
-    def name(self) -> str:
-        """`torchvision-crop-bilinear-flip_exact`"""
-        policy = f"-{self.policy}-erase{self.erase:g}" if self.policy else ""
-        return f"{self.rule}-crop-{self.interpolation}-flip_exact{policy}"
-
-    def transform(self, backbone: Backbone, decode: Literal["exact", "fast"], **drawn: Any) -> TrainTransform:
-        """Crops of the network's size. drawn: seed, epoch and names of a TrainTransform."""
-        settings: dict[str, Any] = dict(
-            size=backbone.spec.size, interpolation=self.interpolation, rule=self.rule, **drawn
-        )
-        if not self.policy:
-            return TrainTransform(**settings, decode=decode)
-        mean, std = (values.flatten().tolist() for values in (backbone.mean, backbone.std))
-        return TimmTransform(**settings, policy=self.policy, erase=self.erase, mean=mean, std=std)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -310,8 +289,11 @@ class AugmentedStream:
         for feed in feeds:
             by_augmentation.setdefault(feed.follower.augmentation, []).append(feed)
         windows = [Window(feeds_alike, self.backbone.spec) for feeds_alike in by_augmentation.values()]
-        drawn = dict(seed=self.seed, epoch=epoch, names=order)
-        transforms = [augmentation.transform(self.backbone, self.decode, **drawn) for augmentation in by_augmentation]
+        drawn: dict[str, Any] = dict(
+            size=self.backbone.spec.size, seed=self.seed, epoch=epoch, names=order, decode=self.decode
+        )
+        drawn |= {name: getattr(self.backbone, name).flatten().tolist() for name in ("mean", "std")}
+        transforms = [TrainTransform(**vars(augmentation), **drawn) for augmentation in by_augmentation]
 
         def consume(places: range, rows: Tensor, bad: Mapping[int, str]) -> None:
             for window, part in zip(windows, rows.split([window.vectors for window in windows], dim=1), strict=True):
@@ -320,8 +302,12 @@ class AugmentedStream:
 
         images = self.image_set.subset(order, f"epoch-{epoch}")
         self.send(images, Crops(transforms=transforms), [window.kinds for window in windows], spans, consume)
-        for window in windows:
-            share_out(sum(map(len, spans.values())), [feed.follower for feed in window.feeds])
+        passes = sum(map(len, spans.values()))
+        for window in windows:  # followers of the same forward passes count equal shares of them
+            share, rest = divmod(passes, len(window.feeds))
+            for number, feed in enumerate(window.feeds):
+                feed.follower.followed += passes
+                feed.follower.forwards += share + (number < rest)
 
     def send(
         self,
@@ -359,14 +345,6 @@ class AugmentedStream:
 
 def fail(error: Exception) -> None:
     raise error
-
-
-def share_out(images: int, followers: Sequence[Follower]) -> None:
-    """Count the images of an epoch's forward passes once, in equal shares."""
-    share, rest = divmod(images, len(followers))
-    for number, follower in enumerate(followers):
-        follower.followed += images
-        follower.forwards += share + (number < rest)
 
 
 def feeds_of(

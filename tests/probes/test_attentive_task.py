@@ -14,7 +14,7 @@ from engine.tasks import Workspace
 from engine.training.interruptions import Stopped, StopRequest
 from engine.training.schedules import TrainProgress
 from imagesets.sets import open_set
-from probes.linear.augmented import TimmTransform
+from probes.linear.augmented import TrainTransform
 from probes.linear.sweep import ConcurrentSweeps
 from probes.tasks.attentive import PROTOCOLS, Attentive
 from probes.tasks.linear import Linear
@@ -104,7 +104,7 @@ def test_vjepa2_sweeps_the_heads_of_its_configuration():
 def test_autoaugment_is_timms_whatever_the_threads():
     images, mean, std = open_set("tiny:", "train"), (0.48, 0.46, 0.41), (0.23, 0.22, 0.23)
     settings = dict(size=24, interpolation="bicubic", rule="torchvision", seed=3, epoch=2, names=np.arange(64))
-    ours = TimmTransform(**settings, policy="original", erase=0.25, mean=mean, std=std)
+    ours = TrainTransform(**settings, policy="original", erase=0.25, mean=mean, std=std)
     plain = create_transform(
         24, True, auto_augment="original", interpolation="bicubic", re_prob=0.25, mean=mean, std=std, re_mode="pixel"
     )
