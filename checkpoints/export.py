@@ -286,7 +286,9 @@ class ViTExport(PreparesImages):
 
     def difference_for_timm(self, settings: Mapping[str, Any]) -> str:
         """Which `settings`, as `read_by_timm` gives them, are not those of this export; empty where all are."""
-        return _changed(read_by_timm(self._config()), settings)
+        own = read_by_timm(self._config())
+        keys = [key for key in {**own, **settings} if own.get(key, ABSENT) != settings.get(key, ABSENT)]
+        return some([f"{key} is {settings.get(key, ABSENT)}, not {own.get(key, ABSENT)}" for key in keys], "; ")
 
     def verify(self) -> list[str]:
         """Recompute the fingerprint; one line for each point that differs from the stored one, empty if proven."""
@@ -324,12 +326,6 @@ def read_by_timm(config: Mapping[str, Any]) -> dict[str, Any]:
     for part in ("model_args", "pretrained_cfg"):
         settings |= {f"{part}.{key}": value for key, value in config[part].items() if key not in DESCRIPTIONS}
     return json.loads(json.dumps(settings))
-
-
-def _changed(written: Mapping[str, Any], read: Mapping[str, Any]) -> str:
-    """The settings that differ; empty where none does."""
-    keys = [key for key in {**written, **read} if written.get(key, ABSENT) != read.get(key, ABSENT)]
-    return some([f"{key} is {read.get(key, ABSENT)}, not {written.get(key, ABSENT)}" for key in keys], "; ")
 
 
 def _is_replaceable(folder: Path) -> bool:

@@ -42,24 +42,23 @@ class Evaluator:
         own = {number: batches[number] for number in range(world.rank, len(batches), world.size)}
         arrays = np.full((5, count), np.nan, np.float32)
         unreadable: dict[str, str] = {}
-        for part in world.gather_results(lambda: self.evaluate_batches(network, own)):
+
+        def evaluate() -> dict[int, tuple[np.ndarray, dict[int, str]]]:
+            """Number of each own batch -> its hits (5, B), the arrays of `Hits`, and its unreadable images."""
+            parts = {}
+
+            def evaluate_batch(loaded: Loaded, span: range) -> None:
+                parts[loaded.number] = self.hits(network, loaded, span), loaded.unreadable
+
+            reader = Reader(self.image_set, self.transform, own, self.space.skip_bad)
+            work_off(reader, evaluate_batch, self.space.device, self.space.workers)
+            return parts
+
+        for part in world.gather_results(evaluate):
             for number, (hits, bad) in part.items():
                 arrays[:, batches[number]] = hits
                 unreadable |= {self.image_set.path(index): reason for index, reason in bad.items()}
         return Hits(*arrays), unreadable
-
-    def evaluate_batches(
-        self, network: Network, batches: dict[int, range]
-    ) -> dict[int, tuple[np.ndarray, dict[int, str]]]:
-        """Number of each batch -> its hits (5, B), the arrays of `Hits`, and its unreadable images with reasons."""
-        hits_of_batches = {}
-
-        def evaluate(loaded: Loaded, span: range) -> None:
-            hits_of_batches[loaded.number] = self.hits(network, loaded, span), loaded.unreadable
-
-        reader = Reader(self.image_set, self.transform, batches, self.space.skip_bad)
-        work_off(reader, evaluate, self.space.device, self.space.workers)
-        return hits_of_batches
 
     def hits(self, network: Network, loaded: Loaded, span: range) -> np.ndarray:
         with torch.inference_mode():

@@ -13,7 +13,7 @@ from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass, field
 from itertools import accumulate
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -33,13 +33,6 @@ from probes.linear.heads import LR_BATCH, Head, Heads
 # A step of heads on features (B, D) of every readout and labels (B,).
 StepHeads = Callable[[Any, Mapping[str, Tensor], Tensor, TrainProgress], object]
 CountHits = Callable[[Any], Tensor]  # heads -> number of selection images that each own head gets right (h,)
-
-
-class Counted(NamedTuple):
-    """What one process knows of its heads after an epoch, in their order: (h,) each."""
-
-    hits: np.ndarray  # selection images right
-    diverged: np.ndarray  # first step with a loss that was not finite, -1 where there is none
 
 
 @dataclass(kw_only=True)
@@ -90,19 +83,24 @@ class Sweep:
             self.step_heads(self.heads, features, labels, self.progress)
         self.iteration = number + 1
 
-    def counted(self) -> Counted:
-        """Evaluate the own heads."""
-        return Counted(self.count_hits(self.heads).cpu().numpy(), self.heads.diverged.cpu().numpy())
+    def counted(self) -> np.ndarray:
+        """Of the own heads (2, h): selection images right, and `diverged`."""
+        return np.stack([self.count_hits(self.heads).cpu().numpy(), self.heads.diverged.cpu().numpy()])
 
-    def end_epoch(self, parts: Sequence[Counted]) -> None:
-        """Record what all processes counted, in the order of ranks, and copy the best head. Sets `error` if all heads
-        have diverged."""
-        self.diverged = np.concatenate([part.diverged for part in parts])
+    def end_epoch(self, parts: Sequence[np.ndarray]) -> None:
+        """Record what all processes `counted`, in the order of ranks, and copy the best head. Sets `error` if
+        all heads have diverged."""
+        counts, self.diverged = np.concatenate(parts, axis=1)
         alive = self.diverged < 0
         if not alive.any():
-            self.error = self.refusal()
+            place = int(self.diverged.argmax())
+            head: Head = self.heads.heads[place]
+            self.error = ValueError(
+                f"the loss is no finite number from step {self.diverged[place]} on, with learning rate {head.lr:g} on "
+                f"{head.readout}, nor for any other head; give smaller learning rates (lrs)"
+            )
             return
-        hits = np.where(alive, np.concatenate([part.hits for part in parts]), -1)
+        hits = np.where(alive, counts, -1)
         self.history[self.epoch] = hits
         place = int(hits.argmax())
         kept = self.best_place >= 0 and alive[self.best_place]
@@ -110,14 +108,6 @@ class Sweep:
             self.best = self.heads.alone(place) if place in self.heads.own else None
             self.best_place, self.best_epoch = place, self.epoch
         self.epoch, self.iteration = self.epoch + 1, 0
-
-    def refusal(self) -> ValueError:
-        place = int(self.diverged.argmax())
-        head: Head = self.heads.heads[place]
-        return ValueError(
-            f"the loss is no finite number from step {self.diverged[place]} on, with learning rate {head.lr:g} on "
-            f"{head.readout}, nor for any other head; give smaller learning rates (lrs)"
-        )
 
     @property
     def last_place(self) -> int:
@@ -293,19 +283,18 @@ class ConcurrentSweeps:
             self.end_epoch(now)
             self.pause()
             over = [sweep for sweep in now if sweep.is_over]
-            self.save(self.begun(over))
+            self.save_finished([sweep.folder for sweep in over])
             yield from self.yield_finished(over)
 
-    def begun(self, sweeps: Sequence[Sweep]) -> list[Path]:
-        """The folders that hold a state, which should not be older than the end of the training."""
-        folders = [sweep.folder for sweep in sweeps]
-        return self.world.on_rank0(lambda: [folder for folder in folders if states(folder)])
+    def save_finished(self, folders: Sequence[Path]) -> None:
+        """Save the end of trainings of which a state is on disk: it should not be older than the end."""
+        self.save(self.world.on_rank0(lambda: [folder for folder in folders if states(folder)]))
 
     def end_epoch(self, sweeps: Sequence[Sweep]) -> None:
         """Evaluate the heads of some sweeps, each process its own."""
         parts = self.world.gather_results(lambda: [sweep.counted() for sweep in sweeps])
-        for sweep, counted in zip(sweeps, zip(*parts, strict=True), strict=True):
-            sweep.end_epoch(counted)
+        for sweep, of_sweep in zip(sweeps, zip(*parts, strict=True), strict=True):
+            sweep.end_epoch(of_sweep)
 
     def yield_finished(self, over: Sequence[Sweep]) -> Iterator[Sweep]:
         for sweep in over:
