@@ -157,6 +157,8 @@ def pages_of(file: BinaryIO) -> int:
 
 def reason_of(error: Exception) -> str:
     """Why a file cannot be read, in one line, from what Pillow or another library raised."""
+    if isinstance(error, UnreadableImage):
+        return error.reason  # its message names the file, as the caller's does
     if isinstance(error, UnidentifiedImageError):
         return "not an image that Pillow knows"  # its message is the address of the bytes
     return " ".join(str(error).split()) or type(error).__name__

@@ -12,7 +12,7 @@ from recordings import facts
 
 from downstream.data.listing import IGNORED, Instances, Listing
 from downstream.data.reading import ReadImage
-from downstream.data.scenes import SceneSet, classes_of_mask, decode_scenes, open_scenes, tiny_folder
+from downstream.data.scenes import SceneSet, classes_of_mask, decode_scenes, open_scenes, scene_image, tiny_folder
 from downstream.data.tiny_scenes import COUNTS
 from downstream.layouts.cityscapes import SEEDS, few
 from imagesets.decoding import decode_rgb
@@ -195,3 +195,11 @@ def test_a_set_of_the_wrong_kind_is_refused(tmp_path):
         scenes[0].mask(0)
     with pytest.raises(ValueError, match="mine:: it holds masks, no outlines of objects; give"):
         assert scenes[1].outlined
+
+
+def test_an_image_that_cannot_be_read_is_named_once(tmp_path):
+    scenes = open_scenes("tiny-ade20k:", "val", tmp_path)
+    scenes.image(0).write_bytes(b"")
+    with pytest.raises(ValueError, match="empty file") as caught:
+        scene_image(scenes, 0)
+    assert str(caught.value).count(str(scenes.image(0))) == 1
