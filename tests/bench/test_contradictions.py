@@ -173,6 +173,7 @@ EDITS = {
         "400 images, of 500",
     ),
     "number of images": (KNN, fewer_images, "500 images, of 400"),
+    "count of a fingerprint": (KNN, fewer_images, "of the same fingerprint 400"),
     "worse is better": (KNN, lambda each: each.set("top1_k10", higher_is_better=False), "described otherwise"),
     "unit": (KNN, lambda each: each.set("top1_k10", unit="s"), "not the mean"),
     "method": (KNN, lambda each: each.json.update(interval_method="ours"), "intervals are not by"),
