@@ -47,9 +47,6 @@ class MultiCropSettings(Validated):
     blur: tuple[UnitInterval, UnitInterval, UnitInterval] = (1.0, 0.1, 0.5)
     solarise: tuple[UnitInterval, UnitInterval] = (0.0, 0.2)  # chance for the first and the second global crop
     drop_path: BelowOne = 0.1  # of the student
-    # No settings here: the head gives unit vectors, and each of its layers has a norm of its own.
-    prototypes = patch_prototypes = 0
-    fixed_prototypes, one_norm = True, False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,6 +88,7 @@ class TeacherStudent(Method):
     """Student and teacher. Views: "global" (B, G, 3, S, S) and "local" (B, N, 3, s, s), see views.py."""
 
     sync_batch_norm = True  # main_dino.py:172-181; there are batch norms only with head_norm="bn"
+    one_norm = False  # whether a single norm serves all hidden layers of the head
 
     def __init__(self, spec: ViTSpec, settings: MultiCropSettings) -> None:
         super().__init__(spec, settings)
@@ -107,18 +105,18 @@ class TeacherStudent(Method):
         """The student's encoder with fresh weights."""
         return truncated_vit(ViT(self.spec, self.settings.drop_path))
 
-    def new_head(self) -> PrototypeHead:
-        """The student's head with fresh weights."""
+    def new_head(self, prototypes: int = 0, fixed: bool = True) -> PrototypeHead:
+        """The student's head with fresh weights; without prototypes it gives unit vectors."""
         s = self.settings
         return PrototypeHead(
             self.spec.width,
-            s.prototypes,
+            prototypes,
             hidden=s.head_hidden,
             bottleneck=s.bottleneck,
             layers=s.head_layers,
             norm=s.head_norm,
-            fixed=s.fixed_prototypes,
-            one_norm=s.one_norm,
+            fixed=fixed,
+            one_norm=self.one_norm,
         )
 
     def views(self) -> ImageViews:
@@ -161,6 +159,9 @@ class SelfDistillation(TeacherStudent):
             start=settings.teacher_temperature_start, end=settings.teacher_temperature, warmup=settings.teacher_warmup
         )
         self.teacher_temperature = self.teacher_temperatures.at(0)
+
+    def new_head(self) -> PrototypeHead:
+        return super().new_head(self.settings.prototypes, self.settings.fixed_prototypes)
 
     def before_forward(self, progress: TrainProgress) -> None:
         self.teacher_temperature = self.teacher_temperatures.at(progress.epoch)

@@ -109,15 +109,7 @@ class MaskedDistillation(TeacherStudent):
         if settings.koleo_weight:
             self.batch_statistics, self.min_batch = True, 2
         if settings.separate_head:
-            self.student.patch_head = PrototypeHead(
-                spec.width,
-                settings.patch_prototypes,
-                hidden=settings.patch_head_hidden,
-                bottleneck=settings.patch_bottleneck,
-                layers=settings.patch_head_layers,
-                norm=settings.head_norm,
-                fixed=settings.fixed_prototypes,
-            )
+            self.student.patch_head = self.new_patch_head()
             self.teacher.patch_head = frozen_copy(self.student.patch_head)
 
     def new_vit(self) -> ViT:
@@ -125,6 +117,19 @@ class MaskedDistillation(TeacherStudent):
         vit = dinov2_vit(ViT(self.spec), s.layer_scale_init)
         first = s.drop_path if s.drop_path_uniform else 0.0
         return drop_subsets_(vit, np.linspace(first, s.drop_path, self.spec.depth))
+
+    def new_patch_head(self, prototypes: int = 0, fixed: bool = True) -> PrototypeHead:
+        """The student's separate head for masked patches; without prototypes it gives unit vectors."""
+        s = self.settings
+        return PrototypeHead(
+            self.spec.width,
+            prototypes,
+            hidden=s.patch_head_hidden,
+            bottleneck=s.patch_bottleneck,
+            layers=s.patch_head_layers,
+            norm=s.head_norm,
+            fixed=fixed,
+        )
 
     def views(self) -> Views:
         s = self.settings
@@ -273,6 +278,9 @@ class DinoV2(MaskedDistillation, SelfDistillation):
                 check_crop_size(spec, "gram_size", settings.gram_size)
             self.gram_teacher = frozen_copy(self.teacher.vit) if settings.gram_copies else None
         self.gram_weight = 0.0
+
+    def new_patch_head(self) -> PrototypeHead:
+        return super().new_patch_head(self.settings.patch_prototypes, self.settings.fixed_prototypes)
 
     def views(self) -> "ImageViews | GramCrops":
         s, masked = self.settings, super().views()

@@ -56,7 +56,6 @@ class Settings(DistillationSettings):
     global_scale: AreaRange = (0.25, 1.0)
     local_scale: AreaRange = (0.05, 0.25)
     local_crops: NonNegativeInt = 10
-    one_norm = True  # models/head.py:69-87
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -71,6 +70,8 @@ class Settings(DistillationSettings):
 
 class Ibot(SelfDistillation):
     """Views: DINO's, and "mask" (B, G, L) bool, True where the student does not see a patch."""
+
+    one_norm = True  # models/head.py:69-87
 
     def __init__(self, spec: ViTSpec, settings: Settings) -> None:
         super().__init__(spec, settings)
