@@ -33,7 +33,7 @@ from engine.settings import (
 from pretrain.method import Encoder, Step, TrainProgress
 from pretrain.parts.mask_shapes import BlockMask
 from pretrain.parts.masking import take
-from pretrain.parts.teachers import frozen_copy, move
+from pretrain.parts.teachers import ema_update, frozen_copy
 from pretrain.parts.tokenizers import TokenPrediction
 from pretrain.parts.weights import beit_token, cae_vit, cut_truncated_, rescale_, xavier_
 from pretrain.recipe import SINCOS_ROWS, VIT_B, VIT_L, VIT_S, Recipe, on_32px, smoke
@@ -139,11 +139,11 @@ class ContextAutoencoder(TokenPrediction):
 
     def before_update(self, progress: TrainProgress) -> None:
         if self.settings.target == "previous":
-            move(self.teacher, self.vit, self.settings.target_momentum)
+            ema_update(self.teacher, self.vit, self.settings.target_momentum)
 
     def after_update(self, progress: TrainProgress) -> None:
         if self.settings.target == "current":
-            move(self.teacher, self.vit, self.settings.target_momentum)
+            ema_update(self.teacher, self.vit, self.settings.target_momentum)
 
     def encoders(self) -> dict[str, Encoder]:
         return {"encoder": Encoder(vit=self.vit)}

@@ -37,7 +37,7 @@ from pretrain.methods.dinov2 import drop_subsets_
 from pretrain.parts.heads import Prototypes
 from pretrain.parts.mask_shapes import HiddenShape, SeenAndPredicted
 from pretrain.parts.masking import take
-from pretrain.parts.teachers import frozen_copy, largest, move, sinkhorn
+from pretrain.parts.teachers import ema_update, frozen_copy, largest, sinkhorn
 from pretrain.parts.views import ImageViews, crop, view
 from pretrain.parts.weights import TOKEN_STD, capi_vit
 from pretrain.recipe import VIT_L, Recipe, on_32px, smoke
@@ -159,7 +159,7 @@ class Capi(Method):
     def after_update(self, progress: TrainProgress) -> None:
         s = self.settings
         schedule = TruncatedCosine(warmup=s.momentum_warmup, floor=s.teacher_momentum_end, cut=s.momentum_cut)
-        move(self.teacher, self.vit, schedule.at(s.teacher_momentum, progress, s.teacher_momentum_start))
+        ema_update(self.teacher, self.vit, schedule.at(s.teacher_momentum, progress, s.teacher_momentum_start))
 
     def encoders(self) -> dict[str, Encoder]:
         return {"teacher": Encoder(vit=self.teacher), "student": Encoder(vit=self.vit)}

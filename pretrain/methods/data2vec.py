@@ -31,7 +31,7 @@ from pretrain.method import Encoder, Group, Method, Step, TrainProgress, Views, 
 from pretrain.parts.losses import patch_baseline
 from pretrain.parts.mask_shapes import BlockMask
 from pretrain.parts.masking import hidden_tokens
-from pretrain.parts.teachers import frozen_copy, move
+from pretrain.parts.teachers import ema_update, frozen_copy
 from pretrain.parts.views import ImageViews, crop, even_jitter, view
 from pretrain.parts.weights import beit_token, beit_vit, cut_truncated_
 from pretrain.recipe import RELATIVE, VIT_B, VIT_L, Recipe, on_32px, smoke
@@ -157,7 +157,7 @@ class Data2Vec(Method):
         return s.ema_decay_init + ramp * (s.ema_decay - s.ema_decay_init) / s.ema_start_at
 
     def after_update(self, progress: TrainProgress) -> None:
-        move(self.teacher, self.student, self.momentum(progress))
+        ema_update(self.teacher, self.student, self.momentum(progress))
 
     def encoders(self) -> dict[str, Encoder]:
         return {"student": Encoder(vit=self.student), "teacher": Encoder(vit=self.teacher)}

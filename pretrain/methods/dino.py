@@ -19,7 +19,7 @@ from engine.settings import AreaRange, BelowOne, NonNegativeInt, PositiveFloat, 
 from pretrain.method import Encoder, Method, Step, TrainProgress
 from pretrain.parts.heads import Norm, PrototypeHead, class_tokens, projector_tensors
 from pretrain.parts.losses import dino_loss
-from pretrain.parts.teachers import Centre, Temperature, frozen_copy, mean_output, move
+from pretrain.parts.teachers import Centre, Temperature, ema_update, frozen_copy, mean_output
 from pretrain.parts.views import Colours, ImageViews, Transform, crop, multi_crop, view
 from pretrain.parts.weights import truncated_vit
 from pretrain.recipe import VIT_B, VIT_S, Recipe, on_32px, smoke
@@ -137,7 +137,7 @@ class TeacherStudent(Method):
         s = self.settings
         momentum = cosine(s.teacher_momentum, s.teacher_momentum_end, progress.step / progress.steps)
         for teacher, student in self.followed():
-            move(teacher, student, momentum)
+            ema_update(teacher, student, momentum)
 
     def followed(self) -> list[tuple[nn.Module, nn.Module]]:
         """Parts of the teacher, and those of the student that they follow."""

@@ -23,7 +23,7 @@ from pretrain.method import Encoder, Group, Method, Step, TrainProgress, Views, 
 from pretrain.parts.heads import mlp
 from pretrain.parts.losses import byol_loss, direction_baseline, info_nce
 from pretrain.parts.masking import kept, order_of, take
-from pretrain.parts.teachers import frozen_copy, move
+from pretrain.parts.teachers import ema_update, frozen_copy
 from pretrain.parts.views import Colours, ImageViews, crop, view
 from pretrain.parts.weights import xavier_, xavier_vit
 from pretrain.recipe import SINCOS, VIT_B, VIT_S, Recipe, on_32px, smoke
@@ -128,7 +128,7 @@ class Extrema(Method):
     def before_forward(self, progress: TrainProgress) -> None:
         """The momentum network moves before its pass (builder.py:146-172); all parts of an update see one teacher."""
         if progress.is_first_micro_batch:
-            move(self.momentum, self.online, self.teacher_momentum.at(self.settings.teacher_momentum, progress))
+            ema_update(self.momentum, self.online, self.teacher_momentum.at(self.settings.teacher_momentum, progress))
 
     def forward(self, views: Mapping[str, Tensor]) -> Step:
         predictions = self.encode_masked(views["student"], views["noise"])

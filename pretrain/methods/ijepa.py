@@ -22,7 +22,7 @@ from pretrain.method import Encoder, Method, Step, TrainProgress, Views
 from pretrain.parts.decoders import TokenDecoder
 from pretrain.parts.losses import patch_baseline
 from pretrain.parts.masking import take
-from pretrain.parts.teachers import frozen_copy, move
+from pretrain.parts.teachers import ema_update, frozen_copy
 from pretrain.parts.views import ImageViews, crop, view
 from pretrain.parts.weights import TOKEN_STD, ijepa_vit, truncated_
 from pretrain.recipe import SINCOS, VIT_H, Recipe, on_32px, smoke
@@ -129,7 +129,7 @@ class IJepa(Method):
     def after_update(self, progress: TrainProgress) -> None:
         s = self.settings
         rise = (s.teacher_momentum_end - s.teacher_momentum) / (progress.steps * s.momentum_stretch)
-        move(self.target, self.encoder, min(s.teacher_momentum + progress.step * rise, s.teacher_momentum_end))
+        ema_update(self.target, self.encoder, min(s.teacher_momentum + progress.step * rise, s.teacher_momentum_end))
 
     def encoders(self) -> dict[str, Encoder]:
         return {"target": Encoder(vit=self.target), "context": Encoder(vit=self.encoder)}

@@ -28,7 +28,7 @@ from pretrain.methods import mae, simmim
 from pretrain.parts.heads import Activation, Norm, mlp
 from pretrain.parts.losses import byol_loss, direction_baseline
 from pretrain.parts.masking import order_of
-from pretrain.parts.teachers import frozen_copy, move
+from pretrain.parts.teachers import ema_update, frozen_copy
 from pretrain.parts.views import SOLARISE_ABOVE, Blur, Colours, ImageViews, Transform, crop, fixed_crop, view
 from pretrain.parts.weights import xavier_
 from pretrain.recipe import RELATIVE, SINCOS, VIT_B, VIT_L, VIT_M, VIT_S, Recipe, on_32px, smoke
@@ -176,7 +176,7 @@ class Lut(Method):
         passes = progress.step * progress.micro_batches + progress.micro_batch
         done = passes / (progress.steps * progress.micro_batches)
         student = nn.ModuleDict({"vit": self.base.vit, "projector": self.projector})
-        move(self.teacher, student, cosine(self.settings.teacher_momentum, 1.0, done), buffers=True)
+        ema_update(self.teacher, student, cosine(self.settings.teacher_momentum, 1.0, done), buffers=True)
 
     def encoders(self) -> dict[str, Encoder]:
         return {"student": Encoder(vit=self.base.vit), "teacher": Encoder(vit=self.teacher["vit"])}

@@ -34,7 +34,7 @@ from pretrain.method import Encoder, Group, Method, Step, TrainProgress, Views, 
 from pretrain.parts.decoders import TokenDecoder
 from pretrain.parts.losses import BASELINE_IMAGES, assignment_baseline
 from pretrain.parts.masking import MaskRounds, normalised, patchify, take
-from pretrain.parts.teachers import frozen_copy, move
+from pretrain.parts.teachers import ema_update, frozen_copy
 from pretrain.parts.views import two_views
 from pretrain.parts.weights import xavier_, xavier_vit
 from pretrain.recipe import SINCOS, VIT_B, VIT_L, Recipe, on_32px, smoke
@@ -160,7 +160,7 @@ class Moca(Method):
     def before_forward(self, progress: TrainProgress) -> None:
         """The teacher follows the student that the update before left (models_moca.py:548-560)."""
         if progress.is_last_micro_batch:
-            move(self.teacher, self.student, self.alpha(progress))
+            ema_update(self.teacher, self.student, self.alpha(progress))
 
     def forward(self, views: Mapping[str, Tensor]) -> Step:
         images = torch.cat([views["first"], views["second"]])

@@ -19,7 +19,7 @@ from engine.settings import AreaRange, PositiveFloat, PositiveInt, UnitInterval,
 from pretrain.method import Encoder, Group, Method, Step, TrainProgress
 from pretrain.parts.heads import class_token, mlp, projector_tensors
 from pretrain.parts.losses import info_nce
-from pretrain.parts.teachers import frozen_copy, move
+from pretrain.parts.teachers import ema_update, frozen_copy
 from pretrain.parts.views import ImageViews, two_views
 from pretrain.parts.weights import moco_vit
 from pretrain.recipe import SINCOS_ROWS, VIT_B, VIT_S, Recipe, on_32px, smoke
@@ -97,7 +97,7 @@ class Siamese(Method):
         """The moving average follows the base network's parameters, never its batch norms' statistics."""
         s = self.settings
         momentum = cosine(s.teacher_momentum, s.teacher_momentum_end, progress.step / progress.steps)
-        move(self.momentum, self.base, momentum)
+        ema_update(self.momentum, self.base, momentum)
 
 
 @dataclass(frozen=True, kw_only=True)

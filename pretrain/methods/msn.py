@@ -32,7 +32,7 @@ from pretrain.methods.dino import check_crop_size, check_encoder
 from pretrain.parts.heads import Norm, class_token, mlp, projector_tensors
 from pretrain.parts.losses import mean_entropy_loss
 from pretrain.parts.masking import kept, order_of
-from pretrain.parts.teachers import frozen_copy, move, sinkhorn
+from pretrain.parts.teachers import ema_update, frozen_copy, sinkhorn
 from pretrain.parts.views import Colours, ImageViews, Several, crop, view
 from pretrain.parts.weights import msn_vit, truncated_
 from pretrain.recipe import VIT_B, VIT_L, VIT_S, Recipe, on_32px, smoke
@@ -181,7 +181,7 @@ class Msn(Method):
         return [*decay_groups((name, p) for name, p in self.named_parameters() if name != "prototypes"), apart]
 
     def after_update(self, progress: TrainProgress) -> None:
-        move(self.target, self.anchor, self.momentum(progress))
+        ema_update(self.target, self.anchor, self.momentum(progress))
 
     def momentum(self, progress: TrainProgress) -> float:
         """EMA momentum of the target encoder in this update."""

@@ -18,7 +18,7 @@ from checkpoints.vit import ViT
 from engine.precision import to_float32
 from engine.settings import AreaRange, NonNegativeFloat, OneOrMore, UnitInterval, Validated
 from pretrain.method import Encoder, Method, Step, TrainProgress
-from pretrain.parts.teachers import frozen_copy, move
+from pretrain.parts.teachers import ema_update, frozen_copy
 from pretrain.parts.views import ImageViews, crop, view
 from pretrain.parts.weights import nepa_vit
 from pretrain.recipe import VIT_B, VIT_L, Recipe, on_32px, smoke
@@ -96,7 +96,7 @@ class Nepa(Method):
 
     def after_update(self, progress: TrainProgress) -> None:
         """The averaged weights begin as a copy of those after the first update."""
-        move(self.teacher, self.vit, self.settings.average_momentum if progress.step else 0.0)
+        ema_update(self.teacher, self.vit, self.settings.average_momentum if progress.step else 0.0)
 
     def facts(self) -> dict[str, str]:
         return {"attention": "causal in pretraining; here, as in its authors' fine-tuning, patches see each other"}

@@ -29,8 +29,8 @@ def frozen_copy(network: nn.Module, drop_path: bool = False) -> nn.Module:
 
 
 @torch.no_grad()
-def move(teacher: nn.Module, student: nn.Module, momentum: float, buffers: bool = False) -> None:
-    """teacher <- momentum * teacher + (1 - momentum) * student, over parameters in their order.
+def ema_update(teacher: nn.Module, student: nn.Module, momentum: float, buffers: bool = False) -> None:
+    """Exponential moving average: teacher <- momentum * teacher + (1 - momentum) * student, over parameters in order.
 
     buffers: those of floating point too (LUT). Whole numbers are never averaged: data2vec's code truncates them.
     """

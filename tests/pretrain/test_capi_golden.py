@@ -183,7 +183,9 @@ class RecordedCapi(RecordedTraining):
 
     def test_momentum(self, monkeypatch):
         method, seen = self.begin().method, []
-        monkeypatch.setattr("pretrain.methods.capi.move", lambda teacher, student, momentum: seen.append(momentum))
+        monkeypatch.setattr(
+            "pretrain.methods.capi.ema_update", lambda teacher, student, momentum: seen.append(momentum)
+        )
         for step in range(self.config["iters"]):
             method.after_update(replace(self.progress(0), step=step))
         close(torch.tensor(seen, dtype=torch.float64), self.data["sched/momentum"][: len(seen)], EXACT, "momentum")

@@ -113,7 +113,9 @@ class RecordedIJepa(RecordedTraining):
 
     def test_momentum(self, monkeypatch):
         method, seen = self.begin().method, []
-        monkeypatch.setattr("pretrain.methods.ijepa.move", lambda teacher, student, momentum: seen.append(momentum))
+        monkeypatch.setattr(
+            "pretrain.methods.ijepa.ema_update", lambda teacher, student, momentum: seen.append(momentum)
+        )
         for step in range(len(self.data["sched/momentum"])):
             method.after_update(replace(self.progress(0), step=step))
         close(torch.tensor(seen, dtype=torch.float64), self.data["sched/momentum"], EXACT, "momentum")

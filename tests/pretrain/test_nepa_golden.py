@@ -9,7 +9,7 @@ from recordings import facts, tensors, under
 
 from pretrain.method import TrainProgress
 from pretrain.methods.nepa import METHOD, RECIPES, Settings
-from pretrain.parts.teachers import move
+from pretrain.parts.teachers import ema_update
 from pretrain.schedules import WarmupCosine
 
 DATA, CONFIG = doubled(tensors("nepa/golden.safetensors")), facts("nepa/config.json")
@@ -129,7 +129,7 @@ class RecordedNepa(RecordedTraining):
 
     def close_update(self, updates, logs, step):
         if step == 0:  # the recorded average begins here, and not with the first update of its schedule
-            move(updates.method.teacher, updates.method.vit, 0.0)
+            ema_update(updates.method.teacher, updates.method.vit, 0.0)
 
     def close_end(self, method):
         super().close_end(method)
