@@ -53,7 +53,7 @@ SETTINGS: dict[str, Any] = {
     **{"knn.k": (20,), "knn.temperature": (0.07,)},
     **{f"{task}.{name}": value for task in ("linear", "robustness") for name, value in PROBE.items()},
     "robustness.images": 50,
-    **{"finetune.epochs": 10, "finetune.batch": 64},
+    **{"finetune.epochs": 2, "finetune.batch": 64},
     **{"attentive.epochs": 20, "attentive.batch": 128},
     **{"attentive.attention_heads": 4, "attentive.lrs": (0.0005, 0.002, 0.005)},
 }
