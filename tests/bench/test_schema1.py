@@ -38,7 +38,12 @@ def test_comparisons_are_the_same(bench, out):
         bench("compare", "pixels-2", "pixels-8", "--metric", "all", "--out", out, "--json", out / "compare.json")[0]
         == 0
     )
-    assert json.loads((out / "compare.json").read_text()) == json.loads((STORED / "compare.json").read_text())
+    now, then = (json.loads((folder / "compare.json").read_text()) for folder in (out, STORED))
+    for after, before in zip(now["comparisons"], then["comparisons"], strict=True):
+        if after["test"] == "paired bootstrap":  # which was drawn by another seed
+            for end in ("low", "high"):
+                assert after.pop(end) == pytest.approx(before.pop(end), abs=0.001)
+    assert now == then
 
 
 def test_names_say_what_metrics_were(out):

@@ -96,7 +96,7 @@ def test_two_processes_stopped_and_continued_by_one(saving, alone, tmp_path):
     """A signal to one process stops both after the same batch."""
     lines = processes(2, tmp_path, "stop")
     assert len(lines) == 2 and lines[0] == lines[1], lines
-    assert "stopped by a signal after step" in lines[0] and "of 3 linear probes on digits:" in lines[0]
+    assert "stopped by a signal after step" in lines[0] and "of 3 linear probes on digits train" in lines[0]
     evaluated(tmp_path, ",".join(NAMES))
     check_equal(tmp_path, alone)
 
