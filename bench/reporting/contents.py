@@ -394,7 +394,7 @@ def verdict(table: ReportTable) -> str:
     rows, leaders = competing(table), leaders_of(table)
     over = f"on {table.images} validation images" if table.images else "on the validation images"
     if not rows:
-        return f"No trained network was measured, {over}."
+        return "No trained network was measured."
     if len(rows) == 1:
         sentence = f"{leaders[0]} alone was measured, {over}."
     elif not table.tested:
@@ -444,9 +444,10 @@ def headline(report: ReportContents) -> str:
     if max(first.values()) > max(alone.values()):
         which = in_words(best) if len(best) <= NAMED else f"{len(best)} networks"
         sentences.append(f"Best, or level with the best, most often: {which}, in {max(first.values())}.")
-    below = sum(table.beats_pixels is False for table in report.tables)
-    if below:
-        sentences.append(f"In {below} of {len(report.tables)} no network is shown to be better than raw pixels.")
+    beaten = [table.beats_pixels for table in report.tables if table.beats_pixels is not None]
+    if not all(beaten):
+        where = f"{beaten.count(False)} of {len(beaten)} protocol{'s' if len(beaten) > 1 else ''} that measured them"
+        sentences.append(f"No network is shown to be better than raw pixels in {where}.")
     return " ".join(sentences)
 
 

@@ -70,6 +70,8 @@ def view_of(
     view: dict[str, Any] = {"images": None, "mistakes": None, "neighbours": [], "scenes": None, "learning": ""}
     if not measured:
         return view
+    # The best is a network, also where raw pixels lead.
+    measured = dict(sorted(measured.items(), key=lambda item: item[1].result.checkpoint.is_floor))
     first = next(iter(measured.values())).result
     styles = styles or styles_of(measured)
     view["learning"] = learning_figure(measured, metrics[0], styles)

@@ -25,6 +25,7 @@ from checkpoints.resolve import load
 from checkpoints.spec import Preparation, ViTSpec
 from checkpoints.vit import ViT
 from downstream.data.scenes import open_scenes, scene_depth
+from downstream.tasks import correspondence
 from downstream.tasks.depth_linear import PROTOCOLS as DEPTH
 from engine.tasks import Workspace
 from imagesets.selection import evenly
@@ -424,6 +425,18 @@ def test_predictions_stand_beside_the_truth(protocol, url, caption, tiny, tmp_pa
         assert (len(predicted.boxes), len(truth.boxes) > 1) == ((1, True) if url == "tiny-trainval:" else (0, False))
         assert url != "tiny-davis:" or (truth.values != image.values).any(2).mean() == pytest.approx(2 / 13.5, abs=0.03)
     assert encoded(picture, "png", {})
+
+
+def test_keypoints_predicted_in_the_padding_are_counted_not_drawn(tiny, tmp_path, monkeypatch):
+    def matched(self, scenes, number, patches):
+        return np.array([[0.0, 0.0], [1.5, 0.0], [0.0, 1.5]]), np.zeros(3)
+
+    monkeypatch.setattr(correspondence.Correspondence, "matched", matched)
+    kind = chosen_kind("predictions", ["protocol=correspondence@smoke", f"results={tmp_path}"])
+    (picture,) = kind.pictures(request_of(tiny, "tiny-spair:", limit=1))
+    predicted = picture.rows[0].panels[2]
+    assert [(spot.x, spot.y) for spot in predicted.points] == [(0.0, 0.0)]
+    assert predicted.caption == "3 of 3 found\n2 in the padding"
 
 
 def test_names_are_no_formulas_and_hold_no_markup():

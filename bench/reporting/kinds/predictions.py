@@ -188,10 +188,11 @@ class PairDrawer(Drawer):
         return self.task.drawn(self.scenes, np.arange(len(self.scenes))).numbers.tolist()
 
     def marked(self, row: int, end: int, points: np.ndarray, **text: str) -> Panel:
-        """The source (end 0) or target of a pair with points (K, 2) in pixels."""
+        """The source (end 0) or target of a pair with those of the points (K, 2), in pixels, that lie in it."""
         image = scene_image(self.scenes, int(self.scenes.paired.ends[row, end]))
         spots = [Spot(x=x / image.width, y=y / image.height, number=n) for n, (x, y) in enumerate(points.tolist())]
-        return image_panel(image, points=tuple(spots), **text)
+        inside = [spot for spot in spots if spot.x <= 1 and spot.y <= 1]
+        return image_panel(image, points=tuple(inside), **text)
 
     def image(self, row: int) -> Panel:
         return self.marked(row, 0, np.array(scene_pair(self.scenes, row, {}).src_kps).reshape(-1, 2))
@@ -206,7 +207,9 @@ class PairDrawer(Drawer):
             patches = {index: self.task.patches_of(backbone, self.scenes, index) for index in ends}
             places, errors = self.task.matched(self.scenes, row, patches)
             caption = f"{np.count_nonzero(errors < self.task.threshold)} of {len(errors)} found"
-            points = places * max(patches[ends[1]].size)
+            points, size = places * max(patches[ends[1]].size), patches[ends[1]].size
+            if padded := np.count_nonzero((points > size).any(axis=1)):
+                caption += f"\n{padded} in the padding"
             panels.append(self.marked(row, 1, points, title="most similar patch", caption=caption))
         return panels
 
