@@ -83,7 +83,8 @@ def test_mistakes_of_the_best(board):
 def test_the_page_shows_neighbours_mistakes_and_what_they_were_taken_for(board):
     text = report_page(board)
     assert "c2 (floor): 2 of 2 of its class" in text and "c2 (floor): 0 of 2 of its class" in text
-    assert "9 taken for 4: 25 of 50" in text and "9, taken for 4" in text
+    assert "Confusions of c1<" in text, "of the best network, also where raw pixels lead"
+    assert "9 taken for 4: 50 of 50" in text and "9, taken for 4" in text
     assert "(columns), by the fit 1shot of split 0." in text and "0.333 of 2 right" in text
     assert "c1 0.0 points" in text and 'aria-label="accuracy against confidence"' in text
     assert text == report_page(board), "the same results give the same bytes"
