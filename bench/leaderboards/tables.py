@@ -29,7 +29,6 @@ from bench.results.record import (
     decimals,
     interval_decimals,
     number_text,
-    time_text,
 )
 from bench.results.store import StoredResult, comparable_results
 from bench.statistics.matching import labels_of
@@ -335,10 +334,8 @@ def cost_rows(leaderboard: Leaderboard) -> list[tuple[str, ...]]:
     for checkpoint, name in leaderboard.names.items():
         cost = checkpoint.training_cost
         if cost != TrainingCost():
-            known = {unit: getattr(cost, unit) for unit in COST_UNITS}
-            texts = {unit: "" if number is None else f"{number:.4g}" for unit, number in known.items()}
-            texts["hours"] = "" if cost.hours is None else time_text(cost.hours)
-            rows.append((name, *texts.values(), cost.devices))
+            numbers = [getattr(cost, unit) for unit in COST_UNITS]
+            rows.append((name, *("" if number is None else f"{number:.4g}" for number in numbers), cost.devices))
     return [("checkpoint", *COST_UNITS.values(), "devices"), *rows] if rows else []
 
 

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 # Number of TrainingCost -> how it is told to people.
 COST_UNITS = {
-    "hours": "time",
+    "hours": "hours",
     "seconds_per_epoch": "s an epoch",
     "images_per_second": "images/s",
     "gflop_per_image": "GFLOP an image",

@@ -283,7 +283,7 @@ def test_what_a_pretraining_took_stands_beside_the_accuracies():
     assert costs == [("60.25", "35.0", "8 x V100"), ("", "", "")]
     assert "memory_gib" not in rows[0] and rows[0]["digits/knn@dino:top1_k20"] == "90.0"
     text = to_markdown(leaderboard_of([result(trained), result(B)]))
-    assert "| alpha | 60.2 h |  |  | 35 |  |  | 8 x V100 |" in text and "| beta |  |" not in text
+    assert "| alpha | 60.25 |  |  | 35 |  |  | 8 x V100 |" in text and "| beta |  |" not in text
     assert "Cost of pretraining" not in to_markdown(leaderboard_of([result(A)]))
     assert "hours" not in rows_of([result(A)])[0]
 
