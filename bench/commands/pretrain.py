@@ -10,7 +10,9 @@ from bench.cli.settings import (
     add_cluster,
     add_compile,
     add_decode,
+    cluster_of,
     positive_integer,
+    ready_device,
     share,
     whole_number,
 )
@@ -128,8 +130,6 @@ def run(arguments: argparse.Namespace) -> int:
 
     if arguments.method not in extensions("methods"):
         load_extension("methods", arguments.method)  # says which there are, before torch is imported
-    from bench.cli.settings import cluster_of
-
     options = cluster_of(arguments)
     if options and not arguments.dry_run:
         from bench.cluster.submit import launch_pretraining
@@ -137,7 +137,6 @@ def run(arguments: argparse.Namespace) -> int:
         there: Precision = "bfloat16" if options.gpus else "float32"
         precision: Precision = there if arguments.precision == "auto" else arguments.precision
         return launch_pretraining(arguments, pretraining_request(arguments, "cpu", precision), options)
-    from bench.cli.settings import ready_device
     from bench.pretraining.run import run_pretraining, training_precision
 
     device = ready_device(arguments.device, arguments.compile)

@@ -12,7 +12,10 @@ from bench.cli.settings import (
     add_compile,
     add_decode,
     add_statistics,
+    check_names,
+    cluster_of,
     positive_integer,
+    ready_device,
     whole_number,
 )
 
@@ -96,15 +99,12 @@ def add_request(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """0: every task has a good result; 1: some task failed; Stopped, which ends with 75, where a signal stopped a
     training."""
-    from bench.cli.settings import check_names, cluster_of
-
     check_names(arguments.checkpoint, arguments.suite, arguments.data)
     options = cluster_of(arguments)
     if options and not arguments.dry_run:
         from bench.cluster.submit import launch_evaluation
 
         return launch_evaluation(arguments, evaluation_request(arguments, "cpu"), options)
-    from bench.cli.settings import ready_device
     from bench.run.runner import run_suite
 
     device = ready_device(arguments.device, arguments.compile)

@@ -79,13 +79,8 @@ MARKED = 10  # points of a longer curve that have one
 TICKS = 6  # numbers of an axis, at most
 LETTER = 5.2  # points; about the width of a letter
 LEGEND_LINE = 0.18  # inches
-MARGINS = {
-    "left": 0.72,
-    "right": 0.12,
-    "below": 0.44,
-    "above": 0.1,
-    "title": 0.155,
-}  # of a panel, inches; title: a line
+# Of a panel, inches; title: of each of its lines.
+MARGINS = {"left": 0.72, "right": 0.12, "below": 0.44, "above": 0.1, "title": 0.155}
 
 
 def styles_of(names: Iterable[str], baselines: Iterable[str] = ()) -> dict[str, Style]:

@@ -28,8 +28,8 @@ def exports_of(method: Method, facts: Mapping[str, Any]) -> Iterator[tuple[str, 
     for number, (branch, encoder) in enumerate(method.encoders().items()):
         export = ViTExport.from_vit(encoder.vit, method.preparation, {**facts, "branch": branch})
         if encoder.extra:
-            extra = {name: tensor.detach().cpu().clone() for name, tensor in encoder.extra.items()}
-            extra = {**export.extra, **extra}
+            copies = {name: tensor.detach().cpu().clone() for name, tensor in encoder.extra.items()}
+            extra = {**export.extra, **copies}
             export = ViTExport.make(export.spec, export.preparation, export.tensors, extra, export.facts)
         yield EXPORT if number == 0 else f"{EXPORT}-{branch}", export
 
