@@ -22,9 +22,8 @@ import platform
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -78,7 +77,6 @@ def run_on_core_threads(work: Callable[[Item], None], items: Sequence[Item], thr
 # glibc's malloc.h
 M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_MAX = -1, -2, -4
 SWITCH = "BENCH_KEEP_MEMORY"
-SHARED = "/dev/shm"  # where processes share memory
 
 
 def keep_memory() -> bool:
@@ -101,26 +99,6 @@ def return_memory() -> None:
     """Give what is free back to the kernel, after a use that was far above the usual."""
     if _is_glibc():
         ctypes.CDLL(None).malloc_trim(0)
-
-
-@contextmanager
-def sharing_memory() -> Iterator[None]:
-    """A block of a loader process that moves tensors into shared memory. ValueError where that has no room.
-
-    Left to torch, tensors are moved when they are sent: that fails in a thread of the process, and the training waits
-    for ever.
-    """
-    try:
-        yield
-    except RuntimeError as error:
-        if "shared memory" not in str(error) and "/torch_" not in str(error):
-            raise
-        size = os.statvfs(SHARED)
-        free = size.f_bavail * size.f_frsize >> 20
-        raise ValueError(
-            f"{SHARED} has no room for the images of a loader process ({free} MiB free): enlarge it (docker run "
-            "--shm-size 8g, mount -o remount,size=8G), or run with --workers 0"
-        ) from error
 
 
 def _is_glibc() -> bool:

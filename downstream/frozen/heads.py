@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from checkpoints.backbone import Backbone
 from checkpoints.flops import forward_flops, frozen_bytes
 from checkpoints.frozen import FrozenExport, FrozenSpec
+from downstream.data.reading import loader_processes
 from downstream.data.scenes import SceneSet
 from downstream.frozen.task import (
     Batches,
@@ -31,7 +32,6 @@ from downstream.frozen.task import (
     UsableScenes,
     areas_score,
     backbone_of,
-    loaded_batches,
     shared_out,
 )
 from downstream.metrics.scores import closing_seconds
@@ -40,6 +40,7 @@ from engine.progress import Progress
 from engine.seeding import AUGMENT, DROP, shuffled, stream_seeds
 from engine.tasks import Workspace, settings_of
 from engine.training.interruptions import Stopped, StopRequest, listening
+from engine.training.loading import read_ahead
 from engine.training.schedules import FallingOneCycle, TrainProgress, check_finite, micro_batch_size
 from engine.training.states import (
     State,
@@ -248,7 +249,8 @@ class HeadTraining:
                 for images, targets in islice(loaded, len(own))
             ]
 
-        with closing(loaded_batches(reader, space, len(self.train.places))) as loaded:
+        loaders = loader_processes(space, len(self.train.places))
+        with closing(read_ahead(reader, loaders, space.device)) as loaded:
             for _ in range(self.step, task.steps):
                 yield self.exchanged(space.world.on_all_ranks(partial(features, loaded)), own)
 

@@ -24,6 +24,7 @@ from torch import Tensor
 from checkpoints.flops import forward_flops, frozen_bytes
 from checkpoints.frozen import FrozenExport, FrozenSpec
 from downstream.data.listing import IGNORED
+from downstream.data.reading import loader_processes
 from downstream.data.scenes import SceneSet, layout_of, mask_classes, scene_image
 from downstream.frozen.task import (
     Batches,
@@ -34,7 +35,6 @@ from downstream.frozen.task import (
     backbone_of,
     check_classes,
     check_features,
-    loaded_batches,
     normalised_pixels,
     own_share,
     patch_maps,
@@ -49,6 +49,7 @@ from engine.neighbours import SMALLEST_NORM, Prepare, search, tiles_of
 from engine.progress import Progress
 from engine.rows import ChosenRows, Rows, release_pages, row_slices
 from engine.tasks import Outcome, Workspace
+from engine.training.loading import read_ahead
 from engine.work import Kind, Part, Scale, Work, seconds_of
 from imagesets.sets import kept_folder
 
@@ -153,11 +154,10 @@ def patches_of(
                     progress.advance(len(batches[item]))
 
                 if kind == "cpu":
-                    run_on_core_threads(
-                        lambda item: finish(item, *reader.read(item)), range(len(batches)), space.workers
-                    )
+                    run_on_core_threads(lambda item: finish(item, *reader[item]), range(len(batches)), space.workers)
                 else:
-                    for item, (squares, labels) in enumerate(loaded_batches(reader, space, total)):
+                    loaded = read_ahead(reader, loader_processes(space, total), space.device)
+                    for item, (squares, labels) in enumerate(loaded):
                         finish(item, squares, labels)
             return total
 

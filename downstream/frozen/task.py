@@ -4,8 +4,7 @@ B images, D width, h x w patches, H x W pixels.
 """
 
 from collections import ChainMap
-from collections.abc import Callable, Generator, Mapping, Sequence
-from contextlib import closing
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple, TypeVar
@@ -15,7 +14,6 @@ import torch
 from PIL import Image
 from torch import Tensor
 from torch.nn import functional as F
-from torch.utils.data import DataLoader, Dataset, get_worker_info
 from torchvision.transforms import functional as vision
 
 from checkpoints.backbone import Backbone, Features
@@ -23,13 +21,10 @@ from checkpoints.export import ViTExport
 from checkpoints.flops import forward_flops, frozen_bytes
 from checkpoints.frozen import FrozenExport, FrozenSpec
 from downstream.data.listing import IGNORED
-from downstream.data.reading import loader_processes
 from downstream.data.scenes import SceneSet, check_layout, open_both
 from downstream.metrics.scores import weighted_scores
-from engine.machine import sharing_memory
 from engine.progress import Progress
 from engine.tasks import Metric, Score, Task, Workspace, resampled, resamples_of
-from engine.training.interruptions import ignore_signals, loaded_by
 from engine.work import Part, Scale, Work
 
 # Mean and standard deviation of several sources for every network.
@@ -208,9 +203,9 @@ def shared_out(
     return dict(sorted(ChainMap(*world.gather_results(share)).items()))
 
 
-class Batches(Dataset):
-    """Item i: images (B, 3, H, W) and targets (B, H', W') that `read_one` gives of `batches[i]`, and why one cannot be
-    read or ""."""
+class Batches:
+    """Item i: images (B, 3, H, W) and targets (B, H', W') that `read_one` gives of `batches[i]`; ValueError where one
+    cannot be read."""
 
     def __init__(self, read_one: Callable[[int], tuple[Tensor, Tensor]], batches: Sequence[Sequence[int]]) -> None:
         self.read_one, self.batches = read_one, batches
@@ -218,39 +213,9 @@ class Batches(Dataset):
     def __len__(self) -> int:
         return len(self.batches)
 
-    def read(self, item: int) -> tuple[Tensor, Tensor]:
-        """Images and targets; ValueError where one cannot be read."""
+    def __getitem__(self, item: int) -> tuple[Tensor, Tensor]:
         images, targets = zip(*map(self.read_one, self.batches[item]), strict=True)
         return torch.stack(images), torch.stack(targets)
-
-    def __getitem__(self, item: int) -> tuple[Tensor, Tensor, str]:
-        try:
-            images, targets = self.read(item)
-        except ValueError as error:  # out of a loader process it would come as several lines
-            return torch.empty(0), torch.empty(0), str(error)
-        if get_worker_info() is not None:
-            with sharing_memory():
-                images.share_memory_()
-                targets.share_memory_()
-        return images, targets, ""
-
-
-def loaded_batches(reader: Batches, space: Workspace, images: int) -> Generator[tuple[Tensor, Tensor]]:
-    """All items, read by loader processes where there are enough images for them to pay off."""
-    loaders = loader_processes(space, images)
-    loader = DataLoader(
-        reader,
-        batch_size=None,
-        num_workers=loaders,
-        worker_init_fn=ignore_signals,
-        prefetch_factor=4 if loaders else None,
-        pin_memory=torch.device(space.device).type == "cuda",
-    )
-    with closing(loaded_by(loader)) as loaded:
-        for images, targets, problem in loaded:
-            if problem:
-                raise ValueError(problem)
-            yield images, targets
 
 
 def resampled_metrics(score: Score, images: int) -> dict[str, Metric]:

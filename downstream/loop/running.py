@@ -42,7 +42,8 @@ from engine.printing import say
 from engine.progress import Progress
 from engine.seeding import AUGMENT, seeded, shuffled
 from engine.tasks import Workspace
-from engine.training.interruptions import ignore_signals, listening
+from engine.training.interruptions import listening
+from engine.training.loading import ignore_signals
 from engine.training.states import newest_whole, save_interval
 
 

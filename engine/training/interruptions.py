@@ -1,20 +1,17 @@
 """When a training saves its state and stops: at intervals, and at signals."""
 
-import multiprocessing
 import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
-from typing import Any
 
 SAVE_SHARE = 0.02  # largest share of the time that goes into saving
 SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)  # a scheduler's and Ctrl-C: save and leave
 STOPPED = os.EX_TEMPFAIL  # 75, "try again later" (sysexits.h): exit code of a command that a signal stopped
-GRACE = 60  # seconds that a loader process outlives a SIGTERM
 
 
 class Stopped(Exception):
@@ -58,39 +55,6 @@ def listening(stop: Callable[[], None]) -> Iterator[None]:
     finally:
         for number, handler in before.items():
             signal.signal(number, signal.SIG_DFL if handler is None else handler)  # None: one that is not Python's
-
-
-def ignore_signals(worker: int) -> None:
-    """In a loader process: ignore signals that are meant for the training. For DataLoader's `worker_init_fn`.
-
-    A terminal and a scheduler signal all processes of a job at once, but the training still needs images to finish its
-    update. It ends its loaders itself; if it cannot, an alarm ends them GRACE seconds after a SIGTERM.
-    """
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGUSR1, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, lambda *_: signal.alarm(GRACE))
-
-
-def loaded_by(loader: Iterable[Any]) -> Generator[Any]:
-    """What a DataLoader gives. Its processes end when this is closed or an error leaves it.
-
-    torch ends them when nothing refers to its iterator any more. The traceback of an error does: then they would live
-    until the process ends, which would wait GRACE seconds for each.
-    """
-    before = {*multiprocessing.active_children()}
-    try:
-        batches: Any = iter(loader)
-    except RuntimeError:  # one was killed while others were started
-        for process in {*multiprocessing.active_children()} - before:
-            process.kill()
-        raise
-    try:
-        yield from batches
-    finally:
-        if hasattr(batches, "_shutdown_workers"):
-            batches._shutdown_workers()
-            for process in batches._workers:  # one that is slow to begin has heard nothing but a SIGTERM
-                process.kill()
 
 
 class Timer:

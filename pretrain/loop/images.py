@@ -9,17 +9,19 @@ B images of one micro-batch, or of a piece of it.
 """
 
 from collections.abc import Generator, Mapping
+from contextlib import closing
 from dataclasses import dataclass
+from itertools import islice
 from math import ceil
 from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset, default_collate
+from torch.utils.data import default_collate
 
-from engine.machine import own_cores, sharing_memory
+from engine.machine import own_cores
 from engine.seeding import AUGMENT, fork_rng, seed, shuffled
-from engine.training.interruptions import ignore_signals, loaded_by
+from engine.training.loading import read_ahead
 from engine.training.schedules import micro_batch_size, share_of
 from imagesets.decoding import UnreadableImage
 from imagesets.sets import ImageSet
@@ -95,12 +97,8 @@ class MicroBatch(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class MicroBatches(Dataset):
-    """The micro-batches of one process in order, in pieces.
-
-    Where a piece cannot be made, the item is the error itself: an error that a loader process raised would arrive as
-    the text of its traceback.
-    """
+class MicroBatches:
+    """The micro-batches of one process in order, in pieces."""
 
     image_set: ImageSet
     views: Views  # of the method
@@ -119,13 +117,7 @@ class MicroBatches(Dataset):
     def __len__(self) -> int:
         return len(self.steps) * self.plan.micro_batches * self.pieces
 
-    def __getitem__(self, item: int) -> MicroBatch | ValueError | OSError:
-        try:
-            return self.piece(item)
-        except (ValueError, OSError) as error:
-            return error
-
-    def piece(self, item: int) -> MicroBatch:
+    def __getitem__(self, item: int) -> MicroBatch:
         whole, piece = divmod(item, self.pieces)
         update, micro_batch = divmod(whole, self.plan.micro_batches)
         step = self.steps[update]
@@ -136,8 +128,7 @@ class MicroBatches(Dataset):
         unreadable: dict[int, str] = {}
         with fork_rng():
             samples = [self.sample(*which, epoch, unreadable) for which in zip(places, repeats, strict=True)]
-        with sharing_memory():
-            return MicroBatch(default_collate(samples), unreadable)
+        return MicroBatch(default_collate(samples), unreadable)
 
     def sample(self, place: int, repeat: int, epoch: int, unreadable: dict[int, str]) -> dict[str, Tensor]:
         """Views and noise of the image at `place`, or of the next readable one, with its label if `labelled`."""
@@ -169,34 +160,14 @@ def load_micro_batches(micro_batches: MicroBatches, workers: int, device: str, s
 
     Raises UnreadableImage unless `skip_bad`.
     """
-    loader = loaded_by(
-        DataLoader(
-            micro_batches,
-            batch_size=None,
-            num_workers=workers,
-            pin_memory=torch.device(device).type == "cuda",
-            prefetch_factor=max(AHEAD, ceil(AHEAD * micro_batches.pieces / workers)) if workers else None,
-            worker_init_fn=ignore_signals,
-        )
-    )
-    try:
+    ahead = max(AHEAD, ceil(AHEAD * micro_batches.pieces / max(workers, 1)))
+    with closing(read_ahead(micro_batches, workers, device, ahead)) as pieces:
         for _ in range(len(micro_batches) // micro_batches.pieces):
-            yield _joined(
-                [_checked(next(loader), micro_batches, skip_bad) for _ in range(micro_batches.pieces)], device
-            )
-    finally:
-        loader.close()
-
-
-def _checked(loaded: MicroBatch | Exception, micro_batches: MicroBatches, skip_bad: bool) -> MicroBatch:
-    """A piece from the loader. Raises its error, and UnreadableImage unless `skip_bad`."""
-    if isinstance(loaded, Exception):
-        raise loaded
-    piece = MicroBatch(*loaded)
-    if piece.unreadable and not skip_bad:
-        place, reason = next(iter(piece.unreadable.items()))
-        raise UnreadableImage(micro_batches.image_set.path(place), reason)
-    return piece
+            micro_batch = _joined(list(islice(pieces, micro_batches.pieces)), device)
+            if micro_batch.unreadable and not skip_bad:
+                place, reason = next(iter(micro_batch.unreadable.items()))
+                raise UnreadableImage(micro_batches.image_set.path(place), reason)
+            yield micro_batch
 
 
 def _joined(pieces: list[MicroBatch], device: str) -> MicroBatch:

@@ -9,23 +9,21 @@ Letters: N images, n readable images, D width, B images of a batch, H x W pixels
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import closing
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset, get_worker_info
 
 from checkpoints.backbone import Backbone
 from checkpoints.flops import frozen_bytes
 from checkpoints.frozen import FrozenExport
-from engine.machine import own_cores, run_on_core_threads, sharing_memory
+from engine.machine import own_cores, run_on_core_threads
 from engine.progress import Progress
 from engine.rows import ChosenRows, Rows
 from engine.tasks import Workspace
-from engine.training.interruptions import ignore_signals, loaded_by
+from engine.training.loading import read_ahead
 from engine.work import Scale
 from imagesets.decoding import UnreadableImage
 from imagesets.sets import ImageSet, kept_folder
@@ -44,7 +42,7 @@ class Loaded(NamedTuple):
     unreadable: dict[int, str]
 
 
-OnBatch = Callable[[Loaded, range], object]  # told of a batch and of its places in the image set
+OnBatch = Callable[[Loaded, range], None]  # told of a batch and of its places in the image set
 
 
 class Windowed(Protocol):
@@ -58,10 +56,10 @@ class Windowed(Protocol):
     def __call__(self, image_set: ImageSet, index: int) -> Tensor: ...  # of this shape, uint8
 
 
-class Reader(Dataset):
+class Reader:
     """Item i is the i-th of `spans` (batch number -> places in the image set), decoded.
 
-    skip_bad: leave out unreadable images instead of stopping at the first.
+    skip_bad: leave out unreadable images; else the first one raises UnreadableImage.
     """
 
     def __init__(self, image_set: ImageSet, transform: Windowed, spans: Mapping[int, range], skip_bad: bool) -> None:
@@ -78,17 +76,10 @@ class Reader(Dataset):
             try:
                 pixels[place] = self.transform(self.image_set, index)
             except UnreadableImage as error:
+                if not self.skip_bad:
+                    raise
                 unreadable[index] = error.reason
-        if get_worker_info() is not None:
-            with sharing_memory():
-                pixels.share_memory_()
         return Loaded(number, pixels, unreadable)
-
-    def check(self, loaded: Loaded) -> None:
-        """Raises UnreadableImage unless `skip_bad`: not in a loader process, out of which it would come as a text."""
-        if loaded.unreadable and not self.skip_bad:
-            index, reason = next(iter(loaded.unreadable.items()))
-            raise UnreadableImage(self.image_set.path(index), reason)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -120,20 +111,10 @@ class Extractor:
             )
 
 
-def work_off_behind_loaders(reader: Reader, work: OnBatch, loaders: int, pinned: bool) -> None:
+def work_off_behind_loaders(reader: Reader, work: OnBatch, loaders: int, device: str | torch.device) -> None:
     """Work off all batches in this thread while `loaders` processes decode; for devices other than the CPU."""
-    loader = DataLoader(
-        reader,
-        batch_size=None,  # the reader's items are batches
-        num_workers=loaders,
-        worker_init_fn=ignore_signals,
-        prefetch_factor=4 if loaders else None,
-        pin_memory=pinned,
-    )
-    with closing(loaded_by(loader)) as batches:
-        for batch, (_, span) in zip(batches, reader.spans, strict=True):
-            reader.check(Loaded(*batch))
-            work(Loaded(*batch), span)
+    for batch, (_, span) in zip(read_ahead(reader, loaders, device), reader.spans, strict=True):
+        work(Loaded(*batch), span)
 
 
 def work_off(reader: Reader, work: OnBatch, device: str | torch.device, workers: int | None) -> None:
@@ -142,18 +123,11 @@ def work_off(reader: Reader, work: OnBatch, device: str | torch.device, workers:
     workers: threads on a CPU, loader processes otherwise; chosen for the machine when None. Raises UnreadableImage
     unless the reader skips such images.
     """
-    kind = torch.device(device).type
-    if kind != "cpu":
+    if torch.device(device).type == "cpu":
+        run_on_core_threads(lambda item: work(reader[item], reader.spans[item][1]), range(len(reader)), workers)
+    else:
         loaders = min(LOADERS, own_cores()) if workers is None else workers
-        work_off_behind_loaders(reader, work, loaders, pinned=kind == "cuda")
-        return
-
-    def read_and_work(item: int) -> None:
-        loaded = reader[item]
-        reader.check(loaded)
-        work(loaded, reader.spans[item][1])
-
-    run_on_core_threads(read_and_work, range(len(reader)), workers)
+        work_off_behind_loaders(reader, work, loaders, device)
 
 
 VERSION = 1  # raise it when the same export and images would give other features than before

@@ -8,7 +8,6 @@ m images of a group, S side in pixels, C classes.
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
 from typing import Literal, NamedTuple
@@ -16,12 +15,11 @@ from typing import Literal, NamedTuple
 import torch
 from PIL import Image
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset, get_worker_info
 
-from engine.machine import own_cores, sharing_memory
+from engine.machine import own_cores
 from engine.seeding import AUGMENT, MIX, seeded, shuffled
 from engine.tasks import Workspace
-from engine.training.interruptions import ignore_signals, loaded_by
+from engine.training.loading import read_ahead
 from engine.training.schedules import micro_batch_size
 from imagesets.augmentation import drawn_mix, mixed, random_transform, smoothed
 from imagesets.decoding import UnreadableImage
@@ -100,7 +98,7 @@ class MixedGroup(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class MixedGroups(Dataset):
+class MixedGroups:
     """Groups of one process, step by step."""
 
     image_set: ImageSet
@@ -114,23 +112,12 @@ class MixedGroups(Dataset):
     def __len__(self) -> int:
         return len(self.steps) * len(self.groups)
 
-    def __getitem__(self, item: int) -> MixedGroup | ValueError:
-        try:
-            group = self.group(item)
-            if get_worker_info() is not None:
-                with sharing_memory():
-                    group.images.share_memory_()
-                    group.targets.share_memory_()
-            return group
-        except ValueError as error:  # out of a loader process it would come as a text
-            return error
-
     def augmented(self, numbers: tuple[int, ...], place: int) -> Tensor:
         """The image at a place, with draws that depend on the numbers alone. Raises UnreadableImage."""
         with seeded(AUGMENT, *numbers):
             return self.transform(Photo(self.image_set, place).opened(self.decode))
 
-    def group(self, item: int) -> MixedGroup:
+    def __getitem__(self, item: int) -> MixedGroup:
         step, group = self.steps[item // len(self.groups)], self.groups[item % len(self.groups)]
         epoch, seed, classes = step // self.plan.steps_per_epoch, self.plan.seed, len(self.image_set.classes)
         unreadable: dict[int, str] = {}
@@ -156,13 +143,7 @@ def loaders(space: Workspace) -> int:
 
 def mixed_groups(groups: MixedGroups, space: Workspace) -> Iterator[MixedGroup]:
     """All groups in order. Raises UnreadableImage unless `space.skip_bad`."""
-    pinned = torch.device(space.device).type == "cuda"
-    workers = {"num_workers": loaders(space), "worker_init_fn": ignore_signals}
-    with closing(loaded_by(DataLoader(groups, batch_size=None, pin_memory=pinned, **workers))) as loader:
-        for loaded in loader:
-            if isinstance(loaded, ValueError):
-                raise loaded
-            group = MixedGroup(*loaded)
-            if group.unreadable and not space.skip_bad:
-                raise UnreadableImage(*next(iter(group.unreadable.items())))
-            yield group
+    for group in read_ahead(groups, loaders(space), space.device, ahead=2):
+        if group.unreadable and not space.skip_bad:
+            raise UnreadableImage(*next(iter(group.unreadable.items())))
+        yield group

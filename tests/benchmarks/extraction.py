@@ -167,7 +167,7 @@ class Subject:
         kinds = [FeatureKind("cls"), FeatureKind("avg")]
         extractor = Extractor(backbone=self.backbone, kinds=kinds, image_set=self.images)
         started = time.perf_counter()
-        work_off_behind_loaders(reader, lambda loaded, span: extractor(loaded, span), loaders, pinned=False)
+        work_off_behind_loaders(reader, lambda loaded, span: extractor(loaded, span), loaders, "cpu")
         return count / (time.perf_counter() - started)
 
 

@@ -10,7 +10,8 @@ import pytest
 from torch.utils.data import DataLoader, Dataset
 
 from bench.cli.output import in_one_line
-from engine.training.interruptions import SIGNALS, Stopped, StopRequest, ignore_signals, listening, loaded_by
+from engine.training.interruptions import SIGNALS, Stopped, StopRequest, listening
+from engine.training.loading import ignore_signals, loaded_by
 
 
 @pytest.mark.parametrize("number", SIGNALS)
