@@ -42,7 +42,7 @@ def own_cores() -> int:
     return max(1, cores() // int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
 
 
-def run_on_core_threads(work: Callable[[Item], None], items: Sequence[Item], threads: int | None = None) -> None:
+def run_on_core_threads(work: Callable[[Item], object], items: Sequence[Item], threads: int | None = None) -> None:
     """Call `work` for every item, from `threads` threads. An error in one stops all after their current item.
 
     threads: by default as many as torch may use (OMP_NUM_THREADS, or the cores).

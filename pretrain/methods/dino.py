@@ -105,19 +105,17 @@ class TeacherStudent(Method):
         """The student's encoder with fresh weights."""
         return truncated_vit(ViT(self.spec, self.settings.drop_path))
 
-    def new_head(self, prototypes: int = 0, fixed: bool = True) -> PrototypeHead:
-        """The student's head with fresh weights; without prototypes it gives unit vectors."""
+    def new_head(self) -> PrototypeHead:
+        """The student's head with fresh weights, here without prototypes."""
         s = self.settings
-        return PrototypeHead(
-            self.spec.width,
-            prototypes,
-            hidden=s.head_hidden,
-            bottleneck=s.bottleneck,
-            layers=s.head_layers,
-            norm=s.head_norm,
-            fixed=fixed,
-            one_norm=self.one_norm,
-        )
+        return self.head_of(s.head_layers, s.head_hidden, s.bottleneck)
+
+    def head_of(
+        self, layers: int, hidden: int, bottleneck: int, prototypes: int = 0, fixed: bool = True
+    ) -> PrototypeHead:
+        """A head with fresh weights; without prototypes it gives unit vectors."""
+        widths = [self.spec.width, *[hidden] * (layers - 1), bottleneck]
+        return PrototypeHead(widths, prototypes, norm=self.settings.head_norm, fixed=fixed, one_norm=self.one_norm)
 
     def views(self) -> ImageViews:
         """main_dino.py:419-464; chances that are not settings are those of Colours."""
@@ -161,7 +159,8 @@ class SelfDistillation(TeacherStudent):
         self.teacher_temperature = self.teacher_temperatures.at(0)
 
     def new_head(self) -> PrototypeHead:
-        return super().new_head(self.settings.prototypes, self.settings.fixed_prototypes)
+        s = self.settings
+        return self.head_of(s.head_layers, s.head_hidden, s.bottleneck, s.prototypes, s.fixed_prototypes)
 
     def before_forward(self, progress: TrainProgress) -> None:
         self.teacher_temperature = self.teacher_temperatures.at(progress.epoch)

@@ -118,18 +118,10 @@ class MaskedDistillation(TeacherStudent):
         first = s.drop_path if s.drop_path_uniform else 0.0
         return drop_subsets_(vit, np.linspace(first, s.drop_path, self.spec.depth))
 
-    def new_patch_head(self, prototypes: int = 0, fixed: bool = True) -> PrototypeHead:
-        """The student's separate head for masked patches; without prototypes it gives unit vectors."""
+    def new_patch_head(self) -> PrototypeHead:
+        """The student's separate head for masked patches, here without prototypes."""
         s = self.settings
-        return PrototypeHead(
-            self.spec.width,
-            prototypes,
-            hidden=s.patch_head_hidden,
-            bottleneck=s.patch_bottleneck,
-            layers=s.patch_head_layers,
-            norm=s.head_norm,
-            fixed=fixed,
-        )
+        return self.head_of(s.patch_head_layers, s.patch_head_hidden, s.patch_bottleneck)
 
     def views(self) -> Views:
         s = self.settings
@@ -280,7 +272,9 @@ class DinoV2(MaskedDistillation, SelfDistillation):
         self.gram_weight = 0.0
 
     def new_patch_head(self) -> PrototypeHead:
-        return super().new_patch_head(self.settings.patch_prototypes, self.settings.fixed_prototypes)
+        s = self.settings
+        sizes = (s.patch_head_layers, s.patch_head_hidden, s.patch_bottleneck)
+        return self.head_of(*sizes, s.patch_prototypes, s.fixed_prototypes)
 
     def views(self) -> "ImageViews | GramCrops":
         s, masked = self.settings, super().views()

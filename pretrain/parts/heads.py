@@ -92,27 +92,17 @@ class Prototypes(nn.Module):
 class PrototypeHead(nn.Module):
     """Tokens (..., D) -> logits (..., K): `embed`, then `last_layer`, which other tokens may share.
 
-    count: K; 0 for no last layer, so that unit vectors come out. layers: linear ones of the MLP. norm: after each of
-    them but the last; with "bn" all tokens count as one batch. fixed: see Prototypes (the source's norm_last_layer).
-    one_norm: see `mlp`.
+    widths: D, of the MLP's hidden layers, d. count: K; 0 for no last layer, so that unit vectors come out. norm: after
+    each linear layer but the last; with "bn" all tokens count as one batch. fixed: see Prototypes (the source's
+    norm_last_layer). one_norm: see `mlp`.
     """
 
     def __init__(
-        self,
-        width: int,
-        count: int,
-        *,
-        hidden: int,
-        bottleneck: int,
-        layers: int,
-        norm: Norm,
-        fixed: bool,
-        one_norm: bool = False,
+        self, widths: Sequence[int], count: int, *, norm: Norm, fixed: bool = True, one_norm: bool = False
     ) -> None:
         super().__init__()
-        dims = [width, *[hidden] * (layers - 1), bottleneck]
-        self.mlp = truncated_(mlp(dims, norm=norm, one_norm=one_norm))
-        self.last_layer = Prototypes(bottleneck, count, fixed) if count else nn.Identity()
+        self.mlp = truncated_(mlp(widths, norm=norm, one_norm=one_norm))
+        self.last_layer = Prototypes(widths[-1], count, fixed) if count else nn.Identity()
 
     def embed(self, tokens: Tensor) -> Tensor:
         """(..., D) -> unit vectors (..., d)."""

@@ -42,7 +42,7 @@ class Loaded(NamedTuple):
     unreadable: dict[int, str]
 
 
-OnBatch = Callable[[Loaded, range], None]  # told of a batch and of its places in the image set
+OnBatch = Callable[[Loaded, range], object]  # told of a batch and of its places in the image set
 
 
 class Windowed(Protocol):

@@ -70,9 +70,7 @@ def test_head_with_batch_norms():
     count, bottleneck = before["last_layer.weight_v"].shape
     layers = sum(name.startswith("mlp.") and tensor.ndim == 2 for name, tensor in before.items())
     fixed = "last_layer.weight_g" not in under(DATA, "bnhead/gradnorm/")
-    head = PrototypeHead(
-        width_in, count, hidden=hidden, bottleneck=bottleneck, layers=layers, norm="bn", fixed=fixed
-    ).double()
+    head = PrototypeHead([width_in, *[hidden] * (layers - 1), bottleneck], count, norm="bn", fixed=fixed).double()
     fill(head, before)
     given = DATA["bnhead/input"].requires_grad_()
     output = head(given)
