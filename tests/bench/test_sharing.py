@@ -1,15 +1,16 @@
-"""Model cards and the Hub's forms of results: valid by the Hub's parsers and strict schemas, whatever a result says."""
+"""Model cards and the Hub's forms of results: the Hub's own parsers read all of them, whatever a result says."""
 
+import json
 import re
 import shutil
 from dataclasses import replace
+from datetime import datetime
 from pathlib import Path
 from random import Random
 
 import pytest
 import yaml
-from hub_forms import CardHeader, EvalFile, checked
-from huggingface_hub import ModelCard, parse_eval_result_entries
+from huggingface_hub import ModelCard, eval_result_entries_to_yaml, parse_eval_result_entries
 from huggingface_hub.repocard_data import eval_results_to_model_index, model_index_to_eval_results
 from made_results import EVIL, any_board, harmless, made_checkpoint, made_metrics, made_result, save_result
 from markdown_it import MarkdownIt
@@ -53,7 +54,27 @@ def measured(used: CheckpointUsed) -> list:
 
 
 def header_of(text: str) -> dict:
-    return yaml.safe_load(text.split("---\n")[1])
+    """The YAML header of a card: the Hub's parser keeps every number of it, and all keys are the Hub's."""
+    header = yaml.safe_load(text.split("---\n")[1])
+    required = {"library_name", "pipeline_tag", "tags", "license"}
+    assert required <= header.keys() <= required | {"license_name", "model-index"} and None not in header.values()
+    assert json.dumps(header, allow_nan=False)
+    if "model-index" in header:
+        assert eval_results_to_model_index(*model_index_to_eval_results(header["model-index"])) == header["model-index"]
+    assert ModelCard(text).data.license == header["license"]
+    return header
+
+
+def entries_of(text: str) -> list[dict]:
+    """The entries of a file of .eval_results, in which the Hub's parser reads all that is there."""
+    entries = yaml.safe_load(text)
+    assert entries and eval_result_entries_to_yaml(parse_eval_result_entries(entries)) == entries
+    assert json.dumps(entries, allow_nan=False)
+    for entry in entries:
+        assert re.fullmatch(r"[A-Za-z0-9][\w.-]*/[\w.-]+", entry["dataset"]["id"]) and entry["dataset"]["task_id"]
+        assert type(entry["value"]) in (int, float) and datetime.fromisoformat(entry["date"])
+        assert entry["notes"] and re.fullmatch(r"https?://\S+", entry.get("source", {"url": "https://x"})["url"])
+    return entries
 
 
 def test_a_card_says_what_was_measured(bench, export, tmp_path):
@@ -85,7 +106,7 @@ def test_a_card_says_what_was_measured(bench, export, tmp_path):
         'model = timm.create_model("hf-hub:me/alpha", pretrained=True).eval()',
     ):
         assert line in text.split("\n"), line
-    entries = yaml.safe_load((export / ".eval_results" / "me_digits.yaml").read_text())
+    entries = entries_of((export / ".eval_results" / "me_digits.yaml").read_text())
     assert [(entry["dataset"]["task_id"], entry["value"]) for entry in entries] == [
         ("knn@dino", 81.0),
         ("linear@mae", 60),
@@ -102,17 +123,15 @@ def test_a_card_says_what_was_measured(bench, export, tmp_path):
     assert ViTExport.load(export).verify() == []
 
 
-def test_the_hubs_parsers_and_the_strict_schema_agree(export):
+def test_the_hubs_parsers_read_every_number(export):
     subject = subject_of(export)
     files = card_files(subject, measured(subject.used), KNOWN)
-    header, entries = header_of(files["README.md"]), yaml.safe_load(files[".eval_results/me_digits.yaml"])
-    checked(header, CardHeader), checked(entries, EvalFile)
+    assert len(header_of(files["README.md"])["model-index"]) == 1
     card = ModelCard(files["README.md"])
     assert card.data.library_name == "timm" and card.data.license == "unknown"
     assert [each.metric_value for each in card.data.eval_results] == [81.0, 70.0, 60.0, 10.0]
     assert {each.dataset_type for each in card.data.eval_results} == {"me/digits"}
-    assert eval_results_to_model_index(*model_index_to_eval_results(header["model-index"])) == header["model-index"]
-    parsed = parse_eval_result_entries(entries)
+    parsed = parse_eval_result_entries(entries_of(files[".eval_results/me_digits.yaml"]))
     assert [(each.dataset_id, each.value, each.source_url) for each in parsed] == [
         ("me/digits", 81.0, KNOWN.source),
         ("me/digits", 60.0, KNOWN.source),
@@ -131,27 +150,6 @@ def test_the_code_of_a_card_runs(export, monkeypatch):
     assert tokens.shape == (1, 5, 12) and "None yet." in files["README.md"]
 
 
-@pytest.mark.parametrize(
-    ("change", "why"),
-    [
-        ({"value": float("nan")}, "nan is no number - at `$[0].value`"),
-        ({"value": True}, "Expected `float`, got `bool`"),
-        ({"value": "81"}, "Expected `float`, got `str`"),
-        ({"verify_token": "x"}, "unknown field `verify_token`"),
-        ({"score": 1.0}, "unknown field `score`"),
-        ({"date": "yesterday"}, "matching regex"),
-        ({"source": {"name": "me"}}, "missing required field `url`"),
-        ({"dataset": {"id": "digits", "task_id": "knn"}}, "matching regex"),
-        ({"dataset": {"id": "me/digits"}}, "missing required field `task_id`"),
-    ],
-)
-def test_what_is_no_entry_is_refused(change, why):
-    good = {"dataset": {"id": "me/digits", "task_id": "knn"}, "value": 81, "verifyToken": "x", "date": "2026-01-02"}
-    assert checked([good], EvalFile)[0]["verifyToken"] == "x"
-    with pytest.raises(ValueError, match=re.escape(why)):
-        checked([good | change], EvalFile)
-
-
 def test_licences():
     assert hub_names(spdx_name("cc-by-nc-4.0", "--licence")) == {"license": "cc-by-nc-4.0"}
     assert hub_names("LicenseRef-Mine") == {"license": "other", "license_name": "LicenseRef-Mine"}
@@ -162,18 +160,6 @@ def test_licences():
             publication_from([], [], "", licences=[wrong])
     with pytest.raises(ValueError, match=r"--licence MIT: the source of these weights says CC-BY-NC-4.0; leave the"):
         licence_of({"licence": "CC-BY-NC-4.0"}, "MIT")
-
-
-def test_what_is_no_header_is_refused():
-    good = {"library_name": "timm", "pipeline_tag": "x", "tags": ["timm"], "license": "mit"}
-    checked(good, CardHeader)
-    metric = {"type": "accuracy", "value": float("inf")}
-    index = [
-        {"name": "a", "results": [{"task": {"type": "x"}, "dataset": {"name": "d", "type": "d"}, "metrics": [metric]}]}
-    ]
-    for change in ({"model-index": index}, {"model-index": []}, {"model_index": []}, {"license": None}, {"more": 1}):
-        with pytest.raises(ValueError):
-            checked(good | change, CardHeader)
 
 
 def test_imagenet_is_known_by_its_numbers():
@@ -203,7 +189,7 @@ def test_nothing_in_a_result_breaks_a_card_or_a_record(export):
         for subject, results in cards_of(found):
             files = card_files(replace(subject, config=config), results, publication)
             text = harmless(files["README.md"])
-            checked(header_of(text), CardHeader), ModelCard(text)
+            assert header_of(text)
             body = text.split("---\n", 2)[2].replace(CARD_MARK, "").replace(f"<{KNOWN.source}>", "")
             tokens = MarkdownIt("commonmark", {"html": True}).enable("table").parse(body)
             kinds = {token.type for token in tokens} | {
@@ -211,7 +197,7 @@ def test_nothing_in_a_result_breaks_a_card_or_a_record(export):
             }
             assert not {"html_block", "html_inline", "link_open", "image"} & kinds
             for name in files.keys() - {"README.md"}:
-                checked(yaml.safe_load(harmless(files[name])), EvalFile)
+                assert entries_of(harmless(files[name]))
 
 
 def test_deviations_are_no_scores():
