@@ -26,6 +26,7 @@ TASKS = {key: load_extension(kind, key) for kind in ("probes", "downstream") for
 PROTOCOLS = {name: protocol for module in TASKS.values() for name, protocol in module.PROTOCOLS.items()}
 # Dense tasks evaluate on labelled scenes, not on classes of images: tests/downstream has their share of this contract.
 SMOKE = [name for module in TASKS.values() for name in module.SUITES["smoke"] if not PROTOCOLS[name].task.LAYOUT]
+FEW = 80  # images of a split that are enough for some tests
 COLOURS = {"blue": (0, 0, 255), "green": (0, 255, 0), "red": (255, 0, 0), "white": (255, 255, 255)}
 
 
@@ -69,8 +70,8 @@ def written(folder: Path, shuffled: bool) -> str:
     return f"folder:{folder}"
 
 
-def run(name: str, export: ViTExport, data: str, cache: Path) -> Outcome:
-    return PROTOCOLS[name].task.run(export, Workspace(cache=cache, data=data))
+def run(name: str, export: ViTExport, data: str, cache: Path, limit: int | None = None) -> Outcome:
+    return PROTOCOLS[name].task.run(export, Workspace(cache=cache, data=data, limit=limit))
 
 
 def accuracies(outcome: Outcome) -> dict[str, float]:
@@ -240,7 +241,7 @@ def test_separable_images_are_solved_by_a_classifier(solved):
 @pytest.mark.parametrize("name", SMOKE)
 def test_raw_pixels_are_evaluated_like_a_network(name, coloured, tmp_path):
     """The floor of a leaderboard: an export without class token, blocks and weights, under every protocol."""
-    outcome = run(name, load("pixels:8"), coloured, tmp_path)
+    outcome = run(name, load("pixels:8"), coloured, tmp_path, limit=FEW)
     assert max(accuracies(outcome).values(), default=100) > 70  # a row that is centred tells white from no other class
     reads_class = "cls" in str(settings_of(PROTOCOLS[name].task))
     assert ("read_instead" in outcome.facts) == reads_class
@@ -266,7 +267,7 @@ def test_a_network_of_the_users_own_is_evaluated_or_refused(name, network, colou
                 ask()
         return
     protocol.task.check_network(export.spec)
-    outcome = run(name, export, coloured, tmp_path / "cache")
+    outcome = run(name, export, coloured, tmp_path / "cache", limit=FEW)
     assert max(accuracies(outcome).values(), default=100) > 70
     assert outcome.facts["val"]["transform"].endswith("_crop16x24_exact")
 

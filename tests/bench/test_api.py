@@ -69,11 +69,6 @@ def test_features_are_those_of_the_run(exports, tmp_path):
     assert not np.array_equal(patches.features, val.features)
 
 
-def test_no_function_hides_a_package():
-    folders = {path.parent.name for path in Path(api.__file__).parent.glob("*/__init__.py")}
-    assert not folders & set(api.__all__)
-
-
 def test_one_name_for_one_checkpoint(exports, tmp_path):
     assert api.load(exports[0]).facts["name"] == "first"
     assert api.load("pixels:16").facts["name"] == "pixels-16"

@@ -126,11 +126,6 @@ def test_an_interrupt_says_how_to_go_on(bench, monkeypatch):
     assert err.strip() == "interrupted; run the same command again to continue"
 
 
-def test_a_full_disk_is_one_line(refused, monkeypatch):
-    command_that_raises(monkeypatch, OSError(28, "No space left on device"))
-    refused("list", named="No space left on device | free some space | run the same command again")
-
-
 def test_a_mistake_of_ours_is_not_hidden(bench, monkeypatch):
     command_that_raises(monkeypatch, AssertionError("ours"))
     with pytest.raises(AssertionError, match="ours"):
@@ -141,14 +136,6 @@ def test_a_reader_that_leaves_is_no_error():
     command = f"{sys.executable} -m bench list | head -c 1"
     done = subprocess.run(["bash", "-o", "pipefail", "-c", command], capture_output=True, text=True, cwd=ROOT)
     assert done.stderr == ""
-
-
-def test_list_shows_names_and_one_line_each(bench, toys):
-    code, out, _ = bench("list", "tasks")
-    assert code == 0
-    assert "  toy" in out
-    assert "Toy tasks: they count what they were asked" in out
-    assert "importers" not in out
 
 
 def test_list_protocols_shows_version_source_and_suites(bench, toys):

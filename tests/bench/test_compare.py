@@ -9,7 +9,7 @@ import pytest
 from made_results import made_result, save_result
 
 from bench.leaderboards.files import write_leaderboard
-from bench.results.record import CheckpointUsed, DataUsed, MetricRecord, ProtocolUsed, read_result, result_files
+from bench.results.record import CheckpointUsed, DataUsed, MetricRecord, ProtocolUsed
 from bench.statistics.compare import Comparison, Comparisons, to_text
 from bench.statistics.paired import compare_images
 from engine.files import digest
@@ -216,32 +216,3 @@ def test_without_images_in_common_the_best_stands_alone(tmp_path):
     write_leaderboard(tmp_path)
     text = (tmp_path / "leaderboard.md").read_text()
     assert "| a | 62.25 |" in text and "| b | **62.50** |" in text
-
-
-def test_from_run_to_verdict(bench, tmp_path, exports):
-    """Real results of two random networks: every accuracy has an interval around it, and each is compared."""
-    words = ("--suite", "knn@dino", "--data", "digits=digits:", "--limit", 60, "--out", tmp_path)
-    assert bench("run", "--checkpoint", *exports, *words)[0] == 0
-    results = [read_result(path) for path in result_files(tmp_path)]
-    for result in results:
-        assert "mid-P" in result.interval_method
-        assert all(each.interval[0] <= each.value <= each.interval[1] for each in result.metrics.values())
-    assert "after Holm over 1\n" in bench("compare", "first", "second", "--out", tmp_path)[1]
-    code, text, _ = bench("compare", "first", "second", "--out", tmp_path, "--metric", "all")
-    names = results[0].metrics
-    assert code == 0 and text.count(f"after Holm over {len(names)}\n") == 1
-    assert all(f"\n  {name} " in text for name in names)
-
-
-def test_the_leaderboard_opens_every_file_of_arrays_once(tmp_path, monkeypatch):
-    from bench.results import store
-
-    opened = []
-    read = store.read_arrays
-    monkeypatch.setattr(store, "read_arrays", lambda path: opened.append(path) or read(path))
-    for name, right in (("a", 200), ("b", 250), ("c", 249)):
-        values = (np.arange(IMAGES) < right).astype(np.float32)
-        path = save(tmp_path, name, right, metrics={"top5": MetricRecord(value=right / 4, array="top5")})
-        np.savez(path.with_suffix(".npz"), top1=values, top5=values)
-    write_leaderboard(tmp_path)
-    assert len(opened) == len(set(opened)) == 3

@@ -73,14 +73,12 @@ def test_the_first_place_is_shared(tmp_path):
     assert "**43.00" in text and "**42.90" in text and "**40.00" not in text
 
 
+@pytest.mark.exhaustive  # the default: test_contributing.py runs a dense task, test_contradictions.py checks such intervals
 @pytest.mark.parametrize(
     ("suite", "url", "changes", "metrics"),
     [
         ("segmenter_linear@smoke", "tiny-cityscapes:", ("epochs=1", "judge_every=1", "lr=0.1"), "mIoU aAcc mAcc"),
-        pytest.param(
-            *("maskrcnn@smoke", "tiny-coco:", ("milestones=1", "epochs=2"), "box_AP box_AP50 box_AP75 mask_AP"),
-            marks=pytest.mark.exhaustive,
-        ),
+        ("maskrcnn@smoke", "tiny-coco:", ("milestones=1", "epochs=2"), "box_AP box_AP50 box_AP75 mask_AP"),
     ],
 )
 def test_from_run_to_verdict(suite, url, changes, metrics, bench, tmp_path, exports):

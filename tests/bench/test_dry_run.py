@@ -54,6 +54,7 @@ def test_jobs_known_to_fail_are_said_before_anything_runs_and_the_rest_runs(benc
         ] == [True]
     code, said, _ = bench("run", "--checkpoint", exports[0], *words, "--dry-run")
     assert code == 1 and "2 would fail" in said.splitlines()[-1]
+    assert "knn@dino on tiny: 64 train + 32 val images, exists" in said
     few = ("--set", "semi.batch=4", "semi.epochs=1", "semi.warmup_epochs=0")
     words = ("--suite", "semi@extrema_cls_1percent", *few, *DATA, "--out", out)
     code, said, _ = bench("run", "--checkpoint", exports[0], *words)

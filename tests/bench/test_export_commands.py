@@ -29,7 +29,8 @@ def test_a_checkpoint_becomes_an_export(bench, dino_file, tmp_path):
     assert f"{dino_file}: recognised as dino" in out
     assert "dino_tiny.pth, sha256 " in out and "dropped: " in out and "depth 2, width 12, 3 heads" in out
     assert f"written and verified: {tmp_path / 'export'}" in out
-    assert bench("verify", tmp_path / "export")[0] == 0
+    code, out, _ = bench("verify", tmp_path / "export")
+    assert code == 0 and "activations agree" in out
     assert ViTExport.load(tmp_path / "export").facts["name"] == "tiny"
 
 
@@ -49,15 +50,6 @@ def test_inspect_takes_the_options_of_imports(bench, refused, dino_file, tmp_pat
     assert code == 0 and "mean 0.49 0.48 0.45, std 0.25 0.24 1\n" in out and "assumed" not in out
     for wrong in ("clp", "0.5,0.5,0.5", "125,123,114,63,62,67", "0.5,0.5,0.5,0.2,0.2,0"):
         refused("inspect", dino_file, "--heads", "3", "--statistics", wrong, named=f"{wrong}: | imagenet, half, clip")
-
-
-def test_another_branch_is_another_export(bench, dino_file, tmp_path):
-    digests = set()
-    for branch in ("teacher", "student"):
-        code, out, _ = bench("import", dino_file, "--out", tmp_path / branch, "--heads", "3", "--branch", branch)
-        assert code == 0 and f"branch       {branch}" in out
-        digests.add(ViTExport.load(tmp_path / branch).digest)
-    assert len(digests) == 2
 
 
 @pytest.mark.parametrize(
@@ -234,11 +226,6 @@ class TestImportIntoAnExport:
         assert bench(*common, "--force")[0] == 0 and bench("verify", tmp_path / "export")[0] == 0
 
 
-def test_verify_says_what_it_proved(bench, exports):
-    code, out, _ = bench("verify", exports[0])
-    assert code == 0 and "activations agree" in out
-
-
 def test_verify_names_the_exports_of_a_training(bench, refused, exports, tmp_path):
     (tmp_path / "run.json").write_text("{}")
     refused("verify", tmp_path, named="one of its exports: none yet | bench export")
@@ -246,12 +233,6 @@ def test_verify_names_the_exports_of_a_training(bench, refused, exports, tmp_pat
         (tmp_path / name).symlink_to(exports[0])
     refused("verify", tmp_path, named=f"{tmp_path / 'export'}, {tmp_path / 'export-teacher'}")
     assert bench("verify", tmp_path / "export")[0] == 0
-
-
-def test_data_check_counts(bench):
-    code, out, _ = bench("data", "check", "tiny:")
-    assert code == 0
-    assert "train: 64 images, 4 classes" in out and "no problems found" in out
 
 
 def test_data_check_finds_what_to_fix(bench, tmp_path):

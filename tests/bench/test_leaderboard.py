@@ -112,25 +112,6 @@ def test_failures_are_listed_and_leave_their_cells_empty():
     assert "- failed: alpha: digits/knn@dino seed 0: out of memory" in to_markdown(board)
 
 
-def read_columns(path) -> dict[str, list]:
-    try:
-        import pandas
-    except ImportError:
-        rows = list(csv.DictReader(path.open(encoding="utf-8")))
-        return {name: [row[name] for row in rows] for name in rows[0]}
-    return pandas.read_csv(path).to_dict("list")
-
-
-def test_spreadsheets_and_pandas_can_read_it(tmp_path):
-    for each in (result(replace(A, method='says "hi", really'), 12345.5), failed(B)):
-        save_result(tmp_path, each)
-    write_leaderboard(tmp_path)
-    columns = read_columns(tmp_path / "leaderboard.csv")
-    assert float(columns["digits/knn@dino:top1_k20"][0]) == 12345.5
-    assert columns["method"] == ['says "hi", really', "mae"]
-    assert [int(number) for number in columns["parameters"]] == [21665664, 85798656]
-
-
 def test_a_damaged_file_is_reported_and_the_rest_stands(tmp_path):
     save_result(tmp_path, result(A))
     path = tmp_path / "results" / "x" / "broken.json"
@@ -159,13 +140,10 @@ def test_rewriting_sees_a_result_that_came_while_it_was_writing(tmp_path, monkey
     assert "beta" in (tmp_path / "leaderboard.csv").read_text()
 
 
-def test_the_best_of_a_column_is_bold():
+def test_the_best_of_a_column_is_bold_and_nothing_is_best_alone():
     text = to_markdown(leaderboard_of([result(A, 90.0), result(B, 80.0)]))
     assert "| alpha | **90.00** | **10.0** |" in text  # the lower loss is the better one
     assert "| beta | 80.00 | 20.0 |" in text
-
-
-def test_nothing_is_best_alone():
     assert "**" not in to_markdown(leaderboard_of([result(A)]))
 
 

@@ -95,12 +95,6 @@ def checkpoint(folder, prefix: str):
     return path
 
 
-def test_ours_keep_their_names(plugins):
-    assert extensions("importers")["mae"].module == "checkpoints.importers.mae"
-    assert extensions("probes")["knn"].module == "probes.tasks.knn"
-    assert [each.title for each in refused("importers")] == ["importer 'mae' of others 2.1"]
-
-
 def test_two_plugins_of_one_name_are_both_left_out(plugins, tmp_path, use_packages):
     install(tmp_path, "rivals", "0.1", {"toy": FILES["toy"]}, {"bench.probes": {"toy": "rivals.toy"}})
     use_packages(tmp_path)

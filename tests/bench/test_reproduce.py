@@ -202,12 +202,6 @@ def test_weights_are_imported_at_the_size_of_the_published_images(tmp_path):
     assert run[3] == reference
 
 
-def test_commands_for_several_processes(tmp_path):
-    value = value_of("moca:table9", "moca-b", "top1")
-    for words in commands_of(value, setup(tmp_path, processes=8)):
-        assert words[:5] == ["torchrun", "--nproc-per-node", "8", "--no-python", "bench"]
-
-
 def test_what_is_missing(tmp_path):
     value = value_of("moca:table9", "moca-b", "top1")
     assert missing_for(value, setup(tmp_path)) == ["weights", "data"]

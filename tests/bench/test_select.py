@@ -2,8 +2,6 @@
 
 import csv
 
-import pytest
-
 from bench.results.record import read_result
 from bench.run.suites import catalogue, changed_protocols, choose_protocols
 
@@ -65,11 +63,3 @@ def test_result_and_leaderboard_say_val(bench, exports, tmp_path):
     for changes in ("epochs=2 select=val", "epochs=2"):
         assert row[f"digits/{name}[{version} {changes} limit=100]:top1"]
     assert "Chosen on the validation images" in (tmp_path / "leaderboard.md").read_text()
-
-
-@pytest.mark.parametrize("recorded", ["holdout", "last"])
-def test_the_epoch_of_a_recipe_is_chosen_by_what_the_readme_says(recorded):
-    """Fine-tuning trains on all images and lets nothing choose; linear probes hold a slice out."""
-    protocols = catalogue().protocols
-    names = SWEPT[:2] if recorded == "holdout" else SWEPT[2:]
-    assert {protocols[name].task.select for name in names} == {recorded}

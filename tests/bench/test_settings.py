@@ -89,10 +89,6 @@ def test_a_wrong_text_is_one_line(field, text, message):
     assert "\n" not in str(error.value)
 
 
-def test_the_other_settings_stay():
-    assert set_to(Toy(rate=0.25), k="3") == Toy(rate=0.25, k=(3,))
-
-
 @pytest.mark.parametrize("text", ["knn.k", "=1", ""])
 def test_a_change_has_a_name_and_a_value(text):
     with pytest.raises(ValueError, match=r"--set .*: write TASK\.FIELD=VALUE, for example knn\.k=10,20"):

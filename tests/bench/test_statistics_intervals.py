@@ -9,32 +9,16 @@ from bench.statistics.intervals import accuracy_interval, averages_to, effective
 DRAWS = 1000
 
 
-@pytest.mark.parametrize("images", [100, 500, 2000, 10000])
-@pytest.mark.parametrize("rate", [0.1, 0.5, 0.7, 0.9])
-def test_it_covers_the_truth_in_93_to_97_of_100_draws(images, rate):
-    right = np.random.default_rng(1).binomial(images, rate, DRAWS)
-    low, high = rate_interval(right / images, np.full(DRAWS, images))
-    assert 0.93 <= np.mean((low <= rate) & (rate <= high)) <= 0.97
-
-
-@pytest.mark.parametrize("images", [100, 500])
-def test_exact_coverage_over_all_rates(images):
-    """The sum over all counts instead of draws; averaged over rates it is the nominal 95 %."""
+@pytest.mark.parametrize("images", [100, 500, 2000])
+def test_coverage_over_all_rates(images):
+    """Exact, by the sum over all counts; averaged over rates it is the nominal 95 %. Near certainty the interval stays
+    wide enough, where the percentiles of the bootstrap cover 10 to 87 %."""
     right = np.arange(images + 1)
     low, high = rate_interval(right / images, np.full(images + 1, images))
-    rates = np.linspace(0.05, 0.95, 181)
+    rates = np.append(np.linspace(0.05, 0.95, 181), [0.99, 0.999])
     covered = np.array([binom.pmf(right, images, rate)[(low <= rate) & (rate <= high)].sum() for rate in rates])
-    assert covered.min() > 0.93 and covered.max() < 0.97
-    assert abs(covered.mean() - 0.95) < 0.003
-
-
-@pytest.mark.parametrize("images", [100, 1000])
-@pytest.mark.parametrize("rate", [0.99, 0.999])
-def test_near_certainty_it_stays_wide_enough(images, rate):
-    """Where the percentiles of the bootstrap cover 10 to 87 %."""
-    right = np.random.default_rng(2).binomial(images, rate, DRAWS)
-    low, high = rate_interval(right / images, np.full(DRAWS, images))
-    assert np.mean((low <= rate) & (rate <= high)) >= 0.93
+    assert covered[:-2].min() > 0.93 and covered[:-2].max() < 0.97 and covered[-2:].min() > 0.925
+    assert abs(covered[:-2].mean() - 0.95) < 0.003
 
 
 @pytest.mark.parametrize("rate", [0.5, 0.9])

@@ -365,11 +365,6 @@ class TestCommand:
         code, _, error = bench("visualize", "pca", "--images", photos, "--out", tmp_path)
         assert code == 2 and "--checkpoint is missing" in error
 
-    def test_every_kind_is_listed(self, bench):
-        code, text, _ = bench("visualize", "--help")
-        assert code == 0 and all(f"  {kind} " in text for kind in KINDS)
-        assert all(chosen_kind(kind, []) for kind in KINDS)
-
 
 def test_the_page_lists_every_setting_with_its_default():
     page = (Path(__file__).parents[2] / "docs/visualize.md").read_text()
