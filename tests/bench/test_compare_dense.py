@@ -73,7 +73,7 @@ def test_the_first_place_is_shared(tmp_path):
     assert "**43.00" in text and "**42.90" in text and "**40.00" not in text
 
 
-@pytest.mark.exhaustive  # the default: test_contributing.py runs a dense task, test_contradictions.py checks such intervals
+@pytest.mark.exhaustive  # test_contributing.py runs a dense task, test_contradictions.py checks such intervals
 @pytest.mark.parametrize(
     ("suite", "url", "changes", "metrics"),
     [
