@@ -74,13 +74,18 @@ class FitSettings(Validated):
 
 @dataclass(frozen=True, kw_only=True)
 class Fitted:
-    """One fit and how it does. correct: (V,) bool. predicted: (V,) int32. confidence: of these classes, (V,) float32.
-    record: JSON values about it. warning: why to doubt it, or empty."""
+    """One fit and how it does.
+
+    correct: (V,) bool. predicted: (V,) int32. confidence: the probability of these classes, (V,) float32. nll: minus
+    the logarithm of the true classes' probability, (V,) float32. record: JSON values about it. warning: why to doubt
+    it, or empty.
+    """
 
     raw: float
     correct: np.ndarray
     predicted: np.ndarray
     confidence: np.ndarray
+    nll: np.ndarray
     record: Mapping[str, Any]
     warning: str
 
@@ -211,7 +216,7 @@ class Fitter:
         self, rows: np.ndarray, raw: float, fit: logistic.Fit, tried: Sequence[Tried], world: World
     ) -> Fitted:
         """Accuracy of a fit, and what it rests on."""
-        predicted, confidence = sure_guesses(self.val, fit.weights)
+        predicted, confidence, nll = judged(self.val, self.val_labels, fit.weights)
         correct = predicted == self.val_labels
         fitted = self.right(rows, fit.weights, world)
         record: dict[str, Any] = {
@@ -231,6 +236,7 @@ class Fitter:
             correct=correct,
             predicted=predicted.astype(np.int32),
             confidence=confidence,
+            nll=nll,
             record=record,
             warning=self.doubt(raw, len(rows), fit.objective),
         )
@@ -249,17 +255,19 @@ class Fitter:
         )
 
 
-def sure_guesses(source: PreparedRows, weights: Tensor) -> tuple[np.ndarray, np.ndarray]:
-    """Of all rows of features, the classes (n,) that score highest under weights (D, C), and the probabilities of these
-    (n,) float32."""
-    parts = []
+def judged(source: PreparedRows, labels: np.ndarray, weights: Tensor) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """What weights (D, C) say of all rows of features, whose labels are (n,): the classes (n,) that score highest, the
+    probabilities of these (n,) float32, and minus the logarithms of the labels' probabilities (n,) float32."""
+    parts, end = [], 0
     for features in source.pieces(np.arange(len(source))):
+        start, end = end, end + len(features)
         logits = features @ weights.to(features.device, features.dtype)
-        chosen = logits.argmax(dim=1, keepdim=True)
-        sure = (logits.gather(1, chosen) - logits.logsumexp(dim=1, keepdim=True)).exp().float()
-        parts.append((chosen.squeeze(1), sure.squeeze(1)))
-    predicted, confidence = (torch.cat(part).cpu().numpy() for part in zip(*parts, strict=True))
-    return predicted, confidence
+        chosen, total = logits.argmax(dim=1, keepdim=True), logits.logsumexp(dim=1, keepdim=True)
+        own = torch.from_numpy(labels[start:end]).to(logits.device)[:, None]
+        sure, nll = (logits.gather(1, chosen) - total).exp().float(), (total - logits.gather(1, own)).float()
+        parts.append((chosen.squeeze(1), sure.squeeze(1), nll.squeeze(1)))
+    predicted, confidence, nll = (torch.cat(part).cpu().numpy() for part in zip(*parts, strict=True))
+    return predicted, confidence, nll
 
 
 def predictions(features: Tensor, weights: Tensor) -> np.ndarray:

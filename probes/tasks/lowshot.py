@@ -28,7 +28,7 @@ from probes.lowshot.logistic import BLOCK, HISTORY
 from probes.lowshot.prepared import PreparedRows, Preprocess
 from probes.lowshot.several_labels import ClassByClass
 from probes.lowshot.shots import OFFICIAL, Subset, indices_of, possible_shots, rows_among, subsets
-from probes.scores import cost, mean_average_precision, prediction_arrays, spread_out, with_class_means
+from probes.scores import cost, log_likelihood, mean_average_precision, prediction_arrays, spread_out, with_class_means
 from probes.splits import open_splits, without_held_out
 
 # A fit in float32 takes tens of steps, another ten in float64 (docs/log.md); each has two products.
@@ -238,7 +238,7 @@ class LowShot(FitSettings, PooledTask):
         doubts: Sequence[str],
     ) -> Outcome:
         """Mean and population standard deviation over the splits, as in MOCA's README_LOWSHOT.md; of the first metric
-        what the fit of its first split predicts."""
+        what the fit of its first split predicts, and the mean log loss of its fits."""
         groups: dict[str, list[Fitted]] = {}
         records = []
         for part, fits in fits_by_subset:
@@ -269,8 +269,10 @@ class LowShot(FitSettings, PooledTask):
             "predictions": f"{fits_by_subset[0][0].name} of split {fits_by_subset[0][0].split}",
             "warnings": warnings,
         }
-        first = fits_by_subset[0][1][0]
-        arrays = prediction_arrays(first.predicted, first.confidence, queries.indices, len(val))
+        first = next(iter(groups.values()))
+        arrays = prediction_arrays(first[0].predicted, first[0].confidence, queries.indices, len(val))
+        nll = np.mean([fitted.nll for fitted in first], axis=0)
+        metrics["nll"] = log_likelihood(nll, queries.indices, len(val))
         named = with_class_means(metrics, val, repeated)
         return Outcome(metrics=named, arrays=arrays, facts=facts, cost=cost(gallery, queries))
 

@@ -10,8 +10,9 @@ formula the step's FLOPs over those of the official code's step, by arithmetic (
 
 FLOPs: torch's counter over one step; fused attention counts as the four (backward: eight) products that it stands for.
 BEiT's and CAE's codebook is fitted to a few noise images; rows "dall-e" have that encoder instead, untrained.
-Rounds of step and bare alternate; medians. Every method runs in a process of its own, for its peak memory. --profile
-prints where the rest goes.
+Rounds of step and bare alternate after one of each that is not counted, as the heap grows in it; medians of CPU seconds
+of all threads, which other work on the machine changes little: with OMP_NUM_THREADS=1 the time on an idle core. Every
+method runs in a process of its own, for its peak memory. --profile prints where the rest goes.
 """
 
 import argparse
@@ -26,7 +27,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
-from measuring import peak, seconds
+from measuring import peak
 from official_steps import official_flops
 from PIL import Image
 from timm.models import beit, eva, vision_transformer
@@ -129,7 +130,7 @@ def main() -> None:
         keep_memory()
         measure(asked.rows[0], asked.precision[0], asked)
         return
-    print(f"load average {os.getloadavg()[0]:.2f} (numbers under load are worthless), batch {asked.batch}")
+    print(f"load average {os.getloadavg()[0]:.2f}, {torch.get_num_threads()} threads, batch {asked.batch}")
     print(
         f"{'step':13} {'dtype':9} {'step s':>7} {'bare s':>7} {'ratio':>6} {'img/s':>6} {'TFLOP':>6} {'limit':>6} "
         f"{'share':>6} {'MB/image':>9} {'formula':>7}"
@@ -175,6 +176,8 @@ def measure(row: str, precision: str, asked: argparse.Namespace) -> None:
     with FlopCounterMode(display=False, custom_mapping=ATTENTION_FLOPS) as flops, Recording(method) as calls:
         updates.run([views], progress)
     memory = (peak() - before) / 2**20 / asked.batch
+    updates.run([views], progress)
+    replay(stacks_of(calls.found), precision)
     if asked.profile:
         profile(lambda: updates.run([views], progress))
     limits, steps, bares = [gemm_limit(precision)], [], []
@@ -264,7 +267,7 @@ def replay(stacks: list[list[Call]], precision: str) -> float:
             if isinstance(call.work, nn.Module):
                 call.work.zero_grad(set_to_none=True)
     made = [inputs_of(stack[0]) for stack in stacks]
-    started = time.perf_counter()
+    started = time.process_time()
     for stack, (inputs, named) in zip(stacks, made, strict=True):
         kind = precision if stack[0].autocast else "float32"
         with autocast("cpu", kind), nullcontext() if stack[0].backward else torch.no_grad():
@@ -273,7 +276,7 @@ def replay(stacks: list[list[Call]], precision: str) -> float:
                 found = call.work(found, *inputs[1:], **named)
         if stack[0].backward:
             found.backward(torch.ones_like(found))
-    return time.perf_counter() - started
+    return time.process_time() - started
 
 
 def inputs_of(call: Call) -> tuple[list[Tensor], dict[str, Tensor]]:
@@ -308,6 +311,12 @@ def gemm_limit(precision: str) -> float:
             spent += statistics.median(seconds(product) for _ in range(7))
             operations += 2 * TOKENS * inputs * outputs
     return operations / spent
+
+
+def seconds(work: Callable[[], object]) -> float:
+    started = time.process_time()
+    work()
+    return time.process_time() - started
 
 
 def profile(step: Callable[[], object]) -> None:

@@ -46,7 +46,8 @@ def paths(images):
 
 def test_metrics_facts_and_per_image(export, tmp_path):
     outcome = SMALL.run(export, workspace(tmp_path, write_set(tmp_path / "set")))
-    assert list(outcome.metrics) == ["top1_1shot", "top1_1shot_std", "top1_2shot", "top1_2shot_std", "top1_50percent"]
+    accuracies = ["top1_1shot", "top1_1shot_std", "top1_2shot", "top1_2shot_std", "top1_50percent"]
+    assert list(outcome.metrics) == [*accuracies, "nll"]
     assert outcome.numbers["top1_50percent"] == 100.0 and outcome.numbers["top1_2shot"] > 90
     fits = outcome.facts["fits"]
     assert [(fit["subset"], fit["split"]) for fit in fits] == [
@@ -66,19 +67,24 @@ def test_metrics_facts_and_per_image(export, tmp_path):
     right = outcome.arrays["predicted"] == np.repeat(np.arange(3), 8)
     assert 100 * right.mean() == pytest.approx(fits[0]["top1"]) and outcome.facts["predictions"] == "1shot of split 0"
     assert 1 / 3 < outcome.arrays["confidence"].min() <= outcome.arrays["confidence"].max() <= 1
+    nll = outcome.metrics["nll"]
+    assert len(nll.per_image) == 24 and 0 < outcome.numbers["nll"] < np.log(3) and not nll.higher_is_better
+    assert outcome.numbers["nll"] == pytest.approx(nll.per_image.mean())
     json.dumps(outcome.facts, allow_nan=False)
     assert outcome.facts["warnings"] == []
 
 
-def test_confidence_is_the_probability_of_the_class_that_scores_highest(monkeypatch):
+def test_what_weights_say_of_features(monkeypatch):
     monkeypatch.setattr(prepared, "READ", 2)
     random = np.random.default_rng(0)
     rows, weights = random.normal(size=(5, 4)).astype(np.float32), random.normal(size=(4, 3))
-    source = PreparedRows(features=rows, how="none", device="cpu")
-    predicted, confidence = fitting.sure_guesses(source, torch.from_numpy(weights))
+    source, labels = PreparedRows(features=rows, how="none", device="cpu"), np.array([0, 2, 1, 1, 0])
+    predicted, confidence, nll = fitting.judged(source, labels, torch.from_numpy(weights))
     scores = np.exp(rows @ weights)
+    probabilities = scores / scores.sum(axis=1, keepdims=True)
     assert np.array_equal(predicted, scores.argmax(axis=1))
-    np.testing.assert_allclose(confidence, (scores / scores.sum(axis=1, keepdims=True)).max(axis=1), rtol=1e-5)
+    np.testing.assert_allclose(confidence, probabilities.max(axis=1), rtol=1e-5)
+    np.testing.assert_allclose(nll, -np.log(probabilities[np.arange(5), labels]), rtol=1e-5)
 
 
 def test_both_solvers_agree_on_digits(export, tmp_path):
@@ -177,7 +183,7 @@ def test_several_lambdas_have_their_own_metrics(export, tmp_path):
     space = workspace(tmp_path, "digits:", limit=300)
     task = LowShot(shots=(2,), fractions=(), lambdas=(0.1, 0.001))
     both = task.run(export, space)
-    assert list(both.metrics)[::2] == ["top1_2shot_lambda0.1", "top1_2shot_lambda0.001"]
+    assert list(both.metrics)[:-1:2] == ["top1_2shot_lambda0.1", "top1_2shot_lambda0.001"]
     alone = replace(task, lambdas=(0.001,)).run(export, space)
     assert both.facts["fits"][1]["objective"] == pytest.approx(alone.facts["fits"][0]["objective"], rel=2e-6)
 
@@ -189,7 +195,7 @@ def test_held_out_training_images_choose(export, tmp_path):
     (fit,) = outcome.facts["fits"]
     tops = {entry["lambda"]: entry["top1"] for entry in fit["holdout"]}
     assert tops[fit["lambda"]] == max(tops.values()) > tops[1e4]
-    assert list(outcome.metrics) == ["top1_100percent"] and fit["images"] == 500
+    assert list(outcome.metrics) == ["top1_100percent", "nll"] and fit["images"] == 500
     assert task.run(export, space).facts["fits"] == outcome.facts["fits"]
     with pytest.raises(ValueError, match=r"holding out 0\.2 of 10 images .* --set lowshot\.holdout=0"):
         replace(task, shots=(1,), fractions=()).run(export, space)
@@ -213,7 +219,8 @@ def test_a_class_of_one_image_leaves_out_what_is_not_possible(export, tmp_path):
         path.unlink()
     space, whole = workspace(tmp_path, url), replace(SMALL, shots=(1, 2, 5))
     found, alone = whole.run(export, space), replace(SMALL, shots=(1,)).run(export, space)
-    assert found.numbers == alone.numbers and list(found.metrics) == ["top1_1shot", "top1_1shot_std", "top1_50percent"]
+    assert found.numbers == alone.numbers
+    assert list(found.metrics) == ["top1_1shot", "top1_1shot_std", "top1_50percent", "nll"]
     (warning,) = set(found.facts["warnings"]) - set(alone.facts["warnings"])
     assert "2 and 5 images per class left out" in warning and "'n1' has 1" in warning
     chosen = LowShot(shots=(), fractions=(1.0,), lambdas=(1e-3, 1e-2), holdout=0.4)
