@@ -16,7 +16,7 @@ from PIL import Image
 from torch import Tensor
 from torchvision.transforms.v2.functional import resize_image, to_pil_image
 
-from engine.settings import AreaRange, Validated
+from engine.settings import FactorRange, Validated
 from imagesets.transforms import FAST_MODES, FILTERS, FastImage, Photo, planes
 
 CropRule = Literal["torchvision", "mae"]
@@ -83,14 +83,14 @@ class OwnDraws:
 class RandomResizedCrop(Validated):
     """RGB image -> a window of it at size x size pixels, by Pillow; of a FastImage by `fast`.
 
-    scale: least and largest area of the window. size: or height and width. Ratios are then relative to that shape, so
-    that squares stay about square (ours). rule: torchvision's ten tries for a window inside the image, else the largest
-    central one of an allowed ratio; or MAE's one try, cut down to the image (util/crop.py:22-42). ValueError for a
-    scale that is no range of shares.
+    scale: least and largest area of the window, of which those above the image's are drawn again. size: or height and
+    width. Ratios are then relative to that shape, so that squares stay about square (ours). rule: torchvision's ten
+    tries for a window inside the image, else the largest central one of an allowed ratio; or MAE's one try, cut down to
+    the image (util/crop.py:22-42).
     """
 
     size: int | tuple[int, int]
-    scale: AreaRange = AREA
+    scale: FactorRange = AREA
     interpolation: Literal["bilinear", "bicubic"]
     rule: CropRule = "torchvision"
     draws: Draws

@@ -156,6 +156,15 @@ class Method(nn.Module):
         raise NotImplementedError(f"method {type(self).__name__} does not define encoders()")
 
 
+def check_encoder(spec: ViTSpec, **needed: Any) -> None:
+    """ValueError for an encoder with other values than the needed ones."""
+    wrong = {name: value for name, value in needed.items() if getattr(spec, name) != value}
+    if wrong:
+        listed = ", ".join(f"{name}={value}" for name, value in wrong.items())
+        present = ", ".join(f"{name}={getattr(spec, name)}" for name in wrong)
+        raise ValueError(f"the encoder needs {listed}; it has {present}")
+
+
 def decay_groups(
     parameters: Iterable[tuple[str, Parameter]], undecayed: Sequence[str] = (), weight_decay: float | None = None
 ) -> list[Group]:

@@ -42,12 +42,11 @@ from engine.seeding import AUGMENT, START, stream_seeds
 from engine.settings import FactorRange, NonNegativeInt, OneOrMoreDifferent, PositiveFloat, PositiveInt, ProperFraction
 from engine.tasks import Protocol, Workspace
 from engine.work import Kind, Part, Scale, Work
+from imagesets.random_crops import OwnDraws, RandomResizedCrop
 
 # hbird/utils/transforms.py:29; the last number is a slip for 0.225 in all that this code has published.
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.255)
 JITTER = 0.1  # of brightness, contrast, saturation and hue, at most
-RATIO = (3 / 4, 4 / 3)  # width by height of a memory image's crop
-TRIES = 10  # crops that are drawn before the whole image is taken
 VOTED = 4096  # patches whose neighbours' pixels are read at once
 TOGETHER = 1 << 22  # labels of neighbours that are counted at once
 # M patches of a memory, Q patches that are asked about, K classes, P pixels of a patch.
@@ -206,10 +205,11 @@ class Hummingbird(SearchTask):
                 image = adjust(image, random.uniform(1 - JITTER, 1 + JITTER))
         if random.rand() < 0.5:
             image = vision.adjust_hue(image, random.uniform(-JITTER, JITTER))
-        top, left, height, width = drawn_crop(labels.shape[0], labels.shape[1], self.area, random)
-        crop = normalised_pixels(image, MEAN, STD)[:, top : top + height, left : left + width]
+        rule = RandomResizedCrop(size=side, scale=self.area, interpolation="bilinear", draws=OwnDraws(random))
+        left, top, right, bottom = rule.window(*image.size)
+        crop = normalised_pixels(image, MEAN, STD)[:, top:bottom, left:right]
         pixels = vision.resize(crop, [side, side], vision.InterpolationMode.BILINEAR, antialias=True)
-        return pixels, torch.from_numpy(nearest(labels[top : top + height, left : left + width], (side, side)))
+        return pixels, torch.from_numpy(nearest(labels[top:bottom, left:right], (side, side)))
 
     def remembered(self, export: FrozenExport, train: UsableScenes, space: Workspace) -> PatchFile:
         """Of each view of a training image its rarest patches, or all."""
@@ -262,21 +262,6 @@ class OnCityscapes(Hummingbird):
     """The same on Cityscapes' scenes."""
 
     LAYOUT: ClassVar[str] = "cityscapes"
-
-
-def drawn_crop(
-    height: int, width: int, area: tuple[float, float], random: np.random.RandomState
-) -> tuple[int, int, int, int]:
-    """Top, left, height and width of torchvision's RandomResizedCrop, whose area may be larger than the image's: such
-    crops are drawn again, and in the end the whole image is taken, cut to the nearest ratio."""
-    for _ in range(TRIES):
-        size, ratio = height * width * random.uniform(*area), np.exp(random.uniform(*np.log(RATIO)))
-        across, down = round(float(np.sqrt(size * ratio))), round(float(np.sqrt(size / ratio)))
-        if 0 < across <= width and 0 < down <= height:
-            return random.randint(0, height - down + 1), random.randint(0, width - across + 1), down, across
-    down = min(height, round(width / RATIO[0]))
-    across = min(width, round(height * RATIO[1]))
-    return (height - down) // 2, (width - across) // 2, down, across
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -15,7 +15,7 @@ from checkpoints.spec import ViTSpec
 from checkpoints.vit import ViT
 from engine.precision import to_float32
 from engine.settings import AreaRange, BelowOne, NonNegativeFloat, PositiveFloat, PositiveInt, TwoOrMore, Validated
-from pretrain.method import Encoder, Group, Step, decay_groups
+from pretrain.method import Encoder, Group, Step, check_encoder, decay_groups
 from pretrain.parts.mask_shapes import BlockMask
 from pretrain.parts.masking import hidden_tokens
 from pretrain.parts.tokenizers import TokenPrediction
@@ -45,8 +45,7 @@ class BeitPretraining(TokenPrediction):
     batch_statistics = True  # the mean is over all hidden patches, of which images have different numbers
 
     def __init__(self, spec: ViTSpec, settings: Settings) -> None:
-        if spec.relative_position != "shared":
-            raise ValueError(f"relative_position={spec.relative_position!r}: BEiT's encoder has a shared one")
+        check_encoder(spec, relative_position="shared")
         draw_mask = BlockMask(
             spec.grid,
             settings.num_mask_patches,

@@ -30,7 +30,7 @@ from engine.settings import (
     UnitInterval,
     Validated,
 )
-from pretrain.method import Encoder, Step, TrainProgress
+from pretrain.method import Encoder, Step, TrainProgress, check_encoder
 from pretrain.parts.mask_shapes import BlockMask
 from pretrain.parts.masking import take
 from pretrain.parts.teachers import ema_update, frozen_copy
@@ -76,11 +76,7 @@ class ContextAutoencoder(TokenPrediction):
     """Encoder, target encoder, regressor and decoder. Every image hides as many patches."""
 
     def __init__(self, spec: ViTSpec, settings: Settings) -> None:
-        if spec.position != "sincos_row_first" or spec.prefix != 1:
-            raise ValueError(
-                f"position={spec.position!r} with {spec.prefix} prefix tokens is no encoder of CAE: it needs "
-                "position='sincos_row_first', class_token=True, registers=0"
-            )
+        check_encoder(spec, position="sincos_row_first", class_token=True, registers=0)
         s, width = settings, settings.decoder_width
         draw_mask = BlockMask(spec.grid, s.num_mask_patches, s.min_mask_patches_per_block, exact=True)
         super().__init__(spec, settings, draw_mask)

@@ -32,7 +32,7 @@ from engine.settings import (
     UnitInterval,
     Validated,
 )
-from pretrain.method import Encoder, Group, Method, Step, TrainProgress
+from pretrain.method import Encoder, Group, Method, Step, TrainProgress, check_encoder
 from pretrain.methods.dinov2 import drop_subsets_
 from pretrain.parts.heads import Prototypes
 from pretrain.parts.mask_shapes import HiddenShape, SeenAndPredicted
@@ -88,7 +88,8 @@ class Capi(Method):
 
     def __init__(self, spec: ViTSpec, settings: Settings) -> None:
         super().__init__(spec, settings)
-        check_encoder(spec)
+        own = ViTSpec(**ENCODER | {name: getattr(spec, name) for name in OPEN})
+        check_encoder(spec, **{field.name: getattr(own, field.name) for field in fields(own)})
         self.mask = seen_and_predicted(spec.grid, settings)
         self.vit = drop_subsets_(capi_vit(ViT(spec)), [settings.drop_path] * spec.depth)
         self.predictor = Predictor(spec, settings.predictor_depth, settings.drop_path)
@@ -213,14 +214,6 @@ def shared_out(scores: Tensor, iterations: int) -> Tensor:
     """Scores (..., B, K) -> probabilities by Sinkhorn-Knopp over the images of all processes."""
     shift = largest(scores.amax(dim=-2, keepdim=True)) - LARGEST
     return sinkhorn((scores - shift).exp_(), iterations, EPS)
-
-
-def check_encoder(spec: ViTSpec) -> None:
-    """ValueError for an encoder that differs from CAPI's in more than what is OPEN."""
-    own = ViTSpec(**ENCODER | {name: getattr(spec, name) for name in OPEN})
-    wrong = [field.name for field in fields(own) if getattr(spec, field.name) != getattr(own, field.name)]
-    if wrong:
-        raise ValueError(f"the encoder needs {', '.join(f'{name}={getattr(own, name)}' for name in wrong)}")
 
 
 def seen_and_predicted(grid: tuple[int, int], settings: Settings) -> SeenAndPredicted:

@@ -27,7 +27,7 @@ from engine.settings import (
     UnitInterval,
     Validated,
 )
-from pretrain.method import Encoder, Group, Method, Step, TrainProgress, Views, decay_groups
+from pretrain.method import Encoder, Group, Method, Step, TrainProgress, Views, check_encoder, decay_groups
 from pretrain.parts.losses import patch_baseline
 from pretrain.parts.mask_shapes import BlockMask
 from pretrain.parts.masking import hidden_tokens
@@ -81,10 +81,7 @@ class Data2Vec(Method):
 
     def __init__(self, spec: ViTSpec, settings: Settings) -> None:
         super().__init__(spec, settings)
-        if spec.relative_position != "shared":
-            raise ValueError(
-                f"relative_position={spec.relative_position!r}: data2vec's encoder is BEiT's, with a shared one"
-            )
+        check_encoder(spec, relative_position="shared")
         if not settings.target_layers or max(settings.target_layers) >= spec.depth:
             raise ValueError(
                 f"target_layers={settings.target_layers}: must be some of the blocks 0 to {spec.depth - 1}"

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from checkpoints.spec import ViTSpec
 from checkpoints.vit import ViT
 from engine.settings import AreaRange, BelowOne, NonNegativeInt, PositiveFloat, PositiveInt, UnitInterval, Validated
-from pretrain.method import Encoder, Method, Step, TrainProgress
+from pretrain.method import Encoder, Method, Step, TrainProgress, check_encoder
 from pretrain.parts.heads import Norm, PrototypeHead, class_tokens, projector_tensors
 from pretrain.parts.losses import dino_loss
 from pretrain.parts.teachers import Centre, Temperature, ema_update, frozen_copy, mean_output
@@ -92,9 +92,7 @@ class TeacherStudent(Method):
 
     def __init__(self, spec: ViTSpec, settings: MultiCropSettings) -> None:
         super().__init__(spec, settings)
-        check_encoder(spec)
-        if settings.local_crops:
-            check_crop_size(spec, "local_size", settings.local_size)
+        check_crops(spec, **{"local_size": settings.local_size} if settings.local_crops else {})
         self.batch_statistics = settings.head_norm == "bn"
         if settings.head_norm == "bn":
             self.min_batch, self.min_batch_setting = 2, "head_norm=bn"
@@ -195,22 +193,16 @@ def encoder_of(branch: Branch) -> Encoder:
     return Encoder(vit=branch.vit, extra=projector_tensors(branch.head.mlp, "projector.mlp."))
 
 
-def check_encoder(spec: ViTSpec) -> None:
-    """ValueError for an encoder without a class token, or without learned or rotary positions."""
-    placed = spec.position == "learned" or spec.rotary != "none"
-    if not spec.class_token or not placed or spec.family == "beit" or spec.final_norm != "all":
-        raise ValueError(
-            "the encoder needs class_token=True, final_norm=all, and position=learned or rotary positions; no relative "
-            "position"
-        )
-
-
-def check_crop_size(spec: ViTSpec, name: str, size: int) -> None:
-    """ValueError where the encoder takes no crops of `size` pixels, a setting called `name`."""
-    if size < 1 or size % spec.patch_size:
-        raise ValueError(f"{name}={size}: must be a multiple of patch_size={spec.patch_size}")
-    if spec.position_resize == "fixed" and size != spec.side:
-        raise ValueError("position_resize=fixed allows no crops of another size: use bicubic or bicubic_offset")
+def check_crops(spec: ViTSpec, **sizes: int) -> None:
+    """ValueError for an encoder that cannot encode crops, or none of these sizes: setting -> pixels."""
+    check_encoder(spec, class_token=True, final_norm="all", relative_position="none")
+    if spec.rotary == "none":
+        check_encoder(spec, position="learned")
+    for name, size in sizes.items():
+        if size % spec.patch_size:
+            raise ValueError(f"{name}={size}: must be a multiple of patch_size={spec.patch_size}")
+        if spec.position_resize == "fixed" and size != spec.side:
+            raise ValueError("position_resize=fixed allows no crops of another size: use bicubic or bicubic_offset")
 
 
 class Dino(SelfDistillation):

@@ -51,7 +51,7 @@ from pretrain.methods.dino import (
     MultiCropSettings,
     SelfDistillation,
     TeacherStudent,
-    check_crop_size,
+    check_crops,
     small_recipes,
 )
 from pretrain.parts.heads import PrototypeHead
@@ -267,7 +267,7 @@ class DinoV2(MaskedDistillation, SelfDistillation):
         self.patch_centre = Centre(patch_prototypes, settings.center_momentum, centred)
         if settings.gram_weight:
             if settings.gram_size:
-                check_crop_size(spec, "gram_size", settings.gram_size)
+                check_crops(spec, gram_size=settings.gram_size)
             self.gram_teacher = frozen_copy(self.teacher.vit) if settings.gram_copies else None
         self.gram_weight = 0.0
 

@@ -18,7 +18,7 @@ from checkpoints.spec import ViTSpec
 from checkpoints.vit import ViT
 from engine.precision import to_float32
 from engine.settings import AreaRange, FactorRange, NonNegativeInt, OneOrMore, PositiveInt, UnitInterval, Validated
-from pretrain.method import Encoder, Method, Step, TrainProgress, Views
+from pretrain.method import Encoder, Method, Step, TrainProgress, Views, check_encoder
 from pretrain.parts.decoders import TokenDecoder
 from pretrain.parts.losses import patch_baseline
 from pretrain.parts.masking import take
@@ -57,10 +57,7 @@ class IJepa(Method):
 
     def __init__(self, spec: ViTSpec, settings: Settings) -> None:
         super().__init__(spec, settings)
-        if spec.prefix or spec.position != "sincos_column_first" or spec.final_norm != "all":
-            raise ValueError(
-                "the encoder needs class_token=False, registers=0, position=sincos_column_first, final_norm=all"
-            )
+        check_encoder(spec, class_token=False, registers=0, position="sincos_column_first", final_norm="all")
         for share in (0.0, 1.0):
             height, width = block_size(spec.grid, settings.target_scale, settings.target_aspect, share)
             if height * width <= settings.min_keep:

@@ -31,7 +31,7 @@ from engine.settings import (
     Validated,
 )
 from pretrain.method import Encoder, Group, Method, Step, TrainProgress
-from pretrain.methods.dino import check_crop_size, check_encoder
+from pretrain.methods.dino import check_crops
 from pretrain.parts.heads import class_tokens, mlp, projector_tensors
 from pretrain.parts.views import Colours, ImageViews, crop, multi_crop, view
 from pretrain.recipe import VIT_B, VIT_L, VIT_S, Recipe, on_32px, smoke
@@ -80,9 +80,7 @@ class LeJepa(Method):
 
     def __init__(self, spec: ViTSpec, settings: Settings) -> None:
         super().__init__(spec, settings)
-        check_encoder(spec)
-        if settings.local_crops:
-            check_crop_size(spec, "local_size", settings.local_size)
+        check_crops(spec, **{"local_size": settings.local_size} if settings.local_crops else {})
         self.vit = ViT(spec, settings.drop_path)
         widths = [settings.embedding, *settings.projector_hidden, settings.projector_width]
         embed = nn.Linear(spec.width, settings.embedding)

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from checkpoints.spec import Preparation, ViTSpec
 from checkpoints.vit import ViT
 from engine.settings import AreaRange, PositiveInt, UnitInterval, Validated
-from pretrain.method import Encoder, Method, Reconstruction, Step, Views
+from pretrain.method import Encoder, Method, Reconstruction, Step, Views, check_encoder
 from pretrain.parts.decoders import TokenDecoder
 from pretrain.parts.losses import patch_baseline
 from pretrain.parts.mask_shapes import MaskNoise
@@ -70,11 +70,7 @@ class MaskedAutoencoder(nn.Module):
 
     def __init__(self, spec: ViTSpec, settings: Settings) -> None:
         super().__init__()
-        if spec.position != "sincos_column_first" or spec.prefix != 1:
-            raise ValueError(
-                f"position={spec.position!r} with {spec.prefix} prefix tokens is no encoder of MAE: it needs "
-                "position='sincos_column_first', class_token=True, registers=0"
-            )
+        check_encoder(spec, position="sincos_column_first", class_token=True, registers=0)
         self.settings, self.grid = settings, spec.grid
         self.patches = spec.grid[0] * spec.grid[1]
         self.visible = kept(self.patches, settings.mask_ratio)

@@ -17,7 +17,7 @@ from checkpoints.spec import ViTSpec
 from checkpoints.vit import ViT
 from engine.precision import to_float32
 from engine.settings import AreaRange, NonNegativeInt, PositiveInt, UnitInterval, Validated
-from pretrain.method import Encoder, Method, Step, Views
+from pretrain.method import Encoder, Method, Step, Views, check_encoder
 from pretrain.parts.losses import patch_baseline
 from pretrain.parts.mask_shapes import BlockMask
 from pretrain.parts.masking import hidden_tokens
@@ -86,10 +86,7 @@ class MaskFeat(Method):
 
 def check_maskfeat(spec: ViTSpec, settings: Settings) -> None:
     """ValueError where settings and encoder do not fit."""
-    if spec.position != "learned" or spec.prefix != 1 or spec.final_norm != "all":
-        raise ValueError(
-            "MaskFeat's encoder needs position='learned', class_token=True, registers=0 and final_norm='all'"
-        )
+    check_encoder(spec, position="learned", class_token=True, registers=0, final_norm="all")
     patches = spec.grid[0] * spec.grid[1]
     hidden = round(patches * settings.mask_ratio)
     if not 0 < hidden < patches:

@@ -16,7 +16,7 @@ from checkpoints.spec import ViTSpec
 from checkpoints.vit import ViT
 from engine.distributed import current_world
 from engine.settings import AreaRange, PositiveFloat, PositiveInt, UnitInterval, Validated
-from pretrain.method import Encoder, Group, Method, Step, TrainProgress
+from pretrain.method import Encoder, Group, Method, Step, TrainProgress, check_encoder
 from pretrain.parts.heads import class_token, mlp, projector_tensors
 from pretrain.parts.losses import info_nce
 from pretrain.parts.teachers import ema_update, frozen_copy
@@ -70,8 +70,7 @@ class Siamese(Method):
 
     def __init__(self, spec: ViTSpec, settings: SiameseSettings) -> None:
         super().__init__(spec, settings)
-        if not spec.class_token or spec.family == "beit" or spec.final_norm != "all":
-            raise ValueError("the encoder needs class_token=True, final_norm=all and no relative position")
+        check_encoder(spec, class_token=True, final_norm="all", relative_position="none")
         projector, self.predictor = self.heads()
         self.base = ProjectedViT(moco_vit(ViT(spec), settings.freeze_patches), projector)
         self.momentum = frozen_copy(self.base)

@@ -28,7 +28,7 @@ from engine.settings import (
     Validated,
 )
 from pretrain.method import Encoder, Group, Method, Step, TrainProgress, decay_groups
-from pretrain.methods.dino import check_crop_size, check_encoder
+from pretrain.methods.dino import check_crops
 from pretrain.parts.heads import Norm, class_token, mlp, projector_tensors
 from pretrain.parts.losses import mean_entropy_loss
 from pretrain.parts.masking import kept, order_of
@@ -99,11 +99,9 @@ class Msn(Method):
 
     def __init__(self, spec: ViTSpec, settings: Settings) -> None:
         super().__init__(spec, settings)
-        check_encoder(spec)
-        if settings.focal_views:
-            check_crop_size(spec, "focal_size", settings.focal_size)
-            if settings.focal_size == spec.side:
-                raise ValueError(f"focal_size={settings.focal_size}: must not be image_size, or they were random views")
+        check_crops(spec, **{"focal_size": settings.focal_size} if settings.focal_views else {})
+        if settings.focal_views and settings.focal_size == spec.side:
+            raise ValueError(f"focal_size={settings.focal_size}: must not be image_size, or they were random views")
         self.patches = spec.grid[0] * spec.grid[1]
         if not kept(self.patches, settings.mask_ratio):
             raise ValueError(f"mask_ratio={settings.mask_ratio} leaves none of {self.patches} patches; lower it")

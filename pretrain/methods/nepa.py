@@ -17,7 +17,7 @@ from checkpoints.spec import HALF, Preparation, ViTSpec
 from checkpoints.vit import ViT
 from engine.precision import to_float32
 from engine.settings import AreaRange, NonNegativeFloat, OneOrMore, UnitInterval, Validated
-from pretrain.method import Encoder, Method, Step, TrainProgress
+from pretrain.method import Encoder, Method, Step, TrainProgress, check_encoder
 from pretrain.parts.teachers import ema_update, frozen_copy
 from pretrain.parts.views import ImageViews, crop, view
 from pretrain.parts.weights import nepa_vit
@@ -57,8 +57,7 @@ class Nepa(Method):
 
     def __init__(self, spec: ViTSpec, settings: Settings) -> None:
         super().__init__(spec, settings)
-        if spec.prefix != 1 or not spec.class_token or spec.position != "none" or spec.rotary != "centred":
-            raise ValueError("the encoder needs class_token=True, registers=0, position=none, rotary=centred")
+        check_encoder(spec, class_token=True, registers=0, position="none", rotary="centred")
         self.vit = nepa_vit(CausalViT(spec), settings.layer_scale_init)
         if spec.query_norm:
             for block in self.vit.trunk.blocks:

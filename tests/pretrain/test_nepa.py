@@ -111,7 +111,7 @@ def test_exports_say_that_they_do_not_attend_causally():
     [
         ({}, {"rescale": 0.5}, "rescale=0.5"),
         ({}, {"query_norm_trained": "bias"}, "query_norm_trained='bias'"),
-        ({"registers": 1}, {}, "the encoder needs class_token=True, registers=0"),
+        ({"registers": 1}, {}, "the encoder needs registers=0; it has registers=1"),
     ],
 )
 def test_mistakes_are_one_line(encoder, changes, message):
