@@ -5,6 +5,7 @@ It depends on result files alone, so that the same results give the same page.
 
 import re
 from bisect import bisect_left
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cache
@@ -13,7 +14,7 @@ from typing import Any, Literal, get_args
 
 from bench.leaderboards.ranks import MeanRanks, RankCorrelation, health_correlations, mean_ranks
 from bench.leaderboards.tables import Cell, Leaderboard, cell_text, troubles, with_ties
-from bench.results.record import CheckpointUsed, Result, images_seen, number_text, time_text
+from bench.results.record import CheckpointUsed, Result, images_seen, interval_decimals, suffix, time_text
 from bench.statistics.significance import Column, Key, PairedTestCache, tie_letters
 from checkpoints.export import spec_in
 from checkpoints.flops import forward_flops
@@ -210,7 +211,7 @@ def _table(
         metric: sum(networks.is_best(used, (group, metric)) for used in networks.checkpoints_in(group)) > 1
         for metric in metrics
     }
-    column = [row[main].mean for used, row in cells.items() if main in row and used in networks.rows]
+    column = [row[main] for used, row in cells.items() if main in row and used in networks.rows]
     rows = []
     for checkpoint in sorted(cells, key=lambda checkpoint: _order(cells[checkpoint].get(main))):
         made_of = tuple(places.get((group, checkpoint.key), ()))
@@ -238,8 +239,9 @@ def _table(
             note = f"{leaderboard.names[checkpoint]}, {group} {metrics[0]}: {cell_text(main_cell)}"
             images = validation_images(result)
             seeds = f", {main_cell.seeds} seeds" if main_cell.seeds > 1 else ""
-            shade = _shade(main_cell, min(column, default=0.0), max(column, default=0.0))
-            numbers[0] = replace(numbers[0], shade=shade, note=f"{note}; {images or 'unknown'} images{seeds}")
+            numbers[0] = replace(
+                numbers[0], shade=_shade(main_cell, column), note=f"{note}; {images or 'unknown'} images{seeds}"
+            )
         rows.append(
             TableRow(
                 name=leaderboard.names[checkpoint],
@@ -257,7 +259,7 @@ def _table(
         metrics=metrics,
         unit=unit,
         higher=all(row[main].higher_is_better is not False for row in cells.values() if main in row),
-        axis=tuple(number_text(end, unit) for end in axis) if axis else None,  # type: ignore[arg-type]
+        axis=tuple(f"{end:.{interval_decimals(end, unit)}f}{suffix(unit)}" for end in axis) if axis else None,  # type: ignore[arg-type]
         rows=tuple(rows),
         caveats=merged_notes(leaderboard.caveats[group], [leaderboard.names[used] for used in cells]),
         tested=main in networks.ties,
@@ -265,10 +267,18 @@ def _table(
     )
 
 
-def _shade(cell: Cell, low: float, high: float) -> int:
-    """By where a number lies between those of the trained networks."""
-    share = min(max((cell.mean - low) / (high - low), 0.0), 1.0) if high > low else 0.5
-    return round(SHADES * (1 - share if cell.higher_is_better is False else share))
+def _shade(cell: Cell, column: Sequence[Cell]) -> int | None:
+    """By how far a number is behind the best of the trained networks; None where there are no two to compare.
+
+    The scale is at least as long as two of the widest interval: where all are level, all look alike.
+    """
+    if len(column) < 2:
+        return None
+    values = [other.mean for other in column]
+    widest = max((other.interval[1] - other.interval[0] for other in column if other.interval), default=0.0)
+    behind = cell.mean - min(values) if cell.higher_is_better is False else max(values) - cell.mean
+    scale = max(max(values) - min(values), 2 * widest)
+    return round(SHADES * (1 - min(max(behind / scale, 0.0), 1.0))) if scale else SHADES
 
 
 def _beats_pixels(leaderboard: Leaderboard, networks: Leaderboard, column: Column) -> bool | None:
@@ -346,13 +356,16 @@ def placed(cell: Cell, axis: tuple[float, float] | None) -> tuple[float, float, 
 
 
 def ranks(leaderboard: Leaderboard, column: Column) -> dict[CheckpointUsed, str]:
-    """Rank of each checkpoint in a column: those level with the best share the first, then by number."""
+    """Rank of each checkpoint in a column: those level with the best share the first, then by number; none of one
+    alone."""
     ties = leaderboard.ties.get(column, frozenset())
     orders = {
         checkpoint: _order(row[column])
         for checkpoint, row in leaderboard.rows.items()
         if column in row and checkpoint not in leaderboard.published
     }
+    if len(orders) < 2:
+        return {}
     ordered = sorted(orders.values())
     tied = sum(checkpoint.key in ties for checkpoint in orders)
     if tied < 2:
@@ -474,6 +487,16 @@ def grounds(report: ReportContents) -> list[str]:
             "Intervals cover another draw of validation images, not another training run, which may rank differently."
         )
     return sentences
+
+
+def common_notes(tables: Sequence[ReportTable]) -> list[str]:
+    """Notes that several tables share, and how many do."""
+    counts = Counter(note for table in tables for note in table.caveats)
+    return [
+        f"{'All' if count == len(tables) else f'{count} of'} {len(tables)} tables: {note}"
+        for note, count in counts.most_common(LISTED)
+        if count > 1
+    ]
 
 
 def seeds_of(row: TableRow) -> int:

@@ -10,6 +10,7 @@ import io
 import json
 import re
 import warnings
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from html import escape
 from pathlib import Path
@@ -72,6 +73,8 @@ COSTS = {  # of a network: what its axis means, before the unit
     "hours": "time of pretraining",
 }
 PAGE = 9.0  # inches; width of a figure on a page
+MARK = 12  # letters of changed settings in a panel's title, at most
+LEVEL_COSTS = 1.2  # costs that differ by less are not drawn
 SERIES = 12  # networks that a figure shows, those with the lowest mean ranks
 POINTS = 400  # of a curve, at most
 FEW = 30  # points of a curve up to which each has a marker
@@ -107,7 +110,7 @@ def board_styles(report: ReportContents) -> dict[str, Style]:
 
 def sweep_figures(report: ReportContents, width: float = PAGE) -> "dict[str, Figure]":
     """Accuracy over k of k-NN, shots and blocks: name -> figure, with a panel for each table that has several."""
-    styles, shown, figures = board_styles(report), shown_names(report), {}
+    styles, shown, titles, figures = board_styles(report), shown_names(report), panel_titles(report), {}
     for name, (pattern, label) in SWEEPS.items():
 
         def draw(axes: "Axes", panel: Any, pattern: str = pattern, label: str = label) -> Texts:
@@ -122,7 +125,7 @@ def sweep_figures(report: ReportContents, width: float = PAGE) -> "dict[str, Fig
                 places = sorted({x for points in by_name.values() for x, _ in points})
                 _log_axis(axes, places)
                 axes.set_xticks(places, [f"{x:g}" for x in places])
-            return table.group, label, in_unit(table.metrics[0].split("_")[0], table.unit)
+            return titles[table.group], label, in_unit(table.metrics[0].split("_")[0], table.unit)
 
         swept = [(table, {row.name: sweep_of(row, table, pattern) for row in table.rows}) for table in report.tables]
         panels = [panel for panel in swept if any(len(points) > 1 for points in panel[1].values())]
@@ -139,12 +142,24 @@ def shown_names(report: ReportContents) -> list[str]:
     return [*networks[:SERIES], *(row.name for row in report.overview if row.kind in ("floor", "initial"))]
 
 
+def panel_titles(report: ReportContents) -> dict[str, str]:
+    """Group -> `knn@dino on cifar10`, with `[modified]` for a long list of settings where no other is called so."""
+    titles = {}
+    for table in report.tables:
+        result, variant = table.result, " ".join(table.result.variant)
+        mark = f" [{variant if len(variant) <= MARK else 'modified'}]" if variant else ""
+        titles[table.group] = f"{result.protocol.name} on {result.data.name}{mark}"
+    counts = Counter(titles.values())
+    return {group: title if counts[title] == 1 else group for group, title in titles.items()}
+
+
 def scatter_figures(report: ReportContents, width: float = PAGE) -> "dict[str, Figure]":
     """Main metrics against what networks cost: name -> figure, with a panel for each table.
 
     The line joins networks that no other beats at the same cost or less (Pareto); raw pixels are a horizontal line.
     """
     styles, shown, figures = board_styles(report), shown_names(report), {}
+    titles, points_alone = panel_titles(report), {"linestyle": "none"}
     spent = {str(used["name"]): {"parameters": used["parameters"], **used["cost"]} for used in report.checkpoints}
     longest = max((used.get("hours", 0.0) for used in spent.values()), default=0.0)
     units = {"parameters": ("millions", 1e-6), "hours": time_unit(longest)}
@@ -156,11 +171,11 @@ def scatter_figures(report: ReportContents, width: float = PAGE) -> "dict[str, F
             best = pareto({name: (x, number.value or 0.0) for name, (x, number) in points.items()}, table.higher)
             axes.plot(*zip(*best, strict=True), color=INK, alpha=0.5, linewidth=1, drawstyle="steps-post")
             for name, point in points.items():
-                _draw_numbers(axes, [point], styles[name])
+                _draw_numbers(axes, [point], {**styles[name], **points_alone})
             _draw_floors(axes, table, styles)
             _log_axis(axes, [x for x, _ in points.values()])
             axes.margins(0.1)
-            return table.group, label, in_unit(table.metrics[0], table.unit)
+            return titles[table.group], label, in_unit(table.metrics[0], table.unit)
 
         panels = []
         for table in (table for table in report.tables if table.result.task != "health"):
@@ -170,13 +185,14 @@ def scatter_figures(report: ReportContents, width: float = PAGE) -> "dict[str, F
                 if row.kind == "measured" and row.name in shown and spent[row.name].get(cost)
                 if row.numbers[0].value is not None
             }
-            if len({x for x, _ in points.values()}) > 1:
+            costs = [x for x, _ in points.values()]
+            if costs and max(costs) > LEVEL_COSTS * min(costs):
                 panels.append((table, points))
         if panels:
             drawn = _drawn_names(panels, floors=True)
-            figures[f"accuracy against {meaning}"] = _figure(
-                panels, draw, {row: styles[row] for row in shown if row in drawn}, width
-            )
+            legend = {row: styles[row] for row in shown if row in drawn}
+            legend |= {row: {**style, **points_alone} for row, style in legend.items() if "marker" in style}
+            figures[f"accuracy against {meaning}"] = _figure(panels, draw, legend, width)
     return figures
 
 
@@ -195,7 +211,7 @@ def robustness_figures(report: ReportContents, width: float = PAGE) -> "dict[str
     import numpy as np
     from scipy.special import expit, logit
 
-    styles, shown = board_styles(report), shown_names(report)
+    styles, shown, titles = board_styles(report), shown_names(report), panel_titles(report)
 
     def draw(axes: "Axes", panel: Any) -> Texts:
         table, name, by_name = panel
@@ -204,7 +220,7 @@ def robustness_figures(report: ReportContents, width: float = PAGE) -> "dict[str
             style = {"marker": ".", **styles[row_name]}
             _draw_numbers(axes, [(clean.value, shifted)], style)
             axes.plot(clean.interval or (), [shifted.value] * 2 * bool(clean.interval), color=style["color"], lw=0.8)
-        title, networks = table.group, [row.name for row in competing(table) if row.name in by_name]
+        title, networks = titles[table.group], [row.name for row in competing(table) if row.name in by_name]
         accuracies = np.array([[number.value for number in by_name[name]] for name in networks]).reshape(-1, 2)
         x, y = accuracies.clip(0.1, 99.9).T / 100
         if len(set(x)) > 2:
@@ -313,20 +329,12 @@ def _draw_lines(axes: "Axes", curves: Mapping[str, Points], styles: Mapping[str,
 
 
 def _draw_numbers(axes: "Axes", points: Sequence[tuple[float, TableNumber]], style: Style) -> None:
-    """Numbers with their intervals as error bars."""
+    """Numbers with their intervals as bars."""
     values = [number.value or 0.0 for _, number in points]
     ends = [number.interval or (value, value) for value, (_, number) in zip(values, points, strict=True)]
-    errors = [[value - low for value, (low, _) in zip(values, ends, strict=True)]]
-    errors += [[high - value for value, (_, high) in zip(values, ends, strict=True)]]
-    axes.errorbar(
-        [x for x, _ in points],
-        values,
-        yerr=[[max(0.0, e) for e in side] for side in errors],
-        markersize=5,
-        elinewidth=0.8,
-        capsize=2,
-        **style,
-    )
+    places = [x for x, _ in points]
+    axes.plot(places, values, markersize=5, **style)
+    axes.vlines(places, *zip(*ends, strict=True), color=style["color"], linewidth=0.8)
 
 
 def _draw_floors(axes: "Axes", table: ReportTable, styles: Mapping[str, Style]) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from bench.leaderboards.tables import Leaderboard, read_leaderboard
-from bench.reporting.contents import ReportContents, contents, grounds, headline, networks_of, verdict
+from bench.reporting.contents import ReportContents, common_notes, contents, grounds, headline, networks_of, verdict
 from bench.reporting.figures import (
     ALONG,
     NOTES,
@@ -23,7 +23,7 @@ from bench.reporting.figures import (
 )
 from bench.reporting.saved_pictures import report_pictures
 from bench.reporting.views import views_of
-from bench.results.record import time_text
+from bench.results.record import time_unit
 from bench.statistics.significance import LETTERS, p_value_cache
 from engine.printing import did_you_mean, html_template, printable
 
@@ -113,21 +113,15 @@ def page_of(
 ) -> str:
     """HTML of a report. figures: SVG by heading. views: what is beside a table, by its anchor. pictures: those of
     `bench visualize` (`report_pictures`)."""
-    from markupsafe import Markup
-
     return rendered(
         "page.html",
         report=report,
-        headline=headline(report),
-        grounds=grounds(report),
-        verdict=verdict,
         results=_printable_results(report),
         views=views,
         figures=figures,
         notes={capital(name): note for name, note in NOTES.items()},
         pictures=pictures or {"shown": (), "left_out": (), "commands": ()},
         links={},
-        svg=Markup,  # of figures, whose texts matplotlib escapes
     )
 
 
@@ -136,7 +130,7 @@ def overview_frame(leaderboard: Leaderboard) -> str:
     from html import escape
 
     report = read_contents(leaderboard, leaderboard.folder.parent)
-    page = rendered("notebook.html", report=report, headline=headline(report), results=_printable_results(report))
+    page = rendered("notebook.html", report=report, results=_printable_results(report))
     height = 540 + 36 * len(report.overview)
     return f'<iframe title="Leaderboard" width="100%" height="{height}" srcdoc="{escape(page)}"></iframe>'
 
@@ -146,15 +140,18 @@ def _printable_results(report: ReportContents) -> dict[str, list]:
 
 
 def rendered(template: str, **values: Any) -> str:
-    """A template of this folder with the page's style and script, beside which nothing counts or runs."""
+    """A template of this folder with the page's style and script, beside which nothing counts or runs.
+
+    Its `svg` marks figures, whose texts matplotlib escapes.
+    """
     from markupsafe import Markup
 
     script, style = ((HERE / name).read_text(encoding="utf-8") for name in ("page.js", "page.css"))
     policy = {"style_hash": policy_hash(style), "script_hash": policy_hash(script)}
     page = html_template((HERE / template).read_text(encoding="utf-8"), HERE)
-    return page.render(
-        style=Markup(style), script=Markup(script), letter_ranges=letter_ranges, time_text=time_text, **policy, **values
-    )
+    functions = (common_notes, grounds, headline, letter_ranges, time_unit, verdict)
+    named = {function.__name__: function for function in functions}
+    return page.render(style=Markup(style), script=Markup(script), svg=Markup, **named, **policy, **values)
 
 
 def letter_ranges(letters: str) -> str:

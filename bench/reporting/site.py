@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.leaderboards.tables import Leaderboard, cell_text, leaderboard_of, with_ties
-from bench.reporting.contents import ReportContents, ReportTable, contents, grounds, headline, networks_of, verdict
+from bench.reporting.contents import ReportContents, ReportTable, contents, networks_of
 from bench.reporting.figures import board_styles, log_of, svg_of, training_figure
 from bench.reporting.page import figures_of, packed, rendered
 from bench.results.record import CheckpointUsed, read_result, result_files
@@ -67,8 +67,6 @@ def site_pages(records: Sequence[Path], title: str) -> dict[str, str]:
         "report": report,
         "confirmed": confirmed,
         "records": [record.resolve().name for record in records],
-        "svg": _markup,
-        "verdict": verdict,
         "links": links,
         "figures": {},
         "root": "",
@@ -86,11 +84,7 @@ def site_pages(records: Sequence[Path], title: str) -> dict[str, str]:
         for used in leaderboard.rows
         if used.key in places and (lines := log_of(places[used.key] / "checkpoints" / used.unique_name / "log.jsonl"))
     }
-    pages = {
-        "index.html": page(
-            "index", title, headline=headline(report), grounds=grounds(report), figures=figures_of(report, logs)
-        )
-    }
+    pages = {"index.html": page("index", title, figures=figures_of(report, logs))}
     upwards = {name: f"../{link}" for name, link in links.items()}
     for table in report.tables:
         shown, own = with_own_results(table, report)
@@ -173,9 +167,3 @@ def _multiline(text: str) -> Any:
     from markupsafe import Markup, escape
 
     return Markup("\n").join(escape(printable(line)) for line in text.split("\n"))
-
-
-def _markup(svg: str) -> Any:
-    from markupsafe import Markup
-
-    return Markup(svg)

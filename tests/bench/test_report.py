@@ -16,7 +16,7 @@ from made_results import EVIL, made_checkpoint, made_leaderboard, save_result
 from shown_results import Elements, report_of, result
 from small_exports import make_export
 
-from bench.reporting.contents import grounds, headline, merged_notes, provenance, verdict
+from bench.reporting.contents import common_notes, grounds, headline, merged_notes, provenance, verdict
 from bench.reporting.page import figures_of, packed, page_of, report_page
 from bench.reporting.views import image_view
 from bench.results.record import CheckpointUsed, DataUsed, MetricRecord, ProtocolUsed, Result, TrainingCost
@@ -57,6 +57,33 @@ def test_checkpoints_that_are_level_share_a_rank():
     assert [row.rank for row in table.rows] == ["1", "2", "", "3"] and verdict(table).startswith("a leads on 500")
     (table,) = report_of(results[:1]).tables
     assert verdict(table) == "c alone was measured, on 500 validation images."
+
+
+def test_one_checkpoint_alone_has_no_rank_no_shade_and_no_legend():
+    alone, two = (
+        page([result(made_checkpoint(name, at), 80.0) for at, name in enumerate(names)]) for names in ["a", "ab"]
+    )
+    for sign in (">rank<", "The stronger the colour", 'class="number p10'):
+        assert sign in two and sign not in alone
+
+
+def test_shades_follow_the_distance_in_intervals():
+    """Intervals are 4 wide: numbers half a point apart look alike, and the scale is no longer than it has to be."""
+    shades = []
+    for distance in (0.5, 40.0):
+        values = (80.0, 80.0 - distance)
+        (table,) = report_of([result(made_checkpoint(f"n{at}", at), value) for at, value in enumerate(values)]).tables
+        shades.append([row.numbers[0].shade for row in table.rows])
+    assert shades == [[10, 9], [10, 0]]
+
+
+def test_a_note_of_several_tables_is_said_once_above_them():
+    changed = ProtocolUsed(name="knn@moca", version=1, source="eval_knn.py", changes={"k": [5]})
+    used = made_checkpoint("a", 1)
+    report = report_of([result(used, 80.0, limit=100), result(used, 80.0, limit=100, protocol=changed)])
+    (note,) = common_notes(report.tables)
+    assert note.startswith("All 2 tables: At most 100 images")
+    assert all(note.endswith(table.caveats[0]) for table in report.tables)
 
 
 def test_a_lower_number_leads_where_lower_is_better():
@@ -136,7 +163,7 @@ def test_numbers_lie_where_they_belong_on_their_axis():
     for row in table.rows:
         low, value, high = row.numbers[0].place
         assert 0 <= low < value < high
-    assert table.axis == ("76.81", "100.00")
+    assert table.axis == ("76.8", "100.0")
 
 
 def evil_results() -> list[Result]:

@@ -72,7 +72,7 @@ def swept_report(count=14):
             number,
             method="pixels" if number == count else "mae",
             parameters=0 if number == count else 10**6 * (1 + number),
-            training_cost=TrainingCost(hours=0.5 * 2**number, gflop_per_image=1 + number / 100),
+            training_cost=TrainingCost(hours=0.5 * 2**number, gflop_per_image=1 + number / 50),
         )
         results.append(result(used, 1.0, metrics=metrics))
     return report_of(results)
