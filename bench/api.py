@@ -11,11 +11,13 @@ called.
 import io
 import re
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stdout
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
+
+from bench.options import Options, check
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -26,64 +28,9 @@ if TYPE_CHECKING:
     from bench.statistics.compare import Comparisons
     from checkpoints.export import ViTExport
     from checkpoints.frozen import Forward, FrozenExport, FrozenSpec
-    from engine.tasks import Workspace
     from imagesets.schemes.memory import HeldSets
     from pretrain.method import Method
     from probes.features.extract import FeatureSet
-
-
-@dataclass(frozen=True, kw_only=True)
-class Options:
-    """Where and how networks run; the defaults are those of the command line."""
-
-    device: str = "auto"  # auto, cpu, cuda or cuda:N
-    # Of forward passes. auto: float32, but bfloat16 for pretraining on a GPU. float16 is for pretraining alone.
-    precision: Literal["auto", "float32", "bfloat16", "float16"] | None = "auto"  # None: as auto
-    compiled: bool = False  # transformer blocks by torch.compile
-    decode: Literal["exact", "fast"] = "exact"  # PIL as in the papers, or torchvision on uint8 tensors
-    skip_bad: bool = False  # count unreadable images instead of stopping
-    batch_size: int | None = None  # images in a forward pass of a process, at most; None: by the device
-    workers: int | None = None  # loader workers; None: by the machine
-
-    def __post_init__(self) -> None:
-        check("Options.", **{name: getattr(self, name) for name in ("device", "precision", "decode")})
-        check("Options.", batch_size=self.batch_size, workers=self.workers)
-
-
-def is_whole(value: Any, least: int) -> bool:
-    """Whether it is a whole number of at least so much."""
-    return isinstance(value, int) and not isinstance(value, bool) and value >= least
-
-
-# Argument -> whether a value is right, and what to give instead. Not by engine.settings: none of our packages may be
-# imported before `commands` has looked for modules of the user that hide them.
-EXPECTED: dict[str, tuple[Callable[[Any], bool], str]] = {
-    **dict.fromkeys(
-        ("protocol", "suite", "kind", "method", "recipe"), (lambda value: isinstance(value, str), "a text")
-    ),
-    **dict.fromkeys(("name", "statistics"), (lambda value: isinstance(value, str | None), "a text")),
-    "settings": (lambda value: isinstance(value, Mapping | None), "a dictionary, such as {'k': (10, 20)}"),
-    "options": (lambda value: isinstance(value, Options | None), "bench.Options(...)"),
-    "select": (lambda value: value in (None, "holdout", "val"), "'holdout' or 'val'"),
-    "seed": (lambda value: is_whole(value, 0), "a whole number from 0 on"),
-    "limit": (lambda value: value is None or is_whole(value, 1), "a whole number from 1 on"),
-    "device": (lambda value: isinstance(value, str), "'auto', 'cpu', 'cuda' or 'cuda:N'"),
-    "precision": (
-        lambda value: value in (None, "auto", "float32", "bfloat16", "float16"),
-        "'auto', 'float32', 'bfloat16' or 'float16'",
-    ),
-    "decode": (lambda value: value in ("exact", "fast"), "'exact' or 'fast'"),
-    "batch_size": (lambda value: value is None or is_whole(value, 1), "a whole number from 1 on"),
-    "workers": (lambda value: value is None or is_whole(value, 0), "a whole number from 0 on"),
-}
-
-
-def check(prefix: str = "", **arguments: Any) -> None:
-    """ValueError, in one line, for the first argument of the wrong kind."""
-    for name, value in arguments.items():
-        is_right, expected = EXPECTED[name]
-        if not is_right(value):
-            raise ValueError(f"{prefix}{name}={value!r}: give {expected}")
 
 
 @contextmanager
@@ -132,29 +79,6 @@ def in_python(message: str) -> str:
     calls = IMPORT_COMMAND.sub(call, message).replace("bench import with ", "bench.load with ")
     calls = calls.replace("(bench import --", "(bench.load: --")
     return COMMAND_LINE.sub(argument, calls)
-
-
-def workspace(out: Path, options: Options | None, seed: int, limit: int | None) -> "Workspace":
-    """Where tasks run whose results are in `out`; the runner names the data."""
-    from bench.cli.settings import ready_device
-    from engine.tasks import Workspace
-
-    options = options or Options()
-    if options.precision == "float16":
-        raise ValueError("--precision float16: it is for pretraining; choose float32 or bfloat16")
-    return Workspace(
-        cache=out / "cache",
-        data="",
-        device=ready_device(options.device, options.compiled),
-        precision="bfloat16" if options.precision == "bfloat16" else "float32",
-        compiled=options.compiled,
-        decode=options.decode,
-        seed=seed,
-        limit=limit,
-        skip_bad=options.skip_bad,
-        batch_size=options.batch_size,
-        workers=options.workers,
-    )
 
 
 def changes_of(settings: Mapping[str, Any] | None) -> tuple[str, ...]:
@@ -322,6 +246,8 @@ def extract(
     """
     check(limit=limit, options=options)
     with commands():
+        from bench.cli.settings import EvaluationOptions, ready_device
+        from bench.commands.run import evaluation_request
         from imagesets.sets import open_set
         from probes.features.extract import extract as extracted
         from probes.features.kinds import FeatureKind
@@ -332,7 +258,10 @@ def extract(
             kind.check(export.spec, "TASK")
         except ValueError as error:
             raise ValueError(str(error).replace("--set TASK.", "")) from None
-        space = replace(workspace(Path(out), options, seed=0, limit=limit), data=urls[0].partition("=")[2])
+        shared = {**vars(options or Options()), "limit": limit, "out": Path(out)}
+        evaluation = EvaluationOptions(**shared, checkpoint=(), suite="")
+        request = evaluation_request(evaluation, ready_device(evaluation.device, evaluation.compiled))
+        space = replace(request.space, data=urls[0].partition("=")[2])
         return extracted(export, space.images(split, open_set), [kind], space)
 
 
@@ -433,26 +362,30 @@ def evaluate_suite(
     """
     check(suite=suite, settings=settings, select=select, seed=seed, limit=limit, options=options)
     with commands():
+        from bench.cli.settings import EvaluationOptions, ready_device
+        from bench.commands.run import evaluation_request
         from bench.results.record import Results, read_result
-        from bench.run.prepare import RunRequest
         from bench.run.runner import run_jobs
         from engine.printing import say
 
         folder, (urls, _held) = Path(out), named_data(data)
         networks = list(checkpoints) if isinstance(checkpoints, list | tuple) else [checkpoints]
         exports = [network if isinstance(network, str | Path) else load(network) for network in networks]
-        request = RunRequest(
-            checkpoints=tuple(reference_to(export, folder) for export in exports),
-            names=(names,) if isinstance(names, str) else tuple(names),
+        evaluation = EvaluationOptions(
+            **vars(options or Options()),
+            checkpoint=tuple(reference_to(export, folder) for export in exports),
+            name=(names,) if isinstance(names, str) else tuple(names),
             suite=suite,
             data=tuple(urls),
             select=select,
-            changes=changes_of(settings),
+            set=changes_of(settings),
             out=folder,
-            space=workspace(folder, options, seed, limit),
+            seed=seed,
+            limit=limit,
             rerun=rerun,
         )
-        tally = run_jobs(request)
+        device = ready_device(evaluation.device, evaluation.compiled)
+        tally = run_jobs(evaluation_request(evaluation, device))
         if tally.errors:
             raise tally.errors[0]
         results = Results(read_result(job.path) for job in tally.jobs)
@@ -654,45 +587,29 @@ def pretrain(
     """
     check(method=method, recipe=recipe, settings=settings, seed=seed, options=options)
     with commands():
-        from bench.cli.settings import ready_device
-        from bench.pretraining.online import OnlineHealth, OnlineKnn, online_space
-        from bench.pretraining.run import PretrainRequest, run_pretraining, training_precision
+        from bench.commands import pretrain as command
+        from bench.pretraining.run import run_pretraining
         from bench.run.checkpoints import opened
         from engine.training.interruptions import STOPPED, Stopped
-        from pretrain.loop.trainer import Run
-        from probes.tasks.health import RANKED
 
-        options = options or Options()
-        device = ready_device(options.device, options.compiled)
-        products = training_precision(options.precision or "auto", device)
-        folder = Path(out)
-        knn = OnlineKnn(space=online_space(folder, knn_data or images, device, products, None, options.skip_bad))
-        watched = online_space(folder, health_data or images, device, products, RANKED, options.skip_bad)
-        run = Run(
-            out=Path(out),
-            device=device,
-            precision=products,
-            compiled=options.compiled,
-            decode=options.decode,
-            seed=seed,
-            workers=options.workers,
-            micro_batch=options.batch_size,
-            skip_bad=options.skip_bad,
-            resume=resume,
-            export_every=export_every,
-            monitor_every=knn_every,
-            monitor=knn if knn_every else None,
-            health_every=health_every,
-            health=OnlineHealth(space=watched) if health_every else None,
-        )
-        request = PretrainRequest(
-            method=method,
-            recipe=recipe,
-            changes=changes_of(settings),
-            images=images,
-            run=run,
-            init=str(init) if init else None,
-            frozen_epochs=freeze_first_epochs,
+        request = command.pretraining_request(
+            command.Options(
+                **vars(options or Options()),
+                method=method,
+                recipe=recipe,
+                images=images,
+                out=Path(out),
+                set=changes_of(settings),
+                init=str(init) if init else None,
+                freeze_first_epochs=freeze_first_epochs,
+                resume=resume,
+                seed=seed,
+                export_every=export_every,
+                knn_every=knn_every,
+                knn_data=knn_data,
+                health_every=health_every,
+                health_data=health_data,
+            )
         )
         if run_pretraining(request) == STOPPED:
             raise Stopped(f"stopped by a signal, state saved in {out}; to go on, call it again with resume=True")

@@ -2,13 +2,18 @@
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
+
+from msgspec import Meta
 
 from checkpoints.spec import CLIP_MEAN, CLIP_STD, HALF, IMAGENET_MEAN, IMAGENET_STD, Preparation
 from engine.extensions import source_files
 from engine.printing import closest, did_you_mean
+from engine.settings import PositiveInt
 
 TIMM_SCHEMES = ("timm", "hf-hub", "local-dir")
 OTHER_SCHEMES = (*TIMM_SCHEMES, "pixels", "module")  # than those of importers, which read a file
+ImageShape = Annotated[tuple[PositiveInt, PositiveInt], Meta(description="height x width, such as 384x512")]
 Channels = tuple[float, float, float]
 STATISTICS = {"imagenet": (IMAGENET_MEAN, IMAGENET_STD), "half": (HALF, HALF), "clip": (CLIP_MEAN, CLIP_STD)}
 
@@ -17,12 +22,18 @@ STATISTICS = {"imagenet": (IMAGENET_MEAN, IMAGENET_STD), "half": (HALF, HALF), "
 class ImportOptions:
     """What a user may say that a file does not: None means find out, or stop."""
 
-    branch: str | None = None
-    prefix: str | None = None  # what the names of the trunk's tensors begin with, where no importer knows it
-    heads: int | None = None
-    image_size: int | tuple[int, int] | None = None  # resize the position tables to this many pixels, or height, width
-    statistics: str | None = None  # imagenet, half, clip, or six numbers: mean and std of red, green and blue
-    architecture: str | None = None  # timm's name of the model, for a file of its weights
+    # S: imagenet, half, clip, or six numbers M,M,M,S,S,S: mean and std that the source trained with, of checkpoint
+    # files that do not name them
+    statistics: str | None = None
+    branch: str | None = None  # B: student, teacher, ...: whichever the format has
+    prefix: str | None = None  # P: what the names of the network's tensors begin with, in a file of other training code
+    heads: PositiveInt | None = None  # N: attention heads, where no tensor tells them
+    # N: resize the position tables to N pixels, or to HxW, height and width
+    image_size: PositiveInt | ImageShape | None = None
+    architecture: str | None = None  # NAME: timm's name of the model, for a file of its weights
+
+    def __post_init__(self) -> None:
+        _ = self.preparation  # refuses statistics that there are not
 
     @property
     def preparation(self) -> Preparation:

@@ -87,7 +87,7 @@ def annotations(kind: type) -> dict[str, Any]:
 
 def fitting(value: Any, hint: Any, strict: bool = True) -> Any:
     """`value` as the annotated type. ValueError says what it must be. strict: false to read texts as numbers."""
-    for kind in _alternatives(hint):  # one by one: msgspec 0.22 crashes on `PositiveInt | tuple[int, int]`
+    for kind in union_members(hint):  # one by one: msgspec 0.22 crashes on `PositiveInt | tuple[int, int]`
         if kind is Path and isinstance(value, str):
             return Path(value)
         if isinstance(kind, type) and kind not in PLAIN:  # a dataclass checks its own fields, and may have such a one
@@ -107,7 +107,7 @@ def fitting(value: Any, hint: Any, strict: bool = True) -> Any:
 
 def from_text(text: str, hint: Any) -> Any:
     """A value that `--set` gives, as the annotated type: `10,20`, `none`, `yes`. ValueError says what it must be."""
-    kinds = {_bare(kind) for kind in _alternatives(hint)}
+    kinds = {plain_type(kind) for kind in union_members(hint)}
     if NoneType in kinds and text.lower() == "none":
         return None
     if Any in kinds:
@@ -121,7 +121,7 @@ def from_text(text: str, hint: Any) -> Any:
 
 def describe(hint: Any) -> str:
     """What a message calls the values of a type: `a number from 0 to 1`, `one of cls, avg`."""
-    if len(kinds := _alternatives(hint)) > 1:
+    if len(kinds := union_members(hint)) > 1:
         return " or ".join(map(describe, kinds))
     described = next((meta.description for meta in getattr(hint, "__metadata__", ()) if isinstance(meta, Meta)), "")
     kind = get_args(hint)[0] if get_origin(hint) is Annotated else hint
@@ -151,12 +151,13 @@ def check_up_to(settings: Any, name: str, limit: str) -> None:
         raise ValueError(f"{name}={getattr(settings, name)}: must be no more than {limit}={bound}")
 
 
-def _alternatives(hint: Any) -> tuple[Any, ...]:
-    # The types of a union, or the one type.
+def union_members(hint: Any) -> tuple[Any, ...]:
+    """The types of a union, or the one type."""
     return get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
 
 
-def _bare(kind: Any) -> Any:
+def plain_type(kind: Any) -> Any:
+    """`tuple` of `Annotated[tuple[int, ...], ...]`."""
     kind = get_args(kind)[0] if get_origin(kind) is Annotated else kind
     return get_origin(kind) or kind
 

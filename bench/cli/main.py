@@ -1,8 +1,8 @@
 """The command line: finds the command, imports that one file of bench/commands/, runs it, and turns errors that a user
 can cause into one line.
 
-A command is a file of bench/commands/ (`import_.py` is `bench import`) that defines `add_arguments(parser)` and
-`run(arguments) -> int`; its docstring is its help, followed by its EPILOG. Neither its import nor `add_arguments` may
+A command is a file of bench/commands/ (`import_.py` is `bench import`) that defines `Options`, a dataclass derived
+from `CommandOptions`, and `run(options) -> int`; its docstring is its help, followed by its EPILOG. Its import may not
 import anything heavy.
 
 Exit codes: 0 all good, 1 some task failed or a check found a difference, 2 wrong usage or a machine that cannot (disk,
@@ -15,14 +15,17 @@ import os
 import sys
 import time
 from collections.abc import Sequence
+from dataclasses import fields
 from importlib.metadata import version
 from pathlib import Path
 from types import ModuleType
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from bench.cli.output import in_one_line, traceback_of
+from bench.cli.settings import add_options, flags_of, options_from
 from engine.extensions import one_line
 from engine.printing import did_you_mean, say
+from engine.settings import annotations
 from engine.training.interruptions import STOPPED, Stopped
 
 COMMANDS = {path.stem.rstrip("_"): path for path in sorted((Path(__file__).parents[1] / "commands").glob("[!_]*.py"))}
@@ -59,12 +62,12 @@ def run_command(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code."""
     argv = with_dashes(sys.argv[1:] if argv is None else argv)
     try:
-        arguments = parse_arguments(argv)
-        if arguments.keep_memory:
+        command, options = parsed(argv)
+        if options.keep_memory:
             from engine.machine import keep_memory
 
             keep_memory()  # glibc must hear of it before torch allocates
-        return command_module(arguments.command).run(arguments)
+        return command.run(options)
     except SystemExit as stop:  # --help and --version
         return int(stop.code or 0)
     except Stopped as stop:
@@ -112,8 +115,9 @@ def with_dashes(argv: Sequence[str]) -> list[str]:
     return words
 
 
-def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
-    """Parse, importing only the command that `argv` names, and reading the files of the others where it names none."""
+def parsed(argv: Sequence[str]) -> tuple[ModuleType, Any]:
+    """The command that `argv` names, and its options. No other command is imported, and the files of the others are
+    read only where it names none."""
     begins_with_one = bool(argv) and argv[0] in COMMANDS
     names = {argv[0]: COMMANDS[argv[0]]} if begins_with_one else COMMANDS
     parser = Parser(
@@ -134,20 +138,21 @@ def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
         )
         if name == asked:
             command.epilog = getattr(command_module(name), "EPILOG", "")
-            command_module(name).add_arguments(command)
-        add_shared_arguments(command)
-        if name == asked:
+            add_options(command, command_module(name).Options)
             command.refuse_unknown(argv[argv.index(name) + 1 :])
-    return parser.parse_args(argv)
+    arguments = parser.parse_args(argv)
+    module = command_module(arguments.command)
+    return module, options_from(arguments, module.Options)
 
 
 def commands_with(option: str) -> list[str]:
     """The commands that have an option, as `bench NAME`."""
     commands = []
     for name in COMMANDS:
-        parser = Parser(add_help=False)
-        command_module(name).add_arguments(parser)
-        commands += [f"bench {name}"] if option in parser._option_string_actions else []
+        kind = command_module(name).Options
+        hints = annotations(kind)
+        if any(option in flags_of(field, hints[field.name]) for field in fields(kind)):
+            commands.append(f"bench {name}")
     return commands
 
 
@@ -159,14 +164,3 @@ def command_lines() -> str:
 def command_module(name: str) -> ModuleType:
     """The file of bench/commands/ that holds a command."""
     return importlib.import_module(f"bench.commands.{COMMANDS[name].stem}")
-
-
-def add_shared_arguments(parser: argparse.ArgumentParser) -> None:
-    """What every command takes."""
-    parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
-    parser.add_argument(
-        "--keep-memory",
-        action=argparse.BooleanOptionalAction,
-        default=True,
-        help="let glibc keep freed memory: faster forward passes on a CPU",
-    )

@@ -14,137 +14,143 @@ import inspect
 import os
 import re
 import textwrap
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from functools import cache
 from itertools import takewhile
 from pathlib import Path
 from shlex import quote
 from tempfile import TemporaryFile
-from typing import TYPE_CHECKING, Any, Literal
+from types import NoneType
+from typing import Annotated, Any, ClassVar, Literal, TypeVar, Union, get_args, get_origin
 
 from bench.cli.output import in_one_line
+from bench.options import Options
 from engine.extensions import extensions
 from engine.printing import did_you_mean
-from engine.settings import Fraction, NonNegativeInt, PositiveFloat, PositiveInt, annotations, from_text
-
-if TYPE_CHECKING:
-    from checkpoints.import_options import ImportOptions
+from engine.settings import NonNegativeInt, PositiveInt, annotations, from_text, plain_type, union_members
 
 REFERENCES = "export folder, checkpoint file, folder of a training, timm:NAME, hf-hub:ID, IMPORTER:PATH, pixels:SIDE"
 
+T = TypeVar("T")
+OnCluster = TypeVar("OnCluster", bound="ClusterOptions")
+Positional = Annotated[T, "positional"]  # a value without the name of its option before it
+STANDS_FOR = re.compile(r"([A-Z][A-Z0-9/.=]*): (.*)")
+
+
+@dataclass(frozen=True, kw_only=True)
+class CommandOptions:
+    """What every command takes; the options of a command are the fields of a dataclass that is derived from this one.
+
+    A field is the option `--name`. Its type says what is read: a tuple takes several values, a Literal has choices, a
+    bool is a switch. The comment beside it, or above it, is its help, and may begin with what stands for the value, as
+    in `N: at most N images`. Metadata are further arguments of argparse; `flags` are other names of the option.
+    """
+
+    debug: bool = False  # show the traceback of an error
+    keep_memory: bool = True  # let glibc keep freed memory: faster forward passes on a CPU
+
+
+def add_options(parser: argparse.ArgumentParser, kind: type) -> None:
+    """The fields of a dataclass as options; those that a base with a GROUP defines stand below that title."""
+    hints, texts = annotations(kind), meanings(kind)
+    left = {field.name: field for field in fields(kind)}
+    for ancestor in kind.__mro__:
+        group = parser.add_argument_group(vars(ancestor)["GROUP"]) if "GROUP" in vars(ancestor) else parser
+        for name in vars(ancestor).get("__annotations__", {}):
+            if field := left.pop(name, None):
+                group.add_argument(*flags_of(field, hints[name]), **_keywords(field, hints[name], texts[name]))
+
+
+def is_positional(hint: Any) -> bool:
+    """Whether the value of a field is written without the name of the option."""
+    return "positional" in getattr(hint, "__metadata__", ())
+
+
+def flags_of(field: dataclasses.Field, hint: Any) -> tuple[str, ...]:
+    """How a field is written on the command line."""
+    if is_positional(hint):
+        return (field.name,)
+    return field.metadata.get("flags", (f"--{field.name.replace('_', '-')}",))
+
+
+def _keywords(field: dataclasses.Field, hint: Any, text: str) -> dict[str, Any]:
+    """What argparse has to know of a field with this annotated type and comment."""
+    named, is_required = STANDS_FOR.fullmatch(text), field.default is dataclasses.MISSING
+    keywords: dict[str, Any] = {"help": (named[2] if named else text).replace("%", "%%")}
+    if not is_required:
+        keywords["default"] = list(field.default) if isinstance(field.default, tuple) else field.default
+    if is_positional(hint):
+        hint = hint.__origin__
+        keywords |= {} if is_required else {"nargs": "?"}
+    else:
+        keywords |= {"dest": field.name, "required": is_required}
+    hint = Union[tuple(kind for kind in union_members(hint) if kind is not NoneType)]  # noqa: UP007
+    if get_origin(hint) is tuple and ... in get_args(hint):
+        hint = get_args(hint)[0]
+        keywords |= {"nargs": "+", "action": "extend"}
+    if hint is bool:
+        keywords["action"] = argparse.BooleanOptionalAction if field.default else "store_true"
+    elif get_origin(hint) is Literal:
+        keywords["choices"] = get_args(hint)
+    else:
+        keywords |= {"type": option_type(hint), "metavar": named[1] if named else field.name.upper()}
+    return keywords | {name: value for name, value in field.metadata.items() if name != "flags"}
+
+
+def options_from(arguments: Any, kind: type[T], **others: Any) -> T:
+    """The dataclass whose fields `arguments` has, parsed ones or other options; `others` in place of some."""
+    names = [field.name for field in fields(kind) if hasattr(arguments, field.name)]  # type: ignore[arg-type]
+    values = {name: getattr(arguments, name) for name in names} | others
+    return kind(**{name: tuple(value) if isinstance(value, list) else value for name, value in values.items()})
+
 
 def option_type(hint: Any) -> Callable[[str], Any]:
-    """The `type` of an option whose values are those of an annotated type."""
+    """The `type` of an option whose values are those of an annotated type. A pair may have an x in place of a comma."""
+    is_size = any(plain_type(kind) is tuple for kind in union_members(hint))
 
     def read(text: str) -> Any:
         try:
-            return from_text(text, hint)
+            return from_text(re.sub(r"^(\d+)[xX](\d+)$", r"\1,\2", text) if is_size else text, hint)
         except ValueError as error:
             raise argparse.ArgumentTypeError(f"{text!r} {error}") from None
 
     return read
 
 
-positive_integer, whole_number = option_type(PositiveInt), option_type(NonNegativeInt)
-share, above_zero = option_type(Fraction), option_type(PositiveFloat)
-
-
 class JoinedByCommas(argparse.Action):
     """`a,b c` -> `a,b,c`: words behind an option, or behind several of it."""
 
     def __call__(self, parser: Any, namespace: argparse.Namespace, values: Any, option: str | None = None) -> None:
-        earlier = getattr(namespace, self.dest)
+        earlier = getattr(namespace, self.dest, None)
         setattr(namespace, self.dest, ",".join([*([earlier] if earlier else []), *values]))
 
 
-def image_size(text: str) -> int | tuple[int, int]:
-    """Pixels of a side, or height and width with an x between them."""
-    try:
-        return from_text(text.lower().replace("x", ","), PositiveInt | tuple[PositiveInt, PositiveInt])
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r} must be pixels, as 224 or 384x512 (height x width)") from None
+@dataclass(frozen=True, kw_only=True)
+class NetworkOptions(Options, CommandOptions):
+    """Of commands that run networks on image sets."""
+
+    batch_size: PositiveInt | None = None  # N: images in a forward pass of a process, at most (by device)
+    workers: NonNegativeInt | None = None  # N: loader workers (by machine)
 
 
-def statistics(text: str) -> str:
-    """Image statistics that there are, as typed."""
-    from checkpoints.import_options import ImportOptions
+@dataclass(frozen=True, kw_only=True)
+class CheckpointOptions(NetworkOptions):
+    """Of commands that evaluate checkpoints."""
 
-    try:
-        _ = ImportOptions(statistics=text).preparation
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(str(error).removeprefix("--statistics ")) from error
-    return text
-
-
-def add_statistics(parser: argparse.ArgumentParser) -> None:
-    """--statistics, of commands that import checkpoints."""
-    parser.add_argument(
-        "--statistics",
-        type=statistics,
-        metavar="S",
-        help="imagenet, half, clip, or six numbers M,M,M,S,S,S: mean and std that the source trained with, of "
-        "checkpoint files that do not name them",
-    )
+    name: tuple[str, ...] = ()  # NAME: label in results, one per checkpoint
+    # S: imagenet, half, clip, or six numbers M,M,M,S,S,S: mean and std that the source trained with, of checkpoint
+    # files that do not name them
+    statistics: str | None = None
 
 
-def add_import_options(parser: argparse.ArgumentParser) -> None:
-    """What a user may say of a checkpoint that no tensor of its file shows."""
-    add_statistics(parser)
-    parser.add_argument("--branch", metavar="B", help="student, teacher, ...: whichever the format has")
-    parser.add_argument(
-        "--prefix",
-        metavar="P",
-        help="what the names of the network's tensors begin with, in a file of other training code",
-    )
-    parser.add_argument(
-        "--heads", type=positive_integer, metavar="N", help="attention heads, where no tensor tells them"
-    )
-    parser.add_argument(
-        "--image-size",
-        type=image_size,
-        metavar="N",
-        help="resize the position tables to N pixels, or to HxW, height and width",
-    )
-    parser.add_argument("--architecture", metavar="NAME", help="timm's name of the model, for a file of its weights")
+@dataclass(frozen=True, kw_only=True)
+class PublicationOptions(CommandOptions):
+    """Of commands that make what is published."""
 
-
-def import_options(arguments: argparse.Namespace) -> "ImportOptions":
-    """The options of imports that the command line has."""
-    from checkpoints.import_options import ImportOptions
-
-    return ImportOptions(**{option.name: getattr(arguments, option.name) for option in fields(ImportOptions)})
-
-
-def add_compile(parser: argparse.ArgumentParser) -> None:
-    """--compile, of commands that run networks."""
-    parser.add_argument(
-        "--compile",
-        action="store_true",
-        help="transformer blocks by torch.compile, which needs a compiler and a minute or two, and rounds otherwise",
-    )
-
-
-def add_decode(parser: argparse.ArgumentParser) -> None:
-    """--decode, of commands that run networks on images."""
-    parser.add_argument(
-        "--decode",
-        choices=("exact", "fast"),
-        default="exact",
-        help="exact: PIL, as in the papers; fast: torchvision on uint8 tensors (exact)",
-    )
-
-
-def add_publication(parser: argparse.ArgumentParser) -> None:
-    """--hub-dataset and --source, of commands that make what is published."""
-    parser.add_argument(
-        "--hub-dataset",
-        nargs="+",
-        default=[],
-        metavar="NAME=ORG/NAME",
-        help="an image set's id on the Hugging Face Hub, such as cifar10=uoft-cs/cifar10",
-    )
-    parser.add_argument("--source", default="", metavar="URL", help="where results, logs and commands are published")
+    # NAME=ORG/NAME: an image set's id on the Hugging Face Hub, such as cifar10=uoft-cs/cifar10
+    hub_dataset: tuple[str, ...] = ()
+    source: str = ""  # URL: where results, logs and commands are published
 
 
 def check_writable(out: Path) -> None:
@@ -459,51 +465,6 @@ YEAR = 365 * DAY
 # As sbatch takes them: minutes[:seconds], hours:minutes:seconds, days-hours[:minutes[:seconds]].
 SLURM_TIME = re.compile(r"(?:(?P<days>\d+)-)?(?P<first>\d+)(?::(?P<second>\d+))?(?::(?P<third>\d+))?")
 SLURM_ALONE = ("partition", "account", "qos", "mem", "cpus", "slurm", "nodes")  # not of --cluster local
-CLUSTER_PREFIX = "cluster_"  # of the names under which argparse keeps these options
-
-
-@dataclass(frozen=True, kw_only=True)
-class ClusterOptions:
-    """Where the jobs of a command run."""
-
-    kind: Literal["slurm", "local"]
-    gpus: int = 0  # of a job on each node
-    processes: int = 1  # of a job on each node: as many as GPUs, where there are any
-    nodes: int = 1  # of a job
-    jobs: int | None = None  # that run at once, at most; none: as many as the cluster starts
-    minutes: int = DAY  # that a job may take until it is stopped and queued again
-    partition: str | None = None
-    account: str | None = None
-    qos: str | None = None
-    mem: str | None = None  # of a job on each node, as sbatch takes it
-    cpus: int | None = None  # of each process
-    slurm: tuple[str, ...] = ()  # KEY=VALUE, further options of sbatch
-
-
-def add_cluster(parser: argparse.ArgumentParser, jobs: bool) -> None:
-    """The options; `--jobs` where a command has several."""
-    group = parser.add_argument_group("on a cluster (docs/cluster.md)")
-
-    def add(name: str, **settings: object) -> None:
-        group.add_argument(f"--{name}", dest=CLUSTER_PREFIX + name, **settings)  # type: ignore[arg-type]
-
-    group.add_argument(
-        "--cluster",
-        choices=("slurm", "local"),
-        help="slurm: submit the work as jobs, which go on by themselves; local: as jobs on this machine",
-    )
-    add("partition", metavar="P", help="of SLURM")
-    add("gpus", type=positive_integer, metavar="G", help="GPUs of a job on each node, a process for each")
-    add("processes", type=positive_integer, metavar="N", help="processes of a job on each node (one for each GPU)")
-    add("nodes", type=positive_integer, metavar="N", help="nodes of a job (1)")
-    if jobs:
-        add("jobs", type=positive_integer, metavar="N", help="jobs that run at once, at most (slurm: all; local: 1)")
-    add("time", type=minutes_of, metavar="T", help="of a job, as sbatch takes it, until it is queued again (1-00)")
-    add("account", metavar="A", help="of SLURM")
-    add("qos", metavar="Q", help="of SLURM")
-    add("mem", metavar="M", help="memory of a job on each node, such as 200G")
-    add("cpus", type=positive_integer, metavar="N", help="CPUs of each process, for its loaders")
-    add("slurm", nargs="+", action="extend", default=[], metavar="KEY=VALUE", help="further options of sbatch")
 
 
 def minutes_of(text: str) -> int:
@@ -524,31 +485,71 @@ def minutes_of(text: str) -> int:
     return -(-seconds // 60)
 
 
-def cluster_of(arguments: argparse.Namespace) -> ClusterOptions | None:
-    """The options of `--cluster`, None without `--cluster`. ValueError for those that go with another one."""
-    options = {
-        name.removeprefix(CLUSTER_PREFIX): value
-        for name, value in vars(arguments).items()
-        if name.startswith(CLUSTER_PREFIX) and value not in (None, [])
-    }
-    if not arguments.cluster:
-        _refuse(options, options.keys(), "without --cluster: add --cluster slurm, or leave it")
+@dataclass(frozen=True, kw_only=True)
+class ClusterOptions:
+    """Where the jobs of a command run."""
+
+    GROUP: ClassVar[str] = "on a cluster (docs/cluster.md)"
+    # slurm: submit the work as jobs, which go on by themselves; local: as jobs on this machine
+    cluster: Literal["slurm", "local"] | None = None
+    partition: str | None = None  # P: of SLURM
+    gpus: NonNegativeInt = 0  # G: GPUs of a job on each node, a process for each
+    processes: NonNegativeInt = 0  # N: processes of a job on each node (one for each GPU)
+    nodes: PositiveInt = 1  # N: nodes of a job (1)
+    jobs: PositiveInt | None = None  # N: of several jobs, how many run at once, at most (slurm: all; local: 1)
+    # T: of a job, as sbatch takes it, until it is stopped and queued again (1-00)
+    time: int | None = dataclasses.field(default=None, metadata={"type": minutes_of})
+    account: str | None = None  # A: of SLURM
+    qos: str | None = None  # Q: of SLURM
+    mem: str | None = None  # M: memory of a job on each node, such as 200G
+    cpus: PositiveInt | None = None  # N: CPUs of each process, for its loaders
+    slurm: tuple[str, ...] = ()  # KEY=VALUE: further options of sbatch
+
+    @property
+    def minutes(self) -> int:
+        """That a job may take until it is queued again."""
+        return self.time or (YEAR if self.cluster == "local" else DAY)
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvaluationOptions(CheckpointOptions, ClusterOptions):
+    """What is evaluated, as `bench run` and `bench plan` are told."""
+
+    # X: export folder, checkpoint file, folder of a training, timm:NAME, hf-hub:ID, IMPORTER:PATH, pixels:SIDE, or
+    # module:PACKAGE:FUNCTION, a network of your own, whose code runs
+    checkpoint: tuple[str, ...]
+    # SUITE: smoke, frozen, full, everything, paper:moca, tasks (knn) and protocols (knn@dino)
+    suite: str = dataclasses.field(metadata={"nargs": "+", "action": JoinedByCommas})
+    # NAME=URL: image sets, such as cifar10=folder:/data/cifar10 (of --suite smoke: digits and tiny scenes)
+    data: tuple[str, ...] = ()
+    out: Path  # DIR: folder of results and leaderboard
+    # what chooses heads and epochs: held-out training images, or those of validation as in many papers, which gives too
+    # much and is marked (as each protocol says: NAME_paper val, other linear probes holdout, other fine-tuning its last
+    # epoch)
+    select: Literal["holdout", "val"] | None = None
+    # TASK.FIELD=VALUE: change a setting, such as knn.k=10,20; the results are marked as modified
+    set: tuple[str, ...] = ()
+    seed: NonNegativeInt = 0  # N: of everything random in a task (0)
+    limit: PositiveInt | None = None  # N: at most N images of each split, for smoke runs
+    rerun: bool = False  # run again what has a result already
+
+
+def cluster_of(options: OnCluster) -> OnCluster | None:
+    """The options of `--cluster` with what follows from it and each other; None without `--cluster`. ValueError for
+    those that go with another one."""
+    changed = [field.name for field in fields(ClusterOptions) if getattr(options, field.name) != field.default]
+    if not options.cluster:
+        if changed:
+            raise ValueError(f"--{changed[0]} without --cluster: add --cluster slurm, or leave it")
         return None
-    if arguments.cluster == "local":
-        _refuse(options, SLURM_ALONE, "is of --cluster slurm, not of local: leave it")
-        options = {"jobs": 1, "time": YEAR} | options
-    for text in options.get("slurm", ()):
+    is_local = options.cluster == "local"
+    if is_local and (wrong := [name for name in changed if name in SLURM_ALONE]):
+        raise ValueError(f"--{wrong[0]} is of --cluster slurm, not of local: leave it")
+    for text in options.slurm:
         if not re.fullmatch(r"[a-z][a-z-]*(=.+)?", text):
             raise ValueError(f"--slurm {text}: write KEY=VALUE as sbatch knows it, such as constraint=a100")
-    gpus = options.get("gpus", 0)
-    return ClusterOptions(
-        kind=arguments.cluster,
-        minutes=options.pop("time", DAY),
-        processes=options.pop("processes", gpus or 1),
-        **options | {"slurm": tuple(options.get("slurm", ()))},
+    return dataclasses.replace(
+        options,
+        processes=options.processes or options.gpus or 1,
+        jobs=options.jobs or (1 if is_local else None),
     )
-
-
-def _refuse(given: Collection[str], names: Collection[str], why: str) -> None:
-    if wrong := [name for name in given if name in names]:
-        raise ValueError(f"--{wrong[0]} {why}")

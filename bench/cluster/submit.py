@@ -7,7 +7,6 @@ or train on the same stream of augmented images, are one task: separate jobs wou
 other beside idle GPUs. The checkpoints are imported here, once; the tasks read the exports.
 """
 
-import argparse
 import os
 import shlex
 import shutil
@@ -15,13 +14,12 @@ import signal
 import time
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stderr
-from dataclasses import replace
+from dataclasses import fields, replace
 from io import StringIO
 from pathlib import Path
 from typing import Any
 
-from bench.cli.main import add_shared_arguments, command_module
-from bench.cli.settings import CLUSTER_PREFIX, ClusterOptions, check_writable
+from bench.cli.settings import ClusterOptions, EvaluationOptions, check_writable, flags_of, is_positional
 from bench.cluster.status import GO_ON, WAITING_OR_RUNNING, ended_state, good_results, rows_of
 from bench.cluster.task import (
     FOLDER,
@@ -46,6 +44,7 @@ from engine.files import locked
 from engine.optional import require
 from engine.printing import say
 from engine.progress import span
+from engine.settings import annotations
 from engine.tasks import Workspace
 from engine.training.interruptions import STOPPED, listening
 
@@ -194,57 +193,44 @@ class LocalQueue:
             os.kill(int(job.job_id), signal.SIGTERM)
 
 
-NOT_OF_A_JOB = ("help", "cluster", "command")
-
-
-def argv_of(command: str, arguments: argparse.Namespace, replaced: Mapping[str, Any]) -> list[str]:
-    """`command` and its options, without defaults and without those of `--cluster`.
-
-    replaced: name that argparse keeps an option under -> another value.
-    """
-    parser = argparse.ArgumentParser()
-    command_module(command).add_arguments(parser)
-    add_shared_arguments(parser)
-    words, positional = [], [command]
-    for action in parser._actions:  # argparse has no other way to list them
-        if action.dest in NOT_OF_A_JOB or action.dest.startswith(CLUSTER_PREFIX):
+def argv_of(command: str, options: ClusterOptions) -> list[str]:
+    """`command` and its options, without defaults and without those of `--cluster`."""
+    hints, of_cluster = annotations(type(options)), [field.name for field in fields(ClusterOptions)]  # type: ignore[arg-type]
+    positional, words = [command], []
+    for field in fields(options):
+        value, hint = getattr(options, field.name), hints[field.name]
+        flag = flags_of(field, hint)[0]
+        if value == field.default or field.name in of_cluster:
             continue
-        value = replaced.get(action.dest, getattr(arguments, action.dest))
-        if not action.option_strings:
+        if is_positional(hint):
             positional.append(str(value))
-        elif value != action.default:
-            words += _option(action, value)
+        elif isinstance(value, bool):
+            words.append(flag if value else f"--no-{flag.removeprefix('--')}")
+        else:
+            words += [flag, *map(str, value)] if isinstance(value, tuple) else [f"{flag}={value}"]
     return positional + words
 
 
-def _option(action: argparse.Action, value: Any) -> list[str]:
-    name = next(name for name in action.option_strings if name.startswith("--"))
-    if action.nargs == 0:
-        return [name if value else f"--no-{name.removeprefix('--')}"]
-    if isinstance(value, list | tuple):
-        return [name, *map(str, value)] if value else []
-    return [f"{name}={value}"]
-
-
-def words_of_run(arguments: argparse.Namespace, checkpoint: LoadedCheckpoint, jobs: Sequence[Job]) -> list[str]:
+def words_of_run(options: EvaluationOptions, checkpoint: LoadedCheckpoint, jobs: Sequence[Job]) -> list[str]:
     """The `run` of some jobs of a checkpoint alone, which reads the export that was made here."""
     protocols = {job.chosen.name: job.chosen for job in jobs}
     targets = {word for chosen in protocols.values() for word in chosen.words}
-    replaced = {
-        "checkpoint": [checkpoint.reference],
-        "name": [checkpoint.used.name],
-        "statistics": None,  # of an import, which is done
-        "suite": ",".join(protocols),
-        "data": list(dict.fromkeys(f"{job.data.name}={job.data.url}" for job in jobs)),
-        "set": [text for text in arguments.set if text.partition("=")[0].rpartition(".")[0] in targets],
-    }
-    return argv_of("run", arguments, replaced)
+    own = replace(
+        options,
+        checkpoint=(checkpoint.reference,),
+        name=(checkpoint.used.name,),
+        statistics=None,  # of an import, which is done
+        suite=",".join(protocols),
+        data=tuple(dict.fromkeys(f"{job.data.name}={job.data.url}" for job in jobs)),
+        set=tuple(text for text in options.set if text.partition("=")[0].rpartition(".")[0] in targets),
+    )
+    return argv_of("run", own)
 
 
 SHOWN = 2  # protocols that the title of a task names
 
 
-def evaluation_tasks(arguments: argparse.Namespace, request: RunRequest, submitted: set[str]) -> list[TaskRecord]:
+def evaluation_tasks(options: EvaluationOptions, request: RunRequest, submitted: set[str]) -> list[TaskRecord]:
     """A task for every group of jobs without a result. submitted: results that jobs of earlier submissions will write.
 
     Prints what is left out and why. ValueError where the request itself is wrong.
@@ -265,8 +251,7 @@ def evaluation_tasks(arguments: argparse.Namespace, request: RunRequest, submitt
     say(*(f"{count} jobs {why}, skipped" for why, count in left_out.items() if count))
     tasks.sort(key=lambda task: _cost(task[1]))
     return [
-        _task_of(number, arguments, request, checkpoint, jobs, seconds)
-        for number, (checkpoint, jobs) in enumerate(tasks)
+        _task_of(number, options, request, checkpoint, jobs, seconds) for number, (checkpoint, jobs) in enumerate(tasks)
     ]
 
 
@@ -303,7 +288,7 @@ def _cost(jobs: Sequence[Job]) -> float:
 
 def _task_of(
     number: int,
-    arguments: argparse.Namespace,
+    options: EvaluationOptions,
     request: RunRequest,
     checkpoint: LoadedCheckpoint,
     jobs: Sequence[Job],
@@ -315,37 +300,37 @@ def _task_of(
     return TaskRecord(
         number=number,
         title=f"{checkpoint.used.name}: {', '.join(protocols[:SHOWN])}{unnamed}",
-        words=tuple(words_of_run(arguments, checkpoint, jobs)),
+        words=tuple(words_of_run(options, checkpoint, jobs)),
         results=tuple(paths),
         cost=_cost(jobs),
         expected={name: seconds[path] for name, path in paths.items() if path in seconds},
     )
 
 
-def launch_evaluation(arguments: argparse.Namespace, request: RunRequest, options: ClusterOptions) -> int:
+def launch_evaluation(options: EvaluationOptions, request: RunRequest) -> int:
     """Submit the jobs of a run that nobody has submitted yet; the exit code. ValueError for a wrong request."""
     check_writable(request.out)
     with locked(request.out / FOLDER / "lock", "it submits jobs"):
-        tasks = evaluation_tasks(arguments, request, submitted(request.out))
+        tasks = evaluation_tasks(options, request, submitted(request.out))
         if not tasks:
             say("nothing is left to submit")
             return 0
-        if options.kind == "slurm":
+        if options.cluster == "slurm":
             return submit_all(request.out, tasks, options)
     return run_locally(request.out, tasks, options)
 
 
-def launch_pretraining(arguments: argparse.Namespace, request: PretrainRequest, options: ClusterOptions) -> int:
+def launch_pretraining(options: ClusterOptions, request: PretrainRequest) -> int:
     """Submit a pretraining as one job; the exit code. ValueError for a wrong request, and where it runs already."""
     check_request(request)
     check_writable(request.run.out)
     with locked(request.run.out / FOLDER / "lock", "it submits jobs"):
         if submitted(request.run.out):
             raise ValueError(f"{request.run.out}: it is submitted already; see {status_command(request.run.out)}")
-        words = argv_of("pretrain", arguments, {"resume": True})
+        words = argv_of("pretrain", options)
         title = " ".join(filter(None, (request.method, request.recipe)))
         task = TaskRecord(number=0, title=title, words=tuple(words), results=("export",))
-        if options.kind == "slurm":
+        if options.cluster == "slurm":
             return submit_all(request.run.out, [task], options)
     return run_locally(request.run.out, [task], options)
 

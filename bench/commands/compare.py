@@ -1,7 +1,9 @@
 """Say whether one checkpoint is better than another, with paired tests on the same images."""
 
-import argparse
+from dataclasses import dataclass
 from pathlib import Path
+
+from bench.cli.settings import CommandOptions, Positional
 
 EPILOG = """With more than two checkpoints every pair is compared. Tested is the main metric of each protocol, the
 first of its results; --metric M tests another one, --metric all every one. p values are corrected (Holm) for all
@@ -13,32 +15,32 @@ examples:
 """
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options of `bench compare`."""
-    parser.add_argument("first", metavar="A", help="checkpoint: its name in the results, or 'name (digest8)'")
-    parser.add_argument("others", metavar="B", nargs="+", help="those to compare it and each other with")
-    parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="folder that `bench run` wrote to")
-    parser.add_argument("--data", metavar="NAME", help="this image set alone")
-    parser.add_argument("--protocol", metavar="P", help="this protocol (knn@dino) or task (knn) alone")
-    parser.add_argument(
-        "--metric", metavar="M", help="this metric in place of the main one of each protocol; all: every one"
-    )
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write all numbers there as well")
-    parser.add_argument("--csv", type=Path, metavar="FILE", help="write the table there as well")
+@dataclass(frozen=True, kw_only=True)
+class Options(CommandOptions):
+    """Of `bench compare`."""
+
+    first: Positional[str]  # A: checkpoint: its name in the results, or 'name (digest8)'
+    others: Positional[tuple[str, ...]]  # B: those to compare it and each other with
+    out: Path  # DIR: folder that `bench run` wrote to
+    data: str | None = None  # NAME: this image set alone
+    protocol: str | None = None  # P: this protocol (knn@dino) or task (knn) alone
+    metric: str | None = None  # M: this metric in place of the main one of each protocol; all: every one
+    json: Path | None = None  # FILE: write all numbers there as well
+    csv: Path | None = None  # FILE: write the table there as well
 
 
-def run(arguments: argparse.Namespace) -> int:
+def run(options: Options) -> int:
     """0 whatever the tests say, and also when nothing can be compared: the reasons are printed."""
     from bench.results.record import check_folder
     from bench.statistics.compare import compare, comparisons_csv, to_json, to_text
     from engine.files import write_atomic
     from engine.printing import say
 
-    check_folder(arguments.out)
-    options = {name: getattr(arguments, name) for name in ("data", "protocol", "metric")}
-    comparisons = compare(arguments.out, [arguments.first, *arguments.others], **options)
+    check_folder(options.out)
+    names = [options.first, *options.others]
+    comparisons = compare(options.out, names, options.data, options.protocol, options.metric)
     say(*to_text(comparisons).split("\n"))
-    for path, text in ((arguments.json, to_json), (arguments.csv, comparisons_csv)):
+    for path, text in ((options.json, to_json), (options.csv, comparisons_csv)):
         if path:
             write_atomic(path, text(comparisons))
     return 0

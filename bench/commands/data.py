@@ -1,16 +1,17 @@
 """Check an image set, bench data check URL, or download a public one, bench data get NAME."""
 
-import argparse
 import os
 import shlex
 import shutil
 import tempfile
 from collections.abc import Iterator
 from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 from bench.cli.output import in_one_line
+from bench.cli.settings import CommandOptions, Positional
 from engine.files import locked, sync_folder
 from engine.optional import require
 from engine.printing import did_you_mean, say
@@ -27,43 +28,38 @@ exit codes: 0 the set can be used as it is; 1 there is something to fix; 2 an er
 """
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options of `bench data`."""
-    parser.add_argument(
-        "action",
-        choices=("check", "get"),
-        help="check: counts, classes, unreadable files, what to fix; get: download, after size and licence were said",
-    )
-    parser.add_argument(
-        "url",
-        metavar="URL",
-        nargs="?",
-        help="to check, such as folder:PATH; schemes: bench list imagesets, bench list layouts. To get: a name of the "
-        "list, or hf:NAME",
-    )
-    parser.add_argument("--out", type=Path, metavar="DIR", help="get: the set goes into DIR/NAME")
-    parser.add_argument("--list-only", action="store_true", help="do not decode the images")
+@dataclass(frozen=True, kw_only=True)
+class Options(CommandOptions):
+    """Of `bench data`."""
+
+    # check: counts, classes, unreadable files, what to fix; get: download, after size and licence were said
+    action: Positional[Literal["check", "get"]]
+    # URL: to check, such as folder:PATH; schemes: bench list imagesets, bench list layouts. To get: a name of the list,
+    # or hf:NAME
+    url: Positional[str | None] = None
+    out: Path | None = None  # DIR: get: the set goes into DIR/NAME
+    list_only: bool = False  # do not decode the images
 
 
-def run(arguments: argparse.Namespace) -> int:
+def run(options: Options) -> int:
     """0: the set can be used as it is; 1: there is something to fix."""
-    if arguments.action == "get":
-        return get(arguments.url, arguments.out)
-    if not arguments.url or arguments.out:
+    if options.action == "get":
+        return get(options.url, options.out)
+    if not options.url or options.out:
         raise ValueError("bench data check URL: give one image set, and no --out")
     from downstream.data.scenes import layout_of, scene_schemes
     from engine.progress import Progress
     from imagesets.check import check_image_set, render
     from imagesets.sets import parse_url
 
-    if layout_of(arguments.url):
-        return check_scenes(arguments.url, read_all=not arguments.list_only)
-    parse_url(arguments.url, scene_schemes())
+    if layout_of(options.url):
+        return check_scenes(options.url, read_all=not options.list_only)
+    parse_url(options.url, scene_schemes())
     with ExitStack() as stack:
         shown: list[Progress] = []
         report = check_image_set(
-            arguments.url,
-            read_all=not arguments.list_only,
+            options.url,
+            read_all=not options.list_only,
             start=lambda total: shown.append(stack.enter_context(Progress("decoding", total, "images"))),
             advance=lambda count: shown[0].advance(count),
         )

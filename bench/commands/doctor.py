@@ -1,6 +1,5 @@
 """Say what is installed, what is missing and how to fix it."""
 
-import argparse
 import contextlib
 import importlib
 import importlib.util
@@ -18,6 +17,7 @@ from types import ModuleType
 from typing import Literal
 
 from bench.cli.output import in_one_line, memory_limit, table
+from bench.cli.settings import CommandOptions
 from engine import blas_kernel
 from engine.extensions import FOLDERS, extensions, loaded, refused
 from engine.machine import SWITCH, cores, cpu_model, installed, memory_bytes
@@ -25,16 +25,18 @@ from engine.optional import OPTIONAL, install_command
 from engine.printing import say
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options of `bench doctor`."""
-    parser.add_argument("--json", action="store_true", help="print a JSON object instead of lines")
+@dataclass(frozen=True, kw_only=True)
+class Options(CommandOptions):
+    """Of `bench doctor`."""
+
+    json: bool = False  # print a JSON object instead of lines
 
 
-def run(arguments: argparse.Namespace) -> int:
+def run(options: Options) -> int:
     """0: `bench run` can work here; 1: it cannot."""
     checks = examine()
     good = not any(check.mark == "missing" and check.needed for check in checks)
-    if arguments.json:
+    if options.json:
         say(*json.dumps({"usable": good, "checks": [asdict(check) for check in checks]}, indent=1).split("\n"))
         return 0 if good else 1
     rows = []

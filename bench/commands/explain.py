@@ -1,7 +1,10 @@
 """Say which settings of two results differ, and how much of their difference each explains."""
 
-import argparse
+from dataclasses import dataclass
 from pathlib import Path
+
+from bench.cli.settings import EvaluationOptions, Positional, options_from
+from bench.commands.sensitivity import MeasuringOptions
 
 EPILOG = """\
 A and B are result files; or, with --out DIR, names of results there: knn@dino, cifar10/knn@dino, what stands in
@@ -15,35 +18,34 @@ examples:
 """
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options of `bench explain`."""
-    from bench.commands.sensitivity import add_request
+@dataclass(frozen=True, kw_only=True)
+class Options(MeasuringOptions):
+    """Of `bench explain`."""
 
-    parser.add_argument("first", metavar="A", help="a result of one protocol, such as knn@dino, or a file")
-    parser.add_argument("second", metavar="B", help="another one of the same task")
-    add_request(parser)
-    parser.add_argument("--to", type=Path, default=Path("explained"), metavar="DIR", help="folder of runs (explained)")
+    first: Positional[str]  # A: a result of one protocol, such as knn@dino, or a file
+    second: Positional[str]  # B: another one of the same task
+    to: Path = Path("explained")  # DIR: folder of runs (explained)
 
 
-def run(arguments: argparse.Namespace) -> int:
+def run(options: Options) -> int:
     """0 whatever differs."""
     from bench.cli.settings import chosen_device
     from bench.commands.run import evaluation_request
     from bench.reporting import effects
     from engine.printing import say
 
-    name = arguments.name[0] if arguments.name else None
-    first, second = (effects.found_result(word, arguments.out, name) for word in (arguments.first, arguments.second))
+    name = options.name[0] if options.name else None
+    first, second = (effects.found_result(word, options.out, name) for word in (options.first, options.second))
     changed, others = effects.differences(first.result, second.result)
     say(*effects.difference_lines(first.result, second.result, changed, others))
     if not changed:
         return 0
-    if not (arguments.checkpoint and arguments.data):
+    if not (options.checkpoint and options.data):
         say("", "to measure what each explains:", f"  {effects.command(first, second, changed)}")
         return 0
-    arguments.out = arguments.to
-    request = evaluation_request(arguments, chosen_device(arguments.device))
-    request = effects.request_of(first.result, effects.replace(request, checkpoints=tuple(arguments.checkpoint[:1])))
-    shares, whole = effects.explain(request, changed, arguments.checkpoint)
+    evaluation = options_from(options, EvaluationOptions, suite="", out=options.to)
+    request = evaluation_request(evaluation, chosen_device(options.device))
+    request = effects.request_of(first.result, effects.replace(request, checkpoints=options.checkpoint[:1]))
+    shares, whole = effects.explain(request, changed, options.checkpoint)
     say("", *effects.share_lines(first.result, second.result, shares, whole))
     return 0

@@ -1,8 +1,9 @@
 """Write the encoders of a pretraining, finished or not, as exports."""
 
-import argparse
+from dataclasses import dataclass
 from pathlib import Path
 
+from bench.cli.settings import CommandOptions, Positional
 from engine.printing import say
 
 EPILOG = """examples:
@@ -15,18 +16,16 @@ The training may be running meanwhile, here or on another machine that shares th
 UNFINISHED = "unfinished"
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options of `bench export`."""
-    parser.add_argument("run", type=Path, metavar="RUN", help="the folder that `bench pretrain --out` names")
-    parser.add_argument(
-        "--out",
-        type=Path,
-        metavar="DIR",
-        help="where export/ and export-BRANCH/ are written (RUN/unfinished, where RUN has not finished)",
-    )
+@dataclass(frozen=True, kw_only=True)
+class Options(CommandOptions):
+    """Of `bench export`."""
+
+    run: Positional[Path]  # RUN: the folder that `bench pretrain --out` names
+    # DIR: where export/ and export-BRANCH/ are written (RUN/unfinished, where RUN has not finished)
+    out: Path | None = None
 
 
-def run(arguments: argparse.Namespace) -> int:
+def run(options: Options) -> int:
     """0: the exports are there, and their fingerprints come out again when they are read back."""
     from bench.cli.output import epochs_of
     from bench.cli.settings import check_new_export
@@ -34,14 +33,14 @@ def run(arguments: argparse.Namespace) -> int:
     from checkpoints.export import ViTExport
     from pretrain.loop.exporting import exports_in, finished_export, is_run
 
-    folder = arguments.run
+    folder = options.run
     if not is_run(folder):
         raise ValueError(f"{folder} is not the folder of a training; give what was --out of bench pretrain")
     finished = finished_export(folder)
-    if finished and not arguments.out:
+    if finished and not options.out:
         say(f"{folder} has finished: its encoder is in {finished}; --out DIR copies it")
         return 0
-    out = arguments.out or folder / UNFINISHED
+    out = options.out or folder / UNFINISHED
     exports = list(exports_in(folder))
     say(f"{folder}: epoch {epochs_of(exports[0][1].facts)}")
     for name, export in exports:

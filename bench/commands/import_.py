@@ -1,10 +1,11 @@
 """Turn a published checkpoint into an export."""
 
-import argparse
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from bench.cli.settings import add_import_options, import_options
+from bench.cli.settings import CommandOptions, Positional, options_from
+from checkpoints.import_options import ImportOptions
 
 if TYPE_CHECKING:
     from checkpoints.export import ViTExport
@@ -16,20 +17,21 @@ EPILOG = """examples:
 """
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options of `bench import`."""
-    parser.add_argument("source", metavar="SOURCE", help="checkpoint file, IMPORTER:PATH, timm:NAME or hf-hub:ID")
-    parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="the export's folder, which is made")
-    parser.add_argument("--name", metavar="NAME", help="label of the export in results and leaderboard")
-    add_import_options(parser)
-    parser.add_argument("--force", action="store_true", help="replace another export in DIR")
+@dataclass(frozen=True, kw_only=True)
+class Options(ImportOptions, CommandOptions):
+    """Of `bench import`."""
+
+    source: Positional[str]  # SOURCE: checkpoint file, IMPORTER:PATH, timm:NAME or hf-hub:ID
+    out: Path  # DIR: the export's folder, which is made
+    name: str | None = None  # NAME: label of the export in results and leaderboard
+    force: bool = False  # replace another export in DIR
 
 
-def run(arguments: argparse.Namespace) -> int:
+def run(options: Options) -> int:
     """0: the export is written and its fingerprint comes out again when read back."""
     from checkpoints.import_options import check_reference
 
-    check_reference(arguments.source)  # before torch is imported
+    check_reference(options.source)  # before torch is imported
     from dataclasses import replace
 
     from bench.cli.settings import check_new_export
@@ -39,15 +41,15 @@ def run(arguments: argparse.Namespace) -> int:
     from checkpoints.resolve import load
     from engine.printing import say
 
-    name = checked_name(arguments.name, "--name") if arguments.name else None
-    check_new_export(arguments.out)
-    export = load(arguments.source, import_options(arguments))
-    say(f"{arguments.source}: recognised as {export.facts.get('importer') or 'an export already'}")
+    name = checked_name(options.name, "--name") if options.name else None
+    check_new_export(options.out)
+    export = load(options.source, options_from(options, ImportOptions))
+    say(f"{options.source}: recognised as {export.facts.get('importer') or 'an export already'}")
     say(*export_lines(export))
     if name:
         export = replace(export, facts=dict(export.facts) | {"name": name})
-    same = not arguments.force and _is_there(arguments.out, export)
-    folder = arguments.out if same else export.save(arguments.out)
+    same = not options.force and _is_there(options.out, export)
+    folder = options.out if same else export.save(options.out)
     if problems := ViTExport.load(folder).verify():
         raise ValueError(f"{folder}: read back, it differs: {problems[0]}; is the disk sound?")
     say(f"{'this very export was there, now' if same else 'written and'} verified: {folder}")

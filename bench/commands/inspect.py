@@ -1,11 +1,12 @@
 """Print what a checkpoint is and where it is from."""
 
-import argparse
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from bench.cli.output import epochs_of, table
-from bench.cli.settings import REFERENCES, add_import_options, import_options
+from bench.cli.settings import CommandOptions, Positional, options_from
+from checkpoints.import_options import ImportOptions
 
 if TYPE_CHECKING:
     from checkpoints.export import ViTExport
@@ -16,22 +17,24 @@ EPILOG = """examples:
 """
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options of `bench inspect`."""
-    parser.add_argument("checkpoint", metavar="X", help=REFERENCES)
-    add_import_options(parser)
+@dataclass(frozen=True, kw_only=True)
+class Options(ImportOptions, CommandOptions):
+    """Of `bench inspect`."""
+
+    # X: export folder, checkpoint file, folder of a training, timm:NAME, hf-hub:ID, IMPORTER:PATH, pixels:SIDE
+    checkpoint: Positional[str]
 
 
-def run(arguments: argparse.Namespace) -> int:
+def run(options: Options) -> int:
     """Always 0: inspecting verifies nothing."""
     from checkpoints.import_options import check_reference
 
-    check_reference(arguments.checkpoint)  # before torch is imported
+    check_reference(options.checkpoint)  # before torch is imported
     from bench.run.checkpoints import opened
     from engine.printing import say
 
-    _, export = opened(arguments.checkpoint, import_options(arguments))
-    say(arguments.checkpoint)
+    _, export = opened(options.checkpoint, options_from(options, ImportOptions))
+    say(options.checkpoint)
     say(*export_lines(export))
     problems = export.verify()
     say(f"  {'verified':12} {'no: ' + problems[0] if problems else 'the recorded activations come out again'}")

@@ -1,10 +1,12 @@
 """Rebuild and print the leaderboard."""
 
-import argparse
 import shutil
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
-NAMES = ("csv", "markdown", "latex", "html", "parquet")  # of bench.leaderboards.files.FORMATS, which is slow to import
+from bench.cli.settings import CommandOptions
+
 EPILOG = """formats:
   csv      leaderboard.csv: a row for each checkpoint; always written
   markdown leaderboard.md: tables with intervals; always written
@@ -18,40 +20,31 @@ examples:
 """
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options of `bench leaderboard`."""
-    parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="folder that `bench run` wrote to")
-    parser.add_argument(
-        "--published",
-        action="store_true",
-        help="show papers' numbers of the same protocols and images, marked, in all but csv and parquet",
-    )
-    parser.add_argument(
-        "--format",
-        nargs="+",
-        action="extend",
-        default=[],
-        choices=NAMES,
-        metavar="F",
-        help=f"write other files too: {', '.join(NAMES)}",
-    )
+@dataclass(frozen=True, kw_only=True)
+class Options(CommandOptions):
+    """Of `bench leaderboard`."""
+
+    out: Path  # DIR: folder that `bench run` wrote to
+    published: bool = False  # show papers' numbers of the same protocols and images, marked, in all but csv and parquet
+    # write other files too: csv, markdown, latex, html, parquet
+    format: tuple[Literal["csv", "markdown", "latex", "html", "parquet"], ...] = ()
 
 
-def run(arguments: argparse.Namespace) -> int:
+def run(options: Options) -> int:
     """0 also when some result file is damaged: it is reported, and the rest is the board."""
     from bench.leaderboards.files import write_leaderboard
     from bench.leaderboards.tables import read_leaderboard, to_terminal
     from bench.results.record import check_folder
     from engine.printing import say
 
-    check_folder(arguments.out)
+    check_folder(options.out)
     write_error: OSError | None = None
     try:
-        leaderboard = write_leaderboard(arguments.out, arguments.published, arguments.format)
+        leaderboard = write_leaderboard(options.out, options.published, options.format)
     except OSError as error:  # another's folder, or a full disk: the tables can be read all the same
-        leaderboard, write_error = read_leaderboard(arguments.out, arguments.published), error
+        leaderboard, write_error = read_leaderboard(options.out, options.published), error
     say(*to_terminal(leaderboard, width=shutil.get_terminal_size().columns).split("\n"))
-    if arguments.published and not leaderboard.published:
+    if options.published and not leaderboard.published:
         say("", "no published number is of these protocols, unchanged, on images of the published size", errors=True)
     if write_error:
         raise write_error

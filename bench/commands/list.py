@@ -1,8 +1,9 @@
 """List suites and extensions of every kind, or tell what one of them is: bench list NAME."""
 
-import argparse
+from dataclasses import dataclass
 
 from bench.cli.output import table
+from bench.cli.settings import CommandOptions, Positional
 from engine.extensions import extensions, one_line, refused, source_files, warn_of
 from engine.printing import say
 
@@ -24,27 +25,30 @@ EPILOG = """examples:
 """
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options of `bench list`."""
-    parser.add_argument("name", nargs="?", metavar="NAME", help=f"{', '.join(SECTIONS)} or suites; or the name of one")
-    parser.add_argument("--protocols", action="store_true", help="list every protocol with its version and source")
-    parser.add_argument("--recipes", action="store_true", help="list the methods' recipes with cost and source")
+@dataclass(frozen=True, kw_only=True)
+class Options(CommandOptions):
+    """Of `bench list`."""
+
+    # NAME: tasks, downstream, importers, methods, imagesets, layouts or suites; or the name of one
+    name: Positional[str | None] = None
+    protocols: bool = False  # list every protocol with its version and source
+    recipes: bool = False  # list the methods' recipes with cost and source
 
 
-def run(arguments: argparse.Namespace) -> int:
+def run(options: Options) -> int:
     """Names and one line each, read without importing the files; all else imports them."""
-    name = arguments.name
-    if arguments.protocols and arguments.recipes:
+    name = options.name
+    if options.protocols and options.recipes:
         raise ValueError("--protocols and --recipes: give one of them; tasks have protocols, methods have recipes")
-    if arguments.protocols:
+    if options.protocols:
         return _list_protocols(name)
-    if arguments.recipes:
+    if options.recipes:
         return _list_recipes(name)
     if name in ("protocols", "recipes"):
         raise ValueError(f"bench list {name}: write bench list --{name}")
     if name == "suites":
         return _list_suites()
-    if name not in (None, *SECTIONS):
+    if name and name not in SECTIONS:
         return _tell(name)
     for title in [name] if name else SECTIONS:
         files = extensions(SECTIONS[title])

@@ -1,8 +1,11 @@
 """Say what a run takes on this machine before it runs: time, images, work, disk and memory of each job."""
 
-import argparse
 import json
+from dataclasses import dataclass
 from functools import partial
+from typing import ClassVar
+
+from bench.cli.settings import EvaluationOptions, options_from
 
 EPILOG = """examples:
   bench plan --checkpoint a.pth --suite full --data cifar10=folder:/data/cifar10 --out results
@@ -14,32 +17,25 @@ OUT/cache/calibration for the same architecture, settings, device, precision and
 """
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options of `bench run`, and those of the plan."""
-    from bench.commands import run as evaluation
+@dataclass(frozen=True, kw_only=True)
+class Options(EvaluationOptions):
+    """Of `bench plan`."""
 
-    evaluation.add_request(parser)
-    parser.set_defaults(dry_run=False)
-    group = parser.add_argument_group("of the plan")
-    group.add_argument("--json", action="store_true", help="print a JSON list for schedulers, an entry for each job")
-    group.add_argument(
-        "--script", action="store_true", help="print a shell script, a command for each job, cheapest first"
-    )
-    group.add_argument(
-        "--assume",
-        metavar="MACHINE",
-        help="h100 or a100, times --gpus and --nodes, in place of this machine: nothing is measured, and --data may be "
-        "imagenet, ade20k, cityscapes or coco alone",
-    )
-    group.add_argument("--fresh", action="store_true", help="measure again what was kept")
+    GROUP: ClassVar[str] = "of the plan"
+    json: bool = False  # print a JSON list for schedulers, an entry for each job
+    script: bool = False  # print a shell script, a command for each job, cheapest first
+    # MACHINE: h100 or a100, times --gpus and --nodes, in place of this machine: nothing is measured, and --data may be
+    # imagenet, ade20k, cityscapes or coco alone
+    assume: str | None = None
+    fresh: bool = False  # measure again what was kept
 
 
-def run(arguments: argparse.Namespace) -> int:
+def run(options: Options) -> int:
     """0, or 1 where a job would fail."""
     from bench.cli.settings import check_names
 
     # Sets of an assumed machine are named alone, as `imagenet`.
-    check_names(arguments.checkpoint, arguments.suite, [text for text in arguments.data if "=" in text])
+    check_names(options.checkpoint, options.suite, [text for text in options.data if "=" in text])
     from bench.cli.settings import chosen_device
     from bench.cluster.submit import words_of_run
     from bench.commands.run import evaluation_request
@@ -47,25 +43,24 @@ def run(arguments: argparse.Namespace) -> int:
     from bench.run.forecast import entries, plan, script_lines, totals
     from engine.printing import say
 
-    if arguments.json and arguments.script:
+    if options.json and options.script:
         raise ValueError("--json and --script: give one of them, not both")
-    device = "cpu" if arguments.assume else chosen_device(arguments.device)
-    gpus = arguments.cluster_gpus or (1 if arguments.assume or device.startswith("cuda") else 0)
-    gpus *= arguments.cluster_nodes or 1
+    device = "cpu" if options.assume else chosen_device(options.device)
+    gpus = options.gpus or (1 if options.assume or device.startswith("cuda") else 0)
+    gpus *= options.nodes
     assumed = None
-    if arguments.assume:
-        precision = "bfloat16" if arguments.precision in ("auto", "float32") else arguments.precision
-        assumed = machine(arguments.assume, gpus, arguments.workers, precision, arguments.decode)
-    request = evaluation_request(arguments, device)
-    silent = arguments.json or arguments.script  # their output comes at the end
-    planned = plan(request, assumed, arguments.fresh, (lambda *lines: None) if silent else say)
+    if options.assume:
+        assumed = machine(options.assume, gpus, options.workers, "bfloat16", options.decode)
+    request = evaluation_request(options, device)
+    silent = options.json or options.script  # their output comes at the end
+    planned = plan(request, assumed, options.fresh, (lambda *lines: None) if silent else say)
 
-    jobs = entries(planned, partial(words_of_run, arguments), gpus)
-    if arguments.json:
+    jobs = entries(planned, partial(words_of_run, options_from(options, EvaluationOptions)), gpus)
+    if options.json:
         say(*json.dumps(jobs, indent=1).split("\n"))
-    elif arguments.script:
+    elif options.script:
         say(*script_lines(jobs))
     else:
-        say(*totals(planned, assumed.memory if assumed else free_memory(device), gpus, arguments.decode))
+        say(*totals(planned, assumed.memory if assumed else free_memory(device), gpus, options.decode))
         say(*(assumed.lines() if assumed else ()))
     return 1 if any(job["problem"] for job in jobs) else 0

@@ -1,24 +1,14 @@
 """Pretrain an encoder with a method's recipe; resumable at any step."""
 
-import argparse
-from collections.abc import Sequence
+from dataclasses import dataclass, field, fields, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bench.cli.settings import (
-    above_zero,
-    add_cluster,
-    add_compile,
-    add_decode,
-    cluster_of,
-    positive_integer,
-    ready_device,
-    share,
-    whole_number,
-)
+from bench.cli.settings import ClusterOptions, NetworkOptions, Positional, cluster_of, ready_device
+from engine.settings import Fraction, NonNegativeInt, PositiveFloat, PositiveInt
 
 if TYPE_CHECKING:
-    from bench.pretraining.online import OnlineHealth, OnlineKnn
     from bench.pretraining.run import PretrainRequest
     from pretrain.loop.updates import Precision
 
@@ -35,177 +25,106 @@ exit codes: 0 finished; 75 a signal (SIGTERM, SIGUSR1, Ctrl-C) stopped it, all i
 """
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options of `bench pretrain`."""
-    parser.add_argument("method", metavar="METHOD", help="such as mae")
-    parser.add_argument("--recipe", metavar="R", help="one of the method's recipes, which bench list METHOD shows")
-    parser.add_argument(
-        "--images",
-        required=True,
-        metavar="URL",
-        help="images:PATH, any folder of images; the training images of folder:PATH, imagenet:ROOT, ...",
-    )
-    parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="folder of this run alone")
-    parser.add_argument(
-        "--set",
-        nargs="+",
-        action="extend",
-        default=[],
-        metavar="FIELD=VALUE",
-        help="change recipe, method or encoder, such as epochs=100 schedule.warmup=5 mask_ratio=0.6",
-    )
-    parser.add_argument(
-        "--init",
-        metavar="CHECKPOINT",
-        help="start the encoder from these weights: a training's folder, an export, timm:NAME, a file, ...",
-    )
-    parser.add_argument(
-        "--freeze-first-epochs",
-        type=whole_number,
-        default=0,
-        metavar="N",
-        help="with --init: train the other parameters alone for N epochs (0)",
-    )
-    parser.add_argument("--resume", action="store_true", help="go on where this run was; start it where there is none")
-    parser.add_argument("--dry-run", action="store_true", help="print the recipe and its sizes, and do nothing")
-    parser.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:N (auto)")
-    parser.add_argument(
-        "--precision",
-        choices=("auto", "float32", "bfloat16", "float16"),
-        default="auto",
-        help="of matrix products (auto: bfloat16 on a GPU, float32 on a CPU)",
-    )
-    add_compile(parser)
-    add_decode(parser)
-    parser.add_argument("--seed", type=whole_number, default=0, metavar="N", help="of everything random (0)")
-    parser.add_argument("--workers", type=whole_number, metavar="N", help="loader processes (by machine)")
-    parser.add_argument(
-        "--micro-batch",
-        "--at-once",
-        type=positive_integer,
-        metavar="N",
-        help="at most N images of a process in a forward pass; the recipe's batch is made of several",
-    )
-    parser.add_argument("--skip-bad", action="store_true", help="replace and count unreadable images")
-    parser.add_argument("--save-minutes", type=above_zero, default=10.0, metavar="M", help="between two states (10)")
-    parser.add_argument(
-        "--export-every",
-        type=whole_number,
-        default=0,
-        metavar="EPOCHS",
-        help="write the export that often, not at the end alone",
-    )
-    parser.add_argument(
-        "--knn-every", type=whole_number, default=0, metavar="EPOCHS", help="log the encoder's k-NN accuracy that often"
-    )
-    parser.add_argument("--knn-data", metavar="URL", help="labelled images for that (--images)")
-    parser.add_argument("--knn-k", type=positive_integer, metavar="K", help="neighbours that vote in it (20)")
-    parser.add_argument(
-        "--knn-fraction",
-        type=share,
-        metavar="F",
-        help="share of the training images in its gallery (1); ExtreMA's: --knn-k 200 --knn-fraction 0.1",
-    )
-    parser.add_argument(
-        "--knn-limit", type=positive_integer, metavar="N", help="at most N images of each split for that"
-    )
-    parser.add_argument(
-        "--health-every",
-        type=whole_number,
-        default=0,
-        metavar="EPOCHS",
-        help="log effective ranks, spread and dead dimensions of the encoder's features that often",
-    )
-    parser.add_argument(
-        "--health-data", metavar="URL", help="images for that, whose validation split is taken (--images)"
-    )
-    parser.add_argument("--health-limit", type=positive_integer, metavar="N", help="at most N images for that (25 600)")
-    parser.add_argument("--wandb", metavar="PROJECT", help="log to Weights & Biases as well")
-    add_cluster(parser, jobs=False)
+@dataclass(frozen=True, kw_only=True)
+class Options(NetworkOptions, ClusterOptions):
+    """Of `bench pretrain`."""
+
+    method: Positional[str]  # such as mae
+    recipe: str | None = None  # R: one of the method's recipes, which bench list METHOD shows
+    images: str  # URL: images:PATH, any folder of images; the training images of folder:PATH, imagenet:ROOT, ...
+    out: Path  # DIR: folder of this run alone
+    # FIELD=VALUE: change recipe, method or encoder, such as epochs=100 schedule.warmup=5 mask_ratio=0.6
+    set: tuple[str, ...] = ()
+    # CHECKPOINT: start the encoder from these weights: a training's folder, an export, timm:NAME, a file, ...
+    init: str | None = None
+    freeze_first_epochs: NonNegativeInt = 0  # N: with --init: train the other parameters alone for N epochs (0)
+    resume: bool = False  # go on where this run was; start it where there is none
+    dry_run: bool = False  # print the recipe and its sizes, and do nothing
+    seed: NonNegativeInt = 0  # N: of everything random (0)
+    # N: at most N images of a process in a forward pass; the recipe's batch is made of several
+    batch_size: PositiveInt | None = field(default=None, metadata={"flags": ("--micro-batch", "--at-once")})
+    skip_bad: bool = False  # replace and count unreadable images
+    save_minutes: PositiveFloat = 10.0  # M: between two states (10)
+    export_every: NonNegativeInt = 0  # EPOCHS: write the export that often, not at the end alone
+    knn_every: NonNegativeInt = 0  # EPOCHS: log the encoder's k-NN accuracy that often
+    knn_data: str | None = None  # URL: labelled images for that (--images)
+    knn_k: PositiveInt | None = None  # K: neighbours that vote in it (20)
+    # F: share of the training images in its gallery (1); ExtreMA's: --knn-k 200 --knn-fraction 0.1
+    knn_fraction: Fraction | None = None
+    knn_limit: PositiveInt | None = None  # N: at most N images of each split for that
+    # EPOCHS: log effective ranks, spread and dead dimensions of the encoder's features that often
+    health_every: NonNegativeInt = 0
+    health_data: str | None = None  # URL: images for that, whose validation split is taken (--images)
+    health_limit: PositiveInt | None = None  # N: at most N images for that (25 600)
+    wandb: str | None = None  # PROJECT: log to Weights & Biases as well
 
 
-def run(arguments: argparse.Namespace) -> int:
+def run(options: Options) -> int:
     """0: finished; 75: stopped by a signal, after saving."""
     from engine.extensions import extensions, load_extension
 
-    if arguments.method not in extensions("methods"):
-        load_extension("methods", arguments.method)  # says which there are, before torch is imported
-    options = cluster_of(arguments)
-    if options and not arguments.dry_run:
+    if options.method not in extensions("methods"):
+        load_extension("methods", options.method)  # says which there are, before torch is imported
+    cluster = cluster_of(options)
+    if cluster and not options.dry_run:
         from bench.cluster.submit import launch_pretraining
 
-        there: Precision = "bfloat16" if options.gpus else "float32"
-        precision: Precision = there if arguments.precision == "auto" else arguments.precision
-        return launch_pretraining(arguments, pretraining_request(arguments, "cpu", precision), options)
-    from bench.pretraining.run import run_pretraining, training_precision
+        precision = options.precision if options.precision != "auto" else "bfloat16" if cluster.gpus else "float32"
+        resumed = replace(cluster, resume=True)
+        return launch_pretraining(resumed, pretraining_request(replace(options, device="cpu"), precision))
+    from bench.pretraining.run import run_pretraining
 
-    device = ready_device(arguments.device, arguments.compile)
-    return run_pretraining(pretraining_request(arguments, device, training_precision(arguments.precision, device)))
+    return run_pretraining(pretraining_request(options))
 
 
-def pretraining_request(arguments: argparse.Namespace, device: str, precision: "Precision") -> "PretrainRequest":
-    """The request that the options make, on a device."""
-    from bench.pretraining.run import PretrainRequest
+def pretraining_request(options: Options, precision: "Precision | None" = None) -> "PretrainRequest":
+    """The request that the options make. precision: in place of theirs, on a machine that is not this one."""
+    from bench.pretraining.online import OnlineHealth, OnlineKnn, online_space
+    from bench.pretraining.run import PretrainRequest, training_precision
     from pretrain.loop.trainer import Run
-
-    settings = Run(
-        out=arguments.out,
-        device=device,
-        precision=precision,
-        compiled=arguments.compile,
-        decode=arguments.decode,
-        seed=arguments.seed,
-        workers=arguments.workers,
-        micro_batch=arguments.micro_batch,
-        skip_bad=arguments.skip_bad,
-        resume=arguments.resume,
-        save_minutes=arguments.save_minutes,
-        export_every=arguments.export_every,
-        monitor_every=arguments.knn_every,
-        monitor=_knn(arguments, device, precision),
-        health_every=arguments.health_every,
-        health=_health(arguments, device, precision),
-        wandb=arguments.wandb,
-    )
-    return PretrainRequest(
-        method=arguments.method,
-        recipe=arguments.recipe,
-        changes=tuple(arguments.set),
-        images=arguments.images,
-        run=settings,
-        init=arguments.init,
-        frozen_epochs=arguments.freeze_first_epochs,
-        dry_run=arguments.dry_run,
-    )
-
-
-def _knn(arguments: argparse.Namespace, device: str, precision: "Precision") -> "OnlineKnn | None":
-    """The online k-NN, where it was asked for."""
-    from bench.pretraining.online import OnlineKnn, online_space
-
-    options = _options(arguments, "knn", ("data", "k", "fraction", "limit"))
-    if not arguments.knn_every:
-        return None
-    data, limit = options.pop("data", arguments.images), options.pop("limit", None)
-    return OnlineKnn(space=online_space(arguments.out, data, device, precision, limit, arguments.skip_bad), **options)
-
-
-def _health(arguments: argparse.Namespace, device: str, precision: "Precision") -> "OnlineHealth | None":
-    """The online health, where it was asked for."""
-    from bench.pretraining.online import OnlineHealth, online_space
     from probes.tasks.health import RANKED
 
-    options = _options(arguments, "health", ("data", "limit"))
-    if not arguments.health_every:
-        return None
-    data, limit = options.get("data", arguments.images), options.get("limit", RANKED)
-    return OnlineHealth(space=online_space(arguments.out, data, device, precision, limit, arguments.skip_bad))
-
-
-def _options(arguments: argparse.Namespace, probe: str, names: Sequence[str]) -> dict[str, Any]:
-    """What was given of `--PROBE-NAME`. ValueError for such options without `--PROBE-every`."""
-    given = {name: value for name in names if (value := getattr(arguments, f"{probe}_{name}")) is not None}
-    if given and not getattr(arguments, f"{probe}_every"):
-        named = " and ".join(f"--{probe}-{name}" for name in given)
-        raise ValueError(f"{named} without --{probe}-every EPOCHS, which says how often: add it")
-    return given
+    for probe in ("knn", "health"):
+        names = [field.name for field in fields(options) if field.name.startswith(f"{probe}_")]
+        given = [name for name in names if name != f"{probe}_every" and getattr(options, name) is not None]
+        if given and not getattr(options, f"{probe}_every"):
+            named = " and ".join(f"--{name.replace('_', '-')}" for name in given)
+            raise ValueError(f"{named} without --{probe}-every EPOCHS, which says how often: add it")
+    device = ready_device(options.device, options.compiled)
+    products = precision or training_precision(options.precision or "auto", device)
+    space = partial(online_space, options.out, device=device, precision=products, skip_bad=options.skip_bad)
+    voting: dict[str, Any] = {"k": options.knn_k, "fraction": options.knn_fraction}
+    knn = OnlineKnn(
+        space=space(data=options.knn_data or options.images, limit=options.knn_limit),
+        **{name: value for name, value in voting.items() if value is not None},
+    )
+    health = OnlineHealth(space=space(data=options.health_data or options.images, limit=options.health_limit or RANKED))
+    settings = Run(
+        out=options.out,
+        device=device,
+        precision=products,
+        compiled=options.compiled,
+        decode=options.decode,
+        seed=options.seed,
+        workers=options.workers,
+        micro_batch=options.batch_size,
+        skip_bad=options.skip_bad,
+        resume=options.resume,
+        save_minutes=options.save_minutes,
+        export_every=options.export_every,
+        monitor_every=options.knn_every,
+        monitor=knn if options.knn_every else None,
+        health_every=options.health_every,
+        health=health if options.health_every else None,
+        wandb=options.wandb,
+    )
+    return PretrainRequest(
+        method=options.method,
+        recipe=options.recipe,
+        changes=options.set,
+        images=options.images,
+        run=settings,
+        init=options.init,
+        frozen_epochs=options.freeze_first_epochs,
+        dry_run=options.dry_run,
+    )

@@ -1,10 +1,10 @@
 """Collect results, logs and commands of a board in a folder to publish, or check that such a folder still agrees."""
 
-import argparse
 import shlex
+from dataclasses import dataclass
 from pathlib import Path
 
-from bench.cli.settings import add_publication
+from bench.cli.settings import Positional, PublicationOptions
 
 EPILOG = """A record holds what the numbers rest on, but weights and images: result files with their values for every
 image, logs, what each checkpoint is, commands, tables, and model cards with the Hugging Face Hub's forms. Folders
@@ -20,67 +20,55 @@ exit codes of --check: 0 everything agrees; 1 it does not, with a line for each 
 """
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options of `bench record`."""
-    parser.add_argument("out", type=Path, nargs="?", metavar="OUT", help="folder that `bench run` wrote to")
-    either = parser.add_mutually_exclusive_group(required=True)
-    either.add_argument("--to", type=Path, metavar="DIR", help="write the record there; an older record is replaced")
-    either.add_argument("--check", type=Path, metavar="DIR", help="check a record")
-    parser.add_argument("--model-id", nargs="+", default=[], metavar="NAME=ORG/NAME", help="a checkpoint's on the Hub")
-    parser.add_argument(
-        "--licence",
-        nargs="+",
-        default=[],
-        metavar="NAME=SPDX",
-        help="of a checkpoint's weights, where their source names none, such as mae-s=apache-2.0",
-    )
-    parser.add_argument(
-        "--verified-by",
-        nargs="+",
-        default=[],
-        metavar="NAME=URL",
-        help="where the authors of a checkpoint confirm its numbers, such as their comment, commit or DOI",
-    )
-    add_publication(parser)
-    parser.add_argument(
-        "--sign",
-        type=Path,
-        metavar="KEY",
-        help="sign the record with a key of ssh, by ssh-keygen; --check says by which key it is signed",
-    )
-    parser.add_argument("--organization", default="", metavar="ORG", help="who evaluated")
+@dataclass(frozen=True, kw_only=True)
+class Options(PublicationOptions):
+    """Of `bench record`."""
+
+    out: Positional[Path | None] = None  # OUT: folder that `bench run` wrote to
+    to: Path | None = None  # DIR: write the record there; an older record is replaced
+    check: Path | None = None  # DIR: check a record
+    model_id: tuple[str, ...] = ()  # NAME=ORG/NAME: a checkpoint's on the Hub
+    # NAME=SPDX: of a checkpoint's weights, where their source names none, such as mae-s=apache-2.0
+    licence: tuple[str, ...] = ()
+    # NAME=URL: where the authors of a checkpoint confirm its numbers, such as their comment, commit or DOI
+    verified_by: tuple[str, ...] = ()
+    # KEY: sign the record with a key of ssh, by ssh-keygen; --check says by which key it is signed
+    sign: Path | None = None
+    organization: str = ""  # ORG: who evaluated
 
 
-def run(arguments: argparse.Namespace) -> int:
+def run(options: Options) -> int:
     """0: written, or everything agrees; 1: a check found a difference."""
     from bench.results.record import check_folder
     from bench.sharing.card import publication_from
     from bench.sharing.record import check_record, signer, write_record, written_by
     from engine.printing import say
 
-    if arguments.out:
-        check_folder(arguments.out)
-    if arguments.check:
+    if options.out:
+        check_folder(options.out)
+    if bool(options.to) == bool(options.check):
+        raise ValueError("--to DIR writes a record, --check DIR checks one: give one of them")
+    if options.check:
         differences = 0
-        for line in check_record(arguments.check, arguments.out):
+        for line in check_record(options.check, options.out):
             say(line)
             differences += 1
-        summary = f"{differences} difference{'s' if differences > 1 else ''}{written_by(arguments.check)}"
-        signature = f"; signed with {key}" if (key := signer(arguments.check)[0]) else ""
+        summary = f"{differences} difference{'s' if differences > 1 else ''}{written_by(options.check)}"
+        signature = f"; signed with {key}" if (key := signer(options.check)[0]) else ""
         say(summary if differences else f"board and records agree{signature}")
         return int(differences > 0)
-    if not arguments.out:
+    if not options.out or not options.to:
         raise ValueError(
             "record of what? give a folder of results, as `bench run` writes it: bench record OUT --to DIR"
         )
     publication = publication_from(
-        arguments.model_id,
-        arguments.hub_dataset,
-        arguments.source,
-        arguments.organization,
-        arguments.licence,
-        arguments.verified_by,
+        options.model_id,
+        options.hub_dataset,
+        options.source,
+        options.organization,
+        options.licence,
+        options.verified_by,
     )
-    write_record(arguments.out, arguments.to, publication, arguments.sign)
-    say(f"written: {arguments.to}; check it by: bench record --check {shlex.quote(str(arguments.to))}")
+    write_record(options.out, options.to, publication, options.sign)
+    say(f"written: {options.to}; check it by: bench record --check {shlex.quote(str(options.to))}")
     return 0

@@ -1,11 +1,11 @@
 """Say how published numbers are measured here, and how far the measured ones are from them."""
 
-import argparse
-from functools import partial
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from bench.cli.settings import positive_integer
+from bench.cli.settings import CommandOptions, Positional
+from engine.settings import PositiveInt
 
 if TYPE_CHECKING:
     from bench.reproduce import Setup
@@ -21,87 +21,74 @@ EPILOG = """examples:
 """
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options of `bench reproduce`."""
-    add_several = partial(parser.add_argument, nargs="+", action="extend", default=[])
-    parser.add_argument("table", nargs="?", metavar="TABLE", help="such as extrema:table7")
-    parser.add_argument("--plan", metavar="TABLE", help="print a shell script that measures a table")
-    parser.add_argument("--summary", action="store_true", help="count what is within reach, table by table")
-    add_several(
-        "--checkpoints",
-        metavar="NAME=PATH",
-        help="weights that you have, by the names that a table shows; what `bench run --checkpoint` takes",
-    )
-    add_several(
-        "--data",
-        metavar="NAME=URL",
-        help="imagenet, imagenet22k (to pretrain on), ade20k, cityscapes, coco, voc, nyu, davis, copydays, ...",
-    )
-    parser.add_argument(
-        "--out",
-        type=Path,
-        default=Path("results"),
-        metavar="DIR",
-        help="folder of results and trainings, read and named in the commands (results)",
-    )
-    parser.add_argument(
-        "--processes", "--gpus", type=positive_integer, default=1, metavar="N", help="of torchrun in the commands (1)"
-    )
-    group = parser.add_argument_group("of the plan `today`, whose protocols are not those of the suite `today`")
-    group.add_argument(
-        "--check", action="store_true", help="with `today`: say what is missing; exit code 1 for anything"
-    )
-    group.add_argument("--suite", metavar="S", help="protocols in place of the plan's six")
-    group.add_argument("--assume", default="h100", metavar="MACHINE", help="h100 or a100, to count hours for (h100)")
+@dataclass(frozen=True, kw_only=True)
+class Options(CommandOptions):
+    """Of `bench reproduce`."""
+
+    table: Positional[str | None] = None  # TABLE: such as extrema:table7
+    plan: str | None = None  # TABLE: print a shell script that measures a table
+    summary: bool = False  # count what is within reach, table by table
+    # NAME=PATH: weights that you have, by the names that a table shows; what `bench run --checkpoint` takes
+    checkpoints: tuple[str, ...] = ()
+    # NAME=URL: imagenet, imagenet22k (to pretrain on), ade20k, cityscapes, coco, voc, nyu, davis, copydays, ...
+    data: tuple[str, ...] = ()
+    # DIR: folder of results and trainings, read and named in the commands (results)
+    out: Path = Path("results")
+    # N: of torchrun in the commands (1)
+    processes: PositiveInt = field(default=1, metadata={"flags": ("--processes", "--gpus")})
+    # with `today`, whose protocols are not those of the suite `today`: say what is missing; exit code 1 for anything
+    check: bool = False
+    suite: str | None = None  # S: with `today`: protocols in place of the plan's six
+    assume: str = "h100"  # MACHINE: with `today`: h100 or a100, to count hours for (h100)
 
 
-def run(arguments: argparse.Namespace) -> int:
+def run(options: Options) -> int:
     """0 whatever was measured; 1 where --check finds something missing."""
     from bench.published.values import published_values, values_of
     from bench.reproduce import Setup, listing, named_checkpoints, named_data, script, summary, table_lines
     from bench.results.store import comparable_results
     from engine.printing import say
 
-    modes = [bool(arguments.table), bool(arguments.plan), arguments.summary]
+    modes = [bool(options.table), bool(options.plan), options.summary]
     if sum(modes) > 1:
         raise ValueError("TABLE, --plan TABLE and --summary: give one of them")
     setup = Setup(
-        checkpoints=named_checkpoints(arguments.checkpoints, published_values()),
-        data=named_data(arguments.data),
-        out=arguments.out,
-        processes=arguments.processes,
+        checkpoints=named_checkpoints(options.checkpoints, published_values()),
+        data=named_data(options.data),
+        out=options.out,
+        processes=options.processes,
     )
-    if "today" in (arguments.table, arguments.plan):
-        return today(arguments, setup)
-    if arguments.check or arguments.suite:
+    if "today" in (options.table, options.plan):
+        return today(options, setup)
+    if options.check or options.suite:
         raise ValueError("--check and --suite are of the plan `today`: bench reproduce today --check")
-    if arguments.plan:
-        values_of(arguments.plan)  # a wrong name is said before anything is printed
-        say(*"\n".join(script(arguments.plan, setup)).split("\n"))
-    elif arguments.summary:
+    if options.plan:
+        values_of(options.plan)  # a wrong name is said before anything is printed
+        say(*"\n".join(script(options.plan, setup)).split("\n"))
+    elif options.summary:
         say(*summary())
-    elif arguments.table:
-        values_of(arguments.table)
-        results, problems = comparable_results(arguments.out)
-        say(*table_lines(arguments.table, setup, results))
+    elif options.table:
+        values_of(options.table)
+        results, problems = comparable_results(options.out)
+        say(*table_lines(options.table, setup, results))
         say(*(f"left out: {problem}" for problem in problems), errors=True)
     else:
         say(*listing())
     return 0
 
 
-def today(arguments: argparse.Namespace, setup: "Setup") -> int:
+def today(options: Options, setup: "Setup") -> int:
     """The script of the plan `today`, what it lacks, or its table."""
     from bench.results.store import comparable_results
     from bench.run.calibration import machine
     from bench.today import SUITE, missing, script, table
     from engine.printing import say
 
-    if arguments.plan:
-        assumed = machine(arguments.assume, setup.processes, None, "bfloat16")
-        say(*script(arguments.suite or SUITE, setup, assumed))
+    if options.plan:
+        assumed = machine(options.assume, setup.processes, None, "bfloat16")
+        say(*script(options.suite or SUITE, setup, assumed))
         return 0
-    if arguments.check:
+    if options.check:
         lines = list(missing(setup))
         is_missing = any(line.startswith("missing") for line in lines)
         say(*lines, *([] if is_missing else ["nothing is missing"]))

@@ -1,9 +1,11 @@
 """List the results of a folder, or remove some of them."""
 
-import argparse
+from dataclasses import dataclass
 from pathlib import Path
 from shlex import quote
+from typing import Literal
 
+from bench.cli.settings import CommandOptions, Positional
 from engine.printing import say
 
 EPILOG = """ls: one line for each result, with its first number or why it failed.
@@ -17,34 +19,36 @@ examples:
 """
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options of `bench results`."""
-    parser.add_argument("action", choices=("ls", "rm"), help="list or remove")
-    parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="folder that `bench run` wrote to")
-    parser.add_argument("--checkpoint", metavar="X", help="of this checkpoint: name, or name-digest8 as ls prints it")
-    parser.add_argument("--data", metavar="NAME", help="of this image set")
-    parser.add_argument("--protocol", metavar="P", help="of this protocol (knn@dino) or task (knn)")
-    parser.add_argument("--status", choices=("ok", "failed", "unreadable"), help="that ended so")
-    parser.add_argument("--dry-run", action="store_true", help="rm: print what would be removed, and do nothing")
+@dataclass(frozen=True, kw_only=True)
+class Options(CommandOptions):
+    """Of `bench results`."""
+
+    action: Positional[Literal["ls", "rm"]]  # list or remove
+    out: Path  # DIR: folder that `bench run` wrote to
+    checkpoint: str | None = None  # X: of this checkpoint: name, or name-digest8 as ls prints it
+    data: str | None = None  # NAME: of this image set
+    protocol: str | None = None  # P: of this protocol (knn@dino) or task (knn)
+    status: Literal["ok", "failed", "unreadable"] | None = None  # that ended so
+    dry_run: bool = False  # rm: print what would be removed, and do nothing
 
 
-def run(arguments: argparse.Namespace) -> int:
+def run(options: Options) -> int:
     """List or remove results. The exit code is 0 also where no result matches."""
     from bench.results.record import check_folder
     from bench.results.store import find, lines_of, refuse_ambiguous
 
-    check_folder(arguments.out)
-    options = {name: getattr(arguments, name) for name in ("checkpoint", "data", "protocol", "status")}
-    if arguments.action == "rm" and not any(options.values()):
+    check_folder(options.out)
+    words = {name: getattr(options, name) for name in ("checkpoint", "data", "protocol", "status")}
+    if options.action == "rm" and not any(words.values()):
         raise ValueError(
             "which results? give --checkpoint, --data, --protocol or --status, as `bench results ls` shows"
         )
-    contents = find(arguments.out, options)
-    if arguments.action == "rm":
-        refuse_ambiguous(arguments.out, contents, arguments.checkpoint)
-    say(*lines_of(arguments.out, contents))
-    if arguments.action == "rm":
-        _remove(arguments.out, list(contents), arguments.dry_run)
+    contents = find(options.out, words)
+    if options.action == "rm":
+        refuse_ambiguous(options.out, contents, options.checkpoint)
+    say(*lines_of(options.out, contents))
+    if options.action == "rm":
+        _remove(options.out, list(contents), options.dry_run)
     return 0
 
 

@@ -1,23 +1,9 @@
 """Evaluate checkpoints on image sets."""
 
-import argparse
-from functools import partial
-from pathlib import Path
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from bench.cli.settings import (
-    REFERENCES,
-    JoinedByCommas,
-    add_cluster,
-    add_compile,
-    add_decode,
-    add_statistics,
-    check_names,
-    cluster_of,
-    positive_integer,
-    ready_device,
-    whole_number,
-)
+from bench.cli.settings import EvaluationOptions, check_names, cluster_of, ready_device
 
 if TYPE_CHECKING:
     from bench.run.prepare import RunRequest
@@ -34,112 +20,58 @@ state is saved: run the same command again
 """
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options of `bench run`."""
-    add_request(parser)
-    parser.add_argument("--dry-run", action="store_true", help="print what would be done, and do nothing")
+@dataclass(frozen=True, kw_only=True)
+class Options(EvaluationOptions):
+    """Of `bench run`."""
+
+    dry_run: bool = False  # print what would be done, and do nothing
 
 
-def add_request(parser: argparse.ArgumentParser) -> None:
-    """The options of `bench run` and `bench plan`."""
-    add_several = partial(parser.add_argument, nargs="+", action="extend")
-    add_several(
-        "--checkpoint",
-        required=True,
-        metavar="X",
-        help=f"{REFERENCES}, or module:PACKAGE:FUNCTION, a network of your own, whose code runs",
-    )
-    add_several("--name", default=[], metavar="NAME", help="label in results, one per checkpoint")
-    add_statistics(parser)
-    parser.add_argument(
-        "--suite",
-        required=True,
-        nargs="+",
-        action=JoinedByCommas,
-        metavar="SUITE",
-        help="smoke, frozen, full, everything, paper:moca, tasks (knn) and protocols (knn@dino)",
-    )
-    add_several(
-        "--data",
-        default=[],
-        metavar="NAME=URL",
-        help="image sets, such as cifar10=folder:/data/cifar10 (of --suite smoke: digits and tiny scenes)",
-    )
-    parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="folder of results and leaderboard")
-    parser.add_argument(
-        "--select",
-        choices=("holdout", "val"),
-        help="what chooses heads and epochs: held-out training images, or those of validation as in many papers, which "
-        "gives too much and is marked (as each protocol says: NAME_paper val, other linear probes holdout, other "
-        "fine-tuning its last epoch)",
-    )
-    add_several(
-        "--set",
-        default=[],
-        metavar="TASK.FIELD=VALUE",
-        help="change a setting, such as knn.k=10,20; the results are marked as modified",
-    )
-    parser.add_argument("--seed", type=whole_number, default=0, metavar="N", help="of everything random in a task (0)")
-    parser.add_argument(
-        "--limit", type=positive_integer, metavar="N", help="at most N images of each split, for smoke runs"
-    )
-    parser.add_argument("--skip-bad", action="store_true", help="count unreadable images instead of stopping")
-    parser.add_argument("--rerun", action="store_true", help="run again what has a result already")
-    parser.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:N (auto)")
-    parser.add_argument(
-        "--precision", choices=("auto", "float32", "bfloat16"), default="auto", help="of forward passes (auto: float32)"
-    )
-    add_decode(parser)
-    parser.add_argument("--batch-size", type=positive_integer, metavar="N", help="images in a forward pass (by device)")
-    parser.add_argument("--workers", type=whole_number, metavar="N", help="loader workers (by machine)")
-    add_compile(parser)
-    add_cluster(parser, jobs=True)
-
-
-def run(arguments: argparse.Namespace) -> int:
+def run(options: Options) -> int:
     """0: every task has a good result; 1: some task failed; Stopped, which ends with 75, where a signal stopped a
     training."""
-    check_names(arguments.checkpoint, arguments.suite, arguments.data)
-    options = cluster_of(arguments)
-    if options and not arguments.dry_run:
+    check_names(options.checkpoint, options.suite, options.data)
+    cluster = cluster_of(options)
+    if cluster and not options.dry_run:
         from bench.cluster.submit import launch_evaluation
 
-        return launch_evaluation(arguments, evaluation_request(arguments, "cpu"), options)
+        return launch_evaluation(cluster, evaluation_request(cluster, "cpu"))
     from bench.run.runner import run_suite
 
-    device = ready_device(arguments.device, arguments.compile)
-    return run_suite(evaluation_request(arguments, device))
+    request = evaluation_request(options, ready_device(options.device, options.compiled))
+    return run_suite(replace(request, dry_run=options.dry_run))
 
 
-def evaluation_request(arguments: argparse.Namespace, device: str) -> "RunRequest":
+def evaluation_request(options: EvaluationOptions, device: str) -> "RunRequest":
     """The request that the options make, on a device."""
     from bench.run.prepare import RunRequest
     from checkpoints.import_options import ImportOptions
     from engine.tasks import Workspace
 
+    if options.precision == "float16":
+        raise ValueError("--precision float16: it is for pretraining; choose float32 or bfloat16")
     space = Workspace(
-        cache=arguments.out / "cache",
+        cache=options.out / "cache",
         data="",
         device=device,
-        precision="float32" if arguments.precision == "auto" else arguments.precision,
-        compiled=arguments.compile,
-        decode=arguments.decode,
-        seed=arguments.seed,
-        limit=arguments.limit,
-        skip_bad=arguments.skip_bad,
-        batch_size=arguments.batch_size,
-        workers=arguments.workers,
+        precision="bfloat16" if options.precision == "bfloat16" else "float32",
+        compiled=options.compiled,
+        decode=options.decode,
+        seed=options.seed,
+        limit=options.limit,
+        skip_bad=options.skip_bad,
+        batch_size=options.batch_size,
+        workers=options.workers,
     )
     return RunRequest(
-        checkpoints=tuple(arguments.checkpoint),
-        names=tuple(arguments.name),
-        imports=ImportOptions(statistics=arguments.statistics),
-        suite=arguments.suite,
-        data=tuple(arguments.data),
-        select=arguments.select,
-        changes=tuple(arguments.set),
-        out=arguments.out,
+        checkpoints=options.checkpoint,
+        names=options.name,
+        imports=ImportOptions(statistics=options.statistics),
+        suite=options.suite,
+        data=options.data,
+        select=options.select,
+        changes=options.set,
+        out=options.out,
         space=space,
-        rerun=arguments.rerun,
-        dry_run=arguments.dry_run,
+        rerun=options.rerun,
     )

@@ -1,10 +1,10 @@
 """Measure how far a protocol's number depends on each of its settings, for the same weights."""
 
-import argparse
-from functools import partial
+from dataclasses import dataclass
 from pathlib import Path
 
-from bench.cli.settings import REFERENCES, add_statistics, positive_integer, whole_number
+from bench.cli.settings import CheckpointOptions, EvaluationOptions, Positional, options_from
+from engine.settings import NonNegativeInt, PositiveInt
 
 EPILOG = """\
 A variation is FIELD=VALUE, as --set takes it; or of precision, decode and seed; or of statistics, image_size
@@ -20,44 +20,36 @@ Writes sensitivity-PROTOCOL.csv, .md and .png into the folder, beside the result
 """
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options of `bench sensitivity`."""
-    parser.add_argument("protocol", metavar="PROTOCOL", help="such as knn@dino")
-    parser.add_argument("--vary", nargs="+", default=[], metavar="V", help="in place of the task's own variations")
-    add_request(parser)
-    parser.add_argument("--seed", type=whole_number, default=0, metavar="N", help="of everything random in a task (0)")
-    parser.add_argument("--limit", type=positive_integer, metavar="N", help="at most N images of each split")
-    add_several = partial(parser.add_argument, nargs="+", action="extend")
-    add_several("--set", default=[], metavar="TASK.FIELD=VALUE", help="change a setting throughout")
+@dataclass(frozen=True, kw_only=True)
+class MeasuringOptions(CheckpointOptions):
+    """Of `bench sensitivity` and `bench explain`."""
+
+    # X: export folder, checkpoint file, folder of a training, timm:NAME, hf-hub:ID, IMPORTER:PATH, pixels:SIDE
+    checkpoint: tuple[str, ...] = ()
+    data: tuple[str, ...] = ()  # NAME=URL: one image set
+    out: Path | None = None  # DIR: folder of results
 
 
-def add_request(parser: argparse.ArgumentParser) -> None:
-    """The options of `bench sensitivity` and `bench explain`; the rest of those of `bench run` keep their defaults."""
-    add_several = partial(parser.add_argument, nargs="+", action="extend", default=[])
-    add_several("--checkpoint", metavar="X", help=REFERENCES)
-    add_several("--name", metavar="NAME", help="label in results, one per checkpoint")
-    add_several("--data", metavar="NAME=URL", help="one image set")
-    parser.add_argument("--out", type=Path, metavar="DIR", help="folder of results")
-    parser.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:N (auto)")
-    add_statistics(parser)
-    parser.add_argument("--batch-size", type=positive_integer, metavar="N", help="images in a forward pass (by device)")
-    parser.add_argument("--workers", type=whole_number, metavar="N", help="loader workers (by machine)")
-    parser.set_defaults(
-        suite="", set=[], select=None, seed=0, limit=None, precision="auto", decode="exact", compile=False
-    )
-    parser.set_defaults(skip_bad=False, rerun=False, dry_run=False)
+@dataclass(frozen=True, kw_only=True)
+class Options(MeasuringOptions):
+    """Of `bench sensitivity`."""
+
+    protocol: Positional[str]  # PROTOCOL: such as knn@dino
+    vary: tuple[str, ...] = ()  # V: in place of the task's own variations
+    seed: NonNegativeInt = 0  # N: of everything random in a task (0)
+    limit: PositiveInt | None = None  # N: at most N images of each split
+    set: tuple[str, ...] = ()  # TASK.FIELD=VALUE: change a setting throughout
 
 
-def run(arguments: argparse.Namespace) -> int:
+def run(options: Options) -> int:
     """0: measured; what could not be is said."""
     from bench.cli.settings import check_names, chosen_device
 
-    if not (arguments.checkpoint and arguments.out):
+    if not (options.checkpoint and options.out):
         raise ValueError("give --checkpoint X, --data NAME=URL and --out DIR")
-    if len(arguments.data) != 1:
-        raise ValueError(f"--data: give one image set, not {len(arguments.data)}")
-    arguments.suite = arguments.protocol
-    check_names(arguments.checkpoint, arguments.suite, arguments.data)
+    if len(options.data) != 1:
+        raise ValueError(f"--data: give one image set, not {len(options.data)}")
+    check_names(options.checkpoint, options.protocol, options.data)
     from bench.cli.output import table
     from bench.commands.run import evaluation_request
     from bench.reporting import effects
@@ -65,9 +57,10 @@ def run(arguments: argparse.Namespace) -> int:
     from engine.files import write_atomic
     from engine.printing import say
 
-    request = evaluation_request(arguments, chosen_device(arguments.device))
-    title, found, left_out = effects.sensitivity(request, arguments.vary)
-    path = arguments.out / f"sensitivity-{arguments.protocol}"
+    evaluation = options_from(options, EvaluationOptions, suite=options.protocol)
+    request = evaluation_request(evaluation, chosen_device(options.device))
+    title, found, left_out = effects.sensitivity(request, options.vary)
+    path = options.out / f"sensitivity-{options.protocol}"
     write_atomic(Path(f"{path}.csv"), effects.to_csv(found))
     write_atomic(Path(f"{path}.md"), effects.to_markdown(title, found, left_out))
     write_atomic(Path(f"{path}.png"), encoded_figure(effects.figure(title, found), "png"))

@@ -1,7 +1,9 @@
 """Write static pages of records for any web host: an overview, a page for each checkpoint and each protocol."""
 
-import argparse
+from dataclasses import dataclass
 from pathlib import Path
+
+from bench.cli.settings import CommandOptions, Positional
 
 EPILOG = """examples:
   bench site records/mine --out public
@@ -11,20 +13,22 @@ Each record is checked first (bench record --check). The pages make no requests 
 """
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options of `bench site`."""
-    parser.add_argument("records", type=Path, nargs="+", metavar="RECORD", help="folder that `bench record` wrote")
-    parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="the site; an older one is replaced")
-    parser.add_argument("--title", default="How good are these checkpoints?", help="of the overview")
+@dataclass(frozen=True, kw_only=True)
+class Options(CommandOptions):
+    """Of `bench site`."""
+
+    records: Positional[tuple[Path, ...]]  # RECORD: folder that `bench record` wrote
+    out: Path  # DIR: the site; an older one is replaced
+    title: str = "How good are these checkpoints?"  # of the overview
 
 
-def run(arguments: argparse.Namespace) -> int:
+def run(options: Options) -> int:
     """0: the site is written."""
     from bench.reporting.site import write_site
     from engine.optional import require
     from engine.printing import say
 
     require("matplotlib")
-    pages = write_site(arguments.records, arguments.out, arguments.title)
-    say(f"written: {pages} pages in {arguments.out}; open {arguments.out / 'index.html'}, or publish the folder")
+    pages = write_site(options.records, options.out, options.title)
+    say(f"written: {pages} pages in {options.out}; open {options.out / 'index.html'}, or publish the folder")
     return 0

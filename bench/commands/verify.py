@@ -1,7 +1,9 @@
 """Recompute the fingerprint of an export."""
 
-import argparse
+from dataclasses import dataclass
 from pathlib import Path
+
+from bench.cli.settings import CommandOptions, Positional
 
 EPILOG = """example:
   bench verify exports/dino
@@ -10,31 +12,33 @@ exit codes: 0 the network computes what it did when it was exported; 1 it does n
 """
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options of `bench verify`."""
-    parser.add_argument("folder", metavar="DIR", help="an export's folder")
+@dataclass(frozen=True, kw_only=True)
+class Options(CommandOptions):
+    """Of `bench verify`."""
+
+    folder: Positional[Path]  # DIR: an export's folder
 
 
-def run(arguments: argparse.Namespace) -> int:
+def run(options: Options) -> int:
     """0: the activations are the recorded ones; 1: they differ, and the first place where is named."""
     from checkpoints.export import ViTExport, is_export
     from engine.printing import say
     from pretrain.loop.exporting import is_run
 
-    if is_run(arguments.folder) and not is_export(arguments.folder):
-        exports = [path for path in sorted(Path(arguments.folder).iterdir()) if is_export(path)]
+    if is_run(options.folder) and not is_export(options.folder):
+        exports = [path for path in sorted(Path(options.folder).iterdir()) if is_export(path)]
         listed = ", ".join(str(path) for path in exports) or "none yet; `bench export` writes one"
-        raise ValueError(f"{arguments.folder} is the folder of a training; verify one of its exports: {listed}")
-    if not is_export(arguments.folder):
-        raise ValueError(f"{arguments.folder} is not an export folder; make one with: bench import, or bench export")
+        raise ValueError(f"{options.folder} is the folder of a training; verify one of its exports: {listed}")
+    if not is_export(options.folder):
+        raise ValueError(f"{options.folder} is not an export folder; make one with: bench import, or bench export")
     try:
-        export = ViTExport.load(arguments.folder, unchanged=False)
+        export = ViTExport.load(options.folder, unchanged=False)
         if problems := export.verify():
-            say(f"{arguments.folder}: DIFFERS, first at {problems[0]} ({len(problems)} places in all)")
+            say(f"{options.folder}: DIFFERS, first at {problems[0]} ({len(problems)} places in all)")
             return 1
-        ViTExport.load(arguments.folder)
+        ViTExport.load(options.folder)
     except ValueError as error:
-        say(f"{arguments.folder}: DIFFERS: {error}")
+        say(f"{options.folder}: DIFFERS: {error}")
         return 1
-    say(f"{arguments.folder}: proven, {len(export.fingerprint)} activations agree; digest {export.digest[:12]}")
+    say(f"{options.folder}: proven, {len(export.fingerprint)} activations agree; digest {export.digest[:12]}")
     return 0

@@ -12,7 +12,7 @@ import torch
 
 import bench as api
 from bench.api import in_python
-from bench.cli.main import parse_arguments
+from bench.cli.main import parsed
 from bench.results.record import read_result, result_files
 from checkpoints.export import ViTExport
 from engine.training.interruptions import Stopped
@@ -313,8 +313,8 @@ def test_no_module_hides_a_function():
 
 def test_options_have_the_words_and_defaults_of_the_command_line():
     words = ["run", "--checkpoint", "pixels:8", "--suite", "knn", "--out", "results"]
-    arguments = parse_arguments(words)
+    arguments = parsed(words)[1]
     for name in ("device", "precision", "decode", "skip_bad", "batch_size", "workers"):
         assert getattr(api.Options(), name) == getattr(arguments, name), name
     for word in ("auto", "float32", "bfloat16"):
-        assert api.Options(precision=word).precision == parse_arguments([*words, "--precision", word]).precision
+        assert api.Options(precision=word).precision == parsed([*words, "--precision", word])[1].precision

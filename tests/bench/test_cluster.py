@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from elsewhere import program
 
-from bench.cli.main import parse_arguments
+from bench.cli.main import parsed
 from bench.cli.settings import YEAR, cluster_of, minutes_of
 from bench.cluster.status import KILLED, rows_of
 from bench.cluster.submit import argv_of, words_of_run
@@ -28,7 +28,7 @@ from bench.cluster.task import (
     write_attempt,
     write_submission,
 )
-from bench.commands.run import evaluation_request
+from bench.commands.run import Options, evaluation_request
 from bench.results.record import read_result
 from bench.run.prepare import prepare
 
@@ -53,8 +53,8 @@ def slurm(tmp_path, monkeypatch):
     return tmp_path
 
 
-def parsed(*words: str) -> argparse.Namespace:
-    return parse_arguments(["run", "--checkpoint", "x", "--suite", "knn", "--out", "o", *words])
+def options(*words: str) -> Options:
+    return parsed(["run", "--checkpoint", "x", "--suite", "knn", "--out", "o", *words])[1]
 
 
 @pytest.mark.parametrize(
@@ -72,11 +72,11 @@ def test_other_times_are_refused(text):
 
 
 def test_options_are_one_value():
-    found = cluster_of(parsed("--cluster", "slurm", "--gpus", "8", "--jobs", "3", "--time", "2:00:00"))
-    assert (found.kind, found.gpus, found.processes, found.jobs, found.minutes) == ("slurm", 8, 8, 3, 120)
-    here = cluster_of(parsed("--cluster", "local", "--processes", "2"))
+    found = cluster_of(options("--cluster", "slurm", "--gpus", "8", "--jobs", "3", "--time", "2:00:00"))
+    assert (found.cluster, found.gpus, found.processes, found.jobs, found.minutes) == ("slurm", 8, 8, 3, 120)
+    here = cluster_of(options("--cluster", "local", "--processes", "2"))
     assert (here.jobs, here.processes, here.gpus, here.minutes) == (1, 2, 0, YEAR)
-    assert cluster_of(parsed()) is None
+    assert cluster_of(options()) is None
 
 
 @pytest.mark.parametrize(
@@ -89,14 +89,13 @@ def test_options_are_one_value():
 )
 def test_options_that_do_not_fit_are_refused(words, message):
     with pytest.raises(ValueError, match=message):
-        cluster_of(parsed(*words))
+        cluster_of(options(*words))
 
 
 def test_a_command_becomes_the_words_that_mean_the_same():
     words = ["--data", "a=digits:", "b=x:y", "--limit", "3", "--skip-bad", "--no-keep-memory", "--cluster", "slurm"]
-    found = argv_of("run", parsed(*words), {"checkpoint": ["y"], "suite": "knn@dino"})
-    again = parse_arguments(found)
-    assert vars(again) == vars(parsed(*words)) | {"checkpoint": ["y"], "suite": "knn@dino", "cluster": None}
+    meant = replace(options(*words), checkpoint=("y",), suite="knn@dino")
+    assert parsed(argv_of("run", meant))[1] == replace(meant, cluster=None)
 
 
 @pytest.mark.parametrize(
@@ -112,11 +111,11 @@ def test_a_command_becomes_the_words_that_mean_the_same():
 )
 def test_a_job_has_the_images_and_changes_of_its_protocols(exports, tmp_path, suite, data, change):
     words = ["run", "--checkpoint", str(exports[0]), "--out", str(tmp_path), "--suite", suite, "--data", data]
-    arguments = parse_arguments([*words, "--set", change, "knn.k=5", "--cluster", "local"])
+    arguments = parsed([*words, "--set", change, "knn.k=5", "--cluster", "local"])[1]
     request = evaluation_request(arguments, "cpu")
     (checkpoint, jobs), *_ = prepare(replace(request, changes=(change,))).jobs
-    found = parse_arguments(words_of_run(arguments, checkpoint, jobs))
-    assert (found.suite, found.data, found.set, found.cluster) == (suite, [data], [change], None)
+    found = parsed(words_of_run(arguments, checkpoint, jobs))[1]
+    assert (found.suite, found.data, found.set, found.cluster) == (suite, (data,), (change,), None)
 
 
 def submit(bench, toys, exports, out, *words):
@@ -134,8 +133,8 @@ def test_a_run_becomes_jobs_cheap_ones_first(slurm, bench, toys, exports):
     ]
     assert [task.title for task in submission.tasks] == titles
     assert [task.job for task in submission.tasks] == [f"77_{number}" for number in range(8)]
-    words = parse_arguments(submission.tasks[1].words)
-    assert (words.suite, words.name, words.set, words.cluster) == ("toy@two", ["first"], ["toy.rate=0.25"], None)
+    words = parsed(submission.tasks[1].words)[1]
+    assert (words.suite, words.name, words.set, words.cluster) == ("toy@two", ("first",), ("toy.rate=0.25",), None)
     assert [task.words.count("dear@two.k=3") for task in submission.tasks] == [0, 0, 0, 0, 0, 1, 0, 1]
     script = (slurm / "script").read_text()
     wanted = ("partition=p", "gpus-per-node=4", "ntasks-per-node=4", "array=0-7%2", "mem=9G", "requeue", "time=1440")
@@ -150,7 +149,7 @@ def test_protocols_that_share_features_or_a_stream_are_one_job(slurm, bench, exp
     code, _, said = bench("run", "--checkpoint", exports[0], *words)
     assert code == 0, said
     ((_, submission),) = submissions(slurm / "out")
-    assert sorted(sorted(parse_arguments(task.words).suite.split(",")) for task in submission.tasks) == [
+    assert sorted(sorted(parsed(task.words)[1].suite.split(",")) for task in submission.tasks) == [
         ["finetune@smoke"],
         ["knn@dino", "lowshot@bench"],
         ["linear@dino", "linear_sgd@moca"],

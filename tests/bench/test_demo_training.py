@@ -1,6 +1,5 @@
 """The demo: networks are trained once, and anew where what makes them has changed; it ends with tests and a report."""
 
-import argparse
 import csv
 import re
 from dataclasses import replace
@@ -33,8 +32,8 @@ def begun(monkeypatch, few_images) -> list[Path]:
 
 
 def test_a_demo_that_was_stopped_goes_on_in_its_folder(begun, tmp_path):
-    assert command.run(argparse.Namespace(out=tmp_path, seed=0)) == 75
-    assert command.run(argparse.Namespace(out=tmp_path, seed=0)) == 75
+    assert command.run(command.Options(out=tmp_path)) == 75
+    assert command.run(command.Options(out=tmp_path)) == 75
     assert begun[0] == begun[1] and len(begun) == 2
 
 
@@ -53,7 +52,7 @@ def test_the_demo_ends_with_tests_and_a_report(tmp_path, monkeypatch, few_images
     monkeypatch.setattr(demo, "LIMIT", 100)
     monkeypatch.setattr(demo, "SUITE", "knn@dino")
     monkeypatch.setattr(demo, "TESTED", {"knn@dino": "top1_k10"})
-    assert command.run(argparse.Namespace(out=tmp_path, seed=0)) == 0
+    assert command.run(command.Options(out=tmp_path)) == 0
     printed = capsys.readouterr().out
     methods = [each.method for each in QUICK]
     for method in methods:
@@ -68,5 +67,5 @@ def test_the_demo_ends_with_tests_and_a_report(tmp_path, monkeypatch, few_images
         rows = {row["name"] for row in csv.DictReader(file)}
     assert rows == {"raw-pixels"} | {f"{method}-{kind}" for method in methods for kind in ("initial", "trained")}
     monkeypatch.delattr(Trainer, "train")
-    assert command.run(argparse.Namespace(out=tmp_path, seed=0)) == 0, "a second demo trains nothing"
+    assert command.run(command.Options(out=tmp_path)) == 0, "a second demo trains nothing"
     assert "\n0 done" in capsys.readouterr().out

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from made_results import any_board, harmless, made_checkpoint, made_result, save_result
 
-from bench.cli.main import parse_arguments
+from bench.cli.main import parsed
 from bench.results.record import DataUsed, ProtocolUsed, read_result
 from bench.run.checkpoints import describe
 from bench.run.runner import arrays_of, metric_records
@@ -136,11 +136,11 @@ def test_the_commands_are_understood(written):
     places = {name: f"dino:/it's {name} $HOME.pth" for name in asked}
     assert len(asked) == 3
     calls, said = called(script, **places, IMAGES_1='folder:/my "digits"')
-    found = [parse_arguments(words) for words in calls]
+    found = [parsed(words)[1] for words in calls]
     assert said == "" and {each.checkpoint[0] for each in found} == {*places.values(), "pixels:32"}
     assert {each.data[0] for each in found} == {'digits=folder:/my "digits"', "digits=digits:"}
     assert f"# checkpoint second: digest {2:064x} (measured from dino:path-" in script
-    assert [each.command for each in found] == ["run"] * 10 and {each.suite for each in found} == {"knn@dino", "b@c"}
+    assert [words[0] for words in calls] == ["run"] * 10 and {each.suite for each in found} == {"knn@dino", "b@c"}
     assert ", trained by mae, recipe 32px (measured from " in script
     changed = next(each for each in found if each.set)
     assert changed.set == ["knn@dino.k=5,10"] and changed.skip_bad

@@ -10,7 +10,7 @@ import timm
 from made_results import made_metrics, made_result
 
 from bench import reproduce
-from bench.cli.main import parse_arguments
+from bench.cli.main import parsed
 from bench.published.values import SETS, TABLES, published_values, values_of
 from bench.reproduce import Setup, commands_of, measurement, missing_for, script, statuses, unmeasured, untrained
 from bench.results.record import CheckpointUsed, DataUsed, ProtocolUsed, Result
@@ -140,7 +140,7 @@ def test_the_commands_of_a_script_are_commands(table, tmp_path):
     assert len(set(commands)) == len(commands)
     for line in commands:
         words = shlex.split(line)
-        arguments = parse_arguments(words[1:])
+        arguments = parsed(words[1:])[1]
         assert words[0] == "bench" and str(arguments.out).startswith(str(out)), line
     values = values_of(table)
     measurable = [value for value in values if not unmeasured(value)]
@@ -150,10 +150,10 @@ def test_the_commands_of_a_script_are_commands(table, tmp_path):
 def test_the_commands_that_decide_why_numbers_differ_are_commands():
     page = (Path(__file__).parents[2] / "docs/why-numbers-differ.md").read_text()
     runs = [shlex.split(line) for line in page.splitlines() if line.startswith("bench run ")]
-    imports = [parse_arguments(shlex.split(line)[1:]) for line in page.splitlines() if line.startswith("bench import ")]
+    imports = [parsed(shlex.split(line)[1:])[1] for line in page.splitlines() if line.startswith("bench import ")]
     sources = {str(arguments.out): arguments.source for arguments in imports}
     for words in runs:
-        arguments = parse_arguments(words[1:])
+        arguments = parsed(words[1:])[1]
         chosen = choose_protocols(arguments.suite, catalogue())
         changed = changed_protocols(chosen, arguments.set)
         assert all(bool(protocol.changes) == bool(arguments.set) for protocol in changed), words

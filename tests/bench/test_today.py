@@ -7,7 +7,7 @@ import pytest
 import timm
 
 from bench import today
-from bench.cli.main import parse_arguments
+from bench.cli.main import parsed
 from bench.published.values import published_values
 from bench.reproduce import Measurement, Setup
 from bench.run.calibration import machine
@@ -36,17 +36,17 @@ def test_every_command_is_one(name, tmp_path):
     imported, network = [], today.NETWORKS[name]
     for words in today.commands(name, today.SUITE, setup):
         if words[:2] == ["bench", "import"]:
-            arguments = parse_arguments(words[1:])
+            arguments = parsed(words[1:])[1]
             assert arguments.image_size == network.image_size and words[2] == network.reference
             imported.append(str(arguments.out))
             continue
         assert words[:5] == ["torchrun", "--nproc-per-node", "8", "--no-python", "bench"]
-        arguments = parse_arguments(words[5:])
+        arguments = parsed(words[5:])[1]
         selected = changed_protocols(choose_protocols(arguments.suite, catalogue()), arguments.set)
         assert {data.partition("=")[0] for data in arguments.data} == {each.layout or "imagenet" for each in selected}
         on_scenes = {bool(each.layout) for each in selected}
-        assert arguments.name == [name] and len(on_scenes) == 1
-        assert arguments.checkpoint == (imported if imported and on_scenes == {False} else [network.reference])
+        assert arguments.name == (name,) and len(on_scenes) == 1
+        assert list(arguments.checkpoint) == (imported if imported and on_scenes == {False} else [network.reference])
         run |= {(each.name, tuple(sorted(map(str, each.changes.items())))) for each in selected}
     assert len(imported) == bool(network.image_size)
     assert {(protocol, ()) for protocol in today.SUITE.split(",")} <= run

@@ -1,13 +1,12 @@
 """Rotary positions: subsets of patches, other grids, attention maps, and images that are not square."""
 
-from argparse import ArgumentTypeError
 from dataclasses import replace
 
 import pytest
 import torch
 from random_networks import randomise
 
-from bench.cli.settings import image_size
+from bench.cli.main import parsed
 from checkpoints.backbone import Backbone
 from checkpoints.export import ViTExport
 from checkpoints.resolve import load
@@ -108,10 +107,11 @@ def test_an_image_that_is_not_square(key, tmp_path):
 
 
 def test_the_command_line_takes_height_and_width():
-    assert (image_size("224"), image_size("384x512")) == (224, (384, 512))
-    for wrong in ("0", "384x", "x", "1x2x3", "-4", "4x0"):
-        with pytest.raises(ArgumentTypeError, match="must be pixels, as 224 or 384x512"):
-            image_size(wrong)
+    for text, size in (("224", 224), ("384x512", (384, 512))):
+        assert parsed(["inspect", "x", "--image-size", text])[1].image_size == size
+    for wrong in ("0", "384x", "x", "1x2x3", "4x0"):
+        with pytest.raises(ValueError, match=f"--image-size: '{wrong}' must be .* such as 384x512"):
+            parsed(["inspect", "x", "--image-size", wrong])
 
 
 def test_what_needs_a_square_says_so():

@@ -1,0 +1,61 @@
+"""Where and how networks run: options that the command line and `import bench` share. The standard library alone."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """Where and how networks run; the defaults are those of the command line."""
+
+    device: str = "auto"  # auto, cpu, cuda or cuda:N (auto)
+    # of forward passes (auto: float32, but bfloat16 for pretraining on a GPU); float16 is for pretraining alone
+    precision: Literal["auto", "float32", "bfloat16", "float16"] | None = "auto"
+    # transformer blocks by torch.compile, which needs a compiler and a minute or two, and rounds otherwise
+    compiled: bool = field(default=False, metadata={"flags": ("--compile",)})
+    # exact: PIL, as in the papers; fast: torchvision on uint8 tensors (exact)
+    decode: Literal["exact", "fast"] = "exact"
+    skip_bad: bool = False  # count unreadable images instead of stopping
+    batch_size: int | None = None  # N: images in a forward pass of a process, at most (by device)
+    workers: int | None = None  # N: loader workers (by machine)
+
+    def __post_init__(self) -> None:
+        check("Options.", **{name: getattr(self, name) for name in ("device", "precision", "decode")})
+        check("Options.", batch_size=self.batch_size, workers=self.workers)
+
+
+def is_whole(value: Any, least: int) -> bool:
+    """Whether it is a whole number of at least so much."""
+    return isinstance(value, int) and not isinstance(value, bool) and value >= least
+
+
+# Argument -> whether a value is right, and what to give instead. Not by engine.settings: none of our packages may be
+# imported before `commands` has looked for modules of the user that hide them.
+EXPECTED: dict[str, tuple[Callable[[Any], bool], str]] = {
+    **dict.fromkeys(
+        ("protocol", "suite", "kind", "method", "recipe"), (lambda value: isinstance(value, str), "a text")
+    ),
+    **dict.fromkeys(("name", "statistics"), (lambda value: isinstance(value, str | None), "a text")),
+    "settings": (lambda value: isinstance(value, Mapping | None), "a dictionary, such as {'k': (10, 20)}"),
+    "options": (lambda value: isinstance(value, Options | None), "bench.Options(...)"),
+    "select": (lambda value: value in (None, "holdout", "val"), "'holdout' or 'val'"),
+    "seed": (lambda value: is_whole(value, 0), "a whole number from 0 on"),
+    "limit": (lambda value: value is None or is_whole(value, 1), "a whole number from 1 on"),
+    "device": (lambda value: isinstance(value, str), "'auto', 'cpu', 'cuda' or 'cuda:N'"),
+    "precision": (
+        lambda value: value in (None, "auto", "float32", "bfloat16", "float16"),
+        "'auto', 'float32', 'bfloat16' or 'float16'",
+    ),
+    "decode": (lambda value: value in ("exact", "fast"), "'exact' or 'fast'"),
+    "batch_size": (lambda value: value is None or is_whole(value, 1), "a whole number from 1 on"),
+    "workers": (lambda value: value is None or is_whole(value, 0), "a whole number from 0 on"),
+}
+
+
+def check(prefix: str = "", **arguments: Any) -> None:
+    """ValueError, in one line, for the first argument of the wrong kind."""
+    for name, value in arguments.items():
+        is_right, expected = EXPECTED[name]
+        if not is_right(value):
+            raise ValueError(f"{prefix}{name}={value!r}: give {expected}")
