@@ -3,8 +3,7 @@ evaluated beside raw pixels, with paired tests and a report.
 """
 
 import shlex
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -26,51 +25,26 @@ from pretrain.loop.trainer import Run
 IMAGES = "noisydigits:"
 
 
-@dataclass(frozen=True, kw_only=True)
-class DemoNetwork:
-    """A method, one of its recipes and what is changed in it."""
-
-    method: str
-    recipe: str
-    changes: tuple[str, ...]
-
-
 # Of what was tried (docs/log.md) what beats initial weights and raw pixels under every protocol in half a minute of a
 # core: masks as the only augmentation, small updates. MAE, LUT and MOCA take longer.
-NETWORKS = (
-    DemoNetwork(
-        method="extrema",
-        recipe="smoke",
-        changes=(
-            *("image_size=48", "patch_size=8", "epochs=12", "batch=32", "lr=1e-3", "lr_batch=0", "schedule.warmup=1"),
-            *("loss=infonce", "crop=none", "colour=none", "masks=2", "mask_ratio=0.6", "teacher_momentum=0.97"),
-            *("drop_path=0", "projector_hidden=256", "projector_width=64"),
-        ),
-    ),
+METHOD, RECIPE = "extrema", "smoke"
+CHANGES = (
+    *("image_size=48", "patch_size=8", "epochs=12", "batch=32", "lr=1e-3", "lr_batch=0", "schedule.warmup=1"),
+    *("loss=infonce", "crop=none", "colour=none", "masks=2", "mask_ratio=0.6", "teacher_momentum=0.97"),
+    *("drop_path=0", "projector_hidden=256", "projector_width=64"),
 )
 
 
-def pretrain(out: Path, seed: int) -> dict[str, Path] | None:
-    """Method -> folder of its network, all of NETWORKS. None where a signal stopped a training."""
-    folders = {}
-    for network in NETWORKS:
-        folder = pretrained(network, out, seed)
-        if folder is None:
-            return None
-        folders[network.method] = folder
-    return folders
-
-
-def pretrained(network: DemoNetwork, out: Path, seed: int) -> Path | None:
+def pretrained(out: Path, seed: int) -> Path | None:
     """Train in a folder below `out` that is named after what makes the network; use what the same made before.
 
     A training that was stopped goes on, as by `bench pretrain --resume`. Returns the folder: start/ and export/ in it
     are the network before and after. None where a signal stopped the training.
     """
-    chosen = choose_recipe(network.method, network.recipe, network.changes)
+    chosen = choose_recipe(METHOD, RECIPE, CHANGES)
     images = open_set(IMAGES, "train")
     made_of = digest({"settings": chosen.recipe.to_json(), "images": images.fingerprint})
-    folder = out / f"{network.method}-seed{seed}-{made_of[:8]}"
+    folder = out / f"{METHOD}-seed{seed}-{made_of[:8]}"
     if (folder / "export" / "config.json").exists():
         return folder
     trainer = prepared(chosen, images, Run(out=folder, seed=seed, workers=1, resume=True), World())
@@ -85,49 +59,41 @@ def pretrained(network: DemoNetwork, out: Path, seed: int) -> Path | None:
 SUITE = "knn@dino,linear_sgd@ibot_base_cached"
 LIMIT = None  # images of each split; all
 FLOOR = "pixels:24"  # half the side of the images: as good as all of it here, and a quarter of the time
-DATA = f"noisydigits={IMAGES}"
 TESTED = {"knn@dino": "top1_k10", "linear_sgd@ibot_base_cached": "top1"}  # protocols and metrics that are compared
 
 
-def evaluate_demo(networks: Mapping[str, Path], out: Path, seed: int) -> int:
-    """Evaluate pretrained networks, method -> folder, and say what came out. Exit code of the evaluation."""
-    checkpoints = {"raw-pixels": FLOOR}
-    for method, folder in networks.items():
-        checkpoints |= {f"{method}-initial": str(folder / "start"), f"{method}-trained": str(folder / "export")}
-    space = Workspace(cache=out / "cache", data="", seed=seed, limit=LIMIT)
+def evaluate_demo(network: Path, out: Path, seed: int) -> int:
+    """Evaluate a pretrained network, its initial weights and raw pixels, and say what came out, with paired tests that
+    are corrected over all of them. Exit code of the evaluation."""
+    checkpoints = {
+        "raw-pixels": FLOOR,
+        f"{METHOD}-initial": str(network / "start"),
+        f"{METHOD}-trained": str(network / "export"),
+    }
     request = RunRequest(
         checkpoints=tuple(checkpoints.values()),
         names=tuple(checkpoints),
         suite=SUITE,
-        data=(DATA,),
+        data=(f"noisydigits={IMAGES}",),
         out=out,
-        space=space,
+        space=Workspace(cache=out / "cache", data="", seed=seed, limit=LIMIT),
     )
     if code := run_suite(request):
         return code
-    pairs = [(f"{method}-trained", other) for method in networks for other in ("raw-pixels", f"{method}-initial")]
-    say(*conclusions(out, pairs))
+    comparisons = [
+        comparison
+        for other in ("raw-pixels", f"{METHOD}-initial")
+        for protocol, metric in TESTED.items()
+        for comparison in compare(out, (f"{METHOD}-trained", other), protocol=protocol, metric=metric).found
+    ]
+    corrected = holm([comparison.paired.p for comparison in comparisons])
+    for comparison, p in zip(comparisons, corrected, strict=True):
+        say(conclusion(replace(comparison, p_holm=p), len(comparisons)))
     page = out / "report.html"
     write_atomic(page, report_page(out))
-    first = next(iter(networks.values()))
-    pictures = (
-        f"bench visualize pca --checkpoint {shlex.quote(str(first))} --images {IMAGES} --out {shlex.quote(str(out))}"
+    pictures = shlex.join(
+        ["bench", "visualize", "pca", "--checkpoint", str(network), "--images", IMAGES, "--out", str(out)]
     )
     say("", f"What its patches show: {pictures}")
     say(f"The report, with pictures: {page.resolve()}", f"Open it: xdg-open {shlex.quote(str(page))}")
     return 0
-
-
-def conclusions(out: Path, pairs: Sequence[tuple[str, str]]) -> list[str]:
-    """A sentence on each pair of checkpoints and each of TESTED: paired tests, corrected over all of them."""
-    comparisons = [
-        comparison
-        for pair in pairs
-        for protocol, metric in TESTED.items()
-        for comparison in compare(out, pair, protocol=protocol, metric=metric).found
-    ]
-    corrected = holm([comparison.paired.p for comparison in comparisons])
-    return [
-        conclusion(replace(comparison, p_holm=p), len(comparisons))
-        for comparison, p in zip(comparisons, corrected, strict=True)
-    ]

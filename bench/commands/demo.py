@@ -17,8 +17,8 @@ class Options(CommandOptions):
 
 def run(options: Options) -> int:
     """Exit code of the evaluation, or 75 where a signal stopped a training; an earlier demo's network is used."""
-    from bench.demo import evaluate_demo, pretrain
+    from bench.demo import evaluate_demo, pretrained
     from engine.training.interruptions import STOPPED
 
-    folders = pretrain(options.out / "pretraining", options.seed)
-    return STOPPED if folders is None else evaluate_demo(folders, options.out, options.seed)
+    network = pretrained(options.out / "pretraining", options.seed)
+    return STOPPED if network is None else evaluate_demo(network, options.out, options.seed)

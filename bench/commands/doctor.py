@@ -58,7 +58,7 @@ SMALL_DISK = 5  # GiB; an export of a ViT-L and its ImageNet features take about
 Mark = Literal["ok", "missing", "note"]
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Check:
     """One line of the report. Only a `missing` that is `needed` makes the tool unusable."""
 
@@ -73,14 +73,14 @@ def examine() -> list[Check]:
     """All checks, in the order of the report. None may raise: a broken import is what people call doctor for."""
     checks: list[Check] = []
     for check in (
-        *(_python, _torch, _devices, _libraries, _faiss, _openblas, _cyanure, _mmcv, _dense),
+        *(_python, _torch, _devices, _libraries, _faiss, _openblas, _mmcv, _dense),
         *(_optional, _plugins, _machine, _disk, _glibc),
     ):
         try:
             checks += check()
         except Exception as error:  # a check that fails is a finding
             text = f"cannot be examined: {in_one_line(error)}"
-            checks.append(Check(name=check.__name__.strip("_"), mark="note", text=text, needed=False))
+            checks.append(Check(check.__name__.strip("_"), "note", text, needed=False))
     return checks
 
 
@@ -106,19 +106,19 @@ def _library(name: str, package: str, fix: str = EVERYTHING, needed: bool = True
     module = quietly_imported(name)
     version = installed(package)
     if isinstance(module, ModuleType):
-        return Check(name=package, mark="ok", text=version or "version unknown")
+        return Check(package, "ok", version or "version unknown")
     text = (
         f"not installed ({module})" if version is None else f"{version} is installed but cannot be imported: {module}"
     )
     fix = "a higher limit" if "(ulimit " in module else fix
-    return Check(name=package, mark="missing", text=text, fix=fix, needed=needed)
+    return Check(package, "missing", text, fix=fix, needed=needed)
 
 
 def _python() -> Iterator[Check]:
     good = (3, 11) <= sys.version_info < (3, 13)
     fix = "" if good else "use Python 3.11 or 3.12"
     text = f"{platform.python_version()}, {sys.executable}"
-    yield Check(name="python", mark="ok" if good else "missing", text=text, fix=fix)
+    yield Check("python", "ok" if good else "missing", text, fix=fix)
 
 
 def _torch() -> Iterator[Check]:
@@ -137,12 +137,12 @@ def _torch() -> Iterator[Check]:
     except (RuntimeError, AttributeError) as error:
         works, reason = False, f": {in_one_line(error)}"
     if not works:
-        yield Check(name="operators", mark="missing", text=f"{pair} do not work together{reason}", fix=PAIR)
+        yield Check("operators", "missing", f"{pair} do not work together{reason}", fix=PAIR)
     elif any(torch.__version__.startswith(a) and torchvision.__version__.startswith(b) for a, b in TESTED):
-        yield Check(name="operators", mark="ok", text=f"{pair}: a tested pair, torchvision.ops.nms runs")
+        yield Check("operators", "ok", f"{pair}: a tested pair, torchvision.ops.nms runs")
     else:
         text = f"{pair}: works; tested are {' and '.join(' with '.join(pair) for pair in TESTED)}"
-        yield Check(name="operators", mark="note", text=text, fix=PAIR)
+        yield Check("operators", "note", text, fix=PAIR)
 
 
 def _devices() -> Iterator[Check]:
@@ -152,9 +152,9 @@ def _devices() -> Iterator[Check]:
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
     for index in range(count):
         memory = torch.cuda.get_device_properties(index).total_memory / 2**30
-        yield Check(name=f"cuda:{index}", mark="ok", text=f"{torch.cuda.get_device_name(index)}, {memory:.0f} GiB")
+        yield Check(f"cuda:{index}", "ok", f"{torch.cuda.get_device_name(index)}, {memory:.0f} GiB")
     if not count:
-        yield Check(name="gpu", mark="note", text="torch sees none; everything runs on the CPU", needed=False)
+        yield Check("gpu", "note", "torch sees none; everything runs on the CPU", needed=False)
 
 
 def _libraries() -> Iterator[Check]:
@@ -163,6 +163,7 @@ def _libraries() -> Iterator[Check]:
     yield _library("numpy", "numpy")
     yield _library("PIL.Image", "pillow")
     yield _library("sklearn", "scikit-learn")
+    yield _library("cyanure", "cyanure", "pip install 'cyanure>=1.2.2'", needed=False)
 
 
 def _faiss() -> Iterator[Check]:
@@ -170,7 +171,7 @@ def _faiss() -> Iterator[Check]:
     if cpu and gpu:
         # They own the same folder; whichever was written last is there, and removing one breaks the other.
         text = f"faiss-cpu {cpu} and faiss-gpu {gpu} are both installed and overwrite each other"
-        yield Check(name="faiss", mark="missing", text=text, fix=ONE_FAISS)
+        yield Check("faiss", "missing", text, fix=ONE_FAISS)
         return
     with blas_kernel.fitting_kernel():
         module = quietly_imported("faiss")
@@ -179,12 +180,12 @@ def _faiss() -> Iterator[Check]:
         fix = (
             f"{EVERYTHING}, or with an NVIDIA GPU: pip install 'ssl-vit-bench[gpu]'" if not (cpu or gpu) else ONE_FAISS
         )
-        yield Check(name="faiss", mark="missing", text=text, fix=fix)
+        yield Check("faiss", "missing", text, fix=fix)
         return
     gpus = module.get_num_gpus() if hasattr(module, "get_num_gpus") else 0
     build = "faiss-gpu" if gpu else "faiss-cpu"
     searching = f"searches on {_counted(gpus, 'GPU')}" if gpus else "searches on the CPU"
-    yield Check(name="faiss", mark="ok", text=f"{build} {gpu or cpu or module.__version__}, {searching}")
+    yield Check("faiss", "ok", f"{build} {gpu or cpu or module.__version__}, {searching}")
 
 
 def _openblas() -> Iterator[Check]:
@@ -194,7 +195,7 @@ def _openblas() -> Iterator[Check]:
     kernel, fitting = blas_kernel.in_use(), blas_kernel.fitting(blas_kernel.processor_flags())
     if kernel is None:
         text = "FAISS's BLAS does not say which kernel it uses"
-        yield Check(name="openblas", mark="note", text=text, needed=False)
+        yield Check("openblas", "note", text, needed=False)
         return
     setting, own = os.environ.get(blas_kernel.VARIABLE), blas_kernel.own_choice()
     if setting is not None:
@@ -206,22 +207,16 @@ def _openblas() -> Iterator[Check]:
     text = f"FAISS's OpenBLAS uses its {kernel} kernel, {reason}"
     if fitting and kernel in blas_kernel.WITHOUT_AVX:
         text += f"; {fitting} fits this processor and is several times as fast"
-        yield Check(name="openblas", mark="note", text=text, fix=fix, needed=False)
+        yield Check("openblas", "note", text, fix=fix, needed=False)
     else:
-        yield Check(name="openblas", mark="ok", text=f"{text}; it fits this processor" if fitting else text)
-
-
-def _cyanure() -> Iterator[Check]:
-    yield _library("cyanure", "cyanure", "pip install 'cyanure>=1.2.2'", needed=False)
+        yield Check("openblas", "ok", f"{text}; it fits this processor" if fitting else text)
 
 
 def _mmcv() -> Iterator[Check]:
     # The code that will run the operators is asked which they are; without mmcv nothing is imported.
     package = next((name for name in ("onedl-mmcv", "mmcv", "mmcv-lite") if installed(name)), None)
     if package is None or importlib.util.find_spec("mmcv") is None:
-        yield Check(
-            name="mmcv", mark="missing", text="not installed; dense tasks need it", fix=EVERYTHING, needed=False
-        )
+        yield Check("mmcv", "missing", "not installed; dense tasks need it", EVERYTHING, needed=False)
         return
     from downstream.models import operators
     from downstream.models.operators import quiet_libraries
@@ -233,13 +228,13 @@ def _mmcv() -> Iterator[Check]:
     except Exception as error:  # binary packages fail with anything from ImportError to SystemError
         text = f"{version}: its compiled operators cannot be loaded, built for another torch? {_reason(error)}"
         fix = "pip cache remove onedl_mmcv; pip install --force-reinstall --no-deps --no-cache-dir onedl-mmcv"
-        yield Check(name="mmcv", mark="missing", text=text, fix=fix, needed=False)
+        yield Check("mmcv", "missing", text, fix=fix, needed=False)
         return
     texts = {
         "compiled": "its compiled nms and roi_align run",
         "torchvision": "without compiled operators, torchvision's nms and roi_align run in their place",
     }
-    yield Check(name="mmcv", mark="ok", text=f"{version}: {texts[whose]}")
+    yield Check("mmcv", "ok", f"{version}: {texts[whose]}")
 
 
 def _dense() -> Iterator[Check]:
@@ -248,9 +243,9 @@ def _dense() -> Iterator[Check]:
     for name, package in packages.items():
         if importlib.util.find_spec(name) is None:
             text = "not installed; dense tasks need it"
-            yield Check(name=package, mark="missing", text=text, fix=EVERYTHING, needed=False)
+            yield Check(package, "missing", text, fix=EVERYTHING, needed=False)
         else:
-            yield Check(name=package, mark="ok", text=installed(package) or f"{name}, from another package")
+            yield Check(package, "ok", installed(package) or f"{name}, from another package")
 
 
 def _optional() -> Iterator[Check]:
@@ -258,10 +253,10 @@ def _optional() -> Iterator[Check]:
         if extra in ("dense", "cyanure"):  # examined above
             continue
         if version := installed(package):
-            yield Check(name=package, mark="ok", text=version, needed=False)
+            yield Check(package, "ok", version, needed=False)
         else:
             text = f"not installed; for {feature}"
-            yield Check(name=package, mark="note", text=text, fix=install_command(name), needed=False)
+            yield Check(package, "note", text, fix=install_command(name), needed=False)
 
 
 def _plugins() -> Iterator[Check]:
@@ -275,12 +270,12 @@ def _plugins() -> Iterator[Check]:
     for plugin in [plugin for plugin in plugins if plugin not in left_out]:
         try:
             loaded(plugin)
-            yield Check(name="plugin", mark="ok", text=plugin.title)
+            yield Check("plugin", "ok", plugin.title)
         except ValueError as error:
             left_out[plugin] = in_one_line(error)
     for plugin, reason in left_out.items():
         text, fix = f"{plugin.title} is left out: {reason}", f"repair it, or: pip uninstall {plugin.plugin.split()[0]}"
-        yield Check(name="plugin", mark="note", text=text, fix=fix, needed=False)
+        yield Check("plugin", "note", text, fix=fix, needed=False)
 
 
 def _machine() -> Iterator[Check]:
@@ -289,10 +284,10 @@ def _machine() -> Iterator[Check]:
     setting = f" (OMP_NUM_THREADS={os.environ['OMP_NUM_THREADS']})" if "OMP_NUM_THREADS" in os.environ else ""
     text = f"{cpu_model()}, {_counted(cores(), 'usable core')}, torch uses {_counted(threads, 'thread')}{setting}"
     if threads > cores():
-        yield Check(name="cpu", mark="note", text=text, fix=f"export OMP_NUM_THREADS={cores()}")
+        yield Check("cpu", "note", text, fix=f"export OMP_NUM_THREADS={cores()}")
     else:
-        yield Check(name="cpu", mark="ok", text=text)
-    yield Check(name="memory", mark="ok", text=f"{memory_bytes() / 2**30:.1f} GiB")
+        yield Check("cpu", "ok", text)
+    yield Check("memory", "ok", f"{memory_bytes() / 2**30:.1f} GiB")
 
 
 def _counted(number: int, thing: str) -> str:
@@ -303,17 +298,17 @@ def _disk() -> Iterator[Check]:
     free = shutil.disk_usage(Path.cwd()).free / 2**30
     enough = free >= SMALL_DISK
     fix = "" if enough else "give --out a folder on a larger disk"
-    yield Check(name="disk", mark="ok" if enough else "note", text=f"{free:.0f} GiB free at {Path.cwd()}", fix=fix)
+    yield Check("disk", "ok" if enough else "note", f"{free:.0f} GiB free at {Path.cwd()}", fix=fix)
 
 
 def _glibc() -> Iterator[Check]:
     library, version = platform.libc_ver()
     if library != "glibc":
-        yield Check(name="allocator", mark="note", text="not glibc: --keep-memory has no effect here")
+        yield Check("allocator", "note", "not glibc: --keep-memory has no effect here")
         return
     if os.environ.get(SWITCH) == "0":
         text = f"glibc {version}; {SWITCH}=0 lets it return freed memory, forward passes on a CPU are slower"
-        yield Check(name="allocator", mark="note", text=text, fix=f"unset {SWITCH}")
+        yield Check("allocator", "note", text, fix=f"unset {SWITCH}")
         return
     text = f"glibc {version}, told to keep freed memory (switched off by --no-keep-memory or {SWITCH}=0)"
-    yield Check(name="allocator", mark="ok", text=text)
+    yield Check("allocator", "ok", text)
