@@ -120,7 +120,7 @@ def source_pool(spec: "FrozenSpec") -> Literal["cls", "avg"]:
     return "cls" if spec.has_class_token else "avg"
 
 
-def named_url(data: str) -> str:
+def with_name(data: str) -> str:
     """`NAME=URL`, as it is; a URL alone is named after the last part of its path, or its scheme."""
     from bench.cli.settings import name_from
     from bench.run.checkpoints import SAFE_NAME
@@ -138,7 +138,7 @@ def named_data(data: Any) -> "tuple[list[str], list[HeldSets]]":
         sets = {name: f"{name}={source}" if isinstance(source, str) else source for name, source in data.items()}
     else:
         sources = list(data) if isinstance(data, list | tuple) and not _is_pair(data) else [data]
-        sources = [named_url(source) if isinstance(source, str) else source for source in sources]
+        sources = [with_name(source) if isinstance(source, str) else source for source in sources]
         sets = {source.partition("=")[0] if isinstance(source, str) else "images": source for source in sources}
         if len(sets) < len(sources):
             names = [source for source in sources if isinstance(source, str)]

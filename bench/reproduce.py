@@ -14,7 +14,7 @@ from functools import cache
 from pathlib import Path
 from typing import Literal
 
-from bench.cli.settings import absent_file, absent_images
+from bench.cli.settings import absent_file, absent_images, named_values
 from bench.leaderboards.tables import leaderboard_of
 from bench.pretraining.recipes import changed_recipe
 from bench.published.values import (
@@ -146,16 +146,9 @@ def run_name(value: PublishedValue) -> str:
 def named_checkpoints(texts: Sequence[str], values: Iterable[PublishedValue]) -> dict[str, str]:
     """`NAME=REFERENCE ...` as a mapping. ValueError for a name that no value has."""
     names = {name for value in values for name in (value.checkpoint, run_name(value))}
-    references: dict[str, str] = {}
-    for text in texts:
-        name, equals, reference = text.partition("=")
-        if not (equals and reference):
-            raise ValueError(f"--checkpoints {text}: write NAME=PATH, for example {min(names)}=/data/weights.pth")
-        if name not in names:
-            raise ValueError(
-                f"--checkpoints {text}: no weights here are called {name!r}{did_you_mean(name, sorted(names))}"
-            )
-        references[name] = reference
+    references = named_values(texts, "--checkpoints", f"NAME=PATH, for example {min(names)}=/data/weights.pth")
+    for name in references.keys() - names:
+        raise ValueError(f"--checkpoints {name}: no weights here are called so{did_you_mean(name, sorted(names))}")
     return references
 
 

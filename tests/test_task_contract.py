@@ -11,7 +11,7 @@ import torch
 from own_networks import write_networks
 from PIL import Image
 
-from bench.cli.settings import Change, changed, meanings, read_changes, setting_text
+from bench.cli.settings import changed, meanings, read_changes, setting_text
 from bench.reporting.effects import RUN
 from checkpoints.export import ViTExport
 from checkpoints.resolve import load, load_frozen
@@ -175,7 +175,7 @@ def test_every_setting_refuses_what_is_of_another_type(key):
 def test_settings_go_through_text_and_back(name):
     task = PROTOCOLS[name].task
     for field in fields(task):
-        change = Change(name=field.name, value=setting_text(getattr(task, field.name)))
+        change = f"{field.name}={setting_text(getattr(task, field.name))}"
         assert changed(task, {field.name: change}) == task, field.name
 
 
@@ -183,7 +183,7 @@ def test_settings_go_through_text_and_back(name):
 def test_every_variation_is_a_change_of_some_protocol(key):
     tasks = [protocol.task for protocol in TASKS[key].PROTOCOLS.values()]
     for text in dict.fromkeys(text for task in tasks for text in task.VARIATIONS if text.split("=")[0] not in RUN):
-        changes = {change.name: change for change in read_changes(text.split(), "NAME=VALUE", "crop=1.0")}
+        changes = read_changes(text.split(), "NAME=VALUE", "crop=1.0")
         varied = []
         for task in tasks:
             with suppress(ValueError):  # such as one with a setting that does not go with this one

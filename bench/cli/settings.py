@@ -222,7 +222,7 @@ def check_names(checkpoints: Sequence[str], suite: str, data: Sequence[str]) -> 
 
     refuse_unknown(suite)
     for text in data:
-        _, url = name_and_url(text)
+        _, url = named_url(text)
         scheme = url.partition(":")[0]
         if scheme.removeprefix("tiny-") not in extensions("layouts"):
             try:
@@ -290,11 +290,9 @@ def _absent(place: str) -> Path | None:
     return path if place and not path.exists() else None
 
 
-def name_and_url(text: str) -> tuple[str, str]:
+def named_url(text: str) -> tuple[str, str]:
     """The two halves of `--data NAME=URL`. ValueError says what to write."""
-    name, equals, url = text.partition("=")
-    if not (equals and name and url):
-        raise ValueError(f"--data {text}: write NAME=URL, for example {quote(example(text))}")
+    ((name, url),) = named_values([text], "--data", f"NAME=URL, for example {quote(example(text))}").items()
     return name, url
 
 
@@ -316,34 +314,35 @@ def name_from(url: str) -> str:
     return re.sub(r"[^A-Za-z0-9_.-]", "-", Path(place if colon else url).name) or (scheme if colon else "")
 
 
-@dataclass(frozen=True, kw_only=True)
-class Change:
-    """One `NAME=VALUE` as it was written: `knn@dino.k=10,20`, `schedule.warmup=5`."""
-
-    name: str
-    value: str
-
-    def __str__(self) -> str:
-        return f"{self.name}={self.value}"
-
-
-def read_changes(texts: Sequence[str], form: str, example: str) -> list[Change]:
-    """`NAME=VALUE ...`; the last value of a repeated name. ValueError, with the `form` and an `example`."""
-    changes: dict[str, Change] = {}
+def named_values(texts: Sequence[str], option: str, form: str, pattern: str = ".+") -> dict[str, str]:
+    """Name -> value of `NAME=VALUE ...`, the last one of a repeated name. ValueError, which says what to write, for
+    another text and for a value that does not match the pattern."""
+    values = {}
     for text in texts:
-        name, equals, value = (part.strip() for part in text.partition("="))
-        if not (equals and name):
-            raise ValueError(f"--set {text}: write {form}, for example {example}")
-        changes[name] = Change(name=name, value=value)
-    return list(changes.values())
+        match = re.fullmatch(rf"\s*([^=]*[^=\s])\s*=\s*({pattern})\s*", text)
+        if not match:
+            raise ValueError(f"{option} {text}: write {form}")
+        values[match[1]] = match[2]
+    return values
 
 
-def changed(value: Any, changes: Mapping[str, Change], whose: str = "") -> Any:
-    """A dataclass with the settings at some paths (`k`, `schedule.warmup`) set from text, all at once.
+def read_changes(texts: Sequence[str], form: str, example: str) -> dict[str, str]:
+    """Name -> `NAME=VALUE`, as `--set` takes it. ValueError, with the `form` and an `example`."""
+    changes = named_values(texts, "--set", f"{form}, for example {example}", ".*?")
+    return {name: f"{name}={value}" for name, value in changes.items()}
 
-    ValueError names the change that is wrong by itself; or says what is wrong with all together, `whose` first.
+
+def changed(value: Any, changes: Mapping[str, str], whose: str = "") -> Any:
+    """A dataclass with the settings at some paths (`k`, `schedule.warmup`) set, all at once.
+
+    changes: path -> `NAME=VALUE`, as it was written. ValueError names the change that is wrong by itself; or says what
+    is wrong with all together, `whose` first. Of a field for which an alternative is named (`schedule=Multistep`,
+    `schedule.start=0.1`) the new value keeps what the old one has under the same name.
     """
-    hints, values = types_of(value), chosen_alternatives(value, changes)
+    hints, values = types_of(value), {}
+    for name, kinds in alternatives(value).items():
+        if name in changes:
+            values[name] = _alternative(getattr(value, name), name, changes, kinds)
     for path, change in changes.items():
         if path.partition(".")[0] not in values:
             values[path] = _value(change, path, hints, type(value))
@@ -353,11 +352,11 @@ def changed(value: Any, changes: Mapping[str, Change], whose: str = "") -> Any:
         raise ValueError(f"--set: {whose}{error}") from error
 
 
-def _value(change: Change, path: str, hints: Mapping[str, Any], kind: type) -> Any:
+def _value(change: str, path: str, hints: Mapping[str, Any], kind: type) -> Any:
     if path not in hints:
         raise ValueError(f"--set {change}: {kind.__name__} has no setting {path!r}{did_you_mean(path, list(hints))}")
     try:
-        return from_text(change.value, hints[path])
+        return from_text(change.partition("=")[2], hints[path])
     except ValueError as error:
         raise ValueError(f"--set {change}: {error}") from error
 
@@ -368,30 +367,18 @@ def alternatives(value: Any) -> dict[str, Mapping[str, type]]:
     return {field.name: kinds for field in fields if (kinds := field.metadata.get("alternatives"))}
 
 
-def chosen_alternatives(value: Any, changes: Mapping[str, Change]) -> dict[str, Any]:
-    """Field -> new value, of fields for which an alternative is named (`schedule=Multistep`, `schedule.start=0.1`).
-
-    It keeps what the old value has under the same name. ValueError for settings that it lacks or does not have.
-    """
-    chosen = {}
-    for name, kinds in alternatives(value).items():
-        if name in changes:
-            parts = {path.partition(".")[2]: change for path, change in changes.items() if path.startswith(f"{name}.")}
-            chosen[name] = _alternative(getattr(value, name), changes[name], parts, kinds)
-    return chosen
-
-
-def _alternative(old: Any, choice: Change, parts: Mapping[str, Change], kinds: Mapping[str, type]) -> Any:
-    if choice.value not in kinds:
-        raise ValueError(f"--set {choice}: choose one of {', '.join(kinds)}")
-    kind = kinds[choice.value]
+def _alternative(old: Any, name: str, changes: Mapping[str, str], kinds: Mapping[str, type]) -> Any:
+    kind = kinds.get(changes[name].partition("=")[2])
+    if kind is None:
+        raise ValueError(f"--set {changes[name]}: choose one of {', '.join(kinds)}")
     fields = dataclasses.fields(kind)
     hints = {field.name: annotations(kind)[field.name] for field in fields}
     values = {field.name: getattr(old, field.name) for field in fields if hasattr(old, field.name)}
-    values |= {name: _value(change, name, hints, kind) for name, change in parts.items()}
+    parts = {path.partition(".")[2]: change for path, change in changes.items() if path.startswith(f"{name}.")}
+    values |= {part: _value(change, part, hints, kind) for part, change in parts.items()}
     required = [field.name for field in fields if field.default is field.default_factory is dataclasses.MISSING]
-    if lacking := [f"{choice.name}.{name}" for name in required if name not in values]:
-        raise ValueError(f"--set {choice}: set {', '.join(lacking)} as well")
+    if lacking := [f"{name}.{part}" for part in required if part not in values]:
+        raise ValueError(f"--set {changes[name]}: set {', '.join(lacking)} as well")
     try:
         return kind(**values)
     except ValueError as error:

@@ -73,8 +73,8 @@ def changed_recipe(recipe: Recipe, texts: Sequence[str], method: str) -> Recipe:
     """All changes at once, so that values which depend on each other may come in any order. ValueError in one line,
     which names the command that lists the settings of `method`."""
     changes = read_changes(texts, "FIELD=VALUE", "epochs=10")
-    anew = {change.name for change in changes} & alternatives(recipe).keys()  # schedules, whose parts may be others
-    return changed(recipe, {path_of(change.name, recipe, method, anew): change for change in changes})
+    anew = changes.keys() & alternatives(recipe).keys()  # schedules, whose parts may be others
+    return changed(recipe, {path_of(name, recipe, method, anew): change for name, change in changes.items()})
 
 
 def unused(recipe: Recipe) -> set[str]:

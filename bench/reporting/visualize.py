@@ -57,8 +57,7 @@ def settings_class(kind: str) -> type:
 
 def chosen_kind(kind: str, texts: Sequence[str]) -> Any:
     """The kind's settings with every `NAME=VALUE` of `texts`. ValueError for one that does not fit."""
-    changes = read_changes(texts, "NAME=VALUE", "layer=-2")
-    return changed(settings_class(kind)(), {change.name: change for change in changes})
+    return changed(settings_class(kind)(), read_changes(texts, "NAME=VALUE", "layer=-2"))
 
 
 def draw_pictures(

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from bench.cli.output import in_one_line
-from bench.cli.settings import check_writable, name_and_url
+from bench.cli.settings import check_writable, named_url
 from bench.results.record import (
     DataUsed,
     NewerSchema,
@@ -297,7 +297,7 @@ def named_urls(texts: Sequence[str], suite: str) -> dict[str, str]:
         raise ValueError("which images? give --data NAME=URL, for example --data cifar10=folder:/data/cifar10")
     found: dict[str, str] = {}
     for text in texts:
-        name, url = name_and_url(text)
+        name, url = named_url(text)
         if name in found:
             raise ValueError(f"--data {text}: the name {name!r} is given twice; give each set its own")
         found[checked_name(name, "--data")] = url

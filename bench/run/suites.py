@@ -9,7 +9,7 @@ from types import ModuleType
 from typing import Any
 
 from bench.cli.output import in_one_line
-from bench.cli.settings import Change, changed, read_changes
+from bench.cli.settings import changed, read_changes
 from engine.extensions import Extension, extensions, loaded, refused
 from engine.printing import did_you_mean
 from engine.tasks import Protocol, SelectOn, Task, settings_of
@@ -158,10 +158,10 @@ def changed_protocols(
     """
     changes = read_changes(texts, "TASK.FIELD=VALUE", "knn.k=10,20")
     known = list(dict.fromkeys(word for chosen in selected for word in chosen.words))
-    fields = {change: _target_and_field(change, known) for change in changes}
+    fields = {change: _target_and_field(change, known) for change in changes.values()}
     changed_ones = []
     for chosen in selected:
-        changes_of_task: dict[str, Change] = {}
+        changes_of_task: dict[str, str] = {}
         for named in chosen.words:
             changes_of_task |= {field: change for change, (target, field) in fields.items() if target == named}
         task = changed(chosen.task.selecting(select) if select else chosen.task, changes_of_task, f"{chosen.name}: ")
@@ -171,8 +171,8 @@ def changed_protocols(
     return changed_ones
 
 
-def _target_and_field(change: Change, known: Sequence[str]) -> tuple[str, str]:
-    target, dot, field = change.name.rpartition(".")
+def _target_and_field(change: str, known: Sequence[str]) -> tuple[str, str]:
+    target, dot, field = change.partition("=")[0].rpartition(".")
     if not (dot and target and field):
         raise ValueError(f"--set {change}: write TASK.FIELD=VALUE, for example knn.k=10,20")
     if target not in known:

@@ -16,7 +16,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from bench.cli.output import epochs_of
-from bench.cli.settings import check_writable
+from bench.cli.settings import check_writable, named_values
 from bench.leaderboards.tables import Cell, cell_text, leaderboard_of
 from bench.published.values import SETS
 from bench.results.record import CheckpointUsed, DataUsed, Result, TrainingCost
@@ -68,7 +68,7 @@ def hub_names(licence: str) -> dict[str, str]:
 
 
 IMAGENET = "ILSVRC/imagenet-1k"  # on the Hub
-HUB_ID, HUB_FORM = r"[A-Za-z0-9][\w.-]*/[\w.-]+", "ORG/NAME, such as cifar10=uoft-cs/cifar10"
+HUB_ID, HUB_FORM = r"[A-Za-z0-9][\w.-]*/[\w.-]+", "NAME=ORG/NAME, such as cifar10=uoft-cs/cifar10"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,29 +100,18 @@ def publication_from(
     if source and not re.fullmatch(r"https?://\S+", source):
         raise ValueError(f"--source {source}: write a URL, such as https://github.com/me/results")
     return Publication(
-        models=_named(models, "--model-id", HUB_FORM, HUB_ID),
-        datasets=_named(datasets, "--hub-dataset", HUB_FORM, HUB_ID),
+        models=named_values(models, "--model-id", HUB_FORM, HUB_ID),
+        datasets=named_values(datasets, "--hub-dataset", HUB_FORM, HUB_ID),
         source=source,
         organization=organization,
         licences={
             name: spdx_name(licence, "--licence")
-            for name, licence in _named(licences, "--licence", "SPDX, such as mae-s=apache-2.0", "[^=]+").items()
+            for name, licence in named_values(licences, "--licence", "NAME=SPDX, such as mae-s=apache-2.0").items()
         },
-        verified_by=_named(
-            verified_by, "--verified-by", "URL, such as mae-s=https://doi.org/10.5281/...", r"https?://\S+"
+        verified_by=named_values(
+            verified_by, "--verified-by", "NAME=URL, such as mae-s=https://doi.org/10.5281/...", r"https?://\S+"
         ),
     )
-
-
-def _named(texts: Sequence[str], option: str, form: str, pattern: str) -> dict[str, str]:
-    """NAME=VALUE texts. ValueError, with the form to write, for a value that does not match the pattern."""
-    values = {}
-    for text in texts:
-        match = re.fullmatch(f"(.+?)=({pattern})", text)
-        if not match:
-            raise ValueError(f"{option} {text}: write NAME={form}")
-        values[match[1]] = match[2]
-    return values
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,7 +6,7 @@ from typing import Literal
 
 import pytest
 
-from bench.cli.settings import Change, changed, read_changes
+from bench.cli.settings import changed, read_changes
 from bench.run.suites import ChosenProtocol, changed_protocols
 from engine.printing import MAX_LISTED, did_you_mean
 from engine.tasks import ADDED, Protocol, Task, settings_of
@@ -71,7 +71,7 @@ BAD = [
 
 
 def set_to(toy: Toy, **texts: str) -> Toy:
-    return changed(toy, {name: Change(name=name, value=text) for name, text in texts.items()}, "toy: ")
+    return changed(toy, {name: f"{name}={text}" for name, text in texts.items()}, "toy: ")
 
 
 @pytest.mark.parametrize(("field", "text", "expected"), GOOD)
@@ -96,7 +96,7 @@ def test_a_change_has_a_name_and_a_value(text):
 
 
 def test_values_with_signs_can_be_given():
-    assert read_changes(["knn@dino.k = a=b.c"], "", "") == [Change(name="knn@dino.k", value="a=b.c")]
+    assert read_changes(["knn@dino.k = a=b.c"], "", "") == {"knn@dino.k": "knn@dino.k=a=b.c"}
 
 
 CHOSEN = ChosenProtocol(key="toy", name="toy@one", protocol=Protocol(task=Toy(), version=1, source="a paper"))
