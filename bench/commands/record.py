@@ -8,11 +8,12 @@ from bench.cli.settings import Positional, PublicationOptions
 
 EPILOG = """A record holds what the numbers rest on, but weights and images: result files with their values for every
 image, logs, what each checkpoint is, commands, tables, and model cards with the Hugging Face Hub's forms. Folders
-of this machine are left out of every text. The same results give the same bytes.
+of this machine are left out of every text. The same results give the same bytes. Of a record that another version
+wrote, --check compares numbers and names and not the wording, and says so.
 
 examples:
   bench record results --to published
-  bench record --check published            tables, cards and commands are made again and compared, byte by byte
+  bench record --check published            tables, cards and commands are made again and compared
   bench record results --check published    and the results are those of the folder `results`
   bench record results --to published --sign ~/.ssh/id_ed25519
 
@@ -41,7 +42,7 @@ def run(options: Options) -> int:
     """0: written, or everything agrees; 1: a check found a difference."""
     from bench.results.record import check_folder
     from bench.sharing.card import publication_from
-    from bench.sharing.record import check_record, signer, write_record, written_by
+    from bench.sharing.record import check_record, compared, signer, write_record
     from engine.printing import say
 
     if options.out:
@@ -53,9 +54,10 @@ def run(options: Options) -> int:
         for line in check_record(options.check, options.out):
             say(line)
             differences += 1
-        summary = f"{differences} difference{'s' if differences > 1 else ''}{written_by(options.check)}"
         signature = f"; signed with {key}" if (key := signer(options.check)[0]) else ""
-        say(summary if differences else f"board and records agree{signature}")
+        agrees = f"board and records agree{signature}"
+        say(f"compared: {compared(options.check)}")
+        say(f"{differences} difference{'s' if differences > 1 else ''}" if differences else agrees)
         return int(differences > 0)
     if not options.out or not options.to:
         raise ValueError(

@@ -54,6 +54,7 @@ class Cell:
     interval: tuple[float, float] | None = None
     unit: str = "%"
     higher_is_better: bool | None = True
+    is_doubtful: bool = False  # the task warns of this very metric, as where nothing was fitted
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -234,6 +235,7 @@ def _mean_over_seeds(results: Sequence[Result], metric: str) -> Cell:
         interval=(statistics.fmean(lows), statistics.fmean(highs)) if lows else None,
         unit=records[-1].unit,
         higher_is_better=records[-1].higher_is_better,
+        is_doubtful=any(metric in result.doubted_metrics for result in results),
     )
 
 
@@ -387,16 +389,14 @@ def to_terminal(leaderboard: Leaderboard, width: int, groups: Collection[str] | 
 def _text_rows(leaderboard: Leaderboard, group: str, with_interval: int) -> list[list[str]]:
     """Names and numbers of a group's checkpoints. with_interval: so many leading metrics have their intervals.
 
-    ` ?` stands behind a number that a caveat below the table is about, as where nothing was fitted.
+    ` ?` stands behind a doubtful number, which a caveat below the table is about.
     """
     rows = []
     for checkpoint in leaderboard.checkpoints_in(group):
         row = [leaderboard.names[checkpoint]]
         for place, metric in enumerate(leaderboard.groups[group]):
-            about = f"{row[0].removesuffix(' (floor)')}: {metric}: "
-            is_doubtful = any(caveat.startswith(about) for caveat in leaderboard.caveats[group])
-            text = cell_text(leaderboard.rows[checkpoint].get((group, metric)), place < with_interval)
-            row.append(text + " ?" * is_doubtful)
+            cell = leaderboard.rows[checkpoint].get((group, metric))
+            row.append(cell_text(cell, place < with_interval) + " ?" * bool(cell and cell.is_doubtful))
         rows.append(row)
     return rows
 

@@ -303,6 +303,11 @@ class Result:
         return f"{self.data.name}/{self.protocol.name}{variant}"
 
     @property
+    def doubted_metrics(self) -> set[str]:
+        """Metrics that a warning of the task is about, `METRIC: why`."""
+        return self.metrics.keys() & {warning.partition(":")[0] for warning in self.facts.get("warnings", ())}
+
+    @property
     def conditions(self) -> dict[str, Any]:
         """Everything that a number depends on, but for checkpoint and seed."""
         return {

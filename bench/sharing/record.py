@@ -11,13 +11,15 @@
     commands.sh, README.md    how to make them again, and how to check the record
     SHA256SUMS                of all other files, for `sha256sum -c`; SHA256SUMS.sig where it was signed
 
-The first three are copied, without the folders of the machine; all others are functions of them. So a
-check can make them again and compare bytes.
+The first three are copied, without the folders of the machine; all others are functions of them. So a check can make
+them again and compare bytes. Where another version of the tool wrote the record, whose sentences may be others, the
+numbers and names in them are compared (`numbers_in`).
 
 commands.sh makes the results of a board again, from what the results say. A record holds neither weights nor images, so
 the script begins with a variable for each checkpoint and each image set, whose place its reader gives.
 """
 
+import csv
 import json
 import os
 import re
@@ -40,9 +42,9 @@ from bench.sharing.card import CardSubject, Publication, card_files, read_config
 from bench.sharing.contradictions import contradictions
 from bench.statistics.paired import MOST_IMAGES
 from bench.statistics.significance import Key, PairedTestCache
-from checkpoints.export import COST, is_export
+from checkpoints.export import CARD, COST, is_export
 from engine.files import folder_atomic, sha256_of_file, write_atomic
-from engine.machine import installed
+from engine.machine import git_commit, installed
 from engine.printing import printable
 from pretrain.loop.exporting import EXPORT, RUN, is_run
 from pretrain.loop.records import LOG
@@ -303,7 +305,7 @@ has that digest.
 | `SHA256SUMS` | of every file: `sha256sum -c SHA256SUMS` |
 
 `bench record --check .` makes the tables, cards and commands from `results/` and `checkpoints/` again, and says whether
-they are those that lie here.
+they are those that lie here. Of another version of the tool it compares the numbers, not the wording.
 """
 PAPER = (
     "| `CITATION.cff`, `paper/` | for a paper: BibTeX of every protocol and method used, and how the numbers were "
@@ -351,7 +353,7 @@ def _ssh(action: str, *words: str, read: Path = Path(os.devnull)) -> tuple[str, 
 
 def copied_files(out: Path, publication: Publication) -> Iterator[tuple[str, bytes]]:
     """Path in the record -> content, of what is copied from OUT. ValueError for a result file that cannot be read."""
-    about = {"format": FORMAT, "tool": TOOL, "version": installed(TOOL), "publication": asdict(publication)}
+    about = {"format": FORMAT, "tool": TOOL, "version": tool_version(), "publication": asdict(publication)}
     yield ABOUT, _json(about)
     used: dict[Key, CheckpointUsed] = {}
     for path in result_files(out):
@@ -395,7 +397,7 @@ def check_record(folder: Path, out: Path | None = None) -> Iterator[str]:
 
     ValueError where the folder is not a record.
     """
-    publication = publication_of(folder)
+    publication, is_same_version = publication_of(folder), _about(folder).get("version") == tool_version()
     yield from _changed(folder)
     yield from filter(None, signer(folder)[1:])
     try:
@@ -408,8 +410,12 @@ def check_record(folder: Path, out: Path | None = None) -> Iterator[str]:
     for name, text in derived.items():
         if not (folder / name).is_file():
             yield f"{name}: missing"
-        elif (folder / name).read_bytes() != text.encode():
-            yield f"{name}: not what the results give{_first_difference((folder / name).read_bytes(), text)}"
+            continue
+        content = (folder / name).read_bytes().decode("utf-8", "replace")
+        if is_same_version and content != text:
+            yield f"{name}: not what the results give{_first_difference(content, text)}"
+        elif numbers_in(name, content) != numbers_in(name, text):
+            yield f"{name}: its numbers are not those of the results"
     expected = {ABOUT, SUMS, SIGNATURE, *derived}
     for stored in results:
         beside = [stored.path.with_suffix(suffix) for suffix in (".json", ".npz", ".log")]
@@ -430,10 +436,45 @@ def publication_of(folder: Path) -> Publication:
         raise ValueError(f"{folder} is not a record of `bench record` ({type(error).__name__}: {error})") from error
 
 
-def written_by(folder: Path) -> str:
-    """What to say of a record of another version of this tool, whose tables may look otherwise; "" of the same."""
-    theirs, ours = _about(folder).get("version"), installed(TOOL)
-    return "" if theirs == ours else f"; version {theirs} wrote it, and this is {ours}"
+def tool_version() -> str:
+    """`0.1.0`, with the commit in a checkout: other versions may write other sentences."""
+    return f"{installed(TOOL)}, git {commit}" if (commit := git_commit()) else str(installed(TOOL))
+
+
+def compared(folder: Path) -> str:
+    """What `check_record` compares, for people."""
+    theirs, ours = _about(folder).get("version"), tool_version()
+    if theirs == ours:
+        return "results by their values; tables, cards and texts byte by byte"
+    files = "numbers and names in leaderboard.*, in the headers of cards, in .eval_results and in commands.sh"
+    return f"results by their values; {files}, not their wording: version {theirs} wrote it, and this is {ours}"
+
+
+def numbers_in(name: str, text: str) -> Any:
+    """What a file of a record says of results, without its wording; None of a file that is wording alone."""
+    import yaml
+
+    try:
+        if name.endswith(".csv"):
+            return list(csv.reader(text.splitlines()))
+        if name.startswith("leaderboard."):
+            return re.findall(r"\d+\.\d+", text)
+        if name == "commands.sh":
+            return [line for line in text.splitlines() if line.startswith("bench ")]
+        if name.startswith("cards/"):
+            return _without_sentences(yaml.safe_load(text.split("---\n")[1] if name.endswith(CARD) else text))
+    except (yaml.YAMLError, csv.Error, IndexError):
+        return text
+    return None
+
+
+def _without_sentences(value: Any) -> Any:
+    """A YAML value without texts of several words."""
+    if isinstance(value, dict):
+        return {key: _without_sentences(inner) for key, inner in value.items()}
+    if isinstance(value, list):
+        return [_without_sentences(inner) for inner in value]
+    return None if isinstance(value, str) and " " in value else value
 
 
 def _about(folder: Path) -> dict[str, Any]:
@@ -525,8 +566,9 @@ def _against(folder: Path, out: Path, publication: Publication) -> Iterator[str]
     yield from (f"{name}: no longer in {out}" for name in sorted(copied))
 
 
-def _first_difference(content: bytes, expected: str) -> str:
-    lines = [text.split("\n") for text in (content.decode("utf-8", "replace"), expected)]
-    pairs = zip(*lines, strict=False)  # of what the shorter text has: beyond its end no line differs, one is missing
+def _first_difference(content: str, expected: str) -> str:
+    pairs = zip(
+        content.split("\n"), expected.split("\n"), strict=False
+    )  # of what the shorter text has: beyond its end no line differs, one is missing
     at = next((number for number, (one, other) in enumerate(pairs, 1) if one != other), 0)
     return f", first in line {at}" if at else ""

@@ -89,7 +89,8 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 
 def test_a_record_agrees_and_is_always_the_same(bench, folder, written, tmp_path):
-    assert bench("record", "--check", written) == (0, "board and records agree\n", "")
+    code, said, err = bench("record", "--check", written)
+    assert (code, said.splitlines()[-1], err) == (0, "board and records agree", "") and "byte by byte" in said
     assert bench("record", folder, "--check", written)[0] == 0
     before = contents(written)
     assert bench("record", folder, "--to", tmp_path / "again", "--hub-dataset", "digits=me/digits")[0] == 0
@@ -143,7 +144,7 @@ def test_the_commands_are_understood(written):
     assert [words[0] for words in calls] == ["run"] * 10 and {each.suite for each in found} == {"knn@dino", "b@c"}
     assert ", trained by mae, recipe 32px (measured from " in script
     changed = next(each for each in found if each.set)
-    assert changed.set == ["knn@dino.k=5,10"] and changed.skip_bad
+    assert changed.set == ("knn@dino.k=5,10",) and changed.skip_bad
     assert (changed.limit, changed.decode, changed.precision) == (8, "fast", "bfloat16")
 
 
@@ -182,6 +183,7 @@ def test_an_edited_table_is_found(bench, copy):
     assert code == 1 and out.splitlines() == [
         "leaderboard.md: changed later (SHA256SUMS has another digest)",
         "leaderboard.md: not what the results give, first in line 1",
+        "compared: results by their values; tables, cards and texts byte by byte",
         "2 differences",
     ]
 
@@ -196,6 +198,25 @@ def test_an_edited_number_is_found_even_where_all_else_follows_it(copy):
     assert "leaderboard.csv: not what the results give, first in line 4" in lines
     rebuilt(copy)
     assert list(check_record(copy)) == [f"{name}: top1 is not the mean of its values for the images"]
+
+
+def test_another_version_compares_numbers_and_not_wording(bench, copy, monkeypatch):
+    monkeypatch.setattr(record, "tool_version", lambda: "9.9")
+    edit(copy / "leaderboard.md", "# Leaderboard", "# Our leaderboard")
+    card = next(copy.glob("cards/second-*/README.md"))
+    edit(card, "It turns an image into features", "Of an image it makes features")
+    names = sorted(set(contents(copy)) - {SUMS, SIGNATURE})
+    sums = subprocess.run(["sha256sum", *names], cwd=copy, capture_output=True, text=True, check=True)
+    (copy / SUMS).write_text(sums.stdout)
+    code, out, _ = bench("record", "--check", copy)
+    assert code == 0 and "not their wording" in out and "this is 9.9" in out
+    number = re.search(r"\d+\.\d\d", (copy / "leaderboard.md").read_text().partition("digits/")[2])[0]
+    edit(copy / "leaderboard.md", number, "99.99")
+    edit(card, "value: ", "value: 1")
+    lines = [line for line in check_record(copy) if "changed later" not in line]
+    assert lines == [
+        f"{name}: its numbers are not those of the results" for name in ("leaderboard.md", str(card.relative_to(copy)))
+    ]
 
 
 def test_files_that_are_lost_or_added_are_found(copy):
