@@ -587,31 +587,29 @@ def pretrain(
     """
     check(method=method, recipe=recipe, settings=settings, seed=seed, options=options)
     with commands():
-        from bench.commands import pretrain as command
+        from bench.cli.settings import PretrainOptions
         from bench.pretraining.run import run_pretraining
         from bench.run.checkpoints import opened
         from engine.training.interruptions import STOPPED, Stopped
 
-        request = command.pretraining_request(
-            command.Options(
-                **vars(options or Options()),
-                method=method,
-                recipe=recipe,
-                images=images,
-                out=Path(out),
-                set=changes_of(settings),
-                init=str(init) if init else None,
-                freeze_first_epochs=freeze_first_epochs,
-                resume=resume,
-                seed=seed,
-                export_every=export_every,
-                knn_every=knn_every,
-                knn_data=knn_data,
-                health_every=health_every,
-                health_data=health_data,
-            )
+        training = PretrainOptions(
+            **vars(options or Options()),
+            method=method,
+            recipe=recipe,
+            images=images,
+            out=Path(out),
+            set=changes_of(settings),
+            init=str(init) if init else None,
+            freeze_first_epochs=freeze_first_epochs,
+            resume=resume,
+            seed=seed,
+            export_every=export_every,
+            knn_every=knn_every,
+            knn_data=knn_data,
+            health_every=health_every,
+            health_data=health_data,
         )
-        if run_pretraining(request) == STOPPED:
+        if run_pretraining(training) == STOPPED:
             raise Stopped(f"stopped by a signal, state saved in {out}; to go on, call it again with resume=True")
         return opened(str(out))[1]
 

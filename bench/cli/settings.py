@@ -28,7 +28,16 @@ from bench.cli.output import in_one_line
 from bench.options import Options
 from engine.extensions import extensions
 from engine.printing import did_you_mean
-from engine.settings import NonNegativeInt, PositiveInt, annotations, from_text, plain_type, union_members
+from engine.settings import (
+    Fraction,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    annotations,
+    from_text,
+    plain_type,
+    union_members,
+)
 
 REFERENCES = "export folder, checkpoint file, folder of a training, timm:NAME, hf-hub:ID, IMPORTER:PATH, pixels:SIDE"
 
@@ -519,6 +528,40 @@ class EvaluationOptions(CheckpointOptions, ClusterOptions):
     seed: NonNegativeInt = 0  # N: of everything random in a task (0)
     limit: PositiveInt | None = None  # N: at most N images of each split, for smoke runs
     rerun: bool = False  # run again what has a result already
+
+
+@dataclass(frozen=True, kw_only=True)
+class PretrainOptions(NetworkOptions, ClusterOptions):
+    """What is trained, and how, as `bench pretrain` is told."""
+
+    method: Positional[str]  # such as mae
+    recipe: str | None = None  # R: one of the method's recipes, which bench list METHOD shows
+    images: str  # URL: images:PATH, any folder of images; the training images of folder:PATH, imagenet:ROOT, ...
+    out: Path  # DIR: folder of this run alone
+    # FIELD=VALUE: change recipe, method or encoder, such as epochs=100 schedule.warmup=5 mask_ratio=0.6
+    set: tuple[str, ...] = ()
+    # CHECKPOINT: start the encoder from these weights: a training's folder, an export, timm:NAME, a file, ...
+    init: str | None = None
+    freeze_first_epochs: NonNegativeInt = 0  # N: with --init: train the other parameters alone for N epochs (0)
+    resume: bool = False  # go on where this run was; start it where there is none
+    dry_run: bool = False  # print the recipe and its sizes, and do nothing
+    seed: NonNegativeInt = 0  # N: of everything random (0)
+    # N: at most N images of a process in a forward pass; the recipe's batch is made of several
+    batch_size: PositiveInt | None = dataclasses.field(default=None, metadata={"flags": ("--micro-batch", "--at-once")})
+    skip_bad: bool = False  # replace and count unreadable images
+    save_minutes: PositiveFloat = 10.0  # M: between two states (10)
+    export_every: NonNegativeInt = 0  # EPOCHS: write the export that often, not at the end alone
+    knn_every: NonNegativeInt = 0  # EPOCHS: log the encoder's k-NN accuracy that often
+    knn_data: str | None = None  # URL: labelled images for that (--images)
+    knn_k: PositiveInt | None = None  # K: neighbours that vote in it (20)
+    # F: share of the training images in its gallery (1); ExtreMA's: --knn-k 200 --knn-fraction 0.1
+    knn_fraction: Fraction | None = None
+    knn_limit: PositiveInt | None = None  # N: at most N images of each split for that
+    # EPOCHS: log effective ranks, spread and dead dimensions of the encoder's features that often
+    health_every: NonNegativeInt = 0
+    health_data: str | None = None  # URL: images for that, whose validation split is taken (--images)
+    health_limit: PositiveInt | None = None  # N: at most N images for that (25 600)
+    wandb: str | None = None  # PROJECT: log to Weights & Biases as well
 
 
 def cluster_of(options: OnCluster) -> OnCluster | None:

@@ -19,7 +19,14 @@ from io import StringIO
 from pathlib import Path
 from typing import Any
 
-from bench.cli.settings import ClusterOptions, EvaluationOptions, check_writable, flags_of, is_positional
+from bench.cli.settings import (
+    ClusterOptions,
+    EvaluationOptions,
+    PretrainOptions,
+    check_writable,
+    flags_of,
+    is_positional,
+)
 from bench.cluster.status import GO_ON, WAITING_OR_RUNNING, ended_state, good_results, rows_of
 from bench.cluster.task import (
     FOLDER,
@@ -35,7 +42,7 @@ from bench.cluster.task import (
     write_attempt,
     write_submission,
 )
-from bench.pretraining.run import PretrainRequest, check_request
+from bench.pretraining.run import check_request
 from bench.run.checkpoints import LoadedCheckpoint
 from bench.run.forecast import expectations
 from bench.run.prepare import Job, RunRequest, prepare, without_problems
@@ -320,19 +327,19 @@ def launch_evaluation(options: EvaluationOptions, request: RunRequest) -> int:
     return run_locally(request.out, tasks, options)
 
 
-def launch_pretraining(options: ClusterOptions, request: PretrainRequest) -> int:
+def launch_pretraining(options: PretrainOptions) -> int:
     """Submit a pretraining as one job; the exit code. ValueError for a wrong request, and where it runs already."""
-    check_request(request)
-    check_writable(request.run.out)
-    with locked(request.run.out / FOLDER / "lock", "it submits jobs"):
-        if submitted(request.run.out):
-            raise ValueError(f"{request.run.out}: it is submitted already; see {status_command(request.run.out)}")
+    check_request(options)
+    check_writable(options.out)
+    with locked(options.out / FOLDER / "lock", "it submits jobs"):
+        if submitted(options.out):
+            raise ValueError(f"{options.out}: it is submitted already; see {status_command(options.out)}")
         words = argv_of("pretrain", options)
-        title = " ".join(filter(None, (request.method, request.recipe)))
+        title = " ".join(filter(None, (options.method, options.recipe)))
         task = TaskRecord(number=0, title=title, words=tuple(words), results=("export",))
         if options.cluster == "slurm":
-            return submit_all(request.run.out, [task], options)
-    return run_locally(request.run.out, [task], options)
+            return submit_all(options.out, [task], options)
+    return run_locally(options.out, [task], options)
 
 
 def submitted(out: Path) -> set[str]:

@@ -3,7 +3,6 @@
 import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, ClassVar
 
 from checkpoints.export import ViTExport
@@ -15,18 +14,6 @@ from probes.tasks.health import Health
 from probes.tasks.knn import Knn
 
 K = 20  # what the papers report: best of DINO's four, MOCA's only one
-
-
-def online_space(out: Path, data: str, device: str, precision: str, limit: int | None, skip_bad: bool) -> Workspace:
-    """Where the probes of a training in the folder `out` run; their precision is the training's, or close to it."""
-    return Workspace(
-        cache=out / "online-features",
-        data=data,
-        device=device,
-        precision="float32" if precision == "float32" else "bfloat16",
-        limit=limit,
-        skip_bad=skip_bad,
-    )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -3,15 +3,15 @@
 import json
 import shlex
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import fields, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 
 from bench.cli.output import in_one_line
-from bench.cli.settings import absent_images, example, setting_text
-from bench.pretraining.online import OnlineKnn, OnlineProbe
+from bench.cli.settings import PretrainOptions, absent_images, example, ready_device, setting_text
+from bench.pretraining.online import K, OnlineHealth, OnlineKnn, OnlineProbe
 from bench.pretraining.recipes import ChosenRecipe, choose_recipe, names_by_path, unused, values_by_path
 from bench.results.record import TrainingCost
 from checkpoints.spec import ViTSpec
@@ -19,7 +19,7 @@ from engine.distributed import World, start_world
 from engine.extensions import extension_of
 from engine.optional import require
 from engine.printing import millions, say
-from engine.tasks import OpenedSets
+from engine.tasks import OpenedSets, Workspace
 from engine.training.interruptions import STOPPED
 from imagesets.sets import ImageSet, open_set
 from pretrain.loop.initial_weights import initial_weights
@@ -28,20 +28,7 @@ from pretrain.loop.run_folder import check_resume
 from pretrain.loop.trainer import Run, Trainer, build
 from pretrain.loop.updates import Precision
 from pretrain.method import Method
-
-
-@dataclass(frozen=True, kw_only=True)
-class PretrainRequest:
-    """The options of `bench pretrain`."""
-
-    method: str
-    recipe: str | None
-    changes: tuple[str, ...] = ()  # FIELD=VALUE
-    images: str  # URL
-    run: Run  # `run_pretraining` fills in its facts and initial weights
-    init: str | None = None  # checkpoint that the encoder starts from
-    frozen_epochs: int = 0  # in which it stays as it is; of `init`
-    dry_run: bool = False  # print recipe and sizes, and do nothing
+from probes.tasks.health import RANKED
 
 
 def training_precision(text: Precision | Literal["auto"], device: str) -> Precision:
@@ -54,17 +41,59 @@ def training_precision(text: Precision | Literal["auto"], device: str) -> Precis
     return text
 
 
-def run_pretraining(request: PretrainRequest) -> int:
-    """Pretrain, and return the exit code: 0 finished, STOPPED by a signal. ValueError for a wrong request."""
-    with start_world(request.run.device) as world:
-        request = _connected(request, world)
-        chosen, images = world.first_on_each_machine(lambda: _opened(request))
+def trainer_run(options: PretrainOptions, device: str, precision: Precision, world: World) -> Run:
+    """What the trainer is told. ValueError for options of an online probe that does not run."""
+    for probe in ("knn", "health"):
+        names = [field.name for field in fields(options) if field.name.startswith(f"{probe}_")]
+        given = [name for name in names if name != f"{probe}_every" and getattr(options, name) is not None]
+        if given and not getattr(options, f"{probe}_every"):
+            named = " and ".join(f"--{name.replace('_', '-')}" for name in given)
+            raise ValueError(f"{named} without --{probe}-every EPOCHS, which says how often: add it")
+    space = Workspace(
+        cache=options.out / "online-features",
+        data=options.knn_data or options.images,
+        device=device,
+        precision="float32" if precision == "float32" else "bfloat16",  # the training's, or close to it
+        limit=options.knn_limit,
+        skip_bad=options.skip_bad,
+        world=world,
+    )
+    knn = OnlineKnn(space=space, k=options.knn_k or K, fraction=options.knn_fraction or 1.0)
+    watched = replace(space, data=options.health_data or options.images, limit=options.health_limit or RANKED)
+    return Run(
+        out=options.out,
+        device=device,
+        precision=precision,
+        compiled=options.compiled,
+        decode=options.decode,
+        seed=options.seed,
+        workers=options.workers,
+        micro_batch=options.batch_size,
+        skip_bad=options.skip_bad,
+        resume=options.resume,
+        save_minutes=options.save_minutes,
+        export_every=options.export_every,
+        monitor_every=options.knn_every,
+        monitor=knn if options.knn_every else None,
+        health_every=options.health_every,
+        health=OnlineHealth(space=watched) if options.health_every else None,
+        wandb=options.wandb,
+    )
+
+
+def run_pretraining(options: PretrainOptions) -> int:
+    """Pretrain, and return the exit code: 0 finished, STOPPED by a signal. ValueError for a wrong options."""
+    device = ready_device(options.device, options.compiled)
+    precision = training_precision(options.precision or "auto", device)
+    with start_world(device) as world:
+        run = trainer_run(options, device, precision, world)
+        chosen, images = world.first_on_each_machine(lambda: _opened(options, run))
         if images is None:
             if world.is_rank0:
-                say(*lines_without_images(chosen, request.images))
+                say(*lines_without_images(chosen, options.images))
             return 0
-        trainer = world.on_all_ranks(lambda: prepared(chosen, images, request.run, world))
-        if request.dry_run:
+        trainer = world.on_all_ranks(lambda: prepared(chosen, images, run, world))
+        if options.dry_run:
             if world.is_rank0:
                 say(*training_lines(chosen, trainer, settings=True))
             return 0
@@ -74,22 +103,17 @@ def run_pretraining(request: PretrainRequest) -> int:
         return 0 if ending == "finished" else STOPPED
 
 
-def check_request(request: PretrainRequest) -> None:
+def check_request(options: PretrainOptions) -> None:
     """What can be known before another machine trains. ValueError for a wrong request, and a folder of other use."""
-    chosen, images = _opened(request)
+    there: Precision = "bfloat16" if options.gpus else "float32"
+    asked = options.precision or "auto"
+    run = trainer_run(options, "cpu", there if asked == "auto" else asked, World())
+    chosen, images = _opened(options, run)
     if images is None:
         return
-    trainer = prepared(chosen, images, request.run, World())
+    trainer = prepared(chosen, images, run, World())
     identity = json.loads(json.dumps(trainer.identity()))
-    check_resume(request.run.out, identity, request.run.resume, trainer.recipe.defaults())
-
-
-def _connected(request: PretrainRequest, world: World) -> PretrainRequest:
-    """The request with the processes that share the work of its probes."""
-    connected: dict[str, Any] = {
-        name: replace(probe, space=replace(probe.space, world=world)) for name, probe in probes_of(request.run).items()
-    }
-    return replace(request, run=replace(request.run, **connected))
+    check_resume(options.out, identity, options.resume, trainer.recipe.defaults())
 
 
 def probes_of(run: Run) -> dict[str, OnlineProbe]:
@@ -97,29 +121,29 @@ def probes_of(run: Run) -> dict[str, OnlineProbe]:
     return {name: probe for name in ("monitor", "health") if isinstance(probe := getattr(run, name), OnlineProbe)}
 
 
-def _opened(request: PretrainRequest) -> tuple[ChosenRecipe, ImageSet | None]:
+def _opened(options: PretrainOptions, run: Run) -> tuple[ChosenRecipe, ImageSet | None]:
     """Recipe and images; no images for a dry run of a recipe whose images are not there yet."""
-    if request.run.wandb:
+    if run.wandb:
         require("wandb")
     chosen = initialised(
-        choose_recipe(request.method, request.recipe, request.changes), request.init, request.frozen_epochs
+        choose_recipe(options.method, options.recipe, options.set), options.init, options.freeze_first_epochs
     )
-    if request.dry_run and absent_images(request.images):
+    if options.dry_run and absent_images(options.images):
         return chosen, None
-    probes = probes_of(request.run).values()
+    probes = probes_of(run).values()
     try:
         opened = next((probe.space.opened for probe in probes), OpenedSets())
-        images = opened.get(request.images, "train", open_set)
+        images = opened.get(options.images, "train", open_set)
     except ValueError as error:
-        hint = "" if chosen.module.METHOD.needs_labels else _without_labels(request.images)
-        text = _without(request.images, error) + hint
-        raise ValueError(f"--images {request.images}: {text}") from error
+        hint = "" if chosen.module.METHOD.needs_labels else _without_labels(options.images)
+        text = _without(options.images, error) + hint
+        raise ValueError(f"--images {options.images}: {text}") from error
     for probe in probes:
         try:
             probe.check()
         except ValueError as error:
             url = probe.space.data
-            other = f"; or name other images with {probe.OPTION}" if url == request.images else ""
+            other = f"; or name other images with {probe.OPTION}" if url == options.images else ""
             raise ValueError(f"{probe.OPTION} {url}: {_without(url, error)}{other}") from error
     return chosen, images
 

@@ -284,12 +284,12 @@ def test_an_error_of_a_task_is_raised_and_recorded(exports, tmp_path, monkeypatc
 
 def test_a_stopped_training_says_how_to_go_on(tmp_path, monkeypatch):
     asked = []
-    monkeypatch.setattr("bench.pretraining.run.run_pretraining", lambda request: asked.append(request) or 75)
+    monkeypatch.setattr("bench.pretraining.run.run_pretraining", lambda options: asked.append(options) or 75)
     with pytest.raises(Stopped, match="call it again with resume=True"):
         api.pretrain("mae", "smoke", "digits:", tmp_path, settings={"epochs": 3, "crop": (0.5, 1.0)}, knn_every=2)
-    (request,) = asked
-    assert request.changes == ("epochs=3", "crop=0.5,1.0")
-    assert (request.run.monitor_every, request.run.monitor.space.data) == (2, "digits:")
+    (options,) = asked
+    assert options.set == ("epochs=3", "crop=0.5,1.0")
+    assert (options.knn_every, options.images) == (2, "digits:")
 
 
 def test_the_import_is_light_and_runs_no_module_of_the_user(tmp_path):
