@@ -120,9 +120,10 @@ def parsed(argv: Sequence[str]) -> tuple[ModuleType, Any]:
     read only where it names none."""
     begins_with_one = bool(argv) and argv[0] in COMMANDS
     names = {argv[0]: COMMANDS[argv[0]]} if begins_with_one else COMMANDS
+    lines = [] if begins_with_one else [f"  {name:12} {one_line(path)}" for name, path in COMMANDS.items()]
     parser = Parser(
         prog="bench",
-        description="" if begins_with_one else f"{PURPOSE}\n\ncommands:\n{command_lines()}",
+        description="\n".join([PURPOSE, "", "commands:", *lines]) if lines else "",
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
@@ -154,11 +155,6 @@ def commands_with(option: str) -> list[str]:
         if any(option in flags_of(field, hints[field.name]) for field in fields(kind)):
             commands.append(f"bench {name}")
     return commands
-
-
-def command_lines() -> str:
-    """Every command with the first line of its file."""
-    return "\n".join(f"  {name:12} {one_line(path)}" for name, path in COMMANDS.items())
 
 
 def command_module(name: str) -> ModuleType:

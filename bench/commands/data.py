@@ -4,7 +4,6 @@ import os
 import shlex
 import shutil
 import tempfile
-from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -72,7 +71,8 @@ def get(name: str | None, out: Path | None) -> int:
     from bench.cli.settings import check_writable
 
     if name is None:
-        say(*offers())
+        for offered, (megabytes, licence, page) in OFFERED.items():
+            say(f"{offered:16} {size_of(megabytes):>8}  {licence:27}{page}")
         return 0
     folder = folder_of(name, out or Path())
     if out is None:
@@ -172,12 +172,6 @@ def forms(name: str, folder: Path) -> list[str]:
     key = name.removeprefix(HUB).rpartition("/")[2].lower()
     templates = (f"{HUB}{{}}",) if name.startswith(HUB) else FORMS.get(name, (f"torchvision:{name}:{{}}",))
     return [shlex.quote(f"{key}={template.format(folder)}") for template in templates]
-
-
-def offers() -> Iterator[str]:
-    """A line for each set: size, licence, and the page that states it."""
-    for name, (megabytes, licence, page) in OFFERED.items():
-        yield f"{name:16} {size_of(megabytes):>8}  {licence:27}{page}"
 
 
 def size_of(megabytes: int) -> str:

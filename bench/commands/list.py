@@ -49,7 +49,11 @@ def run(options: Options) -> int:
     if name == "suites":
         return _list_suites()
     if name and name not in SECTIONS:
-        return _tell(name)
+        from bench.about import about
+
+        for entry in about(name):
+            say(*entry.split("\n"))  # one entry may fill several lines
+        return 0
     for title in [name] if name else SECTIONS:
         files = extensions(SECTIONS[title])
         heading = title + HEADINGS.get(title, "")
@@ -60,14 +64,6 @@ def run(options: Options) -> int:
         warn_of(refused(SECTIONS[title]))
     if not name:
         say("suites: bench list suites", "more about any of these, or about a protocol: bench list NAME")
-    return 0
-
-
-def _tell(name: str) -> int:
-    from bench.about import about
-
-    for entry in about(name):
-        say(*entry.split("\n"))  # one entry may fill several lines
     return 0
 
 

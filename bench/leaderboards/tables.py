@@ -28,10 +28,10 @@ from bench.results.record import (
     as_frame,
     decimals,
     interval_decimals,
+    labels_of,
     number_text,
 )
 from bench.results.store import StoredResult, comparable_results
-from bench.statistics.matching import labels_of
 from bench.statistics.significance import Column, Key, PairedTestCache, p_value_cache, ties_with_best
 from engine.printing import text_of
 

@@ -11,7 +11,8 @@ validation images.
 
 import io
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import floor, log10
 from pathlib import Path
@@ -220,6 +221,13 @@ class CheckpointUsed:
     def is_floor(self) -> bool:
         """Whether these are raw pixels: no network, but what every network has to beat."""
         return self.method == "pixels"
+
+
+def labels_of(keys: Iterable[tuple[str, str]]) -> dict[tuple[str, str], str]:
+    """Name and digest of each checkpoint -> `name`, or `name (digest8)` where two checkpoints share a name."""
+    unique = set(keys)
+    counts = Counter(name for name, _ in unique)
+    return {(name, digest): f"{name} ({digest[:8]})" if counts[name] > 1 else name for name, digest in unique}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -71,16 +71,6 @@ def entries() -> dict[str, tuple[str, frozenset[str]]]:
     return table
 
 
-def protocol_words(result: Result) -> set[str]:
-    """Its task, and what stands behind the @ of its protocol."""
-    return {f"task-{result.task}", result.protocol.name.partition("@")[2].split("_")[0]}
-
-
-def weights_words(used: CheckpointUsed) -> set[str]:
-    """The method of the weights; of timm's and the Hub's models, the parts of their names."""
-    return {used.method, *(re.findall("[a-z0-9]+", used.source.lower()) if used.method in BY_NAME else ())}
-
-
 def cited(words: Iterable[str]) -> list[str]:
     """Keys of the entries for any of the words, in the order of the table."""
     return [key for key, (_, keywords) in entries().items() if keywords & set(words)]
@@ -155,7 +145,8 @@ def how_measured(results: Sequence[Result]) -> str:
         seeds = sorted({result.seed for result in own}) if own[0].random else []
         details = [version, *map(in_latex, changes), *([f"seeds {listed(list(map(str, seeds)))}"] if seeds else [])]
         name = in_latex(group.partition("[")[0])
-        sentences.append(rf"\texttt{{{name}}}: {', '.join(details)}{cite(protocol_words(own[0]))}.")
+        words = [f"task-{own[0].task}", own[0].protocol.name.partition("@")[2].split("_")[0]]
+        sentences.append(rf"\texttt{{{name}}}: {', '.join(details)}{cite(words)}.")
     for method in sorted({result.interval_method for result in results} - {""}):
         words = [f"interval-{kind}" for kind in ("binomial", "percentiles") if kind in method]
         sentences.append(f"Intervals: {in_latex(method)}{cite(words)}.")
@@ -173,9 +164,10 @@ def how_measured(results: Sequence[Result]) -> str:
 
 
 def described(used: CheckpointUsed) -> str:
-    """`mae-s (ViT-S/16, mae vit_s, 3f2a91bc)~\\cite{he2022mae}`"""
+    """`mae-s (ViT-S/16, mae vit_s, 3f2a91bc)~\\cite{he2022mae}`; the names of timm's and the Hub's models say the method."""
+    words = [used.method, *(re.findall("[a-z0-9]+", used.source.lower()) if used.method in BY_NAME else ())]
     facts = [used.architecture, f"{used.method} {used.recipe}".strip() if not used.is_floor else "", used.digest[:8]]
-    return f"{in_latex(used.name)} ({', '.join(map(in_latex, filter(None, facts)))}){cite(weights_words(used))}"
+    return f"{in_latex(used.name)} ({', '.join(map(in_latex, filter(None, facts)))}){cite(words)}"
 
 
 def gpu_or_cpu(result: Result) -> str:
@@ -325,7 +317,8 @@ def write_record(out: Path, folder: Path, publication: Publication, key: Path | 
             write_atomic(temporary / name, content)
         for name, text in derived_files(temporary).items():
             write_atomic(temporary / name, text)
-        write_atomic(temporary / SUMS, _sums(temporary))
+        sums = {name: sha256_of_file(temporary / name) for name in sorted(_files(temporary))}
+        write_atomic(temporary / SUMS, "".join(f"{total}  {name}\n" for name, total in sums.items()))
         if key and (problem := _ssh("sign", "-f", str(key), str(temporary / SUMS))[1]):
             raise ValueError(f"--sign {key}: {problem}")
     return publication
@@ -381,12 +374,14 @@ def derived_files(folder: Path) -> dict[str, str]:
     leaderboard = with_ties(leaderboard, results, PairedTestCache[float](Path(os.devnull), float))
     files = {name: text_of(leaderboard) for name, text_of in TEXT_FORMATS.values()}
     subjects = {}
-    for key, own in _by_checkpoint(results).items():
-        place = own[-1].checkpoint.unique_name
-        subjects[key] = subject = _subject(own[-1].checkpoint, folder / "checkpoints" / place)
-        if subject.used.is_floor:
-            continue
-        files |= {f"cards/{place}/{name}": text for name, text in card_files(subject, own, publication).items()}
+    for used in leaderboard.rows:
+        own = [stored.result for stored in results if stored.result.checkpoint.key == used.key]
+        kept = folder / "checkpoints" / used.unique_name
+        config = read_config(kept) if (kept / "config.json").is_file() else None
+        subjects[used.key] = subject = CardSubject(used=used, config=config)
+        if not used.is_floor:
+            cards = card_files(subject, own, publication)
+            files |= {f"cards/{used.unique_name}/{name}": text for name, text in cards.items()}
     files["commands.sh"] = rerun_script([stored.result for stored in results], subjects)
     files |= {} if is_first else paper_files([stored.result for stored in results], publication)
     return files | {"README.md": README.format(paper="" if is_first else PAPER)}
@@ -481,17 +476,6 @@ def _about(folder: Path) -> dict[str, Any]:
     return dict(json.loads((folder / ABOUT).read_bytes()))
 
 
-def _by_checkpoint(results: Iterable[StoredResult]) -> dict[Key, list[Result]]:
-    by_checkpoint: dict[Key, list[Result]] = {}
-    for stored in results:
-        by_checkpoint.setdefault(stored.result.checkpoint.key, []).append(stored.result)
-    return dict(sorted(by_checkpoint.items()))
-
-
-def _subject(used: CheckpointUsed, folder: Path) -> CardSubject:
-    return CardSubject(used=used, config=read_config(folder) if (folder / "config.json").is_file() else None)
-
-
 def _export_of(out: Path, used: CheckpointUsed) -> Path | None:
     """The export of a checkpoint: below OUT/exports, or where the result says that it was, if it is still that."""
     for folder in (out / "exports" / used.unique_name, Path(used.source)):
@@ -529,10 +513,6 @@ def _json(value: Any) -> bytes:
 
 def _files(folder: Path) -> set[str]:
     return {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
-
-
-def _sums(folder: Path) -> str:
-    return "".join(f"{sha256_of_file(folder / name)}  {name}\n" for name in sorted(_files(folder) - {SUMS}))
 
 
 def _changed(folder: Path) -> Iterator[str]:

@@ -4,15 +4,15 @@ Two results may be compared when they differ in the checkpoint alone; for all ot
 N images, R resamples.
 """
 
-from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from bench.results.record import images_seen, short
+from bench.results.record import images_seen, labels_of, short
 from bench.results.store import StoredResult
 from bench.statistics.intervals import averages_to, bootstrap_p_value
 from bench.statistics.paired import PairedTest, compare_images, compare_resamples, paired_p_value
@@ -43,13 +43,6 @@ def labelled(results: Sequence[StoredResult]) -> dict[str, list[StoredResult]]:
     for stored in results:
         by_checkpoint[stored.result.checkpoint.key].append(stored)
     return {label: by_checkpoint[key] for key, label in sorted(labels_of(by_checkpoint).items())}
-
-
-def labels_of(keys: Iterable[tuple[str, str]]) -> dict[tuple[str, str], str]:
-    """Name and digest of each checkpoint -> `name`, or `name (digest8)` where two checkpoints share a name."""
-    unique = set(keys)
-    counts = Counter(name for name, _ in unique)
-    return {(name, digest): f"{name} ({digest[:8]})" if counts[name] > 1 else name for name, digest in unique}
 
 
 def label_of(name: str, by_label: Mapping[str, Sequence[StoredResult]], out: Path) -> str:
