@@ -148,7 +148,8 @@ def named_checkpoints(texts: Sequence[str], values: Iterable[PublishedValue]) ->
     names = {name for value in values for name in (value.checkpoint, run_name(value))}
     references = named_values(texts, "--checkpoints", f"NAME=PATH, for example {min(names)}=/data/weights.pth")
     for name in references.keys() - names:
-        raise ValueError(f"--checkpoints {name}: no weights here are called so{did_you_mean(name, sorted(names))}")
+        known = did_you_mean(name, sorted(names))
+        raise ValueError(f"--checkpoints {name}={references[name]}: no weights here are called {name!r}{known}")
     return references
 
 

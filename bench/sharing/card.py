@@ -99,15 +99,13 @@ def publication_from(
     """What options say. ValueError names the option and what to write."""
     if source and not re.fullmatch(r"https?://\S+", source):
         raise ValueError(f"--source {source}: write a URL, such as https://github.com/me/results")
+    spdx = named_values(licences, "--licence", "NAME=SPDX, such as mae-s=apache-2.0", "[^=]+")
     return Publication(
         models=named_values(models, "--model-id", HUB_FORM, HUB_ID),
         datasets=named_values(datasets, "--hub-dataset", HUB_FORM, HUB_ID),
         source=source,
         organization=organization,
-        licences={
-            name: spdx_name(licence, "--licence")
-            for name, licence in named_values(licences, "--licence", "NAME=SPDX, such as mae-s=apache-2.0").items()
-        },
+        licences={name: spdx_name(licence, "--licence") for name, licence in spdx.items()},
         verified_by=named_values(
             verified_by, "--verified-by", "NAME=URL, such as mae-s=https://doi.org/10.5281/...", r"https?://\S+"
         ),

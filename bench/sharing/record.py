@@ -164,7 +164,7 @@ def how_measured(results: Sequence[Result]) -> str:
 
 
 def described(used: CheckpointUsed) -> str:
-    """`mae-s (ViT-S/16, mae vit_s, 3f2a91bc)~\\cite{he2022mae}`; the names of timm's and the Hub's models say the method."""
+    """`mae-s (ViT-S/16, mae vit_s, 3f2a91bc)~\\cite{he2022mae}`; a name at timm or on the Hub says the method."""
     words = [used.method, *(re.findall("[a-z0-9]+", used.source.lower()) if used.method in BY_NAME else ())]
     facts = [used.architecture, f"{used.method} {used.recipe}".strip() if not used.is_floor else "", used.digest[:8]]
     return f"{in_latex(used.name)} ({', '.join(map(in_latex, filter(None, facts)))}){cite(words)}"
