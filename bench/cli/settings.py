@@ -328,7 +328,7 @@ def named_values(texts: Sequence[str], option: str, form: str, pattern: str = ".
     another text and for a value that does not match the pattern."""
     values = {}
     for text in texts:
-        match = re.fullmatch(rf"\s*([^=]*[^=\s])\s*=\s*({pattern})\s*", text)
+        match = re.fullmatch(rf"\s*([^=\s].*?)\s*=\s*({pattern})\s*", text)
         if not match:
             raise ValueError(f"{option} {text}: write {form}")
         values[match[1]] = match[2]
