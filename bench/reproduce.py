@@ -14,6 +14,7 @@ from functools import cache
 from pathlib import Path
 from typing import Literal
 
+from bench.cli.output import table as text_table
 from bench.cli.settings import absent_file, absent_images, named_values
 from bench.leaderboards.tables import leaderboard_of
 from bench.pretraining.recipes import changed_recipe
@@ -385,9 +386,7 @@ def measured_cost(folder: Path, metric: str) -> Measurement | None:
     return Measurement(number=spent[name] * scale, remarks=remarks) if name in spent else None
 
 
-COLUMN = 10  # characters
-STATUS_COLUMNS = (("protocol", "--set", "nothing"), ("recipe", "--set", "nothing"))  # as STATUSES
-SUMMARY_HEADS = ("", "------------ measured by", "----------- trained by")
+HEADS = ("table", "values", *("measured by: protocol", "--set", "nothing"), *("trained by: recipe", "--set", "nothing"))
 LEGEND = (
     "measured by: a named protocol (of a cost, the log of a training), or one with settings changed by --set.",
     "trained by: how the weights can be pretrained here, also those that are published.",
@@ -409,13 +408,7 @@ def summary() -> Iterator[str]:
     """The counts of every table and of all, and why the others are out of reach."""
     counts = {table: count_of(table) for table in TABLES}
     counts["all"] = [sum(column) for column in zip(*counts.values(), strict=True)]
-    width = max(map(len, counts))
-    spans = (1, *map(len, STATUS_COLUMNS))
-    yield " " * width + "".join(f"{head:>{COLUMN * span}}" for head, span in zip(SUMMARY_HEADS, spans, strict=True))
-    heads = ("values", *STATUS_COLUMNS[0], *STATUS_COLUMNS[1])
-    yield f"{'table':{width}}{''.join(f'{head:>{COLUMN}}' for head in heads)}"
-    for name, row in counts.items():
-        yield f"{name:{width}}{''.join(f'{count:>{COLUMN}}' for count in row)}"
+    yield from text_table([HEADS, *((name, *row) for name, row in counts.items())], right=range(1, len(HEADS)))
     yield from ("", *LEGEND)
     for title, reason_of in (("not measured here", unmeasured), ("weights not trained here", untrained)):
         yield from _counted_reasons(title, [(value.table, reason_of(value)) for value in published_values()])

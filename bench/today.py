@@ -25,7 +25,7 @@ from checkpoints.frozen import FrozenExport
 from checkpoints.import_options import ImportOptions
 from checkpoints.resolve import load, of_module
 from engine.files import sha256_of_file
-from engine.printing import in_markdown
+from engine.printing import in_markdown, markdown_table
 from engine.tasks import Workspace
 
 PLAN = "today"
@@ -216,8 +216,7 @@ def table(setup: Setup, results: Sequence[StoredResult]) -> Iterator[str]:
         if name in NETWORKS and result.status == "ok" and (name, result.protocol.name) not in compared:
             metric, measured = next(iter(result.metrics.items()))
             rows.append((name, result.protocol.name, metric, "", str(measured), "", "", ""))
-    yield from (f"| {' | '.join(HEADS)} |", "|---" * len(HEADS) + "|")
-    yield from (f"| {' | '.join(map(in_markdown, row))} |" for row in rows)
+    yield from markdown_table([HEADS, *(map(in_markdown, row) for row in rows)])
     yield from ("", "In brackets: 95 % intervals over the validation images. Standard errors are of these images too;")
     yield "published numbers count as exact."
 

@@ -7,7 +7,7 @@ tool prints through `say` alone; tests/test_architecture.py enforces it.
 
 import re
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -40,6 +40,13 @@ def say(*lines: object, errors: bool = False) -> None:
 def in_markdown(text: object) -> str:
     """Text for a cell, a heading or an item of Markdown, which starts no cell, link, image, definition or HTML."""
     return re.sub(r"[\\|<]|(?<=\])[(:]", r"\\\g<0>", printable(text))
+
+
+def markdown_table(rows: Sequence[Iterable[str]], align: str = "---") -> list[str]:
+    """Lines of a table, the header first. Cells are Markdown; `---:` aligns those after the first column right."""
+    header, *body = map(list, rows)
+    ruler = ["---", *[align] * (len(header) - 1)]
+    return [f"| {' | '.join(cells)} |" for cells in (header, ruler, *body)]
 
 
 def html_template(text: str, folder: Path | None = None) -> "Template":

@@ -9,7 +9,7 @@ same command goes on. The record is written from the methods that are finished.
 
 import argparse
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import product
@@ -23,7 +23,7 @@ from bench.results.store import StoredResult
 from bench.statistics.compare import interval_text, p_text
 from bench.statistics.matching import difference, matched
 from bench.statistics.paired import PairedTest, holm
-from engine.printing import say
+from engine.printing import markdown_table, say
 
 METHODS = [  # in the order in which they are trained
     *("extrema", "moca", "lut", "mst", "mae", "dino", "ibot", "lejepa", "dinov2", "byol", "mocov3", "simmim"),
@@ -288,7 +288,7 @@ class Record:
         )
         names = [*[name for name in names if name in self.about["starts"]][:top], PIXELS] if top else names
         rows = [[name, *(self.cell(name, *column) for column in columns)] for name in names]
-        return markdown(["", *(header for header, _, _ in columns)], rows)
+        return "\n".join(markdown_table([["", *(header for header, _, _ in columns)], *rows], "---:"))
 
     def linear(self, name: str) -> float:
         number = self.number(name, *TESTED[2][1:])
@@ -302,7 +302,9 @@ class Record:
                 continue
             interval = interval_text(test.low, test.high)
             rows.append([name, other, header, f"{test.difference:+.1f} {interval}", p_text(p)])
-        return markdown(["network", "compared with", "by", "difference", "p, corrected"], rows)
+        return "\n".join(
+            markdown_table([["network", "compared with", "by", "difference", "p, corrected"], *rows], "---:")
+        )
 
     def trainings(self) -> str:
         """What each training took, and held-out accuracy by learning rate, the chosen one bold."""
@@ -320,13 +322,7 @@ class Record:
             row += [f"{cost['hours'] * 3600:.0f}", f"{settings['lr']:.2g}"]
             rows.append(row + [f"**{top1:.1f}**" if rate == best else f"{top1:.1f}" for rate, top1 in top1s.items()])
         header = ["method", "GFLOP an image", "epochs x updates", "TFLOP", "seconds", "learning rate"]
-        return markdown([*header, *(f"x {rate:.2g}" for rate in RATES)], rows)
-
-
-def markdown(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """A table whose first column is text and whose others are numbers."""
-    lines = [header, ["---", *["---:"] * (len(header) - 1)], *rows]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+        return "\n".join(markdown_table([[*header, *(f"x {rate:.2g}" for rate in RATES)], *rows], "---:"))
 
 
 def page(folder: Path) -> str:

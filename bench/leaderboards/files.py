@@ -10,7 +10,7 @@ import csv
 import io
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from operator import attrgetter
 from pathlib import Path
@@ -31,7 +31,7 @@ from bench.results.record import COST_UNITS, decimals, number_text
 from bench.results.store import StoredResult, stamps
 from engine.files import write_atomic
 from engine.optional import require
-from engine.printing import html_template, in_csv, in_markdown, printable
+from engine.printing import html_template, in_csv, in_markdown, markdown_table, printable
 
 CellWriter = Callable[[Cell, bool], str]  # a cell, and whether it is bold -> markup
 
@@ -244,14 +244,14 @@ def to_markdown(leaderboard: Leaderboard) -> str:
     """The leaderboard as Markdown."""
     lines = [
         *INTRODUCTION.split("\n"),
-        *_markdown_table([map(in_markdown, row) for row in fact_rows(leaderboard)], "---"),
+        *markdown_table([map(in_markdown, row) for row in fact_rows(leaderboard)], "---"),
     ]
     if costs := cost_rows(leaderboard):
-        lines += ["", "## Cost of pretraining", "", *_markdown_table([map(in_markdown, row) for row in costs], "---:")]
+        lines += ["", "## Cost of pretraining", "", *markdown_table([map(in_markdown, row) for row in costs], "---:")]
     for group in leaderboard.groups:
         lines += ["", f"## {in_markdown(group)}", ""]
         lines += [f"> {in_markdown(caveat)}\n" for caveat in leaderboard.caveats[group]]
-        lines += _markdown_table(group_rows(leaderboard, group, in_markdown, _markdown_cell), "---:")
+        lines += markdown_table(group_rows(leaderboard, group, in_markdown, _markdown_cell), "---:")
     if notes := troubles(leaderboard):
         lines += ["", "## Failed or unreadable", ""] + [f"- {in_markdown(note)}" for note in notes]
     return "\n".join(lines) + "\n"
@@ -260,12 +260,6 @@ def to_markdown(leaderboard: Leaderboard) -> str:
 def _markdown_cell(cell: Cell, bold: bool) -> str:
     text = in_markdown(cell_text(cell))
     return f"**{text}**" if bold else text
-
-
-def _markdown_table(rows: Sequence[Iterable[str]], align: str) -> list[str]:
-    header, *body = map(list, rows)
-    ruler = ["---", *[align] * (len(header) - 1)]
-    return [f"| {' | '.join(cells)} |" for cells in (header, ruler, *body)]
 
 
 def to_html(leaderboard: Leaderboard) -> str:

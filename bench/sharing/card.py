@@ -25,7 +25,7 @@ from bench.run.checkpoints import default_name, describe
 from checkpoints.export import CARD, CARD_MARK, COST, EVALUATIONS, ViTExport, is_card, is_export
 from checkpoints.spec import ViTSpec
 from engine.files import digest, write_atomic
-from engine.printing import in_markdown, millions, printable
+from engine.printing import in_markdown, markdown_table, millions, printable
 from pretrain.loop.exporting import EXPORT, is_run
 
 # The Hub's names of licences that weights of ViTs have (docs/hub/repositories-licenses); others are `other`.
@@ -360,8 +360,7 @@ def _section(title: str, lines: Sequence[str]) -> list[str]:
 
 
 def _table(header: Sequence[str], rows: Iterable[Sequence[object]]) -> list[str]:
-    cells_of_rows = [[_shown(cell) for cell in row] for row in rows if row[-1] not in (None, "")]
-    return [f"| {' | '.join(cells)} |" for cells in (header, ["---"] * len(header), *cells_of_rows)]
+    return markdown_table([header, *(map(_shown, row) for row in rows if row[-1] not in (None, ""))])
 
 
 def _shown(value: object) -> str:

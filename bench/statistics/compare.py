@@ -16,6 +16,7 @@ from itertools import combinations
 from pathlib import Path
 from typing import Literal
 
+from bench.cli.output import table
 from bench.results.record import Result, interval_decimals, number_text, suffix
 from bench.results.store import comparable_results
 from bench.statistics.intervals import LEVEL
@@ -173,12 +174,8 @@ def _record(comparison: Comparison) -> dict[str, object]:
 def _table(rows: Sequence[Comparison]) -> list[str]:
     body = [COLUMNS, *(_cells(comparison) for comparison in rows)]
     filled = [column for column in range(len(COLUMNS)) if any(line[column] for line in body[1:])]
-    sizes = {column: max(len(line[column]) for line in body) for column in filled}
-    lines = []
-    for line in body:
-        first, *rest = [line[at].ljust(sizes[at]) if at < 3 else line[at].rjust(sizes[at]) for at in filled]
-        lines.append("  " + "  ".join([first, *rest]).rstrip())
-    return lines
+    right = [place for place, column in enumerate(filled) if column > COLUMNS.index("B")]
+    return table([[line[column] for column in filled] for line in body], right=right, indent=2)
 
 
 def _cells(comparison: Comparison) -> tuple[str, ...]:
