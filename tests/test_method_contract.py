@@ -37,6 +37,7 @@ from engine.tasks import Workspace
 from pretrain.loop.exporting import exports_in
 from pretrain.loop.images import MicroBatches, load_micro_batches
 from pretrain.loop.learning import Learning
+from pretrain.loop.records import cost_of
 from pretrain.method import Method, TrainProgress
 from pretrain.methods.extrema import AVERAGE, CLASS_TOKEN
 from pretrain.recipe import Recipe
@@ -152,9 +153,11 @@ def double():
 
 @pytest.fixture(scope="module", params=METHODS)
 def quiet(request, tmp_path_factory):
-    """A training that nothing interrupted, of every method."""
+    """A training that nothing interrupted and whose operations are not counted, of every method."""
     training = trainer(request.param, tmp_path_factory.mktemp("quiet"))
-    assert training.train() == "finished" and training.step == EPOCHS * IMAGES // BATCH
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("pretrain.loop.trainer.is_counted", lambda out: True)
+        assert training.train() == "finished" and training.step == EPOCHS * IMAGES // BATCH
     return training
 
 
@@ -270,17 +273,18 @@ def test_a_trivial_loss_is_named_as_its_log_and_asking_changes_nothing(name):
 
 
 @pytest.mark.parametrize(
-    ("name", "changes"), [case for case in CASES if case.id in {*METHODS, "dino 0", "ibot 0", "mst 0"}]
+    ("name", "changes"),
+    [case for case in CASES if case.id in {*METHODS, "dino 0", "ibot 0", "lut 1", "lut 2", "mst 0"}],
 )
 def test_parts_of_a_batch_add_up_to_it(name, changes, double):
     """As many updates; and the same numbers, where an image's loss does not depend on the others beside it."""
     recipe, ends = case_recipe(name, changes), []
     for parts in (1, 2):
         training = updates(name, recipe)
-        for step in range(3):
+        for step in range(2):
             training.run(batches(training.method, plan(parts), step), progress(plan(parts), step))
         ends.append(training.method.state_dict())
-        assert all(entry["step"] == 3 for entry in training.optimizer.state_dict()["state"].values())
+        assert all(entry["step"] == 2 for entry in training.optimizer.state_dict()["state"].values())
     norms = [module for module in training.method.modules() if isinstance(module, nn.modules.batchnorm._BatchNorm)]
     assert training.method.batch_statistics or not norms, "batch norms are statistics of a batch"
     if not training.method.batch_statistics:
@@ -304,7 +308,10 @@ def digests(exports) -> dict[str, str]:
 
 @pytest.mark.slow
 def test_a_resumed_training_equals_an_uninterrupted_one(quiet, tmp_path):
-    """Weights, teachers, buffers and the optimiser, to the last bit. Stopped in the middle of the second epoch."""
+    """Weights, teachers, buffers and the optimiser, to the last bit. Stopped in the middle of the second epoch.
+
+    The resumed one counts the operations of its first update, which changes nothing.
+    """
     first = trainer(quiet.name, tmp_path, monitor=lambda export, progress: first.stop() or {}, monitor_every=1)
     assert first.train() == "stopped" and first.step == IMAGES // BATCH + 1
     assert digests(exports_in(tmp_path)) == digests(first.exports()), "the state on disk is another training's"
@@ -313,6 +320,8 @@ def test_a_resumed_training_equals_an_uninterrupted_one(quiet, tmp_path):
     assert second.train() == "finished"
     assert same(quiet.state().tensors, second.state().tensors)
     assert quiet.state().facts == second.state().facts
+    assert cost_of(tmp_path, second.identity())["gflop_per_image"] > 0
+    assert "gflop_per_image" not in cost_of(quiet.run.out, quiet.identity())
 
 
 def test_exports_are_proven_and_can_be_evaluated(quiet, tmp_path):

@@ -1,4 +1,4 @@
-"""BEiT beside its recordings: what the encoder sees, initial weights, the export, settings that cannot be."""
+"""BEiT beside its recordings: the accuracy of its tokens, initial weights, colours."""
 
 from dataclasses import replace
 
@@ -11,7 +11,6 @@ from toys import SMALL, progress, views_of
 
 from pretrain.method import Method
 from pretrain.methods.beit import METHOD, Settings
-from pretrain.parts.masking import patchify
 from pretrain.recipe import RELATIVE
 
 SPEC = replace(SMALL, **RELATIVE)
@@ -23,24 +22,13 @@ def method_of(**changes) -> Method:
     return METHOD(SPEC, replace(SETTINGS, **changes)).double()
 
 
-def test_the_encoder_sees_no_hidden_pixel():
-    method = method_of()
-    views = views_of(method)
-    mask, images = views["mask"].bool(), views["image"].requires_grad_()
-    (seen,) = torch.autograd.grad(method.predict(images, mask).square().sum(), images)
-    assert torch.equal(patchify(seen, 4).abs().sum(-1) == 0, mask) and 0 < int(mask.sum()) <= 36
-
-
-def test_the_loss_is_a_mean_over_all_hidden_patches():
+def test_the_accuracy_is_that_of_the_hidden_patches_tokens():
     method = method_of()
     views = views_of(method)
     mask, tokens = views["mask"].bool(), method.tokenizer(views["picture"])
-    chances = method.predict(views["image"], mask).softmax(1).gather(1, tokens[mask].unsqueeze(1))
+    right = method.predict(views["image"], mask).argmax(1) == tokens[mask]
     step = forward_pass(method, views, progress())
-    torch.testing.assert_close(step.loss, -chances.log().mean())
-    assert step.logs["token_accuracy"] * len(chances) == pytest.approx(
-        float((method.predict(views["image"], mask).argmax(1) == tokens[mask]).sum())
-    )
+    assert step.logs["token_accuracy"].item() == pytest.approx(right.double().mean().item())
 
 
 def test_initial_weights():

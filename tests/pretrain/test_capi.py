@@ -1,4 +1,4 @@
-"""CAPI beside its recordings: positions of registers, masks, processes, what each loss trains, resuming, mistakes."""
+"""CAPI beside its recordings: positions of registers, masks, processes, resuming."""
 
 import random
 from dataclasses import replace
@@ -6,16 +6,15 @@ from dataclasses import replace
 import pytest
 import torch
 from elsewhere import together
-from small_trainings import forward_pass, same, trainer
+from small_trainings import same, trainer
 from torch import Tensor
-from torch.nn import functional as F
 from toys import progress
 
 from checkpoints.vit import ViT
 from engine.distributed import World
 from pretrain.loop.updates import Updates
-from pretrain.methods.capi import METHOD, RECIPES, Capi, shared_out
-from pretrain.parts.mask_shapes import SeenAndPredicted, one_block
+from pretrain.methods.capi import METHOD, RECIPES, Capi
+from pretrain.parts.mask_shapes import one_block
 
 SMOKE = RECIPES["smoke"]
 
@@ -58,47 +57,9 @@ def test_a_block_is_connected_across_the_edges(count):
                 assert rows[-1] - rows[0] < len(rows) and columns[-1] - columns[0] < len(columns)
 
 
-def test_predicted_patches_are_hidden_ones():
-    draw = SeenAndPredicted(shape="inverse_block", grid=(8, 8), hidden=41, predicted=10, roll=True)
-    visible, predicted = draw().split([draw.seen, draw.predicted])
-    assert draw.seen == 23 and len(set(visible.tolist()) | set(predicted.tolist())) == 33
-
-
-def test_clusters_are_used_alike_at_each_position():
-    scores = torch.randn(3, 24, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    shares = shared_out(5 * scores, 200)
-    torch.testing.assert_close(shares.sum(dim=1), torch.full((3, 4), 6.0, dtype=torch.float64), rtol=1e-3, atol=0)
-    torch.testing.assert_close(shares.sum(dim=2), torch.ones(3, 24, dtype=torch.float64))
-
-
-def test_each_loss_trains_its_own():
-    method = capi()
-    step = forward_pass(method, views(method), progress())
-    step.loss.backward()
-    gradients = {name: p.grad for name, p in method.named_parameters() if p.grad is not None}
-    method.zero_grad()
-    targets, clustering = method.assign(views(method)["image"])
-    assert not targets.requires_grad
-    clustering.backward()
-    of_clusters = {name for name, p in method.named_parameters() if p.grad is not None}
-    assert of_clusters == {"clusters.weight", "clusters.bias"}
-    assert all(torch.equal(method.get_parameter(name).grad, gradients[name]) for name in of_clusters)
-    torch.testing.assert_close(step.loss.detach(), step.logs["prediction"] + step.logs["clustering"])
-
-
-def test_a_mask_token_sees_the_visible_patches_and_no_other_mask_token():
-    method = capi(predictor_depth=2)
-    batch = views(method)
-    visible, predicted = batch["ids"].tensor_split([method.mask.seen], dim=1)
-    tokens = method.predict(batch["image"], visible, predicted)
-    alone = method.predict(batch["image"], visible, predicted[:, 1:2])
-    torch.testing.assert_close(tokens[:, 1:2], alone)
-    hidden = F.one_hot(visible, 16).sum(dim=1).view(4, 1, 4, 4).repeat_interleave(4, -1).repeat_interleave(4, -2) == 0
-    torch.testing.assert_close(method.predict(batch["image"] + hidden, visible, predicted), tokens)
-
-
-def updated(world: World, **changes) -> dict[str, Tensor]:
-    """After three updates with the process's share of one batch."""
+def updated(world: World) -> dict[str, Tensor]:
+    """After three updates with the process's share of one batch, whose clusters are shared out over all positions."""
+    changes = {"sinkhorn_by_position": False}
     recipe = replace(SMOKE, settings=replace(SMOKE.settings, **changes))
     updates = Updates(capi(**changes), recipe, world=world)
     share = slice(2 * world.rank, 2 * world.rank + 2) if world.size > 1 else slice(None)
@@ -108,15 +69,11 @@ def updated(world: World, **changes) -> dict[str, Tensor]:
     return {name: tensor.detach() for name, tensor in updates.method.state_dict().items()}
 
 
-def updated_both(world: World) -> list[dict[str, Tensor]]:
-    return [updated(world), updated(world, sinkhorn_by_position=False)]
-
-
 def test_two_processes_train_as_one():
-    for first, second, one in zip(*together(updated_both), updated_both(World()), strict=True):
-        assert same(first, second)
-        for name, tensor in one.items():
-            torch.testing.assert_close(first[name], tensor, rtol=1e-7, atol=1e-10, msg=name)
+    first, second = together(updated)
+    assert same(first, second)
+    for name, tensor in updated(World()).items():
+        torch.testing.assert_close(first[name], tensor, rtol=1e-7, atol=1e-10, msg=name)
 
 
 @pytest.mark.slow
@@ -128,17 +85,3 @@ def test_a_training_with_stochastic_depth_goes_on_exactly(tmp_path):
     assert part.train() == "stopped"
     rest = trainer("capi", tmp_path / "part", recipe=recipe, resume=True)
     assert rest.train() == "finished" and same(rest.state().tensors, whole.state().tensors)
-
-
-@pytest.mark.parametrize(
-    ("spec", "settings", "message"),
-    [
-        ({"rotary": "centred", "query_norm": True}, {}, "the encoder needs rotary=unit, query_norm=False"),
-        ({}, {"predicted_share": 0.05}, "predicted_share=0.05 of 10 hidden patches is none .* raise it to 0.1"),
-        ({}, {"mask_ratio": 0.01}, "predicted_share=0.5 of 0 hidden patches is none"),
-        ({"registers": 6}, {}, "registers=6: a border of four sides needs a multiple of 4"),
-    ],
-)
-def test_mistakes_are_named(spec, settings, message):
-    with pytest.raises(ValueError, match=f"^{message}[^\n]*$"):
-        METHOD(replace(SMOKE.spec, **spec), replace(SMOKE.settings, **settings))

@@ -1,4 +1,4 @@
-"""DINO beside its recording: the loss against its sum over pairs, parts and processes, views, switches, mistakes."""
+"""DINO beside its recording: the loss against its sum over pairs, switches, views, exports."""
 
 from dataclasses import replace
 

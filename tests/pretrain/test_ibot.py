@@ -1,4 +1,4 @@
-"""iBOT beside its recording: what it is without masks, the loss of patches, views, exports, mistakes."""
+"""iBOT beside its recording: what it is without masks, weights of losses, other heads, views, exports."""
 
 from dataclasses import replace
 
@@ -15,7 +15,6 @@ from toy_dino import SPEC, recipe
 from engine.seeding import AUGMENT, seeded
 from pretrain.loop.exporting import exports_of
 from pretrain.methods.ibot import METHOD, Ibot, Settings
-from pretrain.parts.losses import masked_patch_loss
 from probes.finetune.classifier import projector_layer
 
 
@@ -44,17 +43,6 @@ class WithoutMasks(RecordedDino):
 def test_without_masks_it_is_dino():
     case = WithoutMasks()
     case.run(case.begin())
-
-
-def test_loss_is_a_mean_over_views_of_means_over_masked_patches():
-    """As it stands in Eq. 3, all patches multiplied by the mask; the last view has none."""
-    generator = torch.Generator().manual_seed(0)
-    logits, targets = (torch.randn(3, 2, 5, 7, generator=generator, dtype=torch.float64) for _ in range(2))
-    masks, targets = torch.rand(3, 2, 5, generator=generator) < 0.5, targets.softmax(dim=-1)
-    masks[-1, -1] = False
-    entropies = -(targets * (logits / 0.1).log_softmax(dim=-1)).sum(dim=-1) * masks
-    wanted = (entropies.sum(dim=-1) / masks.sum(dim=-1).clamp(min=1)).mean()
-    torch.testing.assert_close(masked_patch_loss(logits[masks], targets[masks], masks, 0.1), wanted)
 
 
 def test_masks_wait_for_their_epoch():
@@ -101,17 +89,6 @@ def test_patches_with_prototypes_of_their_own(teacher):
         "last_layer.weight_v",
         "last_layer2.weight_v",
     ]
-
-
-def test_the_patches_centre_is_the_mean_over_all_patches():
-    """Of the masked ones and of the others, as the class tokens' is over all crops."""
-    method, views = ibot(center_momentum=0.0), masked_views()
-    tokens = method.teacher.vit(views["global"].flatten(0, 1))[0]
-    outputs = method.teacher.head(tokens)
-    method.observe(forward_pass(method, views, progress(0)).observed, progress(0))
-    method.after_update(progress(0))
-    torch.testing.assert_close(method.centre.center.double(), outputs[:, 0].mean(dim=0))
-    torch.testing.assert_close(method.patch_centre.center.double(), outputs[:, 1:].mean(dim=(0, 1)))
 
 
 def test_half_of_the_crops_stay_unmasked():

@@ -1,7 +1,6 @@
-"""LeJEPA beside its recordings: the statistic by its closed form, processes, directions, mistakes in the loss."""
+"""LeJEPA beside its recordings: processes, directions and those that are clipped, a collapsed encoder."""
 
 from dataclasses import replace
-from math import pi, sqrt
 
 import torch
 from elsewhere import together
@@ -25,27 +24,6 @@ def crops(count: int = 6) -> dict[str, Tensor]:
     generator = torch.Generator().manual_seed(1)
     large = torch.randn(count, 2, 3, 16, 16, generator=generator, dtype=torch.float64)
     return {"global": large, "local": torch.randn(count, 3, 3, 8, 8, generator=generator, dtype=torch.float64)}
-
-
-def closed_form(samples: Tensor) -> Tensor:
-    """N times the integral over all t of exp(-t^2/2) |mean exp(i t x) - exp(-t^2/2)|^2 (Epps and Pulley 1983)."""
-    pairs = (-(samples[:, None] - samples).square() / 2).exp().mean()
-    singles = (-samples.square() / 4).exp().mean()
-    return len(samples) * sqrt(2 * pi) * (pairs - sqrt(2) * singles + 1 / sqrt(3))
-
-
-def test_statistic_by_its_closed_form():
-    """As far as the points reach and are dense, they are the integral."""
-    for samples in (GAUSSIAN[:, 0], GAUSSIAN[:20, 1] * 2 + 1, torch.zeros(7, dtype=torch.float64)):
-        ours = epps_pulley(samples[:, None], t_max=9.0, points=200)
-        torch.testing.assert_close(ours.squeeze(), closed_form(samples), rtol=1e-9, atol=1e-9)
-
-
-def test_statistic_is_least_for_a_standard_gaussian():
-    directions = random_directions(8, 64, seed=0)
-    shapes = {"gaussian": GAUSSIAN, "wide": 2 * GAUSSIAN, "shifted": GAUSSIAN + 1, "collapsed": 0 * GAUSSIAN}
-    values = {name: epps_pulley(x @ directions.double(), 3.0, 17).mean().item() for name, x in shapes.items()}
-    assert min(values, key=values.get) == "gaussian" and values["collapsed"] == max(values.values())
 
 
 def test_directions_below_the_clip_value_count_as_zero():
@@ -80,21 +58,6 @@ def test_directions_change_with_every_update_and_not_within_it():
         drawn.append(method.directions)
     assert torch.equal(drawn[0], drawn[1]) and torch.equal(drawn[0], drawn[3]) and not torch.equal(drawn[1], drawn[2])
     torch.testing.assert_close(drawn[0].norm(dim=0), torch.ones(SETTINGS.directions))
-
-
-def test_the_two_official_losses_differ_in_three_settings():
-    """By the formulas of both, on the same projections."""
-    views, method = crops(), lejepa(local_crops=3, global_crops=2)
-    z, s = method.project(views), method.settings
-    statistics = torch.stack([method.epps_pulley(one).mean() for one in z])
-    spread = {name: (z[:last].mean(dim=0) - z).square().mean() for name, last in (("global", 2), ("all", None))}
-    official = {
-        ("view", "all", True): (1 - s.sigreg_weight) * spread["all"] + s.sigreg_weight * statistics.mean(),
-        ("all", "global", False): spread["global"] + s.sigreg_weight * method.epps_pulley(z.flatten(0, 1)).mean(),
-    }
-    for (sigreg_over, centre, convex), loss in official.items():
-        method.settings = replace(s, sigreg_over=sigreg_over, centre=centre, convex=convex)
-        torch.testing.assert_close(method(views).loss, loss)
 
 
 def test_a_collapsed_encoder_has_the_baseline_loss():

@@ -1,16 +1,15 @@
-"""MAE beside its recordings: the ablations of its table 1, initial weights, exports, mistakes."""
+"""MAE beside its recordings: the ablations of its table 1, initial weights."""
 
 from dataclasses import replace
 
 import pytest
 import torch
-from small_trainings import forward_pass
-from toys import SMALL, picture, progress, views_of
+from toys import SMALL, picture, views_of
 
 from engine.seeding import AUGMENT, seeded
 from pretrain.method import Method
 from pretrain.methods.mae import METHOD, Settings
-from pretrain.parts.masking import normalised, order_of, patchify
+from pretrain.parts.masking import order_of, patchify
 from pretrain.recipe import SINCOS
 
 SPEC = replace(SMALL, **SINCOS)
@@ -48,16 +47,6 @@ def test_mask_tokens_in_the_encoder_against_the_definition():
     in_order = tokens[:, 1:].gather(1, ids.unsqueeze(-1).expand(-1, -1, SPEC.width))
     torch.testing.assert_close(network.encode(images, ids)[:, 1:], in_order)
     torch.testing.assert_close(network.context(network.encode(images, ids), ids), in_order[:, :4].mean(1))
-
-
-def test_targets():
-    method, raw = method_of(), method_of(norm_pixels=False)
-    views = views_of(method)
-    found = [forward_pass(m, views, progress()).loss for m in (method, raw)]
-    assert not torch.isclose(*found)
-    flat = normalised(patchify(views["image"], 4))
-    torch.testing.assert_close(flat.mean(-1), torch.zeros(6, 16).double(), atol=1e-6, rtol=0)
-    torch.testing.assert_close(flat.var(-1), torch.ones(6, 16).double(), atol=1e-2, rtol=0)
 
 
 def test_crops():

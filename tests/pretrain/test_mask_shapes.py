@@ -40,26 +40,6 @@ def test_no_rectangle_hides_more_than_asked(monkeypatch):
     assert added == [6, 6, 6, 6, 6, 5, 2]
 
 
-@pytest.mark.parametrize(
-    ("sizes", "message"),
-    [
-        (((4, 4), 16, 2), "num_mask_patches=16: must be above 0 and below 4 x 4 patches"),
-        (((4, 4), 0, 2), "num_mask_patches=0"),
-        (
-            ((4, 4), 12, 10),
-            "min_mask_patches_per_block=10: must be 0 to 9, the patches of the largest",
-        ),
-        (((4, 4), 8, -1), "min_mask_patches_per_block=-1"),
-        (((14, 14), 12, 16), "min_mask_patches_per_block=16: must be no more than num_mask_patches=12"),
-        (((14, 14), 75, 16, 4), "max_mask_patches_per_block=4: must be no less than min_mask_patches_per_block=16"),
-    ],
-)
-def test_block_masks_that_cannot_be(sizes, message):
-    with pytest.raises(ValueError, match=message) as error:
-        BlockMask(*sizes)
-    assert "\n" not in str(error.value)
-
-
 @pytest.mark.parametrize("name", ["beit", "data2vec", "maskfeat"])
 def test_a_batch_of_empty_masks_is_refused(name):
     """One image without a mask is not, and counts for nothing."""

@@ -1,8 +1,7 @@
-"""NEPA beside its recordings: what a token sees, positions, the averaged weights, exports, mistakes."""
+"""NEPA beside its recordings: what a token sees, layer scale, positions, the averaged weights, exports."""
 
 from dataclasses import replace
 
-import pytest
 import torch
 from small_trainings import forward_pass
 from toys import progress
@@ -32,29 +31,6 @@ def test_a_token_sees_those_up_to_its_own():
     assert seen.tolist() == [True] * 5 + [False] * 11
     whole = method.vit.encode(patches)[0]  # as it is exported
     assert torch.autograd.grad(whole[:, 5].square().sum(), patches)[0].abs().sum(dim=(0, 2)).all()
-
-
-def test_each_token_predicts_the_next_patch():
-    method = nepa()
-    loss = forward_pass(method, {"image": images()}, progress()).loss
-    patches = method.vit.project(images())
-    predictions = method.predict(patches)
-    pairs = [torch.cosine_similarity(predictions[:, t], patches[:, t], dim=-1) for t in range(16)]
-    torch.testing.assert_close(loss, -torch.stack(pairs).mean())
-
-
-def test_targets_pass_no_gradient_on():
-    """Of a loss of two tokens the second's embedding is a target alone."""
-    method = nepa()
-    forward_pass(method, {"image": images()}, progress()).loss.backward()
-    method.zero_grad()
-    patches = method.vit.trunk.patch_embed.proj.register_forward_hook(lambda module, given, out: kept.append(out))
-    kept: list[torch.Tensor] = []
-    loss = forward_pass(method, {"image": images()}, progress()).loss
-    patches.remove()
-    (gradient,) = torch.autograd.grad(loss, kept[0])
-    assert gradient.flatten(2)[:, :, -1].abs().max() == 0  # the last patch is an input of nothing that is asked
-    assert gradient.flatten(2)[:, :, 0].abs().max() > 0
 
 
 def test_layer_scale_of_zero_is_one_that_learns():
@@ -104,16 +80,3 @@ def test_the_average_begins_as_a_copy_after_the_first_update():
 def test_exports_say_that_they_do_not_attend_causally():
     for _, export in exports_of(nepa().float(), {"method": "nepa"}):
         assert "causal" in export.facts["attention"]
-
-
-@pytest.mark.parametrize(
-    ("encoder", "changes", "message"),
-    [
-        ({}, {"rescale": 0.5}, "rescale=0.5"),
-        ({}, {"query_norm_trained": "bias"}, "query_norm_trained='bias'"),
-        ({"registers": 1}, {}, "the encoder needs registers=0; it has registers=1"),
-    ],
-)
-def test_mistakes_are_one_line(encoder, changes, message):
-    with pytest.raises(ValueError, match=f"^{message}[^\n]*$"):
-        METHOD(replace(SMOKE.spec, **encoder), replace(SMOKE.settings, **changes))

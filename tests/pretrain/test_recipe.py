@@ -6,28 +6,43 @@ import pytest
 
 from checkpoints.spec import SIZES
 from pretrain.methods import dino, extrema, ibot, lut, mae, moca, msn, simmim
-from pretrain.schedules import CosineTo, Multistep, WarmupCosine
+from pretrain.schedules import CosineTo, CountedCosine, Multistep, WarmupCosine
 
 INFINITE = [float("nan"), float("inf")]
 
 
-@pytest.mark.parametrize(
-    ("name", "value", "rule"),
-    [("lr", value, "a number above 0") for value in (0.0, -1.0, *INFINITE)]
-    + [(name, value, "at least 0") for name in ("clip", "weight_decay", "lr_batch") for value in (-1.0, *INFINITE)]
-    + [(name, 0, "at least 1") for name in ("epochs", "batch")],
-)
-def test_numbers_that_cannot_be(name, value, rule):
-    with pytest.raises(ValueError, match=f"^{name}={value}: must be {rule}$|^{name}={value}: must be .* {rule}$"):
-        replace(mae.RECIPES["vit_b"], **{name: value})
+MAE = mae.RECIPES["vit_b"]
+COSINE = CosineTo(end=0.4)
+# A recipe or a schedule, a field as its refusal names it, a value, and the rule that is told.
+REFUSED = [
+    *((MAE, "lr", value, "above 0") for value in (0.0, -1.0, *INFINITE)),
+    *((MAE, name, value, "at least 0") for name in ("clip", "weight_decay", "lr_batch") for value in (-1.0, *INFINITE)),
+    *((MAE, name, 0, "at least 1") for name in ("epochs", "batch")),
+    *((MAE, name, value, "") for name, value in (("betas", (0.9, 1.0)), ("momentum", -0.1), ("optimizer", "sgd"))),
+    *(
+        (method.RECIPES["vit_b"].schedule, "schedule.warmup", value, "at least 0")
+        for method in (mae, dino, simmim)
+        for value in (-1.0, *INFINITE)
+    ),
+    *((WarmupCosine(warmup=1), "schedule.stretch", value, "at least 1") for value in (0.5, -1.0, *INFINITE)),
+    (CountedCosine(warmup=1, start=0.2), "schedule.stretch", 0.5, "at least 1"),
+    *((COSINE, "weight_decay_schedule.end", value, "at least 0") for value in (-0.1, *INFINITE)),
+    (COSINE, "weight_decay_schedule.stretch", 0.5, ""),
+    (COSINE, "first", 2, ""),
+    *(
+        (simmim.RECIPES["vit_b"].schedule, "schedule.milestones", (3.0, value), "at least 0")
+        for value in (-1.0, *INFINITE)
+    ),
+]
 
 
-@pytest.mark.parametrize("method", [mae, dino, simmim], ids=["WarmupCosine", "TableCosine", "Multistep"])
-@pytest.mark.parametrize("value", [-1.0, *INFINITE])
-def test_warmups_that_cannot_be(method, value):
-    schedule = next(iter(method.RECIPES.values())).schedule
-    with pytest.raises(ValueError, match=f"^schedule.warmup={value}: must be a number of at least 0$"):
-        replace(schedule, warmup=value)
+@pytest.mark.parametrize(("part", "name", "value", "rule"), REFUSED)
+def test_values_that_cannot_be(part, name, value, rule):
+    with pytest.raises(ValueError) as error:
+        replace(part, **{name.rpartition(".")[2]: value})
+    told = str(error.value)
+    assert f"{name}={value}" in told or f"{name}={value!r}" in told
+    assert rule in told and "\n" not in told
 
 
 @pytest.mark.parametrize("method", [mae, dino, simmim], ids=["WarmupCosine", "TableCosine", "Multistep"])
@@ -88,23 +103,3 @@ def test_simmims_baseline_is_trained_as_lut_on_it():
     ours, theirs = simmim.RECIPES["vit_b_100"], lut.RECIPES["simmim_vit_b"]
     for name in ("spec", "epochs", "batch", "lr", "lr_batch", "schedule", "weight_decay", "betas", "clip"):
         assert getattr(ours, name) == getattr(theirs, name), name
-
-
-@pytest.mark.parametrize("stretch", [0.5, -1.0, *INFINITE])
-def test_a_cosine_that_would_rise_again_is_refused(stretch):
-    with pytest.raises(ValueError, match=f"^schedule.stretch={stretch}: must be a number of at least 1"):
-        WarmupCosine(warmup=1, stretch=stretch)
-
-
-@pytest.mark.parametrize("value", [-0.1, *INFINITE])
-def test_other_parts_of_schedules_that_cannot_be(value):
-    with pytest.raises(ValueError, match=f"^weight_decay_schedule.end={value}: must be a number of at least 0$"):
-        CosineTo(end=value)
-    with pytest.raises(ValueError, match=r"^schedule.milestones=.*: must be .* a number of at least 0$"):
-        Multistep(warmup=1, start=0.0, milestones=(3.0, value))
-
-
-@pytest.mark.parametrize("changes", [{"betas": (0.9, 1.0)}, {"momentum": -0.1}, {"optimizer": "sgd"}])
-def test_optimisers_that_cannot_be(changes):
-    with pytest.raises(ValueError, match=f"^{next(iter(changes))}=[^\n]*$"):
-        replace(mae.RECIPES["vit_b"], **changes)

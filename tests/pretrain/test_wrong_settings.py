@@ -15,7 +15,7 @@ from pretrain.recipe import RELATIVE, SINCOS, VIT_SMOKE
 METHODS = list(source_files("methods"))
 # The first is read only where there are local crops, of which the smoke recipes have none; the second may be empty.
 LESS_STRICT = {"local_size", "projector_hidden"}
-MASKS = dict(num_mask_patches=[16], max_mask_patches_per_block=[0], min_mask_patches_per_block=[17])
+MASKS = dict(num_mask_patches=[16, 0], max_mask_patches_per_block=[0], min_mask_patches_per_block=[17])
 
 # Values beyond those that every method refuses of every setting (below): each of them is refused alone.
 REFUSED: dict[str, dict[str, list]] = {
@@ -27,11 +27,13 @@ REFUSED: dict[str, dict[str, list]] = {
     | dict(decoder_heads=[3], crop_scale=[(0.5, 0.2)]),
     "data2vec": {**MASKS, **dict(target_layers=[(1, 4), (-1,)], l1_beta=[0.0], ema_decay=[1.5], attn_drop=[1.0])}
     | dict(layer_scale_start=[0.0], drop_path=[1.0]),
+    "dinov2": dict(masked_crops=[3], mask_ratio=[(0.5, 0.1)], patch_prototypes=[0]),
     "dino": dict(prototypes=[0], head_layers=[0], teacher_temperature=[0.0], teacher_momentum=[1.5], drop_path=[1.0])
     | dict(blur=[(0.5, 2.0, 0.5), (0.5, 0.5)], local_scale=[(0.4, 0.05)]),
     "extrema": dict(masks=[6, 0], mask_ratio=[0.95, 1.0, -0.1], crop_scale=[(0.0, 1.0)], temperature=[0.0])
     | dict(teacher_momentum=[1.5], drop_path=[1.0], projector_hidden=[0], projector_width=[0]),
     "ibot": dict(mask_ratios=[(0.3,), (0.0, 1.2)], patch_temperature=[0.0]),
+    "ijepa": dict(predictor_width=[30], target_blocks=[0], target_scale=[(0.3, 0.2)], min_keep=[30]),
     "lejepa": dict(sigreg_weight=[1.5], projector_hidden=[(0,)], points=[1], t_max=[0.0], directions=[0]),
     "lut": dict(mask_ratio=[0.4, 1.0], decoder_heads=[3], crop_padding=[16], head_hidden=[0], teacher_momentum=[1.5]),
     "mae": dict(mask_ratio=[0.0, 0.95, 1.0], crop_scale=[(0.5, 0.2)], colour_jitter=[1.5], decoder_depth=[0])
@@ -44,6 +46,8 @@ REFUSED: dict[str, dict[str, list]] = {
     "msn": dict(focal_size=[16, 6], random_views=[0], mask_ratio=[0.99, 1.0], temperature=[0.0], sharpening=[0.0])
     | dict(random_scale=[(1.0, 0.3)]),
     "mst": dict(mask_chance=[1.5], low_fraction=[0.0, 0.05], decoder_width=[0]),
+    "nepa": dict(rescale=[0.5]),
+    "simdino": dict(eps=[0.0]),
     "simmim": dict(mask_ratio=[0.0, 0.99], mask_patch=[16, 6, 12, 0], head_depth=[0], drop_path=[1.0])
     | dict(layer_scale_start=[0.0], crop_scale=[(0.0, 1.0)]),
     "supervised": dict(policy=["v0"], repeated=[0], smoothing=[1.0], crop_scale=[(0.0, 1.0)]),
@@ -51,9 +55,16 @@ REFUSED: dict[str, dict[str, list]] = {
 
 # Settings that contradict each other, and what the line has to tell besides the first of them.
 CONTRADICTIONS: list[tuple[str, dict[str, Any], tuple[str, ...]]] = [
+    ("beit", dict(num_mask_patches=12, min_mask_patches_per_block=10), ("min_mask_patches_per_block=10",)),
+    ("beit", dict(num_mask_patches=3, min_mask_patches_per_block=4), ("num_mask_patches=3",)),
+    ("beit", dict(max_mask_patches_per_block=1, min_mask_patches_per_block=2), ("max_mask_patches_per_block=1",)),
+    ("capi", dict(predicted_share=0.05), ("predicted_share=0.05", "10 hidden", "0.1")),
+    ("capi", dict(mask_ratio=0.01), ("predicted_share=0.5", "0 hidden")),
     ("cae", dict(decoder_width=18, decoder_heads=2), ("decoder_heads=2", "multiple of 4")),
     ("dino", dict(local_crops=2, local_size=6), ("local_size=6", "patch_size=4")),
     ("dino", dict(local_crops=2, local_size=0), ("local_size=0",)),
+    ("dinov2", dict(cls_weight=0.0, patch_weight=0.0), ("cls_weight=0", "patch_weight=0")),
+    ("dinov2", dict(gram_weight=1.0, gram_size=10), ("gram_size=10",)),
     ("extrema", dict(masks=5, mask_ratio=0.75), ("masks=5", "16", "masks=4")),
     ("extrema", dict(mask_ratio=0.0, masks=2), ("masks=2", "16")),
     ("extrema", dict(colour="shared", crop="independent"), ("colour='shared'", "crop='independent'")),
@@ -85,6 +96,8 @@ CONTRADICTIONS: list[tuple[str, dict[str, Any], tuple[str, ...]]] = [
 PLAIN = {name: getattr(VIT_SMOKE, name) for name in RELATIVE} | SINCOS
 ENCODERS: list[tuple[str, dict[str, Any], tuple[str, ...]]] = [
     ("beit", PLAIN, ("relative_position=shared", "relative_position=none")),
+    ("capi", dict(rotary="centred", query_norm=True), ("rotary=unit", "query_norm=False")),
+    ("capi", dict(registers=6), ("registers=6", "multiple of 4")),
     ("cae", SINCOS, ("position=sincos_row_first", "position=sincos_column_first")),
     ("data2vec", PLAIN, ("relative_position=shared", "relative_position=none")),
     ("dino", dict(position="sincos_column_first"), ("position=learned",)),
@@ -104,6 +117,7 @@ ENCODERS: list[tuple[str, dict[str, Any], tuple[str, ...]]] = [
     ("mocov3", dict(final_norm="none"), ("final_norm=all",)),
     ("mocov3", RELATIVE, ("relative_position=none", "relative_position=shared")),
     ("msn", dict(position="sincos_column_first"), ("position=learned",)),
+    ("nepa", dict(registers=1), ("registers=0", "registers=1")),
     ("simmim", PLAIN, ("relative_position='shared'",)),
 ]
 
