@@ -58,7 +58,7 @@ ANY_POSITIONS = ["dino", "ibot", "mst", "msn", "moca", "mocov3", "byol", "lejepa
 
 @pytest.mark.parametrize("name", ANY_POSITIONS)
 def test_methods_of_whole_images_train_a_dinov3_encoder(name, tmp_path, monkeypatch):
-    """Rotary positions, registers, layer scale, keys without a bias. Two updates, the first of which may have rate 0."""
+    """Rotary positions, registers, layer scale, keys without a bias. Of two updates the first may have rate 0."""
     monkeypatch.setattr("pretrain.loop.trainer.is_counted", lambda out: True)
     recipe = small_recipe(name, epochs=1)
     spec = replace(

@@ -7,6 +7,7 @@ import torch
 from small_trainings import forward_pass
 from toys import SMALL, progress, views_of
 
+from pretrain.loop.updates import Updates
 from pretrain.method import Method
 from pretrain.methods import mae, simmim
 from pretrain.methods.lut import METHOD, OF_BASE, RECIPES, Settings
@@ -25,6 +26,10 @@ BASES = pytest.mark.parametrize("base", ["mae", "simmim"])
 def method_of(base: str = "mae", **changes) -> Method:
     torch.manual_seed(0)
     return METHOD(SPECS[base], replace(SETTINGS[base], **changes)).double()
+
+
+def updates_of(method: Method) -> Updates:
+    return Updates(method, replace(RECIPES["smoke"], spec=method.spec, settings=method.settings, batch=6))
 
 
 def seen(method: Method, number: int) -> torch.Tensor:
@@ -92,6 +97,21 @@ def test_head_depths(projector, predictor):
         assert len([layer for layer in network if isinstance(layer, torch.nn.Linear)]) == depth
         assert network(torch.zeros(2, 32).double()).shape == (2, 32)
     forward_pass(method, views_of(method), progress()).loss.backward()
+
+
+@BASES
+def test_parts_of_a_batch_equal_the_whole_without_batch_norm(base):
+    found = []
+    for parts in (1, 3):
+        method = method_of(base, head_norm="ln", teacher_momentum=1.0)
+        assert not method.batch_statistics and method_of(base).batch_statistics
+        updates = updates_of(method)
+        for step in range(2):
+            batch = views_of(method)
+            plan = [{name: tensor[i::parts] for name, tensor in batch.items()} for i in range(parts)]
+            logs = updates.run(plan, progress(step, parts=parts))
+        found.append(logs["loss"])
+    assert found[0] == pytest.approx(found[1], rel=1e-7)  # SimMIM adds 1e-5 to the number of pixels of each part
 
 
 def test_crops():
