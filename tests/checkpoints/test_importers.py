@@ -4,6 +4,7 @@ The truth is what the official code computed (examples.py). A mutation is caught
 recorded activations are missed.
 """
 
+import re
 from dataclasses import replace
 from functools import cache
 
@@ -93,7 +94,7 @@ def digest_with(example: Example, name: str, tensor: torch.Tensor) -> str:
 @pytest.mark.parametrize("all_ways", [False, pytest.param(True, marks=pytest.mark.exhaustive)])
 @pytest.mark.parametrize("key", EXAMPLES)
 def test_a_change_of_any_used_tensor_is_caught(key, all_ways, monkeypatch):
-    """By default every tensor is changed in one way, each in another than the one before it."""
+    """By default those outside of blocks and of first blocks, in one way, each in another than the one before it."""
     example = EXAMPLES[key]()
     names = used(key)
     assert len(names) == imported(example).facts["used_tensors"]
@@ -102,6 +103,8 @@ def test_a_change_of_any_used_tensor_is_caught(key, all_ways, monkeypatch):
     monkeypatch.setattr(recorded_example, "MADE", made)
     assert deviation(example, imported(example)) < TOLERANCE
     escaped = []
+    if not all_ways:  # importers treat all blocks alike
+        names = [name for name in names if not re.search(r"(block|layer)\w*\.[1-9]", name)]
     for place, name in enumerate(names):
         mutations = list(mutations_of(name, example.tree[name]).items())
         chosen = mutations if all_ways else [mutations[place % len(mutations)]]

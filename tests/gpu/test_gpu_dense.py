@@ -20,7 +20,9 @@ TASKS = {"upernet": segmentation.UPERNET, "segmenter": ONE_TRAINING, **detection
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", TASKS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.exhaustive if name == "cascade" else ()) for name in TASKS]
+)
 def test_a_dense_task_gives_the_cpus_numbers(name, tmp_path, on_gpu):
     """On a real GPU rounding may move a few pixels or boxes: its numbers are points from the CPU's."""
     task = TASKS[name]

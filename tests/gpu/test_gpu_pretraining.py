@@ -76,18 +76,19 @@ def test_an_update_in_half_precision_is_as_near_as_the_cpus(name, precision, on_
 @pytest.mark.parametrize("name", ["cae", "moca", "mocov3"])
 def test_a_training_on_a_gpu_is_the_cpus(name, tmp_path, on_gpu):
     """Loader, tokenizer fitted to images, states, log and exports included; and its state resumes on the CPU."""
-    here = trainer(name, tmp_path / "cpu")
+    recipe = {"epochs": 1}
+    here = trainer(name, tmp_path / "cpu", recipe=recipe)
     assert here.train() == "finished"
     with on_gpu() as device:
-        there = trainer(name, tmp_path / "gpu", device=device)
+        there = trainer(name, tmp_path / "gpu", device=device, recipe=recipe)
         assert there.train() == "finished"
-        back = trainer(name, tmp_path / "cpu", device=device, resume=True)
+        back = trainer(name, tmp_path / "cpu", device=device, recipe=recipe, resume=True)
         back.load()
         assert same(to_cpu(back.method.state_dict()), here.method.state_dict())
     first, second = (ViTExport.load(tmp_path / where / "export") for where in ("cpu", "gpu"))
     for key, tensor in first.tensors.items():
         torch.testing.assert_close(second.tensors[key], tensor, rtol=1e-3, atol=1e-4 if KIND == "cuda" else 0)
-    again = trainer(name, tmp_path / "gpu", resume=True)
+    again = trainer(name, tmp_path / "gpu", recipe=recipe, resume=True)
     again.load()
     assert again.step == there.step and same(again.method.state_dict(), to_cpu(there.method.state_dict()))
 

@@ -2,12 +2,11 @@
 
 from dataclasses import replace
 
-import numpy as np
 import pytest
 import torch
-from PIL import Image
 from torch import Tensor
 from toy_dino import SIZES, SPEC, prepared, recipe
+from toys import picture
 
 from pretrain.loop.exporting import exports_of
 from pretrain.method import TrainProgress
@@ -81,7 +80,7 @@ def test_drop_path_is_the_students_own():
 
 def test_views_are_of_the_sizes_asked_for():
     method = METHOD(recipe(Settings).spec, recipe(Settings).settings)
-    image = Image.fromarray(np.random.RandomState(0).randint(0, 255, (40, 50, 3), dtype=np.uint8))
+    image = picture(0, 50, 40)
     views = method.views()(image)
     sizes = {name: tuple(tensor.shape) for name, tensor in views.items()}
     assert sizes == {"global": (2, 3, 32, 32), "local": (3, 3, 16, 16)}

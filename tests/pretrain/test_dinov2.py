@@ -2,14 +2,12 @@
 
 from dataclasses import replace
 
-import numpy as np
 import pytest
 import torch
 from elsewhere import together
-from PIL import Image
 from small_trainings import forward_pass
 from torch import Tensor
-from toys import progress
+from toys import picture, progress
 
 from checkpoints.vit import ViT
 from engine.distributed import World
@@ -20,7 +18,7 @@ from pretrain.parts.teachers import sinkhorn_targets
 
 SMOKE = RECIPES["smoke"]
 SPEC, SETTINGS = SMOKE.spec, SMOKE.settings
-PHOTO = Image.fromarray(np.random.RandomState(0).randint(0, 255, (40, 50, 3), dtype=np.uint8))
+PHOTO = picture(0, 50, 40)
 
 
 def dinov2(spec=SPEC, **changes) -> DinoV2:

@@ -4,12 +4,11 @@ when its teacher is replaced."""
 from dataclasses import replace
 from math import isqrt
 
-import numpy as np
 import pytest
 import torch
-from PIL import Image
 from recorded import EXACT, close, doubled
 from recordings import facts, tensors, under
+from toys import picture
 
 from pretrain.loop.updates import Updates
 from pretrain.method import TrainProgress
@@ -56,7 +55,7 @@ def anchored(**changes):
 
 
 def photo():
-    return Image.fromarray(np.random.RandomState(0).randint(0, 255, (40, 50, 3), dtype=np.uint8))
+    return picture(0, 50, 40)
 
 
 def test_gram_teacher_is_replaced_as_often_as_asked():

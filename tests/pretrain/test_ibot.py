@@ -2,15 +2,14 @@
 
 from dataclasses import replace
 
-import numpy as np
 import pytest
 import torch
-from PIL import Image
 from recorded_distillation import RecordedDino
 from small_trainings import forward_pass
 from test_dino import progress, random_views
 from torch import Tensor
 from toy_dino import SPEC, recipe
+from toys import picture
 
 from engine.seeding import AUGMENT, seeded
 from pretrain.loop.exporting import exports_of
@@ -93,7 +92,7 @@ def test_patches_with_prototypes_of_their_own(teacher):
 
 def test_half_of_the_crops_stay_unmasked():
     views = METHOD(SPEC, replace(ibot().settings, mask_shape="random")).views()
-    image = Image.fromarray(np.random.RandomState(0).randint(0, 255, (40, 50, 3), dtype=np.uint8))
+    image = picture(0, 50, 40)
     with seeded(AUGMENT, 0):
         masks = torch.stack([views(image)["mask"] for _ in range(100)]).flatten(0, 1)
     assert masks.shape == (200, 16) and masks.dtype == torch.bool

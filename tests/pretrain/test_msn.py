@@ -2,11 +2,10 @@
 
 from dataclasses import replace
 
-import numpy as np
 import pytest
 import torch
-from PIL import Image
 from torch import Tensor
+from toys import picture
 
 from checkpoints.spec import ViTSpec
 from pretrain.loop.exporting import exports_of
@@ -64,7 +63,7 @@ def test_the_loss_is_the_weighted_sum(changes):
 
 def test_views_are_of_the_sizes_asked_for():
     method = msn(random_views=2, focal_views=3)
-    image = Image.fromarray(np.random.RandomState(0).randint(0, 255, (40, 50, 3), dtype=np.uint8))
+    image = picture(0, 50, 40)
     made = method.views()(image)
     sizes = {name: tuple(tensor.shape) for name, tensor in made.items()}
     assert sizes == {"target": (3, 16, 16), "random": (2, 3, 16, 16), "focal": (3, 3, 8, 8), "noise": (2, 16)}

@@ -7,7 +7,7 @@ import pytest
 from toy_exports import coloured_folder, workspace
 
 from imagesets.decoding import UnreadableImage
-from probes.tasks.knn import PROTOCOLS, SUITES, Knn, vote
+from probes.tasks.knn import Knn, vote
 
 SMALL = Knn(k=(1, 5), temperature=(0.07,), pool="avg")
 
@@ -108,19 +108,6 @@ def test_a_class_without_training_images_is_refused(export, tmp_path):
         path.write_bytes(b"")
     with pytest.raises(ValueError, match=r"1 classes of the validation images have no training image \(class1\)"):
         SMALL.run(export, workspace(tmp_path, url, skip_bad=True))
-
-
-def test_protocols_are_those_of_the_sources():
-    common = {"k": (10, 20, 100, 200), "temperature": (0.07,), "pool": "cls", "fraction": 1.0}
-    for name in ("knn@dino", "knn@dinov2", "knn@ibot", "knn@mst"):
-        task = PROTOCOLS[name].task
-        assert {field: getattr(task, field) for field in common} == common
-    moca = PROTOCOLS["knn@moca"].task
-    assert (moca.k, len(moca.temperature), moca.pool) == ((10, 20), 10, "avg")
-    extrema = PROTOCOLS["knn_online@extrema"].task
-    assert (extrema.k, extrema.fraction) == ((200,), 0.1)
-    assert all(set(names) <= set(PROTOCOLS) for names in SUITES.values())
-    assert all(protocol.source and protocol.version == 1 for protocol in PROTOCOLS.values())
 
 
 def test_every_block_has_the_number_that_it_has_alone_from_one_pass(export, tmp_path):

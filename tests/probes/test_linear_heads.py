@@ -163,23 +163,6 @@ def test_together_as_alone(name, classes, dtype):
         assert float((ours - weight).norm() / weight.norm()) < TOLERANCE[dtype], head
 
 
-@pytest.mark.parametrize("weight_decay", [0.0, 0.01])
-def test_sgd_is_torchs_own(weight_decay):
-    features, labels = problem(9, torch.float64)
-    head = Head(readout="wide", lr=0.5, weight_decay=weight_decay)
-    heads = Heads([head], {"wide": 12}, 9, HeadSettings(), batch=64, dtype=torch.float64)
-    module = module_of(heads, 0, torch.float64)
-    optimizer = torch.optim.SGD(module.parameters(), lr=head.lr, momentum=0.9, weight_decay=weight_decay)
-    for step in range(STEPS):
-        heads.step(features, labels, factor(step))
-        optimizer.param_groups[0]["lr"] = head.lr * factor(step)
-        optimizer.zero_grad()
-        F.cross_entropy(module(features["wide"]), labels).backward()
-        optimizer.step()
-    difference = heads.groups[0].parameters["weight"] - module[1].weight.T
-    assert float(difference.detach().abs().max()) < 1e-12
-
-
 def test_hits_are_those_of_the_logits():
     features, labels = problem(5, torch.float32)
     heads = Heads(GRID, WIDTHS, 5, HeadSettings(), batch=64)

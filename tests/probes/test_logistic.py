@@ -40,16 +40,6 @@ def best_of_scipy(features, labels, classes, penalty):
     return minimize(value_and_gradient, start, jac=True, method="L-BFGS-B", options=options).fun
 
 
-def test_objective_and_gradient_are_autograds():
-    features, labels = problem()
-    weights = torch.randn(8, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(0)).requires_grad_()
-    value = objective(features, labels, weights, 0.1)
-    value.backward()
-    point = logistic.Problem(features, labels, 0.1).at(weights.detach())
-    assert point.objective == pytest.approx(value.item(), rel=1e-12)
-    torch.testing.assert_close(point.gradient, weights.grad, rtol=1e-12, atol=1e-14)
-
-
 def test_blocks_change_nothing(monkeypatch):
     features, labels = problem()
     weights = torch.randn(8, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
@@ -59,22 +49,6 @@ def test_blocks_change_nothing(monkeypatch):
     assert split.objective == pytest.approx(whole.objective, rel=1e-13)
     torch.testing.assert_close(split.gradient, whole.gradient)
     assert logistic.fit_lbfgs(features, labels, 4, 1e-3).gap <= 1e-6
-
-
-def test_derivatives_along_a_line():
-    features, labels = problem()
-    generator = torch.Generator().manual_seed(1)
-    weights, direction = torch.randn(2, 8, 4, dtype=torch.float64, generator=generator)
-    posed = logistic.Problem(features, labels, 0.1)
-    squares = [0.1 * float((one * other).sum()) for one in (weights, direction) for other in (weights, direction)]
-    penalty = logistic.Along(squares[0] / 2, squares[1], squares[3])
-    changes = posed.margins(direction, at_label=0.0)
-    here = posed.along(posed.margins(weights), changes, penalty, 0.3)
-    step = torch.tensor(0.3, dtype=torch.float64, requires_grad=True)
-    value = objective(features, labels, weights + step * direction, 0.1)
-    (slope,) = torch.autograd.grad(value, step, create_graph=True)
-    (curvature,) = torch.autograd.grad(slope, step)
-    assert here == pytest.approx((value.item(), slope.item(), curvature.item()), rel=1e-12)
 
 
 @pytest.mark.parametrize("penalty", [1.0, 1e-2, 1e-4, 1e-6])
@@ -87,15 +61,6 @@ def test_the_optimum_is_scipys(penalty, skew):
         assert fit.gap <= tolerance
         assert -1e-9 < fit.objective / best - 1 <= fit.gap + 1e-9
         assert fit.objective == pytest.approx(objective(features, labels, fit.weights, penalty).item(), rel=1e-12)
-
-
-def test_two_classes_in_one_dimension_have_a_closed_form():
-    """x = +-1 with labels 0, 1: by symmetry W = (w, -w), and 2 sigmoid(-2w) = 2 lambda w at the optimum."""
-    features, labels = torch.tensor([[1.0], [-1.0]]), torch.tensor([0, 1])
-    fit = logistic.fit_lbfgs(features, labels, 2, 0.1, tolerance=1e-14)
-    w = fit.weights[0, 0].item()
-    assert fit.weights[0, 1].item() == pytest.approx(-w)
-    assert 1 / (1 + math.exp(2 * w)) == pytest.approx(0.1 * w, rel=1e-6)
 
 
 def test_an_impossible_tolerance_ends_near_machine_precision():
