@@ -15,7 +15,6 @@ from engine.settings import Fraction, NonNegativeInt, PositiveFloat, PositiveInt
 PositionTable = Literal["learned", "sincos_column_first", "sincos_row_first", "none"]
 RelativePosition = Literal["none", "shared", "per_block"]
 PositionRule = Literal["bilinear", "bicubic", "bicubic_antialias", "bicubic_offset", "relative_spline", "fixed"]
-Pool = Literal["cls", "avg"]
 FinalNorm = Literal["all", "class", "pooled", "none"]
 Rotary = Literal["none", "axial", "centred", "mixed", "unit"]
 Rounding = Literal["none", "bfloat16"]
@@ -106,7 +105,7 @@ class ViTSpec(Validated, ImageGrid):
     position_resize: PositionRule = "bicubic"  # how the tables go to another grid, see checkpoints/positions.py
     class_attention: NonNegativeInt = 0  # CaiT class-attention blocks after the trunk (ExtreMA)
     final_norm: FinalNorm = "all"  # which tokens the last LayerNorm is for; "pooled": after averaging the patches
-    pool: Pool = "cls"  # the representation that the source evaluates
+    pool: Literal["cls", "avg"] = "cls"  # the representation that the source evaluates
     # The rest is for timm's Eva; of other families the architecture says it.
     key_bias: bool = True  # keys have a bias like queries and values; BEiT's never have
     rotary: Rotary = "none"  # positions by which queries and keys turn, see checkpoints/vit.py

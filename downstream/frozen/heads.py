@@ -14,7 +14,7 @@ from contextlib import closing
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import torch
@@ -61,6 +61,8 @@ TIMED = 2  # crops that a plan times at once
 
 class HeadTask(FrozenTask):
     """Base of tasks that train linear heads. The bare annotations are settings that all of them define."""
+
+    AFTER_TRAINING: ClassVar[tuple[str, ...]] = ()  # names of settings that the evaluation alone reads
 
     lr: tuple[float, ...]
     steps: int
@@ -119,7 +121,7 @@ class HeadTask(FrozenTask):
         ValueError, before a training that may take hours, for a validation scene that cannot be used.
         """
         piece = micro_batch_size(self.batch, space.batch_size or PIECE)
-        settings = {name: value for name, value in settings_of(self).items() if name not in self.after_training()}
+        settings = {name: value for name, value in settings_of(self).items() if name not in self.AFTER_TRAINING}
         key = {"version": VERSION, "settings": settings, "piece": piece, "seed": space.seed, **train.key(export, space)}
         world = space.world
         folder = world.on_rank0(lambda: kept_folder(space.cache / self.KEY, key, [train.scenes]))
@@ -130,10 +132,6 @@ class HeadTask(FrozenTask):
                     raise ValueError(problem)
             training.run()
         return training.kept
-
-    def after_training(self) -> tuple[str, ...]:
-        """Names of settings that the evaluation alone reads."""
-        return ()
 
     def evaluation(self, scale: Scale) -> list[Part]:
         """The work of choosing among the heads and of evaluating one."""
@@ -290,7 +288,7 @@ class HeadTraining:
                 nn.utils.clip_grad_norm_(head.parameters(), task.clip)
             optimiser.step()
         self.step += 1
-        if self.step in kept_steps(task.steps, task.kept):
+        if self.step in [task.steps * number // task.kept for number in range(1, task.kept + 1)]:  # evenly
             for head, lr in zip(self.heads, task.lr, strict=True):
                 weights = {name: tensor.detach().cpu().clone() for name, tensor in head.state_dict().items()}
                 self.kept.append(KeptHead(lr, self.step, weights))
@@ -312,11 +310,6 @@ class HeadTraining:
         self.step, self.losses = state.facts["step"], list(state.facts["losses"])
         kept = enumerate(state.facts["kept"])
         self.kept = [KeptHead(lr, step, state.under(f"kept{place}.")) for place, (lr, step) in kept]
-
-
-def kept_steps(steps: int, kept: int) -> set[int]:
-    """After which steps heads are kept: `kept` times, evenly, the last time at the end."""
-    return {steps * (number + 1) // kept for number in range(kept)}
 
 
 def drawn_crop(

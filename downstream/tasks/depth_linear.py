@@ -241,6 +241,7 @@ class DepthLinear(HeadTask):
     COST: ClassVar[float] = 150.0  # 38,400 steps of 16 crops are 25 passes, at 4.5 times the pixels of 224 x 224
     LAYOUT: ClassVar[str] = "nyu"
     KEY: ClassVar[str] = "depth_linear"
+    AFTER_TRAINING: ClassVar[tuple[str, ...]] = ("flip", "eigen")
 
     lr: tuple[PositiveFloat] = (3e-4,)  # learning rate
     steps: PositiveInt = 38400  # of the optimizer
@@ -264,9 +265,6 @@ class DepthLinear(HeadTask):
     flip: bool = True  # evaluate mirror images too
     eigen: bool = True  # count what lies inside of Eigen's crop alone
     kept: PositiveInt = 1  # times that heads are kept during the training, evenly; the last is reported
-
-    def after_training(self) -> tuple[str, ...]:
-        return ("flip", "eigen")
 
     def check_network(self, spec: FrozenSpec) -> None:
         super().check_network(spec)

@@ -250,6 +250,7 @@ class SegmentationLinear(HeadTask):
     COST: ClassVar[float] = 180.0  # 40,000 steps of 16 crops are 32 passes, at five times the pixels of 224 x 224
     LAYOUT: ClassVar[str] = "ade20k"
     KEY: ClassVar[str] = "segmentation_linear"
+    AFTER_TRAINING: ClassVar[tuple[str, ...]] = ("stride", "scales", "flip")
 
     lr: OneOrMoreDifferent[PositiveFloat] = (1e-3,)  # learning rates to try: a head each, all on the same features
     steps: PositiveInt = 40000  # of the optimizer
@@ -281,9 +282,6 @@ class SegmentationLinear(HeadTask):
     def chooses(self) -> bool:
         """Whether there is more than one head to choose from."""
         return len(self.lr) * self.kept > 1
-
-    def after_training(self) -> tuple[str, ...]:
-        return ("stride", "scales", "flip")
 
     def schedule(self) -> FallingOneCycle:
         return FallingOneCycle(warmup=self.warmup, start=1e-6, delayed=True)

@@ -6,13 +6,12 @@ fact of the architecture is the checkpoint's.
 """
 
 import re
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from torch import Tensor
 
 from checkpoints.export import ViTExport
 from checkpoints.import_options import ImportOptions
@@ -88,11 +87,9 @@ class InitialWeights:
         method.preparation = replace(method.preparation, mean=theirs.mean, std=theirs.std)
         for vit in encoders_of(method):
             trains = any(parameter.requires_grad for parameter in vit.parameters())
-            vit.load_state_dict(self._tensors_for(vit, self.trained if trains else self.averaged))
-
-    def _tensors_for(self, vit: ViT, export: ViTExport) -> Mapping[str, Tensor]:
-        export = export if export.spec.size == vit.spec.size else export.at_size(vit.spec.image_size)
-        return export.build().state_dict()
+            export = self.trained if trains else self.averaged
+            export = export if export.spec.size == vit.spec.size else export.at_size(vit.spec.image_size)
+            vit.load_state_dict(export.build().state_dict())
 
     def facts(self, method: Method) -> dict[str, Any]:
         """What run.json and the exports say: the checkpoint, what was taken of it, and what was drawn."""

@@ -375,11 +375,7 @@ class Trainer:
     def export(self) -> None:
         """Write all exports, from rank 0."""
         self.share_unreadable()
-        self.world.on_rank0(self._export)
-
-    def _export(self) -> None:
-        for name, export in self.exports():
-            export.save(self.run.out / name)
+        self.world.on_rank0(lambda: [export.save(self.run.out / name) for name, export in self.exports()])
 
 
 def require_labels(images: ImageSet, classes: int) -> None:

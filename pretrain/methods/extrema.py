@@ -29,7 +29,6 @@ from pretrain.parts.weights import xavier_, xavier_vit
 from pretrain.recipe import SINCOS, VIT_B, VIT_S, Recipe, on_32px, smoke
 from pretrain.schedules import CosineTo, WarmupCosine
 
-Loss = Literal["byol", "infonce"]
 Sharing = Literal["none", "shared", "independent"]
 
 # The three designs of the instance representation (appendix A), as facts of the encoder's spec. The paper recommends
@@ -48,7 +47,7 @@ class Settings(Validated):
     mask_ratio: BelowOne = 0.8  # share of patches that a mask hides (table 1)
     masks: PositiveInt = 5  # masks of each image (tables 2, 3)
     replacement: bool = False  # draw masks with replacement; without it the visible patches of two masks are disjoint
-    loss: Loss = "byol"  # table 6
+    loss: Literal["byol", "infonce"] = "byol"  # table 6
     # of InfoNCE, whose negatives are the other images of a forward pass: accumulation leaves fewer
     temperature: PositiveFloat = 0.2
     # random crop and flip: the same for student and teacher, one for each, or none (the centre) (table 4)

@@ -34,12 +34,10 @@ from pretrain.parts.weights import xavier_
 from pretrain.recipe import RELATIVE, SINCOS, VIT_B, VIT_L, VIT_M, VIT_S, Recipe, on_32px, smoke
 from pretrain.schedules import WarmupCosine, cosine
 
-Base = Literal["mae", "simmim"]
 OF_BASE = {  # settings that the other base has no use for
     "mae": ("norm_pixels", "decoder_width", "decoder_depth", "decoder_heads"),
     "simmim": ("mask_patch", "layer_scale_start", "drop_path", "seen"),
 }
-Crop = Literal["simple", "random"]
 NORM_EPS = {"bn": 1e-5, "ln": 1e-6}  # models_lut.py:112-142
 
 
@@ -47,7 +45,7 @@ NORM_EPS = {"bn": 1e-5, "ln": 1e-6}  # models_lut.py:112-142
 class Settings(Validated):
     """MAE or SimMIM with the broader-context loss. Settings of the base that is not used keep their defaults."""
 
-    base: Base = "mae"  # the masked image modelling beside the context loss
+    base: Literal["mae", "simmim"] = "mae"  # the masked image modelling beside the context loss
     mask_ratio: UnitInterval = 0.75  # share of patches, or of SimMIM's blocks, that are hidden
     w_mim: NonNegativeFloat = 1.0  # weight of the base's loss (table B); 0: the context loss alone (table C)
     w_bc: NonNegativeFloat = 0.25  # weight of the context loss (table B), alpha of Eq. 3
@@ -59,7 +57,7 @@ class Settings(Validated):
     teacher_momentum: UnitInterval = 0.996  # at the start; 1 at the end
     # simple: the short side resized to image_size and shifted by crop_padding, as in the code; random: crop_scale of
     # the area, as the figure draws it
-    crop: Crop = "simple"
+    crop: Literal["simple", "random"] = "simple"
     crop_padding: NonNegativeInt = 4  # pixels of mirrored border that the simple crop may shift into
     crop_scale: tuple[float, float] = (0.2, 1.0)  # least and largest share of the image's area in the random crop
     norm_pixels: bool = True  # of MAE: targets are normalised patch by patch

@@ -10,8 +10,10 @@ from typing import Literal
 
 import torch
 from torch import Tensor, nn
+from torchvision import transforms
+from torchvision.transforms import InterpolationMode
 
-from checkpoints.spec import Preparation, ViTSpec
+from checkpoints.spec import ViTSpec
 from checkpoints.vit import ViT
 from engine.settings import AreaRange, PositiveInt, UnitInterval, Validated
 from pretrain.method import Encoder, Method, Reconstruction, Step, Views, check_encoder
@@ -29,12 +31,11 @@ from pretrain.parts.masking import (
     unpatchify,
     with_mask_tokens,
 )
-from pretrain.parts.views import Colours, ImageViews, Transform, centre_crop, crop, fixed_crop, view
+from pretrain.parts.views import Colours, ImageViews, crop, fixed_crop, view
 from pretrain.parts.weights import TOKEN_STD, xavier_, xavier_vit
 from pretrain.recipe import SINCOS, VIT_B, VIT_H, VIT_L, Recipe, on_32px, smoke
 from pretrain.schedules import WarmupCosine
 
-Crop = Literal["random", "fixed", "centre"]
 Masks = Literal["random", "block", "grid"]
 GRID_RATIO = 0.75  # one of each 2 x 2 patches is visible
 
@@ -51,7 +52,7 @@ class Settings(Validated):
     norm_pixels: bool = True  # targets are normalised patch by patch (table 1d)
     # of random size, of fixed size, or the centre without a flip (table 1e); the last two are cut from an image whose
     # short side was resized to 256/224 of image_size (ours)
-    crop: Crop = "random"
+    crop: Literal["random", "fixed", "centre"] = "random"
     crop_scale: AreaRange = (0.2, 1.0)  # least and largest share of the area, of the crop of random size
     colour_jitter: UnitInterval = 0.0  # chance of colour jitter (table 1e; its strength is ours)
     # how the mask is drawn (table 1f); with grid, one patch of each 2 x 2 stays, drawn for each image (ours)
@@ -146,8 +147,14 @@ class Mae(Method):
         self.autoencoder = MaskedAutoencoder(spec, settings)
 
     def views(self) -> Views:
-        steps = cropping(self.spec.side, self.settings)
-        steps += Colours(jitter_chance=self.settings.colour_jitter, grey=0.0).transforms()
+        size, settings = self.spec.side, self.settings
+        resized = round(size / self.preparation.crop)
+        cropping = {
+            "random": crop(size, settings.crop_scale),
+            "fixed": fixed_crop(size, resized),
+            "centre": [transforms.Resize(resized, InterpolationMode.BICUBIC), transforms.CenterCrop(size)],
+        }
+        steps = cropping[settings.crop] + Colours(jitter_chance=settings.colour_jitter, grey=0.0).transforms()
         return ImageViews({"image": view(steps, self.preparation)}, {"noise": self.autoencoder.mask_noise()})
 
     def forward(self, views: Mapping[str, Tensor]) -> Step:
@@ -163,14 +170,6 @@ class Mae(Method):
 
     def encoders(self) -> dict[str, Encoder]:
         return {"encoder": Encoder(vit=self.autoencoder.vit)}
-
-
-def cropping(size: int, settings: Settings) -> list[Transform]:
-    """Crop and flip to size x size pixels, as `settings.crop` says."""
-    if settings.crop == "random":
-        return crop(size, settings.crop_scale)
-    resized = round(size / Preparation().crop)
-    return fixed_crop(size, resized) if settings.crop == "fixed" else centre_crop(size, resized)
 
 
 METHOD = Mae

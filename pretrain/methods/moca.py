@@ -40,7 +40,6 @@ from pretrain.parts.weights import xavier_, xavier_vit
 from pretrain.recipe import SINCOS, VIT_B, VIT_L, Recipe, on_32px, smoke
 from pretrain.schedules import Constant, CosineTo, WarmupCosine, cosine
 
-NewWords = Literal["token", "avg_token", "farthest"]
 LocalTarget = Literal["assignments", "pixels", "embeddings"]
 MU_DECAY, MU_START = 0.99, 0.5  # models_moca.py:57, 66
 DIRECTIONS = 2  # losses are sums over both directions, Eq. 3 and 6; the code's factor (models_moca.py:641, 653)
@@ -56,7 +55,7 @@ class Settings(Validated):
     border: NonNegativeInt = 2  # rows and columns of patches on each side that neither count nor become words
     inv_delta: PositiveFloat = 10.0  # the temperature of assignments is mu / inv_delta
     # what replaces a word: a random token, the mean token of an image, or the tokens farthest from all words (inferred)
-    new_word: NewWords = "token"
+    new_word: Literal["token", "avg_token", "farthest"] = "token"
     # share of patches hidden from the student in each round (tables 1b, 2e)
     mask_ratios: tuple[UnitInterval, ...] = (0.55, 0.75)
     # share of patches that the decoder neither sees nor predicts, in each round (2e)

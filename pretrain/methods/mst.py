@@ -39,11 +39,6 @@ from pretrain.parts.views import ImageViews
 from pretrain.recipe import VIT_S, Recipe
 from pretrain.schedules import CosineTo, TableCosine
 
-Hidden = Literal["attention", "random", "none"]
-Replace = Literal["mask", "bert"]
-Restore = Literal["all", "masked"]
-Per = Literal["token", "image"]
-Decoder = Literal["conv", "linear"]
 Reduction = Literal["pixel", "mean", "image"]
 LocalNorm = Literal["batch", "running"]
 BERT_MASK, BERT_OTHER = 0.8, 0.1  # shares of the chosen tokens (Devlin et al. 2019, section 3.1)
@@ -56,15 +51,15 @@ class Settings(DistillationSettings):
 
     head_norm: Norm = "bn"  # of the projection head
     # which patches may be hidden: those that the teacher's class token attends to least, all, or none
-    sampling: Hidden = "attention"
+    sampling: Literal["attention", "random", "none"] = "attention"
     low_fraction: UnitInterval = 1 / 8  # share of patches that count as least attended, with sampling=attention
     mask_chance: UnitInterval = 0.05  # p, with which each of these patches is hidden
-    per: Per = "token"  # draw for each token, or once for all tokens of an image
-    replace: Replace = "mask"  # by the mask token, or as BERT does
-    restore: Restore = "all"  # pixels to rebuild: of the whole image, or of hidden patches
+    per: Literal["token", "image"] = "token"  # draw for each token, or once for all tokens of an image
+    replace: Literal["mask", "bert"] = "mask"  # by the mask token, or as BERT does
+    restore: Literal["all", "masked"] = "all"  # pixels to rebuild: of the whole image, or of hidden patches
     inst_weight: NonNegativeFloat = 1.0  # lambda 1 (section 7)
     restore_weight: NonNegativeFloat = 0.6  # lambda 2 (section 7)
-    decoder: Decoder = "conv"  # of pretrain/parts/decoders.py
+    decoder: Literal["conv", "linear"] = "conv"  # of pretrain/parts/decoders.py
     decoder_width: PositiveInt = WIDTH  # channels of the conv decoder
     decoder_norm: bool = True  # batch norms in the conv decoder
     # absolute differences are summed over a pixel's channels, averaged over all (mean), or summed over the image; the
@@ -99,7 +94,13 @@ class Mst(SelfDistillation):
             self.student.head.requires_grad_(False)
         # Zero at first, as iBOT's (inferred).
         self.mask_token = nn.Parameter(torch.zeros(1, 1, spec.width), requires_grad=settings.sampling != "none")
-        self.decoder = image_decoder(spec, settings) if settings.restore_weight else None
+        self.decoder = None
+        if settings.restore_weight:  # (B, D, h, w) -> (B, 3, S, S)
+            sizes = (spec.width, spec.patch_size)
+            conv = settings.decoder == "conv"
+            self.decoder = (
+                convolutional(*sizes, settings.decoder_width, settings.decoder_norm) if conv else linear(*sizes)
+            )
 
     def views(self) -> ImageViews:
         draw = partial(torch.rand, GLOBAL_CROPS, 3, self.spec.grid[0] * self.spec.grid[1])
@@ -228,13 +229,6 @@ class Mst(SelfDistillation):
 def scale_of(reduction: Reduction, image: Tensor) -> int:
     """Of a mean over all of the image's (3, S, S) values."""
     return {"mean": 1, "pixel": len(image), "image": image.numel()}[reduction]
-
-
-def image_decoder(spec: ViTSpec, settings: Settings) -> nn.Module:
-    """(B, D, h, w) -> (B, 3, S, S)."""
-    if settings.decoder == "linear":
-        return linear(spec.width, spec.patch_size)
-    return convolutional(spec.width, spec.patch_size, settings.decoder_width, settings.decoder_norm)
 
 
 @contextmanager

@@ -29,8 +29,6 @@ from pretrain.recipe import RELATIVE, VIT_B, Recipe, on_32px, smoke
 from pretrain.schedules import Multistep, WarmupCosine
 
 Masks = Literal["random", "block", "square"]
-PixelLoss = Literal["l1", "l2", "smooth_l1"]
-Area = Literal["masked", "all"]
 Seen = Literal["visible", "all"]
 LOSSES = {"l1": F.l1_loss, "l2": F.mse_loss, "smooth_l1": F.smooth_l1_loss}
 COUNT_EPS = 1e-5  # beside the number of masked pixels (simmim.py:120)
@@ -44,9 +42,9 @@ class Settings(Validated):
     mask_patch: PositiveInt = 32  # side of a block in pixels
     sampling: Masks = "random"  # blocks at random, BEiT's rectangles, or one square, of about mask_ratio (table 1)
     head_depth: PositiveInt = 1  # linear layers of the pixel head, with GELU between them (table 2)
-    loss: PixelLoss = "l1"  # table 4
+    loss: Literal["l1", "l2", "smooth_l1"] = "l1"  # table 4
     # pixels that the loss is on: those of hidden patches (prediction), or all (reconstruction)
-    loss_area: Area = "masked"
+    loss_area: Literal["masked", "all"] = "masked"
     layer_scale_start: PositiveFloat = 0.1  # initial value of layer scale
     drop_path: BelowOne = 0.1  # rate of the last block, in pretraining too
     crop_scale: AreaRange = (0.67, 1.0)  # least and largest share of the image's area in the random crop

@@ -193,9 +193,3 @@ def assignment_baseline(shares: Tensor) -> Tensor:
     """Shares (N, K), which sum to 1 -> mean KL(q || mean q)."""
     mean = shares.mean(dim=0)
     return torch.special.entr(mean).sum() - torch.special.entr(shares).sum(dim=1).mean()
-
-
-def token_baseline(tokens: Tensor, codes: int) -> Tensor:
-    """Tokens (B, L), of `codes` -> the cross-entropy of their shares in the batch."""
-    shares = torch.bincount(tokens.flatten(), minlength=codes) / tokens.numel()
-    return torch.special.entr(shares).sum()

@@ -15,7 +15,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-Sampling = Literal["random", "block", "grid", "square"]
 MaskShape = Literal["random", "block"]
 HiddenShape = Literal["inverse_block", "block", "random"]
 ATTEMPTS = 10  # for one block
@@ -31,7 +30,7 @@ class MaskNoise:
     patches, the same one in each square of 2 x 2. square: one square, its side the root of `hidden`.
     """
 
-    sampling: Sampling
+    sampling: Literal["random", "block", "grid", "square"]
     grid: tuple[int, int]
     hidden: int
 
@@ -109,13 +108,6 @@ class VaryingMask:
         return torch.stack([self(grid).flatten() for _ in range(count)])
 
 
-def random_mask(grid: tuple[int, int], hidden: int) -> Tensor:
-    """(h, w) bool, True for `hidden` patches. Draws from NumPy's generator."""
-    mask = np.arange(grid[0] * grid[1]) < hidden
-    np.random.shuffle(mask)
-    return torch.from_numpy(mask).view(grid)
-
-
 def one_block(grid: tuple[int, int], count: int, roll: bool = True) -> Tensor:
     """(h, w) bool, True for `count` patches: a rectangle of aspect 1/2 to 2 less its last patches. With `roll`, what
     leaves the image comes in again at the opposite edge (CAPI data.py, BlockMasking). Draws from Python's generator."""
@@ -149,7 +141,9 @@ class SeenAndPredicted:
     def mask(self) -> Tensor:
         """(h, w) bool, True hidden."""
         if self.shape == "random":
-            return random_mask(self.grid, self.hidden)
+            mask = np.arange(self.grid[0] * self.grid[1]) < self.hidden
+            np.random.shuffle(mask)
+            return torch.from_numpy(mask).view(self.grid)
         if self.shape == "block":
             return one_block(self.grid, self.hidden, self.roll)
         return ~one_block(self.grid, self.seen, self.roll)
@@ -210,10 +204,6 @@ def _block(mask: Tensor, least: int, most: float) -> int:
     return 0
 
 
-def _blocks(grid: tuple[int, int], hidden: int) -> Tensor:
-    return blocks(grid, hidden, least=max(1, round(MIN_SHARE * grid[0] * grid[1])))
-
-
 def _square(grid: tuple[int, int], hidden: int) -> Tensor:
     side = math.isqrt(hidden)
     top, left = random.randint(0, grid[0] - side), random.randint(0, grid[1] - side)
@@ -224,6 +214,6 @@ def _square(grid: tuple[int, int], hidden: int) -> Tensor:
 
 SHAPES: dict[str, Callable[[tuple[int, int], int], Tensor]] = {
     "random": lambda grid, hidden: torch.zeros(grid),
-    "block": _blocks,
+    "block": lambda grid, hidden: blocks(grid, hidden, least=max(1, round(MIN_SHARE * grid[0] * grid[1]))),
     "square": _square,
 }

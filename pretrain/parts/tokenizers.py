@@ -22,7 +22,6 @@ from checkpoints.reading import read_foreign
 from checkpoints.spec import ViTSpec
 from engine.precision import to_float32
 from pretrain.method import Method, Views
-from pretrain.parts.losses import token_baseline
 from pretrain.parts.mask_shapes import BlockMask
 from pretrain.parts.masking import normalised, patchify
 from pretrain.parts.views import ImageViews, TwoSizes, even_jitter, view
@@ -223,5 +222,7 @@ class TokenPrediction(Method):
         return {"tokenizer": self.tokenizer.label}
 
     def baseline_loss_of_tokens(self, views: Mapping[str, Tensor]) -> Tensor:
-        """The cross-entropy of a prediction that is the same for all patches."""
-        return token_baseline(self.tokenizer(views["picture"]), self.tokenizer.codes)
+        """The cross-entropy of a prediction that is the same for all patches: of the codes' shares in the batch."""
+        tokens = self.tokenizer(views["picture"])
+        shares = torch.bincount(tokens.flatten(), minlength=self.tokenizer.codes) / tokens.numel()
+        return torch.special.entr(shares).sum()

@@ -89,11 +89,6 @@ def fixed_crop(size: int, resized: int, padding: int = 0, flip: float = 0.5) -> 
     ]
 
 
-def centre_crop(size: int, resized: int) -> list[Transform]:
-    """The short side at `resized` pixels, the middle size x size of that; nothing is drawn."""
-    return [transforms.Resize(resized, InterpolationMode.BICUBIC), transforms.CenterCrop(size)]
-
-
 @dataclass(frozen=True)
 class TwoSizes:
     """A random part of the image, as in `crop`, at `size` pixels a side by a bicubic filter and at `second` by

@@ -217,6 +217,7 @@ class Heads:
                 drawn[place] = weight.mul_(SCALE).to(device)
         kind = {"msn": NormedGroup, "adamw": AdamGroup}.get(recipe.optimizer, HeadGroup)
         readouts = [heads[place].readout for place in self.own]
+        largest = 1 if recipe.entry == "layer_norm" else max(1, CACHE // (batch * classes * dtype.itemsize))
         self.groups = [
             kind(
                 [heads[place] for place in places],
@@ -224,7 +225,7 @@ class Heads:
                 torch.cat([drawn[place] for place in places]).T.contiguous(),
                 recipe,
             )
-            for places in grouped(readouts, self._largest_group(batch, dtype), self.own.start)
+            for places in grouped(readouts, largest, self.own.start)
         ]
         self.readouts = tuple(dict.fromkeys(readouts))  # that the own heads read
         self.running = {
@@ -237,11 +238,6 @@ class Heads:
         }
         self.steps = 0
         self.diverged = torch.full((len(self.own),), -1, dtype=torch.int64, device=device)
-
-    def _largest_group(self, batch: int, dtype: torch.dtype) -> int:
-        if self.recipe.entry == "layer_norm":
-            return 1
-        return max(1, CACHE // (batch * self.classes * dtype.itemsize))
 
     def step(self, features: Mapping[str, Tensor], labels: Tensor, factor: float) -> Tensor:
         """One step of every head on features (B, D) of its readout and labels (B,) -> losses (h,) before the step."""

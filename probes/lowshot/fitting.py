@@ -29,7 +29,6 @@ from probes.lowshot.blocks import BlockedRows, fit_in_blocks
 from probes.lowshot.prepared import PreparedRows
 from probes.scores import class_mean
 
-Convention = Literal["divided by n", "as is"]
 Solver = Literal["lbfgs", "cyanure"]
 # What minimises, to which certified relative gap, in how many iterations at most. MSN and MOCA give cyanure 1e-3 and
 # 300 epochs (logistic_eval.py:175-187).
@@ -51,7 +50,7 @@ class FitSettings(Validated):
     lambdas: OneOrMoreDifferent[PositiveFloat] = (0.1,)  # weights of the penalty, as the source writes them
     # How a lambda becomes the coefficient of 0.5 ||W||^2 against the mean loss: divided by the number n of training
     # images, or as it is.
-    lambda_convention: Convention = "divided by n"
+    lambda_convention: Literal["divided by n", "as is"] = "divided by n"
     # Share of the training images that chooses among the lambdas, of which one is then fitted to all images and
     # reported; 0: every lambda is reported.
     holdout: BelowOne = 0.0
