@@ -253,6 +253,11 @@ class Protocol:
         return Protocol(task=replace(self.task, **settings), version=version, source=source)
 
 
+def smoke_protocol(task: Task, what: str) -> Protocol:
+    """A protocol of a few seconds, to try the machinery."""
+    return Protocol(task=task, version=1, source=f"ours: {what}; not to be compared with published numbers")
+
+
 def as_reported(protocols: Mapping[str, Protocol], version: int = 1, **settings: Any) -> dict[str, Protocol]:
     """`NAME_paper` of each protocol: what its source reports, where ours holds images out or keeps the last epoch.
 

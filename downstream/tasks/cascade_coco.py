@@ -8,7 +8,7 @@ from typing import ClassVar
 
 from downstream.detection import Detection
 from downstream.detection_settings import IBOT_SOURCE, OURS, SMOKE
-from engine.tasks import Protocol
+from engine.tasks import Protocol, smoke_protocol
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,11 +25,7 @@ class Cascade(Detection):
 IBOT = Cascade(size="B")
 
 PROTOCOLS = {
-    "cascade@smoke": Protocol(
-        task=Cascade(**SMOKE),
-        version=1,
-        source="ours: seconds on tiny-coco:; not to be compared with published numbers",
-    ),
+    "cascade@smoke": smoke_protocol(Cascade(**SMOKE), "seconds on tiny-coco:"),
     "cascade@moca": Protocol(
         task=replace(IBOT, lr=2e-4, branch="teacher"),
         version=1,

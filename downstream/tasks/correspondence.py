@@ -41,7 +41,7 @@ from downstream.frozen.task import (
 )
 from downstream.metrics.scores import closing_seconds
 from engine.settings import PositiveFloat, PositiveInt
-from engine.tasks import Outcome, Protocol, Workspace
+from engine.tasks import Outcome, Protocol, Workspace, smoke_protocol
 from engine.work import Kind, Scale, Work, seconds_of
 
 SEED = 20  # of the pairs that are drawn
@@ -263,11 +263,7 @@ SOURCE = (
     "their files, in the source from the order of its file system"
 )
 PROTOCOLS = {
-    "correspondence@smoke": Protocol(
-        task=Correspondence(side=128, pairs=10, threshold=0.2),
-        version=1,
-        source="ours: seconds on tiny-spair:; not to be compared with published numbers",
-    ),
+    "correspondence@smoke": smoke_protocol(Correspondence(side=128, pairs=10, threshold=0.2), "seconds on tiny-spair:"),
     "correspondence@probe3d": Protocol(task=Correspondence(), version=1, source=SOURCE),
 }
 DENSE = ("correspondence@probe3d",)

@@ -40,7 +40,7 @@ from engine.neighbours import search_bytes, search_seconds, unit_rows
 from engine.rows import row_slices
 from engine.seeding import AUGMENT, START, stream_seeds
 from engine.settings import FactorRange, NonNegativeInt, OneOrMoreDifferent, PositiveFloat, PositiveInt, ProperFraction
-from engine.tasks import Protocol, Workspace
+from engine.tasks import Protocol, Workspace, smoke_protocol
 from engine.work import Kind, Part, Scale, Work
 from imagesets.random_crops import OwnDraws, RandomResizedCrop
 
@@ -308,11 +308,7 @@ HBIRD = (
 )
 MEMORIES = {"": 1_024_000, "_small": 102_400, "_large": 10_240_000}
 PROTOCOLS = {
-    "dense_knn@smoke": Protocol(
-        task=Hummingbird(side=64, memory=2048, k=10),
-        version=1,
-        source="ours: seconds on tiny-ade20k:; not to be compared with published numbers",
-    ),
+    "dense_knn@smoke": smoke_protocol(Hummingbird(side=64, memory=2048, k=10), "seconds on tiny-ade20k:"),
     **{
         f"dense_knn@hummingbird{name}": Protocol(task=Hummingbird(memory=size), version=1, source=HBIRD)
         for name, size in MEMORIES.items()
@@ -324,10 +320,8 @@ PROTOCOLS = {
         source="CAPI (facebookresearch/capi 98b4fa1) eval_segmentation.py, its k-NN in float32; images, labels and "
         "selection as there",
     ),
-    "dense_knn@capi_smoke": Protocol(
-        task=replace(Capi(), side=64, k=(1, 5)),
-        version=1,
-        source="ours: CAPI's evaluation in seconds on tiny-ade20k:; not to be compared with published numbers",
+    "dense_knn@capi_smoke": smoke_protocol(
+        replace(Capi(), side=64, k=(1, 5)), "CAPI's evaluation in seconds on tiny-ade20k:"
     ),
 }
 DENSE = ("dense_knn@hummingbird", "dense_knn_cityscapes@hummingbird", "dense_knn@capi")

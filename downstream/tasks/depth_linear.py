@@ -22,7 +22,7 @@ from downstream.frozen.heads import HeadTask
 from downstream.frozen.task import Layer, Random, UsableScenes, backbone_of, centre_padded, patch_maps, whole_patches
 from engine.printing import say
 from engine.settings import BelowOne, FactorRange, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
-from engine.tasks import Metric, Outcome, Protocol, Workspace
+from engine.tasks import Metric, Outcome, Protocol, Workspace, smoke_protocol
 from engine.training.schedules import FallingOneCycle
 from engine.work import Part, Scale
 
@@ -401,10 +401,9 @@ LIN1 = DepthLinear(
     final_norm=False, class_token=True, batch_norm=False, upsample=4, gradient_weight=0.5, limit_truth=True
 )
 PROTOCOLS = {
-    "depth_linear@smoke": Protocol(
-        task=DepthLinear(lr=(1e-2,), steps=60, warmup=10, batch=4, crop_size=(32, 40), bins=64, loss_warmup=5),
-        version=1,
-        source="ours: seconds on tiny-nyu:; not to be compared with published numbers",
+    "depth_linear@smoke": smoke_protocol(
+        DepthLinear(lr=(1e-2,), steps=60, warmup=10, batch=4, crop_size=(32, 40), bins=64, loss_warmup=5),
+        "seconds on tiny-nyu:",
     ),
     "depth_linear@dinov3": Protocol(task=DepthLinear(), version=1, source=SOURCE),
     "depth_linear@dinov2_lin1": Protocol(task=LIN1, version=1, source=HEADS),

@@ -32,7 +32,7 @@ from downstream.frozen.task import (
     work_of_images,
 )
 from engine.settings import PositiveFloat, PositiveInt, ProperFraction
-from engine.tasks import Metric, Outcome, Protocol, Workspace
+from engine.tasks import Metric, Outcome, Protocol, Workspace, smoke_protocol
 from engine.work import Kind, Scale, Work, seconds_of
 
 # L = h x w patches in raster order, D width; boxes are x1, y1, x2, y2 in pixels.
@@ -207,11 +207,7 @@ def outcome_of(images: UsableScenes, boxes: Mapping[int, np.ndarray]) -> Outcome
 
 
 PROTOCOLS = {
-    "discovery@smoke": Protocol(
-        task=Discovery(k=10),
-        version=1,
-        source="ours: seconds on tiny-trainval:; not to be compared with published numbers",
-    ),
+    "discovery@smoke": smoke_protocol(Discovery(k=10), "seconds on tiny-trainval:"),
     "discovery@lost": Protocol(
         task=Discovery(),
         version=1,

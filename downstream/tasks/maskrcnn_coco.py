@@ -8,7 +8,7 @@ from typing import ClassVar
 
 from downstream.detection import Detection
 from downstream.detection_settings import IBOT_SOURCE, OURS, SMOKE
-from engine.tasks import Protocol
+from engine.tasks import Protocol, smoke_protocol
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,11 +39,7 @@ MAE = MaskRcnn(
 )
 
 PROTOCOLS = {
-    "maskrcnn@smoke": Protocol(
-        task=MaskRcnn(**SMOKE),
-        version=1,
-        source="ours: seconds on tiny-coco:; not to be compared with published numbers",
-    ),
+    "maskrcnn@smoke": smoke_protocol(MaskRcnn(**SMOKE), "seconds on tiny-coco:"),
     "maskrcnn@extrema": Protocol(
         task=EXTREMA,
         version=2,

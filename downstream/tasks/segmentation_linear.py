@@ -61,7 +61,7 @@ from engine.settings import (
     ProperFraction,
     check_up_to,
 )
-from engine.tasks import Outcome, Protocol, SelectOn, Workspace
+from engine.tasks import Outcome, Protocol, SelectOn, Workspace, smoke_protocol
 from engine.training.schedules import FallingOneCycle
 from engine.work import Kind, Part, Scale, Work
 
@@ -531,9 +531,7 @@ SMOKE = SegmentationLinear(
 )
 DINOV3 = SegmentationLinear()
 PROTOCOLS = {
-    "segmentation_linear@smoke": Protocol(
-        task=SMOKE, version=1, source="ours: seconds on tiny-ade20k:; not to be compared with published numbers"
-    ),
+    "segmentation_linear@smoke": smoke_protocol(SMOKE, "seconds on tiny-ade20k:"),
     "segmentation_linear@dinov3": Protocol(task=DINOV3, version=1, source=f"{SOURCE}; on VOC 2012 ours"),
     "segmentation_linear@dinov3_paper": Protocol(
         task=replace(DINOV3, select="val"), version=1, source=SOURCE.partition(";")[0] + "; the best of eight on val"
@@ -547,10 +545,8 @@ PROTOCOLS = {
         source="CAPI (facebookresearch/capi 98b4fa1) eval_segmentation.py, logistic regression on patches; L-BFGS of "
         "scipy in float64, which goes on longer than cuML's",
     ),
-    "segmentation_linear@capi_smoke": Protocol(
-        task=PatchLogistic(side=64, strengths=(1e-3, 1e-1), iterations=100),
-        version=1,
-        source="ours: CAPI's logistic regression in seconds; not to be compared with published numbers",
+    "segmentation_linear@capi_smoke": smoke_protocol(
+        PatchLogistic(side=64, strengths=(1e-3, 1e-1), iterations=100), "CAPI's logistic regression in seconds"
     ),
 }
 DENSE = ("segmentation_linear@dinov3", "segmentation_linear_cityscapes@dinov3", "segmentation_linear@capi")

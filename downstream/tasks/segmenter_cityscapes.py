@@ -27,7 +27,7 @@ from engine.settings import (
     PositiveInt,
     check_up_to,
 )
-from engine.tasks import Outcome, Protocol, Workspace, settings_of
+from engine.tasks import Outcome, Protocol, Workspace, settings_of, smoke_protocol
 from engine.training.schedules import Polynomial
 
 if TYPE_CHECKING:
@@ -233,9 +233,7 @@ def _on_all(task: Segmenter) -> Protocol:
 
 
 PROTOCOLS = {
-    "segmenter_linear@smoke": _protocol(
-        SMOKE, "ours: seconds on tiny-cityscapes:; not to be compared with published numbers"
-    ),
+    "segmenter_linear@smoke": smoke_protocol(SMOKE, "seconds on tiny-cityscapes:"),
     "segmenter_mask@smoke": _protocol(
         replace(SMOKE, decoder="mask", splits=SEEDS[:1], lr=(0.05,), epochs=30, judge_every=30, drop_path=0.0),
         "ours: seconds on tiny-cityscapes:, with the mask transformer",

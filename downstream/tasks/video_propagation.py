@@ -36,7 +36,7 @@ from downstream.frozen.task import (
 from downstream.layouts.davis import FEWEST
 from downstream.metrics.scores import closing_seconds
 from engine.settings import NonNegativeInt, PositiveFloat, PositiveInt
-from engine.tasks import Outcome, Protocol, Workspace
+from engine.tasks import Outcome, Protocol, Workspace, smoke_protocol
 from engine.work import Kind, Scale, Work, seconds_of
 
 SHAPE = (480, 854)  # of DAVIS's frames, by which the work is counted
@@ -321,11 +321,7 @@ SOURCE = (
     "F of davisvideochallenge/davis2017-evaluation ac7c43f"
 )
 PROTOCOLS = {
-    "video_propagation@smoke": Protocol(
-        task=VideoPropagation(short=64, frames=3, radius=4),
-        version=1,
-        source="ours: seconds on tiny-davis:; not to be compared with published numbers",
-    ),
+    "video_propagation@smoke": smoke_protocol(VideoPropagation(short=64, frames=3, radius=4), "seconds on tiny-davis:"),
     "video_propagation@dino": Protocol(task=VideoPropagation(), version=1, source=SOURCE),
 }
 DENSE = ("video_propagation@dino",)

@@ -21,7 +21,7 @@ from checkpoints.export import ViTExport, check_tables
 from checkpoints.flops import forward_flops, training_bytes, training_flops
 from checkpoints.frozen import FrozenSpec, vit_spec
 from checkpoints.spec import SIZES, ViTSpec
-from engine.tasks import Outcome, Protocol, SelectOn, Task, Workspace, as_reported, settings_of
+from engine.tasks import Outcome, Protocol, SelectOn, Task, Workspace, as_reported, settings_of, smoke_protocol
 from engine.training.schedules import share_of
 from engine.work import SLOWER, Kind, Part, Scale, Work, product_rate
 from imagesets.sets import ImageSet, kept_folder
@@ -376,9 +376,7 @@ IBOT_SOURCE = (
 
 
 PROTOCOLS = {
-    "finetune@smoke": Protocol(
-        task=SMOKE, version=1, source="ours: seconds on digits; not to be compared with published numbers"
-    ),
+    "finetune@smoke": smoke_protocol(SMOKE, "seconds on digits"),
     "finetune@mae": Protocol(task=MAE, version=2, source=MAE_SOURCE),
     "finetune@mae_L": Protocol(
         task=replace(MAE, lr=1e-3, epochs=50, layer_decay=0.75, drop_path=0.2, size="L"), version=2, source=MAE_SOURCE

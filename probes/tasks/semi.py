@@ -7,7 +7,7 @@ probes/tasks/finetune.py. Subsets are drawn by the seed, unless `lists` names a 
 from dataclasses import asdict, dataclass, replace
 from typing import ClassVar
 
-from engine.tasks import Protocol, as_reported
+from engine.tasks import Protocol, as_reported, smoke_protocol
 from probes.lowshot.shots import OFFICIAL
 from probes.tasks.finetune import BEIT, SMOKE, Finetune
 
@@ -65,10 +65,9 @@ def parts_of(name: str, task: SemiSupervised, source: str, version: int) -> dict
 
 
 PROTOCOLS = {
-    "semi@smoke": Protocol(
-        task=SemiSupervised(**asdict(replace(SMOKE, fraction=0.5, batch=16))),
-        version=1,
-        source="ours: half of the images for seconds, without a projector; not to be compared with published numbers",
+    "semi@smoke": smoke_protocol(
+        SemiSupervised(**asdict(replace(SMOKE, fraction=0.5, batch=16))),
+        "half of the images for seconds, without a projector",
     ),
     **parts_of("semi@extrema", EXTREMA, EXTREMA_SOURCE, 3),
     **parts_of("semi@ibot", IBOT, IBOT_SOURCE, 3),
