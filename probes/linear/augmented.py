@@ -12,7 +12,7 @@ of each augmentation), D width. A place is that of an image in the stream of one
 
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property, partial
 from itertools import accumulate
 from typing import Any, Literal, NamedTuple, Protocol
@@ -27,6 +27,7 @@ from checkpoints.backbone import Backbone
 from checkpoints.frozen import FrozenSpec
 from engine.distributed import World
 from engine.seeding import AUGMENT, seeded, shuffled
+from engine.tasks import Workspace
 from imagesets.augmentation import random_transform
 from imagesets.decoding import releasing_large_images
 from imagesets.random_crops import AREA, CropRule, OwnDraws, RandomResizedCrop
@@ -267,19 +268,16 @@ class AugmentedStream:
 
     image_set: ImageSet
     backbone: Backbone
-    seed: int
+    space: Workspace  # whose processes share the images
     chunk: int  # images of a forward pass
-    skip_bad: bool
-    workers: int | None  # see probes/features/extract.py
-    decode: Literal["exact", "fast"] = "exact"  # of crops without a policy
-    world: World = field(default_factory=World)  # its processes share the images
 
     def run(self, epoch: int, followers: Sequence[Follower], pause: Callable[[], None]) -> None:
         """Give all followers the rest of their batches of an epoch, and call `pause` now and then, from any thread.
 
         Raises UnreadableImage, ValueError for features that are not finite, and what `pause` raises, in all processes.
         """
-        feeds, order = feeds_of(followers, shuffled(len(self.image_set), self.seed, epoch), self.image_set.labels)
+        images, space = self.image_set, self.space
+        feeds, order = feeds_of(followers, shuffled(len(images), space.seed, epoch), images.labels)
         if not feeds:
             return
         # Chunks as they were before a kill, so that a resumed training has the same bits.
@@ -290,7 +288,7 @@ class AugmentedStream:
             by_augmentation.setdefault(feed.follower.augmentation, []).append(feed)
         windows = [Window(feeds_alike, self.backbone.spec) for feeds_alike in by_augmentation.values()]
         drawn: dict[str, Any] = dict(
-            size=self.backbone.spec.size, seed=self.seed, epoch=epoch, names=order, decode=self.decode
+            size=self.backbone.spec.size, seed=space.seed, epoch=epoch, names=order, decode=space.decode
         )
         drawn |= {name: getattr(self.backbone, name).flatten().tolist() for name in ("mean", "std")}
         transforms = [TrainTransform(**vars(augmentation), **drawn) for augmentation in by_augmentation]
@@ -300,7 +298,7 @@ class AugmentedStream:
                 window.add(places, part.contiguous(), bad)  # so that no window keeps what another one is done with
             pause()
 
-        images = self.image_set.subset(order, f"epoch-{epoch}")
+        images = images.subset(order, f"epoch-{epoch}")
         self.send(images, Crops(transforms=transforms), [window.kinds for window in windows], spans, consume)
         passes = sum(map(len, spans.values()))
         for window in windows:  # followers of the same forward passes count equal shares of them
@@ -319,9 +317,9 @@ class AugmentedStream:
     ) -> None:
         """Put images through the backbone, shared by the processes, and call `consume` with the pieces in order, in
         all of them. kinds: of each crop that the transform makes. spans: chunk -> its places among the images."""
-        spec, device = self.backbone.spec, self.backbone.mean.device
+        spec, device, space = self.backbone.spec, self.backbone.mean.device, self.space
         vectors = sum(kind.vectors(spec) for of_crop in kinds for kind in of_crop)
-        pieces = Pieces(spans, (vectors, spec.width), consume, self.world, device)
+        pieces = Pieces(spans, (vectors, spec.width), consume, space.world, device)
         extractors = [Extractor(backbone=self.backbone, kinds=of_crop, image_set=images) for of_crop in kinds]
 
         def extract(loaded: Loaded, span: range) -> None:
@@ -335,11 +333,11 @@ class AugmentedStream:
             pieces.take(Chunk(loaded.number, features, loaded.unreadable))
 
         try:
-            work_off(Reader(images, transform, pieces.own, self.skip_bad), extract, device, self.workers)
+            work_off(Reader(images, transform, pieces.own, space.skip_bad), extract, device, space.workers)
             pieces.hand_on()  # the last piece, where this process has no chunk of it
         except Exception as error:
             if not hasattr(error, "told_by"):  # the others do not know of it yet
-                self.world.gather_results(partial(fail, error))
+                space.world.gather_results(partial(fail, error))
             raise
 
 

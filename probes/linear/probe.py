@@ -306,16 +306,8 @@ class Probe:
     def stream(self) -> AugmentedStream:
         """Of the training images."""
         space = self.space
-        return AugmentedStream(
-            image_set=self.train,
-            backbone=Backbone(self.export, space.device, space.precision, space.compiled),
-            seed=space.seed,
-            chunk=self.chunk,
-            skip_bad=space.skip_bad,
-            workers=space.workers,
-            decode=space.decode,
-            world=space.world,
-        )
+        backbone = Backbone(self.export, space.device, space.precision, space.compiled)
+        return AugmentedStream(image_set=self.train, backbone=backbone, space=space, chunk=self.chunk)
 
     @property
     def chunk(self) -> int:

@@ -1,4 +1,5 @@
-"""Logistic regression on more rows than memory holds: objective and gradient in blocks, read from the features' file.
+"""Features as the classifier sees them, prepared as they are read, and logistic regression on more of them than memory
+holds: objective and gradient in blocks, read from the features' file.
 
 The descent is that of probes/lowshot/logistic.py, on the same objective, to the same certified gap. Only the rows are
 read anew for every evaluation: two products with each row, as a step of the fit in memory, whose logits are carried.
@@ -6,29 +7,79 @@ Products are float32 as far as it leads, then float64; all sums over blocks are 
 has a run of blocks, rank 0 descends, and the others compute their blocks' sums for the weights that it sends.
 
 Blocks are of fixed size, and what they sum up to is added as integers (`Whole`): where products round alike, as they do
-on one kind of processor with as many threads, neither the number of
-processes nor their order changes a bit.
+on one kind of processor with as many threads, neither the number of processes nor their order changes a bit.
 
 Memory of a process: 8 D C (2 HISTORY + 8) bytes for the weights, gradients and history of a descent, 12 D BLOCK_ROWS
 for a block of rows, 8 D^2 3 for their second moments, about 40 bytes for each of logistic.BLOCK logits, and 16 n
 for labels and places. For D = 768, C = 1000, n = 1.28 M these are 172 + 75 + 14 + 42 + 20 = 323 MB.
 
-n rows, D width, C classes, B rows of a block.
+N rows of the file, n of a fit, B of a block, D width, C classes.
 """
 
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import Literal
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from engine.distributed import World
-from engine.rows import row_slices
+from engine.rows import Rows, row_slices, taken
 from probes.lowshot import logistic
 from probes.lowshot.logistic import Along, Fit, Point, add_gradient, dot, margins_of, point_of, rows_of_block
-from probes.lowshot.prepared import PreparedRows
+
+Preprocess = Literal["centre_and_normalise", "normalise", "none"]
+READ = 8192  # rows prepared at once
+
+
+@dataclass(frozen=True, kw_only=True)
+class PreparedRows:
+    """The rows of `features` (N, D) prepared in the way `how`, on `device`. Nothing is kept in memory."""
+
+    features: Rows
+    how: Preprocess
+    device: str = "cpu"
+
+    def __len__(self) -> int:
+        return len(self.features)
+
+    @property
+    def width(self) -> int:
+        return self.features.shape[1]
+
+    def read(self, rows: np.ndarray) -> Tensor:
+        """Some rows (B,) -> (B, D) float32."""
+        return torch.from_numpy(preprocessed(taken(self.features, rows), self.how)[0]).to(self.device)
+
+    def pieces(self, rows: np.ndarray) -> Iterator[Tensor]:
+        """The same, at most READ rows at a time."""
+        return (self.read(rows[part]) for part in row_slices(len(rows), READ))
+
+    def shapeless(self, rows: np.ndarray) -> int:
+        """How many of some rows (n,) have no direction."""
+        parts = row_slices(len(rows), READ)
+        return sum(preprocessed(taken(self.features, rows[part]), self.how)[1] for part in parts)
+
+
+def preprocessed(rows: np.ndarray, how: Preprocess) -> tuple[np.ndarray, int]:
+    """Features (N, D) float32 as the classifier sees them, and how many have no direction.
+
+    "centre_and_normalise" subtracts from each row the mean over its D values and divides by its length (cyanure's
+    preprocess with columns=False, MSN logistic_eval.py:172 and :214), "normalise" divides only. Rows without direction,
+    constant or zero, become zero here, on which all classes score alike. cyanure gives them a random direction (its
+    matrix.h, normalize); iBOT's and MOCA's own code divide by something near zero.
+    """
+    if how == "none":
+        return np.array(rows), 0
+    moved = rows - rows.mean(axis=1, keepdims=True) if how == "centre_and_normalise" else np.array(rows)
+    lengths = np.linalg.norm(moved, axis=1, keepdims=True)
+    # What float32 leaves of a constant row after centring is rounding, not zero.
+    shapeless = lengths <= 1e-6 * np.linalg.norm(rows, axis=1, keepdims=True)
+    moved /= np.where(shapeless, np.float32(np.inf), lengths)
+    return moved, int(shapeless.sum())
+
 
 BLOCK_ROWS = 8192  # that a process reads before it adds their sums to the others'
 BITS = 62  # of the integers that sums are kept in

@@ -25,8 +25,7 @@ from engine.progress import Progress
 from engine.settings import BelowOne, OneOrMoreDifferent, PositiveFloat, PositiveInt, Validated
 from imagesets.selection import quotas, stratified_sample
 from probes.lowshot import cyanure_solver, logistic
-from probes.lowshot.blocks import BlockedRows, fit_in_blocks
-from probes.lowshot.prepared import PreparedRows
+from probes.lowshot.blocks import BlockedRows, PreparedRows, fit_in_blocks
 from probes.scores import class_mean
 
 Solver = Literal["lbfgs", "cyanure"]

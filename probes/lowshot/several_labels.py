@@ -14,8 +14,8 @@ import numpy as np
 from torch import Tensor
 
 from engine.distributed import World
+from probes.lowshot.blocks import PreparedRows
 from probes.lowshot.fitting import Fitter, Unit, shared_fits
-from probes.lowshot.prepared import PreparedRows
 from probes.scores import average_precision
 
 

@@ -22,10 +22,9 @@ from imagesets.transforms import EvalTransform
 from probes.features.extract import FeatureSet, Order, extract, forward_bytes, transform_of
 from probes.features.fallbacks import PooledTask
 from probes.features.kinds import FeatureKind, feature_bytes, feature_pass
-from probes.lowshot.blocks import BLOCK_ROWS
+from probes.lowshot.blocks import BLOCK_ROWS, PreparedRows, Preprocess
 from probes.lowshot.fitting import IN_MEMORY, SOLVERS, FitSettings, Fitted, Fitter, fits_of_subsets
 from probes.lowshot.logistic import BLOCK, HISTORY
-from probes.lowshot.prepared import PreparedRows, Preprocess
 from probes.lowshot.several_labels import ClassByClass
 from probes.lowshot.shots import OFFICIAL, Subset, indices_of, possible_shots, rows_among, subsets
 from probes.scores import cost, log_likelihood, mean_average_precision, prediction_arrays, spread_out, with_class_means

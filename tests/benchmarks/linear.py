@@ -13,6 +13,7 @@ import argparse
 import os
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -24,6 +25,7 @@ from checkpoints.export import ViTExport
 from checkpoints.spec import Preparation, ViTSpec
 from checkpoints.vit import ViT
 from engine.machine import keep_memory
+from engine.tasks import Workspace
 from imagesets.names import PackedNames
 from imagesets.sets import ImageSet, MemoryImages
 from probes.features.kinds import kinds_of
@@ -169,10 +171,8 @@ def images(count: int, rounds: int) -> None:
     stream = AugmentedStream(
         image_set=image_set,
         backbone=Backbone(ViTExport.from_vit(ViT(spec), Preparation())),
-        seed=0,
+        space=Workspace(cache=Path("nowhere"), data=image_set.url),
         chunk=8,
-        skip_bad=False,
-        workers=None,
     )
     sweep, single = (
         Heads(grid(number), {READOUT: WIDTH}, classes, HeadSettings(), batch=count) for number in (len(IBOT_LRS), 1)

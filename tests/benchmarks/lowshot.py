@@ -23,8 +23,8 @@ from sklearn.linear_model import LogisticRegression
 
 from engine.machine import keep_memory
 from probes.lowshot import cyanure_solver, logistic
+from probes.lowshot.blocks import preprocessed
 from probes.lowshot.fitting import predictions
-from probes.lowshot.prepared import preprocessed
 
 SHOTS, TESTS = 13, 5_000
 TOLERANCES = (1e-5, 1e-6, 1e-7, 1e-8, 1e-9)  # scikit-learn's, tried in this order; at full size 1e-8 is right

@@ -28,9 +28,8 @@ from engine.machine import keep_memory
 from engine.neighbours import _faiss, search, search_bytes, unit_rows
 from probes.features.kinds import FeatureKind
 from probes.linear.batches import CachedBatches, EpochPlan, Table, window_size
-from probes.lowshot.blocks import BlockedRows, Blocks, largest_value, second_moments
+from probes.lowshot.blocks import BlockedRows, Blocks, PreparedRows, largest_value, second_moments
 from probes.lowshot.fitting import FitSettings, Fitter
-from probes.lowshot.prepared import PreparedRows
 from probes.tasks.knn import vote
 from probes.tasks.lowshot import fit_bytes
 

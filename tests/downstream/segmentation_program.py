@@ -36,7 +36,7 @@ def refused(folder: Path, url: str, world: World) -> dict[str, object]:
 
 def all_runs(folder: Path, url: str) -> dict[str, object]:
     """The last process is sent SIGUSR1 within its third step."""
-    from downstream.loop.hooks import EachIteration
+    from downstream.loop.running import EachIteration
 
     original = EachIteration.before_train_iter
 

@@ -23,7 +23,7 @@ pytestmark = pytest.mark.slow
 with quiet_libraries():
     from mmengine.config import Config
 
-    from downstream.loop import hooks, running
+    from downstream.loop import running
     from downstream.models import detectors
 
 SMALL: dict[str, Any] = {
@@ -156,7 +156,7 @@ def killed(folder: Path, count: int) -> None:
     """Run in a process that dies before its `count`th iteration."""
     child = os.fork()
     if not child:
-        calls, original = [], hooks.EachIteration.before_train_iter
+        calls, original = [], running.EachIteration.before_train_iter
 
         def dying(self, *values, **settings):
             calls.append(1)
@@ -164,7 +164,7 @@ def killed(folder: Path, count: int) -> None:
                 os.kill(os.getpid(), signal.SIGKILL)
             return original(self, *values, **settings)
 
-        hooks.EachIteration.before_train_iter = dying
+        running.EachIteration.before_train_iter = dying
         again(folder)
         os._exit(0)
     assert os.waitpid(child, 0)[1] == signal.SIGKILL
@@ -179,13 +179,13 @@ def test_killed_and_continued(tmp_path, monkeypatch):
     """Two images at once, two parts of a step: the bits of an uninterrupted training."""
     quiet = again(tmp_path / "quiet")
     killed(tmp_path / "killed", count=6)
-    seen, original = [], hooks.EachIteration.before_train_iter
+    seen, original = [], running.EachIteration.before_train_iter
 
     def recording(self, runner, batch_idx, data_batch=None):
         original(self, runner, batch_idx, data_batch)
         seen.append(batch_idx)
 
-    monkeypatch.setattr(hooks.EachIteration, "before_train_iter", recording)
+    monkeypatch.setattr(running.EachIteration, "before_train_iter", recording)
     resumed = again(tmp_path / "killed")
     assert seen == [4, 5, 6, 7] and resumed.facts == quiet.facts and dict(resumed.metrics) == dict(quiet.metrics)
     assert all(np.array_equal(values, quiet.arrays[name]) for name, values in resumed.arrays.items())

@@ -10,7 +10,6 @@ from PIL import Image
 from toy_scenes import SPECS, export_of, workspace
 
 from downstream.data.scenes import tiny_folder
-from downstream.loop import hooks
 from downstream.metrics.scores import scores
 from downstream.models.operators import quiet_libraries
 from downstream.tasks.segmenter_cityscapes import PROTOCOLS as CITY
@@ -94,7 +93,7 @@ def test_one_run_at_a_time_does_a_training(tmp_path, monkeypatch):
 
     def locked_while(work):
         def wrapped(*values):
-            evaluations = next(value for value in values if isinstance(value, hooks.KeepEvaluations))
+            evaluations = next(value for value in values if isinstance(value, running.KeepEvaluations))
             held.append(evaluations.folder.with_suffix(".lock"))
             assert is_locked(held[-1])
             return work(*values)
@@ -190,7 +189,7 @@ def test_running_out_of_memory_says_what_to_lower(tmp_path, monkeypatch):
     def full(self, runner, batch_idx, data_batch=None):
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
 
-    monkeypatch.setattr(hooks.EachIteration, "before_train_iter", full)
+    monkeypatch.setattr(running.EachIteration, "before_train_iter", full)
     said = failing(UPERNET, "tiny-ade20k:", tmp_path)
     assert "out of memory with 4 images at once on cpu: lower --batch-size" in said
 

@@ -16,8 +16,8 @@ from imagesets.sets import open_set
 from probes.features.extract import extract
 from probes.features.kinds import FeatureKind
 from probes.lowshot import blocks
+from probes.lowshot.blocks import PreparedRows
 from probes.lowshot.logistic import fit_lbfgs
-from probes.lowshot.prepared import PreparedRows
 from probes.tasks.linear import Linear
 
 PROBES = {key: load_extension("probes", key) for key in source_files("probes")}

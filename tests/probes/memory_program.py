@@ -18,8 +18,8 @@ from probes.features.kinds import FeatureKind
 from probes.linear import batches as linear_batches
 from probes.linear.batches import CachedBatches, EpochPlan, Table
 from probes.lowshot import blocks, fitting
+from probes.lowshot.blocks import PreparedRows
 from probes.lowshot.fitting import FitSettings, Fitter
-from probes.lowshot.prepared import PreparedRows
 
 WIDTH, CLASSES = 128, 20
 QUERIES, K = 1024, 50

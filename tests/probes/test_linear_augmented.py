@@ -15,6 +15,7 @@ from toy_exports import coloured_folder, workspace
 
 from checkpoints.backbone import Backbone
 from engine.distributed import World
+from engine.tasks import Workspace
 from imagesets import sets
 from imagesets.decoding import UnreadableImage, decode_rgb
 from imagesets.random_crops import OwnDraws, RandomResizedCrop
@@ -65,14 +66,8 @@ class Listener:
 
 
 def stream_of(export, images, workers=1, seed=0, skip_bad=False):
-    return AugmentedStream(
-        image_set=images,
-        backbone=Backbone(export),
-        seed=seed,
-        chunk=7,
-        skip_bad=skip_bad,
-        workers=workers,
-    )
+    space = Workspace(cache=Path("nowhere"), data=images.url, seed=seed, skip_bad=skip_bad, workers=workers)
+    return AugmentedStream(image_set=images, backbone=Backbone(export), space=space, chunk=7)
 
 
 def followed(export, *listeners, epoch=0, images=None, **settings):

@@ -11,9 +11,8 @@ from toy_exports import export_of_size, workspace
 
 from engine.distributed import World
 from probes.lowshot import blocks, fitting, logistic
-from probes.lowshot.blocks import BlockedRows, Whole, fit_in_blocks
+from probes.lowshot.blocks import BlockedRows, PreparedRows, Whole, fit_in_blocks
 from probes.lowshot.fitting import Unit, even_shares
-from probes.lowshot.prepared import PreparedRows
 from probes.tasks.lowshot import PROTOCOLS, LowShot
 
 

@@ -8,8 +8,8 @@ import torch
 from recordings import facts, matches, tensors
 
 from probes.lowshot import cyanure_solver, logistic
+from probes.lowshot.blocks import preprocessed
 from probes.lowshot.fitting import predictions
-from probes.lowshot.prepared import preprocessed
 
 DATA = {name: tensor.numpy() for name, tensor in tensors("lowshot/data.safetensors").items()}
 RECORDED = facts("lowshot/results.json")

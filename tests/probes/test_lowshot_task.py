@@ -13,8 +13,8 @@ from toy_exports import coloured_folder, workspace
 
 from imagesets.sets import open_set
 from probes.features.extract import transform_of
-from probes.lowshot import fitting, prepared
-from probes.lowshot.prepared import PreparedRows, preprocessed
+from probes.lowshot import blocks, fitting
+from probes.lowshot.blocks import PreparedRows, preprocessed
 from probes.lowshot.shots import OFFICIAL, Subset, indices_of, part_of, rows_among, subsets
 from probes.tasks import lowshot
 from probes.tasks.knn import Knn
@@ -75,7 +75,7 @@ def test_metrics_facts_and_per_image(export, tmp_path):
 
 
 def test_what_weights_say_of_features(monkeypatch):
-    monkeypatch.setattr(prepared, "READ", 2)
+    monkeypatch.setattr(blocks, "READ", 2)
     random = np.random.default_rng(0)
     rows, weights = random.normal(size=(5, 4)).astype(np.float32), random.normal(size=(4, 3))
     source, labels = PreparedRows(features=rows, how="none", device="cpu"), np.array([0, 2, 1, 1, 0])

@@ -21,8 +21,8 @@ from engine.distributed import World
 from engine.tasks import OpenedSets, Outcome, Task, Workspace
 from engine.work import Scale
 from imagesets.sets import ImageSet, open_set
+from probes.lowshot.blocks import PreparedRows
 from probes.lowshot.fitting import FitSettings, Fitter
-from probes.lowshot.prepared import PreparedRows
 from probes.lowshot.several_labels import ClassByClass, scores_of
 from probes.scores import average_precision, mean_average_precision
 from probes.tasks.finetune import PROTOCOLS as FINETUNE
