@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.leaderboards.tables import Leaderboard, cell_text, leaderboard_of, with_ties
-from bench.reporting.contents import ReportContents, ReportTable, contents, networks_of
+from bench.reporting.contents import ReportContents, ReportTable, competing, contents, networks_of
 from bench.reporting.figures import board_styles, log_of, svg_of, training_figure
 from bench.reporting.page import figures_of, packed, rendered
 from bench.results.record import CheckpointUsed, read_result, result_files
@@ -135,18 +135,25 @@ def checkpoint_page(
     """What the page of a checkpoint holds: its numbers, what it is, its card and the commands that measured it."""
     name = leaderboard.names[used]
     good = [stored.result for stored in leaderboard.results if stored.result.status == "ok"]
-    own = {at: place for place, at in enumerate(at for at, one in enumerate(good) if one.checkpoint.key == used.key)}
-    groups: dict[str, list[int]] = {}
-    for at, place in own.items():
-        groups.setdefault(good[at].group, []).append(place)
-    cells = leaderboard.rows[used].items()
+    own = [at for at, result in enumerate(good) if result.checkpoint.key == used.key]
+    cells, protocols = leaderboard.rows[used].items(), []
+    for table in report.tables:
+        if row := next((row for row in table.rows if row.name == name), None):
+            protocols.append(
+                {
+                    "group": table.group,
+                    "rank": f"rank {row.rank} of {len(competing(table))}" if row.rank else "",
+                    "numbers": [(metric, cell_text(cell)) for (group, metric), cell in cells if group == table.group],
+                    "results": [place for place, at in enumerate(own) if good[at].group == table.group],
+                }
+            )
     folder = record / "checkpoints" / used.unique_name
     config = read_config(folder) if (folder / "config.json").is_file() else None
     card = record / "cards" / used.unique_name / CARD
     facts = next(facts for facts in report.checkpoints if facts["name"] == name)
     told = {key: value for key, value in facts.items() if key not in ("name", "kind", "cost") and value}
     return {
-        "numbers": [(group, metric, cell_text(cell), groups[group]) for (group, metric), cell in cells],
+        "protocols": protocols,
         "results": [report.results[at] for at in own],
         "facts": told,
         "card": card.read_text(encoding="utf-8") if card.is_file() else "",
