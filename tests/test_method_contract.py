@@ -298,7 +298,7 @@ def test_updates_lower_the_loss_of_their_batch(name, changes):
     training = updates(name, case_recipe(name, changes, lr=1e-4, schedule=Constant()))
     training.method.after_update = lambda progress: None
     views = batches(training.method, plan())
-    losses = [training.run(views, progress(plan(), step))["loss"] for step in range(2)]
+    losses = [training.run(views, progress(plan(), step))["loss"] for step in range(4)]
     assert losses[-1] < losses[0], losses
 
 

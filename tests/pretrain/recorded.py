@@ -264,8 +264,17 @@ class RecordedTraining:
         assert ours == dict.fromkeys(decayed, True) | dict.fromkeys(plain, False)
 
     def test_schedule(self) -> None:
-        """Rates of a whole training; recorded for every update, or in equal steps of fractional epochs."""
-        rates, epochs, recipe = self.data["sched.lr"], self.data.get("sched.epoch"), self.recipe()
+        """Rates and weight decays of a whole training; recorded for every update, or in equal steps of epochs."""
+        recipe = self.recipe()
+        if "sched/lr" in self.data:
+            for step, rate in enumerate(self.data["sched/lr"][: self.progress(0).steps]):
+                now = replace(self.progress(0), step=step)
+                close(recipe.schedule.at(recipe.peak, now), rate, EXACT, f"rate {step}")
+                if "sched/wd" in self.data:
+                    decay = recipe.weight_decay_schedule.at(recipe.weight_decay, now)
+                    close(decay, self.data["sched/wd"][step], EXACT, f"weight decay {step}")
+            return
+        rates, epochs = self.data["sched.lr"], self.data.get("sched.epoch")
         per_epoch = len(rates) // recipe.epochs if epochs is None else round(1 / float(epochs[1] - epochs[0]))
         for step, rate in enumerate(rates):
             progress = TrainProgress(step=step, steps_per_epoch=per_epoch, epochs=recipe.epochs)

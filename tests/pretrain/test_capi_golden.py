@@ -175,12 +175,6 @@ class RecordedCapi(RecordedTraining):
             self.names(under(self.data, "model0/cluster.", "cluster.")), 0.01
         )
 
-    def test_schedule(self):
-        recipe = self.recipe()
-        for step, rate in enumerate(self.data["sched/lr"][: recipe.epochs]):
-            now = TrainProgress(step=step, steps_per_epoch=1, epochs=recipe.epochs)
-            close(recipe.schedule.at(recipe.peak, now), rate, EXACT, f"rate {step}")
-
     def test_momentum(self, monkeypatch):
         method, seen = self.begin().method, []
         monkeypatch.setattr(

@@ -104,13 +104,6 @@ class RecordedIJepa(RecordedTraining):
         close(rate, self.data[f"step{step}/lr"], EXACT, f"rate {step}")
         close(decay, self.data[f"step{step}/wd"], EXACT, f"weight decay {step}")
 
-    def test_schedule(self):
-        recipe, data = self.recipe(), self.data
-        for step, rate in enumerate(data["sched/lr"]):
-            now = replace(self.progress(0), step=step)
-            close(recipe.schedule.at(recipe.peak, now), rate, EXACT, f"rate {step}")
-            close(recipe.weight_decay_schedule.at(recipe.weight_decay, now), data["sched/wd"][step], EXACT, f"{step}")
-
     def test_momentum(self, monkeypatch):
         method, seen = self.begin().method, []
         monkeypatch.setattr(

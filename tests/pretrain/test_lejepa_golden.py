@@ -94,11 +94,6 @@ class TestMinimal(RecordedLeJepa):
     def views(self, forward):
         return {"global": self.data[f"step{forward}/views"]}
 
-    def test_schedule(self):
-        recipe = self.recipe()
-        for step, rate in enumerate(self.data["sched/lr"]):
-            close(recipe.schedule.at(recipe.peak, self.progress(step)), rate, EXACT, f"update {step}")
-
 
 class TestStablePretraining(RecordedLeJepa):
     case, directions = "views", "directions"

@@ -143,12 +143,6 @@ class RecordedNepa(RecordedTraining):
         decayed = {name for g in self.begin().groups if g.weight_decay is None for name in g.parameters}
         assert decayed == self.names(self.config["decayed"])
 
-    def test_schedule(self):
-        recipe = self.recipe()
-        for step, rate in enumerate(self.data["sched/lr"]):
-            now = replace(self.progress(0), step=step)
-            close(recipe.schedule.at(recipe.peak, now), rate, EXACT, f"rate {step}")
-
     def test_positions(self):
         """Patches' centres times one factor."""
         recorded = [step for step in range(self.steps) if f"step{step}/coords" in self.data]

@@ -3,6 +3,7 @@
 import errno
 import os
 import resource
+import shutil
 import signal
 import time
 from contextlib import contextmanager, suppress
@@ -27,15 +28,20 @@ def quiet(tmp_path_factory):
     return training
 
 
-@pytest.fixture
-def saved_twice(tmp_path):
-    """A folder with the states of updates 3 and 4."""
-    first = trainer(
-        "mae", tmp_path, monitor=lambda export, progress: first.save() or first.stop() or {}, monitor_every=1
-    )
+@pytest.fixture(scope="module")
+def stopped(tmp_path_factory):
+    """The folder of a training with the states of updates 3 and 4."""
+    out = tmp_path_factory.mktemp("stopped")
+    first = trainer("mae", out, monitor=lambda export, progress: first.save() or first.stop() or {}, monitor_every=1)
     assert first.train() == "stopped"
-    assert [path.name[:14] for path in states(tmp_path / "states")] == ["step-000000004", "step-000000003"]
-    return tmp_path
+    assert [path.name[:14] for path in states(out / "states")] == ["step-000000004", "step-000000003"]
+    return out
+
+
+@pytest.fixture
+def saved_twice(stopped, tmp_path):
+    """A copy of it."""
+    return shutil.copytree(stopped, tmp_path, dirs_exist_ok=True)
 
 
 def refusal(name="mae", out=None, **settings) -> str:

@@ -44,7 +44,7 @@ def in_double(part: MicroBatch) -> MicroBatch:
 def trained(world: World, name: str, out: Path) -> tuple[dict[str, Tensor], dict[str, Tensor], bool]:
     """Parameters and buffers at the end, in float64; and whether a process has statistics of a batch for itself."""
     torch.set_default_dtype(torch.float64)
-    training = trainer(name, out, world=world, images=digits(2 * BATCH))
+    training = trainer(name, out, world=world, images=digits(BATCH))  # two updates, as prototypes wait for epoch 2
     parts = training.micro_batches
     training.micro_batches = lambda *given: (in_double(part) for part in parts(*given))
     with pytest.MonkeyPatch.context() as patch:  # counting operations takes as long as all updates: test_cost.py
