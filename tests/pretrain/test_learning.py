@@ -47,7 +47,7 @@ def test_a_training_that_learns_gives_no_warning(trained, tmp_path, capsys):
 
 
 @pytest.mark.parametrize(
-    ("name", "lr", "updates"), [("mae", 1e-9, 10), ("mae", 100 * LR, MIN_UPDATES), ("dino", 1e-9, 20)]
+    ("name", "lr", "updates"), [("mae", 1e-9, 10), ("mae", 100 * LR, MIN_UPDATES), ("dino", 1e-9, 50)]
 )
 def test_a_broken_rate_is_told_once_and_recorded(name, lr, updates, trained, tmp_path, capsys):
     """None to speak of, or a hundred times what the network learns by."""

@@ -319,7 +319,8 @@ def test_too_few_images_in_a_forward_pass(name, changes, micro_batch, told, tmp_
 
 def test_moca_with_one_new_word_has_enough_with_one_image(tmp_path):
     settings = replace(small_recipe("moca").settings, new_words=1)
-    assert trainer("moca", tmp_path, micro_batch=1, recipe={"settings": settings, "epochs": 1}).train() == "finished"
+    recipe = {"settings": settings, "epochs": 1}
+    assert trainer("moca", tmp_path, micro_batch=1, images=digits(BATCH), recipe=recipe).train() == "finished"
 
 
 def test_parts_fit_the_memory(tmp_path, quiet):
