@@ -7,7 +7,7 @@ long as seeding them, so code that seeds for many images in a row calls `seed` i
 """
 
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import lru_cache
 
@@ -57,3 +57,23 @@ def shuffled(count: int, seed: int, epoch: int) -> np.ndarray:
     """The order (count,) of `count` training images in an epoch."""
     # RandomState's streams are frozen for ever (NumPy NEP 19); those of default_rng may change with a release.
     return np.random.RandomState([seed, epoch]).permutation(count)
+
+
+def windowed(shards: Sequence[np.ndarray], window: int, seed: int, epoch: int) -> list[tuple[int, np.ndarray]]:
+    """The order of an epoch in which `window` shards are read at a time: (start, images (n,)) of each part of a shard.
+
+    Image i of a part is at start + i * window of the order. The shards follow each other at random and are cut into
+    `window` lanes of equal length, in which the images of a shard are shuffled; the order takes one image of each lane
+    in turn. So every stretch of `window` places has one image of each lane, and no shard is in two lanes but for those
+    that a cut divides.
+
+    shards: the images (n,) of each, in the order of the file, by which a divided shard falls into two halves.
+    """
+    random = np.random.RandomState([seed, epoch])
+    queue = [shards[shard] for shard in random.permutation(len(shards))]
+    images, numbers = np.concatenate(queue), np.repeat(np.arange(len(queue)), [len(shard) for shard in queue])
+    parts = []
+    for lane, places in enumerate(np.array_split(np.arange(len(images)), window)):
+        for part in np.split(places, np.flatnonzero(np.diff(numbers[places])) + 1):
+            parts.append((int(part[0] - places[0]) * window + lane, random.permutation(images[part])))
+    return sorted(parts, key=lambda part: part[0])

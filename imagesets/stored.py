@@ -5,13 +5,15 @@ and the same features in all its forms. N images.
 """
 
 import glob
+import hashlib
 import os
 import re
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 from PIL import Image
@@ -23,11 +25,23 @@ from imagesets.names import PackedNames
 from imagesets.sets import HEAD, FileImages, ImageSet, Reported, Split, contents_of
 from imagesets.walk import LARGEST, keep_arrays, user_cache
 
+BLOCK = 8 << 20  # bytes that are read at once ahead of their use
+
 
 class ImageStore(Protocol):
     """Where the bytes are. It is pickled into loader processes, without what it has open."""
 
     def read(self, place: int) -> bytes: ...
+
+
+@runtime_checkable
+class ShardStore(ImageStore, Protocol):
+    """Where the bytes are in shards, which are read as a whole."""
+
+    @property
+    def shards(self) -> np.ndarray: ...  # (N,) the shard of each place, ascending
+    def span(self, places: np.ndarray) -> tuple[str, int, int]: ...  # of one shard: file, first byte, end of the last
+    def keeping(self, shards: int) -> "ShardStore": ...  # the same, for images of so many shards in turn
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -56,6 +70,24 @@ class StoredImages:
 
     def image(self, index: int) -> Image.Image:
         return decode_rgb(self.encoded(index), self.path(index))
+
+    @cached_property
+    def shards(self) -> list[np.ndarray]:
+        """The images (n,) of each shard in the order of its file."""
+        assert isinstance(self.store, ShardStore)
+        images = np.argsort(self.places)
+        return np.split(images, np.flatnonzero(np.diff(self.store.shards[self.places[images]])) + 1)
+
+    def read_ahead(self, indices: np.ndarray) -> None:
+        """Read the stretch of a shard in which the images (n,) are, so that the system has it in memory."""
+        assert isinstance(self.store, ShardStore)
+        block = memoryview(bytearray(BLOCK))
+        with suppress(OSError):  # which whoever decodes the image reports
+            path, start, end = self.store.span(self.places[indices])
+            with open(path, "rb", buffering=0) as file:
+                file.seek(start)
+                while start < end and (count := file.readinto(block[: end - start])):
+                    start += count
 
     def take(self, indices: np.ndarray) -> "StoredImages":
         return self.renamed(indices, self.names.take(indices))
@@ -219,3 +251,29 @@ def numbered_classes(labels: np.ndarray) -> tuple[str, ...]:
     if largest >= len(labels):
         raise ValueError(f"label {largest} of only {len(labels)} images; number the classes 0, 1, 2, ... or name them")
     return tuple(str(number) for number in range(int(labels.max(initial=-1)) + 1))
+
+
+def in_windows(image_set: ImageSet, window: int, readers: int) -> tuple[ImageSet, list[np.ndarray]]:
+    """The set, to read `window` of its shards at a time by `readers` processes, and the images (n,) of each shard.
+
+    ValueError where it lies in no shards, in too few, or where they cannot be shared equally.
+    """
+    images = image_set.images
+    if not (isinstance(images, StoredImages) and isinstance(images.store, ShardStore)):
+        raise ValueError(
+            f"--shuffle-window {window}: {image_set.url} is not stored in shards; name a set of wds: or parquet:, or "
+            "leave the option out"
+        )
+    if window > len(images.shards):
+        raise ValueError(
+            f"--shuffle-window {window}: {image_set.url} has {len(images.shards)} shards; give at most as many"
+        )
+    if window % readers:
+        raise ValueError(f"--shuffle-window {window} cannot be shared equally by {readers} processes; give a multiple")
+    kept = replace(images, store=images.store.keeping(window // readers))
+    return replace(image_set, images=kept), images.shards
+
+
+def digest_of(shards: Sequence[np.ndarray]) -> str:
+    """Short hexadecimal digest of which images (n,) are in each shard."""
+    return digest([hashlib.sha256(shard.tobytes()).hexdigest() for shard in shards])[:16]

@@ -6,14 +6,16 @@ the classes in the table's metadata, or of texts; of lists of these where an ima
 of labels the images are for pretraining alone. `?image=NAME&label=NAME` chooses columns with other names.
 
 Tables are read in place. A row group is decompressed for one image of it, and kept for the next: files of small row
-groups (datasets writes 100 rows) serve training in random order, others an evaluation in order.
+groups (datasets writes 100 rows) serve training in random order, others an evaluation in order. Row groups are the
+shards of `--shuffle-window`.
 """
 
 import json
 import os
 import threading
 from collections import OrderedDict
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -52,6 +54,7 @@ class ParquetStore:
     files: tuple[str, ...]
     column: str
     groups: np.ndarray
+    kept: int = 1  # row groups that a thread keeps in any case
     opened: OpenTables = field(default_factory=OpenTables)
 
     def read(self, place: int) -> bytes:
@@ -59,7 +62,7 @@ class ParquetStore:
         kept, key = self.opened.groups, (self.files[file], group)
         if key not in kept:
             kept[key] = self._decompressed(*key)
-            while len(kept) > 1 and sum(images.nbytes for images in kept.values()) > KEPT:
+            while len(kept) > self.kept and sum(images.nbytes for images in kept.values()) > KEPT:
                 kept.popitem(last=False)
         kept.move_to_end(key)
         data = kept[key][row].as_py()
@@ -68,15 +71,35 @@ class ParquetStore:
         return data
 
     def _decompressed(self, path: str, group: int) -> Any:
+        table = self._table(path).read_row_group(group, columns=[self.column], use_threads=False)
+        return bytes_column(table.column(0).combine_chunks())
+
+    def _table(self, path: str) -> Any:
         from pyarrow.parquet import ParquetFile
 
         if path not in self.opened.tables:
             self.opened.tables[path] = ParquetFile(path, memory_map=True)
-        table = self.opened.tables[path].read_row_group(group, columns=[self.column], use_threads=False)
-        return bytes_column(table.column(0).combine_chunks())
+        return self.opened.tables[path]
+
+    @cached_property
+    def shards(self) -> np.ndarray:
+        """(N,) number of the row group, from 0 over all files."""
+        return np.cumsum(np.diff(self.groups[:, :2], axis=0, prepend=self.groups[:1, :2]).any(axis=1))
+
+    def span(self, places: np.ndarray) -> tuple[str, int, int]:
+        file, group, _ = (int(number) for number in self.groups[places[0]])
+        found = self._table(self.files[file]).metadata.row_group(group)
+        columns = [found.column(number) for number in range(found.num_columns)]
+        columns = [column for column in columns if column.path_in_schema.partition(".")[0] == self.column]
+        starts = [column.dictionary_page_offset or column.data_page_offset for column in columns]
+        ends = [start + column.total_compressed_size for start, column in zip(starts, columns, strict=True)]
+        return self.files[file], min(starts), max(ends)
+
+    def keeping(self, shards: int) -> "ParquetStore":
+        return replace(self, kept=shards, opened=OpenTables())
 
     def __reduce__(self) -> tuple:
-        return ParquetStore, (self.files, self.column, self.groups)
+        return ParquetStore, (self.files, self.column, self.groups, self.kept)
 
 
 def open_split(place: str, split: Split, image: str = "", label: str = "") -> ImageSet:

@@ -52,6 +52,13 @@ class TarStore:
             raise ValueError(f"{path} ends after {len(data)} of its {size} bytes; copy the shard again")
         return data
 
+    def span(self, places: np.ndarray) -> tuple[str, int, int]:
+        ends = self.offsets[places] + self.sizes[places]
+        return self.files[self.shards[places[0]]], int(self.offsets[places].min()), int(ends.max())
+
+    def keeping(self, shards: int) -> "TarStore":
+        return self  # the system's cache does
+
 
 class HeaderReader(io.BufferedReader):
     """A shard whose headers are read; data of images is not."""

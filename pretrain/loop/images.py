@@ -8,23 +8,27 @@ together are two micro-batches ahead.
 B images of one micro-batch, or of a piece of it.
 """
 
-from collections.abc import Generator, Mapping
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import islice
 from math import ceil
 from typing import Literal, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.utils.data import default_collate
 
 from engine.machine import own_cores
-from engine.seeding import AUGMENT, fork_rng, seed, shuffled
+from engine.seeding import AUGMENT, fork_rng, seed, shuffled, windowed
 from engine.training.loading import read_ahead
 from engine.training.schedules import micro_batch_size, share_of
 from imagesets.decoding import UnreadableImage
 from imagesets.sets import ImageSet
+from imagesets.stored import StoredImages
 from imagesets.transforms import Photo
 from pretrain.method import Views
 
@@ -34,11 +38,12 @@ MAX_PIECES = 64  # of a micro-batch: two in advance must stay far below the 1024
 AHEAD = 2  # micro-batches that the loader processes make in advance; also the fewest pieces that each makes
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class BatchPlan:
     """How the images of an epoch are divided into updates, processes and micro-batches.
 
-    Images that do not fill a batch are left out, others in every epoch.
+    Images that do not fill a batch are left out, others in every epoch. Of images that are shuffled in windows of
+    shards, every update has the same ones with any number of processes, and each shard is read by one of these.
     """
 
     count: int  # training images
@@ -46,6 +51,8 @@ class BatchPlan:
     processes: int  # that share a batch equally
     micro_batches: int  # forward passes of a process in an update
     seed: int  # of the order
+    shards: Sequence[np.ndarray] = ()  # images (n,) of each
+    window: int = 0  # shards among which images are shuffled; 0: among all images
     # How often an image occurs in an epoch, which then shows fewer images: one after the other, in other processes and
     # micro-batches where there are as many (DeiT samplers.py).
     repeats: int = 1
@@ -59,18 +66,53 @@ class BatchPlan:
         """Images of one process in one forward pass."""
         return self.batch // self.processes // self.micro_batches
 
+    @property
+    def window_steps(self) -> int:
+        """Updates that a window of shards lasts."""
+        return ceil(self.window * self.repeats * self.count / len(self.shards) / self.batch)
+
     def positions(self, step: int, rank: int, micro_batch: int) -> range:
         """Where one micro-batch's images are in the epoch's sequence, in which an image's repeats follow each other."""
         first, share = step % self.steps_per_epoch * self.batch, rank * self.micro_batches + micro_batch
-        if self.repeats > 1:
+        if self.window:
+            share = micro_batch * self.processes + rank  # every so many places, and so of every so many lanes
+        if self.window or self.repeats > 1:
             return range(first + share, first + self.batch, self.processes * self.micro_batches)
         start = first + share * self.micro_batch_size
         return range(start, start + self.micro_batch_size)
 
     def places(self, step: int, rank: int, micro_batch: int) -> list[int]:
         """Places in the training set of the images of one micro-batch."""
-        order = shuffled(self.count, self.seed, step // self.steps_per_epoch)
+        order = order_of(self, step // self.steps_per_epoch)
         return [int(order[position // self.repeats]) for position in self.positions(step, rank, micro_batch)]
+
+    def shards_of(self, rank: int, steps: range) -> Iterator[tuple[int, np.ndarray]]:
+        """Update and images (n,) of each part of a shard that process `rank` begins in `steps` or has begun before."""
+        for epoch in range(steps.start // self.steps_per_epoch, ceil(steps.stop / self.steps_per_epoch)):
+            for start, images in parts_of(self, epoch):
+                first, last = (
+                    place * self.repeats // self.batch for place in (start, start + (len(images) - 1) * self.window)
+                )
+                past = epoch * self.steps_per_epoch
+                if start % self.processes == rank and first < self.steps_per_epoch and past + last >= steps.start:
+                    yield past + first, images
+
+
+@lru_cache(maxsize=2)  # the epoch that is trained on, and the one that is read ahead
+def parts_of(plan: BatchPlan, epoch: int) -> list[tuple[int, np.ndarray]]:
+    """Start and images (n,) of each part of a shard in an epoch's order, see `windowed`."""
+    return windowed(plan.shards, plan.window, plan.seed, epoch) if plan.window else []
+
+
+@lru_cache(maxsize=1)
+def order_of(plan: BatchPlan, epoch: int) -> np.ndarray:
+    """The images (count,) of an epoch in order."""
+    if not plan.window:
+        return shuffled(plan.count, plan.seed, epoch)
+    order = np.empty(plan.count, np.int64)
+    for start, images in parts_of(plan, epoch):
+        order[start :: plan.window][: len(images)] = images
+    return order
 
 
 def batch_plan(
@@ -161,13 +203,43 @@ def load_micro_batches(micro_batches: MicroBatches, workers: int, device: str, s
     Raises UnreadableImage unless `skip_bad`.
     """
     ahead = max(AHEAD, ceil(AHEAD * micro_batches.pieces / max(workers, 1)))
-    with closing(read_ahead(micro_batches, workers, device, ahead)) as pieces:
-        for _ in range(len(micro_batches) // micro_batches.pieces):
+    with (
+        closing(read_ahead(micro_batches, workers, device, ahead)) as pieces,
+        closing(reading_shards(micro_batches)) as steps,
+    ):
+        for _ in (step for step in steps for _ in range(micro_batches.plan.micro_batches)):
             micro_batch = _joined(list(islice(pieces, micro_batches.pieces)), device)
             if micro_batch.unreadable and not skip_bad:
                 place, reason = next(iter(micro_batch.unreadable.items()))
                 raise UnreadableImage(micro_batches.image_set.path(place), reason)
             yield micro_batch
+
+
+def reading_shards(micro_batches: MicroBatches) -> Generator[int]:
+    """The updates, while a thread reads the process's shards from start to end, about a window before their images are
+    decoded: the loaders then find these in the system's cache, and the disk seeks once a shard.
+
+    Shards of the first update are read at once, as no thread may run while the loader processes are forked.
+    """
+    plan, images, steps = micro_batches.plan, micro_batches.image_set.images, micro_batches.steps
+    if not plan.window:
+        yield from steps
+        return
+    assert isinstance(images, StoredImages)
+    shards = plan.shards_of(micro_batches.rank, steps)
+    shard = next(shards, None)
+    while shard and shard[0] <= steps.start:
+        images.read_ahead(shard[1])
+        shard = next(shards, None)
+    thread = ThreadPoolExecutor(1)
+    try:
+        for step in steps:
+            yield step
+            while shard and shard[0] <= step + plan.window_steps:
+                thread.submit(images.read_ahead, shard[1])
+                shard = next(shards, None)
+    finally:
+        thread.shutdown(cancel_futures=True)
 
 
 def _joined(pieces: list[MicroBatch], device: str) -> MicroBatch:

@@ -30,6 +30,7 @@ from engine.training.interruptions import Timer, listening
 from engine.training.states import State, load_optimizer, load_state, newest_whole, optimizer_tensors, save_state
 from engine.work import count_flops
 from imagesets.sets import ImageSet
+from imagesets.stored import digest_of, in_windows
 from pretrain.loop.exporting import exports_of, facts_of
 from pretrain.loop.images import (
     BatchPlan,
@@ -66,6 +67,7 @@ class Run:
     compiled: bool = False  # transformer blocks by torch.compile, which rounds otherwise
     decode: Literal["exact", "fast"] = "exact"  # fast: torchvision decodes and crops JPEG (docs/images.md)
     seed: int = 0  # of everything random
+    shuffle_window: int = 0  # shards among which images are shuffled (docs/images.md); 0: among all images
     workers: int | None = None  # loader processes; none: chosen for the machine
     micro_batch: int | None = None  # most images of one process in a forward pass; none: its whole share of a batch
     skip_bad: bool = False  # replace and count unreadable images
@@ -94,6 +96,9 @@ class Trainer:
         self.plan = batch_plan(
             len(images), recipe.batch, world.size, run.micro_batch, run.seed, images.url, method.repeats
         )
+        if run.shuffle_window:
+            self.images, shards = in_windows(images, run.shuffle_window, world.size)
+            self.plan = replace(self.plan, shards=shards, window=run.shuffle_window)
         if method.sync_batch_norm and world.size > 1:
             method = synchronised(method, run.device)
         if self.plan.micro_batch_size < method.min_batch:
@@ -321,6 +326,7 @@ class Trainer:
             "precision": self.run.precision,
             **({"compiled": True} if self.run.compiled else {}),
             **({"decode": self.run.decode} if self.run.decode != "exact" else {}),
+            **({"shuffle_window": self.plan.window, "shards": digest_of(self.plan.shards)} if self.plan.window else {}),
             **({"uses_labels": True} if self.method.needs_labels else {}),
             **({"init": self.run.init.facts(self.method)} if self.run.init else {}),
         }
