@@ -1,11 +1,14 @@
 """Pretrainings of a second: every method's smoke recipe on a few digits, in a few updates."""
 
+import io
+import tarfile
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -31,6 +34,23 @@ def small_recipe(name: str, key: str = "smoke", **changes: Any) -> Recipe:
 @cache
 def digits(count: int = IMAGES) -> ImageSet:
     return open_set("digits:", "train").limited(count)
+
+
+def in_shards(folder: Path, shards: int = 6, images: ImageSet | None = None) -> str:
+    """The URL of a set of digits, or of `images`, as webdataset shards of equal size, in random order."""
+    images = images or digits()
+    folder.mkdir()
+    order = np.random.RandomState(0).permutation(len(images))
+    for shard, places in enumerate(np.array_split(order, shards)):
+        with tarfile.open(folder / f"train-{shard}.tar", "w") as archive:
+            for place in places:
+                pixels, label = io.BytesIO(), str(images.labels[place]).encode()
+                images.image(int(place)).save(pixels, "PNG")
+                for name, data in ((f"{place:04}.png", pixels.getvalue()), (f"{place:04}.cls", label)):
+                    entry = tarfile.TarInfo(name)
+                    entry.size = len(data)
+                    archive.addfile(entry, io.BytesIO(data))
+    return f"wds:{folder}"
 
 
 def trainer(name: str, out: Path, *, images: ImageSet | None = None, world: World | None = None, **settings: Any):

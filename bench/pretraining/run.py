@@ -22,6 +22,7 @@ from engine.printing import millions, say
 from engine.tasks import OpenedSets, Workspace
 from engine.training.interruptions import STOPPED
 from imagesets.sets import ImageSet, open_set
+from imagesets.stored import StoredImages
 from pretrain.loop.initial_weights import initial_weights
 from pretrain.loop.records import cost_of
 from pretrain.loop.run_folder import check_resume
@@ -200,6 +201,8 @@ def training_lines(chosen: ChosenRecipe, trainer: Trainer, settings: bool) -> It
     left_out = plan.count - plan.steps_per_epoch * plan.batch
     notes = "".join(f"; {note}" for note in trainer.images.notes)
     yield f"  images    {plan.count} of {trainer.images.url}{notes}"
+    if plan.window:
+        yield f"  order     {order_summary(trainer)}"
     if trainer.method.needs_labels:
         yield f"  labels    those of {len(trainer.images.classes)} classes are learned from"
     each_epoch = f"{left_out} images of each epoch are left out"
@@ -224,6 +227,23 @@ def training_lines(chosen: ChosenRecipe, trainer: Trainer, settings: bool) -> It
     yield f"  exports   {', '.join(exports)}"
     if settings:
         yield "nothing was trained or written (--dry-run)"
+
+
+def order_summary(trainer: Trainer) -> str:
+    """How images are shuffled in windows of shards: the memory for it, and how well classes are mixed."""
+    plan, images = trainer.plan, trainer.images
+    assert isinstance(images.images, StoredImages)
+    share = plan.window / len(plan.shards)
+    text = (
+        f"shuffled among {plan.window} of {len(plan.shards)} shards at a time, {share * plan.count:.0f} images; the "
+        f"system's cache should hold twice their {share * images.images.sizes.sum() / 2**30:.2g} GiB"
+    )
+    if len(images.classes) < 2 or images.has_several_labels:
+        return text
+    return (
+        f"{text}; class shares of an update have {plan.class_spread(images.labels):.2f} times the variance that "
+        "shuffling all would give"
+    )
 
 
 def _epochs(count: int) -> str:

@@ -86,6 +86,14 @@ class BatchPlan:
         order = order_of(self, step // self.steps_per_epoch)
         return [int(order[position // self.repeats]) for position in self.positions(step, rank, micro_batch)]
 
+    def class_spread(self, labels: np.ndarray) -> float:
+        """Variance of the shares of classes in an update, over that of updates of images drawn at random; of at most
+        1000 updates. labels: (count,) int64."""
+        size, shares = self.batch // self.repeats, np.bincount(labels) / len(labels)
+        updates = order_of(self, 0)[: min(self.steps_per_epoch, 1000) * size].reshape(-1, size)
+        squares = [((np.bincount(labels[row], minlength=len(shares)) / size - shares) ** 2).sum() for row in updates]
+        return float(np.mean(squares) / ((1 - (shares**2).sum()) / size))
+
     def shards_of(self, rank: int, steps: range) -> Iterator[tuple[int, np.ndarray]]:
         """Update and images (n,) of each part of a shard that process `rank` begins in `steps` or has begun before."""
         for epoch in range(steps.start // self.steps_per_epoch, ceil(steps.stop / self.steps_per_epoch)):

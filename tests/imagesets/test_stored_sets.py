@@ -6,6 +6,7 @@ import os
 import pickle
 import tarfile
 from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +18,9 @@ from refusals import set_refusal
 from imagesets import walk
 from imagesets.decoding import UnreadableImage
 from imagesets.schemes import parquet
+from imagesets.schemes.parquet import ParquetStore
 from imagesets.sets import open_set
+from imagesets.stored import in_windows
 
 CLASSES = ("ant", "bee", "cat")
 SPLITS = {"train": 4, "val": 2}
@@ -45,7 +48,7 @@ def rows(folder: Path, split: str) -> list[tuple[str, int, bytes]]:
     return [(paths[at].name, CLASSES.index(paths[at].parent.name), paths[at].read_bytes()) for at in order]
 
 
-def as_parquet(folder: Path, root: Path, names: bool = True, texts: bool = False, group: int = 3) -> Path:
+def as_parquet(folder: Path, root: Path, names: bool = True, texts: bool = False, group: int = 3, **options) -> Path:
     root.mkdir()
     for split, word in (("train", "train"), ("val", "validation")):
         found = rows(folder, split)
@@ -61,7 +64,7 @@ def as_parquet(folder: Path, root: Path, names: bool = True, texts: bool = False
             table = table.replace_schema_metadata({b"huggingface": json.dumps(feature).encode()})
         half = len(found) // 2
         for number, part in enumerate((table[:half], table[half:])):
-            pq.write_table(part, root / f"{word}-{number:05d}-of-00002.parquet", row_group_size=group)
+            pq.write_table(part, root / f"{word}-{number:05d}-of-00002.parquet", row_group_size=group, **options)
     return root
 
 
@@ -127,6 +130,38 @@ def test_as_many_row_groups_are_kept_as_memory_allows(folder, tmp_path, monkeypa
         wanted = [open_set(f"folder:{folder}", "train").encoded(index) for index in range(len(found))]
         assert [found.encoded(index) for index in range(len(found))] == wanted
         assert len(found.images.store.opened.groups) == groups
+
+
+@pytest.mark.parametrize(("form", "shards", "size"), [("wds", 2, 6), ("parquet", 4, 3)])
+def test_shards_are_stretches_of_files(form, shards, size, folder, tmp_path):
+    """One file, or one row group, each: its images are in its stretch, and no two stretches overlap."""
+    plain = {"compression": "none"} if form == "parquet" else {}
+    found = open_set(f"{form}:{FORMS[form](folder, tmp_path / form, **plain)}", "train")
+    images = found.images
+    assert [len(shard) for shard in images.shards] == [size] * shards
+    assert sorted(np.concatenate(images.shards)) == list(range(12))
+    stretches = [images.store.span(images.places[shard]) for shard in images.shards]
+    assert all(first[0] != second[0] or first[2] <= second[1] for first, second in pairwise(stretches))
+    for shard, (path, start, end) in zip(images.shards, stretches, strict=True):
+        held = Path(path).read_bytes()[start:end]
+        assert all(found.encoded(index) in held for index in shard) and end <= os.path.getsize(path)
+    part = found.subset(np.array([7, 2, 11]), "part").images
+    assert {len(shard) for shard in part.shards} <= {1, 2} and sorted(np.concatenate(part.shards)) == [0, 1, 2]
+
+
+def test_row_groups_of_a_window_are_decompressed_once(folder, tmp_path, monkeypatch):
+    """Images of three row groups in turn, where memory is for one group; after pickling for a loader process, too."""
+    plain = open_set(f"parquet:{as_parquet(folder, tmp_path / 'tables')}", "train")
+    windows, shards = in_windows(plain, 3, 1)
+    decompressed, decompress = [], ParquetStore._decompressed
+    monkeypatch.setattr(parquet, "KEPT", 0)
+    monkeypatch.setattr(
+        ParquetStore, "_decompressed", lambda store, *key: decompressed.append(key) or decompress(store, *key)
+    )
+    for images, times in ((plain, 9), (pickle.loads(pickle.dumps(windows)), 3)):
+        decompressed.clear()
+        assert all(images.encoded(index) for index in np.stack(shards[:3], axis=1).ravel())
+        assert len(decompressed) == times
 
 
 def test_parquet_files_that_load_dataset_reads(folder, tmp_path):

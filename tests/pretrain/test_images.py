@@ -3,6 +3,7 @@
 import os
 import signal
 import time
+from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -11,10 +12,12 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from small_trainings import in_shards
 
 from checkpoints.spec import Preparation
 from imagesets.decoding import UnreadableImage
 from imagesets.sets import ImageSet, open_set
+from imagesets.stored import in_windows
 from pretrain.loop.images import (
     PIECE,
     BatchPlan,
@@ -23,6 +26,7 @@ from pretrain.loop.images import (
     default_workers,
     load_micro_batches,
     piece_of,
+    reading_ahead,
 )
 from pretrain.parts.views import Colours, crop, view
 
@@ -84,6 +88,100 @@ def test_a_batch_is_the_same_however_it_is_cut(world, most):
     for step in (0, 4):
         found = [plan.places(step, rank, part) for rank in range(world) for part in range(plan.micro_batches)]
         assert list(chain(*found)) == whole.places(step, 0, 0)
+
+
+def windowed_plan(world: int = 1, most: int | None = None, seed: int = 0) -> BatchPlan:
+    """60 images in ten shards of six, batches of 12, six shards at a time."""
+    shards = np.split(np.random.RandomState(1).permutation(60), 10)
+    return replace(batch_plan(60, 12, world, most, seed), shards=shards, window=6)
+
+
+def places_of(plan: BatchPlan, step: int, rank: int) -> list[int]:
+    return [place for part in range(plan.micro_batches) for place in plan.places(step, rank, part)]
+
+
+def test_an_epoch_in_windows_shows_every_image_once():
+    """In another order with another seed or epoch; and of each lane, a tenth of the sequence of shards, one in turn."""
+    plan = windowed_plan()
+    orders = [
+        [place for step in range(5 * epoch, 5 * epoch + 5) for place in places_of(windowed_plan(seed=seed), step, 0)]
+        for seed, epoch in ((0, 0), (0, 0), (0, 1), (1, 0))
+    ]
+    assert all(sorted(order) == list(range(60)) for order in orders)
+    assert orders[0] == orders[1] and len({tuple(order) for order in orders}) == 3
+    shard_of = {image: number for number, shard in enumerate(plan.shards) for image in shard}
+    shards = np.array([shard_of[image] for image in orders[0]]).reshape(10, 6)
+    for lane in shards.T:  # of ten images: parts of at most three shards, each without a break
+        assert len(set(lane)) == 1 + np.count_nonzero(np.diff(lane)) <= 3
+    within = [image for image in orders[0] if shard_of[image] == shards[0, 0]]
+    assert within != [image for image in plan.shards[shards[0, 0]] if image in within]
+
+
+@pytest.mark.parametrize(("world", "most"), [(1, 2), (2, None), (2, 3), (3, None), (3, 2), (6, 1)])
+def test_processes_share_an_update_and_read_no_shard_twice(world, most):
+    whole, plan = windowed_plan(), windowed_plan(world, most)
+    readers: dict[int, set[int]] = {}
+    for rank in range(world):
+        parts = list(plan.shards_of(rank, range(5)))
+        assert [step for step, _ in parts] == sorted(step for step, _ in parts)
+        begun: set[int] = set()
+        for step in range(5):
+            begun |= {int(image) for first, images in parts if first <= step for image in images}
+            assert set(places_of(plan, step, rank)) <= begun
+        for image in begun:
+            readers.setdefault(image, set()).add(rank)
+    assert all(len(ranks) == 1 for ranks in readers.values()) and len(readers) == 60
+    for step in (0, 4, 7):
+        shares = [places_of(plan, step, rank) for rank in range(world)]
+        assert {len(share) for share in shares} == {12 // world}
+        assert sorted(chain(*shares)) == sorted(places_of(whole, step, 0))
+    divided = sum(len({min(readers[image]) for image in shard}) > 1 for shard in plan.shards)
+    assert divided <= plan.window - 1
+
+
+def test_shards_that_processes_cannot_share(tmp_path):
+    images = open_set(in_shards(tmp_path / "shards"), "train")
+    with pytest.raises(ValueError, match=r"^--shuffle-window 4 cannot be shared equally by 3 processes[^\n]*$"):
+        in_windows(images, 4, 3)
+
+
+def test_a_resumed_epoch_reads_what_is_left_of_its_shards():
+    """Of each shard that an image is still needed of, from the first update on."""
+    plan = windowed_plan()
+    parts = list(plan.shards_of(0, range(3, 7)))
+    images = set(np.concatenate([images for _, images in parts]).tolist())
+    needed = {place for step in range(3, 7) for place in places_of(plan, step, 0)}
+    assert needed <= images and parts[0][0] <= 3 and len(parts) < len(list(plan.shards_of(0, range(10))))
+
+
+def test_how_well_classes_are_mixed():
+    """Four shards of a class each: all at a time, equally many images of each; two at a time, those of two alone."""
+    labels = np.arange(400) // 100
+    plan = replace(batch_plan(400, 20, 1, None, 0), shards=np.split(np.arange(400), 4), window=4)
+    assert plan.class_spread(labels) == 0
+    plan = replace(plan, window=2)
+    assert plan.class_spread(labels) == pytest.approx(20 * 4 * 0.25**2 / 0.75)
+    mixed = np.random.RandomState(0).permutation(labels)
+    assert plan.class_spread(mixed) == pytest.approx(1, abs=0.5)
+
+
+def read_bytes() -> int:
+    """Bytes that this process has asked the system for."""
+    return int(Path("/proc/self/io").read_text().split()[1])
+
+
+def test_shards_are_read_ahead_once(tmp_path):
+    images, shards = in_windows(open_set(in_shards(tmp_path / "shards"), "train"), 2, 1)
+    plan = replace(batch_plan(24, 4, 1, None, 0), shards=shards, window=2)
+    spans = [images.images.store.span(images.images.places[shard]) for shard in shards]
+    total, before, end = sum(end - start for _, start, end in spans), read_bytes(), time.monotonic() + 60
+    for step in reading_ahead(parts_of(images, range(6), plan)):
+        if step == 0:
+            assert total / 3 <= read_bytes() - before < total / 2, "the two shards of the first update"
+        while step == 5 and read_bytes() - before < total:
+            assert time.monotonic() < end, "the other shards are not read"
+            time.sleep(0.01)
+    assert read_bytes() - before < 1.5 * total
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 from elsewhere import CONTEXT, started
-from small_trainings import BATCH, EPOCHS, IMAGES, digits, same, small_recipe, trainer
+from small_trainings import BATCH, EPOCHS, IMAGES, digits, in_shards, same, small_recipe, trainer
 
 from engine.training.states import states
 from imagesets.sets import open_set
@@ -295,6 +295,42 @@ def test_a_folder_below_a_file(tmp_path):
     (tmp_path / "file").touch()
     with pytest.raises(NotADirectoryError):
         trainer("mae", tmp_path / "file" / "run").train()
+
+
+@pytest.mark.parametrize(("window", "images", "told"), [(2, digits, "is not stored in shards"), (7, None, "6 shards")])
+def test_what_cannot_be_shuffled_in_windows(window, images, told, tmp_path):
+    chosen = images() if images else open_set(in_shards(tmp_path / "shards"), "train")
+    with pytest.raises(ValueError, match=f"^--shuffle-window {window}[^\n]*{told}[^\n]*$"):
+        trainer("mae", tmp_path / "run", images=chosen, shuffle_window=window)
+
+
+def test_a_training_in_windows_resumes_in_the_midst_of_an_epoch(tmp_path):
+    """With the same bits, with loader processes too; another order, and other shards, are other trainings."""
+    images = open_set(in_shards(tmp_path / "shards"), "train")
+    whole = trainer("mae", tmp_path / "whole", images=images, shuffle_window=2)
+    assert whole.train() == "finished"
+    first = trainer("mae", tmp_path / "run", images=images, shuffle_window=2, workers=1)
+    update = first.update
+
+    def stopping(*given):
+        if first.step == 1:
+            first.stop()
+        return update(*given)
+
+    first.update = stopping
+    assert first.train() == "stopped" and first.step == 2
+    assert same(first.method.state_dict(), whole.method.state_dict()) is False
+    other = open_set(in_shards(tmp_path / "other", shards=4), "train")
+    assert other.fingerprint == images.fingerprint
+    for changed, told in (
+        ({"images": images, "shuffle_window": 0}, "shuffle_window is 2, asked for None"),
+        ({"images": images, "shuffle_window": 3}, "shuffle_window is 2, asked for 3"),
+        ({"images": other, "shuffle_window": 2}, "shards is "),
+    ):
+        assert told in refusal(out=tmp_path / "run", resume=True, **changed)
+    second = trainer("mae", tmp_path / "run", images=images, shuffle_window=2, resume=True)
+    assert second.train() == "finished" and same(second.method.state_dict(), whole.method.state_dict())
+    assert second.first_export().facts["shuffle_window"] == 2
 
 
 def test_what_cannot_be_cut(tmp_path):

@@ -4,15 +4,16 @@ import errno
 import json
 import os
 import signal
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from elsewhere import together
 from PIL import Image
-from small_trainings import BATCH, EPOCHS, IMAGES, digits, same, trainer
+from small_trainings import BATCH, EPOCHS, IMAGES, digits, in_shards, same, trainer
 from torch import Tensor
 
 from engine.distributed import World
@@ -41,10 +42,13 @@ def in_double(part: MicroBatch) -> MicroBatch:
     return MicroBatch(views, part.unreadable)
 
 
-def trained(world: World, name: str, out: Path) -> tuple[dict[str, Tensor], dict[str, Tensor], bool]:
+def trained(
+    world: World, name: str, out: Path, settings: Mapping[str, Any] | None = None
+) -> tuple[dict[str, Tensor], dict[str, Tensor], bool]:
     """Parameters and buffers at the end, in float64; and whether a process has statistics of a batch for itself."""
     torch.set_default_dtype(torch.float64)
-    training = trainer(name, out, world=world, images=digits(BATCH))  # two updates, as prototypes wait for epoch 2
+    # Two updates by default, as prototypes wait for epoch 2.
+    training = trainer(name, out, world=world, **(settings or {"images": digits(BATCH)}))
     parts = training.micro_batches
     training.micro_batches = lambda *given: (in_double(part) for part in parts(*given))
     with pytest.MonkeyPatch.context() as patch:  # counting operations takes as long as all updates: test_cost.py
@@ -77,6 +81,14 @@ def test_two_processes_do_the_training_of_one(names, tmp_path):
         ours = {**first[0], **first[1]}
         for where, tensor in {**parameters, **buffers}.items():
             assert torch.allclose(ours[where].double(), tensor.double(), rtol=1e-6, atol=1e-9), f"{name} {where}"
+
+
+def test_two_processes_do_the_training_of_one_in_windows_of_shards(tmp_path):
+    settings = {"images": open_set(in_shards(tmp_path / "shards"), "train"), "shuffle_window": 6}
+    first, second = together(trained, "mae", tmp_path / "two", settings)
+    parameters, _, _ = trained(World(), "mae", tmp_path / "one", settings)
+    assert same(first[0], second[0])
+    assert all(torch.allclose(first[0][where], tensor, rtol=1e-6, atol=1e-9) for where, tensor in parameters.items())
 
 
 def resumed(world: World, out: Path) -> tuple[int, dict[str, Tensor]]:
