@@ -546,7 +546,7 @@ class PretrainOptions(NetworkOptions, ClusterOptions):
     resume: bool = False  # go on where this run was; start it where there is none
     dry_run: bool = False  # print the recipe and its sizes, and do nothing
     seed: NonNegativeInt = 0  # N: of everything random (0)
-    # SHARDS: shuffle the images of so many shards at a time, of wds: and parquet:, read from start to end (0: all images)
+    # SHARDS: shuffle the images of so many shards of wds: or parquet: at a time, read from start to end (0: all)
     shuffle_window: NonNegativeInt = 0
     # N: at most N images of a process in a forward pass; the recipe's batch is made of several
     batch_size: PositiveInt | None = dataclasses.field(default=None, metadata={"flags": ("--micro-batch", "--at-once")})

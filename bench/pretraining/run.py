@@ -68,6 +68,7 @@ def trainer_run(options: PretrainOptions, device: str, precision: Precision, wor
         compiled=options.compiled,
         decode=options.decode,
         seed=options.seed,
+        shuffle_window=options.shuffle_window,
         workers=options.workers,
         micro_batch=options.batch_size,
         skip_bad=options.skip_bad,

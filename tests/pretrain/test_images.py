@@ -26,7 +26,7 @@ from pretrain.loop.images import (
     default_workers,
     load_micro_batches,
     piece_of,
-    reading_ahead,
+    reading_shards,
 )
 from pretrain.parts.views import Colours, crop, view
 
@@ -175,7 +175,7 @@ def test_shards_are_read_ahead_once(tmp_path):
     plan = replace(batch_plan(24, 4, 1, None, 0), shards=shards, window=2)
     spans = [images.images.store.span(images.images.places[shard]) for shard in shards]
     total, before, end = sum(end - start for _, start, end in spans), read_bytes(), time.monotonic() + 60
-    for step in reading_ahead(parts_of(images, range(6), plan)):
+    for step in reading_shards(parts_of(images, range(6), plan)):
         if step == 0:
             assert total / 3 <= read_bytes() - before < total / 2, "the two shards of the first update"
         while step == 5 and read_bytes() - before < total:
