@@ -565,6 +565,7 @@ def pretrain(
     freeze_first_epochs: int = 0,
     resume: bool = False,
     seed: int = 0,
+    shuffle_window: int = 0,
     export_every: int = 0,
     knn_every: int = 0,
     knn_data: str | None = None,
@@ -577,9 +578,10 @@ def pretrain(
     recipe: one of the method's (`bench list methods --recipes`). images: a URL. settings: changes of recipe, method or
     encoder, such as {"epochs": 100, "schedule.warmup": 5}. init: a checkpoint that the encoder starts from, as
     `bench pretrain --init`; freeze_first_epochs: in which the other parameters train alone. resume: go on where the
-    training in `out` was, or start it. export_every, knn_every, health_every: epochs between two exports, and
-    between two lines of the log with k-NN accuracy on `knn_data` (`images`), or ranks and spread of the features of
-    `health_data` (`images`). options: `batch_size` says how much of the recipe's batch a process has in a forward pass.
+    training in `out` was, or start it. shuffle_window: shards of `wds:` or
+    `parquet:` whose images are shuffled at a time (0: all). export_every, knn_every, health_every: epochs between two
+    exports, and between two lines of the log with k-NN accuracy on `knn_data` (`images`), or ranks and spread of the
+    features of `health_data` (`images`). options: `batch_size` says how much of the recipe's batch a process has in a forward pass.
     `out`/start is the encoder before the first update, `out`/log.jsonl the log.
 
     ValueError for a recipe that does not fit, a folder that holds another training, and a loss that is not finite;
@@ -603,6 +605,7 @@ def pretrain(
             freeze_first_epochs=freeze_first_epochs,
             resume=resume,
             seed=seed,
+            shuffle_window=shuffle_window,
             export_every=export_every,
             knn_every=knn_every,
             knn_data=knn_data,
