@@ -5,7 +5,7 @@ and AdamW of the same heads on the same cached features, written down bare; besi
 (B h w x D by D x K forward, and the two of the backward pass), and its loss alone, over the enlarged logits.
 search    `nearest_patches` from features on disk, as dense_knn searches, against a `faiss.knn` on unit rows in memory.
 
-Random features and labels; rounds alternate; medians.
+Random features and labels; rounds alternate; medians of CPU seconds, with OMP_NUM_THREADS=1 the time on an idle core.
 """
 
 import argparse
@@ -17,7 +17,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from measuring import seconds
+from measuring import cpu_seconds
 from torch.nn import functional as F
 
 from checkpoints.export import ViTExport
@@ -121,7 +121,7 @@ def search(folder: Path, options: argparse.Namespace) -> None:
 
 def medians(works: dict, rounds: int) -> dict[str, float]:
     """Median seconds of each, one after the other in every round; the first round does not count."""
-    times = [{name: seconds(work) for name, work in works.items()} for _ in range(rounds + 1)]
+    times = [{name: cpu_seconds(work) for name, work in works.items()} for _ in range(rounds + 1)]
     return {name: statistics.median(each[name] for each in times[1:]) for name in works}
 
 

@@ -27,7 +27,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
-from measuring import peak
+from measuring import cpu_seconds, peak
 from official_steps import official_flops
 from PIL import Image
 from timm.models import beit, eva, vision_transformer
@@ -182,7 +182,7 @@ def measure(row: str, precision: str, asked: argparse.Namespace) -> None:
         profile(lambda: updates.run([views], progress))
     limits, steps, bares = [gemm_limit(precision)], [], []
     for _ in range(asked.rounds):
-        steps.append(seconds(lambda: updates.run([views], progress)))
+        steps.append(cpu_seconds(lambda: updates.run([views], progress)))
         bares.append(replay(stacks_of(calls.found), precision))
     limits.append(gemm_limit(precision))
     step, bare, limit = statistics.median(steps), statistics.median(bares), statistics.mean(limits)
@@ -308,15 +308,9 @@ def gemm_limit(precision: str) -> float:
         x, w = torch.randn(TOKENS, inputs).to(dtype), torch.randn(outputs, inputs).to(dtype)
         g = torch.randn(TOKENS, outputs).to(dtype)
         for product in (lambda x=x, w=w: x @ w.T, lambda g=g, w=w: g @ w, lambda g=g, x=x: g.T @ x):
-            spent += statistics.median(seconds(product) for _ in range(7))
+            spent += statistics.median(cpu_seconds(product) for _ in range(7))
             operations += 2 * TOKENS * inputs * outputs
     return operations / spent
-
-
-def seconds(work: Callable[[], object]) -> float:
-    started = time.process_time()
-    work()
-    return time.process_time() - started
 
 
 def profile(step: Callable[[], object]) -> None:
