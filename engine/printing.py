@@ -9,6 +9,7 @@ import re
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from difflib import get_close_matches
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -49,6 +50,7 @@ def markdown_table(rows: Sequence[Iterable[str]], align: str = "---") -> list[st
     return [f"| {' | '.join(cells)} |" for cells in (header, ruler, *body)]
 
 
+@cache  # compiling takes longer than filling in
 def html_template(text: str, folder: Path | None = None) -> "Template":
     """A template of jinja2 in which every value is escaped and printable, but Markup. folder: of what it includes."""
     from jinja2 import Environment, FileSystemLoader, StrictUndefined

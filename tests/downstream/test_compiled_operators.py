@@ -1,13 +1,11 @@
-"""The stand-in for mmcv._ext against mmcv's compiled operators, alone and inside whole detectors.
+"""Whole detectors on the stand-in for mmcv._ext and on mmcv's compiled operators. Each operator: test_operators.py.
 
 Needs an mmcv with operators, or MMCV_EXT, the path of a shared object that holds them: compile_operators.py makes one.
-Scores are kept distinct: of equal ones the compiled NMS keeps whichever its unstable sort puts first. `pytest -s`
-prints the largest differences.
+`pytest -s` prints the largest differences.
 """
 
 import os
 import sys
-from collections.abc import Callable
 from dataclasses import replace
 from importlib.util import module_from_spec, spec_from_file_location
 from types import ModuleType
@@ -26,9 +24,6 @@ from downstream.models import operators
 from downstream.models.operators import quiet_libraries
 from downstream.tasks.cascade_coco import PROTOCOLS as CASCADE
 from downstream.tasks.maskrcnn_coco import PROTOCOLS as MASK
-
-with quiet_libraries():
-    from mmcv.ops import nms, roi_align
 
 
 def compiled() -> ModuleType | None:
@@ -53,71 +48,13 @@ DETECTORS = {
 }
 
 
-@pytest.fixture
-def with_both(monkeypatch) -> Callable[[Callable[[], Any]], tuple[Any, Any]]:
-    """Work done through mmcv's functions twice: on the stand-in, and on the compiled operators."""
-
-    def done(work: Callable[[], Any]) -> tuple[Any, Any]:
-        found = []
-        for module in (operators, COMPILED):
-            for user in ("mmcv.ops.nms", "mmcv.ops.roi_align"):
-                monkeypatch.setattr(sys.modules[user], "ext_module", module)
-            found.append(work())
-        return found[0], found[1]
-
-    return done
-
-
-def boxes_of(count: int, seed: int, side: float) -> Tensor:
-    """(count, 4) random boxes with corners in order."""
-    corners = np.random.RandomState(seed).uniform(0, side, (count, 2, 2))
-    return torch.from_numpy(np.concatenate([corners.min(1), corners.max(1)], axis=1)).float()
-
-
 def apart(ours: Tensor, theirs: Tensor) -> float:
     """Largest difference, relative to the largest value."""
     return float((ours - theirs).abs().max() / theirs.abs().max().clamp(min=1e-12)) if len(theirs) else 0.0
 
 
-@pytest.mark.parametrize("threshold", [0.3, 0.5, 0.7])
-@pytest.mark.parametrize("offset", [0, 1])
-def test_nms(with_both, offset, threshold):
-    for seed in range(10):
-        boxes = boxes_of(1000, seed, side=100.0).round() if seed % 2 else boxes_of(1000, seed, side=100.0)
-        scores = torch.randperm(1000, generator=torch.Generator().manual_seed(seed)) / 1000
-        ours, theirs = with_both(lambda boxes=boxes, scores=scores: nms(boxes, scores, threshold, offset))
-        assert torch.equal(ours[1], theirs[1]) and torch.equal(ours[0], theirs[0])
-
-
-def test_an_overlap_of_just_the_threshold(with_both):
-    boxes = torch.tensor([[0.0, 0, 5, 1], [0, 0, 3, 1]])
-    ours, theirs = with_both(lambda: nms(boxes, torch.tensor([0.9, 0.8]), 0.6)[1].tolist())
-    assert ours == theirs == [0, 1]
-
-
-@pytest.mark.parametrize("aligned", [True, False])
-@pytest.mark.parametrize("sampling", [0, 2])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_roi_align_forward_and_backward(with_both, aligned, sampling, dtype):
-    generator = torch.Generator().manual_seed(0)
-    features = torch.randn(2, 16, 50, 40, generator=generator, dtype=dtype)
-    regions = torch.cat([torch.arange(200)[:, None] % 2, boxes_of(200, seed=3, side=180.0)], dim=1).to(dtype)
-    weights = torch.randn(200, 16, 7, 7, generator=generator, dtype=dtype)
-
-    def work() -> tuple[Tensor, Tensor]:
-        own = features.clone().requires_grad_()
-        pooled = roi_align(own, regions, (7, 7), 0.25, sampling, "avg", aligned)
-        (pooled * weights).sum().backward()
-        return pooled.detach(), own.grad
-
-    ours, theirs = with_both(work)
-    forward, backward = (apart(a, b) for a, b in zip(ours, theirs, strict=True))
-    print(f"RoIAlign {dtype}, aligned {aligned}, sampling {sampling}: forward {forward:.1e}, backward {backward:.1e}")
-    assert forward == 0 and backward < 1e-6
-
-
 @pytest.mark.parametrize("name", DETECTORS)
-def test_a_detectors_losses_gradients_and_predictions(with_both, tmp_path, name):
+def test_a_detectors_losses_gradients_and_predictions(tmp_path, monkeypatch, name):
     """Toy weights in float32, two drawn scenes: whatever is random is drawn from one seed on both sides.
 
     Weights as they are drawn give proposals the same score now and then; thirty times as large ones do not.
@@ -126,7 +63,12 @@ def test_a_detectors_losses_gradients_and_predictions(with_both, tmp_path, name)
     task = DETECTORS[name]
     *images, _ = task.plan(export_of(), train, val, 0).objects()
     batch, unseen = (pseudo_collate([each[index] for index in (1, 2)]) for each in images)
-    ours, theirs = with_both(lambda: run(task, batch, unseen))
+    found = []
+    for module in (operators, COMPILED):
+        for user in ("mmcv.ops.nms", "mmcv.ops.roi_align"):
+            monkeypatch.setattr(sys.modules[user], "ext_module", module)
+        found.append(run(task, batch, unseen))
+    ours, theirs = found
     losses = max(abs(ours[0][key] / value - 1) for key, value in theirs[0].items())
     gradients = max(apart(ours[1][key], value) for key, value in theirs[1].items())
     boxes, scores = (max(apart(a[key], b[key]) for a, b in zip(ours[2], theirs[2], strict=True)) for key in (0, 1))

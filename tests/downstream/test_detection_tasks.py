@@ -137,12 +137,11 @@ def test_boxes_alone_are_trained_and_scored_without_masks(task, tmp_path, traine
     assert not trained[0][0].with_mask
 
 
-def test_training_beats_an_untrained_head(tmp_path):
+def test_things_are_learnt(tmp_path):
+    """Guesses have an average precision near 0."""
     task = replace(SMOKE["maskrcnn"], epochs=1, milestones=())
-    before = replace(task, lr=1e-12).run(export_of(), workspace(tmp_path, "tiny-coco:", limit=4))
-    after = task.run(export_of(), workspace(tmp_path, "tiny-coco:", limit=None))
-    assert after.numbers["box_AP50"] > 10 > 2 > before.numbers["box_AP50"]
-    assert after.numbers["mask_AP50"] > 10 > 2 > before.numbers["mask_AP50"]
+    numbers = task.run(export_of(), workspace(tmp_path, "tiny-coco:", limit=None)).numbers
+    assert numbers["box_AP50"] > 10 and numbers["mask_AP50"] > 10
 
 
 @pytest.mark.parametrize("name", ["relative", "class attention"])
