@@ -1,5 +1,6 @@
 """Results that were never measured, for tests of what is made of result files: by hand, and generated from a seed."""
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -28,7 +29,7 @@ EVIL = (
     '"><svg onload=alert(1)>',
     "$x_1$ & 'quotes', commas",
     "{{ 7 * 7 }}{% raw %}",
-    "l\u00ednea \u202e\x1b[31m\n\x00 \udcff \U0001f600",
+    "l\u00ednea \u202e\x1b[31m\nFORGED\r\x00 \udcff \U0001f600",
     "_hidden",
 )
 
@@ -130,7 +131,9 @@ def made_leaderboard(results: Sequence[Result], problems: Sequence[str] = (), ti
     return replace(leaderboard, ties=ties, results=stored, folder=ROOT)
 
 
-def harmless(text: str) -> str:
-    """The text, after a look at every sign of it."""
+def harmless(*texts: str) -> str:
+    """The texts, after a look at every sign and line of them."""
+    text = "".join(texts)
     assert not [sign for sign in text if not sign.isprintable() and sign != "\n"]
+    assert not re.search(r"^([-|>#] ?)*FORGED", text, re.MULTILINE)
     return text

@@ -33,7 +33,6 @@ from checkpoints.export import ViTExport
 from checkpoints.vit import skip_init
 from engine.extensions import load_extension, source_files
 from engine.seeding import AUGMENT, seeded
-from engine.tasks import Workspace
 from pretrain.loop.exporting import exports_in
 from pretrain.loop.images import MicroBatches, load_micro_batches
 from pretrain.loop.learning import Learning
@@ -324,16 +323,13 @@ def test_a_resumed_training_equals_an_uninterrupted_one(quiet, tmp_path):
     assert "gflop_per_image" not in cost_of(quiet.run.out, quiet.identity())
 
 
-def test_exports_are_proven_and_can_be_evaluated(quiet, tmp_path):
-    knn = load_extension("probes", "knn")
-    task = knn.PROTOCOLS[knn.SUITES["smoke"][0]].task
+def test_exports_are_proven(quiet):
+    """What verifies is evaluated like any other export: the contract of tasks."""
     folders = [folder for folder in quiet.run.out.iterdir() if folder.name.startswith("export")]
     assert {folder.name for folder in folders} == set(digests(quiet.exports()))
     for folder in folders:
         export = ViTExport.load(folder)
         assert export.verify() == [] and export.spec == quiet.recipe.spec and export.facts["method"] == quiet.name
-        outcome = task.run(export, Workspace(cache=tmp_path, data="digits:", limit=100))
-        assert all(0 <= value <= 100 for value in outcome.numbers.values())
 
 
 @pytest.mark.parametrize("name", METHODS)

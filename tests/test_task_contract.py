@@ -20,7 +20,7 @@ from checkpoints.vit import ViT
 from engine.extensions import load_extension, source_files
 from engine.tasks import Outcome, Task, Workspace, settings_of
 from engine.work import Scale
-from tools.protocols import PAGE, ROOT, own_tasks, protocol_page, protocol_versions, read_record
+from tools.protocols import ROOT, own_tasks, protocol_versions, read_record
 
 TASKS = {key: load_extension(kind, key) for kind in ("probes", "downstream") for key in source_files(kind)}
 PROTOCOLS = {name: protocol for module in TASKS.values() for name, protocol in module.PROTOCOLS.items()}
@@ -96,11 +96,6 @@ def test_the_file_defines_what_a_task_file_must(key):
 def test_a_changed_protocol_has_a_new_version():
     """When this fails, raise the version of what you changed and run `python -m tools.protocols`."""
     assert protocol_versions(own_tasks()) == read_record(ROOT)
-
-
-def test_the_page_of_protocols_is_that_of_the_code():
-    """When this fails, run `python -m tools.protocols`."""
-    assert (ROOT / PAGE).read_text() == protocol_page(own_tasks())
 
 
 # Values that a task refuses alone, by the protocol whose other settings are kept.

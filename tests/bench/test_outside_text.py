@@ -1,9 +1,6 @@
 """What comes from outside, names of classes, files and tensors, facts and messages, is printed and written escaped."""
 
-import csv
-import io
 import os
-import re
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -11,24 +8,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from made_results import made_metrics, made_result
+from made_results import harmless
 from PIL import Image
 
-from bench.leaderboards.files import to_csv, to_markdown
-from bench.leaderboards.tables import leaderboard_of, to_terminal
-from bench.results.record import CheckpointUsed, DataUsed, ProtocolUsed
 from checkpoints.export import ViTExport
 
 EVIL = "\x1b[2J\x1b]0;owned\x07red\nFORGED\r\u202e\u2028|<b>"  # as a name of a file or a class
 SHOWN = "\\x1b[2J\\x1b]0;owned\\x07red\\nFORGED\\r\\u202e\\u2028|<b>"
-
-
-def harmless(*texts: str) -> str:
-    """The texts, after a look at every line of them."""
-    text = "".join(texts)
-    assert not [sign for sign in text if not sign.isprintable() and sign != "\n"]
-    assert not re.search(r"^([-|>#] ?)*FORGED", text, re.MULTILINE)
-    return text
 
 
 @pytest.fixture
@@ -88,19 +74,3 @@ def test_names_of_tensors(bench, tmp_path):
     for source in (tmp_path / "evil.pth", f"dino:{tmp_path / 'evil.pth'}", tmp_path / EVIL.replace("/", "")):
         code, out, err = bench("import", source, "--out", tmp_path / "export")
         assert code == 2 and harmless(out, err).count("\n") == 1
-
-
-def test_the_leaderboards_files():
-    used = CheckpointUsed(name="a|b", digest="c" * 64, method="=HYPERLINK()", architecture="![x](http://evil)<img>")
-    evil, other = (ProtocolUsed(name=name, version=1) for name in (EVIL, "p"))
-    data, metrics = DataUsed(name="x", url=""), made_metrics({"top1|": -1.0}, unit=EVIL)
-    good = made_result(used, metrics, protocol=evil, data=data, facts={"warnings": [EVIL]})
-    failed = made_result(used, {}, protocol=other, data=data, status="failed", message=EVIL)
-    board = leaderboard_of([good, failed], [f"{EVIL}: not a result file"])
-    text = harmless(to_markdown(board))
-    assert "| a\\|b | =HYPERLINK() | ![x]\\(http://evil)\\<img> |" in text and "| checkpoint | top1\\| |" in text
-    assert "- failed: a\\|b: x/p seed 0: \\\\x1b[2J" in text and "<b>" not in text.replace("\\<b>", "")
-    harmless(to_terminal(board, 80))
-    header, row = csv.reader(io.StringIO(harmless(to_csv(board))))
-    assert row[:3] == ["a|b", "'=HYPERLINK()", "![x](http://evil)<img>"] and "-1.0" in row
-    assert [name.startswith(f"x/{SHOWN}:top1|") for name in header[5:6]] == [True]

@@ -249,8 +249,9 @@ def test_images_without_labels(pretrain, bench, tmp_path):
     assert ViTExport.load(tmp_path / "third/export").facts["skipped_images"] == 1
 
 
-def test_online_knn_is_that_of_bench_run_and_leaves_the_training_alone(pretrain, bench, tmp_path):
-    code, _, said = pretrain("--knn-every", "1")
+def test_online_probes_are_those_of_bench_run_and_leave_the_training_alone(pretrain, bench, tmp_path):
+    """k-NN and health, each with a rhythm of its own."""
+    code, _, said = pretrain("--knn-every", "1", "--health-every", "2")
     assert code == 0 and pretrain(out=tmp_path / "plain")[0] == 0
     watched, plain = tmp_path / "run", tmp_path / "plain"
     assert [path.name for path in watched.glob("states/*")] == [path.name for path in plain.glob("states/*")]
@@ -262,30 +263,18 @@ def test_online_knn_is_that_of_bench_run_and_leaves_the_training_alone(pretrain,
     assert [event.step for event in board.Scalars("knn_top1")] == [4, 8]
     assert board.Scalars("knn_top1")[-1].value == pytest.approx(found[-1]["knn_top1"])
     assert not (watched / "online-features").exists()
-    words = ("--suite", "knn@dino", "--data", "tiny=tiny:", "--out", tmp_path / "results")
+    (health,) = [line for line in log(watched) if "health_rankme" in line]
+    assert health["step"] == 8 and f"health_rankme {health['health_rankme']:.2f}" in said
+    pool = f"health.pool={ViTExport.load(watched / 'export').spec.pool}"
+    words = ("--suite", "knn@dino,health@val", "--set", pool, "--data", "tiny=tiny:", "--out", tmp_path / "results")
     assert bench("run", "--checkpoint", watched / "export", *words)[0] == 0
-    (result,) = (tmp_path / "results").rglob("knn@dino*.json")
-    metrics = json.loads(result.read_text())["metrics"]
-    assert all(metrics[f"{top}_k20"]["value"] == found[-1][f"knn_{top}"] for top in ("top1", "top5"))
-
-
-def test_online_health_is_that_of_bench_run_and_leaves_the_training_alone(pretrain, bench, tmp_path):
-    """Also with the k-NN, which has a rhythm of its own; a line that warns says so in the log, too."""
-    code, _, said = pretrain("--health-every", "1", "--knn-every", "2")
-    assert code == 0 and pretrain(out=tmp_path / "plain")[0] == 0
-    watched, plain = tmp_path / "run", tmp_path / "plain"
-    assert ViTExport.load(watched / "export").digest == ViTExport.load(plain / "export").digest
-    assert [path.name for path in watched.glob("states/*")] == [path.name for path in plain.glob("states/*")]
-    found = [line for line in log(watched) if "health_rankme" in line]
-    assert [line["step"] for line in found] == [4, 8] and f"health_rankme {found[-1]['health_rankme']:.2f}" in said
-    assert sum("knn_top1" in line for line in log(watched)) == 1 and not (watched / "online-features").exists()
-    words = ("--suite", "health@val", "--data", "tiny=tiny:", "--out", tmp_path / "results")
-    spec = ViTExport.load(watched / "export").spec
-    assert bench("run", "--checkpoint", watched / "export", *words, "--set", f"health.pool={spec.pool}")[0] == 0
-    (result,) = (tmp_path / "results").rglob("health@val*.json")
-    metrics = json.loads(result.read_text())["metrics"]
-    assert metrics.keys() == {name.removeprefix("health_") for name in found[-1]} - {"step", "warnings"}
-    assert all(metric["value"] == found[-1][f"health_{name}"] for name, metric in metrics.items())
+    metrics = {
+        path.name.partition("@")[0]: json.loads(path.read_text())["metrics"]
+        for path in (tmp_path / "results/results").rglob("*.json")
+    }
+    assert all(metrics["knn"][f"{top}_k20"]["value"] == found[-1][f"knn_{top}"] for top in ("top1", "top5"))
+    assert metrics["health"].keys() == {name.removeprefix("health_") for name in health} - {"step", "warnings"}
+    assert all(metric["value"] == health[f"health_{name}"] for name, metric in metrics["health"].items())
 
 
 def test_a_collapse_is_warned_of_in_one_line(pretrain, tmp_path):

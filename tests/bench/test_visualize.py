@@ -356,14 +356,12 @@ class TestCommand:
             ),
         ],
     )
-    def test_mistakes_get_one_line(self, words, message, tiny, photos, bench, tmp_path):
+    def test_mistakes_get_one_line(self, words, message, tiny, photos, refused, tmp_path):
         images = () if "--images" in words else ("--images", photos)
-        code, _, error = bench("visualize", *words, "--checkpoint", tiny, *images, "--out", tmp_path)
-        assert code == 2 and message in error and error.count("\n") == 1
+        refused("visualize", *words, "--checkpoint", tiny, *images, "--out", tmp_path, named=message)
 
-    def test_a_checkpoint_is_needed(self, photos, bench, tmp_path):
-        code, _, error = bench("visualize", "pca", "--images", photos, "--out", tmp_path)
-        assert code == 2 and "--checkpoint is missing" in error
+    def test_a_checkpoint_is_needed(self, photos, refused, tmp_path):
+        refused("visualize", "pca", "--images", photos, "--out", tmp_path, named="--checkpoint is missing")
 
 
 def test_the_page_lists_every_setting_with_its_default():

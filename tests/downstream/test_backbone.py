@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 from torch import nn
-from toy_scenes import PLAIN, SPECS, export_of
+from toy_scenes import PLAIN, ROTARY, SPECS, export_of
 
 from checkpoints.resolve import load
 from downstream.models.operators import quiet_libraries
@@ -17,31 +17,34 @@ with quiet_libraries():
     from downstream.models.backbone import DenseBackbone, Pyramid, dense_network, usual_taps
 
 
+ALL = SPECS | ROTARY
+
+
 def images_of(height: int, width: int) -> torch.Tensor:
     return torch.randn(2, 3, height, width, generator=torch.Generator().manual_seed(0))
 
 
 def backbone_of(name: str, image_size: int = 32, **settings) -> DenseBackbone:
-    return DenseBackbone(dense_network(export_of(SPECS[name]), image_size, 0.0), (0, 2), **settings).eval()
+    return DenseBackbone(dense_network(export_of(ALL[name]), image_size, 0.0), (0, 2), **settings).eval()
 
 
-@pytest.mark.parametrize("name", SPECS)
+@pytest.mark.parametrize("name", ALL)
 def test_maps_are_the_patches_of_the_network(name):
-    export = export_of(SPECS[name])
+    export = export_of(ALL[name])
     maps = DenseBackbone(dense_network(export, 32, 0.0), (0, 2)).eval()(images_of(32, 32))
     tokens = export.build()(images_of(32, 32), layers=(0, 2), norm=False)
     for found, expected in zip(maps, tokens, strict=True):
         assert found.is_contiguous()  # mmcv's compiled RoIAlign reads memory as if everything were
-        rows = expected[:, -16:].transpose(1, 2).reshape(2, 32, 4, 4)
+        rows = expected[:, -16:].transpose(1, 2).reshape(2, export.spec.width, 4, 4)
         assert torch.allclose(found, rows, atol=1e-5)
 
 
-@pytest.mark.parametrize("name", SPECS)
+@pytest.mark.parametrize("name", ALL)
 def test_other_grids_and_gradients(name):
     """Inputs that are not square; everything that is to be trained gets a gradient, from whichever grid."""
     backbone = backbone_of(name, image_size=48)
     maps = backbone(images_of(24, 40))
-    assert [found.shape for found in maps] == [(2, 32, 3, 5)] * 2
+    assert [found.shape for found in maps] == [(2, ALL[name].width, 3, 5)] * 2
     sum(found.square().sum() for found in maps).backward()
     lacking = [n for n, p in backbone.named_parameters() if p.requires_grad and p.grad is None]
     assert lacking == []

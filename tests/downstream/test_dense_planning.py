@@ -75,15 +75,6 @@ def test_operations_of_a_linear_head_are_those_of_its_product():
     assert flops["training"] - 3 * head == backbone and flops["evaluation"] / looks - head == backbone
 
 
-def test_operations_of_detection_grow_with_the_image_and_the_heads():
-    spec = export_of().spec
-    small = MASKRCNN.model_flops(spec, 10)
-    large = replace(MASKRCNN, short=(128,), long=192, val=(192, 128)).model_flops(spec, 10)
-    wide = replace(MASKRCNN, box_convs=4).model_flops(spec, 10)
-    assert all(large[kind] > 1.5 * small[kind] for kind in ("training", "evaluation"))
-    assert wide["training"] > small["training"] > small["evaluation"] > 0
-
-
 def test_a_box_head_costs_its_convolution_and_layers():
     """Of R regions, 7 x 7 cells of C channels: a 3 x 3 convolution, H hidden numbers, classes and boxes of each."""
     spec, regions, channels, hidden, classes = export_of().spec, MASKRCNN.regions, 8, 16, 10

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 from torchvision.ops import box_iou
-from toy_scenes import PLAIN, SPECS, export_of, workspace
+from toy_scenes import PLAIN, ROTARY, SPECS, export_of, workspace
 
 from checkpoints.backbone import Backbone
 from checkpoints.resolve import load
@@ -23,13 +23,10 @@ def outcome(folder, url="tiny-trainval:", task=LOST, **settings) -> Outcome:
     return task.run(export_of(), workspace(folder, url, **{"limit": None, **settings}))
 
 
-ROTARY = replace(PLAIN, architecture="eva02_base_patch14_224", width=24, rotary="axial", rotary_grid=4, key_bias=False)
-
-
-@pytest.mark.parametrize("spec", [*SPECS, "rotary"])
+@pytest.mark.parametrize("spec", SPECS | ROTARY)
 def test_keys_are_those_of_the_projection(spec, tmp_path):
     """As the sources read them, by a hook on the last block; at another size than the network's own, too."""
-    backbone = backbone_of(export_of((SPECS | {"rotary": ROTARY})[spec]), workspace(tmp_path, "tiny-trainval:"))
+    backbone = backbone_of(export_of((SPECS | ROTARY)[spec]), workspace(tmp_path, "tiny-trainval:"))
     images = torch.randn(2, 3, 40, 24, generator=torch.Generator().manual_seed(0))
     keys = backbone.keys(images)
     assert keys.shape[:3] == (2, 5, 3)

@@ -1,7 +1,5 @@
 """Scores from areas: mmseg's own, and those of resampled images, which cover what they should."""
 
-from functools import partial
-
 import numpy as np
 import pytest
 import torch
@@ -9,7 +7,6 @@ import torch
 from downstream.metrics.previews import preview_masks, thumbnail
 from downstream.metrics.scores import scores, weighted_scores
 from downstream.models.operators import quiet_libraries
-from engine.tasks import resampled
 
 with quiet_libraries():
     from downstream.models.segmentors import AreasMetric
@@ -59,23 +56,3 @@ def test_a_weight_is_so_many_copies_of_an_image():
     for row, each in enumerate(weights):
         copies = [scores(np.repeat(areas, each, axis=0)) for areas in (first, second)]
         assert all(found[name][row] == pytest.approx(np.mean([each[name] for each in copies])) for name in copies[0])
-
-
-@pytest.mark.slow
-def test_resamples_cover_at_the_stated_rate(monkeypatch):
-    """Of 60 sets of 80 images each, 95 % +- 3 standard deviations (2.8) hold the accuracy of the whole population."""
-    monkeypatch.setattr("engine.tasks.MAX_RESAMPLES", 2000)
-    covered = 0
-    for seed in range(60):
-        areas = drawn(80, seed)
-        low, high = np.quantile(resampled(partial(weighted_scores, [areas]), 80)["aAcc"], (0.025, 0.975))
-        covered += low <= 80.0 <= high
-    assert 52 <= covered <= 60
-
-
-def test_a_mean_over_trainings_varies_less():
-    first, second = drawn(60, 1), drawn(60, 2)
-    spread = [
-        resampled(partial(weighted_scores, each), 60)["mIoU"].std() for each in ([first], [second], [first, second])
-    ]
-    assert spread[2] < 0.9 * min(spread[:2])

@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 import torch
+from refusals import refusal
 
 from checkpoints.export import ViTExport
 from checkpoints.spec import Preparation, ViTSpec
@@ -28,6 +29,25 @@ SPECS = {
     "shared": replace(BEIT, relative_position="shared"),
     "class attention": replace(PLAIN, class_token=False, class_position=False, class_attention=2, final_norm="class"),
 }
+# EVA-02's and DINOv3's positions
+ROTARY = {
+    "eva02": replace(
+        PLAIN, architecture="eva02_base_patch14_224", width=24, rotary="axial", rotary_grid=4, key_bias=False
+    ),
+    "dinov3": replace(
+        PLAIN,
+        architecture="vit_base_patch16_dinov3",
+        position="none",
+        class_position=False,
+        registers=2,
+        layer_scale=True,
+        rotary="centred",
+        rotary_base=100.0,
+        rotary_pairs="halves",
+        rotary_rounding="bfloat16",
+        key_bias=False,
+    ),
+}
 
 
 def export_of(spec: ViTSpec = PLAIN, seed: int = 0) -> ViTExport:
@@ -38,6 +58,11 @@ def export_of(spec: ViTSpec = PLAIN, seed: int = 0) -> ViTExport:
         if "relative_position_bias_table" in name or "pos_embed" in name:
             torch.nn.init.normal_(parameter, std=0.5)
     return ViTExport.from_vit(vit, Preparation())
+
+
+def refused(task, data: str, folder, spec: ViTSpec = PLAIN, **settings) -> str:
+    """The one line with which a task refuses its scenes, its network or its settings."""
+    return refusal(task.run, export_of(spec), workspace(folder, data, **settings))
 
 
 def workspace(folder, data: str, **settings) -> Workspace:

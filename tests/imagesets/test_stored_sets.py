@@ -15,7 +15,6 @@ import pyarrow.parquet as pq
 import pytest
 from refusals import set_refusal
 
-from imagesets import walk
 from imagesets.decoding import UnreadableImage
 from imagesets.schemes import parquet
 from imagesets.schemes.parquet import ParquetStore
@@ -301,15 +300,6 @@ def test_the_index_is_made_once_and_again_when_a_file_changes(folder, tmp_path, 
     for kept in (tmp_path / "cache").rglob("*.npz"):
         kept.write_bytes(b"damaged")
     assert open_set(f"wds:{root}", "train").fingerprint == first.fingerprint and len(opened) == 6
-
-
-def test_the_newest_indexes_are_kept(folder, tmp_path, monkeypatch):
-    monkeypatch.setattr(walk, "KEPT", 2)
-    root = as_shards(folder, tmp_path / "shards")
-    for number in range(4):
-        os.utime(root / "set-train-0000.tar", ns=(number, number))
-        open_set(f"wds:{root}", "train")
-    assert len(list((tmp_path / "cache").rglob("*.npz"))) == 2
 
 
 def test_two_images_of_one_name_are_one_line(folder, tmp_path):

@@ -90,12 +90,6 @@ def test_a_relative_folder(name, tmp_path, monkeypatch):
     assert open_set(f"torchvision:{name}:.", "train").fingerprint == both(name, tmp_path)["train"].fingerprint
 
 
-def test_data_check_reads_a_set(tmp_path, monkeypatch):
-    write("OxfordIIITPet", tmp_path, monkeypatch)
-    report = check_image_set(f"torchvision:OxfordIIITPet:{tmp_path}")
-    assert report.ok and "train: 4 images, " in render(report) and "in memory" not in render(report)
-
-
 def test_what_is_missing_is_one_line(tmp_path, monkeypatch):
     assert "'cifar10'; did you mean 'CIFAR10'? there are: CIFAR10, CIFAR100," in set_refusal(
         "torchvision:cifar10:/data"
