@@ -8,6 +8,7 @@ from collections import Counter
 from copy import deepcopy
 from dataclasses import replace
 from random import Random
+from typing import get_args, get_type_hints
 
 import pyarrow.parquet
 import pytest
@@ -25,7 +26,7 @@ from made_results import (
 )
 from markdown_it import MarkdownIt
 
-from bench.commands.leaderboard import NAMES
+from bench.commands.leaderboard import Options
 from bench.leaderboards.files import FORMATS, in_latex
 from bench.leaderboards.tables import Leaderboard, to_terminal
 from bench.results.record import ProtocolUsed, TrainingCost
@@ -215,7 +216,8 @@ CHECKS = {
 
 
 def test_every_format_has_a_check():
-    assert list(CHECKS) == list(FORMATS) == list(NAMES)
+    choices, _ = get_args(get_type_hints(Options)["format"])
+    assert list(CHECKS) == list(FORMATS) == list(get_args(choices))
 
 
 @pytest.fixture(scope="module")
