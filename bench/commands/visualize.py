@@ -120,6 +120,6 @@ def _draw_figures(options: Options, formats: Sequence["FigureFormat"]) -> Iterat
     figures = paper_figures(kind, options.results, options.checkpoint, options.along, options.width)
     for name, figure in figures.items():
         for form in formats:
-            path = options.out / f"{name.replace(' ', '-')}.{form}"
+            path = options.out / f"{name.replace(',', '').replace(' ', '-')}.{form}"
             write_atomic(path, encoded_figure(figure, form))
             yield path

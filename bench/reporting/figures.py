@@ -110,13 +110,13 @@ def board_styles(report: ReportContents) -> dict[str, Style]:
 
 def sweep_figures(report: ReportContents, width: float = PAGE) -> "dict[str, Figure]":
     """Accuracy over k of k-NN, shots and blocks: name -> figure, with a panel for each table that has several."""
-    styles, shown, titles, figures = board_styles(report), shown_names(report), panel_titles(report), {}
+    styles, titles, figures = shown_styles(report), panel_titles(report), {}
     for name, (pattern, label) in SWEEPS.items():
 
         def draw(axes: "Axes", panel: Any, pattern: str = pattern, label: str = label) -> Texts:
             table, by_name = panel
-            for row_name in filter(by_name.get, shown):
-                _draw_numbers(axes, by_name[row_name], styles[row_name])
+            for row_name in filter(by_name.get, styles):
+                _draw_numbers(axes, row_name, by_name[row_name], styles[row_name])
             if pattern == BLOCK:
                 _count_axis(axes)
                 if table.unit:  # ranks of raw pixels are of another order
@@ -130,9 +130,7 @@ def sweep_figures(report: ReportContents, width: float = PAGE) -> "dict[str, Fig
         swept = [(table, {row.name: sweep_of(row, table, pattern) for row in table.rows}) for table in report.tables]
         panels = [panel for panel in swept if any(len(points) > 1 for points in panel[1].values())]
         if panels:
-            drawn = _drawn_names(panels, floors=pattern == BLOCK)
-            legend = {row: styles[row] for row in shown if row in drawn}
-            figures[f"accuracy over {name}"] = _figure(panels, draw, legend, width)
+            figures[f"accuracy over {name}"] = _figure(panels, draw, styles, width)
     return figures
 
 
@@ -140,6 +138,12 @@ def shown_names(report: ReportContents) -> list[str]:
     """The networks that figures show, those with the lowest mean ranks, and all raw pixels and initial weights."""
     networks = [row.name for row in report.overview if row.kind == "measured"]
     return [*networks[:SERIES], *(row.name for row in report.overview if row.kind in ("floor", "initial"))]
+
+
+def shown_styles(report: ReportContents) -> dict[str, Style]:
+    """Styles of the checkpoints that figures show, in the order of the legend."""
+    styles = board_styles(report)
+    return {name: styles[name] for name in shown_names(report)}
 
 
 def panel_titles(report: ReportContents) -> dict[str, str]:
@@ -150,7 +154,7 @@ def panel_titles(report: ReportContents) -> dict[str, str]:
         mark = f" [{variant if len(variant) <= MARK else 'modified'}]" if variant else ""
         titles[table.group] = f"{result.protocol.name} on {result.data.name}{mark}"
     counts = Counter(titles.values())
-    return {group: title if counts[title] == 1 else group for group, title in titles.items()}
+    return {group: title if counts[title] == 1 else group.replace("[", " [") for group, title in titles.items()}
 
 
 def scatter_figures(report: ReportContents, width: float = PAGE) -> "dict[str, Figure]":
@@ -158,8 +162,11 @@ def scatter_figures(report: ReportContents, width: float = PAGE) -> "dict[str, F
 
     The line joins networks that no other beats at the same cost or less (Pareto); raw pixels are a horizontal line.
     """
-    styles, shown, figures = board_styles(report), shown_names(report), {}
-    titles, points_alone = panel_titles(report), {"linestyle": "none"}
+    titles, figures = panel_titles(report), {}
+    styles = {
+        name: {**style, "linestyle": "none"} if "marker" in style else style
+        for name, style in shown_styles(report).items()
+    }
     spent = {str(used["name"]): {"parameters": used["parameters"], **used["cost"]} for used in report.checkpoints}
     longest = max((used.get("hours", 0.0) for used in spent.values()), default=0.0)
     units = {"parameters": ("millions", 1e-6), "hours": time_unit(longest)}
@@ -171,7 +178,7 @@ def scatter_figures(report: ReportContents, width: float = PAGE) -> "dict[str, F
             best = pareto({name: (x, number.value or 0.0) for name, (x, number) in points.items()}, table.higher)
             axes.plot(*zip(*best, strict=True), color=INK, alpha=0.5, linewidth=1, drawstyle="steps-post")
             for name, point in points.items():
-                _draw_numbers(axes, [point], {**styles[name], **points_alone})
+                _draw_numbers(axes, name, [point], styles[name])
             _draw_floors(axes, table, styles)
             _log_axis(axes, [x for x, _ in points.values()])
             axes.margins(0.1)
@@ -182,24 +189,15 @@ def scatter_figures(report: ReportContents, width: float = PAGE) -> "dict[str, F
             points = {
                 row.name: (times * spent[row.name][cost], row.numbers[0])
                 for row in table.rows
-                if row.kind == "measured" and row.name in shown and spent[row.name].get(cost)
+                if row.kind == "measured" and row.name in styles and spent[row.name].get(cost)
                 if row.numbers[0].value is not None
             }
             costs = [x for x, _ in points.values()]
             if costs and max(costs) > LEVEL_COSTS * min(costs):
                 panels.append((table, points))
         if panels:
-            drawn = _drawn_names(panels, floors=True)
-            legend = {row: styles[row] for row in shown if row in drawn}
-            legend |= {row: {**style, **points_alone} for row, style in legend.items() if "marker" in style}
-            figures[f"accuracy against {meaning}"] = _figure(panels, draw, legend, width)
+            figures[f"accuracy against {meaning}"] = _figure(panels, draw, styles, width)
     return figures
-
-
-def _drawn_names(panels: Sequence[tuple[ReportTable, Mapping[str, Any]]], floors: bool) -> set[str]:
-    """Names that panels have points of, and of raw pixels where these are lines."""
-    names = {name for _, points in panels for name, own in points.items() if own}
-    return names | {row.name for table, _ in panels for row in table.rows if floors and row.kind == "floor"}
 
 
 def robustness_figures(report: ReportContents, width: float = PAGE) -> "dict[str, Figure]":
@@ -211,14 +209,14 @@ def robustness_figures(report: ReportContents, width: float = PAGE) -> "dict[str
     import numpy as np
     from scipy.special import expit, logit
 
-    styles, shown, titles = board_styles(report), shown_names(report), panel_titles(report)
+    styles, titles = shown_styles(report), panel_titles(report)
 
     def draw(axes: "Axes", panel: Any) -> Texts:
         table, name, by_name = panel
-        for row_name in filter(by_name.get, shown):
+        for row_name in filter(by_name.get, styles):
             clean, shifted = by_name[row_name]
             style = {"marker": ".", **styles[row_name]}
-            _draw_numbers(axes, [(clean.value, shifted)], style)
+            _draw_numbers(axes, row_name, [(clean.value, shifted)], style)
             axes.plot(clean.interval or (), [shifted.value] * 2 * bool(clean.interval), color=style["color"], lw=0.8)
         title, networks = titles[table.group], [row.name for row in competing(table) if row.name in by_name]
         accuracies = np.array([[number.value for number in by_name[name]] for name in networks]).reshape(-1, 2)
@@ -231,8 +229,7 @@ def robustness_figures(report: ReportContents, width: float = PAGE) -> "dict[str
         return title, "clean top1, %", f"top1 on {name}, %"
 
     panels = [(table, *panel) for table in report.tables for panel in shifted_accuracies(table).items()]
-    drawn = {name: styles[name] for name in shown}
-    return {"robustness against clean accuracy": _figure(panels, draw, drawn, width)} if panels else {}
+    return {"robustness against clean accuracy": _figure(panels, draw, styles, width)} if panels else {}
 
 
 def shifted_accuracies(table: ReportTable) -> dict[str, dict[str, tuple[TableNumber, TableNumber]]]:
@@ -282,7 +279,7 @@ def training_figure(
         _draw_lines(axes, drawn[value], styles)
         return CURVES[value], ALONG[along], ""
 
-    return _figure(list(drawn), draw, {name: styles[name] for name in logs}, width)
+    return _figure(list(drawn), draw, styles, width)
 
 
 def in_unit(metric: str, unit: str) -> str:
@@ -305,7 +302,7 @@ def lines_figure(curves: Mapping[str, Points], x: str, y: str, styles: Mapping[s
         _count_axis(axes)
         return "", x, y
 
-    return _figure([curves], draw, {name: styles[name] for name in curves}, PAGE / 2)
+    return _figure([curves], draw, styles, PAGE / 2)
 
 
 def calibration_figure(bins: Mapping[str, Points], styles: Mapping[str, Style] | None = None) -> "Figure":
@@ -319,29 +316,28 @@ def calibration_figure(bins: Mapping[str, Points], styles: Mapping[str, Style] |
         _draw_lines(axes, percent, styles)
         return "", "confidence, %", "accuracy, %"
 
-    return _figure([bins], draw, {name: styles[name] for name in bins}, PAGE / 2)
+    return _figure([bins], draw, styles, PAGE / 2)
 
 
 def _draw_lines(axes: "Axes", curves: Mapping[str, Points], styles: Mapping[str, Style]) -> None:
     for name, points in curves.items():
         every = 1 if len(points) <= FEW else len(points) // MARKED
-        axes.plot([x for x, _ in points], [y for _, y in points], markersize=4, markevery=every, **styles[name])
+        axes.plot(*zip(*points, strict=True), label=name, markersize=4, markevery=every, **styles[name])
 
 
-def _draw_numbers(axes: "Axes", points: Sequence[tuple[float, TableNumber]], style: Style) -> None:
+def _draw_numbers(axes: "Axes", name: str, points: Sequence[tuple[float, TableNumber]], style: Style) -> None:
     """Numbers with their intervals as bars."""
-    values = [number.value or 0.0 for _, number in points]
-    ends = [number.interval or (value, value) for value, (_, number) in zip(values, points, strict=True)]
-    places = [x for x, _ in points]
-    axes.plot(places, values, markersize=5, **style)
-    axes.vlines(places, *zip(*ends, strict=True), color=style["color"], linewidth=0.8)
+    axes.plot([x for x, _ in points], [number.value or 0.0 for _, number in points], label=name, markersize=5, **style)
+    bars = [(x, *number.interval) for x, number in points if number.interval]
+    if bars:
+        axes.vlines(*zip(*bars, strict=True), color=style["color"], linewidth=0.8)
 
 
 def _draw_floors(axes: "Axes", table: ReportTable, styles: Mapping[str, Style]) -> None:
     """Raw pixels as horizontal lines."""
     for row in table.rows:
         if row.kind == "floor" and row.numbers[0].value is not None:
-            axes.axhline(row.numbers[0].value, **styles[row.name])
+            axes.axhline(row.numbers[0].value, label=row.name, **styles[row.name])
 
 
 def _count_axis(axes: "Axes") -> None:
@@ -371,15 +367,16 @@ def _log_axis(axes: "Axes", values: Sequence[float]) -> None:
 
 
 def _legend(figure: "Figure", styles: Mapping[str, Style]) -> float:
-    """What each name looks like, below all panels: the figure grows by its height, which is returned in inches."""
-    from matplotlib.lines import Line2D
-
-    texts = [printable(name) for name in styles]
+    """What each name that is drawn looks like, below all panels: the figure grows by its height, which is returned in
+    inches."""
+    lines = {str(line.get_label()): line for axes in figure.axes for line in axes.lines}
+    lines = {name: lines[name] for name in styles if name in lines}
+    texts = [printable(name) for name in lines]
     columns = max(1, int(72 * figure.get_figwidth() / (LETTER * max(map(len, texts)) + 40)))
     height = LEGEND_LINE * (1 - (-len(texts) // columns))
     figure.set_figheight(figure.get_figheight() + height)
     legend = figure.legend(
-        [Line2D([], [], markersize=4, **style) for style in styles.values()],
+        list(lines.values()),
         texts,
         fontsize=8,
         labelcolor=INK,
@@ -456,7 +453,7 @@ def _figure(
     for number, panel in enumerate(panels):
         axes = figure.add_subplot(rows, columns, number + 1)
         title, x, y = draw(axes, panel)
-        lines = wrap(printable(title).replace("[", " ["), int(56 * width / columns / LETTER), break_on_hyphens=False)
+        lines = wrap(printable(title), int(56 * width / columns / LETTER), break_on_hyphens=False)
         axes.set_title("\n".join(lines), fontsize=9, color=INK, parse_math=False)
         most = max(most, len(lines))
         axes.set_xlabel(x, color=INK, fontsize=8)

@@ -6,7 +6,6 @@ Queries and boxes differ in number or dashes too, not in colour alone. Sizes of 
 
 import io
 import json
-import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from textwrap import wrap
@@ -15,7 +14,7 @@ from typing import Any, Literal
 import numpy as np
 from PIL import Image
 
-from bench.reporting.figures import COLOURS, DASHES
+from bench.reporting.figures import COLOURS, DASHES, saved
 from engine.printing import printable
 
 Format = Literal["png", "svg", "apng", "gif", "webp"]
@@ -29,6 +28,7 @@ TALLEST = 2.5  # height of a cell over its width, at most; longer images are dra
 ABOUT = 0.9  # of a row's height from which on a panel is as high as the row
 FONT, LETTER = 7, 0.058  # points; about the width of a letter
 LINES = 2  # of a heading; what is longer is cut
+LINE_HEIGHT = 1.2  # of matplotlib's lines, by their font's size
 DPI = 150
 
 
@@ -120,16 +120,11 @@ class Picture:
 def encoded(picture: Picture, form: Format, checkpoints: Mapping[str, str]) -> bytes:
     """The file's bytes. They hold no date, no version and no random ids. checkpoints: digest -> name, which a PNG
     keeps beside its kind and note for `bench report`."""
-    import matplotlib
-
-    figure, buffer = drawn_figure(picture), io.BytesIO()
     title = printable(f"{picture.name}: {picture.note}")  # for those who hear it
     record = json.dumps({"kind": picture.name, "note": picture.note, "checkpoints": checkpoints})
     metadata = {"png": {"Software": None, RECORD: record}}.get(form, {"Date": None, "Creator": None, "Title": title})
-    with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": RECORD}), warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "Glyph .* missing")  # of names; browsers have more fonts
-        figure.savefig(buffer, format=form, dpi=DPI, facecolor="white", metadata=metadata)
-    return buffer.getvalue()
+    fonts = {"svg.fonttype": "none", "svg.hashsalt": RECORD}
+    return saved(drawn_figure(picture), fonts, format=form, dpi=DPI, facecolor="white", metadata=metadata)
 
 
 def animated(picture: Picture, form: Format, fps: float = FPS) -> bytes:
@@ -174,39 +169,23 @@ def drawn_figure(picture: Picture) -> Any:
     top = EDGE + LINE * max((len(head) for head in heads), default=0) + GAP * bool(heads)
     heights = [row.height + LINE * (row.lines("title") + row.lines("caption")) + GAP for row in picture.rows]
     total = top + sum(heights) + LINE * len(notes) + EDGE
-    figure = Figure(figsize=(width + EDGE, total))
-    sheet = Sheet(figure=figure, width=width + EDGE, height=total)
-    _draw_headings(sheet, picture, heads, top)
+    figure, column = Figure(figsize=(width + EDGE, total)), 0
+    for lines, (_, span) in zip(heads, picture.headings, strict=True):
+        middle = picture.places[column] + (span * (CELL + GAP) - GAP) / 2
+        _write(figure, middle, top - GAP, lines, weight="bold", va="bottom", ha="center")
+        column += span
     for row, height in zip(picture.rows, heights, strict=True):
-        _draw_row(sheet, row, picture.places, top)
+        _draw_row(figure, row, picture.places, top)
         top += height
-    for number, line in enumerate(notes):
-        sheet.text(EDGE, top + LINE * (number + 0.5), line, ha="left", color="0.3")
+    _write(figure, EDGE, top, notes, color="0.3", va="top")
     return figure
 
 
-@dataclass(frozen=True, kw_only=True)
-class Sheet:
-    """A figure whose places are inches from its left and top."""
-
-    figure: Any
-    width: float
-    height: float
-
-    def text(self, x: float, y: float, text: str, **style: Any) -> None:
-        """Text whose middle line is at y; a name is no formula."""
-        place = (x / self.width, 1 - y / self.height)
-        self.figure.text(
-            *place, text, **{"fontsize": FONT, "va": "center", "ha": "center", "parse_math": False} | style
-        )
-
-    def axes(self, left: float, top: float, width: float, height: float) -> Any:
-        """Axes without ticks."""
-        box = (left / self.width, 1 - (top + height) / self.height, width / self.width, height / self.height)
-        axes = self.figure.add_axes(box)
-        axes.set_xticks([])
-        axes.set_yticks([])
-        return axes
+def _write(figure: Any, x: float, y: float, lines: Sequence[str], **style: Any) -> None:
+    """Lines of text at inches from the left and the top; a name is no formula."""
+    width, height = figure.get_size_inches()
+    text = figure.text(x / width, 1 - y / height, "\n".join(lines), parse_math=False, fontsize=FONT, **style)
+    text.set_linespacing(72 * LINE / (FONT * LINE_HEIGHT))
 
 
 def fitted_text(text: str, width: float) -> list[str]:
@@ -215,33 +194,25 @@ def fitted_text(text: str, width: float) -> list[str]:
     return lines if len(lines) <= LINES else [*lines[: LINES - 1], f"{lines[LINES - 1][:-3]}..."]
 
 
-def _draw_headings(sheet: Sheet, picture: Picture, heads: Sequence[Sequence[str]], bottom: float) -> None:
-    column = 0
-    for lines, (_, span) in zip(heads, picture.headings, strict=True):
-        middle = picture.places[column] + (span * (CELL + GAP) - GAP) / 2
-        for number, line in enumerate(reversed(lines)):
-            sheet.text(middle, bottom - GAP - LINE * (number + 0.5), line, weight="bold")
-        column += span
-
-
-def _draw_row(sheet: Sheet, row: PanelRow, places: Sequence[float], top: float) -> None:
+def _draw_row(figure: Any, row: PanelRow, places: Sequence[float], top: float) -> None:
     """Titles, panels and captions of one row whose upper edge is at `top`. places: left edges of its panels."""
+    across, down = figure.get_size_inches()
     panel_top = top + LINE * row.lines("title")
     if row.label:
-        label = fitted_text(row.label, row.height)[0]
-        sheet.text(EDGE + LABEL / 2 - GAP / 2, panel_top + row.height / 2, label, rotation="vertical")
-    for left, panel in zip(places[: len(row.panels)], row.panels, strict=True):
+        label = fitted_text(row.label, row.height)[:1]
+        middle = EDGE + LABEL / 2 - GAP / 2, panel_top + row.height / 2
+        _write(figure, *middle, label, rotation="vertical", va="center", ha="center")
+    for left, panel in zip(places, row.panels, strict=False):
         if panel is not None:
             height = min(row.height, CELL * panel.size[0] / panel.size[1])
-            _draw_panel(sheet.axes(left, panel_top, CELL, height), panel)
             level = row.height if height > ABOUT * row.height else height  # so that captions stand on one line
-            texts = [
-                (panel.title, panel_top - LINE * panel.title.count("\n")),
-                (panel.caption, panel_top + level + LINE),
-            ]
-            for text, first in texts:
-                for number, line in enumerate(text.split("\n")):
-                    sheet.text(left + CELL / 2, first + LINE * (number - 0.45), printable(line), fontsize=FONT - 1)
+            box = left / across, 1 - (panel_top + height) / down, CELL / across, height / down
+            axes = figure.add_axes(box, xticks=[], yticks=[])
+            _draw_panel(axes, panel)
+            title, caption = ("\n".join(map(printable, text.split("\n"))) for text in (panel.title, panel.caption))
+            style: dict[str, Any] = {"fontsize": FONT - 1, "parse_math": False}
+            axes.set_title(title, pad=72 * LINE / 4, **style)
+            axes.set_xlabel(caption, labelpad=72 * (level - height + LINE / 4), **style)
 
 
 def _draw_panel(axes: Any, panel: Panel) -> None:

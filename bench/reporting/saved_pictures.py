@@ -7,13 +7,12 @@ shows, so that a picture and what it is of cannot be parted.
 import base64
 import contextlib
 import io
-import json
 import shlex
-from collections.abc import Iterator, Mapping
-from itertools import islice
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
+import msgspec
 from PIL import Image
 
 from bench.reporting.contents import ReportContents
@@ -22,7 +21,7 @@ from downstream.data.scenes import layout_of
 from imagesets.decoding import open_image
 
 OTHERS = ("cache", "exports", "removed", "results")  # folders of results without pictures
-DEPTH = 2  # folders below that of the results in which pictures are looked for
+PLACES = ("*.png", "*/*.png", "*/*/*.png")  # below the folder of results
 FILES = 500  # PNG files that are looked at
 PAGE = 6 << 20  # bytes of a page that pictures take, at most
 SMALL = 100_000  # bytes of a PNG that stays as it is
@@ -59,18 +58,8 @@ def report_pictures(out: Path, report: ReportContents) -> dict[str, Any]:
 
 def picture_files(out: Path) -> list[Path]:
     """PNG files of a folder of results and the folders below it, FILES at most, in the order of their names."""
-
-    def below(folder: Path, depth: int) -> Iterator[Path]:
-        try:
-            entries = sorted(folder.iterdir())
-        except OSError:
-            return
-        yield from (path for path in entries if path.suffix == ".png" and path.is_file())
-        for path in entries if depth else ():
-            if path.is_dir() and not path.is_symlink() and not (folder == out and path.name in OTHERS):
-                yield from below(path, depth - 1)
-
-    return list(islice(below(out, DEPTH), FILES))
+    paths = (path for pattern in PLACES for path in out.glob(pattern))
+    return sorted(path for path in paths if path.relative_to(out).parts[0] not in OTHERS)[:FILES]
 
 
 def shown_picture(data: bytes, file: str, names: Mapping[str, str]) -> dict[str, Any] | None:
@@ -91,20 +80,22 @@ def shown_picture(data: bytes, file: str, names: Mapping[str, str]) -> dict[str,
         return None
     dots = float(image.info.get("dpi", (CSS_DPI,))[0]) or CSS_DPI
     width = round(image.width * CSS_DPI / dots)
-    return record | {"of": checkpoints, "file": file, "url": embedded(data, image), "width": width}
+    return {**record, "of": checkpoints, "file": file, "url": embedded(data, image), "width": width}
 
 
-def record_in(text: str) -> dict[str, Any] | None:
-    """The record that a text holds: kind, note and checkpoints, digest -> name; None for any other text."""
-    try:
-        record = json.loads(text)
-        return {
-            "kind": str(record["kind"]),
-            "note": str(record["note"]),
-            "checkpoints": {str(digest): str(name) for digest, name in record["checkpoints"].items()},
-        }
-    except (ValueError, KeyError, TypeError, AttributeError):
-        return None
+class PictureRecord(TypedDict):
+    """What a PNG says of itself."""
+
+    kind: str
+    note: str
+    checkpoints: dict[str, str]  # digest -> name
+
+
+def record_in(text: str) -> PictureRecord | None:
+    """The record that a text holds; None for any other text."""
+    with contextlib.suppress(msgspec.DecodeError):
+        return msgspec.json.decode(text, type=PictureRecord)
+    return None
 
 
 def embedded(data: bytes, image: Image.Image) -> str:

@@ -10,7 +10,7 @@ import colorsys
 import functools
 import io
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, TypeVar
@@ -112,9 +112,19 @@ def scene_view(measured: Mapping[str, StoredResult], cache: Path) -> dict[str, A
         scenes = measured_images(open_scenes(result.data.url, "val", cache), result, "val")
         if scenes is None:
             return None
-        return _things(best, scenes) if isinstance(scenes.listing, Instances) else _masks(best, scenes)
+        things = isinstance(scenes.listing, Instances)
+        names, rows, counts, colours = _things(best, scenes) if things else _masks(best, scenes)
     except (OSError, ValueError, IndexError):  # moved, unmounted, cannot be read, or arrays of other scenes
         return None
+    largest = [number for number, _ in counts.most_common(NAMED)]
+    return {
+        "columns": ["image", "labels", *names],
+        "rows": [[data_url(picture, PIXELS) for picture in row] for row in rows],
+        "legend": [(scenes.classes[number], "#" + bytes(colours[number].tolist()).hex()) for number in largest],
+        "unnamed": len(counts) - len(largest),
+        "things": things,
+        "without_masks": [name for name in best if things and "shown_masks" not in best[name].result.arrays],
+    }
 
 
 def _keeps_scenes(measured: StoredResult) -> bool:
@@ -123,7 +133,11 @@ def _keeps_scenes(measured: StoredResult) -> bool:
     return {"shown_of", "shown_masks", "shown_sizes"} <= names or {"boxes", "scores", "classes"} <= names
 
 
-def _masks(measured: Mapping[str, StoredResult], scenes: SceneSet) -> dict[str, Any]:
+# Names of checkpoints, rows of pictures, how often there is each class, and the classes' colours.
+Drawn = tuple[Iterable[str], list[list[Image.Image]], Counter[int], np.ndarray]
+
+
+def _masks(measured: Mapping[str, StoredResult], scenes: SceneSet) -> Drawn:
     places = next(iter(measured.values())).arrays["shown_of"].tolist()
     kept = {name: one for name, one in measured.items() if one.arrays["shown_of"].tolist() == places}
     labels = [mask_classes(scenes, index) for index in places]
@@ -131,17 +145,11 @@ def _masks(measured: Mapping[str, StoredResult], scenes: SceneSet) -> dict[str, 
     colours, rows = class_colours(pixels, len(scenes.classes)), []
     for row, (index, label) in enumerate(zip(places, labels, strict=True)):
         image, masks = scene_picture(scenes, index), [label, *(_kept_mask(one, row) for one in kept.values())]
-        rows.append([data_url(picture, PIXELS) for picture in (image, *(tinted(image, m, colours) for m in masks))])
-    return {
-        "columns": ["image", "labels", *kept],
-        "rows": rows,
-        "things": False,
-        "without_masks": [],
-        **_legend(scenes, pixels, colours),
-    }
+        rows.append([image, *(tinted(image, mask, colours) for mask in masks)])
+    return kept, rows, pixels, colours
 
 
-def _things(measured: Mapping[str, StoredResult], scenes: SceneSet) -> dict[str, Any]:
+def _things(measured: Mapping[str, StoredResult], scenes: SceneSet) -> Drawn:
     places = preview_indices(len(scenes)).tolist()
     labels = [labelled_things(scenes.outlined, index) for index in places]
     counts = Counter(number for label in labels for _, number in label.boxes)
@@ -150,22 +158,8 @@ def _things(measured: Mapping[str, StoredResult], scenes: SceneSet) -> dict[str,
         image, entry = scene_picture(scenes, index), scenes.outlined.entries[index]
         things = [label, *(found_things(one, row, index, max(1, len(label.boxes))) for one in measured.values())]
         scale = image.width / entry["width"], image.height / entry["height"]
-        drawn = [with_things(image, detections, scale, colours) for detections in things]
-        rows.append([data_url(picture, PIXELS) for picture in (image, *drawn)])
-    without_masks = [name for name, one in measured.items() if "shown_masks" not in one.result.arrays]
-    return {
-        "columns": ["image", "labels", *measured],
-        "rows": rows,
-        "things": True,
-        "without_masks": without_masks,
-        **_legend(scenes, counts, colours),
-    }
-
-
-def _legend(scenes: SceneSet, counts: Counter[int], colours: np.ndarray) -> dict[str, Any]:
-    largest = [number for number, _ in counts.most_common(NAMED)]
-    legend = [(scenes.classes[number], "#" + bytes(colours[number].tolist()).hex()) for number in largest]
-    return {"legend": legend, "unnamed": len(counts) - len(largest)}
+        rows.append([image, *(with_things(image, detections, scale, colours) for detections in things)])
+    return measured, rows, counts, colours
 
 
 def class_colours(counts: Counter[int], classes: int) -> np.ndarray:

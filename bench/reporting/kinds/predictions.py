@@ -18,6 +18,7 @@ from PIL import Image
 from bench.reporting.panels import MAP, Box, Panel, Picture, Spot, arranged
 from bench.reporting.scenes import class_colours, tinted
 from bench.reporting.visualize import GREY, MAX_PANEL, PictureRequest, errors_naming, image_panel
+from checkpoints.backbone import Backbone
 from checkpoints.frozen import FrozenExport
 from downstream.data.scenes import SceneSet, open_scenes, scene_depth, scene_image, scene_pair, serves
 from downstream.frozen.task import FrozenTask, backbone_of
@@ -107,6 +108,11 @@ class Drawer:
 
     def predictions(self, export: FrozenExport, space: Workspace, rows: Sequence[Any]) -> list[Panel]:
         """What a network predicts of each row."""
+        backbone = backbone_of(export, space)
+        return [self.prediction(backbone, row) for row in rows]
+
+    def prediction(self, backbone: Backbone, row: Any) -> Panel:
+        """What a network predicts of a row."""
         raise NotImplementedError
 
 
@@ -128,15 +134,14 @@ class DepthDrawer(Drawer):
 
     def predictions(self, export: FrozenExport, space: Workspace, rows: Sequence[int]) -> list[Panel]:
         state = self.task.train_heads(export, *self.task.opened(export, space), space)[-1].state
-        head, backbone = self.task.head(export.spec, 0).to(space.device).eval(), backbone_of(export, space)
-        head.load_state_dict(dict(state))
-        panels = []
-        for row in rows:
-            depth, truth, counted = self.task.predicted(backbone, head, self.scenes, row)
-            error = torch.nn.functional.mse_loss(depth[counted], truth[counted]).sqrt().item()
-            farthest = float(self.measured(row).max())
-            panels.append(depth_panel(depth.numpy(), farthest, "predicted", f"RMSE {error:.2f} m"))
-        return panels
+        self.head = self.task.head(export.spec, 0).to(space.device).eval()
+        self.head.load_state_dict(dict(state))
+        return super().predictions(export, space, rows)
+
+    def prediction(self, backbone: Backbone, row: int) -> Panel:
+        depth, truth, counted = self.task.predicted(backbone, self.head, self.scenes, row)
+        error = torch.nn.functional.mse_loss(depth[counted], truth[counted]).sqrt().item()
+        return depth_panel(depth.numpy(), float(self.measured(row).max()), "predicted", f"RMSE {error:.2f} m")
 
 
 def depth_panel(depth: np.ndarray, farthest: float, title: str, caption: str = "") -> Panel:
@@ -169,14 +174,11 @@ class VideoDrawer(Drawer):
     def truth(self, row: list[int]) -> Panel:
         return self.painted(row, video_propagation.truth_of(self.scenes, row)[-2], "truth")
 
-    def predictions(self, export: FrozenExport, space: Workspace, rows: Sequence[list[int]]) -> list[Panel]:
-        panels, backbone = [], backbone_of(export, space)
-        for row in rows:
-            truth = video_propagation.truth_of(self.scenes, row)
-            masks = self.task.predicted(backbone, self.scenes, row, truth[0])
-            figures = 100 * video_propagation.scored(masks, truth)[:, [0, 3]].mean()
-            panels.append(self.painted(row, masks[-2], "propagated", f"J&F {figures:.1f} of the video"))
-        return panels
+    def prediction(self, backbone: Backbone, row: list[int]) -> Panel:
+        truth = video_propagation.truth_of(self.scenes, row)
+        masks = self.task.predicted(backbone, self.scenes, row, truth[0])
+        score = 100 * video_propagation.scored(masks, truth)[:, [0, 3]].mean()
+        return self.painted(row, masks[-2], "propagated", f"J&F {score:.1f} of the video")
 
 
 class PairDrawer(Drawer):
@@ -200,18 +202,15 @@ class PairDrawer(Drawer):
     def truth(self, row: int) -> Panel:
         return self.marked(row, 1, np.array(scene_pair(self.scenes, row, {}).trg_kps).reshape(-1, 2), title="truth")
 
-    def predictions(self, export: FrozenExport, space: Workspace, rows: Sequence[int]) -> list[Panel]:
-        panels, backbone = [], backbone_of(export, space)
-        for row in rows:
-            ends = self.scenes.paired.ends[row].tolist()
-            patches = {index: self.task.patches_of(backbone, self.scenes, index) for index in ends}
-            places, errors = self.task.matched(self.scenes, row, patches)
-            caption = f"{np.count_nonzero(errors < self.task.threshold)} of {len(errors)} found"
-            points, size = places * max(patches[ends[1]].size), patches[ends[1]].size
-            if padded := np.count_nonzero((points > size).any(axis=1)):
-                caption += f"\n{padded} in the padding"
-            panels.append(self.marked(row, 1, points, title="most similar patch", caption=caption))
-        return panels
+    def prediction(self, backbone: Backbone, row: int) -> Panel:
+        ends = self.scenes.paired.ends[row].tolist()
+        patches = {index: self.task.patches_of(backbone, self.scenes, index) for index in ends}
+        places, errors = self.task.matched(self.scenes, row, patches)
+        caption = f"{np.count_nonzero(errors < self.task.threshold)} of {len(errors)} found"
+        points, size = places * max(patches[ends[1]].size), patches[ends[1]].size
+        if padded := np.count_nonzero((points > size).any(axis=1)):
+            caption += f"\n{padded} in the padding"
+        return self.marked(row, 1, points, title="most similar patch", caption=caption)
 
 
 class BoxDrawer(Drawer):
@@ -229,13 +228,10 @@ class BoxDrawer(Drawer):
     def truth(self, row: int) -> Panel:
         return self.boxed(row, discovery.object_boxes(self.scenes, row), title="truth")
 
-    def predictions(self, export: FrozenExport, space: Workspace, rows: Sequence[int]) -> list[Panel]:
-        panels, backbone = [], backbone_of(export, space)
-        for row in rows:
-            (box,) = discovery.boxes_of([self.task], backbone, self.scenes, row)
-            overlap = overlaps(box, discovery.object_boxes(self.scenes, row)).max(initial=0.0)
-            panels.append(self.boxed(row, box[None], title="discovered", caption=f"IoU {overlap:.2f}"))
-        return panels
+    def prediction(self, backbone: Backbone, row: int) -> Panel:
+        (box,) = discovery.boxes_of([self.task], backbone, self.scenes, row)
+        overlap = overlaps(box, discovery.object_boxes(self.scenes, row)).max(initial=0.0)
+        return self.boxed(row, box[None], title="discovered", caption=f"IoU {overlap:.2f}")
 
 
 DRAWERS: dict[type[FrozenTask], type[Drawer]] = {
