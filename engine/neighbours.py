@@ -22,11 +22,11 @@ import torch
 
 from engine.blas_kernel import fitting_kernel
 from engine.distributed import World
+from engine.progress import Progress
 from engine.rows import Rows, release_pages, row_slices
 from engine.work import Kind, seconds_of
 
 Backend = Literal["faiss", "torch"]
-Advance = Callable[[int], None]  # told how many more tiles are done
 Prepare = Callable[[Rows, slice], np.ndarray]  # some rows of a file -> contiguous float32 in memory
 Pair = tuple[np.ndarray, np.ndarray]  # similarities (q, k) and indices (q, k)
 Find = Callable[[np.ndarray], Pair]  # queries (q, D) -> their neighbours in a block
@@ -81,14 +81,15 @@ def search(
     *,
     prepare: Prepare = plain_rows,
     world: World = World(),  # noqa: B008  (frozen)
-    advance: Advance = lambda count: None,
+    label: str = "",
 ) -> Neighbours:
     """The k rows of `gallery` (N, D) with the largest inner product, for this process's share of `queries` (Q, D).
 
     All processes of `world` call it with the same features; one that is alone gets all queries, in their order. Equal
     similarities are in the order of their indices (which of several equal ones make the k-th place of a tile is the
     backend's choice). prepare: what the rows that are compared are made of. Both backends use `device`; a FAISS without
-    GPUs uses the CPU. Raises ValueError for k > N and where FAISS is not installed.
+    GPUs uses the CPU. label: of the progress that is shown; "": none is. Raises ValueError for k > N and where FAISS
+    is not installed.
     """
     if not 1 <= k <= len(gallery):
         raise ValueError(f"k={k} neighbours from a gallery of {len(gallery)} images; choose k from 1 to {len(gallery)}")
@@ -96,17 +97,21 @@ def search(
     choose = {"faiss": _faiss, "torch": _torch}[backend]
     best = np.full((len(queries), k), -np.inf, np.float32), np.full((len(queries), k), -1, np.int64)
 
+    tiles = tiles_of(len(gallery), len(queries), world)
+    count = sum(len(numbers) for _, numbers in tiles)
+
     def work() -> None:
-        for rows, numbers in tiles_of(len(gallery), len(queries), world):
+        for rows, numbers in tiles:
             find = choose(prepare(gallery, rows), min(k, rows.stop - rows.start), device)
             for part in (query_slice(number, len(queries)) for number in numbers):
                 nearest = _in_tile(find, prepare(queries, part), rows.start)
                 best[0][part], best[1][part] = merged([(best[0][part], best[1][part]), nearest], k)
-                advance(1)
+                progress.advance(1)
             del find  # and with it the block, before the next one is read
 
-    world.on_all_ranks(work)
-    return _exchanged(best, world)
+    with Progress(label, count, "tiles", quiet=not (label and world.is_rank0)) as progress:
+        world.on_all_ranks(work)
+        return _exchanged(best, world)
 
 
 def search_bytes(gallery: int, queries: int, width: int, k: int) -> float:

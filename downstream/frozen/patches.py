@@ -45,7 +45,7 @@ from downstream.frozen.task import (
 from downstream.metrics.scores import closing_seconds, scores, weighted_scores
 from engine.files import locked
 from engine.machine import run_on_core_threads
-from engine.neighbours import SMALLEST_NORM, Prepare, search, tiles_of
+from engine.neighbours import SMALLEST_NORM, Prepare, search
 from engine.progress import Progress
 from engine.rows import ChosenRows, Rows, release_pages, row_slices
 from engine.tasks import Outcome, Workspace
@@ -251,11 +251,8 @@ def nearest_patches(
     world = space.world
     if k > len(memory):
         raise ValueError(f"{k} neighbours among {len(memory)} patches of the memory; take more images or fewer of them")
-    tiles = sum(len(numbers) for _, numbers in tiles_of(len(memory), len(queries), world))
-    with Progress("searching neighbours of patches", tiles, "tiles", quiet=not world.is_rank0) as progress:
-        neighbours = search(
-            memory, queries, k, device=space.device, prepare=prepare, world=world, advance=progress.advance
-        )
+    label = "searching neighbours of patches"
+    neighbours = search(memory, queries, k, device=space.device, prepare=prepare, world=world, label=label)
     if world.size == 1:
         return neighbours.similarities, neighbours.indices
     similarities, indices = np.zeros((len(queries), k), np.float32), np.zeros((len(queries), k), np.int64)

@@ -105,8 +105,7 @@ class Trainer:
             raise ValueError(
                 f"{method.min_batch_setting} needs {method.min_batch} images in a process's forward pass, but batch="
                 f"{recipe.batch} in {world.size} x {self.plan.micro_batches} (processes x micro-batches) leaves "
-                f"{self.plan.micro_batch_size}; "
-                "raise --micro-batch or batch, or change the setting"
+                f"{self.plan.micro_batch_size}; raise --micro-batch or batch, or change the setting"
             )
         self.updates = Updates(
             method,

@@ -454,8 +454,7 @@ PROTOCOLS = {
         task=replace(MAE, drop_path=0.2),
         version=1,
         source="facebookresearch/msn README.md:121 (fine-tuned by MAE's code) and its paper, appendix A.4 (ViT-B: lr "
-        "2e-3 at "
-        "batch 1024, 100 epochs, warm-up 5, layer decay 0.65, drop path 0.2); else " + MAE_SOURCE,
+        "2e-3 at batch 1024, 100 epochs, warm-up 5, layer decay 0.65, drop path 0.2); else " + MAE_SOURCE,
     ),
     "finetune@beit_L": Protocol(
         task=replace(
@@ -504,8 +503,7 @@ PROTOCOLS = {
         version=3,
         source="facebookresearch/SlowFast configs/masked_ssl/in1k_VIT_B_MaskFeat_FT.yaml (lr 2e-3 and floor 1e-6 for "
         "a shard of 8 x 64 images, here four: batch 2048, layer decay 0.65, drop path 0.1, warm-up 20, every 10th "
-        "epoch "
-        "judged, " + MASKFEAT_SOURCE,
+        "epoch judged, " + MASKFEAT_SOURCE,
     ),
     "finetune@maskfeat_L": Protocol(
         task=replace(
@@ -527,15 +525,13 @@ PROTOCOLS = {
         task=CAE,
         version=3,
         source="lxtGH/CAE scripts/cae_base_finetune.sh (ViT-B: lr 8e-3 at batch 32 x 128, warm-up 5, layer decay "
-        "0.65, drop "
-        "path 0.1), " + CAE_SOURCE,
+        "0.65, drop path 0.1), " + CAE_SOURCE,
     ),
     "finetune@cae_L": Protocol(
         task=replace(CAE, lr=2e-3, epochs=50, layer_decay=0.75, drop_path=0.2, mixed_together=64, size="L"),
         version=1,
         source="lxtGH/CAE scripts/cae_large_finetune.sh (ViT-L: lr 2e-3 at batch 32 x 64 x 2, 50 epochs, layer decay "
-        "0.75, "
-        "drop path 0.2), " + CAE_SOURCE,
+        "0.75, drop path 0.2), " + CAE_SOURCE,
     ),
 }
 

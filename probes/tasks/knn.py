@@ -18,8 +18,7 @@ import torch
 
 from checkpoints.frozen import FrozenExport, FrozenSpec
 from engine.machine import run_on_core_threads
-from engine.neighbours import Neighbours, search, search_bytes, search_seconds, tiles_of, unit_rows
-from engine.progress import Progress
+from engine.neighbours import Neighbours, search, search_bytes, search_seconds, unit_rows
 from engine.rows import row_slices
 from engine.settings import Fraction, OneOrMoreDifferent, PositiveFloat, PositiveInt
 from engine.tasks import ADDED, Outcome, Protocol, Workspace
@@ -284,19 +283,9 @@ class Knn(PooledTask):
         best T; neighbours of a few queries to look at; and pairs of places in val and train (P, 2) with the same
         features.
         """
-        world, bank, count = space.world, gallery[self.kind], len(queries)
-        tiles = sum(len(numbers) for _, numbers in tiles_of(len(bank), count, world))
-        with Progress("nearest neighbours", tiles, "tiles", quiet=not world.is_rank0) as progress:
-            near = search(
-                bank,
-                queries[self.kind],
-                max(ks),
-                self.backend,
-                space.device,
-                prepare=unit_rows,
-                world=world,
-                advance=progress.advance,
-            )
+        world, count = space.world, len(queries)
+        rows, label = (gallery[self.kind], queries[self.kind]), "nearest neighbours"
+        near = search(*rows, max(ks), self.backend, space.device, prepare=unit_rows, world=world, label=label)
 
         def count_votes() -> list[np.ndarray]:
             labels = gallery.labels[near.indices], queries.labels[near.places]

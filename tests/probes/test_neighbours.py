@@ -84,11 +84,12 @@ def test_tiles_merge_to_the_whole(backend, monkeypatch):
     monkeypatch.setattr(neighbours, "TOGETHER", 17)
     monkeypatch.setattr(neighbours, "GALLERY", 37)  # fewer rows than k in every tile
     monkeypatch.setattr(neighbours, "QUERIES", 23)
-    done = []
-    parts = search(gallery, asked, 60, backend, advance=done.append)
+    shown = []
+    monkeypatch.setattr(neighbours.Progress, "advance", lambda bar, count: shown.append((bar.label, bar.total)))
+    parts = search(gallery, asked, 60, backend, label="tiles")
     np.testing.assert_array_equal(parts.indices, whole.indices)
     np.testing.assert_allclose(parts.similarities, whole.similarities, atol=1e-6)
-    assert sum(done) == 14 * 2
+    assert shown == [("tiles", 14 * 2)] * (14 * 2)
 
 
 def test_faiss_in_blocks_of_its_own_size_has_the_bits_of_one_search(monkeypatch):
