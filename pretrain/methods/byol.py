@@ -13,12 +13,12 @@ from torch import Tensor, nn
 
 from engine.settings import UnitInterval
 from pretrain.method import Encoder, Step, TrainProgress
+from pretrain.methods.mocov3 import RECIPES as MOCOV3
 from pretrain.methods.mocov3 import Siamese, SiameseSettings, small_recipes
 from pretrain.parts.batch_norm import in_eval_mode
 from pretrain.parts.heads import mlp
 from pretrain.parts.losses import byol_loss, direction_baseline
-from pretrain.recipe import SINCOS_ROWS, VIT_B, VIT_S, Recipe
-from pretrain.schedules import WarmupCosine
+from pretrain.recipe import SINCOS_ROWS, VIT_S
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,16 +64,8 @@ _OURS = (
     "ours: Grill et al. 2020 (heads, loss; tau 0.99 for 300 epochs, configs/byol.py:23) with MoCo-v3's ViT recipe "
     "(CONFIG.md); no official ViT exists"
 )
-_VIT_B = Recipe(
-    source=_OURS,
-    spec=replace(VIT_B, **SINCOS_ROWS),
-    settings=Settings(teacher_momentum=0.99),
-    epochs=300,
-    batch=4096,
-    lr=1.5e-4,
-    schedule=WarmupCosine(warmup=40),
-    weight_decay=0.1,  # not of biases and norms, as BYOL's own (utils/optimizers.py:30-35)
-)
+# The weight decay is not of biases and norms, as BYOL's own (utils/optimizers.py:30-35).
+_VIT_B = replace(MOCOV3["vit_b"], source=_OURS, settings=Settings(teacher_momentum=0.99))
 RECIPES = {
     "vit_b": _VIT_B,
     "vit_s": replace(_VIT_B, spec=replace(VIT_S, heads=12, **SINCOS_ROWS)),  # MoCo-v3's ViT-S

@@ -92,7 +92,7 @@ class TeacherStudent(Method):
 
     def __init__(self, spec: ViTSpec, settings: MultiCropSettings) -> None:
         super().__init__(spec, settings)
-        check_crops(spec, **{"local_size": settings.local_size} if settings.local_crops else {})
+        check_crops(spec, local_size=settings.local_size if settings.local_crops else spec.side)
         self.batch_statistics = settings.head_norm == "bn"
         if settings.head_norm == "bn":
             self.min_batch, self.min_batch_setting = 2, "head_norm=bn"

@@ -26,14 +26,14 @@ from pretrain.methods.dino import (
     SelfDistillation,
     small_recipes,
 )
+from pretrain.methods.dino import RECIPES as DINO
 from pretrain.parts.heads import PrototypeHead, Prototypes
 from pretrain.parts.losses import dino_loss, masked_patch_loss
 from pretrain.parts.mask_shapes import MaskShape, VaryingMask
 from pretrain.parts.masking import masked_tokens
 from pretrain.parts.teachers import Centre, Temperature, frozen_copy, mean_output
 from pretrain.parts.views import ImageViews
-from pretrain.recipe import VIT_B, VIT_L, VIT_S, Recipe
-from pretrain.schedules import CosineTo, TableCosine
+from pretrain.recipe import VIT_B, VIT_L
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -161,18 +161,12 @@ def patch_prototypes(head: PrototypeHead) -> Prototypes:
 
 METHOD = Ibot
 
-_VIT_S = Recipe(
+_VIT_S = replace(
+    DINO["vit_s"],
     source="Zhou et al. 2022, section 3.2; ibot README.md (ViT-S, 16 x 64 images), main_ibot.py:28-170",
-    spec=replace(VIT_S, **POSITIONS),
     settings=Settings(fixed_prototypes=False),
     epochs=800,
     batch=1024,
-    lr=5e-4,
-    schedule=TableCosine(warmup=10, floor=1e-6),
-    weight_decay=0.04,
-    weight_decay_schedule=CosineTo(end=0.4),
-    clip=3.0,
-    clip_each=True,
 )
 _LARGER = (
     "Zhou et al. 2022, section 3.2 (epochs, batch, rate, masks), appendix B (crops); fixed_prototypes: main_ibot.py's "

@@ -80,7 +80,7 @@ class LeJepa(Method):
 
     def __init__(self, spec: ViTSpec, settings: Settings) -> None:
         super().__init__(spec, settings)
-        check_crops(spec, **{"local_size": settings.local_size} if settings.local_crops else {})
+        check_crops(spec, local_size=settings.local_size if settings.local_crops else spec.side)
         self.vit = ViT(spec, settings.drop_path)
         widths = [settings.embedding, *settings.projector_hidden, settings.projector_width]
         embed = nn.Linear(spec.width, settings.embedding)

@@ -31,7 +31,7 @@ from pretrain.parts.masking import order_of
 from pretrain.parts.teachers import ema_update, frozen_copy
 from pretrain.parts.views import SOLARISE_ABOVE, Blur, Colours, ImageViews, Transform, crop, fixed_crop, view
 from pretrain.parts.weights import xavier_
-from pretrain.recipe import RELATIVE, SINCOS, VIT_B, VIT_L, VIT_M, VIT_S, Recipe, on_32px, smoke
+from pretrain.recipe import SINCOS, VIT_L, VIT_M, VIT_S, on_32px, smoke
 from pretrain.schedules import WarmupCosine, cosine
 
 OF_BASE = {  # settings that the other base has no use for
@@ -199,29 +199,16 @@ def colours() -> list[Transform]:
 
 METHOD = Lut
 
-_VIT_B = Recipe(
+_VIT_B = replace(
+    mae.RECIPES["vit_b_1600"],
     source="naver-ai/lut 4420a27, docs/PRETRAIN.md, main_lut.py; w_bc: supplementary, table B (the parser has none)",
-    spec=replace(VIT_B, **SINCOS),
     settings=Settings(),
-    epochs=1600,
-    batch=4096,
-    lr=1.5e-4,
-    schedule=WarmupCosine(warmup=40),
-    weight_decay=0.05,
-    betas=(0.9, 0.95),
 )
-_SIMMIM = Recipe(
+_SIMMIM = replace(
+    simmim.RECIPES["vit_b_100"],
     source="LUT supplementary B.1, table A (100 epochs, w_bc 0.25); the rest is ours: SimMIM's code, its cosine for "
     "100 epochs of Swin, LUT's views and heads, masks of 32 px that show the views different blocks",
-    spec=replace(VIT_B, **RELATIVE),
     settings=Settings(base="simmim", mask_ratio=0.6),
-    epochs=100,
-    batch=2048,
-    lr=2e-4,
-    lr_batch=512,
-    schedule=WarmupCosine(warmup=10, floor=4e-5),
-    weight_decay=0.05,
-    clip=5.0,
 )
 _SMALL = dict(head_hidden=512, teacher_momentum=0.99)
 RECIPES = {

@@ -99,7 +99,7 @@ class Msn(Method):
 
     def __init__(self, spec: ViTSpec, settings: Settings) -> None:
         super().__init__(spec, settings)
-        check_crops(spec, **{"focal_size": settings.focal_size} if settings.focal_views else {})
+        check_crops(spec, focal_size=settings.focal_size if settings.focal_views else spec.side)
         if settings.focal_views and settings.focal_size == spec.side:
             raise ValueError(f"focal_size={settings.focal_size}: must not be image_size, or they were random views")
         self.patches = spec.grid[0] * spec.grid[1]

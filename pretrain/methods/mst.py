@@ -23,21 +23,20 @@ from engine.settings import NonNegativeFloat, PositiveInt, UnitInterval
 from pretrain.method import Reconstruction, Step
 from pretrain.methods.dino import (
     GLOBAL_CROPS,
-    POSITIONS,
     SMALL,
     SMOKE,
     DistillationSettings,
     SelfDistillation,
     small_recipes,
 )
+from pretrain.methods.dino import RECIPES as DINO
 from pretrain.parts.decoders import WIDTH, convolutional, linear
 from pretrain.parts.heads import Norm, PrototypeHead
 from pretrain.parts.losses import dino_loss, patch_baseline
 from pretrain.parts.masking import mask_at, patchify, take, unpatchify
 from pretrain.parts.teachers import mean_output
 from pretrain.parts.views import ImageViews
-from pretrain.recipe import VIT_S, Recipe
-from pretrain.schedules import CosineTo, TableCosine
+from pretrain.recipe import Recipe
 
 Reduction = Literal["pixel", "mean", "image"]
 LocalNorm = Literal["batch", "running"]
@@ -250,19 +249,12 @@ def running_kept(network: nn.Module, norm: LocalNorm) -> Iterator[None]:
 
 METHOD = Mst
 
-_VIT_S = Recipe(
+_VIT_S = replace(
+    DINO["vit_s"],
     source="a reimplementation from the description, without official code: Li et al. 2021, appendix sections 2, 3, 7; "
     "temperatures, momentum and decay as DINO; inferred: mask_chance, low_fraction, decoder, head, crops, clipping",
-    spec=replace(VIT_S, **POSITIONS),
     settings=Settings(teacher_temperature=0.07, teacher_warmup=30),
-    epochs=100,
-    batch=1024,
-    lr=5e-4,  # 2e-3 for the batch of 1024 (section 7)
-    schedule=TableCosine(warmup=10, floor=1e-6),
-    weight_decay=0.04,
-    weight_decay_schedule=CosineTo(end=0.4),
-    clip=3.0,
-    clip_each=True,
+    batch=1024,  # for which DINO's rate is 2e-3 (section 7)
 )
 
 

@@ -18,8 +18,8 @@ from engine.precision import to_float32
 from engine.settings import NonNegativeFloat, NonNegativeInt, PositiveFloat
 from pretrain.method import Step
 from pretrain.methods.dino import POSITIONS, SMALL_CROPS, SMOKE_CROPS, MultiCropSettings, TeacherStudent, small_recipes
-from pretrain.recipe import VIT_B, VIT_L, Recipe
-from pretrain.schedules import CosineTo, TableCosine
+from pretrain.methods.dino import RECIPES as DINO
+from pretrain.recipe import VIT_B, VIT_L
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,18 +91,11 @@ class SimDino(TeacherStudent):
 
 METHOD = SimDino
 
-_VIT_B = Recipe(
+_VIT_B = replace(
+    DINO["vit_s"],
     source="SimDINO README.md (ViT-B/16, 8 x 64 images), simdino/main_dino.py",
     spec=replace(VIT_B, **POSITIONS),
     settings=CodingRateSettings(),
-    epochs=100,
-    batch=512,
-    lr=5e-4,
-    schedule=TableCosine(warmup=10, floor=1e-6),
-    weight_decay=0.04,
-    weight_decay_schedule=CosineTo(end=0.4),
-    clip=3.0,
-    clip_each=True,
 )
 RECIPES = {
     "vit_b": _VIT_B,

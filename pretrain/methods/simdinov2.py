@@ -14,11 +14,12 @@ from checkpoints.spec import ViTSpec
 from engine.settings import AreaRange, BelowOne, NonNegativeFloat, NonNegativeInt, UnitInterval
 from pretrain.method import Step, TrainProgress
 from pretrain.methods.dino import SMALL_CROPS, SMOKE_CROPS, small_recipes
+from pretrain.methods.dinov2 import RECIPES as DINOV2
 from pretrain.methods.dinov2 import MaskedDistillation, MaskedSettings, patch_head
 from pretrain.methods.simdino import CodingRateSettings, simdino_loss
 from pretrain.parts.losses import masked_mean
-from pretrain.recipe import VIT_B, VIT_L, Recipe
-from pretrain.schedules import CosineTo, WarmupCosine, cosine
+from pretrain.recipe import VIT_B, VIT_L
+from pretrain.schedules import WarmupCosine, cosine
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,20 +74,13 @@ class SimDinoV2(MaskedDistillation):
 METHOD = SimDinoV2
 
 _REGISTERS = dict(layer_scale=True, registers=4, position_resize="bicubic_antialias")
-_VIT_L = Recipe(
+_VIT_L = replace(
+    DINOV2["vit_l"],
     source="SimDINO simdinov2/configs/simdino_config.yaml over ssl_default_config.yaml (8 x 128 images)",
     spec=replace(VIT_L, **_REGISTERS),
     settings=Settings(),
-    epochs=100,
     batch=1024,
-    lr=4e-3,
-    lr_batch=1024,
-    lr_rule="root",
     schedule=WarmupCosine(warmup=10, floor=1e-6, start=2.5e-4),  # from 1e-6
-    layer_decay=0.9,
-    weight_decay=0.04,
-    weight_decay_schedule=CosineTo(end=0.4),
-    clip=3.0,
 )
 RECIPES = {
     "vit_l": _VIT_L,
