@@ -14,7 +14,7 @@ from typing import Any, Literal, get_args
 
 from bench.leaderboards.ranks import MeanRanks, RankCorrelation, health_correlations, mean_ranks
 from bench.leaderboards.tables import Cell, Leaderboard, cell_text, troubles, with_ties
-from bench.results.record import CheckpointUsed, Result, images_seen, interval_decimals, suffix, time_text
+from bench.results.record import CheckpointUsed, Result, images_seen, time_text
 from bench.statistics.significance import Column, Key, PairedTestCache, tie_letters
 from checkpoints.export import spec_in
 from checkpoints.flops import forward_flops
@@ -29,17 +29,15 @@ SHADES = 10  # of a column, of one hue that differ in lightness, so that colour-
 
 @dataclass(frozen=True, kw_only=True)
 class TableNumber:
-    """One number of a table. place: where its interval and itself lie on its column's axis, from 0 to 1."""
+    """One number of a table."""
 
     text: str
     value: float | None = None  # None: there is no number
-    place: tuple[float, float, float] | None = None  # low end, value, high end
     first: bool = False  # the best network of its column, or level with it
     level: bool = False  # first, and not alone
     results: tuple[int, ...] = ()  # the result files that it is made of, by their place in Report.results
     shade: int | None = None  # from 0, the worst of its column, to SHADES, the best
     interval: tuple[float, float] | None = None
-    note: str = ""  # interval, images and seeds, for people
     letters: str = ""  # shared with networks that a paired test cannot tell from it
 
 
@@ -64,7 +62,7 @@ class ReportTable:
     metrics: tuple[str, ...]
     unit: str  # of the first metric
     higher: bool  # whether more of it is better
-    axis: tuple[str, str] | None  # what the ends of the first column's axis mean
+    axis: tuple[float, float] | None  # of the first column and its intervals
     rows: tuple[TableRow, ...]
     caveats: tuple[str, ...]
     tested: bool  # whether a paired test compared the first column's best with the others
@@ -205,7 +203,7 @@ def _table(
     metrics = leaderboard.groups[group]
     main = group, metrics[0]
     cells = {checkpoint: leaderboard.rows[checkpoint] for checkpoint in leaderboard.checkpoints_in(group)}
-    axis, ranked = axis_of([row.get(main) for row in cells.values()]), ranks(networks, main)
+    ranked = ranks(networks, main)
     result = next(result for result in results if result.group == group)
     level = {
         metric: sum(networks.is_best(used, (group, metric)) for used in networks.checkpoints_in(group)) > 1
@@ -226,7 +224,6 @@ def _table(
                 TableNumber(
                     text=cell_text(cell, with_interval=metric == metrics[0]),
                     value=cell.mean if cell else None,
-                    place=placed(cell, axis) if cell and metric == metrics[0] else None,
                     first=first,
                     level=is_level,
                     letters=letters,
@@ -234,14 +231,8 @@ def _table(
                     interval=cell.interval if cell else None,
                 )
             )
-        main_cell = cells[checkpoint].get(main)
-        if main_cell:
-            note = f"{leaderboard.names[checkpoint]}, {group} {metrics[0]}: {cell_text(main_cell)}"
-            images = validation_images(result)
-            seeds = f", {main_cell.seeds} seeds" if main_cell.seeds > 1 else ""
-            numbers[0] = replace(
-                numbers[0], shade=_shade(main_cell, column), note=f"{note}; {images or 'unknown'} images{seeds}"
-            )
+        if main_cell := cells[checkpoint].get(main):
+            numbers[0] = replace(numbers[0], shade=_shade(main_cell, column))
         rows.append(
             TableRow(
                 name=leaderboard.names[checkpoint],
@@ -259,7 +250,7 @@ def _table(
         metrics=metrics,
         unit=unit,
         higher=all(row[main].higher_is_better is not False for row in cells.values() if main in row),
-        axis=tuple(f"{end:.{interval_decimals(end, unit)}f}{suffix(unit)}" for end in axis) if axis else None,  # type: ignore[arg-type]
+        axis=axis_of([row.get(main) for row in cells.values()]),
         rows=tuple(rows),
         caveats=merged_notes(leaderboard.caveats[group], [leaderboard.names[used] for used in cells]),
         tested=main in networks.ties,
@@ -344,15 +335,6 @@ def axis_of(cells: Iterable[Cell | None]) -> tuple[float, float] | None:
     low, high = min(ends) - room, max(ends) + room
     unit = numbers[0].unit
     return (max(low, 0.0), min(high, 100.0)) if unit == "%" else (low, high)
-
-
-def placed(cell: Cell, axis: tuple[float, float] | None) -> tuple[float, float, float] | None:
-    """Low end, value and high end of a number on an axis, from 0 to 1."""
-    if axis is None:
-        return None
-    low, high = cell.interval or (cell.mean, cell.mean)
-    first, second, third = ((value - axis[0]) / (axis[1] - axis[0]) for value in (low, cell.mean, high))
-    return first, second, third
 
 
 def ranks(leaderboard: Leaderboard, column: Column) -> dict[CheckpointUsed, str]:

@@ -23,7 +23,7 @@ from bench.reporting.figures import (
 )
 from bench.reporting.saved_pictures import report_pictures
 from bench.reporting.views import views_of
-from bench.results.record import time_unit
+from bench.results.record import end_text, time_unit
 from bench.statistics.significance import LETTERS, p_value_cache
 from engine.printing import did_you_mean, html_template, printable
 
@@ -149,7 +149,7 @@ def rendered(template: str, **values: Any) -> str:
     script, style = ((HERE / name).read_text(encoding="utf-8") for name in ("page.js", "page.css"))
     policy = {"style_hash": policy_hash(style), "script_hash": policy_hash(script)}
     page = html_template((HERE / template).read_text(encoding="utf-8"), HERE)
-    functions = (common_notes, grounds, headline, letter_ranges, time_unit, verdict)
+    functions = (common_notes, end_text, grounds, headline, letter_ranges, time_unit, verdict)
     named = {function.__name__: function for function in functions}
     return page.render(style=Markup(style), script=Markup(script), svg=Markup, **named, **policy, **values)
 

@@ -151,6 +151,11 @@ def interval_decimals(value: float, unit: str) -> int:
     return 1 if unit == "%" else decimals(value, unit)
 
 
+def end_text(value: float, unit: str) -> str:
+    """An end of an interval: `96.1`, `0.702 s`."""
+    return f"{value:.{interval_decimals(value, unit)}f}{suffix(unit)}"
+
+
 SCHEMA = 2
 
 

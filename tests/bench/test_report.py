@@ -159,11 +159,16 @@ def test_notes_of_several_checkpoints_are_one():
 
 
 def test_numbers_lie_where_they_belong_on_their_axis():
-    (table,) = report_of([result(made_checkpoint("a", 1), 80.0), result(made_checkpoint("b", 2), 99.9)]).tables
-    for row in table.rows:
-        low, value, high = row.numbers[0].place
-        assert 0 <= low < value < high
-    assert table.axis == ("76.8", "100.0")
+    results = [result(made_checkpoint("a", 1), 80.0), result(made_checkpoint("b", 2), 99.9)]
+    (table,) = report_of(results).tables
+    assert table.axis == pytest.approx((78 - 0.05 * 23.9, 100))
+    drawn = page(results)
+    assert re.findall(r'class="ends"><span>(.*?)</span>.*?<span>([\d.]+)</span></span>', drawn) == [("76.8", "100.0")]
+    bars = re.findall(r'd="M([\d.]+) 5H([\d.]+)"/><path d="M([\d.]+) 0V10"', drawn)
+    for (low, high, value), row in zip(bars, table.rows, strict=True):
+        ends = (*row.numbers[0].interval, row.numbers[0].value)
+        places = [192 * (end - table.axis[0]) / (table.axis[1] - table.axis[0]) for end in ends]
+        assert [float(low), float(high), float(value)] == pytest.approx(places, abs=0.06)
 
 
 def evil_results() -> list[Result]:

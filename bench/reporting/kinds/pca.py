@@ -34,11 +34,10 @@ def principal_components(tokens: np.ndarray, count: int = 3) -> tuple[np.ndarray
 
     A direction and its opposite are the same component: the one is taken whose largest entry is positive.
     """
-    centred = tokens.astype(np.float64) - tokens.mean(axis=0, dtype=np.float64)
-    values, vectors = np.linalg.eigh(centred.T @ centred)
-    kept = vectors[:, ::-1][:, :count]
-    kept = kept * np.sign(kept[np.abs(kept).argmax(axis=0), np.arange(kept.shape[1])])
-    return centred @ kept, values[::-1][:count] / max(values.sum(), np.finfo(np.float64).tiny)
+    from sklearn.decomposition import PCA
+
+    fitted = PCA(count, svd_solver="covariance_eigh").fit(tokens.astype(np.float64))
+    return fitted.transform(tokens), fitted.explained_variance_ratio_
 
 
 def is_foreground(component: np.ndarray, on_border: np.ndarray) -> np.ndarray:
