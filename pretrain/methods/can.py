@@ -34,8 +34,7 @@ from pretrain.parts.losses import nt_xent
 from pretrain.parts.masking import order_of, patchify, take
 from pretrain.parts.views import Colours, ImageViews, Several, crop, view
 from pretrain.parts.weights import xavier_
-from pretrain.recipe import SINCOS, VIT_B, Recipe, on_32px, smoke
-from pretrain.schedules import WarmupCosine
+from pretrain.recipe import on_32px, smoke
 
 VIEWS = 2
 LONGEST = 10_000.0  # wave of the noise embedding
@@ -167,17 +166,13 @@ def sinusoids(level: Tensor, dims: int) -> Tensor:
 
 METHOD = Can
 
-_VIT_B = Recipe(
+_VIT_B = replace(
+    mae.RECIPES["vit_b"],
     source="ours after MAE's recipe; batch and rate are those of shlokk/mae-contrastive's README (64 x 4, four times "
     "accumulated); how the published ViT-B was trained is not known, but for its 800 epochs",
-    spec=replace(VIT_B, **SINCOS),
     settings=Settings(),
-    epochs=800,
     batch=1024,
     lr=2.5e-4,
-    schedule=WarmupCosine(warmup=40),
-    weight_decay=0.05,
-    betas=(0.9, 0.95),
 )
 _SMALL = dict(projector_hidden=256, projector_width=64, noise_dims=32)
 RECIPES = {
