@@ -247,7 +247,7 @@ def extract(
     check(limit=limit, options=options)
     with commands():
         from bench.cli.settings import EvaluationOptions, ready_device
-        from bench.commands.run import evaluation_request
+        from bench.run.prepare import workspace_of
         from imagesets.sets import open_set
         from probes.features.extract import extract as extracted
         from probes.features.kinds import FeatureKind
@@ -260,8 +260,8 @@ def extract(
             raise ValueError(str(error).replace("--set TASK.", "")) from None
         shared = {**vars(options or Options()), "limit": limit, "out": Path(out)}
         evaluation = EvaluationOptions(**shared, checkpoint=(), suite="")
-        request = evaluation_request(evaluation, ready_device(evaluation.device, evaluation.compiled))
-        space = replace(request.space, data=urls[0].partition("=")[2])
+        ready_device(evaluation.device, evaluation.compiled)
+        space = replace(workspace_of(evaluation), data=urls[0].partition("=")[2])
         return extracted(export, space.images(split, open_set), [kind], space)
 
 
@@ -362,8 +362,7 @@ def evaluate_suite(
     """
     check(suite=suite, settings=settings, select=select, seed=seed, limit=limit, options=options)
     with commands():
-        from bench.cli.settings import EvaluationOptions, ready_device
-        from bench.commands.run import evaluation_request
+        from bench.cli.settings import EvaluationOptions
         from bench.results.record import Results, read_result
         from bench.run.runner import run_jobs
         from engine.printing import say
@@ -384,8 +383,7 @@ def evaluate_suite(
             limit=limit,
             rerun=rerun,
         )
-        device = ready_device(evaluation.device, evaluation.compiled)
-        tally = run_jobs(evaluation_request(evaluation, device))
+        tally = run_jobs(evaluation)
         if tally.errors:
             raise tally.errors[0]
         results = Results(read_result(job.path) for job in tally.jobs)

@@ -8,17 +8,16 @@ from pathlib import Path
 
 import torch
 
+from bench.cli.settings import EvaluationOptions
 from bench.pretraining.recipes import choose_recipe
 from bench.pretraining.run import prepared
 from bench.reporting.page import report_page
-from bench.run.prepare import RunRequest
 from bench.run.runner import run_suite
 from bench.statistics.compare import compare, conclusion
 from bench.statistics.paired import holm
 from engine.distributed import World
 from engine.files import digest, write_atomic
 from engine.printing import say
-from engine.tasks import Workspace
 from imagesets.sets import open_set
 from pretrain.loop.trainer import Run
 
@@ -70,15 +69,17 @@ def evaluate_demo(network: Path, out: Path, seed: int) -> int:
         f"{METHOD}-initial": str(network / "start"),
         f"{METHOD}-trained": str(network / "export"),
     }
-    request = RunRequest(
-        checkpoints=tuple(checkpoints.values()),
-        names=tuple(checkpoints),
+    options = EvaluationOptions(
+        checkpoint=tuple(checkpoints.values()),
+        name=tuple(checkpoints),
         suite=SUITE,
         data=(f"noisydigits={IMAGES}",),
         out=out,
-        space=Workspace(cache=out / "cache", data="", seed=seed, limit=LIMIT),
+        device="cpu",
+        seed=seed,
+        limit=LIMIT,
     )
-    if code := run_suite(request):
+    if code := run_suite(options):
         return code
     comparisons = [
         comparison

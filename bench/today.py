@@ -11,7 +11,7 @@ from functools import cache
 from pathlib import Path
 
 from bench.cli.output import in_one_line
-from bench.cli.settings import absent_file
+from bench.cli.settings import EvaluationOptions, absent_file
 from bench.published.values import SETS, PublishedValue, published_values
 from bench.reproduce import Measurement, Setup, chosen, launched, measurement, unmeasured
 from bench.results.record import DataUsed, MetricRecord, interval_decimals, suffix
@@ -19,7 +19,7 @@ from bench.results.store import StoredResult
 from bench.run.calibration import Machine
 from bench.run.checkpoints import LoadedCheckpoint, describe
 from bench.run.forecast import Forecast, count_jobs, duration, size
-from bench.run.prepare import RunRequest, open_data, plan_jobs
+from bench.run.prepare import open_data, plan_jobs
 from bench.run.suites import ChosenProtocol, catalogue, choose_protocols
 from checkpoints.frozen import FrozenExport
 from checkpoints.import_options import ImportOptions
@@ -157,7 +157,7 @@ def forecasts(name: str, suite: str, setup: Setup, machine: Machine) -> Iterator
     given = setup.checkpoints.get(name, "")
     architecture = NETWORKS[name].timm or NETWORKS[name].reference.partition(":")[2].partition(".")[0]
     space = Workspace(cache=setup.out / "cache", data="", device="cpu", precision="bfloat16")
-    request = RunRequest(checkpoints=(), suite=suite, out=setup.out, space=space)
+    options = EvaluationOptions(checkpoint=(), suite=suite, out=setup.out)
     data = [DataUsed(name=known, url=SETS[known].url, images=SETS[known].images) for known in IMAGES]
     by_size: dict[int | None, list[ChosenProtocol]] = {}
     for protocols, _, image_size in calls(name, suite, setup):
@@ -165,7 +165,7 @@ def forecasts(name: str, suite: str, setup: Setup, machine: Machine) -> Iterator
     for image_size, selected in by_size.items():
         export = sized_export("" if absent_file(given) else given, architecture, image_size)
         loaded = LoadedCheckpoint(used=describe(export, name, given), spec=export.spec, reference=given)
-        _, [(_, jobs)], _ = plan_jobs(request, [loaded], data, selected)
+        _, [(_, jobs)], _ = plan_jobs(options, space, [loaded], data, selected)
         yield from (forecast.timed(machine) for forecast in count_jobs(jobs, export, space))
 
 

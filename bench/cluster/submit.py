@@ -45,7 +45,7 @@ from bench.cluster.task import (
 from bench.pretraining.run import check_request
 from bench.run.checkpoints import LoadedCheckpoint
 from bench.run.forecast import expectations
-from bench.run.prepare import Job, RunRequest, prepare, without_problems
+from bench.run.prepare import Job, prepare, without_problems
 from checkpoints.frozen import FrozenExport
 from engine.files import locked
 from engine.optional import require
@@ -237,12 +237,12 @@ def words_of_run(options: EvaluationOptions, checkpoint: LoadedCheckpoint, jobs:
 SHOWN = 2  # protocols that the title of a task names
 
 
-def evaluation_tasks(options: EvaluationOptions, request: RunRequest, submitted: set[str]) -> list[TaskRecord]:
+def evaluation_tasks(options: EvaluationOptions, submitted: set[str]) -> list[TaskRecord]:
     """A task for every group of jobs without a result. submitted: results that jobs of earlier submissions will write.
 
     Prints what is left out and why. ValueError where the request itself is wrong.
     """
-    preparation = prepare(request)
+    preparation = prepare(replace(options, device="cpu"))
     say(*preparation.left_out)
     tasks: list[tuple[LoadedCheckpoint, list[Job]]] = []
     seconds: dict[Path, float] = {}
@@ -250,16 +250,14 @@ def evaluation_tasks(options: EvaluationOptions, request: RunRequest, submitted:
     for checkpoint, jobs in without_problems(preparation)[0]:
         export = preparation.exports[checkpoint.used.key]
         todo = [job for job in jobs if job.state != "done"]
-        new = [job for job in todo if str(job.path.relative_to(request.out)) not in submitted]
+        new = [job for job in todo if str(job.path.relative_to(options.out)) not in submitted]
         left_out["have a result"] += len(jobs) - len(todo)
         left_out["are submitted already"] += len(todo) - len(new)
-        seconds |= expectations(new, export, request.space)
-        tasks += [(checkpoint, group) for group in groups_sharing(new, export, request.space)]
+        seconds |= expectations(new, export, preparation.space)
+        tasks += [(checkpoint, group) for group in groups_sharing(new, export, preparation.space)]
     say(*(f"{count} jobs {why}, skipped" for why, count in left_out.items() if count))
     tasks.sort(key=lambda task: _cost(task[1]))
-    return [
-        _task_of(number, options, request, checkpoint, jobs, seconds) for number, (checkpoint, jobs) in enumerate(tasks)
-    ]
+    return [_task_of(number, options, checkpoint, jobs, seconds) for number, (checkpoint, jobs) in enumerate(tasks)]
 
 
 def groups_sharing(jobs: Sequence[Job], export: FrozenExport, space: Workspace) -> list[list[Job]]:
@@ -296,14 +294,13 @@ def _cost(jobs: Sequence[Job]) -> float:
 def _task_of(
     number: int,
     options: EvaluationOptions,
-    request: RunRequest,
     checkpoint: LoadedCheckpoint,
     jobs: Sequence[Job],
     seconds: Mapping[Path, float],
 ) -> TaskRecord:
     protocols = list(dict.fromkeys(job.chosen.name for job in jobs))
     unnamed = f" and {len(protocols) - SHOWN} more" if len(protocols) > SHOWN else ""
-    paths = {str(job.path.relative_to(request.out)): job.path for job in jobs}
+    paths = {str(job.path.relative_to(options.out)): job.path for job in jobs}
     return TaskRecord(
         number=number,
         title=f"{checkpoint.used.name}: {', '.join(protocols[:SHOWN])}{unnamed}",
@@ -314,17 +311,17 @@ def _task_of(
     )
 
 
-def launch_evaluation(options: EvaluationOptions, request: RunRequest) -> int:
+def launch_evaluation(options: EvaluationOptions) -> int:
     """Submit the jobs of a run that nobody has submitted yet; the exit code. ValueError for a wrong request."""
-    check_writable(request.out)
-    with locked(request.out / FOLDER / "lock", "it submits jobs"):
-        tasks = evaluation_tasks(options, request, submitted(request.out))
+    check_writable(options.out)
+    with locked(options.out / FOLDER / "lock", "it submits jobs"):
+        tasks = evaluation_tasks(options, submitted(options.out))
         if not tasks:
             say("nothing is left to submit")
             return 0
         if options.cluster == "slurm":
-            return submit_all(request.out, tasks, options)
-    return run_locally(request.out, tasks, options)
+            return submit_all(options.out, tasks, options)
+    return run_locally(options.out, tasks, options)
 
 
 def launch_pretraining(options: PretrainOptions) -> int:

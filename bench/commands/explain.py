@@ -29,8 +29,6 @@ class Options(MeasuringOptions):
 
 def run(options: Options) -> int:
     """0 whatever differs."""
-    from bench.cli.settings import chosen_device
-    from bench.commands.run import evaluation_request
     from bench.reporting import effects
     from engine.printing import say
 
@@ -43,9 +41,8 @@ def run(options: Options) -> int:
     if not (options.checkpoint and options.data):
         say("", "to measure what each explains:", f"  {effects.command(first, second, changed)}")
         return 0
-    evaluation = options_from(options, EvaluationOptions, suite="", out=options.to)
-    request = evaluation_request(evaluation, chosen_device(options.device))
-    request = effects.request_of(first.result, effects.replace(request, checkpoints=options.checkpoint[:1]))
-    shares, whole = effects.explain(request, changed, options.checkpoint)
+    evaluation = options_from(options, EvaluationOptions, suite="", out=options.to, checkpoint=options.checkpoint[:1])
+    like_first = effects.options_like(first.result, evaluation)
+    shares, whole = effects.explain(like_first, changed, options.checkpoint)
     say("", *effects.share_lines(first.result, second.result, shares, whole))
     return 0

@@ -1,7 +1,7 @@
 """Say what a run takes on this machine before it runs: time, images, work, disk and memory of each job."""
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import ClassVar
 
@@ -38,7 +38,6 @@ def run(options: Options) -> int:
     check_names(options.checkpoint, options.suite, [text for text in options.data if "=" in text])
     from bench.cli.settings import chosen_device
     from bench.cluster.submit import words_of_run
-    from bench.commands.run import evaluation_request
     from bench.run.calibration import free_memory, machine
     from bench.run.forecast import entries, plan, script_lines, totals
     from engine.printing import say
@@ -51,9 +50,8 @@ def run(options: Options) -> int:
     assumed = None
     if options.assume:
         assumed = machine(options.assume, gpus, options.workers, "bfloat16", options.decode)
-    request = evaluation_request(options, device)
     silent = options.json or options.script  # their output comes at the end
-    planned = plan(request, assumed, options.fresh, (lambda *lines: None) if silent else say)
+    planned = plan(replace(options, device=device), assumed, options.fresh, (lambda *lines: None) if silent else say)
 
     jobs = entries(planned, partial(words_of_run, options_from(options, EvaluationOptions)), gpus)
     if options.json:

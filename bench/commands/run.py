@@ -1,12 +1,8 @@
 """Evaluate checkpoints on image sets."""
 
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
 
-from bench.cli.settings import EvaluationOptions, check_names, cluster_of, ready_device
-
-if TYPE_CHECKING:
-    from bench.run.prepare import RunRequest
+from bench.cli.settings import EvaluationOptions, check_names, cluster_of
 
 EPILOG = """examples:
   bench run --checkpoint timm:vit_small_patch16_224.dino pixels:32 --suite smoke --out results
@@ -35,43 +31,7 @@ def run(options: Options) -> int:
     if cluster and not options.dry_run:
         from bench.cluster.submit import launch_evaluation
 
-        return launch_evaluation(cluster, evaluation_request(cluster, "cpu"))
+        return launch_evaluation(cluster)
     from bench.run.runner import run_suite
 
-    request = evaluation_request(options, ready_device(options.device, options.compiled))
-    return run_suite(replace(request, dry_run=options.dry_run))
-
-
-def evaluation_request(options: EvaluationOptions, device: str) -> "RunRequest":
-    """The request that the options make, on a device."""
-    from bench.run.prepare import RunRequest
-    from checkpoints.import_options import ImportOptions
-    from engine.tasks import Workspace
-
-    if options.precision == "float16":
-        raise ValueError("--precision float16: it is for pretraining; choose float32 or bfloat16")
-    space = Workspace(
-        cache=options.out / "cache",
-        data="",
-        device=device,
-        precision="bfloat16" if options.precision == "bfloat16" else "float32",
-        compiled=options.compiled,
-        decode=options.decode,
-        seed=options.seed,
-        limit=options.limit,
-        skip_bad=options.skip_bad,
-        batch_size=options.batch_size,
-        workers=options.workers,
-    )
-    return RunRequest(
-        checkpoints=options.checkpoint,
-        names=options.name,
-        imports=ImportOptions(statistics=options.statistics),
-        suite=options.suite,
-        data=options.data,
-        select=options.select,
-        changes=options.set,
-        out=options.out,
-        space=space,
-        rerun=options.rerun,
-    )
+    return run_suite(options, options.dry_run)

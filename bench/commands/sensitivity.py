@@ -43,7 +43,7 @@ class Options(MeasuringOptions):
 
 def run(options: Options) -> int:
     """0: measured; what could not be is said."""
-    from bench.cli.settings import check_names, chosen_device
+    from bench.cli.settings import check_names
 
     if not (options.checkpoint and options.out):
         raise ValueError("give --checkpoint X, --data NAME=URL and --out DIR")
@@ -51,15 +51,13 @@ def run(options: Options) -> int:
         raise ValueError(f"--data: give one image set, not {len(options.data)}")
     check_names(options.checkpoint, options.protocol, options.data)
     from bench.cli.output import table
-    from bench.commands.run import evaluation_request
     from bench.reporting import effects
     from bench.reporting.figures import encoded_figure
     from engine.files import write_atomic
     from engine.printing import say
 
     evaluation = options_from(options, EvaluationOptions, suite=options.protocol)
-    request = evaluation_request(evaluation, chosen_device(options.device))
-    title, found, left_out = effects.sensitivity(request, options.vary)
+    title, found, left_out = effects.sensitivity(evaluation, options.vary)
     path = options.out / f"sensitivity-{options.protocol}"
     write_atomic(Path(f"{path}.csv"), effects.to_csv(found))
     write_atomic(Path(f"{path}.md"), effects.to_markdown(title, found, left_out))

@@ -2,7 +2,7 @@
 divides the difference of two results among the settings in which they differ.
 
 A variation is a text, `crop=1.0` or `image_size=1.5x positions=bilinear`: settings of the task, or of the run and of
-the network (RUN, NETWORK). All variations of a run are jobs of one `RunRequest`, so that features of one transform are
+the network (RUN, NETWORK). All variations of a run are jobs of one run, so that features of one transform are
 extracted in one pass. The protocol and its variation are compared on the same images (bench/statistics/paired.py).
 
 `bench explain` gives each difference its Shapley value: what it adds to the number, averaged over the orders in which
@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from bench.cli.output import table
+from bench.cli.settings import EvaluationOptions
 from bench.reporting.figures import INK, styles_of
 from bench.results.record import (
     MetricRecord,
@@ -38,7 +39,7 @@ from bench.results.record import (
 )
 from bench.results.store import StoredResult, read_results
 from bench.run.checkpoints import kept_export, load_checkpoint, opened, save_once
-from bench.run.prepare import RunRequest
+from bench.run.prepare import workspace_of
 from bench.run.runner import run_jobs
 from bench.run.suites import ChosenProtocol, catalogue, changed_protocols, choose_protocols
 from bench.statistics.compare import interval_text
@@ -66,15 +67,16 @@ PLAIN: Variation = ()
 
 
 def measure(
-    request: RunRequest, variations: Iterable[Variation]
+    options: EvaluationOptions, variations: Iterable[Variation]
 ) -> tuple[dict[Variation, dict[str, StoredResult]], list[str]]:
-    """Variation -> name of checkpoint -> result, of the one protocol of a request; and why others have none.
+    """Variation -> name of checkpoint -> result, of the one protocol of the options; and why others have none.
 
-    What exists in the folder of the request is not run again. ValueError where the request itself is wrong.
+    What exists in their folder is not run again. ValueError where the request itself is wrong.
     """
-    chosen, given = protocol_of(request), request.names or (None,) * len(request.checkpoints)
-    pairs = zip(request.checkpoints, given, strict=True)
-    loaded = [load_checkpoint(*pair, request.out, save=True, options=request.imports)[0] for pair in pairs]
+    chosen, given = protocol_of(options), options.name or (None,) * len(options.checkpoint)
+    pairs = zip(options.checkpoint, given, strict=True)
+    imports = ImportOptions(statistics=options.statistics)
+    loaded = [load_checkpoint(*pair, options.out, save=True, options=imports)[0] for pair in pairs]
     names = [checkpoint.used.name for checkpoint in loaded]
     if len(set(names)) < len(names):
         raise ValueError(f"--name: two checkpoints are called {max(names, key=names.count)}; give each its own")
@@ -85,12 +87,12 @@ def measure(
     results: dict[Variation, dict[str, StoredResult]] = {}
     problems: list[str] = []
     for outside, together in by_run.items():
-        options = dict(change.split("=", 1) for change in outside)
+        of_run = dict(change.split("=", 1) for change in outside)
         networks = {}  # name of the changed network -> its reference and its own name
         for checkpoint in loaded:
-            name = _varied_name(checkpoint.used.name, options)
+            name = _varied_name(checkpoint.used.name, of_run)
             try:
-                reference = _varied_network(checkpoint.reference, name, options, request.out)
+                reference = _varied_network(checkpoint.reference, name, of_run, options.out)
                 networks[name] = (reference, checkpoint.used.name)
             except ValueError as error:
                 problems.append(f"{' '.join(outside)}, {checkpoint.used.name}: {error}")
@@ -98,14 +100,13 @@ def measure(
             continue
         tasks = {variation: _changes_of_task(variation, chosen) for variation in together}
         varied = replace(
-            request,
-            checkpoints=tuple(reference for reference, _ in networks.values()),
-            names=tuple(networks),
-            imports=ImportOptions(),
-            space=replace(request.space, **_of_run(options)),
-            variations=tuple(dict.fromkeys(tasks.values())),
+            options,
+            checkpoint=tuple(reference for reference, _ in networks.values()),
+            name=tuple(networks),
+            statistics=None,
+            **_of_run(of_run),
         )
-        tally = run_jobs(varied, show=False)
+        tally = run_jobs(varied, show=False, variations=tuple(dict.fromkeys(tasks.values())))
         problems += tally.failed
         settings = {variation: settings_of(_changed(varied, changes).task) for variation, changes in tasks.items()}
         for job in tally.jobs:
@@ -116,12 +117,12 @@ def measure(
     return results, problems
 
 
-def protocol_of(request: RunRequest) -> ChosenProtocol:
-    """The protocol of a request, with its changes. ValueError where there are several."""
-    protocols = _protocols(request.suite)
+def protocol_of(options: EvaluationOptions) -> ChosenProtocol:
+    """The protocol of the options, with their changes. ValueError where there are several."""
+    protocols = _protocols(options.suite)
     if len(protocols) != 1:
-        raise ValueError(f"{request.suite}: give one protocol, such as {protocols[0].name}")
-    return _changed(request, ())
+        raise ValueError(f"{options.suite}: give one protocol, such as {protocols[0].name}")
+    return _changed(options, ())
 
 
 @cache
@@ -129,13 +130,13 @@ def _protocols(suite: str) -> list[ChosenProtocol]:
     return choose_protocols(suite, catalogue(words=suite))
 
 
-def _changed(request: RunRequest, changes: Variation) -> ChosenProtocol:
-    (chosen,) = changed_protocols(_protocols(request.suite), (*request.changes, *changes), request.select)
+def _changed(options: EvaluationOptions, changes: Variation) -> ChosenProtocol:
+    (chosen,) = changed_protocols(_protocols(options.suite), (*options.set, *changes), options.select)
     return chosen
 
 
 def _of_run(options: Mapping[str, str]) -> dict[str, Any]:
-    """Values of a Workspace, of those options that are its own."""
+    """Values of those options that are of a run."""
     try:
         return {name: from_text(text, RUN[name]) for name, text in options.items() if name in RUN}
     except ValueError as error:
@@ -238,26 +239,26 @@ class Effect:
         return float(np.mean([abs(test.difference) for test in self.tests.values()]))
 
 
-def sensitivity(request: RunRequest, texts: Sequence[str] = ()) -> tuple[str, list[Effect], list[str]]:
+def sensitivity(options: EvaluationOptions, texts: Sequence[str] = ()) -> tuple[str, list[Effect], list[str]]:
     """What every variation does, the largest first, and last the two of different settings that do most, together.
 
     texts: variations in place of those of the task and OF_ANY_TASK. Returns what was measured in words, the effects,
     and a line for each variation that is left out. ValueError for a wrong one.
     """
-    chosen, left_out = protocol_of(request), []
+    chosen, left_out = protocol_of(options), []
     variations: dict[Variation, str] = {}
     for text in texts or (*chosen.task.VARIATIONS, *OF_ANY_TASK):
         variation = tuple(text.split())
         try:
-            varied = _changed(request, _changes_of_task(variation, chosen)).task
+            varied = _changed(options, _changes_of_task(variation, chosen)).task
         except ValueError as error:
             if texts:
                 raise
             left_out.append(f"{text}: {error}")
             continue
         if varied != chosen.task or not all(_is_of_task(change, chosen) for change in variation):
-            variations[variation] = ", ".join(_own_value(name, chosen, request) for name in _names(variation))
-    results, problems = measure(request, [PLAIN, *variations])
+            variations[variation] = ", ".join(_own_value(name, chosen, options) for name in _names(variation))
+    results, problems = measure(options, [PLAIN, *variations])
     if PLAIN not in results:
         raise ValueError(f"{chosen.name}: {problems[0] if problems else 'no result of the protocol itself'}")
     plain = results[PLAIN]
@@ -268,7 +269,7 @@ def sensitivity(request: RunRequest, texts: Sequence[str] = ()) -> tuple[str, li
     )
     if pair := next(pairs, None):
         both = tuple(change for effect in pair for change in effect.variation)
-        found, failed = measure(request, [both])
+        found, failed = measure(options, [both])
         problems += failed
         effects += [_effect(both, ", ".join(effect.own for effect in pair), plain, found[both])] if found else []
     first = next(iter(plain.values())).result
@@ -282,9 +283,9 @@ def _names(variation: Variation) -> list[str]:
     return [change.partition("=")[0] for change in variation]
 
 
-def _own_value(name: str, chosen: ChosenProtocol, request: RunRequest) -> str:
+def _own_value(name: str, chosen: ChosenProtocol, options: EvaluationOptions) -> str:
     if name in RUN:
-        return str(getattr(request.space, name))
+        return str(getattr(workspace_of(options), name))
     if name in NETWORK:
         return "the network's own"
     value = settings_of(chosen.task, complete=True)[name]
@@ -456,11 +457,11 @@ class Share:
 
 
 def explain(
-    request: RunRequest, changed: Mapping[str, tuple[Any, Any]], references: Sequence[str] = ()
+    options: EvaluationOptions, changed: Mapping[str, tuple[Any, Any]], references: Sequence[str] = ()
 ) -> tuple[list[Share], PairedTest]:
     """Shares of the differences, the largest first, and the whole difference B - A as measured.
 
-    request: of A. references: of the networks of A and B, where these differ. ValueError where something cannot run.
+    options: of A. references: of the networks of A and B, where these differ. ValueError where something cannot run.
     """
     texts = _texts(changed)
     if "checkpoint" in texts:
@@ -472,7 +473,7 @@ def explain(
     subsets = {frozenset(order[:count]) for order in orders for count in range(len(order) + 1)}
     subsets |= {frozenset({name}) for name in names} | {frozenset(names) - {name} for name in names}
     variations = {subset: tuple(sorted(texts[name] for name in subset)) for subset in sorted(subsets, key=sorted)}
-    results, problems = measure(request, variations.values())
+    results, problems = measure(options, variations.values())
     if missing := [variation for variation in variations.values() if variation not in results]:
         why = problems[0] if problems else "it has no result"
         raise ValueError(f"{' '.join(missing[0]) or 'the settings of A'}: {why}")
@@ -501,21 +502,15 @@ def _texts(changed: Mapping[str, tuple[Any, Any]]) -> dict[str, str]:
     return {name: f"{name}={_as_text(after)}" for name, (_, after) in changed.items()}
 
 
-def request_of(first: Result, request: RunRequest) -> RunRequest:
-    """The request with the protocol, settings, seed, precision, decoder and limit of a result."""
+def options_like(first: Result, options: EvaluationOptions) -> EvaluationOptions:
+    """The options with the protocol, settings, seed, precision, decoder and limit of a result."""
     (chosen,) = _protocols(first.protocol.name)
     own = settings_of(chosen.task, complete=True)
     changes = tuple(
         f"{chosen.name}.{name}={_as_text(value)}" for name, value in _complete(first).items() if value != own[name]
     )
-    space = {name: getattr(first, name) for name in (*RUN, "limit")}
-    return replace(
-        request,
-        suite=chosen.name,
-        changes=changes,
-        names=(first.checkpoint.name,),
-        space=replace(request.space, **space),
-    )
+    of_run: dict[str, Any] = {name: getattr(first, name) for name in (*RUN, "limit")}
+    return replace(options, suite=chosen.name, set=changes, name=(first.checkpoint.name,), **of_run)
 
 
 def _as_text(value: Any) -> str:

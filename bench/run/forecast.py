@@ -19,12 +19,12 @@ from types import FrameType
 from typing import Any
 
 from bench.cli.output import in_one_line
-from bench.cli.settings import setting_text
+from bench.cli.settings import EvaluationOptions, setting_text
 from bench.published.values import SETS
 from bench.results.record import DataUsed
 from bench.run.calibration import DECODING, Calibration, Machine, pass_seconds, scratch
 from bench.run.checkpoints import LoadedCheckpoint
-from bench.run.prepare import Job, Preparation, RunRequest, checkpoint_title, group_of, prepare
+from bench.run.prepare import Job, Preparation, checkpoint_title, group_of, prepare
 from bench.run.suites import ChosenProtocol
 from checkpoints.frozen import FrozenExport
 from engine.files import digest
@@ -212,7 +212,7 @@ MAX_LISTED = 8  # protocols whose settings are listed
 
 def show_dry_run(preparation: Preparation, width: int) -> int:
     """Print what a run would do. Returns 1 if a checkpoint or a task would fail."""
-    space, forecasts = preparation.request.space, {}
+    space, forecasts = preparation.space, {}
     jobs = [job for _, planned in preparation.jobs for job in planned]
     for checkpoint, planned in preparation.jobs:
         export = preparation.exports.pop(checkpoint.used.key)
@@ -287,18 +287,19 @@ Command = Callable[[LoadedCheckpoint, Sequence[Job]], list[str]]  # words of the
 Plan = Sequence[tuple[LoadedCheckpoint, list[Forecast]]]
 
 
-def plan(request: RunRequest, assumed: Machine | None, fresh: bool, tell: Callable[..., None]) -> Plan:
+def plan(options: EvaluationOptions, assumed: Machine | None, fresh: bool, tell: Callable[..., None]) -> Plan:
     """Forecasts of all jobs without a result, by checkpoint. ValueError for a wrong request.
 
     Sets of an assumed machine may be named alone, as `imagenet`: their counts are known. fresh: measure again. tell:
     prints counts at once, and times as they are measured.
     """
-    named = [text for text in request.data if text in SETS]
+    named = [text for text in options.data if text in SETS]
     if named and not assumed:
         raise ValueError(f"--data {named[0]}: to measure this machine, images are read: give NAME=URL, or add --assume")
-    rest = replace(request, data=tuple(text for text in request.data if text not in SETS))
+    rest = replace(options, data=tuple(text for text in options.data if text not in SETS))
     known = [DataUsed(name=name, url=SETS[name].url, images=SETS[name].images) for name in named]
-    preparation, space = prepare(rest, known=known), request.space
+    preparation = prepare(rest, known=known)
+    space = preparation.space
     say(*preparation.left_out, errors=True)
     counted = []
     for checkpoint, jobs in preparation.jobs:
@@ -342,7 +343,7 @@ def time_limit(seconds: float) -> Iterator[None]:
 
 def measure_jobs(plan: Plan, preparation: Preparation, tell: Callable[..., None]) -> None:
     """Fill in the times of the jobs that lack one, those with the fewest operations first, as far as time allows."""
-    started, space = time.perf_counter(), preparation.request.space
+    started, space = time.perf_counter(), preparation.space
     lacking = [
         (checkpoint, forecasts, place)
         for checkpoint, forecasts in plan

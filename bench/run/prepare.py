@@ -1,13 +1,13 @@
 """What a run will do: its protocols, images, checkpoints and jobs, which of them are done, what is left out and why."""
 
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
 from bench.cli.output import in_one_line
-from bench.cli.settings import check_writable, named_url
+from bench.cli.settings import EvaluationOptions, check_writable, chosen_device, named_url
 from bench.results.record import (
     DataUsed,
     NewerSchema,
@@ -28,27 +28,8 @@ from downstream.data.scenes import TINY, drawn_first, layout_of, open_scenes, sc
 from engine.distributed import World
 from engine.extensions import extensions, warn_of
 from engine.printing import millions, say
-from engine.tasks import SelectOn, Workspace, settings_of
+from engine.tasks import Workspace, settings_of
 from imagesets.sets import SPLITS, open_anew, open_set, parse_url
-
-
-@dataclass(frozen=True, kw_only=True)
-class RunRequest:
-    """The options of `bench run`."""
-
-    checkpoints: tuple[str, ...]  # references, as `--checkpoint` takes them
-    names: tuple[str, ...] = ()  # of the checkpoints; none: by their files
-    imports: ImportOptions = field(default_factory=ImportOptions)  # of all checkpoints
-    suite: str  # suites, tasks and protocols, comma-separated
-    data: tuple[str, ...] = ()  # NAME=URL
-    select: SelectOn | None = None  # images that select heads and epochs; none: as each protocol says
-    changes: tuple[str, ...] = ()  # TASK.FIELD=VALUE
-    variations: tuple[tuple[str, ...], ...] = ((),)  # further changes; every protocol is evaluated with each of these
-    out: Path  # folder of the results
-    space: Workspace  # `run_suite` sets `world` and `reread`, and `data` for every job
-    rerun: bool = False  # replace existing results, and read the images again
-    dry_run: bool = False  # print what would be done
-
 
 State = Literal["new", "failed before", "done"]
 
@@ -98,7 +79,8 @@ def group_of(job: Job, export: FrozenExport | None, space: Workspace) -> Hashabl
 class Preparation:
     """What a run will do, worked out once: `bench run`, its dry run, `bench plan`, `--cluster` and Python share it."""
 
-    request: RunRequest  # with the connected processes
+    options: EvaluationOptions
+    space: Workspace  # with the connected processes; the jobs name their data
     protocols: Sequence[ChosenProtocol]  # for which there are images
     jobs: Sequence[tuple[LoadedCheckpoint, Sequence[Job]]]  # of each checkpoint: cheap ones first, failed ones last
     left_out: Sequence[str]  # what is not evaluated and why, a line for each reason
@@ -106,23 +88,54 @@ class Preparation:
     exports: dict[tuple[str, str], FrozenExport]  # those that this process has loaded, by `CheckpointUsed.key`
 
 
-def prepare(request: RunRequest, world: World = World(), known: Sequence[DataUsed] = ()) -> Preparation:  # noqa: B008
+Variations = Sequence[tuple[str, ...]]  # TASK.FIELD=VALUE; every protocol is evaluated with each of these changes
+
+
+def workspace_of(options: EvaluationOptions, world: World = World()) -> Workspace:  # noqa: B008
+    """Where the tasks of a run work, with its processes. ValueError for a device that is not here."""
+    if options.precision == "float16":
+        raise ValueError("--precision float16: it is for pretraining; choose float32 or bfloat16")
+    return Workspace(
+        cache=options.out / "cache",
+        data="",
+        device=chosen_device(options.device),
+        precision="bfloat16" if options.precision == "bfloat16" else "float32",
+        compiled=options.compiled,
+        decode=options.decode,
+        seed=options.seed,
+        limit=options.limit,
+        skip_bad=options.skip_bad,
+        batch_size=options.batch_size,
+        workers=options.workers,
+        world=world,
+        reread=options.rerun,
+    )
+
+
+def prepare(
+    options: EvaluationOptions,
+    world: World = World(),  # noqa: B008
+    known: Sequence[DataUsed] = (),
+    variations: Variations = ((),),
+    dry_run: bool = False,
+) -> Preparation:
     """Protocols, images, checkpoints and jobs of a run. ValueError where the request itself is wrong.
 
     Every process opens the images; rank 0 imports, verifies and saves the checkpoints and plans the jobs of all.
-    known: sets that are not opened, beside those that the request names.
+    known: sets that are not opened, beside those that the options name. dry_run: nothing is written.
     """
-    request = replace(request, space=replace(request.space, world=world, reread=request.rerun))
-    if request.names and len(request.names) != len(request.checkpoints):
-        named, given = len(request.names), len(request.checkpoints)
+    space = workspace_of(options, world)
+    if options.name and len(options.name) != len(options.checkpoint):
+        named, given = len(options.name), len(options.checkpoint)
         raise ValueError(f"--name: {named} names for {given} checkpoints; give one for each, in their order")
-    protocols = world.on_all_ranks(lambda: _chosen_protocols(request))
-    data = [*known, *(_open_all(request) if request.data or not known else ())]
+    protocols = world.on_all_ranks(lambda: _chosen_protocols(options, world, variations))
+    data = [*known, *(_open_all(options, space) if options.data or not known else ())]
     exports: dict[tuple[str, str], FrozenExport] = {}
-    checkpoints, unavailable = world.on_rank0(lambda: _load_checkpoints(request, exports))
-    protocols, jobs, left_out = world.on_rank0(lambda: plan_jobs(request, checkpoints, data, protocols))
+    checkpoints, unavailable = world.on_rank0(lambda: _load_checkpoints(options, exports, dry_run))
+    protocols, jobs, left_out = world.on_rank0(lambda: plan_jobs(options, space, checkpoints, data, protocols))
     return Preparation(
-        request=request,
+        options=options,
+        space=space,
         protocols=protocols,
         jobs=jobs,
         left_out=left_out,
@@ -131,47 +144,43 @@ def prepare(request: RunRequest, world: World = World(), known: Sequence[DataUse
     )
 
 
-def _chosen_protocols(request: RunRequest) -> list[ChosenProtocol]:
-    known = catalogue(words=request.suite)
-    if request.space.world.is_rank0:
+def _chosen_protocols(options: EvaluationOptions, world: World, variations: Variations) -> list[ChosenProtocol]:
+    known = catalogue(words=options.suite)
+    if world.is_rank0:
         warn_of(known.broken)
-    chosen = choose_protocols(request.suite, known)
+    chosen = choose_protocols(options.suite, known)
     return [
         varied
-        for variation in request.variations
-        for varied in changed_protocols(chosen, (*request.changes, *variation), request.select)
+        for variation in variations
+        for varied in changed_protocols(chosen, (*options.set, *variation), options.select)
     ]
 
 
-def _open_all(request: RunRequest) -> list[DataUsed]:
+def _open_all(options: EvaluationOptions, space: Workspace) -> list[DataUsed]:
     """Open the image sets, in every process, once for all tasks. A large one is listed by one process of a machine."""
-    space, urls = request.space, named_urls(request.data, request.suite)
+    urls = named_urls(options.data, options.suite)
     drawn_first(urls.values(), space.cache, space.world)
-    data = space.world.first_on_each_machine(
-        lambda: [open_data(name, url, space, request.rerun) for name, url in urls.items()]
-    )
+    data = space.world.first_on_each_machine(lambda: [open_data(name, url, space) for name, url in urls.items()])
     for images in data if space.world.is_rank0 else ():
         say(*(f"{images.name}: {warning}" for warning in images.warnings), errors=True)
     return data
 
 
 def _load_checkpoints(
-    request: RunRequest, exports: dict[tuple[str, str], FrozenExport]
+    options: EvaluationOptions, exports: dict[tuple[str, str], FrozenExport], dry_run: bool
 ) -> tuple[list[LoadedCheckpoint], list[str]]:
     """Load and verify all checkpoints, and put their exports into `exports`. Also why some cannot be, in a dry run."""
-    if not request.dry_run:
-        check_writable(request.out)  # now, and not after the first task has run for hours
-    names = request.names or (None,) * len(request.checkpoints)
+    if not dry_run:
+        check_writable(options.out)  # now, and not after the first task has run for hours
+    names, imports = options.name or (None,) * len(options.checkpoint), ImportOptions(statistics=options.statistics)
     checkpoints, unavailable = {}, []
-    for reference, name in dict.fromkeys(zip(request.checkpoints, names, strict=True)):
+    for reference, name in dict.fromkeys(zip(options.checkpoint, names, strict=True)):
         try:
-            checkpoint, export = load_checkpoint(
-                reference, name, request.out, save=not request.dry_run, options=request.imports
-            )
+            checkpoint, export = load_checkpoint(reference, name, options.out, save=not dry_run, options=imports)
             checkpoints[checkpoint.used.key] = checkpoint
             exports[checkpoint.used.key] = export
         except (ValueError, RuntimeError, MemoryError) as error:
-            if not request.dry_run:
+            if not dry_run:
                 raise
             named = "" if isinstance(error, ValueError) else f"--checkpoint {reference}: "
             unavailable.append(named + in_one_line(error))
@@ -179,7 +188,8 @@ def _load_checkpoints(
 
 
 def plan_jobs(
-    request: RunRequest,
+    options: EvaluationOptions,
+    space: Workspace,
     checkpoints: Sequence[LoadedCheckpoint],
     data: Sequence[DataUsed],
     protocols: Sequence[ChosenProtocol],
@@ -193,7 +203,7 @@ def plan_jobs(
     if lacking:
         tasks = ", ".join(dict.fromkeys(chosen.name.partition("@")[0] for chosen in lacking))
         lines.append(f"{len(lacking)} protocols are left out, none of the --data is for them: {tasks}")
-    several_labels = refused_sets(data, protocols, request.space)
+    several_labels = refused_sets(data, protocols, space)
     for name, refused in several_labels.items():
         lines.append(f"{name} has several labels an image, so these are left out on it: {', '.join(refused)}")
     protocols = [chosen for chosen in protocols if chosen not in lacking]
@@ -204,7 +214,7 @@ def plan_jobs(
         lines += [f"{name} is evaluated without {', '.join(names)}: {reason}" for reason, names in reasons.items()]
         refused_here = {name for names in reasons.values() for name in names}
         planned = [
-            _job(request, checkpoint, images, chosen)
+            _job(options, space, checkpoint, images, chosen)
             for chosen in protocols
             for images in data
             if fits(chosen, images) and chosen.name not in refused_here.union(several_labels.get(images.name, ()))
@@ -304,9 +314,9 @@ def named_urls(texts: Sequence[str], suite: str) -> dict[str, str]:
     return found
 
 
-def open_data(name: str, url: str, space: Workspace, rerun: bool = False) -> DataUsed:
+def open_data(name: str, url: str, space: Workspace) -> DataUsed:
     """Open both splits for all tasks, so that a wrong URL stops the run before it starts. Draws tiny scenes."""
-    whole, anew = replace(space, data=url, limit=None), open_anew if rerun else open_set
+    whole, anew = replace(space, data=url, limit=None), open_anew if space.reread else open_set
     try:
         if not layout_of(url):
             parse_url(url, scene_schemes())
@@ -324,8 +334,10 @@ def open_data(name: str, url: str, space: Workspace, rerun: bool = False) -> Dat
     )
 
 
-def _job(request: RunRequest, checkpoint: LoadedCheckpoint, data: DataUsed, chosen: ChosenProtocol) -> Job:
-    space, settings = request.space, settings_of(chosen.task)
+def _job(
+    options: EvaluationOptions, space: Workspace, checkpoint: LoadedCheckpoint, data: DataUsed, chosen: ChosenProtocol
+) -> Job:
+    settings = settings_of(chosen.task)
     protocol = ProtocolUsed(
         name=chosen.name,
         version=chosen.protocol.version,
@@ -336,8 +348,8 @@ def _job(request: RunRequest, checkpoint: LoadedCheckpoint, data: DataUsed, chos
     )
     limit = effective_limit(space.limit, data)
     stem = result_stem(protocol, settings, replace(space, limit=limit))
-    path = result_path(request.out, checkpoint.used, data.name, stem)
-    state: State = "new" if request.rerun else job_state(path, data, space.skip_bad)
+    path = result_path(options.out, checkpoint.used, data.name, stem)
+    state: State = "new" if options.rerun else job_state(path, data, space.skip_bad)
     job = Job(chosen=chosen, protocol=protocol, settings=settings, data=data, path=path, state=state, limit=limit)
     return replace(job, problem=problem_of(job, checkpoint.spec, space))
 

@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 
 from bench.cli.output import in_one_line, traceback_of
+from bench.cli.settings import EvaluationOptions, ready_device
 from bench.leaderboards.files import write_leaderboard
 from bench.leaderboards.tables import to_terminal
 from bench.published.values import against_published
@@ -34,7 +35,7 @@ from bench.run.checkpoints import LoadedCheckpoint
 from bench.run.prepare import (
     Job,
     Preparation,
-    RunRequest,
+    Variations,
     checkpoint_title,
     group_of,
     job_state,
@@ -251,44 +252,39 @@ class Tally:
     errors: list[Exception] = field(default_factory=list)  # of the same
 
 
-def run_suite(request: RunRequest) -> int:
+def run_suite(options: EvaluationOptions, dry_run: bool = False) -> int:
     """Run all jobs, or show them, and return the exit code. ValueError where the request itself is wrong."""
-    if not request.dry_run:
-        return 1 if run_jobs(request).failed else 0
+    if not dry_run:
+        return 1 if run_jobs(options).failed else 0
     from bench.run.forecast import show_dry_run
 
-    with start_world(request.space.device) as world:
-        preparation = _prepare_and_say(request, world)
+    with start_world(ready_device(options.device, options.compiled)) as world:
+        preparation = prepare(options, world, dry_run=True)
+        say(*(preparation.left_out if world.is_rank0 else ()))
         return world.on_rank0(lambda: show_dry_run(preparation, get_terminal_size().columns))
 
 
-def run_jobs(request: RunRequest, show: bool = True) -> Tally:
+def run_jobs(options: EvaluationOptions, show: bool = True, variations: Variations = ((),)) -> Tally:
     """Run all jobs, and say how they ended. ValueError where the request itself is wrong.
 
     show: print the leaderboard of these jobs.
     """
-    with start_world(request.space.device) as world:
-        preparation = _prepare_and_say(request, world)
-        request = preparation.request
+    with start_world(ready_device(options.device, options.compiled)) as world:
+        preparation = prepare(options, world, variations=variations)
+        say(*(preparation.left_out if world.is_rank0 else ()))
         # All processes follow the plan of rank 0.
         plans, failing = world.on_rank0(lambda: without_problems(preparation))
         tally = Tally(jobs=[job for _, jobs in plans for job in jobs], left_out=failing)
-        world.on_rank0(lambda: refuse_mixed_contents(request.out, tally.jobs))
+        world.on_rank0(lambda: refuse_mixed_contents(options.out, tally.jobs))
         try:
             for checkpoint, jobs in plans:
-                _run_one(request, checkpoint, preparation.exports.pop(checkpoint.used.key, None), jobs, tally)
+                _run_one(preparation, checkpoint, jobs, tally)
         finally:
             if world.is_rank0:
-                _rewrite_leaderboard(request.out, tally.jobs, show)
+                _rewrite_leaderboard(options.out, tally.jobs, show)
         if world.is_rank0:
-            _say_ending(request.out, tally)
+            _say_ending(options.out, tally)
         return tally
-
-
-def _prepare_and_say(request: RunRequest, world: World) -> Preparation:
-    preparation = prepare(request, world)
-    say(*(preparation.left_out if world.is_rank0 else ()))
-    return preparation
 
 
 def _say_ending(out: Path, tally: Tally) -> None:
@@ -309,38 +305,38 @@ def _rewrite_leaderboard(out: Path, jobs: Sequence[Job], show: bool) -> None:
         say("", *to_terminal(leaderboard, get_terminal_size().columns, groups).split("\n"), "")
 
 
-def _run_one(
-    request: RunRequest, checkpoint: LoadedCheckpoint, export: FrozenExport | None, jobs: Sequence[Job], tally: Tally
-) -> None:
-    """Run all jobs of one checkpoint. export: the checkpoint, if this process has loaded it already."""
-    world = request.space.world
+def _run_one(preparation: Preparation, checkpoint: LoadedCheckpoint, jobs: Sequence[Job], tally: Tally) -> None:
+    """Run all jobs of one checkpoint."""
+    space, rerun = preparation.space, preparation.options.rerun
+    world = space.world
+    export = preparation.exports.pop(checkpoint.used.key, None)  # if this process has loaded it already
     say_once = say if world.is_rank0 else lambda *lines: None
     say_once(checkpoint_title(checkpoint))
     if checkpoint.used.assumed:
         say_once(f"  assumed: {checkpoint.used.assumed}")
     undone = any(job.state != "done" for job in jobs)
     export = world.on_all_ranks(lambda: export or _loaded(checkpoint)) if undone else None
-    features = _features_of(export, jobs, request.space) if export else {}
+    features = _features_of(export, jobs, space) if export else {}
     if export and not export.spec.has_class_token:
         say("  it has no class token: protocols that read one read avg, the mean of its patches, instead")
     number = {job.path: f"[{count}/{len(jobs)}]" for count, job in enumerate(jobs, start=1)}
-    for together in in_groups(jobs, export, request.space):
+    for together in in_groups(jobs, export, space):
         reason = ""
         if together[0].state == "done" or export is None:
             reason = "exists"
-        elif not request.rerun and world.on_rank0(partial(_made_meanwhile, together, request.space.skip_bad)):
+        elif not rerun and world.on_rank0(partial(_made_meanwhile, together, space.skip_bad)):
             reason = "made by another run meanwhile"
         if reason or export is None:
             say_once(*(f"  {number[job.path]} {job.title}: {reason}, skipped" for job in together))
             tally.skipped += len(together)
             continue
         say_once(*(f"  {number[job.path]} {job.title} ..." for job in together))
-        space = replace(together[0].place(request.space), wanted=features)
-        for job, ended, seconds in run_together(together, export, space):
+        own_space = replace(together[0].place(space), wanted=features)
+        for job, ended, seconds in run_together(together, export, own_space):
             ended = agreed(job, ended, world)
             error = ended if isinstance(ended, Exception) else None
             if world.is_rank0:
-                result = result_of(job, checkpoint, request.space, ended, seconds)
+                result = result_of(job, checkpoint, space, ended, seconds)
                 arrays = {} if isinstance(ended, Exception) else arrays_of(ended)
                 log = text_of([*traceback_of(error), ""]) if error else ""
                 earlier_is_kept = record(job.path, result, arrays, log) == failure_beside(job.path)

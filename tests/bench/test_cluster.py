@@ -28,7 +28,7 @@ from bench.cluster.task import (
     write_attempt,
     write_submission,
 )
-from bench.commands.run import Options, evaluation_request
+from bench.commands.run import Options
 from bench.results.record import read_result
 from bench.run.prepare import prepare
 
@@ -112,8 +112,7 @@ def test_a_command_becomes_the_words_that_mean_the_same():
 def test_a_job_has_the_images_and_changes_of_its_protocols(exports, tmp_path, suite, data, change):
     words = ["run", "--checkpoint", str(exports[0]), "--out", str(tmp_path), "--suite", suite, "--data", data]
     arguments = parsed([*words, "--set", change, "knn.k=5", "--cluster", "local"])[1]
-    request = evaluation_request(arguments, "cpu")
-    (checkpoint, jobs), *_ = prepare(replace(request, changes=(change,))).jobs
+    (checkpoint, jobs), *_ = prepare(replace(arguments, set=(change,))).jobs
     found = parsed(words_of_run(arguments, checkpoint, jobs))[1]
     assert (found.suite, found.data, found.set, found.cluster) == (suite, (data,), (change,), None)
 

@@ -7,12 +7,11 @@ import numpy as np
 import pytest
 from made_results import made_checkpoint, made_metrics, made_result
 
+from bench.cli.settings import EvaluationOptions
 from bench.reporting import effects
 from bench.results.record import MetricRecord, read_result, result_files, write_result
 from bench.results.store import StoredResult
-from bench.run.prepare import RunRequest
 from bench.statistics.paired import compare_images
-from engine.tasks import Workspace
 
 DATA = ("--data", "digits=digits:")
 
@@ -132,23 +131,23 @@ CHANGED = {
 }
 
 
-def request_of(out, export) -> RunRequest:
-    space = Workspace(cache=out / "cache", data="", limit=150)
-    return RunRequest(checkpoints=(str(export),), suite="knn@dino", data=("digits=digits:",), out=out, space=space)
+def options_of(out, export) -> EvaluationOptions:
+    given = {"checkpoint": (str(export),), "suite": "knn@dino", "data": ("digits=digits:",)}
+    return EvaluationOptions(**given, out=out, limit=150, device="cpu")
 
 
 @pytest.mark.parametrize("count", [2, 5])
 def test_shares_add_up_to_the_whole_difference(tmp_path, exports, count):
     """Of all orders of two differences, and of one order of five with its reverse."""
     changed = dict(list(CHANGED.items())[:count])
-    shares, whole = effects.explain(request_of(tmp_path, exports[0]), changed)
+    shares, whole = effects.explain(options_of(tmp_path, exports[0]), changed)
     assert {share.name: share.values for share in shares} == changed
     assert sum(share.share.difference for share in shares) == pytest.approx(whole.difference, abs=1e-4)
     assert all(share.share.low <= share.share.difference <= share.share.high for share in shares)
     texts = [
         tuple(sorted(effects._texts(changed)[name] for name in names)) for names in ((), ("k",), ("k", "pool"), changed)
     ]
-    found, problems = effects.measure(request_of(tmp_path, exports[0]), texts)
+    found, problems = effects.measure(options_of(tmp_path, exports[0]), texts)
     nothing, k, both, everything = (effects.measured(found[text]["first"])[0] for text in texts)
     assert not problems and whole.difference == pytest.approx(everything - nothing, abs=1e-4)
     (own,) = [share for share in shares if share.name == "k"]
@@ -172,7 +171,7 @@ def test_what_cannot_be_measured_is_named():
 @pytest.mark.parametrize(("vary", "names"), [("poool=avg", "poool"), ("k=0", "k=0"), ("decode=exat", "decode")])
 def test_a_wrong_variation_is_refused(tmp_path, exports, vary, names):
     with pytest.raises(ValueError, match=names):
-        effects.sensitivity(request_of(tmp_path, exports[0]), [vary])
+        effects.sensitivity(options_of(tmp_path, exports[0]), [vary])
 
 
 def test_the_table_of_one_network_has_no_spread_and_no_order():
