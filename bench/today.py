@@ -11,7 +11,7 @@ from functools import cache
 from pathlib import Path
 
 from bench.cli.output import in_one_line
-from bench.cli.settings import EvaluationOptions, absent_file
+from bench.cli.settings import absent_file
 from bench.published.values import SETS, PublishedValue, published_values
 from bench.reproduce import Measurement, Setup, chosen, launched, measurement, unmeasured
 from bench.results.record import DataUsed, MetricRecord, interval_decimals, suffix
@@ -157,7 +157,6 @@ def forecasts(name: str, suite: str, setup: Setup, machine: Machine) -> Iterator
     given = setup.checkpoints.get(name, "")
     architecture = NETWORKS[name].timm or NETWORKS[name].reference.partition(":")[2].partition(".")[0]
     space = Workspace(cache=setup.out / "cache", data="", device="cpu", precision="bfloat16")
-    options = EvaluationOptions(checkpoint=(), suite=suite, out=setup.out)
     data = [DataUsed(name=known, url=SETS[known].url, images=SETS[known].images) for known in IMAGES]
     by_size: dict[int | None, list[ChosenProtocol]] = {}
     for protocols, _, image_size in calls(name, suite, setup):
@@ -165,7 +164,7 @@ def forecasts(name: str, suite: str, setup: Setup, machine: Machine) -> Iterator
     for image_size, selected in by_size.items():
         export = sized_export("" if absent_file(given) else given, architecture, image_size)
         loaded = LoadedCheckpoint(used=describe(export, name, given), spec=export.spec, reference=given)
-        _, [(_, jobs)], _ = plan_jobs(options, space, [loaded], data, selected)
+        _, [(_, jobs)], _ = plan_jobs(setup.out, space, [loaded], data, selected)
         yield from (forecast.timed(machine) for forecast in count_jobs(jobs, export, space))
 
 

@@ -79,7 +79,6 @@ def group_of(job: Job, export: FrozenExport | None, space: Workspace) -> Hashabl
 class Preparation:
     """What a run will do, worked out once: `bench run`, its dry run, `bench plan`, `--cluster` and Python share it."""
 
-    options: EvaluationOptions
     space: Workspace  # with the connected processes; the jobs name their data
     protocols: Sequence[ChosenProtocol]  # for which there are images
     jobs: Sequence[tuple[LoadedCheckpoint, Sequence[Job]]]  # of each checkpoint: cheap ones first, failed ones last
@@ -132,9 +131,8 @@ def prepare(
     data = [*known, *(_open_all(options, space) if options.data or not known else ())]
     exports: dict[tuple[str, str], FrozenExport] = {}
     checkpoints, unavailable = world.on_rank0(lambda: _load_checkpoints(options, exports, dry_run))
-    protocols, jobs, left_out = world.on_rank0(lambda: plan_jobs(options, space, checkpoints, data, protocols))
+    protocols, jobs, left_out = world.on_rank0(lambda: plan_jobs(options.out, space, checkpoints, data, protocols))
     return Preparation(
-        options=options,
         space=space,
         protocols=protocols,
         jobs=jobs,
@@ -188,7 +186,7 @@ def _load_checkpoints(
 
 
 def plan_jobs(
-    options: EvaluationOptions,
+    out: Path,
     space: Workspace,
     checkpoints: Sequence[LoadedCheckpoint],
     data: Sequence[DataUsed],
@@ -214,7 +212,7 @@ def plan_jobs(
         lines += [f"{name} is evaluated without {', '.join(names)}: {reason}" for reason, names in reasons.items()]
         refused_here = {name for names in reasons.values() for name in names}
         planned = [
-            _job(options, space, checkpoint, images, chosen)
+            _job(out, space, checkpoint, images, chosen)
             for chosen in protocols
             for images in data
             if fits(chosen, images) and chosen.name not in refused_here.union(several_labels.get(images.name, ()))
@@ -334,9 +332,7 @@ def open_data(name: str, url: str, space: Workspace) -> DataUsed:
     )
 
 
-def _job(
-    options: EvaluationOptions, space: Workspace, checkpoint: LoadedCheckpoint, data: DataUsed, chosen: ChosenProtocol
-) -> Job:
+def _job(out: Path, space: Workspace, checkpoint: LoadedCheckpoint, data: DataUsed, chosen: ChosenProtocol) -> Job:
     settings = settings_of(chosen.task)
     protocol = ProtocolUsed(
         name=chosen.name,
@@ -348,8 +344,8 @@ def _job(
     )
     limit = effective_limit(space.limit, data)
     stem = result_stem(protocol, settings, replace(space, limit=limit))
-    path = result_path(options.out, checkpoint.used, data.name, stem)
-    state: State = "new" if options.rerun else job_state(path, data, space.skip_bad)
+    path = result_path(out, checkpoint.used, data.name, stem)
+    state: State = "new" if space.reread else job_state(path, data, space.skip_bad)
     job = Job(chosen=chosen, protocol=protocol, settings=settings, data=data, path=path, state=state, limit=limit)
     return replace(job, problem=problem_of(job, checkpoint.spec, space))
 

@@ -307,8 +307,7 @@ def _rewrite_leaderboard(out: Path, jobs: Sequence[Job], show: bool) -> None:
 
 def _run_one(preparation: Preparation, checkpoint: LoadedCheckpoint, jobs: Sequence[Job], tally: Tally) -> None:
     """Run all jobs of one checkpoint."""
-    space, rerun = preparation.space, preparation.options.rerun
-    world = space.world
+    space, world = preparation.space, preparation.space.world
     export = preparation.exports.pop(checkpoint.used.key, None)  # if this process has loaded it already
     say_once = say if world.is_rank0 else lambda *lines: None
     say_once(checkpoint_title(checkpoint))
@@ -324,7 +323,7 @@ def _run_one(preparation: Preparation, checkpoint: LoadedCheckpoint, jobs: Seque
         reason = ""
         if together[0].state == "done" or export is None:
             reason = "exists"
-        elif not rerun and world.on_rank0(partial(_made_meanwhile, together, space.skip_bad)):
+        elif not space.reread and world.on_rank0(partial(_made_meanwhile, together, space.skip_bad)):
             reason = "made by another run meanwhile"
         if reason or export is None:
             say_once(*(f"  {number[job.path]} {job.title}: {reason}, skipped" for job in together))

@@ -10,7 +10,6 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import precision_recall_curve
 from toy_exports import one_block_export
 
-from bench.cli.settings import EvaluationOptions
 from bench.results.record import CheckpointUsed, DataUsed
 from bench.run.checkpoints import LoadedCheckpoint
 from bench.run.prepare import plan_jobs, refused_sets
@@ -205,13 +204,12 @@ def test_a_run_leaves_them_out(export, tmp_path):
     assert refused_sets(data, transfer, space) == {"voc": ["knn@dino", "lowshot@transfer"]}
     used = CheckpointUsed(name="one", digest="0" * 64)
     loaded = LoadedCheckpoint(used=used, spec=export.spec, reference="one")
-    options = EvaluationOptions(checkpoint=("one",), suite="transfer", out=tmp_path)
-    _, ((_, planned),), lines = plan_jobs(options, space, [loaded], data, transfer)
+    _, ((_, planned),), lines = plan_jobs(tmp_path, space, [loaded], data, transfer)
     assert [line.partition(" ")[0] for line in lines] == ["voc"]
     all_tiny = {f"{chosen.name} on tiny" for chosen in transfer}
     assert {job.title for job in planned} == {"logreg@dinov2 on voc"} | all_tiny
     with pytest.raises(ValueError, match=r"voc=digits:: its images have several labels each, .* add logreg@dinov2 to"):
-        plan_jobs(options, space, [loaded], data, choose_protocols("knn@dino", catalogue()))
+        plan_jobs(tmp_path, space, [loaded], data, choose_protocols("knn@dino", catalogue()))
 
 
 def test_a_class_that_no_training_image_shows_is_one_line(export, tmp_path):
