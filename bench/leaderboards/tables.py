@@ -13,6 +13,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from bench.cli.output import table
 from bench.published.values import (
     PublishedValue,
     changed_settings,
@@ -408,10 +409,7 @@ def text_table(header: Sequence[str], body: Sequence[Sequence[str]], width: int)
     while fitting < len(sizes) and (fitting == 1 or used + 2 + sizes[fitting] <= width):
         used += 2 + sizes[fitting]
         fitting += 1
-    lines = []
-    for cells in (header, *body):
-        first, *rest = [cell.rjust(size) for cell, size in zip(cells[:fitting], sizes[:fitting], strict=True)]
-        lines.append("  " + "  ".join([first.strip().ljust(sizes[0]), *rest]).rstrip())
+    lines = table([cells[:fitting] for cells in (header, *body)], right=range(1, fitting), indent=2)
     if hidden := len(sizes) - fitting:
         lines.append(f"  ... {hidden} more {'column' if hidden == 1 else 'columns'} in leaderboard.csv")
     return lines

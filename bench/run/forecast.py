@@ -14,11 +14,10 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from shlex import quote
-from textwrap import wrap
 from types import FrameType
 from typing import Any
 
-from bench.cli.output import in_one_line
+from bench.cli.output import in_one_line, table
 from bench.cli.settings import EvaluationOptions, setting_text
 from bench.published.values import SETS
 from bench.results.record import DataUsed
@@ -206,11 +205,11 @@ def expectations(jobs: Sequence[Job], export: FrozenExport, space: Workspace) ->
 
 
 STATES: Mapping[str, str] = {"new": "to do", "failed before": "failed before, to do again", "done": "exists"}
-INDENT = " " * 6
+INDENT = 6  # of what belongs to a job or a protocol
 MAX_LISTED = 8  # protocols whose settings are listed
 
 
-def show_dry_run(preparation: Preparation, width: int) -> int:
+def show_dry_run(preparation: Preparation) -> int:
     """Print what a run would do. Returns 1 if a checkpoint or a task would fail."""
     space, forecasts = preparation.space, {}
     jobs = [job for _, planned in preparation.jobs for job in planned]
@@ -219,11 +218,11 @@ def show_dry_run(preparation: Preparation, width: int) -> int:
         forecasts[checkpoint.used.key] = {f.job.path: f for f in forecasts_without_measuring(planned, export, space)}
     names = {job.chosen.name for job in jobs}
     selected = [chosen for chosen in preparation.protocols if chosen.name in names or not preparation.jobs]
-    say(*settings_lines(selected, width))  # others are left out
+    say(*settings_lines(selected))  # others are left out
     for checkpoint, planned in preparation.jobs:
         say(checkpoint_title(checkpoint))
         for job in planned:
-            say(*dry_run_lines(job, checkpoint, forecasts[checkpoint.used.key].get(job.path), width))
+            say(*dry_run_lines(job, checkpoint, forecasts[checkpoint.used.key].get(job.path)))
     say(*(f"cannot be used: {reason}" for reason in preparation.unavailable))
     if len(jobs) > 1 and any(not job.chosen.task.LAYOUT for job in jobs):
         say("tasks that read the same features share their forward passes")
@@ -238,24 +237,22 @@ def show_dry_run(preparation: Preparation, width: int) -> int:
     return 1 if failing or preparation.unavailable else 0
 
 
-def dry_run_lines(job: Job, checkpoint: LoadedCheckpoint, forecast: Forecast | None, width: int) -> Iterator[str]:
-    """Three lines, the last where the task counts its work; more if one is longer than `width`."""
+def dry_run_lines(job: Job, checkpoint: LoadedCheckpoint, forecast: Forecast | None) -> Iterator[str]:
+    """Three lines, the last where the task counts its work."""
     counts = " + ".join(f"{count} {split}" for split, count in job.images.items())
     yield f"  {job.title}: {counts} images, {STATES[job.state]}"
     if forecast is None:
         return
     if forecast.problem:
-        yield from _wrapped(forecast.text, width)
+        yield from table([(forecast.text,)], indent=INDENT)
         return
     summary = job.chosen.task.summary(checkpoint.spec, job.images)
-    # A name and its value stay on one line.
-    words = [f"{name} {value}".replace(" ", "\N{NO-BREAK SPACE}") for name, value in summary.items()]
-    yield from _wrapped(", ".join(words), width)
+    yield from table([(", ".join(f"{name} {value}" for name, value in summary.items()),)], indent=INDENT)
     if forecast.work.parts:
-        yield from _wrapped(forecast.text, width)
+        yield from table([(forecast.text,)], indent=INDENT)
 
 
-def settings_lines(selected: Sequence[ChosenProtocol], width: int) -> Iterator[str]:
+def settings_lines(selected: Sequence[ChosenProtocol]) -> Iterator[str]:
     """All settings of every protocol, as `--set` takes them; of many protocols, the command that lists them."""
     if len(selected) > MAX_LISTED:
         yield f"settings of these {len(selected)} protocols: bench list PROTOCOL"
@@ -265,19 +262,7 @@ def settings_lines(selected: Sequence[ChosenProtocol], width: int) -> Iterator[s
         names = [entry.name for entry in fields(chosen.task)]
         values = [f"{name}={quote(setting_text(getattr(chosen.task, name)))}" for name in names]
         yield f"  {chosen.name}, version {chosen.protocol.version}{' (modified)' if chosen.changes else ''}"
-        yield from _wrapped(" ".join(values), width)
-
-
-def _wrapped(text: str, width: int) -> list[str]:
-    lines = wrap(
-        text,
-        max(width, 60),
-        initial_indent=INDENT,
-        subsequent_indent=INDENT,
-        break_long_words=False,
-        break_on_hyphens=False,
-    )
-    return [line.replace("\N{NO-BREAK SPACE}", " ") for line in lines]
+        yield from table([(" ".join(values),)], indent=INDENT)
 
 
 MEASURING = 25.0  # seconds of measuring in all, after which no job's measuring begins

@@ -261,7 +261,7 @@ def run_suite(options: EvaluationOptions, dry_run: bool = False) -> int:
     with start_world(ready_device(options.device, options.compiled)) as world:
         preparation = prepare(options, world, dry_run=True)
         say(*(preparation.left_out if world.is_rank0 else ()))
-        return world.on_rank0(lambda: show_dry_run(preparation, get_terminal_size().columns))
+        return world.on_rank0(lambda: show_dry_run(preparation))
 
 
 def run_jobs(options: EvaluationOptions, show: bool = True, variations: Variations = ((),)) -> Tally:
