@@ -68,7 +68,7 @@ def add_options(parser: argparse.ArgumentParser, kind: type) -> None:
         group = parser.add_argument_group(vars(ancestor)["GROUP"]) if "GROUP" in vars(ancestor) else parser
         for name in vars(ancestor).get("__annotations__", {}):
             if field := left.pop(name, None):
-                group.add_argument(*flags_of(field, hints[name]), **_keywords(field, hints[name], texts[name]))
+                group.add_argument(*flags_of(field, hints[name]), **_keywords(field, hints[name], texts.get(name, "")))
 
 
 def is_positional(hint: Any) -> bool:
@@ -468,17 +468,13 @@ def minutes_of(text: str) -> int:
     match = SLURM_TIME.fullmatch(text)
     if not match:
         raise argparse.ArgumentTypeError(f"expected minutes, H:MM:SS or D-HH:MM:SS, not {text!r}")
-    days, *parts = (int(part or 0) for part in match.groups())
-    first, second, third = parts
-    if match["days"] is not None:
-        seconds = ((days * 24 + first) * 60 + second) * 60 + third
-    elif match["third"] is not None:
-        seconds = (first * 60 + second) * 60 + third
-    else:
-        seconds = first * 60 + second
-    if not seconds:
+    days, first, second, third = (int(part or 0) for part in match.groups())
+    has_hours = match["days"] is not None or match["third"] is not None
+    hours, minutes, seconds = (first, second, third) if has_hours else (0, first, second)
+    total = ((days * 24 + hours) * 60 + minutes) * 60 + seconds
+    if not total:
         raise argparse.ArgumentTypeError("expected a time above 0")
-    return -(-seconds // 60)
+    return -(-total // 60)
 
 
 @dataclass(frozen=True, kw_only=True)

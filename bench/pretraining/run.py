@@ -1,5 +1,6 @@
-"""`bench pretrain`: a recipe and images to a trainer, what it is about to do in words, and how it ended. On the way k-NN
-and health of `bench run` are logged of the encoder, of features that are not kept.
+"""`bench pretrain`: a recipe and images to a trainer, what it is about to do in words, and how it ended.
+
+Meanwhile k-NN and health of `bench run` are logged of the encoder, of features that are not kept.
 """
 
 import json
