@@ -244,7 +244,7 @@ WRONG = [
     (["--suite", "toy", "--limit", "0"], "--limit: | '0' | at least 1"),
     (["--suite", "toy", "--seed", "-1"], "--seed: | '-1' | at least 0"),
     (["--suite", "toy", "--device", "tpu"], "--device tpu: | auto, cpu, cuda or cuda:N"),
-    (["--suite", "toy", "--precision", "float16"], "--precision: | 'float16'"),
+    (["--suite", "toy", "--precision", "float16"], "--precision float16 | float32 or bfloat16"),
     (["--suite", "toy", "--select", "test"], "--select: | 'test'"),
     (["--suite", "toy", "--checkpoint", "/nowhere"], "--checkpoint /nowhere: no checkpoint '/nowhere'"),
 ]
