@@ -12,7 +12,7 @@ import shlex
 import shutil
 import signal
 import time
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager, redirect_stderr
 from dataclasses import fields, replace
 from io import StringIO
@@ -59,25 +59,6 @@ ATTEMPTS = 1000  # times that a job may be queued again; a pretraining of weeks 
 NOTICE = 180  # seconds before the end of the time at which a job is asked to save its state
 CLUSTER_VARIABLES = ("SLURM_CONF", "SUBMITIT_PREEMPT_SIGNAL")  # of the cluster, not of a job
 POLL = 0.5  # seconds between two looks at the local jobs
-
-
-def submit_to_slurm(out: Path, tasks: Sequence[TaskRecord], options: ClusterOptions) -> Submission:
-    """Submit one array of jobs, in the order of the tasks. ValueError, one line, where SLURM refuses."""
-    if not shutil.which("sbatch"):
-        raise ValueError("--cluster slurm: there is no sbatch here; run this on a login node, or --cluster local")
-    require("submitit")
-    with _submission_folder(out) as folder:
-        executor = slurm_executor(folder / "logs", options)
-        try:
-            with _outside_any_job(), redirect_stderr(StringIO()):  # submitit prints what it raises
-                jobs = executor.submit_array([_callable(folder, task) for task in tasks])
-        except (RuntimeError, ValueError, OSError) as error:  # sbatch's message is its last line
-            lines = str(error).strip().splitlines() or [type(error).__name__]
-            raise ValueError(f"--cluster slurm: {lines[-1].removeprefix('sbatch: error: ')}") from error
-        with_jobs = tuple(replace(task, job=job.job_id) for task, job in zip(tasks, jobs, strict=True))
-        submission = Submission(cluster="slurm", date=now(), at_once=options.jobs, tasks=with_jobs)
-        write_submission(folder, submission)
-    return submission
 
 
 @contextmanager
@@ -244,8 +225,7 @@ def evaluation_tasks(options: EvaluationOptions, submitted: set[str]) -> list[Ta
     """
     preparation = prepare(replace(options, device="cpu"))
     say(*preparation.left_out)
-    tasks: list[tuple[LoadedCheckpoint, list[Job]]] = []
-    seconds: dict[Path, float] = {}
+    tasks: list[TaskRecord] = []
     left_out = {"have a result": 0, "are submitted already": 0}
     for checkpoint, jobs in without_problems(preparation)[0]:
         export = preparation.exports[checkpoint.used.key]
@@ -253,11 +233,23 @@ def evaluation_tasks(options: EvaluationOptions, submitted: set[str]) -> list[Ta
         new = [job for job in todo if str(job.path.relative_to(options.out)) not in submitted]
         left_out["have a result"] += len(jobs) - len(todo)
         left_out["are submitted already"] += len(todo) - len(new)
-        seconds |= expectations(new, export, preparation.space)
-        tasks += [(checkpoint, group) for group in groups_sharing(new, export, preparation.space)]
+        seconds = expectations(new, export, preparation.space)
+        for group in groups_sharing(new, export, preparation.space):
+            protocols = list(dict.fromkeys(job.chosen.name for job in group))
+            unnamed = f" and {len(protocols) - SHOWN} more" if len(protocols) > SHOWN else ""
+            paths = {str(job.path.relative_to(options.out)): job.path for job in group}
+            task = TaskRecord(
+                number=0,
+                title=f"{checkpoint.used.name}: {', '.join(protocols[:SHOWN])}{unnamed}",
+                words=tuple(words_of_run(options, checkpoint, group)),
+                results=tuple(paths),
+                cost=sum(job.chosen.task.COST for job in group),
+                expected={name: seconds[path] for name, path in paths.items() if path in seconds},
+            )
+            tasks.append(task)
     say(*(f"{count} jobs {why}, skipped" for why, count in left_out.items() if count))
-    tasks.sort(key=lambda task: _cost(task[1]))
-    return [_task_of(number, options, checkpoint, jobs, seconds) for number, (checkpoint, jobs) in enumerate(tasks)]
+    tasks.sort(key=lambda task: task.cost)
+    return [replace(task, number=number) for number, task in enumerate(tasks)]
 
 
 def groups_sharing(jobs: Sequence[Job], export: FrozenExport, space: Workspace) -> list[list[Job]]:
@@ -287,56 +279,36 @@ def _shared(job: Job, export: FrozenExport, space: Workspace) -> set[Hashable]:
     }
 
 
-def _cost(jobs: Sequence[Job]) -> float:
-    return sum(job.chosen.task.COST for job in jobs)
-
-
-def _task_of(
-    number: int,
-    options: EvaluationOptions,
-    checkpoint: LoadedCheckpoint,
-    jobs: Sequence[Job],
-    seconds: Mapping[Path, float],
-) -> TaskRecord:
-    protocols = list(dict.fromkeys(job.chosen.name for job in jobs))
-    unnamed = f" and {len(protocols) - SHOWN} more" if len(protocols) > SHOWN else ""
-    paths = {str(job.path.relative_to(options.out)): job.path for job in jobs}
-    return TaskRecord(
-        number=number,
-        title=f"{checkpoint.used.name}: {', '.join(protocols[:SHOWN])}{unnamed}",
-        words=tuple(words_of_run(options, checkpoint, jobs)),
-        results=tuple(paths),
-        cost=_cost(jobs),
-        expected={name: seconds[path] for name, path in paths.items() if path in seconds},
-    )
-
-
 def launch_evaluation(options: EvaluationOptions) -> int:
     """Submit the jobs of a run that nobody has submitted yet; the exit code. ValueError for a wrong request."""
-    check_writable(options.out)
-    with locked(options.out / FOLDER / "lock", "it submits jobs"):
-        tasks = evaluation_tasks(options, submitted(options.out))
-        if not tasks:
-            say("nothing is left to submit")
-            return 0
-        if options.cluster == "slurm":
-            return submit_all(options.out, tasks, options)
-    return run_locally(options.out, tasks, options)
+    return launch(options, lambda: evaluation_tasks(options, submitted(options.out)))
 
 
 def launch_pretraining(options: PretrainOptions) -> int:
     """Submit a pretraining as one job; the exit code. ValueError for a wrong request, and where it runs already."""
-    check_request(options)
-    check_writable(options.out)
-    with locked(options.out / FOLDER / "lock", "it submits jobs"):
+
+    def task() -> list[TaskRecord]:
         if submitted(options.out):
             raise ValueError(f"{options.out}: it is submitted already; see {status_command(options.out)}")
-        words = argv_of("pretrain", options)
+        words = tuple(argv_of("pretrain", options))
         title = " ".join(filter(None, (options.method, options.recipe)))
-        task = TaskRecord(number=0, title=title, words=tuple(words), results=("export",))
+        return [TaskRecord(number=0, title=title, words=words, results=("export",))]
+
+    check_request(options)
+    return launch(options, task)
+
+
+def launch(options: EvaluationOptions | PretrainOptions, tasks_of: Callable[[], list[TaskRecord]]) -> int:
+    """Submit the tasks, or run them on this machine; the exit code."""
+    check_writable(options.out)
+    with locked(options.out / FOLDER / "lock", "it submits jobs"):
+        tasks = tasks_of()
+        if not tasks:
+            say("nothing is left to submit")
+            return 0
         if options.cluster == "slurm":
-            return submit_all(options.out, [task], options)
-    return run_locally(options.out, [task], options)
+            return submit_to_slurm(options.out, tasks, options)
+    return run_locally(options.out, tasks, options)
 
 
 def submitted(out: Path) -> set[str]:
@@ -348,10 +320,22 @@ def status_command(out: Path) -> str:
     return f"bench status --out {shlex.quote(str(out))}"
 
 
-def submit_all(out: Path, tasks: Sequence[TaskRecord], options: ClusterOptions) -> int:
-    """Submit the tasks to SLURM and say so; 0."""
-    submission = submit_to_slurm(out, tasks, options)
-    say(*(f"  {task.job}  {task.title}" for task in submission.tasks))
+def submit_to_slurm(out: Path, tasks: Sequence[TaskRecord], options: ClusterOptions) -> int:
+    """Submit one array of jobs, in the order of the tasks, and say so; 0. ValueError, one line, where SLURM refuses."""
+    if not shutil.which("sbatch"):
+        raise ValueError("--cluster slurm: there is no sbatch here; run this on a login node, or --cluster local")
+    require("submitit")
+    with _submission_folder(out) as folder:
+        executor = slurm_executor(folder / "logs", options)
+        try:
+            with _outside_any_job(), redirect_stderr(StringIO()):  # submitit prints what it raises
+                jobs = executor.submit_array([_callable(folder, task) for task in tasks])
+        except (RuntimeError, ValueError, OSError) as error:  # sbatch's message is its last line
+            lines = str(error).strip().splitlines() or [type(error).__name__]
+            raise ValueError(f"--cluster slurm: {lines[-1].removeprefix('sbatch: error: ')}") from error
+        with_jobs = tuple(replace(task, job=job.job_id) for task, job in zip(tasks, jobs, strict=True))
+        write_submission(folder, Submission(cluster="slurm", date=now(), at_once=options.jobs, tasks=with_jobs))
+    say(*(f"  {task.job}  {task.title}" for task in with_jobs))
     size = f"{options.nodes * options.processes} processes" if options.nodes * options.processes > 1 else "one process"
     nodes = f" on {options.nodes} nodes" if options.nodes > 1 else ""
     gpus = f" with {options.gpus} GPUs a node" if options.gpus else ", without a GPU (no --gpus)"
