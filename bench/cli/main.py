@@ -139,7 +139,7 @@ def parsed(argv: Sequence[str]) -> tuple[ModuleType, Any]:
         )
         if name == asked:
             command.epilog = getattr(command_module(name), "EPILOG", "")
-            add_options(command, command_module(name).Options)
+            add_options(command, command_module(name).Options, with_help=bool({"-h", "--help"} & set(argv)))
             command.refuse_unknown(argv[argv.index(name) + 1 :])
     arguments = parser.parse_args(argv)
     module = command_module(arguments.command)

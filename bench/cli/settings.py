@@ -60,9 +60,12 @@ class CommandOptions:
     keep_memory: bool = True  # let glibc keep freed memory: faster forward passes on a CPU
 
 
-def add_options(parser: argparse.ArgumentParser, kind: type) -> None:
-    """The fields of a dataclass as options; those that a base with a GROUP defines stand below that title."""
-    hints, texts = annotations(kind), meanings(kind)
+def add_options(parser: argparse.ArgumentParser, kind: type, with_help: bool) -> None:
+    """The fields of a dataclass as options; those that a base with a GROUP defines stand below that title.
+
+    with_help: with their comments, which take a twentieth of a second to read.
+    """
+    hints, texts = annotations(kind), meanings(kind) if with_help else {}
     left = {field.name: field for field in fields(kind)}
     for ancestor in kind.__mro__:
         group = parser.add_argument_group(vars(ancestor)["GROUP"]) if "GROUP" in vars(ancestor) else parser
