@@ -13,7 +13,7 @@ import dataclasses
 import inspect
 import os
 import re
-import textwrap
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from functools import cache
@@ -443,20 +443,26 @@ def meanings(kind: type) -> dict[str, str]:
 
 @cache  # a recipe is told field by field
 def _own(kind: type) -> dict[str, str]:
-    try:
-        source = textwrap.dedent(inspect.getsource(kind))
-    except (OSError, TypeError):  # a class that was made at run time, or from a compiled file
-        return {}
-    lines, (definition,) = source.splitlines(), ast.parse(source).body
-    assert isinstance(definition, ast.ClassDef)
+    lines, definitions = _classes(kind.__module__)
     texts = {}
-    for entry in definition.body:
+    for entry in definitions[kind.__name__].body if kind.__name__ in definitions else ():
         if isinstance(entry, ast.AnnAssign) and isinstance(entry.target, ast.Name):
             beside = lines[(entry.end_lineno or 0) - 1].encode()[entry.end_col_offset :].decode()
             above = takewhile(lambda line: line.startswith("#"), map(str.strip, lines[entry.lineno - 2 :: -1]))
             comments = [beside] if "#" in beside else [*above][::-1]
             texts[entry.target.id] = " ".join(comment.lstrip("# ").strip() for comment in comments)
     return {name: text for name, text in texts.items() if text}
+
+
+@cache
+def _classes(module: str) -> tuple[list[str], dict[str, ast.ClassDef]]:
+    """The lines of a module, and its classes by name."""
+    try:
+        source = inspect.getsource(sys.modules[module])
+    except (OSError, TypeError):  # made at run time, or from a compiled file
+        return [], {}
+    nodes = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.ClassDef)]
+    return source.splitlines(), {node.name: node for node in reversed(nodes)}
 
 
 DAY = 24 * 60  # minutes
