@@ -3,6 +3,7 @@
 In float64; 1e-6 of the largest recorded value, as for the importers.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from math import cos, pi
 
@@ -46,6 +47,11 @@ class Case:
     features: Tensor | None = None
 
 
+def recorded(classifier: Classifier, record: Mapping[str, Tensor], images: str, logits: str, features: str) -> Case:
+    """The case with what a recording has under these names."""
+    return Case(classifier=classifier, images=record[images], logits=record[logits], features=record[features])
+
+
 def imported(name: str, tree: dict[str, Tensor] | None = None, **options) -> ViTExport:
     """The example's export; of another recorded `tree` of weights, and with other import options, where given."""
     example = EXAMPLES[name]()
@@ -73,35 +79,22 @@ def mae_gap() -> Case:
     given = under(record, "gap.vit.")
     export = changed(imported("mae"), given).at_size(record["gap.in.image"].shape[-1])
     assert torch.allclose(export.tensors["pos_embed"], record["gap.pos_embed"], atol=1e-6)
-    return Case(
-        classifier=build(export, AVERAGE, given),
-        images=record["gap.in.image"],
-        features=record["gap.out.features"],
-        logits=record["gap.out.logits"],
-    )
+    classifier = build(export, AVERAGE, given)
+    return recorded(classifier, record, "gap.in.image", "gap.out.logits", "gap.out.features")
 
 
 def mae_cls() -> Case:
     record = tensors("mae/mae_finetune.safetensors")
     given = {"head.weight": record["lin.head0.1.weight"], "head.bias": record["lin.head0.1.bias"]}
-    return Case(
-        classifier=build(imported("mae"), FinetuneSettings(pool="cls", drop_path=0.0), given),
-        images=record["cls.in.image"],
-        features=record["cls.out.features"],
-        logits=record["cls.out.logits"],
-    )
+    classifier = build(imported("mae"), FinetuneSettings(pool="cls", drop_path=0.0), given)
+    return recorded(classifier, record, "cls.in.image", "cls.out.logits", "cls.out.features")
 
 
 def lut() -> Case:
     record = tensors("lut/lut_finetune.safetensors")
     given = under(record, "vit.")
     export = changed(imported("lut").at_size(record["in.image"].shape[-1]), given)
-    return Case(
-        classifier=build(export, AVERAGE, given),
-        images=record["in.image"],
-        features=record["out.features"],
-        logits=record["out.logits"],
-    )
+    return recorded(build(export, AVERAGE, given), record, "in.image", "out.logits", "out.features")
 
 
 def simmim(window: str) -> Case:
@@ -113,12 +106,7 @@ def simmim(window: str) -> Case:
     classifier = build(export, AVERAGE, given)
     table = dict(classifier.timm_parameters())["blocks.0.attn.relative_position_bias_table"]
     assert torch.allclose(table.float(), record[f"{window}.rpb_table_block0"], atol=1e-6)
-    return Case(
-        classifier=classifier,
-        images=record[f"{window}.in.image"],
-        features=record[f"{window}.out.features"],
-        logits=record[f"{window}.out.logits"],
-    )
+    return recorded(classifier, under(record, f"{window}."), "in.image", "out.logits", "out.features")
 
 
 def moca() -> Case:
@@ -136,12 +124,14 @@ def extrema() -> Case:
     main = next(name for name, entry in facts_of.items() if isinstance(entry, dict) and "patch" in entry)
     tree = under(weights, f"{main}/", "state_dict.")
     export = imported("extrema", tree=tree, heads=facts_of[main]["heads"], branch="online")
-    return Case(
-        classifier=build(export, AVERAGE, under(record, "finetune/")),
-        images=record[f"{main}/images1_u8"].float() / 64 - 2,
-        features=record["finetune/features"],
-        logits=record["finetune/logits"],
+    case = recorded(
+        build(export, AVERAGE, under(record, "finetune/")),
+        record,
+        f"{main}/images1_u8",
+        "finetune/logits",
+        "finetune/features",
     )
+    return replace(case, images=case.images.float() / 64 - 2)
 
 
 def cae() -> Case:
@@ -149,23 +139,14 @@ def cae() -> Case:
     record = tensors("cae/cae_encoder.safetensors")
     settings = replace(AVERAGE, tables="fresh", train_positions=False, pooled_norm="pretrained")
     classifier = build(imported("cae"), settings, under(record, "finetune.head.", "head."))
-    return Case(
-        classifier=classifier,
-        images=record["in.image"],
-        features=record["finetune.out.features"],
-        logits=record["finetune.out.logits"],
-    )
+    return recorded(classifier, record, "in.image", "finetune.out.logits", "finetune.out.features")
 
 
 def maskfeat() -> Case:
     record = tensors("maskfeat/maskfeat_encoder.safetensors")
     given = under(record, "finetune.norm.", "fc_norm.") | under(record, "finetune.head.projection.", "head.")
-    return Case(
-        classifier=build(imported("maskfeat"), AVERAGE, given),
-        images=record["in.image"],
-        features=record["finetune.out.features"],
-        logits=record["finetune.out.train_output"],
-    )
+    classifier = build(imported("maskfeat"), AVERAGE, given)
+    return recorded(classifier, record, "in.image", "finetune.out.train_output", "finetune.out.features")
 
 
 CASES = {
@@ -275,12 +256,12 @@ def test_ibot_projector_layer():
 )
 def test_rate_scales_and_weight_decays_are_the_official_ones(name, path, decays_tokens):
     config, classifier = facts(path), CASES[name]().classifier
-    recorded = config.get("lr_scale_and_wd") or config["finetune_lr_scale_and_wd"]
-    recorded = {OURS.get(name, name): pair for name, pair in recorded.items()}
-    decay = max(scale for scale, _ in recorded.values() if scale < 1)  # the last block's scale
+    official = config.get("lr_scale_and_wd") or config["finetune_lr_scale_and_wd"]
+    official = {OURS.get(name, name): pair for name, pair in official.items()}
+    decay = max(scale for scale, _ in official.values() if scale < 1)  # the last block's scale
     groups = layer_groups(classifier.timm_parameters(), classifier.vit.spec.depth, decay, config["wd"], decays_tokens)
     found = {name: [group["lr_scale"], group["weight_decay"]] for group in groups for name in group["names"]}
-    assert found == {name: pytest.approx(pair, rel=1e-12) for name, pair in recorded.items()}
+    assert found == {name: pytest.approx(pair, rel=1e-12) for name, pair in official.items()}
     if name in ("cae", "maskfeat"):
         assert FINETUNE[f"finetune@{name}"].task.decay_tokens == decays_tokens
 
@@ -291,11 +272,11 @@ def progress(step: int, steps_per_epoch: int, epochs: int) -> TrainProgress:
 
 def test_mae_rates():
     record, config = tensors("mae/mae_step.safetensors"), facts("mae/mae_step.safetensors")
-    epochs, recorded = record["sched.epoch"].tolist(), record["sched.lr"].tolist()
+    epochs, rates = record["sched.epoch"].tolist(), record["sched.lr"].tolist()
     steps = steps_per_epoch(epochs)
     schedule = WarmupCosine(warmup=config["warmup"], floor=config["min_lr"])
     now = [progress(round(epoch * steps), steps, config["epochs"]) for epoch in epochs]
-    assert [schedule.at(config["lr"], each) for each in now] == pytest.approx(recorded, rel=1e-9)
+    assert [schedule.at(config["lr"], each) for each in now] == pytest.approx(rates, rel=1e-9)
 
 
 def test_beit_rates():

@@ -82,6 +82,11 @@ def test_the_base_alone_is_the_base():
         torch.testing.assert_close(forward_pass(method, views, progress()).loss, expected)
 
 
+def test_the_teacher_stays_in_evaluation():
+    method = method_of().train()
+    assert not method.teacher["projector"][1].training and method.projector[1].training
+
+
 def test_the_teacher_drops_no_paths():
     method = method_of("simmim", drop_path=0.5)
     views = views_of(method)

@@ -10,7 +10,6 @@ from torch.utils.data import default_collate
 from engine.extensions import load_extension
 from imagesets.sets import open_set
 from pretrain.loop.trainer import build
-from pretrain.parts import mask_shapes
 from pretrain.parts.mask_shapes import BlockMask, MaskNoise, blocks
 from pretrain.parts.masking import mask_at
 
@@ -31,13 +30,6 @@ def test_blocks_are_the_recorded_ones(file, recorded):
         ours = draw()
         assert torch.equal(ours.reshape(side, side), mask.bool())
         assert int(ours.sum()) <= hidden
-
-
-def test_no_rectangle_hides_more_than_asked(monkeypatch):
-    added = []
-    monkeypatch.setattr(mask_shapes, "_block", lambda mask, least, most: added.append(most) or min(most, 3))
-    blocks((14, 14), 20, least=4, most=6)
-    assert added == [6, 6, 6, 6, 6, 5, 2]
 
 
 @pytest.mark.parametrize("name", ["beit", "data2vec", "maskfeat"])

@@ -8,13 +8,11 @@ import pytest
 import torch
 from small_trainings import batches, digits, plan, small_recipe, trainer, updates
 from timm.optim import create_optimizer_v2
-from timm.scheduler import CosineLRScheduler
 from torch.nn import functional as F
 
 from checkpoints.export import ViTExport
 from imagesets.sets import ImageSet, open_set
 from pretrain.loop.images import BatchPlan, MicroBatches
-from pretrain.method import TrainProgress
 from pretrain.methods.supervised import METHOD, RECIPES, Settings
 
 PLAIN = dict(policy="", crop_scale=(1.0, 1.0), erase=0.0, mixup=0.0, cutmix=0.0, repeated=1)
@@ -96,21 +94,6 @@ def test_another_number_of_classes_is_refused(tmp_path):
     recipe = {"settings": replace(RECIPES["smoke"].settings, classes=3)}
     with pytest.raises(ValueError, match=r"^classes=3, but digits:[^\n]* has 10; add --set classes=10$"):
         trainer("supervised", tmp_path / "run", recipe=recipe)
-
-
-def test_rates_are_timms():
-    """DeiT steps timm's scheduler after each epoch, with that epoch's number."""
-    recipe, steps_per_epoch = RECIPES["vit_s"], 4
-    optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=recipe.peak)
-    schedule, settings = recipe.schedule, dict(warmup_lr_init=recipe.schedule.start, cycle_limit=1)
-    theirs = CosineLRScheduler(
-        optimizer, t_initial=recipe.epochs, lr_min=schedule.floor, warmup_t=int(schedule.warmup), **settings
-    )
-    for epoch in range(recipe.epochs):
-        for step in range(epoch * steps_per_epoch, (epoch + 1) * steps_per_epoch):
-            at = TrainProgress(step=step, steps_per_epoch=steps_per_epoch, epochs=recipe.epochs)
-            assert schedule.at(recipe.peak, at) == pytest.approx(optimizer.param_groups[0]["lr"], rel=1e-12)
-        theirs.step(epoch)
 
 
 def test_decay_spares_what_timm_spares():

@@ -291,12 +291,6 @@ def test_a_full_disk_for_the_log(tmp_path):
     assert refused.value.errno == errno.EFBIG
 
 
-def test_a_folder_below_a_file(tmp_path):
-    (tmp_path / "file").touch()
-    with pytest.raises(NotADirectoryError):
-        trainer("mae", tmp_path / "file" / "run").train()
-
-
 @pytest.mark.parametrize(("window", "images", "told"), [(2, digits, "is not stored in shards"), (7, None, "6 shards")])
 def test_what_cannot_be_shuffled_in_windows(window, images, told, tmp_path):
     chosen = images() if images else open_set(in_shards(tmp_path / "shards"), "train")

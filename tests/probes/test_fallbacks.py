@@ -2,12 +2,10 @@
 
 from dataclasses import replace
 
-import numpy as np
 import pytest
 import torch
 from own_networks import write_networks
-from PIL import Image
-from toy_exports import export_of_size, workspace
+from toy_exports import coloured_folder, export_of_size, workspace
 
 from checkpoints.export import ViTExport
 from checkpoints.resolve import load, load_frozen
@@ -38,14 +36,8 @@ def headless():
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory):
-    """Two classes of noise, 12 and 8 images each."""
-    root, random = tmp_path_factory.mktemp("set"), np.random.default_rng(0)
-    for split, count in (("train", 12), ("val", 8)):
-        for number in range(2 * count):
-            folder = root / split / f"class{number % 2}"
-            folder.mkdir(parents=True, exist_ok=True)
-            Image.fromarray(random.integers(0, 255, (16, 16, 3), dtype=np.uint8)).save(folder / f"{number}.png")
-    return f"folder:{root}"
+    """Two classes that nothing tells apart, 12 and 8 images each."""
+    return coloured_folder(tmp_path_factory.mktemp("set"), classes=2, shuffled=True)
 
 
 @pytest.mark.parametrize(
