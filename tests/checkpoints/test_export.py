@@ -210,6 +210,11 @@ class TestViT:
         some = vit.encode(patches, keep=torch.tensor([[3, 1], [0, 15]]))[0]
         assert some.shape == (2, 3, 16)
 
+    def test_any_grid(self):
+        images = torch.randn(1, 3, 16, 48)
+        for key in SPECS:
+            assert ViT(SPECS[key]).eval()(images)[0].shape[1] >= 12
+
     def test_mistakes_are_one_line(self):
         vit, bias = ViT(SPECS["plain"]), ViT(SPECS["shared bias"])
         with pytest.raises(ValueError, match="must be multiples of 8"):
