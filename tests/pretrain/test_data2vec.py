@@ -49,26 +49,6 @@ def test_other_losses():
     assert penalty > 0 and step.logs["variance"] == penalty
 
 
-@pytest.mark.parametrize("post", [True, False])
-def test_targets_and_loss_by_their_definition(post):
-    """Every block's output and, if asked for, their mean is normalised token by token."""
-    method = method_of(post_target_layer_norm=post, l1_beta=0.3)
-    views = views_of(method)
-    mask = views["mask"].bool()
-    outputs = torch.stack([tokens[:, 1:] for tokens in method.teacher(views["image"], layers=(0, 1), norm=False)])
-
-    def standard(values):
-        centred = values - values.mean(-1, keepdim=True)
-        return centred / (centred.square().mean(-1, keepdim=True) + 1e-5).sqrt()
-
-    mean = standard(outputs).mean(0)
-    expected = (standard(mean) if post else mean)[mask]
-    torch.testing.assert_close(method.targets(views["image"], mask), expected)
-    error = (method.predict(views["image"], mask) - expected).abs()
-    loss = torch.where(error < 0.3, error.square() / 0.6, error - 0.15).mean()
-    torch.testing.assert_close(forward_pass(method, views, progress()).loss, loss)
-
-
 def test_the_teacher_drops_nothing():
     method = method_of(drop_path=0.5, attn_drop=0.5)
     views = views_of(method)
