@@ -44,6 +44,11 @@ class World:
         """Whether this is the process that writes files and prints."""
         return self.rank == 0
 
+    @property
+    def is_first_on_machine(self) -> bool:
+        """Whether this is the first process of its machine."""
+        return self.size == 1 or os.environ.get("LOCAL_RANK", "0") == "0"
+
     def barrier(self) -> None:
         """Wait for all processes."""
         if self.size > 1:
@@ -111,7 +116,7 @@ class World:
     def first_on_each_machine(self, work: Callable[[], Value]) -> Value:
         """As `on_all_ranks`, but the other processes of a machine begin once its first one has ended: they find what it
         left on disk."""
-        is_first = self.size == 1 or os.environ.get("LOCAL_RANK", "0") == "0"
+        is_first = self.is_first_on_machine
         own = self.on_all_ranks(lambda: [work()] if is_first else [])
         return self.on_all_ranks(lambda: own[0] if is_first else work())
 

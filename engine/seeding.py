@@ -77,3 +77,11 @@ def windowed(shards: Sequence[np.ndarray], window: int, seed: int, epoch: int) -
         for part in np.split(places, np.flatnonzero(np.diff(numbers[places])) + 1):
             parts.append((int(part[0] - places[0]) * window + lane, random.permutation(images[part])))
     return sorted(parts, key=lambda part: part[0])
+
+
+def joined_order(parts: Sequence[tuple[int, np.ndarray]], window: int) -> np.ndarray:
+    """The order (N,) of an epoch that consists of `parts`, see `windowed`."""
+    order = np.empty(sum(len(images) for _, images in parts), np.int64)
+    for start, images in parts:
+        order[start::window][: len(images)] = images
+    return order

@@ -8,7 +8,8 @@ import glob
 import hashlib
 import os
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -78,8 +79,29 @@ class StoredImages:
         images = np.argsort(self.places)
         return np.split(images, np.flatnonzero(np.diff(self.store.shards[self.places[images]])) + 1)
 
-    def read_ahead(self, indices: np.ndarray) -> None:
-        """Read the stretch of a shard in which the images (n,) are, so that the system has it in memory."""
+    def read_ahead(
+        self, shards: Iterator[tuple[int, np.ndarray]], steps: Iterable[int], distance: int
+    ) -> Generator[int]:
+        """The steps of a training, while a thread reads the stretches of shards in which its next images are, from
+        start to end, so that the system has them in memory.
+
+        shards: the first step that needs images (n,) of a shard, ascending, and these. distance: steps before it. What
+        the first step needs is read at once, as no thread may run while loader processes are forked.
+        """
+        shard, thread = next(shards, None), ThreadPoolExecutor(1)
+        try:
+            for number, step in enumerate(steps):
+                while number == 0 and shard and shard[0] <= step:
+                    self._read(shard[1])
+                    shard = next(shards, None)
+                yield step
+                while shard and shard[0] <= step + distance:
+                    thread.submit(self._read, shard[1])
+                    shard = next(shards, None)
+        finally:
+            thread.shutdown(cancel_futures=True)
+
+    def _read(self, indices: np.ndarray) -> None:
         assert isinstance(self.store, ShardStore)
         block = memoryview(bytearray(BLOCK))
         with suppress(OSError):  # which whoever decodes the image reports
@@ -253,27 +275,29 @@ def numbered_classes(labels: np.ndarray) -> tuple[str, ...]:
     return tuple(str(number) for number in range(int(labels.max(initial=-1)) + 1))
 
 
-def in_windows(image_set: ImageSet, window: int, readers: int) -> tuple[ImageSet, list[np.ndarray]]:
-    """The set, to read `window` of its shards at a time by `readers` processes, and the images (n,) of each shard.
+def shards_of(image_set: ImageSet) -> list[np.ndarray]:
+    """The images (n,) of each shard of a set that is stored in shards."""
+    assert isinstance(image_set.images, StoredImages)
+    return image_set.images.shards
+
+
+def in_windows(image_set: ImageSet, window: int, readers: int = 1) -> ImageSet:
+    """The set, to read `window` of its shards at a time by `readers` processes.
 
     ValueError where it lies in no shards, in too few, or where they cannot be shared equally.
     """
-    images = image_set.images
+    images, asked = image_set.images, f"a shuffle window of {window} shards"
     if not (isinstance(images, StoredImages) and isinstance(images.store, ShardStore)):
         raise ValueError(
-            f"--shuffle-window {window}: {image_set.url} is not stored in shards; name a set of wds: or parquet:, or "
-            "leave the option out"
+            f"{asked}: {image_set.url} is not stored in shards; name a set of wds: or parquet:, or leave the window out"
         )
     if window > len(images.shards):
-        raise ValueError(
-            f"--shuffle-window {window}: {image_set.url} has {len(images.shards)} shards; give at most as many"
-        )
+        raise ValueError(f"{asked}: {image_set.url} has {len(images.shards)} shards; give at most as many")
     if window % readers:
-        raise ValueError(f"--shuffle-window {window} cannot be shared equally by {readers} processes; give a multiple")
-    kept = replace(images, store=images.store.keeping(window // readers))
-    return replace(image_set, images=kept), images.shards
+        raise ValueError(f"{asked} cannot be shared equally by {readers} processes; give a multiple of {readers}")
+    return replace(image_set, images=replace(images, store=images.store.keeping(window // readers)))
 
 
-def digest_of(shards: Sequence[np.ndarray]) -> str:
-    """Short hexadecimal digest of which images (n,) are in each shard."""
-    return digest([hashlib.sha256(shard.tobytes()).hexdigest() for shard in shards])[:16]
+def shards_digest(image_set: ImageSet) -> str:
+    """Short hexadecimal digest of which images are in each shard."""
+    return digest([hashlib.sha256(shard.tobytes()).hexdigest() for shard in shards_of(image_set)])[:16]

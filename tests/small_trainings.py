@@ -36,13 +36,13 @@ def digits(count: int = IMAGES) -> ImageSet:
     return open_set("digits:", "train").limited(count)
 
 
-def in_shards(folder: Path, shards: int = 6, images: ImageSet | None = None) -> str:
+def in_shards(folder: Path, shards: int = 6, images: ImageSet | None = None, split: str = "train") -> str:
     """The URL of a set of digits, or of `images`, as webdataset shards of equal size, in random order."""
     images = images or digits()
-    folder.mkdir()
+    folder.mkdir(exist_ok=True)
     order = np.random.RandomState(0).permutation(len(images))
     for shard, places in enumerate(np.array_split(order, shards)):
-        with tarfile.open(folder / f"train-{shard}.tar", "w") as archive:
+        with tarfile.open(folder / f"{split}-{shard}.tar", "w") as archive:
             for place in places:
                 pixels, label = io.BytesIO(), str(images.labels[place]).encode()
                 images.image(int(place)).save(pixels, "PNG")

@@ -9,7 +9,6 @@ B images of one micro-batch, or of a piece of it.
 """
 
 from collections.abc import Generator, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass
 from functools import lru_cache
@@ -23,7 +22,7 @@ from torch import Tensor
 from torch.utils.data import default_collate
 
 from engine.machine import own_cores
-from engine.seeding import AUGMENT, fork_rng, seed, shuffled, windowed
+from engine.seeding import AUGMENT, fork_rng, joined_order, seed, shuffled, windowed
 from engine.training.loading import read_ahead
 from engine.training.schedules import micro_batch_size, share_of
 from imagesets.decoding import UnreadableImage
@@ -117,10 +116,7 @@ def order_of(plan: BatchPlan, epoch: int) -> np.ndarray:
     """The images (count,) of an epoch in order."""
     if not plan.window:
         return shuffled(plan.count, plan.seed, epoch)
-    order = np.empty(plan.count, np.int64)
-    for start, images in parts_of(plan, epoch):
-        order[start :: plan.window][: len(images)] = images
-    return order
+    return joined_order(parts_of(plan, epoch), plan.window)
 
 
 def batch_plan(
@@ -224,30 +220,12 @@ def load_micro_batches(micro_batches: MicroBatches, workers: int, device: str, s
 
 
 def reading_shards(micro_batches: MicroBatches) -> Generator[int]:
-    """The updates, while a thread reads the process's shards from start to end, about a window before their images are
-    decoded: the loaders then find these in the system's cache, and the disk seeks once a shard.
-
-    Shards of the first update are read at once, as no thread may run while the loader processes are forked.
-    """
+    """The updates; in windows of shards, while a thread reads those of the process."""
     plan, images, steps = micro_batches.plan, micro_batches.image_set.images, micro_batches.steps
     if not plan.window:
-        yield from steps
-        return
+        return (step for step in steps)
     assert isinstance(images, StoredImages)
-    shards = plan.shards_of(micro_batches.rank, steps)
-    shard = next(shards, None)
-    while shard and shard[0] <= steps.start:
-        images.read_ahead(shard[1])
-        shard = next(shards, None)
-    thread = ThreadPoolExecutor(1)
-    try:
-        for step in steps:
-            yield step
-            while shard and shard[0] <= step + plan.window_steps:
-                thread.submit(images.read_ahead, shard[1])
-                shard = next(shards, None)
-    finally:
-        thread.shutdown(cancel_futures=True)
+    return images.read_ahead(plan.shards_of(micro_batches.rank, steps), steps, plan.window_steps)
 
 
 def _joined(pieces: list[MicroBatch], device: str) -> MicroBatch:

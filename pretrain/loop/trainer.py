@@ -30,7 +30,7 @@ from engine.training.interruptions import Timer, listening
 from engine.training.states import State, load_optimizer, load_state, newest_whole, optimizer_tensors, save_state
 from engine.work import count_flops
 from imagesets.sets import ImageSet
-from imagesets.stored import digest_of, in_windows
+from imagesets.stored import in_windows, shards_digest, shards_of
 from pretrain.loop.exporting import exports_of, facts_of
 from pretrain.loop.images import (
     BatchPlan,
@@ -97,8 +97,8 @@ class Trainer:
             len(images), recipe.batch, world.size, run.micro_batch, run.seed, images.url, method.repeats
         )
         if run.shuffle_window:
-            self.images, shards = in_windows(images, run.shuffle_window, world.size)
-            self.plan = replace(self.plan, shards=shards, window=run.shuffle_window)
+            self.images = in_windows(images, run.shuffle_window, world.size)
+            self.plan = replace(self.plan, shards=shards_of(self.images), window=run.shuffle_window)
         if method.sync_batch_norm and world.size > 1:
             method = synchronised(method, run.device)
         if self.plan.micro_batch_size < method.min_batch:
@@ -325,7 +325,7 @@ class Trainer:
             "precision": self.run.precision,
             **({"compiled": True} if self.run.compiled else {}),
             **({"decode": self.run.decode} if self.run.decode != "exact" else {}),
-            **({"shuffle_window": self.plan.window, "shards": digest_of(self.plan.shards)} if self.plan.window else {}),
+            **({"shuffle_window": self.plan.window, "shards": shards_digest(self.images)} if self.plan.window else {}),
             **({"uses_labels": True} if self.method.needs_labels else {}),
             **({"init": self.run.init.facts(self.method)} if self.run.init else {}),
         }

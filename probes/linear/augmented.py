@@ -11,7 +11,8 @@ of each augmentation), D width. A place is that of an image in the stream of one
 """
 
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from functools import cached_property, partial
 from itertools import accumulate
@@ -26,12 +27,13 @@ from torch import Tensor
 from checkpoints.backbone import Backbone
 from checkpoints.frozen import FrozenSpec
 from engine.distributed import World
-from engine.seeding import AUGMENT, seeded, shuffled
+from engine.seeding import AUGMENT, joined_order, seeded, shuffled, windowed
 from engine.tasks import Workspace
 from imagesets.augmentation import random_transform
 from imagesets.decoding import releasing_large_images
 from imagesets.random_crops import AREA, CropRule, OwnDraws, RandomResizedCrop
 from imagesets.sets import ImageSet
+from imagesets.stored import StoredImages, shards_of
 from imagesets.transforms import Photo, planes
 from probes.features.extract import Extractor, Loaded, Reader, Windowed, work_off
 from probes.features.kinds import FeatureKind
@@ -270,6 +272,7 @@ class AugmentedStream:
     backbone: Backbone
     space: Workspace  # whose processes share the images
     chunk: int  # images of a forward pass
+    shuffle_window: int = 0  # shards among which images are shuffled; 0: all images
 
     def run(self, epoch: int, followers: Sequence[Follower], pause: Callable[[], None]) -> None:
         """Give all followers the rest of their batches of an epoch, and call `pause` now and then, from any thread.
@@ -277,7 +280,12 @@ class AugmentedStream:
         Raises UnreadableImage, ValueError for features that are not finite, and what `pause` raises, in all processes.
         """
         images, space = self.image_set, self.space
-        feeds, order = feeds_of(followers, shuffled(len(images), space.seed, epoch), images.labels)
+        shards: list[tuple[int, np.ndarray]] = []
+        everything = shuffled(len(images), space.seed, epoch)
+        if self.shuffle_window:
+            shards = windowed(shards_of(images), self.shuffle_window, space.seed, epoch)
+            everything = joined_order(shards, self.shuffle_window)
+        feeds, order = feeds_of(followers, everything, images.labels)
         if not feeds:
             return
         # Chunks as they were before a kill, so that a resumed training has the same bits.
@@ -297,15 +305,37 @@ class AugmentedStream:
             for window, part in zip(windows, rows.split([window.vectors for window in windows], dim=1), strict=True):
                 window.add(places, part.contiguous(), bad)  # so that no window keeps what another one is done with
             pause()
+            next(ahead, None)
 
+        ahead = self.reading(shards, np.flatnonzero(np.isin(everything, order)), spans)
         images = images.subset(order, f"epoch-{epoch}")
-        self.send(images, Crops(transforms=transforms), [window.kinds for window in windows], spans, consume)
+        with closing(ahead):
+            next(ahead, None)
+            self.send(images, Crops(transforms=transforms), [window.kinds for window in windows], spans, consume)
         passes = sum(map(len, spans.values()))
         for window in windows:  # followers of the same forward passes count equal shares of them
             share, rest = divmod(passes, len(window.feeds))
             for number, feed in enumerate(window.feeds):
                 feed.follower.followed += passes
                 feed.follower.forwards += share + (number < rest)
+
+    def reading(
+        self, shards: Sequence[tuple[int, np.ndarray]], among: np.ndarray, spans: Mapping[int, range]
+    ) -> Generator[int]:
+        """Reads what follows each piece of the stream; in the first process of each machine.
+
+        shards: the parts of the order of all images. among: (n,) of each place of the stream, the place in that order.
+        """
+        images, world = self.image_set.images, self.space.world
+        if not (shards and world.is_first_on_machine):
+            return (place for place in range(0))
+        assert isinstance(images, StoredImages)
+        pieces = pieces_of(range(min(spans), max(spans) + 1), world)
+        lasts = [max(chunk for chunks in piece for chunk in chunks) for piece in pieces]
+        steps = [int(among[place]) for place in (spans[min(spans)].start, *(spans[last].stop - 1 for last in lasts))]
+        left = (part for part in shards if part[0] + (len(part[1]) - 1) * self.shuffle_window >= steps[0])
+        distance = self.shuffle_window * len(self.image_set) // len(images.shards)
+        return images.read_ahead(left, steps, distance)
 
     def send(
         self,

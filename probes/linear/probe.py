@@ -4,9 +4,9 @@ together."""
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
-from itertools import product
+from itertools import groupby, product
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Self
 
@@ -28,10 +28,11 @@ from engine.settings import (
     TwoOrMore,
     check_less,
 )
-from engine.tasks import Outcome, SelectOn, Task, Workspace, settings_of
+from engine.tasks import ADDED, Outcome, SelectOn, Task, Workspace, settings_of
 from engine.training.schedules import Schedule, TrainProgress
 from imagesets.random_crops import CropRule
 from imagesets.sets import ImageSet, kept_folder
+from imagesets.stored import in_windows, shards_digest
 from probes.features.extract import FeatureSet, extract, facts_of_pass, forward_batch, transform_of
 from probes.features.fallbacks import record_fallback
 from probes.features.kinds import FeatureKind
@@ -71,6 +72,8 @@ class SweepTask(Task):
     epochs: PositiveInt = 100  # passes over the training images
     warmup_epochs: NonNegativeInt = 0  # over which the rate rises from 0
     drop_last: bool = False  # leave out the images of an epoch that do not fill a batch
+    # shards of `wds:` or `parquet:` among which random crops are shuffled and read from start to end; 0: all images
+    shuffle_window: NonNegativeInt = field(default=0, metadata=ADDED)
     select: SelectOn = "holdout"  # images that select head and epoch: held-out ones, or validation's
     holdout: ProperFraction = 0.1  # share of the training images that is held out for this
     crop: Fraction = 0.875  # images are resized to the network's image size / crop, and the centre is taken
@@ -79,6 +82,8 @@ class SweepTask(Task):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_less(self, "warmup_epochs", "epochs")
+        if self.shuffle_window and not self.augment:
+            raise ValueError(f"shuffle_window={self.shuffle_window} is for heads that train on random crops: leave it")
 
     def divided_images(self, images: int) -> tuple[EpochPlan, int]:
         """An epoch of so many training images, as a plan counts it, and how many of them are held out."""
@@ -162,12 +167,14 @@ class SweepTask(Task):
                 probes.setdefault(probe.folder, []).append((place, probe))
         if not probes:
             return
-        for sweep in concurrent_sweeps([asking[0][1] for asking in probes.values()]).run():
-            for number, (place, probe) in enumerate(probes[sweep.folder]):
-                if sweep.error:
-                    yield place, sweep.error
-                else:
-                    yield place, tasks[place].completed(probe.outcome(sweep, spent=not number), probe, sweep)
+        trainings = sorted((asking[0][1] for asking in probes.values()), key=lambda probe: probe.task.shuffle_window)
+        for _, together in groupby(trainings, lambda probe: probe.task.shuffle_window):  # of the same order
+            for sweep in concurrent_sweeps(list(together)).run():
+                for number, (place, probe) in enumerate(probes[sweep.folder]):
+                    if sweep.error:
+                        yield place, sweep.error
+                    else:
+                        yield place, tasks[place].completed(probe.outcome(sweep, spent=not number), probe, sweep)
 
 
 def wanted_by(tasks: Sequence[SweepTask], export: FrozenExport, space: Workspace) -> dict[str, tuple[Any, ...]]:
@@ -200,6 +207,8 @@ class Probe:
         """Extract what is not on disk. ValueError for classes that cannot be held out, or have no training image."""
         supported, read = task.with_supported_readouts(export.spec)
         train, val = open_splits(space)
+        if task.shuffle_window:
+            train = in_windows(train, task.shuffle_window)
         held = held_out(train, task.holdout, space.seed) if task.select == "holdout" else np.empty(0, np.int64)
         transform = transform_of(export, space, supported)
         queries = extract(export, val, supported.kinds, space, transform)
@@ -232,6 +241,7 @@ class Probe:
             "skip_bad": self.space.skip_bad,
             "seed": self.space.seed,
             "device": torch.device(self.space.device).type,
+            **({"shards": shards_digest(self.train)} if self.task.shuffle_window else {}),
             **({"crops": "fast"} if self.space.decode == "fast" and self.task.augment else {}),
         }
 
@@ -307,7 +317,10 @@ class Probe:
         """Of the training images."""
         space = self.space
         backbone = Backbone(self.export, space.device, space.precision, space.compiled)
-        return AugmentedStream(image_set=self.train, backbone=backbone, space=space, chunk=self.chunk)
+        window = self.task.shuffle_window
+        return AugmentedStream(
+            image_set=self.train, backbone=backbone, space=space, chunk=self.chunk, shuffle_window=window
+        )
 
     @property
     def chunk(self) -> int:

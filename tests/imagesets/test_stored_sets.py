@@ -19,7 +19,7 @@ from imagesets.decoding import UnreadableImage
 from imagesets.schemes import parquet
 from imagesets.schemes.parquet import ParquetStore
 from imagesets.sets import open_set
-from imagesets.stored import in_windows
+from imagesets.stored import in_windows, shards_of
 
 CLASSES = ("ant", "bee", "cat")
 SPLITS = {"train": 4, "val": 2}
@@ -151,7 +151,7 @@ def test_shards_are_stretches_of_files(form, shards, size, folder, tmp_path):
 def test_row_groups_of_a_window_are_decompressed_once(folder, tmp_path, monkeypatch):
     """Images of three row groups in turn, where memory is for one group; after pickling for a loader process, too."""
     plain = open_set(f"parquet:{as_parquet(folder, tmp_path / 'tables')}", "train")
-    windows, shards = in_windows(plain, 3, 1)
+    windows = in_windows(plain, 3)
     decompressed, decompress = [], ParquetStore._decompressed
     monkeypatch.setattr(parquet, "KEPT", 0)
     monkeypatch.setattr(
@@ -159,7 +159,7 @@ def test_row_groups_of_a_window_are_decompressed_once(folder, tmp_path, monkeypa
     )
     for images, times in ((plain, 9), (pickle.loads(pickle.dumps(windows)), 3)):
         decompressed.clear()
-        assert all(images.encoded(index) for index in np.stack(shards[:3], axis=1).ravel())
+        assert all(images.encoded(index) for index in np.stack(shards_of(plain)[:3], axis=1).ravel())
         assert len(decompressed) == times
 
 

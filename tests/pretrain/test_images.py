@@ -17,7 +17,7 @@ from small_trainings import in_shards
 from checkpoints.spec import Preparation
 from imagesets.decoding import UnreadableImage
 from imagesets.sets import ImageSet, open_set
-from imagesets.stored import in_windows
+from imagesets.stored import in_windows, shards_of
 from pretrain.loop.images import (
     PIECE,
     BatchPlan,
@@ -141,7 +141,9 @@ def test_processes_share_an_update_and_read_no_shard_twice(world, most):
 
 def test_shards_that_processes_cannot_share(tmp_path):
     images = open_set(in_shards(tmp_path / "shards"), "train")
-    with pytest.raises(ValueError, match=r"^--shuffle-window 4 cannot be shared equally by 3 processes[^\n]*$"):
+    with pytest.raises(
+        ValueError, match=r"^a shuffle window of 4 shards cannot be shared equally by 3 processes[^\n]*$"
+    ):
         in_windows(images, 4, 3)
 
 
@@ -171,7 +173,8 @@ def read_bytes() -> int:
 
 
 def test_shards_are_read_ahead_once(tmp_path):
-    images, shards = in_windows(open_set(in_shards(tmp_path / "shards"), "train"), 2, 1)
+    images = in_windows(open_set(in_shards(tmp_path / "shards"), "train"), 2)
+    shards = shards_of(images)
     plan = replace(batch_plan(24, 4, 1, None, 0), shards=shards, window=2)
     spans = [images.images.store.span(images.images.places[shard]) for shard in shards]
     total, before, end = sum(end - start for _, start, end in spans), read_bytes(), time.monotonic() + 60

@@ -294,7 +294,7 @@ def test_a_full_disk_for_the_log(tmp_path):
 @pytest.mark.parametrize(("window", "images", "told"), [(2, digits, "is not stored in shards"), (7, None, "6 shards")])
 def test_what_cannot_be_shuffled_in_windows(window, images, told, tmp_path):
     chosen = images() if images else open_set(in_shards(tmp_path / "shards"), "train")
-    with pytest.raises(ValueError, match=f"^--shuffle-window {window}[^\n]*{told}[^\n]*$"):
+    with pytest.raises(ValueError, match=f"^a shuffle window of {window} [^\n]*{told}[^\n]*$"):
         trainer("mae", tmp_path / "run", images=chosen, shuffle_window=window)
 
 

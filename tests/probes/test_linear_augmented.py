@@ -9,17 +9,20 @@ from types import MappingProxyType
 import numpy as np
 import pytest
 import torch
+from small_trainings import digits, in_shards
 from torchvision.transforms import InterpolationMode
 from torchvision.transforms.functional import hflip, pil_to_tensor, resized_crop
 from toy_exports import coloured_folder, workspace
 
 from checkpoints.backbone import Backbone
 from engine.distributed import World
+from engine.seeding import joined_order, shuffled, windowed
 from engine.tasks import Workspace
 from imagesets import sets
 from imagesets.decoding import UnreadableImage, decode_rgb
 from imagesets.random_crops import OwnDraws, RandomResizedCrop
 from imagesets.sets import open_set
+from imagesets.stored import shards_of
 from probes.features.kinds import kinds_of
 from probes.linear import augmented
 from probes.linear.augmented import Augmentation, AugmentedStream, Chunk, TrainTransform
@@ -65,9 +68,11 @@ class Listener:
         self.batches.append((features, labels))
 
 
-def stream_of(export, images, workers=1, seed=0, skip_bad=False):
+def stream_of(export, images, workers=1, seed=0, skip_bad=False, shuffle_window=0):
     space = Workspace(cache=Path("nowhere"), data=images.url, seed=seed, skip_bad=skip_bad, workers=workers)
-    return AugmentedStream(image_set=images, backbone=Backbone(export), space=space, chunk=7)
+    return AugmentedStream(
+        image_set=images, backbone=Backbone(export), space=space, chunk=7, shuffle_window=shuffle_window
+    )
 
 
 def followed(export, *listeners, epoch=0, images=None, **settings):
@@ -83,6 +88,51 @@ def equal(one, other, rtol=0.0, atol=0.0):
         assert torch.equal(labels, others_labels)
         for name, value in features.items():
             torch.testing.assert_close(value, others[name], rtol=rtol, atol=atol)
+
+
+def test_heads_are_given_every_image_once_in_windows_of_shards(export, tmp_path):
+    """In an order of which theirs is a part; alone, from the midst of an epoch, and with more threads."""
+    images = open_set(in_shards(tmp_path / "shards", images=digits(60)), "train")
+    settings = dict(images=images, shuffle_window=2, epoch=1)
+    rows = np.arange(0, 60, 2)
+    part, whole = followed(export, Listener(rows), Listener(np.arange(60)), **settings)
+    everything = joined_order(windowed(shards_of(images), 2, 0, 1), 2)
+    assert sorted(everything) == list(range(60)) and list(everything) != list(shuffled(60, 0, 1))
+    for listener, order in ((part, everything[everything % 2 == 0]), (whole, everything)):
+        assert torch.cat([labels for _, labels in listener.batches]).tolist() == images.labels[order].tolist()
+    (alone,) = followed(export, Listener(rows), workers=2, **settings)
+    equal(alone, part, rtol=1e-4, atol=1e-5)
+    (rest,) = followed(export, Listener(np.arange(60), iteration=1), **settings)
+    whole.batches = whole.batches[1:]
+    equal(rest, whole, rtol=1e-4, atol=1e-5)
+
+
+def test_tasks_of_other_windows_train_beside_each_other(export, tmp_path):
+    """Each on an order of its own, as it does alone; shards that were packed otherwise are another training."""
+    splits = {split: open_set("digits:", split).limited(60) for split in ("train", "val")}
+    for name, shards in (("one", 6), ("other", 3)):
+        for split, images in splits.items():
+            in_shards(tmp_path / name, shards, images, split)
+    space = workspace(tmp_path, f"wds:{tmp_path / 'one'}")
+    tasks = [replace(SMALL, shuffle_window=window, batch=20, epochs=2) for window in (0, 2, 3)]
+    together = dict(SMALL.together(tasks, export, space))
+    alone = {number: task.run(export, workspace(tmp_path / "alone", space.data)) for number, task in enumerate(tasks)}
+    losses = [outcome.metrics["nll"].value for outcome in alone.values()]
+    assert len({round(loss, 6) for loss in losses}) == 3
+    assert [together[number].metrics["nll"].value for number in range(3)] == pytest.approx(losses, rel=1e-3)
+    packed = [
+        [task.probe(export, workspace(tmp_path, f"wds:{tmp_path / name}")).key.get("shards") for task in tasks]
+        for name in ("one", "other")
+    ]
+    assert packed[0] == [None, packed[0][1], packed[0][1]] and packed[1] == [None, packed[1][1], packed[1][1]]
+    assert len({None, packed[0][1], packed[1][1]}) == 3
+
+
+def test_windows_that_cannot_be(export, tmp_path):
+    with pytest.raises(ValueError, match=r"^shuffle_window=2 is for heads that train on random crops"):
+        replace(SMALL, shuffle_window=2, augment=False)
+    with pytest.raises(ValueError, match=r"^a shuffle window of 2 shards: digits: is not stored in shards[^\n]*$"):
+        replace(SMALL, shuffle_window=2).run(export, workspace(tmp_path, "digits:"))
 
 
 def test_heads_are_given_every_image_once_in_the_order_of_the_epoch(export):
