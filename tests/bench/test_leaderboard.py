@@ -71,28 +71,18 @@ def test_what_is_incomparable_has_its_own_column(others, column):
     assert row[f"{column}:top1_k20"] == "10.0"
 
 
-def test_seeds_give_mean_deviation_and_number():
-    rows = rows_of([result(A, 90.0, seed=0), result(A, 92.0, seed=1), result(B, 50.0)])
-    column = "digits/knn@dino:top1_k20"
-    assert [rows[0][column], rows[0][f"{column}:std"], rows[0][f"{column}:n"]] == ["91.0", "1.0", "2"]
-    assert [rows[1][column], rows[1][f"{column}:std"], rows[1][f"{column}:n"]] == ["50.0", "0.0", "1"]
-
-
-def test_intervals_have_columns_of_their_own():
-    rows = rows_of([result(A, 90.0, interval=(88.5, 91.25)), result(B, 50.0)])
-    column = "digits/knn@dino:top1_k20"
-    assert [rows[0][column], rows[0][f"{column}:low"], rows[0][f"{column}:high"]] == ["90.0", "88.5", "91.25"]
-    assert rows[1][f"{column}:low"] == rows[1][f"{column}:high"] == ""
+def test_seeds_and_intervals_have_columns_of_their_own():
+    """Ends of intervals are the means of their ends, where all seeds have one."""
+    first, without = result(A, 90.0, interval=(88.0, 92.0)), result(A, 92.0, seed=1)
+    column, ends = "digits/knn@dino:top1_k20", ("", ":low", ":high", ":std", ":n")
+    rows = rows_of([first, result(A, 92.0, interval=(90.0, 93.0), seed=1), result(B, 50.0)])
+    assert [rows[0][column + end] for end in ends] == ["91.0", "89.0", "92.5", "1.0", "2"]
+    assert [rows[1][column + end] for end in ends] == ["50.0", "", "", "0.0", "1"]
     assert "digits/knn@dino:loss:low" not in rows[0]
-
-
-def test_intervals_over_seeds_are_the_means_of_their_ends():
-    seeds = [result(A, 90.0, interval=(88.0, 92.0)), result(A, 92.0, seed=1)]
-    (row,) = rows_of(seeds)
-    assert "digits/knn@dino:top1_k20:low" not in row  # one seed has none
-    (row,) = rows_of([seeds[0], result(A, 92.0, interval=(90.0, 93.0), seed=1)])
-    column = "digits/knn@dino:top1_k20"
-    assert [row[column + end] for end in ("", ":low", ":high", ":std", ":n")] == ["91.0", "89.0", "92.5", "1.0", "2"]
+    (row,) = rows_of([first, without])
+    assert f"{column}:low" not in row and row[column] == "91.0"
+    (row,) = rows_of([first])
+    assert (row[f"{column}:low"], row[f"{column}:high"]) == ("88.0", "92.0") and f"{column}:n" not in row
 
 
 def test_tables_show_intervals_where_they_fit():
@@ -216,17 +206,12 @@ def test_the_floor_is_marked_in_the_table_of_the_models():
     assert [row["name"] for row in rows_of([result(A), result(floor)])] == ["alpha", "pixels-32"]
 
 
-def test_no_deviation_is_the_best():
+def test_no_deviation_is_the_best_and_no_number_that_means_something_else():
     spreads = [made_metrics({"spread": value}, higher_is_better=None, deviation_of="top1") for value in (1.0, 2.0)]
-    board = leaderboard_of([result(A, metrics=spreads[0]), result(B, metrics=spreads[1])])
-    assert board.best.get(("digits/knn@dino", "spread")) is None
-
-
-def test_numbers_that_mean_different_things_have_no_best():
     times = [made_metrics({"time": 2.0}, unit="s"), made_metrics({"time": 3.0})]
-    board = leaderboard_of([result(A, metrics=times[0]), result(B, metrics=times[1])])
-    assert board.best.get(("digits/knn@dino", "time")) is None
-    assert "| alpha | 2.00 s |" in to_markdown(board) and "| beta | 3.00 |" in to_markdown(board)
+    board = leaderboard_of([result(used, metrics=spreads[n] | times[n]) for n, used in enumerate((A, B))])
+    assert not {("digits/knn@dino", name) for name in ("spread", "time")} & board.best.keys()
+    assert " 2.00 s |" in to_markdown(board) and " 3.00 |" in to_markdown(board)
 
 
 def test_seeds_of_a_task_that_draws_nothing_show_no_spread():

@@ -3,7 +3,7 @@
 import json
 
 import pytest
-import torch
+from small_exports import make_foreign
 from toy_packages import TOYS, install
 
 from engine.extensions import extensions, refused
@@ -82,19 +82,6 @@ def plugins(packages, use_packages):
     return use_packages(packages)
 
 
-def checkpoint(folder, prefix: str):
-    """A file of a tiny plain ViT under a prefix that no importer of ours knows."""
-    from checkpoints.spec import ViTSpec
-    from checkpoints.vit import ViT
-
-    spec = ViTSpec(
-        architecture="vit_tiny_patch16_224", image_size=16, patch_size=8, width=192, depth=1, heads=3, mlp_hidden=8
-    )
-    path = folder / "tiny.pth"
-    torch.save({f"{prefix}.{name}": tensor for name, tensor in ViT(spec).trunk.state_dict().items()}, path)
-    return path
-
-
 def test_two_plugins_of_one_name_are_both_left_out(plugins, tmp_path, use_packages):
     install(tmp_path, "rivals", "0.1", {"toy": FILES["toy"]}, {"bench.probes": {"toy": "rivals.toy"}})
     use_packages(tmp_path)
@@ -127,7 +114,7 @@ def test_list_shows_plugins_and_who_brings_them(plugins, bench):
 
 
 def test_a_checkpoint_is_imported_beside_broken_plugins_and_results_name_the_plugins(plugins, bench, tmp_path):
-    path, out = checkpoint(tmp_path, "other"), tmp_path / "out"
+    path, out = make_foreign(tmp_path / "tiny.pth", "other"), tmp_path / "out"
     words = ("run", "--checkpoint", path, "--suite", "toy@one,knn@dino", "--data", "tiny=tiny:", "--out", out)
     code, said, err = bench(*words)
     assert code == 0 and "2 done" in said
@@ -167,7 +154,7 @@ def test_results_on_what_a_plugins_method_trained_name_the_plugin(plugins, bench
     ],
 )
 def test_what_a_broken_plugin_was_asked_for_is_one_line(words, named, plugins, refused, tmp_path):
-    path = checkpoint(tmp_path, "clumsy")
+    path = make_foreign(tmp_path / "tiny.pth", "clumsy")
     refused(*(word.format(path) for word in words), "--out", tmp_path / "out", named=named)
     assert not (tmp_path / "out").exists()
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import torch
+from small_exports import make_foreign
 
 from bench.leaderboards.files import write_leaderboard
 from bench.run.prepare import open_data
@@ -30,19 +30,6 @@ def counted(monkeypatch):
         return calls
 
     return call
-
-
-def foreign_file(folder: Path) -> Path:
-    """A checkpoint as DINO's code writes it, of a tiny network."""
-    from checkpoints.spec import ViTSpec
-    from checkpoints.vit import ViT
-
-    spec = ViTSpec(
-        architecture="vit_tiny_patch16_224", image_size=16, patch_size=8, width=192, depth=1, heads=3, mlp_hidden=8
-    )
-    trunk = {f"backbone.{name}": tensor for name, tensor in ViT(spec).trunk.state_dict().items()}
-    torch.save({"teacher": trunk}, folder / "tiny.pth")
-    return folder / "tiny.pth"
 
 
 @pytest.mark.parametrize(("limit", "fingerprints"), [((), {64: 1, 32: 1}), (("--limit", "24"), {24: 2})])
@@ -95,7 +82,7 @@ def test_a_checkpoint_is_imported_and_fingerprinted_once(bench, counted, tmp_pat
     imported = counted(checkpoints.resolve, "import_file")
     fingerprinted = counted(checkpoints.export, "fingerprint")
     loaded = counted(checkpoints.export, "load_file")
-    reference, out = f"dino:{foreign_file(tmp_path)}", tmp_path / "out"
+    reference, out = f"dino:{make_foreign(tmp_path / 'tiny.pth', 'backbone', 'teacher')}", tmp_path / "out"
     assert bench("run", "--checkpoint", reference, *PROBES, "--out", out)[0] == 0
     assert (imported.total(), fingerprinted.total(), loaded.total()) == (1, 1, 0)
     (saved,) = (out / "exports").iterdir()

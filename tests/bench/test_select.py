@@ -37,12 +37,6 @@ def test_without_the_option_every_protocol_keeps_its_own():
         assert told.pop("linear_lars@mae") == {} and all(each == changes for each in told.values())
 
 
-def test_the_name_of_a_task_leaves_out_what_reports_as_papers_do():
-    """They need lists that few have, or choose on the validation images."""
-    chosen = choose_protocols("linear,lowshot", catalogue())
-    assert len(chosen) > 20 and not any(each.name.endswith("_paper") for each in chosen)
-
-
 def test_set_wins_for_one_task():
     found = changes("linear_sgd@ibot.select=holdout", "finetune.select=holdout", select="val")
     assert found["linear_sgd@ibot"] == {} and found["finetune@mae"] == {"select": "holdout"}

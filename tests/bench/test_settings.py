@@ -108,24 +108,23 @@ def test_a_change_of_a_task_names_task_and_field(text):
         changed_protocols([CHOSEN], [text])
 
 
-@pytest.mark.parametrize("texts", [["toy.layers=9", "toy.label=nine"], ["toy.label=nine", "toy.layers=9"]])
-def test_changes_that_need_each_other_come_in_any_order(texts):
-    (found,) = changed_protocols([CHOSEN], texts)
-    assert found.changes == {"layers": 9, "label": "nine"}
+@pytest.mark.parametrize(
+    ("texts", "changes"),
+    [
+        (["toy.layers=9", "toy.label=nine"], {"layers": 9, "label": "nine"}),  # which need each other
+        (["toy.label=nine", "toy.layers=9"], {"layers": 9, "label": "nine"}),
+        (["toy.k=1", "toy@one.k=2"], {"k": [2]}),  # a protocol goes before its task
+        (["toy@one.k=2", "toy.k=1"], {"k": [2]}),
+        (["toy.k=x", "toy.rate=1", "toy.k=2"], {"k": [2], "rate": 1.0}),  # the last value
+    ],
+)
+def test_changes_of_a_protocol(texts, changes):
+    assert changed_protocols([CHOSEN], texts)[0].changes == changes
 
 
 def test_all_changes_of_a_protocol_together_are_checked_and_named():
     with pytest.raises(ValueError, match=r"^--set: toy@one: layers=9 and label=None: label many layers$"):
         changed_protocols([CHOSEN], ["toy.rate=1", "toy.layers=9"])
-
-
-@pytest.mark.parametrize("texts", [["toy.k=1", "toy@one.k=2"], ["toy@one.k=2", "toy.k=1"]])
-def test_a_protocol_goes_before_its_task_in_any_order(texts):
-    assert changed_protocols([CHOSEN], texts)[0].changes == {"k": [2]}
-
-
-def test_a_name_given_again_has_its_last_value():
-    assert changed_protocols([CHOSEN], ["toy.k=x", "toy.rate=1", "toy.k=2"])[0].changes == {"k": [2], "rate": 1.0}
 
 
 def test_many_choices_are_not_listed_in_a_message():
