@@ -66,6 +66,11 @@ def test_one_command_gives_a_result_and_a_leaderboard(run, out, exports):
     assert not (out / "exports").exists()  # it was an export already
 
 
+def test_cheap_tasks_come_first(run, out):
+    run("--suite", "dear,toy@one")
+    assert [line.split()[0] for line in runs(out)] == ["toy", "dear", "dear"]
+
+
 def test_what_exists_is_skipped_and_rerun_says_otherwise(run, out):
     run("--suite", "toy@one")
     code, said, _ = run("--suite", "toy@one")
