@@ -216,7 +216,7 @@ def test_the_reported_epoch_is_the_one_that_was_chosen(export, tmp_path, select)
 @pytest.mark.slow
 def test_averaged_weights_are_what_is_judged(export, tmp_path):
     """With a decay of nearly one they stay where they began, whatever the training learns."""
-    task, space = replace(PROTOCOLS["finetune@smoke"].task, epochs=3), workspace(tmp_path, "digits:", limit=400)
+    task, space = replace(PROTOCOLS["finetune@smoke"].task, epochs=3), workspace(tmp_path, "digits:", limit=250)
     plain, frozen = task.run(export, space), replace(task, average=1 - 1e-9).run(export, space)
     assert history(plain) == history(frozen)
     (start,) = {entry["val"] for entry in frozen.facts["history"]}
