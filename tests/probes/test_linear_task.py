@@ -122,11 +122,6 @@ def test_two_runs_of_one_training_follow_each_other(export, tmp_path, monkeypatc
     assert capsys.readouterr().err.count("waiting for another run: it trains the same heads") == 1
 
 
-def test_one_class_is_refused(export, tmp_path):
-    with pytest.raises(ValueError, match="only one class"):
-        SMALL.run(export, workspace(tmp_path, coloured_folder(tmp_path / "set", classes=1)))
-
-
 def test_a_class_of_one_image_is_trained_on_and_not_held_out(export, tmp_path):
     space = workspace(tmp_path, coloured_folder(tmp_path / "set", train=(12, 1), classes=2))
     facts = SMALL.run(export, space).facts
@@ -136,14 +131,6 @@ def test_a_class_of_one_image_is_trained_on_and_not_held_out(export, tmp_path):
     space = workspace(tmp_path, coloured_folder(tmp_path / "ones", train=1, classes=2))
     with pytest.raises(ValueError, match=r"every class has one training image.* --select val"):
         SMALL.run(export, space)
-
-
-def test_a_class_without_training_images_is_refused(export, tmp_path):
-    url = coloured_folder(tmp_path / "set")
-    for path in (tmp_path / "set" / "train" / "class1").iterdir():
-        path.write_bytes(b"")
-    with pytest.raises(ValueError, match=r"no training image \(class1\)"):
-        SMALL.run(export, workspace(tmp_path, url, skip_bad=True))
 
 
 def test_a_class_without_validation_images_is_said(export, tmp_path):
