@@ -58,7 +58,7 @@ ANY_POSITIONS = ["dino", "ibot", "mst", "msn", "moca", "mocov3", "byol", "lejepa
 
 @pytest.mark.parametrize("name", ANY_POSITIONS)
 def test_methods_of_whole_images_train_a_dinov3_encoder(name, tmp_path, monkeypatch):
-    """Rotary positions, registers, layer scale, keys without a bias. Of two updates the first may have rate 0."""
+    """Rotary positions, registers, layer scale, keys without a bias. Three updates: the first may have rate 0."""
     monkeypatch.setattr("pretrain.loop.trainer.is_counted", lambda out: True)
     recipe = small_recipe(name, epochs=1)
     spec = replace(
@@ -76,7 +76,7 @@ def test_methods_of_whole_images_train_a_dinov3_encoder(name, tmp_path, monkeypa
     init = started_from(export_of(spec))
     adopted = init.recipe(recipe)
     run = Run(out=tmp_path, workers=0, init=init)
-    training = Trainer(name, load_extension("methods", name), adopted, digits(16), run, World())
+    training = Trainer(name, load_extension("methods", name), adopted, digits(), run, World())
     assert training.train() == "finished"
     (_, export), *_ = exports_in(tmp_path)
     assert export.spec == spec and not same(export.tensors, init.trained.tensors)
