@@ -152,6 +152,7 @@ class TestPca:
         left, values, _ = np.linalg.svd(centred, full_matrices=False)
         assert np.allclose(np.abs(found), np.abs(left[:, :3] * values[:3]))
         assert np.allclose(shares, (values**2 / (values**2).sum())[:3])
+        assert np.array_equal(principal_components(np.ones((6, 5)))[1], np.zeros(3))  # of a collapsed network
 
     def test_the_same_thing_has_the_same_colour_in_all_images(self):
         things = np.random.default_rng(0).normal(size=(2, 5))

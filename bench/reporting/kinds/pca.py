@@ -36,8 +36,9 @@ def principal_components(tokens: np.ndarray, count: int = 3) -> tuple[np.ndarray
     """
     from sklearn.decomposition import PCA
 
-    fitted = PCA(count, svd_solver="covariance_eigh").fit(tokens.astype(np.float64))
-    return fitted.transform(tokens), fitted.explained_variance_ratio_
+    with np.errstate(invalid="ignore"):  # tokens that are all the same have no variance to share
+        fitted = PCA(count, svd_solver="covariance_eigh").fit(tokens.astype(np.float64))
+    return fitted.transform(tokens), np.nan_to_num(fitted.explained_variance_ratio_)
 
 
 def is_foreground(component: np.ndarray, on_border: np.ndarray) -> np.ndarray:
