@@ -100,9 +100,10 @@ def method_pages(methods: Mapping[str, ModuleType]) -> dict[str, str]:
             lines.append(
                 f'## Measured here\n\nOn the <a href="../{BOARDS}/index.html">boards</a>, with 95 % intervals.\n'
             )
-            lines += measured_rows(board, trained)
+            heads = {used: f"{used.name}, {places[used.key].name}" for used in trained}
+            lines += measured_rows(board, heads)
             logs = {
-                used.name: log
+                heads[used]: log
                 for used in trained
                 if (log := log_of(places[used.key] / "checkpoints" / used.unique_name / "log.jsonl"))
             }
@@ -132,14 +133,14 @@ def paper_link(entry: str) -> str:
     return f"{title}, {fields.get('booktitle') or fields.get('journal') or 'preprint'} {fields['year']}"
 
 
-def measured_rows(board: Leaderboard, trained: Sequence[CheckpointUsed]) -> Iterator[str]:
-    """A table of main metrics, protocols down and checkpoints across."""
-    rows = (
-        (f"`{group}`", metric, *(cell_text(board.rows[used].get((group, metric))) for used in trained))
-        for group, (metric, *_) in board.groups.items()
-        if any((group, metric) in board.rows[used] for used in trained)
-    )
-    yield from markdown_rows(("protocol", "metric", *(board.names[used] for used in trained)), rows)
+def measured_rows(board: Leaderboard, heads: Mapping[CheckpointUsed, str]) -> Iterator[str]:
+    """A table of main metrics, protocols down and checkpoints across, under their heads."""
+    rows = []
+    for group, (metric, *_) in board.groups.items():
+        cells = [board.rows[used].get((group, metric)) for used in heads]
+        if any(cells):  # an interval does not break
+            rows.append((f"`{group}`", metric, *(cell_text(cell).replace(", ", ",&nbsp;") for cell in cells)))
+    yield from markdown_rows(("protocol", "metric", *heads.values()), rows)
 
 
 SETTINGS = "[settings](settings.md) lists what `--set` changes"
