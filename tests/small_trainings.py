@@ -36,11 +36,13 @@ def digits(count: int = IMAGES) -> ImageSet:
     return open_set("digits:", "train").limited(count)
 
 
-def in_shards(folder: Path, shards: int = 6, images: ImageSet | None = None, split: str = "train") -> str:
-    """The URL of a set of digits, or of `images`, as webdataset shards of equal size, in random order."""
+def in_shards(
+    folder: Path, shards: int = 6, images: ImageSet | None = None, split: str = "train", shuffled: bool = True
+) -> str:
+    """The URL of a set of digits, or of `images`, as webdataset shards of equal size, in random order or their own."""
     images = images or digits()
     folder.mkdir(exist_ok=True)
-    order = np.random.RandomState(0).permutation(len(images))
+    order = np.random.RandomState(0).permutation(len(images)) if shuffled else np.arange(len(images))
     for shard, places in enumerate(np.array_split(order, shards)):
         with tarfile.open(folder / f"{split}-{shard}.tar", "w") as archive:
             for place in places:

@@ -6,12 +6,15 @@ import shlex
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 from PIL import Image
+from small_trainings import in_shards
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from bench.pretraining.run import training_precision
 from checkpoints.export import ViTExport
+from imagesets.sets import open_set
 
 SMALL = ("batch=16", "depth=1", "width=16", "heads=2", "mlp_hidden=32", "decoder_width=16")
 CHANGED = "smoke with batch=16 decoder_width=16 width=16 depth=1 heads=2 mlp_hidden=32"
@@ -187,6 +190,18 @@ def test_fast_decoding_is_named_and_never_mixed_with_exact(pretrain, tmp_path):
         assert code == 2 and "holds another run, decode is " in err and err.count("\n") == 1
     digests = [ViTExport.load(tmp_path / decode / "export").digest for decode in ("exact", "fast")]
     assert digests[0] != digests[1]
+
+
+def test_windows_of_shards_say_how_classes_are_mixed(pretrain, tmp_path):
+    """Shards of a class each are advised against, those packed in random order are not."""
+    images = open_set("tiny:", "train").limited(32)
+    by_class = images.subset(np.argsort(images.labels, kind="stable"), "by-class")
+    for name, chosen, shuffled in (("mixed", images, True), ("sorted", by_class, False)):
+        url = in_shards(tmp_path / name, 8, chosen, shuffled=shuffled)
+        code, out, _ = pretrain("--images", url, "--shuffle-window", 2, "--dry-run")
+        (line,) = (line for line in out.splitlines() if line.startswith("  order "))
+        assert code == 0 and "2 of 8 shards" in line and "8 images" in line
+        assert ("pack the shards in random order" in line) is not shuffled
 
 
 def test_resume_starts_where_there_is_nothing_and_ends_where_all_is_done(pretrain, tmp_path):
