@@ -182,7 +182,7 @@ def test_options_choose(bench, tmp_path):
         (["a", "x"], "'x' | a, twin (cccccccc), twin (dddddddd)"),
         (["a", "twin"], "'twin' is the name of 2 checkpoints"),
         (["a", "a"], "a is given twice"),
-        (["a"], "required: B"),
+        (["a"], "required: OTHERS"),
         (["a", "twin-cccccccc", "--data", "cars"], "--data cars: | no such result"),
         (["a", "twin-cccccccc", "--metric", "top5"], "did you mean 'top1'?"),
     ],
