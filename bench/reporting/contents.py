@@ -71,12 +71,8 @@ class ReportTable:
     @property
     def images(self) -> int | None:
         """Validation images that the result saw; None where it does not say."""
-        return validation_images(self.result)
-
-
-def validation_images(result: Result) -> int | None:
-    """How many validation images a result saw; None where it does not say."""
-    return images_seen(result.data, result.limit) if "val" in result.data.images else None
+        data = self.result.data
+        return images_seen(data, self.result.limit) if "val" in data.images else None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -464,7 +460,7 @@ def grounds(report: ReportContents) -> list[str]:
         if chosen
         else "No number was chosen on the images that it is reported on."
     )
-    if any(seeds_of(row) == 1 for table in report.tables for row in competing(table)):
+    if any(len(row.numbers[0].results) == 1 for table in report.tables for row in competing(table)):
         sentences.append(
             "Intervals cover another draw of validation images, not another training run, which may rank differently."
         )
@@ -479,11 +475,6 @@ def common_notes(tables: Sequence[ReportTable]) -> list[str]:
         for note, count in counts.most_common(LISTED)
         if count > 1
     ]
-
-
-def seeds_of(row: TableRow) -> int:
-    """Results behind a row's first number."""
-    return len(row.numbers[0].results)
 
 
 def in_words(names: Sequence[str]) -> str:

@@ -11,7 +11,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -41,16 +40,12 @@ MAX_PANEL = 448  # pixels of the longer side of an image in a picture, at most
 GREY = 127  # of hidden patches
 
 
-def kind_module(kind: str) -> ModuleType:
-    """The file of a kind. ValueError gives the choices."""
+def settings_class(kind: str) -> type:
+    """The frozen dataclass of a kind's settings, which has `pictures(request)`: the one that its file defines.
+    ValueError gives the choices."""
     if kind not in KINDS:
         raise ValueError(f"no kind of picture is called {kind!r}{did_you_mean(kind, list(KINDS))}")
-    return importlib.import_module(f"bench.reporting.kinds.{KINDS[kind].stem}")
-
-
-def settings_class(kind: str) -> type:
-    """The frozen dataclass of a kind's settings, which has `pictures(request)`: the one that its file defines."""
-    module = kind_module(kind)
+    module = importlib.import_module(f"bench.reporting.kinds.{KINDS[kind].stem}")
     classes = [value for value in vars(module).values() if getattr(value, "__module__", "") == module.__name__]
     return next(value for value in classes if hasattr(value, "pictures"))
 

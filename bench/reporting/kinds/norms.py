@@ -36,12 +36,8 @@ class Norms(Validated):
         """A map for each image."""
         maps = [np.linalg.norm(viewer.patches(image.image, self.layer, False), axis=-1) for image in request.images]
         cutoff = self.cutoff or OUTLYING * float(np.median(np.concatenate([norms.ravel() for norms in maps])))
-        return [
-            [[Panel(values=norms, size=image.size, low=0.0, caption=caption_of(norms, cutoff))]]
-            for image, norms in zip(request.images, maps, strict=True)
-        ]
-
-
-def caption_of(norms: np.ndarray, cutoff: float) -> str:
-    """`1.2% above 150, up to 420`"""
-    return f"{(norms > cutoff).mean():.1%} above {cutoff:.3g}, up to {norms.max():.3g}"
+        blocks: list[Block] = []
+        for image, norms in zip(request.images, maps, strict=True):
+            caption = f"{(norms > cutoff).mean():.1%} above {cutoff:.3g}, up to {norms.max():.3g}"
+            blocks.append([[Panel(values=norms, size=image.size, low=0.0, caption=caption)]])
+        return blocks
