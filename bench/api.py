@@ -586,6 +586,8 @@ def pretrain(
     engine.training.interruptions.Stopped where a signal stopped it, with its state saved.
     """
     check(method=method, recipe=recipe, settings=settings, seed=seed, options=options)
+    check(freeze_first_epochs=freeze_first_epochs, shuffle_window=shuffle_window)
+    check(export_every=export_every, knn_every=knn_every, health_every=health_every)
     with commands():
         from bench.cli.settings import PretrainOptions
         from bench.pretraining.run import run_pretraining

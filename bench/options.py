@@ -40,7 +40,10 @@ EXPECTED: dict[str, tuple[Callable[[Any], bool], str]] = {
     "settings": (lambda value: isinstance(value, Mapping | None), "a dictionary, such as {'k': (10, 20)}"),
     "options": (lambda value: isinstance(value, Options | None), "bench.Options(...)"),
     "select": (lambda value: value in (None, "holdout", "val"), "'holdout' or 'val'"),
-    "seed": (lambda value: is_whole(value, 0), "a whole number from 0 on"),
+    **dict.fromkeys(
+        ("seed", "freeze_first_epochs", "shuffle_window", "export_every", "knn_every", "health_every"),
+        (lambda value: is_whole(value, 0), "a whole number from 0 on"),
+    ),
     "limit": (lambda value: value is None or is_whole(value, 1), "a whole number from 1 on"),
     "device": (lambda value: isinstance(value, str), "'auto', 'cpu', 'cuda' or 'cuda:N'"),
     "precision": (

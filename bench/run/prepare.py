@@ -209,13 +209,17 @@ def plan_jobs(
     for checkpoint in checkpoints:
         reasons = refused_networks(checkpoint, protocols)
         name = checkpoint.used.name
-        lines += [f"{name} is evaluated without {', '.join(names)}: {reason}" for reason, names in reasons.items()]
-        refused_here = {name for names in reasons.values() for name in names}
+        for reason, unfit in reasons.items():
+            names = dict.fromkeys(chosen.name for chosen in unfit)
+            lines.append(f"{name} is evaluated without {', '.join(names)}: {reason}")
+        refused_here = [chosen for unfit in reasons.values() for chosen in unfit]
         planned = [
             _job(out, space, checkpoint, images, chosen)
             for chosen in protocols
             for images in data
-            if fits(chosen, images) and chosen.name not in refused_here.union(several_labels.get(images.name, ()))
+            if fits(chosen, images)
+            and chosen not in refused_here
+            and chosen.name not in several_labels.get(images.name, ())
         ]
         jobs.append((checkpoint, sorted(planned, key=lambda job: job.state == "failed before")))
     return protocols, jobs, lines
@@ -282,17 +286,21 @@ def refused_sets(
     return refused_by_set
 
 
-def refused_networks(checkpoint: LoadedCheckpoint, selected: Sequence[ChosenProtocol]) -> dict[str, list[str]]:
+def refused_networks(
+    checkpoint: LoadedCheckpoint, selected: Sequence[ChosenProtocol]
+) -> dict[str, list[ChosenProtocol]]:
     """Why tasks cannot evaluate a checkpoint's network -> their protocols. ValueError if that is all of them."""
-    protocols_by_reason: dict[str, list[str]] = {}
+    protocols_by_reason: dict[str, list[ChosenProtocol]] = {}
     for chosen in selected:
         try:
             chosen.task.check_network(checkpoint.spec)
         except ValueError as error:
-            protocols_by_reason.setdefault(in_one_line(error), []).append(chosen.name)
+            protocols_by_reason.setdefault(in_one_line(error), []).append(chosen)
     if selected and sum(map(len, protocols_by_reason.values())) == len(selected):
-        reason, names = next(iter(protocols_by_reason.items()))
-        raise ValueError(f"--suite: no protocol chosen can evaluate {checkpoint.used.name}; {names[0]}: {reason}")
+        reason, refused = next(iter(protocols_by_reason.items()))
+        raise ValueError(
+            f"--suite: no protocol chosen can evaluate {checkpoint.used.name}; {refused[0].name}: {reason}"
+        )
     return protocols_by_reason
 
 

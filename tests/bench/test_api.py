@@ -236,6 +236,7 @@ def evaluate(*given, **settings):
         (evaluate("digits:", settings={"q": 1}), "has no setting 'q'"),
         (evaluate("digits:", limit="5"), "^limit='5': give"),
         (evaluate("digits:", seed=1.5), "^seed=1.5: give"),
+        (lambda export: api.pretrain("mae", "smoke", "digits:", "out", knn_every=-1), "^knn_every=-1: give"),
         (evaluate("digits:", select="test"), "^select='test': give 'holdout'"),
         (evaluate("digits:", options={}), "^options={}: give bench.Options"),
         (lambda export: evaluate("digits:", options=api.Options(device="tpu"))(export), "^Options.device=tpu: "),

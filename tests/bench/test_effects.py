@@ -174,6 +174,13 @@ def test_a_wrong_variation_is_refused(tmp_path, exports, vary, names):
         effects.sensitivity(options_of(tmp_path, exports[0]), [vary])
 
 
+def test_a_setting_that_the_network_cannot_have_is_left_out_alone(bench, tmp_path):
+    words = ("--checkpoint", "pixels:8", *DATA, "--limit", 60, "--out", tmp_path, "--vary", "layer=-2", "crop=1.0")
+    code, out, _ = bench("sensitivity", "knn@dino", *words)
+    assert code == 0 and "layer -2: the model has 1 blocks" in out
+    assert [row["setting"] for row in changes_of(tmp_path)] == ["crop=1.0"]
+
+
 def test_the_table_of_one_network_has_no_spread_and_no_order():
     numbers = np.random.default_rng(0).random((3, 50))
     tests = {name: compare_images(after, numbers[2]) for name, after in zip("ab", numbers, strict=False)}
