@@ -576,11 +576,11 @@ def pretrain(
     recipe: one of the method's (`bench list methods --recipes`). images: a URL. settings: changes of recipe, method or
     encoder, such as {"epochs": 100, "schedule.warmup": 5}. init: a checkpoint that the encoder starts from, as
     `bench pretrain --init`; freeze_first_epochs: in which the other parameters train alone. resume: go on where the
-    training in `out` was, or start it. shuffle_window: shards of `wds:` or
-    `parquet:` whose images are shuffled at a time (0: all). export_every, knn_every, health_every: epochs between two
-    exports, and between two lines of the log with k-NN accuracy on `knn_data` (`images`), or ranks and spread of the
-    features of `health_data` (`images`). options: `batch_size` says how much of the recipe's batch a process has in a
-    forward pass. `out`/start is the encoder before the first update, `out`/log.jsonl the log.
+    training in `out` was, or start it. shuffle_window: shards of `wds:` or `parquet:` whose images are shuffled at a
+    time (0: all). export_every, knn_every, health_every: epochs between two exports, and between two lines of the log
+    with k-NN accuracy on `knn_data` (`images`), or ranks and spread of the features of `health_data` (`images`).
+    options: `batch_size` says how much of the recipe's batch a process has in a forward pass. `out`/start is the
+    encoder before the first update, `out`/log.jsonl the log.
 
     ValueError for a recipe that does not fit, a folder that holds another training, and a loss that is not finite;
     engine.training.interruptions.Stopped where a signal stopped it, with its state saved.

@@ -161,7 +161,7 @@ def trainer_run(options: PretrainOptions, device: str, precision: Precision, wor
 
 
 def run_pretraining(options: PretrainOptions) -> int:
-    """Pretrain, and return the exit code: 0 finished, STOPPED by a signal. ValueError for a wrong options."""
+    """Pretrain, and return the exit code: 0 finished, STOPPED by a signal. ValueError for a wrong option."""
     device = ready_device(options.device, options.compiled)
     precision = training_precision(options.precision or "auto", device)
     with start_world(device) as world:

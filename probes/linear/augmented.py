@@ -46,8 +46,10 @@ AHEAD = 64  # chunks that may wait for their turn: the cores then wait for the h
 Consume = Callable[[range, Tensor, Mapping[int, str]], None]
 
 
-def pieces_of(chunks: range, world: World) -> list[list[Sequence[int]]]:
-    """The pieces of some chunks: of each piece, the chunks of every process."""
+def pieces_of(spans: Mapping[int, range], world: World) -> list[list[Sequence[int]]]:
+    """The pieces of chunks that follow each other, of which `spans` has the numbers: of each, the chunks of every
+    process."""
+    chunks = range(min(spans), max(spans) + 1)
     size = world.size * CHUNKS if world.size > 1 else 1
     pieces = [chunks[start : start + size] for start in range(0, len(chunks), size)]
     return [[piece[rank :: world.size] for rank in range(world.size)] for piece in pieces]
@@ -78,7 +80,7 @@ class Pieces:
         """spans: chunk -> its places, for consecutive chunks, of which the last alone may be shorter. shape: (V, D)."""
         self.spans, self.shape, self.consume = spans, shape, consume
         self.world, self.device = world, device
-        self.pieces = pieces_of(range(min(spans), max(spans) + 1), world)
+        self.pieces = pieces_of(spans, world)
         self._next, self._failed = 0, False
         self._waiting: dict[int, Chunk] = {}
         self._lock, self._turn = threading.Lock(), threading.Lock()
@@ -330,7 +332,7 @@ class AugmentedStream:
         if not (shards and world.is_first_on_machine):
             return (place for place in range(0))
         assert isinstance(images, StoredImages)
-        pieces = pieces_of(range(min(spans), max(spans) + 1), world)
+        pieces = pieces_of(spans, world)
         lasts = [max(chunk for chunks in piece for chunk in chunks) for piece in pieces]
         steps = [int(among[place]) for place in (spans[min(spans)].start, *(spans[last].stop - 1 for last in lasts))]
         left = (part for part in shards if part[0] + (len(part[1]) - 1) * self.shuffle_window >= steps[0])

@@ -255,7 +255,10 @@ class Fitter:
 
 def judged(source: PreparedRows, labels: np.ndarray, weights: Tensor) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """What weights (D, C) say of all rows of features, whose labels are (n,): the classes (n,) that score highest, the
-    probabilities of these (n,) float32, and minus the logarithms of the labels' probabilities (n,) float32."""
+    probabilities of these (n,) float32, and minus the logarithms of the labels' probabilities (n,) float32.
+
+    Unlike `hits_of`, which ranks five classes, it gives the first of equal ones, as all are for a row of zeros.
+    """
     parts, end = [], 0
     for features in source.pieces(np.arange(len(source))):
         start, end = end, end + len(features)
