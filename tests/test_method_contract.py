@@ -214,6 +214,15 @@ def test_views_are_the_same_however_many_processes_make_them(name):
 
 
 @pytest.mark.parametrize("name", METHODS)
+def test_views_that_the_device_finishes_are_those_of_the_loader(name):
+    views, found = updates(name, small_recipe(name)).method.views(), []
+    for left in (False, True):
+        parts = MicroBatches(image_set=digits(), views=views, plan=plan(), rank=0, steps=range(2), unfinished=left)
+        found.append([part.views for part in load_micro_batches(parts, 0, "cpu", skip_bad=False)])
+    assert all(same(first, second) for first, second in zip(*found, strict=True))
+
+
+@pytest.mark.parametrize("name", METHODS)
 def test_views_of_images_that_are_decoded_fast_have_the_same_draws(name):
     """Noise is the same to the bit, and pixels are within what decoders differ by."""
     views = updates(name, small_recipe(name)).method.views()

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from itertools import islice
 from math import ceil
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -30,6 +30,7 @@ from imagesets.sets import ImageSet
 from imagesets.stored import StoredImages
 from imagesets.transforms import Photo
 from pretrain.method import Views
+from pretrain.parts.views import ImageViews, Unfinished
 
 LOADERS = 12  # at most beside a GPU; a core makes 50 to 100 augmented ImageNet views a second
 PIECE, SIDE = 16, 224  # a piece: at most 16 images of 224 x 224 pixels, or as many pixels of another size
@@ -136,10 +137,17 @@ def batch_plan(
 
 
 class MicroBatch(NamedTuple):
-    """A micro-batch, or a piece of one."""
+    """A micro-batch on the device."""
 
     views: Mapping[str, Tensor]  # name -> (B, ...)
     unreadable: dict[int, str]  # place in the set -> reason; the next readable image took its place
+
+
+class Piece(NamedTuple):
+    """A piece of a micro-batch, as a loader process makes it."""
+
+    views: Mapping[str, Tensor | Unfinished]
+    unreadable: dict[int, str]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -154,6 +162,7 @@ class MicroBatches:
     size: int = PIECE  # images of a piece; the last one of a micro-batch may be smaller
     labelled: bool = False  # whether the images' labels come along, as the view "label" (B,) int64
     decode: Literal["exact", "fast"] = "exact"
+    unfinished: bool = False  # whether colours and normalisation are left to the device
 
     @property
     def pieces(self) -> int:
@@ -163,7 +172,7 @@ class MicroBatches:
     def __len__(self) -> int:
         return len(self.steps) * self.plan.micro_batches * self.pieces
 
-    def __getitem__(self, item: int) -> MicroBatch:
+    def __getitem__(self, item: int) -> Piece:
         whole, piece = divmod(item, self.pieces)
         update, micro_batch = divmod(whole, self.plan.micro_batches)
         step = self.steps[update]
@@ -174,15 +183,16 @@ class MicroBatches:
         unreadable: dict[int, str] = {}
         with fork_rng():
             samples = [self.sample(*which, epoch, unreadable) for which in zip(places, repeats, strict=True)]
-        return MicroBatch(default_collate(samples), unreadable)
+        return Piece(default_collate(samples), unreadable)
 
-    def sample(self, place: int, repeat: int, epoch: int, unreadable: dict[int, str]) -> dict[str, Tensor]:
+    def sample(self, place: int, repeat: int, epoch: int, unreadable: dict[int, str]) -> dict[str, Any]:
         """Views and noise of the image at `place`, or of the next readable one, with its label if `labelled`."""
+        make = self.views.unfinished if self.unfinished and isinstance(self.views, ImageViews) else self.views
 
-        def made(index: int) -> dict[str, Tensor]:
+        def made(index: int) -> dict[str, Any]:
             image = Photo(self.image_set, index).opened(self.decode)
             seed(AUGMENT, self.plan.seed, epoch, place, *([repeat] if repeat else []))
-            return self.views(image)
+            return make(image)
 
         views, index = self.image_set.next_readable(place, unreadable, made)
         return views | {"label": torch.tensor(int(self.image_set.labels[index]))} if self.labelled else views
@@ -228,8 +238,17 @@ def reading_shards(micro_batches: MicroBatches) -> Generator[int]:
     return images.read_ahead(plan.shards_of(micro_batches.rank, steps), steps, plan.window_steps)
 
 
-def _joined(pieces: list[MicroBatch], device: str) -> MicroBatch:
-    """One micro-batch. Pieces go to a GPU from pinned memory and are concatenated there."""
-    views = [{name: view.to(device, non_blocking=True) for name, view in piece.views.items()} for piece in pieces]
-    joined = {name: torch.cat([piece[name] for piece in views]) for name in views[0]} if len(views) > 1 else views[0]
-    return MicroBatch(joined, {place: why for piece in pieces for place, why in piece.unreadable.items()})
+def _joined(pieces: list[Piece], device: str) -> MicroBatch:
+    """One micro-batch."""
+    views = {name: on_device([piece.views[name] for piece in pieces], device) for name in pieces[0].views}
+    return MicroBatch(views, {place: why for piece in pieces for place, why in piece.unreadable.items()})
+
+
+def on_device(parts: Sequence[Tensor | Unfinished], device: str) -> Tensor:
+    """Parts of a view, which go to a GPU from pinned memory and are concatenated and finished there."""
+    unfinished = [part for part in parts if isinstance(part, Unfinished)]
+    if unfinished:
+        pixels, draws, scale = zip(*unfinished, strict=True)
+        return Unfinished(on_device(pixels, device), torch.cat(draws), on_device(scale, device)).finished()
+    moved = [part.to(device, non_blocking=True) for part in parts if isinstance(part, Tensor)]
+    return torch.cat(moved) if len(moved) > 1 else moved[0]

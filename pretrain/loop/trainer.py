@@ -311,6 +311,7 @@ class Trainer:
             size=piece_of(self.method.spec.side, plan.micro_batch_size),
             labelled=self.method.needs_labels,
             decode=run.decode,
+            unfinished=torch.device(run.device).type == "cuda",
         )
         return load_micro_batches(micro_batches, workers, run.device, run.skip_bad)
 

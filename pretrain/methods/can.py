@@ -29,10 +29,11 @@ from engine.settings import (
 )
 from pretrain.method import Encoder, Method, Reconstruction, Step, Views
 from pretrain.methods import mae
+from pretrain.parts.colours import Colours
 from pretrain.parts.heads import Norm, mlp
 from pretrain.parts.losses import nt_xent
 from pretrain.parts.masking import order_of, patchify, take
-from pretrain.parts.views import Colours, ImageViews, Several, crop, view
+from pretrain.parts.views import ImageViews, Several, crop, view
 from pretrain.parts.weights import xavier_
 from pretrain.recipe import on_32px, smoke
 
@@ -99,7 +100,7 @@ class Can(Method):
         self.noise_mlp = xavier_(mlp([settings.noise_dims, spec.width, spec.width], activation="relu"))
 
     def views(self) -> Views:
-        steps = [*crop(self.spec.side, self.settings.crop_scale, "bilinear"), *COLOURS.transforms()]
+        steps = [*crop(self.spec.side, self.settings.crop_scale, "bilinear"), COLOURS]
         images, size = Several([view(steps, self.preparation)] * VIEWS), self.spec.side
         noises = {
             "noise": (torch.rand, self.autoencoder.patches),

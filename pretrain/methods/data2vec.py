@@ -100,7 +100,7 @@ class Data2Vec(Method):
         self.teacher = frozen_copy(self.student)
 
     def views(self) -> Views:
-        steps = [*even_jitter(JITTER), *crop(self.spec.side, self.settings.crop_scale)]
+        steps = [even_jitter(JITTER), *crop(self.spec.side, self.settings.crop_scale)]
         return ImageViews({"image": view(steps, self.preparation)}, {"mask": self.draw_mask})
 
     def forward(self, views: Mapping[str, Tensor]) -> Step:

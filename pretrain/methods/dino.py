@@ -17,10 +17,11 @@ from checkpoints.spec import ViTSpec
 from checkpoints.vit import ViT
 from engine.settings import AreaRange, BelowOne, NonNegativeInt, PositiveFloat, PositiveInt, UnitInterval, Validated
 from pretrain.method import Encoder, Method, Step, TrainProgress, check_encoder
+from pretrain.parts.colours import Colours
 from pretrain.parts.heads import Norm, PrototypeHead, class_tokens, projector_tensors
 from pretrain.parts.losses import dino_loss
 from pretrain.parts.teachers import Centre, Temperature, ema_update, frozen_copy, mean_output
-from pretrain.parts.views import Colours, ImageViews, Transform, crop, multi_crop, view
+from pretrain.parts.views import ImageViews, crop, multi_crop, view
 from pretrain.parts.weights import truncated_vit
 from pretrain.recipe import VIT_B, VIT_S, Recipe, on_32px, smoke
 from pretrain.schedules import CosineTo, TableCosine, cosine
@@ -119,14 +120,14 @@ class TeacherStudent(Method):
         """main_dino.py:419-464; chances that are not settings are those of Colours."""
         s = self.settings
         geometry = crop(self.spec.side, s.global_scale)
-        large = [view([*geometry, *colours], self.preparation) for colours in self.global_colours()]
-        small = view([*crop(s.local_size, s.local_scale), *Colours(blur=s.blur[-1]).transforms()], self.preparation)
+        large = [view([*geometry, colours], self.preparation) for colours in self.global_colours()]
+        small = view([*crop(s.local_size, s.local_scale), Colours(blur=s.blur[-1])], self.preparation)
         return multi_crop(large, (small,) * s.local_crops)
 
-    def global_colours(self) -> list[list[Transform]]:
+    def global_colours(self) -> list[Colours]:
         """What happens to the colours of each global crop."""
         chances = zip(self.settings.blur[:GLOBAL_CROPS], self.settings.solarise, strict=True)
-        return [Colours(blur=blur, solarise=solarise).transforms() for blur, solarise in chances]
+        return [Colours(blur=blur, solarise=solarise) for blur, solarise in chances]
 
     def after_update(self, progress: TrainProgress) -> None:
         """The teacher follows the student's new weights."""

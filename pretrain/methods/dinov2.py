@@ -280,7 +280,7 @@ class DinoV2(MaskedDistillation, SelfDistillation):
         s, masked = self.settings, super().views()
         if not (s.gram_weight and s.gram_size):
             return masked
-        colours = [view(steps, self.preparation) for steps in self.global_colours()]
+        colours = [view([colours], self.preparation) for colours in self.global_colours()]
         geometry = Compose(crop(max(s.gram_size, self.spec.side), s.global_scale))
         return GramCrops(masked, geometry, tuple(colours), Tensors(self.preparation), s.gram_size, self.spec.side)
 

@@ -20,11 +20,12 @@ from engine.distributed import current_world
 from engine.precision import l2_normalize
 from engine.settings import AreaRange, BelowOne, PositiveFloat, PositiveInt, UnitInterval, Validated
 from pretrain.method import Encoder, Group, Method, Step, TrainProgress, Views, decay_groups
+from pretrain.parts.colours import Colours
 from pretrain.parts.heads import mlp
 from pretrain.parts.losses import byol_loss, direction_baseline, info_nce
 from pretrain.parts.masking import kept, order_of, take
 from pretrain.parts.teachers import ema_update, frozen_copy
-from pretrain.parts.views import Colours, ImageViews, crop, view
+from pretrain.parts.views import ImageViews, crop, view
 from pretrain.parts.weights import xavier_, xavier_vit
 from pretrain.recipe import SINCOS, VIT_B, VIT_S, Recipe, on_32px, smoke
 from pretrain.schedules import CosineTo, WarmupCosine
@@ -116,13 +117,17 @@ class Extrema(Method):
         places = crop(size, settings.crop_scale, "bilinear")
         if settings.crop == "none":
             places = [transforms.Resize(round(size / self.preparation.crop)), transforms.CenterCrop(size)]
-        colours = [] if settings.colour == "none" else Colours().transforms()
+        colours = [] if settings.colour == "none" else [Colours()]
         shared, own = [], []
         (own if settings.crop == "independent" else shared).extend(places)
         (own if settings.colour == "independent" else shared).extend(colours)
-        made = dict.fromkeys(("student", "teacher") if own else ("student",), view(own, self.preparation))
+        names = ("student", "teacher") if own else ("student",)
+        if not own:
+            own, shared = shared, []
+        made = dict.fromkeys(names, view(own, self.preparation))
         masks = partial(torch.rand, settings.masks if settings.replacement else 1, self.patches)
-        return transforms.Compose([*shared, ImageViews(made, {"noise": masks})])
+        views = ImageViews(made, {"noise": masks})
+        return transforms.Compose([*shared, views]) if shared else views
 
     def before_forward(self, progress: TrainProgress) -> None:
         """The momentum network moves before its pass (builder.py:146-172); all parts of an update see one teacher."""

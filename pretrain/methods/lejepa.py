@@ -32,8 +32,9 @@ from engine.settings import (
 )
 from pretrain.method import Encoder, Group, Method, Step, TrainProgress
 from pretrain.methods.dino import check_crops
+from pretrain.parts.colours import Colours
 from pretrain.parts.heads import class_tokens, mlp, projector_tensors
-from pretrain.parts.views import Colours, ImageViews, crop, multi_crop, view
+from pretrain.parts.views import ImageViews, crop, multi_crop, view
 from pretrain.recipe import VIT_B, VIT_L, VIT_S, Recipe, on_32px, smoke
 from pretrain.schedules import WarmupCosine
 
@@ -89,9 +90,9 @@ class LeJepa(Method):
 
     def views(self) -> ImageViews:
         s = self.settings
-        colours = Colours(jitter=s.jitter, blur=s.blur, solarise=s.solarise).transforms()
-        large = view([*crop(self.spec.side, s.global_scale), *colours], self.preparation)
-        small = view([*crop(s.local_size, s.local_scale), *colours], self.preparation)
+        colours = Colours(jitter=s.jitter, blur=s.blur, solarise=s.solarise)
+        large = view([*crop(self.spec.side, s.global_scale), colours], self.preparation)
+        small = view([*crop(s.local_size, s.local_scale), colours], self.preparation)
         return multi_crop((large,) * s.global_crops, (small,) * s.local_crops)
 
     def before_forward(self, progress: TrainProgress) -> None:

@@ -5,13 +5,13 @@ table A of the supplementary, which has no code. Two views, hidden in different 
 B images, D width, U units of a mask (patches, or SimMIM's blocks), v visible ones.
 """
 
+import random
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Literal
 
 import torch
 from torch import Tensor, nn
-from torchvision import transforms
 
 from checkpoints.spec import ViTSpec
 from engine.settings import (
@@ -25,11 +25,12 @@ from engine.settings import (
 )
 from pretrain.method import Encoder, Group, Method, Reconstruction, Step, TrainProgress, Views, decay_groups
 from pretrain.methods import mae, simmim
+from pretrain.parts.colours import Changes, Colours
 from pretrain.parts.heads import Activation, Norm, mlp
 from pretrain.parts.losses import byol_loss, direction_baseline
 from pretrain.parts.masking import order_of
 from pretrain.parts.teachers import ema_update, frozen_copy
-from pretrain.parts.views import SOLARISE_ABOVE, Blur, Colours, ImageViews, Transform, crop, fixed_crop, view
+from pretrain.parts.views import ImageViews, crop, fixed_crop, view
 from pretrain.parts.weights import xavier_
 from pretrain.recipe import SINCOS, VIT_L, VIT_M, VIT_S, on_32px, smoke
 from pretrain.schedules import WarmupCosine, cosine
@@ -128,7 +129,7 @@ class Lut(Method):
             part = fixed_crop(size, size, settings.crop_padding)
         else:
             part = crop(size, settings.crop_scale)
-        made = {"view1": view(part, self.preparation), "view2": view([*part, *colours()], self.preparation)}
+        made = {"view1": view(part, self.preparation), "view2": view([*part, View2Colours(grey=0.0)], self.preparation)}
         return ImageViews(made, {"noise": self.base.mask_noise()})
 
     def forward(self, views: Mapping[str, Tensor]) -> Step:
@@ -187,14 +188,21 @@ def head(width: int, depth: int, settings: Settings) -> nn.Sequential:
     return xavier_(mlp(widths, norm=norm, activation=activation, bias=False, norm_eps=NORM_EPS.get(norm, 0.0)))
 
 
-def colours() -> list[Transform]:
-    """Of view 2: jitter, then one of grey, solarised and blurred, always (main_lut.py:303-337)."""
-    one_of = [
-        transforms.Grayscale(3),
-        transforms.RandomSolarize(SOLARISE_ABOVE, 1.0),
-        Blur(1.0, Colours.blur_radius),
-    ]
-    return [*Colours(grey=0.0).transforms(), transforms.RandomChoice(one_of)]
+@dataclass(frozen=True, kw_only=True)
+class View2Colours(Colours):
+    """Jitter, then one of grey, solarised and blurred, always (main_lut.py:303-337)."""
+
+    def draw(self) -> Changes:
+        changes = super().draw()
+        match random.choices(("grey", "solarise", "blur"))[0]:  # as torchvision's RandomChoice
+            case "grey":
+                return changes._replace(grey=True)
+            case "solarise":
+                torch.rand(1)  # for the source's chance, which is 1, as is that of blur
+                return changes._replace(solarise=True)
+            case _:
+                random.random()
+                return changes._replace(radius=random.uniform(*self.blur_radius))
 
 
 METHOD = Lut

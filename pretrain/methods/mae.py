@@ -17,6 +17,7 @@ from checkpoints.spec import ViTSpec
 from checkpoints.vit import ViT
 from engine.settings import AreaRange, PositiveInt, UnitInterval, Validated
 from pretrain.method import Encoder, Method, Reconstruction, Step, Views, check_encoder
+from pretrain.parts.colours import Colours
 from pretrain.parts.decoders import TokenDecoder
 from pretrain.parts.losses import patch_baseline
 from pretrain.parts.mask_shapes import MaskNoise
@@ -31,7 +32,7 @@ from pretrain.parts.masking import (
     unpatchify,
     with_mask_tokens,
 )
-from pretrain.parts.views import Colours, ImageViews, crop, fixed_crop, view
+from pretrain.parts.views import ImageViews, crop, fixed_crop, view
 from pretrain.parts.weights import TOKEN_STD, xavier_, xavier_vit
 from pretrain.recipe import SINCOS, VIT_B, VIT_H, VIT_L, Recipe, on_32px, smoke
 from pretrain.schedules import WarmupCosine
@@ -154,7 +155,7 @@ class Mae(Method):
             "fixed": fixed_crop(size, resized),
             "centre": [transforms.Resize(resized, InterpolationMode.BICUBIC), transforms.CenterCrop(size)],
         }
-        steps = cropping[settings.crop] + Colours(jitter_chance=settings.colour_jitter, grey=0.0).transforms()
+        steps = [*cropping[settings.crop], Colours(jitter_chance=settings.colour_jitter, grey=0.0)]
         return ImageViews({"image": view(steps, self.preparation)}, {"noise": self.autoencoder.mask_noise()})
 
     def forward(self, views: Mapping[str, Tensor]) -> Step:

@@ -29,11 +29,12 @@ from engine.settings import (
 )
 from pretrain.method import Encoder, Group, Method, Step, TrainProgress, decay_groups
 from pretrain.methods.dino import check_crops
+from pretrain.parts.colours import Colours
 from pretrain.parts.heads import Norm, class_token, mlp, projector_tensors
 from pretrain.parts.losses import mean_entropy_loss
 from pretrain.parts.masking import kept, order_of
 from pretrain.parts.teachers import ema_update, frozen_copy, sinkhorn
-from pretrain.parts.views import Colours, ImageViews, Several, crop, view
+from pretrain.parts.views import ImageViews, Several, crop, view
 from pretrain.parts.weights import msn_vit, truncated_
 from pretrain.recipe import VIT_B, VIT_L, VIT_S, Recipe, on_32px, smoke
 from pretrain.schedules import CosineTo, CountedCosine
@@ -117,9 +118,9 @@ class Msn(Method):
         """src/data_manager.py:64-140; chances that are not settings are those of Colours, as there."""
         s = self.settings
         jitter = tuple(s.colour_strength * strength for strength in JITTER)
-        colours = Colours(jitter=jitter, blur=s.blur).transforms()
+        colours = Colours(jitter=jitter, blur=s.blur)
         large, small = (
-            view([*crop(size, scale, "bilinear"), *colours], self.preparation)
+            view([*crop(size, scale, "bilinear"), colours], self.preparation)
             for size, scale in ((self.spec.side, s.random_scale), (s.focal_size, s.focal_scale))
         )
         made = {"target": large, "random": Several([large] * s.random_views)}

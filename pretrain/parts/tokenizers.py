@@ -212,7 +212,7 @@ class TokenPrediction(Method):
             "image": view([itemgetter(0)], self.preparation),
             "picture": transforms.Compose([itemgetter(1), to_tensor]),
         }
-        steps = [*even_jitter(self.settings.colour_jitter), transforms.RandomHorizontalFlip(), crop]
+        steps = [even_jitter(self.settings.colour_jitter), transforms.RandomHorizontalFlip(), crop]
         return transforms.Compose([*steps, ImageViews(made, {"mask": self.draw_mask})])
 
     def fit(self, views: Iterable[Mapping[str, Tensor]]) -> None:

@@ -1,71 +1,33 @@
 """Views of an image: random crops, flips and colours, as tensors that are normalised for the network.
 
-Built of torchvision's transforms, whose draws the sources made too. All work on PIL images, on the CPU, in the loader.
+Built of torchvision's transforms, whose draws the sources made too. All work on PIL images, on the CPU, in the loader,
+except that colours and the normalisation can be left to a GPU.
 """
 
-import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import torch
-from PIL import Image, ImageFilter
+from PIL import Image
 from torch import Tensor
+from torch.utils.data import default_collate
 from torchvision import transforms
 from torchvision.transforms import InterpolationMode
 
 from checkpoints.spec import Preparation
 from imagesets.random_crops import RandomResizedCrop, TorchDraws
+from imagesets.transforms import planes
+from pretrain.parts.colours import Colours, coloured_batch
 
 Transform = Callable[[Image.Image], Image.Image]
-SOLARISE_ABOVE = 128
+NO_COLOURS = Colours(jitter_chance=0.0, grey=0.0)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Colours:
-    """Chances and strengths of what happens to colours, in this order; BYOL's numbers (Grill et al. 2020, table 6).
-
-    jitter: brightness, contrast, saturation, hue. blur: chance of a Gaussian of `blur_radius` pixels.
-    """
-
-    jitter: tuple[float, float, float, float] = (0.4, 0.4, 0.2, 0.1)
-    jitter_chance: float = 0.8
-    grey: float = 0.2
-    blur: float = 0.0
-    blur_radius: tuple[float, float] = (0.1, 2.0)
-    solarise: float = 0.0
-
-    def transforms(self) -> list[Transform]:
-        """What is to be composed; nothing for a chance of zero, which then draws nothing."""
-        steps: list[Transform] = []
-        if self.jitter_chance:
-            steps.append(transforms.RandomApply([transforms.ColorJitter(*self.jitter)], self.jitter_chance))
-        if self.grey:
-            steps.append(transforms.RandomGrayscale(self.grey))
-        if self.blur:
-            steps.append(Blur(self.blur, self.blur_radius))
-        if self.solarise:
-            steps.append(transforms.RandomSolarize(SOLARISE_ABOVE, self.solarise))
-        return steps
-
-
-def even_jitter(strength: float) -> list[Transform]:
+def even_jitter(strength: float) -> Colours:
     """Brightness, contrast and saturation of every image by the same strength, nothing for 0; BEiT's, data2vec's and
     CAE's colours (beit/datasets.py, DataAugmentationForBEiT; data2vec_vision beit/datasets.py:66-74)."""
-    return Colours(jitter=(strength, strength, strength, 0.0), jitter_chance=float(strength > 0), grey=0.0).transforms()
-
-
-@dataclass(frozen=True)
-class Blur:
-    """With `chance`, Pillow's Gaussian blur of a radius drawn from `radius` (DINO utils.py:36-54)."""
-
-    chance: float
-    radius: tuple[float, float]
-
-    def __call__(self, image: Image.Image) -> Image.Image:
-        if random.random() >= self.chance:
-            return image
-        return image.filter(ImageFilter.GaussianBlur(random.uniform(*self.radius)))
+    return Colours(jitter=(strength, strength, strength, 0.0), jitter_chance=float(strength > 0), grey=0.0)
 
 
 def crop(
@@ -116,9 +78,59 @@ class Tensors:
         return transforms.functional.normalize(pixels, self.preparation.mean, self.preparation.std, inplace=True)
 
 
-def view(steps: Sequence[Transform], preparation: Preparation) -> Callable[[Image.Image], Tensor]:
+class Unfinished(NamedTuple):
+    """A view whose colours and normalisation are left to the device; or several, with leading dimensions (...)."""
+
+    pixels: Tensor  # (..., 3, S, S) uint8
+    changes: Tensor  # (..., 11) float64, `Changes`, on the CPU
+    scale: Tensor  # (..., 2, 3) float32, mean and standard deviation
+
+    def finished(self) -> Tensor:
+        """(..., 3, S, S) float32 on the device of the pixels, with the bits of `View.__call__`."""
+        pixels = coloured_batch(self.pixels.flatten(0, -4), self.changes.flatten(0, -2)).view_as(self.pixels)
+        mean, std = self.scale[..., None, None].unbind(-4)
+        white = torch.full_like(mean, 255.0)  # no number, by whose reciprocal a GPU would multiply
+        return pixels.float().div_(white).sub_(mean).div_(std)
+
+
+@dataclass(frozen=True)
+class View:
+    """RGB image -> (3, S, S) float32: all steps, then normalised."""
+
+    steps: Sequence[Transform]
+    preparation: Preparation
+
+    def __call__(self, image: Image.Image) -> Tensor:
+        for step in self.steps:
+            image = step(image)
+        return Tensors(self.preparation)(image)
+
+    def unfinished(self, image: Image.Image) -> Unfinished:
+        steps, colours = self.steps, NO_COLOURS
+        if steps and isinstance(steps[-1], Colours):
+            *steps, colours = steps
+        for step in steps:
+            image = step(image)
+        scale = torch.tensor([self.preparation.mean, self.preparation.std])
+        return Unfinished(planes(image), torch.tensor(colours.draw(), dtype=torch.float64), scale)
+
+
+def view(steps: Sequence[Transform], preparation: Preparation) -> View:
     """All `steps`, then a tensor."""
-    return transforms.Compose([*steps, Tensors(preparation)])
+    return View(tuple(steps), preparation)
+
+
+@dataclass(frozen=True)
+class Several:
+    """RGB image -> views of one size (n, 3, S, S), drawn one after the other."""
+
+    makers: Sequence[View]
+
+    def __call__(self, image: Image.Image) -> Tensor:
+        return torch.stack([make(image) for make in self.makers])
+
+    def unfinished(self, image: Image.Image) -> Unfinished:
+        return default_collate([make.unfinished(image) for make in self.makers])
 
 
 @dataclass(frozen=True)
@@ -132,21 +144,15 @@ class ImageViews:
         views = {name: make(image) for name, make in self.made.items()}
         return views | {name: draw() for name, draw in self.drawn.items()}
 
-
-Makers = Sequence[Callable[[Image.Image], Tensor]]
-
-
-@dataclass(frozen=True)
-class Several:
-    """RGB image -> views of one size (n, 3, S, S), drawn one after the other."""
-
-    makers: Makers
-
-    def __call__(self, image: Image.Image) -> Tensor:
-        return torch.stack([make(image) for make in self.makers])
+    def unfinished(self, image: Image.Image) -> dict[str, Tensor | Unfinished]:
+        """The same, with what can be left to the device unfinished."""
+        views: dict[str, Tensor | Unfinished] = {}
+        for name, make in self.made.items():
+            views[name] = make.unfinished(image) if isinstance(make, View | Several) else make(image)
+        return views | {name: draw() for name, draw in self.drawn.items()}
 
 
-def multi_crop(large: Makers, small: Makers = ()) -> ImageViews:
+def multi_crop(large: Sequence[View], small: Sequence[View] = ()) -> ImageViews:
     """ "global" (G, 3, S, S) and, where there are any, "local" (N, 3, s, s)."""
     groups = {"global": large, "local": small}
     return ImageViews({name: Several(makers) for name, makers in groups.items() if makers})
@@ -163,5 +169,5 @@ def two_views(
     each, `solarise`: for the second. The source flips last, which makes no difference to what is drawn before."""
     geometry = crop(size, scale, "bilinear")
     colours = [Colours(blur=blur[0]), Colours(blur=blur[1], solarise=solarise)]
-    first, second = (view([*geometry, *augmentation.transforms()], preparation) for augmentation in colours)
+    first, second = (view([*geometry, augmentation], preparation) for augmentation in colours)
     return ImageViews({"first": first, "second": second})

@@ -24,7 +24,8 @@ from checkpoints.spec import Preparation
 from imagesets.decoding import decode_rgb, read_bytes
 from imagesets.sets import ImageSet, open_set
 from imagesets.transforms import EvalTransform, Photo, fast_decoded, planes
-from pretrain.parts.views import Colours, crop, multi_crop, view
+from pretrain.parts.colours import Colours
+from pretrain.parts.views import crop, multi_crop, view
 from probes.features.extract import Reader
 from probes.linear.augmented import Crops, TrainTransform
 
@@ -88,9 +89,9 @@ def stages(images: ImageSet) -> dict[str, Callable[[int], object]]:
             crops = [Crops(transforms=crops)]
         return lambda index: [transform(images, index) for transform in crops]
 
-    colours = Colours(blur=0.5).transforms()
-    large = view([*crop(224, (0.25, 1.0)), *colours], Preparation())
-    local = view([*crop(96, (0.05, 0.25)), *colours], Preparation())
+    colours = Colours(blur=0.5)
+    large = view([*crop(224, (0.25, 1.0)), colours], Preparation())
+    local = view([*crop(96, (0.05, 0.25)), colours], Preparation())
     one = multi_crop([view(crop(224, (0.2, 1.0)), Preparation())])
     two, ten = multi_crop((large,) * 2), multi_crop((large,) * 2, (local,) * 8)
     return {
@@ -102,7 +103,7 @@ def stages(images: ImageSet) -> dict[str, Callable[[int], object]]:
         "crop and resize, torchvision": lambda index: resize_image(
             pixels[index][:, top:bottom, left:right], [224, 224], InterpolationMode.BICUBIC, antialias=True
         ),
-        "colours and blur of a view": lambda index: view(colours, Preparation())(small[index]),
+        "colours and blur of a view": lambda index: view([colours], Preparation())(small[index]),
         "to tensor": lambda index: planes(small[index]),
         "evaluation, Pillow bare": bare,
         "evaluation, exact": lambda index: EvalTransform()(images, index),

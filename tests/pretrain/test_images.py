@@ -28,7 +28,8 @@ from pretrain.loop.images import (
     piece_of,
     reading_shards,
 )
-from pretrain.parts.views import Colours, crop, view
+from pretrain.parts.colours import Colours
+from pretrain.parts.views import crop, view
 
 SIZE = 32
 
@@ -37,7 +38,7 @@ class OneView:
     """A crop with colours. error: raised instead. made: grows by a byte with every view."""
 
     def __init__(self, error: Exception | None = None, made: Path | None = None) -> None:
-        self.view = view([*crop(SIZE, (0.2, 1.0)), *Colours(blur=0.5).transforms()], Preparation())
+        self.view = view([*crop(SIZE, (0.2, 1.0)), Colours(blur=0.5)], Preparation())
         self.error, self.made = error, made
 
     def __call__(self, image: Image.Image) -> dict[str, torch.Tensor]:

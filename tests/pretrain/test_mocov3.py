@@ -6,11 +6,10 @@ from math import sqrt
 import pytest
 import torch
 from small_trainings import batches, plan, progress, small_recipe, updates
-from torchvision import transforms
 
 from imagesets.random_crops import RandomResizedCrop
 from pretrain.methods.mocov3 import METHOD, RECIPES
-from pretrain.parts.views import Blur
+from pretrain.parts.colours import Colours
 from pretrain.schedules import cosine
 
 SMOKE = RECIPES["smoke"]
@@ -50,12 +49,11 @@ def test_one_group_decays_all_that_is_trained(frozen):
 def test_views():
     """main_moco.py:262-285, CONFIG.md: a crop from 8 % on, blur always and seldom, solarised at most the second."""
     made = METHOD(RECIPES["vit_s"].spec, RECIPES["vit_s"].settings).views().made
-    for view, blur, solarise in ((made["first"], 1.0, []), (made["second"], 0.1, [0.2])):
-        kinds = {type(step): step for step in view.transforms}
-        cut = kinds[RandomResizedCrop]
+    for view, blur, solarise in ((made["first"], 1.0, 0.0), (made["second"], 0.1, 0.2)):
+        kinds = {type(step): step for step in view.steps}
+        cut, colours = kinds[RandomResizedCrop], kinds[Colours]
         assert (cut.scale, cut.interpolation, cut.rule) == ((0.08, 1.0), "bilinear", "torchvision")
-        assert kinds[Blur].chance == blur and kinds[Blur].radius == (0.1, 2.0)
-        assert [step.p for step in view.transforms if isinstance(step, transforms.RandomSolarize)] == solarise
+        assert (colours.blur, colours.blur_radius, colours.solarise) == (blur, (0.1, 2.0), solarise)
 
 
 def test_a_constant_momentum():

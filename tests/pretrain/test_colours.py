@@ -1,0 +1,124 @@
+"""Changes of colours: their draws, and the bits of Pillow for a whole batch."""
+
+import random
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image, ImageFilter
+from torch.utils.data import default_collate
+from torchvision import transforms
+
+from checkpoints.spec import Preparation
+from imagesets.transforms import planes
+from pretrain.methods.lut import View2Colours
+from pretrain.parts.colours import ADJUSTMENTS, UNCHANGED, Colours, coloured_batch, coloured_image
+from pretrain.parts.views import Several, crop, view
+
+EVERYTHING = Colours(jitter=(0.8, 0.8, 0.8, 0.4), jitter_chance=0.9, grey=0.3, blur=0.6, solarise=0.4)
+
+
+def photo(seed: int, width: int = 24, height: int = 24) -> Image.Image:
+    """Smooth in its left half, noise in the other, with black and white pixels."""
+    pixels = np.random.RandomState(seed).randint(0, 256, (height, width, 3), dtype=np.uint8)
+    ramp = np.linspace(0, 255, height * (width // 2)).reshape(height, width // 2)
+    pixels[:, : width // 2] = ramp[..., None]
+    pixels[0, :, :], pixels[-1, :, :] = 0, 255
+    return Image.fromarray(pixels)
+
+
+def batch(images: list[Image.Image], changes: list) -> torch.Tensor:
+    return coloured_batch(torch.stack([planes(image) for image in images]), torch.tensor(changes, dtype=torch.float64))
+
+
+class SourceBlur:
+    """DINO's, with its draws (utils.py:36-54)."""
+
+    def __init__(self, chance: float) -> None:
+        self.chance = chance
+
+    def __call__(self, image: Image.Image) -> Image.Image:
+        if random.random() >= self.chance:
+            return image
+        return image.filter(ImageFilter.GaussianBlur(random.uniform(0.1, 2.0)))
+
+
+JITTER = transforms.RandomApply([transforms.ColorJitter(0.4, 0.4, 0.2, 0.1)], 0.8)
+SOURCES = {
+    "byol": (
+        Colours(blur=0.5, solarise=0.2),
+        [JITTER, transforms.RandomGrayscale(0.2), SourceBlur(0.5), transforms.RandomSolarize(128, 0.2)],
+    ),
+    "beit": (
+        Colours(jitter=(0.4, 0.4, 0.4, 0.0), jitter_chance=1.0, grey=0.0),
+        [transforms.RandomApply([transforms.ColorJitter(0.4, 0.4, 0.4)], 1.0)],
+    ),
+    "lut": (
+        View2Colours(grey=0.0),
+        [
+            JITTER,
+            transforms.RandomChoice([transforms.Grayscale(3), transforms.RandomSolarize(128, 1.0), SourceBlur(1.0)]),
+        ],
+    ),
+    "none": (Colours(jitter_chance=0.0, grey=0.0), []),
+}
+
+
+@pytest.mark.parametrize("name", SOURCES)
+def test_draws_and_pixels_are_those_of_torchvisions_transforms(name):
+    colours, steps = SOURCES[name]
+    found = []
+    for make in (colours, transforms.Compose(steps)):
+        torch.manual_seed(3), random.seed(3)
+        found.append([np.asarray(make(photo(number))) for number in range(40)] + [torch.rand(1), random.random()])
+    for ours, theirs in zip(*found, strict=True):
+        assert np.array_equal(ours, theirs)
+
+
+@pytest.mark.parametrize("kind", range(len(ADJUSTMENTS)))
+def test_one_adjustment_of_a_batch_is_pillows(kind):
+    factors = [-0.5, -0.1, 0.0, 0.03, 0.4999] if kind == 3 else [0.0, 0.2, 0.6001, 1.0, 1.37, 2.9]
+    order = [kind, *({0, 1, 2, 3} - {kind})]
+    changes = [UNCHANGED._replace(**dict(zip(UNCHANGED._fields[:4], order, strict=True))) for _ in factors]
+    changes = [
+        each._replace(**{UNCHANGED._fields[4 + kind]: factor}) for each, factor in zip(changes, factors, strict=True)
+    ]
+    images = [photo(number) for number in range(len(factors))]
+    expected = [planes(ADJUSTMENTS[kind](image, factor)) for image, factor in zip(images, factors, strict=True)]
+    assert torch.equal(batch(images, changes), torch.stack(expected))
+
+
+@pytest.mark.parametrize("size", [(24, 24), (5, 3), (1, 8)])
+def test_blurs_are_pillows_at_any_radius(size):
+    """Also where the box is wider than the image."""
+    radii = [0.01, 0.1, 0.7, 0.99, 1.0, 1.5, 2.0, 3.3, 12.0]
+    images = [photo(number, *size) if min(size) > 2 else photo(number).resize(size) for number in range(len(radii))]
+    expected = [
+        planes(image.filter(ImageFilter.GaussianBlur(radius))) for image, radius in zip(images, radii, strict=True)
+    ]
+    changes = [UNCHANGED._replace(radius=radius) for radius in radii]
+    assert torch.equal(batch(images, changes), torch.stack(expected))
+
+
+def test_all_changes_of_a_batch_together_are_pillows():
+    torch.manual_seed(0), random.seed(0)
+    images, changes = [photo(number) for number in range(100)], [EVERYTHING.draw() for _ in range(100)]
+    expected = [planes(coloured_image(image, each)) for image, each in zip(images, changes, strict=True)]
+    found = batch(images, changes)
+    assert torch.equal(found, torch.stack(expected))
+    changed = (found != torch.stack([planes(image) for image in images])).flatten(1).any(1)
+    assert 80 < changed.sum() < 100  # and some stay as they are
+
+
+@pytest.mark.parametrize("last", [EVERYTHING, replace(EVERYTHING, blur=0.0), None])
+def test_finishing_views_on_the_device_changes_no_bit(last):
+    """Views of one size and different colours, of several images."""
+    steps = [*crop(16, (0.2, 1.0)), *([last] if last else [])]
+    views = Several([view(steps, Preparation()), view(steps[:1], Preparation(mean=(0.1, 0.2, 0.3)))])
+    found = []
+    for make in (views, views.unfinished):
+        torch.manual_seed(1), random.seed(1)
+        found.append(default_collate([make(photo(number)) for number in range(8)]))
+    finished = found[1].finished()
+    assert finished.shape == (8, 2, 3, 16, 16) and torch.equal(finished, found[0])
