@@ -175,17 +175,16 @@ def conversion(source: str, target: str, device: str) -> Tensor:
 
 def blurred(images: Tensor, weights: Tensor) -> Tensor:
     """Pillow's GaussianBlur. weights: (N, R) of `box_weights`."""
+    reach = weights.shape[1] - 1
     for axis in (3, 2):
         size = images.shape[axis]
-        places = torch.arange(size, device=images.device)
+        places = torch.arange(-reach, size + reach, device=images.device).clamp(0, size - 1)
         for _ in range(BOX_PASSES):
-            wide = images.double()  # exact: all sums are below 2^32
-            total = torch.full_like(wide, 1 << 23)
-            for distance, weight in enumerate(weights.T):
-                for side in {distance, -distance}:
-                    shifted = wide.index_select(axis, (places + side).clamp(0, size - 1))
-                    total += weight[:, None, None, None] * shifted
-            images = (total / (1 << 24)).to(torch.uint8)
+            wide = images.index_select(axis, places).double()  # exact: all sums are below 2^32
+            total = torch.full(images.shape, float(1 << 23), dtype=torch.float64, device=images.device)
+            for offset in range(-reach, reach + 1):
+                total.addcmul_(weights[:, abs(offset), None, None, None], wide.narrow(axis, offset + reach, size))
+            images = total.div_(1 << 24).to(torch.uint8)
     return images
 
 

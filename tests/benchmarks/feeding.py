@@ -115,10 +115,17 @@ def stages(images: ImageSet) -> dict[str, Callable[[int], object]]:
         "linear stream of 3 crops, exact": train(3, "exact", together=True),
         "linear stream of 3 crops, fast": train(3, "fast", together=True),
         **{
-            f"pretraining, {name}, {decode}": lambda index, views=views, decode=decode: views(
+            f"pretraining, {name}, {decode}": lambda index, make=make, decode=decode: make(
                 Photo(images, index).opened(decode)
             )
-            for name, views in (("1 plain crop", one), ("2 crops", two), ("2 + 8 crops", ten))
+            for name, make in (
+                ("1 plain crop", one),
+                ("1 plain crop finished on a GPU", one.unfinished),
+                ("2 crops", two),
+                ("2 crops finished on a GPU", two.unfinished),
+                ("2 + 8 crops", ten),
+                ("2 + 8 crops finished on a GPU", ten.unfinished),
+            )
             for decode in ("exact", "fast")
         },
     }
