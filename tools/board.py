@@ -1,6 +1,7 @@
 """`python -m tools.board` pretrains small ViTs by all methods with the same work, and evaluates them: docs/boards.md.
 
     python -m tools.board --images cifar10:PATH --out runs/board --budget 1 --record records/cifar10-1tflop
+    python -m tools.board ... --seeds 1 2 --methods mae dino --evaluate knn@dino    two trainings more of these methods
     python -m tools.board --table records/cifar10-5tflop --top 8     the table of README.md, from the record alone
 
 Trainings and evaluations are calls of `import bench`. What lies in --out already is not done again, so after a kill the
@@ -16,6 +17,9 @@ from itertools import product
 from math import ceil
 from pathlib import Path
 from typing import Any
+
+import numpy as np
+from scipy.stats import t
 
 import bench
 from bench.results.record import MetricRecord, read_result, result_files
@@ -53,11 +57,11 @@ SETTINGS: dict[str, Any] = {
     **{"knn.k": (20,), "knn.temperature": (0.07,)},
     **{f"{task}.{name}": value for task in ("linear", "robustness") for name, value in PROBE.items()},
     "robustness.images": 50,
-    **{"finetune.epochs": 2, "finetune.batch": 64},
+    **{"finetune.epochs": 10, "finetune.batch": 64},
     **{"attentive.epochs": 20, "attentive.batch": 128},
     **{"attentive.attention_heads": 4, "attentive.lrs": (0.0005, 0.002, 0.005)},
 }
-PIXELS, START = "pixels-32", "-start"
+PIXELS, START, SEED = "pixels-32", "-start", "-seed"  # of names
 SIGNIFICANT = 0.01  # p after Holm's correction
 COLUMNS = (  # header, protocol, metric
     ("k-NN, class token", "knn@dino", "top1_k20"),
@@ -87,7 +91,7 @@ p < {level} after Holm's correction over {tests} tests. mCE: less is better.{lef
 
 ## Significant differences
 
-{differences}
+{differences}{seeds}
 
 ## Trainings
 
@@ -97,6 +101,17 @@ whichever is better) of {search_images} held-out training images among {search_i
 
 {trainings}
 """
+
+
+SEEDS = """
+
+## Several seeds
+
+The same trainings with other seeds for initial weights, images and augmentation, at the same learning rate: mean and
+standard deviation over trainings, and the mean gain on their own initial weights with its 95 % interval (Student's t
+over trainings; intervals above are over validation images).
+
+{table}"""
 
 
 class Board:
@@ -162,6 +177,13 @@ class Board:
         accuracies = self.searched(method)
         return self.trained(method, seed, max(RATES, key=lambda rate: accuracies[f"{rate:.2g}"]), 1.0)
 
+    @property
+    def seeds(self) -> list[int]:
+        """Those of which a training is over."""
+        return sorted(
+            {int(path.parents[1].name.split("-")[1][4:]) for path in self.out.glob("runs/*/export/cost.json")}
+        )
+
     def finished(self, seed: int) -> dict[str, Path]:
         """Method -> its folder, of those whose training with the whole budget is over."""
         folders = {method: list(self.out.glob(f"runs/{method}-seed{seed}-lr*/export/cost.json")) for method in METHODS}
@@ -196,14 +218,14 @@ class Board:
             options=OPTIONS,
         )
 
-    def write(self, folder: Path, seeds: Sequence[int]) -> None:
-        """The record, and two files beside it."""
+    def write(self, folder: Path) -> None:
+        """The record of all that is finished, and two files beside it."""
         from bench.sharing.card import Publication
         from bench.sharing.record import write_record
 
         write_record(self.out, folder, Publication())
         searches = {path.stem: json.loads(path.read_text()) for path in self.out.glob("search/*.json")}
-        starts = {name: start for seed in seeds for name, start in self.starts(seed).items()}
+        starts = {name: start for seed in self.seeds for name, start in self.starts(seed).items()}
         search = {name: searches[name] for name in sorted(searches)}
         about = {"tflop": self.tflop, "search_share": self.search_share, "starts": starts, "search": search}
         beside(folder, "json").write_text(json.dumps(about, indent=1) + "\n")
@@ -217,7 +239,7 @@ def beside(folder: Path, ending: str) -> Path:
 
 def label(method: str, seed: int) -> str:
     """Name of a trained network in results."""
-    return f"{method}-seed{seed}" if seed else method
+    return f"{method}{SEED}{seed}" if seed else method
 
 
 def settings_for(suite: str) -> dict[str, Any]:
@@ -236,6 +258,11 @@ class Record:
         """The budget; the initial weights of each network; the search."""
         return json.loads(beside(self.folder, "json").read_text())
 
+    @property
+    def networks(self) -> dict[str, str]:
+        """Network of the first seed -> its initial weights."""
+        return {name: start for name, start in self.about["starts"].items() if SEED not in name}
+
     @cached_property
     def results(self) -> dict[tuple[str, str], StoredResult]:
         """(checkpoint, protocol) -> its result."""
@@ -247,7 +274,7 @@ class Record:
         """(network, other checkpoint, header) -> the paired test against its initial weights and raw pixels, and its p
         after Holm's correction over all of them."""
         tests = {}
-        for name, start in self.about["starts"].items():
+        for name, start in self.networks.items():
             # Not by linear probes against raw pixels, which overfit: 3072 numbers an image, 2500 images.
             for other, (header, protocol, metric) in [*product([start], TESTED), *product([PIXELS], TESTED[:2])]:
                 sides = [[self.results[key]] for key in ((name, protocol), (other, protocol)) if key in self.results]
@@ -264,7 +291,7 @@ class Record:
     def marks(self, name: str, header: str) -> str:
         """` s`, ` p`, ` -s`, ` -p`: what is significant in a cell."""
         marks = ""
-        for other, mark in ((self.about["starts"].get(name, ""), "s"), (PIXELS, "p")):
+        for other, mark in ((self.networks.get(name, ""), "s"), (PIXELS, "p")):
             test, p = self.tests.get((name, other, header), (None, 1.0))
             if test and p < SIGNIFICANT:
                 marks += f" {'-' if test.difference < 0 else ''}{mark}"
@@ -284,9 +311,10 @@ class Record:
         trained networks and raw pixels."""
         columns = [column for column in COLUMNS if any(protocol == column[1] for _, protocol in self.results)]
         names = sorted(
-            {name for name, _ in self.results}, key=lambda name: (name.endswith(START), -self.linear(name), name)
+            {name for name, _ in self.results if SEED not in name},
+            key=lambda name: (name.endswith(START), -self.linear(name), name),
         )
-        names = [*[name for name in names if name in self.about["starts"]][:top], PIXELS] if top else names
+        names = [*[name for name in names if name in self.networks][:top], PIXELS] if top else names
         rows = [[name, *(self.cell(name, *column) for column in columns)] for name in names]
         return "\n".join(markdown_table([["", *(header for header, _, _ in columns)], *rows], "---:"))
 
@@ -306,10 +334,29 @@ class Record:
             markdown_table([["network", "compared with", "by", "difference", "p, corrected"], *rows], "---:")
         )
 
+    def seeds(self) -> str:
+        """What other seeds change, of the methods that have several; empty where none has."""
+        rows = []
+        for method in self.networks:
+            names = [name for name in self.about["starts"] if name == method or name.startswith(f"{method}{SEED}")]
+            cells = [self.over_seeds(names, protocol, metric) for _, protocol, metric in TESTED] if names[1:] else []
+            rows += [[method, str(len(names)), *cells]] if cells else []
+        header = ["method", "trainings", *(header for header, _, _ in TESTED)]
+        return SEEDS.format(table="\n".join(markdown_table([header, *rows], "---:"))) if rows else ""
+
+    def over_seeds(self, names: Sequence[str], protocol: str, metric: str) -> str:
+        """Mean, deviation, and gain on the initial weights with its interval."""
+        values = np.array([self.results[name, protocol].result.metrics[metric].value for name in names])
+        starts = [self.results[self.about["starts"][name], protocol].result.metrics[metric].value for name in names]
+        gains = values - starts
+        half = t.ppf(0.975, len(names) - 1) * gains.std(ddof=1) / len(names) ** 0.5
+        interval = interval_text(gains.mean() - half, gains.mean() + half)
+        return f"{values.mean():.1f} ± {values.std(ddof=1):.1f}, {gains.mean():+.1f} {interval}"
+
     def trainings(self) -> str:
         """What each training took, and held-out accuracy by learning rate, the chosen one bold."""
         rows = []
-        for name in self.about["starts"]:
+        for name in self.networks:
             used = self.results[name, TESTED[0][1]].result.checkpoint
             kept = self.folder / "checkpoints" / used.unique_name
             run, cost = (json.loads((kept / file).read_text()) for file in ("run.json", "cost.json"))
@@ -328,7 +375,7 @@ class Record:
 def page(folder: Path) -> str:
     """FOLDER.md, from the record and FOLDER.json."""
     record = Record(folder=folder)
-    tflop, trained = record.about["tflop"], record.about["starts"]
+    tflop, trained = record.about["tflop"], record.networks
     left = [method for method in METHODS if method not in trained]
     return PAGE.format(
         name=folder.name,
@@ -341,6 +388,7 @@ def page(folder: Path) -> str:
         left=f" Not trained yet: {', '.join(left)}." if left else "",
         table=record.table(),
         differences=record.differences(),
+        seeds=record.seeds(),
         search_images=SEARCH_IMAGES,
         share=record.about["search_share"],
         trainings=record.trainings(),
@@ -374,7 +422,7 @@ def main() -> None:
             say(f"seed {seed}: {board.final(method, seed)}")
         board.evaluate(seed, arguments.evaluate)
     if arguments.record:
-        board.write(arguments.record, arguments.seeds)
+        board.write(arguments.record)
 
 
 if __name__ == "__main__":
