@@ -351,7 +351,7 @@ class Record:
         gains = values - starts
         half = t.ppf(0.975, len(names) - 1) * gains.std(ddof=1) / len(names) ** 0.5
         interval = interval_text(gains.mean() - half, gains.mean() + half)
-        return f"{values.mean():.1f} ± {values.std(ddof=1):.1f}, {gains.mean():+.1f} {interval}"
+        return f"{values.mean():.1f} \u00b1 {values.std(ddof=1):.1f}, {gains.mean():+.1f} {interval}"
 
     def trainings(self) -> str:
         """What each training took, and held-out accuracy by learning rate, the chosen one bold."""
