@@ -12,7 +12,8 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, NamedTuple
+from math import isnan, nan
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -22,7 +23,6 @@ from torchvision.transforms import ColorJitter, functional
 
 SOLARISE_ABOVE = 128
 BOX_PASSES = 3  # of Pillow's GaussianBlur
-NONE = float("nan")  # a change that is not made
 COLOURS = 1 << 24
 AT_ONCE = 64  # images: a blur of 224 px takes 5 MB an image
 
@@ -47,11 +47,11 @@ class Colours:
     def draw(self) -> "Changes":
         """Draws what torchvision's transforms draw, and for blur what DINO's does (utils.py:36-54). Nothing is drawn
         for a chance of 0."""
-        changes = UNCHANGED
+        changes = Changes()
         if self.jitter_chance and torch.rand(1) <= self.jitter_chance:
             jitter = color_jitter(self.jitter)
             order, *factors = jitter.get_params(jitter.brightness, jitter.contrast, jitter.saturation, jitter.hue)
-            changes = Changes(*order.tolist(), *(NONE if factor is None else factor for factor in factors))
+            changes = Changes(tuple(order.tolist()), tuple(nan if factor is None else factor for factor in factors))
         if self.grey and torch.rand(1) < self.grey:
             changes = changes._replace(grey=True)
         if self.blur and random.random() < self.blur:
@@ -62,22 +62,19 @@ class Colours:
 
 
 class Changes(NamedTuple):
-    """What happens to one image; or to N, each field (N,)."""
+    """What happens to one image."""
 
-    first: Any  # place in ADJUSTMENTS of what comes first
-    second: Any
-    third: Any
-    fourth: Any
-    brightness: Any = NONE  # factors
-    contrast: Any = NONE
-    saturation: Any = NONE
-    hue: Any = NONE  # in turns
-    grey: Any = False
-    radius: Any = NONE  # of a blur, in pixels
-    solarise: Any = False
+    order: tuple[int, ...] = (0, 1, 2, 3)  # of ADJUSTMENTS
+    factors: tuple[float, ...] = (nan,) * 4  # of brightness, contrast, saturation, and hue in turns; NaN: unchanged
+    grey: bool = False
+    radius: float = nan  # of a blur, in pixels; NaN: none
+    solarise: bool = False
+
+    def row(self) -> Tensor:
+        """(11,) float64, in this order."""
+        return torch.tensor([*self.order, *self.factors, self.grey, self.radius, self.solarise], dtype=torch.float64)
 
 
-UNCHANGED = Changes(0, 1, 2, 3)
 ADJUSTMENTS = (
     functional.adjust_brightness,
     functional.adjust_contrast,
@@ -93,39 +90,40 @@ def color_jitter(strengths: tuple[float, float, float, float]) -> ColorJitter:
 
 def coloured_image(image: Image.Image, changes: Changes) -> Image.Image:
     """An RGB image, changed by Pillow."""
-    for kind in changes[:4]:
-        factor = changes[4 + int(kind)]
-        if factor == factor:  # not NONE
-            image = ADJUSTMENTS[int(kind)](image, factor)
+    for kind in changes.order:
+        if not isnan(changes.factors[kind]):
+            image = ADJUSTMENTS[kind](image, changes.factors[kind])
     if changes.grey:
         image = functional.rgb_to_grayscale(image, 3)
-    if changes.radius == changes.radius:
+    if not isnan(changes.radius):
         image = image.filter(ImageFilter.GaussianBlur(changes.radius))
     return functional.solarize(image, SOLARISE_ABOVE) if changes.solarise else image
 
 
 def coloured_batch(pixels: Tensor, changes: Tensor) -> Tensor:
-    """(N, 3, H, W) uint8 on any device, (N, 11) `Changes` on the CPU -> the pixels of `coloured_image`, in place."""
+    """(N, 3, H, W) uint8 on any device, changed in place to the pixels of `coloured_image`. changes: (N, 11) rows of
+    `Changes`, on the CPU."""
     for part, of_part in zip(pixels.split(AT_ONCE), changes.split(AT_ONCE), strict=True):
-        _colour_(part, Changes(*of_part.unbind(1)))
+        _colour_(part, of_part)
     return pixels
 
 
-def _colour_(pixels: Tensor, changes: Changes) -> None:
+def _colour_(pixels: Tensor, changes: Tensor) -> None:
+    order, factors, (grey, radius, solarise) = changes[:, :4], changes[:, 4:8], changes[:, 8:].unbind(1)
+
     def change(which: Tensor, made: Callable[..., Tensor], *numbers: Tensor) -> None:
         """Images which (N,) bool are `made`, of them and their numbers (N,)."""
         if which.any():
             places = which.nonzero()[:, 0].to(pixels.device)
             pixels[places] = made(pixels[places], *(number[which].to(pixels.device) for number in numbers))
 
-    for turn in changes[:4]:
+    for turn in order.unbind(1):
         for kind, made in enumerate((brightened, contrasted, saturated, turned)):
-            factor = changes[4 + kind]
+            factor = factors[:, kind]
             change((turn == kind) & ~factor.isnan(), made, factor)
-    change(changes.grey > 0, lambda images: luminance(images).expand(-1, 3, -1, -1))
-    is_blurred = ~changes.radius.isnan()
-    change(is_blurred, blurred, box_weights(changes.radius).double())
-    change(changes.solarise > 0, lambda images: torch.where(images < SOLARISE_ABOVE, images, 255 - images))
+    change(grey > 0, lambda images: luminance(images).expand(-1, 3, -1, -1))
+    change(~radius.isnan(), blurred, box_weights(radius).double())
+    change(solarise > 0, lambda images: torch.where(images < SOLARISE_ABOVE, images, 255 - images))
 
 
 def brightened(images: Tensor, factor: Tensor) -> Tensor:

@@ -82,7 +82,7 @@ class Unfinished(NamedTuple):
     """A view whose colours and normalisation are left to the device; or several, with leading dimensions (...)."""
 
     pixels: Tensor  # (..., 3, S, S) uint8
-    changes: Tensor  # (..., 11) float64, `Changes`, on the CPU
+    changes: Tensor  # (..., 11) float64, rows of `Changes`, on the CPU
     scale: Tensor  # (..., 2, 3) float32, mean and standard deviation
 
     def finished(self) -> Tensor:
@@ -112,7 +112,7 @@ class View:
         for step in steps:
             image = step(image)
         scale = torch.tensor([self.preparation.mean, self.preparation.std])
-        return Unfinished(planes(image), torch.tensor(colours.draw(), dtype=torch.float64), scale)
+        return Unfinished(planes(image), colours.draw().row(), scale)
 
 
 def view(steps: Sequence[Transform], preparation: Preparation) -> View:

@@ -2,6 +2,7 @@
 
 import random
 from dataclasses import replace
+from math import nan
 
 import numpy as np
 import pytest
@@ -13,7 +14,7 @@ from torchvision import transforms
 from checkpoints.spec import Preparation
 from imagesets.transforms import planes
 from pretrain.methods.lut import View2Colours
-from pretrain.parts.colours import ADJUSTMENTS, UNCHANGED, Colours, coloured_batch, coloured_image
+from pretrain.parts.colours import ADJUSTMENTS, Changes, Colours, coloured_batch, coloured_image
 from pretrain.parts.views import Several, crop, view
 
 EVERYTHING = Colours(jitter=(0.8, 0.8, 0.8, 0.4), jitter_chance=0.9, grey=0.3, blur=0.6, solarise=0.4)
@@ -28,8 +29,10 @@ def photo(seed: int, width: int = 24, height: int = 24) -> Image.Image:
     return Image.fromarray(pixels)
 
 
-def batch(images: list[Image.Image], changes: list) -> torch.Tensor:
-    return coloured_batch(torch.stack([planes(image) for image in images]), torch.tensor(changes, dtype=torch.float64))
+def batch(images: list[Image.Image], changes: list[Changes]) -> torch.Tensor:
+    return coloured_batch(
+        torch.stack([planes(image) for image in images]), torch.stack([each.row() for each in changes])
+    )
 
 
 class SourceBlur:
@@ -79,11 +82,8 @@ def test_draws_and_pixels_are_those_of_torchvisions_transforms(name):
 @pytest.mark.parametrize("kind", range(len(ADJUSTMENTS)))
 def test_one_adjustment_of_a_batch_is_pillows(kind):
     factors = [-0.5, -0.1, 0.0, 0.03, 0.4999] if kind == 3 else [0.0, 0.2, 0.6001, 1.0, 1.37, 2.9]
-    order = [kind, *({0, 1, 2, 3} - {kind})]
-    changes = [UNCHANGED._replace(**dict(zip(UNCHANGED._fields[:4], order, strict=True))) for _ in factors]
-    changes = [
-        each._replace(**{UNCHANGED._fields[4 + kind]: factor}) for each, factor in zip(changes, factors, strict=True)
-    ]
+    order = (kind, *({0, 1, 2, 3} - {kind}))
+    changes = [Changes(order, tuple(factor if one == kind else nan for one in range(4))) for factor in factors]
     images = [photo(number) for number in range(len(factors))]
     expected = [planes(ADJUSTMENTS[kind](image, factor)) for image, factor in zip(images, factors, strict=True)]
     assert torch.equal(batch(images, changes), torch.stack(expected))
@@ -97,7 +97,7 @@ def test_blurs_are_pillows_at_any_radius(size):
     expected = [
         planes(image.filter(ImageFilter.GaussianBlur(radius))) for image, radius in zip(images, radii, strict=True)
     ]
-    changes = [UNCHANGED._replace(radius=radius) for radius in radii]
+    changes = [Changes(radius=radius) for radius in radii]
     assert torch.equal(batch(images, changes), torch.stack(expected))
 
 
