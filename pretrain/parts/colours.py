@@ -165,10 +165,12 @@ def turned(images: Tensor, factor: Tensor) -> Tensor:
 @lru_cache
 def conversion(source: str, target: str, device: str) -> Tensor:
     """(2^24,) int32 on the device: every colour of one of Pillow's modes, three bytes in a number, in another."""
+    if device != "cpu":
+        return conversion(source, target, "cpu").to(device)
     numbers = np.arange(COLOURS, dtype=">u4").view(np.uint8).reshape(-1, 4)
     image = Image.frombytes(source, (4096, 4096), numbers[:, 1:].tobytes())
     found = np.asarray(image.convert(target)).reshape(-1, 3).astype(np.int32)
-    return torch.from_numpy(found[:, 0] << 16 | found[:, 1] << 8 | found[:, 2]).to(device)
+    return torch.from_numpy(found[:, 0] << 16 | found[:, 1] << 8 | found[:, 2])
 
 
 def blurred(images: Tensor, weights: Tensor) -> Tensor:
