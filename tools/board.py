@@ -385,7 +385,7 @@ def page(folder: Path) -> str:
         images=LIMIT,
         level=SIGNIFICANT,
         tests=len(record.tests),
-        left=f" Not trained yet: {', '.join(left)}." if left else "",
+        left=f" Not trained: {', '.join(left)}." if left else "",
         table=record.table(),
         differences=record.differences(),
         seeds=record.seeds(),
