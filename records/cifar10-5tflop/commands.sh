@@ -101,7 +101,7 @@ done
 set -e
 
 bench run --checkpoint "$CHECKPOINT_1" --name beit --data cifar10="$IMAGES_1" --seed 0 --limit 2500 --set attentive@smoke.lrs=0.0005,0.002,0.005 attentive@smoke.batch=128 attentive@smoke.epochs=20 attentive@smoke.attention_heads=4 --suite attentive@smoke --out results
-bench run --checkpoint "$CHECKPOINT_1" --name beit --data cifar10="$IMAGES_1" --seed 0 --limit 2500 --set finetune@smoke.batch=64 finetune@smoke.epochs=2 --suite finetune@smoke --out results
+bench run --checkpoint "$CHECKPOINT_1" --name beit --data cifar10="$IMAGES_1" --seed 0 --limit 2500 --set finetune@smoke.batch=64 finetune@smoke.epochs=10 --suite finetune@smoke --out results
 bench run --checkpoint "$CHECKPOINT_1" --name beit --data cifar10="$IMAGES_1" --seed 0 --limit 2500 --suite health@val,lowshot@bench --out results
 bench run --checkpoint "$CHECKPOINT_1" --name beit --data cifar10="$IMAGES_1" --seed 0 --limit 2500 --set knn@dino.k=20 --suite knn@dino --out results
 bench run --checkpoint "$CHECKPOINT_1" --name beit --data cifar10="$IMAGES_1" --seed 0 --limit 2500 --set knn@moca.k=20 knn@moca.temperature=0.07 --suite knn@moca --out results
@@ -110,7 +110,7 @@ bench run --checkpoint "$CHECKPOINT_2" --name beit-start --data cifar10="$IMAGES
 bench run --checkpoint "$CHECKPOINT_2" --name beit-start --data cifar10="$IMAGES_1" --seed 0 --limit 2500 --set knn@moca.k=20 knn@moca.temperature=0.07 --suite knn@moca --out results
 bench run --checkpoint "$CHECKPOINT_2" --name beit-start --data cifar10="$IMAGES_1" --seed 0 --limit 2500 --set linear_sgd@ibot_base_cached.batch=256 linear_sgd@ibot_base_cached.epochs=20 --suite linear_sgd@ibot_base_cached --out results
 bench run --checkpoint "$CHECKPOINT_3" --name byol --data cifar10="$IMAGES_1" --seed 0 --limit 2500 --set attentive@smoke.lrs=0.0005,0.002,0.005 attentive@smoke.batch=128 attentive@smoke.epochs=20 attentive@smoke.attention_heads=4 --suite attentive@smoke --out results
-bench run --checkpoint "$CHECKPOINT_3" --name byol --data cifar10="$IMAGES_1" --seed 0 --limit 2500 --set finetune@smoke.batch=64 finetune@smoke.epochs=2 --suite finetune@smoke --out results
+bench run --checkpoint "$CHECKPOINT_3" --name byol --data cifar10="$IMAGES_1" --seed 0 --limit 2500 --set finetune@smoke.batch=64 finetune@smoke.epochs=10 --suite finetune@smoke --out results
 bench run --checkpoint "$CHECKPOINT_3" --name byol --data cifar10="$IMAGES_1" --seed 0 --limit 2500 --suite health@val,lowshot@bench --out results
 bench run --checkpoint "$CHECKPOINT_3" --name byol --data cifar10="$IMAGES_1" --seed 0 --limit 2500 --set knn@dino.k=20 --suite knn@dino --out results
 bench run --checkpoint "$CHECKPOINT_3" --name byol --data cifar10="$IMAGES_1" --seed 0 --limit 2500 --set knn@moca.k=20 knn@moca.temperature=0.07 --suite knn@moca --out results
@@ -119,22 +119,23 @@ bench run --checkpoint "$CHECKPOINT_4" --name byol-start --data cifar10="$IMAGES
 bench run --checkpoint "$CHECKPOINT_4" --name byol-start --data cifar10="$IMAGES_1" --seed 0 --limit 2500 --set knn@moca.k=20 knn@moca.temperature=0.07 --suite knn@moca --out results
 bench run --checkpoint "$CHECKPOINT_4" --name byol-start --data cifar10="$IMAGES_1" --seed 0 --limit 2500 --set linear_sgd@ibot_base_cached.batch=256 linear_sgd@ibot_base_cached.epochs=20 --suite linear_sgd@ibot_base_cached --out results
 bench run --checkpoint "$CHECKPOINT_5" --name cae --data cifar10="$IMAGES_1" --seed 0 --limit 2500 --set attentive@smoke.lrs=0.0005,0.002,0.005 attentive@smoke.batch=128 attentive@smoke.epochs=20 attentive@smoke.attention_heads=4 --suite attentive@smoke --out results
-bench run --checkpoint "$CHECKPOINT_5" --name cae --data cifar10="$IMAGES_1" --seed 0 --limit 2500 --set finetune@smoke.batch=64 finetune@smoke.epochs=2 --suite finetune@smoke --out results
+bench run --checkpoint "$CHECKPOINT_5" --name cae --data cifar10="$IMAGES_1" --seed 0 --limit 2500 --set finetune@smoke.batch=64 finetune@smoke.epochs=10 --suite finetune@smoke --out results
 bench run --checkpoint "$CHECKPOINT_5" --name cae --data cifar10="$IMAGES_1" --seed 0 --limit 2500 --suite health@val,lowshot@bench --out results
 bench run --checkpoint "$CHECKPOINT_5" --name cae --data cifar10="$IMAGES_1" --seed 0 --limit 2500 --set knn@dino.k=20 --suite knn@dino --out results
 bench run --checkpoint "$CHECKPOINT_5" --name cae --data cifar10="$IMAGES_1" --seed 0 --limit 2500 --set knn@moca.k=20 knn@moca.temperature=0.07 --suite knn@moca --out results
 bench run --checkpoint "$CHECKPOINT_5" --name cae --data cifar10="$IMAGES_1" --seed 0 --limit 2500 --set linear_sgd@ibot_base_cached.batch=256 linear_sgd@ibot_base_cached.epochs=20 --suite linear_sgd@ibot_base_cached --out results
+bench run --checkpoint "$CHECKPOINT_6" --name cae-start --data cifar10="$IMAGES_1" --seed 0 --limit 2500 --set finetune@smoke.batch=64 finetune@smoke.epochs=10 --suite finetune@smoke --out results
 bench run --checkpoint "$CHECKPOINT_6" --name cae-start --data cifar10="$IMAGES_1" --seed 0 --limit 2500 --set knn@dino.k=20 --suite knn@dino --out results
 bench run --checkpoint "$CHECKPOINT_6" --name cae-start --data cifar10="$IMAGES_1" --seed 0 --limit 2500 --set knn@moca.k=20 knn@moca.temperature=0.07 --suite knn@moca --out results
 bench run --checkpoint "$CHECKPOINT_6" --name cae-start --data cifar10="$IMAGES_1" --seed 0 --limit 2500 --set linear_sgd@ibot_base_cached.batch=256 linear_sgd@ibot_base_cached.epochs=20 --suite linear_sgd@ibot_base_cached --out results
 bench run --checkpoint "$CHECKPOINT_7" --name can --data cifar10="$IMAGES_1" --seed 0 --limit 2500 --set attentive@smoke.lrs=0.0005,0.002,0.005 attentive@smoke.batch=128 attentive@smoke.epochs=20 attentive@smoke.attention_heads=4 --suite attentive@smoke --out results
-bench run --checkpoint "$CHECKPOINT_7" --name can --data cifar10="$IMAGES_1" --seed 0 --limit 2500 --set finetune@smoke.batch=64 finetune@smoke.epochs=2 --suite finetune@smoke --out results
+bench run --checkpoint "$CHECKPOINT_7" --name can --data cifar10="$IMAGES_1" --seed 0 --limit 2500 --set finetune@smoke.batch=64 finetune@smoke.epochs=10 --suite finetune@smoke --out results
 bench run --checkpoint "$CHECKPOINT_7" --name can --data cifar10="$IMAGES_1" --seed 0 --limit 2500 --suite health@val,lowshot@bench --out results
 bench run --checkpoint "$CHECKPOINT_7" --name can --data cifar10="$IMAGES_1" --seed 0 --limit 2500 --set knn@dino.k=20 --suite knn@dino --out results
 bench run --checkpoint "$CHECKPOINT_7" --name can --data cifar10="$IMAGES_1" --seed 0 --limit 2500 --set knn@moca.k=20 knn@moca.temperature=0.07 --suite knn@moca --out results
 bench run --checkpoint "$CHECKPOINT_7" --name can --data cifar10="$IMAGES_1" --seed 0 --limit 2500 --set linear_sgd@ibot_base_cached.batch=256 linear_sgd@ibot_base_cached.epochs=20 --suite linear_sgd@ibot_base_cached --out results
 bench run --checkpoint "$CHECKPOINT_8" --name capi --data cifar10="$IMAGES_1" --seed 0 --limit 2500 --set attentive@smoke.lrs=0.0005,0.002,0.005 attentive@smoke.batch=128 attentive@smoke.epochs=20 attentive@smoke.attention_heads=4 --suite attentive@smoke --out results
-bench run --checkpoint "$CHECKPOINT_8" --name capi --data cifar10="$IMAGES_1" --seed 0 --limit 2500 --set finetune@smoke.batch=64 finetune@smoke.epochs=2 --suite finetune@smoke --out results
+bench run --checkpoint "$CHECKPOINT_8" --name capi --data cifar10="$IMAGES_1" --seed 0 --limit 2500 --set finetune@smoke.batch=64 finetune@smoke.epochs=10 --suite finetune@smoke --out results
 bench run --checkpoint "$CHECKPOINT_8" --name capi --data cifar10="$IMAGES_1" --seed 0 --limit 2500 --suite health@val,lowshot@bench --out results
 bench run --checkpoint "$CHECKPOINT_8" --name capi --data cifar10="$IMAGES_1" --seed 0 --limit 2500 --set knn@dino.k=20 --suite knn@dino --out results
 bench run --checkpoint "$CHECKPOINT_8" --name capi --data cifar10="$IMAGES_1" --seed 0 --limit 2500 --set knn@moca.k=20 knn@moca.temperature=0.07 --suite knn@moca --out results
@@ -143,13 +144,13 @@ bench run --checkpoint "$CHECKPOINT_9" --name capi-start --data cifar10="$IMAGES
 bench run --checkpoint "$CHECKPOINT_9" --name capi-start --data cifar10="$IMAGES_1" --seed 0 --limit 2500 --set knn@moca.k=20 knn@moca.temperature=0.07 --suite knn@moca --out results
 bench run --checkpoint "$CHECKPOINT_9" --name capi-start --data cifar10="$IMAGES_1" --seed 0 --limit 2500 --set linear_sgd@ibot_base_cached.batch=256 linear_sgd@ibot_base_cached.epochs=20 --suite linear_sgd@ibot_base_cached --out results
 bench run --checkpoint "$CHECKPOINT_10" --name data2vec --data cifar10="$IMAGES_1" --seed 0 --limit 2500 --set attentive@smoke.lrs=0.0005,0.002,0.005 attentive@smoke.batch=128 attentive@smoke.epochs=20 attentive@smoke.attention_heads=4 --suite attentive@smoke --out results
-bench run --checkpoint "$CHECKPOINT_10" --name data2vec --data cifar10="$IMAGES_1" --seed 0 --limit 2500 --set finetune@smoke.batch=64 finetune@smoke.epochs=2 --suite finetune@smoke --out results
+bench run --checkpoint "$CHECKPOINT_10" --name data2vec --data cifar10="$IMAGES_1" --seed 0 --limit 2500 --set finetune@smoke.batch=64 finetune@smoke.epochs=10 --suite finetune@smoke --out results
 bench run --checkpoint "$CHECKPOINT_10" --name data2vec --data cifar10="$IMAGES_1" --seed 0 --limit 2500 --suite health@val,lowshot@bench --out results
 bench run --checkpoint "$CHECKPOINT_10" --name data2vec --data cifar10="$IMAGES_1" --seed 0 --limit 2500 --set knn@dino.k=20 --suite knn@dino --out results
 bench run --checkpoint "$CHECKPOINT_10" --name data2vec --data cifar10="$IMAGES_1" --seed 0 --limit 2500 --set knn@moca.k=20 knn@moca.temperature=0.07 --suite knn@moca --out results
 bench run --checkpoint "$CHECKPOINT_10" --name data2vec --data cifar10="$IMAGES_1" --seed 0 --limit 2500 --set linear_sgd@ibot_base_cached.batch=256 linear_sgd@ibot_base_cached.epochs=20 --suite linear_sgd@ibot_base_cached --out results
 bench run --checkpoint "$CHECKPOINT_11" --name dino --data cifar10="$IMAGES_1" --seed 0 --limit 2500 --set attentive@smoke.lrs=0.0005,0.002,0.005 attentive@smoke.batch=128 attentive@smoke.epochs=20 attentive@smoke.attention_heads=4 --suite attentive@smoke --out results
-bench run --checkpoint "$CHECKPOINT_11" --name dino --data cifar10="$IMAGES_1" --seed 0 --limit 2500 --set finetune@smoke.batch=64 finetune@smoke.epochs=2 --suite finetune@smoke --out results
+bench run --checkpoint "$CHECKPOINT_11" --name dino --data cifar10="$IMAGES_1" --seed 0 --limit 2500 --set finetune@smoke.batch=64 finetune@smoke.epochs=10 --suite finetune@smoke --out results
 bench run --checkpoint "$CHECKPOINT_11" --name dino --data cifar10="$IMAGES_1" --seed 0 --limit 2500 --suite health@val,lowshot@bench --out results
 bench run --checkpoint "$CHECKPOINT_11" --name dino --data cifar10="$IMAGES_1" --seed 0 --limit 2500 --set knn@dino.k=20 --suite knn@dino --out results
 bench run --checkpoint "$CHECKPOINT_11" --name dino --data cifar10="$IMAGES_1" --seed 0 --limit 2500 --set knn@moca.k=20 knn@moca.temperature=0.07 --suite knn@moca --out results
@@ -158,7 +159,7 @@ bench run --checkpoint "$CHECKPOINT_12" --name dino-start --data cifar10="$IMAGE
 bench run --checkpoint "$CHECKPOINT_12" --name dino-start --data cifar10="$IMAGES_1" --seed 0 --limit 2500 --set knn@moca.k=20 knn@moca.temperature=0.07 --suite knn@moca --out results
 bench run --checkpoint "$CHECKPOINT_12" --name dino-start --data cifar10="$IMAGES_1" --seed 0 --limit 2500 --set linear_sgd@ibot_base_cached.batch=256 linear_sgd@ibot_base_cached.epochs=20 --suite linear_sgd@ibot_base_cached --out results
 bench run --checkpoint "$CHECKPOINT_13" --name dinov2 --data cifar10="$IMAGES_1" --seed 0 --limit 2500 --set attentive@smoke.lrs=0.0005,0.002,0.005 attentive@smoke.batch=128 attentive@smoke.epochs=20 attentive@smoke.attention_heads=4 --suite attentive@smoke --out results
-bench run --checkpoint "$CHECKPOINT_13" --name dinov2 --data cifar10="$IMAGES_1" --seed 0 --limit 2500 --set finetune@smoke.batch=64 finetune@smoke.epochs=2 --suite finetune@smoke --out results
+bench run --checkpoint "$CHECKPOINT_13" --name dinov2 --data cifar10="$IMAGES_1" --seed 0 --limit 2500 --set finetune@smoke.batch=64 finetune@smoke.epochs=10 --suite finetune@smoke --out results
 bench run --checkpoint "$CHECKPOINT_13" --name dinov2 --data cifar10="$IMAGES_1" --seed 0 --limit 2500 --suite health@val,lowshot@bench --out results
 bench run --checkpoint "$CHECKPOINT_13" --name dinov2 --data cifar10="$IMAGES_1" --seed 0 --limit 2500 --set knn@dino.k=20 --suite knn@dino --out results
 bench run --checkpoint "$CHECKPOINT_13" --name dinov2 --data cifar10="$IMAGES_1" --seed 0 --limit 2500 --set knn@moca.k=20 knn@moca.temperature=0.07 --suite knn@moca --out results
@@ -167,22 +168,23 @@ bench run --checkpoint "$CHECKPOINT_14" --name dinov2-start --data cifar10="$IMA
 bench run --checkpoint "$CHECKPOINT_14" --name dinov2-start --data cifar10="$IMAGES_1" --seed 0 --limit 2500 --set knn@moca.k=20 knn@moca.temperature=0.07 --suite knn@moca --out results
 bench run --checkpoint "$CHECKPOINT_14" --name dinov2-start --data cifar10="$IMAGES_1" --seed 0 --limit 2500 --set linear_sgd@ibot_base_cached.batch=256 linear_sgd@ibot_base_cached.epochs=20 --suite linear_sgd@ibot_base_cached --out results
 bench run --checkpoint "$CHECKPOINT_15" --name extrema --data cifar10="$IMAGES_1" --seed 0 --limit 2500 --set attentive@smoke.lrs=0.0005,0.002,0.005 attentive@smoke.batch=128 attentive@smoke.epochs=20 attentive@smoke.attention_heads=4 --suite attentive@smoke --out results
-bench run --checkpoint "$CHECKPOINT_15" --name extrema --data cifar10="$IMAGES_1" --seed 0 --limit 2500 --set finetune@smoke.batch=64 finetune@smoke.epochs=2 --suite finetune@smoke --out results
+bench run --checkpoint "$CHECKPOINT_15" --name extrema --data cifar10="$IMAGES_1" --seed 0 --limit 2500 --set finetune@smoke.batch=64 finetune@smoke.epochs=10 --suite finetune@smoke --out results
 bench run --checkpoint "$CHECKPOINT_15" --name extrema --data cifar10="$IMAGES_1" --seed 0 --limit 2500 --suite health@val,lowshot@bench --out results
 bench run --checkpoint "$CHECKPOINT_15" --name extrema --data cifar10="$IMAGES_1" --seed 0 --limit 2500 --set knn@dino.k=20 --suite knn@dino --out results
 bench run --checkpoint "$CHECKPOINT_15" --name extrema --data cifar10="$IMAGES_1" --seed 0 --limit 2500 --set knn@moca.k=20 knn@moca.temperature=0.07 --suite knn@moca --out results
 bench run --checkpoint "$CHECKPOINT_15" --name extrema --data cifar10="$IMAGES_1" --seed 0 --limit 2500 --set linear_sgd@ibot_base_cached.batch=256 linear_sgd@ibot_base_cached.epochs=20 --suite linear_sgd@ibot_base_cached --out results
+bench run --checkpoint "$CHECKPOINT_16" --name extrema-start --data cifar10="$IMAGES_1" --seed 0 --limit 2500 --set finetune@smoke.batch=64 finetune@smoke.epochs=10 --suite finetune@smoke --out results
 bench run --checkpoint "$CHECKPOINT_16" --name extrema-start --data cifar10="$IMAGES_1" --seed 0 --limit 2500 --set knn@dino.k=20 --suite knn@dino --out results
 bench run --checkpoint "$CHECKPOINT_16" --name extrema-start --data cifar10="$IMAGES_1" --seed 0 --limit 2500 --set knn@moca.k=20 knn@moca.temperature=0.07 --suite knn@moca --out results
 bench run --checkpoint "$CHECKPOINT_16" --name extrema-start --data cifar10="$IMAGES_1" --seed 0 --limit 2500 --set linear_sgd@ibot_base_cached.batch=256 linear_sgd@ibot_base_cached.epochs=20 --suite linear_sgd@ibot_base_cached --out results
 bench run --checkpoint "$CHECKPOINT_17" --name ibot --data cifar10="$IMAGES_1" --seed 0 --limit 2500 --set attentive@smoke.lrs=0.0005,0.002,0.005 attentive@smoke.batch=128 attentive@smoke.epochs=20 attentive@smoke.attention_heads=4 --suite attentive@smoke --out results
-bench run --checkpoint "$CHECKPOINT_17" --name ibot --data cifar10="$IMAGES_1" --seed 0 --limit 2500 --set finetune@smoke.batch=64 finetune@smoke.epochs=2 --suite finetune@smoke --out results
+bench run --checkpoint "$CHECKPOINT_17" --name ibot --data cifar10="$IMAGES_1" --seed 0 --limit 2500 --set finetune@smoke.batch=64 finetune@smoke.epochs=10 --suite finetune@smoke --out results
 bench run --checkpoint "$CHECKPOINT_17" --name ibot --data cifar10="$IMAGES_1" --seed 0 --limit 2500 --suite health@val,lowshot@bench --out results
 bench run --checkpoint "$CHECKPOINT_17" --name ibot --data cifar10="$IMAGES_1" --seed 0 --limit 2500 --set knn@dino.k=20 --suite knn@dino --out results
 bench run --checkpoint "$CHECKPOINT_17" --name ibot --data cifar10="$IMAGES_1" --seed 0 --limit 2500 --set knn@moca.k=20 knn@moca.temperature=0.07 --suite knn@moca --out results
 bench run --checkpoint "$CHECKPOINT_17" --name ibot --data cifar10="$IMAGES_1" --seed 0 --limit 2500 --set linear_sgd@ibot_base_cached.batch=256 linear_sgd@ibot_base_cached.epochs=20 --suite linear_sgd@ibot_base_cached --out results
 bench run --checkpoint "$CHECKPOINT_18" --name ijepa --data cifar10="$IMAGES_1" --seed 0 --limit 2500 --set attentive@smoke.lrs=0.0005,0.002,0.005 attentive@smoke.batch=128 attentive@smoke.epochs=20 attentive@smoke.attention_heads=4 --suite attentive@smoke --out results
-bench run --checkpoint "$CHECKPOINT_18" --name ijepa --data cifar10="$IMAGES_1" --seed 0 --limit 2500 --set finetune@smoke.batch=64 finetune@smoke.epochs=2 --suite finetune@smoke --out results
+bench run --checkpoint "$CHECKPOINT_18" --name ijepa --data cifar10="$IMAGES_1" --seed 0 --limit 2500 --set finetune@smoke.batch=64 finetune@smoke.epochs=10 --suite finetune@smoke --out results
 bench run --checkpoint "$CHECKPOINT_18" --name ijepa --data cifar10="$IMAGES_1" --seed 0 --limit 2500 --suite health@val,lowshot@bench --out results
 bench run --checkpoint "$CHECKPOINT_18" --name ijepa --data cifar10="$IMAGES_1" --seed 0 --limit 2500 --set knn@dino.k=20 --suite knn@dino --out results
 bench run --checkpoint "$CHECKPOINT_18" --name ijepa --data cifar10="$IMAGES_1" --seed 0 --limit 2500 --set knn@moca.k=20 knn@moca.temperature=0.07 --suite knn@moca --out results
@@ -191,7 +193,7 @@ bench run --checkpoint "$CHECKPOINT_19" --name ijepa-start --data cifar10="$IMAG
 bench run --checkpoint "$CHECKPOINT_19" --name ijepa-start --data cifar10="$IMAGES_1" --seed 0 --limit 2500 --set knn@moca.k=20 knn@moca.temperature=0.07 --suite knn@moca --out results
 bench run --checkpoint "$CHECKPOINT_19" --name ijepa-start --data cifar10="$IMAGES_1" --seed 0 --limit 2500 --set linear_sgd@ibot_base_cached.batch=256 linear_sgd@ibot_base_cached.epochs=20 --suite linear_sgd@ibot_base_cached --out results
 bench run --checkpoint "$CHECKPOINT_20" --name lejepa --data cifar10="$IMAGES_1" --seed 0 --limit 2500 --set attentive@smoke.lrs=0.0005,0.002,0.005 attentive@smoke.batch=128 attentive@smoke.epochs=20 attentive@smoke.attention_heads=4 --suite attentive@smoke --out results
-bench run --checkpoint "$CHECKPOINT_20" --name lejepa --data cifar10="$IMAGES_1" --seed 0 --limit 2500 --set finetune@smoke.batch=64 finetune@smoke.epochs=2 --suite finetune@smoke --out results
+bench run --checkpoint "$CHECKPOINT_20" --name lejepa --data cifar10="$IMAGES_1" --seed 0 --limit 2500 --set finetune@smoke.batch=64 finetune@smoke.epochs=10 --suite finetune@smoke --out results
 bench run --checkpoint "$CHECKPOINT_20" --name lejepa --data cifar10="$IMAGES_1" --seed 0 --limit 2500 --suite health@val,lowshot@bench --out results
 bench run --checkpoint "$CHECKPOINT_20" --name lejepa --data cifar10="$IMAGES_1" --seed 0 --limit 2500 --set knn@dino.k=20 --suite knn@dino --out results
 bench run --checkpoint "$CHECKPOINT_20" --name lejepa --data cifar10="$IMAGES_1" --seed 0 --limit 2500 --set knn@moca.k=20 knn@moca.temperature=0.07 --suite knn@moca --out results
@@ -200,22 +202,23 @@ bench run --checkpoint "$CHECKPOINT_21" --name lejepa-start --data cifar10="$IMA
 bench run --checkpoint "$CHECKPOINT_21" --name lejepa-start --data cifar10="$IMAGES_1" --seed 0 --limit 2500 --set knn@moca.k=20 knn@moca.temperature=0.07 --suite knn@moca --out results
 bench run --checkpoint "$CHECKPOINT_21" --name lejepa-start --data cifar10="$IMAGES_1" --seed 0 --limit 2500 --set linear_sgd@ibot_base_cached.batch=256 linear_sgd@ibot_base_cached.epochs=20 --suite linear_sgd@ibot_base_cached --out results
 bench run --checkpoint "$CHECKPOINT_22" --name lut --data cifar10="$IMAGES_1" --seed 0 --limit 2500 --set attentive@smoke.lrs=0.0005,0.002,0.005 attentive@smoke.batch=128 attentive@smoke.epochs=20 attentive@smoke.attention_heads=4 --suite attentive@smoke --out results
-bench run --checkpoint "$CHECKPOINT_22" --name lut --data cifar10="$IMAGES_1" --seed 0 --limit 2500 --set finetune@smoke.batch=64 finetune@smoke.epochs=2 --suite finetune@smoke --out results
+bench run --checkpoint "$CHECKPOINT_22" --name lut --data cifar10="$IMAGES_1" --seed 0 --limit 2500 --set finetune@smoke.batch=64 finetune@smoke.epochs=10 --suite finetune@smoke --out results
 bench run --checkpoint "$CHECKPOINT_22" --name lut --data cifar10="$IMAGES_1" --seed 0 --limit 2500 --suite health@val,lowshot@bench --out results
 bench run --checkpoint "$CHECKPOINT_22" --name lut --data cifar10="$IMAGES_1" --seed 0 --limit 2500 --set knn@dino.k=20 --suite knn@dino --out results
 bench run --checkpoint "$CHECKPOINT_22" --name lut --data cifar10="$IMAGES_1" --seed 0 --limit 2500 --set knn@moca.k=20 knn@moca.temperature=0.07 --suite knn@moca --out results
 bench run --checkpoint "$CHECKPOINT_22" --name lut --data cifar10="$IMAGES_1" --seed 0 --limit 2500 --set linear_sgd@ibot_base_cached.batch=256 linear_sgd@ibot_base_cached.epochs=20 --suite linear_sgd@ibot_base_cached --out results
+bench run --checkpoint "$CHECKPOINT_23" --name lut-start --data cifar10="$IMAGES_1" --seed 0 --limit 2500 --set finetune@smoke.batch=64 finetune@smoke.epochs=10 --suite finetune@smoke --out results
 bench run --checkpoint "$CHECKPOINT_23" --name lut-start --data cifar10="$IMAGES_1" --seed 0 --limit 2500 --set knn@dino.k=20 --suite knn@dino --out results
 bench run --checkpoint "$CHECKPOINT_23" --name lut-start --data cifar10="$IMAGES_1" --seed 0 --limit 2500 --set knn@moca.k=20 knn@moca.temperature=0.07 --suite knn@moca --out results
 bench run --checkpoint "$CHECKPOINT_23" --name lut-start --data cifar10="$IMAGES_1" --seed 0 --limit 2500 --set linear_sgd@ibot_base_cached.batch=256 linear_sgd@ibot_base_cached.epochs=20 --suite linear_sgd@ibot_base_cached --out results
 bench run --checkpoint "$CHECKPOINT_24" --name mae --data cifar10="$IMAGES_1" --seed 0 --limit 2500 --set attentive@smoke.lrs=0.0005,0.002,0.005 attentive@smoke.batch=128 attentive@smoke.epochs=20 attentive@smoke.attention_heads=4 --suite attentive@smoke --out results
-bench run --checkpoint "$CHECKPOINT_24" --name mae --data cifar10="$IMAGES_1" --seed 0 --limit 2500 --set finetune@smoke.batch=64 finetune@smoke.epochs=2 --suite finetune@smoke --out results
+bench run --checkpoint "$CHECKPOINT_24" --name mae --data cifar10="$IMAGES_1" --seed 0 --limit 2500 --set finetune@smoke.batch=64 finetune@smoke.epochs=10 --suite finetune@smoke --out results
 bench run --checkpoint "$CHECKPOINT_24" --name mae --data cifar10="$IMAGES_1" --seed 0 --limit 2500 --suite health@val,lowshot@bench --out results
 bench run --checkpoint "$CHECKPOINT_24" --name mae --data cifar10="$IMAGES_1" --seed 0 --limit 2500 --set knn@dino.k=20 --suite knn@dino --out results
 bench run --checkpoint "$CHECKPOINT_24" --name mae --data cifar10="$IMAGES_1" --seed 0 --limit 2500 --set knn@moca.k=20 knn@moca.temperature=0.07 --suite knn@moca --out results
 bench run --checkpoint "$CHECKPOINT_24" --name mae --data cifar10="$IMAGES_1" --seed 0 --limit 2500 --set linear_sgd@ibot_base_cached.batch=256 linear_sgd@ibot_base_cached.epochs=20 --suite linear_sgd@ibot_base_cached --out results
 bench run --checkpoint "$CHECKPOINT_25" --name maskfeat --data cifar10="$IMAGES_1" --seed 0 --limit 2500 --set attentive@smoke.lrs=0.0005,0.002,0.005 attentive@smoke.batch=128 attentive@smoke.epochs=20 attentive@smoke.attention_heads=4 --suite attentive@smoke --out results
-bench run --checkpoint "$CHECKPOINT_25" --name maskfeat --data cifar10="$IMAGES_1" --seed 0 --limit 2500 --set finetune@smoke.batch=64 finetune@smoke.epochs=2 --suite finetune@smoke --out results
+bench run --checkpoint "$CHECKPOINT_25" --name maskfeat --data cifar10="$IMAGES_1" --seed 0 --limit 2500 --set finetune@smoke.batch=64 finetune@smoke.epochs=10 --suite finetune@smoke --out results
 bench run --checkpoint "$CHECKPOINT_25" --name maskfeat --data cifar10="$IMAGES_1" --seed 0 --limit 2500 --suite health@val,lowshot@bench --out results
 bench run --checkpoint "$CHECKPOINT_25" --name maskfeat --data cifar10="$IMAGES_1" --seed 0 --limit 2500 --set knn@dino.k=20 --suite knn@dino --out results
 bench run --checkpoint "$CHECKPOINT_25" --name maskfeat --data cifar10="$IMAGES_1" --seed 0 --limit 2500 --set knn@moca.k=20 knn@moca.temperature=0.07 --suite knn@moca --out results
@@ -224,7 +227,7 @@ bench run --checkpoint "$CHECKPOINT_26" --name maskfeat-start --data cifar10="$I
 bench run --checkpoint "$CHECKPOINT_26" --name maskfeat-start --data cifar10="$IMAGES_1" --seed 0 --limit 2500 --set knn@moca.k=20 knn@moca.temperature=0.07 --suite knn@moca --out results
 bench run --checkpoint "$CHECKPOINT_26" --name maskfeat-start --data cifar10="$IMAGES_1" --seed 0 --limit 2500 --set linear_sgd@ibot_base_cached.batch=256 linear_sgd@ibot_base_cached.epochs=20 --suite linear_sgd@ibot_base_cached --out results
 bench run --checkpoint "$CHECKPOINT_27" --name moca --data cifar10="$IMAGES_1" --seed 0 --limit 2500 --set attentive@smoke.lrs=0.0005,0.002,0.005 attentive@smoke.batch=128 attentive@smoke.epochs=20 attentive@smoke.attention_heads=4 --suite attentive@smoke --out results
-bench run --checkpoint "$CHECKPOINT_27" --name moca --data cifar10="$IMAGES_1" --seed 0 --limit 2500 --set finetune@smoke.batch=64 finetune@smoke.epochs=2 --suite finetune@smoke --out results
+bench run --checkpoint "$CHECKPOINT_27" --name moca --data cifar10="$IMAGES_1" --seed 0 --limit 2500 --set finetune@smoke.batch=64 finetune@smoke.epochs=10 --suite finetune@smoke --out results
 bench run --checkpoint "$CHECKPOINT_27" --name moca --data cifar10="$IMAGES_1" --seed 0 --limit 2500 --suite health@val,lowshot@bench --out results
 bench run --checkpoint "$CHECKPOINT_27" --name moca --data cifar10="$IMAGES_1" --seed 0 --limit 2500 --set knn@dino.k=20 --suite knn@dino --out results
 bench run --checkpoint "$CHECKPOINT_27" --name moca --data cifar10="$IMAGES_1" --seed 0 --limit 2500 --set knn@moca.k=20 knn@moca.temperature=0.07 --suite knn@moca --out results
@@ -233,7 +236,7 @@ bench run --checkpoint "$CHECKPOINT_28" --name moca-start --data cifar10="$IMAGE
 bench run --checkpoint "$CHECKPOINT_28" --name moca-start --data cifar10="$IMAGES_1" --seed 0 --limit 2500 --set knn@moca.k=20 knn@moca.temperature=0.07 --suite knn@moca --out results
 bench run --checkpoint "$CHECKPOINT_28" --name moca-start --data cifar10="$IMAGES_1" --seed 0 --limit 2500 --set linear_sgd@ibot_base_cached.batch=256 linear_sgd@ibot_base_cached.epochs=20 --suite linear_sgd@ibot_base_cached --out results
 bench run --checkpoint "$CHECKPOINT_29" --name mocov3 --data cifar10="$IMAGES_1" --seed 0 --limit 2500 --set attentive@smoke.lrs=0.0005,0.002,0.005 attentive@smoke.batch=128 attentive@smoke.epochs=20 attentive@smoke.attention_heads=4 --suite attentive@smoke --out results
-bench run --checkpoint "$CHECKPOINT_29" --name mocov3 --data cifar10="$IMAGES_1" --seed 0 --limit 2500 --set finetune@smoke.batch=64 finetune@smoke.epochs=2 --suite finetune@smoke --out results
+bench run --checkpoint "$CHECKPOINT_29" --name mocov3 --data cifar10="$IMAGES_1" --seed 0 --limit 2500 --set finetune@smoke.batch=64 finetune@smoke.epochs=10 --suite finetune@smoke --out results
 bench run --checkpoint "$CHECKPOINT_29" --name mocov3 --data cifar10="$IMAGES_1" --seed 0 --limit 2500 --suite health@val,lowshot@bench --out results
 bench run --checkpoint "$CHECKPOINT_29" --name mocov3 --data cifar10="$IMAGES_1" --seed 0 --limit 2500 --set knn@dino.k=20 --suite knn@dino --out results
 bench run --checkpoint "$CHECKPOINT_29" --name mocov3 --data cifar10="$IMAGES_1" --seed 0 --limit 2500 --set knn@moca.k=20 knn@moca.temperature=0.07 --suite knn@moca --out results
@@ -242,7 +245,7 @@ bench run --checkpoint "$CHECKPOINT_30" --name mocov3-start --data cifar10="$IMA
 bench run --checkpoint "$CHECKPOINT_30" --name mocov3-start --data cifar10="$IMAGES_1" --seed 0 --limit 2500 --set knn@moca.k=20 knn@moca.temperature=0.07 --suite knn@moca --out results
 bench run --checkpoint "$CHECKPOINT_30" --name mocov3-start --data cifar10="$IMAGES_1" --seed 0 --limit 2500 --set linear_sgd@ibot_base_cached.batch=256 linear_sgd@ibot_base_cached.epochs=20 --suite linear_sgd@ibot_base_cached --out results
 bench run --checkpoint "$CHECKPOINT_31" --name msn --data cifar10="$IMAGES_1" --seed 0 --limit 2500 --set attentive@smoke.lrs=0.0005,0.002,0.005 attentive@smoke.batch=128 attentive@smoke.epochs=20 attentive@smoke.attention_heads=4 --suite attentive@smoke --out results
-bench run --checkpoint "$CHECKPOINT_31" --name msn --data cifar10="$IMAGES_1" --seed 0 --limit 2500 --set finetune@smoke.batch=64 finetune@smoke.epochs=2 --suite finetune@smoke --out results
+bench run --checkpoint "$CHECKPOINT_31" --name msn --data cifar10="$IMAGES_1" --seed 0 --limit 2500 --set finetune@smoke.batch=64 finetune@smoke.epochs=10 --suite finetune@smoke --out results
 bench run --checkpoint "$CHECKPOINT_31" --name msn --data cifar10="$IMAGES_1" --seed 0 --limit 2500 --suite health@val,lowshot@bench --out results
 bench run --checkpoint "$CHECKPOINT_31" --name msn --data cifar10="$IMAGES_1" --seed 0 --limit 2500 --set knn@dino.k=20 --suite knn@dino --out results
 bench run --checkpoint "$CHECKPOINT_31" --name msn --data cifar10="$IMAGES_1" --seed 0 --limit 2500 --set knn@moca.k=20 knn@moca.temperature=0.07 --suite knn@moca --out results
@@ -251,7 +254,7 @@ bench run --checkpoint "$CHECKPOINT_32" --name msn-start --data cifar10="$IMAGES
 bench run --checkpoint "$CHECKPOINT_32" --name msn-start --data cifar10="$IMAGES_1" --seed 0 --limit 2500 --set knn@moca.k=20 knn@moca.temperature=0.07 --suite knn@moca --out results
 bench run --checkpoint "$CHECKPOINT_32" --name msn-start --data cifar10="$IMAGES_1" --seed 0 --limit 2500 --set linear_sgd@ibot_base_cached.batch=256 linear_sgd@ibot_base_cached.epochs=20 --suite linear_sgd@ibot_base_cached --out results
 bench run --checkpoint "$CHECKPOINT_33" --name mst --data cifar10="$IMAGES_1" --seed 0 --limit 2500 --set attentive@smoke.lrs=0.0005,0.002,0.005 attentive@smoke.batch=128 attentive@smoke.epochs=20 attentive@smoke.attention_heads=4 --suite attentive@smoke --out results
-bench run --checkpoint "$CHECKPOINT_33" --name mst --data cifar10="$IMAGES_1" --seed 0 --limit 2500 --set finetune@smoke.batch=64 finetune@smoke.epochs=2 --suite finetune@smoke --out results
+bench run --checkpoint "$CHECKPOINT_33" --name mst --data cifar10="$IMAGES_1" --seed 0 --limit 2500 --set finetune@smoke.batch=64 finetune@smoke.epochs=10 --suite finetune@smoke --out results
 bench run --checkpoint "$CHECKPOINT_33" --name mst --data cifar10="$IMAGES_1" --seed 0 --limit 2500 --suite health@val,lowshot@bench --out results
 bench run --checkpoint "$CHECKPOINT_33" --name mst --data cifar10="$IMAGES_1" --seed 0 --limit 2500 --set knn@dino.k=20 --suite knn@dino --out results
 bench run --checkpoint "$CHECKPOINT_33" --name mst --data cifar10="$IMAGES_1" --seed 0 --limit 2500 --set knn@moca.k=20 knn@moca.temperature=0.07 --suite knn@moca --out results
@@ -260,7 +263,7 @@ bench run --checkpoint "$CHECKPOINT_34" --name mst-start --data cifar10="$IMAGES
 bench run --checkpoint "$CHECKPOINT_34" --name mst-start --data cifar10="$IMAGES_1" --seed 0 --limit 2500 --set knn@moca.k=20 knn@moca.temperature=0.07 --suite knn@moca --out results
 bench run --checkpoint "$CHECKPOINT_34" --name mst-start --data cifar10="$IMAGES_1" --seed 0 --limit 2500 --set linear_sgd@ibot_base_cached.batch=256 linear_sgd@ibot_base_cached.epochs=20 --suite linear_sgd@ibot_base_cached --out results
 bench run --checkpoint "$CHECKPOINT_35" --name nepa --data cifar10="$IMAGES_1" --seed 0 --limit 2500 --set attentive@smoke.lrs=0.0005,0.002,0.005 attentive@smoke.batch=128 attentive@smoke.epochs=20 attentive@smoke.attention_heads=4 --suite attentive@smoke --out results
-bench run --checkpoint "$CHECKPOINT_35" --name nepa --data cifar10="$IMAGES_1" --seed 0 --limit 2500 --set finetune@smoke.batch=64 finetune@smoke.epochs=2 --suite finetune@smoke --out results
+bench run --checkpoint "$CHECKPOINT_35" --name nepa --data cifar10="$IMAGES_1" --seed 0 --limit 2500 --set finetune@smoke.batch=64 finetune@smoke.epochs=10 --suite finetune@smoke --out results
 bench run --checkpoint "$CHECKPOINT_35" --name nepa --data cifar10="$IMAGES_1" --seed 0 --limit 2500 --suite health@val,lowshot@bench --out results
 bench run --checkpoint "$CHECKPOINT_35" --name nepa --data cifar10="$IMAGES_1" --seed 0 --limit 2500 --set knn@dino.k=20 --suite knn@dino --out results
 bench run --checkpoint "$CHECKPOINT_35" --name nepa --data cifar10="$IMAGES_1" --seed 0 --limit 2500 --set knn@moca.k=20 knn@moca.temperature=0.07 --suite knn@moca --out results
@@ -272,13 +275,13 @@ bench run --checkpoint "$CHECKPOINT_37" --name pixels-32 --data cifar10="$IMAGES
 bench run --checkpoint "$CHECKPOINT_37" --name pixels-32 --data cifar10="$IMAGES_1" --seed 0 --limit 2500 --set knn@moca.k=20 knn@moca.temperature=0.07 --suite knn@moca --out results
 bench run --checkpoint "$CHECKPOINT_37" --name pixels-32 --data cifar10="$IMAGES_1" --seed 0 --limit 2500 --set linear_sgd@ibot_base_cached.batch=256 linear_sgd@ibot_base_cached.epochs=20 --suite linear_sgd@ibot_base_cached --out results
 bench run --checkpoint "$CHECKPOINT_38" --name simdino --data cifar10="$IMAGES_1" --seed 0 --limit 2500 --set attentive@smoke.lrs=0.0005,0.002,0.005 attentive@smoke.batch=128 attentive@smoke.epochs=20 attentive@smoke.attention_heads=4 --suite attentive@smoke --out results
-bench run --checkpoint "$CHECKPOINT_38" --name simdino --data cifar10="$IMAGES_1" --seed 0 --limit 2500 --set finetune@smoke.batch=64 finetune@smoke.epochs=2 --suite finetune@smoke --out results
+bench run --checkpoint "$CHECKPOINT_38" --name simdino --data cifar10="$IMAGES_1" --seed 0 --limit 2500 --set finetune@smoke.batch=64 finetune@smoke.epochs=10 --suite finetune@smoke --out results
 bench run --checkpoint "$CHECKPOINT_38" --name simdino --data cifar10="$IMAGES_1" --seed 0 --limit 2500 --suite health@val,lowshot@bench --out results
 bench run --checkpoint "$CHECKPOINT_38" --name simdino --data cifar10="$IMAGES_1" --seed 0 --limit 2500 --set knn@dino.k=20 --suite knn@dino --out results
 bench run --checkpoint "$CHECKPOINT_38" --name simdino --data cifar10="$IMAGES_1" --seed 0 --limit 2500 --set knn@moca.k=20 knn@moca.temperature=0.07 --suite knn@moca --out results
 bench run --checkpoint "$CHECKPOINT_38" --name simdino --data cifar10="$IMAGES_1" --seed 0 --limit 2500 --set linear_sgd@ibot_base_cached.batch=256 linear_sgd@ibot_base_cached.epochs=20 --suite linear_sgd@ibot_base_cached --out results
 bench run --checkpoint "$CHECKPOINT_39" --name simdinov2 --data cifar10="$IMAGES_1" --seed 0 --limit 2500 --set attentive@smoke.lrs=0.0005,0.002,0.005 attentive@smoke.batch=128 attentive@smoke.epochs=20 attentive@smoke.attention_heads=4 --suite attentive@smoke --out results
-bench run --checkpoint "$CHECKPOINT_39" --name simdinov2 --data cifar10="$IMAGES_1" --seed 0 --limit 2500 --set finetune@smoke.batch=64 finetune@smoke.epochs=2 --suite finetune@smoke --out results
+bench run --checkpoint "$CHECKPOINT_39" --name simdinov2 --data cifar10="$IMAGES_1" --seed 0 --limit 2500 --set finetune@smoke.batch=64 finetune@smoke.epochs=10 --suite finetune@smoke --out results
 bench run --checkpoint "$CHECKPOINT_39" --name simdinov2 --data cifar10="$IMAGES_1" --seed 0 --limit 2500 --suite health@val,lowshot@bench --out results
 bench run --checkpoint "$CHECKPOINT_39" --name simdinov2 --data cifar10="$IMAGES_1" --seed 0 --limit 2500 --set knn@dino.k=20 --suite knn@dino --out results
 bench run --checkpoint "$CHECKPOINT_39" --name simdinov2 --data cifar10="$IMAGES_1" --seed 0 --limit 2500 --set knn@moca.k=20 knn@moca.temperature=0.07 --suite knn@moca --out results
@@ -287,7 +290,7 @@ bench run --checkpoint "$CHECKPOINT_40" --name simdinov2-start --data cifar10="$
 bench run --checkpoint "$CHECKPOINT_40" --name simdinov2-start --data cifar10="$IMAGES_1" --seed 0 --limit 2500 --set knn@moca.k=20 knn@moca.temperature=0.07 --suite knn@moca --out results
 bench run --checkpoint "$CHECKPOINT_40" --name simdinov2-start --data cifar10="$IMAGES_1" --seed 0 --limit 2500 --set linear_sgd@ibot_base_cached.batch=256 linear_sgd@ibot_base_cached.epochs=20 --suite linear_sgd@ibot_base_cached --out results
 bench run --checkpoint "$CHECKPOINT_41" --name simmim --data cifar10="$IMAGES_1" --seed 0 --limit 2500 --set attentive@smoke.lrs=0.0005,0.002,0.005 attentive@smoke.batch=128 attentive@smoke.epochs=20 attentive@smoke.attention_heads=4 --suite attentive@smoke --out results
-bench run --checkpoint "$CHECKPOINT_41" --name simmim --data cifar10="$IMAGES_1" --seed 0 --limit 2500 --set finetune@smoke.batch=64 finetune@smoke.epochs=2 --suite finetune@smoke --out results
+bench run --checkpoint "$CHECKPOINT_41" --name simmim --data cifar10="$IMAGES_1" --seed 0 --limit 2500 --set finetune@smoke.batch=64 finetune@smoke.epochs=10 --suite finetune@smoke --out results
 bench run --checkpoint "$CHECKPOINT_41" --name simmim --data cifar10="$IMAGES_1" --seed 0 --limit 2500 --suite health@val,lowshot@bench --out results
 bench run --checkpoint "$CHECKPOINT_41" --name simmim --data cifar10="$IMAGES_1" --seed 0 --limit 2500 --set knn@dino.k=20 --suite knn@dino --out results
 bench run --checkpoint "$CHECKPOINT_41" --name simmim --data cifar10="$IMAGES_1" --seed 0 --limit 2500 --set knn@moca.k=20 knn@moca.temperature=0.07 --suite knn@moca --out results
@@ -296,7 +299,7 @@ bench run --checkpoint "$CHECKPOINT_42" --name simmim-start --data cifar10="$IMA
 bench run --checkpoint "$CHECKPOINT_42" --name simmim-start --data cifar10="$IMAGES_1" --seed 0 --limit 2500 --set knn@moca.k=20 knn@moca.temperature=0.07 --suite knn@moca --out results
 bench run --checkpoint "$CHECKPOINT_42" --name simmim-start --data cifar10="$IMAGES_1" --seed 0 --limit 2500 --set linear_sgd@ibot_base_cached.batch=256 linear_sgd@ibot_base_cached.epochs=20 --suite linear_sgd@ibot_base_cached --out results
 bench run --checkpoint "$CHECKPOINT_43" --name supervised --data cifar10="$IMAGES_1" --seed 0 --limit 2500 --set attentive@smoke.lrs=0.0005,0.002,0.005 attentive@smoke.batch=128 attentive@smoke.epochs=20 attentive@smoke.attention_heads=4 --suite attentive@smoke --out results
-bench run --checkpoint "$CHECKPOINT_43" --name supervised --data cifar10="$IMAGES_1" --seed 0 --limit 2500 --set finetune@smoke.batch=64 finetune@smoke.epochs=2 --suite finetune@smoke --out results
+bench run --checkpoint "$CHECKPOINT_43" --name supervised --data cifar10="$IMAGES_1" --seed 0 --limit 2500 --set finetune@smoke.batch=64 finetune@smoke.epochs=10 --suite finetune@smoke --out results
 bench run --checkpoint "$CHECKPOINT_43" --name supervised --data cifar10="$IMAGES_1" --seed 0 --limit 2500 --suite health@val,lowshot@bench --out results
 bench run --checkpoint "$CHECKPOINT_43" --name supervised --data cifar10="$IMAGES_1" --seed 0 --limit 2500 --set knn@dino.k=20 --suite knn@dino --out results
 bench run --checkpoint "$CHECKPOINT_43" --name supervised --data cifar10="$IMAGES_1" --seed 0 --limit 2500 --set knn@moca.k=20 knn@moca.temperature=0.07 --suite knn@moca --out results
