@@ -32,7 +32,7 @@ from imagesets.transforms import Photo
 from pretrain.method import Views
 from pretrain.parts.views import ImageViews, Unfinished
 
-LOADERS = 12  # at most beside a GPU; a core makes 50 to 100 augmented ImageNet views a second
+LOADERS = 12  # at most beside a GPU; a core crops 100 to 270 ImageNet images a second (docs/speed.md)
 PIECE, SIDE = 16, 224  # a piece: at most 16 images of 224 x 224 pixels, or as many pixels of another size
 MAX_PIECES = 64  # of a micro-batch: two in advance must stay far below the 1024 open files of a process
 AHEAD = 2  # micro-batches that the loader processes make in advance; also the fewest pieces that each makes
