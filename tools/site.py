@@ -58,8 +58,9 @@ def reference_pages() -> dict[str, str]:
 
 
 def records() -> list[Path]:
-    """Folders of RECORDS that hold a record."""
-    return sorted(path.parent for path in RECORDS.glob("*/record.json"))
+    """Folders of RECORDS that the site shows; docs/boards.md has the table of further trainings of their networks."""
+    folders = (path.parent for path in RECORDS.glob("*/record.json"))
+    return sorted(folder for folder in folders if not folder.name.endswith("-seeds"))
 
 
 def board_page() -> Iterator[str]:
