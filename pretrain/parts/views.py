@@ -120,17 +120,24 @@ def view(steps: Sequence[Transform], preparation: Preparation) -> View:
     return View(tuple(steps), preparation)
 
 
+Makers = Sequence[Callable[[Image.Image], Tensor]]
+
+
 @dataclass(frozen=True)
 class Several:
     """RGB image -> views of one size (n, 3, S, S), drawn one after the other."""
 
-    makers: Sequence[View]
+    makers: Makers
 
     def __call__(self, image: Image.Image) -> Tensor:
         return torch.stack([make(image) for make in self.makers])
 
-    def unfinished(self, image: Image.Image) -> Unfinished:
-        return default_collate([make.unfinished(image) for make in self.makers])
+    def unfinished(self, image: Image.Image) -> Tensor | Unfinished:
+        """The views as they are where one is made by something else than a `View`."""
+        views = [make for make in self.makers if isinstance(make, View)]
+        if len(views) < len(self.makers):
+            return self(image)
+        return default_collate([make.unfinished(image) for make in views])
 
 
 @dataclass(frozen=True)
@@ -152,7 +159,7 @@ class ImageViews:
         return views | {name: draw() for name, draw in self.drawn.items()}
 
 
-def multi_crop(large: Sequence[View], small: Sequence[View] = ()) -> ImageViews:
+def multi_crop(large: Makers, small: Makers = ()) -> ImageViews:
     """ "global" (G, 3, S, S) and, where there are any, "local" (N, 3, s, s)."""
     groups = {"global": large, "local": small}
     return ImageViews({name: Several(makers) for name, makers in groups.items() if makers})

@@ -122,3 +122,9 @@ def test_finishing_views_on_the_device_changes_no_bit(last):
         found.append(default_collate([make(photo(number)) for number in range(8)]))
     finished = found[1].finished()
     assert finished.shape == (8, 2, 3, 16, 16) and torch.equal(finished, found[0])
+
+
+def test_views_made_otherwise_are_finished_in_the_loader():
+    """As a method of one's own may make them."""
+    views = Several([view([], Preparation()), lambda image: torch.zeros(3, image.height, image.width)])
+    assert torch.equal(views.unfinished(photo(0)), views(photo(0)))
