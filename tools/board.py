@@ -19,14 +19,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from scipy.stats import t
 
 import bench
 from bench.results.record import MetricRecord, read_result, result_files
 from bench.results.store import StoredResult
 from bench.statistics.compare import interval_text, p_text
 from bench.statistics.matching import difference, matched
-from bench.statistics.paired import PairedTest, holm
+from bench.statistics.paired import PairedTest, holm, paired_t
 from engine.printing import markdown_table, say
 
 METHODS = [  # in the order in which they are trained
@@ -180,9 +179,8 @@ class Board:
     @property
     def seeds(self) -> list[int]:
         """Those of which a training is over."""
-        return sorted(
-            {int(path.parents[1].name.split("-")[1][4:]) for path in self.out.glob("runs/*/export/cost.json")}
-        )
+        names = {path.parents[1].name for path in self.out.glob("runs/*/export/cost.json")}
+        return sorted({int(name.partition(SEED)[2].partition("-")[0]) for name in names})
 
     def finished(self, seed: int) -> dict[str, Path]:
         """Method -> its folder, of those whose training with the whole budget is over."""
@@ -349,9 +347,8 @@ class Record:
         values = np.array([self.results[name, protocol].result.metrics[metric].value for name in names])
         starts = [self.results[self.about["starts"][name], protocol].result.metrics[metric].value for name in names]
         gains = values - starts
-        half = t.ppf(0.975, len(names) - 1) * gains.std(ddof=1) / len(names) ** 0.5
-        interval = interval_text(gains.mean() - half, gains.mean() + half)
-        return f"{values.mean():.1f} \u00b1 {values.std(ddof=1):.1f}, {gains.mean():+.1f} {interval}"
+        interval, _ = paired_t(gains)
+        return f"{values.mean():.1f} \u00b1 {values.std(ddof=1):.1f}, {gains.mean():+.1f} {interval_text(*interval)}"
 
     def trainings(self) -> str:
         """What each training took, and held-out accuracy by learning rate, the chosen one bold."""

@@ -248,7 +248,7 @@ def on_device(parts: Sequence[Tensor | Unfinished], device: str) -> Tensor:
     """Parts of a view, which go to a GPU from pinned memory and are concatenated and finished there."""
     unfinished = [part for part in parts if isinstance(part, Unfinished)]
     if unfinished:
-        pixels, draws, scale = zip(*unfinished, strict=True)
-        return Unfinished(on_device(pixels, device), torch.cat(draws), on_device(scale, device)).finished()
+        pixels, changes, scale = zip(*unfinished, strict=True)
+        return Unfinished(on_device(pixels, device), torch.cat(changes), on_device(scale, device)).finished()
     moved = [part.to(device, non_blocking=True) for part in parts if isinstance(part, Tensor)]
     return torch.cat(moved) if len(moved) > 1 else moved[0]

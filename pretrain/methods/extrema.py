@@ -121,13 +121,10 @@ class Extrema(Method):
         shared, own = [], []
         (own if settings.crop == "independent" else shared).extend(places)
         (own if settings.colour == "independent" else shared).extend(colours)
-        names = ("student", "teacher") if own else ("student",)
-        if not own:
-            own, shared = shared, []
-        made = dict.fromkeys(names, view(own, self.preparation))
+        made = dict.fromkeys(("student", "teacher") if own else ("student",), view(own or shared, self.preparation))
         masks = partial(torch.rand, settings.masks if settings.replacement else 1, self.patches)
         views = ImageViews(made, {"noise": masks})
-        return transforms.Compose([*shared, views]) if shared else views
+        return transforms.Compose([*shared, views]) if own and shared else views
 
     def before_forward(self, progress: TrainProgress) -> None:
         """The momentum network moves before its pass (builder.py:146-172); all parts of an update see one teacher."""
