@@ -122,7 +122,7 @@ def source_pool(spec: "FrozenSpec") -> Literal["cls", "avg"]:
 
 def with_name(data: str) -> str:
     """`NAME=URL`, as it is; a URL alone is named after the last part of its path, or its scheme."""
-    from bench.cli.settings import name_from
+    from bench.cli.names import name_from
     from bench.run.checkpoints import SAFE_NAME
 
     name, equals, _ = data.partition("=")
@@ -246,7 +246,8 @@ def extract(
     """
     check(limit=limit, options=options)
     with commands():
-        from bench.cli.settings import EvaluationOptions, ready_device
+        from bench.cli.names import ready_device
+        from bench.cli.options import EvaluationOptions
         from bench.run.prepare import workspace_of
         from imagesets.sets import open_set
         from probes.features.extract import extract as extracted
@@ -362,7 +363,7 @@ def evaluate_suite(
     """
     check(suite=suite, settings=settings, select=select, seed=seed, limit=limit, options=options)
     with commands():
-        from bench.cli.settings import EvaluationOptions
+        from bench.cli.options import EvaluationOptions
         from bench.results.record import Results, read_result
         from bench.run.runner import run_jobs
         from engine.printing import say
@@ -589,7 +590,7 @@ def pretrain(
     check(freeze_first_epochs=freeze_first_epochs, shuffle_window=shuffle_window)
     check(export_every=export_every, knn_every=knn_every, health_every=health_every)
     with commands():
-        from bench.cli.settings import PretrainOptions
+        from bench.cli.options import PretrainOptions
         from bench.pretraining.run import run_pretraining
         from bench.run.checkpoints import opened
         from engine.training.interruptions import STOPPED, Stopped
@@ -644,7 +645,7 @@ def visualize(
     """
     check(kind=kind, settings=settings, limit=limit, seed=seed)
     with commands():
-        from bench.cli.settings import chosen_device
+        from bench.cli.names import chosen_device
         from bench.reporting.panels import Format
         from bench.reporting.visualize import PictureRequest, chosen_kind, draw_pictures
         from engine.optional import require

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 
-from bench.cli.settings import EvaluationOptions
+from bench.cli.options import EvaluationOptions
 from bench.pretraining.recipes import choose_recipe
 from bench.pretraining.run import prepared
 from bench.reporting.page import report_page

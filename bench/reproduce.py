@@ -14,8 +14,9 @@ from functools import cache
 from pathlib import Path
 from typing import Literal
 
+from bench.cli.names import absent_file, absent_images
 from bench.cli.output import table as text_table
-from bench.cli.settings import absent_file, absent_images, named_values
+from bench.cli.settings import named_values
 from bench.leaderboards.tables import leaderboard_of
 from bench.pretraining.recipes import changed_recipe
 from bench.published.values import (

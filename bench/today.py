@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
+from bench.cli.names import absent_file
 from bench.cli.output import in_one_line
-from bench.cli.settings import absent_file
 from bench.published.values import SETS, PublishedValue, published_values
 from bench.reproduce import Measurement, Setup, chosen, launched, measurement, unmeasured
 from bench.results.record import DataUsed, MetricRecord, interval_decimals, suffix

@@ -21,8 +21,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, NoReturn
 
+from bench.cli.options import add_options, flags_of, options_from
 from bench.cli.output import in_one_line, traceback_of
-from bench.cli.settings import add_options, flags_of, options_from
 from engine.extensions import one_line
 from engine.printing import did_you_mean, say
 from engine.settings import annotations

@@ -19,14 +19,8 @@ from io import StringIO
 from pathlib import Path
 from typing import Any
 
-from bench.cli.settings import (
-    ClusterOptions,
-    EvaluationOptions,
-    PretrainOptions,
-    check_writable,
-    flags_of,
-    is_positional,
-)
+from bench.cli.names import check_writable
+from bench.cli.options import ClusterOptions, EvaluationOptions, PretrainOptions, flags_of, is_positional
 from bench.cluster.status import GO_ON, WAITING_OR_RUNNING, ended_state, good_results, rows_of
 from bench.cluster.task import (
     FOLDER,

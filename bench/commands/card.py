@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from bench.cli.settings import PublicationOptions
+from bench.cli.options import PublicationOptions
 
 EPILOG = """README.md says what the export is, how it was trained, how timm loads it and what was measured. Its header
 has the numbers as model-index. .eval_results/ has those on image sets of the Hub: ImageNet-1k is known, others are

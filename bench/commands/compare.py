@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from bench.cli.settings import CommandOptions, Positional
+from bench.cli.options import CommandOptions, Positional
 
 EPILOG = """With more than two checkpoints every pair is compared. Tested is the main metric of each protocol, the
 first of its results; --metric M tests another one, --metric all every one. p values are corrected (Holm) for all

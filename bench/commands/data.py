@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from bench.cli.options import CommandOptions, Positional
 from bench.cli.output import in_one_line
-from bench.cli.settings import CommandOptions, Positional
 from engine.files import locked, sync_folder
 from engine.optional import require
 from engine.printing import did_you_mean, say
@@ -68,7 +68,7 @@ def run(options: Options) -> int:
 
 def get(name: str | None, out: Path | None) -> int:
     """Say size, licence and what `--data` will take, download, and say it again; without a name, list the sets."""
-    from bench.cli.settings import check_writable
+    from bench.cli.names import check_writable
 
     if name is None:
         for offered, (megabytes, licence, page) in OFFERED.items():

@@ -16,8 +16,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Literal
 
+from bench.cli.options import CommandOptions
 from bench.cli.output import in_one_line, memory_limit, table
-from bench.cli.settings import CommandOptions
 from engine import blas_kernel
 from engine.extensions import FOLDERS, extensions, loaded, refused
 from engine.machine import SWITCH, cores, cpu_model, installed, memory_bytes

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from bench.cli.settings import EvaluationOptions, Positional, options_from
+from bench.cli.options import EvaluationOptions, Positional, options_from
 from bench.commands.sensitivity import MeasuringOptions
 
 EPILOG = """\

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from bench.cli.settings import CommandOptions, Positional
+from bench.cli.options import CommandOptions, Positional
 from engine.printing import say
 
 EPILOG = """examples:
@@ -27,8 +27,8 @@ class Options(CommandOptions):
 
 def run(options: Options) -> int:
     """0: the exports are there, and their fingerprints come out again when they are read back."""
+    from bench.cli.names import check_new_export
     from bench.cli.output import epochs_of
-    from bench.cli.settings import check_new_export
     from bench.pretraining.run import evaluation
     from checkpoints.export import ViTExport
     from pretrain.loop.exporting import exports_in, finished_export, is_run

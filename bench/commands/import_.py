@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from bench.cli.settings import CommandOptions, Positional, options_from
+from bench.cli.options import CommandOptions, Positional, options_from
 from checkpoints.import_options import ImportOptions
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ def run(options: Options) -> int:
     check_reference(options.source)  # before torch is imported
     from dataclasses import replace
 
-    from bench.cli.settings import check_new_export
+    from bench.cli.names import check_new_export
     from bench.commands.inspect import export_lines
     from bench.run.checkpoints import checked_name
     from checkpoints.export import ViTExport

@@ -4,8 +4,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from bench.cli.options import CommandOptions, Positional, options_from
 from bench.cli.output import epochs_of, table
-from bench.cli.settings import CommandOptions, Positional, options_from
 from checkpoints.import_options import ImportOptions
 
 if TYPE_CHECKING:

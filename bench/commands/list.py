@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass
 
+from bench.cli.options import CommandOptions, Positional
 from bench.cli.output import table
-from bench.cli.settings import CommandOptions, Positional
 from engine.extensions import extensions, one_line, refused, source_files, warn_of
 from engine.printing import say
 

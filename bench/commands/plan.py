@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import ClassVar
 
-from bench.cli.settings import EvaluationOptions, options_from
+from bench.cli.options import EvaluationOptions, options_from
 
 EPILOG = """examples:
   bench plan --checkpoint a.pth --suite full --data cifar10=folder:/data/cifar10 --out results
@@ -32,11 +32,11 @@ class Options(EvaluationOptions):
 
 def run(options: Options) -> int:
     """0, or 1 where a job would fail."""
-    from bench.cli.settings import check_names
+    from bench.cli.names import check_names
 
     # Sets of an assumed machine are named alone, as `imagenet`.
     check_names(options.checkpoint, options.suite, [text for text in options.data if "=" in text])
-    from bench.cli.settings import chosen_device
+    from bench.cli.names import chosen_device
     from bench.cluster.submit import words_of_run
     from bench.run.calibration import free_memory, machine
     from bench.run.forecast import entries, plan, script_lines, totals

@@ -4,7 +4,7 @@ import shlex
 from dataclasses import dataclass
 from pathlib import Path
 
-from bench.cli.settings import Positional, PublicationOptions
+from bench.cli.options import Positional, PublicationOptions
 
 EPILOG = """A record holds what the numbers rest on, but weights and images: result files with their values for every
 image, logs, what each checkpoint is, commands, tables, and model cards with the Hugging Face Hub's forms. Folders

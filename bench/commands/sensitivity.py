@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from bench.cli.settings import CheckpointOptions, EvaluationOptions, Positional, options_from
+from bench.cli.options import CheckpointOptions, EvaluationOptions, Positional, options_from
 from engine.settings import NonNegativeInt, PositiveInt
 
 EPILOG = """\
@@ -43,7 +43,7 @@ class Options(MeasuringOptions):
 
 def run(options: Options) -> int:
     """0: measured; what could not be is said."""
-    from bench.cli.settings import check_names
+    from bench.cli.names import check_names
 
     if not (options.checkpoint and options.out):
         raise ValueError("give --checkpoint X, --data NAME=URL and --out DIR")

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from bench.cli.settings import CommandOptions, Positional
+from bench.cli.options import CommandOptions, Positional
 from engine.extensions import one_line
 from engine.settings import NonNegativeInt, PositiveFloat, PositiveInt
 
@@ -60,7 +60,7 @@ class Options(CommandOptions):
 
 def run(options: Options) -> int:
     """0: all pictures are written; the same input gives the same bytes."""
-    from bench.cli.settings import check_writable, chosen_device
+    from bench.cli.names import check_writable, chosen_device
     from bench.reporting.visualize import PictureRequest, chosen_kind, draw_pictures
     from engine.optional import require
     from engine.printing import did_you_mean, say

@@ -13,8 +13,10 @@ from typing import Any, ClassVar, Literal
 
 import torch
 
+from bench.cli.names import absent_images, example, ready_device
+from bench.cli.options import PretrainOptions
 from bench.cli.output import in_one_line
-from bench.cli.settings import PretrainOptions, absent_images, example, ready_device, setting_text
+from bench.cli.settings import setting_text
 from bench.pretraining.recipes import ChosenRecipe, choose_recipe, names_by_path, unused, values_by_path
 from bench.results.record import TrainingCost
 from checkpoints.export import ViTExport

@@ -24,8 +24,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
+from bench.cli.options import EvaluationOptions
 from bench.cli.output import table
-from bench.cli.settings import EvaluationOptions
 from bench.reporting.figures import INK, styles_of
 from bench.results.record import (
     MetricRecord,

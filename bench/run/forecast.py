@@ -17,8 +17,9 @@ from shlex import quote
 from types import FrameType
 from typing import Any
 
+from bench.cli.options import EvaluationOptions
 from bench.cli.output import in_one_line, table
-from bench.cli.settings import EvaluationOptions, setting_text
+from bench.cli.settings import setting_text
 from bench.published.values import SETS
 from bench.results.record import DataUsed
 from bench.run.calibration import DECODING, Calibration, Machine, pass_seconds, scratch

@@ -6,8 +6,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
+from bench.cli.names import check_writable, chosen_device, named_url
+from bench.cli.options import EvaluationOptions
 from bench.cli.output import in_one_line
-from bench.cli.settings import EvaluationOptions, check_writable, chosen_device, named_url
 from bench.results.record import (
     DataUsed,
     NewerSchema,

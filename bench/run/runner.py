@@ -18,8 +18,9 @@ from typing import Any
 
 import numpy as np
 
+from bench.cli.names import ready_device
+from bench.cli.options import EvaluationOptions
 from bench.cli.output import in_one_line, traceback_of
-from bench.cli.settings import EvaluationOptions, ready_device
 from bench.leaderboards.files import write_leaderboard
 from bench.leaderboards.tables import to_terminal
 from bench.published.values import against_published

@@ -15,8 +15,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+from bench.cli.names import check_writable
 from bench.cli.output import epochs_of
-from bench.cli.settings import check_writable, named_values
+from bench.cli.settings import named_values
 from bench.leaderboards.tables import Cell, cell_text, leaderboard_of
 from bench.published.values import SETS
 from bench.results.record import CheckpointUsed, DataUsed, Result, TrainingCost

@@ -14,7 +14,7 @@ import pytest
 from elsewhere import program
 
 from bench.cli.main import parsed
-from bench.cli.settings import YEAR, cluster_of, minutes_of
+from bench.cli.options import YEAR, cluster_of, minutes_of
 from bench.cluster.status import KILLED, rows_of
 from bench.cluster.submit import argv_of, words_of_run
 from bench.cluster.task import (

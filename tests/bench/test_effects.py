@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from made_results import made_checkpoint, made_metrics, made_result
 
-from bench.cli.settings import EvaluationOptions
+from bench.cli.options import EvaluationOptions
 from bench.reporting import effects
 from bench.results.record import MetricRecord, read_result, result_files, write_result
 from bench.results.store import StoredResult

@@ -1,0 +1,177 @@
+"""What the values of options name: folders, devices, suites, image sets and checkpoints, checked before any work.
+
+Nothing heavy is imported here, and torch for `--device` alone.
+"""
+
+import os
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from shlex import quote
+from tempfile import TemporaryFile
+
+from bench.cli.output import in_one_line
+from bench.cli.settings import named_values
+from engine.extensions import extensions
+from engine.printing import did_you_mean
+
+
+def check_writable(out: Path) -> None:
+    """Make the folder, if need be, and write into it. ValueError, naming the option, where that cannot be."""
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        with TemporaryFile(dir=out):
+            pass
+    except OSError as error:
+        raise _naming(out, error) from error
+
+
+def _naming(out: Path, error: OSError) -> ValueError:
+    return ValueError(f"--out: {in_one_line(OSError(error.errno, error.strerror, str(out)))}")
+
+
+def check_new_export(out: Path) -> None:
+    """ValueError, naming the option, where an export folder `out` could not be written; nothing is left behind."""
+    try:
+        others = out.exists() and any(out.iterdir())
+        nearest = next(place for place in (out, *out.absolute().parents) if place.exists())
+        with TemporaryFile(dir=nearest):
+            pass
+    except OSError as error:
+        raise _naming(out, error) from error
+    if others and not (out / "config.json").exists():
+        raise ValueError(f"--out {out}: this folder is not empty and not an export: choose a new one")
+
+
+def ready_device(text: str, compiled: bool) -> str:
+    """`chosen_device`, where a compiler is needed with one. ValueError says what is missing."""
+    device = chosen_device(text)
+    if compiled:
+        from engine.precision import check_compiler
+
+        check_compiler(device)
+    return device
+
+
+def chosen_device(text: str) -> str:
+    """`auto` -> "cuda" or "cpu"; otherwise `text` itself. ValueError for a device that is not here."""
+    import torch
+
+    if text == "auto":
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        device = torch.device(text)
+    except RuntimeError:
+        raise ValueError(f"--device {text}: choose auto, cpu, cuda or cuda:N") from None
+    if device.type not in ("cpu", "cuda"):
+        raise ValueError(f"--device {text}: choose auto, cpu, cuda or cuda:N")
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise ValueError(f"--device {text}: torch sees no GPU here; use --device cpu, or see `bench doctor`")
+    if device.index is not None and int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        raise ValueError(f"--device {text}: each process takes the GPU of its local rank; use --device cuda")
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise ValueError(f"--device {text}: there are {torch.cuda.device_count()} GPUs, numbered from 0")
+    return text
+
+
+TASK_KINDS = ("probes", "downstream")
+NAME = r"[a-z0-9_]+@[A-Za-z0-9_.]+"
+
+
+def check_names(checkpoints: Sequence[str], suite: str, data: Sequence[str]) -> None:
+    """ValueError for the first of the names that certainly means nothing; others are found later, with torch."""
+    from checkpoints.import_options import check_reference
+    from imagesets.sets import open_set, parse_url
+
+    refuse_unknown(suite)
+    for text in data:
+        _, url = named_url(text)
+        scheme = url.partition(":")[0]
+        if scheme.removeprefix("tiny-") not in extensions("layouts"):
+            try:
+                layouts = extensions("layouts")
+                parse_url(url, dict.fromkeys(layouts, "ROOT") | {f"tiny-{layout}": "" for layout in layouts})
+                if absent_images(url):
+                    open_set(url, "train")  # says what its scheme misses
+            except ValueError as error:
+                raise ValueError(f"--data {text}: {str(error).removeprefix(f'{url}: ')}") from error
+    for reference in checkpoints:
+        try:
+            check_reference(reference)
+        except ValueError as error:
+            raise ValueError(f"--checkpoint {reference}: {error}") from error
+
+
+def refuse_unknown(suite: str) -> None:
+    """ValueError for a word of `--suite` that no task file has.
+
+    The files are read, not imported: a protocol's name stands in them as a whole, or up to a `_` where a function makes
+    it. Plugins may make theirs in any way, so nothing is refused where there are any.
+    """
+    tasks = [extension for kind in TASK_KINDS for extension in extensions(kind).values()]
+    if any(task.plugin for task in tasks):
+        return
+    folders = {task.path.parents[1] for task in tasks}
+    texts = [path.read_text(encoding="utf-8") for folder in folders for path in folder.rglob("*.py")]
+    stems = {name for text in texts for name in re.findall(f'"({NAME})"', text)}
+    suites = {
+        name
+        for text in texts
+        for part in re.findall(r"^SUITES = \{(.*?)^\}", text, re.M | re.S)
+        for name in re.findall(r'"([^"@]+)":', part)
+    }
+    words = {*suites, *(task.key for task in tasks), *(stem.partition("@")[0] for stem in stems)}
+    for word in filter(None, map(str.strip, suite.split(","))):
+        if word not in words and not any(word == stem or word.startswith(f"{stem}_") for stem in stems):
+            named = {name for text in texts for name in re.findall(f'"({NAME})":', text)}
+            raise ValueError(
+                f"--suite: no suite, task or protocol {word!r}"
+                f"{did_you_mean(word, sorted(words | named), '`bench list --protocols`')}"
+            )
+
+
+def absent_images(url: str) -> Path | None:
+    """The path in `SCHEME:PATH` of images where nothing is there; None where there is something, or no path."""
+    from imagesets.sets import OPTIONS
+
+    scheme, _, place = OPTIONS.sub("", url).partition(":")
+    return _absent(place) if any(scheme in extensions(kind) for kind in ("imagesets", "layouts")) else None
+
+
+def absent_file(reference: str) -> Path | None:
+    """The path in a reference to a checkpoint, PATH or IMPORTER:PATH, where nothing is there; None as above."""
+    from checkpoints.import_options import TIMM_SCHEMES
+
+    scheme, colon, place = reference.partition(":")
+    if colon and scheme in TIMM_SCHEMES:
+        return None
+    return _absent(place if colon and scheme in extensions("importers") else reference)
+
+
+def _absent(place: str) -> Path | None:
+    path = Path(place).expanduser()
+    return path if place and not path.exists() else None
+
+
+def named_url(text: str) -> tuple[str, str]:
+    """The two halves of `--data NAME=URL`. ValueError says what to write."""
+    ((name, url),) = named_values([text], "--data", f"NAME=URL, for example {quote(example(text))}").items()
+    return name, url
+
+
+def example(url: str) -> str:
+    """A likely meaning of a URL or a path without a name: `x=folder:/tmp/x`."""
+    scheme, colon, _ = url.partition(":")
+    if colon and scheme.isalnum():
+        return f"{name_from(url)}={url}"
+    if "/" in url or Path(url).is_dir():
+        return f"{name_from(url) or 'images'}=folder:{url}"
+    return "digits=digits:"
+
+
+def name_from(url: str) -> str:
+    """A name for the set at a URL or a path: the last part of the path, else the scheme."""
+    from imagesets.sets import OPTIONS
+
+    scheme, colon, place = OPTIONS.sub("", url).partition(":")
+    return re.sub(r"[^A-Za-z0-9_.-]", "-", Path(place if colon else url).name) or (scheme if colon else "")
