@@ -1,4 +1,4 @@
-"""How good is this self-supervised Vision Transformer? The Python API; docs/python.md shows it, bench/api.py is it."""
+"""How good is this self-supervised Vision Transformer? The Python API: see docs/python.md; defined in bench/api.py."""
 
 from bench.api import (
     Options,
@@ -34,7 +34,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> object:
-    """`bench.__version__` and `bench.Leaderboard`, looked up when they are asked for."""
+    """Look up `bench.__version__` and `bench.Leaderboard` when they are first used."""
     if name == "__version__":
         from importlib.metadata import version
 

@@ -1,7 +1,7 @@
 """The command `bench`, and `python -m bench`.
 
-Python puts the working folder before everything installed for `python -m`, and not for a command. So a file such as
-engine.py there would be imported in place of our package; it is named instead, and never run.
+For `python -m`, unlike for a command, Python searches the working folder before installed packages. A file such as
+engine.py there would be imported in place of our package; instead of running it, we report it as an error.
 """
 
 import sys
@@ -14,7 +14,7 @@ PACKAGES = ("checkpoints", "downstream", "engine", "imagesets", "pretrain", "pro
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command and return its exit code; 2 where another module hides one of our packages."""
+    """Run one command and return its exit code; 2 if another module hides one of our packages."""
     if path := hiding_module():
         sys.stderr.write(f"bench: error: {str(path)!r} hides the package {path.stem!r} of bench; {advice(path)}\n")
         return 2
@@ -24,7 +24,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def hiding_module() -> Path | None:
-    """The file or folder that would be imported in place of one of our packages, found without importing it."""
+    """The file or folder that would be imported in place of one of our packages, or None; nothing is imported."""
     for name in PACKAGES:
         spec = find_spec(name)
         places = [Path(place) for place in (spec and spec.submodule_search_locations) or ()]

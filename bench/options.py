@@ -1,4 +1,7 @@
-"""Where and how networks run: options that the command line and `import bench` share. The standard library alone."""
+"""Where and how networks run: options that the command line and `import bench` share.
+
+Imports nothing but the standard library.
+"""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -10,7 +13,7 @@ class Options:
     """Where and how networks run; the defaults are those of the command line."""
 
     device: str = "auto"  # auto, cpu, cuda or cuda:N (auto)
-    # of forward passes (auto: float32, but bfloat16 for pretraining on a GPU); float16 is for pretraining alone
+    # of forward passes (auto: float32, but bfloat16 for pretraining on a GPU); float16 is for pretraining only
     precision: Literal["auto", "float32", "bfloat16", "float16"] | None = "auto"
     # transformer blocks by torch.compile, which needs a compiler and a minute or two, and rounds otherwise
     compiled: bool = field(default=False, metadata={"flags": ("--compile",)})
@@ -25,13 +28,13 @@ class Options:
         check("Options.", batch_size=self.batch_size, workers=self.workers)
 
 
-def is_whole(value: Any, least: int) -> bool:
-    """Whether it is a whole number of at least so much."""
-    return isinstance(value, int) and not isinstance(value, bool) and value >= least
+def is_whole(value: Any, minimum: int) -> bool:
+    """Whether `value` is an integer (not a bool) of at minimum `minimum`."""
+    return isinstance(value, int) and not isinstance(value, bool) and value >= minimum
 
 
-# Argument -> whether a value is right, and what to give instead. Not by engine.settings: none of our packages may be
-# imported before `commands` has looked for modules of the user that hide them.
+# Argument -> a check of its value, and what to give instead. engine.settings cannot be used here: none of our packages
+# may be imported before `bench.api.commands` has looked for user modules that hide them.
 EXPECTED: dict[str, tuple[Callable[[Any], bool], str]] = {
     **dict.fromkeys(
         ("protocol", "suite", "kind", "method", "recipe"), (lambda value: isinstance(value, str), "a text")
@@ -57,7 +60,7 @@ EXPECTED: dict[str, tuple[Callable[[Any], bool], str]] = {
 
 
 def check(prefix: str = "", **arguments: Any) -> None:
-    """ValueError, in one line, for the first argument of the wrong kind."""
+    """Check arguments of the Python API by name; ValueError, in one line, for the first with an invalid value."""
     for name, value in arguments.items():
         is_right, expected = EXPECTED[name]
         if not is_right(value):

@@ -1,11 +1,11 @@
-"""The command line: finds the command, imports that one file of bench/commands/, runs it, and turns errors that a user
-can cause into one line.
+"""The command line: finds the command, imports its file of bench/commands/ and no other, runs it, and turns errors that
+a user can cause into one line.
 
 A command is a file of bench/commands/ (`import_.py` is `bench import`) that defines `Options`, a dataclass derived
-from `CommandOptions`, and `run(options) -> int`; its docstring is its help, followed by its EPILOG. Its import may not
-import anything heavy.
+from `CommandOptions`, and `run(options) -> int`; its docstring is its help, followed by its EPILOG. A command's file
+must not import heavy libraries at its top.
 
-Exit codes: 0 all good, 1 some task failed or a check found a difference, 2 wrong usage or a machine that cannot (disk,
+Exit codes: 0 success, 1 a task failed or a check found a difference, 2 wrong usage or a problem of the machine (disk,
 memory, connection), 75 a signal stopped a training after it had saved its state, 130 interrupted.
 """
 
@@ -29,9 +29,9 @@ from engine.settings import annotations
 from engine.training.interruptions import STOPPED, Stopped
 
 COMMANDS = {path.stem.rstrip("_"): path for path in sorted((Path(__file__).parents[1] / "commands").glob("[!_]*.py"))}
-PATIENCE = 1.0  # seconds for another process to show the error: torchrun ends all when the first one ends
-MOST_NAMED = 4  # commands that a message names, as those that have an option
-PURPOSE = "Says how good a self-supervised Vision Transformer is."
+PATIENCE = 1.0  # seconds for another process to print its error: torchrun ends all processes when the first one ends
+MAX_SUGGESTED = 4  # a message names the commands that have an option if there are no more than these
+PURPOSE = "Measures how good a self-supervised Vision Transformer is."
 EPILOG = """examples:
   bench demo                                                       no data, no network
   bench run --checkpoint X --suite smoke --out results             X: export folder, file, timm:NAME, hf-hub:ID
@@ -48,14 +48,17 @@ class Parser(argparse.ArgumentParser):
         raise ValueError(f"{message} (see {self.prog} --help)")
 
     def refuse_unknown(self, words: Sequence[str]) -> None:
-        """Name a mistyped option, before argparse asks for the one that it stands for."""
+        """ValueError for an unknown option, before argparse complains that the option it was meant to be is missing."""
         options = [word.partition("=")[0] for word in words if word.startswith("--")]
         known = [name for name in self._option_string_actions if name.startswith("--")]
         for option in options[: options.index("--") if "--" in options else None]:
             if option not in known:
-                others = commands_with(option)
-                where = f"; it is one of {', '.join(others)}" if 0 < len(others) <= MOST_NAMED else ""
-                raise ValueError(f"no option {option}{where or did_you_mean(option, known, f'`{self.prog} --help`')}")
+                commands = commands_with(option)
+                if 0 < len(commands) <= MAX_SUGGESTED:
+                    hint = f"; it is an option of {', '.join(commands)}"
+                else:
+                    hint = did_you_mean(option, known, f"`{self.prog} --help`")
+                raise ValueError(f"no option {option}{hint}")
 
 
 def run_command(argv: Sequence[str] | None = None) -> int:
@@ -66,12 +69,12 @@ def run_command(argv: Sequence[str] | None = None) -> int:
         if options.keep_memory:
             from engine.machine import keep_memory
 
-            keep_memory()  # glibc must hear of it before torch allocates
+            keep_memory()  # has to be set before torch allocates
         return command.run(options)
     except SystemExit as stop:  # --help and --version
         return int(stop.code or 0)
     except Stopped as stop:
-        if is_told_here(stop):
+        if prints_error(stop):
             say(str(stop), errors=True)
         return STOPPED
     except KeyboardInterrupt:
@@ -81,24 +84,24 @@ def run_command(argv: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except (ValueError, OSError, ImportError) as error:
-        tell(error, in_one_line(error), argv)
+        print_error(error, in_one_line(error), argv)
         return 2
-    except (RuntimeError, MemoryError) as error:  # as torch has it: no memory on the GPU, a process that is gone
-        tell(error, f"{in_one_line(error)}; --debug shows where", argv)
+    except (RuntimeError, MemoryError) as error:  # such as torch's: GPU out of memory, lost connection to a process
+        print_error(error, f"{in_one_line(error)}; --debug shows where", argv)
         return 2
 
 
-def tell(error: Exception, line: str, argv: Sequence[str]) -> None:
-    """Print `line`, after the traceback with --debug, unless another process of torchrun's shows the same error."""
-    if not is_told_here(error):
+def print_error(error: Exception, line: str, argv: Sequence[str]) -> None:
+    """Print `line`, after the traceback with --debug, unless another process of torchrun prints the same error."""
+    if not prints_error(error):
         return
     if "--debug" in argv:
         say(*traceback_of(error), errors=True)
     say(f"bench: error: {line}", errors=True)
 
 
-def is_told_here(error: Exception) -> bool:
-    """Whether this process should print it. If not, waits, so that the one that should has the time to."""
+def prints_error(error: Exception) -> bool:
+    """Whether this process should print the error. If not, wait, to give the process that should the time for it."""
     rank = os.environ.get("RANK", "0")
     if str(getattr(error, "told_by", rank)) == rank:
         return True
@@ -107,7 +110,7 @@ def is_told_here(error: Exception) -> bool:
 
 
 def with_dashes(argv: Sequence[str]) -> list[str]:
-    """`--batch_size=8` -> `--batch-size=8`; values stay as they are."""
+    """Arguments with hyphens in option names, `--batch_size=8` -> `--batch-size=8`; values are unchanged."""
     words = []
     for word in argv:
         option, equals, value = word.partition("=")
@@ -116,11 +119,14 @@ def with_dashes(argv: Sequence[str]) -> list[str]:
 
 
 def parsed(argv: Sequence[str]) -> tuple[ModuleType, Any]:
-    """The command that `argv` names, and its options. No other command is imported, and the files of the others are
-    read only where it names none."""
-    begins_with_one = bool(argv) and argv[0] in COMMANDS
-    names = {argv[0]: COMMANDS[argv[0]]} if begins_with_one else COMMANDS
-    lines = [] if begins_with_one else [f"  {name:12} {one_line(path)}" for name, path in COMMANDS.items()]
+    """The module of the command that `argv` names, and its options.
+
+    No other command is imported; the other files are read, for the overview, only if `argv` does not begin with a
+    command.
+    """
+    begins_with_command = bool(argv) and argv[0] in COMMANDS
+    paths = {argv[0]: COMMANDS[argv[0]]} if begins_with_command else COMMANDS
+    lines = [] if begins_with_command else [f"  {name:12} {one_line(path)}" for name, path in COMMANDS.items()]
     parser = Parser(
         prog="bench",
         description="\n".join([PURPOSE, "", "commands:", *lines]) if lines else "",
@@ -129,15 +135,17 @@ def parsed(argv: Sequence[str]) -> tuple[ModuleType, Any]:
         allow_abbrev=False,
     )
     parser.add_argument("--version", action="version", version=f"ssl-vit-bench {version('ssl-vit-bench')}")
-    commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True, help="COMMAND --help says more")
-    asked = next((word for word in argv if not word.startswith("-")), None)
-    if asked is not None and asked not in COMMANDS:
-        raise ValueError(f"no command {asked!r}{did_you_mean(asked, list(COMMANDS), '`bench --help`')}")
-    for name, path in names.items():
+    commands = parser.add_subparsers(
+        dest="command", metavar="COMMAND", required=True, help="COMMAND --help shows its options"
+    )
+    requested = next((word for word in argv if not word.startswith("-")), None)
+    if requested is not None and requested not in COMMANDS:
+        raise ValueError(f"no command {requested!r}{did_you_mean(requested, list(COMMANDS), '`bench --help`')}")
+    for name, path in paths.items():
         command = commands.add_parser(
             name, description=one_line(path), formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
         )
-        if name == asked:
+        if name == requested:
             command.epilog = getattr(command_module(name), "EPILOG", "")
             add_options(command, command_module(name).Options, with_help=bool({"-h", "--help"} & set(argv)))
             command.refuse_unknown(argv[argv.index(name) + 1 :])
@@ -158,5 +166,5 @@ def commands_with(option: str) -> list[str]:
 
 
 def command_module(name: str) -> ModuleType:
-    """The file of bench/commands/ that holds a command."""
+    """Import the file of bench/commands/ that defines a command."""
     return importlib.import_module(f"bench.commands.{COMMANDS[name].stem}")

@@ -1,6 +1,6 @@
-"""What the values of options name: folders, devices, suites, image sets and checkpoints, checked before any work.
+"""Checks of what option values name, before any work: folders, devices, suites, image sets and checkpoints.
 
-Nothing heavy is imported here, and torch for `--device` alone.
+Nothing heavy is imported, apart from torch for `--device`.
 """
 
 import os
@@ -17,34 +17,34 @@ from engine.printing import did_you_mean
 
 
 def check_writable(out: Path) -> None:
-    """Make the folder, if need be, and write into it. ValueError, naming the option, where that cannot be."""
+    """Create the folder if it does not exist, and try to write into it. ValueError, naming --out, if that fails."""
     try:
         out.mkdir(parents=True, exist_ok=True)
         with TemporaryFile(dir=out):
             pass
     except OSError as error:
-        raise _naming(out, error) from error
+        raise _out_error(out, error) from error
 
 
-def _naming(out: Path, error: OSError) -> ValueError:
+def _out_error(out: Path, error: OSError) -> ValueError:
     return ValueError(f"--out: {in_one_line(OSError(error.errno, error.strerror, str(out)))}")
 
 
 def check_new_export(out: Path) -> None:
-    """ValueError, naming the option, where an export folder `out` could not be written; nothing is left behind."""
+    """ValueError, naming --out, if an export could not be written to the folder `out`; nothing is left behind."""
     try:
-        others = out.exists() and any(out.iterdir())
+        has_files = out.exists() and any(out.iterdir())
         nearest = next(place for place in (out, *out.absolute().parents) if place.exists())
         with TemporaryFile(dir=nearest):
             pass
     except OSError as error:
-        raise _naming(out, error) from error
-    if others and not (out / "config.json").exists():
+        raise _out_error(out, error) from error
+    if has_files and not (out / "config.json").exists():
         raise ValueError(f"--out {out}: this folder is not empty and not an export: choose a new one")
 
 
 def ready_device(text: str, compiled: bool) -> str:
-    """`chosen_device`, where a compiler is needed with one. ValueError says what is missing."""
+    """`chosen_device`, after a check that torch.compile works there if `compiled`. ValueError if it does not."""
     device = chosen_device(text)
     if compiled:
         from engine.precision import check_compiler
@@ -54,7 +54,7 @@ def ready_device(text: str, compiled: bool) -> str:
 
 
 def chosen_device(text: str) -> str:
-    """`auto` -> "cuda" or "cpu"; otherwise `text` itself. ValueError for a device that is not here."""
+    """`auto` -> "cuda" or "cpu"; otherwise `text` itself. ValueError for a device that this machine lacks."""
     import torch
 
     if text == "auto":
@@ -79,7 +79,7 @@ NAME = r"[a-z0-9_]+@[A-Za-z0-9_.]+"
 
 
 def check_names(checkpoints: Sequence[str], suite: str, data: Sequence[str]) -> None:
-    """ValueError for the first of the names that certainly means nothing; others are found later, with torch."""
+    """ValueError for the first name that is certainly unknown; the rest is checked later, when torch is loaded."""
     from checkpoints.import_options import check_reference
     from imagesets.sets import open_set, parse_url
 
@@ -92,7 +92,7 @@ def check_names(checkpoints: Sequence[str], suite: str, data: Sequence[str]) -> 
                 layouts = extensions("layouts")
                 parse_url(url, dict.fromkeys(layouts, "ROOT") | {f"tiny-{layout}": "" for layout in layouts})
                 if absent_images(url):
-                    open_set(url, "train")  # says what its scheme misses
+                    open_set(url, "train")  # raises the scheme's own message about what is missing
             except ValueError as error:
                 raise ValueError(f"--data {text}: {str(error).removeprefix(f'{url}: ')}") from error
     for reference in checkpoints:
@@ -103,10 +103,10 @@ def check_names(checkpoints: Sequence[str], suite: str, data: Sequence[str]) -> 
 
 
 def refuse_unknown(suite: str) -> None:
-    """ValueError for a word of `--suite` that no task file has.
+    """ValueError for a word of `--suite` that is the name of no suite, task or protocol.
 
-    The files are read, not imported: a protocol's name stands in them as a whole, or up to a `_` where a function makes
-    it. Plugins may make theirs in any way, so nothing is refused where there are any.
+    The task files are read as text, not imported: they contain each protocol's name, or its beginning up to a `_` if a
+    function composes the name. Plugins may compose names in any way, so nothing is refused if one is installed.
     """
     tasks = [extension for kind in TASK_KINDS for extension in extensions(kind).values()]
     if any(task.plugin for task in tasks):
@@ -131,7 +131,7 @@ def refuse_unknown(suite: str) -> None:
 
 
 def absent_images(url: str) -> Path | None:
-    """The path in `SCHEME:PATH` of images where nothing is there; None where there is something, or no path."""
+    """The path in `SCHEME:PATH` of images if it does not exist; None if it exists, or if the URL has no path."""
     from imagesets.sets import OPTIONS
 
     scheme, _, place = OPTIONS.sub("", url).partition(":")
@@ -139,7 +139,7 @@ def absent_images(url: str) -> Path | None:
 
 
 def absent_file(reference: str) -> Path | None:
-    """The path in a reference to a checkpoint, PATH or IMPORTER:PATH, where nothing is there; None as above."""
+    """The path in a reference to a checkpoint, PATH or IMPORTER:PATH, if it does not exist; None otherwise."""
     from checkpoints.import_options import TIMM_SCHEMES
 
     scheme, colon, place = reference.partition(":")
@@ -154,13 +154,13 @@ def _absent(place: str) -> Path | None:
 
 
 def named_url(text: str) -> tuple[str, str]:
-    """The two halves of `--data NAME=URL`. ValueError says what to write."""
+    """The name and the URL of `--data NAME=URL`. ValueError, with an example, for another form."""
     ((name, url),) = named_values([text], "--data", f"NAME=URL, for example {quote(example(text))}").items()
     return name, url
 
 
 def example(url: str) -> str:
-    """A likely meaning of a URL or a path without a name: `x=folder:/tmp/x`."""
+    """What a URL or a path without a name probably means: `/tmp/x` -> `x=folder:/tmp/x`."""
     scheme, colon, _ = url.partition(":")
     if colon and scheme.isalnum():
         return f"{name_from(url)}={url}"
@@ -170,7 +170,7 @@ def example(url: str) -> str:
 
 
 def name_from(url: str) -> str:
-    """A name for the set at a URL or a path: the last part of the path, else the scheme."""
+    """A name for the image set at a URL or path: the last part of the path, or the scheme if there is no path."""
     from imagesets.sets import OPTIONS
 
     scheme, colon, place = OPTIONS.sub("", url).partition(":")

@@ -29,16 +29,16 @@ REFERENCES = "export folder, checkpoint file, folder of a training, timm:NAME, h
 T = TypeVar("T")
 OnCluster = TypeVar("OnCluster", bound="ClusterOptions")
 Positional = Annotated[T, "positional"]  # a value without the name of its option before it
-STANDS_FOR = re.compile(r"([A-Z][A-Z0-9/.=]*): (.*)")
+METAVAR = re.compile(r"([A-Z][A-Z0-9/.=]*): (.*)")  # a comment that begins with the placeholder of the value
 
 
 @dataclass(frozen=True, kw_only=True)
 class CommandOptions:
-    """What every command takes; the options of a command are the fields of a dataclass that is derived from this one.
+    """The options of every command; each command derives a dataclass from it, whose fields are its options.
 
-    A field is the option `--name`. Its type says what is read: a tuple takes several values, a Literal has choices, a
-    bool is a switch. The comment beside it, or above it, is its help, and may begin with what stands for the value, as
-    in `N: at most N images`. Metadata are further arguments of argparse; `flags` are other names of the option.
+    A field `name` is the option `--name`. Its type determines how the value is parsed: a tuple takes several values, a
+    Literal has choices, a bool is a switch. The comment on its line, or above it, is its help, and may begin with the
+    placeholder of the value, as in `N: at most N images`. Metadata are passed to argparse; `flags` replace `--name`.
     """
 
     debug: bool = False  # show the traceback of an error
@@ -46,35 +46,35 @@ class CommandOptions:
 
 
 def add_options(parser: argparse.ArgumentParser, kind: type, with_help: bool) -> None:
-    """The fields of a dataclass as options; those that a base with a GROUP defines stand below that title.
+    """Add the fields of a dataclass as options; those that a base class with a GROUP defines are grouped under it.
 
-    with_help: with their comments, which take a twentieth of a second to read.
+    with_help: read their comments as help, which takes 0.05 s.
     """
     hints, texts = annotations(kind), meanings(kind) if with_help else {}
-    left = {field.name: field for field in fields(kind)}
+    remaining = {field.name: field for field in fields(kind)}
     for ancestor in kind.__mro__:
         group = parser.add_argument_group(vars(ancestor)["GROUP"]) if "GROUP" in vars(ancestor) else parser
         for name in vars(ancestor).get("__annotations__", {}):
-            if field := left.pop(name, None):
+            if field := remaining.pop(name, None):
                 group.add_argument(*flags_of(field, hints[name]), **_keywords(field, hints[name], texts.get(name, "")))
 
 
 def is_positional(hint: Any) -> bool:
-    """Whether the value of a field is written without the name of the option."""
+    """Whether a field with this annotation is a positional argument."""
     return "positional" in getattr(hint, "__metadata__", ())
 
 
 def flags_of(field: dataclasses.Field, hint: Any) -> tuple[str, ...]:
-    """How a field is written on the command line."""
+    """The names of a field on the command line: `("--batch-size",)`."""
     if is_positional(hint):
         return (field.name,)
     return field.metadata.get("flags", (f"--{field.name.replace('_', '-')}",))
 
 
 def _keywords(field: dataclasses.Field, hint: Any, text: str) -> dict[str, Any]:
-    """What argparse has to know of a field with this annotated type and comment."""
-    named, is_required = STANDS_FOR.fullmatch(text), field.default is dataclasses.MISSING
-    keywords: dict[str, Any] = {"help": (named[2] if named else text).replace("%", "%%")}
+    """The arguments of argparse's `add_argument` for a field with this annotated type and comment."""
+    with_metavar, is_required = METAVAR.fullmatch(text), field.default is dataclasses.MISSING
+    keywords: dict[str, Any] = {"help": (with_metavar[2] if with_metavar else text).replace("%", "%%")}
     if not is_required:
         keywords["default"] = list(field.default) if isinstance(field.default, tuple) else field.default
     if is_positional(hint):
@@ -91,19 +91,20 @@ def _keywords(field: dataclasses.Field, hint: Any, text: str) -> dict[str, Any]:
     elif get_origin(hint) is Literal:
         keywords["choices"] = get_args(hint)
     else:
-        keywords |= {"type": option_type(hint), "metavar": named[1] if named else field.name.upper()}
+        metavar = with_metavar[1] if with_metavar else field.name.upper()
+        keywords |= {"type": option_type(hint), "metavar": metavar}
     return keywords | {name: value for name, value in field.metadata.items() if name != "flags"}
 
 
-def options_from(arguments: Any, kind: type[T], **others: Any) -> T:
-    """The dataclass whose fields `arguments` has, parsed ones or other options; `others` in place of some."""
+def options_from(arguments: Any, kind: type[T], **overrides: Any) -> T:
+    """Options of type `kind` from the attributes of `arguments`, argparse's or other options; `overrides` win."""
     names = [field.name for field in fields(kind) if hasattr(arguments, field.name)]  # type: ignore[arg-type]
-    values = {name: getattr(arguments, name) for name in names} | others
+    values = {name: getattr(arguments, name) for name in names} | overrides
     return kind(**{name: tuple(value) if isinstance(value, list) else value for name, value in values.items()})
 
 
 def option_type(hint: Any) -> Callable[[str], Any]:
-    """The `type` of an option whose values are those of an annotated type. A pair may have an x in place of a comma."""
+    """A parser of values of the annotated type, for argparse's `type`; pairs may be written `4x4` instead of `4,4`."""
     is_size = any(plain_type(kind) is tuple for kind in union_members(hint))
 
     def read(text: str) -> Any:
@@ -116,7 +117,7 @@ def option_type(hint: Any) -> Callable[[str], Any]:
 
 
 class JoinedByCommas(argparse.Action):
-    """`a,b c` -> `a,b,c`: words behind an option, or behind several of it."""
+    """Joins the values of an option, which may be repeated, by commas: `a,b c` -> `a,b,c`."""
 
     def __call__(self, parser: Any, namespace: argparse.Namespace, values: Any, option: str | None = None) -> None:
         earlier = getattr(namespace, self.dest, None)
@@ -125,7 +126,7 @@ class JoinedByCommas(argparse.Action):
 
 @dataclass(frozen=True, kw_only=True)
 class NetworkOptions(Options, CommandOptions):
-    """Of commands that run networks on image sets."""
+    """The options of commands that run networks on image sets."""
 
     batch_size: PositiveInt | None = None  # N: images in a forward pass of a process, at most (by device)
     workers: NonNegativeInt | None = None  # N: loader workers (by machine)
@@ -133,17 +134,17 @@ class NetworkOptions(Options, CommandOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class CheckpointOptions(NetworkOptions):
-    """Of commands that evaluate checkpoints."""
+    """The options of commands that evaluate checkpoints."""
 
     name: tuple[str, ...] = ()  # NAME: label in results, one per checkpoint
-    # S: imagenet, half, clip, or six numbers M,M,M,S,S,S: mean and std that the source trained with, of checkpoint
-    # files that do not name them
+    # S: imagenet, half, clip, or six numbers M,M,M,S,S,S: mean and std that the source trained with, for checkpoint
+    # files that do not contain them
     statistics: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class PublicationOptions(CommandOptions):
-    """Of commands that make what is published."""
+    """The options of commands that prepare results for publication."""
 
     # NAME=ORG/NAME: an image set's id on the Hugging Face Hub, such as cifar10=uoft-cs/cifar10
     hub_dataset: tuple[str, ...] = ()
@@ -154,11 +155,11 @@ DAY = 24 * 60  # minutes
 YEAR = 365 * DAY
 # As sbatch takes them: minutes[:seconds], hours:minutes:seconds, days-hours[:minutes[:seconds]].
 SLURM_TIME = re.compile(r"(?:(?P<days>\d+)-)?(?P<first>\d+)(?::(?P<second>\d+))?(?::(?P<third>\d+))?")
-SLURM_ALONE = ("partition", "account", "qos", "mem", "cpus", "slurm", "nodes")  # not of --cluster local
+SLURM_ONLY = ("partition", "account", "qos", "mem", "cpus", "slurm", "nodes")  # options that --cluster local refuses
 
 
 def minutes_of(text: str) -> int:
-    """SLURM's ways to write a time, as whole minutes, rounded up."""
+    """Minutes, rounded up, of a time in any of SLURM's formats."""
     match = SLURM_TIME.fullmatch(text)
     if not match:
         raise argparse.ArgumentTypeError(f"expected minutes, H:MM:SS or D-HH:MM:SS, not {text!r}")
@@ -173,100 +174,102 @@ def minutes_of(text: str) -> int:
 
 @dataclass(frozen=True, kw_only=True)
 class ClusterOptions:
-    """Where the jobs of a command run."""
+    """The options of commands that can run as jobs of a cluster."""
 
     GROUP: ClassVar[str] = "on a cluster (docs/cluster.md)"
-    # slurm: submit the work as jobs, which go on by themselves; local: as jobs on this machine
+    # slurm: submit the work as jobs, which continue by themselves; local: as jobs on this machine
     cluster: Literal["slurm", "local"] | None = None
-    partition: str | None = None  # P: of SLURM
-    gpus: NonNegativeInt = 0  # G: GPUs of a job on each node, a process for each
+    partition: str | None = None  # P: SLURM's partition
+    gpus: NonNegativeInt = 0  # G: GPUs of a job on each node, one process per GPU
     processes: NonNegativeInt = 0  # N: processes of a job on each node (one for each GPU)
     nodes: PositiveInt = 1  # N: nodes of a job (1)
-    jobs: PositiveInt | None = None  # N: of several jobs, how many run at once, at most (slurm: all; local: 1)
-    # T: of a job, as sbatch takes it, until it is stopped and queued again (1-00)
+    jobs: PositiveInt | None = None  # N: run at most N jobs at once (slurm: all; local: 1)
+    # T: time limit in sbatch's format, after which a job is stopped and queued again (1-00)
     time: int | None = dataclasses.field(default=None, metadata={"type": minutes_of})
-    account: str | None = None  # A: of SLURM
-    qos: str | None = None  # Q: of SLURM
+    account: str | None = None  # A: SLURM's account
+    qos: str | None = None  # Q: SLURM's quality of service
     mem: str | None = None  # M: memory of a job on each node, such as 200G
     cpus: PositiveInt | None = None  # N: CPUs of each process, for its loaders
     slurm: tuple[str, ...] = ()  # KEY=VALUE: further options of sbatch
 
     @property
     def minutes(self) -> int:
-        """That a job may take until it is queued again."""
+        """The time limit of a job in minutes, after which it is queued again."""
         return self.time or (YEAR if self.cluster == "local" else DAY)
 
 
 @dataclass(frozen=True, kw_only=True)
 class EvaluationOptions(CheckpointOptions, ClusterOptions):
-    """What is evaluated, as `bench run` and `bench plan` are told."""
+    """The options of commands that evaluate checkpoints by protocols: `bench run` and `bench plan`."""
 
     # X: export folder, checkpoint file, folder of a training, timm:NAME, hf-hub:ID, IMPORTER:PATH, pixels:SIDE, or
     # module:PACKAGE:FUNCTION, a network of your own, whose code runs
     checkpoint: tuple[str, ...]
     # SUITE: smoke, frozen, full, everything, paper:moca, tasks (knn) and protocols (knn@dino)
     suite: str = dataclasses.field(metadata={"nargs": "+", "action": JoinedByCommas})
-    # NAME=URL: image sets, such as cifar10=folder:/data/cifar10 (of --suite smoke: digits and tiny scenes)
+    # NAME=URL: image sets, such as cifar10=folder:/data/cifar10 (for --suite smoke: digits and tiny scenes)
     data: tuple[str, ...] = ()
     out: Path  # DIR: folder of results and leaderboard
-    # what chooses heads and epochs: held-out training images, or those of validation as in many papers, which gives too
-    # much and is marked (as each protocol says: NAME_paper val, other linear probes holdout, other fine-tuning its last
-    # epoch)
+    # what heads and epochs are selected on: held-out training images, or the validation images as in many papers, which
+    # is optimistic and marked in results (by protocol: NAME_paper val, other linear probes holdout, other fine-tuning
+    # its last epoch)
     select: Literal["holdout", "val"] | None = None
     # TASK.FIELD=VALUE: change a setting, such as knn.k=10,20; the results are marked as modified
     set: tuple[str, ...] = ()
-    seed: NonNegativeInt = 0  # N: of everything random in a task (0)
+    seed: NonNegativeInt = 0  # N: seed of everything random in a task (0)
     limit: PositiveInt | None = None  # N: at most N images of each split, for smoke runs
-    rerun: bool = False  # run again what has a result already
+    rerun: bool = False  # run again even what has a result already
 
 
 @dataclass(frozen=True, kw_only=True)
 class PretrainOptions(NetworkOptions, ClusterOptions):
-    """What is trained, and how, as `bench pretrain` is told."""
+    """The options of `bench pretrain`: what is trained, and how."""
 
     method: Positional[str]  # such as mae
-    recipe: str | None = None  # R: one of the method's recipes, which bench list METHOD shows
+    recipe: str | None = None  # R: one of the method's recipes, as listed by bench list METHOD
     images: str  # URL: images:PATH, any folder of images; the training images of folder:PATH, imagenet:ROOT, ...
-    out: Path  # DIR: folder of this run alone
+    out: Path  # DIR: a folder for this run only
     # FIELD=VALUE: change recipe, method or encoder, such as epochs=100 schedule.warmup=5 mask_ratio=0.6
     set: tuple[str, ...] = ()
     # CHECKPOINT: start the encoder from these weights: a training's folder, an export, timm:NAME, a file, ...
     init: str | None = None
     freeze_first_epochs: NonNegativeInt = 0  # N: with --init: train the other parameters alone for N epochs (0)
-    resume: bool = False  # go on where this run was; start it where there is none
+    resume: bool = False  # continue the run in --out, or start it if there is none
     dry_run: bool = False  # print the recipe and its sizes, and do nothing
-    seed: NonNegativeInt = 0  # N: of everything random (0)
-    # SHARDS: shuffle the images of so many shards of wds: or parquet: at a time, read from start to end (0: all)
+    seed: NonNegativeInt = 0  # N: seed of everything random (0)
+    # SHARDS: read wds: or parquet: in order and shuffle the images of this many shards at a time (0: all)
     shuffle_window: NonNegativeInt = 0
-    # N: at most N images of a process in a forward pass; the recipe's batch is made of several
+    # N: at most N images of a process in a forward pass; the recipe's batch is accumulated over several passes
     batch_size: PositiveInt | None = dataclasses.field(default=None, metadata={"flags": ("--micro-batch", "--at-once")})
     skip_bad: bool = False  # replace and count unreadable images
-    save_minutes: PositiveFloat = 10.0  # M: between two states (10)
-    export_every: NonNegativeInt = 0  # EPOCHS: write the export that often, not at the end alone
-    knn_every: NonNegativeInt = 0  # EPOCHS: log the encoder's k-NN accuracy that often
-    knn_data: str | None = None  # URL: labelled images for that (--images)
+    save_minutes: PositiveFloat = 10.0  # M: minutes between two saved states (10)
+    export_every: NonNegativeInt = 0  # EPOCHS: write an export every EPOCHS epochs, not only at the end
+    knn_every: NonNegativeInt = 0  # EPOCHS: log the encoder's k-NN accuracy every EPOCHS epochs
+    knn_data: str | None = None  # URL: labelled images for this k-NN evaluation (--images)
     knn_k: PositiveInt | None = None  # K: neighbours that vote in it (20)
-    # F: share of the training images in its gallery (1); ExtreMA's: --knn-k 200 --knn-fraction 0.1
+    # F: fraction of the training images in its gallery (1); ExtreMA's: --knn-k 200 --knn-fraction 0.1
     knn_fraction: Fraction | None = None
-    knn_limit: PositiveInt | None = None  # N: at most N images of each split for that
-    # EPOCHS: log effective ranks, spread and dead dimensions of the encoder's features that often
+    knn_limit: PositiveInt | None = None  # N: at most N images of each split for it
+    # EPOCHS: log effective ranks, spread and dead dimensions of the encoder's features every EPOCHS epochs
     health_every: NonNegativeInt = 0
-    health_data: str | None = None  # URL: images for that, whose validation split is taken (--images)
-    health_limit: PositiveInt | None = None  # N: at most N images for that (25 600)
+    health_data: str | None = None  # URL: images for these, from the validation split (--images)
+    health_limit: PositiveInt | None = None  # N: at most N images for these (25 600)
     wandb: str | None = None  # PROJECT: log to Weights & Biases as well
 
 
 def cluster_of(options: OnCluster) -> OnCluster | None:
-    """The options of `--cluster` with what follows from it and each other; None without `--cluster`. ValueError for
-    those that go with another one."""
+    """The options with the defaults that depend on `--cluster` filled in; None without `--cluster`.
+
+    ValueError for an option of clusters without `--cluster`, or one that its kind does not have.
+    """
     changed = [field.name for field in fields(ClusterOptions) if getattr(options, field.name) != field.default]
     if not options.cluster:
         if changed:
-            raise ValueError(f"--{changed[0]} without --cluster: add --cluster slurm, or leave it")
+            raise ValueError(f"--{changed[0]} without --cluster: add --cluster slurm, or omit --{changed[0]}")
         return None
     is_local = options.cluster == "local"
-    if is_local and (wrong := [name for name in changed if name in SLURM_ALONE]):
-        raise ValueError(f"--{wrong[0]} is of --cluster slurm, not of local: leave it")
+    if is_local and (unsupported := [name for name in changed if name in SLURM_ONLY]):
+        raise ValueError(f"--{unsupported[0]} is an option of --cluster slurm, not of --cluster local: omit it")
     for text in options.slurm:
         if not re.fullmatch(r"[a-z][a-z-]*(=.+)?", text):
             raise ValueError(f"--slurm {text}: write KEY=VALUE as sbatch knows it, such as constraint=a100")

@@ -1,7 +1,7 @@
-"""`--set NAME=VALUE`, and what a setting means: the comment beside its field, read from the source of the dataclass.
+"""`--set NAME=VALUE`, and the descriptions of settings: comments next to their fields, read from the source code.
 
 TASK.FIELD=VALUE changes the tasks of a run (bench/run/suites.py), FIELD=VALUE a pretraining recipe
-(bench/pretraining/recipes.py) or a picture. engine/settings.py turns a text into the annotated type.
+(bench/pretraining/recipes.py) or a picture. engine/settings.py parses a text as the annotated type.
 """
 
 import ast
@@ -20,8 +20,10 @@ from engine.settings import annotations, from_text
 
 
 def named_values(texts: Sequence[str], option: str, form: str, pattern: str = ".+") -> dict[str, str]:
-    """Name -> value of `NAME=VALUE ...`, the last one of a repeated name. ValueError, which says what to write, for
-    another text and for a value that does not match the pattern."""
+    """Name -> value of `NAME=VALUE ...`; of a repeated name the last value counts.
+
+    pattern: a regular expression that values must match. ValueError, with `form` as what to write, for other texts.
+    """
     values = {}
     for text in texts:
         match = re.fullmatch(rf"\s*([^=\s].*?)\s*=\s*({pattern})\s*", text)
@@ -32,17 +34,19 @@ def named_values(texts: Sequence[str], option: str, form: str, pattern: str = ".
 
 
 def read_changes(texts: Sequence[str], form: str, example: str) -> dict[str, str]:
-    """Name -> `NAME=VALUE`, as `--set` takes it. ValueError, with the `form` and an `example`."""
+    """Name -> `NAME=VALUE` of the values of `--set`. ValueError, with the `form` and an `example`, for others."""
     changes = named_values(texts, "--set", f"{form}, for example {example}", ".*?")
     return {name: f"{name}={value}" for name, value in changes.items()}
 
 
 def changed(value: Any, changes: Mapping[str, str], whose: str = "") -> Any:
-    """A dataclass with the settings at some paths (`k`, `schedule.warmup`) set, all at once.
+    """A dataclass with the settings at some paths (`k`, `schedule.warmup`) changed, all at once.
 
-    changes: path -> `NAME=VALUE`, as it was written. ValueError names the change that is wrong by itself; or says what
-    is wrong with all together, `whose` first. Of a field for which an alternative is named (`schedule=Multistep`,
-    `schedule.start=0.1`) the new value keeps what the old one has under the same name.
+    If a field's dataclass is exchanged for an alternative (`schedule=Multistep schedule.start=0.1`), the new one takes
+    over the old one's values of equal names.
+
+    changes: path -> `NAME=VALUE` as the user wrote it. whose: begins a message about several changes together.
+    ValueError names the change that is invalid, or reports which rule between settings the changes together break.
     """
     hints, values = types_of(value), {}
     for name, kinds in alternatives(value).items():
@@ -67,7 +71,7 @@ def _value(change: str, path: str, hints: Mapping[str, Any], kind: type) -> Any:
 
 
 def alternatives(value: Any) -> dict[str, Mapping[str, type]]:
-    """Field -> name -> dataclass that its value may be of, where a field of `value` says so in its metadata."""
+    """Field -> name -> dataclass, of the fields whose metadata list the dataclasses that their value may be."""
     fields = dataclasses.fields(value)
     return {field.name: kinds for field in fields if (kinds := field.metadata.get("alternatives"))}
 
@@ -82,8 +86,8 @@ def _alternative(old: Any, name: str, changes: Mapping[str, str], kinds: Mapping
     parts = {path.partition(".")[2]: change for path, change in changes.items() if path.startswith(f"{name}.")}
     values |= {part: _value(change, part, hints, kind) for part, change in parts.items()}
     required = [field.name for field in fields if field.default is field.default_factory is dataclasses.MISSING]
-    if lacking := [f"{name}.{part}" for part in required if part not in values]:
-        raise ValueError(f"--set {changes[name]}: set {', '.join(lacking)} as well")
+    if missing := [f"{name}.{part}" for part in required if part not in values]:
+        raise ValueError(f"--set {changes[name]}: set {', '.join(missing)} as well")
     try:
         return kind(**values)
     except ValueError as error:
@@ -118,24 +122,26 @@ def replaced(value: Any, changes: Mapping[str, Any]) -> Any:
 
 
 def setting_text(value: Any) -> str:
-    """A value as `--set` reads it: `0.2,1.0`."""
+    """A value as it is written for `--set`: `0.2,1.0`."""
     return ",".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
 
 
 def meanings(kind: type) -> dict[str, str]:
-    """Field -> its comment, of a dataclass and those that it inherits from; fields without a comment are not in it.
+    """Field -> its comment, of a dataclass and its base classes; fields without a comment are omitted.
 
-    The comment on the last line of the field, else all comment lines directly above it. Empty without a source file.
+    A field's comment is the one on its last line, or else all comment lines directly above it. Empty if there is no
+    source file.
     """
     texts: dict[str, str] = {}
     for ancestor in reversed(kind.__mro__):
         if is_dataclass(ancestor) and "__annotations__" in vars(ancestor):
-            texts |= _own(ancestor)
+            texts |= _own_comments(ancestor)
     return texts
 
 
-@cache  # a recipe is told field by field
-def _own(kind: type) -> dict[str, str]:
+@cache  # `bench list METHOD` asks again for every field of a recipe
+def _own_comments(kind: type) -> dict[str, str]:
+    """Field -> its comment, of the fields that the class itself defines."""
     lines, definitions = _classes(kind.__module__)
     texts = {}
     for entry in definitions[kind.__name__].body if kind.__name__ in definitions else ():

@@ -18,7 +18,7 @@ examples:
 
 @dataclass(frozen=True, kw_only=True)
 class Options(PublicationOptions):
-    """Of `bench card`."""
+    """Options of `bench card`."""
 
     checkpoint: Path  # EXPORT: folder of an export
     out: Path | None = None  # DIR: folder that `bench run` wrote to; without it no results

@@ -17,7 +17,7 @@ examples:
 
 @dataclass(frozen=True, kw_only=True)
 class Options(CommandOptions):
-    """Of `bench compare`."""
+    """Options of `bench compare`."""
 
     first: Positional[str]  # A: checkpoint: its name in the results, or 'name (digest8)'
     others: Positional[tuple[str, ...]]  # B: those to compare it and each other with

@@ -29,7 +29,7 @@ exit codes: 0 the set can be used as it is; 1 there is something to fix; 2 an er
 
 @dataclass(frozen=True, kw_only=True)
 class Options(CommandOptions):
-    """Of `bench data`."""
+    """Options of `bench data`."""
 
     # check: counts, classes, unreadable files, what to fix; get: download, after size and licence were said
     action: Positional[Literal["check", "get"]]

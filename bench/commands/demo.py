@@ -8,7 +8,7 @@ from bench.cli.options import CommandOptions
 
 @dataclass(frozen=True, kw_only=True)
 class Options(CommandOptions):
-    """Of `bench demo`."""
+    """Options of `bench demo`."""
 
     # DIR: folder of exports, results, leaderboard and report (bench-results/demo)
     out: Path = Path("bench-results/demo")

@@ -27,7 +27,7 @@ from engine.printing import say
 
 @dataclass(frozen=True, kw_only=True)
 class Options(CommandOptions):
-    """Of `bench doctor`."""
+    """Options of `bench doctor`."""
 
     json: bool = False  # print a JSON object instead of lines
 

@@ -20,7 +20,7 @@ examples:
 
 @dataclass(frozen=True, kw_only=True)
 class Options(MeasuringOptions):
-    """Of `bench explain`."""
+    """Options of `bench explain`."""
 
     first: Positional[str]  # A: a result of one protocol, such as knn@dino, or a file
     second: Positional[str]  # B: another one of the same task

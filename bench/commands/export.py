@@ -18,7 +18,7 @@ UNFINISHED = "unfinished"
 
 @dataclass(frozen=True, kw_only=True)
 class Options(CommandOptions):
-    """Of `bench export`."""
+    """Options of `bench export`."""
 
     run: Positional[Path]  # RUN: the folder that `bench pretrain --out` names
     # DIR: where export/ and export-BRANCH/ are written (RUN/unfinished, where RUN has not finished)

@@ -19,7 +19,7 @@ EPILOG = """examples:
 
 @dataclass(frozen=True, kw_only=True)
 class Options(ImportOptions, CommandOptions):
-    """Of `bench import`."""
+    """Options of `bench import`."""
 
     source: Positional[str]  # SOURCE: checkpoint file, IMPORTER:PATH, timm:NAME or hf-hub:ID
     out: Path  # DIR: the export's folder, which is made

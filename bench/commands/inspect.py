@@ -19,7 +19,7 @@ EPILOG = """examples:
 
 @dataclass(frozen=True, kw_only=True)
 class Options(ImportOptions, CommandOptions):
-    """Of `bench inspect`."""
+    """Options of `bench inspect`."""
 
     # X: export folder, checkpoint file, folder of a training, timm:NAME, hf-hub:ID, IMPORTER:PATH, pixels:SIDE
     checkpoint: Positional[str]

@@ -22,7 +22,7 @@ examples:
 
 @dataclass(frozen=True, kw_only=True)
 class Options(CommandOptions):
-    """Of `bench leaderboard`."""
+    """Options of `bench leaderboard`."""
 
     out: Path  # DIR: folder that `bench run` wrote to
     published: bool = False  # show papers' numbers of the same protocols and images, marked, in all but csv and parquet

@@ -27,7 +27,7 @@ EPILOG = """examples:
 
 @dataclass(frozen=True, kw_only=True)
 class Options(CommandOptions):
-    """Of `bench list`."""
+    """Options of `bench list`."""
 
     # NAME: tasks, downstream, importers, methods, imagesets, layouts or suites; or the name of one
     name: Positional[str | None] = None

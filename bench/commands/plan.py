@@ -19,7 +19,7 @@ OUT/cache/calibration for the same architecture, settings, device, precision and
 
 @dataclass(frozen=True, kw_only=True)
 class Options(EvaluationOptions):
-    """Of `bench plan`."""
+    """Options of `bench plan`."""
 
     GROUP: ClassVar[str] = "of the plan"
     json: bool = False  # print a JSON list for schedulers, an entry for each job

@@ -23,7 +23,7 @@ exit codes of --check: 0 everything agrees; 1 it does not, with a line for each 
 
 @dataclass(frozen=True, kw_only=True)
 class Options(PublicationOptions):
-    """Of `bench record`."""
+    """Options of `bench record`."""
 
     out: Positional[Path | None] = None  # OUT: folder that `bench run` wrote to
     to: Path | None = None  # DIR: write the record there; an older record is replaced

@@ -8,7 +8,7 @@ from bench.cli.options import CommandOptions
 
 @dataclass(frozen=True, kw_only=True)
 class Options(CommandOptions):
-    """Of `bench report`."""
+    """Options of `bench report`."""
 
     out: Path  # DIR: folder that `bench run` wrote to
     to: Path | None = None  # FILE: where to write the page (DIR/report.html)

@@ -23,7 +23,7 @@ EPILOG = """examples:
 
 @dataclass(frozen=True, kw_only=True)
 class Options(CommandOptions):
-    """Of `bench reproduce`."""
+    """Options of `bench reproduce`."""
 
     table: Positional[str | None] = None  # TABLE: such as extrema:table7
     plan: str | None = None  # TABLE: print a shell script that measures a table

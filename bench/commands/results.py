@@ -21,7 +21,7 @@ examples:
 
 @dataclass(frozen=True, kw_only=True)
 class Options(CommandOptions):
-    """Of `bench results`."""
+    """Options of `bench results`."""
 
     action: Positional[Literal["ls", "rm"]]  # list or remove
     out: Path  # DIR: folder that `bench run` wrote to

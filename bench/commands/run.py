@@ -19,7 +19,7 @@ state is saved: run the same command again
 
 @dataclass(frozen=True, kw_only=True)
 class Options(EvaluationOptions):
-    """Of `bench run`."""
+    """Options of `bench run`."""
 
     dry_run: bool = False  # print what would be done, and do nothing
 

@@ -32,7 +32,7 @@ class MeasuringOptions(CheckpointOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class Options(MeasuringOptions):
-    """Of `bench sensitivity`."""
+    """Options of `bench sensitivity`."""
 
     protocol: Positional[str]  # PROTOCOL: such as knn@dino
     vary: tuple[str, ...] = ()  # V: in place of the task's own variations

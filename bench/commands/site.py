@@ -15,7 +15,7 @@ Each record is checked first (bench record --check). The pages make no requests 
 
 @dataclass(frozen=True, kw_only=True)
 class Options(CommandOptions):
-    """Of `bench site`."""
+    """Options of `bench site`."""
 
     records: Positional[tuple[Path, ...]]  # RECORD: folder that `bench record` wrote
     out: Path  # DIR: the site; an older one is replaced

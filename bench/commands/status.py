@@ -15,7 +15,7 @@ exit codes: 0 all jobs are finished, wait or run; 1 some failed or were stopped;
 
 @dataclass(frozen=True, kw_only=True)
 class Options(CommandOptions):
-    """Of `bench status`."""
+    """Options of `bench status`."""
 
     out: Path  # DIR: folder that --out of the jobs named
     json: bool = False  # print one JSON object instead

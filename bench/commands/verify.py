@@ -14,7 +14,7 @@ exit codes: 0 the network computes what it did when it was exported; 1 it does n
 
 @dataclass(frozen=True, kw_only=True)
 class Options(CommandOptions):
-    """Of `bench verify`."""
+    """Options of `bench verify`."""
 
     folder: Positional[Path]  # DIR: an export's folder
 

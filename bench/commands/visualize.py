@@ -35,7 +35,7 @@ docs/visualize.md shows each kind and lists its settings.
 
 @dataclass(frozen=True, kw_only=True)
 class Options(CommandOptions):
-    """Of `bench visualize`."""
+    """Options of `bench visualize`."""
 
     kind: Positional[str]  # KIND: what to draw; see below
     checkpoint: tuple[str, ...] = ()  # X: what bench run takes: export folder, file, folder of a pretraining, timm:NAME

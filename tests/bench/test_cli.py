@@ -99,12 +99,12 @@ def test_underscores_are_accepted_in_options_only():
     ("error", "line"),
     [
         (OSError(28, "No space left on device", "/out"), "No space left on device: /out; free some space"),
-        (PermissionError(13, "Permission denied", "/root"), "Permission denied: /root; choose a place"),
+        (PermissionError(13, "Permission denied", "/root"), "Permission denied: /root; choose a path"),
         (FileNotFoundError(2, "No such file or directory", "x"), "No such file or directory: x; check the path"),
         (ValueError("two\n  lines"), "two lines"),
         (ValueError(), "ValueError"),
         (RuntimeError("CUDA out of memory"), "RuntimeError: CUDA out of memory"),
-        (ImportError("No module named 'faiss'"), "No module named 'faiss'; `bench doctor` says"),
+        (ImportError("No module named 'faiss'"), "No module named 'faiss'; `bench doctor` shows"),
     ],
 )
 def test_any_exception_becomes_one_line(error, line):

@@ -83,7 +83,7 @@ def test_options_are_one_value():
     ("words", "message"),
     [
         (["--gpus", "2"], "--gpus without --cluster"),
-        (["--cluster", "local", "--partition", "p"], "--partition is of --cluster slurm"),
+        (["--cluster", "local", "--partition", "p"], "--partition is an option of --cluster slurm"),
         (["--cluster", "slurm", "--slurm", "no value here"], "--slurm no value here: write KEY=VALUE"),
     ],
 )
