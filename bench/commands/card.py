@@ -1,13 +1,13 @@
-"""Write the model card of an export, with its results, for the Hugging Face Hub; no network."""
+"""Write the model card of an export, with its results, for the Hugging Face Hub; works offline."""
 
 from dataclasses import dataclass
 from pathlib import Path
 
 from bench.cli.options import PublicationOptions
 
-EPILOG = """README.md says what the export is, how it was trained, how timm loads it and what was measured. Its header
-has the numbers as model-index. .eval_results/ has those on image sets of the Hub: ImageNet-1k is known, others are
-named by --hub-dataset. Nothing is uploaded: hf upload ORG/NAME DIR does that.
+EPILOG = """README.md describes what the export is, how it was trained, how timm loads it and what was measured. Its
+header has the numbers as model-index. .eval_results/ has the numbers on image sets of the Hub: ImageNet-1k is known,
+others are named by --hub-dataset. Nothing is uploaded; to upload: hf upload ORG/NAME DIR.
 
 examples:
   bench card --checkpoint runs/mae/export --out results
@@ -21,10 +21,10 @@ class Options(PublicationOptions):
     """Options of `bench card`."""
 
     checkpoint: Path  # EXPORT: folder of an export
-    out: Path | None = None  # DIR: folder that `bench run` wrote to; without it no results
+    out: Path | None = None  # DIR: folder that `bench run` wrote to; without it the card has no results
     to: Path | None = None  # DIR: where to write (the export's folder)
-    model_id: str | None = None  # ORG/NAME: of the model on the Hub
-    # SPDX: of the weights, where their source names none: apache-2.0, mit, ... (spdx.org/licenses)
+    model_id: str | None = None  # ORG/NAME: id of the model on the Hub
+    # SPDX: licence of the weights if their source names none: apache-2.0, mit, ... (spdx.org/licenses)
     licence: str | None = None
     force: bool = False  # replace a README.md that bench card did not write
 
@@ -44,12 +44,15 @@ def run(options: Options) -> int:
     publication = publication_from(models, options.hub_dataset, options.source, licences=licences)
     groups = shared_groups(results)
     if options.out and not groups:
-        say(f"{options.out} has no results of digest {subject.used.digest[:12]}: the card has none", errors=True)
+        say(f"{options.out} has no results for digest {subject.used.digest[:12]}: the card has none", errors=True)
     folder = options.to or options.checkpoint
     for path in write_card(folder, subject, results, publication, options.force):
         say(f"written: {path}")
     if not subject.licence(publication):
-        say("licence: unknown, and the card says so; name it by --licence, such as --licence apache-2.0", errors=True)
+        say("licence: unknown, as the card states; give it by --licence, such as --licence apache-2.0", errors=True)
     for name in without_dataset(groups, publication):
-        say(f"{name}: not in .eval_results, as it has no id on the Hub; --hub-dataset {name}=ORG/NAME", errors=True)
+        say(
+            f"{name}: not in .eval_results, because its id on the Hub is unknown; give --hub-dataset {name}=ORG/NAME",
+            errors=True,
+        )
     return 0

@@ -1,13 +1,13 @@
-"""Say whether one checkpoint is better than another, with paired tests on the same images."""
+"""Test whether one checkpoint is better than another, with paired tests on the same images."""
 
 from dataclasses import dataclass
 from pathlib import Path
 
 from bench.cli.options import CommandOptions, Positional
 
-EPILOG = """With more than two checkpoints every pair is compared. Tested is the main metric of each protocol, the
-first of its results; --metric M tests another one, --metric all every one. p values are corrected (Holm) for all
-comparisons of the call, so choose before you look.
+EPILOG = """With more than two checkpoints every pair is compared. The main metric of each protocol, the first of its
+results, is tested; --metric M tests another one, --metric all tests all of them. p values are corrected (Holm) for all
+comparisons of the call, so choose what to test before you look.
 
 examples:
   bench compare mae dino --out results
@@ -20,17 +20,17 @@ class Options(CommandOptions):
     """Options of `bench compare`."""
 
     first: Positional[str]  # A: checkpoint: its name in the results, or 'name (digest8)'
-    others: Positional[tuple[str, ...]]  # B: those to compare it and each other with
+    others: Positional[tuple[str, ...]]  # B: checkpoints to compare with A and with each other
     out: Path  # DIR: folder that `bench run` wrote to
-    data: str | None = None  # NAME: this image set alone
-    protocol: str | None = None  # P: this protocol (knn@dino) or task (knn) alone
-    metric: str | None = None  # M: this metric in place of the main one of each protocol; all: every one
-    json: Path | None = None  # FILE: write all numbers there as well
-    csv: Path | None = None  # FILE: write the table there as well
+    data: str | None = None  # NAME: only this image set
+    protocol: str | None = None  # P: only this protocol (knn@dino) or task (knn)
+    metric: str | None = None  # M: this metric instead of the main one of each protocol; all: every metric
+    json: Path | None = None  # FILE: also write all numbers to FILE
+    csv: Path | None = None  # FILE: also write the table to FILE
 
 
 def run(options: Options) -> int:
-    """0 whatever the tests say, and also when nothing can be compared: the reasons are printed."""
+    """0 whatever the outcome of the tests, even if nothing can be compared; the reasons are printed."""
     from bench.results.record import check_folder
     from bench.statistics.compare import compare, comparisons_csv, to_json, to_text
     from engine.files import write_atomic

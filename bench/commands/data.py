@@ -15,7 +15,7 @@ from engine.files import locked, sync_folder
 from engine.optional import require
 from engine.printing import did_you_mean, say
 
-MOST = 20  # problems of scenes that are listed; a wrong classes.txt is one in each of them
+MAX_PROBLEMS = 20  # problems of scenes that are listed; a wrong classes.txt causes one in every scene
 EPILOG = """examples:
   bench data check folder:/data/cifar10
   bench data check imagenet:/data/ILSVRC --list-only
@@ -31,13 +31,13 @@ exit codes: 0 the set can be used as it is; 1 there is something to fix; 2 an er
 class Options(CommandOptions):
     """Options of `bench data`."""
 
-    # check: counts, classes, unreadable files, what to fix; get: download, after size and licence were said
+    # check: counts, classes, unreadable files, what to fix; get: print size and licence, then download
     action: Positional[Literal["check", "get"]]
-    # URL: to check, such as folder:PATH; schemes: bench list imagesets, bench list layouts. To get: a name of the list,
-    # or hf:NAME
+    # URL: for check: an image set, such as folder:PATH (bench list imagesets, bench list layouts); for get: one of the
+    # names that bench data get prints, or hf:NAME
     url: Positional[str | None] = None
-    out: Path | None = None  # DIR: get: the set goes into DIR/NAME
-    list_only: bool = False  # do not decode the images
+    out: Path | None = None  # DIR: for get: download into DIR/NAME
+    list_only: bool = False  # for check: do not decode the images
 
 
 def run(options: Options) -> int:
@@ -45,7 +45,7 @@ def run(options: Options) -> int:
     if options.action == "get":
         return get(options.url, options.out)
     if not options.url or options.out:
-        raise ValueError("bench data check URL: give one image set, and no --out")
+        raise ValueError("bench data check URL: give the URL of one image set, without --out")
     from downstream.data.scenes import layout_of, scene_schemes
     from engine.progress import Progress
     from imagesets.check import check_image_set, render
@@ -55,40 +55,42 @@ def run(options: Options) -> int:
         return check_scenes(options.url, read_all=not options.list_only)
     parse_url(options.url, scene_schemes())
     with ExitStack() as stack:
-        shown: list[Progress] = []
+        bars: list[Progress] = []
         report = check_image_set(
             options.url,
             read_all=not options.list_only,
-            start=lambda total: shown.append(stack.enter_context(Progress("decoding", total, "images"))),
-            advance=lambda count: shown[0].advance(count),
+            start=lambda total: bars.append(stack.enter_context(Progress("decoding", total, "images"))),
+            advance=lambda count: bars[0].advance(count),
         )
     say(*render(report).split("\n"))
     return 0 if report.ok else 1
 
 
 def get(name: str | None, out: Path | None) -> int:
-    """Say size, licence and what `--data` will take, download, and say it again; without a name, list the sets."""
+    """Download a set, after printing its size, its licence and its `--data` URLs; without a name, list the sets."""
     from bench.cli.names import check_writable
 
     if name is None:
-        for offered, (megabytes, licence, page) in OFFERED.items():
-            say(f"{offered:16} {size_of(megabytes):>8}  {licence:27}{page}")
+        for set_name, (megabytes, licence, page) in OFFERED.items():
+            say(f"{set_name:16} {size_of(megabytes):>8}  {licence:27}{page}")
         return 0
     folder = folder_of(name, out or Path())
     if out is None:
-        raise ValueError(f"bench data get {name} --out DIR: say where to")
+        raise ValueError(f"bench data get {name}: give --out DIR, the folder to download into")
     check_writable(out)
-    ready = f"bench run --data {' or '.join(forms(name, folder))}"
-    say(f"{name}: {terms(name)}", f"  then: {ready}")
+    usage = f"bench run --data {' or '.join(urls_of(name, folder))}"
+    say(f"{name}: {size_and_licence(name)}", f"  then: {usage}")
     download(name, folder)
-    columns = "; where its columns have other names, '?image=NAME&label=NAME'" if name.startswith("hf:") else ""
-    say(f"{folder} is whole: {ready}{columns}")
+    columns = "; if its columns have other names, add '?image=NAME&label=NAME'" if name.startswith("hf:") else ""
+    say(f"{folder} is complete: {usage}{columns}")
     return 0
 
 
 def check_scenes(url: str, read_all: bool) -> int:
-    """The same for labelled scenes: every mask or size against its image. A split that cannot be opened, as a mask
-    lacks, is a problem like others."""
+    """Check labelled scenes: every mask or size against its image; 1 if there is something to fix.
+
+    A split that cannot be opened, for example because a mask is missing, is reported as a problem like any other.
+    """
     from downstream.data.scenes import decode_scenes, open_scenes, parse_scene_url
     from engine.progress import Progress
     from imagesets.sets import SPLITS
@@ -101,7 +103,7 @@ def check_scenes(url: str, read_all: bool) -> int:
             try:
                 scenes = open_scenes(url, split, Path(folder))
             except ValueError as error:
-                problems += [str(error)] if str(error) not in problems else []  # both splits may lack one folder
+                problems += [str(error)] if str(error) not in problems else []  # both splits may miss the same folder
                 continue
             classes = f", {len(scenes.classes)} classes" if scenes.classes else ""
             say(f"  {split}: {len(scenes):,} scenes{classes}")
@@ -116,14 +118,14 @@ def check_scenes(url: str, read_all: bool) -> int:
                         pixels.check()
                     except ValueError as error:
                         problems.append(str(error))
-    say(*(f"  FIX: {problem}" for problem in problems[:MOST]), *([] if problems else ["  no problems found"]))
-    if len(problems) > MOST:
-        say(f"  and {len(problems) - MOST} more scenes with problems")
+    say(*(f"  FIX: {problem}" for problem in problems[:MAX_PROBLEMS]), *([] if problems else ["  no problems found"]))
+    if len(problems) > MAX_PROBLEMS:
+        say(f"  and {len(problems) - MAX_PROBLEMS} more scenes with problems")
     return 1 if problems else 0
 
 
 HUB = "hf:"
-# Megabytes (10^6 bytes) of the archives; licence; the page that states it or should.
+# Size of the archives in megabytes (10^6 bytes); licence; the page that states the licence or should.
 OFFERED: dict[str, tuple[int, str, str]] = {
     "CIFAR10": (170, "none stated", "https://www.cs.toronto.edu/~kriz/cifar.html"),
     "CIFAR100": (169, "none stated", "https://www.cs.toronto.edu/~kriz/cifar.html"),
@@ -151,36 +153,36 @@ OFFERED: dict[str, tuple[int, str, str]] = {
     "FashionMNIST": (31, "MIT", "https://github.com/zalandoresearch/fashion-mnist"),
     "KMNIST": (21, "CC BY-SA 4.0", "https://github.com/rois-codh/kmnist"),
 }
-# Sets that ask for an account or a licence to be accepted, or that torchvision does not know.
+# Sets that require an account or the acceptance of a licence, or that torchvision does not have.
 ON_THEIR_SITES = ("imagenet", "ade20k", "cityscapes", "coco", "nyu", "davis", "spair", "copydays", "revisited")
-FORMS = {  # what --data takes, where it is not torchvision's scheme alone; {} is the folder
+URLS = {  # URLs of sets that are read by other schemes than torchvision's; {} is the folder
     "VOC2007": ("torchvision:VOC2007:{}", "vocboxes:{}"),
     "VOC2012": ("voc:{}", "vocboxes:{}"),
 }
 ARCHIVES = (".tar", ".gz", ".tgz", ".zip", ".bz2", ".mat")
-# MD5 of archives that torchvision takes as they lie there: Aircraft's, which it has no sum of, and USPS's.
-SUMS = {
+# MD5 of archives that torchvision does not verify if they exist: Aircraft's, for which it has no checksum, and USPS's.
+MD5 = {
     "fgvc-aircraft-2013b.tar.gz": "d4acdd33327262359767eeaa97a4f732",
     "usps.bz2": "ec16c51db3855ca6c91edd34d0e9b197",
     "usps.t.bz2": "8ea070ee2aca1ac39742fdd1ef5ed118",
 }
-UNPACKED = 2.2  # disk for archives and what is in them, in sizes of the archives
+UNPACKED = 2.2  # disk space for archives and their contents, as a multiple of the archives' size
 
 
-def forms(name: str, folder: Path) -> list[str]:
-    """What `--data NAME=` takes of a set in its folder, quoted for a shell."""
+def urls_of(name: str, folder: Path) -> list[str]:
+    """The values of `--data`, `NAME=URL`, for a downloaded set in its folder, quoted for a shell."""
     key = name.removeprefix(HUB).rpartition("/")[2].lower()
-    templates = (f"{HUB}{{}}",) if name.startswith(HUB) else FORMS.get(name, (f"torchvision:{name}:{{}}",))
+    templates = (f"{HUB}{{}}",) if name.startswith(HUB) else URLS.get(name, (f"torchvision:{name}:{{}}",))
     return [shlex.quote(f"{key}={template.format(folder)}") for template in templates]
 
 
 def size_of(megabytes: int) -> str:
-    """`170 MB`, `5.0 GB`"""
+    """A size as text: `170 MB`, `5.0 GB`."""
     return f"{megabytes / 1000:.1f} GB" if megabytes > 999 else f"{megabytes} MB"
 
 
 def folder_of(name: str, out: Path) -> Path:
-    """The folder that holds a set, whole. ValueError for a set that cannot be downloaded here."""
+    """The folder that a set is downloaded into. ValueError for a set that `bench data get` cannot download."""
     from imagesets.schemes.torchvision import SETS
 
     if name.startswith(HUB):
@@ -191,7 +193,7 @@ def folder_of(name: str, out: Path) -> Path:
     if name in SETS and name not in OFFERED:
         raise ValueError(f"bench data get {name}: torchvision cannot download all of it; {SETS[name].advice}")
     if name.lower() in ON_THEIR_SITES:
-        raise ValueError(f"bench data get {name}: get it from its own site; docs/data.md says which files are read")
+        raise ValueError(f"bench data get {name}: get it from its own site; docs/data.md lists the files that are read")
     if name not in OFFERED:
         raise ValueError(
             f"bench data get {name}: no such set{did_you_mean(name, list(OFFERED))}; {HUB}NAME for the Hub"
@@ -199,8 +201,8 @@ def folder_of(name: str, out: Path) -> Path:
     return out / name
 
 
-def terms(name: str) -> str:
-    """Size and licence of a set, with the page that states it; of the Hub's as their cards say."""
+def size_and_licence(name: str) -> str:
+    """Size and licence of a set, with the page that states it; for sets of the Hub, from their dataset cards."""
     if not name.startswith(HUB):
         megabytes, licence, page = OFFERED[name]
         return f"{size_of(megabytes)} to download; licence: {licence} ({page})"
@@ -210,42 +212,43 @@ def terms(name: str) -> str:
     try:
         info = HfApi().dataset_info(repository, files_metadata=True)
     except Exception as error:  # the library's own kinds, and those of the network
-        raise ValueError(f"bench data get {name}: the Hub does not answer for it: {in_one_line(error)}") from error
+        raise ValueError(f"bench data get {name}: no information from the Hub: {in_one_line(error)}") from error
     size = sum(file.size or 0 for file in info.siblings or ()) / 1e6
     licence = (info.card_data.get("license") if info.card_data else None) or "none stated"
     return f"{size_of(max(1, round(size)))} to download; licence: {licence} ({info.id} on the Hub)"
 
 
 def download(name: str, folder: Path) -> None:
-    """Download a set into its folder; one that is there already is only opened.
+    """Download a set into its folder; if the folder exists, only check that the set can be opened.
 
-    A set is made in a hidden folder beside its own and moved there, whole, when both of its splits could be opened.
-    Archives whose download ended stay in the hidden folder until then, so that the same command goes on after a kill;
-    whatever was unpacked is unpacked anew. torchvision compares MD5 sums of archives with those that it knows.
+    The set is assembled in a hidden folder next to its own and moved there in one step, once both of its splits could
+    be opened. Until then, completed archives stay in the hidden folder, so that the same command continues after a
+    kill; everything is unpacked anew. torchvision verifies the archives by the MD5 sums that it knows.
 
-    ValueError for a disk that is too small, what cannot be downloaded, and a folder that holds something else.
+    ValueError if the disk is too small, the set cannot be downloaded, or the folder holds something else.
     """
     if folder.exists():
         try:
             check_set(name, folder)
         except ValueError as error:
-            raise ValueError(f"--out: {folder} is there and cannot be used as {name}: {error}; move it away") from error
+            raise ValueError(f"--out: {folder} exists but cannot be used as {name}: {error}; move it away") from error
         return
     needed = UNPACKED * 1e6 * OFFERED.get(name, (0,))[0]
     if (free := shutil.disk_usage(folder.parent).free) < needed:
         raise ValueError(f"--out {folder.parent}: {free / 1e9:.1f} GB are free, and {needed / 1e9:.1f} GB are needed")
-    partial = folder.parent / f".{folder.name}.partial"
+    partial = folder.parent / f".{folder.name}.partial"  # holds an unfinished download
     with locked(folder.parent / f".{folder.name}.lock", f"download of {name}"):
         if folder.exists():  # another process made it meanwhile
             return
         partial.mkdir(exist_ok=True)
         try:
             whole = from_hub(name, partial) if name.startswith(HUB) else from_torchvision(name, partial)
-        except Exception as error:  # torchvision's RuntimeError, network errors, what a damaged archive leads to
+        except Exception as error:  # torchvision's RuntimeError, network errors, errors that damaged archives cause
             raise ValueError(
-                f"bench data get {name}: {in_one_line(error)}; the same command goes on with what is whole in {partial}"
+                f"bench data get {name}: {in_one_line(error)}; run the same command again: it keeps the complete "
+                f"archives in {partial}"
             ) from error
-        if not name.startswith(HUB):  # of the Hub's, the user says which columns hold images and labels
+        if not name.startswith(HUB):  # those cannot be opened before the user names the columns of images and labels
             check_set(name, whole)
         os.replace(whole, folder)
         sync_folder(folder.parent)
@@ -253,40 +256,41 @@ def download(name: str, folder: Path) -> None:
 
 
 def from_torchvision(name: str, partial: Path) -> Path:
-    """Download and unpack by torchvision's classes; archives that nobody reads are then removed."""
+    """Download and unpack by torchvision's classes, then remove the archives that are not needed any more."""
     from torchvision import datasets
 
     from imagesets.schemes.torchvision import SETS
 
-    known = SETS.get(name)
-    dataset = (known.dataset if known else "VOCSegmentation") or name
-    parts: tuple[Any, ...] = (*known.train, *known.val) if known else ({"year": "2012", "image_set": "trainval"},)
-    keep_archives(partial)
-    for part in parts:
-        getattr(datasets, dataset)(str(partial), download=True, **part)
+    entry = SETS.get(name)
+    dataset = (entry.dataset if entry else "VOCSegmentation") or name
+    splits: tuple[Any, ...] = (*entry.train, *entry.val) if entry else ({"year": "2012", "image_set": "trainval"},)
+    remove_unpacked(partial)
+    for split in splits:
+        getattr(datasets, dataset)(str(partial), download=True, **split)
     for path in archives_below(partial):
-        if not as_official(path):
-            raise ValueError(f"{path.name} is not the official file")
-        if not known or str(path.relative_to(partial)) not in known.needs:
+        if not is_official(path):
+            raise ValueError(f"{path.name} is not the official file: its MD5 sum differs")
+        if not entry or str(path.relative_to(partial)) not in entry.needs:
             path.unlink()
     return partial
 
 
 def archives_below(folder: Path) -> list[Path]:
+    """All archives in a folder and its subfolders."""
     return [path for path in folder.rglob("*") if path.name.endswith(ARCHIVES) and path.is_file()]
 
 
-def as_official(path: Path) -> bool:
-    """Whether an archive that torchvision does not compare has the official sum; True of all others."""
+def is_official(path: Path) -> bool:
+    """Whether an archive has its official MD5 sum, if it is one that torchvision does not verify; True for others."""
     from torchvision.datasets.utils import check_integrity
 
-    return check_integrity(path, SUMS.get(path.name))
+    return check_integrity(path, MD5.get(path.name))
 
 
-def keep_archives(partial: Path) -> None:
-    """Remove all that an earlier attempt unpacked, as it may be half of it, and archives that are half."""
-    archives = {path for path in archives_below(partial) if as_official(path)}
-    for path in sorted(partial.rglob("*"), reverse=True):  # what is in a folder before the folder
+def remove_unpacked(partial: Path) -> None:
+    """Remove what an earlier attempt unpacked, perhaps incompletely, and archives with wrong MD5 sums."""
+    archives = {path for path in archives_below(partial) if is_official(path)}
+    for path in sorted(partial.rglob("*"), reverse=True):  # a folder comes after its contents
         if path.is_dir() and not path.is_symlink():
             if not any(path.iterdir()):
                 path.rmdir()
@@ -295,7 +299,7 @@ def keep_archives(partial: Path) -> None:
 
 
 def from_hub(name: str, partial: Path) -> Path:
-    """Download by the library datasets, which goes on with its own partial files, and save as one folder."""
+    """Download by the library `datasets`, which resumes its own partial files, and save the set as one folder."""
     import datasets
 
     whole = partial / "set"
@@ -305,13 +309,13 @@ def from_hub(name: str, partial: Path) -> Path:
 
 
 def check_set(name: str, folder: Path) -> None:
-    """ValueError where a split of the set in `folder` cannot be opened."""
+    """ValueError if a split of the set in `folder` cannot be opened."""
     from downstream.data.scenes import layout_of, open_scenes
     from imagesets.sets import open_set
 
     splits: tuple[Literal["train", "val"], ...] = ("train", "val")
-    for form in forms(name, folder):
-        url = shlex.split(form)[0].partition("=")[2]
+    for named_url in urls_of(name, folder):
+        url = shlex.split(named_url)[0].partition("=")[2]
         with tempfile.TemporaryDirectory() as cache:
             for split in splits:
                 open_scenes(url, split, Path(cache)) if layout_of(url) else open_set(url, split)

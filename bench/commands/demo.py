@@ -1,4 +1,4 @@
-"""Pretrain a tiny ViT, evaluate it beside raw pixels, and write a report; no data, no network; 1 to 3 minutes."""
+"""Pretrain a tiny ViT, compare it with raw pixels, and write a report; no data, no network; 1 to 3 minutes."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,11 +12,11 @@ class Options(CommandOptions):
 
     # DIR: folder of exports, results, leaderboard and report (bench-results/demo)
     out: Path = Path("bench-results/demo")
-    seed: int = 0  # N: of initial weights, batches and tasks (0)
+    seed: int = 0  # N: seed of initial weights, batches and tasks (0)
 
 
 def run(options: Options) -> int:
-    """Exit code of the evaluation, or 75 where a signal stopped a training; an earlier demo's network is used."""
+    """Exit code of the evaluation, or 75 if a signal stopped the training; reuses the network of an earlier demo."""
     from bench.demo import evaluate_demo, pretrained
     from engine.training.interruptions import STOPPED
 

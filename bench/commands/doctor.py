@@ -1,4 +1,4 @@
-"""Say what is installed, what is missing and how to fix it."""
+"""Show what is installed, what is missing and how to fix it."""
 
 import contextlib
 import importlib
@@ -33,7 +33,7 @@ class Options(CommandOptions):
 
 
 def run(options: Options) -> int:
-    """0: `bench run` can work here; 1: it cannot."""
+    """0: `bench run` works in this environment; 1: something that it needs is missing."""
     checks = examine()
     good = not any(check.mark == "missing" and check.needed for check in checks)
     if options.json:
@@ -53,14 +53,14 @@ TESTED = ("2.11", "0.26"), ("2.14", "0.29")  # torch and torchvision: tox, and t
 PAIR = "pip install 'torch==2.11.*' 'torchvision==0.26.*'"
 EVERYTHING = "pip install 'ssl-vit-bench[cpu]'"
 ONE_FAISS = "pip uninstall -y faiss-cpu faiss-gpu && pip install 'faiss-cpu>=1.15,<2'  (with a GPU: faiss-gpu)"
-SMALL_DISK = 5  # GiB; an export of a ViT-L and its ImageNet features take about that
+SMALL_DISK = 5  # GiB; about what an export of a ViT-L and its ImageNet features take
 
 Mark = Literal["ok", "missing", "note"]
 
 
 @dataclass(frozen=True)
 class Check:
-    """One line of the report. Only a `missing` that is `needed` makes the tool unusable."""
+    """One line of the report. `bench run` is unusable only if a check is both `missing` and `needed`."""
 
     name: str
     mark: Mark
@@ -70,7 +70,7 @@ class Check:
 
 
 def examine() -> list[Check]:
-    """All checks, in the order of the report. None may raise: a broken import is what people call doctor for."""
+    """All checks, in the order of the report. No check may raise: broken imports are why people run doctor."""
     checks: list[Check] = []
     for check in (
         *(_python, _torch, _devices, _libraries, _faiss, _openblas, _mmcv, _dense),
@@ -78,16 +78,16 @@ def examine() -> list[Check]:
     ):
         try:
             checks += check()
-        except Exception as error:  # a check that fails is a finding
+        except Exception as error:  # a check that cannot run is reported too
             text = f"cannot be examined: {in_one_line(error)}"
             checks.append(Check(check.__name__.strip("_"), "note", text, needed=False))
     return checks
 
 
 def quietly_imported(name: str) -> ModuleType | str:
-    """The module, or why it cannot be imported, in one line. What it prints is swallowed."""
-    silence = io.StringIO()
-    with contextlib.redirect_stdout(silence), contextlib.redirect_stderr(silence), warnings.catch_warnings():
+    """The module, or one line that explains why it cannot be imported. What the module prints is discarded."""
+    discarded = io.StringIO()
+    with contextlib.redirect_stdout(discarded), contextlib.redirect_stderr(discarded), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
             return importlib.import_module(name)
@@ -96,7 +96,7 @@ def quietly_imported(name: str) -> ModuleType | str:
 
 
 def _reason(error: Exception) -> str:
-    # Without the advice to ask doctor, which messages for users have.
+    # Not `in_one_line`, whose message would advise to run doctor.
     if "failed to map segment" in str(error) and (limit := memory_limit()):
         return f"{' '.join(str(error).split())}; {limit}"
     return f"{type(error).__name__}: {' '.join(str(error).split())}"
@@ -131,8 +131,8 @@ def _torch() -> Iterator[Check]:
 
     pair = f"torch {torch.__version__} with torchvision {torchvision.__version__}"
     try:
-        kept = torchvision.ops.nms(torch.tensor([[0.0, 0, 1, 1], [0.0, 0, 1, 1]]), torch.tensor([0.9, 0.8]), 0.5)
-        works = kept.tolist() == [0]
+        boxes = torchvision.ops.nms(torch.tensor([[0.0, 0, 1, 1], [0.0, 0, 1, 1]]), torch.tensor([0.9, 0.8]), 0.5)
+        works = boxes.tolist() == [0]
         reason = "" if works else ": nms gives a wrong answer"
     except (RuntimeError, AttributeError) as error:
         works, reason = False, f": {in_one_line(error)}"
@@ -169,7 +169,7 @@ def _libraries() -> Iterator[Check]:
 def _faiss() -> Iterator[Check]:
     cpu, gpu = installed("faiss-cpu"), installed("faiss-gpu")
     if cpu and gpu:
-        # They own the same folder; whichever was written last is there, and removing one breaks the other.
+        # Both packages install into one folder: the last one installed is there, and removing one breaks the other.
         text = f"faiss-cpu {cpu} and faiss-gpu {gpu} are both installed and overwrite each other"
         yield Check("faiss", "missing", text, fix=ONE_FAISS)
         return
@@ -194,7 +194,7 @@ def _openblas() -> Iterator[Check]:
         return
     kernel, fitting = blas_kernel.in_use(), blas_kernel.fitting(blas_kernel.processor_flags())
     if kernel is None:
-        text = "FAISS's BLAS does not say which kernel it uses"
+        text = "FAISS's BLAS does not report which kernel it uses"
         yield Check("openblas", "note", text, needed=False)
         return
     setting, own = os.environ.get(blas_kernel.VARIABLE), blas_kernel.own_choice()
@@ -213,7 +213,7 @@ def _openblas() -> Iterator[Check]:
 
 
 def _mmcv() -> Iterator[Check]:
-    # The code that will run the operators is asked which they are; without mmcv nothing is imported.
+    # The code that will run the operators determines which they are; without mmcv nothing is imported.
     package = next((name for name in ("onedl-mmcv", "mmcv", "mmcv-lite") if installed(name)), None)
     if package is None or importlib.util.find_spec("mmcv") is None:
         yield Check("mmcv", "missing", "not installed; dense tasks need it", EVERYTHING, needed=False)
@@ -224,21 +224,21 @@ def _mmcv() -> Iterator[Check]:
     version = f"{package} {installed(package)}"
     try:
         with quiet_libraries():
-            whose = operators.install()
+            source = operators.install()
     except Exception as error:  # binary packages fail with anything from ImportError to SystemError
-        text = f"{version}: its compiled operators cannot be loaded, built for another torch? {_reason(error)}"
+        text = f"{version}: its compiled operators cannot be loaded (built for another torch?): {_reason(error)}"
         fix = "pip cache remove onedl_mmcv; pip install --force-reinstall --no-deps --no-cache-dir onedl-mmcv"
         yield Check("mmcv", "missing", text, fix=fix, needed=False)
         return
     texts = {
         "compiled": "its compiled nms and roi_align run",
-        "torchvision": "without compiled operators, torchvision's nms and roi_align run in their place",
+        "torchvision": "without compiled operators; torchvision's nms and roi_align run instead",
     }
-    yield Check("mmcv", "ok", f"{version}: {texts[whose]}")
+    yield Check("mmcv", "ok", f"{version}: {texts[source]}")
 
 
 def _dense() -> Iterator[Check]:
-    # Not imported, which takes seconds and prints: what an installation can get wrong is that one is missing.
+    # Not imported, because that takes seconds and prints; the likely fault of an installation is a missing package.
     packages = {"mmengine": "onedl-mmengine", "mmseg": "onedl-mmsegmentation", "mmdet": "onedl-mmdetection"}
     for name, package in packages.items():
         if importlib.util.find_spec(name) is None:
@@ -265,7 +265,7 @@ def _plugins() -> Iterator[Check]:
     if plugins:
         from bench.run.suites import catalogue
 
-        # Tasks alone have further names, of protocols and suites, that can clash.
+        # Tasks can also clash by the names of their protocols and suites.
         left_out |= {task: reason for task, reason in catalogue().broken.items() if task.plugin}
     for plugin in [plugin for plugin in plugins if plugin not in left_out]:
         try:
@@ -310,5 +310,5 @@ def _glibc() -> Iterator[Check]:
         text = f"glibc {version}; {SWITCH}=0 lets it return freed memory, forward passes on a CPU are slower"
         yield Check("allocator", "note", text, fix=f"unset {SWITCH}")
         return
-    text = f"glibc {version}, told to keep freed memory (switched off by --no-keep-memory or {SWITCH}=0)"
+    text = f"glibc {version}, configured to keep freed memory (switched off by --no-keep-memory or {SWITCH}=0)"
     yield Check("allocator", "ok", text)

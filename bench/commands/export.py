@@ -7,11 +7,11 @@ from bench.cli.options import CommandOptions, Positional
 from engine.printing import say
 
 EPILOG = """examples:
-  bench export runs/mae                    of the newest state, to runs/mae/unfinished/export
+  bench export runs/mae                    the newest state, to runs/mae/unfinished/export
   bench export runs/dino --out early       early/export (teacher) and early/export-student
 
-The training may be running meanwhile, here or on another machine that shares the folder; nothing of it is changed.
-`bench run --checkpoint runs/mae` does this by itself.
+The training may still be running, here or on another machine that shares the folder; it is not affected.
+`bench run --checkpoint runs/mae` reads the newest state by itself.
 """
 UNFINISHED = "unfinished"
 
@@ -20,13 +20,13 @@ UNFINISHED = "unfinished"
 class Options(CommandOptions):
     """Options of `bench export`."""
 
-    run: Positional[Path]  # RUN: the folder that `bench pretrain --out` names
-    # DIR: where export/ and export-BRANCH/ are written (RUN/unfinished, where RUN has not finished)
+    run: Positional[Path]  # RUN: the folder of a training, as given to `bench pretrain --out`
+    # DIR: where export/ and export-BRANCH/ are written (RUN/unfinished, if RUN has not finished)
     out: Path | None = None
 
 
 def run(options: Options) -> int:
-    """0: the exports are there, and their fingerprints come out again when they are read back."""
+    """0: the exports are written and, read back, reproduce their fingerprints."""
     from bench.cli.names import check_new_export
     from bench.cli.output import epochs_of
     from bench.pretraining.run import evaluation
@@ -35,7 +35,7 @@ def run(options: Options) -> int:
 
     folder = options.run
     if not is_run(folder):
-        raise ValueError(f"{folder} is not the folder of a training; give what was --out of bench pretrain")
+        raise ValueError(f"{folder} is not the folder of a training; give the folder that was --out of bench pretrain")
     finished = finished_export(folder)
     if finished and not options.out:
         say(f"{folder} has finished: its encoder is in {finished}; --out DIR copies it")
@@ -46,7 +46,7 @@ def run(options: Options) -> int:
     for name, export in exports:
         check_new_export(out / name)
         if problems := ViTExport.load(export.save(out / name)).verify():
-            raise ValueError(f"{out / name}: read back, it differs: {problems[0]}; is the disk sound?")
+            raise ValueError(f"{out / name}: differs when read back: {problems[0]}; is the disk faulty?")
         say(f"written and verified: {out / name} ({export.facts['branch']})")
     name, export = exports[0]
     say(evaluation(out / name, export.facts["data"]))

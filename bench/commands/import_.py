@@ -22,13 +22,13 @@ class Options(ImportOptions, CommandOptions):
     """Options of `bench import`."""
 
     source: Positional[str]  # SOURCE: checkpoint file, IMPORTER:PATH, timm:NAME or hf-hub:ID
-    out: Path  # DIR: the export's folder, which is made
+    out: Path  # DIR: folder for the export, which is created
     name: str | None = None  # NAME: label of the export in results and leaderboard
     force: bool = False  # replace another export in DIR
 
 
 def run(options: Options) -> int:
-    """0: the export is written and its fingerprint comes out again when read back."""
+    """0: the export is written and, read back, reproduces its fingerprint."""
     from checkpoints.import_options import check_reference
 
     check_reference(options.source)  # before torch is imported
@@ -44,20 +44,20 @@ def run(options: Options) -> int:
     name = checked_name(options.name, "--name") if options.name else None
     check_new_export(options.out)
     export = load(options.source, options_from(options, ImportOptions))
-    say(f"{options.source}: recognised as {export.facts.get('importer') or 'an export already'}")
+    say(f"{options.source}: recognised as {export.facts.get('importer') or 'an export'}")
     say(*export_lines(export))
     if name:
         export = replace(export, facts=dict(export.facts) | {"name": name})
-    same = not options.force and _is_there(options.out, export)
-    folder = options.out if same else export.save(options.out)
+    exists = not options.force and _holds(options.out, export)
+    folder = options.out if exists else export.save(options.out)
     if problems := ViTExport.load(folder).verify():
-        raise ValueError(f"{folder}: read back, it differs: {problems[0]}; is the disk sound?")
-    say(f"{'this very export was there, now' if same else 'written and'} verified: {folder}")
+        raise ValueError(f"{folder}: differs when read back: {problems[0]}; is the disk faulty?")
+    say(f"{'the same export was there already, now' if exists else 'written and'} verified: {folder}")
     return 0
 
 
-def _is_there(out: Path, export: "ViTExport") -> bool:
-    """Whether `out` holds this very export. ValueError, naming what differs, where it holds another one."""
+def _holds(out: Path, export: "ViTExport") -> bool:
+    """Whether `out` holds this very export. ValueError, naming a difference, if it holds another one."""
     from checkpoints.export import ViTExport, is_export
 
     if not is_export(out):

@@ -1,4 +1,4 @@
-"""Print what a checkpoint is and where it is from."""
+"""Print what a checkpoint is and where it comes from."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from checkpoints.export import ViTExport
 
 EPILOG = """examples:
-  bench inspect dino_deitsmall16_pretrain.pth      its format, sizes, where it is from, its digest
+  bench inspect dino_deitsmall16_pretrain.pth      its format, sizes, origin and digest
   bench inspect runs/mae                           the encoder of a training, finished or not
 """
 
@@ -26,7 +26,7 @@ class Options(ImportOptions, CommandOptions):
 
 
 def run(options: Options) -> int:
-    """Always 0: inspecting verifies nothing."""
+    """Always 0: whether the recorded activations are reproduced is printed, not judged."""
     from checkpoints.import_options import check_reference
 
     check_reference(options.checkpoint)  # before torch is imported
@@ -37,12 +37,12 @@ def run(options: Options) -> int:
     say(options.checkpoint)
     say(*export_lines(export))
     problems = export.verify()
-    say(f"  {'verified':12} {'no: ' + problems[0] if problems else 'the recorded activations come out again'}")
+    say(f"  {'verified':12} {'no: ' + problems[0] if problems else 'the recorded activations are reproduced'}")
     return 0
 
 
 def export_lines(export: "ViTExport") -> Iterator[str]:
-    """Lines: the network, where its weights come from, and what of the source was used."""
+    """Lines that describe the network, the origin of its weights, and which tensors of the source were used."""
     from bench.results.record import TrainingCost
     from engine.printing import millions
 

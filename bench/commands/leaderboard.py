@@ -11,8 +11,8 @@ EPILOG = """formats:
   csv      leaderboard.csv: a row for each checkpoint; always written
   markdown leaderboard.md: tables with intervals; always written
   latex    leaderboard.tex: booktabs tables, mean and deviation over seeds, the best and its ties bold
-  html     leaderboard.html: plain tables without scripts (bench report writes the page to read)
-  parquet  results.parquet: every number with all that it rests on, for DuckDB or pandas
+  html     leaderboard.html: plain tables without scripts (for reading, see bench report)
+  parquet  results.parquet: every number with settings, data and versions, for DuckDB or pandas
 
 examples:
   bench leaderboard --out results --published
@@ -26,12 +26,12 @@ class Options(CommandOptions):
 
     out: Path  # DIR: folder that `bench run` wrote to
     published: bool = False  # show papers' numbers of the same protocols and images, marked, in all but csv and parquet
-    # write other files too: csv, markdown, latex, html, parquet
+    # additional files to write: csv, markdown, latex, html, parquet
     format: tuple[Literal["csv", "markdown", "latex", "html", "parquet"], ...] = ()
 
 
 def run(options: Options) -> int:
-    """0 also when some result file is damaged: it is reported, and the rest is the board."""
+    """0, even if a result file is damaged: it is reported, and the board is made of the others."""
     from bench.leaderboards.files import write_leaderboard
     from bench.leaderboards.tables import read_leaderboard, to_terminal
     from bench.results.record import check_folder
@@ -41,11 +41,11 @@ def run(options: Options) -> int:
     write_error: OSError | None = None
     try:
         leaderboard = write_leaderboard(options.out, options.published, options.format)
-    except OSError as error:  # another's folder, or a full disk: the tables can be read all the same
+    except OSError as error:  # a read-only folder or a full disk: the tables can still be printed
         leaderboard, write_error = read_leaderboard(options.out, options.published), error
     say(*to_terminal(leaderboard, width=shutil.get_terminal_size().columns).split("\n"))
     if options.published and not leaderboard.published:
-        say("", "no published number is of these protocols, unchanged, on images of the published size", errors=True)
+        say("", "no published number was measured by these protocols, unchanged, on the same image sets", errors=True)
     if write_error:
         raise write_error
     say("", f"written: {', '.join(map(str, leaderboard.files.values()))}", errors=True)

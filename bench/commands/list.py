@@ -1,4 +1,4 @@
-"""List suites and extensions of every kind, or tell what one of them is: bench list NAME."""
+"""List suites and extensions of every kind, or describe one of them: bench list NAME."""
 
 from dataclasses import dataclass
 
@@ -7,7 +7,7 @@ from bench.cli.output import table
 from engine.extensions import extensions, one_line, refused, source_files, warn_of
 from engine.printing import say
 
-# What people write -> kind of extension.
+# Name on the command line -> kind of extension.
 SECTIONS = {
     "tasks": "probes",
     "downstream": "downstream",
@@ -19,7 +19,7 @@ SECTIONS = {
 HEADINGS = {"tasks": " (probes, on image sets)", "downstream": " (dense tasks, on scene sets)"}
 EPILOG = """examples:
   bench list                          tasks, importers, methods, image sets and layouts
-  bench list knn@dino                 a protocol: where it is from, its settings, their values and what they mean
+  bench list knn@dino                 a protocol: its source, its settings, their values and what they mean
   bench list suites                   suites and their protocols
   bench list --protocols              every protocol with its version and source
 """
@@ -29,14 +29,14 @@ EPILOG = """examples:
 class Options(CommandOptions):
     """Options of `bench list`."""
 
-    # NAME: tasks, downstream, importers, methods, imagesets, layouts or suites; or the name of one
+    # NAME: tasks, downstream, importers, methods, imagesets, layouts or suites; or the name of one of these
     name: Positional[str | None] = None
     protocols: bool = False  # list every protocol with its version and source
     recipes: bool = False  # list the methods' recipes with cost and source
 
 
 def run(options: Options) -> int:
-    """Names and one line each, read without importing the files; all else imports them."""
+    """Print each name with its one-line description, without importing the files; other listings import them."""
     name = options.name
     if options.protocols and options.recipes:
         raise ValueError("--protocols and --recipes: give one of them; tasks have protocols, methods have recipes")
@@ -63,7 +63,7 @@ def run(options: Options) -> int:
         say(*table(rows, indent=2))
         warn_of(refused(SECTIONS[title]))
     if not name:
-        say("suites: bench list suites", "more about any of these, or about a protocol: bench list NAME")
+        say("suites: bench list suites", "details of any of these, or of a protocol: bench list NAME")
     return 0
 
 
@@ -73,7 +73,7 @@ def _list_suites() -> int:
     known = catalogue()
     warn_of(known.broken)
     for suite, names in known.suites.items():
-        say(f"{suite}: {len(names)} protocols; bench list {suite} names them")
+        say(f"{suite}: {len(names)} protocols; to list them: bench list {suite}")
     return 0
 
 
@@ -81,7 +81,7 @@ def _list_protocols(kind: str | None) -> int:
     from bench.run.suites import KINDS, catalogue
 
     if kind and kind not in SECTIONS:
-        raise ValueError(f"--protocols are of tasks or downstream; for those of {kind} alone: bench list {kind}")
+        raise ValueError(f"--protocols lists those of tasks or downstream; for those of {kind} only: bench list {kind}")
     if kind and SECTIONS[kind] not in KINDS:
         raise ValueError(f"{kind} have no protocols; use: bench list tasks --protocols")
     known = catalogue([SECTIONS[kind]] if kind else KINDS)
@@ -104,13 +104,13 @@ def _list_recipes(kind: str | None) -> int:
     from engine.extensions import load_extension
 
     if kind and kind not in SECTIONS:
-        raise ValueError(f"--recipes are of methods; for those of {kind} alone: bench list {kind}")
+        raise ValueError(f"--recipes lists those of all methods; for those of {kind} only: bench list {kind}")
     if kind not in (None, "methods"):
         raise ValueError(f"{kind} have no recipes; use: bench list methods --recipes")
     for method, path in sorted(source_files("methods").items()):
         try:
             recipes = load_extension("methods", method).RECIPES
-        except Exception as error:  # a stranger's file: whatever it does must not take the others with it
+        except Exception as error:  # a plugin may fail in any way; the other methods are still listed
             say(f"bench: warning: method {method!r} is left out: {in_one_line(error)}", errors=True)
             continue
         say(f"{method}  {one_line(path)}".rstrip())

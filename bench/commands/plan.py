@@ -1,4 +1,4 @@
-"""Say what a run takes on this machine before it runs: time, images, work, disk and memory of each job."""
+"""Forecast what a run takes on this machine: time, images, FLOPs, disk and memory of each job."""
 
 import json
 from dataclasses import dataclass, replace
@@ -12,8 +12,8 @@ EPILOG = """examples:
   bench plan --checkpoint a.pth --suite full --data imagenet ade20k cityscapes coco --assume h100 --gpus 8 --out results
   bench plan --checkpoint a.pth --suite frozen --data in1k=imagenet:/data --out results --json > jobs.json
 
-Counts are printed at once, times as they are measured, within half a minute in all. What was measured is kept in
-OUT/cache/calibration for the same architecture, settings, device, precision and images.
+Counts are printed at once, times as soon as they are measured, within half a minute in all. Measurements are kept in
+OUT/cache/calibration, for plans with the same architecture, settings, device, precision and images.
 """
 
 
@@ -22,19 +22,19 @@ class Options(EvaluationOptions):
     """Options of `bench plan`."""
 
     GROUP: ClassVar[str] = "of the plan"
-    json: bool = False  # print a JSON list for schedulers, an entry for each job
-    script: bool = False  # print a shell script, a command for each job, cheapest first
-    # MACHINE: h100 or a100, times --gpus and --nodes, in place of this machine: nothing is measured, and --data may be
-    # imagenet, ade20k, cityscapes or coco alone
+    json: bool = False  # print a JSON list for schedulers, one entry per job
+    script: bool = False  # print a shell script, one command per job, cheapest first
+    # MACHINE: h100 or a100, times --gpus and --nodes, instead of this machine: nothing is measured, and --data may be
+    # just a name: imagenet, ade20k, cityscapes or coco
     assume: str | None = None
-    fresh: bool = False  # measure again what was kept
+    fresh: bool = False  # ignore kept measurements and measure again
 
 
 def run(options: Options) -> int:
-    """0, or 1 where a job would fail."""
+    """0, or 1 if a job would fail."""
     from bench.cli.names import check_names
 
-    # Sets of an assumed machine are named alone, as `imagenet`.
+    # For an assumed machine, --data may be a name without a URL, such as `imagenet`.
     check_names(options.checkpoint, options.suite, [text for text in options.data if "=" in text])
     from bench.cli.names import chosen_device
     from bench.cluster.submit import words_of_run
@@ -50,15 +50,15 @@ def run(options: Options) -> int:
     assumed = None
     if options.assume:
         assumed = machine(options.assume, gpus, options.workers, "bfloat16", options.decode)
-    silent = options.json or options.script  # their output comes at the end
-    planned = plan(replace(options, device=device), assumed, options.fresh, (lambda *lines: None) if silent else say)
+    silent = options.json or options.script  # whose output is printed at the end
+    forecasts = plan(replace(options, device=device), assumed, options.fresh, (lambda *lines: None) if silent else say)
 
-    jobs = entries(planned, partial(words_of_run, options_from(options, EvaluationOptions)), gpus)
+    jobs = entries(forecasts, partial(words_of_run, options_from(options, EvaluationOptions)), gpus)
     if options.json:
         say(*json.dumps(jobs, indent=1).split("\n"))
     elif options.script:
         say(*script_lines(jobs))
     else:
-        say(*totals(planned, assumed.memory if assumed else free_memory(device), gpus, options.decode))
+        say(*totals(forecasts, assumed.memory if assumed else free_memory(device), gpus, options.decode))
         say(*(assumed.lines() if assumed else ()))
     return 1 if any(job["problem"] for job in jobs) else 0

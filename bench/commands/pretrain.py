@@ -25,7 +25,7 @@ def run(options: Options) -> int:
     from engine.extensions import extensions, load_extension
 
     if options.method not in extensions("methods"):
-        load_extension("methods", options.method)  # says which there are, before torch is imported
+        load_extension("methods", options.method)  # raises an error that lists the methods, before torch is imported
     cluster = cluster_of(options)
     if cluster and not options.dry_run:
         from bench.cluster.submit import launch_pretraining

@@ -1,4 +1,4 @@
-"""Collect results, logs and commands of a board in a folder to publish, or check that such a folder still agrees."""
+"""Collect results, logs and commands of a board in a folder to publish, or check that such a record is consistent."""
 
 import shlex
 from dataclasses import dataclass
@@ -6,15 +6,15 @@ from pathlib import Path
 
 from bench.cli.options import Positional, PublicationOptions
 
-EPILOG = """A record holds what the numbers rest on, but weights and images: result files with their values for every
-image, logs, what each checkpoint is, commands, tables, and model cards with the Hugging Face Hub's forms. Folders
-of this machine are left out of every text. The same results give the same bytes. Of a record that another version
-wrote, --check compares numbers and names and not the wording, and says so.
+EPILOG = """A record holds everything that the numbers are based on except weights and images: result files with their
+values for every image, logs, descriptions of the checkpoints, commands, tables, and model cards with the Hugging Face
+Hub's metadata files. Paths of this machine are removed from all texts. The same results give the same bytes. If another
+version wrote the record, --check compares numbers and names but not the wording, and reports that.
 
 examples:
   bench record results --to published
-  bench record --check published            tables, cards and commands are made again and compared
-  bench record results --check published    and the results are those of the folder `results`
+  bench record --check published            make tables, cards and commands again and compare them
+  bench record results --check published    also compare with the results in the folder `results`
   bench record results --to published --sign ~/.ssh/id_ed25519
 
 exit codes of --check: 0 everything agrees; 1 it does not, with a line for each difference
@@ -28,14 +28,14 @@ class Options(PublicationOptions):
     out: Positional[Path | None] = None  # OUT: folder that `bench run` wrote to
     to: Path | None = None  # DIR: write the record there; an older record is replaced
     check: Path | None = None  # DIR: check a record
-    model_id: tuple[str, ...] = ()  # NAME=ORG/NAME: a checkpoint's on the Hub
-    # NAME=SPDX: of a checkpoint's weights, where their source names none, such as mae-s=apache-2.0
+    model_id: tuple[str, ...] = ()  # NAME=ORG/NAME: a checkpoint's id on the Hub
+    # NAME=SPDX: licence of a checkpoint's weights if their source names none, such as mae-s=apache-2.0
     licence: tuple[str, ...] = ()
     # NAME=URL: where the authors of a checkpoint confirm its numbers, such as their comment, commit or DOI
     verified_by: tuple[str, ...] = ()
-    # KEY: sign the record with a key of ssh, by ssh-keygen; --check says by which key it is signed
+    # KEY: sign the record with an ssh key, by ssh-keygen; --check reports the key that signed it
     sign: Path | None = None
-    organization: str = ""  # ORG: who evaluated
+    organization: str = ""  # ORG: who made the evaluation
 
 
 def run(options: Options) -> int:
@@ -60,9 +60,7 @@ def run(options: Options) -> int:
         say(f"{differences} difference{'s' if differences > 1 else ''}" if differences else agrees)
         return int(differences > 0)
     if not options.out or not options.to:
-        raise ValueError(
-            "record of what? give a folder of results, as `bench run` writes it: bench record OUT --to DIR"
-        )
+        raise ValueError("which results? give the folder of results that `bench run` wrote: bench record OUT --to DIR")
     publication = publication_from(
         options.model_id,
         options.hub_dataset,

@@ -13,11 +13,11 @@ class Options(CommandOptions):
     out: Path  # DIR: folder that `bench run` wrote to
     to: Path | None = None  # FILE: where to write the page (DIR/report.html)
     published: bool = False  # show papers' numbers of the same protocols and images, marked
-    no_pictures: bool = False  # without validation images and accuracy by class
+    no_pictures: bool = False  # omit validation images and accuracy by class
 
 
 def run(options: Options) -> int:
-    """0 also when some result file is damaged: the page names it."""
+    """0, even if a result file is damaged: the page names it."""
     from bench.results.record import check_folder
 
     check_folder(options.out)

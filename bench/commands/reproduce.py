@@ -1,4 +1,4 @@
-"""Say how published numbers are measured here, and how far the measured ones are from them."""
+"""Show how published numbers can be measured here, and how far the measured numbers are from them."""
 
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 EPILOG = """examples:
   bench reproduce                                   the tables, and how much of each is within reach
-  bench reproduce --summary                         the same counted, and what is out of reach, and why
+  bench reproduce --summary                         counts over all tables, and why the others are out of reach
   bench reproduce moca:table5j --out results        value by value: published, measured, the commands
   bench reproduce moca:table5j --checkpoints moca-b=/data/moca.pth --data imagenet=imagenet:/data/ILSVRC --out results
   bench reproduce --plan moca:table5j --out results > script.sh
@@ -28,22 +28,22 @@ class Options(CommandOptions):
     table: Positional[str | None] = None  # TABLE: such as extrema:table7
     plan: str | None = None  # TABLE: print a shell script that measures a table
     summary: bool = False  # count what is within reach, table by table
-    # NAME=PATH: weights that you have, by the names that a table shows; what `bench run --checkpoint` takes
+    # NAME=REFERENCE: weights that you have, by the names in the tables; references as for `bench run --checkpoint`
     checkpoints: tuple[str, ...] = ()
     # NAME=URL: imagenet, imagenet22k (to pretrain on), ade20k, cityscapes, coco, voc, nyu, davis, copydays, ...
     data: tuple[str, ...] = ()
-    # DIR: folder of results and trainings, read and named in the commands (results)
+    # DIR: folder of results and trainings, from which measurements are read and which the commands use (results)
     out: Path = Path("results")
-    # N: of torchrun in the commands (1)
+    # N: processes of torchrun in the commands (1)
     processes: PositiveInt = field(default=1, metadata={"flags": ("--processes", "--gpus")})
-    # with `today`, whose protocols are not those of the suite `today`: say what is missing; exit code 1 for anything
+    # with `today` (the plan, not the suite of that name): list what is missing; exit code 1 if anything is
     check: bool = False
-    suite: str | None = None  # S: with `today`: protocols in place of the plan's six
-    assume: str = "h100"  # MACHINE: with `today`: h100 or a100, to count hours for (h100)
+    suite: str | None = None  # S: with `today`: protocols instead of the plan's six
+    assume: str = "h100"  # MACHINE: with `today`: h100 or a100, for the forecast of hours (h100)
 
 
 def run(options: Options) -> int:
-    """0 whatever was measured; 1 where --check finds something missing."""
+    """0, whatever was measured; 1 if --check finds something missing."""
     from bench.published.values import published_values, values_of
     from bench.reproduce import Setup, listing, named_checkpoints, named_data, script, summary, table_lines
     from bench.results.store import comparable_results
@@ -61,9 +61,9 @@ def run(options: Options) -> int:
     if "today" in (options.table, options.plan):
         return today(options, setup)
     if options.check or options.suite:
-        raise ValueError("--check and --suite are of the plan `today`: bench reproduce today --check")
+        raise ValueError("--check and --suite are for the plan `today`: bench reproduce today --check")
     if options.plan:
-        values_of(options.plan)  # a wrong name is said before anything is printed
+        values_of(options.plan)  # raises the error for an unknown table before anything is printed
         say(*"\n".join(script(options.plan, setup)).split("\n"))
     elif options.summary:
         say(*summary())
@@ -78,7 +78,7 @@ def run(options: Options) -> int:
 
 
 def today(options: Options, setup: "Setup") -> int:
-    """The script of the plan `today`, what it lacks, or its table."""
+    """Print the script of the plan `today` (--plan), what is missing for it (--check), or its table."""
     from bench.results.store import comparable_results
     from bench.run.calibration import machine
     from bench.today import SUITE, missing, script, table

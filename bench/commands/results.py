@@ -10,7 +10,7 @@ from engine.printing import say
 
 EPILOG = """ls: one line for each result, with its first number or why it failed.
 rm: moves results, with their arrays and logs, to OUT/removed/<time>/ and rebuilds the leaderboard. Nothing is deleted;
-delete that folder when you are sure, or copy it back. At least one of the options says which results.
+delete that folder when you are sure, or copy it back. At least one option has to select the results.
 
 examples:
   bench results ls --out results --status failed
@@ -25,15 +25,15 @@ class Options(CommandOptions):
 
     action: Positional[Literal["ls", "rm"]]  # list or remove
     out: Path  # DIR: folder that `bench run` wrote to
-    checkpoint: str | None = None  # X: of this checkpoint: name, or name-digest8 as ls prints it
-    data: str | None = None  # NAME: of this image set
-    protocol: str | None = None  # P: of this protocol (knn@dino) or task (knn)
-    status: Literal["ok", "failed", "unreadable"] | None = None  # that ended so
+    checkpoint: str | None = None  # X: only results of this checkpoint: name, or name-digest8 as ls prints it
+    data: str | None = None  # NAME: only results on this image set
+    protocol: str | None = None  # P: only results of this protocol (knn@dino) or task (knn)
+    status: Literal["ok", "failed", "unreadable"] | None = None  # only results with this status
     dry_run: bool = False  # rm: print what would be removed, and do nothing
 
 
 def run(options: Options) -> int:
-    """List or remove results. The exit code is 0 also where no result matches."""
+    """List or remove results. 0, even if no result matches."""
     from bench.results.record import check_folder
     from bench.results.store import find, lines_of, refuse_ambiguous
 
@@ -41,7 +41,7 @@ def run(options: Options) -> int:
     words = {name: getattr(options, name) for name in ("checkpoint", "data", "protocol", "status")}
     if options.action == "rm" and not any(words.values()):
         raise ValueError(
-            "which results? give --checkpoint, --data, --protocol or --status, as `bench results ls` shows"
+            "which results? give --checkpoint, --data, --protocol or --status, as shown by `bench results ls`"
         )
     contents = find(options.out, words)
     if options.action == "rm":
@@ -59,7 +59,7 @@ def _remove(out: Path, paths: list[Path], dry_run: bool) -> None:
     if dry_run:
         say("nothing was removed (--dry-run)")
     elif paths:
-        place = remove(out, paths)
+        folder = remove(out, paths)
         write_leaderboard(out)
-        undo = f"cp -rn {quote(str(place))}/. {quote(str(out / 'results'))}/"
-        say(f"moved to {place}, and the leaderboard rebuilt; to undo: {undo}")
+        undo = f"cp -rn {quote(str(folder))}/. {quote(str(out / 'results'))}/"
+        say(f"moved to {folder}, and the leaderboard rebuilt; to undo: {undo}")

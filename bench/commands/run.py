@@ -12,7 +12,7 @@ EPILOG = """examples:
   torchrun --nproc-per-node 4 --no-python bench run --checkpoint X --suite frozen --data x=imagenet:/data --out results
   bench run --checkpoint X Y --suite full --data x=imagenet:/data --out results --cluster slurm --partition p --gpus 8
 
-exit codes: 0 finished; 1 some task failed; 2 an error; 75 a signal (SIGTERM, SIGUSR1, Ctrl-C) stopped a training, whose
+exit codes: 0 finished; 1 a task failed; 2 an error; 75 a signal (SIGTERM, SIGUSR1, Ctrl-C) stopped a training, whose
 state is saved: run the same command again
 """
 
@@ -25,8 +25,7 @@ class Options(EvaluationOptions):
 
 
 def run(options: Options) -> int:
-    """0: every task has a good result; 1: some task failed; Stopped, which ends with 75, where a signal stopped a
-    training."""
+    """0: all tasks succeeded; 1: a task failed. Raises Stopped (exit code 75) if a signal stopped a training."""
     check_names(options.checkpoint, options.suite, options.data)
     cluster = cluster_of(options)
     if cluster and not options.dry_run:

@@ -7,22 +7,22 @@ from bench.cli.options import CheckpointOptions, EvaluationOptions, Positional, 
 from engine.settings import NonNegativeInt, PositiveInt
 
 EPILOG = """\
-A variation is FIELD=VALUE, as --set takes it; or of precision, decode and seed; or of statistics, image_size
-(pixels, or 1.5x of the network's own) and positions, the rule by which they are interpolated. Several in one text, with
-a space between them, are changed together.
+A variation is FIELD=VALUE, as for --set. FIELD is a setting of the task; precision, decode or seed; or statistics,
+image_size (pixels, or a multiple of the network's own, 1.5x) or positions, the rule by which position embeddings are
+interpolated. Several variations in one argument, separated by spaces, are applied together.
 
 examples:
   bench sensitivity knn@dino --checkpoint a.pth b.pth --data cifar10=folder:/data/cifar10 --out sensitivity
   bench sensitivity linear_sgd@ibot_base_cached --checkpoint a.pth --data in1k=imagenet:/data --out sensitivity
   bench sensitivity knn@dino --checkpoint a.pth --data x=digits: --out s --vary pool=avg "k=20 crop=1.0"
 
-Writes sensitivity-PROTOCOL.csv, .md and .png into the folder, beside the results, on which `bench explain` works.
+Writes sensitivity-PROTOCOL.csv, .md and .png next to the results, which `bench explain` can read.
 """
 
 
 @dataclass(frozen=True, kw_only=True)
 class MeasuringOptions(CheckpointOptions):
-    """Of `bench sensitivity` and `bench explain`."""
+    """The options that `bench sensitivity` and `bench explain` share."""
 
     # X: export folder, checkpoint file, folder of a training, timm:NAME, hf-hub:ID, IMPORTER:PATH, pixels:SIDE
     checkpoint: tuple[str, ...] = ()
@@ -35,14 +35,14 @@ class Options(MeasuringOptions):
     """Options of `bench sensitivity`."""
 
     protocol: Positional[str]  # PROTOCOL: such as knn@dino
-    vary: tuple[str, ...] = ()  # V: in place of the task's own variations
-    seed: NonNegativeInt = 0  # N: of everything random in a task (0)
+    vary: tuple[str, ...] = ()  # V: variations instead of the task's own
+    seed: NonNegativeInt = 0  # N: seed of everything random in a task (0)
     limit: PositiveInt | None = None  # N: at most N images of each split
-    set: tuple[str, ...] = ()  # TASK.FIELD=VALUE: change a setting throughout
+    set: tuple[str, ...] = ()  # TASK.FIELD=VALUE: change a setting in all runs
 
 
 def run(options: Options) -> int:
-    """0: measured; what could not be is said."""
+    """0: the variations are measured; those that could not be are listed with the reason."""
     from bench.cli.names import check_names
 
     if not (options.checkpoint and options.out):
@@ -57,11 +57,11 @@ def run(options: Options) -> int:
     from engine.printing import say
 
     evaluation = options_from(options, EvaluationOptions, suite=options.protocol)
-    title, found, left_out = effects.sensitivity(evaluation, options.vary)
+    title, measured_effects, left_out = effects.sensitivity(evaluation, options.vary)
     path = options.out / f"sensitivity-{options.protocol}"
-    write_atomic(Path(f"{path}.csv"), effects.to_csv(found))
-    write_atomic(Path(f"{path}.md"), effects.to_markdown(title, found, left_out))
-    write_atomic(Path(f"{path}.png"), encoded_figure(effects.figure(title, found), "png"))
-    say("", title, "", *table(effects.table_rows(found)), "", *(f"left out: {line}" for line in left_out))
+    write_atomic(Path(f"{path}.csv"), effects.to_csv(measured_effects))
+    write_atomic(Path(f"{path}.md"), effects.to_markdown(title, measured_effects, left_out))
+    write_atomic(Path(f"{path}.png"), encoded_figure(effects.figure(title, measured_effects), "png"))
+    say("", title, "", *table(effects.table_rows(measured_effects)), "", *(f"left out: {line}" for line in left_out))
     say(f"written: {path}.csv, .md, .png")
     return 0

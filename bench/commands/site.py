@@ -9,7 +9,7 @@ EPILOG = """examples:
   bench site records/mine --out public
   bench site records/*/ --title "Our ViTs" --out public
 
-Each record is checked first (bench record --check). The pages make no requests and open from disk too.
+Each record is checked first (bench record --check). The pages make no network requests, and also open from disk.
 """
 
 
@@ -19,7 +19,7 @@ class Options(CommandOptions):
 
     records: Positional[tuple[Path, ...]]  # RECORD: folder that `bench record` wrote
     out: Path  # DIR: the site; an older one is replaced
-    title: str = "How good are these checkpoints?"  # of the overview
+    title: str = "How good are these checkpoints?"  # title of the overview
 
 
 def run(options: Options) -> int:

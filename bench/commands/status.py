@@ -1,4 +1,4 @@
-"""Say how the jobs of --cluster are: what runs, waits, failed and finished, and what is left."""
+"""Show the state of jobs submitted with --cluster: which run, wait, failed and finished, and what remains to do."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,7 +9,7 @@ EPILOG = """examples:
   bench status --out results
   bench status --out runs/mae --json
 
-exit codes: 0 all jobs are finished, wait or run; 1 some failed or were stopped; 2 an error
+exit codes: 0 all jobs finished, wait or run; 1 some failed or were stopped; 2 an error
 """
 
 
@@ -17,12 +17,12 @@ exit codes: 0 all jobs are finished, wait or run; 1 some failed or were stopped;
 class Options(CommandOptions):
     """Options of `bench status`."""
 
-    out: Path  # DIR: folder that --out of the jobs named
+    out: Path  # DIR: the folder that was --out of the jobs
     json: bool = False  # print one JSON object instead
 
 
 def run(options: Options) -> int:
-    """0: all jobs are finished, wait or run; 1: some failed or were stopped."""
+    """0: all jobs finished, wait or run; 1: some failed or were stopped."""
     import json
 
     from bench.cluster.status import rows_of, status_json, status_lines
@@ -30,6 +30,8 @@ def run(options: Options) -> int:
 
     out = options.out
     if not (rows := rows_of(out)):
-        raise ValueError(f"{out}: nothing was submitted from there; `bench run ... --out {out} --cluster slurm` does")
+        raise ValueError(
+            f"{out}: no jobs were submitted with this --out; to submit: bench run ... --out {out} --cluster slurm"
+        )
     say(*(json.dumps(status_json(rows), indent=2).split("\n") if options.json else status_lines(rows)))
     return int(any(row.state in ("failed", "stopped") for row in rows))

@@ -1,4 +1,4 @@
-"""Recompute the fingerprint of an export."""
+"""Verify an export: recompute its activations and compare them with the recorded ones."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -8,7 +8,7 @@ from bench.cli.options import CommandOptions, Positional
 EPILOG = """example:
   bench verify exports/dino
 
-exit codes: 0 the network computes what it did when it was exported; 1 it does not; 2 an error
+exit codes: 0 the network computes what it computed when it was exported; 1 it does not; 2 an error
 """
 
 
@@ -20,7 +20,7 @@ class Options(CommandOptions):
 
 
 def run(options: Options) -> int:
-    """0: the activations are the recorded ones; 1: they differ, and the first place where is named."""
+    """0: the activations agree with the recorded ones; 1: they differ, first at the place that is printed."""
     from checkpoints.export import ViTExport, is_export
     from engine.printing import say
     from pretrain.loop.exporting import is_run
@@ -40,5 +40,5 @@ def run(options: Options) -> int:
     except ValueError as error:
         say(f"{options.folder}: DIFFERS: {error}")
         return 1
-    say(f"{options.folder}: proven, {len(export.fingerprint)} activations agree; digest {export.digest[:12]}")
+    say(f"{options.folder}: verified, {len(export.fingerprint)} activations agree; digest {export.digest[:12]}")
     return 0

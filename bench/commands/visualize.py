@@ -1,4 +1,4 @@
-"""Draw what checkpoints see, side by side: attention, PCA of patches, masks; or curves and scatter of results."""
+"""Draw what checkpoints see, side by side: attention, PCA of patches, masks; or curves and scatter plots of results."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -13,9 +13,9 @@ if TYPE_CHECKING:
     from bench.reporting.figures import FigureFormat
 
 KINDS = sorted((Path(__file__).parents[1] / "reporting" / "kinds").glob("[!_]*.py"))
-FIGURES = {  # of results and trainings; all others look at images
+FIGURES = {  # figures of results and trainings; all other kinds show images
     "curves": "k-NN over k, low-shot over shots, accuracy over blocks, and pretrainings over epochs, images or hours",
-    "scatter": "accuracy against parameters, GFLOP and time, shifted test sets against clean accuracy",
+    "scatter": "accuracy against parameters, GFLOP and time, accuracy on shifted test sets against clean accuracy",
 }
 KINDS_AND_FIGURES = {path.stem.replace("_", "-"): one_line(path) for path in KINDS} | FIGURES
 EPILOG = "\n".join(["kinds:", *(f"  {name:17}{text}" for name, text in KINDS_AND_FIGURES.items())])
@@ -38,24 +38,24 @@ class Options(CommandOptions):
     """Options of `bench visualize`."""
 
     kind: Positional[str]  # KIND: what to draw; see below
-    checkpoint: tuple[str, ...] = ()  # X: what bench run takes: export folder, file, folder of a pretraining, timm:NAME
+    checkpoint: tuple[str, ...] = ()  # X: as for bench run: export folder, file, folder of a pretraining, timm:NAME
     name: tuple[str, ...] = ()  # NAME: names of the checkpoints
     images: tuple[str, ...] = ()  # URL: image files, folders of images, or URLs such as digits: and imagenet:ROOT
-    split: Literal["train", "val"] | None = None  # of URLs (val, where there is one)
-    # N: images of each folder or URL, evenly spread (4; of an animated format all)
+    split: Literal["train", "val"] | None = None  # split of URLs (val, if there is one)
+    # N: images of each folder or URL, evenly spread (4; for an animated format all)
     limit: PositiveInt | None = None
     size: PositiveInt | None = None  # PX: short side of the images for the networks (as each was trained)
-    square: bool = False  # the middle of each image, not all of it
+    square: bool = False  # crop each image to the square in its middle
     set: tuple[str, ...] = ()  # NAME=VALUE: settings of the kind, such as layer=3 heads=all
-    seed: NonNegativeInt = 0  # N: of everything random (0)
+    seed: NonNegativeInt = 0  # N: seed of everything random (0)
     device: str = "auto"  # auto, cpu, cuda or cuda:N (auto)
     out: Path  # FOLDER: where the pictures are written
-    # png or svg (png); pdf of curves and scatter; apng, gif or webp: a film whose frames are the images
+    # png or svg (png); for curves and scatter also pdf; apng, gif or webp: an animation whose frames are the images
     format: tuple[Literal["png", "svg", "pdf", "apng", "gif", "webp"], ...] = ()
-    fps: PositiveFloat = 10.0  # N: frames a second of a film (10)
-    results: Path | None = None  # DIR: of curves and scatter: folder of `bench run --out`
-    along: str = "epoch"  # X: of curves: epoch, images or hours (epoch)
-    width: float = 6.75  # INCHES: of curves and scatter (6.75; one column: 3.25)
+    fps: PositiveFloat = 10.0  # N: frames per second of an animation (10)
+    results: Path | None = None  # DIR: for curves and scatter: folder of `bench run --out`
+    along: str = "epoch"  # X: for curves of pretrainings, the x axis: epoch, images or hours (epoch)
+    width: float = 6.75  # INCHES: for curves and scatter: width of the figure (6.75; one column: 3.25)
 
 
 def run(options: Options) -> int:
@@ -71,13 +71,13 @@ def run(options: Options) -> int:
             f"no kind of picture is called {options.kind!r}{did_you_mean(options.kind, list(KINDS_AND_FIGURES))}"
         )
     formats: Any = tuple(dict.fromkeys(options.format or ("png",)))
-    film = sorted({"apng", "gif", "webp"} & set(formats))
-    if film and options.kind in FIGURES:
+    animated = sorted({"apng", "gif", "webp"} & set(formats))
+    if animated and options.kind in FIGURES:
         raise ValueError(
-            f"--format {film[0]}: {options.kind} is one figure, and a film needs images; choose png, svg or pdf"
+            f"--format {animated[0]}: {options.kind} cannot be animated, only images can; choose png, svg or pdf"
         )
-    if film and len(formats) > 1:
-        raise ValueError(f"--format {film[0]}: a film goes with no other format; give it alone")
+    if animated and len(formats) > 1:
+        raise ValueError(f"--format {animated[0]}: an animated format excludes all others; give it alone")
     if options.kind in FIGURES:
         check_writable(options.out)
         for path in _draw_figures(options, formats):
@@ -93,7 +93,7 @@ def run(options: Options) -> int:
         names=options.name or None,
         sources=options.images,
         split=options.split,
-        limit=options.limit or (None if film else 4),
+        limit=options.limit or (None if animated else 4),
         size=options.size,
         square=options.square,
         seed=options.seed,
@@ -106,7 +106,7 @@ def run(options: Options) -> int:
 
 
 def _draw_figures(options: Options, formats: Sequence["FigureFormat"]) -> Iterator[Path]:
-    """Curves or scatter in every format; the paths of the files, as written."""
+    """Draw curves or scatter plots in every format; yields the path of each file once it is written."""
     from bench.reporting.figures import encoded_figure
     from bench.reporting.page import paper_figures
     from bench.results.record import check_folder

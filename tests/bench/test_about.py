@@ -88,7 +88,7 @@ def test_a_protocol_is_told_with_all_its_settings(bench):
             ["importer mae: ", "method mae: bench pretrain mae --recipe NAME", " 800 (vit_b, vit_l, vit_h)"],
         ),
         ("mae", ["share of patches that are hidden (figure 5)", "[random, block, grid]"]),
-        ("suites", ["frozen: ", "smoke: ", "paper:moca: 11 protocols; bench list paper:moca names them"]),
+        ("suites", ["frozen: ", "smoke: ", "paper:moca: 11 protocols; to list them: bench list paper:moca"]),
         ("tiny-ade20k", ["tiny-ade20k: is a tiny generated set of this", "scene layout ade20k: ", "tasks     "]),
         ("tiny-coco:", ["tiny-coco: is a tiny generated set of this", "scene layout coco: "]),
         ("paper:mst", ["suite paper:mst: ", "  knn@mst ", "  linear_sgd@mst_paper"]),

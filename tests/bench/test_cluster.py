@@ -255,7 +255,7 @@ def test_a_later_submission_takes_results_over(tmp_path):
 
 def test_a_folder_without_jobs_is_one_line(tmp_path, bench):
     code, _, said = bench("status", "--out", tmp_path)
-    assert code == 2 and "nothing was submitted from there" in said
+    assert code == 2 and "no jobs were submitted with this --out" in said
 
 
 @pytest.mark.slow

@@ -74,7 +74,7 @@ def test_packages_and_what_to_do(packages, gone, name, mark, named, bench, prete
         ("Prescott", "Prescott", "Prescott", "note", "with OPENBLAS_CORETYPE=Prescott; SkylakeX fits", "unset"),
         ("Prescott", "Prescott", None, "note", "SkylakeX fits this processor", "export OPENBLAS_CORETYPE=SkylakeX"),
         ("Prescott", None, None, "note", "SkylakeX fits this processor", "export OPENBLAS_CORETYPE=SkylakeX"),
-        (None, None, None, "note", "does not say which kernel it uses", ""),
+        (None, None, None, "note", "does not report which kernel it uses", ""),
     ],
 )
 def test_the_kernel_that_faiss_multiplies_with(kernel, own, setting, mark, text, fix, bench, monkeypatch):
@@ -126,7 +126,7 @@ def test_whose_operators_run_here(bench):
     package = Path(importlib.util.find_spec("mmcv").origin).parent
     compiled = any(package.glob("_ext*.so"))
     _, out, _ = bench("doctor")
-    expected = "its compiled nms and roi_align run" if compiled else "without compiled operators, torchvision's nms"
+    expected = "its compiled nms and roi_align run" if compiled else "without compiled operators; torchvision's nms"
     assert expected in line_of(out, "mmcv")
     operators, extension = (importlib.import_module(name) for name in ("downstream.models.operators", "mmcv._ext"))
     assert operators.which() == ("compiled" if compiled else "torchvision")
@@ -136,10 +136,10 @@ def test_whose_operators_run_here(bench):
 @pytest.mark.parametrize(
     ("source", "expected"),
     [
-        ({"_ext.so": "no library"}, "compiled operators cannot be loaded, built for another torch? ImportError"),
+        ({"_ext.so": "no library"}, "compiled operators cannot be loaded (built for another torch?): ImportError"),
         ({"_ext.so": "x", "_ext.py": "nms = 1"}, "its compiled nms and roi_align run"),
-        ({}, "without compiled operators, torchvision's"),
-        ({"__init__.py": "import no_such_library"}, "cannot be loaded, built for another torch? ModuleNotFoundError"),
+        ({}, "without compiled operators; torchvision's"),
+        ({"__init__.py": "import no_such_library"}, "cannot be loaded (built for another torch?): ModuleNotFoundError"),
     ],
 )
 def test_where_mmcv_operators_come_from(source, expected, bench, pretend, monkeypatch, tmp_path):

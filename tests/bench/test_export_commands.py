@@ -104,7 +104,7 @@ def test_inspect_shows_what_there_is_to_know(bench, exports):
     for text in ("ViT-12x2/16", "0.485 0.456 0.406", "bicubic", "random.pth", "7 decoder", "student"):
         assert text in out
     assert ViTExport.load(exports[0]).digest in out
-    assert "the recorded activations come out again" in out
+    assert "the recorded activations are reproduced" in out
 
 
 def altered(export: Path, folder: Path, change) -> Path:
@@ -194,7 +194,7 @@ class TestImportIntoAnExport:
         written = (tmp_path / "export" / "config.json").stat().st_mtime_ns
         for more in ((), ("--statistics", "imagenet")):
             code, out, _ = bench(*words, *more)
-            assert code == 0 and f"this very export was there, now verified: {tmp_path / 'export'}" in out
+            assert code == 0 and f"the same export was there already, now verified: {tmp_path / 'export'}" in out
             assert (tmp_path / "export" / "config.json").stat().st_mtime_ns == written
 
     @pytest.mark.parametrize(

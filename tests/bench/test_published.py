@@ -256,7 +256,7 @@ def test_a_board_beside_which_no_number_was_published_says_so(bench, tmp_path):
     write_result(result_path(tmp_path, USED, "in1k", "knn@moca-seed0"), measured(70.0, limit=100), {})
     code, out, err = bench("leaderboard", "--out", tmp_path, "--published")
     assert code == 0 and "(published)" not in out
-    assert "no published number is of these protocols" in err
+    assert "no published number was measured by these protocols" in err
 
 
 def test_the_csv_holds_what_was_measured(bench, tmp_path):

@@ -277,7 +277,7 @@ def test_mistakes_of_records_get_one_line(refused, folder, tmp_path):
     cases = [
         ((folder, "--to", tmp_path / "mine"), "not a record | --to"),
         (("--check", tmp_path / "mine"), "not a record | record.json"),
-        (("--to", tmp_path / "new"), "record of what?"),
+        (("--to", tmp_path / "new"), "which results?"),
         ((out, "--to", tmp_path / "new"), "--status unreadable moves such files away"),
         ((tmp_path, "--to", tmp_path / "new"), "holds no results"),
     ]

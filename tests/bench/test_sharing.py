@@ -117,8 +117,8 @@ def test_a_card_says_what_was_measured(bench, export, tmp_path):
     assert bench(*words)[0] == 0 and (export / "README.md").read_text() == text
     assert header_of(text)["license"] == "mit" and "as the author of this card says: MIT." in text
     said = bench("card", "--checkpoint", export, "--out", out)[2].splitlines()
-    assert said[0].startswith("licence: unknown, and the card says so; name it by --licence")
-    assert said[1].startswith("digits: not in .eval_results, as it has no") and len(said) == 2
+    assert said[0].startswith("licence: unknown, as the card states; give it by --licence")
+    assert said[1].startswith("digits: not in .eval_results, because its id") and len(said) == 2
     assert not list(export.rglob("*.yaml")), "entries of a data set that is no longer named"
     assert ViTExport.load(export).verify() == []
 

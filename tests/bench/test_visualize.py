@@ -349,7 +349,7 @@ class TestCommand:
             (("pca", "--size", "9000"), "is more than 128 patches of 8 a side"),
             (("retrieval", "--limit", "1"), "--images: neighbours come from other images"),
             (("pca", "--format", "webp", "--limit", "3"), "--format webp: the images differ in shape"),
-            (("pca", "--format", "webp", "png"), "--format webp: a film"),
+            (("pca", "--format", "webp", "png"), "--format webp: an animated format"),
             (("locality",), "--images: name one labelled set, such as digits:, or a query"),
             (
                 ("inversion", "--set", "mask_ratios=1"),

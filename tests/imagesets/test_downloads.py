@@ -210,7 +210,7 @@ def test_a_set_is_downloaded_whole(name, get, server, tmp_path):
     first, then, last = out.splitlines()
     _, licence, page = data.OFFERED[name]
     assert f"{licence} ({page})" in first and str(tmp_path / "data" / name) in then
-    for form in data.forms(name, tmp_path / "data" / name):
+    for form in data.urls_of(name, tmp_path / "data" / name):
         assert form in then and form in last
         assert main(["data", "check", form.partition("=")[2]]) in (0, 1)  # 1: tiny sets may repeat an image
     assert sorted(path.name for path in (tmp_path / "data").iterdir()) == [f".{name}.lock", name]
@@ -231,7 +231,7 @@ def test_a_broken_download_goes_on_with_whole_archives(get, server, tmp_path):
     """The line breaks in the second archive: no set, and the same command fetches the second one alone."""
     server.cut = {"annotations.tar.gz"}
     code, _, err = get("OxfordIIITPet")
-    assert code == 2 and "the same command goes on" in err and not (tmp_path / "data/OxfordIIITPet").exists()
+    assert code == 2 and "run the same command again" in err and not (tmp_path / "data/OxfordIIITPet").exists()
     server.asked.clear()
     assert get("OxfordIIITPet")[0] == 0 and server.asked == ["annotations.tar.gz"]
 
@@ -341,7 +341,7 @@ def test_refusals(get, server, tmp_path, monkeypatch, capsys):
     assert code == 2 and "0.0 GB are free, and 11.0 GB are needed" in err and not server.asked
     (tmp_path / "data/CIFAR10").mkdir()
     code, _, err = get("CIFAR10")
-    assert code == 2 and "is there and cannot be used as CIFAR10" in err and "move it away" in err
+    assert code == 2 and "exists but cannot be used as CIFAR10" in err and "move it away" in err
 
 
 def test_the_list(capsys):
