@@ -1,6 +1,6 @@
-"""`bench list NAME`: what a suite, a protocol or an extension of any kind is, with all its settings and what they mean.
+"""`bench list NAME`: describes a suite, a protocol or an extension of any kind, with its settings and their meanings.
 
-A name may stand for several of these; all are described.
+If several of these share a name, all are described.
 """
 
 import ast
@@ -26,16 +26,16 @@ MAX_VALUE = 40  # characters of a value on a line of a terminal
 
 
 def about(name: str) -> Iterator[str]:
-    """Lines on everything that has the name. ValueError, with the likely one, for an unknown name."""
+    """Describe everything that has the name. ValueError, with the most similar name, for an unknown one."""
     known = catalogue()
     warn_of(known.broken)
-    others = {kind: extensions(kind) for kind in OTHERS}
+    by_kind = {kind: extensions(kind) for kind in DESCRIBED}
     layout = name.removeprefix(TINY).rstrip(":") if name.startswith(TINY) else ""
-    if layout in others["layouts"]:
+    if layout in by_kind["layouts"]:
         yield f"{TINY}{layout}: is a tiny generated set of this scene layout:"
-        yield from _layout(others["layouts"][layout])
+        yield from _layout(by_kind["layouts"][layout])
         return
-    if name not in (names := [*known.names(), *chain(*others.values())]):
+    if name not in (names := [*known.names(), *chain(*by_kind.values())]):
         raise ValueError(f"bench list: nothing is called {name!r}{did_you_mean(name, names, LISTED_BY)}")
     if name in known.suites:
         yield from _suite(name, known)
@@ -43,9 +43,9 @@ def about(name: str) -> Iterator[str]:
         yield from _protocol(known.protocols[name], known)
     if of_task := [chosen for chosen in known.protocols.values() if name in (chosen.key, chosen.family)]:
         yield from _task(name, of_task, known)
-    for kind, describe in OTHERS.items():
-        if name in others[kind]:
-            yield from describe(others[kind][name])
+    for kind, describe in DESCRIBED.items():
+        if name in by_kind[kind]:
+            yield from describe(by_kind[kind][name])
 
 
 def _suite(name: str, known: Catalogue) -> Iterator[str]:
@@ -62,7 +62,7 @@ def _protocol(chosen: ChosenProtocol, known: Catalogue) -> Iterator[str]:
     suites = [suite for suite, names in known.suites.items() if chosen.name in names]
     yield f"protocol {chosen.name}, version {chosen.protocol.version}, of task {chosen.key}{_needs(chosen)}"
     yield _row("source", chosen.protocol.source)
-    yield _row("suites", ", ".join(suites) or "none; ask for it by name")
+    yield _row("suites", ", ".join(suites) or f"none; select it by --suite {chosen.name}")
     yield from _plugin(chosen.plugin)
     yield f"  settings, changed by --set {chosen.name}.NAME=VALUE:"
     task = chosen.task
@@ -107,7 +107,7 @@ def _method(extension: Extension) -> Iterator[str]:
     by_recipe = {name: _values(recipe) for name, recipe in recipes.items()}
     names = dict.fromkeys(name for values in by_recipe.values() for name in values)
     values = {
-        name: _of_each({recipe: values[name] for recipe, values in by_recipe.items() if name in values})
+        name: _by_owner({recipe: values[name] for recipe, values in by_recipe.items() if name in values})
         for name in names
     }
     yield from _settings(values, _meanings_in(recipes.values()), _choices_in(recipes.values()))
@@ -128,13 +128,13 @@ def _layout(extension: Extension) -> Iterator[str]:
     tasks, names = dict.fromkeys(chosen.key for chosen in protocols), sorted(chosen.name for chosen in protocols)
     yield f"scene layout {key}: bench data check {key}:ROOT, or {TINY}{key}: for a tiny generated set"
     yield from _docstring(extension)
-    yield _row("tasks", ", ".join(tasks) or "none evaluates on it")
+    yield _row("tasks", ", ".join(tasks) or "none")
     yield _row("protocols", ", ".join(names) or "none")
     yield from _plugin(extension.plugin)
 
 
-# Kind -> what describes one; tasks are described by their protocols.
-OTHERS = {"importers": _importer, "methods": _method, "imagesets": _image_set, "layouts": _layout}
+# Kind of extension -> function that describes one; tasks are described by `_task`.
+DESCRIBED = {"importers": _importer, "methods": _method, "imagesets": _image_set, "layouts": _layout}
 
 
 def _values(recipe: Recipe) -> dict[str, str]:
@@ -161,7 +161,7 @@ def _choices_in(recipes: Iterable[Recipe]) -> dict[str, str]:
 
 
 def choices_of(settings: Task | Recipe) -> dict[str, str]:
-    """Path of a setting -> the values that it can have, where they are few."""
+    """Path of a setting -> its possible values, for settings that have a fixed set of choices."""
     types = types_of(settings)
     choices = {path: ", ".join(map(str, get_args(kind))) for path, kind in types.items() if get_origin(kind) is Literal}
     return choices | {name: ", ".join(kinds) for name, kinds in alternatives(settings).items()}
@@ -172,8 +172,8 @@ def _most_frequent(values: Sequence[str]) -> str:
     return value if count == len(values) else f"{value} ({count} of {len(values)})"
 
 
-def _of_each(values: Mapping[str, str]) -> str:
-    """The value that all share, or every value with its owners."""
+def _by_owner(values: Mapping[str, str]) -> str:
+    """The value that all owners share, or every value with its owners in brackets. values: owner -> value."""
     if len(set(values.values())) == 1:
         return next(iter(values.values()))
     owners: dict[str, list[str]] = {}

@@ -1,11 +1,11 @@
 """`import bench`: the commands as functions, for notebooks and programs.
 
-Each function builds the request that its command builds and runs it in the same way, so results of one are those of
-the other: what `bench run` left in a folder is not evaluated again, and `bench leaderboard` shows what a notebook
-measured. What the commands print is returned; progress and warnings go to standard error.
+Each function builds the same options as its command and runs the same code, so both share their results: what
+`bench run` left in a folder is not evaluated again, and `bench leaderboard` shows what a notebook measured. Functions
+return what the commands print; progress and warnings go to standard error.
 
-Users' mistakes are ValueErrors of one line, which names the argument. Nothing heavy is imported before a function is
-called.
+Users' mistakes raise a ValueError of one line that names the argument. No heavy library is imported before a function
+is called.
 """
 
 import io
@@ -35,8 +35,11 @@ if TYPE_CHECKING:
 
 @contextmanager
 def commands() -> Iterator[None]:
-    """Our packages, where no module of the user's hides one; what commands say to people on standard output is kept
-    back, and options of the command line are called by the arguments that stand for them."""
+    """A block that runs code of our commands on behalf of a Python function.
+
+    ImportError if a module of the user's hides one of our packages. Standard output is suppressed, and messages of
+    ValueErrors name the function's arguments in place of command-line options.
+    """
     from bench.__main__ import hiding_module
 
     if path := hiding_module():
@@ -51,7 +54,7 @@ def commands() -> Iterator[None]:
         raise
 
 
-# Options of the command line whose arguments have other names; of all others the hyphens become underscores.
+# Options of the command line whose arguments have other names; in all others, hyphens become underscores.
 ARGUMENTS = {"set": "settings", "compile": "Options.compiled", "results": "out"}
 OPTIONS = ("device", "precision", "decode", "skip-bad", "batch-size", "workers")
 COMMAND_LINE = re.compile(r"(?<![\w-])--([a-z]+(?:-[a-z]+)*)(?![\w-])(:)?( )?")
@@ -59,8 +62,11 @@ IMPORT_COMMAND = re.compile(r"bench import (?:'([^']*)'|(\S+)) --out FOLDER((?: 
 
 
 def in_python(message: str) -> str:
-    """A message with the names of arguments in place of those of options: "--statistics" becomes "statistics=", and
-    `bench import FILE --out FOLDER --heads N` becomes `bench.load('FILE', heads=N)`."""
+    """A message of the command line in the terms of the Python API.
+
+    "--statistics" becomes "statistics=", and `bench import FILE --out FOLDER --heads N` becomes
+    `bench.load('FILE', heads=N)`.
+    """
 
     def call(match: re.Match[str]) -> str:
         words = match[3].split()
@@ -74,7 +80,7 @@ def in_python(message: str) -> str:
         name = f"Options.{name}" if option in OPTIONS else name
         if colon:
             return f"{name}:{space}"
-        return f"{name}={space}" if match.start() else f"{name}="  # a message begins with the value that it is about
+        return f"{name}={space}" if match.start() else f"{name}="  # a message may begin with `--data x`: then `data=x`
 
     calls = IMPORT_COMMAND.sub(call, message).replace("bench import with ", "bench.load with ")
     calls = calls.replace("(bench import --", "(bench.load: --")
@@ -82,22 +88,24 @@ def in_python(message: str) -> str:
 
 
 def changes_of(settings: Mapping[str, Any] | None) -> tuple[str, ...]:
-    """`FIELD=VALUE ...`, as `--set` takes them."""
+    """Changed settings as values of `--set`: `FIELD=VALUE ...`."""
     from bench.cli.settings import setting_text
 
     return tuple(f"{field}={setting_text(value)}" for field, value in (settings or {}).items())
 
 
 def is_module(checkpoint: Any) -> bool:
-    """Whether it is a module of torch, which is then imported already."""
+    """Whether it is a `torch.nn.Module`; torch is not imported to find out."""
     torch = sys.modules.get("torch")
     return torch is not None and isinstance(checkpoint, torch.nn.Module)
 
 
 def reference_to(checkpoint: "FrozenExport | str | Path", out: Path) -> str:
-    """What names a checkpoint in a request: an export in memory is kept in `out`/exports, as imports of a run are.
+    """The reference by which options name a checkpoint.
 
-    A network of the user's own is not: its function is asked for it again."""
+    An export in memory is saved in `out`/exports, like imports of a run. A network of the user's own is not saved: its
+    reference names the function that makes it.
+    """
     if isinstance(checkpoint, str | Path):
         return str(checkpoint)
     from bench.run.checkpoints import checked_name, kept_export, save_once
@@ -112,7 +120,7 @@ def reference_to(checkpoint: "FrozenExport | str | Path", out: Path) -> str:
 
 
 def source_pool(spec: "FrozenSpec") -> Literal["cls", "avg"]:
-    """What the checkpoint's source evaluates; of a network of the user's own the class token, where it has one."""
+    """The pooling that the checkpoint's source evaluates; for a user's own network the class token, if it has one."""
     from checkpoints.spec import ViTSpec
 
     if isinstance(spec, ViTSpec):
@@ -121,7 +129,7 @@ def source_pool(spec: "FrozenSpec") -> Literal["cls", "avg"]:
 
 
 def with_name(data: str) -> str:
-    """`NAME=URL`, as it is; a URL alone is named after the last part of its path, or its scheme."""
+    """`NAME=URL` unchanged; a URL without a name gets the last part of its path, or its scheme, as its name."""
     from bench.cli.names import name_from
     from bench.run.checkpoints import SAFE_NAME
 
@@ -130,8 +138,10 @@ def with_name(data: str) -> str:
 
 
 def named_data(data: Any) -> "tuple[list[str], list[HeldSets]]":
-    """`NAME=URL` of each image set, and what is held of those that are in memory. data: URLs, `NAME=URL`, pairs
-    (train, val) of datasets or of arrays, or a mapping of names to these."""
+    """`NAME=URL` of each image set, and handles that keep the sets in memory registered.
+
+    data: URLs, `NAME=URL`, pairs (train, val) of datasets or of arrays, or a mapping of names to these.
+    """
     from imagesets.schemes.memory import hold
 
     if isinstance(data, Mapping):
@@ -142,7 +152,9 @@ def named_data(data: Any) -> "tuple[list[str], list[HeldSets]]":
         sets = {source.partition("=")[0] if isinstance(source, str) else "images": source for source in sources}
         if len(sets) < len(sources):
             names = [source for source in sources if isinstance(source, str)]
-            raise ValueError(f"data: two image sets have one name ({', '.join(names)}); give a dictionary, name -> set")
+            raise ValueError(
+                f"data: two image sets have the same name ({', '.join(names)}); give a dictionary, name -> set"
+            )
     urls, held = [], []
     for name, source in sets.items():
         if isinstance(source, str):
@@ -158,7 +170,7 @@ def _is_pair(data: Any) -> bool:
     return isinstance(data, tuple) and len(data) == 2 and not any(isinstance(part, str) for part in data)
 
 
-OUT = Path("bench-results")  # folder of results and features, where none is named
+OUT = Path("bench-results")  # default folder of results and features
 
 
 def load(
@@ -172,16 +184,16 @@ def load(
     statistics: str | None = None,
     architecture: str | None = None,
 ) -> "FrozenExport":
-    """The checkpoint as an export, imported if need be; nothing is written.
+    """Load a checkpoint as an export, importing it if necessary; nothing is written.
 
     checkpoint: an export folder, a checkpoint file, the folder of a training, timm:NAME, hf-hub:ID, IMPORTER:PATH,
     pixels:SIDE, or module:PACKAGE:FUNCTION, any network of your own, whose code then runs. Or a module in memory, which
-    is copied: of timm's and transformers' ViTs it becomes an export, of any other a frozen network (docs/python.md).
+    is copied: a ViT of timm or transformers becomes an export, any other module a frozen network (docs/python.md).
     forward: for a module, how its features are read: `forward(module, images)` of images (B, 3, H, W). The other
-    arguments are the options of `bench import`, for facts that no tensor shows. `export.build()` is the network: images
-    -> for each layer asked for, the last one by default, tokens (B, P+L, D) of P prefix tokens and L patches.
+    arguments are the options of `bench import`, for facts that tensors do not show. `export.build()` is the network:
+    images -> for each requested layer, by default the last one, tokens (B, P+L, D) of P prefix tokens and L patches.
 
-    ValueError where it cannot be read, is not what was exported, or its format is not clear.
+    ValueError if it cannot be read, differs from what was exported, or its format is ambiguous.
     """
     check(statistics=statistics)
     with commands():
@@ -234,15 +246,15 @@ def extract(
     out: str | Path = OUT,
     options: Options | None = None,
 ) -> "FeatureSet":
-    """Frozen features of one split of an image set, from `out`/cache where an evaluation or a call left them.
+    """Frozen features of one split of an image set, from `out`/cache if an evaluation or an earlier call left them.
 
-    data: a URL, or images in memory as `evaluate` takes them. Of the n readable images: `.features` (n, D) float32,
-    `.labels` (n,) int64, `.indices` (n,) int64, the place of each row in the set. pool: class token or mean of the
-    patches; None: what the checkpoint's source evaluates. layer: block number, negative from the end. norm: with the
-    final LayerNorm. limit: at most so many images, evenly spread.
+    data: a URL, or images in memory as for `evaluate`. Returns, for the n readable images: `.features` (n, D) float32,
+    `.labels` (n,) int64, `.indices` (n,) int64, the index of each row's image in the set. pool: class token or mean of
+    the patches; None: what the checkpoint's source evaluates. layer: block number, negative from the end. norm: with
+    the final LayerNorm. limit: at most this many images, evenly spread.
 
     ValueError for a set or a checkpoint that cannot be read, a feature that the network lacks, and features that are
-    not finite; UnreadableImage, which is one, with the path of an image, unless `options.skip_bad`.
+    not finite; its subclass UnreadableImage, with the path of the image, unless `options.skip_bad`.
     """
     check(limit=limit, options=options)
     with commands():
@@ -285,19 +297,19 @@ def evaluate(
     out: str | Path = OUT,
     options: Options | None = None,
 ) -> "Result":
-    """What one protocol says about a checkpoint on an image set, as `bench run` measures and records it.
+    """Evaluate a checkpoint on an image set by one protocol, and record the result, as `bench run` does.
 
     checkpoint, and image_size, statistics, forward: as for `load`. protocol: such as "knn@dino" (`bench list
     --protocols`). data: "NAME=URL", or a URL alone, whose last part is then the name: "folder:/data/cifar10" is
     "cifar10". Or a pair (train, val) of datasets like torchvision's, whose items are an image and its label.
     images, labels: arrays or lists, of which a fifth of each class is held out for validation, or pairs (train, val) of
-    them; `data` is then their name. name: of the checkpoint in results. settings: changed settings of the protocol,
+    them; `data` is then their name. name: the checkpoint's name in results. settings: changed settings of the protocol,
     such as {"k": (10, 20)}; the result is marked. A result that is in `out` already is returned, unless `rerun`.
     `result.metrics["top1_k20"]` has `.value`, in its `.unit`, and `.interval`, the 95 % interval over validation
-    images; `result.numbers` has the values alone.
+    images; `result.numbers` has only the values.
 
-    ValueError for a wrong request. The task's own error where it fails, which is also recorded.
-    engine.training.interruptions.Stopped where a signal stopped a training: the same call goes on.
+    ValueError for invalid arguments. If the task fails, its error, which is also recorded.
+    engine.training.interruptions.Stopped if a signal stopped a training: the same call resumes it.
     """
     check(protocol=protocol, name=name, settings=settings)
     changes = {f"{protocol}.{field}": value for field, value in (settings or {}).items()}
@@ -307,15 +319,15 @@ def evaluate(
         names = [matching.name for matching in choose_protocols(protocol, catalogue(words=protocol))]
     if len(names) > 1:
         raise ValueError(
-            f"{protocol!r} means {len(names)} protocols, such as {names[0]!r}: name one, or use evaluate_suite"
+            f"{protocol!r} stands for {len(names)} protocols, such as {names[0]!r}: name one, or use evaluate_suite"
         )
     if images is not None or labels is not None:
         if images is None or labels is None or not isinstance(data, str | None):
-            raise ValueError("images= and labels= go together, without datasets; data= is then their name")
+            raise ValueError("images= and labels=: give both, and no datasets; data= is then only a name for them")
         if isinstance(images, tuple) != isinstance(labels, tuple) or (
             isinstance(images, tuple) and not len(images) == len(labels) == 2
         ):
-            raise ValueError("images= and labels= are each one array or list, or each a pair (train, val) of these")
+            raise ValueError("images= and labels=: give one array or list each, or each as a pair (train, val)")
         splits = tuple(zip(images, labels, strict=True)) if isinstance(images, tuple) else ((images, labels), None)
         data = {data or "images": splits}
     elif data is None:
@@ -354,12 +366,12 @@ def evaluate_suite(
     out: str | Path = OUT,
     options: Options | None = None,
 ) -> "Results":
-    """All results of one or several checkpoints, protocols and image sets; images are read and features extracted once.
+    """Evaluate one or several checkpoints by several protocols on several image sets, reading images only once.
 
-    suite: a suite ("frozen"), a task ("knn"), a protocol, or several with commas between them. data: URLs, or a
-    dictionary, name -> URL or images in memory as `evaluate` takes them. settings: by "TASK.FIELD", such as
-    {"knn.k": (10, 20)}. Everything else as in `evaluate`. Protocols for which there is no set are left out. If tasks
-    fail, the others are evaluated first; then the first error is raised, and all are recorded.
+    suite: a suite ("frozen"), a task ("knn"), a protocol, or several of these separated by commas. data: URLs, or a
+    dictionary, name -> URL or images in memory as for `evaluate`. settings: by "TASK.FIELD", such as
+    {"knn.k": (10, 20)}. Everything else as in `evaluate`. Protocols for which no image set is given are left out. If
+    tasks fail, the others are still evaluated; then the first error is raised. All errors are recorded.
     """
     check(suite=suite, settings=settings, select=select, seed=seed, limit=limit, options=options)
     with commands():
@@ -388,7 +400,7 @@ def evaluate_suite(
         if tally.errors:
             raise tally.errors[0]
         results = Results(read_result(job.path) for job in tally.jobs)
-        if any(isinstance(network, str | Path) for network in networks):  # of others `load` has said it
+        if any(isinstance(network, str | Path) for network in networks):  # for others `load` has printed it
             assumed = {result.checkpoint.name: result.checkpoint.assumed for result in results}
             say(*(f"bench: {name}: assumed: {in_python(text)}" for name, text in assumed.items() if text), errors=True)
         return results
@@ -402,14 +414,14 @@ def compare(
     metric: str | None = None,
     out: str | Path = OUT,
 ) -> "Comparisons":
-    """Whether one checkpoint is better than another: paired tests on the same images, as `bench compare` prints them.
+    """Test whether one checkpoint is better than another: the paired tests on the same images of `bench compare`.
 
-    first, others: names of checkpoints in `out`, or any results of theirs. data, protocol: these alone. metric: in
-    place of the main one of each protocol, or "all". All comparisons of the call are corrected together (Holm).
-    `.found` holds them: `.paired.difference`, `.paired.low`, `.paired.high` in the metric's unit (points of a
-    percentage), `.p_holm`.
+    first, others: names of checkpoints in `out`, or any results of theirs. data, protocol: compare only these. metric:
+    instead of the main one of each protocol; or "all". All comparisons of a call are corrected together (Holm).
+    `.found` holds the comparisons: `.paired.difference`, `.paired.low`, `.paired.high` in the metric's unit (percentage
+    points for "%"), `.p_holm`.
 
-    ValueError, with the choices, for what is not in `out`.
+    ValueError, with the choices, for a name that is not in `out`.
     """
     with commands():
         from bench.results.record import check_folder
@@ -417,16 +429,18 @@ def compare(
 
         check_folder(Path(out))
         sides = (first, *others)
-        if wrong := [side for side in sides if not (isinstance(side, str) or hasattr(side, "checkpoint"))]:
-            raise ValueError(f"{wrong[0]!r} is no checkpoint's name and no result; give names of checkpoints in {out}")
+        if invalid := [side for side in sides if not (isinstance(side, str) or hasattr(side, "checkpoint"))]:
+            raise ValueError(
+                f"{invalid[0]!r} is neither the name of a checkpoint nor a result; give names of checkpoints in {out}"
+            )
         names = [side if isinstance(side, str) else side.checkpoint.unique_name for side in sides]
         return compared(Path(out), names, data, protocol, metric)
 
 
 def leaderboard(out: str | Path = OUT, *, published: bool = False, formats: Sequence[str] = ()) -> "Leaderboard":
-    """The leaderboard of all results in `out`, whose leaderboard.csv and leaderboard.md are written anew.
+    """The leaderboard of all results in `out`; rewrites leaderboard.csv and leaderboard.md.
 
-    published: with papers' numbers of the same protocols, marked. formats: other files to write, as for
+    published: with papers' numbers of the same protocols, marked. formats: additional files to write, as for
     `bench leaderboard --format`: "latex", "html", "parquet". ValueError for a folder without results.
     """
     with commands():
@@ -466,16 +480,16 @@ def curves(
     along: Literal["epoch", "images", "hours"] = "epoch",
     width: float = 6.75,
 ) -> "dict[str, Figure]":
-    """Accuracy over k, shots and blocks, and curves of pretrainings, as `bench visualize curves` draws them.
+    """Plot accuracy over k, shots and blocks, and curves of pretrainings, as `bench visualize curves` does.
 
     Args:
-        out: Folder of results; None to draw `runs` alone.
-        runs: Folders of pretrainings, besides those of networks in `out` that lie on this disk.
-        along: What curves of pretrainings run over.
-        width: Of a figure, in inches; 3.25 is a column of a paper.
+        out: Folder of results; None to draw only `runs`.
+        runs: Folders of pretrainings, in addition to those of the checkpoints in `out` that exist on this machine.
+        along: The x axis of the pretrainings' curves.
+        width: Width of a figure in inches; 3.25 is a column of a paper.
 
     Returns:
-        Matplotlib's figures by name: "k", "shots", "blocks" and "pretraining", as far as there is something to draw.
+        Matplotlib figures by name: "k", "shots", "blocks" and "pretraining", those for which there are data.
 
     Raises:
         ValueError: There is nothing to draw, or one of `runs` has no log.
@@ -492,14 +506,14 @@ def curves(
 
 
 def scatter(out: str | Path = OUT, *, width: float = 6.75) -> "dict[str, Figure]":
-    """Accuracy against cost, and on shifted sets against clean ones, as `bench visualize scatter` draws them.
+    """Plot accuracy against cost, and accuracy on shifted sets against clean ones, as `bench visualize scatter` does.
 
     Args:
         out: Folder of results.
-        width: Of a figure, in inches; 3.25 is a column of a paper.
+        width: Width of a figure in inches; 3.25 is a column of a paper.
 
     Returns:
-        Matplotlib's figures by name, such as "accuracy against parameters".
+        Matplotlib figures by name, such as "accuracy against parameters".
 
     Raises:
         ValueError: There is nothing to draw.
@@ -518,21 +532,21 @@ def method(
     init: str | Path | None = None,
     seed: int = 0,
 ) -> "Method":
-    """A pretraining method as an `nn.Module`, for a training loop of one's own.
+    """A pretraining method as an `nn.Module`, for a training loop of your own.
 
     Args:
-        name: of the method, such as "mae" (`bench list methods`).
-        recipe: one of its recipes, whose encoder and settings it gets.
-        settings: changes of the method or its encoder, such as {"mask_ratio": 0.6}.
-        init: a checkpoint that the encoder starts from, as `bench pretrain --init`.
-        seed: of the drawn weights.
+        name: Name of the method, such as "mae" (`bench list methods`).
+        recipe: One of its recipes, which defines the encoder and the settings.
+        settings: Changes of the method or its encoder, such as {"mask_ratio": 0.6}.
+        init: A checkpoint that the encoder starts from, as for `bench pretrain --init`.
+        seed: Seed of the random initial weights.
 
     Returns:
         The module. Called with RGB images (PIL) or with a batch of `views()`, it returns a `pretrain.method.Step`
         (loss, logs, observed). `encoders()` are the networks to export.
 
     Raises:
-        ValueError: there is no such method or recipe, or the settings or the checkpoint do not fit it.
+        ValueError: There is no such method or recipe, or the settings or the checkpoint do not fit it.
 
     Example:
         >>> import bench
@@ -575,16 +589,16 @@ def pretrain(
     """Pretrain an encoder with a method's recipe in the folder `out`, as `bench pretrain` does; returns the encoder.
 
     recipe: one of the method's (`bench list methods --recipes`). images: a URL. settings: changes of recipe, method or
-    encoder, such as {"epochs": 100, "schedule.warmup": 5}. init: a checkpoint that the encoder starts from, as
-    `bench pretrain --init`; freeze_first_epochs: in which the other parameters train alone. resume: go on where the
-    training in `out` was, or start it. shuffle_window: shards of `wds:` or `parquet:` whose images are shuffled at a
-    time (0: all). export_every, knn_every, health_every: epochs between two exports, and between two lines of the log
-    with k-NN accuracy on `knn_data` (`images`), or ranks and spread of the features of `health_data` (`images`).
-    options: `batch_size` says how much of the recipe's batch a process has in a forward pass. `out`/start is the
-    encoder before the first update, `out`/log.jsonl the log.
+    encoder, such as {"epochs": 100, "schedule.warmup": 5}. init: a checkpoint that the encoder starts from, as for
+    `bench pretrain --init`; freeze_first_epochs: number of epochs in which only the other parameters train. resume:
+    continue the training in `out`, or start it. shuffle_window: shards of `wds:` or `parquet:` whose images are
+    shuffled together (0: all). export_every: epochs between two exports. knn_every, health_every: epochs between two
+    lines of the log with the k-NN accuracy on `knn_data` (default: `images`), or with ranks and spread of the features
+    of `health_data` (default: `images`). options: `batch_size` limits the images of a process in a forward pass; the
+    recipe's batch is accumulated. `out`/start is the encoder before the first update, `out`/log.jsonl the log.
 
     ValueError for a recipe that does not fit, a folder that holds another training, and a loss that is not finite;
-    engine.training.interruptions.Stopped where a signal stopped it, with its state saved.
+    engine.training.interruptions.Stopped if a signal stopped it, with its state saved.
     """
     check(method=method, recipe=recipe, settings=settings, seed=seed, options=options)
     check(freeze_first_epochs=freeze_first_epochs, shuffle_window=shuffle_window)
@@ -614,7 +628,7 @@ def pretrain(
             health_data=health_data,
         )
         if run_pretraining(training) == STOPPED:
-            raise Stopped(f"stopped by a signal, state saved in {out}; to go on, call it again with resume=True")
+            raise Stopped(f"stopped by a signal, state saved in {out}; to continue, call it again with resume=True")
         return opened(str(out))[1]
 
 
@@ -634,14 +648,14 @@ def visualize(
     device: str = "auto",
     formats: Sequence[Literal["png", "svg", "apng", "gif", "webp"]] = ("png",),
 ) -> list[Path]:
-    """Draw what checkpoints see, several side by side, as `bench visualize` does; the paths of the pictures.
+    """Draw what checkpoints see, several side by side, as `bench visualize` does; returns the paths of the pictures.
 
     kind: "attention", "pca", "masks" and others (docs/visualize.md). images: image files, folders, or URLs. settings:
     of the kind, such as {"layer": -2}. limit: images of each folder or URL. size: short side of the images for the
-    networks, in pixels; None: as each was trained. square: the middle of each image alone. formats: of "apng",
-    "gif" and "webp" the images are frames of a film.
+    networks, in pixels; None: as each was trained. square: crop each image to the square in its middle. formats:
+    "apng", "gif" and "webp" are animations whose frames are the images.
 
-    ValueError for another kind, a setting that it lacks, images that cannot be read, and networks that are no ViTs.
+    ValueError for an unknown kind or setting, images that cannot be read, and networks that are not ViTs.
     """
     check(kind=kind, settings=settings, limit=limit, seed=seed)
     with commands():
@@ -652,10 +666,10 @@ def visualize(
 
         require("matplotlib")
         if unknown := [form for form in formats if form not in get_args(Format)]:
-            raise ValueError(f"formats: {unknown[0]!r} is none of {', '.join(get_args(Format))}")
+            raise ValueError(f"formats: {unknown[0]!r} is not one of {', '.join(get_args(Format))}")
         chosen = chosen_kind(kind, changes_of(settings))
-        several = checkpoints if isinstance(checkpoints, list | tuple) else [checkpoints]
-        loaded = [network if isinstance(network, str | Path) else load(network) for network in several]
+        networks = checkpoints if isinstance(checkpoints, list | tuple) else [checkpoints]
+        loaded = [network if isinstance(network, str | Path) else load(network) for network in networks]
         request = PictureRequest(
             references=tuple(reference_to(network, Path(out)) for network in loaded),
             names=tuple(names) or None,

@@ -1,5 +1,5 @@
-"""`bench demo`: a tiny network as its method initialises it and pretrained for seconds on digits in noise, both
-evaluated beside raw pixels, with paired tests and a report.
+"""`bench demo`: pretrains a tiny network for seconds on digits in noise, and compares it with its initial weights and
+with raw pixels, with paired tests and a report.
 """
 
 import shlex
@@ -24,8 +24,8 @@ from pretrain.loop.trainer import Run
 IMAGES = "noisydigits:"
 
 
-# Of what was tried (docs/log.md) what beats initial weights and raw pixels under every protocol in half a minute of a
-# core: masks as the only augmentation, small updates. MAE, LUT and MOCA take longer.
+# The configuration, of those tried (docs/log.md), that beats initial weights and raw pixels under every protocol in
+# half a minute of one core: masks as the only augmentation, small updates. MAE, LUT and MOCA take longer.
 METHOD, RECIPE = "extrema", "smoke"
 CHANGES = (
     *("image_size=48", "patch_size=8", "epochs=12", "batch=32", "lr=1e-3", "lr_batch=0", "schedule.warmup=1"),
@@ -35,20 +35,20 @@ CHANGES = (
 
 
 def pretrained(out: Path, seed: int) -> Path | None:
-    """Train in a folder below `out` that is named after what makes the network; use what the same made before.
+    """Pretrain the network in a folder below `out`, named after settings and images; an earlier training is reused.
 
-    A training that was stopped goes on, as by `bench pretrain --resume`. Returns the folder: start/ and export/ in it
-    are the network before and after. None where a signal stopped the training.
+    A training that was stopped continues, as with `bench pretrain --resume`. Returns the folder: start/ and export/ in
+    it are the network before and after. None if a signal stopped the training.
     """
     chosen = choose_recipe(METHOD, RECIPE, CHANGES)
     images = open_set(IMAGES, "train")
-    made_of = digest({"settings": chosen.recipe.to_json(), "images": images.fingerprint})
-    folder = out / f"{METHOD}-seed{seed}-{made_of[:8]}"
+    inputs = digest({"settings": chosen.recipe.to_json(), "images": images.fingerprint})
+    folder = out / f"{METHOD}-seed{seed}-{inputs[:8]}"
     if (folder / "export" / "config.json").exists():
         return folder
     trainer = prepared(chosen, images, Run(out=folder, seed=seed, workers=1, resume=True), World())
     threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # so small a network waits for its threads more than it gains by them
+    torch.set_num_threads(1)  # for such a small network, threads cost more than they gain
     try:
         return folder if trainer.train() == "finished" else None
     finally:
@@ -57,13 +57,15 @@ def pretrained(out: Path, seed: int) -> Path | None:
 
 SUITE = "knn@dino,linear_sgd@ibot_base_cached"
 LIMIT = None  # images of each split; all
-FLOOR = "pixels:24"  # half the side of the images: as good as all of it here, and a quarter of the time
+FLOOR = "pixels:24"  # half the side of the images: here as good as the full size, in a quarter of the time
 TESTED = {"knn@dino": "top1_k10", "linear_sgd@ibot_base_cached": "top1"}  # protocols and metrics that are compared
 
 
 def evaluate_demo(network: Path, out: Path, seed: int) -> int:
-    """Evaluate a pretrained network, its initial weights and raw pixels, and say what came out, with paired tests that
-    are corrected over all of them. Exit code of the evaluation."""
+    """Evaluate a pretrained network, its initial weights and raw pixels, print paired tests, and write the report.
+
+    The tests are corrected together (Holm). Returns the exit code of the evaluation.
+    """
     checkpoints = {
         "raw-pixels": FLOOR,
         f"{METHOD}-initial": str(network / "start"),

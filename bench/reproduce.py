@@ -1,8 +1,8 @@
-"""`bench reproduce`: what papers and model cards printed, what was measured here of it, and the commands that would
-measure it.
+"""`bench reproduce`: numbers of papers and model cards, those measured here, and the commands that measure them.
 
-A published value can be measured by a named protocol, by one with changed settings, or not at all, with the reason; its
-weights are given, or trained first. Measurements come from the results of a folder, or from the log of a training.
+A published value can be measured by a named protocol, by a protocol with changed settings, or, for a stated reason, not
+at all; its weights are given by the user, or trained first. Measurements come from the results of a folder, or from the
+log of a training.
 """
 
 import json
@@ -48,14 +48,17 @@ STATUSES: tuple[Status, ...] = ("named", "set", "none")
 
 @cache
 def protocols() -> Mapping[str, ChosenProtocol]:
-    """Protocols of this installation; warns of task files that cannot be loaded."""
+    """All protocols of this installation by name; warns of task files that cannot be loaded."""
     tasks = catalogue()
     warn_of(tasks.broken)
     return tasks.protocols
 
 
 def statuses(value: PublishedValue) -> tuple[Status, Status]:
-    """By what a value is measured and its weights are trained here: named protocol or recipe, settings, or nothing."""
+    """How a value can be measured here, and how its weights can be trained.
+
+    Each is "named" (by a named protocol or recipe), "set" (with settings changed by --set) or "none".
+    """
     changes = trained_by(value)[2]
     return (
         "none" if unmeasured(value) else "set" if value.settings else "named",
@@ -64,7 +67,7 @@ def statuses(value: PublishedValue) -> tuple[Status, Status]:
 
 
 def unmeasured(value: PublishedValue) -> str:
-    """Why a value cannot be measured with the protocols of this installation; "" where it can."""
+    """Why a value cannot be measured with the protocols of this installation; "" if it can."""
     if value.protocol == LOG:
         return untrained(value)
     try:
@@ -75,17 +78,17 @@ def unmeasured(value: PublishedValue) -> str:
 
 
 def chosen(value: PublishedValue) -> ChosenProtocol:
-    """The protocol of a value, with its settings. ValueError where there is no such protocol or setting."""
+    """The protocol of a value, with its settings. ValueError if there is no such protocol or setting."""
     if value.protocol not in protocols():
         raise ValueError(
-            f"there is no protocol {value.protocol}" if value.protocol else "no protocol here is that of its source"
+            f"there is no protocol {value.protocol}" if value.protocol else "no protocol here matches its source's"
         )
     changes = [f"{value.protocol}.{change}" for change in value.settings.split()]
     return changed_protocols([protocols()[value.protocol]], changes)[0] if changes else protocols()[value.protocol]
 
 
 def untrained(value: PublishedValue) -> str:
-    """Why the weights cannot be trained with the methods of this installation; "" where they can."""
+    """Why the weights cannot be trained with the methods of this installation; "" if they can."""
     method, recipe, changes = trained_by(value)
     if not method:
         return "no method here trains these weights"
@@ -102,28 +105,28 @@ def untrained(value: PublishedValue) -> str:
 
 
 def trained_by(value: PublishedValue) -> tuple[str, str, Sequence[str]]:
-    """Method, recipe and changes; empty where nothing here trains it."""
+    """Method, recipe and changed settings that train a value's weights; empty if nothing here does."""
     method, recipe, *changes = [*value.pretraining.split(), "", ""]
     return method, recipe, list(filter(None, changes))
 
 
-START = "start"  # folder of a training that holds its initial weights, and the network of a value that is of these
+START = "start"  # folder of a training with its initial weights, and the `network` of values measured on these
 HEADER = """#!/usr/bin/env bash
 # {table}: {caption}
-# Every command can be repeated: what is done is skipped or goes on."""
+# Every command can be repeated: finished work is skipped, interrupted work is resumed."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Setup:
-    """What the user has: checkpoint name -> reference, image set name -> URL. processes: of torchrun; 1: without it."""
+    """What the user has: checkpoint name -> reference, image set name -> URL; and the folder and processes to use."""
 
     checkpoints: Mapping[str, str]
     data: Mapping[str, str]
     out: Path
-    processes: int = 1
+    processes: int = 1  # of torchrun; 1: without torchrun
 
     def url(self, data: str) -> str:
-        """Where a published set is, or an example."""
+        """The user's URL of a published image set, or an example URL."""
         return self.data.get(data, SETS[data].url)
 
     def training(self, value: PublishedValue) -> Path:
@@ -131,41 +134,41 @@ class Setup:
         return self.out / "pretraining" / value.checkpoint
 
     def export(self, value: PublishedValue) -> Path:
-        """The export of the network that was evaluated: that of the training's end, or of its start."""
+        """The export, in the training's folder, of the network that the value was measured on."""
         names = {"": EXPORT, START: START}
         return self.training(value) / names.get(value.network, f"{EXPORT}-{value.network}")
 
     def given(self, value: PublishedValue) -> str:
-        """The reference that the user gave for it, first for the network itself; "" for none."""
+        """The reference that the user gave for the value's network, or else for its checkpoint; "" if none."""
         return self.checkpoints.get(run_name(value)) or self.checkpoints.get(value.checkpoint, "")
 
 
 def run_name(value: PublishedValue) -> str:
-    """The name of the weights in results: that of the checkpoint and, where it is not the usual one, the network."""
+    """The name of the weights in results: the checkpoint's, followed by the network's if it is not the usual one."""
     return value.checkpoint + (f"-{value.network}" if value.network not in ("", START) else "")
 
 
 def named_checkpoints(texts: Sequence[str], values: Iterable[PublishedValue]) -> dict[str, str]:
-    """`NAME=REFERENCE ...` as a mapping. ValueError for a name that no value has."""
+    """`--checkpoints NAME=REFERENCE ...` as a mapping. ValueError for a name that does not occur in `values`."""
     names = {name for value in values for name in (value.checkpoint, run_name(value))}
     references = named_values(texts, "--checkpoints", f"NAME=PATH, for example {min(names)}=/data/weights.pth")
     for name in references.keys() - names:
-        known = did_you_mean(name, sorted(names))
-        raise ValueError(f"--checkpoints {name}={references[name]}: no weights here are called {name!r}{known}")
+        hint = did_you_mean(name, sorted(names))
+        raise ValueError(f"--checkpoints {name}={references[name]}: no weights here are called {name!r}{hint}")
     return references
 
 
 def named_data(texts: Sequence[str]) -> dict[str, str]:
-    """`--data NAME=URL ...` as a mapping. ValueError for a name that no value has."""
+    """`--data NAME=URL ...` as a mapping. ValueError for a name that does not occur in the tables."""
     names = {*SETS, *(name for name, _ in PRETRAINED_ON.values() if name)}
     urls = named_urls(texts, "") if texts else {}
     if unknown := [name for name in urls if name not in names]:
-        raise ValueError(f"--data {unknown[0]}: the tables know images by other names: {', '.join(sorted(names))}")
+        raise ValueError(f"--data {unknown[0]}: no table uses images of this name; choose {', '.join(sorted(names))}")
     return urls
 
 
 def commands_of(value: PublishedValue, setup: Setup) -> list[list[str]]:
-    """The words of each command, in order; empty for what cannot be measured."""
+    """The commands that measure a value, in order, each as a list of words; empty if it cannot be measured."""
     if unmeasured(value):
         return []
     commands, reference = weights_of(value, setup)
@@ -178,7 +181,7 @@ def commands_of(value: PublishedValue, setup: Setup) -> list[list[str]]:
 
 
 def weights_of(value: PublishedValue, setup: Setup) -> tuple[list[list[str]], str]:
-    """The commands that make the weights, and what `bench run --checkpoint` then takes."""
+    """The commands that obtain the weights, and the reference to them for `bench run --checkpoint`."""
     if (reference := setup.given(value)) and value.protocol != LOG:
         return _imported(value, reference, setup)
     if not untrained(value):
@@ -195,35 +198,36 @@ def _pretrain(value: PublishedValue, setup: Setup) -> list[str]:
 
 
 def launched(words: list[str], setup: Setup) -> list[str]:
+    """The command, under torchrun if there are several processes."""
     if setup.processes == 1:
         return words
     return ["torchrun", "--nproc-per-node", str(setup.processes), "--no-python", *words]
 
 
 def _imported(value: PublishedValue, reference: str, setup: Setup) -> tuple[list[list[str]], str]:
-    """An import of its own where the file alone does not say what to take of it."""
+    """`weights_of` for weights that the user has: `bench import` is needed if it takes options, such as --branch."""
     scheme, importer = reference.partition(":")[0], value.importer.split()
     is_file = scheme not in (*source_files("importers"), *TIMM_SCHEMES) and not Path(reference).expanduser().is_dir()
-    named = f"{importer[0]}:{reference}" if is_file and importer else reference
+    source = f"{importer[0]}:{reference}" if is_file and importer else reference
     own_network = run_name(value) in setup.checkpoints and run_name(value) != value.checkpoint
     branch = [] if own_network or value.network in ("", START) else ["--branch", value.network]
     options = [*branch, *importer[1:]]
-    if scheme in TIMM_SCHEMES:  # which say all but at which size of the images the weights were evaluated
+    if scheme in TIMM_SCHEMES:  # timm's models lack only the image size at which the weights were evaluated
         options = importer[1:] if importer[1:2] == ["--image-size"] else []
     if not options or is_export(Path(reference).expanduser()):
-        return [], named
+        return [], source
     folder = str(setup.out / "imports" / run_name(value))
-    return [["bench", "import", named, "--out", folder, *options]], folder
+    return [["bench", "import", source, "--out", folder, *options]], folder
 
 
 def other_weights(value: PublishedValue, method: str, architecture: str, epochs: float = 0) -> str:
-    """How weights differ from the published ones, as far as is known of them: `of mae, not moca`; "" for nothing.
+    """How weights differ from the published ones, as far as is known: `of mae, not moca`; "" if no difference is known.
 
-    method: of the export or the importer; timm's and transformers' say none. epochs: 0 where they are not known.
+    method: of the export or the importer; timm and transformers do not name one. epochs: 0 if unknown.
     """
     differences, own = [], {*value.importer.split()[:1], trained_by(value)[0]} - {""}
     if method in (SCHEME, "pixels"):
-        return "no checkpoint of a method: nothing says which weights these are"
+        return "not a checkpoint of a pretraining method, so its weights cannot be identified"
     if method not in ("", "timm", "transformers", *own):
         differences.append(f"of {method}, not {' or '.join(sorted(own)) or value.model}")
     if architecture and not architecture.startswith(value.architecture):
@@ -234,7 +238,7 @@ def other_weights(value: PublishedValue, method: str, architecture: str, epochs:
 
 
 def _difference_of(value: PublishedValue, reference: str) -> str:
-    """The same of a reference, without reading weights: of the facts of an export or a training, or of its scheme."""
+    """`other_weights` for a reference, by an export's or training's facts or by its scheme; weights are not read."""
     scheme, path = reference.partition(":")[0], Path(reference).expanduser()
     if is_run(path):
         path = finished_export(path) or path
@@ -248,7 +252,7 @@ def _difference_of(value: PublishedValue, reference: str) -> str:
 
 
 def missing_for(value: PublishedValue, setup: Setup) -> list[str]:
-    """What is missing to measure it: `weights`, `data`, or what this tool lacks; empty for nothing."""
+    """What is missing to measure a value: `weights`, `data`, or a protocol or method; empty if nothing is."""
     if reason := unmeasured(value):
         return list(dict.fromkeys(filter(None, (reason, untrained(value)))))
     if value.protocol == LOG:
@@ -258,22 +262,22 @@ def missing_for(value: PublishedValue, setup: Setup) -> list[str]:
 
 def _missing_weights(value: PublishedValue, setup: Setup) -> list[str]:
     if reference := setup.given(value):
-        if place := None if reference.startswith(f"{SCHEME}:") else absent_file(reference):
-            return [f"weights, as {place} does not exist"]
-        other = _difference_of(value, reference)
-        return [f"these weights, as {reference} is {other}"] if other else []
+        if path := None if reference.startswith(f"{SCHEME}:") else absent_file(reference):
+            return [f"weights, as {path} does not exist"]
+        difference = _difference_of(value, reference)
+        return [f"these weights, as {reference} is {difference}"] if difference else []
     return [] if is_export(setup.export(value)) else ["weights"]
 
 
 def _missing_data(name: str, setup: Setup) -> list[str]:
     if name not in setup.data:
         return ["data"]
-    place = absent_images(setup.data[name])
-    return [f"data, as {place} does not exist"] if place else []
+    path = absent_images(setup.data[name])
+    return [f"data, as {path} does not exist"] if path else []
 
 
 def _examples(table: str, setup: Setup) -> Iterator[str]:
-    """A comment on every place in the script that stands for the user's own."""
+    """A comment for every example URL in the script that the user has to replace."""
     urls = {value.data: SETS[value.data].url for value in values_of(table) if value.data}
     urls |= dict(PRETRAINED_ON[value.images] for value in values_of(table) if value.pretraining and value.images)
     for name, url in urls.items():
@@ -282,7 +286,7 @@ def _examples(table: str, setup: Setup) -> Iterator[str]:
 
 
 def script(table: str, setup: Setup) -> Iterator[str]:
-    """The lines of a shell script with every command of a table once, and what it is for."""
+    """The lines of a shell script that measures a table: every command once, with the values that it is for."""
     yield HEADER.format(table=table, caption=TABLES[table])
     yield from _examples(table, setup)
     yield "set -euo pipefail"
@@ -316,7 +320,7 @@ def measurement(
     results: Sequence[StoredResult],
     setup: Setup,
 ) -> Measurement | None:
-    """What was measured of `value`, the mean over seeds; None where nothing was."""
+    """The number measured here for `value`, the mean over seeds; None if there is none."""
     if value.protocol == LOG:
         return measured_cost(setup.training(value), value.metric)
     own = [stored.result for stored in results if _is_of(stored.result, value)]
@@ -330,8 +334,11 @@ def measurement(
 
 
 def _distance(result: Result, value: PublishedValue) -> tuple[bool, int, str]:
-    """Sorts results by how much they differ from the published measurement: other images, then variants such as a lower
-    precision, then the name."""
+    """Sort key of results, the closest to the published measurement first.
+
+    Results on the published images come first, then those with fewer variations such as a lower precision, then by
+    name.
+    """
     return not _on_published_images(result, value), len(result.variant), result.group
 
 
@@ -340,6 +347,7 @@ def _on_published_images(result: Result, value: PublishedValue) -> bool:
 
 
 def _is_of(result: Result, value: PublishedValue) -> bool:
+    """Whether a result measures a published value: the same weights, protocol, settings and image set."""
     if result.protocol.name != value.protocol or result.checkpoint.name != run_name(value):
         return False
     protocol = chosen(value)
@@ -354,6 +362,7 @@ def _is_of(result: Result, value: PublishedValue) -> bool:
 
 
 def _remarks(result: Result, value: PublishedValue) -> tuple[str, ...]:
+    """Known differences of a result from the published measurement."""
     remarks = [f"computed in {result.precision}"] if result.precision != "float32" else []
     difference = other_weights(value, result.checkpoint.method, result.checkpoint.architecture)
     remarks += [f"the weights are {difference}"] if difference else []
@@ -370,9 +379,9 @@ def _counts(images: Mapping[str, int]) -> str:
 
 
 def measured_cost(folder: Path, metric: str) -> Measurement | None:
-    """Hours, minutes of an epoch, or GPU memory (GB) of the training in `folder`; None where nothing is known yet.
+    """Hours, minutes of an epoch, or GPU memory (GB) of the training in `folder`; None if not known yet.
 
-    Hours are those of all epochs at the speed so far.
+    Hours are extrapolated to all epochs from the speed so far.
     """
     if not is_run(folder):
         return None
@@ -381,7 +390,7 @@ def measured_cost(folder: Path, metric: str) -> Measurement | None:
     name, scale = {
         "hours": ("seconds_per_epoch", epochs / 3600),
         "minutes_per_epoch": ("seconds_per_epoch", 1 / 60),
-        "gpu_memory": ("gpu_memory_gib", 1.0),  # papers write GB for what drivers show, which are GiB
+        "gpu_memory": ("gpu_memory_gib", 1.0),  # papers print what drivers show, which is GiB, as GB
     }[metric]
     remarks = (f"on {spent['devices']}",) if spent.get("devices") else ()
     return Measurement(number=spent[name] * scale, remarks=remarks) if name in spent else None
@@ -389,13 +398,13 @@ def measured_cost(folder: Path, metric: str) -> Measurement | None:
 
 HEADS = ("table", "values", *("measured by: protocol", "--set", "nothing"), *("trained by: recipe", "--set", "nothing"))
 LEGEND = (
-    "measured by: a named protocol (of a cost, the log of a training), or one with settings changed by --set.",
-    "trained by: how the weights can be pretrained here, also those that are published.",
+    "measured by: a named protocol (for a cost: the log of a training), or one with settings changed by --set.",
+    "trained by: how the weights can be pretrained here, even if they are published.",
 )
 
 
 def listing() -> Iterator[str]:
-    """A line for each table: id, number of values, by what they can be measured, caption."""
+    """A line for each table: id, number of values, how they can be measured, caption."""
     width = max(map(len, TABLES))
     for table, caption in TABLES.items():
         values, named, changed, none, *_ = count_of(table)
@@ -406,7 +415,7 @@ def listing() -> Iterator[str]:
 
 
 def summary() -> Iterator[str]:
-    """The counts of every table and of all, and why the others are out of reach."""
+    """The counts of every table and of all tables, and the reasons for values that are out of reach."""
     counts = {table: count_of(table) for table in TABLES}
     counts["all"] = [sum(column) for column in zip(*counts.values(), strict=True)]
     yield from text_table([HEADS, *((name, *row) for name, row in counts.items())], right=range(1, len(HEADS)))
@@ -416,14 +425,14 @@ def summary() -> Iterator[str]:
 
 
 def count_of(table: str) -> list[int]:
-    """Values, those by each status of evaluation, those by each status of training."""
-    found = [statuses(value) for value in values_of(table)]
-    counts = map(Counter, zip(*found, strict=True))
-    return [len(found), *(count[status] for count in counts for status in STATUSES)]
+    """Number of values of a table, and of those with each status of measuring and each status of training."""
+    pairs = [statuses(value) for value in values_of(table)]
+    counts = map(Counter, zip(*pairs, strict=True))
+    return [len(pairs), *(count[status] for count in counts for status in STATUSES)]
 
 
 def _counted_reasons(title: str, reasons: Iterable[tuple[str, str]]) -> Iterator[str]:
-    """Each reason with its number of values and the tables. reasons: of each value its table and the reason, or ""."""
+    """A line for each reason, with its number of values and their tables. reasons: (table, reason or "") by value."""
     tables_by_reason: dict[str, list[str]] = {}
     for table, reason in reasons:
         if reason:
@@ -436,11 +445,11 @@ def table_lines(table: str, setup: Setup, results: Sequence[StoredResult]) -> It
     """A table value by value: published, measured, difference and interval, commands, and what is missing."""
     values = values_of(table)
     yield f"{table}: {TABLES[table]}; {values[0].source}"
-    last = ""
+    heading = ""
     for value in values:
-        if value.what != last:
+        if value.what != heading:
             yield from ("", f"{value.what}; weights {value.checkpoint}")
-            last = value.what
+            heading = value.what
         spread = f" +- {value.std:g}" if value.std is not None else ""
         published = f"{value.value:g}{suffix(value.unit)}{spread}"
         yield f"  {value.measured_by}: published {published}; {_compared(measurement(value, results, setup), value)}"
@@ -451,10 +460,11 @@ def table_lines(table: str, setup: Setup, results: Sequence[StoredResult]) -> It
 
 
 def _compared(measured: Measurement | None, value: PublishedValue) -> str:
+    """The measured value, and its difference from the published one with the interval of the difference."""
     if measured is None:
         return "not measured here"
     digits, difference = interval_decimals(measured.number, value.unit), measured.number - value.value
     ends = [f"{end - value.value:+.{digits}f}" for end in measured.interval or ()]
-    between = f" [{', '.join(ends)}]" if ends else ""
-    text = f"measured {measured.number:.2f}{suffix(value.unit)}, difference {difference:+.2f}{between}"
+    interval = f" [{', '.join(ends)}]" if ends else ""
+    text = f"measured {measured.number:.2f}{suffix(value.unit)}, difference {difference:+.2f}{interval}"
     return "; ".join([text, *measured.remarks])

@@ -1,7 +1,7 @@
-"""`bench reproduce --plan today`: published networks of today by one set of protocols and by those of their published
-numbers, as a script that can be begun again; `bench reproduce today`: published beside measured.
+"""`bench reproduce --plan today`: a script, safe to repeat, that evaluates eight published networks by the same
+protocols and by those of their published numbers; `bench reproduce today`: the published next to the measured numbers.
 
-Weights are timm's copies on the Hub, which anyone can download, but for iBOT's file.
+The weights are timm's copies on the Hub, which anyone can download, except for iBOT's file.
 """
 
 import shlex
@@ -32,18 +32,18 @@ PLAN = "today"
 SUITE = "knn@dino,linear@dinov2,attentive@ep,lowshot@msn,segmentation_linear@dinov3,depth_linear@dinov3"
 IMAGES = ("imagenet", "ade20k", "nyu")
 HEADS = ("weights", "protocol", "metric", "published", "measured", "difference", "in standard errors", "source")
-Z95 = 1.959964  # half the width of a 95 % interval of a normal variable, in standard errors
+Z95 = 1.959964  # half the width of a normal distribution's 95 % interval, in standard errors
 
 
 @dataclass(frozen=True, kw_only=True)
 class Network:
     """Published weights."""
 
-    reference: str  # as `bench run --checkpoint` takes it
-    sha256: str = ""  # of the Hub's model.safetensors, as its page there says; "": not found
-    image_size: int | None = None  # that its source evaluates image sets in, where timm's is another
-    timm: str = ""  # architecture of a file that timm does not hold
-    page: str = ""  # that links to such a file
+    reference: str  # for `bench run --checkpoint`
+    sha256: str = ""  # of model.safetensors, from its page on the Hub; "": not found
+    image_size: int | None = None  # at which its source evaluates on image sets, if timm's default differs
+    timm: str = ""  # timm's name of the architecture, for a file that timm does not host
+    page: str = ""  # web page that links to such a file
 
 
 NETWORKS = {
@@ -70,8 +70,8 @@ NETWORKS = {
 
 
 def published_of(name: str, suite: str) -> list[PublishedValue]:
-    """Published values of a network that the suite measures or, where it is the plan's own, other protocols of its
-    tasks."""
+    """Published values of a network that protocols of the suite measure; for the plan's own suite, also those that
+    other protocols of the same tasks measure."""
     protocols = choose_protocols(suite, catalogue())
     keys, names = {protocol.key for protocol in protocols}, {protocol.name for protocol in protocols}
     values = [v for v in published_values() if v.checkpoint == name and not v.network and v.data in IMAGES]
@@ -79,12 +79,15 @@ def published_of(name: str, suite: str) -> list[PublishedValue]:
     return within if suite == SUITE else [v for v in within if v.protocol in names]
 
 
-Call = tuple[Sequence[ChosenProtocol], str, int | None]
+Call = tuple[Sequence[ChosenProtocol], str, int | None]  # protocols, changed settings, image size of one `bench run`
 
 
 def calls(name: str, suite: str, setup: Setup) -> Iterator[Call]:
-    """Each `bench run` of a network: protocols of the suite or of published values; changed settings, as published.csv
-    has them; size of images that position tables are resized to, None for dense tasks, which begin with all of them."""
+    """The arguments of each `bench run` of a network.
+
+    Protocols of the suite or of published values; changed settings as in published.csv; the image size to which
+    position embeddings are resized, None for dense tasks, which start from the original ones.
+    """
     by_settings = {"": {protocol.name: protocol for protocol in choose_protocols(suite, catalogue())}}
     for value in published_of(name, suite):
         by_settings.setdefault(value.settings, {}).setdefault(value.protocol, chosen(value))
@@ -96,12 +99,12 @@ def calls(name: str, suite: str, setup: Setup) -> Iterator[Call]:
 
 
 def reference_of(name: str, setup: Setup) -> str:
-    """What the user gave for a network, or where the plan takes it from."""
+    """The reference that the user gave for a network, or the plan's own."""
     return setup.checkpoints.get(name) or NETWORKS[name].reference
 
 
 def commands(name: str, suite: str, setup: Setup) -> Iterator[list[str]]:
-    """The words of all commands of a network: an import in the size of its source, if need be, and its calls."""
+    """All commands of a network as lists of words: imports at other image sizes, if necessary, and its runs."""
     reference, folder = reference_of(name, setup), str(setup.out / "imports" / name)
     planned = list(calls(name, suite, setup))
     for resized in {image_size for _, _, image_size in planned if image_size}:
@@ -117,7 +120,7 @@ def commands(name: str, suite: str, setup: Setup) -> Iterator[list[str]]:
 
 
 def missing(setup: Setup) -> Iterator[str]:
-    """A line for each image set that cannot be opened or is not the published one, and each file of weights."""
+    """A line for each image set that cannot be opened or is not the published one, and each missing weights file."""
     for data in IMAGES:
         url = setup.url(data)
         try:
@@ -135,7 +138,7 @@ def missing(setup: Setup) -> Iterator[str]:
 
 
 def cached_file(network: Network) -> Path | None:
-    """The weights that the Hub's cache holds; None where they are still to be downloaded."""
+    """The network's weights file in the Hub's cache; None if it has not been downloaded yet."""
     from huggingface_hub import try_to_load_from_cache
 
     path = try_to_load_from_cache(f"timm/{network.reference.partition(':')[2]}", "model.safetensors")
@@ -144,7 +147,7 @@ def cached_file(network: Network) -> Path | None:
 
 @cache
 def sized_export(reference: str, timm: str, image_size: int | None) -> FrozenExport:
-    """What a plan counts with: the weights of a reference or, without one, any of timm's architecture."""
+    """A network for counting work: that of a reference or, without one, timm's architecture with random weights."""
     if reference:
         return load(reference)
     from timm import create_model
@@ -153,7 +156,7 @@ def sized_export(reference: str, timm: str, image_size: int | None) -> FrozenExp
 
 
 def forecasts(name: str, suite: str, setup: Setup, machine: Machine) -> Iterator[Forecast]:
-    """The jobs of a network on the published images."""
+    """Forecasts of a network's jobs on the published image sets."""
     given = setup.checkpoints.get(name, "")
     architecture = NETWORKS[name].timm or NETWORKS[name].reference.partition(":")[2].partition(".")[0]
     space = Workspace(cache=setup.out / "cache", data="", device="cpu", precision="bfloat16")
@@ -168,38 +171,41 @@ def forecasts(name: str, suite: str, setup: Setup, machine: Machine) -> Iterator
         yield from (forecast.timed(machine) for forecast in count_jobs(jobs, export, space))
 
 
-def taken(jobs: Iterable[Forecast]) -> str:
-    """`about 3.1 h, 40 GB of disk`"""
+def total_cost(jobs: Iterable[Forecast]) -> str:
+    """Time and disk space of some jobs together: `about 3.1 h, 40 GB of disk`."""
     jobs = list(jobs)
     seconds, disk = sum(job.seconds or 0.0 for job in jobs), sum(job.work.disk for job in jobs)
     unknown = sum(job.seconds is None for job in jobs)
-    return f"about {duration(seconds)}, {size(disk)} of disk" + (f", without {unknown} jobs" if unknown else "")
+    excluded = f", not counting {unknown} jobs of unknown duration" if unknown else ""
+    return f"about {duration(seconds)}, {size(disk)} of disk{excluded}"
 
 
 def script(suite: str, setup: Setup, machine: Machine) -> Iterator[str]:
-    """The lines of a shell script that measures all networks, and what that takes."""
+    """The lines of a shell script that measures all networks, with forecasts of time and disk space."""
     planned = {name: list(forecasts(name, suite, setup, machine)) for name in NETWORKS}
     out, cache = str(setup.out), shlex.quote(str(setup.out / "cache"))
     checked = ["--data", *(f"{data}={setup.url(data)}" for data in IMAGES), "--out", out]
     checked += ["--checkpoints", *(f"{n}={path}" for n, path in setup.checkpoints.items())] if setup.checkpoints else []
     yield "#!/usr/bin/env bash"
     yield f"# Plan {PLAN}: {suite}"
-    yield "# and the protocols of published numbers, on eight networks. Every command, and the whole, can be repeated:"
-    yield f"# what is done is skipped or goes on. In all {taken(job for jobs in planned.values() for job in jobs)};"
-    yield f"# features of a network can be removed when it is done: rm -r {cache}"
+    yield "# and the protocols of published numbers, on eight networks. Every command, and the script, can be repeated:"
+    yield "# finished work is skipped, interrupted work is resumed."
+    yield f"# In all {total_cost(job for jobs in planned.values() for job in jobs)};"
+    yield f"# features of a network can be removed when it is finished: rm -r {cache}"
     yield from (f"# {line}" for line in machine.lines())
-    yield from ("set -euo pipefail", "", "# Says what is missing, and stops.")
+    yield from ("set -euo pipefail", "", "# Lists what is missing, and stops if anything is.")
     yield shlex.join(["bench", "reproduce", PLAN, "--check", *checked])
     for name, network in NETWORKS.items():
-        known = f"model.safetensors has SHA-256 {network.sha256}" if network.sha256 else "SHA-256 not found"
-        yield from ("", f"# {name}: {taken(planned[name])}" + ("" if name in setup.checkpoints else f"; {known}"))
+        checksum = f"model.safetensors has SHA-256 {network.sha256}" if network.sha256 else "SHA-256 not found"
+        cost = total_cost(planned[name])
+        yield from ("", f"# {name}: {cost}" if name in setup.checkpoints else f"# {name}: {cost}; {checksum}")
         yield from (shlex.join(words) for words in commands(name, suite, setup))
     yield from ("", shlex.join(["bench", "record", out, "--to", f"{out}-record"]))
     yield shlex.join(["bench", "reproduce", PLAN, "--out", out]) + f" | tee {shlex.quote(out + '-published.md')}"
 
 
 def table(setup: Setup, results: Sequence[StoredResult]) -> Iterator[str]:
-    """Markdown: published numbers beside measured ones, and then what was measured without a published number."""
+    """A Markdown table of published and measured numbers, followed by measured numbers that no source published."""
     compared: set[tuple[str, str]] = set()
     rows: list[tuple[str, ...]] = []
     for name in NETWORKS:
@@ -216,12 +222,12 @@ def table(setup: Setup, results: Sequence[StoredResult]) -> Iterator[str]:
             metric, measured = next(iter(result.metrics.items()))
             rows.append((name, result.protocol.name, metric, "", str(measured), "", "", ""))
     yield from markdown_table([HEADS, *(map(in_markdown, row) for row in rows)])
-    yield from ("", "In brackets: 95 % intervals over the validation images. Standard errors are of these images too;")
-    yield "published numbers count as exact."
+    yield from ("", "In brackets: 95 % intervals over the validation images. Standard errors are of the same images;")
+    yield "published numbers are taken as exact."
 
 
 def differences(value: PublishedValue, measured: Measurement | None) -> tuple[str, str, str]:
-    """Measured with its interval and why it may be another quantity, difference, difference in standard errors."""
+    """The measured value with its interval and remarks, the difference, and the difference in standard errors."""
     if measured is None:
         return "not measured", "", ""
     number = MetricRecord(value=measured.number, unit=value.unit, interval=measured.interval)

@@ -231,7 +231,7 @@ def test_other_weights_than_the_published_are_said(tmp_path, exports):
     (tmp_path / "mae.pth").touch()
     assert "is of mae, not moca" in said(f"mae:{tmp_path / 'mae.pth'}")
     assert said(f"moca:{tmp_path / 'mae.pth'}") == said("timm:vit_base_patch16_224.mae") == ""
-    assert "nothing says which weights these are" in said("module:torchvision.models:vit_b_16")
+    assert "its weights cannot be identified" in said("module:torchvision.models:vit_b_16")
 
 
 def test_a_script_says_which_of_its_paths_are_examples(tmp_path):

@@ -64,7 +64,7 @@ def test_hours_are_those_of_the_machine(tmp_path):
     assert {job.job.protocol.name for job in eight} >= set(today.SUITE.split(",")) and not any(j.problem for j in eight)
     spent = [sum(job.seconds for job in jobs) for jobs in (eight, one)]
     assert 3600 < spent[0] < spent[1] < 8 * spent[0]
-    assert today.taken(eight).startswith("about ") and "GB of disk" in today.taken(eight)
+    assert today.total_cost(eight).startswith("about ") and "GB of disk" in today.total_cost(eight)
 
 
 @pytest.fixture
