@@ -1,9 +1,9 @@
-"""The files of a leaderboard, written anew from all results of a folder: CSV, Markdown, LaTeX, HTML and Parquet.
+"""The files of a leaderboard, rebuilt from all results of a folder: CSV, Markdown, LaTeX, HTML and Parquet.
 
-The Markdown page shows a table for each group of comparable results, with intervals and without columns of deviations.
-LaTeX is a booktabs table a group, to be read by `input`, with mean and standard deviation over seeds; it compiles with
-pdfLaTeX, XeLaTeX and LuaLaTeX, and text from outside is typeset as it is: no character of it is a command. Parquet has
-every number of every result file in a row of its own, for DuckDB, pandas and the like.
+The Markdown page has a table with intervals for each group of comparable results. LaTeX has a booktabs table per
+group, for `\\input`, with mean and standard deviation over seeds; it compiles with pdfLaTeX, XeLaTeX and LuaLaTeX, and
+names and messages are escaped, so that no character of them acts as a command. Parquet has one row for every metric of
+every result file, for DuckDB, pandas and the like.
 """
 
 import csv
@@ -39,9 +39,9 @@ CellWriter = Callable[[Cell, bool], str]  # a cell, and whether it is bold -> ma
 def group_rows(
     leaderboard: Leaderboard, group: str, escaped: Callable[[object], str], cell_in: CellWriter
 ) -> list[list[str]]:
-    """The table of a group in some markup: a header, and a row for each checkpoint.
+    """The table of a group in a markup language: a header, and a row for each checkpoint.
 
-    escaped: makes a text safe in the markup. cell_in: the markup of a cell.
+    escaped: escapes text for the markup. cell_in: writes a cell in the markup.
     """
     metrics = leaderboard.groups[group]
     rows = [[escaped(text) for text in ("checkpoint", *metrics)]]
@@ -58,8 +58,8 @@ HEADER = r"""% Rebuilt by bench leaderboard --format latex. Needs \usepackage{bo
 % Numbers are means over seeds with their standard deviation (population). Bold: the best of a column and all that a
 % paired test on the same images cannot tell from it (5 %, Holm over the column).
 """
-# Of LaTeX's own marks; of signs that its old encoding OT1 sets as other signs; of signs that are read as an option, or
-# as a part of \\, at the start of a row.
+# LaTeX's special characters; characters that its old encoding OT1 sets as others; and [ ] *, which LaTeX would read as
+# an argument of the \\ before them at the start of a row.
 ESCAPES = {
     "\\": r"\textbackslash{}",
     "{": r"\{",
@@ -84,19 +84,19 @@ LETTERS = {chr(code) for code in range(0xC0, 0x100)} - set("\xd0\xd7\xde\xf0\xf7
 
 
 def to_latex(leaderboard: Leaderboard) -> str:
-    """The leaderboard as tables."""
+    """The leaderboard as LaTeX tables."""
     return "\n".join([HEADER, *(_latex_table(leaderboard, group) for group in leaderboard.groups)])
 
 
 def in_latex(text: object) -> str:
-    """Text for a cell or a caption, in which nothing is a command; `[U+4E2D]` for a sign that pdfLaTeX lacks."""
+    """Text escaped for a cell or a caption; `[U+4E2D]` for a character that pdfLaTeX lacks."""
     return re.sub("-(?=-)", "-{}", "".join(map(_escaped, printable(text))))  # two hyphens would become a dash
 
 
-def _escaped(sign: str) -> str:
-    if sign.isascii() or sign in LETTERS:
-        return ESCAPES.get(sign, sign)
-    return f"{{[}}U+{ord(sign):04X}{{]}}"
+def _escaped(character: str) -> str:
+    if character.isascii() or character in LETTERS:
+        return ESCAPES.get(character, character)
+    return f"{{[}}U+{ord(character):04X}{{]}}"
 
 
 def _latex_table(leaderboard: Leaderboard, group: str) -> str:
@@ -126,10 +126,10 @@ def _latex_cell(cell: Cell, bold: bool) -> str:
     return (rf"\textbf{{{text}}}" if bold else text) + spread
 
 
-LARGEST = 2**63 - 1  # of a column of integers
-SPLIT = "val"  # that all metrics are of
+LARGEST = 2**63 - 1  # value that a column of integers can hold
+SPLIT = "val"  # all metrics are measured on it
 TEXT, REAL, WHOLE, FLAG = "string", "float64", "int64", "bool"
-# Column -> its type, and the attribute of a result, or of one of its metrics, that it holds; "": put together below.
+# Column -> its type, and the attribute of the result or metric that it holds; "": computed in `_parquet_rows`.
 COLUMNS = {
     "checkpoint": (TEXT, "checkpoint.name"),
     "digest": (TEXT, "checkpoint.digest"),
@@ -185,7 +185,7 @@ COLUMNS = {
 
 
 def to_parquet(leaderboard: Leaderboard) -> bytes:
-    """All results as a Parquet table. ValueError where pyarrow is missing."""
+    """All results as a Parquet table. ValueError if pyarrow is not installed."""
     require("pyarrow")
     import pyarrow as pa
     from pyarrow.parquet import write_table
@@ -199,7 +199,7 @@ def to_parquet(leaderboard: Leaderboard) -> bytes:
 
 
 def _parquet_rows(stored: StoredResult, folder: Path) -> Iterator[dict[str, Any]]:
-    """A row for each metric, one without numbers where there is none."""
+    """A row for each metric; a single row without numbers for a result that has none."""
     result, data = stored.result, stored.result.data
     shared = {
         "split": SPLIT,
@@ -207,10 +207,10 @@ def _parquet_rows(stored: StoredResult, folder: Path) -> Iterator[dict[str, Any]
         "fingerprint": data.fingerprints.get(SPLIT),
         "file": str(stored.path.relative_to(folder)),
     }
-    of_metric = {}
+    metric_columns = {}
     for column, (_, attribute) in COLUMNS.items():
         if attribute.startswith("metric."):
-            of_metric[column] = attribute.removeprefix("metric.")
+            metric_columns[column] = attribute.removeprefix("metric.")
         elif attribute:
             shared[column] = attrgetter(attribute)(result)
     shared = {column: _in_parquet(value) for column, value in shared.items()}
@@ -218,18 +218,18 @@ def _parquet_rows(stored: StoredResult, folder: Path) -> Iterator[dict[str, Any]
         yield {**dict.fromkeys(COLUMNS), **shared}
     for name, metric in result.metrics.items():
         low, high = metric.interval or (None, None)
-        numbers = {column: _in_parquet(getattr(metric, attribute)) for column, attribute in of_metric.items()}
+        numbers = {column: _in_parquet(getattr(metric, attribute)) for column, attribute in metric_columns.items()}
         yield {**shared, **numbers, "metric": printable(name), "low": low, "high": high}
 
 
 def _in_parquet(value: Any) -> Any:
-    """A value of a cell: printable text, mappings as JSON, and no integer that a column cannot hold."""
+    """A value as a cell holds it: printable text, mappings as JSON, None for an integer beyond 64 bits."""
     if isinstance(value, Mapping):
         value = json.dumps(msgspec.to_builtins(value))
     if isinstance(value, str):
         return printable(value)
     is_whole = isinstance(value, int) and not isinstance(value, bool)
-    return None if is_whole and abs(value) > LARGEST else value  # such a number is in the file, as JSON has it
+    return None if is_whole and abs(value) > LARGEST else value  # the result's JSON file still has the number
 
 
 INTRODUCTION = """# Leaderboard
@@ -284,20 +284,20 @@ def to_html(leaderboard: Leaderboard) -> str:
 
 
 FACTS = ("name", "method", "architecture", "parameters", "digest")
-COSTS = (*COST_UNITS, "devices")  # of checkpoint.training_cost, where it is known of any
+COSTS = (*COST_UNITS, "devices")  # fields of checkpoint.training_cost; columns only if known for some checkpoint
 
 
 def to_csv(leaderboard: Leaderboard) -> str:
-    """What was measured: UTF-8 text with a header, plain decimal numbers and nothing where there is no number."""
+    """All measured numbers as CSV with a header: plain decimal numbers, and empty cells for missing ones."""
     rows = {used: cells for used, cells in leaderboard.rows.items() if used not in leaderboard.published}
-    columns = []  # group, metric and end of the name of each column
+    columns = []  # (group, metric, suffix of the column's name)
     for group, metrics in leaderboard.groups.items():
         for metric in metrics:
             cells = [row[group, metric] for row in rows.values() if (group, metric) in row]
-            ends = [":low", ":high"] if any(cell.interval for cell in cells) else []
-            ends += [":std", ":n"] if any(cell.seeds > 1 for cell in cells) else []
-            columns += [(group, metric, end) for end in ("", *ends)]
-    names = [in_csv(f"{group}:{metric}{end}") for group, metric, end in columns]
+            suffixes = [":low", ":high"] if any(cell.interval for cell in cells) else []
+            suffixes += [":std", ":n"] if any(cell.seeds > 1 for cell in cells) else []
+            columns += [(group, metric, suffix) for suffix in ("", *suffixes)]
+    names = [in_csv(f"{group}:{metric}{suffix}") for group, metric, suffix in columns]
     costs = [name for name in COSTS if any(getattr(used.training_cost, name) for used in rows)]
     buffer = io.StringIO()
     writer = csv.writer(buffer, lineterminator="\n")
@@ -305,19 +305,21 @@ def to_csv(leaderboard: Leaderboard) -> str:
     for used, row in rows.items():
         facts = [in_csv(getattr(used, fact)) for fact in FACTS]
         spent = [in_csv(getattr(used.training_cost, name) or "") for name in costs]
-        numbers = [_number(row.get((group, metric)), end) for group, metric, end in columns]
+        numbers = [_number(row.get((group, metric)), suffix) for group, metric, suffix in columns]
         writer.writerow([*facts, *spent, *numbers, in_csv("; ".join(leaderboard.failed.get(used, ())))])
     return buffer.getvalue()
 
 
-def _number(cell: Cell | None, end: str) -> float | int | str:
+def _number(cell: Cell | None, suffix: str) -> float | int | str:
+    """The part of a cell for the CSV column with this suffix; "" if there is none."""
     if cell is None:
         return ""
     low, high = cell.interval or ("", "")
-    return {"": cell.mean, ":low": low, ":high": high, ":std": cell.std, ":n": cell.seeds}[end]
+    return {"": cell.mean, ":low": low, ":high": high, ":std": cell.std, ":n": cell.seeds}[suffix]
 
 
-# Name of a format -> its file, and what is written there. The bytes of these depend on this tool alone.
+# Name of a format -> its file, and the function that writes it. The bytes of these depend on the results and this
+# tool's version, not on a library's.
 TEXT_FORMATS: dict[str, tuple[str, Callable[[Leaderboard], str]]] = {
     "csv": ("leaderboard.csv", to_csv),
     "markdown": ("leaderboard.md", to_markdown),
@@ -332,14 +334,17 @@ ALWAYS = ("csv", "markdown")
 
 
 def write_leaderboard(out: Path, published: bool = False, formats: Iterable[str] = ()) -> Leaderboard:
-    """Rebuild leaderboard.csv, leaderboard.md and the files of other `formats`; returns what they are made of.
+    """Rebuild leaderboard.csv, leaderboard.md and the files of other `formats`; return the leaderboard.
 
-    published: with published numbers of the same protocols in the files for people; leaderboard.csv and
-    results.parquet hold what was measured.
+    Only result files that changed are read, and only pairs of changed results are tested again; the rest comes from
+    OUT/cache. Two processes may run this at the same time: each checks after writing whether result files have changed
+    since, and starts over if so, so that the last one to write has seen every file.
 
-    Only result files that changed are read, and only pairs of changed results are tested again; the rest is kept in
-    OUT/cache. Two processes may do so at once. Each looks again after it has written: whoever writes last has seen
-    every file.
+    Args:
+        out: the folder given to `bench run --out`.
+        published: whether leaderboard.md, .tex and .html get rows with published numbers of the same protocols;
+            leaderboard.csv and results.parquet hold only measured numbers.
+        formats: further keys of FORMATS to write.
     """
     while True:
         before = stamps(out)

@@ -1,8 +1,8 @@
-"""Mean rank of networks over the protocols that all of them have, with an interval from resamples of the images; and
-how well numbers that need no labels rank networks.
+"""Mean rank of networks over the protocols that all of them have, with an interval from resampled images; and how well
+label-free metrics rank networks.
 
-A resample draws the same validation images for every network and, where protocols share an image set, for every
-protocol (engine/tasks.py), so that what makes an image hard for all does not widen the interval.
+A resample draws the same validation images for every network and, if protocols share an image set, for every
+protocol (engine/tasks.py), so that images that are hard for all networks do not widen the interval.
 C networks, N images, R resamples.
 """
 
@@ -23,20 +23,23 @@ from bench.statistics.significance import Column, Key
 from engine.tasks import resampled
 
 RESAMPLES = 1000
-NETWORKS = 100  # up to which there is an interval: the values of every image of every network are read for it
+NETWORKS = 100  # no intervals for more networks: they need the values of every image of every network
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class MeanRanks:
-    """means: network -> mean rank of its numbers, from 1 on. columns: how many protocols. drawn (R, C): mean ranks on
-    resamples, networks in the order of `means`; None where values of images are not kept."""
+    """Mean ranks over protocols, and their distribution over resamples.
+
+    means: network -> mean rank of its numbers; 1 is the best. columns: number of protocols. drawn (R, C): mean ranks on
+    resamples, networks in the order of `means`; None if the values of single images are not kept.
+    """
 
     means: Mapping[Key, float] = field(default_factory=dict)
     columns: int = 0
     drawn: np.ndarray | None = None
 
     def text(self, key: Key) -> str:
-        """`1.40 [1.20, 2.00]`, or nothing."""
+        """`1.40 [1.20, 2.00]`; "" for a network without a rank."""
         if key not in self.means:
             return ""
         if self.drawn is None:
@@ -46,12 +49,12 @@ class MeanRanks:
         return f"{self.means[key]:.2f} [{low:.2f}, {high:.2f}]"
 
     def sentence(self, names: Mapping[Key, str]) -> str:
-        """Whether the network with the lowest mean rank is first overall: lower than each other one on so many
-        resamples that chance is ruled out (5 %, Bonferroni)."""
+        """A sentence that states whether there is an overall winner: a network whose mean rank is lower than that of
+        each other one on enough resamples to rule out chance (5 %, Bonferroni)."""
         if len(self.means) < 2:
             return ""
         keys = list(self.means)
-        best = min(range(len(keys)), key=lambda at: self.means[keys[at]])
+        best = min(range(len(keys)), key=lambda index: self.means[keys[index]])
         over = f"over the {self.columns} protocol{'s' if self.columns > 1 else ''} that all networks have"
         if self.drawn is None:
             return f"{names[keys[best]]} has the lowest mean rank {over}; whether by chance was not tested."
@@ -63,8 +66,11 @@ class MeanRanks:
 
 
 def mean_ranks(networks: Leaderboard) -> MeanRanks:
-    """Mean ranks over the main metrics that all networks of a leaderboard have and that paired tests compare, if there
-    are two such networks. RankMe, a number of all images together, is none of them."""
+    """Mean ranks over the main metrics that all networks of a leaderboard have and that paired tests compare.
+
+    Metrics of all images together, such as RankMe, have no paired test and are left out. Empty for fewer than two
+    networks, or if they share no such metric.
+    """
     keys = [used.key for used in networks.rows]
     columns = [
         (group, metrics[0])
@@ -87,21 +93,24 @@ def mean_ranks(networks: Leaderboard) -> MeanRanks:
             values = [_drawn_values([by_place[column[0], key] for key in keys], column) for column in columns]
             fewest = min(map(len, values))
             drawn = _mean_rank([column[:fewest] for column in values], signs)
-        except ValueError:  # a number alone was kept, or of other images
+        except ValueError:  # only the number was kept, or the images differ
             drawn = None
     return MeanRanks(means=means, columns=len(columns), drawn=drawn)
 
 
 def _mean_rank(columns: Sequence[np.ndarray], signs: Sequence[int]) -> np.ndarray:
-    """Mean over columns, each (R, C), of the ranks in each row -> (R, C)."""
+    """Mean over `columns`, each (R, C), of the ranks within each row -> (R, C). signs: -1 if higher is better."""
     from scipy.stats import rankdata
 
     return np.mean([rankdata(sign * values, axis=1) for values, sign in zip(columns, signs, strict=True)], axis=0)
 
 
 def _drawn_values(results: Sequence[Sequence[StoredResult]], column: Column) -> np.ndarray:
-    """The metric of each network, mean over its seeds, on resamples of the images -> (R, C). ValueError where it is
-    not kept."""
+    """The metric of each network, averaged over its seeds, on resamples of the images -> (R, C).
+
+    results: those of each network, one per seed. ValueError if the values of images were not kept, or if the networks
+    were evaluated on different images.
+    """
     arrays = []
     for seeds in results:
         if any(stored.result.metrics[column[1]].array is None for stored in seeds):
@@ -114,21 +123,21 @@ def _drawn_values(results: Sequence[Sequence[StoredResult]], column: Column) -> 
     values = np.stack(arrays)
     if results[0][0].result.metrics[column[1]].array_over == "resamples":
         return values[:, :RESAMPLES].T
-    seen = ~np.isnan(values)
-    filled = np.where(seen, values, 0.0)
-    return resampled(lambda weights: {"mean": weights @ filled.T / (weights @ seen.T)}, values.shape[1], RESAMPLES)[
+    is_valid = ~np.isnan(values)
+    filled = np.where(is_valid, values, 0.0)
+    return resampled(lambda weights: {"mean": weights @ filled.T / (weights @ is_valid.T)}, values.shape[1], RESAMPLES)[
         "mean"
     ]
 
 
-FEWEST = 5  # networks of a rank correlation: with four no order has p < 0.05
-EXACT = 8  # networks up to which all orders are tried, 40 320
-ORDERS = 50_000  # random ones of more networks
+FEWEST = 5  # networks for a rank correlation: with four, no order reaches p < 0.05
+EXACT = 8  # up to so many networks all orders are tried (40 320 for 8)
+ORDERS = 50_000  # random orders for more networks
 
 
 class RankCorrelation(NamedTuple):
-    """Of a number without labels with linear accuracy, over networks. p: two-sided, by permutation, after Holm over the
-    metrics of a set."""
+    """Rank correlation of a label-free metric with linear accuracy, over networks. p: two-sided, by permutation, after
+    Holm's correction over the metrics of an image set."""
 
     data: str
     metric: str
@@ -139,30 +148,36 @@ class RankCorrelation(NamedTuple):
 
 
 def health_correlations(networks: Leaderboard) -> list[RankCorrelation]:
-    """How well each metric of `health` ranks trained networks by linear accuracy on the same images (Spearman), where
-    FEWEST networks have both. Of several such protocols of a set, the two that the most networks share."""
-    of_set: dict[str, dict[str, list[str]]] = defaultdict(lambda: defaultdict(list))
+    """Spearman correlation of each metric of the task `health` with linear accuracy on the same images, over trained
+    networks, if at least FEWEST networks have both.
+
+    If an image set has several health or linear protocols, the pair that the most networks share is used.
+    """
+    groups_by_set: dict[str, dict[str, list[str]]] = defaultdict(lambda: defaultdict(list))  # image set -> task
     for group, result in {stored.result.group: stored.result for stored in networks.results}.items():
-        of_set[result.data.name][result.task].append(group)
+        groups_by_set[result.data.name][result.task].append(group)
     correlations = []
-    for data, groups in of_set.items():
+    for data, groups in groups_by_set.items():
         pairs = [pair for pair in product(groups["health"], groups["linear"]) if set(pair) <= networks.groups.keys()]
         columns = {pair: _shared_columns(networks, *pair) for pair in pairs}
         (_, probe), chosen = max(
             columns.items(), key=lambda item: max(map(len, item[1].values()), default=0), default=(("", ""), {})
         )
-        tested = {metric: spearman(*np.array(values).T) for metric, values in chosen.items()}
-        corrected = holm([p for _, p in tested.values()])
+        tests = {metric: spearman(*np.array(values).T) for metric, values in chosen.items()}
+        corrected = holm([p for _, p in tests.values()])
         correlations += [
             RankCorrelation(data, metric, probe.partition("/")[2], len(chosen[metric]), rho, p)
-            for (metric, (rho, _)), p in zip(tested.items(), corrected, strict=True)
+            for (metric, (rho, _)), p in zip(tests.items(), corrected, strict=True)
         ]
     return correlations
 
 
 def _shared_columns(networks: Leaderboard, health: str, probe: str) -> dict[str, list[tuple[float, float]]]:
-    """Metric of the last block -> its value and the accuracy of each network with both, where there are enough and they
-    differ."""
+    """Health metric of the last block -> (its value, accuracy) of each network that has both.
+
+    Metrics of fewer than FEWEST networks are left out, and so are those for which all values or all accuracies are
+    equal.
+    """
     main = probe, networks.groups[probe][0]
     shared = {
         metric: [
@@ -181,8 +196,11 @@ def _shared_columns(networks: Leaderboard, health: str, probe: str) -> dict[str,
 
 
 def spearman(x: np.ndarray, y: np.ndarray) -> tuple[float, float]:
-    """Spearman's correlation of (C,) and (C,), ties at their mean rank, and its two-sided p: the share of orders of `y`
-    with one as large or larger, of all for EXACT values at most, else of ORDERS random ones."""
+    """Spearman's correlation of x (C,) and y (C,), with tied values at their mean rank, and its two-sided p.
+
+    p: the share of permutations of `y` whose correlation is at least as large in magnitude; of all permutations for up
+    to EXACT values, of ORDERS random ones beyond.
+    """
     from scipy.stats import rankdata
 
     first, second = (rankdata(values) - (len(values) + 1) / 2 for values in (x, y))

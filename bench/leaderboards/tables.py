@@ -1,8 +1,8 @@
-"""The leaderboard: results grouped by checkpoint and protocol, with the mean over seeds, and its tables for people.
+"""The leaderboard: results grouped by checkpoint and protocol, averaged over seeds, and its printable tables.
 
-A group is `<data>/<protocol>`, for example `digits/knn@dino`. Whatever makes a number incomparable stands in its name,
-`digits/knn@dino[limit=100]`, so that it never meets the plain one. Published numbers are rows of their own, beside
-measured ones of the same protocol on the same images.
+A group is `<data>/<protocol>`, for example `digits/knn@dino`. Anything that makes a number incomparable is part of the
+group's name, `digits/knn@dino[limit=100]`, so that the number never shares a column with those of the plain protocol.
+Published numbers are separate rows, next to measured ones of the same protocol on the same images.
 """
 
 import statistics
@@ -39,14 +39,15 @@ from engine.printing import text_of
 if TYPE_CHECKING:
     from pandas import DataFrame
 
-WIDTH = 120  # characters of a leaderboard that Python prints
+WIDTH = 120  # characters per line of a leaderboard that is printed in Python
 
 
 @dataclass(frozen=True, kw_only=True)
 class Cell:
-    """One number in its unit: the mean over seeds. `interval`: of the validation images, where every seed has one.
+    """One number in its unit: the mean over seeds.
 
-    seeds: 1 also where several gave the same number because nothing was drawn at random.
+    interval: over validation images, if every seed has one; None otherwise.
+    seeds: 1 also if several seeds gave the same number because nothing was drawn at random.
     """
 
     mean: float
@@ -55,7 +56,7 @@ class Cell:
     interval: tuple[float, float] | None = None
     unit: str = "%"
     higher_is_better: bool | None = True
-    is_doubtful: bool = False  # the task warns of this very metric, as where nothing was fitted
+    is_doubtful: bool = False  # the task warns about this metric, for example because nothing was fitted
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,16 +72,16 @@ class Leaderboard:
 
     rows: Mapping[CheckpointUsed, Mapping[Column, Cell]]  # checkpoint -> (group, metric) -> number
     groups: Mapping[str, tuple[str, ...]]  # group -> metrics, in the task's own order
-    caveats: Mapping[str, tuple[str, ...]]  # group -> why not to compare it with the plain protocol, or to doubt it
+    caveats: Mapping[str, tuple[str, ...]]  # group -> reasons to doubt it or not to compare it with the plain protocol
     failed: Mapping[CheckpointUsed, Mapping[str, str]] = field(default_factory=dict)  # group and seed -> message
     problems: tuple[str, ...] = ()  # a line for each file that could not be read
-    published: frozenset[CheckpointUsed] = frozenset()  # rows with a paper's numbers, which compete with none
-    ties: Mapping[Column, frozenset[Key]] = field(default_factory=dict)  # tested column -> who shares its first place
-    letters: Mapping[Column, Mapping[Key, str]] = field(default_factory=dict)  # main columns: who is level with whom
+    published: frozenset[CheckpointUsed] = frozenset()  # rows with a paper's numbers, excluded from best and ties
+    ties: Mapping[Column, frozenset[Key]] = field(default_factory=dict)  # tested column -> checkpoints tied for first
+    letters: Mapping[Column, Mapping[Key, str]] = field(default_factory=dict)  # main columns: tied ones share a letter
     results: Sequence[StoredResult] = ()  # behind the numbers
     folder: Path = Path()  # of the result files
     files: Mapping[str, Path] = field(default_factory=dict)  # format -> file that was written
-    drawn_by: "Callable[[Leaderboard], str] | None" = None  # writes the HTML that a notebook shows
+    drawn_by: "Callable[[Leaderboard], str] | None" = None  # renders the HTML for notebooks
 
     @cached_property
     def columns(self) -> dict[Column, dict[Key, float]]:
@@ -95,10 +96,10 @@ class Leaderboard:
 
     @cached_property
     def best(self) -> dict[Column, float]:
-        """Best number of each column in which two checkpoints or more compete.
+        """Best number of each column with two or more measured checkpoints.
 
-        Columns without a better end have none, as those of a deviation, and neither have columns whose cells differ in
-        unit or in which end is better.
+        Columns for which neither direction is better (deviations) are left out, and so are columns whose cells differ
+        in unit or direction.
         """
         meanings: dict[Column, set[tuple[str, bool | None]]] = defaultdict(set)
         for checkpoint, cells in self.rows.items():
@@ -121,7 +122,7 @@ class Leaderboard:
 
     @cached_property
     def names(self) -> dict[CheckpointUsed, str]:
-        """Name of each checkpoint, with its digest where two share one; the floor and published rows are marked."""
+        """Name of each checkpoint, with its digest if two share a name; the floor and published rows are marked."""
         labels = labels_of(checkpoint.key for checkpoint in self.rows if checkpoint not in self.published)
         return {
             checkpoint: f"{checkpoint.name} (published)"
@@ -131,13 +132,13 @@ class Leaderboard:
         }
 
     def checkpoints_in(self, group: str) -> list[CheckpointUsed]:
-        """Those with a number in a group."""
+        """The checkpoints that have a number in a group."""
         return [checkpoint for checkpoint, cells in self.rows.items() if any(key[0] == group for key in cells)]
 
     @property
     def records(self) -> list[dict[str, Any]]:
-        """One dictionary a number, as `pandas.DataFrame` takes them: checkpoint, group, metric, value, unit, low, high
-        (ends of the 95 % interval, or None), std (over seeds), seeds, and published (a paper's, not measured)."""
+        """One dictionary per number, ready for `pandas.DataFrame`: checkpoint, group, metric, value, unit, low, high
+        (ends of the 95 % interval, or None), std (over seeds), seeds, and published (from a paper, not measured)."""
         return [
             {"checkpoint": checkpoint.name, "group": group, "metric": metric, "value": cell.mean, "unit": cell.unit}
             | dict(zip(("low", "high"), cell.interval or (None, None), strict=True))
@@ -147,7 +148,7 @@ class Leaderboard:
         ]
 
     def to_pandas(self) -> "DataFrame":
-        """`records` as pandas' DataFrame. ValueError, in one line, where pandas is not installed."""
+        """`records` as a pandas DataFrame. ValueError if pandas is not installed."""
         return as_frame(self.records)
 
     def __str__(self) -> str:
@@ -161,9 +162,13 @@ class Leaderboard:
 
 
 def read_leaderboard(out: Path, published: bool = False) -> Leaderboard:
-    """The leaderboard of all results of a folder, with ties. published: with published numbers of the same protocols.
+    """The leaderboard of all results in a folder, with ties.
 
-    Files and tests of results that did not change come from OUT/cache.
+    Parsed files and paired tests of results that did not change come from OUT/cache.
+
+    Args:
+        out: the folder given to `bench run --out`.
+        published: whether to add rows with published numbers of the same protocols.
     """
     results, problems = comparable_results(out)
     leaderboard = replace(leaderboard_of((stored.result for stored in results), problems), folder=out / "results")
@@ -174,7 +179,7 @@ def read_leaderboard(out: Path, published: bool = False) -> Leaderboard:
 
 
 def leaderboard_of(results: Iterable[Result], problems: Iterable[str] = ()) -> Leaderboard:
-    """Group results by checkpoint, sorted by name and then digest. problems: of files that could not be read."""
+    """Group results by checkpoint, sorted by name and then digest. problems: a line per file that could not be read."""
     by_checkpoint: dict[Key, list[Result]] = defaultdict(list)
     groups: dict[str, dict[str, None]] = defaultdict(dict)
     caveats: dict[str, dict[str, None]] = defaultdict(dict)
@@ -196,7 +201,7 @@ def leaderboard_of(results: Iterable[Result], problems: Iterable[str] = ()) -> L
 
 
 def with_ties(leaderboard: Leaderboard, results: Sequence[StoredResult], cache: PairedTestCache[float]) -> Leaderboard:
-    """The leaderboard of these results with those who share the first place of each column, by paired tests."""
+    """The leaderboard of these results, with the checkpoints that paired tests find tied for first in each column."""
     ties = ties_with_best(leaderboard.columns, leaderboard.best, results, cache)
     return replace(leaderboard, ties=ties, results=results)
 
@@ -212,7 +217,7 @@ def _cells(results: Sequence[Result]) -> dict[Column, Cell]:
 
 
 def _failures(results: Sequence[Result]) -> dict[str, str]:
-    """Group and seed -> message, of the failures of one checkpoint."""
+    """Group and seed -> message, for each failure of one checkpoint."""
     good = {(result.group, result.seed) for result in results if result.status == "ok"}
     failed = {}
     for result in results:
@@ -241,7 +246,7 @@ def _mean_over_seeds(results: Sequence[Result], metric: str) -> Cell:
 
 
 def caveats_of(result: Result, label: str) -> Iterator[str]:
-    """Sentences for people on what `result.variant` says, and the task's own warnings; label: of the checkpoint."""
+    """Sentences that explain `result.variant`, and the warnings of task and data. label: the checkpoint's."""
     if result.limit is not None:
         yield f"At most {result.limit} images of each split: a check that it runs, not a result."
     if result.protocol.changes:
@@ -266,7 +271,7 @@ def caveats_of(result: Result, label: str) -> Iterator[str]:
 
 
 def _floor_caveats(result: Result, label: str) -> Iterator[str]:
-    """What a constant prediction scores, and whether the result's main metric is more than that."""
+    """What a constant prediction scores, and a warning if the result's main metric is not above it."""
     floor = result.facts.get("floor")
     if not floor or result.status != "ok":
         return
@@ -279,9 +284,10 @@ def _floor_caveats(result: Result, label: str) -> Iterator[str]:
 
 
 def with_published(leaderboard: Leaderboard) -> Leaderboard:
-    """The leaderboard with a row for all published weights that have a number in one of its columns.
+    """The leaderboard with a row for each published checkpoint that has a number in one of its columns.
 
-    Same protocol and settings, on image sets of the published size. What an ablation alone has is left out.
+    The protocol, its settings and the sizes of the image set must be those of the publication. Ablations of a single
+    method are left out.
     """
     same_groups: dict[tuple[str, str, str], set[str]] = defaultdict(set)  # (image set, protocol, changed settings)
     for result in (stored.result for stored in leaderboard.results):
@@ -315,7 +321,7 @@ def with_published(leaderboard: Leaderboard) -> Leaderboard:
 
 
 def _published_caveat(values: Sequence[PublishedValue]) -> str:
-    """What the row of these values is, and where its protocol is known to differ."""
+    """Where the values of one row were published, with notes on known differences of the protocol."""
     value, tables = values[0], ", ".join(dict.fromkeys(value.table for value in values))
     described = ", ".join(filter(None, (value.model, value.architecture, value.trained)))
     notes = "; ".join(["", *dict.fromkeys(value.note for value in values if value.note)])
@@ -323,7 +329,7 @@ def _published_caveat(values: Sequence[PublishedValue]) -> str:
 
 
 def fact_rows(leaderboard: Leaderboard) -> list[tuple[str, ...]]:
-    """What each checkpoint is, below a header."""
+    """A row of facts about each checkpoint, below a header."""
     facts = [
         (name, used.method, used.architecture, str(used.parameters), used.digest[:12])
         for used, name in leaderboard.names.items()
@@ -332,7 +338,7 @@ def fact_rows(leaderboard: Leaderboard) -> list[tuple[str, ...]]:
 
 
 def cost_rows(leaderboard: Leaderboard) -> list[tuple[str, ...]]:
-    """What the pretrainings took that are known to have taken something, below a header; empty where none is."""
+    """A row for each checkpoint whose pretraining cost is known, below a header; empty if there is none."""
     rows: list[tuple[str, ...]] = []
     for checkpoint, name in leaderboard.names.items():
         cost = checkpoint.training_cost
@@ -364,10 +370,12 @@ def cell_text(cell: Cell | None, with_interval: bool = True) -> str:
 
 
 def to_terminal(leaderboard: Leaderboard, width: int, groups: Collection[str] | None = None) -> str:
-    """Printable tables of at most `width` characters: as many metrics as fit, and how many more there are.
+    """Printable tables of at most `width` characters: as many metrics as fit, and a count of those left out.
 
-    All metrics with their intervals where that fits, otherwise the first one alone. groups: these alone, and no
-    failures, which may be of other checkpoints and runs. A caveat of several tables stands below the first of them.
+    All metrics have their intervals if that fits, otherwise only the first one has. A caveat of several tables is
+    printed below the first of them.
+
+    groups: print only these, and no failures, which may belong to other checkpoints and runs; None prints everything.
     """
     lines: list[str] = []
     caveats_above: set[str] = set()
@@ -382,43 +390,43 @@ def to_terminal(leaderboard: Leaderboard, width: int, groups: Collection[str] | 
         lines += [group, *text_table(header, body, width), *caveats, ""]
     if groups is None:
         lines += troubles(leaderboard)
-    elif others := len(leaderboard.groups.keys() - set(groups)):
-        lines += [f"{others} more {'table' if others == 1 else 'tables'} in leaderboard.md", ""]
+    elif omitted := len(leaderboard.groups.keys() - set(groups)):
+        lines += [f"{omitted} more {'table' if omitted == 1 else 'tables'} in leaderboard.md", ""]
     return text_of(lines).rstrip() or "no results yet"
 
 
 def _text_rows(leaderboard: Leaderboard, group: str, with_interval: int) -> list[list[str]]:
-    """Names and numbers of a group's checkpoints. with_interval: so many leading metrics have their intervals.
+    """Names and numbers of a group's checkpoints. with_interval: number of leading metrics shown with intervals.
 
-    ` ?` stands behind a doubtful number, which a caveat below the table is about.
+    ` ?` follows a doubtful number; a caveat below the table explains it.
     """
     rows = []
     for checkpoint in leaderboard.checkpoints_in(group):
         row = [leaderboard.names[checkpoint]]
-        for place, metric in enumerate(leaderboard.groups[group]):
+        for position, metric in enumerate(leaderboard.groups[group]):
             cell = leaderboard.rows[checkpoint].get((group, metric))
-            row.append(cell_text(cell, place < with_interval) + " ?" * bool(cell and cell.is_doubtful))
+            row.append(cell_text(cell, position < with_interval) + " ?" * bool(cell and cell.is_doubtful))
         rows.append(row)
     return rows
 
 
 def text_table(header: Sequence[str], body: Sequence[Sequence[str]], width: int) -> list[str]:
-    """A text table of at most `width` characters; columns that do not fit are counted in the last line."""
-    sizes = _sizes(header, body)
-    fitting, used = 1, sizes[0] + 2
-    while fitting < len(sizes) and (fitting == 1 or used + 2 + sizes[fitting] <= width):
-        used += 2 + sizes[fitting]
+    """A text table of at most `width` characters; the last line counts the columns that do not fit."""
+    widths = _column_widths(header, body)
+    fitting, used = 1, widths[0] + 2
+    while fitting < len(widths) and (fitting == 1 or used + 2 + widths[fitting] <= width):
+        used += 2 + widths[fitting]
         fitting += 1
     lines = table([cells[:fitting] for cells in (header, *body)], right=range(1, fitting), indent=2)
-    if hidden := len(sizes) - fitting:
+    if hidden := len(widths) - fitting:
         lines.append(f"  ... {hidden} more {'column' if hidden == 1 else 'columns'} in leaderboard.csv")
     return lines
 
 
-def _sizes(header: Sequence[str], body: Sequence[Sequence[str]]) -> list[int]:
+def _column_widths(header: Sequence[str], body: Sequence[Sequence[str]]) -> list[int]:
     return [max(map(len, column)) for column in zip(header, *body, strict=True)]
 
 
 def _width(header: Sequence[str], body: Sequence[Sequence[str]]) -> int:
     # Two spaces before every column.
-    return sum(size + 2 for size in _sizes(header, body))
+    return sum(size + 2 for size in _column_widths(header, body))

@@ -1,10 +1,11 @@
-"""Numbers that papers, model cards and READMEs print, and what measures each of them here: published.csv, one a row.
+"""Numbers printed in papers, model cards and READMEs, and the protocol that measures each of them here.
 
-Columns before `checkpoint` are facts of the source, in our words. Those from there on say what stands for them here; a
-test holds that every name in them exists, or that the row says what is missing.
+published.csv has one number per row. Columns before `checkpoint` are facts of the source, in our words. The columns
+from `checkpoint` on map the number to this tool; a test checks that every name in them exists, or that the row states
+what is missing.
 
-`bench run` says at once whether numbers of published weights are the published ones. Weights are known by their digest,
-so nothing is said of weights that only bear a name.
+`bench run` reports immediately whether results of published weights reproduce the published numbers. Weights are
+recognised by their digest, so weights that merely share a name are never compared.
 """
 
 import csv
@@ -18,8 +19,8 @@ from bench.results.record import Result
 from engine.printing import did_you_mean
 
 FILE = Path(__file__).parent / "published.csv"
-LOG = "training log"  # what measures the cost of a pretraining, in place of a protocol
-# Of metrics that are no percentages.
+LOG = "training log"  # stands for a protocol where the cost of a pretraining is measured
+# Units of metrics that are not percentages.
 UNITS = {"hours": "h", "minutes_per_epoch": "min", "gpu_memory": "GB", "rmse": "m"}
 
 
@@ -30,23 +31,23 @@ class PublishedValue:
     table: str  # `moca:table5j`
     model: str  # what was evaluated, `MOCA`
     architecture: str  # `ViT-B/16`
-    epochs: str  # of its pretraining; "" for none
-    images: str  # that it was pretrained on: `ImageNet-1k`
-    setting: str  # what tells its row from others: `mask ratio 75 %, 1 mask`
+    epochs: str  # of its pretraining; "" if it was not pretrained
+    images: str  # pretraining images: `ImageNet-1k`
+    setting: str  # distinguishes the row from others of its table: `mask ratio 75 %, 1 mask`
     value: float  # in `unit`
-    std: float | None  # that the source prints beside it
-    tolerance: float | None  # deviation of repeated runs that the source states for it; None: it states none
+    std: float | None  # standard deviation that the source prints with the value
+    tolerance: float | None  # standard deviation over repeated runs, as the source states it; None if it does not
     source: str  # paper and table
-    note: str  # what the paper leaves open, and what was assumed
+    note: str  # details that the paper leaves open, and what was assumed
     checkpoint: str  # our name of the weights, for `--checkpoints NAME=PATH` and in results
-    digest: str  # of the published weights, first digits of a SHA-256, where a source gives it; of the export or file
+    digest: str  # first digits of the SHA-256 of the published file, or of its export; "" if unknown
     network: str  # branch of the method that was evaluated; "" for its first, "start" for initial weights
-    pretraining: str  # `METHOD RECIPE [FIELD=VALUE ...]`, what `bench pretrain` would train; "" where nothing here does
-    importer: str  # that reads the published weights; "" where there are none to read
-    protocol: str  # `knn@moca`; LOG; "" where nothing here measures it
-    settings: str  # `FIELD=VALUE ...` of the protocol that differ, for `bench run --set`
+    pretraining: str  # `METHOD RECIPE [FIELD=VALUE ...]`, the arguments of `bench pretrain`; "" if it cannot train this
+    importer: str  # reads the published weights; "" if none are published
+    protocol: str  # `knn@moca`; LOG; "" if nothing here measures it
+    settings: str  # `FIELD=VALUE ...` that differ from the protocol's, for `bench run --set`
     data: str  # key of SETS
-    metric: str  # of the protocol's result
+    metric: str  # name in the protocol's result
 
     @property
     def unit(self) -> str:
@@ -70,7 +71,7 @@ class PublishedValue:
 
 @dataclass(frozen=True, kw_only=True)
 class PublishedSet:
-    """Images that sources evaluate on. url: an example. images: how many its splits have, to know it by."""
+    """An image set that sources evaluate on. url: an example. images: split -> count, by which it is recognised."""
 
     url: str
     images: Mapping[str, int]
@@ -90,7 +91,7 @@ SETS = {
     "copydays": PublishedSet(url="copydays:/data/copydays", images={"train": 10157}),  # 10 000 of them distractors
     "roxford5k": PublishedSet(url="revisited:/data/roxford5k", images={"train": 4993, "val": 70}),
 }
-# What a pretraining's images are called in the table -> their name in --data, and an example.
+# Name of pretraining images in the column `images` -> their name in --data, and an example URL.
 PRETRAINED_ON = {
     "ImageNet-1k": ("imagenet", SETS["imagenet"].url),
     "ImageNet-22k": ("imagenet22k", "images:/data/imagenet22k"),
@@ -101,23 +102,23 @@ TABLES = {
     "extrema:table1": "mask ratio, one mask",
     "extrema:table2": "number of masks, on ImageNet-1k",
     "extrema:table3": "number of masks, on ImageNet-22k",
-    "extrema:table4": "augmentations beside the mask, shared by both branches or not",
+    "extrema:table4": "augmentations besides the mask, shared by both branches or not",
     "extrema:table5": "number of cross-attention blocks",
     "extrema:table6": "objective: BYOL or InfoNCE",
-    "extrema:table7": "fine-tuning and linear probe beside other methods",
-    "extrema:table8": "hours of pretraining beside other methods",
-    "extrema:table9": "ADE20K segmentation beside other methods",
-    "extrema:table10": "1 % and 10 % of the labels beside other methods",
-    "extrema:table11": "COCO detection and instance segmentation beside other methods",
-    "extrema:table12": "masks against epochs: accuracy and hours",
+    "extrema:table7": "fine-tuning and linear probe compared with other methods",
+    "extrema:table8": "hours of pretraining compared with other methods",
+    "extrema:table9": "ADE20K segmentation compared with other methods",
+    "extrema:table10": "1 % and 10 % of the labels compared with other methods",
+    "extrema:table11": "COCO detection and instance segmentation compared with other methods",
+    "extrema:table12": "number of masks and epochs: accuracy and hours",
     "lut:tableA": "LUT on SimMIM",
     "lut:tableB": "weight of the context loss",
     "lut:tableC": "context loss alone",
     "mst:table1": "k of k-NN",
-    "mst:table2": "linear probe on the last block or as DINO's",
+    "mst:table2": "linear probe on the last block, or as in DINO",
     "mst:table3": "longer pretraining",
-    "mst:table4": "masking of BERT against that of MST",
-    "mst:section8": "DINO and supervised training beside table 4",
+    "mst:table4": "BERT's masking compared with MST's",
+    "mst:section8": "DINO and supervised training, for comparison with table 4",
     "mst:section9": "random masks of small probability",
     "mst:section10": "weight of the restoration loss",
     "moca:table1a": "partial decoding: time and memory by decoder depth",
@@ -130,16 +131,16 @@ TABLES = {
     "moca:table2h": "block that the condenser reads",
     "moca:table3": "targets of hide-and-predict",
     "moca:table4": "objectives, on Cityscapes with few images",
-    "moca:table5i": "fine-tuning and linear probe beside masked image modelling",
-    "moca:table5j": "ImageNet-1k beside discriminative methods",
-    "moca:table5k": "time of pretraining beside other methods",
-    "moca:table5l": "low-shot ImageNet-1k beside other methods",
-    "moca:table6": "Cityscapes segmentation beside other methods",
-    "moca:table7": "COCO detection beside other methods",
+    "moca:table5i": "fine-tuning and linear probe compared with masked image modelling",
+    "moca:table5j": "ImageNet-1k, compared with discriminative methods",
+    "moca:table5k": "time of pretraining compared with other methods",
+    "moca:table5l": "low-shot ImageNet-1k compared with other methods",
+    "moca:table6": "Cityscapes segmentation compared with other methods",
+    "moca:table7": "COCO detection compared with other methods",
     "moca:appendixA2": "choice of new codebook words",
     "moca:table8": "without the image objective",
     "moca:table9": "longer pretraining and ViT-L",
-    "moca:table10": "ViT-L beside other methods",
+    "moca:table10": "ViT-L compared with other methods",
     "dino:readme": "released weights: k-NN and linear probe",
     "dino:davis": "video propagation",
     "dino:copydays": "copy detection",
@@ -148,17 +149,17 @@ TABLES = {
     "mae:finetune": "released weights: fine-tuning and linear probe in PyTorch",
     "moco-v3:readme": "released weights: linear probe and fine-tuning",
     "dinov2:card": "released weights: ImageNet, its V2, depth, segmentation, retrieval",
-    "dinov2:readme": "what its training commands should reach",
+    "dinov2:readme": "numbers that its training commands should reach",
     "dinov3:card": "released weights: shifted ImageNets, segmentation, depth, retrieval, video",
     "dinov3-in1k-probes:readme": "linear probes of DINOv3 by others",
     "capi:readme": "released weights: neighbours among ADE20K's patches, attentive probe",
     "franca:readme": "released weights: k-NN, linear probe, Hummingbird, segmentation",
-    "pixio:readme": "linear depth and segmentation beside MAE, DINOv2 and DINOv3",
+    "pixio:readme": "linear depth and segmentation compared with MAE, DINOv2 and DINOv3",
     "pe:readme": "PE-Spatial: segmentation and video propagation",
     "hummingbird:readme": "neighbours among VOC's patches, three sizes of memory",
     "lost:readme": "discovery of objects by LOST",
     "tokencut:readme": "discovery of objects by TokenCut",
-    "simdino:readme": "SimDINO and SimDINOv2 beside DINO and DINOv2 at 100 epochs",
+    "simdino:readme": "SimDINO and SimDINOv2 compared with DINO and DINOv2 at 100 epochs",
     "ep:board": "37 encoders: attentive (EP) and linear probe (LP)",
     "nepa:readme": "released weights: fine-tuning",
 }
@@ -166,24 +167,24 @@ TABLES = {
 
 @cache
 def published_values() -> tuple[PublishedValue, ...]:
-    """All of them, in the order of the file: by paper and table."""
+    """All rows of published.csv, in the order of the file: by paper and table."""
     with open(FILE, encoding="utf-8", newline="") as file:
         return tuple(_value(row) for row in csv.DictReader(file))
 
 
 @cache
 def compares_methods(table: str) -> bool:
-    """Whether a table has values of several methods, and not of ablations of one."""
+    """Whether a table has values of several methods, rather than ablations of one."""
     return len({value.model for value in published_values() if value.table == table}) > 1
 
 
 def set_name(images: Mapping[str, int]) -> str:
-    """Key of SETS of an image set with as many images in each of its splits; "" for any other."""
+    """Key of the entry of SETS that has this number of images in each split; "" if there is none."""
     return next((name for name, published in SETS.items() if published.images.items() <= images.items()), "")
 
 
 def values_of(table: str) -> Sequence[PublishedValue]:
-    """The values of one table. ValueError with the likely name for one that does not exist."""
+    """The values of one table. ValueError that suggests a similar name if the table does not exist."""
     if table not in TABLES:
         raise ValueError(f"no table {table!r}{did_you_mean(table, list(TABLES), '`bench reproduce`')}")
     return [value for value in published_values() if value.table == table]
@@ -194,13 +195,13 @@ def _value(row: Mapping[str, str]) -> PublishedValue:
     return PublishedValue(**{**row, **numbers, "value": float(row["value"])})  # type: ignore[arg-type]
 
 
-OURS = {"%": 0.5, "m": 0.01}  # tolerance by unit where the source states none
-ROUNDING = 0.05  # of a number with one decimal
-DEVIATIONS = 2  # so many standard deviations of repeated runs hold 95 % of them
+OURS = {"%": 0.5, "m": 0.01}  # tolerance by unit if the source states none
+ROUNDING = 0.05  # error of a number rounded to one decimal
+DEVIATIONS = 2  # standard deviations that cover 95 % of repeated runs
 
 
 def tolerance_of(value: PublishedValue) -> tuple[float, str]:
-    """How far a repetition may be from a published value, in its unit, and where that is from."""
+    """Largest accepted difference from a published value, in its unit, and where this tolerance comes from."""
     if value.tolerance is None:
         return OURS[value.unit], "ours, the source states none"
     stated = DEVIATIONS * value.tolerance + ROUNDING
@@ -210,10 +211,10 @@ def tolerance_of(value: PublishedValue) -> tuple[float, str]:
 def against_published(
     result: Result, digests: Sequence[str], branch: str = "", values: Iterable[PublishedValue] | None = None
 ) -> Iterator[str]:
-    """A line for every published value of these very weights, protocol and images.
+    """Compare a result with every published value of the same weights, protocol and images; one line for each.
 
-    digests: of the export, and of the file that it was imported from. branch: of that file; "" for its importer's
-    first. values: None for all of published.csv.
+    digests: of the export, and of the file that it was imported from. branch: the one imported from that file; "" for
+    the importer's first. values: published values to compare with; None for all of published.csv.
     """
     for value in published_values() if values is None else values:
         is_same_network = value.digest and value.network == branch
@@ -231,7 +232,7 @@ def against_published(
 
 
 def changed_settings(result: Result) -> str:
-    """The settings of a result's protocol that were changed, as the column `settings` has them, sorted."""
+    """The changed settings of a result's protocol, sorted, in the format of the column `settings`."""
     return " ".join(sorted(f"{name}={setting_text(setting)}" for name, setting in result.protocol.changes.items()))
 
 
