@@ -108,12 +108,12 @@ def reference_to(checkpoint: "FrozenExport | str | Path", out: Path) -> str:
     """
     if isinstance(checkpoint, str | Path):
         return str(checkpoint)
-    from bench.run.checkpoints import checked_name, kept_export, save_once
+    from bench.run.checkpoints import checked_name, export_folder, save_once
     from checkpoints.export import ViTExport
 
     if not isinstance(checkpoint, ViTExport):
         return checkpoint.spec.reference
-    folder = kept_export(out, checked_name(str(checkpoint.facts.get("name") or "checkpoint"), "name"), checkpoint)
+    folder = export_folder(out, checked_name(str(checkpoint.facts.get("name") or "checkpoint"), "name"), checkpoint)
     if not folder.exists():
         save_once(checkpoint, folder)
     return str(folder)
@@ -197,7 +197,7 @@ def load(
     """
     check(statistics=statistics)
     with commands():
-        from bench.run.checkpoints import default_name, opened
+        from bench.run.checkpoints import default_name, load_export
         from checkpoints.export import ViTExport
         from checkpoints.frozen import SCHEME
         from checkpoints.import_options import ImportOptions
@@ -227,7 +227,7 @@ def load(
         elif str(checkpoint).startswith(f"{SCHEME}:"):
             reference, export = str(checkpoint), load_frozen(checkpoint, options)
         else:
-            reference, export = opened(str(checkpoint), options)
+            reference, export = load_export(str(checkpoint), options)
         name = export.facts.get("name") or default_name(reference, export.digest)
         assumed = export.facts.get("assumed") or ()
         say(*(f"bench: {name}: assumed: {in_python(assumption)}" for assumption in assumed), errors=True)
@@ -316,7 +316,7 @@ def evaluate(
     with commands():
         from bench.run.suites import catalogue, choose_protocols
 
-        names = [matching.name for matching in choose_protocols(protocol, catalogue(words=protocol))]
+        names = [matching.name for matching in choose_protocols(protocol, catalogue(suite=protocol))]
     if len(names) > 1:
         raise ValueError(
             f"{protocol!r} stands for {len(names)} protocols, such as {names[0]!r}: name one, or use evaluate_suite"
@@ -606,7 +606,7 @@ def pretrain(
     with commands():
         from bench.cli.options import PretrainOptions
         from bench.pretraining.run import run_pretraining
-        from bench.run.checkpoints import opened
+        from bench.run.checkpoints import load_export
         from engine.training.interruptions import STOPPED, Stopped
 
         training = PretrainOptions(
@@ -629,7 +629,7 @@ def pretrain(
         )
         if run_pretraining(training) == STOPPED:
             raise Stopped(f"stopped by a signal, state saved in {out}; to continue, call it again with resume=True")
-        return opened(str(out))[1]
+        return load_export(str(out))[1]
 
 
 def visualize(

@@ -30,10 +30,10 @@ def run(options: Options) -> int:
     from checkpoints.import_options import check_reference
 
     check_reference(options.checkpoint)  # before torch is imported
-    from bench.run.checkpoints import opened
+    from bench.run.checkpoints import load_export
     from engine.printing import say
 
-    _, export = opened(options.checkpoint, options_from(options, ImportOptions))
+    _, export = load_export(options.checkpoint, options_from(options, ImportOptions))
     say(options.checkpoint)
     say(*export_lines(export))
     problems = export.verify()

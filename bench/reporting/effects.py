@@ -38,7 +38,7 @@ from bench.results.record import (
     suffix,
 )
 from bench.results.store import StoredResult, read_results
-from bench.run.checkpoints import kept_export, load_checkpoint, opened, save_once
+from bench.run.checkpoints import export_folder, load_checkpoint, load_export, save_once
 from bench.run.prepare import workspace_of
 from bench.run.runner import run_jobs
 from bench.run.suites import ChosenProtocol, catalogue, changed_protocols, choose_protocols
@@ -127,7 +127,7 @@ def protocol_of(options: EvaluationOptions) -> ChosenProtocol:
 
 @cache
 def _protocols(suite: str) -> list[ChosenProtocol]:
-    return choose_protocols(suite, catalogue(words=suite))
+    return choose_protocols(suite, catalogue(suite=suite))
 
 
 def _changed(options: EvaluationOptions, changes: Variation) -> ChosenProtocol:
@@ -165,7 +165,7 @@ def _varied_network(reference: str, name: str, options: Mapping[str, str], out: 
     reference = options.get("checkpoint", reference)
     if not options.keys() & {"statistics", "positions", "image_size"}:
         return reference
-    export = opened(reference)[1]
+    export = load_export(reference)[1]
     spec, preparation = export.spec, export.preparation
     if statistics := options.get("statistics"):
         asked = ImportOptions(statistics=statistics).preparation
@@ -177,7 +177,7 @@ def _varied_network(reference: str, name: str, options: Mapping[str, str], out: 
         own = spec.image_size if isinstance(spec.image_size, int) else min(spec.image_size)
         side = float(size[:-1]) * own if size.endswith("x") else float(size)
         export = export.at_size(round(side / spec.patch_size) * spec.patch_size)
-    folder = kept_export(out, name, export)
+    folder = export_folder(out, name, export)
     if not folder.exists():
         save_once(export, folder)
     return str(folder)

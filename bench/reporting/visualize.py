@@ -21,7 +21,7 @@ from torch.utils.data import default_collate
 
 from bench.cli.settings import changed, read_changes
 from bench.reporting.panels import ANIMATED, FPS, Format, Panel, Spot, animated, encoded
-from bench.run.checkpoints import checked_name, default_name, opened
+from bench.run.checkpoints import checked_name, default_name, load_export
 from checkpoints.backbone import Backbone
 from checkpoints.export import ViTExport
 from checkpoints.spec import Preparation, ViTSpec
@@ -184,7 +184,7 @@ class Viewer:
     def export(self) -> ViTExport:
         """ValueError, naming the option, where it cannot be loaded."""
         try:
-            return opened(self.reference)[1]
+            return load_export(self.reference)[1]
         except (ValueError, OSError) as error:
             text = str(error).removeprefix(self.reference).removeprefix(":").strip()
             raise ValueError(f"--checkpoint {self.reference}: {text}") from error

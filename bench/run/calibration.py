@@ -1,7 +1,7 @@
-"""How long a unit of work takes: measured on this machine and kept in the cache, or assumed of another machine.
+"""How long a unit of work takes: measured on this machine and kept in the cache, or assumed for another machine.
 
-Assumed machines (`--assume`) are for plans without the machine. A peak is a data sheet's; the share of it that programs
-reach, and all else, are assumptions, each on its line.
+Assumed machines (`--assume`) allow plans without access to the machine. Peaks are from data sheets; the fraction of the
+peak that programs reach, and everything else, are assumptions, each stated on its line.
 """
 
 import json
@@ -32,26 +32,27 @@ from probes.features.extract import Extractor, OnBatch, Reader, batch_spans, for
 from probes.features.kinds import FeatureKind
 from probes.linear.augmented import TrainTransform
 
-VERSION = 3  # of the files; raise it when the same kinds of work mean something else
-# Passes through the frozen network, which all tasks do alike.
+VERSION = 3  # of the files; raise it when the meaning of a kind of work changes
+# Passes through the frozen network, which take all tasks equally long.
 SHARED: tuple[Kind, ...] = ("features", "crops", "further crops")
 MIN_IMAGES, MAX_IMAGES = 16, 1024  # of a timed pass
-DECODING = "decoding"  # entry of a calibration's units: what of SHARED reading and decoding take
+DECODING = "decoding"  # entry of a calibration's units: the seconds of SHARED in which images are read and decoded
 
 
 @dataclass(kw_only=True)
 class Calibration:
     """Seconds per unit of work on this machine, with one architecture, device, precision and image set."""
 
-    path: Path  # where it is kept
-    rate: float  # floating-point operations a second of what is not timed itself
+    path: Path  # its file
+    rate: float  # floating-point operations per second, for work that is not timed itself
     date: str = ""  # of the newest measurement, ISO 8601, UTC
-    # All tasks ("" and, of their passes, DECODING) or one task with its settings -> kind of work -> seconds of a unit.
+    # Key -> kind of work -> seconds of a unit. The key is a task with its settings, "" for passes that all tasks share,
+    # or DECODING for the part of these passes in which images are decoded.
     units: dict[str, dict[Kind, float]] = field(default_factory=dict)
 
     @classmethod
-    def kept(cls, space: Workspace, export: FrozenExport, fingerprints: Mapping[str, str]) -> "Calibration":
-        """What was measured before with this export and image set; empty if nothing was."""
+    def load(cls, space: Workspace, export: FrozenExport, fingerprints: Mapping[str, str]) -> "Calibration":
+        """Earlier measurements for this export and image set; empty if there are none."""
         options = [space.device, space.precision, space.decode, space.batch_size, space.workers]
         machine = [hardware(), torch.get_num_threads()]
         name = digest([VERSION, *machine, *options, asdict(export.spec), dict(fingerprints)])[:16]
@@ -59,43 +60,44 @@ class Calibration:
         try:
             stored = json.loads(calibration.path.read_text())
             return replace(calibration, date=stored["date"], units=stored["units"])
-        except (FileNotFoundError, ValueError, KeyError):  # a damaged file is measured again
+        except (FileNotFoundError, ValueError, KeyError):  # a damaged file is replaced by new measurements
             return calibration
 
-    def keep(self, task: str, units: Mapping[Kind, float]) -> None:
-        """Keep what was measured for a task, or for all ("")."""
+    def save(self, task: str, units: Mapping[Kind, float]) -> None:
+        """Add measurements for a task, or for all tasks (""), and write the file."""
         self.units[task] = {**self.units.get(task, {}), **units}
         self.date = datetime.now(UTC).isoformat(timespec="seconds")
         write_atomic(self.path, json.dumps({"date": self.date, "units": self.units}, indent=1) + "\n")
 
     def unmeasured(self, work: Work, task: str) -> set[Kind]:
-        """Kinds of a task's work that are still to be timed: all of a new task; passes that all tasks share."""
-        known = {*self.units.get("", {}), *self.units.get(task, {})}
+        """Kinds of a task's work that are still to be timed: all kinds for a new task, else only shared passes."""
+        timed = {*self.units.get("", {}), *self.units.get(task, {})}
         kinds = {part.kind for part in work.parts}
-        return kinds.intersection(SHARED) - known if task in self.units else kinds
+        return kinds.intersection(SHARED) - timed if task in self.units else kinds
 
     def seconds(self, part: Part, task: str = "") -> float:
-        """Seconds that a part takes; estimated from its FLOPs where it was not timed."""
+        """Seconds that a part takes; estimated from its FLOPs if it was not timed."""
         unit = self.units.get(task, {}).get(part.kind, self.units.get("", {}).get(part.kind))
         return part.count * (part.flops / self.rate if unit is None else unit)
 
     def decoding(self, part: Part) -> float:
-        """Those of these seconds in which images are read and decoded, and the network waits."""
+        """The seconds of a part in which the network waits for images to be read and decoded."""
         return part.count * self.units.get(DECODING, {}).get(part.kind, 0.0)
 
 
 @contextmanager
 def scratch(space: Workspace) -> Iterator[Workspace]:
-    """A workspace whose cache is a temporary folder; sets that are open stay open."""
+    """A copy of a workspace whose cache is a temporary folder; opened image sets are shared with the original."""
     with tempfile.TemporaryDirectory(prefix="bench-calibration-") as folder:
         yield replace(space, cache=Path(folder), wanted={}, limit=None)
 
 
 def pass_seconds(kind: Kind, export: FrozenExport, space: Workspace, seconds: float) -> tuple[float, float]:
-    """Seconds in which a training image is read, cropped ("features": at the centre; "crops": at random) and sent
-    through the network, and those in which the network waits for it, measured in about `seconds`.
+    """Seconds per training image of a pass, and those in which the network waits for images.
 
-    "further crops" are not read: some images stay decoded."""
+    A pass reads an image, crops it ("features": at the centre; "crops": at random) and sends it through the network.
+    For "further crops", reading is left out: some images stay decoded. Takes about `seconds` to measure.
+    """
     train = space.images("train", open_set)
     transform: Any = transform_of(export, space)
     if kind != "features":
@@ -121,19 +123,19 @@ def pass_seconds(kind: Kind, export: FrozenExport, space: Workspace, seconds: fl
         work_off(Reader(spread, transform, spans, skip_bad=True), work, space.device, space.workers)
         return (time.perf_counter() - started) / count
 
-    few = min(max(MIN_IMAGES, chunk), len(spread))
+    warmup = min(max(MIN_IMAGES, chunk), len(spread))
     if kind == "further crops":
-        transform = DecodedCrops(transform, spread, few)
-    extract(few)  # the first pass is slower
-    count = min(len(spread), max(few, int(seconds / extract(few))))
+        transform = DecodedCrops(transform, spread, warmup)
+    extract(warmup)  # the first pass is slower
+    count = min(len(spread), max(warmup, int(seconds / extract(warmup))))
     whole, reading = extract(count), extract(count, lambda loaded, span: None)
-    if torch.device(space.device).type == "cpu":  # whose cores read and compute in turn
+    if torch.device(space.device).type == "cpu":  # the same cores read images and compute, by turns
         return whole, min(whole, reading)
     return whole, whole if reading > 0.9 * whole else 0.0  # loaders read while the GPU computes
 
 
 class DecodedCrops:
-    """Crops of the first images of a set, which stay decoded. Raises UnreadableImage for those that cannot be read."""
+    """Crops of the first images of a set, which are kept decoded. UnreadableImage for those that cannot be read."""
 
     def __init__(self, crop: TrainTransform, image_set: ImageSet, count: int) -> None:
         self.crop, self.shape, self.name = crop, crop.shape, crop.name
@@ -146,9 +148,9 @@ class DecodedCrops:
         return self.crop.of(self.photos[index % len(self.photos)])
 
 
-# Images of ImageNet's size that a core reads a second: cropped at the centre, at random, or augmented and mixed as in
-# fine-tuning; 300 as probes/features/extract.py states, and the others by their ratios to it (docs/speed.md). Further
-# crops are of images that it has read.
+# Images of ImageNet's size per second and core: cropped at the centre, at random, or augmented and mixed as for
+# fine-tuning; 300 as stated in probes/features/extract.py, the others by their ratios to it (docs/speed.md). Further
+# crops are of images that are already decoded.
 READS: Mapping[str, Mapping[str, float]] = {
     "exact": {"features": 300.0, "evaluation": 300.0, "crops": 420.0, "further crops": 1140.0, "training": 190.0},
     "fast": {"features": 540.0, "evaluation": 540.0, "crops": 500.0, "further crops": 1450.0, "training": 225.0},
@@ -157,19 +159,19 @@ READS: Mapping[str, Mapping[str, float]] = {
 
 @dataclass(frozen=True, kw_only=True)
 class Machine:
-    """GPUs of one kind, whose work is divided evenly."""
+    """GPUs of one kind, among which the work is divided evenly."""
 
     name: str
-    peak: Mapping[str, float]  # precision -> floating-point operations a second of one GPU
+    peak: Mapping[str, float]  # precision -> floating-point operations per second of one GPU
     memory: float  # bytes of one GPU
     precision: str = "bfloat16"  # of the networks; heads, searches and fits are in float32
     gpus: int = 1  # in all nodes together
-    loaders: int = 8  # processes that read images, for each GPU: what this tool starts; --workers asks for more
-    # Shares of the peak that are reached: networks forward, and forward and back; products in float32.
+    loaders: int = 8  # processes per GPU that read images: this tool's default; --workers may raise it
+    # Fractions of the peak that are reached: networks forward, and forward and backward; products in float32.
     forward: float = 0.40
     training: float = 0.35
     product: float = 0.40
-    divided: float = 0.90  # share of the speed that is left of each GPU of several
+    divided: float = 0.90  # fraction of its speed that each GPU keeps if there are several
     decode: Literal["exact", "fast"] = "exact"
     start: float = 30.0  # seconds until a training begins
     update: float = 0.01  # seconds of a step of the optimiser
@@ -181,7 +183,7 @@ class Machine:
         assert self.precision in self.peak and "float32" in self.peak
 
     def seconds(self, part: Part, task: str = "") -> float:
-        """Seconds that a part takes: the longer of reading its images and computing."""
+        """Seconds that a part takes: the maximum of those for reading its images and for computing."""
         fixed = {name: getattr(self, name) for name in ("start", "closing", "libraries", "states")}
         if part.kind in fixed:
             return part.count * fixed[part.kind]
@@ -191,36 +193,36 @@ class Machine:
         return max(computing / self.power, self.reading(part))
 
     def reading(self, part: Part) -> float:
-        """Seconds in which the loaders make the images of a part."""
+        """Seconds that the loaders take for the images of a part."""
         if part.kind not in IMAGES:
             return 0.0
         return part.count / (READS[self.decode][part.kind] * self.loaders * self.power)
 
     def decoding(self, part: Part) -> float:
-        """Seconds of a part, if the network waits for its images, which loaders make while it computes; else 0."""
+        """Seconds of a part if its images take longer to load than the network computes; else 0."""
         seconds = self.seconds(part)
         return seconds if self.reading(part) >= seconds else 0.0
 
     def rate(self, kind: Kind) -> float:
-        """Operations that one GPU does in a second of this kind of work."""
+        """Floating-point operations per second of one GPU in this kind of work."""
         if kind in IMAGES:
             return self.peak[self.precision] * (self.training if kind == "training" else self.forward)
         return self.peak["float32"] * self.product
 
     @property
     def power(self) -> float:
-        """How many times one GPU's speed."""
+        """The speed of all GPUs together, as a multiple of one GPU's."""
         return self.gpus * self.divided if self.gpus > 1 else 1.0
 
     def lines(self) -> list[str]:
-        """What is assumed, for people."""
+        """The assumptions, as lines of text."""
         reads = READS[self.decode]
         peaks = ", ".join(f"{precision} {peak / 1e12:g} TFLOP/s" for precision, peak in self.peak.items())
         return [
             f"assumed, not measured: {self.gpus} x {self.name}, peaks {peaks} (data sheet)",
             f"assumed: {self.forward:.0%} of the peak in {self.precision} forward, {self.training:.0%} in training, "
-            f"{self.product:.0%} in float32 products; {self.divided:.0%} of each GPU of several",
-            f"assumed: {self.loaders} loaders a GPU, each of which decodes {reads['features']:g} images a second "
+            f"{self.product:.0%} in float32 products; of several GPUs each keeps {self.divided:.0%} of its speed",
+            f"assumed: {self.loaders} loaders per GPU, each of which decodes {reads['features']:g} images a second "
             f"({self.decode}), {reads['crops']:g} for random crops, {reads['further crops']:g} for further crops of "
             f"these, or augments {reads['training']:g}; `bench plan` on the machine itself measures all of this",
         ]
@@ -240,11 +242,11 @@ MACHINES = {
 def machine(
     name: str, gpus: int, loaders: int | None, precision: str, decode: Literal["exact", "fast"] = "exact"
 ) -> Machine:
-    """`gpus` of the machine of that name. ValueError for an unknown one."""
+    """The machine of that name with `gpus` GPUs. ValueError for an unknown name."""
     if name not in MACHINES:
         raise ValueError(f"--assume {name}: no such machine is known{did_you_mean(name, list(MACHINES))}")
-    known = MACHINES[name]
-    return replace(known, gpus=gpus, loaders=loaders or known.loaders, precision=precision, decode=decode)
+    preset = MACHINES[name]
+    return replace(preset, gpus=gpus, loaders=loaders or preset.loaders, precision=precision, decode=decode)
 
 
 def free_memory(device: str) -> float:

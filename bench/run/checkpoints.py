@@ -21,67 +21,67 @@ SAFE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.@+-]*")
 class LoadedCheckpoint:
     """A checkpoint that has been loaded and verified."""
 
-    used: CheckpointUsed  # what results say about it
+    used: CheckpointUsed  # as recorded in results
     spec: FrozenSpec
-    reference: str  # from which other processes load it without an import
+    reference: str  # by which other processes load it without an import
 
 
 def load_checkpoint(
     reference: str, name: str | None, out: Path, save: bool, options: ImportOptions | None = None
 ) -> tuple[LoadedCheckpoint, FrozenExport]:
-    """Load `reference`, verify an export's fingerprint and, if `save`, save an import under `out`/exports.
+    """Load a checkpoint; verify it if it is an export, otherwise import it and, if `save`, save it in `out`/exports.
 
-    A network of the user's own is not saved: every process asks its function for it.
-
-    options: of an import. It needs no verification: its fingerprint was just computed from its weights. ValueError
-    where the checkpoint cannot be loaded or its activations differ from the recorded ones.
+    A fresh import needs no verification: its fingerprint was just computed from its weights. A network of the user's
+    own is never saved: every process calls its function. options: of the import. ValueError if the checkpoint cannot
+    be loaded or its activations differ from the recorded ones.
     """
     try:
         if reference.startswith(f"{SCHEME}:"):
             own = load_frozen(reference, options)
             used = describe(own, name or str(own.facts.get("name") or default_name(reference, own.digest)), reference)
             return LoadedCheckpoint(used=used, spec=own.spec, reference=reference), own
-        reference, export = opened(reference, options)
+        reference, export = load_export(reference, options)
     except (ValueError, OSError) as error:
-        said = in_one_line(error).removeprefix(reference).removeprefix(":").strip()
-        raise ValueError(f"--checkpoint {reference}: {said}") from error
+        message = in_one_line(error).removeprefix(reference).removeprefix(":").strip()
+        raise ValueError(f"--checkpoint {reference}: {message}") from error
     exported = is_export(Path(reference).expanduser())
     if exported and (problems := export.verify()):
-        raise ValueError(f"--checkpoint {reference}: not what was exported: {problems[0]}; import it again")
+        raise ValueError(f"--checkpoint {reference}: differs from what was exported: {problems[0]}; import it again")
     used = describe(export, name or str(export.facts.get("name") or default_name(reference, export.digest)), reference)
     if exported:
         return LoadedCheckpoint(used=used, spec=export.spec, reference=reference), export
-    folder = kept_export(out, used.name, export)
+    folder = export_folder(out, used.name, export)
     if save and not folder.exists():
         save_once(export, folder)
     saved = str(folder) if folder.exists() else reference
     return LoadedCheckpoint(used=used, spec=export.spec, reference=saved), export
 
 
-def opened(reference: str, options: ImportOptions | None = None) -> tuple[str, ViTExport]:
-    """The export that `reference` means, and a reference that loads it again. options: of an import.
+def load_export(reference: str, options: ImportOptions | None = None) -> tuple[str, ViTExport]:
+    """Load a checkpoint as an export, importing it if necessary; returns a reference that loads it again, and it.
 
-    The folder of a pretraining means its export or, before the end, the encoder of its newest state; that is printed.
+    For the folder of a pretraining this is its export or, before its end, the encoder of its newest state, which is
+    printed. options: of an import.
     """
     folder = Path(reference).expanduser()
     if not is_run(folder):
         return reference, load(reference, options)
     if (options or ImportOptions()) != ImportOptions():
-        raise ValueError(f"{reference} is a training of ours, which says all that it is: leave the options of imports")
-    if export_folder := finished_export(folder):
-        return str(export_folder), load(export_folder)
+        raise ValueError(f"{reference} is a training by this tool, which needs no options of imports: omit them")
+    if finished := finished_export(folder):
+        return str(finished), load(finished)
     _, export = next(exports_in(folder))
-    say(f"{reference}: epoch {epochs_of(export.facts)}: the encoder of its newest state is taken")
+    say(f"{reference}: epoch {epochs_of(export.facts)}: using the encoder of its newest state")
     return reference, export
 
 
-def kept_export(out: Path, name: str, export: ViTExport) -> Path:
-    """Where a folder of results keeps an export that came in another form: `OUT/exports/<name>-<digest8>`."""
+def export_folder(out: Path, name: str, export: ViTExport) -> Path:
+    """The folder for an imported checkpoint in a folder of results: `OUT/exports/<name>-<digest8>`."""
     return out / "exports" / f"{name}-{export.digest[:8]}"
 
 
 def save_once(export: ViTExport, folder: Path) -> None:
-    """Save an export into a new folder, unless another run does so at this moment."""
+    """Save an export into a new folder; another run may save the same export there at the same time."""
     try:
         export.save(folder)
     except OSError:
@@ -90,7 +90,7 @@ def save_once(export: ViTExport, folder: Path) -> None:
 
 
 def describe(export: FrozenExport, name: str, reference: str) -> CheckpointUsed:
-    """What results say about an export."""
+    """The description of an export for results."""
     facts = export.facts
     return CheckpointUsed(
         name=checked_name(name, "--name"),
@@ -108,7 +108,10 @@ def describe(export: FrozenExport, name: str, reference: str) -> CheckpointUsed:
 
 
 def default_name(reference: str, digest: str) -> str:
-    """`dino:/data/dino_small.pth` -> "dino_small". The digest in the names of saved imports is removed."""
+    """A name for a checkpoint from its reference: `dino:/data/dino_small.pth` -> "dino_small".
+
+    The digest that the folders of saved imports end with is removed.
+    """
     text = Path(reference.rpartition(":")[2].rstrip("/")).name
     for suffix in SUFFIXES:
         text = text.removesuffix(suffix)
@@ -117,7 +120,7 @@ def default_name(reference: str, digest: str) -> str:
 
 
 def checked_name(name: str, option: str) -> str:
-    """`name`, if it may be part of a file name on any system. ValueError names the `option`."""
+    """The name itself. ValueError, naming the `option`, if it cannot be part of a file name on every system."""
     if not SAFE_NAME.fullmatch(name):
         raise ValueError(
             f"{option} {name!r}: use ASCII letters, digits and . _ @ + - only, not starting with . @ + or -"

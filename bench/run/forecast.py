@@ -1,7 +1,7 @@
-"""What the jobs of a run will do and take, for `bench plan` and `--dry-run`: counted by their tasks, and timed by a
-calibration or an assumed machine.
+"""Forecasts of a run for `bench plan` and `--dry-run`: work is counted by the tasks, and timed by a calibration of this
+machine or an assumed machine.
 
-Work that several jobs share, such as the pass for frozen features, counts for the first of them.
+Work that several jobs share, such as the forward pass for frozen features, counts for the first of them.
 """
 
 import shlex
@@ -34,7 +34,7 @@ from engine.tasks import Task, Workspace
 from engine.work import Kind, Part, Scale, Work
 
 STEPS = ((86400, "d"), (3600, "h"), (60, "min"))
-# What seconds are spent on, in the words of a plan.
+# Kind of work -> how a plan names it.
 TERMS: Mapping[Kind, str] = {
     "features": "forward passes",
     "crops": "forward passes",
@@ -48,12 +48,12 @@ TERMS: Mapping[Kind, str] = {
     "fits": "fits",
     "fit rows": "fits",
 }
-# What a network waits for, where not for decoding.
+# Kind of work -> what its network waits for, if not for decoding.
 WAITING: Mapping[Kind, str] = {"training": "augmentation", "further crops": "augmentation"}
 
 
 def duration(seconds: float) -> str:
-    """`4.2 s`, `42 s`, `3.5 min`, `2.1 h`, `4.0 d`"""
+    """A time as text: `4.2 s`, `42 s`, `3.5 min`, `2.1 h`, `4.0 d`."""
     for step, name in STEPS:
         if seconds >= 2 * step:
             return f"{seconds / step:.1f} {name}"
@@ -61,19 +61,19 @@ def duration(seconds: float) -> str:
 
 
 def size(count: float) -> str:
-    """`0.4 MB`, `15 MB`, `2.1 GB`"""
+    """A number of bytes as text: `0.4 MB`, `15 MB`, `2.1 GB`."""
     if count >= 1e9:
         return f"{count / 1e9:.1f} GB"
     return f"{count / 1e6:.0f} MB" if count >= 1e7 else f"{count / 1e6:.1f} MB"
 
 
 def operations(count: float) -> str:
-    """`0.03 TFLOP`, `1.5 PFLOP`"""
+    """A number of floating-point operations as text: `0.03 TFLOP`, `1.5 PFLOP`."""
     return f"{count / 1e15:.3g} PFLOP" if count >= 1e15 else f"{count / 1e12:.3g} TFLOP"
 
 
 def shares(terms: Mapping[str, float]) -> list[str]:
-    """`, 87% decoding` for each term, the largest first, without those below half a percent."""
+    """Shares of the total as text, `, 87% decoding`, the largest first, without those below half a percent."""
     total = sum(terms.values())
     largest = sorted(terms.items(), key=lambda term: -term[1])
     return [f", {seconds / total:.0%} {name}" for name, seconds in largest if seconds > 0.005 * total]
@@ -81,19 +81,21 @@ def shares(terms: Mapping[str, float]) -> list[str]:
 
 @dataclass(frozen=True, kw_only=True)
 class Forecast:
-    """One job, what it does, and what that takes."""
+    """A job with its work, and the time that this takes."""
 
     job: Job
-    work: Work = field(default_factory=Work)  # without what earlier jobs do for it
+    work: Work = field(default_factory=Work)  # without shared work that counts for earlier jobs
     seconds: float | None = None  # None: not measured, or the task does not count its work
-    terms: Mapping[str, float] = field(default_factory=dict)  # what is done -> its share of the seconds
-    problem: str = ""  # why it would fail
+    terms: Mapping[str, float] = field(default_factory=dict)  # name of a kind of work -> its part of the seconds
+    problem: str = ""  # why the job would fail
 
     @property
     def text(self) -> str:
-        """`12 s; 60000 images in 1.0 passes, 0.4 PFLOP, 15 MB disk, 0.4 GB memory`, without a time that is not known;
-        trainings also have their iterations. Passes are over all images of the set; features that another job
-        extracts are not read again."""
+        """`12 s; 60000 images in 1.0 passes, 0.4 PFLOP, 15 MB disk, 0.4 GB memory`.
+
+        Omits an unknown time; trainings also have their iterations. A pass is over all images of the set; images whose
+        features another job extracts are not counted again.
+        """
         if self.problem:
             return f"would fail: {self.problem}"
         work = self.work
@@ -108,7 +110,7 @@ class Forecast:
         return f"{duration(self.seconds)}{''.join(shares(self.terms)[:1])}; {', '.join(counts)}"
 
     def timed(self, speed: Calibration | Machine) -> "Forecast":
-        """With the time that it takes; without one where its task was not measured."""
+        """The forecast with times; unchanged if its task was not measured."""
         task = task_key(self.job)
         if not self.work.parts or (isinstance(speed, Calibration) and speed.unmeasured(self.work, task)):
             return self
@@ -121,7 +123,7 @@ class Forecast:
 
 
 def task_key(job: Job) -> str:
-    """A task with its settings, in a calibration: `knn@dino 1a2b3c4d`."""
+    """The key of a task with its settings in a calibration: `knn@dino 1a2b3c4d`."""
     return f"{job.chosen.name} {digest(dict(job.settings))[:8]}"
 
 
@@ -129,25 +131,25 @@ CLASSES = {"imagenet": 1000, "ade20k": 150, "cityscapes": 19, "coco": 80}  # of 
 
 
 def count_jobs(jobs: Sequence[Job], export: FrozenExport, space: Workspace) -> Iterator[Forecast]:
-    """The work of each job of one export that is not done, in their order."""
-    done: dict[Hashable, float] = {}  # what is read, or who reads together -> units that earlier jobs do
-    for job in sorted(jobs, key=lambda job: job.state != "done"):  # what is done has left its features on disk
+    """Forecasts, without times, of the jobs of one export that are not done, in their order."""
+    done: dict[Hashable, float] = {}  # key of shared work, or group of jobs -> units that earlier jobs do
+    for job in sorted(jobs, key=lambda job: job.state != "done"):  # finished jobs left their features on disk
         if job.problem or (job.state == "done" and job.chosen.task.LAYOUT):
             if job.problem and job.state != "done":
                 yield Forecast(job=job, problem=job.problem)
             continue
-        opened = space.opened.known(job.data.url, "val")  # None of sets that --assume takes by name
+        image_set = space.opened.known(job.data.url, "val")  # None for sets that --assume takes by name
         scale = Scale(
             spec=export.spec,
             images=job.images,
-            classes=len(opened.classes) if opened is not None else CLASSES.get(job.data.name, 0),
-            several_labels=getattr(opened, "has_several_labels", False),
+            classes=len(image_set.classes) if image_set is not None else CLASSES.get(job.data.name, 0),
+            several_labels=getattr(image_set, "has_several_labels", False),
             batch_size=space.batch_size,
             device=space.device,
         )
         try:
             work = job.chosen.task.cost(scale)
-            keys = [shared_key(job.chosen.task, part, export, job.place(space)) for part in work.parts]
+            keys = [shared_key(job.chosen.task, part, export, job.workspace(space)) for part in work.parts]
         except Exception as error:  # mostly settings that do not fit; a plugin may raise anything
             if job.state != "done":
                 yield Forecast(job=job, problem=in_one_line(error))
@@ -155,13 +157,14 @@ def count_jobs(jobs: Sequence[Job], export: FrozenExport, space: Workspace) -> I
         if job.state == "done":
             done |= {key: part.count for key, part in zip(keys, work.parts, strict=True) if part.kind == "features"}
             continue
-        yield Forecast(job=job, work=without_done(work, keys, done, group_of(job, export, space)))
+        yield Forecast(job=job, work=remaining_work(work, keys, done, group_of(job, export, space)))
 
 
-def without_done(work: Work, keys: Sequence[str], done: dict[Hashable, float], group: Hashable) -> Work:
-    """The work without units that are done, which `done` (what is read -> units) then has too. keys: of its parts.
+def remaining_work(work: Work, keys: Sequence[str], done: dict[Hashable, float], group: Hashable) -> Work:
+    """The work without units that earlier jobs do; adds its own units to `done`.
 
-    group: of the job (`group_of`). Its streams crop the same decoded images, which `done` counts under it.
+    keys: `shared_key` of each part. done: key -> units. group: of the job (`group_of`), under which `done` counts the
+    decoded images that all streams of the group crop.
     """
     parts = []
     for part, key in zip(work.parts, keys, strict=True):
@@ -179,10 +182,10 @@ def without_done(work: Work, keys: Sequence[str], done: dict[Hashable, float], g
 
 
 def shared_key(task: Task, part: Part, export: FrozenExport, space: Workspace) -> str:
-    """What a part reads, the same text in all jobs that read it; "" where none can share it.
+    """A key for the data that a part reads, equal in all jobs that can share them; "" if no job can.
 
-    Features are shared where `Task.features` names the transform, augmented images where `Task.stream` names the
-    stream; both are empty for tasks that read their images themselves.
+    Features are shared if `Task.features` names their transform, augmented images if `Task.stream` names their stream;
+    both are empty for tasks that read their images themselves.
     """
     if not part.of:
         return ""
@@ -193,20 +196,20 @@ def shared_key(task: Task, part: Part, export: FrozenExport, space: Workspace) -
 
 
 def forecasts_without_measuring(jobs: Sequence[Job], export: FrozenExport, space: Workspace) -> Iterator[Forecast]:
-    """What jobs that are not done take; with times where an earlier plan has measured."""
+    """Forecasts of the jobs that are not done, with times if an earlier plan measured them."""
     for forecast in count_jobs(jobs, export, space):
-        yield forecast.timed(Calibration.kept(space, export, forecast.job.data.fingerprints))
+        yield forecast.timed(Calibration.load(space, export, forecast.job.data.fingerprints))
 
 
 def expectations(jobs: Sequence[Job], export: FrozenExport, space: Workspace) -> dict[Path, float]:
-    """Result path -> seconds that the job should take, where an earlier plan has measured."""
-    measured = [job for job in jobs if task_key(job) in Calibration.kept(space, export, job.data.fingerprints).units]
+    """Result path -> expected seconds of the job, for jobs that an earlier plan measured."""
+    measured = [job for job in jobs if task_key(job) in Calibration.load(space, export, job.data.fingerprints).units]
     forecasts = forecasts_without_measuring(measured, export, space)
     return {forecast.job.path: forecast.seconds for forecast in forecasts if forecast.seconds}
 
 
 STATES: Mapping[str, str] = {"new": "to do", "failed before": "failed before, to do again", "done": "exists"}
-INDENT = 6  # of what belongs to a job or a protocol
+INDENT = 6  # spaces before lines about a job or a protocol
 MAX_LISTED = 8  # protocols whose settings are listed
 
 
@@ -219,7 +222,7 @@ def show_dry_run(preparation: Preparation) -> int:
         forecasts[checkpoint.used.key] = {f.job.path: f for f in forecasts_without_measuring(planned, export, space)}
     names = {job.chosen.name for job in jobs}
     selected = [chosen for chosen in preparation.protocols if chosen.name in names or not preparation.jobs]
-    say(*settings_lines(selected))  # others are left out
+    say(*settings_lines(selected))  # without protocols that have no jobs
     for checkpoint, planned in preparation.jobs:
         say(checkpoint_title(checkpoint))
         for job in planned:
@@ -231,15 +234,15 @@ def show_dry_run(preparation: Preparation) -> int:
     failing = sum(bool(forecast.problem) for forecast in everything)
     untimed = sum(forecast.seconds is None for forecast in everything)
     if untimed:
-        unknown = f"of {untimed} of {len(everything)} jobs" if untimed < len(everything) else "of these jobs"
-        say(f"the time {unknown} is not known: bench plan, with the same options, measures it")
+        which = f"{untimed} of {len(everything)} jobs" if untimed < len(everything) else "these jobs"
+        say(f"the time of {which} is not known: bench plan, with the same options, measures it")
     would_fail = f", of which {failing} would fail" if failing else ""
     say(f"{len(everything)} to do{would_fail}; nothing was run or written (--dry-run)")
     return 1 if failing or preparation.unavailable else 0
 
 
 def dry_run_lines(job: Job, checkpoint: LoadedCheckpoint, forecast: Forecast | None) -> Iterator[str]:
-    """Three lines, the last where the task counts its work."""
+    """Lines about a job: its images and state, a summary of the task, and its work if the task counts it."""
     counts = " + ".join(f"{count} {split}" for split, count in job.images.items())
     yield f"  {job.title}: {counts} images, {STATES[job.state]}"
     if forecast is None:
@@ -254,11 +257,11 @@ def dry_run_lines(job: Job, checkpoint: LoadedCheckpoint, forecast: Forecast | N
 
 
 def settings_lines(selected: Sequence[ChosenProtocol]) -> Iterator[str]:
-    """All settings of every protocol, as `--set` takes them; of many protocols, the command that lists them."""
+    """All settings of every protocol as values of `--set`; for many protocols just the command that lists them."""
     if len(selected) > MAX_LISTED:
         yield f"settings of these {len(selected)} protocols: bench list PROTOCOL"
         return
-    yield "settings; what they mean: bench list PROTOCOL"
+    yield "settings (explained by: bench list PROTOCOL)"
     for chosen in selected:
         names = [entry.name for entry in fields(chosen.task)]
         values = [f"{name}={quote(setting_text(getattr(chosen.task, name)))}" for name in names]
@@ -266,51 +269,53 @@ def settings_lines(selected: Sequence[ChosenProtocol]) -> Iterator[str]:
         yield from table([(" ".join(values),)], indent=INDENT)
 
 
-MEASURING = 25.0  # seconds of measuring in all, after which no job's measuring begins
-LIMIT = 30.0  # seconds after which what is being measured is given up
+MEASURING = 25.0  # seconds after which no further job is measured
+LIMIT = 30.0  # seconds after which a measurement that is still running is aborted
 MAX_MEASURING = 4.0  # seconds of measuring for one job
-Command = Callable[[LoadedCheckpoint, Sequence[Job]], list[str]]  # words of the `bench run` of some jobs
+Command = Callable[[LoadedCheckpoint, Sequence[Job]], list[str]]  # makes the arguments of `bench run` for some jobs
 Plan = Sequence[tuple[LoadedCheckpoint, list[Forecast]]]
 
 
-def plan(options: EvaluationOptions, assumed: Machine | None, fresh: bool, tell: Callable[..., None]) -> Plan:
-    """Forecasts of all jobs without a result, by checkpoint. ValueError for a wrong request.
+def plan(options: EvaluationOptions, assumed: Machine | None, fresh: bool, show: Callable[..., None]) -> Plan:
+    """Forecasts of all jobs without a result, by checkpoint. ValueError for invalid options.
 
-    Sets of an assumed machine may be named alone, as `imagenet`: their counts are known. fresh: measure again. tell:
-    prints counts at once, and times as they are measured.
+    For an assumed machine, image sets may be given by name, such as `imagenet`: their counts are known. fresh: ignore
+    earlier measurements. show: prints counts at once, and times as they are measured.
     """
     named = [text for text in options.data if text in SETS]
     if named and not assumed:
-        raise ValueError(f"--data {named[0]}: to measure this machine, images are read: give NAME=URL, or add --assume")
-    rest = replace(options, data=tuple(text for text in options.data if text not in SETS))
+        raise ValueError(
+            f"--data {named[0]}: images are needed to measure this machine: give NAME=URL, or add --assume MACHINE"
+        )
+    with_urls = replace(options, data=tuple(text for text in options.data if text not in SETS))
     known = [DataUsed(name=name, url=SETS[name].url, images=SETS[name].images) for name in named]
-    preparation = prepare(rest, known=known)
+    preparation = prepare(with_urls, known=known)
     space = preparation.space
     say(*preparation.left_out, errors=True)
     counted = []
     for checkpoint, jobs in preparation.jobs:
         export, forecasts = preparation.exports[checkpoint.used.key], []
-        tell(checkpoint_title(checkpoint))
+        show(checkpoint_title(checkpoint))
         for forecast in count_jobs(jobs, export, space):
-            speed = assumed or Calibration.kept(space, export, forecast.job.data.fingerprints)
+            speed = assumed or Calibration.load(space, export, forecast.job.data.fingerprints)
             if fresh and isinstance(speed, Calibration):
                 speed.path.unlink(missing_ok=True)
                 speed.units.clear()
             forecasts.append(forecast.timed(speed))
-            tell(f"  {forecast.job.title}: {forecasts[-1].text}")
+            show(f"  {forecast.job.title}: {forecasts[-1].text}")
         counted.append((checkpoint, forecasts))
     if not assumed:
-        measure_jobs(counted, preparation, tell)
+        measure_jobs(counted, preparation, show)
     return counted
 
 
 class MeasuringEnded(BaseException):
-    """The limit is over; no Exception, so that no library that is being timed catches it."""
+    """The time limit has passed. Not an Exception, so that no library that is being timed catches it."""
 
 
 @contextmanager
 def time_limit(seconds: float) -> Iterator[None]:
-    """A block that MeasuringEnded leaves after `seconds`; no limit outside the main thread, which alone has signals."""
+    """Raise MeasuringEnded in the block after `seconds`; no limit outside the main thread, which alone gets signals."""
 
     def stop(number: int, frame: FrameType | None) -> None:
         raise MeasuringEnded
@@ -327,56 +332,60 @@ def time_limit(seconds: float) -> Iterator[None]:
         signal.signal(signal.SIGALRM, before)
 
 
-def measure_jobs(plan: Plan, preparation: Preparation, tell: Callable[..., None]) -> None:
-    """Fill in the times of the jobs that lack one, those with the fewest operations first, as far as time allows."""
+def measure_jobs(plan: Plan, preparation: Preparation, show: Callable[..., None]) -> None:
+    """Fill in missing times by measuring, jobs with the fewest FLOPs first, as far as the time limit allows."""
     started, space = time.perf_counter(), preparation.space
-    lacking = [
-        (checkpoint, forecasts, place)
+    untimed = [
+        (checkpoint, forecasts, index)
         for checkpoint, forecasts in plan
-        for place, forecast in enumerate(forecasts)
+        for index, forecast in enumerate(forecasts)
         if forecast.work.parts and forecast.seconds is None
     ]
-    if not lacking:
+    if not untimed:
         return
-    # A job whose measuring takes too long comes last, so that no other one waits for it in every plan.
-    lacking.sort(key=lambda entry: entry[1][entry[2]].work.flops)
-    tell(f"measuring this machine for at most {LIMIT:.0f} s:")
+    # A job that takes too long to measure comes last; otherwise, those behind it would be missed by every plan.
+    untimed.sort(key=lambda entry: entry[1][entry[2]].work.flops)
+    show(f"measuring this machine for at most {LIMIT:.0f} s:")
     measured = 0
     with suppress(MeasuringEnded), time_limit(LIMIT):
-        for checkpoint, forecasts, place in lacking:
-            left = started + MEASURING - time.perf_counter()
-            if left <= 0:
+        for checkpoint, forecasts, index in untimed:
+            remaining = started + MEASURING - time.perf_counter()
+            if remaining <= 0:
                 break
-            forecast, export = forecasts[place], preparation.exports[checkpoint.used.key]
-            calibration = Calibration.kept(space, export, forecast.job.data.fingerprints)
+            forecast, export = forecasts[index], preparation.exports[checkpoint.used.key]
+            calibration = Calibration.load(space, export, forecast.job.data.fingerprints)
             try:
-                measure_job(forecast, calibration, export, space, min(left / (len(lacking) - measured), MAX_MEASURING))
-                forecasts[place] = forecast.timed(calibration)
-                tell(f"  {forecast.job.title}: {duration(forecasts[place].seconds or 0.0)}")
-            except Exception as error:  # what prevents a benchmark prevents the run, which says more
-                tell(f"  {forecast.job.title}: not measured: {in_one_line(error)}")
+                seconds = min(remaining / (len(untimed) - measured), MAX_MEASURING)
+                measure_job(forecast, calibration, export, space, seconds)
+                forecasts[index] = forecast.timed(calibration)
+                show(f"  {forecast.job.title}: {duration(forecasts[index].seconds or 0.0)}")
+            except Exception as error:  # the run itself would fail, too, and report it in full
+                show(f"  {forecast.job.title}: not measured: {in_one_line(error)}")
             measured += 1
-    if measured < len(lacking):
-        tell(f"  {len(lacking) - measured} jobs are not measured yet: the same command goes on with them")
-    tell(f"measured in {duration(time.perf_counter() - started)}")
+    if measured < len(untimed):
+        show(f"  {len(untimed) - measured} jobs are not measured yet: run the same command again to measure them")
+    show(f"measured in {duration(time.perf_counter() - started)}")
 
 
 def measure_job(
     forecast: Forecast, calibration: Calibration, export: FrozenExport, space: Workspace, seconds: float
 ) -> None:
-    """Measure what a job does, unless it is known, in about `seconds`."""
+    """Time all kinds of work of a job that have not been timed yet, in about `seconds`."""
     task = task_key(forecast.job)
-    with scratch(forecast.job.place(space)) as inside:
+    with scratch(forecast.job.workspace(space)) as temporary:
         if task not in calibration.units:
-            calibration.keep(task, forecast.job.chosen.task.benchmark(export, inside, seconds))
+            calibration.save(task, forecast.job.chosen.task.benchmark(export, temporary, seconds))
         for kind in sorted(calibration.unmeasured(forecast.work, task)):
-            whole, decoding = pass_seconds(kind, export, inside, seconds / 4)
-            calibration.keep("", {kind: whole})
-            calibration.keep(DECODING, {kind: decoding})
+            whole, decoding = pass_seconds(kind, export, temporary, seconds / 4)
+            calibration.save("", {kind: whole})
+            calibration.save(DECODING, {kind: decoding})
 
 
 def totals(plan: Plan, memory: float, gpus: int, decode: str) -> Iterator[str]:
-    """All jobs together, what takes their time, and how many fit at once. memory: free bytes."""
+    """Lines about all jobs together: their time, what it is spent on, and how many can run at once.
+
+    memory: free bytes on the device.
+    """
     forecasts = [forecast for _, of_checkpoint in plan for forecast in of_checkpoint]
     if not forecasts:
         yield "nothing is left to run: every result exists"
@@ -394,22 +403,22 @@ def totals(plan: Plan, memory: float, gpus: int, decode: str) -> Iterator[str]:
     waiting = [name for name in ("augmentation", "decoding") if terms[name] > 0.1 * sum(times)]
     if waiting:
         fast = "--decode fast, " if decode == "exact" else ""
-        yield f"networks wait for {' and '.join(waiting)}: {fast}more cores, and beside a GPU more --workers help"
+        yield f"networks wait for {' and '.join(waiting)}: {fast}more cores and, on a GPU, more --workers help"
     yield f"at once: {at_once(largest, memory, gpus)}"
 
 
 def at_once(memory_of_job: float, memory: float, gpus: int) -> str:
-    """How many jobs can run at once, and why."""
+    """How many jobs can run at once, with the reason."""
     fitting = int(memory // memory_of_job) if memory_of_job and memory else 1
     if not fitting:
-        return f"none: the largest does not fit into the {size(memory)} that are free, give a smaller --batch-size"
+        return f"none: the largest does not fit into the {size(memory)} of free memory; give a smaller --batch-size"
     if gpus:
         return f"{gpus} jobs, one on each GPU" if gpus > 1 else "1 job, on the GPU"
     return f"1 job, which uses all {cores()} cores; memory has room for {fitting}"
 
 
 def entries(plan: Plan, command: Command, gpus: int) -> list[dict[str, Any]]:
-    """A JSON value for each job, cheapest first, for schedulers."""
+    """A JSON object for each job, cheapest first, for schedulers."""
     values = [
         {
             "checkpoint": checkpoint.used.name,
@@ -433,13 +442,13 @@ def entries(plan: Plan, command: Command, gpus: int) -> list[dict[str, Any]]:
 
 
 def script_lines(entries: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    """A shell script with a command for each job, cheapest first. The first one that reads features computes them."""
+    """A shell script with a command for each job, cheapest first; shared features are computed by the first of them."""
     yield "#!/usr/bin/env bash"
-    yield "# Written by bench plan. Every command can be repeated: what is done is skipped or goes on."
+    yield "# Written by bench plan. Commands can be repeated: finished work is skipped, interrupted work is resumed."
     yield "set -euo pipefail"
     for entry in entries:
         duration_text = "no estimate" if entry["seconds"] is None else f"about {duration(entry['seconds'])}"
-        why = f"; would fail: {entry['problem']}" if entry["problem"] else ""
-        yield f"# {entry['checkpoint']}, {entry['protocol']} on {entry['data']}: {duration_text}{why}"
+        problem = f"; would fail: {entry['problem']}" if entry["problem"] else ""
+        yield f"# {entry['checkpoint']}, {entry['protocol']} on {entry['data']}: {duration_text}{problem}"
         line = shlex.join(entry["command"])
         yield f"# {line}" if entry["problem"] else line

@@ -1,4 +1,4 @@
-"""What a run will do: its protocols, images, checkpoints and jobs, which of them are done, what is left out and why."""
+"""Preparation of a run: protocols, images, checkpoints and jobs, which of these are done, what is left out and why."""
 
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -37,50 +37,50 @@ State = Literal["new", "failed before", "done"]
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """One result to obtain."""
+    """One result to compute: a checkpoint's, by one protocol on one image set."""
 
     chosen: ChosenProtocol
-    protocol: ProtocolUsed  # what the result says of the protocol
+    protocol: ProtocolUsed  # as recorded in the result
     settings: Mapping[str, Any]  # of the task, as JSON values
     data: DataUsed
     path: Path  # of the result file
     state: State
-    limit: int | None = None  # images of each split that it may use; None: no limit, or one that leaves none out
-    problem: str = ""  # why it would fail, where that is known before it runs
+    limit: int | None = None  # at most this many images of each split; None: all
+    problem: str = ""  # why the job would fail, if that is known before it runs
 
     @property
     def title(self) -> str:
-        """`knn@dino on digits`"""
+        """`knn@dino on digits`, or `knn@dino on digits with k=5`."""
         changes = " ".join(f"{name}={short(value)}" for name, value in self.protocol.changes.items())
         return f"{self.protocol.name} on {self.data.name}" + (f" with {changes}" if changes else "")
 
     @property
     def images(self) -> dict[str, int]:
-        """How many images of each split it uses."""
+        """Split -> number of images that the job uses."""
         return {split: min(count, self.limit or count) for split, count in self.data.images.items()}
 
-    def place(self, space: Workspace) -> Workspace:
-        """The same space with the images that it uses."""
+    def workspace(self, space: Workspace) -> Workspace:
+        """The workspace of the run with the job's image set and limit."""
         return replace(space, data=self.data.url, limit=self.limit)
 
 
 def group_of(job: Job, export: FrozenExport | None, space: Workspace) -> Hashable:
-    """The same for jobs that run together, on the augmented images of one set.
+    """A key, equal for jobs that train together on the augmented images of one set.
 
-    A job that failed before is put together with others of its stream that failed alone, as it might stop them.
+    A job that failed before runs only with failed jobs of the same stream, because it might stop all others.
     """
     stream = job.chosen.task.stream(export, space) if export and job.state != "done" else ""
-    together = job.chosen.task.together  # one function serves all tasks that can train together
+    together = job.chosen.task.together  # the same function for all tasks that can train together
     function = together.__module__, together.__qualname__
-    alone = stream if job.state == "failed before" else ""
-    return (job.data.url, function, alone, job.state) if stream else job.path
+    failed_stream = stream if job.state == "failed before" else ""
+    return (job.data.url, function, failed_stream, job.state) if stream else job.path
 
 
 @dataclass(frozen=True, kw_only=True)
 class Preparation:
-    """What a run will do, worked out once: `bench run`, its dry run, `bench plan`, `--cluster` and Python share it."""
+    """What a run will do, shared by `bench run`, its dry run, `bench plan`, `--cluster` and the Python API."""
 
-    space: Workspace  # with the connected processes; the jobs name their data
+    space: Workspace  # with the connected processes; image sets are the jobs' own
     protocols: Sequence[ChosenProtocol]  # for which there are images
     jobs: Sequence[tuple[LoadedCheckpoint, Sequence[Job]]]  # of each checkpoint: cheap ones first, failed ones last
     left_out: Sequence[str]  # what is not evaluated and why, a line for each reason
@@ -88,11 +88,11 @@ class Preparation:
     exports: dict[tuple[str, str], FrozenExport]  # those that this process has loaded, by `CheckpointUsed.key`
 
 
-Variations = Sequence[tuple[str, ...]]  # TASK.FIELD=VALUE; every protocol is evaluated with each of these changes
+Variations = Sequence[tuple[str, ...]]  # each is a set of changes TASK.FIELD=VALUE; every protocol runs with each set
 
 
 def workspace_of(options: EvaluationOptions, world: World = World()) -> Workspace:  # noqa: B008
-    """Where the tasks of a run work, with its processes. ValueError for a device that is not here."""
+    """The workspace of a run: cache, device, precision and so on. ValueError for a device that this machine lacks."""
     if options.precision == "float16":
         raise ValueError("--precision float16: it is for pretraining; choose float32 or bfloat16")
     return Workspace(
@@ -119,15 +119,15 @@ def prepare(
     variations: Variations = ((),),
     dry_run: bool = False,
 ) -> Preparation:
-    """Protocols, images, checkpoints and jobs of a run. ValueError where the request itself is wrong.
+    """Prepare protocols, images, checkpoints and jobs of a run. ValueError for invalid options.
 
     Every process opens the images; rank 0 imports, verifies and saves the checkpoints and plans the jobs of all.
-    known: sets that are not opened, beside those that the options name. dry_run: nothing is written.
+    known: image sets that need not be opened, in addition to those of the options. dry_run: nothing is written.
     """
     space = workspace_of(options, world)
     if options.name and len(options.name) != len(options.checkpoint):
-        named, given = len(options.name), len(options.checkpoint)
-        raise ValueError(f"--name: {named} names for {given} checkpoints; give one for each, in their order")
+        names, checkpoints = len(options.name), len(options.checkpoint)
+        raise ValueError(f"--name: {names} names for {checkpoints} checkpoints; give one for each, in their order")
     protocols = world.on_all_ranks(lambda: _chosen_protocols(options, world, variations))
     data = [*known, *(_open_all(options, space) if options.data or not known else ())]
     exports: dict[tuple[str, str], FrozenExport] = {}
@@ -144,7 +144,7 @@ def prepare(
 
 
 def _chosen_protocols(options: EvaluationOptions, world: World, variations: Variations) -> list[ChosenProtocol]:
-    known = catalogue(words=options.suite)
+    known = catalogue(suite=options.suite)
     if world.is_rank0:
         warn_of(known.broken)
     chosen = choose_protocols(options.suite, known)
@@ -156,7 +156,7 @@ def _chosen_protocols(options: EvaluationOptions, world: World, variations: Vari
 
 
 def _open_all(options: EvaluationOptions, space: Workspace) -> list[DataUsed]:
-    """Open the image sets, in every process, once for all tasks. A large one is listed by one process of a machine."""
+    """Open the image sets once for all tasks, in every process; one process of each machine lists their files first."""
     urls = named_urls(options.data, options.suite)
     drawn_first(urls.values(), space.cache, space.world)
     data = space.world.first_on_each_machine(lambda: [open_data(name, url, space) for name, url in urls.items()])
@@ -168,9 +168,12 @@ def _open_all(options: EvaluationOptions, space: Workspace) -> list[DataUsed]:
 def _load_checkpoints(
     options: EvaluationOptions, exports: dict[tuple[str, str], FrozenExport], dry_run: bool
 ) -> tuple[list[LoadedCheckpoint], list[str]]:
-    """Load and verify all checkpoints, and put their exports into `exports`. Also why some cannot be, in a dry run."""
+    """Load and verify all checkpoints, and put their exports into `exports`.
+
+    Returns the checkpoints and, in a dry run, a line for each that cannot be loaded; otherwise this is a ValueError.
+    """
     if not dry_run:
-        check_writable(options.out)  # now, and not after the first task has run for hours
+        check_writable(options.out)  # rather than after the first task has run for hours
     names, imports = options.name or (None,) * len(options.checkpoint), ImportOptions(statistics=options.statistics)
     checkpoints, unavailable = {}, []
     for reference, name in dict.fromkeys(zip(options.checkpoint, names, strict=True)):
@@ -181,8 +184,8 @@ def _load_checkpoints(
         except (ValueError, RuntimeError, MemoryError) as error:
             if not dry_run:
                 raise
-            named = "" if isinstance(error, ValueError) else f"--checkpoint {reference}: "
-            unavailable.append(named + in_one_line(error))
+            prefix = "" if isinstance(error, ValueError) else f"--checkpoint {reference}: "
+            unavailable.append(prefix + in_one_line(error))
     return list(checkpoints.values()), unavailable
 
 
@@ -195,25 +198,25 @@ def plan_jobs(
 ) -> tuple[list[ChosenProtocol], list[tuple[LoadedCheckpoint, list[Job]]], list[str]]:
     """Protocols for which there are images, jobs of each checkpoint, and a line for each reason to leave one out.
 
-    ValueError for a set or a checkpoint that no protocol takes.
+    ValueError for an image set or a checkpoint that no protocol can evaluate.
     """
     lines = []
-    lacking = without_data(data, protocols)
-    if lacking:
-        tasks = ", ".join(dict.fromkeys(chosen.name.partition("@")[0] for chosen in lacking))
-        lines.append(f"{len(lacking)} protocols are left out, none of the --data is for them: {tasks}")
+    lacking_data = without_data(data, protocols)
+    if lacking_data:
+        tasks = ", ".join(dict.fromkeys(chosen.name.partition("@")[0] for chosen in lacking_data))
+        lines.append(f"{len(lacking_data)} protocols are left out, as no --data is for them: {tasks}")
     several_labels = refused_sets(data, protocols, space)
     for name, refused in several_labels.items():
-        lines.append(f"{name} has several labels an image, so these are left out on it: {', '.join(refused)}")
-    protocols = [chosen for chosen in protocols if chosen not in lacking]
+        lines.append(f"{name} has several labels per image, so these are left out on it: {', '.join(refused)}")
+    protocols = [chosen for chosen in protocols if chosen not in lacking_data]
     jobs = []
     for checkpoint in checkpoints:
         reasons = refused_networks(checkpoint, protocols)
         name = checkpoint.used.name
-        for reason, unfit in reasons.items():
-            names = dict.fromkeys(chosen.name for chosen in unfit)
+        for reason, unsuitable in reasons.items():
+            names = dict.fromkeys(chosen.name for chosen in unsuitable)
             lines.append(f"{name} is evaluated without {', '.join(names)}: {reason}")
-        refused_here = [chosen for unfit in reasons.values() for chosen in unfit]
+        refused_here = [chosen for unsuitable in reasons.values() for chosen in unsuitable]
         planned = [
             _job(out, space, checkpoint, images, chosen)
             for chosen in protocols
@@ -227,7 +230,7 @@ def plan_jobs(
 
 
 def without_problems(preparation: Preparation) -> tuple[list[tuple[LoadedCheckpoint, list[Job]]], int]:
-    """The jobs that are not known to fail, and how many are; prints why. ValueError if that is all of them."""
+    """The jobs without known problems, and how many others there are; prints why. ValueError if no job can run."""
     lines: dict[str, list[str]] = {}
     failing = 0
     for checkpoint, jobs in preparation.jobs:
@@ -238,51 +241,52 @@ def without_problems(preparation: Preparation) -> tuple[list[tuple[LoadedCheckpo
     if failing and failing == sum(len(jobs) for _, jobs in preparation.jobs):
         raise ValueError(f"nothing can run: {next(iter(lines))}")
     for line, names in lines.items():
-        of_some = f" for {', '.join(names)}" if len(names) < len(preparation.jobs) else ""
-        say(f"left out{of_some}: {line}")
+        which = f" for {', '.join(names)}" if len(names) < len(preparation.jobs) else ""
+        say(f"left out{which}: {line}")
     return [(checkpoint, [job for job in jobs if not job.problem]) for checkpoint, jobs in preparation.jobs], failing
 
 
 def checkpoint_title(checkpoint: LoadedCheckpoint) -> str:
-    """`vit_tiny: dino, vit_tiny_patch16_224, 5.5 M parameters, digest 1a2b3c4d`"""
+    """A checkpoint in one line: `vit_tiny: dino, vit_tiny_patch16_224, 5.5 M parameters, digest 1a2b3c4d`."""
     used = checkpoint.used
     facts = [used.method, used.architecture, millions(used.parameters), f"digest {used.digest[:8]}"]
     return f"{used.name}: {', '.join(filter(None, facts))}"
 
 
 def fits(chosen: ChosenProtocol, images: DataUsed) -> bool:
-    """Whether a protocol evaluates on a set: a dense one on scenes of its layout, or of one that stands in for it."""
+    """Whether a protocol can evaluate on a set: dense ones need scenes of their layout, or of one that serves it."""
     return serves(images.url, chosen.layout) if chosen.layout else not layout_of(images.url)
 
 
 def without_data(data: Sequence[DataUsed], selected: Sequence[ChosenProtocol]) -> list[ChosenProtocol]:
-    """Protocols for which no image set is given. ValueError if that is all of them."""
-    lacking = [chosen for chosen in selected if not any(fits(chosen, images) for images in data)]
-    if selected and len(lacking) == len(selected):
-        kind = lacking[0].layout
-        example = f"{kind}={kind}:/data/{kind}" if kind else "cifar10=folder:/data/cifar10"
-        layouts = [layout for layout in extensions("layouts") if layout == kind or kind in stands_in_for(layout)]
-        kinds = f"scenes ({', '.join(f'{layout}:ROOT' for layout in layouts)})" if kind else "images with labels"
-        given = ", ".join(f"{one_set.name}={one_set.url}" for one_set in data)
+    """The protocols that can evaluate on none of the image sets. ValueError if these are all protocols."""
+    lacking_data = [chosen for chosen in selected if not any(fits(chosen, images) for images in data)]
+    if selected and len(lacking_data) == len(selected):
+        first = lacking_data[0]
+        example, needed = "cifar10=folder:/data/cifar10", "images with labels"
+        if first.layout:
+            example = f"{first.layout}={first.layout}:/data/{first.layout}"
+            serving = [name for name in extensions("layouts") if first.layout in (name, *stands_in_for(name))]
+            needed = f"scenes ({', '.join(f'{name}:ROOT' for name in serving)})"
+        urls = ", ".join(f"{images.name}={images.url}" for images in data)
         layout = next(filter(None, (layout_of(images.url) for images in data)), "")
-        instead = f", or choose a protocol for these scenes (`bench list {layout}` names them)" if layout else ""
-        raise ValueError(f"--data {given}: {lacking[0].name} needs {kinds}; for example --data {example}{instead}")
-    return lacking
+        instead = f", or choose a protocol for these scenes, which `bench list {layout}` shows" if layout else ""
+        raise ValueError(f"--data {urls}: {first.name} needs {needed}; for example --data {example}{instead}")
+    return lacking_data
 
 
 def refused_sets(
     data: Sequence[DataUsed], selected: Sequence[ChosenProtocol], space: Workspace
 ) -> dict[str, list[str]]:
-    """Name of each set whose images have several labels each -> protocols that do not take it. ValueError if that is
-    all of them."""
+    """Name of each set whose images have several labels -> protocols that refuse it. ValueError if all of them do."""
     refused_by_set: dict[str, list[str]] = {}
     for images in data:
         candidates = [chosen for chosen in selected if fits(chosen, images)]
-        opened = space.opened.known(images.url, "val")
-        refused = [chosen.name for chosen in candidates if opened is not None and not chosen.task.takes(opened)]
+        image_set = space.opened.known(images.url, "val")
+        refused = [chosen.name for chosen in candidates if image_set is not None and not chosen.task.takes(image_set)]
         if refused and len(refused) == len(candidates):
-            why = "its images have several labels each, which none of the protocols chosen takes"
-            raise ValueError(f"--data {images.name}={images.url}: {why}; add logreg@dinov2 to --suite")
+            reason = "its images have several labels, which none of the chosen protocols can evaluate"
+            raise ValueError(f"--data {images.name}={images.url}: {reason}; add logreg@dinov2 to --suite")
         refused_by_set |= {images.name: refused} if refused else {}
     return refused_by_set
 
@@ -290,7 +294,7 @@ def refused_sets(
 def refused_networks(
     checkpoint: LoadedCheckpoint, selected: Sequence[ChosenProtocol]
 ) -> dict[str, list[ChosenProtocol]]:
-    """Why tasks cannot evaluate a checkpoint's network -> their protocols. ValueError if that is all of them."""
+    """Reason why a checkpoint's network cannot be evaluated -> its protocols. ValueError if these are all protocols."""
     protocols_by_reason: dict[str, list[ChosenProtocol]] = {}
     for chosen in selected:
         try:
@@ -300,35 +304,36 @@ def refused_networks(
     if selected and sum(map(len, protocols_by_reason.values())) == len(selected):
         reason, refused = next(iter(protocols_by_reason.items()))
         raise ValueError(
-            f"--suite: no protocol chosen can evaluate {checkpoint.used.name}; {refused[0].name}: {reason}"
+            f"--suite: none of the chosen protocols can evaluate {checkpoint.used.name}; {refused[0].name}: {reason}"
         )
     return protocols_by_reason
 
 
 def named_urls(texts: Sequence[str], suite: str) -> dict[str, str]:
-    """`--data NAME=URL ...` as a mapping. Only the smoke suite has a default. ValueError says what to write."""
+    """`--data NAME=URL ...` as a mapping; only the smoke suite has a default. ValueError for an invalid value."""
     if not texts:
         if suite == "smoke":
             names = ["digits", *(TINY + layout for layout in extensions("layouts") if not stands_in_for(layout))]
             return {name: f"{name}:" for name in names}
         raise ValueError("which images? give --data NAME=URL, for example --data cifar10=folder:/data/cifar10")
-    found: dict[str, str] = {}
+    urls: dict[str, str] = {}
     for text in texts:
         name, url = named_url(text)
-        if name in found:
-            raise ValueError(f"--data {text}: the name {name!r} is given twice; give each set its own")
-        found[checked_name(name, "--data")] = url
-    return found
+        if name in urls:
+            raise ValueError(f"--data {text}: the name {name!r} is given twice; give each set its own name")
+        urls[checked_name(name, "--data")] = url
+    return urls
 
 
 def open_data(name: str, url: str, space: Workspace) -> DataUsed:
-    """Open both splits for all tasks, so that a wrong URL stops the run before it starts. Draws tiny scenes."""
-    whole, anew = replace(space, data=url, limit=None), open_anew if space.reread else open_set
+    """Open both splits for all tasks, so that a wrong URL stops the run before it starts; generates tiny scenes."""
+    unlimited = replace(space, data=url, limit=None)
     try:
         if not layout_of(url):
             parse_url(url, scene_schemes())
-        opener = partial(open_scenes, cache=space.cache) if layout_of(url) else anew
-        sets = {split: whole.images(split, opener) for split in SPLITS}
+        open_images = open_anew if space.reread else open_set
+        opener = partial(open_scenes, cache=space.cache) if layout_of(url) else open_images
+        sets = {split: unlimited.images(split, opener) for split in SPLITS}
     except ValueError as error:
         raise ValueError(f"--data {name}={url}: {str(error).removeprefix(f'{url}: ')}") from error
     return DataUsed(
@@ -360,25 +365,25 @@ def _job(out: Path, space: Workspace, checkpoint: LoadedCheckpoint, data: DataUs
 
 
 def problem_of(job: Job, spec: FrozenSpec, space: Workspace) -> str:
-    """Why a job would fail with a network of this architecture; "" where that is not known before it runs."""
+    """Why a job would fail with a network of this architecture; "" if nothing is known before it runs."""
     if job.state == "done":
         return ""
     try:
         job.chosen.task.summary(spec, job.images)
-        if space.opened.known(job.data.url, "train") is not None:  # else images of an assumed machine
-            job.chosen.task.check_images(replace(job.place(space), world=World()))
+        if space.opened.known(job.data.url, "train") is not None:  # not opened in plans for an assumed machine
+            job.chosen.task.check_images(replace(job.workspace(space), world=World()))
     except Exception as error:  # mostly settings that do not fit; a plugin may raise anything
         return in_one_line(error).removeprefix(f"{job.data.url}: ")
     return ""
 
 
 def effective_limit(limit: int | None, data: DataUsed) -> int | None:
-    """The limit, or None where it leaves no image of any split out: such a result is the one without a limit."""
+    """The limit, or None if no split has more images: such a result equals the one without a limit."""
     return None if limit is None or all(count <= limit for count in data.images.values()) else limit
 
 
 def job_state(path: Path, data: DataUsed, skip_bad: bool) -> State:
-    """Whether a job has a result by now. ValueError where that is of other images."""
+    """Whether a job has a result already. ValueError if this is of other images."""
     try:
         result = read_result(path)
     except FileNotFoundError:
@@ -390,30 +395,31 @@ def job_state(path: Path, data: DataUsed, skip_bad: bool) -> State:
     if result.status == "failed":
         return "failed before"
     _refuse_other_images(path, result, data)
-    if result.skipped and not skip_bad:  # this run asks for all images
+    if result.skipped and not skip_bad:  # without --skip-bad, a result needs all images
         return "failed before" if failure_beside(path).exists() else "new"
     return "done"
 
 
 def _refuse_other_images(path: Path, result: Result, data: DataUsed) -> None:
+    """ValueError if an existing result was measured on other images than those of the same name now."""
     if result.data.fingerprints != data.fingerprints:
         before, now = result.data, data
         splits = [split for split in now.fingerprints if before.fingerprints.get(split) != now.fingerprints[split]]
         counts = ", ".join(f"{split} {before.images.get(split)} then, {now.images.get(split)} now" for split in splits)
         raise ValueError(
             f"--data {data.name}={data.url}: {path} was measured on other images under the name {data.name!r} "
-            f"({before.url}; images of {counts}; names, sizes or labels differ); use another name, or --rerun to "
+            f"({before.url}; images: {counts}; names, sizes or labels differ); use another name, or --rerun to "
             "replace it"
         )
     if splits := data.differ_from(result.data):
         raise ValueError(
-            f"--data {data.name}={data.url}: files of {' and '.join(splits)} were overwritten since {path} was "
-            "measured, by others of the same names and sizes; use another name, or --rerun to replace it"
+            f"--data {data.name}={data.url}: since {path} was measured, files of {' and '.join(splits)} were "
+            "overwritten by others of the same names and sizes; use another name, or --rerun to replace it"
         )
 
 
 def refuse_mixed_contents(out: Path, jobs: Sequence[Job]) -> None:
-    """ValueError where results of other contents of the same files would stay on the board beside those of `jobs`."""
+    """ValueError if the board would mix results of `jobs` with results of earlier contents of the same files."""
     if not any(job.data.contents for job in jobs):
         return
     replaced = {job.path for job in jobs if job.state != "done"}
@@ -424,6 +430,6 @@ def refuse_mixed_contents(out: Path, jobs: Sequence[Job]) -> None:
         if now and path not in replaced and result.status == "ok" and (splits := now.differ_from(result.data)):
             raise ValueError(
                 f"--data {now.name}={now.url}: files of {' and '.join(splits)} were overwritten since {path} was "
-                "measured, which stays on the board; give --rerun with all its checkpoints and protocols, move it away "
-                f"(bench results rm), or use another name than {now.name}"
+                "measured, which would stay on the board; give --rerun with all its checkpoints and protocols, "
+                f"move that result away (bench results rm), or use another name than {now.name}"
             )

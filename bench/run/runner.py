@@ -1,8 +1,8 @@
-"""`bench run`: one result file for every checkpoint, image set and protocol.
+"""`bench run`: computes a result file for every checkpoint, image set and protocol.
 
 Existing results are skipped, and jobs that failed before are tried again after all new ones. Each result is written as
 soon as it is known. Under torchrun every process runs every task on its share of the images, and rank 0 writes. Jobs
-that train on augmented images run together, and each ends with an outcome or an error of its own.
+that train on augmented images run together, and each of them ends with its own outcome or error.
 """
 
 import json
@@ -56,19 +56,19 @@ from engine.training.interruptions import Stopped
 
 
 def checked(outcome: Outcome) -> Outcome:
-    """The outcome itself. ValueError where it cannot be a result; it names what is wrong and the metric or array."""
+    """The outcome itself. ValueError, naming the problem and the metric or array, if it cannot be a result."""
     if not isinstance(outcome, Outcome):
         raise ValueError(f"the task's run() returned {type(outcome).__name__}; return an engine.tasks.Outcome")
     if not outcome.metrics:
         raise ValueError("the task returned no metrics")
-    _refuse("metrics that are no engine.tasks.Metric", outcome, lambda metric: isinstance(metric, Metric))
+    _refuse("metrics that are not an engine.tasks.Metric", outcome, lambda metric: isinstance(metric, Metric))
     _refuse("metrics that are not finite", outcome, lambda metric: isfinite(metric.value))
     known = (None, *outcome.metrics)
-    _refuse("deviations of no metric of the task", outcome, lambda metric: metric.deviation_of in known)
-    why = 'of "%" shares from 0 to 1, of any other unit in that unit'
-    _refuse(f"metrics that are not the mean of their values per image ({why})", outcome, _is_mean)
-    if odd := [name for name, values in arrays_of(outcome).items() if values.dtype == object]:
-        raise ValueError(f"arrays that hold objects, not numbers: {', '.join(odd)}")
+    _refuse("metrics whose deviation_of is not a metric", outcome, lambda metric: metric.deviation_of in known)
+    units = 'for "%" fractions from 0 to 1, for any other unit in that unit'
+    _refuse(f"metrics that are not the mean of their values per image ({units})", outcome, _is_mean)
+    if objects := [name for name, values in arrays_of(outcome).items() if values.dtype == object]:
+        raise ValueError(f"arrays that hold objects, not numbers: {', '.join(objects)}")
     try:
         json.dumps(dict(outcome.facts), allow_nan=False)
     except TypeError as error:
@@ -76,9 +76,10 @@ def checked(outcome: Outcome) -> Outcome:
     return outcome
 
 
-def _refuse(what: str, outcome: Outcome, is_right: Callable[[Metric], bool]) -> None:
-    if wrong := [name for name, metric in outcome.metrics.items() if not is_right(metric)]:
-        raise ValueError(f"{what}: {', '.join(wrong)}")
+def _refuse(problem: str, outcome: Outcome, is_valid: Callable[[Metric], bool]) -> None:
+    """ValueError, with the problem and their names, if some metrics are not valid."""
+    if invalid := [name for name, metric in outcome.metrics.items() if not is_valid(metric)]:
+        raise ValueError(f"{problem}: {', '.join(invalid)}")
 
 
 def _is_mean(metric: Metric) -> bool:
@@ -87,26 +88,26 @@ def _is_mean(metric: Metric) -> bool:
 
 
 def arrays_of(outcome: Outcome) -> dict[str, np.ndarray]:
-    """All arrays of the `.npz` file by name. ValueError where two have the same name."""
+    """All arrays for the `.npz` file by name. ValueError if two have the same name."""
     arrays = dict(outcome.arrays)
     for name, metric in outcome.metrics.items():
         array, values = _array_of(name, metric)
         if array in arrays:
-            raise ValueError(f"two arrays named {array}: that of the metric {name} and another one")
+            raise ValueError(f"two arrays named {array}: that of the metric {name}, and one of the outcome's arrays")
         if array and values is not None:
             arrays[array] = values
     return {name: np.asarray(values) for name, values in arrays.items()}
 
 
 def _array_of(name: str, metric: Metric) -> tuple[str | None, np.ndarray | None]:
-    """Name and values of the array that belongs to a metric; None where it has none."""
+    """Name and values of a metric's array over images or resamples; None if it has none."""
     if metric.resampled is not None:
         return f"{name}_resampled", metric.resampled
     return (None if metric.per_image is None else name), metric.per_image
 
 
 def metric_records(outcome: Outcome, images: int) -> tuple[dict[str, MetricRecord], str]:
-    """The metrics as a result file holds them, with intervals over `images` validation images, and their method."""
+    """The metrics as recorded in a result file, with intervals over `images` validation images, and their method."""
     records, methods = {}, set()
     for name, metric in outcome.metrics.items():
         interval, method = None, ""
@@ -129,9 +130,12 @@ def metric_records(outcome: Outcome, images: int) -> tuple[dict[str, MetricRecor
     return records, "; ".join(sorted(methods))
 
 
-def in_groups(jobs: Sequence[Job], export: FrozenExport | None, space: Workspace) -> list[list[Job]]:
-    """The jobs in their order; those on augmented images of one set together, where the first of them stands, as these
-    are read once for all."""
+def grouped(jobs: Sequence[Job], export: FrozenExport | None, space: Workspace) -> list[list[Job]]:
+    """The jobs in groups that run together, in the order of each group's first job.
+
+    Jobs that train on augmented images of one set form a group, as images are read once for all of them; every other
+    job is a group by itself.
+    """
     groups: dict[Hashable, list[Job]] = {}
     for job in jobs:
         groups.setdefault(group_of(job, export, space), []).append(job)
@@ -141,50 +145,50 @@ def in_groups(jobs: Sequence[Job], export: FrozenExport | None, space: Workspace
 def run_together(
     jobs: Sequence[Job], export: FrozenExport, space: Workspace
 ) -> Iterator[tuple[Job, Outcome | Exception, float]]:
-    """Run the jobs of one stream, or a single one. Yields each job as it ends, its outcome or error, and its seconds.
+    """Run the jobs of a group. Yields each job as it ends, with its outcome or error, and its seconds.
 
-    Time is divided equally among the jobs that are still running, so that the sum over results is what a run took.
+    Time is divided equally among the jobs that are still running, so that the sum over results is the time of the run.
     """
     running, seconds = dict(enumerate(jobs)), dict.fromkeys(range(len(jobs)), 0.0)
     outcomes = jobs[0].chosen.task.together([job.chosen.task for job in jobs], export, space)
     while running:
-        started, place = time.perf_counter(), None
-        ended: Outcome | Exception
+        started, finished = time.perf_counter(), None
+        outcome: Outcome | Exception
         try:
-            place, ended = next(outcomes)
-            if not isinstance(ended, Exception):
-                checked(ended)
+            finished, outcome = next(outcomes)
+            if not isinstance(outcome, Exception):
+                checked(outcome)
         except Stopped:  # not a failure: the same command resumes it
             raise
-        except Exception as error:  # any other error of a task is recorded: that of one job, or of all still running
-            ended = error
+        except Exception as error:  # any other error is recorded: for one job, or for all that are still running
+            outcome = error
         share = (time.perf_counter() - started) / len(running)
         seconds = {index: seconds[index] + share for index in running}
-        for index in list(running) if place is None else [place]:
-            yield running.pop(index), ended, seconds[index]
+        for index in list(running) if finished is None else [finished]:
+            yield running.pop(index), outcome, seconds[index]
 
 
-def agreed(job: Job, ended: Outcome | Exception, world: World) -> Outcome | Exception:
-    """How the job ended in all processes: with an error if it failed in any.
+def common_outcome(job: Job, outcome: Outcome | Exception, world: World) -> Outcome | Exception:
+    """The outcome of a job over all processes: an error if it failed in any of them.
 
-    A process that left its task early may have met the others inside one of the task's collectives. Processes that are
-    at different places could never agree again, so the run ends here with RuntimeError.
+    A process whose task failed early may have met the others inside one of the task's collectives. Such processes would
+    stay out of step for good, so RuntimeError ends the run.
     """
-    error = ended if isinstance(ended, Exception) else None
-    mine = (str(job.path), "ended", in_one_line(error) if error else None)
-    everywhere = world.gather_objects(mine)
-    if any(not isinstance(other, tuple) or other[:2] != mine[:2] for other in everywhere):
+    error = outcome if isinstance(outcome, Exception) else None
+    own = (str(job.path), "ended", in_one_line(error) if error else None)
+    everywhere = world.gather_objects(own)
+    if any(not isinstance(entry, tuple) or entry[:2] != own[:2] for entry in everywhere):
         raise RuntimeError(f"{job.title}: the processes are out of step") from error
     messages = [message for *_, message in everywhere if message]
-    return RuntimeError(f"in another process: {messages[0]}") if messages and error is None else ended
+    return RuntimeError(f"in another process: {messages[0]}") if messages and error is None else outcome
 
 
 def result_of(
-    job: Job, checkpoint: LoadedCheckpoint, space: Workspace, ended: Outcome | Exception, seconds: float
+    job: Job, checkpoint: LoadedCheckpoint, space: Workspace, outcome: Outcome | Exception, seconds: float
 ) -> Result:
-    """What the result file of a job says."""
-    error = ended if isinstance(ended, Exception) else None
-    outcome = Outcome(metrics={}) if isinstance(ended, Exception) else ended
+    """The result of a job, as it is written to its file; for an exception a failed result."""
+    error = outcome if isinstance(outcome, Exception) else None
+    outcome = Outcome(metrics={}) if isinstance(outcome, Exception) else outcome
     metrics, interval_method = metric_records(outcome, images_seen(job.data, job.limit))
     forwards, extraction_seconds = outcome.cost.get("forwards", 0), outcome.cost.get("extraction_seconds", 0)
     return Result(
@@ -218,18 +222,18 @@ def result_of(
 
 
 def branch_of(export: FrozenExport) -> str:
-    """Which of the networks in its file an export holds; "" for its importer's first."""
+    """The branch of its file that an export is, such as `student`; "" for its importer's default."""
     name, importer = str(export.facts.get("branch") or ""), str(export.facts.get("importer"))
     if not name or importer not in extensions("importers"):
         return ""
     return "" if name == next(iter(load_extension("importers", importer).BRANCHES)) else name
 
 
-MAIN_METRICS = 3  # metrics that a line of output shows
+MAIN_METRICS = 3  # metrics in a line of output
 
 
-def ending_of(result: Result) -> str:
-    """`top1 76.1, top5 92.8, 12.3 s`"""
+def result_line(result: Result) -> str:
+    """A result in one line: `top1 76.1, top5 92.8, 12.3 s`, or why it failed."""
     if result.status == "failed":
         return f"FAILED after {result.seconds:.1f} s: {result.message}"
     metrics = list(result.metrics.items())
@@ -237,24 +241,24 @@ def ending_of(result: Result) -> str:
     texts = [f"{name} {number_text(metric.value, metric.unit)}" for name, metric in metrics[:MAIN_METRICS]]
     if metrics[0][0] in floors:
         texts[0] += f" (floor {number_text(floors[metrics[0][0]], metrics[0][1].unit)})"
-    others = f" and {len(metrics) - MAIN_METRICS} more" if len(metrics) > MAIN_METRICS else ""
-    return f"{', '.join(texts)}{others}, {result.seconds:.1f} s"
+    omitted = f" and {len(metrics) - MAIN_METRICS} more" if len(metrics) > MAIN_METRICS else ""
+    return f"{', '.join(texts)}{omitted}, {result.seconds:.1f} s"
 
 
 @dataclass(kw_only=True)
 class Tally:
-    """How the jobs ended."""
+    """How the jobs of a run ended."""
 
     jobs: Sequence[Job]  # all, in the order of the checkpoints
-    left_out: int = 0  # jobs that were known to fail
+    left_out: int = 0  # jobs that were not run because of a known problem
     done: int = 0
-    skipped: int = 0  # jobs whose result exists
-    failed: list[str] = field(default_factory=list)  # a line for each: what failed and why
-    errors: list[Exception] = field(default_factory=list)  # of the same
+    skipped: int = 0  # jobs whose result existed
+    failed: list[str] = field(default_factory=list)  # a line for each failed job, with the reason
+    errors: list[Exception] = field(default_factory=list)  # of the failed jobs
 
 
 def run_suite(options: EvaluationOptions, dry_run: bool = False) -> int:
-    """Run all jobs, or show them, and return the exit code. ValueError where the request itself is wrong."""
+    """Run all jobs, or show them in a dry run, and return the exit code. ValueError for invalid options."""
     if not dry_run:
         return 1 if run_jobs(options).failed else 0
     from bench.run.forecast import show_dry_run
@@ -266,9 +270,9 @@ def run_suite(options: EvaluationOptions, dry_run: bool = False) -> int:
 
 
 def run_jobs(options: EvaluationOptions, show: bool = True, variations: Variations = ((),)) -> Tally:
-    """Run all jobs, and say how they ended. ValueError where the request itself is wrong.
+    """Run all jobs, and print and return how they ended. ValueError for invalid options.
 
-    show: print the leaderboard of these jobs.
+    show: print the leaderboard of these jobs. variations: changes with each of which every protocol is evaluated.
     """
     with start_world(ready_device(options.device, options.compiled)) as world:
         preparation = prepare(options, world, variations=variations)
@@ -279,7 +283,7 @@ def run_jobs(options: EvaluationOptions, show: bool = True, variations: Variatio
         world.on_rank0(lambda: refuse_mixed_contents(options.out, tally.jobs))
         try:
             for checkpoint, jobs in plans:
-                _run_one(preparation, checkpoint, jobs, tally)
+                _run_checkpoint(preparation, checkpoint, jobs, tally)
         finally:
             if world.is_rank0:
                 _rewrite_leaderboard(options.out, tally.jobs, show)
@@ -295,7 +299,7 @@ def _say_ending(out: Path, tally: Tally) -> None:
     counts = f"{tally.done} done, {tally.skipped} skipped, {left_out}{len(tally.failed)} failed"
     say(f"{counts}; see {out / 'leaderboard.md'}")
     if tally.failed:
-        say("tracebacks are in the .log files beside the failed results; the same command tries them again")
+        say("tracebacks are in the .log files next to the failed results; run the same command again to retry them")
 
 
 def _rewrite_leaderboard(out: Path, jobs: Sequence[Job], show: bool) -> None:
@@ -306,7 +310,7 @@ def _rewrite_leaderboard(out: Path, jobs: Sequence[Job], show: bool) -> None:
         say("", *to_terminal(leaderboard, get_terminal_size().columns, groups).split("\n"), "")
 
 
-def _run_one(preparation: Preparation, checkpoint: LoadedCheckpoint, jobs: Sequence[Job], tally: Tally) -> None:
+def _run_checkpoint(preparation: Preparation, checkpoint: LoadedCheckpoint, jobs: Sequence[Job], tally: Tally) -> None:
     """Run all jobs of one checkpoint."""
     space, world = preparation.space, preparation.space.world
     export = preparation.exports.pop(checkpoint.used.key, None)  # if this process has loaded it already
@@ -314,35 +318,35 @@ def _run_one(preparation: Preparation, checkpoint: LoadedCheckpoint, jobs: Seque
     say_once(checkpoint_title(checkpoint))
     if checkpoint.used.assumed:
         say_once(f"  assumed: {checkpoint.used.assumed}")
-    undone = any(job.state != "done" for job in jobs)
-    export = world.on_all_ranks(lambda: export or _loaded(checkpoint)) if undone else None
+    is_needed = any(job.state != "done" for job in jobs)
+    export = world.on_all_ranks(lambda: export or _loaded(checkpoint)) if is_needed else None
     features = _features_of(export, jobs, space) if export else {}
     if export and not export.spec.has_class_token:
-        say("  it has no class token: protocols that read one read avg, the mean of its patches, instead")
+        say("  it has no class token: protocols that read it read avg, the mean of the patches, instead")
     number = {job.path: f"[{count}/{len(jobs)}]" for count, job in enumerate(jobs, start=1)}
-    for together in in_groups(jobs, export, space):
+    for group in grouped(jobs, export, space):
         reason = ""
-        if together[0].state == "done" or export is None:
+        if group[0].state == "done" or export is None:
             reason = "exists"
-        elif not space.reread and world.on_rank0(partial(_made_meanwhile, together, space.skip_bad)):
+        elif not space.reread and world.on_rank0(partial(_made_meanwhile, group, space.skip_bad)):
             reason = "made by another run meanwhile"
         if reason or export is None:
-            say_once(*(f"  {number[job.path]} {job.title}: {reason}, skipped" for job in together))
-            tally.skipped += len(together)
+            say_once(*(f"  {number[job.path]} {job.title}: {reason}, skipped" for job in group))
+            tally.skipped += len(group)
             continue
-        say_once(*(f"  {number[job.path]} {job.title} ..." for job in together))
-        own_space = replace(together[0].place(space), wanted=features)
-        for job, ended, seconds in run_together(together, export, own_space):
-            ended = agreed(job, ended, world)
-            error = ended if isinstance(ended, Exception) else None
+        say_once(*(f"  {number[job.path]} {job.title} ..." for job in group))
+        own_space = replace(group[0].workspace(space), wanted=features)
+        for job, outcome, seconds in run_together(group, export, own_space):
+            outcome = common_outcome(job, outcome, world)
+            error = outcome if isinstance(outcome, Exception) else None
             if world.is_rank0:
-                result = result_of(job, checkpoint, space, ended, seconds)
-                arrays = {} if isinstance(ended, Exception) else arrays_of(ended)
+                result = result_of(job, checkpoint, space, outcome, seconds)
+                arrays = {} if isinstance(outcome, Exception) else arrays_of(outcome)
                 log = text_of([*traceback_of(error), ""]) if error else ""
                 earlier_is_kept = record(job.path, result, arrays, log) == failure_beside(job.path)
-                name = f"{job.title}: " if len(together) > 1 else ""
+                name = f"{job.title}: " if len(group) > 1 else ""
                 kept = "; the earlier result is kept" if earlier_is_kept else ""
-                say(f"  {number[job.path]} {name}{ending_of(result)}{kept}")
+                say(f"  {number[job.path]} {name}{result_line(result)}{kept}")
                 digests = [export.digest, *filter(None, [export.facts.get("source_sha256")])]  # of published weights
                 say(*(f"    {line}" for line in against_published(result, digests, branch_of(export))))
             tally.done += error is None
@@ -355,10 +359,11 @@ def _made_meanwhile(jobs: Sequence[Job], skip_bad: bool) -> bool:
     return all(job_state(job.path, job.data, skip_bad) == "done" for job in jobs)
 
 
-def _loaded(candidate: LoadedCheckpoint) -> FrozenExport:
-    export = load_frozen(candidate.reference)
-    if export.digest != candidate.used.digest:
-        raise ValueError(f"{candidate.reference} was replaced while this ran; run the same command again")
+def _loaded(checkpoint: LoadedCheckpoint) -> FrozenExport:
+    """The export of a checkpoint, loaded again. ValueError if it was replaced since the preparation."""
+    export = load_frozen(checkpoint.reference)
+    if export.digest != checkpoint.used.digest:
+        raise ValueError(f"{checkpoint.reference} was replaced during this run; run the same command again")
     return export
 
 
@@ -367,9 +372,9 @@ def _features_of(export: FrozenExport, jobs: Sequence[Job], space: Workspace) ->
     features: dict[str, tuple[Any, ...]] = {}
     for job in jobs:
         try:
-            own = job.chosen.task.features(export, space) if job.state != "done" else {}
-        except Exception:  # the task will fail on its own, without the others
+            of_job = job.chosen.task.features(export, space) if job.state != "done" else {}
+        except Exception:  # the same error will fail this job when it runs, and no other one
             continue
-        for transform, kinds in own.items():
+        for transform, kinds in of_job.items():
             features[transform] = tuple(dict.fromkeys([*features.get(transform, ()), *kinds]))
     return features

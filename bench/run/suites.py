@@ -1,6 +1,6 @@
-"""The protocols that `--suite` and `--set` ask for, among those of all task files in the extension folders.
+"""The protocols of all task files in the extension folders, their choice by `--suite` and changes by `--set`.
 
-Cheap tasks run first, by the `COST` that they state.
+Cheap tasks run first, in the order of their `COST`.
 """
 
 from collections.abc import Mapping, Sequence
@@ -15,8 +15,9 @@ from engine.printing import did_you_mean
 from engine.tasks import Protocol, SelectOn, Task, settings_of
 
 KINDS = ("probes", "downstream")
-LAYOUT_IS = "dense tasks name that of their scenes, probes none"
-AS_REPORTED = "_paper"  # ending of protocols that need what few have; a task's name leaves them out
+LAYOUT_IS = "dense tasks name the layout of their scenes, probes none"
+# Ending of protocols that select as their source does, on validation images: a task's name does not select them.
+AS_REPORTED = "_paper"
 LISTED_BY = "`bench list --protocols`"
 
 
@@ -24,11 +25,11 @@ LISTED_BY = "`bench list --protocols`"
 class ChosenProtocol:
     """One protocol to run, with the settings that the user changed."""
 
-    key: str  # the task file
-    name: str  # the protocol
+    key: str  # of the task file
+    name: str  # of the protocol
     protocol: Protocol  # with the changed settings
-    plugin: str = ""  # package that brings the task, `benchtoys 1.0`; "" for ours
-    changes: Mapping[str, Any] = field(default_factory=dict)  # setting -> JSON value that differs from the protocol
+    plugin: str = ""  # package that provides the task, `benchtoys 1.0`; "" for ours
+    changes: Mapping[str, Any] = field(default_factory=dict)  # changed setting -> its new JSON value
 
     @property
     def task(self) -> Task:
@@ -36,49 +37,49 @@ class ChosenProtocol:
 
     @property
     def family(self) -> str:
-        """`upernet` of `upernet@mae`: one task file may hold several."""
+        """The part of the name before the @, `upernet` of `upernet@mae`; a task file may have several families."""
         return self.name.partition("@")[0]
 
     @property
     def words(self) -> tuple[str, str, str]:
-        """What `--suite` and `--set` call it: task file, family, protocol."""
+        """The names by which `--suite` and `--set` may select it: task file, family, protocol."""
         return self.key, self.family, self.name
 
     @property
     def layout(self) -> str:
-        """Of the labelled scenes that a dense task evaluates on; "" for tasks on image sets."""
+        """The layout of the labelled scenes that a dense task evaluates on; "" for tasks on image sets."""
         return self.task.LAYOUT
 
 
 @dataclass(frozen=True, kw_only=True)
 class Catalogue:
-    """Everything that can be run."""
+    """All protocols and suites of this installation."""
 
-    protocols: Mapping[str, ChosenProtocol]  # protocol name -> itself, unchanged, cheap ones first
+    protocols: Mapping[str, ChosenProtocol]  # by name, with unchanged settings, cheap ones first
     suites: Mapping[str, tuple[str, ...]]  # suite -> protocol names
-    broken: Mapping[Extension, str]  # task file that is left out -> why
+    broken: Mapping[Extension, str]  # task file that cannot be used -> why
 
     def names(self) -> list[str]:
-        """All words that `--suite` knows."""
+        """All names that `--suite` accepts."""
         keys = dict.fromkeys(word for chosen in self.protocols.values() for word in (chosen.key, chosen.family))
         return [*self.suites, *keys, *self.protocols]
 
 
-def catalogue(kinds: Sequence[str] = KINDS, words: str = "") -> Catalogue:
-    """Import every task file. Those that fail are left out; `broken` says why.
+def catalogue(kinds: Sequence[str] = KINDS, suite: str = "") -> Catalogue:
+    """Import every task file. Those that fail are left out, with the reason in `broken`.
 
-    words: of `--suite`; where all are protocols of task files with their name, as `knn@dino` is of knn.py, these files
-    alone are imported.
+    suite: the value of `--suite`. If it consists of protocols whose task files have the same name, as knn.py has for
+    `knn@dino`, only these files are imported.
     """
     protocols: dict[str, ChosenProtocol] = {}
     suites: dict[str, tuple[str, ...]] = {}
     broken = {extension: reason for kind in kinds for extension, reason in refused(kind).items()}
     files = [extension for kind in kinds for extension in extensions(kind).values()]
-    asked = [word.strip() for word in words.split(",") if word.strip()]
-    named = {word.partition("@")[0] for word in asked}
-    if asked and all("@" in word for word in asked) and named <= {extension.key for extension in files}:
-        files = [extension for extension in files if extension.key in named]
-    for extension in sorted(files, key=lambda extension: bool(extension.plugin)):  # ours keep their names
+    words = [word.strip() for word in suite.split(",") if word.strip()]
+    families = {word.partition("@")[0] for word in words}
+    if words and all("@" in word for word in words) and families <= {extension.key for extension in files}:
+        files = [extension for extension in files if extension.key in families]
+    for extension in sorted(files, key=lambda extension: bool(extension.plugin)):  # ours first: they keep their names
         try:
             module = loaded(extension)
             added, files_suites = _protocols(extension, module), dict(module.SUITES)
@@ -96,9 +97,9 @@ def catalogue(kinds: Sequence[str] = KINDS, words: str = "") -> Catalogue:
 def _protocols(extension: Extension, module: ModuleType) -> dict[str, ChosenProtocol]:
     for name, value in module.PROTOCOLS.items():
         if not isinstance(value, Protocol) or not isinstance(value.task, Task):
-            raise ValueError(f"the task of its protocol {name!r} is no engine.tasks.Task; derive it from that class")
+            raise ValueError(f"the task of its protocol {name!r} is not an engine.tasks.Task; derive it from Task")
         if not isinstance(value.task.COST, int | float) or not isinstance(value.task.LAYOUT, str):
-            raise ValueError(f"the task of its protocol {name!r} needs a number as its COST, a text as its LAYOUT")
+            raise ValueError(f"the task of its protocol {name!r} needs a number as COST and a string as LAYOUT")
         if bool(value.task.LAYOUT) != (extension.kind == "downstream"):
             raise ValueError(f"the task of its protocol {name!r} has the LAYOUT {value.task.LAYOUT!r}; {LAYOUT_IS}")
     return {
@@ -113,68 +114,72 @@ def _check_names(
     suites: Mapping[str, Sequence[str]],
     known: Mapping[str, ChosenProtocol],
 ) -> None:
-    """ValueError where a name is taken by an earlier task file, and where a suite names no protocol of its file."""
-    if twice := sorted(added.keys() & known.keys()):
-        raise ValueError(f"the protocol {twice[0]!r} is one of {known[twice[0]].key!r} already")
+    """ValueError if an earlier task file uses one of the names, or a suite names a protocol that its file lacks."""
+    if duplicates := sorted(added.keys() & known.keys()):
+        raise ValueError(f"the task {known[duplicates[0]].key!r} already has a protocol {duplicates[0]!r}")
     if any(chosen.key == extension.key for chosen in known.values()):
         raise ValueError(f"there is another task {extension.key!r} already")
     if unknown := sorted({name for names in suites.values() for name in names} - added.keys()):
-        raise ValueError(f"its SUITES name {unknown[0]!r}, which its PROTOCOLS lack")
+        raise ValueError(f"its SUITES contain {unknown[0]!r}, which is not in its PROTOCOLS")
 
 
-def choose_protocols(text: str, found: Catalogue) -> list[ChosenProtocol]:
-    """The protocols meant by `smoke`, `knn`, `knn@dino` or a comma-separated list of such words, cheap ones first.
+def choose_protocols(text: str, known: Catalogue) -> list[ChosenProtocol]:
+    """The protocols that `--suite` selects by a comma-separated list of names, cheap ones first.
 
-    A word for several protocols is a suite, a task or what stands before the @ of their names.
+    A name is that of a suite (`smoke`), of a task or family (`knn`), or of a protocol (`knn@dino`). ValueError for an
+    unknown name.
     """
     names: set[str] = set()
     for word in filter(None, (word.strip() for word in text.split(","))):
-        plain = [chosen for name, chosen in found.protocols.items() if not name.endswith(AS_REPORTED)]
-        keyed = {chosen.name for chosen in plain if word in (chosen.key, chosen.family)}
-        if word in found.suites:
-            names |= set(found.suites[word])
-        elif word in found.protocols:
+        default = [chosen for name, chosen in known.protocols.items() if not name.endswith(AS_REPORTED)]
+        of_task = {chosen.name for chosen in default if word in (chosen.key, chosen.family)}
+        if word in known.suites:
+            names |= set(known.suites[word])
+        elif word in known.protocols:
             names.add(word)
-        elif keyed:
-            names |= keyed
-        elif reasons := [f"{file.title}: {why}" for file, why in found.broken.items() if file.key == word]:
+        elif of_task:
+            names |= of_task
+        elif reasons := [f"{file.title}: {reason}" for file, reason in known.broken.items() if file.key == word]:
             raise ValueError(f"--suite: {reasons[0]}")
         else:
             raise ValueError(
-                f"--suite: no suite, task or protocol {word!r}{did_you_mean(word, found.names(), LISTED_BY)}"
+                f"--suite: no suite, task or protocol {word!r}{did_you_mean(word, known.names(), LISTED_BY)}"
             )
     if not names:
-        raise ValueError(f"--suite is empty{did_you_mean('', found.names(), LISTED_BY)}")
-    return [chosen for name, chosen in found.protocols.items() if name in names]
+        raise ValueError(f"--suite is empty{did_you_mean('', known.names(), LISTED_BY)}")
+    return [chosen for name, chosen in known.protocols.items() if name in names]
 
 
 def changed_protocols(
     selected: Sequence[ChosenProtocol], texts: Sequence[str], select: SelectOn | None = None
 ) -> list[ChosenProtocol]:
-    """Apply `select`, where it is given, to all protocols, and every TASK.FIELD=VALUE to those whose name, what stands
-    before its @, or task file is TASK.
+    """Change the settings of protocols: by `select`, if given, and by TASK.FIELD=VALUE in `texts`.
 
-    All changes of a protocol apply together. A change of the protocol overrides one of several.
+    TASK is a task file, a family or a protocol. All changes of a protocol apply together; a change for the protocol
+    overrides one for its family, and that one for its task file. ValueError for an invalid change.
     """
     changes = read_changes(texts, "TASK.FIELD=VALUE", "knn.k=10,20")
-    known = list(dict.fromkeys(word for chosen in selected for word in chosen.words))
-    fields = {change: _target_and_field(change, known) for change in changes.values()}
-    changed_ones = []
+    targets = list(dict.fromkeys(word for chosen in selected for word in chosen.words))
+    fields = {change: _target_and_field(change, targets) for change in changes.values()}
+    protocols = []
     for chosen in selected:
         changes_of_task: dict[str, str] = {}
-        for named in chosen.words:
-            changes_of_task |= {field: change for change, (target, field) in fields.items() if target == named}
+        for word in chosen.words:
+            changes_of_task |= {field: change for change, (target, field) in fields.items() if target == word}
         task = changed(chosen.task.selecting(select) if select else chosen.task, changes_of_task, f"{chosen.name}: ")
         before, after = settings_of(chosen.task, complete=True), settings_of(task, complete=True)
         different = {name: value for name, value in after.items() if value != before[name]}
-        changed_ones.append(replace(chosen, protocol=replace(chosen.protocol, task=task), changes=different))
-    return changed_ones
+        protocols.append(replace(chosen, protocol=replace(chosen.protocol, task=task), changes=different))
+    return protocols
 
 
-def _target_and_field(change: str, known: Sequence[str]) -> tuple[str, str]:
+def _target_and_field(change: str, targets: Sequence[str]) -> tuple[str, str]:
+    """TASK and FIELD of `TASK.FIELD=VALUE`. ValueError for another form, or if TASK is not one of `targets`."""
     target, dot, field = change.partition("=")[0].rpartition(".")
     if not (dot and target and field):
         raise ValueError(f"--set {change}: write TASK.FIELD=VALUE, for example knn.k=10,20")
-    if target not in known:
-        raise ValueError(f"--set {change}: {target!r} is not part of this run{did_you_mean(target, known, LISTED_BY)}")
+    if target not in targets:
+        raise ValueError(
+            f"--set {change}: {target!r} is not part of this run{did_you_mean(target, targets, LISTED_BY)}"
+        )
     return target, field

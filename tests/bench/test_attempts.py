@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from bench.run.runner import in_groups, run_together
+from bench.run.runner import grouped, run_together
 from engine.tasks import Metric, Outcome, Task
 from engine.training.interruptions import Stopped
 
@@ -63,12 +63,12 @@ def test_jobs_on_augmented_images_of_one_task_image_set_and_state_stand_together
         *(job("-1"), job("a1"), job("b1"), job("-2"), job("a2"), job("a3", state="done")),
         *(job("a4", url="tiny:"), job("a5", key="other"), *failed, job("b2")),
     ]
-    assert names(in_groups(jobs, EXPORT, SPACE)) == [
+    assert names(grouped(jobs, EXPORT, SPACE)) == [
         *(["-1"], ["a1", "b1", "a2", "b2"], ["-2"], ["a3"]),
         *(["a4"], ["a5"], ["a6", "a7"], ["b3"]),
     ]
     done = [job("a1", state="done"), job("a2", state="done")]
-    assert names(in_groups(done, None, SPACE)) == [["a1"], ["a2"]]
+    assert names(grouped(done, None, SPACE)) == [["a1"], ["a2"]]
 
 
 def test_each_job_ends_by_itself_and_time_is_divided(monkeypatch):

@@ -20,7 +20,7 @@ def test_the_example_of_the_page_runs(bench, tmp_path, monkeypatch):
     words[words.index("--suite") + 1] = "finetune@smoke"
     for command in ("run", "plan"):
         exit_code, _, err = bench(command, *words[1:])
-        assert exit_code == 2 and f"--suite: no protocol chosen can evaluate resnet18; {refusal}" in err
+        assert exit_code == 2 and f"--suite: none of the chosen protocols can evaluate resnet18; {refusal}" in err
     assert not Path("results/results").exists()
     words[words.index("--suite") + 1] = "knn@dino,finetune@smoke"
     exit_code, out, _ = bench(*words, "--limit", 24)

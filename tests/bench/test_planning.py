@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from bench.run.calibration import MACHINES, Calibration, machine, pass_seconds
-from bench.run.forecast import shared_key, without_done
+from bench.run.forecast import remaining_work, shared_key
 from checkpoints.flops import forward_flops, training_flops
 from checkpoints.spec import ViTSpec
 from checkpoints.vit import ViT
@@ -42,7 +42,7 @@ def shared_parts(export, space: Workspace, tasks, scale: Scale = SCALE) -> list[
     for task in tasks:
         work = task.cost(scale)
         keys = [shared_key(task, part, export, space) for part in work.parts]
-        left.append(parts_of(without_done(work, keys, done, "together")))
+        left.append(parts_of(remaining_work(work, keys, done, "together")))
     return left
 
 
@@ -89,7 +89,7 @@ def test_a_shared_stream_costs_what_the_longest_takes():
 
     def left(count: float, stream: str, group: str = "together") -> dict[str, float]:
         work = Work(parts=(Part(kind="crops", count=count, of="augmented"),))
-        return parts_of(without_done(work, [stream], done, group))
+        return parts_of(remaining_work(work, [stream], done, group))
 
     assert [left(count, "first") for count in (90, 100, 50)] == [{"crops": 90}, {"crops": 10}, {"crops": 0}]
     # Another stream of the same images crops what was decoded for the first one, as far as that goes.
@@ -243,7 +243,7 @@ def test_known_images_need_no_files_on_an_assumed_machine(bench, exports, tmp_pa
     code, said, _ = bench(*words, "--data", "imagenet", "--assume", "h100")
     assert code == 0 and "1331167 images in 1.0 passes" in said and "assumed, not measured: 1 x NVIDIA H100" in said
     code, _, err = bench(*words, "--data", "imagenet")
-    assert code == 2 and "to measure this machine, images are read: give NAME=URL, or add --assume" in err
+    assert code == 2 and "images are needed to measure this machine: give NAME=URL, or add --assume" in err
 
 
 def test_a_plan_names_what_takes_the_time(bench, exports, tmp_path):

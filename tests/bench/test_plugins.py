@@ -49,17 +49,17 @@ POINTS = {
 }
 TAKEN = "bench has one of that name; it needs another name in the entry points of others 2.1"
 TWICE = "others 2.1 has one of that name too; uninstall one of the packages"
-BARE = "the task of its protocol 'bare@one' is no engine.tasks.Task; derive it from that class"
+BARE = "the task of its protocol 'bare@one' is not an engine.tasks.Task; derive it from Task"
 LEFT_OUT = {
     "importer 'mae' of others 2.1": TAKEN,
     "importer 'blind' of others 2.1": "does not define recognise",
     "task 'knn' of others 2.1": TAKEN,
     "task 'leaving' of others 2.1": "cannot be imported: SystemExit: 3",
     "task 'bare' of others 2.1": BARE,
-    "task 'thief' of others 2.1": "the protocol 'knn@dino' is one of 'knn' already",
-    "task 'vague' of others 2.1": "its SUITES name 'vague@three', which its PROTOCOLS lack",
+    "task 'thief' of others 2.1": "the task 'knn' already has a protocol 'knn@dino'",
+    "task 'vague' of others 2.1": "its SUITES contain 'vague@three', which is not in its PROTOCOLS",
     "task 'lowshot' of others 2.1": (
-        "the task of its protocol 'thief@one' has the LAYOUT ''; dense tasks name that of their scenes, probes none"
+        "the task of its protocol 'thief@one' has the LAYOUT ''; dense tasks name the layout of their scenes, probes none"
     ),
     "image set 'both' of others 2.1": TWICE,
     "image set 'coco' of others 2.1": TAKEN,  # the name of a layout of ours

@@ -193,7 +193,7 @@ def test_other_images_under_a_known_name_are_refused(run, out):
     run("--suite", "toy@one")
     code, _, err = run("--suite", "toy@one", data=("--data", "tiny=digits:"))
     assert code == 2
-    assert "'tiny' (tiny:; images of train 64 then, 1297 now, " in err and "; use another name, or --rerun" in err
+    assert "'tiny' (tiny:; images: train 64 then, 1297 now, " in err and "; use another name, or --rerun" in err
 
 
 def test_a_damaged_result_is_made_again(run, out):

@@ -52,7 +52,7 @@ def test_raw_pixels_stand_in_the_tables_of_the_models(checkpoint, tmp_path, caps
     words = ["run", "--checkpoint", "pixels:8", checkpoint, "--suite", "frozen", "--data", "digits=digits:"]
     assert main([str(word) for word in [*words, "--limit", 200, "--out", tmp_path]]) == 0
     printed = capsys.readouterr().out
-    assert "0 parameters" in printed and printed.count("it has no class token: protocols that read one read avg") == 1
+    assert "0 parameters" in printed and printed.count("it has no class token: protocols that read it read avg") == 1
     with open(tmp_path / "leaderboard.csv", newline="") as file:
         floor, model = sorted(csv.DictReader(file), key=lambda row: row["name"])
     assert (floor["name"], floor["parameters"], floor["failed"], model["name"]) == ("pixels-8", "0", "", "random")

@@ -71,9 +71,9 @@ def test_every_word_of_a_suite_is_known_before_torch_is():
 
 def test_protocols_by_the_names_of_their_files_import_these_alone():
     """As `knn@dino`; other words need all files, whose suites and families they may name."""
-    chosen = catalogue(words="knn@dino, locality@smoke").protocols.values()
+    chosen = catalogue(suite="knn@dino, locality@smoke").protocols.values()
     assert {each.key for each in chosen} == {"knn", "locality"}
-    assert catalogue(words="knn@dino,smoke").protocols.keys() == catalogue().protocols.keys()
-    assert catalogue(words="upernet@mae").protocols.keys() == catalogue().protocols.keys()
+    assert catalogue(suite="knn@dino,smoke").protocols.keys() == catalogue().protocols.keys()
+    assert catalogue(suite="upernet@mae").protocols.keys() == catalogue().protocols.keys()
     with pytest.raises(ValueError, match="knn@dino"):
-        choose_protocols("knn@dinno", catalogue(words="knn@dinno"))
+        choose_protocols("knn@dinno", catalogue(suite="knn@dinno"))

@@ -77,7 +77,7 @@ def test_a_run_takes_the_newest_state_and_later_the_export(bench, toys, stopped,
     assert code == 0 and not (tmp_path / "results").exists()
     code, out, _ = bench(*words)
     assert code == 0 and out.splitlines()[0] == (
-        f"{run}: epoch 1.33 of 2, not finished (update 4 of 6): the encoder of its newest state is taken"
+        f"{run}: epoch 1.33 of 2, not finished (update 4 of 6): using the encoder of its newest state"
     )
     now = stopped.first_export().digest[:8]
     assert [path.name for path in (tmp_path / "results/exports").iterdir()] == [f"dino-smoke-epoch1.33of2-{now}"]
@@ -97,7 +97,7 @@ def test_an_export_that_is_replaced_meanwhile_is_not_mistaken(exports, tmp_path,
     """The first process has it in memory; the others read what is there by then."""
     monkeypatch.setattr("bench.run.runner.load_frozen", lambda reference: ViTExport.load(exports[1]))
     used, _ = load_checkpoint(str(exports[0]), None, tmp_path, save=False)
-    with pytest.raises(ValueError, match="was replaced while this ran; run the same command again"):
+    with pytest.raises(ValueError, match="was replaced during this run; run the same command again"):
         runner._loaded(used)
 
 

@@ -120,8 +120,11 @@ PLAIN = Metric(value=50.0)
     [
         (Outcome(metrics={"time": Metric(value=1.0, unit="s", per_image=np.ones(3) / 2)}), "per image .*: time"),
         (Outcome(metrics={"top1": Metric(value=50.0, per_image=50 * np.ones(3))}), "per image .*: top1"),
-        (Outcome(metrics={"top1": 50.0}), "no engine.tasks.Metric: top1"),
-        (Outcome(metrics={"spread": replace(PLAIN, higher_is_better=None, deviation_of="top1")}), "task: spread"),
+        (Outcome(metrics={"top1": 50.0}), "not an engine.tasks.Metric: top1"),
+        (
+            Outcome(metrics={"spread": replace(PLAIN, higher_is_better=None, deviation_of="top1")}),
+            "deviation_of is not a metric: spread",
+        ),
         (
             Outcome(metrics={"top1": replace(PLAIN, per_image=np.ones(2) / 2)}, arrays={"top1": np.ones(2)}),
             "two .* top1",

@@ -208,7 +208,7 @@ def test_a_run_leaves_them_out(export, tmp_path):
     assert [line.partition(" ")[0] for line in lines] == ["voc"]
     all_tiny = {f"{chosen.name} on tiny" for chosen in transfer}
     assert {job.title for job in planned} == {"logreg@dinov2 on voc"} | all_tiny
-    with pytest.raises(ValueError, match=r"voc=digits:: its images have several labels each, .* add logreg@dinov2 to"):
+    with pytest.raises(ValueError, match=r"voc=digits:: its images have several labels, .* add logreg@dinov2 to"):
         plan_jobs(tmp_path, space, [loaded], data, choose_protocols("knn@dino", catalogue()))
 
 
