@@ -126,8 +126,8 @@ def prepare(
     """
     space = workspace_of(options, world)
     if options.name and len(options.name) != len(options.checkpoint):
-        names, checkpoints = len(options.name), len(options.checkpoint)
-        raise ValueError(f"--name: {names} names for {checkpoints} checkpoints; give one for each, in their order")
+        counts = f"{len(options.name)} names for {len(options.checkpoint)} checkpoints"
+        raise ValueError(f"--name: {counts}; give one for each, in their order")
     protocols = world.on_all_ranks(lambda: _chosen_protocols(options, world, variations))
     data = [*known, *(_open_all(options, space) if options.data or not known else ())]
     exports: dict[tuple[str, str], FrozenExport] = {}
