@@ -59,7 +59,8 @@ LEFT_OUT = {
     "task 'thief' of others 2.1": "the task 'knn' already has a protocol 'knn@dino'",
     "task 'vague' of others 2.1": "its SUITES contain 'vague@three', which is not in its PROTOCOLS",
     "task 'lowshot' of others 2.1": (
-        "the task of its protocol 'thief@one' has the LAYOUT ''; dense tasks name the layout of their scenes, probes none"
+        "the task of its protocol 'thief@one' has the LAYOUT ''; "
+        "dense tasks name the layout of their scenes, probes none"
     ),
     "image set 'both' of others 2.1": TWICE,
     "image set 'coco' of others 2.1": TAKEN,  # the name of a layout of ours
