@@ -33,7 +33,7 @@ from bench.published.values import LOG, published_values
 from bench.reporting.figures import log_of, svg_of, training_figure
 from bench.reporting.site import merged_results, write_site
 from bench.results.record import CheckpointUsed
-from bench.sharing.record import cited, entries
+from bench.sharing.record import bibtex_entries, cited
 from checkpoints.spec import ViTSpec
 from downstream.data.scenes import TINY
 from engine.extensions import load_extensions
@@ -91,7 +91,7 @@ def method_pages(methods: Mapping[str, ModuleType]) -> dict[str, str]:
     board = leaderboard_of(stored.result for stored in results)
     pages = {}
     for key, module in methods.items():
-        papers = [f"Paper: {paper_link(entries()[paper][0])}\n" for paper in cited([key])]
+        papers = [f"Paper: {paper_link(bibtex_entries()[paper][0])}\n" for paper in cited([key])]
         lines = [f"# {key}\n\n{docstring_in(module)}\n", *papers]
         lines.append(f"`bench list {key}` shows all values; {SETTINGS}.\n")
         rows = ((f"`{name}`", costs(recipe), recipe.source) for name, recipe in module.RECIPES.items())

@@ -42,7 +42,7 @@ def run(options: Options) -> int:
     """0: written, or everything agrees; 1: a check found a difference."""
     from bench.results.record import check_folder
     from bench.sharing.card import publication_from
-    from bench.sharing.record import check_record, compared, signer, write_record
+    from bench.sharing.record import check_record, comparison_scope, signer, write_record
     from engine.printing import say
 
     if options.out:
@@ -56,7 +56,7 @@ def run(options: Options) -> int:
             differences += 1
         signature = f"; signed with {key}" if (key := signer(options.check)[0]) else ""
         agrees = f"board and records agree{signature}"
-        say(f"compared: {compared(options.check)}")
+        say(f"compared: {comparison_scope(options.check)}")
         say(f"{differences} difference{'s' if differences > 1 else ''}" if differences else agrees)
         return int(differences > 0)
     if not options.out or not options.to:

@@ -1,11 +1,11 @@
-"""A model card: what an export is, how it was trained, how timm loads it, and what was measured of it.
+"""A model card: what an export is, how it was trained, how to load it with timm, and its results.
 
-A function of the export's config.json and of results, so that the same give the same bytes. Folders of this machine are
-left out. Results stand in it in the two forms of the Hugging Face Hub: `model-index` in the card's header, and files of
-`.eval_results/` (modelcard.md and eval_results.yaml of huggingface/hub-docs; docs/sharing.md says what goes where). The
-Hub's parsers pass over unknown keys and take any value; tests hold what is written here against strict forms of both.
+A card is a function of the export's config.json and of results, so the same input gives the same bytes. Folders of this
+machine are removed. Results appear in the two formats of the Hugging Face Hub: `model-index` in the card's header, and
+files in `.eval_results/` (modelcard.md and eval_results.yaml of huggingface/hub-docs; docs/sharing.md describes both).
+The Hub's parsers ignore unknown keys and accept any value; tests check what is written here against strict schemas.
 
-`Publication` is what only the user knows of what is published; `SharedGroup` holds the results that one row is of.
+`Publication` holds what only the user knows; `SharedGroup` holds the results of a checkpoint in one group.
 """
 
 import json
@@ -29,7 +29,7 @@ from engine.files import digest, write_atomic
 from engine.printing import in_markdown, markdown_table, millions, printable
 from pretrain.loop.exporting import EXPORT, is_run
 
-# The Hub's names of licences that weights of ViTs have (docs/hub/repositories-licenses); others are `other`.
+# The Hub's names of licences that are common for ViT weights (docs/hub/repositories-licenses); others become `other`.
 LICENCES = {
     *("apache-2.0", "mit", "bsd-3-clause", "cc0-1.0", "openrail", "gpl-3.0", "agpl-3.0"),
     *("cc-by-4.0", "cc-by-sa-4.0", "cc-by-nc-4.0", "cc-by-nc-sa-4.0", "cc-by-nc-nd-4.0"),
@@ -38,32 +38,32 @@ UNKNOWN = "unknown"
 
 
 def spdx_name(text: str, option: str) -> str:
-    """A licence as SPDX spells it: `apache-2.0` is `Apache-2.0`. ValueError, with the `option`, for other names."""
+    """A licence in SPDX's spelling: `Apache-2.0` for `apache-2.0`. ValueError, naming `option`, if SPDX lacks it."""
     from packaging.licenses import InvalidLicenseExpression, canonicalize_license_expression
 
     try:
         return str(canonicalize_license_expression(text))
     except InvalidLicenseExpression:
         raise ValueError(
-            f"{option} {text}: SPDX knows no such licence; write a name of spdx.org/licenses, such as apache-2.0, or "
-            "LicenseRef-NAME for one of your own"
+            f"{option} {text}: not an SPDX licence; write an identifier from spdx.org/licenses, such as apache-2.0, or "
+            "LicenseRef-NAME for a licence of your own"
         ) from None
 
 
-def licence_of(facts: Mapping[str, Any], given: str) -> str:
-    """The licence of an export; "" where it is unknown. ValueError where the source of the weights says another one.
+def licence_of(facts: Mapping[str, Any], user_licence: str) -> str:
+    """The licence of an export; "" if it is unknown. ValueError if the user and the source of the weights disagree.
 
-    facts: of the export. given: what the user says; "": nothing.
+    facts: of the export. user_licence: from --licence; "" if not given.
     """
     source = str(facts.get("licence") or "")
     source = "" if source == UNKNOWN else source
-    if source and given and source.lower() != given.lower():
-        raise ValueError(f"--licence {given}: the source of these weights says {source}; leave the option out")
-    return given or source
+    if source and user_licence and source.lower() != user_licence.lower():
+        raise ValueError(f"--licence {user_licence}: the source of these weights says {source}; leave the option out")
+    return user_licence or source
 
 
 def hub_names(licence: str) -> dict[str, str]:
-    """What the Hub's header says of a licence: `license`, and `license_name` of those that it does not know."""
+    """A licence as fields of the card's header: `license`, and `license_name` for one that the Hub does not list."""
     known = licence.lower() in LICENCES or not licence
     return {"license": licence.lower() or UNKNOWN} if known else {"license": "other", "license_name": licence}
 
@@ -74,17 +74,18 @@ HUB_ID, HUB_FORM = r"[A-Za-z0-9][\w.-]*/[\w.-]+", "NAME=ORG/NAME, such as cifar1
 
 @dataclass(frozen=True, kw_only=True)
 class Publication:
-    """What only the user knows of what is published."""
+    """Facts about a publication that only the user knows."""
 
     models: Mapping[str, str] = field(default_factory=dict)  # name of a checkpoint -> its id on the Hub, ORG/NAME
     datasets: Mapping[str, str] = field(default_factory=dict)  # name of an image set -> its id on the Hub
-    source: str = ""  # URL of where results, logs and commands are published
-    organization: str = ""  # who evaluated
-    licences: Mapping[str, str] = field(default_factory=dict)  # name of a checkpoint -> SPDX's name of its licence
-    verified_by: Mapping[str, str] = field(default_factory=dict)  # name of a checkpoint -> where its authors confirm it
+    source: str = ""  # URL under which results, logs and commands are published
+    organization: str = ""  # who made the evaluation
+    licences: Mapping[str, str] = field(default_factory=dict)  # name of a checkpoint -> SPDX identifier of its licence
+    # Name of a checkpoint -> URL at which its authors confirm the numbers.
+    verified_by: Mapping[str, str] = field(default_factory=dict)
 
     def dataset(self, data: DataUsed) -> str:
-        """Id on the Hub: as the user says, or of images that are known by their numbers; "" where there is none."""
+        """Id of an image set on the Hub: the user's, or ImageNet's if the counts are ImageNet's; "" if unknown."""
         known = IMAGENET if dict(data.images) == dict(SETS["imagenet"].images) else ""
         return self.datasets.get(data.name, known)
 
@@ -97,7 +98,7 @@ def publication_from(
     licences: Sequence[str] = (),
     verified_by: Sequence[str] = (),
 ) -> Publication:
-    """What options say. ValueError names the option and what to write."""
+    """The publication described by command-line options. ValueError names the wrong option and what to write."""
     if source and not re.fullmatch(r"https?://\S+", source):
         raise ValueError(f"--source {source}: write a URL, such as https://github.com/me/results")
     spdx = named_values(licences, "--licence", "NAME=SPDX, such as mae-s=apache-2.0", "[^=]+")
@@ -128,7 +129,7 @@ class SharedGroup:
 
     @property
     def main(self) -> str:
-        """The metric that the task names first."""
+        """The main metric, which is the task's first."""
         return next(iter(self.cells))
 
     @property
@@ -138,12 +139,12 @@ class SharedGroup:
 
     @property
     def is_plain(self) -> bool:
-        """Whether it is the protocol as it is, on all images: a number to hold against others'."""
+        """Whether this is the unmodified protocol on all images, so that others' numbers are comparable."""
         return self.first.variant in ((), (f"v{self.first.protocol.version}",))
 
 
 def shared_groups(results: Iterable[Result]) -> list[SharedGroup]:
-    """The groups of one checkpoint's results that did not fail, a protocol itself before its variants."""
+    """One checkpoint's successful results by group; an unmodified protocol comes before its variants."""
     good = [result for result in results if result.status == "ok" and result.metrics]
     leaderboard = leaderboard_of(good)
     assert len(leaderboard.rows) <= 1, "results of several checkpoints"
@@ -164,9 +165,9 @@ LOCAL = re.compile(r"file://(?=/)")
 
 
 def without_folders(value: Any) -> Any:
-    """A JSON value in which only the last part of absolute paths is kept: `path-3f2a91bc/cifar10`.
+    """A JSON value with absolute paths reduced to their last part: `path-3f2a91bc/cifar10`.
 
-    The eight digits are of the SHA-256 of the folder before it, so that different folders stay different.
+    The eight digits are from the SHA-256 of the removed folder, so that different folders stay distinguishable.
     """
     if isinstance(value, str):
         return ABSOLUTE.sub(_shortened, LOCAL.sub("", value))
@@ -183,12 +184,12 @@ def _shortened(match: re.Match[str]) -> str:
 
 
 TAGS = ["image-feature-extraction", "timm", "transformers", "vision-transformer"]
-SHOWN_OF_TIMM = ("mean", "std", "interpolation", "crop_pct")
+TIMM_KEYS = ("mean", "std", "interpolation", "crop_pct")
 
 
 @dataclass(frozen=True, kw_only=True)
 class CardSubject:
-    """The model that a card is of. config: its config.json; None where the export is not at hand."""
+    """The model that a card describes. config: the export's config.json; None if there is no export."""
 
     used: CheckpointUsed
     config: Mapping[str, Any] | None = None
@@ -198,12 +199,12 @@ class CardSubject:
         return self.config["vit_export"] if self.config else {}
 
     def licence(self, publication: Publication) -> str:
-        """Of the weights; "" where it is unknown. ValueError where their source says another one than the user."""
+        """Licence of the weights; "" if unknown. ValueError if the user and the source of the weights disagree."""
         return licence_of(self.facts, publication.licences.get(self.used.name, ""))
 
 
 def card_files(subject: CardSubject, results: Iterable[Result], publication: Publication) -> dict[str, str]:
-    """Path in the export's folder -> text: the card and the files of `.eval_results/`."""
+    """Path in the export's folder -> content: the card and the files of `.eval_results/`."""
     groups = shared_groups(results)
     files = eval_files(groups, publication)
     return {CARD: _card(subject, groups, publication)} | {
@@ -212,15 +213,15 @@ def card_files(subject: CardSubject, results: Iterable[Result], publication: Pub
 
 
 def read_config(folder: Path) -> dict[str, Any]:
-    """An export's config.json with its cost. ValueError where it is none."""
+    """An export's config.json, with the contents of cost.json. ValueError if the folder is not an export."""
     try:
         config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
         cost = folder / COST
         if cost.exists():
             config["vit_export"]["cost"] = json.loads(cost.read_text(encoding="utf-8"))
         ViTSpec(**config["vit_export"]["spec"])
-        if not all(key in config["pretrained_cfg"] for key in SHOWN_OF_TIMM):
-            raise ValueError(f"pretrained_cfg lacks one of {', '.join(SHOWN_OF_TIMM)}")
+        if not all(key in config["pretrained_cfg"] for key in TIMM_KEYS):
+            raise ValueError(f"pretrained_cfg lacks one of {', '.join(TIMM_KEYS)}")
         return config
     except (OSError, KeyError, TypeError, ValueError) as error:
         raise ValueError(f"{folder} is not an export ({type(error).__name__}: {error})") from error
@@ -248,7 +249,7 @@ def _card(subject: CardSubject, groups: Sequence[SharedGroup], publication: Publ
 
 
 def _header(subject: CardSubject, groups: Sequence[SharedGroup], publication: Publication) -> dict[str, Any]:
-    licence = {key: word_of(name) for key, name in hub_names(subject.licence(publication)).items()}
+    licence = {key: hub_text(name) for key, name in hub_names(subject.licence(publication)).items()}
     index = model_index(subject.used.name, groups, publication)
     return {
         "library_name": "timm",
@@ -261,10 +262,10 @@ def _header(subject: CardSubject, groups: Sequence[SharedGroup], publication: Pu
 
 def _summary(subject: CardSubject) -> str:
     used = subject.used
-    how = " with labels" if subject.facts.get("uses_labels") else ""
-    by = f", trained by {in_markdown(used.method)}{how}" if used.method else ""
+    labels = " with labels" if subject.facts.get("uses_labels") else ""
+    training = f", trained by {in_markdown(used.method)}{labels}" if used.method else ""
     return (
-        f"A Vision Transformer, {in_markdown(used.architecture)} with {millions(used.parameters)}{by}. "
+        f"A Vision Transformer, {in_markdown(used.architecture)} with {millions(used.parameters)}{training}. "
         "It turns an image into features; it has no classifier."
     )
 
@@ -300,13 +301,13 @@ def _training(subject: CardSubject) -> Iterator[tuple[str, object]]:
 
 
 def _loading(subject: CardSubject, publication: Publication) -> list[str]:
-    place = publication.models.get(subject.used.name)
-    where = f"hf-hub:{place}" if place else "local-dir:."
+    hub_id = publication.models.get(subject.used.name)
+    model = f"hf-hub:{hub_id}" if hub_id else "local-dir:."
     lines = [
         "```python",
         "import timm",
         "",
-        f'model = timm.create_model("{where}", pretrained=True).eval()' + ("" if place else "  # this folder"),
+        f'model = timm.create_model("{model}", pretrained=True).eval()' + ("" if hub_id else "  # this folder"),
         "settings = timm.data.resolve_model_data_config(model)",
         "transform = timm.data.create_transform(**settings, is_training=False)",
         "```",
@@ -332,25 +333,26 @@ def _results(groups: Sequence[SharedGroup], publication: Publication) -> Iterato
     yield ""
     yield from _table(("images", "protocol", "version", "metric", "value"), rows)
     notes = dict.fromkeys(f"{group.name}: {caveat}" for group in groups for caveat in group.caveats)
-    yield from ["", *(f"- {_shown(note)}" for note in notes)] if notes else []
+    yield from ["", *(f"- {_escaped(note)}" for note in notes)] if notes else []
     newest = max(groups, key=lambda group: group.date).first
     tool = f"ssl-vit-bench {newest.versions.get('ssl-vit-bench', '')}".rstrip()
     yield ""
-    yield f"Measured by {_shown(tool)}; the newest result is of {_shown(newest.date[:10])}."
+    yield f"Measured by {_escaped(tool)}; the newest result is of {_escaped(newest.date[:10])}."
     if publication.source:
         yield f"Results, logs and commands: <{publication.source}>"
 
 
 def _protocol(group: SharedGroup) -> str:
+    """`knn@dino[limit=100]`: a group's name without its image set."""
     return group.name.removeprefix(f"{group.first.data.name}/")
 
 
 def _licence(subject: CardSubject, publication: Publication) -> str:
     licence = subject.licence(publication)
     if licence and subject.facts.get("licence"):
-        return f"Of the weights, as their source says: {_shown(licence)}."
+        return f"Of the weights, as their source says: {_escaped(licence)}."
     if licence:
-        return f"Of the weights, as the author of this card says: {_shown(licence)}."
+        return f"Of the weights, as the author of this card says: {_escaped(licence)}."
     if subject.facts.get("method") and not subject.facts.get("importer"):
         return "Missing: whoever trained the weights gives it, by `bench card --licence`."
     return "Missing: the source of the weights does not say. Ask its authors before you use them."
@@ -361,10 +363,10 @@ def _section(title: str, lines: Sequence[str]) -> list[str]:
 
 
 def _table(header: Sequence[str], rows: Iterable[Sequence[object]]) -> list[str]:
-    return markdown_table([header, *(map(_shown, row) for row in rows if row[-1] not in (None, ""))])
+    return markdown_table([header, *(map(_escaped, row) for row in rows if row[-1] not in (None, ""))])
 
 
-def _shown(value: object) -> str:
+def _escaped(value: object) -> str:
     return in_markdown(without_folders(str(value)))
 
 
@@ -375,40 +377,40 @@ def _yaml(value: Any) -> str:
 
 
 def subject_of(folder: Path) -> CardSubject:
-    """What a card says of an export. ValueError where it is none, or not what was exported."""
+    """The export in a folder, as the subject of a card. ValueError if it is not an export, or was changed since."""
     if is_run(folder) and is_export(folder / EXPORT):
         raise ValueError(f"{folder} is the folder of a pretraining; name its export, {folder / EXPORT}")
     if not is_export(folder):
-        raise ValueError(f"{folder} is not an export; bench import makes one of a checkpoint")
+        raise ValueError(f"{folder} is not an export; bench import makes one from a checkpoint")
     export = ViTExport.load(folder)
     name = str(export.facts.get("name") or default_name(str(folder.resolve()), export.digest))
     used = describe(export, name, str(folder))
     if used.is_floor:
-        raise ValueError(f"{folder} holds raw pixels, no network: there is nothing to share")
+        raise ValueError(f"{folder} holds raw pixels, not a network: there is nothing to share")
     return CardSubject(used=used, config=read_config(folder))
 
 
 def results_on(out: Path, subject: CardSubject) -> list[Result]:
-    """The results of a folder that are of these very weights, under whatever name; of one seed the newest."""
+    """The results of exactly these weights in a folder, under any name; the newest for each group and seed."""
     newest: dict[tuple[str, int], Result] = {}
     for stored in comparable_results(out)[0]:
-        result, place = stored.result, (stored.result.group, stored.result.seed)
+        result, key = stored.result, (stored.result.group, stored.result.seed)
         is_own = result.checkpoint.digest == subject.used.digest and result.status == "ok"
-        if is_own and (place not in newest or newest[place].date < result.date):
-            newest[place] = replace(result, checkpoint=subject.used)
+        if is_own and (key not in newest or newest[key].date < result.date):
+            newest[key] = replace(result, checkpoint=subject.used)
     return list(newest.values())
 
 
 def write_card(
     folder: Path, subject: CardSubject, results: Sequence[Result], publication: Publication, force: bool = False
 ) -> Iterator[Path]:
-    """Write the card and the files of `.eval_results/`; gives their paths.
+    """Write the card and the files of `.eval_results/`; yields their paths.
 
-    ValueError where a README.md is there that is no card of ours, unless `force`.
+    ValueError if the folder holds a README.md that is not an unedited card of `bench card`, unless `force`.
     """
     card = folder / CARD
     if card.exists() and not is_card(card) and not force:
-        raise ValueError(f"{card}: bench card did not write it, or it was changed since; --force replaces it")
+        raise ValueError(f"{card}: not written by bench card, or edited since; --force replaces it")
     check_writable(folder)
     files = card_files(subject, results, publication)
     for old in (folder / EVALUATIONS).glob("*.yaml"):
@@ -419,7 +421,7 @@ def write_card(
         yield folder / name
 
 
-# First letters of a metric -> the Hub's name of the task (its pipeline tags) and of the metric (of evaluate).
+# Start of a metric's name -> the Hub's names of the task (a pipeline tag) and of the metric (in `evaluate`).
 TASKS = {
     "top": ("image-classification", "accuracy"),
     "mIoU": ("image-segmentation", "mean_iou"),
@@ -429,7 +431,7 @@ OTHER_TASK = "image-feature-extraction"
 
 
 def model_index(name: str, groups: Sequence[SharedGroup], publication: Publication) -> list[dict[str, Any]]:
-    """The value of `model-index`: every number of every group, those of one image set together; empty without any."""
+    """The value of `model-index`: every number of every group, by task and image set; empty without results."""
     results: dict[tuple[str, str], dict[str, Any]] = {}
     for group in groups:
         task, dataset = hub_terms(group.main)[0], _dataset(group, publication)
@@ -438,14 +440,14 @@ def model_index(name: str, groups: Sequence[SharedGroup], publication: Publicati
             entry["source"] = {"url": publication.source, "name": "results, logs and commands"}
         entry = results.setdefault((task, str(sorted(dataset.items(), key=str))), entry)
         entry["metrics"] += [_metric(group, metric, cell) for metric, cell in group.cells.items()]
-    return [{"name": word_of(name), "results": list(results.values())}] if results else []
+    return [{"name": hub_text(name), "results": list(results.values())}] if results else []
 
 
 def eval_files(groups: Sequence[SharedGroup], publication: Publication) -> dict[str, list[dict[str, Any]]]:
-    """Name of each file of `.eval_results/` -> its content: the main number of every plain protocol on sets of the Hub.
+    """File of `.eval_results/` -> its entries: the main number of every unmodified protocol, by dataset on the Hub.
 
-    Variants (changed settings, limits, images left out) are no entries, as a benchmark's leaderboard would rank them
-    beside the protocol itself.
+    Variants (changed settings, limits, skipped images) are left out, as the Hub's leaderboards would rank them together
+    with the protocol itself.
     """
     files: dict[str, list[dict[str, Any]]] = {}
     for group in groups:
@@ -456,28 +458,28 @@ def eval_files(groups: Sequence[SharedGroup], publication: Publication) -> dict[
 
 
 def without_dataset(groups: Sequence[SharedGroup], publication: Publication) -> list[str]:
-    """Names of the image sets that have no id on the Hub, and so no file of `.eval_results/`."""
+    """Names of the image sets without an id on the Hub, for which no file of `.eval_results/` is written."""
     return sorted({group.first.data.name for group in groups if not publication.dataset(group.first.data)})
 
 
 def hub_terms(metric: str) -> tuple[str, str]:
-    """`image-classification`, `accuracy`: the Hub's names of the task that has this main metric, and of the metric."""
+    """The Hub's names of a main metric's task and of the metric: `image-classification`, `accuracy`."""
     return next((terms for start, terms in TASKS.items() if metric.startswith(start)), (OTHER_TASK, metric))
 
 
 def notes_of(group: SharedGroup) -> str:
-    """What a bare number leaves out: `top1_k20, knn@dino version 1, 95 % interval [71.2, 79.0], mean of 3 seeds`."""
+    """Notes that qualify a number: `top1_k20, knn@dino version 1, 95 % interval [71.2, 79.0], mean of 3 seeds`."""
     cell, protocol = group.cells[group.main], group.first.protocol
     parts = [f"{group.main}{f' in {cell.unit}' if cell.unit else ''}", f"{protocol.name} version {protocol.version}"]
     parts += ["95 % interval [{:.4g}, {:.4g}]".format(*cell.interval)] if cell.interval else []
     parts += [f"mean of {cell.seeds} seeds, deviation {cell.std:.2g}"] if cell.seeds > 1 else []
     parts += [caveat.rstrip(".") for caveat in group.caveats]
-    return word_of("; ".join(parts))
+    return hub_text("; ".join(parts))
 
 
 def _entry(group: SharedGroup, dataset: str, publication: Publication) -> dict[str, Any]:
     entry: dict[str, Any] = {
-        "dataset": {"id": dataset, "task_id": word_of(group.first.protocol.name)},
+        "dataset": {"id": dataset, "task_id": hub_text(group.first.protocol.name)},
         "value": group.cells[group.main].mean,
     }
     if re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d+)?(Z|[+-]\d\d:\d\d)", group.date):
@@ -488,36 +490,36 @@ def _entry(group: SharedGroup, dataset: str, publication: Publication) -> dict[s
 
 def _dataset(group: SharedGroup, publication: Publication) -> dict[str, Any]:
     data = group.first.data
-    known = publication.dataset(data)
+    hub_id = publication.dataset(data)
     args: dict[str, str | int] = {"fingerprint": data.fingerprints["val"]} if "val" in data.fingerprints else {}
     args |= {"images": data.images["val"]} if "val" in data.images else {}
-    kind = known or word_of(data.url.partition(":")[0] or data.name)
-    return {"name": word_of(data.name), "type": kind, "split": "validation"} | ({"args": args} if args else {})
+    kind = hub_id or hub_text(data.url.partition(":")[0] or data.name)
+    return {"name": hub_text(data.name), "type": kind, "split": "validation"} | ({"args": args} if args else {})
 
 
 def _metric(group: SharedGroup, metric: str, cell: Cell) -> dict[str, Any]:
     return {
-        "type": word_of(hub_terms(metric)[1]),
+        "type": hub_text(hub_terms(metric)[1]),
         "value": cell.mean,
-        "name": word_of(f"{_protocol(group)} {metric}: {cell_text(cell)}"),
+        "name": hub_text(f"{_protocol(group)} {metric}: {cell_text(cell)}"),
         "args": dict(_arguments(group, cell)),
     }
 
 
 def _arguments(group: SharedGroup, cell: Cell) -> Iterator[tuple[str, Any]]:
-    yield "protocol", word_of(group.first.protocol.name)
+    yield "protocol", hub_text(group.first.protocol.name)
     yield "version", group.first.protocol.version
     if cell.unit:
-        yield "unit", word_of(cell.unit)
+        yield "unit", hub_text(cell.unit)
     if cell.interval:
         yield "interval_95", list(cell.interval)
     yield "seeds", cell.seeds
     if cell.seeds > 1:
         yield "standard_deviation", cell.std
     if not group.is_plain:
-        yield "variant", [word_of(change) for change in group.first.variant]
+        yield "variant", [hub_text(change) for change in group.first.variant]
 
 
-def word_of(text: object) -> str:
-    """A text that the schemas take: one line, without folders of this machine, and not empty."""
+def hub_text(text: object) -> str:
+    """A text as the Hub's schemas require it: one line and not empty; without folders of this machine."""
     return printable(without_folders(str(text))) or "unnamed"

@@ -1,22 +1,22 @@
 """A record: the results, logs and commands of a board in a folder that can be published, with what follows from them.
 
-    record.json               what the user said of it, and the tool's version
+    record.json               what the user stated about it, and the tool's version
     results/                  result files, their arrays and logs, as below OUT/results
     checkpoints/NAME-DIGEST/  config.json and cost.json of each export, without weights; log.jsonl and run.json of the
                               pretraining that it lies in
-    leaderboard.*             made of results/
-    cards/NAME-DIGEST/        model cards with .eval_results/, made of results/ and checkpoints/
-    CITATION.cff, paper/      what a paper says of it: BibTeX of what was used (of references.bib), how the numbers were
+    leaderboard.*             made from results/
+    cards/NAME-DIGEST/        model cards with .eval_results/, made from results/ and checkpoints/
+    CITATION.cff, paper/      for a paper: BibTeX of everything used (from references.bib), and how the numbers were
                               measured
-    commands.sh, README.md    how to make them again, and how to check the record
-    SHA256SUMS                of all other files, for `sha256sum -c`; SHA256SUMS.sig where it was signed
+    commands.sh, README.md    how to reproduce the results, and how to check the record
+    SHA256SUMS                of all other files, for `sha256sum -c`; SHA256SUMS.sig if it was signed
 
-The first three are copied, without the folders of the machine; all others are functions of them. So a check can make
-them again and compare bytes. Where another version of the tool wrote the record, whose sentences may be others, the
-numbers and names in them are compared (`numbers_in`).
+The first three are copied, without the folders of the machine; all others are derived from them. So a check can derive
+them again and compare bytes. If another version of the tool wrote the record, its wording may differ; then only numbers
+and names are compared (`numbers_in`).
 
-commands.sh makes the results of a board again, from what the results say. A record holds neither weights nor images, so
-the script begins with a variable for each checkpoint and each image set, whose place its reader gives.
+commands.sh repeats the runs of a board from the facts in its results. A record holds neither weights nor images, so the
+script begins with a variable for the location of each checkpoint and image set, which its reader fills in.
 """
 
 import csv
@@ -49,9 +49,9 @@ from engine.printing import printable
 from pretrain.loop.exporting import EXPORT, RUN, is_run
 from pretrain.loop.records import LOG
 
-TOOL = "ssl-vit-bench"  # the package
+TOOL = "ssl-vit-bench"  # name of the package
 TABLE = Path(__file__).parent / "references.bib"
-BY_NAME = ("timm", "transformers")  # importers whose models say their method in their name alone
+BY_NAME = ("timm", "transformers")  # importers of many methods; the name of the model tells which
 PAIRED = (
     "Bold numbers are the best of a column and all that a paired test on the same images cannot tell from it: "
     "McNemar's exact test of right and wrong, otherwise a paired bootstrap{t}; 5 \\%, corrected over the column by "
@@ -61,8 +61,8 @@ PAIRED_T = f" or, where more than {MOST_IMAGES} images have different values, a 
 
 
 @cache
-def entries() -> dict[str, tuple[str, frozenset[str]]]:
-    """Key of each BibTeX entry -> its text, and the words that it is cited for."""
+def bibtex_entries() -> dict[str, tuple[str, frozenset[str]]]:
+    """Key of each BibTeX entry -> its text, and the keywords for which it is cited."""
     table = {}
     for text in re.split(r"^(?=@)", TABLE.read_text(encoding="utf-8"), flags=re.MULTILINE)[1:]:
         words = re.search(r"keywords = {(.*)}", text)
@@ -72,18 +72,18 @@ def entries() -> dict[str, tuple[str, frozenset[str]]]:
 
 
 def cited(words: Iterable[str]) -> list[str]:
-    """Keys of the entries for any of the words, in the order of the table."""
-    return [key for key, (_, keywords) in entries().items() if keywords & set(words)]
+    """Keys of the BibTeX entries that have any of the words as a keyword, in the order of references.bib."""
+    return [key for key, (_, keywords) in bibtex_entries().items() if keywords & set(words)]
 
 
 def cite(words: Iterable[str]) -> str:
-    """`~\\cite{wu2018knn,caron2021dino}`; "" where no entry fits."""
+    """`~\\cite{wu2018knn,caron2021dino}`; "" if no entry has any of the words as a keyword."""
     keys = cited(words)
     return rf"~\cite{{{','.join(keys)}}}" if keys else ""
 
 
 def paper_files(results: Sequence[Result], publication: Publication) -> dict[str, str]:
-    """Path in a record -> text."""
+    """The files for a paper: path in the record -> content; none without a successful result."""
     done = [result for result in results if result.status == "ok"]
     if not done:
         return {}
@@ -91,13 +91,13 @@ def paper_files(results: Sequence[Result], publication: Publication) -> dict[str
     keys = dict.fromkeys(key for keys in re.findall(r"\\cite{([^}]*)}", measured) for key in keys.split(","))
     return {
         "CITATION.cff": citation(done, publication),
-        "paper/references.bib": "\n".join(entries()[key][0] for key in keys),
+        "paper/references.bib": "\n".join(bibtex_entries()[key][0] for key in keys),
         "paper/measured.tex": measured,
     }
 
 
 def citation(results: Sequence[Result], publication: Publication) -> str:
-    """The Citation File Format 1.2.0, as far as the record knows."""
+    """CITATION.cff, in the Citation File Format 1.2.0, as far as the record has the facts."""
     import yaml
 
     checkpoints = {result.checkpoint.key for result in results}
@@ -126,7 +126,7 @@ def citation(results: Sequence[Result], publication: Publication) -> str:
 
 
 def how_measured(results: Sequence[Result]) -> str:
-    """The paragraph of a paper, in LaTeX: what was measured of what on which images, and how sure it is."""
+    """A paragraph for a paper, in LaTeX: checkpoints, images, protocols, seeds, intervals, tests and software."""
     libraries = dict.fromkeys(name for result in results for name in result.versions)
     versions = {name: sorted({str(r.versions[name]) for r in results if name in r.versions}) for name in libraries}
     tool, used = " ".join([TOOL, *versions.pop(TOOL, ())]), {r.checkpoint.key: r.checkpoint for r in results}
@@ -134,7 +134,7 @@ def how_measured(results: Sequence[Result]) -> str:
     sentences = [
         "% How the numbers of leaderboard.tex were measured; made by bench record of the results alone.",
         f"{count(len(used), 'checkpoint')} {were} measured by {in_latex(tool)}{cite(['bench'])}: "
-        f"{listed(list(map(described, used.values())))}.",
+        f"{listed(list(map(checkpoint_text, used.values())))}.",
     ]
     for name, images in sorted({(r.data.name, tuple(r.data.images.items())) for r in results}):
         counts = listed([f"{number} of {split}" for split, number in images])
@@ -163,15 +163,15 @@ def how_measured(results: Sequence[Result]) -> str:
     return "\n".join(sentences) + "\n"
 
 
-def described(used: CheckpointUsed) -> str:
-    """`mae-s (ViT-S/16, mae vit_s, 3f2a91bc)~\\cite{he2022mae}`; a name at timm or on the Hub says the method."""
+def checkpoint_text(used: CheckpointUsed) -> str:
+    """A checkpoint in LaTeX: `mae-s (ViT-S/16, mae vit_s, 3f2a91bc)~\\cite{he2022mae}`."""
     words = [used.method, *(re.findall("[a-z0-9]+", used.source.lower()) if used.method in BY_NAME else ())]
     facts = [used.architecture, f"{used.method} {used.recipe}".strip() if not used.is_floor else "", used.digest[:8]]
     return f"{in_latex(used.name)} ({', '.join(map(in_latex, filter(None, facts)))}){cite(words)}"
 
 
 def gpu_or_cpu(result: Result) -> str:
-    """`8 x NVIDIA H100`, or the processor."""
+    """The hardware of a result: `8 x NVIDIA H100`, or the model of the CPU."""
     gpus = result.hardware.get("gpus") or ()
     if result.device.startswith("cuda") and gpus:
         return f"{result.processes} x {gpus[0]}"
@@ -179,6 +179,7 @@ def gpu_or_cpu(result: Result) -> str:
 
 
 def count(number: int, noun: str) -> str:
+    """`1 checkpoint`, `2 checkpoints`."""
     return f"{number} {noun}{'s' if number != 1 else ''}"
 
 
@@ -193,8 +194,8 @@ HEADER = """#!/usr/bin/env bash
 # First say where your checkpoints and images are: between the quotes, or by variables of the environment, as in
 # `CHECKPOINT_1=dino:/data/a.pth bash commands.sh`. `bench inspect X` shows the digest of a checkpoint.
 """
-Place = tuple[str, str, tuple[tuple[str, str], ...]]  # name, URL and fingerprints of an image set
-PUBLIC = ("timm", "hf-hub", "pixels")  # schemes of checkpoints that every reader has
+ImageSetKey = tuple[str, str, tuple[tuple[str, str], ...]]  # name, URL and fingerprints of an image set
+PUBLIC = ("timm", "hf-hub", "pixels")  # schemes of checkpoints that everyone can load
 CHECK = """
 for place in {names}; do
   [ -n "${{!place}}" ] || {{ echo "commands.sh: say at its top where $place is" >&2; exit 2; }}
@@ -204,55 +205,62 @@ set -e
 
 
 def rerun_script(results: Iterable[Result], subjects: Mapping[Key, CardSubject]) -> str:
-    """A shell script. subjects: checkpoint -> what is known of it."""
+    """A shell script that repeats the runs behind these results; runs that differ only in protocol become one command.
+
+    subjects: checkpoint -> the subject of its card.
+    """
     results = list(results)
     keys = dict.fromkeys(result.checkpoint.key for result in results)
     checkpoints = {key: f"CHECKPOINT_{number}" for number, key in enumerate(keys, 1)}
-    sets = dict.fromkeys(_place_of(result.data) for result in results)
-    images = {place: f"IMAGES_{number}" for number, place in enumerate(sets, 1)}
-    by_call: dict[str, dict[str, None]] = {}
+    sets = dict.fromkeys(_image_set(result.data) for result in results)
+    images = {image_set: f"IMAGES_{number}" for number, image_set in enumerate(sets, 1)}
+    protocols: dict[str, dict[str, None]] = {}  # command without its protocols -> names of these
     for result in results:
-        words = _words(result, checkpoints[result.checkpoint.key], images[_place_of(result.data)])
-        by_call.setdefault(words, {})[result.protocol.name] = None
-    lines = [HEADER + "#", *_places(checkpoints, images, subjects)]
+        command = _command(result, checkpoints[result.checkpoint.key], images[_image_set(result.data)])
+        protocols.setdefault(command, {})[result.protocol.name] = None
+    lines = [HEADER + "#", *_variables(checkpoints, images, subjects)]
     lines.append(CHECK.format(names=" ".join([*checkpoints.values(), *images.values()])))
-    lines += [f"{words} {_quoted(['--suite', ','.join(names)])} --out results" for words, names in by_call.items()]
+    lines += [
+        f"{command} {_quoted(['--suite', ','.join(names)])} --out results" for command, names in protocols.items()
+    ]
     return "\n".join(lines) + "\n"
 
 
-def _places(
-    checkpoints: Mapping[Key, str], images: Mapping[Place, str], subjects: Mapping[Key, CardSubject]
+def _variables(
+    checkpoints: Mapping[Key, str], images: Mapping[ImageSetKey, str], subjects: Mapping[Key, CardSubject]
 ) -> Iterator[str]:
-    """Every variable with what it is the place of."""
+    """Lines that set a variable for each checkpoint and image set, below a comment that identifies it."""
     for key, variable in checkpoints.items():
-        place = _reference(subjects[key])
-        yield from _asked(variable, _described(subjects[key]), place, place.partition(":")[0] in PUBLIC)
-    for (name, url, prints), variable in images.items():
-        known = ", ".join(f"{split} {digest[:12]}" for split, digest in prints)
-        what = f"images {name}{': fingerprints ' if known else ''}{known}"
-        yield from _asked(variable, what, url, url.endswith(":"))  # generated, or of a library
+        reference = _reference(subjects[key])
+        is_public = reference.partition(":")[0] in PUBLIC
+        yield from _variable_lines(variable, _checkpoint_line(subjects[key]), reference, is_public)
+    for (name, url, fingerprints), variable in images.items():
+        digests = ", ".join(f"{split} {digest[:12]}" for split, digest in fingerprints)
+        description = f"images {name}{': fingerprints ' if digests else ''}{digests}"
+        yield from _variable_lines(variable, description, url, url.endswith(":"))  # generated, or part of a library
 
 
-def _place_of(data: DataUsed) -> Place:
+def _image_set(data: DataUsed) -> ImageSetKey:
     return data.name, data.url, tuple(sorted(data.fingerprints.items()))
 
 
-def _asked(variable: str, what: str, place: str, is_public: bool) -> list[str]:
-    """A comment and a variable, which is empty where the place is one of the machine that measured."""
-    measured = "" if is_public else f" (measured from {place})"
-    value = shlex.quote(printable(place)) if is_public else "''"
-    return [f"# {printable(without_folders(what + measured))}", f"{variable}=${{{variable}:-{value}}}"]
+def _variable_lines(variable: str, description: str, reference: str, is_public: bool) -> list[str]:
+    """A comment, and an assignment whose default is the reference, or empty if only the measuring machine has it."""
+    measured = "" if is_public else f" (measured from {reference})"
+    value = shlex.quote(printable(reference)) if is_public else "''"
+    return [f"# {printable(without_folders(description + measured))}", f"{variable}=${{{variable}:-{value}}}"]
 
 
-def _described(subject: CardSubject) -> str:
+def _checkpoint_line(subject: CardSubject) -> str:
+    """The comment above a checkpoint's variable."""
     used, facts = subject.used, subject.facts
     sums = f", file with SHA-256 {facts['source_sha256']}" if facts.get("source_sha256") else ""
     trained = f", trained by {used.method}, recipe {used.recipe}" if used.recipe and not used.is_floor else ""
     return f"checkpoint {used.name}: digest {used.digest}{sums}{trained}"
 
 
-def _words(result: Result, checkpoint: str, images: str) -> str:
-    """The command without its protocols, quoted for a shell, with the variables of its checkpoint and images."""
+def _command(result: Result, checkpoint: str, images: str) -> str:
+    """The command of a result without its protocol, quoted for a shell, with variables for checkpoint and images."""
     words = ["--seed", str(result.seed)]
     words += ["--limit", str(result.limit)] if result.limit is not None else []
     words += ["--precision", result.precision] if result.precision != "float32" else []
@@ -271,15 +279,15 @@ def _quoted(words: Sequence[str]) -> str:
 
 
 def _reference(subject: CardSubject) -> str:
-    """What `--checkpoint` took, or the file that it was imported from with its importer's name."""
+    """The value of `--checkpoint`; of an imported file the file, after its importer's name."""
     importer, file = subject.facts.get("importer"), subject.facts.get("source_file")
     is_file = importer and file and ":" not in str(file) and importer not in ("timm", "transformers")
     return f"{importer}:{file}" if is_file else subject.used.source or subject.used.name
 
 
-FORMAT = 2  # of a record; 1 has no CITATION.cff and no paper/
+FORMAT = 2  # of a record; format 1 has no CITATION.cff and no paper/
 ABOUT, SUMS, SIGNATURE = "record.json", "SHA256SUMS", "SHA256SUMS.sig"
-KEPT = ("config.json", COST, RUN, LOG)  # of a checkpoint: of its export, then of its training
+CHECKPOINT_FILES = ("config.json", COST, RUN, LOG)  # two of its export, and two of its pretraining
 README = """# Record of a leaderboard
 
 Made by `bench record`. Every number of [leaderboard.md](leaderboard.md) comes from a file of `results/`; its text says
@@ -306,9 +314,10 @@ PAPER = (
 
 
 def write_record(out: Path, folder: Path, publication: Publication, key: Path | None = None) -> Publication:
-    """Write the record of OUT, in one step; an older record there is replaced, anything else is not.
+    """Write the record of the results in `out` to `folder`, atomically; returns the publication.
 
-    key: of ssh, which signs the sums.
+    key: a private ssh key that signs SHA256SUMS. ValueError if `folder` holds anything but an older record, or if
+    signing fails.
     """
     if folder.exists() and not (folder / ABOUT).is_file() and (not folder.is_dir() or any(folder.iterdir())):
         raise ValueError(f"{folder} holds something that is not a record: choose a new folder for --to")
@@ -325,75 +334,79 @@ def write_record(out: Path, folder: Path, publication: Publication, key: Path | 
 
 
 def signer(folder: Path) -> tuple[str, str]:
-    """By which key a record is signed, as ssh-keygen says it, or what is wrong with the signature; "" for neither."""
+    """The key that signed a record, as ssh-keygen prints it, and a problem with the signature; "" for each if none."""
     if not (folder / SIGNATURE).exists():
         return "", ""
-    said, problem = _ssh("check-novalidate", "-s", str(folder / SIGNATURE), read=folder / SUMS)
-    return said.partition("signature with ")[2], f"{SIGNATURE}: not of {SUMS} ({problem})" if problem else ""
+    output, problem = _ssh("check-novalidate", "-s", str(folder / SIGNATURE), read=folder / SUMS)
+    return output.partition("signature with ")[2], f"{SIGNATURE}: not of {SUMS} ({problem})" if problem else ""
 
 
-def _ssh(action: str, *words: str, read: Path = Path(os.devnull)) -> tuple[str, str]:
-    """What `ssh-keygen -Y` says, and why it failed; "" where it did not."""
+def _ssh(action: str, *arguments: str, read: Path = Path(os.devnull)) -> tuple[str, str]:
+    """Run `ssh-keygen -Y`; returns its output, and the reason of a failure or ""."""
     try:
         with open(read, "rb") as file:
-            done = subprocess.run(
-                ["ssh-keygen", "-Y", action, "-n", "bench-record", *words], stdin=file, capture_output=True, text=True
+            completed = subprocess.run(
+                ["ssh-keygen", "-Y", action, "-n", "bench-record", *arguments],
+                stdin=file,
+                capture_output=True,
+                text=True,
             )
     except OSError as error:
         return "", f"{error.filename}: {error.strerror}"
-    return printable(done.stdout.strip()), printable(done.stderr.strip() or "refused") if done.returncode else ""
+    problem = printable(completed.stderr.strip() or "refused") if completed.returncode else ""
+    return printable(completed.stdout.strip()), problem
 
 
 def copied_files(out: Path, publication: Publication) -> Iterator[tuple[str, bytes]]:
-    """Path in the record -> content, of what is copied from OUT. ValueError for a result file that cannot be read."""
+    """(path in the record, content) of each copied file, and of record.json. ValueError for an unreadable result."""
     about = {"format": FORMAT, "tool": TOOL, "version": tool_version(), "publication": asdict(publication)}
     yield ABOUT, _json(about)
     used: dict[Key, CheckpointUsed] = {}
     for path in result_files(out):
-        result = _readable(path, out)
+        result = _read(path, out)
         used[result.checkpoint.key] = result.checkpoint
         for file in (path, path.with_suffix(".npz"), path.with_suffix(".log")):
             if file.exists():
-                yield str(file.relative_to(out)), _shared(file)
+                yield str(file.relative_to(out)), _public_content(file)
     if unknown := publication.verified_by.keys() - {checkpoint.name for checkpoint in used.values()}:
         names = ", ".join(checkpoint.name for checkpoint in used.values())
-        raise ValueError(f"--verified-by {min(unknown)}: no result is of this checkpoint; choose one of {names}")
+        raise ValueError(f"--verified-by {min(unknown)}: this checkpoint has no results; choose one of {names}")
     for checkpoint in used.values():
         if source := _export_of(out, checkpoint):
-            for path in (*(source / name for name in KEPT[:2]), *_of_training(source)):
+            for path in (*(source / name for name in CHECKPOINT_FILES[:2]), *_training_files(source)):
                 if path.is_file():
-                    yield f"checkpoints/{checkpoint.unique_name}/{path.name}", _shared(path)
+                    yield f"checkpoints/{checkpoint.unique_name}/{path.name}", _public_content(path)
 
 
 def derived_files(folder: Path) -> dict[str, str]:
-    """Path in the record -> text, of what follows from what was copied there."""
-    publication, is_first = publication_of(folder), _about(folder).get("format") == 1
+    """Path in the record -> content of each file that is derived from the copied ones in `folder`."""
+    publication, is_format_1 = publication_of(folder), _about(folder).get("format") == 1
     results = [StoredResult(path=path, result=read_result(path)) for path in result_files(folder)]
     leaderboard = leaderboard_of(stored.result for stored in results)
-    # Nothing is kept in the folder, and nothing that was kept is believed.
+    # No cache is written into the record, and none in it is trusted.
     leaderboard = with_ties(leaderboard, results, PairedTestCache[float](Path(os.devnull), float))
     files = {name: text_of(leaderboard) for name, text_of in TEXT_FORMATS.values()}
     subjects = {}
     for used in leaderboard.rows:
         own = [stored.result for stored in results if stored.result.checkpoint.key == used.key]
-        kept = folder / "checkpoints" / used.unique_name
-        config = read_config(kept) if (kept / "config.json").is_file() else None
+        checkpoint = folder / "checkpoints" / used.unique_name
+        config = read_config(checkpoint) if (checkpoint / "config.json").is_file() else None
         subjects[used.key] = subject = CardSubject(used=used, config=config)
         if not used.is_floor:
             cards = card_files(subject, own, publication)
             files |= {f"cards/{used.unique_name}/{name}": text for name, text in cards.items()}
     files["commands.sh"] = rerun_script([stored.result for stored in results], subjects)
-    files |= {} if is_first else paper_files([stored.result for stored in results], publication)
-    return files | {"README.md": README.format(paper="" if is_first else PAPER)}
+    files |= {} if is_format_1 else paper_files([stored.result for stored in results], publication)
+    return files | {"README.md": README.format(paper="" if is_format_1 else PAPER)}
 
 
 def check_record(folder: Path, out: Path | None = None) -> Iterator[str]:
-    """A line for each difference between a record and what follows from it, or from the results of OUT; none: it holds.
+    """Check that a record agrees with itself, and with the results in `out` if given; a line for each difference.
 
-    ValueError where the folder is not a record.
+    ValueError if the folder is not a record.
     """
     publication, is_same_version = publication_of(folder), _about(folder).get("version") == tool_version()
-    yield from _changed(folder)
+    yield from _checksum_differences(folder)
     yield from filter(None, signer(folder)[1:])
     try:
         derived = derived_files(folder)
@@ -413,16 +426,17 @@ def check_record(folder: Path, out: Path | None = None) -> Iterator[str]:
             yield f"{name}: its numbers are not those of the results"
     expected = {ABOUT, SUMS, SIGNATURE, *derived}
     for stored in results:
-        beside = [stored.path.with_suffix(suffix) for suffix in (".json", ".npz", ".log")]
-        kept = [folder / "checkpoints" / stored.result.checkpoint.unique_name / name for name in KEPT]
-        expected |= {str(path.relative_to(folder)) for path in (*beside, *kept)}
+        own = [stored.path.with_suffix(suffix) for suffix in (".json", ".npz", ".log")]
+        checkpoint = folder / "checkpoints" / stored.result.checkpoint.unique_name
+        own += [checkpoint / name for name in CHECKPOINT_FILES]
+        expected |= {str(path.relative_to(folder)) for path in own}
     yield from (f"{name}: follows from no result" for name in sorted(_files(folder) - expected))
     if out is not None:
-        yield from _against(folder, out, publication)
+        yield from _differences_from(folder, out, publication)
 
 
 def publication_of(folder: Path) -> Publication:
-    """What the user said of a record. ValueError where the folder is none."""
+    """What the user stated when the record was written. ValueError if the folder is not a record."""
     if not (folder / ABOUT).is_file():
         raise ValueError(f"{folder} is not a record, as it has no {ABOUT}; bench record OUT --to DIR makes one")
     try:
@@ -432,12 +446,12 @@ def publication_of(folder: Path) -> Publication:
 
 
 def tool_version() -> str:
-    """`0.1.0`, with the commit in a checkout: other versions may write other sentences."""
+    """`0.1.0`, in a checkout with its commit: versions may differ in wording."""
     return f"{installed(TOOL)}, git {commit}" if (commit := git_commit()) else str(installed(TOOL))
 
 
-def compared(folder: Path) -> str:
-    """What `check_record` compares, for people."""
+def comparison_scope(folder: Path) -> str:
+    """A sentence that states what `check_record` compares."""
     theirs, ours = _about(folder).get("version"), tool_version()
     if theirs == ours:
         return "results by their values; tables, cards and texts byte by byte"
@@ -446,7 +460,7 @@ def compared(folder: Path) -> str:
 
 
 def numbers_in(name: str, text: str) -> Any:
-    """What a file of a record says of results, without its wording; None of a file that is wording alone."""
+    """The numbers and names in a file of a record, without its wording; None for a file of text alone."""
     import yaml
 
     try:
@@ -464,7 +478,7 @@ def numbers_in(name: str, text: str) -> Any:
 
 
 def _without_sentences(value: Any) -> Any:
-    """A YAML value without texts of several words."""
+    """A YAML value in which texts of several words are replaced by None."""
     if isinstance(value, dict):
         return {key: _without_sentences(inner) for key, inner in value.items()}
     if isinstance(value, list):
@@ -477,15 +491,15 @@ def _about(folder: Path) -> dict[str, Any]:
 
 
 def _export_of(out: Path, used: CheckpointUsed) -> Path | None:
-    """The export of a checkpoint: below OUT/exports, or where the result says that it was, if it is still that."""
+    """The export of a checkpoint: in OUT/exports, or at the path in the result if the digest is still the same."""
     for folder in (out / "exports" / used.unique_name, Path(used.source)):
         if is_export(folder) and read_config(folder)["vit_export"].get("digest") == used.digest:
             return folder
     return None
 
 
-def _shared(path: Path) -> bytes:
-    """A file's content without the folders of this machine; arrays as they are."""
+def _public_content(path: Path) -> bytes:
+    """A file's content without the folders of this machine; arrays are unchanged."""
     if path.suffix == ".npz":
         return path.read_bytes()
     if path.suffix == ".json":
@@ -493,17 +507,17 @@ def _shared(path: Path) -> bytes:
     return without_folders(path.read_text(encoding="utf-8", errors="replace")).encode()
 
 
-def _of_training(export: Path) -> list[Path]:
-    """Log and settings of the pretraining that wrote an export; none of what its folder holds beside that."""
-    is_end = export.name.startswith(EXPORT) and is_run(export.parent)
-    return [export.parent / name for name in (RUN, LOG)] if is_end else []
+def _training_files(export: Path) -> list[Path]:
+    """Settings and log of the pretraining that wrote an export; none for an export from elsewhere."""
+    is_of_run = export.name.startswith(EXPORT) and is_run(export.parent)
+    return [export.parent / name for name in (RUN, LOG)] if is_of_run else []
 
 
-def _readable(path: Path, out: Path) -> Any:
+def _read(path: Path, out: Path) -> Any:
     try:
         return read_result(path)
     except ValueError as error:
-        advice = f"bench results rm --out {out} --status unreadable moves such files away"
+        advice = f"bench results rm --out {out} --status unreadable moves unreadable files away"
         raise ValueError(f"{error}; {advice}") from error
 
 
@@ -515,25 +529,25 @@ def _files(folder: Path) -> set[str]:
     return {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
 
 
-def _changed(folder: Path) -> Iterator[str]:
-    """Against the sums that were written with it."""
+def _checksum_differences(folder: Path) -> Iterator[str]:
+    """A line for each file that is missing, added or changed according to SHA256SUMS."""
     if not (folder / SUMS).is_file():
         yield f"{SUMS}: missing"
         return
     lines = (folder / SUMS).read_text(encoding="utf-8", errors="replace").splitlines()
-    known = {name: total for total, _, name in (line.partition("  ") for line in lines)}
+    sums = {name: total for total, _, name in (line.partition("  ") for line in lines)}
     present = _files(folder) - {SUMS, SIGNATURE}
-    for name in sorted(known.keys() | present):
+    for name in sorted(sums.keys() | present):
         if name not in present:
             yield f"{name}: missing"
-        elif name not in known:
-            yield f"{name}: added later ({SUMS} does not name it)"
-        elif sha256_of_file(folder / name) != known[name]:
+        elif name not in sums:
+            yield f"{name}: added later ({SUMS} does not list it)"
+        elif sha256_of_file(folder / name) != sums[name]:
             yield f"{name}: changed later ({SUMS} has another digest)"
 
 
-def _against(folder: Path, out: Path, publication: Publication) -> Iterator[str]:
-    """What was copied, against the results as they are now."""
+def _differences_from(folder: Path, out: Path, publication: Publication) -> Iterator[str]:
+    """A line for each copied file that differs from the current results in `out`."""
     copied = {name for name in _files(folder) if name.startswith(("results/", "checkpoints/"))}
     for name, content in copied_files(out, publication):
         if name == ABOUT:
@@ -541,14 +555,13 @@ def _against(folder: Path, out: Path, publication: Publication) -> Iterator[str]
         if name not in copied:
             yield f"{name}: not in the record, but in {out}"
         elif (folder / name).read_bytes() != content:
-            yield f"{name}: another one than in {out}"
+            yield f"{name}: differs from that in {out}"
         copied.discard(name)
     yield from (f"{name}: no longer in {out}" for name in sorted(copied))
 
 
 def _first_difference(content: str, expected: str) -> str:
-    pairs = zip(
-        content.split("\n"), expected.split("\n"), strict=False
-    )  # of what the shorter text has: beyond its end no line differs, one is missing
-    at = next((number for number, (one, other) in enumerate(pairs, 1) if one != other), 0)
-    return f", first in line {at}" if at else ""
+    """`, first in line 4`; "" if one text is the beginning of the other."""
+    pairs = zip(content.split("\n"), expected.split("\n"), strict=False)
+    number = next((number for number, (line, expected_line) in enumerate(pairs, 1) if line != expected_line), 0)
+    return f", first in line {number}" if number else ""

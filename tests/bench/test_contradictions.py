@@ -152,37 +152,37 @@ EDITS = {
     "array set to null": (
         KNN,
         lambda each: each.set("top1_k10", value=99.0, interval=None, array=None),
-        "of no metric",
+        "belongs to no metric",
     ),
     "array gone": (KNN, no_array, "no values that it could follow from"),
     "as a deviation": (
         KNN,
         lambda each: [no_array(each), each.set("top1_k10", deviation_of="top1_k20", higher_is_better=None)],
-        "no name of a deviation",
+        "not the name of a deviation",
     ),
     "array edited": (KNN, more_right, "has another class than in"),
     "top5 below top1": (
         KNN,
         lambda each: [each.arrays.__setitem__("top5_k10", 0 * each.arrays["top5_k10"]), each.recomputed("top5_k10")],
-        "right where top5_k10 is wrong",
+        "for which top5_k10 is wrong",
     ),
-    "array added": (KNN, lambda each: each.arrays.update(extra=np.ones(3)), "array extra: of no metric"),
+    "array added": (KNN, lambda each: each.arrays.update(extra=np.ones(3)), "array extra: belongs to no metric"),
     "fewer values": (
         KNN,
         lambda each: [each.arrays.update(top1_k10=each.arrays["top1_k10"][:400]), each.recomputed("top1_k10")],
-        "400 images, of 500",
+        "400 images, expected 500",
     ),
-    "number of images": (KNN, fewer_images, "500 images, of 400"),
-    "count of a fingerprint": (KNN, fewer_images, "of the same fingerprint 400"),
-    "worse is better": (KNN, lambda each: each.set("top1_k10", higher_is_better=False), "described otherwise"),
+    "number of images": (KNN, fewer_images, "500 images, expected 400"),
+    "count of a fingerprint": (KNN, fewer_images, "400 with the same fingerprint"),
+    "worse is better": (KNN, lambda each: each.set("top1_k10", higher_is_better=False), "described differently"),
     "unit": (KNN, lambda each: each.set("top1_k10", unit="s"), "not the mean"),
-    "method": (KNN, lambda each: each.json.update(interval_method="ours"), "intervals are not by"),
+    "method": (KNN, lambda each: each.json.update(interval_method="ours"), "intervals were not computed by"),
     "settings": (KNN, lambda each: each.json["settings"].update(crop=1.0), "setting crop is 1.0"),
-    "version": (KNN, lambda each: each.json["protocol"].update(version=2), "it says that it is"),
-    "seed": (KNN, lambda each: each.json.update(seed=1), "it says that it is"),
-    "limit": (LIMITED, lambda each: each.json.update(limit=None), "it says that it is"),
-    "precision": (KNN, lambda each: each.json.update(precision="bfloat16"), "of another precision"),
-    "image set": (KNN, lambda each: each.json["data"].update(name="cifar10"), "it says that it is"),
+    "version": (KNN, lambda each: each.json["protocol"].update(version=2), "its content belongs to"),
+    "seed": (KNN, lambda each: each.json.update(seed=1), "its content belongs to"),
+    "limit": (LIMITED, lambda each: each.json.update(limit=None), "its content belongs to"),
+    "precision": (KNN, lambda each: each.json.update(precision="bfloat16"), "another precision"),
+    "image set": (KNN, lambda each: each.json["data"].update(name="cifar10"), "its content belongs to"),
     "fingerprint": (KNN, lambda each: each.json["data"]["fingerprints"].update(val="0" * 64), "other images than data"),
     "status": (KNN, lambda each: each.json.update(status="failed"), "numbers and a message"),
     "speed": (KNN, lambda each: each.json.update(images_per_second=1e6), "images_per_second"),
@@ -198,14 +198,14 @@ EDITS = {
     "changes": (
         SWEEP,
         lambda each: each.json["protocol"].update(changes={}, modified=False),
-        "setting k is .5., and of knn@dino version 1 it is",
+        "setting k is .5., but knn@dino version 1 has",
     ),
-    "deviation": (SHORT, lambda each: each.set("top1_1shot_std", value=0.01), "not what its facts say"),
+    "deviation": (SHORT, lambda each: each.set("top1_1shot_std", value=0.01), "not the value in its facts"),
     "mIoU": (SCENES, lambda each: each.set("mIoU", value=80.0), "not what the areas or detections give"),
     "its deviation": (SCENES, lambda each: each.set("mIoU_std", value=0.1), "not the deviation of its trainings"),
     "resamples": (SCENES, wider, "mIoU_resampled is not what"),
-    "labels": (SCENES, other_labels, "other things are labelled"),
-    "areas": (SCENES, lambda each: each.arrays["areas_0"].__imul__(3), "other things are labelled"),
+    "labels": (SCENES, other_labels, "labels differ"),
+    "areas": (SCENES, lambda each: each.arrays["areas_0"].__imul__(3), "labels differ"),
 }
 
 
@@ -233,7 +233,7 @@ def test_swapped_results_are_found(record):
     one.json, other.json, one.arrays, other.arrays = other.json, one.json, other.arrays, one.arrays
     one.write()
     other.write()
-    assert_found(record, "it says that it is results/", KNN)
+    assert_found(record, "its content belongs to results/", KNN)
 
 
 def test_a_hidden_limit_is_found_even_under_another_name(record):
@@ -242,7 +242,7 @@ def test_a_hidden_limit_is_found_even_under_another_name(record):
     each.path.with_name("knn@dino-seed0.npz").unlink()
     each.json |= {"limit": None, "precision": "float32"}
     each.write(each.path.with_name("knn@dino-seed0.json"))
-    assert_found(record, "has values for 200 images, of 500")
+    assert_found(record, "has values for 200 images, expected 500")
 
 
 @pytest.mark.parametrize("key", ["digest", "mean", "method"])
@@ -274,5 +274,5 @@ def test_odd_facts_get_a_line(record):
         each.json["facts"] = odd
         each.write()
         if "history" not in odd:
-            assert_found(record, "its facts are not those of its task", KNN)
+            assert_found(record, "its facts do not fit its task", KNN)
         assert read_result(each.path).facts == odd

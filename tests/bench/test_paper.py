@@ -10,7 +10,7 @@ from bench.leaderboards.files import in_latex
 from bench.results.record import DataUsed, ProtocolUsed
 from bench.run.suites import catalogue
 from bench.sharing.card import Publication
-from bench.sharing.record import TABLE, cited, entries, paper_files
+from bench.sharing.record import TABLE, bibtex_entries, cited, paper_files
 from engine.extensions import source_files
 
 OURS = {"bench", "cached", "layers", "smoke", "val", "knn"}  # behind the @ of protocols that are ours or their task's
@@ -48,8 +48,8 @@ def test_every_protocol_method_and_importer_has_an_entry():
 
 def test_the_table_is_bibtex():
     keys = re.findall(r"^@\w+{(\w+),$", TABLE.read_text(), re.M)
-    assert keys == list(entries()) and len(set(keys)) == len(keys)
-    for key, (text, words) in entries().items():
+    assert keys == list(bibtex_entries()) and len(set(keys)) == len(keys)
+    for key, (text, words) in bibtex_entries().items():
         fields = dict(re.findall(r"^  (\w+) = {(.*)},$", text, re.M))
         assert len(fields) == len(text.splitlines()) - 2 and text.isascii(), key
         assert {"title", "author", "keywords"} <= fields.keys() and words, key

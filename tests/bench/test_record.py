@@ -264,7 +264,7 @@ def test_a_record_is_held_against_later_results(bench, folder, written, tmp_path
     new = save_result(out, made_result(made_checkpoint("new", 9), metrics, **fields), arrays).path.relative_to(out)
     code, said, _ = bench("record", out, "--check", written)
     assert code == 1 and said.splitlines()[-1] == "5 differences"
-    assert f"{path.relative_to(out)}: another one than in {out}" in said
+    assert f"{path.relative_to(out)}: differs from that in {out}" in said
     assert f"{new}: not in the record, but in {out}" in said
     assert f"knn@dino-seed0.json: no longer in {out}" in said
 
@@ -278,7 +278,7 @@ def test_mistakes_of_records_get_one_line(refused, folder, tmp_path):
         ((folder, "--to", tmp_path / "mine"), "not a record | --to"),
         (("--check", tmp_path / "mine"), "not a record | record.json"),
         (("--to", tmp_path / "new"), "which results?"),
-        ((out, "--to", tmp_path / "new"), "--status unreadable moves such files away"),
+        ((out, "--to", tmp_path / "new"), "--status unreadable moves unreadable files away"),
         ((tmp_path, "--to", tmp_path / "new"), "holds no results"),
     ]
     for words, why in cases:

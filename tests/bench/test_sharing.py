@@ -208,7 +208,7 @@ def test_deviations_are_no_scores():
 def test_a_card_of_somebodys_own_is_kept(bench, export, tmp_path):
     (export / "README.md").write_text("# Mine\n")
     code, _, err = bench("card", "--checkpoint", export)
-    assert code == 2 and "bench card did not write it" in err and err.count("\n") == 1
+    assert code == 2 and "not written by bench card" in err and err.count("\n") == 1
     with pytest.raises(ValueError, match="holds something that is not an export"):
         ViTExport.load(export).save(export)
     assert bench("card", "--checkpoint", export, "--to", tmp_path / "card")[0] == 0
@@ -236,7 +236,7 @@ def test_what_has_no_card(bench, tmp_path):
     code, _, err = bench("card", "--checkpoint", tmp_path)
     assert code == 2 and "is not an export; bench import makes one" in err
     code, _, err = bench("card", "--checkpoint", pixels(32).save(tmp_path / "pixels"))
-    assert code == 2 and "raw pixels, no network" in err
+    assert code == 2 and "raw pixels, not a network" in err
 
 
 @pytest.mark.parametrize(
