@@ -225,7 +225,7 @@ def test_files_that_are_lost_or_added_are_found(copy):
     (copy / "cards" / "more.md").write_text("more")
     lines = list(check_record(copy))
     assert "cards/more.md: follows from no result" in lines and "commands.sh: missing" in lines
-    assert [line for line in lines if line.endswith("knn@dino-seed0.json: array top1: lost")]
+    assert [line for line in lines if line.endswith("knn@dino-seed0.json: array top1: missing")]
 
 
 @pytest.mark.skipif(not shutil.which("ssh-keygen"), reason="ssh-keygen is not installed")
