@@ -24,7 +24,7 @@ import bench
 from bench.results.record import MetricRecord, read_result, result_files
 from bench.results.store import StoredResult
 from bench.statistics.compare import interval_text, p_text
-from bench.statistics.matching import difference, matched
+from bench.statistics.matching import match_results, paired_test
 from bench.statistics.paired import PairedTest, holm, paired_t
 from engine.printing import markdown_table, say
 
@@ -276,9 +276,9 @@ class Record:
             # Not by linear probes against raw pixels, which overfit: 3072 numbers an image, 2500 images.
             for other, (header, protocol, metric) in [*product([start], TESTED), *product([PIXELS], TESTED[:2])]:
                 sides = [[self.results[key]] for key in ((name, protocol), (other, protocol)) if key in self.results]
-                matches = matched(sides[0], sides[1], (name, other))[0] if len(sides) == 2 else []
+                matches = match_results(sides[0], sides[1], (name, other))[0] if len(sides) == 2 else []
                 if matches:
-                    tests[name, other, header] = difference(matches[0], metric)
+                    tests[name, other, header] = paired_test(matches[0], metric)
         corrected = holm([test.p for test in tests.values()])
         return {key: (test, p) for (key, test), p in zip(tests.items(), corrected, strict=True)}
 

@@ -35,7 +35,7 @@ class Options(CommandOptions):
 def run(options: Options) -> int:
     """List or remove results. 0, even if no result matches."""
     from bench.results.record import check_folder
-    from bench.results.store import find, lines_of, refuse_ambiguous
+    from bench.results.store import find_results, listing, refuse_ambiguous
 
     check_folder(options.out)
     words = {name: getattr(options, name) for name in ("checkpoint", "data", "protocol", "status")}
@@ -43,10 +43,10 @@ def run(options: Options) -> int:
         raise ValueError(
             "which results? give --checkpoint, --data, --protocol or --status, as shown by `bench results ls`"
         )
-    contents = find(options.out, words)
+    contents = find_results(options.out, words)
     if options.action == "rm":
         refuse_ambiguous(options.out, contents, options.checkpoint)
-    say(*lines_of(options.out, contents))
+    say(*listing(options.out, contents))
     if options.action == "rm":
         _remove(options.out, list(contents), options.dry_run)
     return 0

@@ -1,11 +1,11 @@
-"""Result: what one protocol found about one checkpoint on one image set, as a JSON file. Fields: docs/results.md.
+"""Results: what one protocol measured for one checkpoint on one image set, as JSON files. Fields: docs/results.md.
 
-The path of a result says everything that is asked for, so that a result is looked up by asking whether its file exists,
-and two runs that share a folder never write different things to one file. A good result is only replaced by another
-good one: when it was made again and that failed, the failure is `<stem>.failed.json` beside it.
+The path of a result identifies it completely: a result exists if its file does, and two runs that share a folder never
+write different results to one file. A good result is only replaced by another good one: if it is made again and fails,
+the failure is written next to it, as `<stem>.failed.json`.
 
-Files of schema 1 hold metrics as plain numbers, and what these are follows from their names: numbers are in percent,
-`_std` is a deviation, `loss` and `error` are better when lower, `_bestT` is the best of several temperatures on the
+Files of schema 1 hold metrics as plain numbers whose meaning follows from their names: numbers are in percent, `_std`
+is a standard deviation, `loss` and `error` are better when lower, `_bestT` is the best of several temperatures on the
 validation images.
 """
 
@@ -31,7 +31,7 @@ from imagesets.sets import differ
 if TYPE_CHECKING:
     from pandas import DataFrame
 
-# Number of TrainingCost -> how it is told to people.
+# Field of TrainingCost -> its unit in texts.
 COST_UNITS = {
     "hours": "hours",
     "seconds_per_epoch": "s an epoch",
@@ -44,45 +44,45 @@ COST_UNITS = {
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingCost:
-    """What a pretraining took, as pretrain/loop/records.py measures it: the fact "cost" of an export.
+    """The cost of a pretraining, as measured by pretrain/loop/records.py: the fact "cost" of an export.
 
-    Empty of a checkpoint that was not trained here.
+    Empty for a checkpoint that was not trained by this tool.
     """
 
     hours: float | None = None  # of updates on `devices`, waiting for images included
     seconds_per_epoch: float | None = None  # mean
     images_per_second: float | None = None  # mean
-    gflop_per_image: float | None = None  # 1e9 floating-point operations, forward and back, of all networks
-    memory_gib: float | None = None  # peak of the hungriest process, without its loaders
+    gflop_per_image: float | None = None  # 1e9 floating-point operations, forward and backward, of all networks
+    memory_gib: float | None = None  # peak of the process that used most, without its loaders
     gpu_memory_gib: float | None = None  # peak of a GPU's tensors
     devices: str = ""  # such as `8 x NVIDIA A100-SXM4-80GB`
 
     @classmethod
     def of(cls, facts: Mapping[str, Any]) -> "TrainingCost":
-        """That of an export's facts, as far as they are numbers."""
+        """The cost in an export's facts; values that are not numbers are ignored."""
         cost = facts.get("cost")
-        known = cost if isinstance(cost, dict) else {}
-        numbers = {name: value for name in COST_UNITS if type(value := known.get(name)) in (int, float)}
-        return cls(**numbers, devices=str(known.get("devices") or ""))
+        values = cost if isinstance(cost, dict) else {}
+        numbers = {name: value for name in COST_UNITS if type(value := values.get(name)) in (int, float)}
+        return cls(**numbers, devices=str(values.get("devices") or ""))
 
     @property
     def text(self) -> str:
-        """`60.2 h, 722 s an epoch, ... on 8 x V100`; what is known of it, empty where nothing is."""
-        known = {unit: getattr(self, name) for name, unit in COST_UNITS.items() if name != "hours"}
-        numbers = [f"{value:.4g} {unit}" for unit, value in known.items() if value is not None]
+        """The known values, `60.2 h, 722 s an epoch, ... on 8 x V100`; "" if there are none."""
+        by_unit = {unit: getattr(self, name) for name, unit in COST_UNITS.items() if name != "hours"}
+        numbers = [f"{value:.4g} {unit}" for unit, value in by_unit.items() if value is not None]
         spent = [] if self.hours is None else [time_text(self.hours)]
         return ", ".join([*spent, *numbers]) + (f" on {self.devices}" if self.devices else "")
 
 
 def time_unit(hours: float) -> tuple[str, float]:
-    """The largest of h, min and s of which a time has one or more, and how many of them an hour has."""
+    """The unit for a time, the largest of h, min and s in which it is 1 or more, and the units in an hour."""
     return ("h", 1.0) if hours >= 1 else ("min", 60.0) if hours * 60 >= 1 else ("s", 3600.0)
 
 
 def time_text(hours: float) -> str:
-    """`60.2 h`, `1.61 min` or `0.79 s`."""
-    unit, times = time_unit(hours)
-    return f"{hours * times:{'.3g' if hours < 1000 else ',.0f'}} {unit}"
+    """A time as text: `60.2 h`, `1.61 min` or `0.79 s`."""
+    unit, per_hour = time_unit(hours)
+    return f"{hours * per_hour:{'.3g' if hours < 1000 else ',.0f'}} {unit}"
 
 
 LOWER_IS_BETTER = ("loss", "error")
@@ -92,10 +92,10 @@ DEVIATION = "_std"
 
 @dataclass(frozen=True, kw_only=True)
 class Numbers:
-    """What a file of schema 1 says of its metrics.
+    """The metrics of a file of schema 1.
 
-    per_image: names of the arrays over images in the `.npz` file, of which some are metrics. resampled: metrics whose
-    values on resampled images are there, as `<metric>_resampled`.
+    per_image: names of the arrays over images in the `.npz` file, some of which are metrics. resampled: metrics whose
+    values on resampled images are in that file, as `<metric>_resampled`.
     """
 
     metrics: Mapping[str, float] = field(default_factory=dict)
@@ -105,14 +105,15 @@ class Numbers:
 
 
 def as_schema_2(value: Mapping[str, Any]) -> dict[str, Any]:
-    """The JSON object of a schema 1 file as that of schema 2. ValueError, with the field, for a wrong type."""
+    """Convert the JSON object of a schema 1 file to schema 2. ValueError, with the field, for a wrong type."""
     numbers = msgspec.convert(value, Numbers)
     metrics = {name: _metric(name, numbers) for name in numbers.metrics}
-    others = [name for name in numbers.per_image if name not in metrics]
-    return {**value, "schema": 2, "metrics": metrics, "arrays": others}
+    arrays = [name for name in numbers.per_image if name not in metrics]
+    return {**value, "schema": 2, "metrics": metrics, "arrays": arrays}
 
 
 def _metric(name: str, numbers: Numbers) -> dict[str, Any]:
+    """A metric of schema 1 as a JSON object of schema 2."""
     is_deviation = name.endswith(DEVIATION)
     metric = {
         "value": numbers.metrics[name],
@@ -128,7 +129,7 @@ def _metric(name: str, numbers: Numbers) -> dict[str, Any]:
 
 
 def decimals(value: float, unit: str) -> int:
-    """Digits behind the point: of a percentage 2, below 1 % 4; otherwise as many as show three digits."""
+    """Decimal places of a number: of a percentage 2, or 4 below 1 %; otherwise enough for three digits."""
     if value == 0:
         return 2
     if unit == "%":
@@ -137,22 +138,22 @@ def decimals(value: float, unit: str) -> int:
 
 
 def number_text(value: float, unit: str) -> str:
-    """`97.20` for a percentage, `0.0123 s`, `1412 MB`, `0.731` without a unit."""
+    """A number as text: `97.20` for a percentage, `0.0123 s`, `1412 MB`, `0.731` without a unit."""
     return f"{value:.{decimals(value, unit)}f}{suffix(unit)}"
 
 
 def suffix(unit: str) -> str:
-    """What follows a number; a percentage stands alone."""
+    """The unit as it follows a number, ` MB`; "" for a percentage."""
     return f" {unit}" if unit not in ("%", "") else ""
 
 
 def interval_decimals(value: float, unit: str) -> int:
-    """Digits behind the point of the ends of the interval around a value: of percentages and points 1."""
+    """Decimal places of the ends of the interval around a value: 1 for percentages and percentage points."""
     return 1 if unit == "%" else decimals(value, unit)
 
 
 def end_text(value: float, unit: str) -> str:
-    """An end of an interval: `96.1`, `0.702 s`."""
+    """An end of an interval as text: `96.1`, `0.702 s`."""
     return f"{value:.{interval_decimals(value, unit)}f}{suffix(unit)}"
 
 
@@ -160,7 +161,7 @@ SCHEMA = 2
 
 
 class NewerSchema(ValueError):
-    """A file that a later version of this tool wrote: to be left alone, unlike a damaged one."""
+    """A file written by a later version of this tool, which must not be replaced, unlike a damaged one."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -169,28 +170,28 @@ class ProtocolUsed:
 
     name: str  # `knn@dino`
     version: int  # raised whenever a number in the recipe changes
-    source: str = ""  # where the recipe is from
-    plugin: str = ""  # the package that brings the task and its version, `benchtoys 1.0`; empty for ours
+    source: str = ""  # the paper or code that the recipe follows
+    plugin: str = ""  # the package that provides the task, and its version, `benchtoys 1.0`; empty for ours
     modified: bool = False  # true when `--set` changed a setting
     changes: Mapping[str, Any] = field(default_factory=dict)  # the changed settings and their values
 
 
 @dataclass(frozen=True, kw_only=True)
 class MetricRecord:
-    """One number and what it is, as engine.tasks.Metric says, with its interval."""
+    """One number with its meaning, as in engine.tasks.Metric, and its interval."""
 
     value: float  # the number, in `unit`
-    unit: str = "%"  # `%`, `s`, `MB`; empty where there is none
-    higher_is_better: bool | None = True  # null where neither is
-    interval: tuple[float, float] | None = None  # low and high end, in `unit`; null where no array is kept
-    chosen_on_val: bool = False  # the best of several on the validation images that it is reported on
+    unit: str = "%"  # `%`, `s`, `MB`; empty if it has none
+    higher_is_better: bool | None = True  # null if neither direction is better
+    interval: tuple[float, float] | None = None  # low and high end, in `unit`; null without an array
+    chosen_on_val: bool = False  # whether it is the best of several on the same validation images
     deviation_of: str | None = None  # metric whose standard deviation over the task's repetitions this is
     array: str | None = None  # name of its array in the `.npz` file
     # what that array holds: a value for every validation image, or for every resample of them
     array_over: Literal["images", "resamples"] = "images"
 
     def __str__(self) -> str:
-        """`97.60 [96.0, 98.7]`"""
+        """The number with its interval: `97.60 [96.0, 98.7]`."""
         digits = interval_decimals(self.value, self.unit)
         ends = ", ".join(f"{end:.{digits}f}" for end in self.interval or ())
         return number_text(self.value, self.unit) + (f" [{ends}]" if ends else "")
@@ -202,15 +203,15 @@ class CheckpointUsed:
 
     name: str  # label, `--name` or from the reference
     digest: str  # SHA-256 over architecture, image preparation and all weights
-    method: str = ""  # provenance, as far as the export says
-    recipe: str = ""  # likewise
-    branch: str = ""  # likewise
+    method: str = ""  # pretraining method, if the export names it
+    recipe: str = ""  # recipe of the pretraining, likewise
+    branch: str = ""  # which network of the pretraining, likewise: `teacher`, `student`
     architecture: str = ""  # such as `ViT-S/16`; `ViT-64x4/4` is width 64, depth 4, patch 4
     source: str = ""  # the imported file, or the reference given
     parameters: int = 0  # number of weights
     plugin: str = ""  # the package whose importer or method made the export, `benchtoys 1.0`; empty for ours
-    assumed: str = ""  # what neither the file nor the user said, such as image statistics
-    training_cost: TrainingCost = field(default_factory=TrainingCost)  # of a pretraining of ours:
+    assumed: str = ""  # assumptions about what neither the file nor the user specified, such as image statistics
+    training_cost: TrainingCost = field(default_factory=TrainingCost)  # cost of a pretraining by this tool:
 
     @property
     def key(self) -> tuple[str, str]:
@@ -219,17 +220,17 @@ class CheckpointUsed:
 
     @property
     def unique_name(self) -> str:
-        """`NAME-DIGEST8`: its folder in results, and what tells it from others of its name."""
+        """`NAME-DIGEST8`: the name of its folder in results, unique among checkpoints of one name."""
         return f"{self.name}-{self.digest[:8]}"
 
     @property
     def is_floor(self) -> bool:
-        """Whether these are raw pixels: no network, but what every network has to beat."""
+        """Whether these are raw pixels: no network, but a baseline that every network should beat."""
         return self.method == "pixels"
 
 
 def labels_of(keys: Iterable[tuple[str, str]]) -> dict[tuple[str, str], str]:
-    """Name and digest of each checkpoint -> `name`, or `name (digest8)` where two checkpoints share a name."""
+    """Name and digest of each checkpoint -> its label: `name`, or `name (digest8)` if two checkpoints share a name."""
     unique = set(keys)
     counts = Counter(name for name, _ in unique)
     return {(name, digest): f"{name} ({digest[:8]})" if counts[name] > 1 else name for name, digest in unique}
@@ -243,13 +244,13 @@ class DataUsed:
     url: str  # likewise
     # split -> SHA-256 over class names, labels, file names and sizes
     fingerprints: Mapping[str, str] = field(default_factory=dict)
-    # split -> digests of bytes of a few files, and of times of change: they tell apart sets of one fingerprint
+    # split -> digests of a few files' bytes and of modification times, which distinguish sets of one fingerprint
     contents: Mapping[str, str] = field(default_factory=dict)
     images: Mapping[str, int] = field(default_factory=dict)  # split -> number of images, before `limit`
-    warnings: tuple[str, ...] = ()  # what to know of the images, a line each
+    warnings: tuple[str, ...] = ()  # warnings about the images, a line each
 
     def differ_from(self, other: "DataUsed") -> list[str]:
-        """Splits of which the files hold other images than those of the same fingerprint in `other`."""
+        """Splits whose fingerprints agree with those of `other`, but whose files were overwritten in between."""
         return [
             split
             for split, contents in self.contents.items()
@@ -260,7 +261,7 @@ class DataUsed:
 
 @dataclass(frozen=True, kw_only=True)
 class Result:
-    """One measured fact, or one failure. Field order is the order in the file, and in the table of docs/results.md."""
+    """The metrics of one job, or its failure. The order of fields is that in the file and in docs/results.md."""
 
     schema: int = SCHEMA  # version of this table
     status: Literal["ok", "failed"]  # how the task ended
@@ -273,14 +274,14 @@ class Result:
     data: DataUsed  # the images:
     seed: int  # seed of everything random in the task
     random: bool = True  # false when another seed cannot give other numbers
-    limit: int | None = None  # at most so many images of each split were used
+    limit: int | None = None  # at most this many images of each split were used
     precision: str = "float32"  # `float32` or `bfloat16`, of the forward pass
     decode: str = "exact"  # `exact` (PIL) or `fast` (torchvision, uint8 tensors)
     # unreadable images were counted and left out; `facts` names them (`train.skipped`, `val.skipped`)
     skip_bad: bool = False
     settings: Mapping[str, Any] = field(default_factory=dict)  # all settings of the task
-    # what else the task recorded about its numbers; the same when it was killed and begun again. `read_instead`: where
-    # the model lacks what the protocol reads, what it reads -> what was read instead
+    # what else the task recorded about its numbers, independent of interruptions. `read_instead`: feature that the
+    # protocol reads but the model lacks -> feature that was read instead
     facts: Mapping[str, Any] = field(default_factory=dict)
     # names of the other arrays in the `.npz` file: areas, detections, predictions
     arrays: tuple[str, ...] = ()
@@ -288,19 +289,18 @@ class Result:
     compiled: bool = False  # torch.compile computed the transformer blocks (`--compile`; dense tasks never)
     processes: int = 1  # number of processes (torchrun)
     seconds: float = 0.0  # wall time of the task
-    # what `bench plan` foresaw, in seconds, where it had measured this machine; else null
-    planned_seconds: float | None = None  # of older results: what a plan foresaw
-    plan_ratio: float | None = None  # of older results: `seconds` by `planned_seconds`
-    # what this very run spent: `forwards` (images through the backbone) in `extraction_seconds`
+    planned_seconds: float | None = None  # only in older results: the forecast of `bench plan`
+    plan_ratio: float | None = None  # only in older results: `seconds` divided by `planned_seconds`
+    # what this run spent: `forwards` (images through the backbone) in `extraction_seconds`
     cost: Mapping[str, float] = field(default_factory=dict)
-    images_per_second: float | None = None  # `forwards` by `extraction_seconds`; null when all features were on disk
+    images_per_second: float | None = None  # `forwards` per second; null when all features were on disk
     date: str = ""  # when it ended, ISO 8601, UTC
     versions: Mapping[str, Any] = field(default_factory=dict)  # Python, libraries, this tool and its git commit
     hardware: Mapping[str, Any] = field(default_factory=dict)  # processor, cores, threads, memory, GPUs, system
 
     @property
     def variant(self) -> tuple[str, ...]:
-        """What makes this number incomparable with the plain protocol's: version, changed settings, limit, ..."""
+        """Everything that makes it incomparable with the plain protocol: version, changed settings, limit, ..."""
         variant = [f"v{self.protocol.version}"] if self.protocol.version > 1 else []
         variant += [f"{name}={short(value)}" for name, value in self.protocol.changes.items()]
         variant += [f"limit={self.limit}"] if self.limit is not None else []
@@ -311,18 +311,18 @@ class Result:
 
     @property
     def group(self) -> str:
-        """Results of one group may be compared: `digits/knn@dino`, or `digits/knn@dino[k=5+10 limit=100]`."""
+        """The key of comparable results: `digits/knn@dino`, or `digits/knn@dino[k=5+10 limit=100]`."""
         variant = f"[{' '.join(self.variant)}]" if self.variant else ""
         return f"{self.data.name}/{self.protocol.name}{variant}"
 
     @property
     def doubted_metrics(self) -> set[str]:
-        """Metrics that a warning of the task is about, `METRIC: why`."""
+        """Metrics that one of the task's warnings, `METRIC: reason`, is about."""
         return self.metrics.keys() & {warning.partition(":")[0] for warning in self.facts.get("warnings", ())}
 
     @property
     def conditions(self) -> dict[str, Any]:
-        """Everything that a number depends on, but for checkpoint and seed."""
+        """Everything that a number depends on, except checkpoint and seed."""
         return {
             "protocol version": self.protocol.version,
             **{f"{split} images": fingerprint[:8] for split, fingerprint in self.data.fingerprints.items()},
@@ -334,29 +334,29 @@ class Result:
 
     @property
     def numbers(self) -> dict[str, float]:
-        """Metric -> its value alone."""
+        """Metric -> its value, without interval and unit."""
         return {name: metric.value for name, metric in self.metrics.items()}
 
     def to_pandas(self) -> "DataFrame":
-        """A row for each metric, as `Results.records` has them. ValueError, in one line, without pandas."""
+        """The rows of `Results.records`, one for each metric, as a DataFrame. ValueError without pandas."""
         return Results([self]).to_pandas()
 
     def _repr_html_(self) -> str:
         return Results([self])._repr_html_()
 
     def __str__(self) -> str:
-        """`dino_small, knn@dino on cifar10: top1_k10 97.60 [96.0, 98.7], top5_k10 99.80 [...]`"""
+        """One line: `dino_small, knn@dino on cifar10: top1_k10 97.60 [96.0, 98.7], top5_k10 99.80 [...]`."""
         ending = ", ".join(f"{name} {metric}" for name, metric in self.metrics.items()) or self.message
         return f"{self.checkpoint.name}, {self.protocol.name} on {self.data.name}: {ending}"
 
     @property
-    def traced(self) -> tuple[str, ...]:
-        """Metrics of which the arrays say how they follow from the images, so that they can be tested."""
+    def testable_metrics(self) -> tuple[str, ...]:
+        """Metrics that have an array over images or resamples, as paired tests need."""
         return tuple(name for name, metric in self.metrics.items() if metric.array)
 
     @property
     def skipped(self) -> int:
-        """How many unreadable images were left out, of both splits together."""
+        """Number of unreadable images that were left out, of both splits together."""
         paths: set[str] = set()
         for split in ("train", "val"):
             facts = self.facts.get(split)
@@ -364,7 +364,7 @@ class Result:
         return len(paths)
 
     def to_json(self) -> str:
-        """The file's text. ValueError for a value that JSON does not have (NaN, infinity, an object)."""
+        """The text of the result file. ValueError for a value that JSON cannot represent (NaN, infinity, an object)."""
         try:
             return json.dumps(msgspec.to_builtins(self, enc_hook=_plain), indent=1, allow_nan=False) + "\n"
         except TypeError as error:
@@ -377,12 +377,15 @@ TABLE = """<table><tr>{% for head in heads %}<th>{{ head }}</th>{% endfor %}</tr
 
 
 class Results(list[Result]):
-    """Results, which print as a line each; a notebook shows them as a table."""
+    """A list of results, which prints as a line for each; a notebook shows it as a table."""
 
     @property
     def records(self) -> list[dict[str, Any]]:
-        """A dictionary for each metric: checkpoint, data, protocol, metric, value, unit, low and high end of the 95 %
-        interval (or None), seed, and what makes it incomparable with the plain protocol's."""
+        """A dictionary for each metric of each result.
+
+        Keys: checkpoint, data, protocol, metric, value, unit, low and high (the 95 % interval, or None), seed, and
+        variant (`Result.variant` as text).
+        """
         return [
             {"checkpoint": result.checkpoint.name, "data": result.data.name, "protocol": result.protocol.name}
             | {"metric": name, "value": metric.value, "unit": metric.unit}
@@ -393,7 +396,7 @@ class Results(list[Result]):
         ]
 
     def to_pandas(self) -> "DataFrame":
-        """`records` as pandas' DataFrame. ValueError, in one line, where pandas is not installed."""
+        """`records` as a pandas DataFrame. ValueError if pandas is not installed."""
         return as_frame(self.records)
 
     def __str__(self) -> str:
@@ -410,7 +413,7 @@ class Results(list[Result]):
 
 
 def as_frame(records: Sequence[Mapping[str, Any]]) -> "DataFrame":
-    """Rows as pandas' DataFrame, a column for each key. ValueError, in one line, where pandas is not installed."""
+    """Rows as a pandas DataFrame, with a column for each key. ValueError if pandas is not installed."""
     require("pandas")
     from pandas import DataFrame
 
@@ -418,17 +421,20 @@ def as_frame(records: Sequence[Mapping[str, Any]]) -> "DataFrame":
 
 
 def short(value: Any) -> str:
-    """A setting without commas, which column names must not hold: `5+10`."""
+    """A setting's value without commas, which are not allowed in column names: `5+10`."""
     return "+".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
 
 
 def result_path(out: Path, checkpoint: CheckpointUsed, data_name: str, stem: str) -> Path:
-    """`OUT/results/<name>-<digest8>/<data name>/<stem>.json`."""
+    """The path of a result file: `OUT/results/<name>-<digest8>/<data name>/<stem>.json`."""
     return out / "results" / checkpoint.unique_name / data_name / f"{stem}.json"
 
 
 def result_stem(protocol: ProtocolUsed, settings: Mapping[str, Any], space: Workspace) -> str:
-    """`<protocol>[-v<version>][-<settings digest8>][-limitN][-bfloat16][-fast]-seed<seed>`."""
+    """The stem of a result file's name.
+
+    `<protocol>[-v<version>][-<settings digest8>][-limitN][-bfloat16][-fast]-seed<seed>`
+    """
     parts = [protocol.name]
     parts += [f"v{protocol.version}"] if protocol.version > 1 else []
     parts += [digest(dict(settings))[:8]] if protocol.modified else []
@@ -438,25 +444,25 @@ def result_stem(protocol: ProtocolUsed, settings: Mapping[str, Any], space: Work
     return "-".join([*parts, f"seed{space.seed}"])
 
 
-def failure_beside(path: Path) -> Path:
-    """Where the failure to make a good result again is kept."""
+def failure_path(path: Path) -> Path:
+    """The file for a failed attempt to make the good result at `path` again."""
     return path.with_suffix(".failed.json")
 
 
 def record(path: Path, result: Result, arrays: Mapping[str, np.ndarray], log: str = "") -> Path:
-    """Write the result to `path`, or a failure beside the good result that is there; returns the path written to."""
-    beside = failure_beside(path)
+    """Write the result to `path`, or a failure next to a good result that exists; returns the path written to."""
+    failure = failure_path(path)
     if result.status == "failed" and is_good(path):
-        write_result(beside, result, arrays, log)
-        return beside
+        write_result(failure, result, arrays, log)
+        return failure
     write_result(path, result, arrays, log)
-    for leftover in (beside, beside.with_suffix(".log")):
+    for leftover in (failure, failure.with_suffix(".log")):
         leftover.unlink(missing_ok=True)
     return path
 
 
 def is_good(path: Path) -> bool:
-    """Whether a result is there, undamaged, that did not fail."""
+    """Whether the file exists, is undamaged, and its result did not fail."""
     try:
         return read_result(path).status == "ok"
     except (FileNotFoundError, ValueError):
@@ -464,26 +470,26 @@ def is_good(path: Path) -> bool:
 
 
 def write_result(path: Path, result: Result, arrays: Mapping[str, np.ndarray], log: str = "") -> None:
-    """Write the result, its arrays before it and its log; whatever an earlier run left beside it goes."""
+    """Write the arrays and the log of a result, then the result; arrays and logs of earlier runs are removed."""
     text = result.to_json()
-    beside = {".npz": _npz(arrays) if arrays else b"", ".log": log.encode()}
-    for suffix, content in beside.items():
+    companions = {".npz": _npz(arrays) if arrays else b"", ".log": log.encode()}
+    for suffix, content in companions.items():
         if content:
             write_atomic(path.with_suffix(suffix), content)
     write_atomic(path, text)
-    for suffix, content in beside.items():
+    for suffix, content in companions.items():
         if not content:
             path.with_suffix(suffix).unlink(missing_ok=True)
 
 
 def read_result(path: Path) -> Result:
-    """Read one file. Unknown keys are ignored; ValueError, one line, for a newer schema or a damaged file."""
+    """Read a result file; unknown keys are ignored. ValueError for a damaged file, NewerSchema for a newer schema."""
     try:
         value = msgspec.json.decode(path.read_bytes())
     except ValueError as error:
         raise ValueError(f"{path}: not a result file: {error}") from error
     if not isinstance(value, dict) or not isinstance(value.get("schema"), int):
-        raise ValueError(f"{path}: not a result file: it states no schema version")
+        raise ValueError(f"{path}: not a result file: it has no schema version")
     if value["schema"] > SCHEMA:
         raise NewerSchema(
             f"{path}: written with result schema {value['schema']}, this version reads up to {SCHEMA}; "
@@ -496,20 +502,20 @@ def read_result(path: Path) -> Result:
 
 
 def read_arrays(path: Path) -> dict[str, np.ndarray]:
-    """All arrays of the `.npz` file beside a result file; ValueError, one line, when they cannot be had."""
-    beside = path.with_suffix(".npz")
+    """All arrays of a result, from the `.npz` file next to it. ValueError if they cannot be read."""
+    arrays_path = path.with_suffix(".npz")
     try:
-        with np.load(beside) as arrays:
+        with np.load(arrays_path) as arrays:
             return dict(arrays)
     except (OSError, EOFError, KeyError, ValueError, BadZipFile) as error:
-        raise ValueError(f"{beside}: its arrays cannot be read; make the result again with --rerun") from error
+        raise ValueError(f"{arrays_path}: its arrays cannot be read; make the result again with --rerun") from error
 
 
 def check_folder(out: Path) -> None:
     """ValueError for a folder that no run wrote to."""
     if not (out / "results").is_dir():
-        lacking = "holds no results" if out.is_dir() else "does not exist"
-        raise ValueError(f"{out} {lacking}; give a folder of results, as `bench run` writes it")
+        problem = "holds no results" if out.is_dir() else "does not exist"
+        raise ValueError(f"{out} {problem}; give a folder of results, as `bench run` writes it")
 
 
 def result_files(out: Path) -> Iterator[Path]:
@@ -518,18 +524,18 @@ def result_files(out: Path) -> Iterator[Path]:
 
 
 def images_seen(data: DataUsed, limit: int | None) -> int:
-    """How many images a task saw that leaves none out."""
+    """Number of validation images that a task evaluates, given its limit."""
     return min(data.images["val"], data.images["val"] if limit is None else limit)
 
 
 def _npz(arrays: Mapping[str, np.ndarray]) -> bytes:
     buffer = io.BytesIO()
-    np.savez_compressed(buffer, **arrays)  # type: ignore[arg-type]  # as NumPy types it, an array might be a flag
+    np.savez_compressed(buffer, **arrays)  # type: ignore[arg-type]  # NumPy types the keywords as its own flags
     return buffer.getvalue()
 
 
 def _plain(value: Any) -> float:
-    # numpy's float64 is a float, which msgspec does not know.
+    # numpy's float64 is a subclass of float, which msgspec does not recognise.
     if isinstance(value, float):
         return float(value)
     raise TypeError(f"{type(value).__name__} is not JSON")

@@ -1,12 +1,12 @@
-"""The result files of a folder: read, listed and moved away.
+"""Reading, listing and moving the result files of a folder.
 
-What was read is kept in OUT/cache/results.json with the stamp of each file: times of change, size and inode. A file is
-read again only where its stamp changed. Results and leaderboards do not depend on this cache: it may be deleted, and
-one that is damaged or was made with other types is made again. Processes may write it at once; what one leaves out, the
-next command reads and adds.
+Results that were read are cached in OUT/cache/results.json with the stamp of each file: modification times, size and
+inode. A file is read again only if its stamp changed. The cache only saves time: it may be deleted, and it is rebuilt
+if it is damaged or was written with other types. Several processes may write it at the same time; results that one
+omits are added by the next command.
 
-`bench results` lists result files or moves some away. Nothing is deleted: what is removed goes to OUT/removed/<time>/,
-under its own path, until the user deletes that.
+`bench results` lists result files or moves some away. Nothing is deleted: removed files go to OUT/removed/<time>/, with
+their paths, until the user deletes that folder.
 """
 
 import os
@@ -25,7 +25,7 @@ from bench.cli.output import table
 from bench.results.record import (
     DataUsed,
     Result,
-    failure_beside,
+    failure_path,
     number_text,
     read_arrays,
     read_result,
@@ -34,7 +34,7 @@ from bench.results.record import (
 from engine.files import digest, write_atomic
 from engine.printing import did_you_mean
 
-VERSION = 1  # raise it when the same file would be read otherwise
+VERSION = 1  # raise it when the same file would be read differently
 
 Stamp = tuple[int, int, int, int]
 NO_FILE: Stamp = (0, 0, 0, 0)
@@ -42,43 +42,43 @@ NO_FILE: Stamp = (0, 0, 0, 0)
 
 @dataclass(frozen=True, kw_only=True)
 class StoredResult:
-    """A result, its file, and the arrays beside it. identity: changes whenever the files do; "" where it is unknown."""
+    """A result with the path of its file, and its arrays, which are read when they are first used."""
 
     path: Path  # of the JSON file
     result: Result
-    identity: str = ""
+    identity: str = ""  # changes whenever the result file or its arrays do; "" if unknown
 
     @cached_property
     def arrays(self) -> dict[str, np.ndarray]:
-        """Name -> array of the `.npz` file, read once. ValueError where it cannot be read."""
+        """Name -> array of the `.npz` file, read once. ValueError if it cannot be read."""
         return read_arrays(self.path)
 
     def forget_arrays(self) -> None:
-        """Free their memory; they are read again when asked for."""
+        """Free the memory of the arrays; they are read again when they are next used."""
         self.__dict__.pop("arrays", None)
 
     @cached_property
     def conditions_digest(self) -> str:
-        """Equal where results differ in checkpoint and seed alone."""
+        """A digest of the result's conditions, equal if results differ only in checkpoint and seed."""
         return digest(self.result.conditions)
 
 
 class _CachedResult(TypedDict):
-    """A result, and its file's stamp from before it was read."""
+    """A result, and the stamp of its file when it was read."""
 
     stamp: Stamp
     result: Result
 
 
 class _ResultCache(TypedDict):
-    """The content of OUT/cache/results.json. results: path below OUT/results -> what was read there."""
+    """The content of OUT/cache/results.json. results: path relative to OUT/results -> result."""
 
     version: str
     results: dict[str, _CachedResult]
 
 
 def stamp(path: Path | str) -> Stamp:
-    """Times of change (ns), size and inode of a file; NO_FILE where there is none."""
+    """Modification and change time (ns), size and inode of a file; NO_FILE if it does not exist."""
     try:
         status = os.stat(path)
     except OSError:
@@ -87,23 +87,23 @@ def stamp(path: Path | str) -> Stamp:
 
 
 def stamps(out: Path) -> dict[str, Stamp]:
-    """Path below OUT/results -> stamp, for every result file, in the order of `result_files`."""
+    """Path relative to OUT/results -> stamp, for every result file, in the order of `result_files`."""
     root = str(out / "results")
     names = []
     for folder, _, files in os.walk(root):
-        below = os.path.relpath(folder, root)
-        names += [os.path.normpath(f"{below}/{name}") for name in files if name.endswith(".json")]
+        relative = os.path.relpath(folder, root)
+        names += [os.path.normpath(f"{relative}/{name}") for name in files if name.endswith(".json")]
     stamped = {name: stamp(f"{root}/{name}") for name in sorted(names, key=lambda name: name.split("/"))}
     return {name: current for name, current in stamped.items() if current != NO_FILE}
 
 
 def read_results(out: Path) -> tuple[list[StoredResult], list[str]]:
     """All results of a folder, and a line for each file that could not be read."""
-    known = _cached(out)
+    earlier = _read_cache(out)
     cached: dict[str, _CachedResult] = {}
     results, problems = [], []
     for name, current in stamps(out).items():
-        path, entry = out / "results" / name, known.get(name)
+        path, entry = out / "results" / name, earlier.get(name)
         if entry is None or entry["stamp"] != current:
             try:
                 entry = {"stamp": current, "result": read_result(path)}
@@ -111,18 +111,21 @@ def read_results(out: Path) -> tuple[list[StoredResult], list[str]]:
                 problems.append(str(error))
                 continue
         cached[name] = entry
-        # The arrays are written before their file but may be lost after it.
+        # Arrays are written before their result file, but they may be lost later.
         arrays = stamp(f"{str(path).removesuffix('.json')}.npz")
         identity = digest([str(path).removeprefix(str(out)), current, arrays])[:24]
         results.append(StoredResult(path=path, result=entry["result"], identity=identity))
-    if cached != known:
+    if cached != earlier:
         write_cache(_cache_file(out), msgspec.json.encode({"version": _version(), "results": cached}))
     return results, problems
 
 
 def comparable_results(out: Path) -> tuple[list[StoredResult], list[str]]:
-    """All results of a folder, those of images that were overwritten since as results of a set of their own,
-    `NAME-CONTENTS8`; and a line for each such set and for each file that could not be read."""
+    """All results of a folder, such that those on image sets of one name are on the same images.
+
+    Results on images that were overwritten since get a set name of their own, `NAME-CONTENTS8`. Also returns a line for
+    each such set, and for each file that could not be read.
+    """
     results, problems = read_results(out)
     newest: dict[str, DataUsed] = {}
     for stored in sorted(results, key=lambda stored: stored.result.date):
@@ -135,18 +138,18 @@ def comparable_results(out: Path) -> tuple[list[StoredResult], list[str]]:
             name = f"{data.name}-{digest(dict(data.contents))[:8]}"
             stored = replace(stored, result=replace(stored.result, data=replace(data, name=name)))
             overwritten = f"files of {' and '.join(splits)} were overwritten"
-            lines[f"{data.name}: {overwritten}; results from before are {name}"] = None
+            lines[f"{data.name}: {overwritten}; results from before are listed as {name}"] = None
         comparable.append(stored)
     return comparable, list(lines)
 
 
 def write_cache(path: Path, content: bytes) -> None:
-    """Write what only saves time; where that cannot be, as in a folder of somebody else, do without."""
+    """Write a cache file if possible; errors are ignored, for example in a read-only folder."""
     with suppress(OSError):
         write_atomic(path, content)
 
 
-def _cached(out: Path) -> dict[str, _CachedResult]:
+def _read_cache(out: Path) -> dict[str, _CachedResult]:
     try:
         content = msgspec.json.decode(_cache_file(out).read_bytes(), type=_ResultCache)
     except (OSError, ValueError):
@@ -160,18 +163,18 @@ def _cache_file(out: Path) -> Path:
 
 @cache
 def _version() -> str:
-    # Another field of a result makes what was read without it useless.
+    # Results that were cached before a field was added lack its values.
     return digest([VERSION, msgspec.json.schema(Result)])
 
 
 STATUSES = ("ok", "failed", "unreadable")  # of a result file
 
 
-def find(out: Path, options: Mapping[str, str | None]) -> dict[Path, Result | str]:
-    """The result files that fit all options: path -> the result, or why it cannot be read.
+def find_results(out: Path, options: Mapping[str, str | None]) -> dict[Path, Result | str]:
+    """The result files that match all options: path -> the result, or why it cannot be read.
 
-    options: checkpoint, data, protocol, status -> the user's word; None: any. ValueError, with the choices, for a word
-    that fits no file.
+    options: checkpoint, data, protocol, status -> the user's value; None: any. ValueError, with the choices, for a
+    value that matches no file.
     """
     filters = {option: word for option, word in options.items() if word is not None}
     contents = {path: _read(path) for path in result_files(out)}
@@ -183,9 +186,9 @@ def find(out: Path, options: Mapping[str, str | None]) -> dict[Path, Result | st
                 for path, content in contents.items()
                 for name in (names[path][option] if isinstance(content, Result) or option != "protocol" else ())
             }
-            raise ValueError(f"--{option} {word}: no result of it in {out}{did_you_mean(word, sorted(choices))}")
-    fits = [path for path in contents if all(word in names[path][option] for option, word in filters.items())]
-    return {path: contents[path] for path in fits}
+            raise ValueError(f"--{option} {word}: {out} has no such result{did_you_mean(word, sorted(choices))}")
+    matching = [path for path in contents if all(word in names[path][option] for option, word in filters.items())]
+    return {path: contents[path] for path in matching}
 
 
 def _read(path: Path) -> Result | str:
@@ -196,13 +199,13 @@ def _read(path: Path) -> Result | str:
 
 
 def _folders(out: Path, path: Path) -> tuple[str, str]:
-    """`NAME-DIGEST8` of the checkpoint and the name of the image set, as the path says; "" where it says neither."""
+    """The folders in the path of a result: checkpoint (`NAME-DIGEST8`) and image set; "" if the path has others."""
     parts = path.relative_to(out / "results").parts
     return (parts[0], parts[1]) if len(parts) == 3 else ("", "")
 
 
 def _names_of(out: Path, path: Path, content: Result | str) -> dict[str, list[str]]:
-    """Option -> what a user may call this file by."""
+    """Option -> the values of that option which match this file."""
     checkpoint, data = _folders(out, path)
     name, _, digest8 = checkpoint.rpartition("-")
     words = path.stem.split("-")  # an unreadable file's name begins with that of its protocol
@@ -215,7 +218,7 @@ def _names_of(out: Path, path: Path, content: Result | str) -> dict[str, list[st
     }
 
 
-def lines_of(out: Path, contents: Mapping[Path, Result | str]) -> list[str]:
+def listing(out: Path, contents: Mapping[Path, Result | str]) -> list[str]:
     """A line for each file: status, checkpoint, protocol and seed, then the first number or why there is none."""
     rows = []
     for path, content in contents.items():
@@ -234,9 +237,9 @@ def lines_of(out: Path, contents: Mapping[Path, Result | str]) -> list[str]:
 
 
 def remove(out: Path, paths: Iterable[Path]) -> Path:
-    """Move result files, with all that lies beside them, to a new folder; returns it.
+    """Move result files, with their arrays, logs and failures, to a new folder; returns it.
 
-    The result itself goes first, so that no reader finds one without its arrays.
+    A result file is moved before its arrays, so that no reader finds a result without them.
     """
     folder = out / "removed" / datetime.now(UTC).strftime("%Y%m%d-%H%M%S-%f")
     for file in dict.fromkeys(file for path in paths for file in _files_of(path)):
@@ -247,14 +250,14 @@ def remove(out: Path, paths: Iterable[Path]) -> Path:
 
 
 def _files_of(path: Path) -> list[Path]:
-    """A result, its arrays and log, and the failure to make it again with its log: those that exist."""
-    results = [path] if path.stem.endswith(".failed") else [path, failure_beside(path)]
+    """The existing files of a result: itself, its arrays and log, and a failed attempt to make it again."""
+    results = [path] if path.stem.endswith(".failed") else [path, failure_path(path)]
     files = [result.with_suffix(suffix) for result in results for suffix in (".json", ".npz", ".log")]
     return [file for file in files if file.exists()]
 
 
 def refuse_ambiguous(out: Path, paths: Iterable[Path], name: str | None) -> None:
-    """ValueError where `name` is that of several checkpoints: more would be removed than was meant."""
+    """ValueError if several checkpoints have the `name`: more would be removed than the user meant."""
     folders = list(dict.fromkeys(_folders(out, path)[0] for path in paths))
     if name and len(folders) > 1:
-        raise ValueError(f"--checkpoint {name}: the name of {len(folders)} checkpoints; give {' or '.join(folders)}")
+        raise ValueError(f"--checkpoint {name}: {len(folders)} checkpoints have this name; give {' or '.join(folders)}")

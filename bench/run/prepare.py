@@ -14,7 +14,7 @@ from bench.results.record import (
     NewerSchema,
     ProtocolUsed,
     Result,
-    failure_beside,
+    failure_path,
     read_result,
     result_path,
     result_stem,
@@ -396,7 +396,7 @@ def job_state(path: Path, data: DataUsed, skip_bad: bool) -> State:
         return "failed before"
     _refuse_other_images(path, result, data)
     if result.skipped and not skip_bad:  # without --skip-bad, a result needs all images
-        return "failed before" if failure_beside(path).exists() else "new"
+        return "failed before" if failure_path(path).exists() else "new"
     return "done"
 
 

@@ -27,7 +27,7 @@ from bench.published.values import against_published
 from bench.results.record import (
     MetricRecord,
     Result,
-    failure_beside,
+    failure_path,
     images_seen,
     number_text,
     record,
@@ -343,7 +343,7 @@ def _run_checkpoint(preparation: Preparation, checkpoint: LoadedCheckpoint, jobs
                 result = result_of(job, checkpoint, space, outcome, seconds)
                 arrays = {} if isinstance(outcome, Exception) else arrays_of(outcome)
                 log = text_of([*traceback_of(error), ""]) if error else ""
-                earlier_is_kept = record(job.path, result, arrays, log) == failure_beside(job.path)
+                earlier_is_kept = record(job.path, result, arrays, log) == failure_path(job.path)
                 name = f"{job.title}: " if len(group) > 1 else ""
                 kept = "; the earlier result is kept" if earlier_is_kept else ""
                 say(f"  {number[job.path]} {name}{result_line(result)}{kept}")

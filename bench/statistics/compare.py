@@ -1,9 +1,9 @@
-"""`bench compare`: every pair of checkpoints, on the main metric of each protocol that both have under the same
-conditions, on a named one, or on all.
+"""`bench compare`: paired tests of every pair of checkpoints, for each protocol that both have results of.
 
-The main metric is the first that can be tested. Results that differ in anything but the checkpoint are not compared,
-and the reason is given. Seeds that both have are averaged per image. Holm's correction covers all comparisons of the
-call, so that metrics nobody asked for do not weaken the others.
+By default the main metric of a protocol is tested, the first for which a test is possible; or a named metric, or all.
+Results that differ in anything but the checkpoint are not compared, and the reason is given. Seeds that both have are
+averaged per image. Holm's correction covers all comparisons of the call, so further metrics, which make it stricter,
+are only tested on request.
 """
 
 import csv
@@ -20,7 +20,7 @@ from bench.cli.output import table
 from bench.results.record import Result, interval_decimals, number_text, suffix
 from bench.results.store import comparable_results
 from bench.statistics.intervals import LEVEL
-from bench.statistics.matching import Match, difference, label_of, labelled, matched
+from bench.statistics.matching import Match, label_of, match_results, paired_test, results_by_label
 from bench.statistics.paired import PairedTest, holm
 from bench.statistics.significance import PairedTestCache
 from engine.printing import did_you_mean, in_csv, text_of
@@ -29,7 +29,7 @@ COLUMNS = (
     *("metric", "A", "B", "of A", "of B", "difference [95 %]", "A only", "B only"),
     *("p", "p Holm", "effect", "better"),
 )
-SENTENCES = 8  # most comparisons that are also said in words
+MAX_CONCLUSIONS = 8  # up to this many main comparisons are also stated in sentences
 
 HEADER = (
     *("first", "second", "group", "metric", "seeds", "accuracy_first", "accuracy_second"),
@@ -40,12 +40,12 @@ HEADER = (
 
 @dataclass(frozen=True, kw_only=True)
 class Comparison:
-    """One metric of two checkpoints."""
+    """The paired test of one metric of two checkpoints."""
 
     first: str  # label of a checkpoint
     second: str  # label of the other
     group: str  # image set, protocol and changed settings
-    metric: str  # its name
+    metric: str  # name of the metric
     unit: str = "%"  # of the metric
     higher_is_better: bool | None = True  # None: neither
     seeds: tuple[int, ...]  # seeds that both have, averaged per image
@@ -58,15 +58,15 @@ class Comparisons:
     """All comparisons of a call."""
 
     found: tuple[Comparison, ...]  # with their corrected p
-    left_out: tuple[str, ...]  # a line for each thing that could not be compared
+    left_out: tuple[str, ...]  # a line for each comparison that is not possible, with the reason
 
     def __str__(self) -> str:
-        """What `bench compare` prints."""
+        """The tables and sentences that `bench compare` prints."""
         return to_text(self)
 
 
 def to_text(comparisons: Comparisons) -> str:
-    """A table for each protocol, and a sentence for each main comparison where these are few; printable."""
+    """A table for each protocol, and a sentence for each main comparison if there are few; printable."""
     lines: list[str] = []
     tables: dict[str, list[Comparison]] = {}
     for comparison in comparisons.found:
@@ -74,21 +74,21 @@ def to_text(comparisons: Comparisons) -> str:
     for title, rows in tables.items():
         lines += [title, *_table(rows), ""]
     mains, count = main_comparisons(comparisons.found), len(comparisons.found)
-    if len(mains) <= SENTENCES:
+    if len(mains) <= MAX_CONCLUSIONS:
         lines += [conclusion(comparison, count) for comparison in mains] + [""] * bool(mains)
     if count:
         covers = f"Holm's correction covers {count} comparison{'s' if count > 1 else ''}"
         lines += [
             f"{covers}; by default of each protocol's main metric (--metric NAME, --metric all).",
-            "Difference: A - B, in points of a percentage, else in the metric's unit; its interval is not corrected.",
-            "p: two-sided, on the same images. Where `better` is empty or missing, the test finds no difference.",
+            "Difference: A - B, in percentage points or in the metric's unit; its interval is not corrected.",
+            "p: two-sided, on the same images. If `better` is empty or missing, the test finds no difference.",
         ]
     lines += [f"not compared: {reason}" for reason in comparisons.left_out]
     return text_of(lines)
 
 
 def main_comparisons(comparisons: Sequence[Comparison]) -> list[Comparison]:
-    """The first comparison of each pair and protocol: that of the main metric that can be tested."""
+    """The first comparison of each pair and protocol, that of the main metric."""
     first: dict[tuple[str, str, str], Comparison] = {}
     for comparison in comparisons:
         first.setdefault((comparison.first, comparison.second, comparison.group), comparison)
@@ -96,7 +96,10 @@ def main_comparisons(comparisons: Sequence[Comparison]) -> list[Comparison]:
 
 
 def conclusion(comparison: Comparison, over: int) -> str:
-    """`a is better than b on digits/knn@dino top1_k10 by 33.0 points [28.6, 37.2], p < 0.0001 after Holm over 8`"""
+    """A comparison as a sentence. over: the number of comparisons that Holm's correction covers.
+
+    `a is better than b on digits/knn@dino top1_k10 by 33.0 points [28.6, 37.2], p < 0.0001 after Holm over 8`
+    """
     test, where = comparison.paired, f"on {comparison.group} {comparison.metric}"
     certainty = f"{p_text(comparison.p_holm, with_sign=True)} after Holm over {over}"
     digits = interval_decimals(test.difference, comparison.unit)
@@ -114,35 +117,35 @@ def conclusion(comparison: Comparison, over: int) -> str:
 
 
 def better(comparison: Comparison) -> Literal["first", "second", ""]:
-    """The better one; "" where the corrected test finds no difference, or where the metric has no better direction."""
+    """The better checkpoint; "" if the corrected test finds no difference, or neither direction is better."""
     if comparison.p_holm > LEVEL or comparison.higher_is_better is None:
         return ""
     return "first" if (comparison.paired.difference > 0) == comparison.higher_is_better else "second"
 
 
 def comparison_title(comparison: Comparison) -> str:
-    """What is compared, on which images and seeds, by which test."""
+    """The title of a table: what is compared, on how many images and seeds, by which test."""
     test, count = comparison.paired, len(comparison.seeds)
     seeds = f", mean of {count} seeds" if count > 1 else ""
     are_fractions = comparison.unit == "%" and test.test == "paired bootstrap"
-    alone = " alone, as values are fractions" if are_fractions else ""
-    return f"{comparison.group}: {test.images} images{seeds}; {test.test}{alone}; effect: {test.effect_name}"
+    note = " only, because values are fractions" if are_fractions else ""
+    return f"{comparison.group}: {test.images} images{seeds}; {test.test}{note}; effect: {test.effect_name}"
 
 
 def interval_text(low: float, high: float, digits: int = 1) -> str:
-    """`[28.6, 37.2]`, without a negative zero."""
+    """An interval as text, without a negative zero: `[28.6, 37.2]`."""
     return f"[{round(low, digits) + 0.0:.{digits}f}, {round(high, digits) + 0.0:.{digits}f}]"
 
 
 def p_text(p: float, with_sign: bool = False) -> str:
-    """`< 0.0001` or `0.0312`; with sign `p < 0.0001` or `p = 0.0312`."""
+    """A p value as text: `< 0.0001` or `0.0312`; with_sign: `p < 0.0001` or `p = 0.0312`."""
     if p < 1e-4:
         return "p < 0.0001" if with_sign else "< 0.0001"
     return f"p = {p:.4f}" if with_sign else f"{p:.4f}"
 
 
 def to_json(comparisons: Comparisons) -> str:
-    """All numbers, unrounded."""
+    """All comparisons as JSON, with unrounded numbers."""
     value = {
         "comparisons": [_record(comparison) for comparison in comparisons.found],
         "holm_over": len(comparisons.found),
@@ -153,7 +156,7 @@ def to_json(comparisons: Comparisons) -> str:
 
 
 def comparisons_csv(comparisons: Comparisons) -> str:
-    """A header and a row for each comparison, with empty cells where there is no number."""
+    """All comparisons as CSV: a header, and a row for each, with empty cells for missing numbers."""
     records = [
         _record(comparison) | {"seeds": "+".join(map(str, comparison.seeds))} for comparison in comparisons.found
     ]
@@ -167,15 +170,15 @@ def comparisons_csv(comparisons: Comparisons) -> str:
 def _record(comparison: Comparison) -> dict[str, object]:
     test = asdict(comparison.paired)
     accuracies = {"accuracy_first": test.pop("first"), "accuracy_second": test.pop("second")}
-    place = {name: getattr(comparison, name) for name in ("first", "second", "group", "metric", "seeds")}
-    return {**place, **accuracies, **test, "p_holm": comparison.p_holm, "better": better(comparison)}
+    keys = {name: getattr(comparison, name) for name in ("first", "second", "group", "metric", "seeds")}
+    return {**keys, **accuracies, **test, "p_holm": comparison.p_holm, "better": better(comparison)}
 
 
 def _table(rows: Sequence[Comparison]) -> list[str]:
-    body = [COLUMNS, *(_cells(comparison) for comparison in rows)]
-    filled = [column for column in range(len(COLUMNS)) if any(line[column] for line in body[1:])]
-    right = [place for place, column in enumerate(filled) if column > COLUMNS.index("B")]
-    return table([[line[column] for column in filled] for line in body], right=right, indent=2)
+    lines = [COLUMNS, *(_cells(comparison) for comparison in rows)]
+    filled = [column for column in range(len(COLUMNS)) if any(line[column] for line in lines[1:])]
+    right = [index for index, column in enumerate(filled) if column > COLUMNS.index("B")]
+    return table([[line[column] for column in filled] for line in lines], right=right, indent=2)
 
 
 def _cells(comparison: Comparison) -> tuple[str, ...]:
@@ -197,34 +200,34 @@ def _cells(comparison: Comparison) -> tuple[str, ...]:
     )
 
 
-ALL = "all"  # in place of a metric's name: every metric
+ALL = "all"  # instead of a metric's name: every metric
 
 
 def compare(
     out: Path, names: Sequence[str], data: str | None = None, protocol: str | None = None, metric: str | None = None
 ) -> Comparisons:
-    """Compare every pair of the named checkpoints. ValueError gives the choices for an unknown name.
+    """Compare every pair of the named checkpoints. ValueError, with the choices, for an unknown name.
 
-    data: name of an image set. protocol: a protocol, or a task such as knn. metric: its name, or ALL. None: every image
-    set, every protocol, the main metric of comparison.
+    data: name of an image set; None: all. protocol: a protocol, or a task such as knn; None: all. metric: its name, or
+    ALL; None: the main metric of each protocol.
     """
     results, left_out = comparable_results(out)
-    by_label = labelled(results)
+    by_label = results_by_label(results)
     labels = [label_of(name, by_label, out) for name in names]
-    if twice := [label for label in labels if labels.count(label) > 1]:
-        raise ValueError(f"{twice[0]} is given twice; name different checkpoints")
+    if duplicates := [label for label in labels if labels.count(label) > 1]:
+        raise ValueError(f"{duplicates[0]} is given twice; name different checkpoints")
     options = {"data": data, "protocol": protocol, "metric": None if metric == ALL else metric}
-    chosen = {label: [stored for stored in by_label[label] if _fits(stored.result, options)] for label in labels}
-    if not any(chosen.values()):
+    selected = {label: [stored for stored in by_label[label] if _selects(options, stored.result)] for label in labels}
+    if not any(selected.values()):
         _refuse(options, [stored.result for label in labels for stored in by_label[label]])
     cache: PairedTestCache[PairedTest] = PairedTestCache(out / "cache" / "comparisons.json", PairedTest)
     comparisons: list[Comparison] = []
     for first, second in combinations(labels, 2):
-        matches, reasons = matched(chosen[first], chosen[second], (first, second))
+        matches, reasons = match_results(selected[first], selected[second], (first, second))
         for match in matches:
-            of_match, why_not = compared(match, (first, second), metric, cache)
-            comparisons += of_match
-            reasons += why_not
+            comparisons_of_match, reasons_of_match = compare_match(match, (first, second), metric, cache)
+            comparisons += comparisons_of_match
+            reasons += reasons_of_match
         left_out += [f"{first} and {second}: {reason}" for reason in reasons]
     cache.save({stored.identity for stored in results})
     corrected = holm([comparison.paired.p for comparison in comparisons])
@@ -234,17 +237,17 @@ def compare(
     )
 
 
-def compared(
+def compare_match(
     match: Match, labels: tuple[str, str], metric: str | None, cache: PairedTestCache[PairedTest]
 ) -> tuple[list[Comparison], list[str]]:
-    """Uncorrected comparisons: of the first metric that both have and that can be tested, of `metric` or of ALL.
+    """Uncorrected comparisons of two checkpoints' results, and the reasons why metrics could not be compared.
 
-    Also the reasons why others have none.
+    metric: its name, or ALL; None: the first metric that both have and that can be tested.
     """
     first, second = match.first[0].result, match.second[0].result
     shared = [name for name in first.metrics if name in second.metrics and metric in (None, ALL, name)]
     differing = {name for name in shared if _meaning(first, name) != _meaning(second, name)}
-    testable = [name for name in shared if name in first.traced and name in second.traced]
+    testable = [name for name in shared if name in first.testable_metrics and name in second.testable_metrics]
     comparisons: list[Comparison] = []
     reasons = [
         f"{match.group}: {name}: {_meaning(first, name)} against {_meaning(second, name)}"
@@ -258,7 +261,7 @@ def compared(
         reasons.append(f"{match.group}: kept as numbers alone, not for each image: {', '.join(names)}")
     for name in testable:
         try:
-            test = cache.get(match.identities, name, partial(difference, match, name))
+            test = cache.get(match.identities, name, partial(paired_test, match, name))
         except ValueError as error:
             reasons.append(f"{match.group}: {error}")
             continue
@@ -281,12 +284,12 @@ def compared(
 
 
 def _meaning(result: Result, name: str) -> str:
-    # Two numbers with the same meaning can be subtracted.
+    # Only numbers of equal unit and direction can be subtracted.
     better = {True: "higher is better", False: "lower is better", None: "neither is better"}
     return f"{result.metrics[name].unit or 'no unit'}, {better[result.metrics[name].higher_is_better]}"
 
 
-def _fits(result: Result, options: Mapping[str, str | None]) -> bool:
+def _selects(options: Mapping[str, str | None], result: Result) -> bool:
     return (
         options["data"] in (None, result.data.name)
         and options["protocol"] in (None, result.protocol.name, result.task)
@@ -295,16 +298,16 @@ def _fits(result: Result, options: Mapping[str, str | None]) -> bool:
 
 
 def _refuse(options: Mapping[str, str | None], results: Sequence[Result]) -> None:
-    # ValueError for the first option that no result fits, or for their combination.
+    # ValueError for the first option that selects no result, or for their combination.
     choices = {
         "data": {result.data.name for result in results},
         "protocol": {result.protocol.name for result in results},
         "metric": {metric for result in results for metric in result.metrics},
     }
-    for option, known in choices.items():
-        word, alone = options[option], {**dict.fromkeys(options), option: options[option]}
-        if word is not None and not any(_fits(result, alone) for result in results):
+    for option, names in choices.items():
+        value, only_option = options[option], {**dict.fromkeys(options), option: options[option]}
+        if value is not None and not any(_selects(only_option, result) for result in results):
             raise ValueError(
-                f"--{option} {word}: these checkpoints have no such result{did_you_mean(word, sorted(known))}"
+                f"--{option} {value}: these checkpoints have no such result{did_you_mean(value, sorted(names))}"
             )
-    raise ValueError("no result of these checkpoints fits --data, --protocol and --metric together; leave one out")
+    raise ValueError("no result of these checkpoints matches --data, --protocol and --metric together; omit one")

@@ -1,7 +1,7 @@
-"""Pairs of results: which may be compared, the values that both kept of the images, and the paired test on them.
+"""Pairs of results: which of them may be compared, their values for the same images, and the paired test of these.
 
-Two results may be compared when they differ in the checkpoint alone; for all others there is the reason why not.
-N images, R resamples.
+Two results may be compared if they differ only in the checkpoint; for others a reason is given. Shapes: N images, R
+resamples.
 """
 
 from collections import defaultdict
@@ -33,12 +33,12 @@ class Match:
 
     @property
     def identities(self) -> list[list[str]]:
-        """Identities of the results of each side."""
+        """The identities of the results of each checkpoint."""
         return [[stored.identity for stored in side] for side in self.sides]
 
 
-def labelled(results: Sequence[StoredResult]) -> dict[str, list[StoredResult]]:
-    """Label -> results of a checkpoint."""
+def results_by_label(results: Sequence[StoredResult]) -> dict[str, list[StoredResult]]:
+    """Label of each checkpoint (`labels_of`) -> its results."""
     by_checkpoint: dict[tuple[str, str], list[StoredResult]] = defaultdict(list)
     for stored in results:
         by_checkpoint[stored.result.checkpoint.key].append(stored)
@@ -46,48 +46,51 @@ def labelled(results: Sequence[StoredResult]) -> dict[str, list[StoredResult]]:
 
 
 def label_of(name: str, by_label: Mapping[str, Sequence[StoredResult]], out: Path) -> str:
-    """The label that `name`, `name (digest8)` or `name-digest8` stands for. ValueError if none or several fit."""
-    fits = []
+    """The label of the checkpoint that is called `name`, by its name or a label with its digest.
+
+    Accepts `name`, `name (digest8)` and `name-digest8`. ValueError if no or several checkpoints match.
+    """
+    labels = []
     for label, results in by_label.items():
         used = results[0].result.checkpoint
         if name in (label, used.name, f"{used.name} ({used.digest[:8]})", used.unique_name):
-            fits.append(label)
-    if len(fits) > 1:
+            labels.append(label)
+    if len(labels) > 1:
         raise ValueError(
-            f"{name!r} is the name of {len(fits)} checkpoints in {out}: give {' or '.join(map(repr, fits))}"
+            f"{name!r} is the name of {len(labels)} checkpoints in {out}: give {' or '.join(map(repr, labels))}"
         )
-    if not fits:
+    if not labels:
         raise ValueError(f"{out} has no results of a checkpoint {name!r}{did_you_mean(name, list(by_label))}")
-    return fits[0]
+    return labels[0]
 
 
-def matched(
+def match_results(
     first: Sequence[StoredResult], second: Sequence[StoredResult], labels: tuple[str, str]
 ) -> tuple[list[Match], list[str]]:
-    """Pairs of results that differ in the checkpoint alone, and the reasons why others may not be compared."""
+    """Pairs of results that differ only in the checkpoint, and the reasons why others may not be compared."""
     matches, reasons = [], []
-    sides = [_by_place(first), _by_place(second)]
-    for place in sorted(sides[0] | sides[1]):
-        left, right = (_by_conditions(side.get(place, ())) for side in sides)
+    sides = [_by_protocol(first), _by_protocol(second)]
+    for protocol in sorted(sides[0] | sides[1]):
+        left, right = (_by_conditions(side.get(protocol, ())) for side in sides)
         if not left or not right:
-            reasons.append(f"{place}: no result of {labels[bool(left)]}")
+            reasons.append(f"{protocol}: no result of {labels[bool(left)]}")
             continue
         shared = [key for key in left if key in right]
         if not shared:
-            reasons.append(f"{place}: {_difference(left, right)}")
+            reasons.append(f"{protocol}: {_difference(left, right)}")
         for key in shared:
             group = next(iter(left[key].values())).result.group
             if seeds := sorted(left[key].keys() & right[key].keys()):
                 one, other = (tuple(side[key][seed] for seed in seeds) for side in (left, right))
                 matches.append(Match(group=group, first=one, second=other))
             else:
-                both = (" and ".join(map(str, sorted(side[key]))) for side in (left, right))
-                reasons.append(f"{group}: no seed in common ({' against '.join(both)})")
+                seeds_of_sides = (" and ".join(map(str, sorted(side[key]))) for side in (left, right))
+                reasons.append(f"{group}: no seed in common ({' against '.join(seeds_of_sides)})")
     return matches, reasons
 
 
-def difference(match: Match, metric: str) -> PairedTest:
-    """The paired test of a metric. ValueError says why there is none."""
+def paired_test(match: Match, metric: str) -> PairedTest:
+    """The paired test of a metric. ValueError, with the reason, if none is possible."""
     if _is_resampled(match, metric):
         first, second = (
             float(np.mean([stored.result.metrics[metric].value for stored in side])) for side in match.sides
@@ -98,7 +101,7 @@ def difference(match: Match, metric: str) -> PairedTest:
 
 
 def p_value(match: Match, metric: str) -> float:
-    """The p of `difference` alone."""
+    """The p value of `paired_test`, without the rest of the test."""
     if _is_resampled(match, metric):
         (first, second), images = _resampled(match, metric)
         return bootstrap_p_value(first - second, images)
@@ -107,7 +110,10 @@ def p_value(match: Match, metric: str) -> float:
 
 
 def paired_values(match: Match, metric: str) -> tuple[np.ndarray, np.ndarray]:
-    """Values (N,) of both on the images that both could read, mean over seeds. ValueError says why there are none."""
+    """Values (N,) of both checkpoints, means over seeds, on the images that both could read.
+
+    ValueError, with the reason, if there are none.
+    """
     first, second = (np.mean([_per_image(stored, metric) for stored in side], axis=0) for side in match.sides)
     if first.shape != second.shape:
         raise ValueError(f"{metric}: {len(first)} images against {len(second)}; make both again with --rerun")
@@ -115,15 +121,15 @@ def paired_values(match: Match, metric: str) -> tuple[np.ndarray, np.ndarray]:
     if seen.all():
         return first, second
     if not seen.any():
-        raise ValueError(f"{metric}: no image that both could read")
+        raise ValueError(f"{metric}: there is no image that both could read")
     return first[seen], second[seen]
 
 
 def array_of(stored: StoredResult, metric: str) -> np.ndarray:
-    """The array of a metric that has one. ValueError where the file lacks it."""
+    """The array of a metric that has one. ValueError if it is missing from the `.npz` file."""
     name = stored.result.metrics[metric].array
     if name not in stored.arrays:
-        raise ValueError(f"{stored.path}: no array {name!r} beside it; make the result again with --rerun")
+        raise ValueError(f"{stored.path}: its .npz file has no array {name!r}; make the result again with --rerun")
     return stored.arrays[name]
 
 
@@ -133,17 +139,17 @@ def _per_image(stored: StoredResult, metric: str) -> np.ndarray:
         raise ValueError(f"{metric}: kept as a number alone, not for each image")
     values = array_of(stored, metric)
     if not averages_to(values, record.value, record.unit):
-        raise ValueError(f"{metric}: not the mean of its values for the images, so that a paired test does not apply")
+        raise ValueError(f"{metric}: not the mean of its values for the images, so a paired test does not apply")
     return values.astype(np.float64)
 
 
-def _by_place(results: Sequence[StoredResult]) -> dict[str, list[StoredResult]]:
-    # `digits/knn@dino` -> results that are ok, of any seed and any settings.
-    by_place: dict[str, list[StoredResult]] = defaultdict(list)
+def _by_protocol(results: Sequence[StoredResult]) -> dict[str, list[StoredResult]]:
+    # Image set and protocol, `digits/knn@dino` -> good results, of any seed and any settings.
+    by_protocol: dict[str, list[StoredResult]] = defaultdict(list)
     for stored in results:
         if stored.result.status == "ok":
-            by_place[f"{stored.result.data.name}/{stored.result.protocol.name}"].append(stored)
-    return by_place
+            by_protocol[f"{stored.result.data.name}/{stored.result.protocol.name}"].append(stored)
+    return by_protocol
 
 
 def _by_conditions(results: Sequence[StoredResult]) -> dict[str, dict[int, StoredResult]]:
@@ -161,12 +167,12 @@ def _difference(left: Mapping[str, Mapping[int, StoredResult]], right: Mapping[s
     for one in sides[0]:
         for other in sides[1]:
             keys = [key for key in one | other if one.get(key) != other.get(key)]
-            candidates.append([f"{key} {_said(one.get(key))} against {_said(other.get(key))}" for key in keys])
+            candidates.append([f"{key} {_text(one.get(key))} against {_text(other.get(key))}" for key in keys])
     fewest = min(candidates, key=len)
     return ", ".join(fewest)
 
 
-def _said(value: Any) -> str:
+def _text(value: Any) -> str:
     return "none" if value is None else short(value)
 
 
@@ -176,7 +182,7 @@ def _is_resampled(match: Match, metric: str) -> bool:
 
 
 def _scaled(match: Match, metric: str) -> tuple[np.ndarray, np.ndarray, float]:
-    # Values (N,) of both, from -1 to 1, and what 1 is in the metric's unit.
+    # Values (N,) of both, scaled to -1 to 1, and the scale: what 1 stands for, in the metric's unit.
     first, second = paired_values(match, metric)
     if match.first[0].result.metrics[metric].unit == "%":
         return first, second, 100.0
@@ -185,10 +191,10 @@ def _scaled(match: Match, metric: str) -> tuple[np.ndarray, np.ndarray, float]:
 
 
 def _resampled(match: Match, metric: str) -> tuple[list[np.ndarray], int]:
-    # Values (R,) of both, mean over seeds, and the number of images.
+    # Values (R,) of both, means over seeds, and the number of images.
     images = images_seen(match.first[0].result.data, match.first[0].result.limit)
     if images < 2:
-        raise ValueError(f"{metric}: one image is no sample; evaluate on more")
+        raise ValueError(f"{metric}: a single image cannot be resampled; evaluate on more images")
     sides = [np.stack([array_of(stored, metric) for stored in side]) for side in match.sides]
     if sides[0].shape != sides[1].shape:
         raise ValueError(f"{metric}: {sides[0].shape[1]} resamples against {sides[1].shape[1]}; use --rerun for both")

@@ -1,7 +1,7 @@
 """Checkpoints that do not differ significantly from the best of a leaderboard column: paired tests, Holm-corrected.
 
-A test is a function of its two sides, so its result is kept under their identities and the metric, in OUT/cache, and
-not computed again. The file may be deleted.
+A test depends only on the two checkpoints' results, so it is cached in OUT/cache under their identities and the metric,
+and not computed again. The file may be deleted.
 """
 
 from collections import defaultdict
@@ -19,18 +19,18 @@ import msgspec
 
 from bench.results.store import StoredResult, write_cache
 from bench.statistics.intervals import LEVEL
-from bench.statistics.matching import matched, p_value
+from bench.statistics.matching import match_results, p_value
 from bench.statistics.paired import holm
 
-VERSION = 2  # raise it when the same values would be tested otherwise
-LETTERS = ascii_letters + "".join(filter(str.isalpha, map(chr, range(0x3B1, 0x530))))  # Greek and Cyrillic are many
-LETTERED = 60  # checkpoints up to which all pairs of a column are tested: 1770 tests, half a millisecond to 12 ms each
+VERSION = 2  # raise it when the same values would be tested differently
+LETTERS = ascii_letters + "".join(filter(str.isalpha, map(chr, range(0x3B1, 0x530))))  # continued in Greek, Cyrillic
+MAX_LETTERED = 60  # with up to this many checkpoints, all pairs of a column are tested: 1770 tests of 0.5 to 12 ms
 
 Test = TypeVar("Test")
 
 
 class PairedTestCache(Generic[Test]):
-    """File of paired tests of one kind, a float or a dataclass. tests: "identities|identities" -> metric -> test."""
+    """A file of paired tests of one kind, a float or a dataclass. tests: "identities|identities" -> metric -> test."""
 
     def __init__(self, path: Path, kind: Any) -> None:
         self.path, self.kind = path, kind
@@ -38,9 +38,9 @@ class PairedTestCache(Generic[Test]):
         self.is_new = False
 
     def get(self, sides: Sequence[Sequence[str]], metric: str, test: Callable[[], Test]) -> Test:
-        """The test of a metric of two sides, made if it is not there. sides: identities of the results of each.
+        """The test of a metric of two checkpoints, computed by `test` if it is not cached.
 
-        Whatever `test` raises is raised, and made again the next time.
+        sides: identities of the results of each checkpoint. An error that `test` raises is passed on and not cached.
         """
         pair = "|".join("+".join(side) for side in sides)
         result = self.tests.get(pair, {}).get(metric)
@@ -52,15 +52,18 @@ class PairedTestCache(Generic[Test]):
         return result
 
     def save(self, identities: Collection[str]) -> None:
-        """Write new tests, with those that others wrote meanwhile, of results that still have these identities."""
+        """Write the file if there are new tests, merged with those that other processes wrote in the meantime.
+
+        identities: of all current results; tests of other results are dropped.
+        """
         if not self.is_new:
             return
         merged = self._read()
         for pair, tests in self.tests.items():
             merged[pair] = merged.get(pair, {}) | tests
         known = set(identities)
-        alive = {pair: tests for pair, tests in merged.items() if known.issuperset(pair.replace("|", "+").split("+"))}
-        write_cache(self.path, msgspec.json.encode({"version": VERSION, "tests": alive}))
+        current = {pair: tests for pair, tests in merged.items() if known.issuperset(pair.replace("|", "+").split("+"))}
+        write_cache(self.path, msgspec.json.encode({"version": VERSION, "tests": current}))
         self.is_new = False
 
     def _read(self) -> dict[str, dict[str, Test]]:
@@ -69,12 +72,12 @@ class PairedTestCache(Generic[Test]):
             if content["version"] != VERSION:
                 return {}
             return msgspec.convert(content["tests"], dict[str, dict[str, self.kind]])  # type: ignore[name-defined]
-        except (OSError, ValueError, KeyError, TypeError):  # none, or damaged
+        except (OSError, ValueError, KeyError, TypeError):  # the file is missing or damaged
             return {}
 
 
 def _is_finite(test: Any) -> bool:
-    # JSON has no other numbers.
+    # JSON has neither NaN nor infinity.
     values = asdict(test).values() if is_dataclass(test) and not isinstance(test, type) else [test]
     return all(isfinite(value) for value in values if isinstance(value, float))
 
@@ -84,7 +87,7 @@ Column = tuple[str, str]  # group and metric
 
 
 def p_value_cache(out: Path) -> PairedTestCache[float]:
-    """The p values of the leaderboard of a folder."""
+    """The cache of p values for the leaderboard of a folder."""
     return PairedTestCache(out / "cache" / "p-values.json", float)
 
 
@@ -94,11 +97,12 @@ def ties_with_best(
     results: Iterable[StoredResult],
     cache: PairedTestCache[float],
 ) -> dict[Column, frozenset[Key]]:
-    """(group, metric) -> the best checkpoint and all that do not differ significantly from it; without columns of
-    which no paired test is possible, as of a number that no values of images give.
+    """Column -> the best checkpoint and all that do not differ significantly from it.
 
-    columns: of each, checkpoint -> its number. best: column -> the best number, where there is one. Memory holds the
-    arrays of the leaders of one group and of one other checkpoint at a time.
+    Columns without any possible paired test are omitted, such as metrics that have no values for images. To save
+    memory, only the arrays of the leaders of one group and of one other checkpoint are loaded at a time.
+
+    columns: column -> checkpoint -> its number. best: column -> the best number, for columns that have one.
     """
     ties: dict[Column, frozenset[Key]] = {}
     for group, by_checkpoint in _by_group(results).items():
@@ -130,44 +134,45 @@ def tie_letters(
     results: Iterable[StoredResult],
     cache: PairedTestCache[float],
 ) -> dict[Column, dict[Key, str]]:
-    """(group, metric) -> checkpoint -> its letters: two checkpoints share one where no paired test tells them apart.
+    """Column -> checkpoint -> its letters: two checkpoints share a letter if no paired test distinguishes them.
 
-    A compact letter display: each letter is a largest set of checkpoints of which none differs from another (Piepho
-    2004, doi:10.1198/1061860043515), without those of one checkpoint. Comparisons with the leader are those of
-    `ties_with_best`; all others are Holm-corrected together. Columns of more than LETTERED checkpoints have none.
+    A compact letter display (Piepho 2004, doi:10.1198/1061860043515): each letter stands for a maximal set of two or
+    more checkpoints none of which differs from another. Comparisons with the leader are those of `ties_with_best`; all
+    others are Holm-corrected together. Columns of more than MAX_LETTERED checkpoints get no letters.
 
-    columns: of each, checkpoint -> its number, the best first. ties: of `ties_with_best`.
+    columns: column -> checkpoint -> its number, the best first. ties: from `ties_with_best`.
     """
     by_group = _by_group(results)
     letters = {}
     for column, numbers in columns.items():
-        if column in ties and len(numbers) <= LETTERED:
+        if column in ties and len(numbers) <= MAX_LETTERED:
             by_checkpoint = by_group[column[0]]
             leader, *others = numbers
             p = {}
             for first, second in combinations(others, 2):
-                matches, _ = matched(by_checkpoint[first], by_checkpoint[second], (first[0], second[0]))
-                with suppress(ValueError):  # no paired test is possible: they count as different
+                matches, _ = match_results(by_checkpoint[first], by_checkpoint[second], (first[0], second[0]))
+                with suppress(ValueError):  # if no paired test is possible, they count as different
                     if len(matches) == 1:
                         test = partial(p_value, matches[0], column[1])
                         p[first, second] = cache.get(matches[0].identities, column[1], test)
             corrected = zip(p, holm(list(p.values())), strict=True)
-            level = [(leader, key) for key in ties[column] - {leader}] + [pair for pair, at in corrected if at > LEVEL]
-            letters[column] = _letters_of(list(numbers), level)
+            tied = [(leader, key) for key in ties[column] - {leader}]
+            tied += [pair for pair, p_holm in corrected if p_holm > LEVEL]
+            letters[column] = _letters_of(list(numbers), tied)
             for stored in chain.from_iterable(by_checkpoint.values()):
                 stored.forget_arrays()
     return letters
 
 
-def _letters_of(keys: Sequence[Key], level: Iterable[tuple[Key, Key]]) -> dict[Key, str]:
-    """Letters of checkpoints, the best first, of which some pairs are level."""
+def _letters_of(keys: Sequence[Key], tied: Iterable[tuple[Key, Key]]) -> dict[Key, str]:
+    """Checkpoint -> its letters. keys: the checkpoints, the best first. tied: pairs that do not differ."""
     from networkx import Graph, find_cliques
 
-    places = {key: place for place, key in enumerate(keys)}
-    groups = sorted(sorted(map(places.__getitem__, clique)) for clique in find_cliques(Graph(level)))
+    positions = {key: position for position, key in enumerate(keys)}
+    cliques = sorted(sorted(positions[key] for key in clique) for clique in find_cliques(Graph(tied)))
     return {
-        key: "".join(letter for letter, group in zip(LETTERS, groups, strict=False) if place in group)
-        for key, place in places.items()
+        key: "".join(letter for letter, clique in zip(LETTERS, cliques, strict=False) if position in clique)
+        for key, position in positions.items()
     }
 
 
@@ -177,9 +182,9 @@ def _p_values(
     results: Mapping[Key, Sequence[StoredResult]],
     cache: PairedTestCache[float],
 ) -> dict[Column, dict[Key, float]]:
-    """Column -> checkpoint -> uncorrected p value of its test against the column's leader, in one group of results.
+    """Column -> checkpoint -> uncorrected p value of its test against the column's leader, for one group of results.
 
-    A checkpoint for which no paired test is possible has no p, and counts as different.
+    A checkpoint without a possible paired test has no p, and counts as different.
     """
     leaders = {
         column: next(key for key, number in numbers.items() if number == best[column])
@@ -189,7 +194,7 @@ def _p_values(
     for key in dict.fromkeys(chain.from_iterable(columns.values())):
         matches = {}
         for leader in {*leaders.values()} - {key}:
-            pairs, _ = matched(results.get(leader, ()), results.get(key, ()), (leader[0], key[0]))
+            pairs, _ = match_results(results.get(leader, ()), results.get(key, ()), (leader[0], key[0]))
             matches[leader] = pairs[0] if len(pairs) == 1 else None
         for column, leader in leaders.items():
             match, metric = matches.get(leader), column[1]

@@ -130,7 +130,7 @@ def test_seeds_that_both_have_are_averaged(bench, tmp_path):
             save(tmp_path, name, 0, seed=seed, values=(generator.random(IMAGES) < rate).astype(np.float32))
     save(tmp_path, "a", 1, seed=7)
     text = bench("compare", "a", "b", "--out", tmp_path)[1]
-    assert "400 images, mean of 3 seeds; paired bootstrap alone, as values are fractions" in text
+    assert "400 images, mean of 3 seeds; paired bootstrap only, because values are fractions" in text
     assert "b is better than a on digits/knn@dino top1 by " in text and "after Holm over 1" in text
 
 
@@ -141,7 +141,7 @@ def test_tables_say_which_test_their_rows_rest_on():
     rows = [Comparison(**place, metric=name, paired=each) for name, each in (("few", fractions), ("all", test))]
     text = to_text(Comparisons(found=tuple(rows), left_out=()))
     first, second = text.split("\n\n")[:2]
-    assert "paired bootstrap alone" in first and "A only" not in first and "few" in first
+    assert "paired bootstrap only" in first and "A only" not in first and "few" in first
     assert "McNemar, exact" in second and "A only" in second and "all" in second
 
 

