@@ -33,7 +33,7 @@ def run(options: Options) -> int:
     from engine.printing import say
 
     name = options.name[0] if options.name else None
-    first, second = (effects.found_result(word, options.out, name) for word in (options.first, options.second))
+    first, second = (effects.find_result(word, options.out, name) for word in (options.first, options.second))
     changed, unexplained = effects.differences(first.result, second.result)
     say(*effects.difference_lines(first.result, second.result, changed, unexplained))
     if not changed:
@@ -42,7 +42,7 @@ def run(options: Options) -> int:
         say("", "to measure how much each explains:", f"  {effects.command(first, second, changed)}")
         return 0
     evaluation = options_from(options, EvaluationOptions, suite="", out=options.to, checkpoint=options.checkpoint[:1])
-    like_first = effects.options_like(first.result, evaluation)
+    like_first = effects.options_matching(first.result, evaluation)
     shares, whole = effects.explain(like_first, changed, options.checkpoint)
     say("", *effects.share_lines(first.result, second.result, shares, whole))
     return 0

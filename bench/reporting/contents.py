@@ -1,6 +1,6 @@
-"""What a report says: its tables, who leads each of them and the whole leaderboard, and how far that can be trusted.
+"""The contents of a report: its tables, the leaders of each table and of the leaderboard, and caveats.
 
-It depends on result files alone, so that the same results give the same page.
+They depend on result files alone, so that the same results give the same page.
 """
 
 import re
@@ -20,11 +20,12 @@ from checkpoints.export import spec_in
 from checkpoints.flops import forward_flops
 from engine.extensions import opening, source_files
 
-# measured: competes. floor: raw pixels. initial: a pretraining's weights before its first update. published: a paper's.
+# measured: a trained network. floor: raw pixels. initial: weights before the first update of a pretraining. published:
+# numbers from a paper. Only measured ones are ranked.
 Kind = Literal["measured", "floor", "initial", "published"]
 KINDS = get_args(Kind)
 BLOCK = r"(\w+)_block(\d+)"  # metrics of the blocks before the last
-SHADES = 10  # of a column, of one hue that differ in lightness, so that colour-blind readers see them
+SHADES = 10  # steps of lightness of one hue in a column, which colour-blind readers can tell apart
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,10 +33,10 @@ class TableNumber:
     """One number of a table."""
 
     text: str
-    value: float | None = None  # None: there is no number
-    first: bool = False  # the best network of its column, or level with it
-    level: bool = False  # first, and not alone
-    results: tuple[int, ...] = ()  # the result files that it is made of, by their place in Report.results
+    value: float | None = None  # None: the checkpoint has no number here
+    first: bool = False  # the best network of its column, or tied with it
+    level: bool = False  # first, together with others
+    results: tuple[int, ...] = ()  # the results behind the number, as indices into ReportContents.results
     shade: int | None = None  # from 0, the worst of its column, to SHADES, the best
     interval: tuple[float, float] | None = None
     letters: str = ""  # shared with networks that a paired test cannot tell from it
@@ -47,57 +48,59 @@ class TableRow:
 
     name: str
     kind: Kind
-    rank: str  # "1", "2-3" for several that share it, "" for rows that compete with none; a mean rank in an overview
+    rank: str  # "1", "2-3" for a shared one, "" for rows that are not ranked; a mean rank in an overview
     numbers: tuple[TableNumber, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
 class ReportTable:
-    """One group of the leaderboard: an image set under a protocol."""
+    """One group of the leaderboard: a protocol on an image set."""
 
     anchor: str
     group: str
-    result: Result  # one of the group, with its protocol, settings and image set
-    about: str  # what the task is, for people; "" where it is not installed
+    result: Result  # one of the group, for its protocol, settings and image set
+    about: str  # description of the task; "" if it is not installed
     metrics: tuple[str, ...]
     unit: str  # of the first metric
-    higher: bool  # whether more of it is better
-    axis: tuple[float, float] | None  # of the first column and its intervals
+    higher: bool  # whether higher is better for the first metric
+    axis: tuple[float, float] | None  # range of the first column and its intervals
     rows: tuple[TableRow, ...]
     caveats: tuple[str, ...]
     tested: bool  # whether a paired test compared the first column's best with the others
-    beats_pixels: bool | None  # whether the best network is significantly better than raw pixels; None: not both here
+    beats_pixels: bool | None  # whether a network is significantly better than raw pixels; None: not tested
 
     @property
     def images(self) -> int | None:
-        """Validation images that the result saw; None where it does not say."""
+        """Number of validation images that were used; None if unknown."""
         data = self.result.data
         return images_seen(data, self.result.limit) if "val" in data.images else None
 
 
 @dataclass(frozen=True, kw_only=True)
 class ReportContents:
-    """A whole page."""
+    """The contents of a whole page."""
 
     tables: tuple[ReportTable, ...]
-    overview: tuple[TableRow, ...]  # a number for each table, None where a checkpoint has none
-    overall: str  # a sentence on the mean ranks, "" where there are none
-    correlations: tuple[RankCorrelation, ...]  # of health with linear accuracy
+    overview: tuple[TableRow, ...]  # a row for each checkpoint, with one number for each table
+    overall: str  # a sentence on the mean ranks, "" if there are none
+    correlations: tuple[RankCorrelation, ...]  # of health metrics with linear accuracy
     checkpoints: tuple[Mapping[str, Any], ...]
-    results: tuple[Mapping[str, object], ...]  # each as its file has it, without what only programs read
-    troubles: tuple[str, ...]
+    results: tuple[Mapping[str, object], ...]  # the provenance of each result (`provenance`)
+    troubles: tuple[str, ...]  # a line for each failed result and each file that cannot be read
     newest: str  # date of the newest result
 
 
 def contents(leaderboard: Leaderboard, networks: Leaderboard | None = None) -> ReportContents:
-    """What a leaderboard and the results behind it look like. networks: its trained networks alone, with their ties
-    (`networks_of`); without it, ties of the whole leaderboard count."""
+    """The contents of a report on a leaderboard and the results behind it.
+
+    networks: its trained networks with ties among themselves (`networks_of`); None uses the leaderboard's own ties.
+    """
     networks = networks or trained_networks(leaderboard)
     good = [stored.result for stored in leaderboard.results if stored.result.status == "ok"]
-    places: dict[tuple[str, Key], list[int]] = {}
-    for place, result in enumerate(good):
-        places.setdefault((result.group, result.checkpoint.key), []).append(place)
-    tables = tuple(_table(leaderboard, networks, group, good, places) for group in leaderboard.groups)
+    indices: dict[tuple[str, Key], list[int]] = {}  # (group, checkpoint) -> indices of its results in `good`
+    for index, result in enumerate(good):
+        indices.setdefault((result.group, result.checkpoint.key), []).append(index)
+    tables = tuple(_table(leaderboard, networks, group, good, indices) for group in leaderboard.groups)
     ranked = mean_ranks(networks)
     return ReportContents(
         tables=tables,
@@ -112,16 +115,16 @@ def contents(leaderboard: Leaderboard, networks: Leaderboard | None = None) -> R
 
 
 def trained_networks(leaderboard: Leaderboard) -> Leaderboard:
-    """The leaderboard without raw pixels, initial weights and published numbers, which win nothing."""
+    """The leaderboard without raw pixels, initial weights and published numbers, which are not ranked."""
     rows = {used: cells for used, cells in leaderboard.rows.items() if row_kind(leaderboard, used) == "measured"}
     keys = {used.key for used in rows}
-    ties = {column: level & keys for column, level in leaderboard.ties.items()}
+    ties = {column: tied & keys for column, tied in leaderboard.ties.items()}
     return replace(leaderboard, rows=rows, ties=ties)
 
 
 def networks_of(leaderboard: Leaderboard, cache: PairedTestCache[float]) -> Leaderboard:
-    """`trained_networks` with ties tested among themselves, also where raw pixels lead the whole leaderboard, and with
-    letters in each main column."""
+    """`trained_networks` with paired tests among these alone (raw pixels may lead the leaderboard), and with letters of
+    ties in each main column."""
     networks = with_ties(trained_networks(leaderboard), leaderboard.results, cache)
     columns = {}
     for group, (main, *_) in networks.groups.items():
@@ -132,11 +135,11 @@ def networks_of(leaderboard: Leaderboard, cache: PairedTestCache[float]) -> Lead
 
 
 def _overview(leaderboard: Leaderboard, tables: Sequence[ReportTable], ranked: MeanRanks) -> tuple[TableRow, ...]:
-    """A row for each checkpoint, by mean rank and then by name; those that compete with none last."""
-    numbers = {(row.name, at): row.numbers[0] for at, table in enumerate(tables) for row in table.rows}
+    """A row for each checkpoint, by mean rank and then by name; rows that are not ranked come last."""
+    numbers = {(row.name, table.anchor): row.numbers[0] for table in tables for row in table.rows}
     order = list(KINDS)
 
-    def place(checkpoint: CheckpointUsed) -> tuple[int, float, str]:
+    def sort_key(checkpoint: CheckpointUsed) -> tuple[int, float, str]:
         rank = ranked.means.get(checkpoint.key, float("inf"))
         return order.index(row_kind(leaderboard, checkpoint)), rank, leaderboard.names[checkpoint]
 
@@ -146,15 +149,16 @@ def _overview(leaderboard: Leaderboard, tables: Sequence[ReportTable], ranked: M
             kind=row_kind(leaderboard, checkpoint),
             rank=ranked.text(checkpoint.key),
             numbers=tuple(
-                numbers.get((leaderboard.names[checkpoint], at), TableNumber(text="")) for at in range(len(tables))
+                numbers.get((leaderboard.names[checkpoint], table.anchor), TableNumber(text="")) for table in tables
             ),
         )
-        for checkpoint in sorted(leaderboard.rows, key=place)
+        for checkpoint in sorted(leaderboard.rows, key=sort_key)
     )
 
 
 def _facts(leaderboard: Leaderboard, checkpoint: CheckpointUsed) -> dict[str, Any]:
-    named = {
+    """Name, kind, origin and costs of a checkpoint; `cost` holds the costs as numbers, the rest is for people."""
+    identity = {
         name: getattr(checkpoint, name)
         for name in ("method", "recipe", "branch", "architecture", "parameters", "digest", "source")
     }
@@ -162,7 +166,7 @@ def _facts(leaderboard: Leaderboard, checkpoint: CheckpointUsed) -> dict[str, An
     saved = leaderboard.folder.parent / "exports" / f"{checkpoint.name}-{checkpoint.digest[:8]}"
     specs = (spec_in(folder, checkpoint.digest) for folder in (saved, checkpoint.source) if folder)
     if spec := next(filter(None, specs), None):
-        cost["forward_gflop"] = forward_flops(spec) / 1e9  # of an image, at the size that all protocols read
+        cost["forward_gflop"] = forward_flops(spec) / 1e9  # per image, at the network's own image size
     texts = {
         "training time" if name == "hours" else name.replace("_", " "): (
             time_text(value) if name == "hours" else f"{value:.4g}" if isinstance(value, float) else value
@@ -170,11 +174,11 @@ def _facts(leaderboard: Leaderboard, checkpoint: CheckpointUsed) -> dict[str, An
         for name, value in cost.items()
     }
     kind = row_kind(leaderboard, checkpoint)
-    return {"name": leaderboard.names[checkpoint], "kind": kind, **named, **texts, "cost": cost}
+    return {"name": leaderboard.names[checkpoint], "kind": kind, **identity, **texts, "cost": cost}
 
 
 def row_kind(leaderboard: Leaderboard, checkpoint: CheckpointUsed) -> Kind:
-    """What a row is to the others; initial weights are known by the folder that a pretraining writes them to."""
+    """The kind of a row; initial weights are recognised by the folder `start` to which a pretraining writes them."""
     if checkpoint in leaderboard.published:
         return "published"
     if checkpoint.is_floor:
@@ -184,7 +188,7 @@ def row_kind(leaderboard: Leaderboard, checkpoint: CheckpointUsed) -> Kind:
 
 @cache
 def about_task(task: str) -> str:
-    """The first two paragraphs of a task's file."""
+    """The first two paragraphs of the docstring of a task's file; "" if the task is not installed."""
     files = source_files("probes") | source_files("downstream")
     return opening(files[task]) if task in files else ""
 
@@ -194,8 +198,9 @@ def _table(
     networks: Leaderboard,
     group: str,
     results: Sequence[Result],
-    places: Mapping[tuple[str, Key], list[int]],
+    indices: Mapping[tuple[str, Key], list[int]],
 ) -> ReportTable:
+    """The table of a group. indices: (group, checkpoint) -> indices of its results."""
     metrics = leaderboard.groups[group]
     main = group, metrics[0]
     cells = {checkpoint: leaderboard.rows[checkpoint] for checkpoint in leaderboard.checkpoints_in(group)}
@@ -208,7 +213,7 @@ def _table(
     column = [row[main] for used, row in cells.items() if main in row and used in networks.rows]
     rows = []
     for checkpoint in sorted(cells, key=lambda checkpoint: _order(cells[checkpoint].get(main))):
-        made_of = tuple(places.get((group, checkpoint.key), ()))
+        own_results = tuple(indices.get((group, checkpoint.key), ()))
         numbers = []
         for metric in metrics:
             cell = cells[checkpoint].get((group, metric))
@@ -223,7 +228,7 @@ def _table(
                     first=first,
                     level=is_level,
                     letters=letters,
-                    results=made_of,
+                    results=own_results,
                     interval=cell.interval if cell else None,
                 )
             )
@@ -255,9 +260,9 @@ def _table(
 
 
 def _shade(cell: Cell, column: Sequence[Cell]) -> int | None:
-    """By how far a number is behind the best of the trained networks; None where there are no two to compare.
+    """Shade of a number by its distance from the best trained network; None for fewer than two networks.
 
-    The scale is at least as long as two of the widest interval: where all are level, all look alike.
+    The scale spans at least twice the widest interval, so that numbers whose differences are noise look alike.
     """
     if len(column) < 2:
         return None
@@ -269,7 +274,7 @@ def _shade(cell: Cell, column: Sequence[Cell]) -> int | None:
 
 
 def _beats_pixels(leaderboard: Leaderboard, networks: Leaderboard, column: Column) -> bool | None:
-    """None where nothing was tested, or there are no raw pixels or no networks."""
+    """Whether raw pixels are not among the best of a column; None without a test, raw pixels or networks."""
     floors = {used.key for used, cells in leaderboard.rows.items() if used.is_floor and column in cells}
     if not floors or column not in leaderboard.ties or not any(column in cells for cells in networks.rows.values()):
         return None
@@ -277,7 +282,7 @@ def _beats_pixels(leaderboard: Leaderboard, networks: Leaderboard, column: Colum
 
 
 def merged_notes(notes: Sequence[str], names: Sequence[str]) -> tuple[str, ...]:
-    """Notes that several checkpoints share as one: `a and b: NOTE`, `all checkpoints: NOTE`."""
+    """Notes, with those that several checkpoints share merged: `a and b: NOTE`, `all checkpoints: NOTE`."""
     shared: dict[str, list[str]] = {}
     for note in notes:
         owner = next((name for name in names if note.startswith(f"{name.removesuffix(' (floor)')}: ")), "")
@@ -290,11 +295,14 @@ def merged_notes(notes: Sequence[str], names: Sequence[str]) -> tuple[str, ...]:
 
 
 def sweep_of(row: TableRow, table: ReportTable, pattern: str) -> list[tuple[float, TableNumber]]:
-    """What metrics' names hold, such as the k of `top1_k20`, and their numbers, of the first metric that is swept; of
-    blocks the main number is the last one's."""
-    matches = [(re.fullmatch(pattern, metric), row.numbers[at]) for at, metric in enumerate(table.metrics)]
-    of_first = next((match[1] for match, _ in matches if match), "")
-    numbers = {float(match[2]): number for match, number in matches if match and match[1] == of_first}
+    """Points (x, number) of the first metric that is swept, such as `top1` over k in `top1_k10` and `top1_k20`.
+
+    pattern: matches a metric's name; its groups are the name without x, and x. For BLOCK the main number is added as
+    that of the last block.
+    """
+    matches = [(re.fullmatch(pattern, metric), row.numbers[index]) for index, metric in enumerate(table.metrics)]
+    swept_metric = next((match[1] for match, _ in matches if match), "")
+    numbers = {float(match[2]): number for match, number in matches if match and match[1] == swept_metric}
     points = [(x, numbers[x]) for x in sorted(numbers) if numbers[x].value is not None]
     if pattern == BLOCK and points and row.numbers[0].value is not None:
         points.append((points[-1][0] + 1, row.numbers[0]))
@@ -302,7 +310,7 @@ def sweep_of(row: TableRow, table: ReportTable, pattern: str) -> list[tuple[floa
 
 
 def best_blocks(table: ReportTable) -> str:
-    """Of the leading networks the best block, and how far the last is behind; "" for a protocol of the last alone."""
+    """A sentence with the best block of each leading network; "" for a protocol that reads only the last block."""
     parts = []
     for row in competing(table)[:LISTED]:
         if points := sweep_of(row, table, BLOCK):
@@ -314,28 +322,27 @@ def best_blocks(table: ReportTable) -> str:
 
 
 def _order(cell: Cell | None) -> tuple[bool, float]:
-    # The best first, whichever end that is; rows without a number last.
+    # Sorts the best number first, whichever direction is better, and rows without a number last.
     if cell is None:
         return True, 0.0
     return False, cell.mean if cell.higher_is_better is False else -cell.mean
 
 
 def axis_of(cells: Iterable[Cell | None]) -> tuple[float, float] | None:
-    """The ends of an axis that holds all numbers and intervals of a column, with a little room; None for less than two
-    different numbers."""
+    """Ends of an axis for all numbers and intervals of a column, with a margin; None without two different numbers."""
     numbers = [cell for cell in cells if cell]
     ends = [end for cell in numbers for end in (cell.interval or (cell.mean, cell.mean))]
     if not ends or min(ends) == max(ends):
         return None
-    room = (max(ends) - min(ends)) / 20
-    low, high = min(ends) - room, max(ends) + room
+    margin = (max(ends) - min(ends)) / 20
+    low, high = min(ends) - margin, max(ends) + margin
     unit = numbers[0].unit
     return (max(low, 0.0), min(high, 100.0)) if unit == "%" else (low, high)
 
 
 def ranks(leaderboard: Leaderboard, column: Column) -> dict[CheckpointUsed, str]:
-    """Rank of each checkpoint in a column: those level with the best share the first, then by number; none of one
-    alone."""
+    """Rank of each checkpoint in a column: those tied with the best share the first rank, the others follow by number.
+    Empty for a single checkpoint."""
     ties = leaderboard.ties.get(column, frozenset())
     orders = {
         checkpoint: _order(row[column])
@@ -355,7 +362,7 @@ def ranks(leaderboard: Leaderboard, column: Column) -> dict[CheckpointUsed, str]
 
 
 def provenance(result: Result) -> dict[str, object]:
-    """What a number rests on, for people: a result without its metrics and without long lists."""
+    """The provenance of a number, for people: what was evaluated, how, on which images and where."""
     used, data = result.checkpoint, result.data
     warnings = result.facts.get("warnings", ())
     return {
@@ -381,13 +388,13 @@ def provenance(result: Result) -> dict[str, object]:
 
 
 def verdict(table: ReportTable) -> str:
-    """A sentence or two on which network leads a table, and what that rests on."""
+    """A sentence or two on which network leads a table, and on the evidence."""
     rows, leaders = competing(table), leaders_of(table)
     over = f"on {table.images} validation images" if table.images else "on the validation images"
     if not rows:
         return "No trained network was measured."
     if len(rows) == 1:
-        sentence = f"{leaders[0]} alone was measured, {over}."
+        sentence = f"Only {leaders[0]} was measured, {over}."
     elif not table.tested:
         sentence = f"{leaders[0]} has the best number {over}; there is no paired test of this metric."
     elif len(leaders) == 1:
@@ -395,7 +402,7 @@ def verdict(table: ReportTable) -> str:
             f"{leaders[0]} leads {over}: better than every other by a paired test on the same images (5 %, Holm)."
         )
     elif len(leaders) == len(rows):
-        sentence = f"No difference between the {len(leaders)} is significant {over}."
+        sentence = f"None of the differences between the {len(leaders)} networks is significant {over}."
     else:
         sentence = (
             f"{in_words(leaders)} lead {over}; a paired test on the same images does not tell them apart (5 %, Holm)."
@@ -405,70 +412,71 @@ def verdict(table: ReportTable) -> str:
 
 
 def competing(table: ReportTable) -> list[TableRow]:
-    """Trained networks with a measured number, the best first."""
+    """Rows of trained networks with a measured number, the best first."""
     return [row for row in table.rows if row.kind == "measured" and row.numbers[0].value is not None]
 
 
 def leaders_of(table: ReportTable) -> list[str]:
-    """Names of the best networks of a table and of all that are level with them."""
+    """Names of the best network of a table and of all networks tied with it."""
     rows = competing(table)
     return [row.name for row in rows if row.numbers[0].first] or [row.name for row in rows[:1]]
 
 
 def headline(report: ReportContents) -> str:
-    """What paired tests say of the whole board, in a few sentences."""
+    """A few sentences on what paired tests show over all tables."""
     contested = [table for table in report.tables if len(competing(table)) > 1 and table.tested]
     if not contested:
         return "No two networks were measured and tested under one protocol yet, so there is nothing to compare."
-    among = f"of {len(contested)} protocol{'s' if len(contested) > 1 else ''}"
+    total = f"of {len(contested)} protocol{'s' if len(contested) > 1 else ''}"
     leaders = [leaders_of(table) for table in contested]
     names = dict.fromkeys(name for tied in leaders for name in tied)
     first = {name: sum(name in tied for tied in leaders) for name in names}
     alone = {name: sum(tied == [name] for tied in leaders) for name in names}
     best = sorted(name for name in names if first[name] == max(first.values()))
     if not any(alone.values()):
-        sentences = [f"No network is significantly better than all others in any {among}."]
+        sentences = [f"No network is significantly better than all others in any {total}."]
     else:
         won = sorted((name for name in names if alone[name]), key=lambda name: -alone[name])
         parts = [f"{name} in {alone[name]}" for name in won[:NAMED]] + ["others elsewhere"] * (len(won) > NAMED)
-        sentences = [f"Significantly better than every other network: {', '.join(parts)} {among}."]
+        sentences = [f"Significantly better than every other network: {', '.join(parts)} {total}."]
     if max(first.values()) > max(alone.values()):
-        which = in_words(best) if len(best) <= NAMED else f"{len(best)} networks"
-        sentences.append(f"Best, or level with the best, most often: {which}, in {max(first.values())}.")
+        names_of_best = in_words(best) if len(best) <= NAMED else f"{len(best)} networks"
+        sentences.append(f"Best or tied with the best most often: {names_of_best}, in {max(first.values())}.")
     beaten = [table.beats_pixels for table in report.tables if table.beats_pixels is not None]
     if not all(beaten):
-        where = f"{beaten.count(False)} of {len(beaten)} protocol{'s' if len(beaten) > 1 else ''} that measured them"
-        sentences.append(f"No network is shown to be better than raw pixels in {where}.")
+        unbeaten = f"{beaten.count(False)} of {len(beaten)} protocol{'s' if len(beaten) > 1 else ''}"
+        sentences.append(f"No network is shown to be better than raw pixels in {unbeaten} that measured them.")
     return " ".join(sentences)
 
 
-NAMED = 3  # networks that a sentence names
-LISTED = 8  # networks whose best block is listed
+NAMED = 3  # networks that a sentence names, at most
+LISTED = 8  # networks whose best block is listed, and notes that are listed, at most
 
 
 def grounds(report: ReportContents) -> list[str]:
-    """Sentences on why the headline can be trusted, and on what it does not cover."""
+    """Sentences on what the headline is based on, and on what it does not cover."""
     if not any(len(competing(table)) > 1 for table in report.tables):
         return []
     sentences = [
-        "Level means that a paired test on the same validation images finds no difference (5 %, Holm's correction)."
+        "Tied means that a paired test on the same validation images finds no difference (5 %, Holm's correction)."
     ]
     chosen = sum(any(m.chosen_on_val for m in table.result.metrics.values()) for table in report.tables)
     sentences.append(
-        f"{chosen} of {len(report.tables)} tables report numbers that were chosen on the validation images, which are "
-        "too good; they say so."
+        f"{chosen} of {len(report.tables)} tables report numbers that were chosen on the validation images and are "
+        "therefore too good; these tables say so."
         if chosen
         else "No number was chosen on the images that it is reported on."
     )
     if any(len(row.numbers[0].results) == 1 for table in report.tables for row in competing(table)):
         sentences.append(
-            "Intervals cover another draw of validation images, not another training run, which may rank differently."
+            "Intervals cover the choice of validation images, not that of the training seed: another training run may "
+            "rank differently."
         )
     return sentences
 
 
 def common_notes(tables: Sequence[ReportTable]) -> list[str]:
-    """Notes that several tables share, and how many do."""
+    """Notes that several tables share, with the number of these tables; the most frequent ones first."""
     counts = Counter(note for table in tables for note in table.caveats)
     return [
         f"{'All' if count == len(tables) else f'{count} of'} {len(tables)} tables: {note}"

@@ -3,17 +3,17 @@
   const root = document.documentElement;
   const theme = document.getElementById("theme");
   const isDark = () => root.dataset.theme ? root.dataset.theme === "dark" : matchMedia("(prefers-color-scheme: dark)").matches;
-  const tellTheme = () => {
+  const showTheme = () => {
     theme.textContent = isDark() ? "Light" : "Dark";
     theme.setAttribute("aria-pressed", String(isDark()));
   };
   theme.addEventListener("click", () => {
     root.dataset.theme = isDark() ? "light" : "dark";
-    tellTheme();
+    showTheme();
   });
-  tellTheme();
+  showTheme();
 
-  // Sorting: by what cells hold, numbers as numbers; cells without one stay last either way.
+  // Sorting by the contents of cells, numbers by value; empty cells stay last in both directions.
   const keyOf = (cell) => {
     if (cell.dataset.value !== undefined) return Number(cell.dataset.value);
     const text = cell.textContent.trim();
@@ -26,9 +26,9 @@
       const button = head.querySelector("button");
       if (!button) return;
       button.addEventListener("click", () => {
-        const numbers = head.classList.contains("number");
+        const isNumeric = head.classList.contains("number");
         const before = head.getAttribute("aria-sort");
-        const rising = before ? before === "descending" : !numbers;
+        const rising = before ? before === "descending" : !isNumeric;
         heads.forEach((other) => other.removeAttribute("aria-sort"));
         head.setAttribute("aria-sort", rising ? "ascending" : "descending");
         const body = table.tBodies[0];
@@ -39,19 +39,19 @@
     });
   }
 
-  // Metrics besides the main one are there, and shown when asked for.
+  // Metrics besides the main one are hidden until the button shows them.
   for (const button of document.querySelectorAll(".metrics")) {
     const section = button.closest("section");
-    const tell = (brief) => {
+    const setBrief = (brief) => {
       section.classList.toggle("brief", brief);
       button.setAttribute("aria-expanded", String(!brief));
     };
     button.hidden = false;
-    tell(true);
-    button.addEventListener("click", () => tell(button.getAttribute("aria-expanded") === "true"));
+    setBrief(true);
+    button.addEventListener("click", () => setBrief(button.getAttribute("aria-expanded") === "true"));
   }
 
-  // Interval, images and seeds of a number under the pointer or with the focus.
+  // A note with interval, images and seeds for the number under the pointer or with the focus.
   const note = document.getElementById("note");
   const explain = (event) => {
     const cell = event.target.closest?.("[data-note]");
@@ -67,15 +67,15 @@
   document.addEventListener("keydown", (event) => { if (event.key === "Escape") note.hidden = true; });
   document.addEventListener("scroll", () => { note.hidden = true; }, true);
 
-  // Where a table or figure goes on beyond its frame.
-  const beyond = (box) => {
+  // Marks the edges beyond which a table or figure can be scrolled.
+  const markOverflow = (box) => {
     box.classList.toggle("whole", box.scrollWidth <= box.offsetWidth);
     box.classList.toggle("goes-right", box.scrollLeft + box.clientWidth < box.scrollWidth - 1);
     box.classList.toggle("goes-down", box.scrollTop + box.clientHeight < box.scrollHeight - 1);
   };
-  const sizes = new ResizeObserver((entries) => requestAnimationFrame(() => entries.forEach((entry) => beyond(entry.target))));
+  const sizes = new ResizeObserver((entries) => requestAnimationFrame(() => entries.forEach((entry) => markOverflow(entry.target))));
   for (const box of document.querySelectorAll(".scroll")) {
-    box.addEventListener("scroll", () => beyond(box), { passive: true });
+    box.addEventListener("scroll", () => markOverflow(box), { passive: true });
     sizes.observe(box);
   }
 
@@ -93,15 +93,15 @@
     shown.textContent = word ? `${names.size} shown` : "";
   });
 
-  // What numbers rest on is read when it is first asked for: of 500 checkpoints it is most of the page.
+  // The provenance of numbers is parsed when it is first needed: for 500 checkpoints it is most of the page.
   let results;
-  const result = (at) => {
+  const provenance = (index) => {
     results ??= JSON.parse(document.getElementById("results").textContent);
-    return results.names.map((name, column) => [name, results.texts[results.rows[at][column]]]);
+    return results.names.map((name, column) => [name, results.texts[results.rows[index][column]]]);
   };
   const dialog = document.getElementById("provenance");
   const body = document.getElementById("provenance-body");
-  const listed = (entries) => {
+  const definitionList = (entries) => {
     const list = document.createElement("dl");
     for (const [name, value] of entries) {
       const line = document.createElement("div");
@@ -117,7 +117,7 @@
   document.addEventListener("click", (event) => {
     const button = event.target.closest("button[data-results]");
     if (!button) return;
-    body.replaceChildren(...button.dataset.results.split(" ").map((at) => listed(result(Number(at)))));
+    body.replaceChildren(...button.dataset.results.split(" ").map((index) => definitionList(provenance(Number(index)))));
     dialog.showModal();
   });
 })();

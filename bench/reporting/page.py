@@ -1,4 +1,4 @@
-"""A report as one HTML file: no network, no other file; everything from outside is escaped."""
+"""A report as one HTML file without network access or further files; names, messages and other input are escaped."""
 
 from base64 import b64encode
 from collections.abc import Mapping, Sequence
@@ -34,10 +34,10 @@ HERE = Path(__file__).parent
 
 
 def report_page(out: Path, published: bool = False, pictures: bool = True) -> str:
-    """The page of all results in a folder.
+    """The HTML report on all results in a folder.
 
-    published: with papers' numbers of the same protocols, marked. pictures: with validation images, where they are on
-    this machine, and with what `bench visualize` drew of the same checkpoints into this folder.
+    published: add rows with papers' numbers of the same protocols. pictures: add validation images that are on this
+    machine, and pictures that `bench visualize` drew of the same checkpoints into this folder.
     """
     leaderboard = read_leaderboard(out, published)
     report = read_contents(leaderboard, out)
@@ -47,7 +47,7 @@ def report_page(out: Path, published: bool = False, pictures: bool = True) -> st
 
 
 def read_contents(leaderboard: Leaderboard, out: Path) -> ReportContents:
-    """What a report says of the leaderboard of a folder; tests that were made before come from OUT/cache."""
+    """The contents of a report on the leaderboard of a folder; earlier paired tests come from OUT/cache."""
     cache = p_value_cache(out)
     networks = networks_of(leaderboard, cache)
     cache.save({stored.identity for stored in leaderboard.results})
@@ -61,11 +61,18 @@ def paper_figures(
     along: str = "epoch",
     width: float = 6.75,
 ) -> "dict[str, Figure]":
-    """The figures of a report for a paper: name -> figure, `width` inches wide.
+    """The figures of a report in a width for a paper.
 
-    curves: k-NN over k, low-shot over shots, trainings over `along` (ALONG); scatter: accuracy against what networks
-    cost. out: folder of results. runs: folders of pretrainings besides those of its networks. ValueError where there
-    is nothing to draw.
+    Args:
+        kind: "curves": k-NN over k, low-shot over shots, trainings over `along`; "scatter": accuracy against the costs
+            of networks, and robustness against clean accuracy.
+        out: folder of results.
+        runs: folders of further pretrainings.
+        along: x-axis of the training curves, a key of ALONG.
+        width: in inches.
+
+    Returns:
+        Name -> figure. ValueError if there is nothing to draw.
     """
     if along not in ALONG:
         raise ValueError(f"--along {along}{did_you_mean(along, list(ALONG))}")
@@ -76,12 +83,12 @@ def paper_figures(
         figures = sweep_figures(report, width) if report else {}
         trained = {Path(run): log_of(Path(run) / "log.jsonl") for run in runs}
         if missing := [run for run, lines in trained.items() if not lines]:
-            why = "has no log.jsonl" if missing[0].exists() else "does not exist"
-            raise ValueError(f"{missing[0]} {why}: name folders of `bench pretrain --out`")
+            problem = "has no log.jsonl" if missing[0].exists() else "does not exist"
+            raise ValueError(f"{missing[0]} {problem}: name folders of `bench pretrain --out`")
         logs = (training_logs(report) if report else {}) | {run.name: lines for run, lines in trained.items()}
-        known = board_styles(report) if report else {}
-        others = [name for name in logs if name not in known]
-        styles = styles_of([*known, *others]) | known
+        styles_on_board = board_styles(report) if report else {}
+        new_names = [name for name in logs if name not in styles_on_board]
+        styles = styles_of([*styles_on_board, *new_names]) | styles_on_board
         training = training_figure(logs, styles, along, width)
         figures |= {"pretraining": training} if training else {}
     if not figures:
@@ -92,16 +99,18 @@ def paper_figures(
 def figures_of(
     report: ReportContents, logs: Mapping[str, Sequence[Mapping[str, float]]] | None = None
 ) -> dict[str, str]:
-    """Heading -> SVG of what is drawn besides tables: sweeps, cost against accuracy, trainings. logs: of trainings;
-    None: those found on this disk."""
-    drawings = sweep_figures(report) | scatter_figures(report) | robustness_figures(report)
-    figures = {capital(name): figure for name, figure in drawings.items()}
+    """Heading -> SVG of each figure of a report: sweeps, accuracy against cost, robustness, pretraining curves.
+
+    logs: name -> lines of its training's log; None: those found on this disk.
+    """
+    figures = sweep_figures(report) | scatter_figures(report) | robustness_figures(report)
+    drawings = {capitalized(name): svg_of(figure, capitalized(name)) for name, figure in figures.items()}
     training = training_figure(training_logs(report) if logs is None else logs, board_styles(report))
-    drawn = {title: svg_of(figure, title) for title, figure in figures.items()}
-    return drawn | ({"Pretraining": svg_of(training, "curves of the pretrainings")} if training else {})
+    return drawings | ({"Pretraining": svg_of(training, "curves of the pretrainings")} if training else {})
 
 
-def capital(text: str) -> str:
+def capitalized(text: str) -> str:
+    """The text with its first letter in upper case; the others stay as they are."""
     return text[:1].upper() + text[1:]
 
 
@@ -111,22 +120,22 @@ def page_of(
     views: Mapping[str, Mapping[str, Any]],
     pictures: Mapping[str, Any] | None = None,
 ) -> str:
-    """HTML of a report. figures: SVG by heading. views: what is beside a table, by its anchor. pictures: those of
-    `bench visualize` (`report_pictures`)."""
+    """HTML of a report. figures: SVG by heading. views: details below a table (`views_of`), by its anchor. pictures:
+    those of `bench visualize` (`report_pictures`)."""
     return rendered(
         "page.html",
         report=report,
         results=_printable_results(report),
         views=views,
         figures=figures,
-        notes={capital(name): note for name, note in NOTES.items()},
+        notes={capitalized(name): note for name, note in NOTES.items()},
         pictures=pictures or {"shown": (), "left_out": (), "commands": ()},
         links={},
     )
 
 
 def overview_frame(leaderboard: Leaderboard) -> str:
-    """The overview for a notebook: a page of its own in a frame, so that its style changes nothing else."""
+    """The overview for a notebook: a page in an iframe, so that its style does not affect the notebook."""
     from html import escape
 
     report = read_contents(leaderboard, leaderboard.folder.parent)
@@ -140,9 +149,9 @@ def _printable_results(report: ReportContents) -> dict[str, list]:
 
 
 def rendered(template: str, **values: Any) -> str:
-    """A template of this folder with the page's style and script, beside which nothing counts or runs.
+    """Render a template of this folder. The page's content security policy allows no style or script but its own.
 
-    Its `svg` marks figures, whose texts matplotlib escapes.
+    `svg` in a template marks figures as safe: matplotlib escapes their texts.
     """
     from markupsafe import Markup
 
@@ -155,7 +164,7 @@ def rendered(template: str, **values: Any) -> str:
 
 
 def letter_ranges(letters: str) -> str:
-    """Letters of a tie with runs of three or more as `a-c`."""
+    """Letters with runs of three or more abbreviated: `abcf` -> `a-cf`."""
     ranges: list[str] = []
     for letter in letters:
         if ranges and LETTERS.index(letter) == LETTERS.index(ranges[-1][-1]) + 1:
@@ -166,16 +175,16 @@ def letter_ranges(letters: str) -> str:
 
 
 def policy_hash(text: str) -> Any:
-    """A script or style as a page's content security policy names it."""
+    """Hash of a script or style for the page's content security policy."""
     from markupsafe import Markup
 
     return Markup("sha256-" + b64encode(sha256(text.encode()).digest()).decode())
 
 
 def packed(results: Sequence[Mapping[str, str]]) -> dict[str, list]:
-    """Texts under the same names, each different text once: names, texts, and the places of each result's texts. For
-    500 checkpoints under ten protocols an eighth of the bytes."""
+    """Results with the same keys in a compact form: names (keys), texts (distinct values), and rows (for each result,
+    indices into texts). This takes an eighth of the bytes for 500 checkpoints under ten protocols."""
     names = list(results[0]) if results else []
-    places: dict[str, int] = {}
-    rows = [[places.setdefault(result[name], len(places)) for name in names] for result in results]
-    return {"names": names, "texts": list(places), "rows": rows}
+    indices: dict[str, int] = {}
+    rows = [[indices.setdefault(result[name], len(indices)) for name in names] for result in results]
+    return {"names": names, "texts": list(indices), "rows": rows}

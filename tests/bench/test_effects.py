@@ -145,10 +145,11 @@ def test_shares_add_up_to_the_whole_difference(tmp_path, exports, count):
     assert sum(share.share.difference for share in shares) == pytest.approx(whole.difference, abs=1e-4)
     assert all(share.share.low <= share.share.difference <= share.share.high for share in shares)
     texts = [
-        tuple(sorted(effects._texts(changed)[name] for name in names)) for names in ((), ("k",), ("k", "pool"), changed)
+        tuple(sorted(effects._setting_texts(changed)[name] for name in names))
+        for names in ((), ("k",), ("k", "pool"), changed)
     ]
     found, problems = effects.measure(options_of(tmp_path, exports[0]), texts)
-    nothing, k, both, everything = (effects.measured(found[text]["first"])[0] for text in texts)
+    nothing, k, both, everything = (effects.main_number(found[text]["first"])[0] for text in texts)
     assert not problems and whole.difference == pytest.approx(everything - nothing, abs=1e-4)
     (own,) = [share for share in shares if share.name == "k"]
     assert own.alone == pytest.approx(k - nothing)
@@ -193,6 +194,6 @@ def test_the_table_of_one_network_has_no_spread_and_no_order():
 
 def test_a_checkpoint_in_place_of_a_result_is_told_so(study):
     with pytest.raises(ValueError, match="--name one"):
-        effects.found_result("one", study)
+        effects.find_result("one", study)
     with pytest.raises(ValueError, match=r"did you mean 'digits/knn@dino\["):
-        effects.found_result("digits/knn@din", study)
+        effects.find_result("digits/knn@din", study)

@@ -56,7 +56,7 @@ def test_checkpoints_that_are_level_share_a_rank():
     (table,) = report_of(results, level_of(a)).tables
     assert [row.rank for row in table.rows] == ["1", "2", "", "3"] and verdict(table).startswith("a leads on 500")
     (table,) = report_of(results[:1]).tables
-    assert verdict(table) == "c alone was measured, on 500 validation images."
+    assert verdict(table) == "Only c was measured, on 500 validation images."
 
 
 def test_one_checkpoint_alone_has_no_rank_no_shade_and_no_legend():
@@ -105,7 +105,7 @@ def test_the_headline_says_what_paired_tests_support():
     both = frozenset((used.name, used.digest) for used in (a, b))
     board = level_of(a) | {("cifar10/knn@dino", "top1"): both}
     told = headline(report_of(results, board))
-    assert "a in 1 of 2 protocols" in told and "level with the best, most often: a, in 2" in told
+    assert "a in 1 of 2 protocols" in told and "tied with the best most often: a, in 2" in told
     told = headline(report_of(results, dict.fromkeys(board, both)))
     assert told.startswith("No network is significantly better") and "most often: a and b, in 2" in told
     found = report_of(results[:1])

@@ -81,7 +81,7 @@ def test_things_lie_where_the_labels_say(tmp_path, cache):
     seen = [row for row, at in zip(view["rows"], masks["shown_of"], strict=True) if scenes.listing.objects[at]]
     assert all(row[1] == row[2] and len(set(row)) == 4 for row in seen) and len(seen) > 4
     assert view["things"] and view["without_masks"] == ["c3"]
-    assert "c3: boxes alone" in report_page(tmp_path)
+    assert "c3: only boxes" in report_page(tmp_path)
 
 
 def test_classes_differ_in_colour():

@@ -84,8 +84,8 @@ def test_the_page_shows_neighbours_mistakes_and_what_they_were_taken_for(board):
     text = report_page(board)
     assert "c2 (floor): 2 of 2 of its class" in text and "c2 (floor): 0 of 2 of its class" in text
     assert "Confusions of c1<" in text, "of the best network, also where raw pixels lead"
-    assert "9 taken for 4: 50 of 50" in text and "9, taken for 4" in text
-    assert "(columns), by the fit 1shot of split 0." in text and "0.333 of 2 right" in text
+    assert "9 predicted as 4: 50 of 50" in text and "9, predicted as 4" in text
+    assert "predicted class (columns), of the fit 1shot of split 0." in text and "0.333 of 2 right" in text
     assert "c1 0.0 points" in text and 'aria-label="accuracy against confidence"' in text
     assert text == report_page(board), "the same results give the same bytes"
     assert "Neighbours of some images" not in report_page(board, pictures=False)
@@ -113,7 +113,7 @@ def test_pictures_of_the_boards_checkpoints_are_shown(board, monkeypatch):
     assert "c1 (here &lt;mine&gt;)" in text and "A &lt;note&gt;." in text and text.count("data:image/png;base64,") == 1
     assert ">copy/pca.png</span>" in text and not re.search("others/|cache/pca|torn|photo|bench visualize pca", text)
     monkeypatch.setattr(saved_pictures, "PAGE", 1000)
-    assert "there is no room on this page: copy/pca.png" in report_page(board)
+    assert "Left out to keep this page small: copy/pca.png" in report_page(board)
 
 
 def test_images_of_several_labels_have_no_class_that_they_were_taken_for(board):
