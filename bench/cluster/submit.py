@@ -1,10 +1,10 @@
-"""`--cluster` of `bench run` and `bench pretrain`: tasks for submitit's executors, one array of SLURM jobs, or jobs on
-this machine with a limit on how many run at once.
+"""`--cluster` of `bench run` and `bench pretrain`: submits tasks by submitit, as one array of SLURM jobs, or as jobs on
+this machine of which a limited number runs at the same time.
 
 Every checkpoint and protocol is a task, cheap ones first: the same command with fewer checkpoints and protocols, so
 that tasks share a folder of results as a user's own runs would. Protocols of a checkpoint that read the same features,
-or train on the same stream of augmented images, are one task: separate jobs would compute these again, or wait for each
-other beside idle GPUs. The checkpoints are imported here, once; the tasks read the exports.
+or train on the same stream of augmented images, are one task: separate jobs would compute these twice, or wait for each
+other with idle GPUs. The checkpoints are imported here, once; the tasks read the exports.
 """
 
 import os
@@ -49,26 +49,26 @@ from engine.settings import annotations
 from engine.tasks import Workspace
 from engine.training.interruptions import STOPPED, listening
 
-ATTEMPTS = 1000  # times that a job may be queued again; a pretraining of weeks needs many
-NOTICE = 180  # seconds before the end of the time at which a job is asked to save its state
-CLUSTER_VARIABLES = ("SLURM_CONF", "SUBMITIT_PREEMPT_SIGNAL")  # of the cluster, not of a job
-POLL = 0.5  # seconds between two looks at the local jobs
+ATTEMPTS = 1000  # how often a job may be queued again; a pretraining of weeks needs many attempts
+NOTICE = 180  # seconds before the time limit at which a job is told to save its state
+CLUSTER_VARIABLES = ("SLURM_CONF", "SUBMITIT_PREEMPT_SIGNAL")  # belong to the cluster, not to a job
+POLL = 0.5  # seconds between two checks of the local jobs
 
 
 @contextmanager
 def _outside_any_job() -> Iterator[None]:
-    """Without the variables of a job that this command runs in, which are not those of the jobs that it submits."""
+    """Hide the variables of a job in which this command may run: submitted jobs must not inherit them."""
     from submitit.helpers import clean_env
 
-    kept = {name: os.environ[name] for name in CLUSTER_VARIABLES if name in os.environ}
+    cluster_variables = {name: os.environ[name] for name in CLUSTER_VARIABLES if name in os.environ}
     with clean_env():
-        os.environ.update(kept)
+        os.environ.update(cluster_variables)
         yield
 
 
 @contextmanager
 def _submission_folder(out: Path) -> Iterator[Path]:
-    """A new submission's folder, which is removed where nothing was submitted."""
+    """A new folder for a submission, which is removed if the block raises an error."""
     folder = new_folder(out)
     try:
         yield folder
@@ -82,7 +82,7 @@ def _callable(folder: Path, task: TaskRecord) -> BenchTask:
 
 
 def slurm_executor(logs: Path, options: ClusterOptions) -> Any:
-    """submitit's executor with the options as sbatch's own. A job that SLURM preempts or whose node dies comes back."""
+    """submitit's executor, with the options passed to sbatch. Jobs are requeued after preemptions and node failures."""
     from submitit import SlurmExecutor
 
     extra = {key: value or True for key, _, value in (text.partition("=") for text in options.slurm)}
@@ -109,7 +109,7 @@ def slurm_executor(logs: Path, options: ClusterOptions) -> Any:
 
 
 class LocalQueue:
-    """Jobs on this machine, at most `options.jobs` at once: submitit's LocalExecutor alone starts all of them."""
+    """Runs jobs on this machine, at most `options.jobs` at once; submitit's LocalExecutor would start all together."""
 
     def __init__(self, out: Path, folder: Path, tasks: Sequence[TaskRecord], options: ClusterOptions) -> None:
         self.out, self.folder, self.options, self.count = out, folder, options, len(tasks)
@@ -119,7 +119,7 @@ class LocalQueue:
         self.stopping = False
 
     def run(self) -> list[int]:
-        """Run all jobs to their end; their exit codes. A signal stops them, with their states saved."""
+        """Run all jobs to their end; their exit codes. A signal stops them after they have saved their states."""
         codes = []
         with listening(self.stop):
             while (self.waiting and not self.stopping) or self.running:
@@ -127,16 +127,17 @@ class LocalQueue:
                     if slot not in self.running and self.waiting and not self.stopping:
                         task = self.waiting.pop(0)
                         self.running[slot] = task, self.start(task, slot)
-                        self.say(task, "begins")
+                        self.say(task, "starts")
                 time.sleep(POLL)
                 codes += [self.ended(slot) for slot, (_, job) in [*self.running.items()] if job.done()]
         return codes + [STOPPED] * len(self.waiting)
 
-    def say(self, task: TaskRecord, what: str) -> None:
-        say(f"  [{task.number + 1}/{self.count}] {task.title}: {what}")
+    def say(self, task: TaskRecord, text: str) -> None:
+        """Print a line about a task."""
+        say(f"  [{task.number + 1}/{self.count}] {task.title}: {text}")
 
     def start(self, task: TaskRecord, slot: int) -> Any:
-        """submitit's job, on the GPUs of its slot."""
+        """Start a task on the GPUs of its slot; returns submitit's job."""
         from submitit import LocalExecutor
 
         gpus = self.options.gpus
@@ -149,34 +150,34 @@ class LocalQueue:
             visible_gpus=tuple(range(slot * gpus, (slot + 1) * gpus)),
             stderr_to_stdout=True,
         )
-        before = signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the jobs by `stop` alone
+        handler = signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C must reach the jobs only through `stop`
         try:
             return executor.submit(_callable(self.folder, task))
         finally:
-            signal.signal(signal.SIGINT, before)
+            signal.signal(signal.SIGINT, handler)
 
     def ended(self, slot: int) -> int:
-        """Free a slot; the exit code of its task."""
+        """Free the slot of an ended task, print its state, and return its exit code."""
         task, _ = self.running.pop(slot)
         attempt = read_attempt(self.folder, task.number) or AttemptState(stage="ended", code=1)
-        if attempt.stage == "running":  # it was killed before it could write its end
+        if attempt.stage == "running":  # it was killed before it could record its end
             attempt = replace(attempt, stage="ended", code=-signal.SIGKILL, ended=now())
             write_attempt(self.folder, task.number, attempt)
         complete = len(good_results(self.out, self.begun, task)) == len(task.results)
         state, reason = ended_state(self.out, task, attempt, complete=complete)
-        took = f" in {span(seconds_since(attempt.begun, attempt.ended))}" if attempt.begun else ""
-        self.say(task, f"{state}{took}" if state == "finished" else f"{state}: {reason} (log: {attempt.log})")
+        duration = f" in {span(seconds_since(attempt.begun, attempt.ended))}" if attempt.begun else ""
+        self.say(task, f"{state}{duration}" if state == "finished" else f"{state}: {reason} (log: {attempt.log})")
         return attempt.code if attempt.code is not None else 1
 
     def stop(self) -> None:
-        """Ask all jobs to save and leave; no other one begins."""
+        """Tell all running jobs to save their states and exit; start no further ones."""
         self.stopping = True
         for _, job in self.running.values():
             os.kill(int(job.job_id), signal.SIGTERM)
 
 
 def argv_of(command: str, options: ClusterOptions) -> list[str]:
-    """`command` and its options, without defaults and without those of `--cluster`."""
+    """The arguments of `bench` for a command with these options, without defaults and options of `--cluster`."""
     hints, of_cluster = annotations(type(options)), [field.name for field in fields(ClusterOptions)]  # type: ignore[arg-type]
     positional, words = [command], []
     for field in fields(options):
@@ -194,28 +195,28 @@ def argv_of(command: str, options: ClusterOptions) -> list[str]:
 
 
 def words_of_run(options: EvaluationOptions, checkpoint: LoadedCheckpoint, jobs: Sequence[Job]) -> list[str]:
-    """The `run` of some jobs of a checkpoint alone, which reads the export that was made here."""
+    """The arguments of `bench run` for some jobs of one checkpoint, whose export is read instead of its source."""
     protocols = {job.chosen.name: job.chosen for job in jobs}
     targets = {word for chosen in protocols.values() for word in chosen.words}
-    own = replace(
+    options_of_jobs = replace(
         options,
         checkpoint=(checkpoint.reference,),
         name=(checkpoint.used.name,),
-        statistics=None,  # of an import, which is done
+        statistics=None,  # only for imports, and the checkpoint is imported already
         suite=",".join(protocols),
         data=tuple(dict.fromkeys(f"{job.data.name}={job.data.url}" for job in jobs)),
         set=tuple(text for text in options.set if text.partition("=")[0].rpartition(".")[0] in targets),
     )
-    return argv_of("run", own)
+    return argv_of("run", options_of_jobs)
 
 
-SHOWN = 2  # protocols that the title of a task names
+MAX_IN_TITLE = 2  # protocols that the title of a task names
 
 
 def evaluation_tasks(options: EvaluationOptions, submitted: set[str]) -> list[TaskRecord]:
-    """A task for every group of jobs without a result. submitted: results that jobs of earlier submissions will write.
+    """A task for every group of jobs without a result; prints what is left out and why. ValueError for invalid options.
 
-    Prints what is left out and why. ValueError where the request itself is wrong.
+    submitted: result files that jobs of earlier submissions will write.
     """
     preparation = prepare(replace(options, device="cpu"))
     say(*preparation.left_out)
@@ -230,41 +231,41 @@ def evaluation_tasks(options: EvaluationOptions, submitted: set[str]) -> list[Ta
         seconds = expectations(new, export, preparation.space)
         for group in groups_sharing(new, export, preparation.space):
             protocols = list(dict.fromkeys(job.chosen.name for job in group))
-            unnamed = f" and {len(protocols) - SHOWN} more" if len(protocols) > SHOWN else ""
+            omitted = f" and {len(protocols) - MAX_IN_TITLE} more" if len(protocols) > MAX_IN_TITLE else ""
             paths = {str(job.path.relative_to(options.out)): job.path for job in group}
             task = TaskRecord(
                 number=0,
-                title=f"{checkpoint.used.name}: {', '.join(protocols[:SHOWN])}{unnamed}",
+                title=f"{checkpoint.used.name}: {', '.join(protocols[:MAX_IN_TITLE])}{omitted}",
                 words=tuple(words_of_run(options, checkpoint, group)),
                 results=tuple(paths),
                 cost=sum(job.chosen.task.COST for job in group),
                 expected={name: seconds[path] for name, path in paths.items() if path in seconds},
             )
             tasks.append(task)
-    say(*(f"{count} jobs {why}, skipped" for why, count in left_out.items() if count))
+    say(*(f"{count} jobs {reason}, skipped" for reason, count in left_out.items() if count))
     tasks.sort(key=lambda task: task.cost)
     return [replace(task, number=number) for number, task in enumerate(tasks)]
 
 
 def groups_sharing(jobs: Sequence[Job], export: FrozenExport, space: Workspace) -> list[list[Job]]:
-    """The jobs of one checkpoint in groups: those of a group share features or a stream, or are one protocol."""
+    """The jobs of one checkpoint in groups that share features, a stream of augmented images, or a protocol."""
     groups: list[tuple[set[Hashable], list[Job]]] = []
     for job in jobs:
         keys = _shared(job, export, space)
         joined = [group for group in groups if group[0] & keys]
         groups = [group for group in groups if group not in joined]
-        members = [member for _, others in joined for member in others]
-        groups.append((keys.union(*(keys for keys, _ in joined)), [*members, job]))
+        members = [member for _, group_members in joined for member in group_members]
+        groups.append((keys.union(*(group_keys for group_keys, _ in joined)), [*members, job]))
     return [sorted(members, key=jobs.index) for _, members in groups]
 
 
 def _shared(job: Job, export: FrozenExport, space: Workspace) -> set[Hashable]:
-    """What a job shares with others: its protocol, the features and the stream of augmented images that it reads."""
+    """Keys of what a job may share with others: its protocol, and the features and the stream that it reads."""
     task = job.chosen.task
     try:
         transforms = task.features(export, space)
         stream = task.stream(export, space)
-    except Exception:  # the task will fail on its own, in its own job
+    except Exception:  # the same error will fail the task in its own job
         return {job.chosen.name}
     return {
         job.chosen.name,
@@ -274,12 +275,12 @@ def _shared(job: Job, export: FrozenExport, space: Workspace) -> set[Hashable]:
 
 
 def launch_evaluation(options: EvaluationOptions) -> int:
-    """Submit the jobs of a run that nobody has submitted yet; the exit code. ValueError for a wrong request."""
+    """Submit the jobs of a run that are not submitted yet; the exit code. ValueError for invalid options."""
     return launch(options, lambda: evaluation_tasks(options, submitted(options.out)))
 
 
 def launch_pretraining(options: PretrainOptions) -> int:
-    """Submit a pretraining as one job; the exit code. ValueError for a wrong request, and where it runs already."""
+    """Submit a pretraining as one job; the exit code. ValueError for invalid options, or if it is submitted already."""
 
     def task() -> list[TaskRecord]:
         if submitted(options.out):
@@ -293,7 +294,7 @@ def launch_pretraining(options: PretrainOptions) -> int:
 
 
 def launch(options: EvaluationOptions | PretrainOptions, tasks_of: Callable[[], list[TaskRecord]]) -> int:
-    """Submit the tasks, or run them on this machine; the exit code."""
+    """Submit the tasks to SLURM, or run them on this machine; the exit code."""
     check_writable(options.out)
     with locked(options.out / FOLDER / "lock", "it submits jobs"):
         tasks = tasks_of()
@@ -311,18 +312,19 @@ def submitted(out: Path) -> set[str]:
 
 
 def status_command(out: Path) -> str:
+    """The command that shows the state of the jobs."""
     return f"bench status --out {shlex.quote(str(out))}"
 
 
 def submit_to_slurm(out: Path, tasks: Sequence[TaskRecord], options: ClusterOptions) -> int:
-    """Submit one array of jobs, in the order of the tasks, and say so; 0. ValueError, one line, where SLURM refuses."""
+    """Submit the tasks as one array of jobs, in their order; exit code 0. ValueError, one line, if SLURM refuses."""
     if not shutil.which("sbatch"):
-        raise ValueError("--cluster slurm: there is no sbatch here; run this on a login node, or --cluster local")
+        raise ValueError("--cluster slurm: sbatch is not installed here; run this on a login node, or --cluster local")
     require("submitit")
     with _submission_folder(out) as folder:
         executor = slurm_executor(folder / "logs", options)
         try:
-            with _outside_any_job(), redirect_stderr(StringIO()):  # submitit prints what it raises
+            with _outside_any_job(), redirect_stderr(StringIO()):  # submitit also prints the errors that it raises
                 jobs = executor.submit_array([_callable(folder, task) for task in tasks])
         except (RuntimeError, ValueError, OSError) as error:  # sbatch's message is its last line
             lines = str(error).strip().splitlines() or [type(error).__name__]
@@ -332,23 +334,24 @@ def submit_to_slurm(out: Path, tasks: Sequence[TaskRecord], options: ClusterOpti
     say(*(f"  {task.job}  {task.title}" for task in with_jobs))
     size = f"{options.nodes * options.processes} processes" if options.nodes * options.processes > 1 else "one process"
     nodes = f" on {options.nodes} nodes" if options.nodes > 1 else ""
-    gpus = f" with {options.gpus} GPUs a node" if options.gpus else ", without a GPU (no --gpus)"
+    gpus = f" with {options.gpus} GPUs per node" if options.gpus else ", without a GPU (no --gpus)"
     limit = f", at most {options.jobs} at once" if options.jobs else ""
-    say(f"{len(tasks)} jobs of {size}{nodes}{gpus} are submitted{limit}; follow them: {status_command(out)}")
+    say(f"{len(tasks)} jobs of {size}{nodes}{gpus} are submitted{limit}; to follow them: {status_command(out)}")
     return 0
 
 
 def run_locally(out: Path, tasks: Sequence[TaskRecord], options: ClusterOptions) -> int:
-    """Run the tasks on this machine; the exit code of all."""
+    """Run the tasks on this machine; the exit code of all together."""
     require("submitit")
     count = len(tasks)
-    say(f"{count} job{'s' * (count != 1)}, {options.jobs} at once; Ctrl-C stops them; elsewhere: {status_command(out)}")
+    follow = f"to follow them elsewhere: {status_command(out)}"
+    say(f"{count} job{'s' * (count != 1)}, {options.jobs} at once; Ctrl-C stops them; {follow}")
     with _submission_folder(out) as folder:
         write_submission(folder, Submission(cluster="local", date=now(), at_once=options.jobs, tasks=tuple(tasks)))
     with locked(lock_of(folder), "it starts these jobs"):
         codes = LocalQueue(out, folder, tasks, options).run()
     failed, stopped = sum(code not in (0, STOPPED) for code in codes), codes.count(STOPPED)
     say(f"{count - failed - stopped} done, {stopped} stopped, {failed} failed; {GO_ON}")
-    if (out / "results").is_dir():  # of evaluations
-        say(f"the numbers: bench leaderboard --out {shlex.quote(str(out))}")
+    if (out / "results").is_dir():  # these were evaluations
+        say(f"to see the results: bench leaderboard --out {shlex.quote(str(out))}")
     return STOPPED if stopped else 1 if failed else 0

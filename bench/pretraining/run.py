@@ -1,6 +1,7 @@
-"""`bench pretrain`: a recipe and images to a trainer, what it is about to do in words, and how it ended.
+"""`bench pretrain`: makes a trainer of a recipe and images, describes what it will do, trains, and reports the end.
 
-Meanwhile k-NN and health of `bench run` are logged of the encoder, of features that are not kept.
+During the training, k-NN accuracy and health of the encoder can be logged, with the tasks of `bench run`; their
+features are not kept.
 """
 
 import json
@@ -39,28 +40,31 @@ from probes.splits import open_splits
 from probes.tasks.health import RANKED, Health
 from probes.tasks.knn import Knn
 
-K = 20  # what the papers report: best of DINO's four, MOCA's only one
+K = 20  # neighbours as reported by the papers: the best of DINO's four values, and MOCA's only one
 
 
 @dataclass(frozen=True, kw_only=True)
 class OnlineProbe:
-    """Base of monitors for pretrain.loop.trainer.Run; all processes call them, and share the work. `space.cache` holds
-    the features of one call, and is deleted after it."""
+    """Base of monitors for pretrain.loop.trainer.Run, which all processes call together, to share the work.
 
-    OPTION: ClassVar[str]  # that names the images
+    `space.cache` holds the features of one call, and is deleted after it.
+    """
+
+    OPTION: ClassVar[str]  # the option that names the images
     space: Workspace
 
     def check(self) -> None:
-        """ValueError where it cannot be computed on these images, before anything is trained."""
+        """ValueError, before anything is trained, if the probe cannot be computed on these images."""
         raise NotImplementedError
 
     def __call__(self, export: ViTExport, progress: TrainProgress) -> Mapping[str, Any]:
-        """Values for the log, and `warnings`, lines."""
+        """Values for the log, by name; `warnings` is a list of lines."""
         raise NotImplementedError
 
     def outcome(self, task: Task, export: ViTExport) -> Outcome:
+        """The outcome of a task for the encoder, computed in an empty cache."""
         world = self.space.world
-        world.on_rank0(self.clear)  # what a killed run left
+        world.on_rank0(self.clear)  # remove what a killed run left behind
         try:
             return task.run(export, self.space)
         finally:
@@ -68,13 +72,17 @@ class OnlineProbe:
                 self.clear()
 
     def clear(self) -> None:
+        """Delete the features."""
         shutil.rmtree(self.space.cache, ignore_errors=True)
 
 
 @dataclass(frozen=True, kw_only=True)
 class OnlineKnn(OnlineProbe):
-    """k-NN accuracy. The gallery are a `fraction` of the training images of `space.data`, drawn by classes with the
-    seed 0 each time, the queries its validation images, the feature is the one that the method's source evaluates."""
+    """k-NN accuracy of the encoder on `space.data`.
+
+    The gallery is a `fraction` of the training images, stratified by class and always drawn with seed 0; queries are
+    the validation images. The features are those that the method's source evaluates (class token or mean of patches).
+    """
 
     OPTION = "--knn-data"
     k: int = K
@@ -85,7 +93,7 @@ class OnlineKnn(OnlineProbe):
 
     def __call__(self, export: ViTExport, progress: TrainProgress) -> Mapping[str, Any]:
         """`knn_top1` and `knn_top5` in percent."""
-        # torch: FAISS may be missing, and the gallery is searched once
+        # torch instead of FAISS, which may be missing and is not worth it for a single search
         task = Knn(k=(self.k,), fraction=self.fraction, pool=export.spec.pool, backend="torch")
         numbers = self.outcome(task, export).numbers
         return {f"knn_{name.partition('_')[0]}": value for name, value in numbers.items() if name.startswith("top")}
@@ -93,7 +101,7 @@ class OnlineKnn(OnlineProbe):
 
 @dataclass(frozen=True, kw_only=True)
 class OnlineHealth(OnlineProbe):
-    """Health of the features of the validation images of `space.data`; of all images of a set without labels."""
+    """Health of the encoder's features of the validation images of `space.data`, or of all images without labels."""
 
     OPTION = "--health-data"
 
@@ -101,18 +109,20 @@ class OnlineHealth(OnlineProbe):
         self.space.images("val", lambda url, split: open_set(url, split if split in splits_of(url) else "train"))
 
     def __call__(self, export: ViTExport, progress: TrainProgress) -> Mapping[str, Any]:
-        """`health_rankme`, `health_alpha_req`, ..., and a warning where the features have collapsed."""
+        """`health_rankme`, `health_alpha_req`, ..., and a warning if the features have collapsed."""
         self.check()
         outcome = self.outcome(Health(pool=export.spec.pool), export)
         warnings = [f"{line} (health@val on {self.space.data})" for line in outcome.facts["warnings"]]
         return {f"health_{name}": value for name, value in outcome.numbers.items()} | {"warnings": warnings}
 
 
-UNMIXED = 1.5  # times the variance of class shares; by class 10.6 lost 14 points of k-NN accuracy (docs/images.md)
+# From this ratio of the variance of class shares on, a warning: at 10.6 (sorted by class), 14 points of k-NN accuracy
+# were lost (docs/images.md).
+UNMIXED = 1.5
 
 
 def training_precision(text: Precision | Literal["auto"], device: str) -> Precision:
-    """`auto` -> bfloat16 on a GPU, float32 on a CPU; otherwise `text` itself. ValueError for float16 on a CPU."""
+    """The precision of a training: `auto` is bfloat16 on a GPU, float32 on a CPU. ValueError for float16 on a CPU."""
     on_cpu = torch.device(device).type == "cpu"
     if text == "auto":
         return "float32" if on_cpu else "bfloat16"
@@ -122,13 +132,13 @@ def training_precision(text: Precision | Literal["auto"], device: str) -> Precis
 
 
 def trainer_run(options: PretrainOptions, device: str, precision: Precision, world: World) -> Run:
-    """What the trainer is told. ValueError for options of an online probe that does not run."""
+    """The trainer's options. ValueError for options of an online probe that is not switched on."""
     for probe in ("knn", "health"):
         names = [field.name for field in fields(options) if field.name.startswith(f"{probe}_")]
-        given = [name for name in names if name != f"{probe}_every" and getattr(options, name) is not None]
-        if given and not getattr(options, f"{probe}_every"):
-            named = " and ".join(f"--{name.replace('_', '-')}" for name in given)
-            raise ValueError(f"{named} without --{probe}-every EPOCHS, which says how often: add it")
+        unused_names = [name for name in names if name != f"{probe}_every" and getattr(options, name) is not None]
+        if unused_names and not getattr(options, f"{probe}_every"):
+            flags = " and ".join(f"--{name.replace('_', '-')}" for name in unused_names)
+            raise ValueError(f"{flags} without --{probe}-every EPOCHS: add it, to evaluate every EPOCHS epochs")
     space = Workspace(
         cache=options.out / "online-features",
         data=options.knn_data or options.images,
@@ -139,7 +149,7 @@ def trainer_run(options: PretrainOptions, device: str, precision: Precision, wor
         world=world,
     )
     knn = OnlineKnn(space=space, k=options.knn_k or K, fraction=options.knn_fraction or 1.0)
-    watched = replace(space, data=options.health_data or options.images, limit=options.health_limit or RANKED)
+    health_space = replace(space, data=options.health_data or options.images, limit=options.health_limit or RANKED)
     return Run(
         out=options.out,
         device=device,
@@ -157,13 +167,13 @@ def trainer_run(options: PretrainOptions, device: str, precision: Precision, wor
         monitor_every=options.knn_every,
         monitor=knn if options.knn_every else None,
         health_every=options.health_every,
-        health=OnlineHealth(space=watched) if options.health_every else None,
+        health=OnlineHealth(space=health_space) if options.health_every else None,
         wandb=options.wandb,
     )
 
 
 def run_pretraining(options: PretrainOptions) -> int:
-    """Pretrain, and return the exit code: 0 finished, STOPPED by a signal. ValueError for a wrong option."""
+    """Pretrain, and return the exit code: 0 finished, STOPPED by a signal. ValueError for invalid options."""
     device = ready_device(options.device, options.compiled)
     precision = training_precision(options.precision or "auto", device)
     with start_world(device) as world:
@@ -185,10 +195,10 @@ def run_pretraining(options: PretrainOptions) -> int:
 
 
 def check_request(options: PretrainOptions) -> None:
-    """What can be known before another machine trains. ValueError for a wrong request, and a folder of other use."""
-    there: Precision = "bfloat16" if options.gpus else "float32"
-    asked = options.precision or "auto"
-    run = trainer_run(options, "cpu", there if asked == "auto" else asked, World())
+    """Check a training before it is submitted. ValueError for invalid options, or if `out` holds another run."""
+    default: Precision = "bfloat16" if options.gpus else "float32"
+    precision = options.precision or "auto"
+    run = trainer_run(options, "cpu", default if precision == "auto" else precision, World())
     chosen, images = _opened(options, run)
     if images is None:
         return
@@ -198,12 +208,12 @@ def check_request(options: PretrainOptions) -> None:
 
 
 def probes_of(run: Run) -> dict[str, OnlineProbe]:
-    """The online probes of a run, by its fields."""
+    """Field of the run -> its online probe, for those that are switched on."""
     return {name: probe for name in ("monitor", "health") if isinstance(probe := getattr(run, name), OnlineProbe)}
 
 
 def _opened(options: PretrainOptions, run: Run) -> tuple[ChosenRecipe, ImageSet | None]:
-    """Recipe and images; no images for a dry run of a recipe whose images are not there yet."""
+    """Recipe and images; None instead of images for a dry run whose images do not exist yet."""
     if run.wandb:
         require("wandb")
     chosen = initialised(
@@ -213,27 +223,32 @@ def _opened(options: PretrainOptions, run: Run) -> tuple[ChosenRecipe, ImageSet 
         return chosen, None
     probes = probes_of(run).values()
     try:
-        opened = next((probe.space.opened for probe in probes), OpenedSets())
-        images = opened.get(options.images, "train", open_set)
+        opened_sets = next((probe.space.opened for probe in probes), OpenedSets())
+        images = opened_sets.get(options.images, "train", open_set)
     except ValueError as error:
-        hint = "" if chosen.module.METHOD.needs_labels else _without_labels(options.images)
-        text = _without(options.images, error) + hint
+        hint = "" if chosen.module.METHOD.needs_labels else _hint_at_unlabelled_images(options.images)
+        text = _without_prefix(options.images, error) + hint
         raise ValueError(f"--images {options.images}: {text}") from error
     for probe in probes:
         try:
             probe.check()
         except ValueError as error:
             url = probe.space.data
-            other = f"; or name other images with {probe.OPTION}" if url == options.images else ""
-            raise ValueError(f"{probe.OPTION} {url}: {_without(url, error)}{other}") from error
+            hint = f"; or name other images with {probe.OPTION}" if url == options.images else ""
+            raise ValueError(f"{probe.OPTION} {url}: {_without_prefix(url, error)}{hint}") from error
     return chosen, images
 
 
 def initialised(chosen: ChosenRecipe, checkpoint: str | None, frozen_epochs: int = 0) -> ChosenRecipe:
-    """The recipe with the encoder of --init, where there is a `checkpoint`. ValueError where it does not fit."""
+    """The recipe with the encoder of --init, if a `checkpoint` is given. ValueError if it does not fit.
+
+    frozen_epochs: number of epochs in which the encoder's weights are kept.
+    """
     if not checkpoint:
         if frozen_epochs:
-            raise ValueError("--freeze-first-epochs without --init CHECKPOINT, whose weights it keeps: add it")
+            raise ValueError(
+                "--freeze-first-epochs without --init CHECKPOINT: add the checkpoint whose weights to freeze"
+            )
         return chosen
     if frozen_epochs >= chosen.recipe.epochs:
         raise ValueError(
@@ -245,22 +260,23 @@ def initialised(chosen: ChosenRecipe, checkpoint: str | None, frozen_epochs: int
         changed = [name for name in chosen.changes if name in ViTSpec.__dataclass_fields__]
         return replace(chosen, recipe=init.recipe(chosen.recipe, changed), init=init)
     except (ValueError, OSError) as error:
-        raise ValueError(f"--init {checkpoint}: {_without(checkpoint, error)}") from error
+        raise ValueError(f"--init {checkpoint}: {_without_prefix(checkpoint, error)}") from error
 
 
-def _without(url: str, error: Exception) -> str:
+def _without_prefix(url: str, error: Exception) -> str:
+    """The message of an error without the URL that it begins with."""
     return str(error).removeprefix(f"{url}: ")
 
 
-def _without_labels(url: str) -> str:
-    """What to write instead, where somebody names a folder that is no set of labelled images."""
+def _hint_at_unlabelled_images(url: str) -> str:
+    """Advice to use `images:`, if the URL is of a folder without labels; else ""."""
     folder = url.removeprefix("folder:")
     is_folder = folder and Path(folder).is_dir()
     return f"; labels are not needed here: images:{folder} takes every image below it" if is_folder else ""
 
 
 def prepared(chosen: ChosenRecipe, images: ImageSet, run: Run, world: World) -> Trainer:
-    """The trainer; nothing is written yet. ValueError for a recipe that does not fit the images or itself."""
+    """Make the trainer; nothing is written yet. ValueError for a recipe that contradicts the images or itself."""
     start = f"-from-{chosen.init.name}" if chosen.init else ""
     facts = {"name": f"{chosen.method}-{chosen.name}{start}", "recipe": chosen.label}
     if plugin := extension_of("methods", chosen.module).plugin:
@@ -275,7 +291,7 @@ def prepared(chosen: ChosenRecipe, images: ImageSet, run: Run, world: World) -> 
 
 
 def training_lines(chosen: ChosenRecipe, trainer: Trainer, settings: bool) -> Iterator[str]:
-    """Lines: recipe, with all its `settings` where asked, images, updates, sizes, exports."""
+    """Lines about a training: recipe, images, updates, sizes, exports. settings: list all settings of the recipe."""
     recipe, run, plan, encoders = trainer.recipe, trainer.run, trainer.plan, trainer.method.encoders()
     yield from recipe_lines(chosen, trainer.method, settings)
     left_out = plan.count - plan.steps_per_epoch * plan.batch
@@ -284,7 +300,7 @@ def training_lines(chosen: ChosenRecipe, trainer: Trainer, settings: bool) -> It
     if plan.window:
         yield f"  order     {order_summary(trainer)}"
     if trainer.method.needs_labels:
-        yield f"  labels    those of {len(trainer.images.classes)} classes are learned from"
+        yield f"  labels    of {len(trainer.images.classes)} classes are used for training"
     each_epoch = f"{left_out} images of each epoch are left out"
     if plan.repeats > 1:
         each_epoch = f"an image occurs {plan.repeats} times in an epoch that it is in"
@@ -310,29 +326,30 @@ def training_lines(chosen: ChosenRecipe, trainer: Trainer, settings: bool) -> It
 
 
 def order_summary(trainer: Trainer) -> str:
-    """How images are shuffled in windows of shards: the memory for it, and how well classes are mixed."""
+    """The shuffling of images in windows of shards: the memory that it needs, and how well it mixes classes."""
     plan, images = trainer.plan, trainer.images
     assert isinstance(images.images, StoredImages)
     share = plan.window / len(plan.shards)
     text = (
         f"shuffled among {plan.window} of {len(plan.shards)} shards at a time, {share * plan.count:.0f} images; the "
-        f"system's cache should hold twice their {share * images.images.sizes.sum() / 2**30:.2g} GiB"
+        f"page cache should hold twice their {share * images.images.sizes.sum() / 2**30:.2g} GiB"
     )
     if len(images.classes) < 2 or images.has_several_labels:
         return text
     spread = plan.class_spread(images.labels)
     advice = ": pack the shards in random order, or raise the window" if spread > UNMIXED else ""
     return (
-        f"{text}; class shares of an update have {spread:.2f} times the variance that shuffling all would give{advice}"
+        f"{text}; class shares in a batch have {spread:.2f} times the variance that a full shuffle would give{advice}"
     )
 
 
 def _epochs(count: int) -> str:
+    """A number of epochs after `every`: `epoch`, `5 epochs`."""
     return "epoch" if count == 1 else f"{count} epochs"
 
 
 def recipe_lines(chosen: ChosenRecipe, method: Method, settings: bool) -> Iterator[str]:
-    """Lines: recipe, with all its `settings` where asked, and the sizes of the networks."""
+    """Lines about a recipe and the sizes of its networks. settings: list all settings."""
     recipe = chosen.recipe
     yield f"{chosen.method}, recipe {chosen.label}: {recipe.source}"
     if settings:
@@ -350,7 +367,7 @@ def recipe_lines(chosen: ChosenRecipe, method: Method, settings: bool) -> Iterat
 
 
 def lines_without_images(chosen: ChosenRecipe, url: str) -> Iterator[str]:
-    """Lines of a dry run whose images are not there."""
+    """Lines about a training whose images do not exist yet, for a dry run."""
     recipe = chosen.recipe
     yield from recipe_lines(chosen, build(chosen.module, recipe, 0), settings=True)
     yield f"  images    {absent_images(url)} does not exist: neither images nor updates can be counted"
@@ -365,8 +382,8 @@ def _say_ending(finished: bool, trainer: Trainer) -> None:
     if not finished:
         say(
             f"stopped by a signal after update {progress.step} of {progress.steps}, state saved in "
-            f"{run.out / 'states'}; `bench export {shlex.quote(str(run.out))}` writes the encoder as it is; to go on, "
-            "run the same command again with --resume",
+            f"{run.out / 'states'}; `bench export {shlex.quote(str(run.out))}` writes the current encoder; to "
+            "continue, run the same command again with --resume",
             errors=True,
         )
         return
@@ -381,6 +398,6 @@ def _say_ending(finished: bool, trainer: Trainer) -> None:
 
 
 def evaluation(export: Path, url: str) -> str:
-    """The command that evaluates an export, on the images of its training where those have labels."""
+    """The command that evaluates an export, on the images of its training if these have labels."""
     data = "NAME=folder:PATH" if url.startswith("images:") else shlex.quote(example(url))
     return f"evaluate it: bench run --checkpoint {shlex.quote(str(export))} --suite frozen --data {data} --out results"

@@ -15,7 +15,7 @@ from elsewhere import program
 
 from bench.cli.main import parsed
 from bench.cli.options import YEAR, cluster_of, minutes_of
-from bench.cluster.status import KILLED, rows_of
+from bench.cluster.status import KILLED, Durations, TaskRow, rows_of, total_remaining
 from bench.cluster.submit import argv_of, words_of_run
 from bench.cluster.task import (
     AttemptState,
@@ -125,7 +125,7 @@ def submit(bench, toys, exports, out, *words):
 def test_a_run_becomes_jobs_cheap_ones_first(slurm, bench, toys, exports):
     out = slurm / "out"
     code, said, _ = submit(bench, toys, exports, out, "--partition", "p", "--gpus", "4", "--jobs", "2", "--mem", "9G")
-    assert code == 0 and "8 jobs of 4 processes with 4 GPUs a node are submitted, at most 2 at once" in said
+    assert code == 0 and "8 jobs of 4 processes with 4 GPUs per node are submitted, at most 2 at once" in said
     ((_, submission),) = submissions(out)
     titles = [
         f"{name}: {task}@{way}" for task in ("toy", "dear") for name in ("first", "second") for way in ("one", "two")
@@ -170,7 +170,7 @@ def test_a_pretraining_is_one_job_which_resumes(slurm, bench):
     out = slurm / "run"
     words = ("pretrain", "mae", "--recipe", "smoke", "--images", "digits:", "--out", out)
     code, said, _ = bench(*words, "--cluster", "slurm", "--nodes", "4", "--gpus", "8", "--slurm", "constraint=a100")
-    assert code == 0 and "1 jobs of 32 processes on 4 nodes with 8 GPUs a node are submitted" in said
+    assert code == 0 and "1 jobs of 32 processes on 4 nodes with 8 GPUs per node are submitted" in said
     ((_, submission),) = submissions(out)
     (job,) = submission.tasks
     assert job.words == (*map(str, words[:2]), "--recipe=smoke", "--images=digits:", f"--out={out}", "--resume")
@@ -192,7 +192,7 @@ def test_a_refusal_of_slurm_is_one_line_and_leaves_nothing(slurm, bench, toys, e
 def test_without_slurm_the_line_says_what_else(bench, toys, exports, tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", str(tmp_path))
     code, _, said = submit(bench, toys, exports, tmp_path / "out")
-    assert code == 2 and "there is no sbatch here" in said and "--cluster local" in said
+    assert code == 2 and "sbatch is not installed here" in said and "--cluster local" in said
 
 
 def task(number: int) -> TaskRecord:
@@ -251,6 +251,17 @@ def test_a_later_submission_takes_results_over(tmp_path):
     record(tmp_path, "local", 3)
     record(tmp_path, "local", 2)
     assert [(len(row.submission.tasks), row.task.number) for row in rows_of(tmp_path)] == [(3, 2), (2, 0), (2, 1)]
+
+
+def test_jobs_with_the_same_number_in_two_submissions_both_count():
+    submission = Submission(cluster="local", date=now(), at_once=1, tasks=())
+    rows = [
+        TaskRow(task=replace(task(0), expected=seconds), submission=submission, state="waiting", attempt=None)
+        for seconds in ({}, {"results/n/d/0.json": 60.0})
+    ]
+    durations = Durations.of(rows)
+    assert total_remaining(rows, durations) is None  # nothing is known of the first
+    assert total_remaining(rows[1:], durations) == 60
 
 
 def test_a_folder_without_jobs_is_one_line(tmp_path, bench):

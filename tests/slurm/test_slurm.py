@@ -103,7 +103,7 @@ class Job:
 def submitted(node: OneNode, out: Path, *words: object) -> Job:
     done = bench(*words, "--out", out, "--cluster", "slurm", "--partition", "low", "--time", "1:00:00")
     assert done.returncode == 0, done.stderr + done.stdout
-    assert "follow them: bench status --out" in done.stdout
+    assert "to follow them: bench status --out" in done.stdout
     return Job(node, out)
 
 
