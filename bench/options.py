@@ -13,11 +13,11 @@ class Options:
     """Where and how networks run; the defaults are those of the command line."""
 
     device: str = "auto"  # auto, cpu, cuda or cuda:N (auto)
-    # of forward passes (auto: float32, but bfloat16 for pretraining on a GPU); float16 is for pretraining only
+    # precision of forward passes (auto: float32, but bfloat16 for pretraining on a GPU); float16 only for pretraining
     precision: Literal["auto", "float32", "bfloat16", "float16"] | None = "auto"
-    # transformer blocks by torch.compile, which needs a compiler and a minute or two, and rounds otherwise
+    # compile transformer blocks by torch.compile, which needs a compiler and a minute or two, and rounds differently
     compiled: bool = field(default=False, metadata={"flags": ("--compile",)})
-    # exact: PIL, as in the papers; fast: torchvision on uint8 tensors (exact)
+    # how images are decoded and resized: exact: PIL, as in the papers; fast: torchvision on uint8 tensors (exact)
     decode: Literal["exact", "fast"] = "exact"
     skip_bad: bool = False  # count unreadable images instead of stopping
     batch_size: int | None = None  # images in a forward pass of a process, at most (by device)

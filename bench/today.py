@@ -157,16 +157,16 @@ def sized_export(reference: str, timm: str, image_size: int | None) -> FrozenExp
 
 def forecasts(name: str, suite: str, setup: Setup, machine: Machine) -> Iterator[Forecast]:
     """Forecasts of a network's jobs on the published image sets."""
-    given = setup.checkpoints.get(name, "")
+    reference = setup.checkpoints.get(name, "")
     architecture = NETWORKS[name].timm or NETWORKS[name].reference.partition(":")[2].partition(".")[0]
     space = Workspace(cache=setup.out / "cache", data="", device="cpu", precision="bfloat16")
-    data = [DataUsed(name=known, url=SETS[known].url, images=SETS[known].images) for known in IMAGES]
+    data = [DataUsed(name=images, url=SETS[images].url, images=SETS[images].images) for images in IMAGES]
     by_size: dict[int | None, list[ChosenProtocol]] = {}
     for protocols, _, image_size in calls(name, suite, setup):
         by_size.setdefault(image_size, []).extend(protocols)
     for image_size, selected in by_size.items():
-        export = sized_export("" if absent_file(given) else given, architecture, image_size)
-        loaded = LoadedCheckpoint(used=describe(export, name, given), spec=export.spec, reference=given)
+        export = sized_export("" if absent_file(reference) else reference, architecture, image_size)
+        loaded = LoadedCheckpoint(used=describe(export, name, reference), spec=export.spec, reference=reference)
         _, [(_, jobs)], _ = plan_jobs(setup.out, space, [loaded], data, selected)
         yield from (forecast.timed(machine) for forecast in count_jobs(jobs, export, space))
 

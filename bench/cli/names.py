@@ -34,7 +34,7 @@ def check_new_export(out: Path) -> None:
     """ValueError, naming --out, if an export could not be written to the folder `out`; nothing is left behind."""
     try:
         has_files = out.exists() and any(out.iterdir())
-        nearest = next(place for place in (out, *out.absolute().parents) if place.exists())
+        nearest = next(folder for folder in (out, *out.absolute().parents) if folder.exists())
         with TemporaryFile(dir=nearest):
             pass
     except OSError as error:
@@ -134,23 +134,24 @@ def absent_images(url: str) -> Path | None:
     """The path in `SCHEME:PATH` of images if it does not exist; None if it exists, or if the URL has no path."""
     from imagesets.sets import OPTIONS
 
-    scheme, _, place = OPTIONS.sub("", url).partition(":")
-    return _absent(place) if any(scheme in extensions(kind) for kind in ("imagesets", "layouts")) else None
+    scheme, _, path = OPTIONS.sub("", url).partition(":")
+    return _absent(path) if any(scheme in extensions(kind) for kind in ("imagesets", "layouts")) else None
 
 
 def absent_file(reference: str) -> Path | None:
     """The path in a reference to a checkpoint, PATH or IMPORTER:PATH, if it does not exist; None otherwise."""
     from checkpoints.import_options import TIMM_SCHEMES
 
-    scheme, colon, place = reference.partition(":")
+    scheme, colon, path = reference.partition(":")
     if colon and scheme in TIMM_SCHEMES:
         return None
-    return _absent(place if colon and scheme in extensions("importers") else reference)
+    return _absent(path if colon and scheme in extensions("importers") else reference)
 
 
-def _absent(place: str) -> Path | None:
-    path = Path(place).expanduser()
-    return path if place and not path.exists() else None
+def _absent(text: str) -> Path | None:
+    """The path if it is not empty and does not exist; else None."""
+    path = Path(text).expanduser()
+    return path if text and not path.exists() else None
 
 
 def named_url(text: str) -> tuple[str, str]:
@@ -173,5 +174,5 @@ def name_from(url: str) -> str:
     """A name for the image set at a URL or path: the last part of the path, or the scheme if there is no path."""
     from imagesets.sets import OPTIONS
 
-    scheme, colon, place = OPTIONS.sub("", url).partition(":")
-    return re.sub(r"[^A-Za-z0-9_.-]", "-", Path(place if colon else url).name) or (scheme if colon else "")
+    scheme, colon, path = OPTIONS.sub("", url).partition(":")
+    return re.sub(r"[^A-Za-z0-9_.-]", "-", Path(path if colon else url).name) or (scheme if colon else "")

@@ -233,7 +233,7 @@ class PretrainOptions(NetworkOptions, ClusterOptions):
     set: tuple[str, ...] = ()
     # CHECKPOINT: start the encoder from these weights: a training's folder, an export, timm:NAME, a file, ...
     init: str | None = None
-    freeze_first_epochs: NonNegativeInt = 0  # N: with --init: train the other parameters alone for N epochs (0)
+    freeze_first_epochs: NonNegativeInt = 0  # N: with --init: train only the other parameters for N epochs (0)
     resume: bool = False  # continue the run in --out, or start it if there is none
     dry_run: bool = False  # print the recipe and its sizes, and do nothing
     seed: NonNegativeInt = 0  # N: seed of everything random (0)
@@ -246,7 +246,7 @@ class PretrainOptions(NetworkOptions, ClusterOptions):
     export_every: NonNegativeInt = 0  # EPOCHS: write an export every EPOCHS epochs, not only at the end
     knn_every: NonNegativeInt = 0  # EPOCHS: log the encoder's k-NN accuracy every EPOCHS epochs
     knn_data: str | None = None  # URL: labelled images for this k-NN evaluation (--images)
-    knn_k: PositiveInt | None = None  # K: neighbours that vote in it (20)
+    knn_k: PositiveInt | None = None  # K: number of neighbours (20)
     # F: fraction of the training images in its gallery (1); ExtreMA's: --knn-k 200 --knn-fraction 0.1
     knn_fraction: Fraction | None = None
     knn_limit: PositiveInt | None = None  # N: at most N images of each split for it

@@ -146,9 +146,9 @@ def _own_comments(kind: type) -> dict[str, str]:
     texts = {}
     for entry in definitions[kind.__name__].body if kind.__name__ in definitions else ():
         if isinstance(entry, ast.AnnAssign) and isinstance(entry.target, ast.Name):
-            beside = lines[(entry.end_lineno or 0) - 1].encode()[entry.end_col_offset :].decode()
+            trailing = lines[(entry.end_lineno or 0) - 1].encode()[entry.end_col_offset :].decode()
             above = takewhile(lambda line: line.startswith("#"), map(str.strip, lines[entry.lineno - 2 :: -1]))
-            comments = [beside] if "#" in beside else [*above][::-1]
+            comments = [trailing] if "#" in trailing else [*above][::-1]
             texts[entry.target.id] = " ".join(comment.lstrip("# ").strip() for comment in comments)
     return {name: text for name, text in texts.items() if text}
 
