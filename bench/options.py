@@ -20,8 +20,8 @@ class Options:
     # how images are decoded and resized: exact: PIL, as in the papers; fast: torchvision on uint8 tensors (exact)
     decode: Literal["exact", "fast"] = "exact"
     skip_bad: bool = False  # count unreadable images instead of stopping
-    batch_size: int | None = None  # images in a forward pass of a process, at most (by device)
-    workers: int | None = None  # loader workers (by machine)
+    batch_size: int | None = None  # at most this many images in a forward pass of a process (by device)
+    workers: int | None = None  # processes that load images (by machine)
 
     def __post_init__(self) -> None:
         check("Options.", **{name: getattr(self, name) for name in ("device", "precision", "decode")})

@@ -128,8 +128,8 @@ class JoinedByCommas(argparse.Action):
 class NetworkOptions(Options, CommandOptions):
     """The options of commands that run networks on image sets."""
 
-    batch_size: PositiveInt | None = None  # N: images in a forward pass of a process, at most (by device)
-    workers: NonNegativeInt | None = None  # N: loader workers (by machine)
+    batch_size: PositiveInt | None = None  # N: at most N images in a forward pass of a process (by device)
+    workers: NonNegativeInt | None = None  # N: processes that load images (by machine)
 
 
 @dataclass(frozen=True, kw_only=True)

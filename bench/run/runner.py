@@ -93,7 +93,7 @@ def arrays_of(outcome: Outcome) -> dict[str, np.ndarray]:
     for name, metric in outcome.metrics.items():
         array, values = _array_of(name, metric)
         if array in arrays:
-            raise ValueError(f"two arrays named {array}: that of the metric {name}, and one of the outcome's arrays")
+            raise ValueError(f"two arrays named {array}: that of the metric {name}, and another array")
         if array and values is not None:
             arrays[array] = values
     return {name: np.asarray(values) for name, values in arrays.items()}
