@@ -16,6 +16,7 @@ import traceback
 from contextlib import redirect_stderr
 from pathlib import Path
 
+from engine import distributed
 from engine.distributed import start_world
 
 
@@ -27,6 +28,7 @@ def work(folder: Path, how: str, victim: int) -> None:
             if world.rank == victim:
                 ctypes.PyDLL(None).sleep(3)
         elif how == "error":
+            distributed.PATIENCE = 1.0  # the other one would use all of it
             if world.rank == victim:
                 raise ValueError("an error of its own")
             time.sleep(60)
