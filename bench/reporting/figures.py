@@ -1,8 +1,8 @@
-"""Figures of a board, drawn by matplotlib: sweeps, cost against accuracy, trainings.
+"""Figures of a leaderboard, drawn with matplotlib: sweeps, accuracy against cost, robustness, pretraining curves.
 
-The same input gives the same bytes. A checkpoint has one colour, marker and kind of dashes in all figures of a board,
-by its place among the board's networks, so that lines can be told apart in grey. On a page the ink follows it
-(currentColor), so that light and dark need one figure.
+The same input gives the same bytes. A checkpoint has the same colour, marker and dashes in all figures of a
+leaderboard; markers and dashes keep lines distinguishable in grey. On a page the ink has the page's text colour
+(currentColor), so that one figure serves light and dark themes.
 """
 
 import contextlib
@@ -34,14 +34,14 @@ if TYPE_CHECKING:
 
 FigureFormat = Literal["png", "svg", "pdf"]
 Points = Sequence[tuple[float, float]]
-Texts = tuple[str, str, str]  # title of a panel, and what its axes of x and y mean
-Style = Mapping[str, Any]  # of matplotlib's lines: colour, marker, dashes
+Texts = tuple[str, str, str]  # title of a panel, and labels of its x- and y-axis
+Style = Mapping[str, Any]  # properties of a matplotlib line: colour, marker, dashes
 # Okabe and Ito's palette for colour-blind readers, without yellow, which is too light on white.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00")
 DASHES = ("-", "--", "-.", ":")
 MARKERS = "osD^vPX*"
 INK = "#123456"  # dark; on a page it is replaced by currentColor
-CURVES = {  # of a training's log, where it has them, and what they are called
+CURVES = {  # key in a training's log -> its title
     "loss": "loss",
     "knn_top1": "k-NN top-1, %",
     "lr": "learning rate",
@@ -55,39 +55,39 @@ CURVES = {  # of a training's log, where it has them, and what they are called
     "health_dead_dimensions": "dead dimensions, %",
     "images_per_second": "images per second",
 }
-ALONG = {"epoch": "epoch", "images": "images seen", "hours": "hours"}  # what a training's curves run over
-NOTES = {  # on what a figure shows
+ALONG = {"epoch": "epoch", "images": "images seen", "hours": "hours"}  # x-axis of training curves -> its label
+NOTES = {  # figure -> explanation below it
     "robustness against clean accuracy": "The line goes through these networks in logits; the distance above it is "
     "effective robustness (Taori et al. 2020, arXiv 2007.00644), with this board's networks as the baseline. The "
     "highest is named.",
 }
-SWEEPS = {  # figure -> metrics that hold its x in their names, and what x is
+SWEEPS = {  # figure -> pattern of metrics with x in their names, and label of x
     "k": (r"(\w+)_k(\d+)", "k of k-NN"),
     "shots": (r"(\w+)_(\d+)shot", "labelled images per class"),
     "blocks": (BLOCK, "block"),
 }
-COSTS = {  # of a network: what its axis means, before the unit
+COSTS = {  # cost of a network -> label of its axis, without the unit
     "parameters": "parameters",
     "forward_gflop": "GFLOP per image, forward pass",
     "gflop_per_image": "GFLOP per image, pretraining",
     "hours": "time of pretraining",
 }
-PAGE = 9.0  # inches; width of a figure on a page
-MARK = 12  # letters of changed settings in a panel's title, at most
-LEVEL_COSTS = 1.2  # costs that differ by less are not drawn
-SERIES = 12  # networks that a figure shows, those with the lowest mean ranks
+PAGE = 9.0  # width of a figure on a page, in inches
+MARK = 12  # longest list of changed settings in a panel's title, in letters
+LEVEL_COSTS = 1.2  # no panel if the largest cost is at most this many times the smallest
+SERIES = 12  # networks that a figure shows at most: those with the lowest mean ranks
 POINTS = 400  # of a curve, at most
-FEW = 30  # points of a curve up to which each has a marker
-MARKED = 10  # points of a longer curve that have one
-TICKS = 6  # numbers of an axis, at most
-LETTER = 5.2  # points; about the width of a letter
-LEGEND_LINE = 0.18  # inches
-# Of a panel, inches; title: of each of its lines.
+FEW = 30  # up to so many points of a curve, each has a marker
+MARKED = 10  # markers of a longer curve, about
+TICKS = 6  # ticks of an axis, at most
+LETTER = 5.2  # average width of a letter, in points
+LEGEND_LINE = 0.18  # height of a line of the legend, in inches
+# Margins of a panel in inches; title: height of each of its lines.
 MARGINS = {"left": 0.72, "right": 0.12, "below": 0.44, "above": 0.1, "title": 0.155}
 
 
 def styles_of(names: Iterable[str], baselines: Iterable[str] = ()) -> dict[str, Style]:
-    """How each name is drawn, in the order given; baselines: raw pixels and initial weights, as thin lines."""
+    """Name -> style, assigned in the order of the names. baselines: raw pixels and initial weights, as thin lines."""
     styles: dict[str, Style] = {}
     for number, name in enumerate(names):
         marker = MARKERS[(number + number // len(COLOURS)) % len(MARKERS)]  # 48 different pairs
@@ -99,17 +99,18 @@ def styles_of(names: Iterable[str], baselines: Iterable[str] = ()) -> dict[str, 
 
 
 def board_styles(report: ReportContents) -> dict[str, Style]:
-    """Styles of a board's checkpoints by name: the networks that figures show first, so that no two of them look alike,
-    each part in the order of names, so that another order of results gives the same."""
+    """Name of each checkpoint -> style. The networks that figures show come first, so that no two of them look alike;
+    names are sorted, so that the order of results does not matter."""
     names = {
         kind: [row.name for row in report.overview if row.kind == kind] for kind in ("measured", "floor", "initial")
     }
-    shown, others = names["measured"][:SERIES], names["measured"][SERIES:]
-    return styles_of([*sorted(shown), *sorted(others)], [*sorted(names["floor"]), *sorted(names["initial"])])
+    in_figures, not_in_figures = names["measured"][:SERIES], names["measured"][SERIES:]
+    networks = [*sorted(in_figures), *sorted(not_in_figures)]
+    return styles_of(networks, [*sorted(names["floor"]), *sorted(names["initial"])])
 
 
 def sweep_figures(report: ReportContents, width: float = PAGE) -> "dict[str, Figure]":
-    """Accuracy over k of k-NN, shots and blocks: name -> figure, with a panel for each table that has several."""
+    """Accuracy over k of k-NN, shots and blocks: name -> figure, with a panel for each table of at least two points."""
     styles, titles, figures = shown_styles(report), panel_titles(report), {}
     for name, (pattern, label) in SWEEPS.items():
 
@@ -119,12 +120,12 @@ def sweep_figures(report: ReportContents, width: float = PAGE) -> "dict[str, Fig
                 _draw_numbers(axes, row_name, by_name[row_name], styles[row_name])
             if pattern == BLOCK:
                 _count_axis(axes)
-                if table.unit:  # ranks of raw pixels are of another order
+                if table.unit:  # RankMe, without unit, of raw pixels has another order of magnitude
                     _draw_floors(axes, table, styles)
             else:
-                places = sorted({x for points in by_name.values() for x, _ in points})
-                _log_axis(axes, places)
-                axes.set_xticks(places, [f"{x:g}" for x in places])
+                ticks = sorted({x for points in by_name.values() for x, _ in points})
+                _log_axis(axes, ticks)
+                axes.set_xticks(ticks, [f"{x:g}" for x in ticks])
             return titles[table.group], label, in_unit(table.metrics[0].split("_")[0], table.unit)
 
         swept = [(table, {row.name: sweep_of(row, table, pattern) for row in table.rows}) for table in report.tables]
@@ -135,7 +136,7 @@ def sweep_figures(report: ReportContents, width: float = PAGE) -> "dict[str, Fig
 
 
 def shown_names(report: ReportContents) -> list[str]:
-    """The networks that figures show, those with the lowest mean ranks, and all raw pixels and initial weights."""
+    """Names that figures show: the networks with the lowest mean ranks, and all raw pixels and initial weights."""
     networks = [row.name for row in report.overview if row.kind == "measured"]
     return [*networks[:SERIES], *(row.name for row in report.overview if row.kind in ("floor", "initial"))]
 
@@ -147,7 +148,7 @@ def shown_styles(report: ReportContents) -> dict[str, Style]:
 
 
 def panel_titles(report: ReportContents) -> dict[str, str]:
-    """Group -> `knn@dino on cifar10`, with `[modified]` for a long list of settings where no other is called so."""
+    """Group -> `knn@dino on cifar10`; changed settings are in brackets, a long list as `[modified]` if unique."""
     titles = {}
     for table in report.tables:
         result, variant = table.result, " ".join(table.result.variant)
@@ -158,25 +159,26 @@ def panel_titles(report: ReportContents) -> dict[str, str]:
 
 
 def scatter_figures(report: ReportContents, width: float = PAGE) -> "dict[str, Figure]":
-    """Main metrics against what networks cost: name -> figure, with a panel for each table.
+    """Main metrics against the costs of networks: name -> figure, with a panel for each table.
 
-    The line joins networks that no other beats at the same cost or less (Pareto); raw pixels are a horizontal line.
+    The line is the Pareto front: networks that no other beats at the same or a lower cost. Raw pixels are a horizontal
+    line.
     """
     titles, figures = panel_titles(report), {}
     styles = {
         name: {**style, "linestyle": "none"} if "marker" in style else style
         for name, style in shown_styles(report).items()
     }
-    spent = {str(used["name"]): {"parameters": used["parameters"], **used["cost"]} for used in report.checkpoints}
-    longest = max((used.get("hours", 0.0) for used in spent.values()), default=0.0)
+    costs = {str(used["name"]): {"parameters": used["parameters"], **used["cost"]} for used in report.checkpoints}
+    longest = max((cost.get("hours", 0.0) for cost in costs.values()), default=0.0)
     units = {"parameters": ("millions", 1e-6), "hours": time_unit(longest)}
-    for cost, meaning in COSTS.items():
-        unit, times = units.get(cost, ("", 1.0))
+    for key, cost_label in COSTS.items():
+        unit, times = units.get(key, ("", 1.0))
 
-        def draw(axes: "Axes", panel: Any, label: str = in_unit(meaning, unit)) -> Texts:
+        def draw(axes: "Axes", panel: Any, label: str = in_unit(cost_label, unit)) -> Texts:
             table, points = panel
-            best = pareto({name: (x, number.value or 0.0) for name, (x, number) in points.items()}, table.higher)
-            axes.plot(*zip(*best, strict=True), color=INK, alpha=0.5, linewidth=1, drawstyle="steps-post")
+            front = pareto({name: (x, number.value or 0.0) for name, (x, number) in points.items()}, table.higher)
+            axes.plot(*zip(*front, strict=True), color=INK, alpha=0.5, linewidth=1, drawstyle="steps-post")
             for name, point in points.items():
                 _draw_numbers(axes, name, [point], styles[name])
             _draw_floors(axes, table, styles)
@@ -187,24 +189,24 @@ def scatter_figures(report: ReportContents, width: float = PAGE) -> "dict[str, F
         panels = []
         for table in (table for table in report.tables if table.result.task != "health"):
             points = {
-                row.name: (times * spent[row.name][cost], row.numbers[0])
+                row.name: (times * costs[row.name][key], row.numbers[0])
                 for row in table.rows
-                if row.kind == "measured" and row.name in styles and spent[row.name].get(cost)
+                if row.kind == "measured" and row.name in styles and costs[row.name].get(key)
                 if row.numbers[0].value is not None
             }
-            costs = [x for x, _ in points.values()]
-            if costs and max(costs) > LEVEL_COSTS * min(costs):
+            values = [x for x, _ in points.values()]
+            if values and max(values) > LEVEL_COSTS * min(values):
                 panels.append((table, points))
         if panels:
-            figures[f"accuracy against {meaning}"] = _figure(panels, draw, styles, width)
+            figures[f"accuracy against {cost_label}"] = _figure(panels, draw, styles, width)
     return figures
 
 
 def robustness_figures(report: ReportContents, width: float = PAGE) -> "dict[str, Figure]":
-    """Accuracy on shifted sets against the clean one, a panel for each set, and the line through the networks.
+    """Accuracy on each shifted set against accuracy on the clean one, with a line fitted to the networks.
 
-    It is straight in logits, and its vertical distance is effective robustness (Taori et al. 2020, arXiv 2007.00644,
-    section 2), here over the networks of this board in place of theirs.
+    The line is straight in logits, and the vertical distance from it is effective robustness (Taori et al. 2020, arXiv
+    2007.00644, section 2), with the networks of this leaderboard in place of theirs.
     """
     import numpy as np
     from scipy.special import expit, logit
@@ -224,8 +226,8 @@ def robustness_figures(report: ReportContents, width: float = PAGE) -> "dict[str
         if len(set(x)) > 2:
             line, fit = np.linspace(x.min(), x.max()), np.polyfit(logit(x), logit(y), 1)
             axes.plot(100 * line, 100 * expit(np.polyval(fit, logit(line))), color=INK, alpha=0.5, linewidth=1)
-            above = 100 * (y - expit(np.polyval(fit, logit(x))))
-            title += f"; {networks[above.argmax()]} {above.max():+.1f}"
+            effective = 100 * (y - expit(np.polyval(fit, logit(x))))
+            title += f"; {networks[effective.argmax()]} {effective.max():+.1f}"
         return title, "clean top1, %", f"top1 on {name}, %"
 
     panels = [(table, *panel) for table in report.tables for panel in shifted_accuracies(table).items()]
@@ -233,18 +235,19 @@ def robustness_figures(report: ReportContents, width: float = PAGE) -> "dict[str
 
 
 def shifted_accuracies(table: ReportTable) -> dict[str, dict[str, tuple[TableNumber, TableNumber]]]:
-    """Shifted set -> network -> its clean and its shifted accuracy; of corruptions the mean over these."""
+    """Shifted set -> network -> its clean and its shifted accuracy; for corruptions the mean over these."""
     if not table.result.task.startswith("robustness") or "top1" not in table.metrics:
         return {}
-    sets: dict[str, list[int]] = {}
-    for at, metric in enumerate(table.metrics):
+    sets: dict[str, list[int]] = {}  # shifted set -> columns of its metrics
+    for column, metric in enumerate(table.metrics):
         if match := re.fullmatch(r"(\w+)_(top1|error)", metric):
-            corrupted = match[2] == "error"
-            sets.setdefault(f"{match[1].partition('_')[0]} corruptions" if corrupted else match[1], []).append(at)
+            is_corruption = match[2] == "error"
+            name = f"{match[1].partition('_')[0]} corruptions" if is_corruption else match[1]
+            sets.setdefault(name, []).append(column)
     accuracies: dict[str, dict[str, tuple[TableNumber, TableNumber]]] = {name: {} for name in sets}
-    for name, places in sets.items():
+    for name, columns in sets.items():
         for row in table.rows:
-            clean, numbers = row.numbers[table.metrics.index("top1")], [row.numbers[at] for at in places]
+            clean, numbers = row.numbers[table.metrics.index("top1")], [row.numbers[column] for column in columns]
             values = [number.value for number in numbers if number.value is not None]
             if clean.value is not None and len(values) == len(numbers):
                 mean = TableNumber(text="", value=100 - sum(values) / len(values))
@@ -253,7 +256,7 @@ def shifted_accuracies(table: ReportTable) -> dict[str, dict[str, tuple[TableNum
 
 
 def pareto(points: Mapping[str, tuple[float, float]], higher_is_better: bool = True) -> list[tuple[float, float]]:
-    """Cost and number of those that none beats at the same cost or less, the cheapest first."""
+    """The Pareto front of points (cost, number): those that none beats at the same or a lower cost, cheapest first."""
     front: list[tuple[float, float]] = []
     for x, y in sorted(points.values(), key=lambda point: (point[0], -point[1] if higher_is_better else point[1])):
         if not front or ((y > front[-1][1]) == higher_is_better and y != front[-1][1]):
@@ -267,34 +270,36 @@ def training_figure(
     along: str = "epoch",
     width: float = PAGE,
 ) -> "Figure | None":
-    """Curves of trainings, a panel for each value of CURVES that any has; None where none has. logs: name -> its lines
-    (`log_of`). along: one of ALONG."""
-    curves = {value: {name: points_of(lines, value, along) for name, lines in logs.items()} for value in CURVES}
-    drawn = {value: by_name for value, by_name in curves.items() if any(by_name.values())}
-    if not drawn:
+    """Training curves, with a panel for each key of CURVES that is in any log; None if there is none.
+
+    logs: name -> lines of its log (`log_of`). along: x-axis, a key of ALONG.
+    """
+    curves = {key: {name: points_of(lines, key, along) for name, lines in logs.items()} for key in CURVES}
+    curves = {key: by_name for key, by_name in curves.items() if any(by_name.values())}
+    if not curves:
         return None
     styles = styles or styles_of(logs)
 
-    def draw(axes: "Axes", value: str) -> Texts:
-        _draw_lines(axes, drawn[value], styles)
-        return CURVES[value], ALONG[along], ""
+    def draw(axes: "Axes", key: str) -> Texts:
+        _draw_lines(axes, curves[key], styles)
+        return CURVES[key], ALONG[along], ""
 
-    return _figure(list(drawn), draw, styles, width)
+    return _figure(list(curves), draw, styles, width)
 
 
 def in_unit(metric: str, unit: str) -> str:
-    """A metric for an axis: `top1, %`."""
+    """Label of an axis: `top1, %`."""
     return f"{metric}, {unit}" if unit else metric
 
 
-def points_of(lines: Sequence[Mapping[str, float]], value: str, along: str = "epoch") -> list[tuple[float, float]]:
-    """Place and value of the lines of a log that hold it, POINTS at most."""
-    points = [(line[along], line[value]) for line in lines if value in line and along in line]
+def points_of(lines: Sequence[Mapping[str, float]], key: str, along: str = "epoch") -> list[tuple[float, float]]:
+    """Points (x, value) of a log's lines that have the key, thinned to POINTS at most."""
+    points = [(line[along], line[key]) for line in lines if key in line and along in line]
     return points[:: max(1, -(-len(points) // POINTS))]
 
 
 def lines_figure(curves: Mapping[str, Points], x: str, y: str, styles: Mapping[str, Style] | None = None) -> "Figure":
-    """One line for each name. x, y: what the axes mean; x counts something."""
+    """One line for each name. x, y: labels of the axes; x counts something, so its ticks are integers."""
     styles = styles or styles_of(curves)
 
     def draw(axes: "Axes", panel: Mapping[str, Points]) -> Texts:
@@ -306,13 +311,18 @@ def lines_figure(curves: Mapping[str, Points], x: str, y: str, styles: Mapping[s
 
 
 def calibration_figure(bins: Mapping[str, Points], styles: Mapping[str, Style] | None = None) -> "Figure":
-    """Accuracy against confidence, in percent, and the diagonal on which both are the same. bins: name -> (bins, 2)
-    confidences and accuracies, from 0 to 1."""
+    """Accuracy against confidence, in percent, and the diagonal on which both are equal.
+
+    bins: name -> points (confidence, accuracy), from 0 to 1.
+    """
     styles = styles or styles_of(bins)
 
     def draw(axes: "Axes", panel: Mapping[str, Points]) -> Texts:
         axes.plot([0, 100], [0, 100], color=INK, alpha=0.4, linewidth=1)
-        percent = {name: [(100 * sure, 100 * right) for sure, right in points] for name, points in panel.items()}
+        percent = {
+            name: [(100 * confidence, 100 * accuracy) for confidence, accuracy in points]
+            for name, points in panel.items()
+        }
         _draw_lines(axes, percent, styles)
         return "", "confidence, %", "accuracy, %"
 
@@ -326,7 +336,7 @@ def _draw_lines(axes: "Axes", curves: Mapping[str, Points], styles: Mapping[str,
 
 
 def _draw_numbers(axes: "Axes", name: str, points: Sequence[tuple[float, TableNumber]], style: Style) -> None:
-    """Numbers with their intervals as bars."""
+    """Draw numbers as points, and their intervals as vertical bars."""
     axes.plot([x for x, _ in points], [number.value or 0.0 for _, number in points], label=name, markersize=5, **style)
     bars = [(x, *number.interval) for x, number in points if number.interval]
     if bars:
@@ -334,21 +344,21 @@ def _draw_numbers(axes: "Axes", name: str, points: Sequence[tuple[float, TableNu
 
 
 def _draw_floors(axes: "Axes", table: ReportTable, styles: Mapping[str, Style]) -> None:
-    """Raw pixels as horizontal lines."""
+    """Draw raw pixels as horizontal lines."""
     for row in table.rows:
         if row.kind == "floor" and row.numbers[0].value is not None:
             axes.axhline(row.numbers[0].value, label=row.name, **styles[row.name])
 
 
 def _count_axis(axes: "Axes") -> None:
-    """An axis of x that counts."""
+    """Give the x-axis integer ticks."""
     from matplotlib.ticker import MaxNLocator
 
     axes.xaxis.set_major_locator(MaxNLocator(TICKS, integer=True))
 
 
 def _log_axis(axes: "Axes", values: Sequence[float]) -> None:
-    """A logarithmic axis of x with at most TICKS numbers, which cannot overlap; linear where the values are close."""
+    """Make the x-axis logarithmic with at most TICKS ticks, whose labels cannot overlap; linear if values are close."""
     from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, NullLocator
 
     low, high = min(values), max(values)
@@ -367,8 +377,7 @@ def _log_axis(axes: "Axes", values: Sequence[float]) -> None:
 
 
 def _legend(figure: "Figure", styles: Mapping[str, Style]) -> float:
-    """What each name that is drawn looks like, below all panels: the figure grows by its height, which is returned in
-    inches."""
+    """Add a legend below all panels; the figure grows by its height, which is returned in inches."""
     lines = {str(line.get_label()): line for axes in figure.axes for line in axes.lines}
     lines = {name: lines[name] for name in styles if name in lines}
     texts = [printable(name) for name in lines]
@@ -385,12 +394,12 @@ def _legend(figure: "Figure", styles: Mapping[str, Style]) -> float:
         ncols=min(columns, len(texts)),
     )
     for text in legend.get_texts():
-        text.set_parse_math(False)  # a name is no formula
+        text.set_parse_math(False)  # a $ in a name is not a formula
     return height
 
 
 def training_logs(report: ReportContents) -> dict[str, list[dict[str, float]]]:
-    """Name -> lines of the log of each network whose pretraining lies on this disk."""
+    """Name -> lines of the log, of each network whose pretraining is on this disk."""
     logs = {
         str(used["name"]): log_of(Path(str(used["source"])).parent / "log.jsonl")
         for used in report.checkpoints
@@ -400,26 +409,26 @@ def training_logs(report: ReportContents) -> dict[str, list[dict[str, float]]]:
 
 
 def log_of(path: Path) -> list[dict[str, float]]:
-    """Lines of a training's log.jsonl, each with the epoch, images and hours that it is of where they are known; none
-    where the file is not there. A torn last line is left out.
+    """Lines of a training's log.jsonl, each with epoch, images and hours if known; empty if there is no such file.
 
-    Lines of the k-NN monitor hold an update alone: its epoch follows from the updates of an epoch.
+    An incomplete last line is left out. Lines of the k-NN monitor hold only the number of updates; their epoch is
+    computed from the updates per epoch.
     """
     lines: list[dict[str, float]] = []
     with contextlib.suppress(OSError, ValueError, AttributeError):
         for text in path.read_text(encoding="utf-8").splitlines():
             entry = json.loads(text)
             lines.append({key: value for key, value in entry.items() if isinstance(value, int | float)})
-    timed = [line for line in lines if line.get("epoch") and line.get("step")]
-    ends = (timed[0], timed[-1]) if timed else ({}, {})
-    span = (ends[1]["step"] - ends[0]["step"]) if timed else 0
-    per_update = (ends[1]["epoch"] - ends[0]["epoch"]) / span if span else 0.0
+    with_epoch = [line for line in lines if line.get("epoch") and line.get("step")]
+    first, last = (with_epoch[0], with_epoch[-1]) if with_epoch else ({}, {})
+    updates = (last["step"] - first["step"]) if with_epoch else 0
+    epochs_per_update = (last["epoch"] - first["epoch"]) / updates if updates else 0.0
     batch, hours = _batch_of(path.parent), 0.0
     for line in lines:
         if "step" not in line:
             continue
-        if "epoch" not in line and per_update:
-            line["epoch"] = ends[1]["epoch"] + (line["step"] - ends[1]["step"]) * per_update
+        if "epoch" not in line and epochs_per_update:
+            line["epoch"] = last["epoch"] + (line["step"] - last["step"]) * epochs_per_update
         if batch:
             line["images"] = line["step"] * batch
             if line.get("images_per_second"):
@@ -429,7 +438,7 @@ def log_of(path: Path) -> list[dict[str, float]]:
 
 
 def _batch_of(folder: Path) -> int:
-    """Images of an update of a pretraining; 0 where its run.json does not say."""
+    """Batch size of a pretraining; 0 if its run.json does not have it."""
     try:
         return int(json.loads((folder / "run.json").read_bytes())["settings"]["batch"])
     except (OSError, ValueError, KeyError, TypeError):
@@ -439,9 +448,9 @@ def _batch_of(folder: Path) -> int:
 def _figure(
     panels: Sequence[Any], draw: "Callable[[Axes, Any], Texts]", styles: Mapping[str, Style], width: float
 ) -> "Figure":
-    """Panels in one column up to 4.5 inches, in two or three on a page's width, and what each name looks like.
+    """Panels and a legend: one column up to a width of 4.5 inches, two beyond, three on a page.
 
-    draw: draws a panel, and returns its title and what its axes mean.
+    draw: draws a panel, and returns its title and the labels of its axes.
     """
     from matplotlib.figure import Figure
 
@@ -449,13 +458,13 @@ def _figure(
     width = min(width, PAGE / 2) if count == 1 else width
     columns = min(count, 1 if width < PAGE / 2 + 0.1 else 3 if width >= PAGE else 2)
     rows = -(-count // columns)
-    figure, most = Figure(figsize=(width, rows * min(0.75 * width / columns, 3.0)), dpi=72), 0
+    figure, title_lines = Figure(figsize=(width, rows * min(0.75 * width / columns, 3.0)), dpi=72), 0
     for number, panel in enumerate(panels):
         axes = figure.add_subplot(rows, columns, number + 1)
         title, x, y = draw(axes, panel)
         lines = wrap(printable(title), int(56 * width / columns / LETTER), break_on_hyphens=False)
         axes.set_title("\n".join(lines), fontsize=9, color=INK, parse_math=False)
-        most = max(most, len(lines))
+        title_lines = max(title_lines, len(lines))
         axes.set_xlabel(x, color=INK, fontsize=8)
         axes.set_ylabel(y, color=INK, fontsize=8)
         axes.set_facecolor("none")
@@ -463,8 +472,8 @@ def _figure(
         axes.grid(color=INK, alpha=0.15)
         for spine in axes.spines.values():
             spine.set_color(INK)
-    # Margins are fixed: matplotlib's layout engines draw all texts twice more, half of the time of a figure.
-    below, above = MARGINS["below"], MARGINS["above"] + MARGINS["title"] * most
+    # Margins are fixed, as matplotlib's layout engines draw all texts two more times, half of the time of a figure.
+    below, above = MARGINS["below"], MARGINS["above"] + MARGINS["title"] * title_lines
     inner = (
         width / columns - MARGINS["left"] - MARGINS["right"],
         figure.get_figheight() / rows - below - above,
@@ -483,7 +492,7 @@ def _figure(
 
 
 def encoded_figure(figure: "Figure", form: FigureFormat) -> bytes:
-    """A figure as a file: fonts embedded, no date, no random ids."""
+    """The bytes of a figure's file: fonts are embedded, and there is no date and no random id."""
     metadata: dict[str, Any] = {
         "png": {"Software": None},
         "svg": {"Date": None, "Creator": None},
@@ -494,21 +503,21 @@ def encoded_figure(figure: "Figure", form: FigureFormat) -> bytes:
 
 
 def saved(figure: "Figure", fonts: Mapping[str, Any], **options: Any) -> bytes:
-    """What matplotlib's savefig writes. fonts: its rcParams meanwhile; a salt among them fixes the ids of an SVG."""
+    """The output of matplotlib's savefig. fonts: rcParams for fonts, and a salt that fixes the ids of an SVG."""
     import matplotlib
 
     buffer = io.BytesIO()
     with matplotlib.rc_context(fonts), warnings.catch_warnings():  # type: ignore[arg-type]
-        warnings.filterwarnings("ignore", "Glyph .* missing")  # of names; the browser's fonts have more
+        warnings.filterwarnings("ignore", "Glyph .* missing")  # in names; the browser's fonts have more glyphs
         figure.savefig(buffer, **options)
     return buffer.getvalue()
 
 
 def svg_of(figure: "Figure | None", title: str) -> str:
-    """A figure for a page, whose ink is the page's; "" for none."""
+    """A figure as inline SVG in the page's text colour; "" for None."""
     if figure is None:
         return ""
-    # Text stays text, which can be searched and read aloud; ids come from a fixed salt, and no date is written.
+    # Text stays text, so that it can be searched and read aloud; ids come from a fixed salt, and there is no date.
     fonts = {"svg.fonttype": "none", "svg.hashsalt": "bench report"}
     text = saved(figure, fonts, format="svg", transparent=True, metadata={"Date": None, "Creator": None}).decode()
     text = text[text.index("<svg") :].replace(INK, "currentColor")
@@ -518,7 +527,7 @@ def svg_of(figure: "Figure | None", title: str) -> str:
 
 
 def _as_attributes(style: re.Match[str]) -> str:
-    """A style of matplotlib's as attributes of SVG, which a page may have whose policy allows no inline style."""
+    """An inline style by matplotlib as SVG attributes, which the page's content security policy allows."""
     declared = dict(part.split(": ", 1) for part in style[1].split("; ") if part)
     declared.pop("font-family", None)  # the page's own
     return "".join(f' {name}="{value}"' for name, value in declared.items())

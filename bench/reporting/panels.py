@@ -1,7 +1,7 @@
-"""Pictures as panels in rows and columns, drawn by matplotlib as PNG or SVG: the same panels give the same bytes.
+"""Pictures of panels in rows and columns, drawn with matplotlib: the same panels give the same bytes.
 
-Maps are drawn in cividis, whose lightness rises evenly, so that colour-blind readers and grey prints see the same.
-Queries and boxes differ in number or dashes too, not in colour alone. Sizes of the layout are in inches.
+Maps are drawn in cividis, whose lightness rises evenly, for colour-blind readers and grey prints. Queries and boxes
+also differ in number or dashes, not only in colour. Sizes of the layout are in inches.
 """
 
 import io
@@ -18,23 +18,24 @@ from bench.reporting.figures import COLOURS, DASHES, saved
 from engine.printing import printable
 
 Format = Literal["png", "svg", "apng", "gif", "webp"]
-ANIMATED = {"apng": "PNG", "gif": "GIF", "webp": "WEBP"}  # format of which every image is a frame -> Pillow's name
-FPS = 10.0  # frames a second
-RECORD = "bench visualize"  # key of a PNG's text that holds what the picture is of
+ANIMATED = {"apng": "PNG", "gif": "GIF", "webp": "WEBP"}  # animated format -> Pillow's name
+FPS = 10.0  # frames per second
+RECORD = "bench visualize"  # key of the text in a PNG that describes the picture
 MAP = "cividis"  # Nunez, Anderton and Renslow 2018
-CELL, GAP, LINE, LABEL, EDGE = 1.5, 0.08, 0.15, 0.25, 0.1  # width of a cell; a line of text; a row's label
-APART = 0.14  # between the columns of two headings, beside GAP
-TALLEST = 2.5  # height of a cell over its width, at most; longer images are drawn narrower
-ABOUT = 0.9  # of a row's height from which on a panel is as high as the row
-FONT, LETTER = 7, 0.058  # points; about the width of a letter
-LINES = 2  # of a heading; what is longer is cut
-LINE_HEIGHT = 1.2  # of matplotlib's lines, by their font's size
+# Width of a cell; gap between cells; height of a line of text; width of a row's label; margin of the picture.
+CELL, GAP, LINE, LABEL, EDGE = 1.5, 0.08, 0.15, 0.25, 0.1
+APART = 0.14  # gap between the columns of two headings, in addition to GAP
+TALLEST = 2.5  # largest height of a cell relative to its width; taller images are drawn narrower
+ABOUT = 0.9  # share of a row's height from which the caption of a panel is placed below the row
+FONT, LETTER = 7, 0.058  # font size in points; average width of a letter in inches
+LINES = 2  # lines of a heading, at most; longer ones are cut
+LINE_HEIGHT = 1.2  # matplotlib's height of a line, relative to the font size
 DPI = 150
 
 
 @dataclass(frozen=True, kw_only=True)
 class Spot:
-    """A numbered place of an image; x, y: shares of its width and height from the left and the top."""
+    """A numbered point of an image. x, y: from the left and the top, as shares of the image's width and height."""
 
     x: float
     y: float
@@ -43,7 +44,7 @@ class Spot:
 
 @dataclass(frozen=True, kw_only=True)
 class Box:
-    """A part of an image, in shares of its width and height. style: number of its colour and dashes."""
+    """A box in an image, in shares of its width and height. style: index of its colour and dashes."""
 
     left: float
     top: float
@@ -54,10 +55,12 @@ class Box:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Panel:
-    """One cell. values: colours (H, W, 3) uint8, or a map (h, w) that is drawn from its least to its largest value.
+    """One cell of a picture.
 
-    size: height and width of the image that the values cover, which give the panel its shape. frame: number of the
-    point that it belongs to. low: what is drawn darkest, in place of the least value.
+    values: colours (H, W, 3) uint8, or a map (h, w), whose colours run from its lowest to its highest value.
+    size: height and width of the image that the values cover, which determine the shape of the panel.
+    frame: number of the point to which the panel belongs; its frame has that point's colour.
+    low: value with the darkest colour; None: the lowest value.
     """
 
     values: np.ndarray
@@ -72,7 +75,7 @@ class Panel:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class PanelRow:
-    """Panels side by side; None leaves a cell empty. label: at the left."""
+    """Panels side by side; None is an empty cell. label: text at the left."""
 
     panels: tuple[Panel | None, ...]
     label: str = ""
@@ -93,7 +96,8 @@ class PanelRow:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Picture:
-    """One file. headings: texts above the rows, each with the number of columns that it spans. note: a line below."""
+    """The contents of one file. headings: texts above the rows, each with the number of columns that it spans. note:
+    text below."""
 
     name: str  # of the file, without its suffix
     rows: tuple[PanelRow, ...]
@@ -106,21 +110,24 @@ class Picture:
 
     @property
     def places(self) -> list[float]:
-        """Left edges of the columns and of what would follow them; those under one heading stand together."""
-        firsts, column = set[int](), 0
+        """Left edges of the columns, and of one more behind the last; columns of different headings stand apart."""
+        starts, column = set[int](), 0  # first columns of headings
         for _, span in self.headings:
             column += span
-            firsts.add(column)
+            starts.add(column)
         places = [EDGE + (LABEL if any(row.label for row in self.rows) else 0.0)]
         for column in range(1, self.columns + 1):
-            places.append(places[-1] + CELL + GAP + APART * (column in firsts and column < self.columns))
+            places.append(places[-1] + CELL + GAP + APART * (column in starts and column < self.columns))
         return places
 
 
 def encoded(picture: Picture, form: Format, checkpoints: Mapping[str, str]) -> bytes:
-    """The file's bytes. They hold no date, no version and no random ids. checkpoints: digest -> name, which a PNG
-    keeps beside its kind and note for `bench report`."""
-    title = printable(f"{picture.name}: {picture.note}")  # for those who hear it
+    """The bytes of a picture's file, without date, version or random ids.
+
+    checkpoints: digest -> name of each checkpoint in the picture, which a PNG stores with kind and note for
+    `bench report`.
+    """
+    title = printable(f"{picture.name}: {picture.note}")  # for screen readers
     record = json.dumps({"kind": picture.name, "note": picture.note, "checkpoints": checkpoints})
     metadata = {"png": {"Software": None, RECORD: record}}.get(form, {"Date": None, "Creator": None, "Title": title})
     fonts = {"svg.fonttype": "none", "svg.hashsalt": RECORD}
@@ -128,27 +135,28 @@ def encoded(picture: Picture, form: Format, checkpoints: Mapping[str, str]) -> b
 
 
 def animated(picture: Picture, form: Format, fps: float = FPS) -> bytes:
-    """A picture as a film whose frames are its images, in their order. ValueError where these differ in size."""
+    """A picture as an animation with a frame for each image. ValueError if the images differ in size."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
 
     pictures, drawn = frames_of(picture), []
     if len({frame.rows[0].panels[0].size for frame in pictures if frame.rows[0].panels[0]}) > 1:
-        raise ValueError(f"--format {form}: the images differ in shape; give frames of one film, or add --square")
+        raise ValueError(f"--format {form}: the images differ in shape; give frames of one video, or add --square")
     for frame in pictures:
         canvas = FigureCanvasAgg(drawn_figure(frame))
         canvas.figure.set_dpi(DPI)
         canvas.draw()
         drawn.append(Image.fromarray(np.asarray(canvas.buffer_rgba())).convert("RGB"))
-    frames = [Image.new("RGB", max(image.size for image in drawn), "white") for _ in drawn]  # some lack captions
-    for film, image in zip(frames, drawn, strict=True):
-        film.paste(image)
-    buffer, every = io.BytesIO(), round(1000 / fps)
-    frames[0].save(buffer, ANIMATED[form], save_all=True, append_images=frames[1:], duration=every, loop=0)
+    # Frames without captions are smaller, and are padded.
+    frames = [Image.new("RGB", max(image.size for image in drawn), "white") for _ in drawn]
+    for frame_image, image in zip(frames, drawn, strict=True):
+        frame_image.paste(image)
+    buffer, milliseconds = io.BytesIO(), round(1000 / fps)
+    frames[0].save(buffer, ANIMATED[form], save_all=True, append_images=frames[1:], duration=milliseconds, loop=0)
     return buffer.getvalue()
 
 
 def frames_of(picture: Picture) -> list[Picture]:
-    """A picture for each image, that is for the rows from one with a first panel to the next, with all titles."""
+    """A picture for each image: the rows from one with a first panel to the next. All have the titles of the first."""
     starts = [place for place, row in enumerate(picture.rows) if row.panels[0] is not None]
     groups = [picture.rows[start:end] for start, end in zip(starts, [*starts[1:], None], strict=True)]
     titles = [[panel.title if panel else "" for panel in row.panels] for row in groups[0]]
@@ -161,16 +169,17 @@ def frames_of(picture: Picture) -> list[Picture]:
 
 
 def drawn_figure(picture: Picture) -> Any:
-    """matplotlib's Figure, every panel at its place."""
+    """The picture as a matplotlib Figure."""
     from matplotlib.figure import Figure
 
-    heads, width = [fitted_text(text, span * (CELL + GAP)) for text, span in picture.headings], picture.places[-1] - GAP
+    headings = [fitted_text(text, span * (CELL + GAP)) for text, span in picture.headings]
+    width = picture.places[-1] - GAP
     notes = wrap(printable(picture.note), int((width - EDGE) / LETTER))
-    top = EDGE + LINE * max((len(head) for head in heads), default=0) + GAP * bool(heads)
+    top = EDGE + LINE * max((len(lines) for lines in headings), default=0) + GAP * bool(headings)
     heights = [row.height + LINE * (row.lines("title") + row.lines("caption")) + GAP for row in picture.rows]
     total = top + sum(heights) + LINE * len(notes) + EDGE
     figure, column = Figure(figsize=(width + EDGE, total)), 0
-    for lines, (_, span) in zip(heads, picture.headings, strict=True):
+    for lines, (_, span) in zip(headings, picture.headings, strict=True):
         middle = picture.places[column] + (span * (CELL + GAP) - GAP) / 2
         _write(figure, middle, top - GAP, lines, weight="bold", va="bottom", ha="center")
         column += span
@@ -182,20 +191,20 @@ def drawn_figure(picture: Picture) -> Any:
 
 
 def _write(figure: Any, x: float, y: float, lines: Sequence[str], **style: Any) -> None:
-    """Lines of text at inches from the left and the top; a name is no formula."""
+    """Write lines of text at a position in inches from the left and the top. A $ in a name is not a formula."""
     width, height = figure.get_size_inches()
     text = figure.text(x / width, 1 - y / height, "\n".join(lines), parse_math=False, fontsize=FONT, **style)
     text.set_linespacing(72 * LINE / (FONT * LINE_HEIGHT))
 
 
 def fitted_text(text: str, width: float) -> list[str]:
-    """The lines of a text in `width` inches; what does not fit in LINES is cut."""
+    """A text wrapped to `width` inches, and cut after LINES lines."""
     lines = wrap(printable(text), max(4, int(width / LETTER)))
     return lines if len(lines) <= LINES else [*lines[: LINES - 1], f"{lines[LINES - 1][:-3]}..."]
 
 
 def _draw_row(figure: Any, row: PanelRow, places: Sequence[float], top: float) -> None:
-    """Titles, panels and captions of one row whose upper edge is at `top`. places: left edges of its panels."""
+    """Draw titles, panels and captions of a row whose upper edge is at `top`. places: left edges of the columns."""
     across, down = figure.get_size_inches()
     panel_top = top + LINE * row.lines("title")
     if row.label:
@@ -205,7 +214,7 @@ def _draw_row(figure: Any, row: PanelRow, places: Sequence[float], top: float) -
     for left, panel in zip(places, row.panels, strict=False):
         if panel is not None:
             height = min(row.height, CELL * panel.size[0] / panel.size[1])
-            level = row.height if height > ABOUT * row.height else height  # so that captions stand on one line
+            level = row.height if height > ABOUT * row.height else height  # aligns captions of nearly equal panels
             box = left / across, 1 - (panel_top + height) / down, CELL / across, height / down
             axes = figure.add_axes(box, xticks=[], yticks=[])
             _draw_panel(axes, panel)
@@ -249,7 +258,7 @@ def _draw_box(axes: Any, box: Box, width: int, height: int) -> None:
     place = (box.left * width, box.top * height)
     size = ((box.right - box.left) * width, (box.bottom - box.top) * height)
     colour, dashes = COLOURS[box.style % len(COLOURS)], DASHES[box.style % len(DASHES)]
-    axes.add_patch(Rectangle(place, *size, fill=False, edgecolor="white", linewidth=3))  # seen on any ground
+    axes.add_patch(Rectangle(place, *size, fill=False, edgecolor="white", linewidth=3))  # visible on any background
     axes.add_patch(Rectangle(place, *size, fill=False, edgecolor=colour, linewidth=1.5, linestyle=dashes))
 
 
@@ -263,19 +272,19 @@ def arranged(
     note: str = "",
     labels: Sequence[str] = (),
 ) -> Picture:
-    """A picture: the images at the left, beside them for each checkpoint (its name, a block for each image).
+    """A picture with the images in the first column, and the blocks of each checkpoint next to them.
 
-    labels: of the images.
+    blocks: name of a checkpoint, and its block for each image. labels: of the images.
     """
-    widths = [max(len(row) for block in of_images for row in block) for _, of_images in blocks]
+    widths = [max(len(row) for block in image_blocks for row in block) for _, image_blocks in blocks]
     rows = []
     for number, image in enumerate(images):
-        parts = [of_images[number] for _, of_images in blocks]
+        parts = [image_blocks[number] for _, image_blocks in blocks]
         for line in range(max(map(len, parts))):
             panels: list[Panel | None] = [image if line == 0 else None]
             for part, width in zip(parts, widths, strict=True):
-                of_checkpoint = list(part[line]) if line < len(part) else []
-                panels += of_checkpoint + [None] * (width - len(of_checkpoint))
+                cells = list(part[line]) if line < len(part) else []
+                panels += cells + [None] * (width - len(cells))
             label = labels[number] if labels and line == 0 else ""
             rows.append(PanelRow(panels=tuple(panels), label=label))
     headings = (("", 1), *((title, width) for (title, _), width in zip(blocks, widths, strict=True)))
@@ -283,7 +292,7 @@ def arranged(
 
 
 def titled_once(rows: Sequence[PanelRow]) -> tuple[PanelRow, ...]:
-    """The rows, with titles that repeat those of the row before left out."""
+    """The rows, without titles that repeat those of the row before."""
     titled: list[PanelRow] = []
     before: list[str] = []
     for row in rows:
