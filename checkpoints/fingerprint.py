@@ -54,14 +54,15 @@ def fingerprint(vit: ViT, preparation: Preparation) -> Fingerprint:
 
 
 def _other_size(spec: ViTSpec) -> tuple[int, int]:
-    """A size that shows the position rule: half the native one, or two patches more for relative tables."""
+    """Another image size, at which position embeddings are resized: half the native one, or two patches more for
+    relative position tables."""
     if spec.relative_position != "none":
         return spec.size[0] + 2 * spec.patch_size, spec.size[1] + 2 * spec.patch_size
     return max(spec.grid[0] // 2, 1) * spec.patch_size, max(spec.grid[1] // 2, 1) * spec.patch_size
 
 
 def fingerprint_differences(stored: Fingerprint, computed: Fingerprint) -> list[str]:
-    """One line for each point that differs, in network order; empty when the two agree."""
+    """One line for each point that differs, in network order; empty if the two agree."""
     problems = [f"{name}: not in the stored fingerprint" for name in computed if name not in stored]
     for name, point in stored.items():
         if name not in computed:

@@ -52,15 +52,15 @@ def parameters(spec: FrozenSpec) -> int:
 
 
 def training_bytes(spec: ViTSpec, images: int, image_size: int | None = None) -> float:
-    """Memory of a training with `images` at once: weights, gradients, both moments of AdamW, and what is kept of every
-    block in float32: 34 L D numbers of two bytes in Korthikanti et al. 2022 (Eq. 2), here of four; the attention's
-    weights, L x L, are not kept by the fused kernel."""
+    """Bytes of memory that training with `images` in a batch takes: weights, gradients, both moments of AdamW, and the
+    activations of every block in float32 (34 L D bytes in half precision, Korthikanti et al. 2022, Eq. 2, so twice as
+    many here); the fused attention kernel does not store the L x L attention weights."""
     return 16.0 * parameters(spec) + images * spec.depth * 2 * 34 * tokens_of(spec, image_size) * spec.width
 
 
 def frozen_bytes(spec: FrozenSpec, images: int, image_size: int | None = None) -> float:
-    """Memory of a forward pass of `images` at once in float32: weights, and ten activations of one block, whose MLP is
-    four times as wide; no block's are kept."""
+    """Bytes of memory that a forward pass of `images` in a batch takes in float32: weights, and ten activations of one
+    block, whose MLP is four times as wide; earlier blocks' activations are freed."""
     return 4 * (parameters(spec) + 10.0 * images * tokens_of(spec, image_size) * spec.width)
 
 

@@ -1,4 +1,4 @@
-"""What a user may say of a checkpoint: its reference, and what no tensor of its file shows. Imports no torch."""
+"""What a user states about a checkpoint: its reference, and facts that its tensors do not show. Imports no torch."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +12,7 @@ from engine.printing import closest, did_you_mean
 from engine.settings import PositiveInt
 
 TIMM_SCHEMES = ("timm", "hf-hub", "local-dir")
-OTHER_SCHEMES = (*TIMM_SCHEMES, "pixels", "module")  # than those of importers, which read a file
+OTHER_SCHEMES = (*TIMM_SCHEMES, "pixels", "module")  # besides those of the importers, which read a file
 ImageShape = Annotated[tuple[PositiveInt, PositiveInt], Meta(description="height x width, such as 384x512")]
 Channels = tuple[float, float, float]
 STATISTICS = {"imagenet": (IMAGENET_MEAN, IMAGENET_STD), "half": (HALF, HALF), "clip": (CLIP_MEAN, CLIP_STD)}
@@ -20,31 +20,31 @@ STATISTICS = {"imagenet": (IMAGENET_MEAN, IMAGENET_STD), "half": (HALF, HALF), "
 
 @dataclass(frozen=True, kw_only=True)
 class ImportOptions:
-    """What a user may say that a file does not: None means find out, or stop."""
+    """Facts about a checkpoint that its file may not hold. None: read it from the file, or raise if it is not there."""
 
-    # S: imagenet, half, clip, or six numbers M,M,M,S,S,S: mean and std that the source trained with, of checkpoint
-    # files that do not name them
+    # S: mean and std of the pretraining images, for checkpoint files that do not state them: imagenet, half, clip, or
+    # six numbers M,M,M,S,S,S
     statistics: str | None = None
-    branch: str | None = None  # B: student, teacher, ...: whichever the format has
-    prefix: str | None = None  # P: what the names of the network's tensors begin with, in a file of other training code
-    heads: PositiveInt | None = None  # N: attention heads, where no tensor tells them
-    # N: resize the position tables to N pixels, or to HxW, height and width
+    branch: str | None = None  # B: network in the file: student, teacher, ...; the choices depend on its format
+    prefix: str | None = None  # P: prefix of the network's tensor names, for files of other training code
+    heads: PositiveInt | None = None  # N: attention heads, if the tensors do not determine them
+    # N: resize the position embeddings for images of N pixels, or of HxW, height and width
     image_size: PositiveInt | ImageShape | None = None
     architecture: str | None = None  # NAME: timm's name of the model, for a file of its weights
 
     def __post_init__(self) -> None:
-        _ = self.preparation  # refuses statistics that there are not
+        _ = self.preparation  # raises for unknown statistics
 
     @property
     def preparation(self) -> Preparation:
-        """Image statistics as asked for; ImageNet's by default. ValueError for none that there are."""
-        asked = self.statistics or "imagenet"
-        mean, std = STATISTICS.get(asked) or _six(asked)
+        """The requested image statistics, ImageNet's by default. ValueError for unknown ones."""
+        name = self.statistics or "imagenet"
+        mean, std = STATISTICS.get(name) or _six_numbers(name)
         return Preparation(mean=mean, std=std)
 
 
-def _six(text: str) -> tuple[Channels, Channels]:
-    """Mean and std of three channels, pixels being 0 to 1, as six numbers with commas between them."""
+def _six_numbers(text: str) -> tuple[Channels, Channels]:
+    """Mean and std of three channels from six numbers separated by commas, for pixel values from 0 to 1."""
     try:
         numbers = tuple(map(float, text.split(",")))
     except ValueError:
@@ -63,7 +63,7 @@ def file_importers() -> list[str]:
 
 
 def check_reference(reference: str) -> None:
-    """ValueError where a reference begins with no scheme and names no file or folder."""
+    """ValueError for a reference that neither begins with a known scheme nor names an existing file or folder."""
     scheme, colon, rest = reference.partition(":")
     path = Path(reference).expanduser()
     if path.exists() or (colon and scheme in (*OTHER_SCHEMES, *file_importers())):
@@ -77,7 +77,7 @@ def check_reference(reference: str) -> None:
 
 
 def _beside(path: Path) -> str:
-    """`; did you mean F?` where something beside the path that does not exist has nearly its name; raw pixels too."""
+    """`; did you mean F?` if the folder of a missing path holds a similar name; a hint for `pixels`, too; else ""."""
     if str(path) == "pixels":
         return "; raw pixels are pixels:SIDE, such as pixels:32"
     siblings = [child.name for child in path.parent.iterdir()] if path.parent.is_dir() else []

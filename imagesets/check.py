@@ -223,4 +223,6 @@ def _render_split(report: SplitReport) -> list[str]:
     lines.append(f"    fingerprint {image_set.fingerprint[:16]}")
     lines += [f"    note: {note}" for note in report.notes]
     lines += [f"    unreadable: {path} ({reason})" for path, reason in report.unreadable[:MOST]]
-    return lines + [f"    and {len(report.unreadable) - MOST} more"] * (len(report.unreadable) > MOST)
+    if len(report.unreadable) > MOST:
+        lines.append(f"    and {len(report.unreadable) - MOST} more")
+    return lines

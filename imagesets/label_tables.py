@@ -53,7 +53,7 @@ LABELS = (
     "diagnosis",
 )
 SEPARATORS = {"space": " ", "comma": ",", "semicolon": ";", "bar": "|"}
-SEVERAL = "add it, or say '?separator=bar' where an image has several labels, or none, with | between"
+SEVERAL = "add the label; if images have several labels or none, separated by |, add '?separator=bar' to the URL"
 WHOLE = re.compile(r"-?\d+(?:\.0*)?")
 FRACTION = re.compile(r"-?\d*\.\d+(?:[eE][-+]?\d+)?")
 
@@ -221,9 +221,11 @@ def labelled_files(
         labels_of_rows = [value[0] for value in labels_of_rows]
     classes, labels = classes_of(f"{url}: {names_of_tables}", labels_of_rows, separator)
     if twice := [file for file, count in Counter(row.file for row in rows).items() if count > 1]:
-        raise ValueError(f"{url}: {paths[twice[0]]} has two rows in {names_of_tables}; leave one")
+        raise ValueError(f"{url}: {paths[twice[0]]} has two rows in {names_of_tables}; remove all but one")
     if joined := [name for name in classes if "|" in name or ";" in name]:
-        notes.append(f"classes such as {joined[0]!r}: if these are several labels of an image, say '?separator=bar'")
+        notes.append(
+            f"classes such as {joined[0]!r}: if these are several labels of an image, add '?separator=bar' to the URL"
+        )
     if unlabelled := len(paths) - len(rows):
         notes.append(f"{unlabelled} images have no label and are not read")
     words = np.array([row.word for row in rows])

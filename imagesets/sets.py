@@ -74,11 +74,11 @@ class FileImages:
         path = self.path(index)
         data = read_bytes(path)
         if self.kept_in and (len(data) != self.sizes[index] or os.stat(path).st_mtime_ns != self.changed[index, 0]):
-            with suppress(OSError):  # gone already, or not ours to remove: then the message still says what is wrong
+            with suppress(OSError):  # removed already, or not ours to remove: the message says what is wrong anyway
                 os.unlink(self.kept_in)
             raise ValueError(
-                f"{path}: {len(data)} bytes, and {self.sizes[index]} when the set was listed, or changed since: its "
-                "images were overwritten; run the same command again, which lists them anew"
+                f"{path}: the file was overwritten after the set was listed (now {len(data)} bytes, then "
+                f"{self.sizes[index]}); run the same command again, which lists the images anew"
             )
         return data
 

@@ -82,11 +82,14 @@ class StoredImages:
     def read_ahead(
         self, shards: Iterator[tuple[int, np.ndarray]], steps: Iterable[int], distance: int
     ) -> Generator[int]:
-        """The steps of a training, while a thread reads the stretches of shards in which its next images are, from
-        start to end, so that the system has them in memory.
+        """Yield the steps of a training, while a thread reads the parts of shards that hold its next images
+        sequentially, so that they are in the system's page cache.
 
-        shards: the first step that needs images (n,) of a shard, ascending, and these. distance: steps before it. What
-        the first step needs is read at once, as no thread may run while loader processes are forked.
+        Args:
+            shards: Pairs of the first step that needs images of a shard, ascending, and these images (n,).
+            steps: All steps of the training.
+            distance: How many steps ahead to read. What the first step needs is read at once, because no thread may
+                run while loader processes are forked.
         """
         shard, thread = next(shards, None), ThreadPoolExecutor(1)
         try:
@@ -260,9 +263,7 @@ def class_numbers(values: Sequence[Any] | np.ndarray) -> np.ndarray:
     labels = np.asarray(values) if len(values) else np.empty(0, np.int64)
     if labels.ndim != 1 or labels.dtype.kind not in "iub" or labels.max(initial=0) > np.iinfo(np.int64).max:
         example = " ".join(str(values[0]).split())[:40]
-        raise ValueError(
-            f"labels such as {example!a} ({labels.dtype}) are no numbers of classes; make them 0, 1, 2, ..."
-        )
+        raise ValueError(f"labels such as {example!a} ({labels.dtype}) are not class indices; make them 0, 1, 2, ...")
     return labels.astype(np.int64)
 
 

@@ -69,7 +69,7 @@ class InitialWeights:
         wrong = [n for n in changed if n != "image_size" and getattr(spec, n) != getattr(theirs, n)]
         if wrong:
             values = " and ".join(f"{name}={getattr(theirs, name)}" for name in wrong)
-            raise ValueError(f"the checkpoint has {values}: leave --set {' '.join(wrong)}")
+            raise ValueError(f"the checkpoint has {values}: remove --set {' '.join(wrong)}")
         return replace(recipe, spec=replace(theirs, image_size=spec.image_size))
 
     def _is_sincos_of(self, spec: ViTSpec) -> bool:

@@ -1,5 +1,5 @@
-"""Does a training learn at all? Its losses are compared with those of a prediction that ignores the image, and the
-encoder's features with each other. Assessed at the end of every epoch, on its last batch.
+"""Does a pretraining learn at all? At the end of every epoch, on its last batch, the losses are compared with those of
+a prediction that ignores the image, and the encoder's features with each other.
 
 B images, D width.
 """
@@ -16,21 +16,21 @@ from pretrain.parts.batch_norm import in_eval_mode
 from pretrain.recipe import Recipe
 
 MIN_UPDATES = 200  # before a warning: an untrained network looks like a broken one
-FALL = 1.0  # points by which a monitored accuracy may be below that of the checkpoint that a training began with
-SHARE = 0.02  # of the newest update in the running mean of the losses, which so covers about 50
-NEAR = 0.98  # share of a baseline's loss; a loss above it has learned nothing
+FALL = 1.0  # points; a monitored accuracy may fall by so much below that of the initial checkpoint
+SHARE = 0.02  # weight of the newest update in the running mean of the losses, which thus covers about 50 updates
+NEAR = 0.98  # of the baseline's loss; a loss above this share of it has learned nothing
 COLLAPSED = 0.005  # spread of features below which the encoder has collapsed
-MIN_IMAGES, MAX_IMAGES = 8, 256  # of a batch to assess, and of which features are computed
+MIN_IMAGES, MAX_IMAGES = 8, 256  # smallest batch that is assessed; images of it that features are computed for
 TINY = 1e-300  # in a denominator
 
 
 @dataclass(kw_only=True)
 class Learning:
-    """Running means of the logs, and what the end of the last epoch showed."""
+    """Running means of the logged values, and the warnings of the last epoch."""
 
-    means: dict[str, float] = field(default_factory=dict)  # name of a log -> mean over the newest updates
+    means: dict[str, float] = field(default_factory=dict)  # name of a logged value -> mean over the newest updates
     warnings: dict[str, str] = field(default_factory=dict)  # subject -> what is wrong
-    start: dict[str, float] = field(default_factory=dict)  # the monitor's values of the checkpoint it began with
+    start: dict[str, float] = field(default_factory=dict)  # the monitor's values for the initial checkpoint
 
     def add(self, step: int, logs: Mapping[str, float]) -> None:
         """Take in the logs of update `step`."""
@@ -42,9 +42,9 @@ class Learning:
     def assess(
         self, method: Method, recipe: Recipe, views: Mapping[str, Tensor], progress: TrainProgress, precision: str
     ) -> dict[str, float]:
-        """Measure on `views`, the last ones of an epoch, and replace the warnings. Returns values for the log.
+        """Measure on `views`, the last batch of an epoch, and replace the warnings. Returns values for the log.
 
-        progress: after the epoch. Does not change the method, draw random numbers or talk to other processes.
+        progress: after the epoch. Neither changes the method, nor draws random numbers, nor communicates.
         """
         self.warnings, first = {}, next(iter(views.values()))
         if len(first) < MIN_IMAGES:
@@ -62,7 +62,7 @@ class Learning:
     def problems(
         self, baselines: Mapping[str, float], spread: float, rank: float, advice: str
     ) -> Iterator[tuple[str, str]]:
-        """Pairs of subject and warning: what shows that nothing is learned, and what to change."""
+        """Pairs of a subject and a warning: the sign that nothing is learned, and what to change."""
         for name, value in baselines.items():
             if (mean := self.means[name]) >= NEAR * value:
                 label = name if name == "loss" else f"loss {name}"
@@ -73,7 +73,7 @@ class Learning:
             yield "features", f"{alike}: the encoder has collapsed; {advice}"
 
     def fallen(self, values: Mapping[str, float]) -> Iterator[str]:
-        """Warnings of monitored accuracies that are below those of the checkpoint that the training began with."""
+        """Warnings for monitored accuracies that have fallen below those of the initial checkpoint."""
         for name, before in self.start.items():
             if values.get(name, before) < before - FALL:
                 yield (
@@ -83,7 +83,7 @@ class Learning:
 
 
 def features_of(method: Method, views: Mapping[str, Tensor]) -> Tensor | None:
-    """Features (B, D) of the first encoder on one view of each image, pooled as its source does; None without views."""
+    """Features (B, D) of the first encoder on one view of each image, pooled as in its source; None if no view fits."""
     vit = next(iter(method.encoders().values())).vit
     pictures = pictures_of(views, vit.spec.side)
     if pictures is None:
@@ -95,7 +95,7 @@ def features_of(method: Method, views: Mapping[str, Tensor]) -> Tensor | None:
 
 
 def pictures_of(views: Mapping[str, Tensor], size: int) -> Tensor | None:
-    """The first view (B, 3, S, S) of `size` x `size` pixels."""
+    """The first view (B, 3, S, S) of `size` x `size` pixels, or None."""
     for view in views.values():
         if view.ndim >= 4 and view.shape[-3:] == (3, size, size):
             return view.reshape(len(view), -1, 3, size, size)[:, 0]
@@ -105,8 +105,8 @@ def pictures_of(views: Mapping[str, Tensor], size: int) -> Tensor | None:
 def spread_and_rank(features: Tensor) -> tuple[float, float]:
     """Spread and effective rank of features (B, D).
 
-    Spread: their standard deviation over their length, 0 where all are equal. Effective rank: exp of the entropy of the
-    variance's shares (Roy and Vetterli 2007).
+    Spread: their standard deviation divided by their length, 0 if all are equal. Effective rank: the exponential of the
+    entropy of the normalised variances (Roy and Vetterli 2007, there of the singular values).
     """
     features = features.double()
     centred = features - features.mean(dim=0)

@@ -178,8 +178,11 @@ class CrossAttention(nn.Module):
 
 
 class RegressorBlock(nn.Module):
-    """Hidden patches ask the visible ones and themselves. Places go into queries and keys alone, and the second norm
-    stands on the trunk. layer_scale: start of both scales; 0: they stay 1."""
+    """Cross-attention from the masked patches to all patches, then an MLP.
+
+    Positions are added to queries and keys only. The second norm is applied to the residual stream itself.
+    layer_scale: initial value of both scales; 0: they stay 1.
+    """
 
     def __init__(self, width: int, heads: int, layer_scale: float, drop_path: float) -> None:
         super().__init__()

@@ -81,7 +81,7 @@ class Network(nn.Module):
         return self.projector(self.instance(self.vit.encode(patches, norm=False)[0]))
 
     def instance(self, tokens: Tensor) -> Tensor:
-        """What the encoder gives without its last norm (B, P+l, D) -> instance representation (B, D), normalised."""
+        """Encoder tokens before the final norm (B, P+l, D) -> normalised instance representation (B, D)."""
         spec, trunk = self.vit.spec, self.vit.trunk
         if spec.class_attention or spec.class_token:
             return trunk.norm(tokens[:, 0])  # for the class token alone (vits.py:309-312)

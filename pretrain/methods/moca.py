@@ -102,8 +102,8 @@ class StudentOutput(NamedTuple):
 
 
 class TeacherTargets(NamedTuple):
-    """What there is to predict of V*B views: images (V*B, 3, H, W), the teacher's patches (V*B, L, D), their shares
-    (V*B, L, K) of the codebook's words (K, D) and the entropies (V*B, L) of these. reduced: y_T of each view (V, B, K).
+    """The teacher's targets for V*B views: images (V*B, 3, H, W), patch tokens (V*B, L, D), their soft assignments q_T
+    (V*B, L, K) to the codebook's words (K, D), and the entropies of q_T (V*B, L). reduced: y_T of each view (V, B, K).
     """
 
     images: Tensor
@@ -432,7 +432,7 @@ class EmbeddingTarget(nn.Module):
 
 
 class LocalPrediction(nn.Module):
-    """One decoder with its loss. The patches have a norm of their own, the image's embedding has had its one."""
+    """One decoder with its loss. Patch tokens are normalised here; the image embedding already is."""
 
     def __init__(self, decoder: TokenDecoder, target: nn.Module, width: int) -> None:
         super().__init__()

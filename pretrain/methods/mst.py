@@ -226,7 +226,7 @@ class Mst(SelfDistillation):
 
 
 def scale_of(reduction: Reduction, image: Tensor) -> int:
-    """Of a mean over all of the image's (3, S, S) values."""
+    """Factor that turns a mean over an image's (3, S, S) values into `reduction`."""
     return {"mean": 1, "pixel": len(image), "image": image.numel()}[reduction]
 
 
