@@ -1,8 +1,7 @@
-"""A recipe: everything that decides about a pretraining besides images, seed and machine; and the encoders of recipes.
+"""Recipes: everything that determines a pretraining besides images, seed and machine; and the encoders they train.
 
-Values, not files.
-
-`--set field=value` reaches the recipe's own fields, the method's settings and the encoder's spec by the bare name.
+Recipes are Python values, not files. `--set field=value` changes the recipe's own fields, the method's settings and the
+encoder's spec alike, by the bare field name.
 """
 
 import dataclasses
@@ -24,7 +23,7 @@ from engine.settings import (
 from pretrain.schedules import Constant, CosineTo, Multistep, Schedule, TableCosine, TrainProgress, WarmupCosine, cosine
 
 Rule = Literal["linear", "root"]
-# What `--set schedule=NAME` chooses among; a recipe may have any other.
+# The choices of `--set schedule=NAME`; a recipe may use any other schedule.
 _KINDS = (WarmupCosine, TableCosine, Multistep, CosineTo, Constant)
 SCHEDULES = {"alternatives": {kind.__name__: kind for kind in _KINDS}}
 
@@ -33,29 +32,29 @@ SCHEDULES = {"alternatives": {kind.__name__: kind for kind in _KINDS}}
 class Recipe(Validated):
     """Encoder, method, schedule and optimiser of one training."""
 
-    source: str  # paper or code of the numbers, and what in them is ours
+    source: str  # paper or code that the numbers are from, and which of them are ours
     spec: ViTSpec  # the encoder
-    settings: Any  # the method's own, a `Settings` of its file
+    settings: Any  # the method's own settings, a `Settings` of its file
     epochs: PositiveInt  # passes over the training images
     batch: PositiveInt  # images in an update, over all processes and micro-batches
     lr: PositiveFloat  # peak learning rate at `lr_batch` images in an update
     lr_batch: NonNegativeInt = 256  # images in an update that lr is for; 0: lr is the peak at any batch
-    lr_rule: Rule = "linear"  # how the peak grows with batch / lr_batch: linearly, or as its square root
+    lr_rule: Rule = "linear"  # how the peak scales with batch / lr_batch: linearly, or with its square root
     schedule: Schedule = field(metadata=SCHEDULES)  # of the learning rate
-    layer_decay: Fraction = 1.0  # factor on the rate from each layer of the encoder to the one before it
-    weight_decay: NonNegativeFloat  # at the start
-    # constant unless the recipe gives one
+    layer_decay: Fraction = 1.0  # layer-wise learning rate decay: factor from each layer to the one before it
+    weight_decay: NonNegativeFloat  # initial weight decay
+    # of the weight decay; constant unless the recipe sets it
     weight_decay_schedule: Schedule = field(default_factory=Constant, metadata=SCHEDULES)
-    optimizer: Literal["adamw", "lars"] = "adamw"  # of all parameters
+    optimizer: Literal["adamw", "lars"] = "adamw"  # for all parameters
     betas: tuple[BelowOne, BelowOne] = (0.9, 0.999)  # of AdamW
     momentum: BelowOne = 0.9  # of LARS
-    clip: NonNegativeFloat = 0.0  # largest norm of the gradient; 0: no clipping
-    clip_end: NonNegativeFloat = 0.0  # where half a cosine takes clip; 0: it stays
-    clip_each: bool = False  # clip every parameter by its own norm (DINO utils.py:132-141)
+    clip: NonNegativeFloat = 0.0  # largest gradient norm; 0: no clipping
+    clip_end: NonNegativeFloat = 0.0  # final value of clip, reached along half a cosine; 0: clip is constant
+    clip_each: bool = False  # clip the gradient of every parameter by its own norm (DINO utils.py:132-141)
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        validate(self.settings)  # of a plugin, whose class may be any dataclass
+        validate(self.settings)  # a plugin's settings may be any dataclass
         warmup = getattr(self.schedule, "warmup", 0)
         if warmup >= self.epochs:
             raise ValueError(
@@ -80,7 +79,7 @@ class Recipe(Validated):
         return cosine(self.clip, self.clip_end or self.clip, progress.step / progress.steps)
 
     def to_json(self) -> dict[str, Any]:
-        """All values as JSON; a schedule is its fields under its class's name."""
+        """All values as JSON; a schedule becomes its fields and the name of its class."""
         plain = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
         for name in ("schedule", "weight_decay_schedule"):
             plain[name] = {"name": type(plain[name]).__name__, **dataclasses.asdict(plain[name])}
@@ -88,7 +87,7 @@ class Recipe(Validated):
         return plain
 
     def defaults(self) -> dict[str, Any]:
-        """Of the recipe's own fields and the method's settings, those with a plain default, as in `to_json`."""
+        """Plain defaults of the recipe's own fields and of the method's settings, structured as in `to_json`."""
         own, settings = (
             {f.name: f.default for f in dataclasses.fields(of) if f.default is not dataclasses.MISSING}
             for of in (self, self.settings)
@@ -146,9 +145,10 @@ def smoke(published: Recipe, settings: Any, *, source: str = "ours: seconds on d
 
 
 def small(published: Recipe, sizes: ViTSpec, warmup: float, **changes: Any) -> Recipe:
-    """A published recipe for an encoder of other sizes, at a rate of 1e-3 whatever the batch.
+    """A published recipe for a smaller encoder, at a learning rate of 1e-3 for any batch size.
 
-    sizes: a ViT-S by its architecture. warmup: epochs, of the published schedule. changes: other fields of the recipe.
+    sizes: the spec whose image size, patch size, width, depth, heads and MLP it takes. warmup: in epochs, of the
+    published schedule. changes: other fields of the recipe.
     """
     names = ["image_size", "patch_size", "width", "depth", "heads", "mlp_hidden"]
     names += ["architecture"] if published.spec.family == "vit" else []
