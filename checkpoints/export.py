@@ -1,9 +1,9 @@
-"""ViTExport: one folder that timm, Hugging Face users and every probe here can load. Layout in docs/export-format.md.
+"""ViTExport: a folder that timm, Hugging Face users and every probe here can load. Layout: docs/export-format.md.
 
 config.json           timm's hub layout; our facts under the root key `vit_export`
 model.safetensors     the trunk under timm's names, float32
-extra.safetensors     only where needed: class-attention blocks, a projector
-cost.json             of our own pretrainings: what they took. A file of its own, as it differs where all else is equal
+extra.safetensors     only if needed: class-attention blocks, a projector
+cost.json             for our own pretrainings: time and FLOPs. A file of its own, as equal trainings differ in it
 """
 
 import hashlib
@@ -28,16 +28,16 @@ from engine.files import digest, folder_atomic, read_regular, write_atomic
 
 FORMAT = 1
 SHOWN = 6  # items that an error lists before "and N more"
-DESCRIPTIONS = ("tag", "license")  # keys of pretrained_cfg that are for people
+DESCRIPTIONS = ("tag", "license")  # keys of pretrained_cfg that do not affect the network
 ABSENT = "absent"
 COST = "cost.json"  # the fact "cost"
 FILES = {"config.json", "model.safetensors", "extra.safetensors", COST}
-CARD, EVALUATIONS = "README.md", ".eval_results"  # what `bench card` adds, for the Hub
+CARD, EVALUATIONS = "README.md", ".eval_results"  # written by `bench card` for the Hub
 CARD_MARK = "<!-- written by bench card; delete this line to keep your changes -->"
 CLASS_ATTENTION = ("class_query", "class_attention.")
 SHARED_TABLE = "rel_pos_bias.relative_position_bias_table"
-# Relative position tables for a training that goes on: one shared by all blocks as it is, a copy of it in every block,
-# or beside that one of zeros in every block of a network that has none.
+# Relative position tables for further training: "shared": one table for all blocks, as in the export; "per_block": a
+# copy of it in every block; "fresh": the same, and tables of zeros for a network without any.
 Tables = Literal["per_block", "shared", "fresh"]
 
 
@@ -45,9 +45,10 @@ MAX_CONFIG = 64 << 20  # bytes of a config.json, which holds recorded activation
 
 
 class Misfit(ValueError):
-    """The tensors are not those of the network that a spec describes.
+    """Raised if the tensors are not those of the network that a spec describes.
 
-    problems: what is wrong, the tensor's name, and its shapes, such as ("missing ", "norm.weight", "")."""
+    problems: tuples of what is wrong, the tensor's name and its shapes, such as ("missing ", "norm.weight", "").
+    """
 
     def __init__(self, spec: ViTSpec, problems: Sequence[tuple[str, str, str]]) -> None:
         super().__init__(spec, problems)  # both, as processes send each other their errors
@@ -57,7 +58,7 @@ class Misfit(ValueError):
         return self.message()
 
     def message(self, named: Callable[[str], str] = str) -> str:
-        """One line. named: our name of a tensor -> what its file calls it."""
+        """The problems in one line. named: our name of a tensor -> its name in the file."""
         sizes = f"{self.spec.label}, depth {self.spec.depth} and width {self.spec.width}"
         problems = [f"{what}{named(name)}{shapes}" for what, name, shapes in self.problems]
         return f"the tensors do not fit {sizes}: {some(problems, '; ')}"
@@ -67,9 +68,9 @@ class Misfit(ValueError):
 class ViTExport(PreparesImages):
     """A checkpoint in the one format.
 
-    tensors: timm name -> float32 tensor of the trunk. extra: tensors that timm has no place for, `class_query` and
-    `class_attention.*` among them. facts: provenance as JSON (method, recipe, branch, source, importer, dropped keys,
-    data, epochs, licence, cost). fingerprint: see fingerprint.py; computed when the export is made.
+    tensors: timm name -> float32 tensor of the trunk. extra: tensors that are not part of timm's trunk, such as
+    `class_query` and `class_attention.*`. facts: provenance as JSON (method, recipe, branch, source, importer, dropped
+    keys, data, epochs, licence, cost). fingerprint: see fingerprint.py; computed when the export is made.
     """
 
     spec: ViTSpec
@@ -88,7 +89,10 @@ class ViTExport(PreparesImages):
         extra: Mapping[str, Tensor] | None = None,
         facts: Mapping[str, Any] | None = None,
     ) -> "ViTExport":
-        """Check every tensor against the network that `spec` describes, then fingerprint it."""
+        """Check every tensor against the network that `spec` describes, then compute the fingerprint.
+
+        Raises ValueError for tensors that do not fit, are not floating-point or are not finite.
+        """
         for name, tensor in {**tensors, **(extra or {})}.items():
             if tensor.is_complex():
                 raise ValueError(f"tensor {name} holds complex numbers, which no ViT has: the checkpoint is broken")
@@ -104,7 +108,7 @@ class ViTExport(PreparesImages):
 
     @classmethod
     def from_vit(cls, vit: ViT, preparation: Preparation, facts: Mapping[str, Any] | None = None) -> "ViTExport":
-        """Export of a network in memory, at the end of pretraining for instance."""
+        """Export of a network in memory, for example at the end of a pretraining."""
         trunk = {name: tensor.cpu().clone() for name, tensor in vit.trunk.state_dict().items()}
         extra = {name: t.cpu().clone() for name, t in vit.state_dict().items() if name.startswith(CLASS_ATTENTION)}
         return cls.make(vit.spec, preparation, trunk, extra, facts)

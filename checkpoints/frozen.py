@@ -1,18 +1,18 @@
-"""What frozen evaluation takes: a ViT-export, or a network of the user's own.
+"""Networks for frozen evaluation: a ViT-export, or a network of the user's own.
 
-Tasks on frozen features read what the two have in common: of the spec `size`, `patch_size`, `grid`, `width`, `depth`,
-`has_class_token` and `label`; of the export `preparation`, `digest`, `facts`, `parameters` and `build()`, a module of
-(B, 3, H, W) -> for each layer tokens (B, P+L, D), P tokens in front of L patches. Tasks that need what only a ViT has
-call `vit_spec`, which refuses other networks.
+Tasks on frozen features use only what the two have in common: of the spec `size`, `patch_size`, `grid`, `width`,
+`depth`, `has_class_token` and `label`; of the export `preparation`, `digest`, `facts`, `parameters` and `build()`, a
+module that maps (B, 3, H, W) to tokens (B, P+L, D) for each layer, P prefix tokens before L patches. Tasks that need
+a ViT call `vit_spec`, which refuses other networks.
 
-A network of the user's own is `module:PACKAGE:FUNCTION`, or a module that a Python program holds. FUNCTION() returns an
-nn.Module that says how its images are prepared (`image_size`, `mean`, `std`; optionally `crop` and `interpolation`) and
-maps (B, 3, H, W) to one vector (B, D), or to a class token (B, D) or None, patch tokens (B, h*w, D), (B, h, w, D) or
-(B, D, h, w), and their grid (h, w). docs/your-own-network.md has an example. It is the only reference by which code of
-others runs.
+A network of the user's own is `module:PACKAGE:FUNCTION`, or a module in a Python program. FUNCTION() returns an
+nn.Module with attributes that define how its images are prepared (`image_size`, `mean`, `std`; optionally `crop` and
+`interpolation`). It maps (B, 3, H, W) to one vector (B, D), or to a class token (B, D) or None, patch tokens
+(B, h*w, D), (B, h, w, D) or (B, D, h, w), and their grid (h, w). docs/your-own-network.md has an example. This is the
+only kind of reference that runs code from outside.
 
-On a CPU several threads extract features. A pass may leave things behind in the network, as hooks do, so threads take
-turns, unless the network says `thread_safe = True`.
+On a CPU several threads extract features. As a forward pass may change state in the network, as hooks do, threads take
+turns, unless the network has the attribute `thread_safe = True`.
 """
 
 import copy
@@ -47,25 +47,25 @@ RETURNS = (
     "it has to return one vector (B, D), or class token (B, D) or None, patch tokens, and their grid (rows, columns)"
 )
 FRESH = (
-    "random weights are meant: the function gave others when it was called again, so every run and process measures "
-    "another network; load weights in it, or draw them from a seed"
+    "its weights are random: the function returned different ones when it was called again, so every run and process "
+    "would measure another network; load weights in it, or draw them from a seed"
 )
-HELD = f"{SCHEME}:memory:"  # what begins the references of networks that a Python program holds
+HELD = f"{SCHEME}:memory:"  # prefix of references to networks in a Python program
 Forward = Callable[[nn.Module, Tensor], Any]  # network, images (B, 3, H, W) -> what a network may return
 
 
 @dataclass(frozen=True, kw_only=True)
 class OwnSpec(ImageGrid):
-    """Sizes of a network of the user's own, as measured. It counts as one layer, without what the constants name."""
+    """Sizes of a network of the user's own, as measured. It counts as one layer without registers or final norm."""
 
     reference: str  # module:PACKAGE:FUNCTION
     label: str  # name of its class
     image_size: int | tuple[int, int]  # side in pixels, or height and width
-    patch_size: int  # pixels a side that a patch token stands for; 0: it gives one vector of an image, no patches
+    patch_size: int  # side of a patch in pixels; 0: the network returns one vector and no patches
     width: int  # D
-    class_token: bool  # whether it gives one; of a vector alone, that is the class token
-    parameters: int  # numbers in it
-    flops: int  # floating-point operations of an image
+    class_token: bool  # whether it returns a class token; a single vector counts as one
+    parameters: int  # number of values in it
+    flops: int  # floating-point operations for one image
     depth: ClassVar[int] = 1
     registers: ClassVar[int] = 0
     class_attention: ClassVar[int] = 0
@@ -81,7 +81,7 @@ class OwnSpec(ImageGrid):
 
 
 class OwnNetwork(nn.Module):
-    """The user's module as evaluations call a network: images -> tokens (B, P+L, D) of its one layer."""
+    """Adapter that gives the user's module the interface of a ViT: images -> tokens (B, P+L, D) of its one layer."""
 
     def __init__(self, network: nn.Module, spec: OwnSpec) -> None:
         super().__init__()
@@ -90,16 +90,16 @@ class OwnNetwork(nn.Module):
         self.turn: AbstractContextManager[Any] = nullcontext() if safe else threading.Lock()
 
     def forward(self, images: Tensor, layers: Sequence[int] = (-1,), norm: bool = True) -> list[Tensor]:
-        """ValueError, in one line, where the network fails or gives something else than it promised."""
+        """Tokens for each requested layer. ValueError, in one line, if the network fails or returns other shapes."""
         if any(layer not in (-1, 0) for layer in layers):
-            raise ValueError(f"{self.spec.reference} gives one layer: leave layer=-1")
+            raise ValueError(f"{self.spec.reference} has only one layer: use layer=-1")
         with self.turn:
             tokens, grid = network_tokens(self.network, images, self.spec.reference)
         expected = self.spec.grid_of(images.shape[-2:])
         if grid != expected or tokens.shape[1:] != (self.spec.prefix + grid[0] * grid[1], self.spec.width):
             raise ValueError(
-                f"{self.spec.reference} gives {tuple(tokens.shape[1:])} tokens on a grid of {grid} for images of "
-                f"{tuple(images.shape[-2:])} px, where patches of {self.spec.patch_size} px make {expected}"
+                f"{self.spec.reference} returns {tuple(tokens.shape[1:])} tokens on a grid of {grid} for images of "
+                f"{tuple(images.shape[-2:])} px, but patches of {self.spec.patch_size} px make a grid of {expected}"
             )
         return [tokens] * len(layers)
 

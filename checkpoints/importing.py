@@ -1,17 +1,18 @@
-"""What every importer goes through: pick a branch, convert it, and account for every tensor on both sides.
+"""How a checkpoint file is imported: choose a branch, convert it, and account for every tensor on both sides.
 
 An importer (one file in importers/) defines
-    SOURCE           the official code its names come from
+    SOURCE           the official code whose tensor names it reads
     BRANCHES         branch -> prefixes under which its trunk may lie; the first branch is the default
     DROPPED          pattern of full tensor names -> why they are not part of an export
-    recognise(file)  is this a file of that code?
-and, of a trunk under timm's names,
+    recognise(file)  whether a file was written by that code
+and, if the trunk has timm's names,
     VIT(branch, tensors) -> ViTSpec, by default `plain_vit`
-    EPOCH            what the `epoch` of a file counts, "finished" ones, or from 0 the "last"; none: nothing
-or, of any other, in their place
+    EPOCH            what the file's `epoch` is: the number of "finished" epochs, or the index of the "last" one; may be
+                     absent
+or, for any other trunk,
     convert(branch)  -> Conversion
-No tensor of the network may be missing: no source needs an exception, so there is no list of them.
-An importer whose trunks do not begin with timm's patch embedding says in FIRST which tensors they begin with.
+No tensor of the network may be missing: no source needs exceptions, so none can be declared. An importer whose trunks
+do not begin with timm's patch embedding lists the tensors that they begin with in FIRST.
 """
 
 import re
@@ -33,7 +34,7 @@ from checkpoints.recognition import TRUNK, beyond, table_kind
 from checkpoints.spec import Preparation, ViTSpec
 from engine.extensions import Extension, extension_of
 
-# What training leaves in a checkpoint beside weights; never part of a network.
+# What training code stores in a checkpoint besides weights; never part of a network.
 TRAINING_STATE = {
     r"(optimizer|optim|opt|optimizer_states?)\..*": "optimiser state",
     r"(scaler|scaler_state|fp16_scaler|loss_scaler|amp|lr_scheduler|lr_schedulers)\..*": "training state",
@@ -62,19 +63,19 @@ ARCHITECTURES = {192: "vit_tiny_patch16_224", 384: "vit_small_patch16_224", 1024
 
 @dataclass(frozen=True, kw_only=True)
 class Conversion:
-    """An importer's answer: the network and its tensors under timm's names."""
+    """The result of an importer: the network's spec, and its tensors under timm's names."""
 
     spec: ViTSpec
     tensors: Mapping[str, Tensor]
     extra: Mapping[str, Tensor] = field(default_factory=dict)
-    preparation: Preparation | None = None  # None: as the options say
-    epochs: int | None = None  # finished ones; None: the file or its code does not say
-    check: Callable[[ViTExport], None] | None = None  # a last comparison with the source, ValueError if it fails
+    preparation: Preparation | None = None  # None: that of the options
+    epochs: int | None = None  # finished epochs; None: unknown
+    check: Callable[[ViTExport], None] | None = None  # a final comparison with the source; raises ValueError
 
 
 @dataclass(kw_only=True)
 class BranchTensors:
-    """The tensors under one prefix of a file. `take` and `take_trunk` note what was used."""
+    """The tensors under one prefix of a file. `take` and `take_trunk` record which were used."""
 
     file: ForeignFile
     importer: str
@@ -82,17 +83,17 @@ class BranchTensors:
     prefix: str
     options: ImportOptions
     used: set[str] = field(default_factory=set)
-    sources: dict[str, str] = field(default_factory=dict)  # our name of what was taken -> the file's
-    assumed: set[str] = field(default_factory=set)  # what neither the file nor the user said
+    sources: dict[str, str] = field(default_factory=dict)  # our name of a tensor that was taken -> its name in the file
+    assumed: set[str] = field(default_factory=set)  # facts that neither the file nor the user stated
 
     @property
     def names(self) -> list[str]:
         return [full[len(self.prefix) :] for full in self.file.tensors if full.startswith(self.prefix)]
 
     def take(self, pattern: str, replacement: str, biased: bool = True) -> dict[str, Tensor]:
-        """All tensors of the branch whose name is `pattern`, under the name that `replacement` makes of it.
+        """All tensors of the branch whose names match `pattern`, renamed by `replacement`.
 
-        A layer's weight and bias must both be there and fit each other, unless layers have none (`biased`).
+        If `biased`, every layer must have both a weight and a bias of matching shapes; ValueError otherwise.
         """
         names = [name for name in self.names if re.fullmatch(pattern, name)]
         paired = [name for name in names if name.endswith((".weight", ".bias"))] if biased else []
@@ -103,7 +104,7 @@ class BranchTensors:
         return self._take((name, re.sub(pattern, replacement, name)) for name in names)
 
     def take_trunk(self, renames: Mapping[str, str] | None = None) -> dict[str, Tensor]:
-        """All tensors that, after the `renames` (pattern -> replacement), bear a name of timm's trunk."""
+        """All tensors that, after the `renames` (pattern -> replacement), have a name of timm's trunk."""
         pairs = []
         for name in self.names:
             new = name
@@ -124,7 +125,7 @@ class BranchTensors:
         return taken
 
     def own_name(self, name: str) -> str:
-        """What the file calls a tensor, or would call it, as far as the same tensor of other blocks tells."""
+        """The file's name of a tensor; of a missing one the name it should have, as inferred from other blocks."""
         if name in self.sources:
             return self.sources[name]
         _, number, rest = [*name.split(".", 2), "", ""][:3]
@@ -135,9 +136,9 @@ class BranchTensors:
         return self.prefix + name if self.prefix + PATCHES[0] in self.file.tensors else name
 
     def epochs(self, last: bool = False) -> int | None:
-        """Finished epochs from the `epoch` of the file: their number or, where `last`, the index of the last one.
+        """Number of finished epochs, from the file's `epoch`, which is that number or, if `last`, one less.
 
-        None where the file has none, or was written by Lightning, whose number depends on when it was saved.
+        None if the file has no epoch, or was written by Lightning, whose number depends on when it was saved.
         """
         stored = self.file.facts.get("epoch")
         if type(stored) is not int or stored < 0 or LIGHTNING in self.file.facts:
@@ -145,11 +146,14 @@ class BranchTensors:
         return stored + 1 if last else stored
 
     def heads(self, width: int, table: Mapping[int, int] = HEADS) -> int:
-        """Head count as asked for, else of the published model of that width; no tensor tells it."""
+        """Number of attention heads: the requested one, else that of the published model of this width.
+
+        No tensor determines it. Raises ValueError for an unknown width if none was requested.
+        """
         heads = self.options.heads or table.get(width)
         if heads is None:
             raise ValueError(
-                f"{self.file.path}: no tensor tells the head count of width {width}; say it: "
+                f"{self.file.path}: no tensor determines the number of heads at width {width}; give it: "
                 f"{import_command(self.importer, self.file)} --heads N"
             )
         if not self.options.heads:
@@ -160,9 +164,9 @@ class BranchTensors:
 def plain_vit(
     branch: BranchTensors, tensors: Mapping[str, Tensor], heads: Mapping[int, int] = HEADS, **facts: Any
 ) -> ViTSpec:
-    """Spec of a VisionTransformer: sizes from its `tensors`, conventions from the importer's `facts`.
+    """Spec of a plain VisionTransformer: sizes from its `tensors`, conventions from the importer's `facts`.
 
-    A fine-tuned file (fc_norm instead of norm) is one whose norm follows the average over patches.
+    In a fine-tuned file (fc_norm instead of norm) the norm is applied after the average over patches.
     """
     sizes = sizes_in(branch, tensors)
     table = _need(branch, tensors, "pos_embed", 3)
@@ -175,7 +179,7 @@ def plain_vit(
         facts |= {"final_norm": "pooled", "pool": "avg"}
     if (kind := table_kind(table, rows, fine_tuned)) != facts.get("position", "learned"):
         raise ValueError(
-            f"{branch.file.path}: its position table is {kind}, that of {branch.importer} is "
+            f"{branch.file.path}: its position table is {kind}, but that of {branch.importer} is "
             f"{facts.get('position', 'learned')}; it is a file of another method"
         )
     return ViTSpec(
@@ -188,7 +192,7 @@ def plain_vit(
 
 
 def relative_vit(branch: BranchTensors, tensors: Mapping[str, Tensor], **facts: Any) -> ViTSpec:
-    """Spec of the BEiT family: relative position bias, shared or for each block; q and v biases; some layer scale."""
+    """Spec of the BEiT family: relative position bias, shared or per block; q and v biases; optional layer scale."""
     sizes = sizes_in(branch, tensors)
     shared = "rel_pos_bias.relative_position_bias_table" in tensors
     name = "rel_pos_bias.relative_position_bias_table" if shared else "blocks.0.attn.relative_position_bias_table"
@@ -215,7 +219,7 @@ def relative_vit(branch: BranchTensors, tensors: Mapping[str, Tensor], **facts: 
 
 
 def sizes_in(branch: BranchTensors, tensors: Mapping[str, Tensor]) -> dict[str, Any]:
-    """The sizes that the tensors of a plain trunk show."""
+    """The sizes of a plain trunk, read from its tensors."""
     return shown_sizes(branch, tensors) | {"mlp_hidden": _need(branch, tensors, "blocks.0.mlp.fc1.bias", 1).shape[0]}
 
 

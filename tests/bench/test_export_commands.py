@@ -47,7 +47,7 @@ def test_inspect_takes_the_options_of_imports(bench, refused, dino_file, tmp_pat
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ([], "of width 12; say it: bench import "),
+        ([], "at width 12; give it: bench import "),
         (["--heads", "3", "--branch", "online"], "no branch 'online'; choose one of"),
         (["--heads", "5"], "heads=5 does not divide width=12"),
         (["--heads", "3", "--name", "a b"], "--name 'a b': use ASCII letters"),

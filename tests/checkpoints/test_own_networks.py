@@ -137,9 +137,9 @@ def test_a_reference_of_another_form_says_how_to_write_it(reference):
 def test_images_of_other_sizes_and_layers_are_refused_in_one_line(nets):
     nets(changed("network.forward = lambda x, old=network.forward: old(x[..., :16, :24])"))
     network = opened("other").build()
-    with pytest.raises(ValueError, match=r"gives \(6, 12\) tokens on a grid of \(2, 3\) for images of \(32, 32\) px"):
+    with pytest.raises(ValueError, match=r"returns \(6, 12\) tokens on a grid of \(2, 3\) for images of \(32, 32\) px"):
         network(torch.zeros(1, 3, 32, 32))
-    with pytest.raises(ValueError, match="gives one layer: leave layer=-1"):
+    with pytest.raises(ValueError, match="only one layer: use layer=-1"):
         network(torch.zeros(1, 3, 16, 24), layers=(-2,))
 
 

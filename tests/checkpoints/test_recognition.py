@@ -157,7 +157,7 @@ def test_a_fine_tuned_vit_is_maes_only_if_its_table_was_maes(learned, tmp_path):
     path = saved({"model": state, "epoch": 99}, tmp_path)
     if learned:
         assert "as timm: no tensor tells the image statistics" in refusal(path)
-        assert "table is learned, that of mae is sincos" in refusal(f"mae:{path}", ImportOptions(heads=4))
+        assert "table is learned, but that of mae is sincos" in refusal(f"mae:{path}", ImportOptions(heads=4))
     else:
         assert load(path, ImportOptions(heads=4)).facts["importer"] == "mae"
 
