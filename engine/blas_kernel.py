@@ -1,11 +1,11 @@
-"""The kernel with which FAISS's OpenBLAS multiplies: chosen from the processor's flags where its own choice is too old.
+"""The OpenBLAS kernel that FAISS uses, chosen from the processor's flags if OpenBLAS itself picks one that is too old.
 
 faiss-cpu 1.15 brings OpenBLAS 0.3.15, which knows processors by family and model (driver/others/dynamic.c). On one that
-it does not know, such as Intel's Sapphire Rapids, it takes Prescott, its kernel of 2004, and a search takes several
-times as long (docs/speed.md). The environment variable OPENBLAS_CORETYPE names the kernel; OpenBLAS reads it once, when
-it is loaded.
+it does not know, such as Intel's Sapphire Rapids, it falls back to Prescott, its kernel of 2004, and a search takes
+several times as long (docs/speed.md). The environment variable OPENBLAS_CORETYPE names the kernel; OpenBLAS reads it
+once, when it is loaded.
 
-This file runs as a program too, in a process of its own that answers what OpenBLAS chooses by itself.
+This file is also a program: run in another process, it prints the kernel that OpenBLAS chooses by default.
 """
 
 import ctypes
@@ -19,12 +19,13 @@ from functools import cache
 from pathlib import Path
 
 VARIABLE = "OPENBLAS_CORETYPE"
-# Best first. Names that every OpenBLAS since 0.3 knows, and the instructions that they use (Makefile.x86_64 there).
+# Best first. Names that every OpenBLAS since 0.3 knows, and the instruction sets that each kernel uses (its
+# Makefile.x86_64).
 NEEDED = {
     "SkylakeX": {"avx512f", "avx512cd", "avx512bw", "avx512dq", "avx512vl", "avx2", "fma"},
     "Haswell": {"avx2", "fma"},
 }
-# All kernels for 64-bit processors without AVX. Others are left alone: on a Zen 4, for which OpenBLAS 0.3.15 chooses
+# All kernels for 64-bit processors without AVX. Only these are replaced: on a Zen 4, for which OpenBLAS 0.3.15 chooses
 # Zen (AVX2), SkylakeX (AVX512) gains nothing.
 WITHOUT_AVX = {"Prescott", "Core2", "Penryn", "Dunnington", "Nehalem", "Atom", "Nano", "Opteron", "Opteron_SSE3"}
 WITHOUT_AVX |= {"Barcelona", "Bobcat"}
@@ -32,16 +33,16 @@ WITHOUT_AVX |= {"Barcelona", "Bobcat"}
 
 @contextmanager
 def fitting_kernel() -> Iterator[None]:
-    """Import FAISS inside of this, and its OpenBLAS takes the kernel that fits; the environment is then as before.
+    """A context in which to import FAISS, so that its OpenBLAS uses the kernel that suits the processor.
 
-    Nothing is done where the user has set OPENBLAS_CORETYPE, where OpenBLAS's own choice is good, and where that choice
-    or the processor's flags cannot be known.
+    The environment is restored afterwards. Does nothing if the user has set OPENBLAS_CORETYPE, if OpenBLAS's default is
+    good, or if that default or the processor's flags cannot be determined.
     """
     kernel = better_kernel()
     if kernel is None:
         yield
         return
-    import numpy  # noqa: F401  (FAISS imports it; loaded by now, its own OpenBLAS does not read the variable)
+    import numpy  # noqa: F401  (before the variable is set, which NumPy's own OpenBLAS would read too)
 
     os.environ[VARIABLE] = kernel
     try:
@@ -51,20 +52,20 @@ def fitting_kernel() -> Iterator[None]:
 
 
 def better_kernel() -> str | None:
-    """The kernel to name to FAISS's OpenBLAS before it is loaded; None: leave it alone."""
+    """The kernel that FAISS's OpenBLAS should use instead of its default; None to keep the default."""
     if VARIABLE in os.environ or "faiss" in sys.modules:
         return None
-    kernel = fitting(processor_flags())
-    return kernel if kernel and own_choice() in WITHOUT_AVX else None
+    kernel = best_kernel(processor_flags())
+    return kernel if kernel and default_kernel() in WITHOUT_AVX else None
 
 
-def fitting(flags: Set[str]) -> str | None:
-    """The best kernel for a processor with these flags; None where one without AVX is the best."""
+def best_kernel(flags: Set[str]) -> str | None:
+    """The best kernel for a processor with these flags; None if it has no AVX2."""
     return next((kernel for kernel, needed in NEEDED.items() if needed <= flags), None)
 
 
 def processor_flags(file: Path = Path("/proc/cpuinfo")) -> frozenset[str]:
-    """What an x86 processor can do, in Linux's names; empty where that cannot be read."""
+    """Flags of an x86 processor as Linux names them; empty if they cannot be read."""
     try:
         lines = file.read_text().splitlines()
     except OSError:
@@ -73,10 +74,10 @@ def processor_flags(file: Path = Path("/proc/cpuinfo")) -> frozenset[str]:
 
 
 @cache
-def own_choice() -> str | None:
-    """The kernel that FAISS's OpenBLAS takes by itself, or as OPENBLAS_CORETYPE says; None where it cannot be asked.
+def default_kernel() -> str | None:
+    """The kernel that FAISS's OpenBLAS chooses by default or by OPENBLAS_CORETYPE; None if it cannot be determined.
 
-    Asked of another process (50 ms), because OpenBLAS chooses once, while it is loaded.
+    Determined in another process (50 ms), because OpenBLAS chooses only once, while it is loaded.
     """
     library = faiss_library()
     if library is None or not sys.executable:
@@ -84,20 +85,20 @@ def own_choice() -> str | None:
     # -I -S: no site packages and no settings of the user; ctypes is all that is needed.
     command = [sys.executable, "-I", "-S", __file__, str(library)]
     try:
-        answer = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+        completed = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
     except (OSError, subprocess.SubprocessError):
         return None
-    return answer.stdout.strip() or None
+    return completed.stdout.strip() or None
 
 
 def in_use() -> str | None:
-    """The kernel in this process, in which FAISS is imported; None where it has no OpenBLAS that chooses."""
+    """The kernel that FAISS uses in this process, where it must be imported; None if it is not built on OpenBLAS."""
     library = faiss_library()
     return kernel_of(library) if library else None
 
 
 def faiss_library() -> Path | None:
-    """FAISS's compiled module, which brings its BLAS; None where FAISS is not installed."""
+    """Path of FAISS's compiled module, which its BLAS is linked to; None if FAISS is not installed."""
     spec = importlib.util.find_spec("faiss")
     if spec is None or spec.origin is None:
         return None
@@ -105,7 +106,7 @@ def faiss_library() -> Path | None:
 
 
 def kernel_of(library: Path) -> str | None:
-    """Name of the kernel of the OpenBLAS that this library is linked with; None where there is none."""
+    """Name of the kernel of the OpenBLAS that this library is linked to; None if it uses no OpenBLAS."""
     try:
         corename = ctypes.CDLL(str(library)).openblas_get_corename
     except (OSError, AttributeError):  # does not load; another BLAS

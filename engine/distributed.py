@@ -1,9 +1,10 @@
-"""The processes of one run: started by torchrun, or this one alone.
+"""The processes of one run: those that torchrun started, or this one alone.
 
 Work is split by rank. When work fails in one process it fails in all, so that none waits for one that has stopped.
-Functions import torch themselves, so that importing this file does not take its seconds.
+Functions import torch themselves, because importing it takes seconds.
 
-The processes watch each other: when one dies, the others end at once, with one line that names it (`watching_peers`).
+The processes watch each other: when one dies, the others exit at once and print one line that names it
+(`watching_peers`).
 """
 
 import gc
@@ -28,13 +29,13 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 Value = TypeVar("Value")
-# Ranks may reach a collective hours apart (a slow disk, a lock of others); `watching_peers` ends all when one dies.
+# Ranks may reach a collective hours apart (a slow disk, another run's lock); `watching_peers` ends all when one dies.
 MAX_WAIT = timedelta(days=2)
 
 
 @dataclass(frozen=True, kw_only=True)
 class World:
-    """This process among those of the run."""
+    """The processes of a run as seen by this one: its rank, their number, and collectives."""
 
     rank: int = 0  # 0..size-1
     size: int = 1  # number of processes
@@ -65,8 +66,8 @@ class World:
             distributed.broadcast_object_list(values, src=0)
         return values[0]
 
-    def add_up(self, value: "Tensor") -> None:
-        """Replace a tensor, of one shape in all processes, by the sum of all: exact where it holds integers."""
+    def all_reduce(self, value: "Tensor") -> None:
+        """Replace a tensor by its sum over all processes, in which it has the same shape; exact for integers."""
         if self.size > 1:
             from torch import distributed
 
@@ -83,7 +84,7 @@ class World:
         return values
 
     def gather_on_rank0(self, value: Value) -> list[Value]:
-        """The `value` of every process in the order of ranks, in rank 0; an empty list in the others."""
+        """In rank 0, the `value` of every process in the order of ranks; in the others, an empty list."""
         if self.size == 1:
             return [value]
         from torch import distributed
@@ -93,7 +94,7 @@ class World:
         return values if self.is_rank0 else []
 
     def gather_tensors(self, value: "Tensor") -> "list[Tensor]":
-        """The tensors of all processes, of one shape and on devices of one kind, in the order of ranks."""
+        """The tensors of all processes in the order of ranks; they need the same shape and kind of device."""
         if self.size == 1:
             return [value]
         from torch import distributed, empty_like
@@ -114,8 +115,8 @@ class World:
         return own[0]
 
     def first_on_each_machine(self, work: Callable[[], Value]) -> Value:
-        """As `on_all_ranks`, but the other processes of a machine begin once its first one has ended: they find what it
-        left on disk."""
+        """Like `on_all_ranks`, but the other processes of a machine begin after its first one, whose files they find on
+        disk."""
         is_first = self.is_first_on_machine
         own = self.on_all_ranks(lambda: [work()] if is_first else [])
         return self.on_all_ranks(lambda: own[0] if is_first else work())
@@ -123,15 +124,15 @@ class World:
     @contextmanager
     def held_by_rank0(self, context: AbstractContextManager[None]) -> Iterator[None]:
         """Hold a context, such as a lock, in rank 0 while every process runs a block."""
-        with ExitStack() as held:
-            self.on_rank0(lambda: held.enter_context(context))
+        with ExitStack() as stack:
+            self.on_rank0(lambda: stack.enter_context(context))
             yield
 
     def gather_results(self, work: Callable[[], Value]) -> list[Value]:
-        """Run `work` in every process and return the results of all, in the order of ranks, in every process.
+        """Run `work` in every process, and return all results in the order of ranks in every process.
 
         If it fails anywhere, every process raises: its own error, or else that of the lowest rank that failed. The
-        error's `told_by` is the rank of the one process that should print it.
+        error's `reported_by` is the rank of the one process that should print it.
         """
         if self.size == 1:
             return [work()]
@@ -145,21 +146,21 @@ class World:
         failures = {rank: other for rank, (_, other) in enumerate(outcomes) if other is not None}
         if failures:
             failure = error or failures[min(failures)]
-            if not hasattr(failure, "told_by"):  # else it was raised in all of them already, inside of `work`
-                failure.told_by = min(failures)  # type: ignore[attr-defined]
+            if not hasattr(failure, "reported_by"):  # else all have raised it already, inside `work`
+                failure.reported_by = min(failures)  # type: ignore[attr-defined]
             raise failure
         return [value for value, _ in outcomes]
 
 
 def _portable(error: Exception | None) -> Exception | None:
-    """The error as other processes get it: our own kinds as they are, of others, which may not pickle, the text."""
+    """The error as it is sent to other processes: its text alone if it is of a kind that may not pickle."""
     if error is None or isinstance(error, ValueError | Stopped):
         return error
     return RuntimeError(f"{type(error).__name__} in another process: {error}")
 
 
 def current_world() -> World:
-    """The connected processes; this one alone where none are."""
+    """The connected processes, or this one alone."""
     from torch import distributed
 
     if not (distributed.is_available() and distributed.is_initialized()):
@@ -169,10 +170,10 @@ def current_world() -> World:
 
 @contextmanager
 def start_world(device: str) -> Iterator[World]:
-    """Connect the processes that torchrun started (gloo on CPU, nccl too on CUDA) for the length of a block.
+    """Connect the processes that torchrun started for the length of a block (gloo on CPU; gloo and nccl on CUDA).
 
-    Without torchrun's environment this process is alone. Processes that are connected already stay so afterwards. On
-    CUDA each process uses the GPU of its local rank. When a process dies, the others end.
+    Without torchrun's environment this process is alone. Processes that are already connected stay connected. On CUDA
+    each process uses the GPU of its local rank. When a process dies, the others exit.
     """
     import torch
     from torch import distributed
@@ -201,7 +202,7 @@ def start_world(device: str) -> Iterator[World]:
                 yield world
                 _leave_together()
             except Exception as error:
-                if hasattr(error, "told_by"):  # every process raises it and comes here
+                if hasattr(error, "reported_by"):  # every process raises it and gets here
                     _leave_together()
                 else:
                     peers.explain(error)
@@ -211,7 +212,7 @@ def start_world(device: str) -> Iterator[World]:
 
 
 def _leave_together() -> None:
-    # Without both, gloo aborted at exit, after correct results, in 7 of 8 runs.
+    # Without both steps, gloo aborted at exit, after correct results, in 7 of 8 runs.
     from torch import distributed
 
     gc.collect()
@@ -220,75 +221,75 @@ def _leave_together() -> None:
 
 CONNECT = 60.0  # seconds for all processes to connect to rank 0
 KEEP_ALIVE = {"TCP_KEEPIDLE": 20, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 6}  # together 50 seconds
-PATIENCE = 10.0  # seconds to end in order after another process has failed, before this one is ended
-ELECTION = 1.0  # seconds for which the process that prints holds its right to
-LOOKS = 0.1  # seconds in which the signal that killed a process can be found
-FAILED = 2  # exit code, as of any error
+PATIENCE = 10.0  # seconds that this process has to exit by itself after another one has failed
+ELECTION = 1.0  # seconds for which the one process of a machine that prints keeps the others from printing
+SIGNAL_WAIT = 0.1  # seconds to look for the signal that killed a process
+FAILED = 2  # exit code, as for any error
 
 
 class Member(NamedTuple):
-    """A process of the run. machine: what names it; processes of one machine see each other's /proc."""
+    """A process of the run. Those with the same `machine` see each other's /proc."""
 
     pid: int
     host: str
-    machine: str
-    port: int = 0  # of rank 0, where it listens
-    token: str = ""  # of rank 0, which others show it
+    machine: str  # host and PID namespace
+    port: int = 0  # rank 0: on which it listens
+    token: str = ""  # rank 0: secret with which the others identify themselves
 
 
 @dataclass(kw_only=True)
 class Peers:
-    """The other processes. connections: of rank 0 to all others, of the others to rank 0."""
+    """The other processes of a run, watched over sockets: rank 0 is connected to all others, these to rank 0 alone."""
 
-    rank: int
-    members: list[Member]
-    connections: dict[int, socket.socket]
+    rank: int  # of this process
+    members: list[Member]  # all processes, by rank
+    connections: dict[int, socket.socket]  # by the rank of the other side
     failed: int | None = None  # a rank that left with an error of its own
-    heard: threading.Event = field(default_factory=threading.Event)  # set when `failed` is
+    failure_known: threading.Event = field(default_factory=threading.Event)  # set together with `failed`
     leaving: bool = False
 
     def watch(self) -> None:
-        """Listen to the connections until this process leaves or all others are done."""
-        received = dict.fromkeys(self.connections, b"")
+        """Listen on the connections until this process leaves or all others are done."""
+        buffers = dict.fromkeys(self.connections, b"")
         with selectors.DefaultSelector() as ready:
             for rank, connection in self.connections.items():
                 ready.register(connection, selectors.EVENT_READ, rank)
             while ready.get_map() and not self.leaving:
                 for key, _ in ready.select():
-                    new = _received(self.connections[key.data])
-                    *words, received[key.data] = (received[key.data] + new).split(b"\n")
-                    if self.leaving or not self._goes_on(key.data, words, closed=not new):
+                    data = _received(self.connections[key.data])
+                    *lines, buffers[key.data] = (buffers[key.data] + data).split(b"\n")
+                    if self.leaving or not self._handle(key.data, lines, closed=not data):
                         ready.unregister(key.fileobj)
 
-    def _goes_on(self, rank: int, words: list[bytes], closed: bool) -> bool:
-        """Act on a line from a process; returns whether more may follow."""
-        for word in words:
-            name, *numbers = word.decode().split()
+    def _handle(self, rank: int, lines: list[bytes], closed: bool) -> bool:
+        """Act on lines from a process; returns whether more may follow."""
+        for line in lines:
+            name, *numbers = line.decode().split()
             if name == "lost":
-                self._end_with(*map(int, numbers))
+                self._exit_after_death(*map(int, numbers))
             if name in ("left", "failed"):
-                self._end_later(int(numbers[0]) if numbers else rank)
+                self._exit_soon(int(numbers[0]) if numbers else rank)
             if name in ("done", "failed"):
                 return False
         if closed:
-            is_here = self.members[rank].machine == self.members[self.rank].machine
-            self._end_with(rank, signal_of(self.members[rank].pid) if is_here else 0)
+            same_machine = self.members[rank].machine == self.members[self.rank].machine
+            self._exit_after_death(rank, signal_of(self.members[rank].pid) if same_machine else 0)
         return True
 
-    def _end_with(self, rank: int, killed_by: int) -> NoReturn:
-        """End this process, because `rank` has died; one process of each machine says so."""
+    def _exit_after_death(self, rank: int, killed_by: int) -> NoReturn:
+        """Exit because `rank` has died; one process of each machine prints why."""
         self._tell_others(f"lost {rank} {killed_by}")
-        # A block of the main thread may have silenced them.
+        # The main thread may have redirected both.
         sys.stdout, sys.stderr = sys.__stdout__ or sys.stdout, sys.__stderr__ or sys.stderr
-        with socket.socket(socket.AF_UNIX) as right, suppress(OSError):
-            right.bind(f"\0{self.members[0].token}")  # OSError where another process of this machine has it
-            say(f"bench: error: {self._obituary(rank, killed_by)}", errors=True)
+        with socket.socket(socket.AF_UNIX) as claim, suppress(OSError):
+            claim.bind(f"\0{self.members[0].token}")  # OSError if another process of this machine was first
+            say(f"bench: error: {self._death_message(rank, killed_by)}", errors=True)
             time.sleep(ELECTION)
         with suppress(OSError, ValueError):
             sys.stdout.flush()
         os._exit(FAILED)
 
-    def _obituary(self, rank: int, killed_by: int) -> str:
+    def _death_message(self, rank: int, killed_by: int) -> str:
         member = self.members[rank]
         how = f"was killed by signal {killed_by}" if killed_by else "died"
         why = ", as happens for lack of memory" if killed_by == signal.SIGKILL else ""
@@ -297,42 +298,45 @@ class Peers:
             "run the same command again to go on (a pretraining with --resume)"
         )
 
-    def _end_later(self, rank: int) -> None:
-        """End this process, unless it does so itself, because `rank` has failed and told its error."""
-        if self.heard.is_set():
+    def _exit_soon(self, rank: int) -> None:
+        """Exit after PATIENCE, unless this process ends before, because `rank` has failed and printed its error."""
+        if self.failure_known.is_set():
             return
         self.failed = rank
-        self.heard.set()
+        self.failure_known.set()
         self._tell_others(f"left {rank}")
         timer = threading.Timer(PATIENCE, os._exit, (FAILED,))
         timer.daemon = True
         timer.start()
 
-    def _tell_others(self, word: str) -> None:
+    def _tell_others(self, line: str) -> None:
         if self.rank == 0:
-            self._send(word)
+            self._send(line)
 
-    def _send(self, word: str) -> None:
+    def _send(self, line: str) -> None:
         for connection in self.connections.values():
             with suppress(OSError):
-                connection.sendall(f"{word}\n".encode())
+                connection.sendall(f"{line}\n".encode())
 
     def explain(self, error: Exception) -> None:
-        """Mark an error that came of another process's: that one tells it. Where one died, this process ends here."""
-        self.heard.wait(ELECTION)
+        """Mark an error that follows from another process's failure as reported by that process.
+
+        If another process has died, this one exits during the wait.
+        """
+        self.failure_known.wait(ELECTION)
         if self.failed is not None:
-            error.told_by = self.failed  # type: ignore[attr-defined]
+            error.reported_by = self.failed  # type: ignore[attr-defined]
 
     def leave(self, well: bool) -> None:
-        """Tell the others that this process ends, so that they do not take it for dead."""
+        """Tell the others that this process ends on purpose, so that they do not consider it dead."""
         self.leaving = True
         self._send("done" if well else "failed")
         for connection in self.connections.values():
             with suppress(OSError):
-                connection.shutdown(socket.SHUT_RDWR)  # wakes the thread
+                connection.shutdown(socket.SHUT_RDWR)  # wakes the watching thread
 
     def close(self) -> None:
-        """Give the connections up, in a forked process too, which would keep them open after this one has died."""
+        """Close the connections; in a forked child too, which would otherwise keep them open after this one's death."""
         for connection in self.connections.values():
             connection.close()
 
@@ -341,13 +345,14 @@ class Peers:
 def watching_peers(rank: int, agree: Callable[[Callable[[], Any]], list[Any]]) -> Iterator[Peers]:
     """Watch the other processes, and be watched, for the length of a block.
 
-    Every process holds a connection to rank 0. The kernel closes it when its process ends, however that happens, and
-    keeps it while a process is merely busy, in whatever library and for however long. A machine that is lost no longer
-    answers the kernel's probes; that takes KEEP_ALIVE seconds. A thread waits at the connections, so that all this also
-    works while the process hangs in a collective whose other side has gone, which NCCL would do until MAX_WAIT.
+    Every process holds a connection to rank 0. The kernel closes it when the process ends, however that happens, and
+    keeps it open while the process is merely busy, in any library and for any time. A machine that is lost stops
+    answering the kernel's keep-alive probes, which is noticed after the times in KEEP_ALIVE. A thread waits on the
+    connections, so all this also works while the process hangs in a collective whose other side is gone, as NCCL would
+    until MAX_WAIT.
 
-    Words on a connection are lines: "done" and "failed" of a process that leaves (its own error has been printed); from
-    rank 0 also "lost R S", rank R was killed by signal S, and "left R", rank R has failed.
+    Messages are lines: "done" or "failed" from a process that leaves (after a failure it has printed its own error);
+    from rank 0 also "lost R S", rank R was killed by signal S, and "left R", rank R has failed.
 
     agree: runs its argument in every process and returns the results of all, or raises in all (World.gather_results).
     """
@@ -365,7 +370,7 @@ def watching_peers(rank: int, agree: Callable[[Callable[[], Any]], list[Any]]) -
             yield peers
         well = True
     except Exception as error:
-        well = hasattr(error, "told_by")  # all processes raise it, or another one tells it
+        well = hasattr(error, "reported_by")  # all processes raise it, or another one prints it
         raise
     finally:
         peers.leave(well)
@@ -375,7 +380,8 @@ def watching_peers(rank: int, agree: Callable[[Callable[[], Any]], list[Any]]) -
 
 @contextmanager
 def _waiting_at_sigterm() -> Iterator[None]:
-    """torchrun sends SIGTERM to the others as soon as one has died: leave the thread a moment to say which."""
+    """Delay the effect of SIGTERM, which torchrun sends as soon as one process has died, until the thread has said
+    which."""
     if threading.current_thread() is not threading.main_thread() or signal.getsignal(signal.SIGTERM) != signal.SIG_DFL:
         yield
         return
@@ -393,7 +399,7 @@ def _waiting_at_sigterm() -> Iterator[None]:
 
 
 def _member(hub: socket.socket | None) -> Member:
-    """This process; of rank 0 also where it listens."""
+    """This process; for rank 0, whose listening socket is `hub`, with port and token."""
     host = socket.gethostname()
     machine = f"{host} {os.readlink('/proc/self/ns/pid')}"
     if hub is None:
@@ -408,7 +414,7 @@ def _listener() -> socket.socket:
 
 
 def _accepted(hub: socket.socket, members: list[Member]) -> dict[int, socket.socket]:
-    """Rank 0's connections to all others. RuntimeError where they do not come."""
+    """Rank 0's connections to all others. RuntimeError if some do not connect in time."""
     connections: dict[int, socket.socket] = {}
     end = time.monotonic() + CONNECT
     try:
@@ -419,10 +425,10 @@ def _accepted(hub: socket.socket, members: list[Member]) -> dict[int, socket.soc
             if secrets.compare_digest(token, members[0].token.encode()):
                 connections[int(rank)] = _kept_alive(connection)
             else:
-                connection.close()  # no process of ours
+                connection.close()  # not a process of this run
     except OSError as error:
-        lacking = sorted(set(range(1, len(members))) - connections.keys())
-        raise RuntimeError(f"processes {lacking} did not connect to process 0 in {CONNECT:.0f} s ({error})") from error
+        missing = sorted(set(range(1, len(members))) - connections.keys())
+        raise RuntimeError(f"processes {missing} did not connect to process 0 in {CONNECT:.0f} s ({error})") from error
     return connections
 
 
@@ -433,7 +439,7 @@ def _connected(rank: int, first: Member) -> dict[int, socket.socket]:
 
 
 def _greeting(connection: socket.socket) -> bytes:
-    """The first line of a new connection; a part of it if it is slow or long, as no process of ours is."""
+    """The first line of a new connection, cut if it comes slowly or is long, as those of this run never are."""
     line = b""
     connection.settimeout(CONNECT / 10)
     with suppress(OSError):
@@ -451,7 +457,7 @@ def _kept_alive(connection: socket.socket) -> socket.socket:
 
 
 def _received(connection: socket.socket) -> bytes:
-    """Received bytes; none if the connection was closed or lost."""
+    """The bytes that have arrived; empty if the connection was closed or lost."""
     try:
         return connection.recv(4096)
     except OSError:
@@ -459,19 +465,19 @@ def _received(connection: socket.socket) -> bytes:
 
 
 def signal_of(pid: int) -> int:
-    """The signal that killed a process of this machine, 0 where that cannot be known any more.
+    """The signal that killed a process of this machine, or 0 if that is no longer known.
 
-    The kernel keeps it until the parent has asked for it: fields 3 and 52 of /proc/PID/stat, state and exit_code
+    The kernel keeps it until the parent has reaped the process: fields 3 and 52 of /proc/PID/stat, state and exit_code
     (man 5 proc_pid_stat). The connection is closed a moment before the state changes.
     """
-    end = time.monotonic() + LOOKS
+    end = time.monotonic() + SIGNAL_WAIT
     while time.monotonic() < end:
         try:
             with open(f"/proc/{pid}/stat") as file:
-                state, *others = file.read().rpartition(") ")[2].split()
+                state, *later_fields = file.read().rpartition(") ")[2].split()
         except OSError:
             return 0
         if state in "ZX":
-            return int(others[48]) & 0x7F
+            return int(later_fields[48]) & 0x7F
         time.sleep(0.001)
     return 0

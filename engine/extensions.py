@@ -1,8 +1,8 @@
-"""Extension folders: every file in one is an extension, its name is the key, and the folder is the registry.
+"""Extension folders: every file in one is an extension, the file's name is its key, and the folder is the registry.
 
 Other packages add extensions, called plugins, by entry points of the groups `bench.KIND`, such as `bench.probes`; the
-kinds are the keys of FOLDERS. No plugin takes the place of one of ours or of another plugin. Listing reads the files'
-first docstring line with `ast` and imports nothing, so that `bench list` does not wait for torch.
+kinds are the keys of FOLDERS. A plugin can replace neither a built-in extension nor another plugin. Listing reads the
+first docstring line of each file with `ast` and imports nothing, so that `bench list` does not wait for torch.
 """
 
 import ast
@@ -50,28 +50,28 @@ DEFINED = {
 
 @dataclass(frozen=True, kw_only=True)
 class Extension:
-    """One file. plugin: the installed package that brings it, `benchtoys 1.0`; empty for ours."""
+    """One file of an extension folder, or a plugin."""
 
-    kind: str
+    kind: str  # a key of FOLDERS
     key: str
     module: str
     path: Path
-    plugin: str = ""
+    plugin: str = ""  # the installed package that brings it, `benchtoys 1.0`; empty for built-in ones
 
     @property
     def title(self) -> str:
-        """`importer 'dino'`, `task 'toy' of benchtoys 1.0`"""
+        """Its name in messages: `importer 'dino'`, `task 'toy' of benchtoys 1.0`."""
         return f"{WORDS[self.kind]} {self.key!r}" + (f" of {self.plugin}" if self.plugin else "")
 
 
 def extensions(kind: str) -> dict[str, Extension]:
-    """Key -> every extension of `kind` that can be used, ours first; none of them is imported."""
+    """Key -> extension, of all usable ones of `kind`, built-in ones first; none is imported."""
     clashes = refused(kind)
     return _ours(kind) | {plugin.key: plugin for plugin in _plugins(kind) if plugin not in clashes}
 
 
 def refused(kind: str) -> dict[Extension, str]:
-    """Plugins that cannot be used because their key is taken -> what to do about it."""
+    """Plugins that cannot be used because their key is taken -> the reason, and how to resolve it."""
     kinds = SCHEMES if kind in SCHEMES else (kind,)
     ours = {key for scheme in kinds for key in _ours(scheme)}
     plugins = [plugin for scheme in kinds for plugin in _plugins(scheme)]
@@ -97,7 +97,7 @@ def _ours(kind: str) -> dict[str, Extension]:
 
 @cache
 def _extensions_of(kind: str, files: tuple[str, ...]) -> dict[str, Extension]:
-    """Key -> extension of each Python file; cached, as they are asked for many times."""
+    """Key -> extension of each Python file; cached, because it is called many times."""
     extensions_by_key = {}
     for path in map(Path, sorted(files)):
         if path.suffix == ".py" and path.stem != "__init__":
@@ -108,7 +108,7 @@ def _extensions_of(kind: str, files: tuple[str, ...]) -> dict[str, Extension]:
 
 @cache
 def _entry_points(kind: str, path: tuple[str, ...]) -> list[EntryPoint]:
-    """Entry points of a kind's group of all packages on sys.path, which is given so that a change is noticed."""
+    """Entry points of a kind's group, of all packages on sys.path; `path` is sys.path, the key of the cache."""
     return sorted(entry_points(group=f"bench.{kind}"), key=lambda point: (point.name, point.module))
 
 
@@ -138,12 +138,12 @@ def source_files(kind: str) -> dict[str, Path]:
 
 
 def one_line(path: Path) -> str:
-    """First line of a file's docstring; empty when the file cannot be read as Python source."""
+    """First line of a file's docstring; empty if the file is not valid Python."""
     return _docstring(path).partition("\n")[0]
 
 
 def opening(path: Path) -> str:
-    """First two paragraphs of a file's docstring, in one line; empty when the file cannot be read as Python source."""
+    """First two paragraphs of a file's docstring as one line; empty if the file is not valid Python."""
     return " ".join(" ".join(_docstring(path).split("\n\n")[:2]).split())
 
 
@@ -155,7 +155,7 @@ def _docstring(path: Path) -> str:
 
 
 def load_extension(kind: str, key: str) -> ModuleType:
-    """Import one extension. ValueError, with the choices, for an unknown key, and for a plugin that cannot be used."""
+    """Import one extension. ValueError for an unknown key, with the choices, and for a plugin that cannot be used."""
     known = extensions(kind)
     if key not in known:
         namesakes = {plugin.title: reason for plugin, reason in refused(kind).items() if plugin.key == key}
@@ -168,20 +168,22 @@ def load_extension(kind: str, key: str) -> ModuleType:
 
 
 def loaded(extension: Extension) -> ModuleType:
-    """Its module. ValueError, without its title, for a file that cannot be imported or lacks a required name."""
+    """Import an extension's module. ValueError, which does not name the extension, if a plugin cannot be imported or a
+    required name is missing."""
     try:
         module = importlib.import_module(extension.module)
     except (Exception, SystemExit) as error:
         if not extension.plugin:
             raise
         raise ValueError(f"cannot be imported: {type(error).__name__}: {error}") from error
-    if lacking := [name for name in DEFINED[extension.kind] if not hasattr(module, name)]:
-        raise ValueError(f"does not define {', '.join(lacking)}")
+    missing = [name for name in DEFINED[extension.kind] if not hasattr(module, name)]
+    if missing:
+        raise ValueError(f"does not define {', '.join(missing)}")
     return module
 
 
 def load_extensions(kind: str) -> dict[str, ModuleType]:
-    """Import all extensions of `kind`. A plugin that cannot be used is left out with a warning."""
+    """Import all extensions of `kind`: key -> module. One that cannot be used is left out with a warning."""
     modules, left_out = {}, refused(kind)
     for key, extension in extensions(kind).items():
         try:
@@ -199,5 +201,5 @@ def warn_of(left_out: Mapping[Extension, str]) -> None:
 
 
 def extension_of(kind: str, module: ModuleType) -> Extension:
-    """The extension whose module this is."""
+    """The extension that a module belongs to."""
     return next(extension for extension in extensions(kind).values() if extension.module == module.__name__)

@@ -1,5 +1,5 @@
-"""Files that are written whole or not at all (write beside the target, flush, rename), digests, and locks that keep
-two runs from doing the same work at once."""
+"""Atomic writes of files and folders (write next to the target, flush, rename), digests, and locks that keep two runs
+from doing the same work at once."""
 
 import ctypes
 import errno
@@ -19,15 +19,15 @@ from typing import Any
 
 from engine.printing import say
 
-# What flock and lockf fail with on file systems that have no locks, such as some mounts of Lustre, NFS and FUSE.
+# Errors of flock and lockf on file systems without locks, such as some mounts of Lustre, NFS and FUSE.
 NO_LOCKS = {errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL}
 
-# In the names of folders beside the one that is written: the new one, and what holds the older one meanwhile.
+# In the names of temporary folders next to the target: of the new folder, and of one that holds the old one meanwhile.
 WRITING, REPLACED = "writing", "replaced"
 
 
 def write_atomic(path: Path | str, content: bytes | str) -> None:
-    """Write `content` so that a reader, or a crash, never sees half of it."""
+    """Write a file atomically: readers see the old content or all of the new one, even after a crash."""
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
@@ -44,7 +44,7 @@ def write_atomic(path: Path | str, content: bytes | str) -> None:
 
 
 def sync_folder(path: Path | str) -> None:
-    """Wait until the names in a folder are on disk: a file that was renamed may else have none after a power cut."""
+    """Wait until a folder's entries are on disk; without this, a power cut may undo a rename."""
     handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(handle)
@@ -54,13 +54,15 @@ def sync_folder(path: Path | str) -> None:
 
 @contextmanager
 def folder_atomic(path: Path | str) -> Iterator[Path]:
-    """A folder that appears under `path` only when the block ends well. An older folder there is replaced, at once
-    where the kernel and the file system can exchange two names (Linux 3.15; not NFS). What a killed process left of
-    such a folder is removed first."""
+    """A new folder to fill, which appears under `path` only if the block succeeds.
+
+    It replaces an older folder there: in one step if the kernel and the file system can exchange two names (Linux 3.15;
+    not NFS). Leftovers of killed processes are removed first.
+    """
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     _remove_leftovers(path)
-    temporary, held = _held_folder(path)
+    temporary, lock = _locked_folder(path)
     try:
         yield temporary
         os.chmod(temporary, 0o755)
@@ -69,28 +71,28 @@ def folder_atomic(path: Path | str) -> Iterator[Path]:
         elif _exchange(temporary, path):
             _remove(temporary)
         else:
-            retired, held_too = _held_folder(path, REPLACED)
+            retired, retired_lock = _locked_folder(path, REPLACED)
             os.replace(path, retired / path.name)
             os.replace(temporary, path)
             shutil.rmtree(retired)
-            os.close(held_too)
+            os.close(retired_lock)
     except BaseException:
         _remove(temporary)
         raise
     finally:
-        os.close(held)
+        os.close(lock)
 
 
-def _held_folder(path: Path, what: str = WRITING) -> tuple[Path, int]:
-    """A new folder beside `path`, and the handle that holds its lock until this process ends, however it does."""
+def _locked_folder(path: Path, purpose: str = WRITING) -> tuple[Path, int]:
+    """A new folder next to `path`, and an open handle that locks it until it is closed or this process ends."""
     while True:
-        folder = Path(tempfile.mkdtemp(dir=path.parent, prefix=f".{path.name}.{what}."))
+        folder = Path(tempfile.mkdtemp(dir=path.parent, prefix=f".{path.name}.{purpose}."))
         try:
             handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-        except FileNotFoundError:  # another process took it for a leftover before it was held
+        except FileNotFoundError:  # another process removed it as a leftover before it was locked
             continue
         try:
-            if _hold(handle) is not False:
+            if _lock(handle) is not False:
                 return folder, handle
         except BaseException:
             os.close(handle)
@@ -98,8 +100,8 @@ def _held_folder(path: Path, what: str = WRITING) -> tuple[Path, int]:
         os.close(handle)
 
 
-def _hold(handle: int) -> bool | None:
-    """Whether the lock could be taken; None where the file system has none."""
+def _lock(handle: int) -> bool | None:
+    """Try to lock an open folder; returns whether that worked, or None if the file system has no locks."""
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -110,8 +112,8 @@ def _hold(handle: int) -> bool | None:
 
 
 def _remove_leftovers(path: Path) -> None:
-    """Remove the folders that killed processes left beside `path`. One that was moved away for a new folder, which then
-    did not come, is moved back."""
+    """Remove the folders that killed processes left next to `path`. An old folder that was moved away, but never
+    replaced, is moved back."""
     name = re.compile(rf"\.{re.escape(path.name)}\.({WRITING}|{REPLACED})\.\w{{8}}")  # as mkdtemp makes them
     for leftover in [child for child in path.parent.iterdir() if name.fullmatch(child.name)]:
         try:
@@ -119,7 +121,7 @@ def _remove_leftovers(path: Path) -> None:
         except OSError:  # a file, or gone by now
             continue
         try:
-            if _hold(handle):
+            if _lock(handle):
                 if (leftover / path.name).exists() and REPLACED in leftover.name and not path.exists():
                     os.rename(leftover / path.name, path)
                 _remove(leftover)
@@ -135,17 +137,19 @@ def _remove(path: Path) -> None:
 
 
 def _exchange(one: Path, other: Path) -> bool:
-    """Exchange two names in one step; False where the system cannot."""
+    """Exchange two names in one step; returns False if the system cannot."""
     rename = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
-    here, exchange = -100, 2  # AT_FDCWD, RENAME_EXCHANGE of linux/fcntl.h and linux/fs.h
-    return rename is not None and rename(here, os.fsencode(one), here, os.fsencode(other), exchange) == 0
+    working_folder, exchange = -100, 2  # AT_FDCWD, RENAME_EXCHANGE of linux/fcntl.h and linux/fs.h
+    if rename is None:
+        return False
+    return rename(working_folder, os.fsencode(one), working_folder, os.fsencode(other), exchange) == 0
 
 
 @contextmanager
 def locked(path: Path | str, work: str) -> Iterator[None]:
-    """Hold the lock file `path` against other processes; wait, and say so, while another one does the same `work`.
+    """Hold the lock file `path`; if another process holds it, print that this one waits for the same `work`.
 
-    The kernel frees it when a process ends, however it does; the file stays.
+    The kernel releases the lock when the process ends, however that happens; the file stays.
     """
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -175,21 +179,22 @@ def is_locked(path: Path | str) -> bool:
 
 
 def _say_no_locks(path: Path | str, error: OSError) -> None:
-    """Say that a file system has no locks. Raises `error` where that is not why.
+    """Print that a file system has no locks. Raises `error` if it has another cause.
 
-    Two runs of the same work then write the same bytes twice, so that the work is lost, and not the result.
+    Without locks, two runs may do the same work at once. They write the same bytes, so only time is lost.
     """
     if error.errno not in NO_LOCKS:
         raise error
-    place = Path(path).parent
-    say(f"{place} is on a file system without locks ({error.strerror}): run nothing twice at once there", errors=True)
+    folder = Path(path).parent
+    say(f"{folder} is on a file system without locks ({error.strerror}): run nothing twice at once there", errors=True)
 
 
 @contextmanager
 def locked_or_refused(path: Path | str, refusal: str) -> Iterator[None]:
-    """Hold the lock file `path`; ValueError(refusal) where another process holds it.
+    """Hold the lock file `path`; ValueError(refusal) if another process holds it.
 
-    Unlike flock's, this lock does not pass to forked processes: loader processes that outlive a kill do not hold it.
+    Unlike a lock of flock, this one is not inherited by forked processes, so loader processes that outlive a kill do
+    not hold it.
     """
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -219,7 +224,7 @@ def open_regular(path: Path | str) -> BufferedReader:
 
 
 def read_regular(path: Path | str, most: int) -> bytes:
-    """The bytes of a regular file. ValueError for other kinds of files, and for more than `most` bytes."""
+    """The bytes of a regular file. ValueError for any other kind of file, and for more than `most` bytes."""
     with open_regular(path) as file:
         size = os.fstat(file.fileno()).st_size
         if size > most:

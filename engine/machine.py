@@ -1,19 +1,19 @@
-"""What this process makes of its machine: its cores, a thread on each, and memory that is freed and taken again.
+"""How this process uses its machine (a thread on each core, freed memory kept for reuse), and a description of it.
 
-Many independent items run on a thread for each core, whose tensor operators use that core alone. Where items are many,
-this beats running one item after the other on all cores: no operator ends in a barrier that waits for the slowest core,
-and a core that reads or decodes does not keep the others waiting. It also makes results independent of the number of
-cores, since every item is computed by one.
+Many independent items run on one thread per core, and each thread's tensor operators use that core alone. With many
+items this is faster than running one item after the other on all cores: no operator ends in a barrier that waits for
+the slowest core, and a core that reads or decodes does not block the others. It also makes results independent of the
+number of cores, because every item is computed by one.
 
-glibc is told to keep freed memory instead of giving it back to the kernel after every large tensor. A forward pass
-frees and takes tensors of many megabytes. By default glibc maps each one freshly, and the kernel zeroes its pages at
-every first touch: 3.6 million page faults in one ViT-S forward of 128 images. Keeping the memory leaves 45 thousand and
-gave 17.4 instead of 11.5 images/s (float32); training steps gain 6 to 22 %. That was measured on two cores of an AMD
-EPYC with the environment variables MALLOC_MMAP_MAX_, MALLOC_TRIM_THRESHOLD_ and MALLOC_TOP_PAD_; this call leaves as
-few faults, and `tests/benchmarks/extraction.py` shows its gain. The price: memory that was in use once stays with the
-process.
+glibc is told to keep freed memory instead of returning it to the kernel after every large tensor. A forward pass
+allocates and frees tensors of many megabytes. By default glibc maps each one freshly, and the kernel zeroes its pages
+on first access: 3.6 million page faults in one ViT-S forward of 128 images. Keeping the memory reduced them to 45
+thousand and gave 17.4 instead of 11.5 images/s (float32); training steps gain 6 to 22 %. That was measured on two cores
+of an AMD EPYC with the environment variables MALLOC_MMAP_MAX_, MALLOC_TRIM_THRESHOLD_ and MALLOC_TOP_PAD_;
+`keep_memory` causes as few faults, and `tests/benchmarks/extraction.py` shows its gain. The price: the process keeps
+its peak memory.
 
-`hardware` and `versions` say on what a result was measured.
+`hardware` and `versions` describe what a result was measured on.
 """
 
 import ctypes
@@ -38,26 +38,26 @@ def cores() -> int:
 
 
 def own_cores() -> int:
-    """The same, shared with the other processes that torchrun started on its machine."""
+    """This process's share of the cores, which it divides with the others that torchrun started on the machine."""
     return max(1, cores() // int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
 
 
 def run_on_core_threads(work: Callable[[Item], object], items: Sequence[Item], threads: int | None = None) -> None:
-    """Call `work` for every item, from `threads` threads. An error in one stops all after their current item.
+    """Call `work` for every item, on several threads. After an error in one, all stop after their current item.
 
-    threads: by default as many as torch may use (OMP_NUM_THREADS, or the cores).
+    threads: how many; by default as many as torch may use (OMP_NUM_THREADS, or the cores).
     """
     import torch
 
     threads_before = torch.get_num_threads()
     count = threads or threads_before
-    left = iter(items)  # shared: each `next` on a sequence's iterator is one step under the interpreter's lock
+    queue = iter(items)  # shared: `next` on a sequence's iterator is atomic under the interpreter's lock
     stop = threading.Event()
 
-    def work_off() -> None:
-        torch.set_num_threads(1)  # of this thread, and of threads that are started later
+    def process_queue() -> None:
+        torch.set_num_threads(1)  # for this thread, and for threads that start later
         try:
-            for item in left:
+            for item in queue:
                 if stop.is_set():
                     return
                 work(item)
@@ -67,10 +67,10 @@ def run_on_core_threads(work: Callable[[Item], object], items: Sequence[Item], t
 
     with ThreadPoolExecutor(count, thread_name_prefix="core") as pool:
         try:
-            for ending in [pool.submit(work_off) for _ in range(count)]:
-                ending.result()
+            for future in [pool.submit(process_queue) for _ in range(count)]:
+                future.result()
         finally:
-            stop.set()  # Ctrl-C reaches this thread alone
+            stop.set()  # Ctrl-C interrupts only this thread
             torch.set_num_threads(threads_before)
 
 
@@ -82,7 +82,7 @@ SWITCH = "BENCH_KEEP_MEMORY"
 def keep_memory() -> bool:
     """Make this process reuse freed memory. Call it before the first large allocation.
 
-    Returns False and changes nothing where the C library is not glibc (musl, macOS) and when BENCH_KEEP_MEMORY is 0.
+    Returns False and changes nothing if the C library is not glibc (musl, macOS) or BENCH_KEEP_MEMORY is 0.
     """
     if os.environ.get(SWITCH) == "0" or not _is_glibc():
         return False
@@ -96,7 +96,7 @@ def keep_memory() -> bool:
 
 
 def return_memory() -> None:
-    """Give what is free back to the kernel, after a use that was far above the usual."""
+    """Return free memory to the kernel, after work that needed far more than the rest of the run."""
     if _is_glibc():
         ctypes.CDLL(None).malloc_trim(0)
 
@@ -121,7 +121,7 @@ PACKAGES = (
 
 
 def installed(package: str) -> str | None:
-    """Version of an installed distribution, without importing it."""
+    """Version of an installed distribution, which is not imported; None if it is not installed."""
     try:
         return version(package)
     except PackageNotFoundError:
@@ -130,14 +130,14 @@ def installed(package: str) -> str | None:
 
 @cache
 def versions() -> dict[str, str]:
-    """Python, the libraries that numbers depend on, ourselves, and our git commit when run from a checkout."""
+    """Name -> version: Python, the libraries that results depend on, this package, and its git commit in a checkout."""
     packages = {package: number for package in PACKAGES if (number := installed(package))}
     commit = {"git": text} if (text := git_commit()) else {}
     return {"python": platform.python_version(), **packages, **commit}
 
 
 def git_commit() -> str | None:
-    """Our commit, with `+changes` when tracked files differ from it; None outside a checkout."""
+    """Commit of this package's checkout, with `+changes` if tracked files differ from it; None outside a checkout."""
     if not (ROOT / ".git").exists():
         return None
     try:
@@ -148,14 +148,14 @@ def git_commit() -> str | None:
 
 
 def _git(*words: str) -> str:
-    # Without optional locks: asking for the status must not write into the checkout.
+    # Without optional locks, because `git status` must not write into the checkout.
     command = ["git", "--no-optional-locks", "-C", str(ROOT), *words]
     return subprocess.run(command, check=True, capture_output=True, text=True, timeout=10).stdout.strip()
 
 
 @cache
 def hardware() -> dict[str, object]:
-    """Processor, usable cores, memory in GiB, and the GPUs that torch sees."""
+    """Processor, usable cores, torch's threads, memory in GiB, the GPUs that torch sees, and the operating system."""
     import torch
 
     gpus = range(torch.cuda.device_count())
@@ -181,9 +181,9 @@ def cpu_model() -> str:
 
 
 def memory_bytes() -> int:
-    """Memory of the machine, or of the container when that is less."""
+    """Memory of the machine, or the limit of the container if that is less."""
     total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     try:
         return min(total, int(Path("/sys/fs/cgroup/memory.max").read_text()))
-    except (OSError, ValueError):  # no such group, or "max": no limit
+    except (OSError, ValueError):  # no control group, or "max": no limit
         return total

@@ -1,13 +1,13 @@
 """Exact nearest neighbours by inner product, in tiles of gallery rows x queries that several processes may share.
 
-A tile is searched by FAISS or torch, and the best k of all tiles are kept. Tiles depend on the numbers of rows and
-queries alone, so that any number of processes finds the same similarities, in all bits, and the same neighbours. Each
-process takes a run of tiles in the order of the gallery. It reads one block of the gallery at a time from its file, and
-queries only as it needs them.
+FAISS or torch searches each tile, and the best k of all tiles are kept. Tiles depend only on the numbers of rows and
+queries, so that any number of processes finds the same similarities, in all bits, and the same neighbours. Each process
+searches consecutive tiles in the order of the gallery. It reads one block of the gallery at a time from its file, and
+queries when it needs them.
 
-Memory of a process beyond libraries: 4 D (GALLERY + 2 QUERIES) bytes for a block and its queries (405 MB for D = 384,
-811 MB for D = 768), 12 Q k for what it has found (120 MB for Q = 50 000, k = 200), and 150 MB at most for the
-libraries' search (torch: 4 QUERIES TOGETHER, 0.5 GiB). The size of the gallery, N, does not enter.
+Memory of a process in addition to libraries: 4 D (GALLERY + 2 QUERIES) bytes for a block and its queries (405 MB for
+D = 384, 811 MB for D = 768), 12 Q k bytes for the neighbours (120 MB for Q = 50 000, k = 200), and at most 150 MB for
+the libraries' search (torch: 4 QUERIES TOGETHER, 0.5 GiB). It does not depend on the size of the gallery, N.
 
 Letters: N gallery rows, Q queries, D width, k neighbours.
 """
@@ -31,28 +31,29 @@ Prepare = Callable[[Rows, slice], np.ndarray]  # some rows of a file -> contiguo
 Pair = tuple[np.ndarray, np.ndarray]  # similarities (q, k) and indices (q, k)
 Find = Callable[[np.ndarray], Pair]  # queries (q, D) -> their neighbours in a block
 
-QUERIES = 2048  # of a tile
-# Rows of a tile: a multiple of the 1024 that FAISS multiplies at once, so that its products are those of one search of
-# the whole. Choosing the 200 best begins anew in each block, which costs 2 % of its search, in half the rows 4 %.
+QUERIES = 2048  # queries of a tile
+# Gallery rows of a tile: a multiple of the 1024 that FAISS multiplies at once, so that its products equal those of one
+# search of the whole gallery. Selecting the 200 best starts anew in each block, which costs 2 % of the block's search
+# (4 % in blocks half as large).
 GALLERY = 1 << 18
-TOGETHER = 65536  # rows that torch compares with a tile's queries at once
-GPU_NEIGHBOURS = 2048  # that FAISS finds on a GPU at most (faiss/gpu/utils/DeviceDefs.cuh)
+TOGETHER = 65536  # gallery rows that torch compares with a tile's queries at once
+GPU_NEIGHBOURS = 2048  # largest k of FAISS on a GPU (faiss/gpu/utils/DeviceDefs.cuh)
 NORMALISED = 16384  # rows normalised at once
 SMALLEST_NORM = 1e-12  # torch.nn.functional.normalize, which all official codes call
 
 
 class Neighbours(NamedTuple):
-    """Of the queries at `places` (q,): similarities (q, k) float32, falling, and rows of the gallery (q, k) int64."""
+    """The nearest neighbours of q queries."""
 
-    places: np.ndarray
-    similarities: np.ndarray
-    indices: np.ndarray
+    places: np.ndarray  # (q,) positions of these queries among all queries
+    similarities: np.ndarray  # (q, k) float32, descending
+    indices: np.ndarray  # (q, k) int64, rows of the gallery
 
 
 def unit_rows(features: Rows, rows: slice = slice(None)) -> np.ndarray:
-    """Some rows of (N, D) at length one, contiguous float32, in new memory. Raises ValueError for NaN or infinite ones.
+    """A copy of some rows of (N, D), normalised to length one, contiguous float32. ValueError for NaN or infinite rows.
 
-    Of a memory-mapped input no page stays resident: the peak is one copy.
+    Pages of a memory-mapped input do not stay resident: the peak is one copy.
     """
     start, stop, _ = rows.indices(len(features))
     unit = np.empty((stop - start, features.shape[1]), np.float32)
@@ -68,7 +69,7 @@ def unit_rows(features: Rows, rows: slice = slice(None)) -> np.ndarray:
 
 
 def plain_rows(features: Rows, rows: slice) -> np.ndarray:
-    """Some rows as they are, contiguous float32."""
+    """Some rows of (N, D) without normalisation, contiguous float32."""
     return np.ascontiguousarray(features[rows], np.float32)
 
 
@@ -85,16 +86,21 @@ def search(
 ) -> Neighbours:
     """The k rows of `gallery` (N, D) with the largest inner product, for this process's share of `queries` (Q, D).
 
-    All processes of `world` call it with the same features; one that is alone gets all queries, in their order. Equal
-    similarities are in the order of their indices (which of several equal ones make the k-th place of a tile is the
-    backend's choice). prepare: what the rows that are compared are made of. Both backends use `device`; a FAISS without
-    GPUs uses the CPU. label: of the progress that is shown; "": none is. Raises ValueError for k > N and where FAISS
-    is not installed.
+    All processes of `world` call it with the same features; a single process gets all queries, in their order. Equal
+    similarities are ordered by index, but if several tie for the k-th place of a tile, the backend chooses among them.
+
+    Args:
+        prepare: reads rows of a file and returns the vectors to compare.
+        device: of both backends; a FAISS built without GPU support uses the CPU.
+        label: of the progress bar; "" for none.
+
+    Raises:
+        ValueError: k exceeds N, or FAISS is not installed.
     """
     if not 1 <= k <= len(gallery):
         raise ValueError(f"k={k} neighbours from a gallery of {len(gallery)} images; choose k from 1 to {len(gallery)}")
 
-    choose = {"faiss": _faiss, "torch": _torch}[backend]
+    index_block = {"faiss": _faiss, "torch": _torch}[backend]
     best = np.full((len(queries), k), -np.inf, np.float32), np.full((len(queries), k), -1, np.int64)
 
     tiles = tiles_of(len(gallery), len(queries), world)
@@ -102,25 +108,25 @@ def search(
 
     def work() -> None:
         for rows, numbers in tiles:
-            find = choose(prepare(gallery, rows), min(k, rows.stop - rows.start), device)
+            find = index_block(prepare(gallery, rows), min(k, rows.stop - rows.start), device)
             for part in (query_slice(number, len(queries)) for number in numbers):
                 nearest = _in_tile(find, prepare(queries, part), rows.start)
                 best[0][part], best[1][part] = merged([(best[0][part], best[1][part]), nearest], k)
                 progress.advance(1)
-            del find  # and with it the block, before the next one is read
+            del find  # frees the block before the next one is read
 
     with Progress(label, count, "tiles", quiet=not (label and world.is_rank0)) as progress:
         world.on_all_ranks(work)
-        return _exchanged(best, world)
+        return _merge_processes(best, world)
 
 
 def search_bytes(gallery: int, queries: int, width: int, k: int) -> float:
-    """Memory of a search of so many rows, beyond libraries: what this file states."""
+    """Bytes of memory that a search needs in addition to libraries: the formula at the top of this file."""
     return 4.0 * width * (min(gallery, GALLERY) + 2 * min(queries, QUERIES)) + 12.0 * queries * k
 
 
 def tiles_of(gallery: int, queries: int, world: World) -> list[tuple[slice, range]]:
-    """This process's tiles: blocks of gallery rows, ascending, each with the numbers of the query slices it meets."""
+    """This process's tiles: blocks of gallery rows, ascending, each with the numbers of the query slices to search."""
     blocks, across = list(row_slices(gallery, GALLERY)), -(-queries // QUERIES)
     tiles = len(blocks) * across
     first, last = (rank * tiles // world.size for rank in (world.rank, world.rank + 1))
@@ -132,7 +138,7 @@ def tiles_of(gallery: int, queries: int, world: World) -> list[tuple[slice, rang
 
 
 def query_slice(number: int, queries: int) -> slice:
-    """The queries of a tile."""
+    """Slice `number` of all queries, those of one tile."""
     return slice(number * QUERIES, min((number + 1) * QUERIES, queries))
 
 
@@ -144,15 +150,15 @@ def _in_tile(find: Find, queries: np.ndarray, first: int) -> Pair:
 
 
 def merged(parts: Sequence[Pair], k: int) -> Pair:
-    """The best k of parts (q, k) whose indices rise from part to part; of equal similarities those that come first."""
+    """The best k of several parts (q, k) whose indices ascend from part to part; ties go to the earlier part."""
     similarities, indices = (np.concatenate(arrays, axis=1) for arrays in zip(*parts, strict=True))
     order = np.argsort(-similarities, axis=1, kind="stable")[:, :k]
     return np.take_along_axis(similarities, order, axis=1), np.take_along_axis(indices, order, axis=1)
 
 
-def _exchanged(best: Pair, world: World) -> Neighbours:
+def _merge_processes(best: Pair, world: World) -> Neighbours:
     """Merge the neighbours (Q, k) of all processes; process r keeps the slices r, r + size, ... of the queries."""
-    (count, k), kept = best[0].shape, []
+    (count, k), own = best[0].shape, []
     if world.size == 1:
         return Neighbours(np.arange(count), *best)
     for number in range(-(-count // QUERIES)):
@@ -160,14 +166,14 @@ def _exchanged(best: Pair, world: World) -> Neighbours:
         parts = world.gather_objects((best[0][part], best[1][part]))
         if number % world.size == world.rank:
             best[0][part], best[1][part] = merged(parts, k)
-            kept.append(np.arange(part.start, part.stop))
-    places = np.concatenate([np.empty(0, np.int64), *kept])
+            own.append(np.arange(part.start, part.stop))
+    places = np.concatenate([np.empty(0, np.int64), *own])
     return Neighbours(places, best[0][places], best[1][places])
 
 
 @cache
 def search_seconds(backend: Backend, device: str, width: int) -> dict[Kind, float]:
-    """Seconds until the first search of a process, mostly to load FAISS, and of one comparison of `width` numbers."""
+    """Seconds of a process's first search, mostly for loading FAISS, and of one inner product of `width` numbers."""
     started = time.perf_counter()
     search(np.eye(64, dtype=np.float32), np.eye(64, dtype=np.float32), 8, backend, device)
     loading = time.perf_counter() - started
@@ -189,10 +195,10 @@ def _faiss(gallery: np.ndarray, k: int, device: str) -> Find:
     if on_gpu and k > GPU_NEIGHBOURS:
         return _torch(gallery, k, device)
     if not on_gpu:
-        # What IndexFlatIP.search runs, on our memory in place of a copy inside an index.
+        # What IndexFlatIP.search runs, but without copying the block into an index.
         return lambda queries: faiss.knn(queries, gallery, k, metric=faiss.METRIC_INNER_PRODUCT)
     number = torch.device(device).index
-    number = torch.cuda.current_device() if number is None else number  # processes have a GPU each
+    number = torch.cuda.current_device() if number is None else number  # each process has its own GPU
     index = faiss.index_cpu_to_gpu(gpu_memory(), number, faiss.IndexFlatIP(gallery.shape[1]))
     index.add(gallery)
     return lambda queries: index.search(queries, k)
@@ -200,21 +206,21 @@ def _faiss(gallery: np.ndarray, k: int, device: str) -> Find:
 
 @cache
 def gpu_memory() -> Any:
-    """FAISS's memory for intermediates on the GPUs of this process, 1.5 GiB each, for all tiles."""
+    """FAISS's scratch memory on this process's GPUs, 1.5 GiB each, shared by all tiles."""
     import faiss
 
     return faiss.StandardGpuResources()
 
 
 def _torch(gallery: np.ndarray, k: int, device: str) -> Find:
-    # On a GPU the tile lies there for all queries: a copy for every block of them would take longer than to search.
+    # A GPU holds the block for all queries: copying it again for each slice of them would take longer than searching.
     parts = [(rows.start, torch.from_numpy(gallery[rows]).to(device)) for rows in row_slices(len(gallery), TOGETHER)]
 
     def find(queries: np.ndarray) -> Pair:
-        asked = torch.from_numpy(queries).to(device)
+        on_device = torch.from_numpy(queries).to(device)
         best = []
         for start, part in parts:
-            similarities, indices = (asked @ part.T).topk(min(k, len(part)))
+            similarities, indices = (on_device @ part.T).topk(min(k, len(part)))
             best.append((similarities, indices + start))
         similarities, places = torch.cat([values for values, _ in best], dim=1).topk(k)
         indices = torch.cat([indices for _, indices in best], dim=1).gather(1, places)
@@ -224,7 +230,7 @@ def _torch(gallery: np.ndarray, k: int, device: str) -> Find:
 
 
 def order_ties(similarities: np.ndarray, indices: np.ndarray) -> None:
-    """Put the indices (Q, k) of equal similarities in rising order, in place."""
+    """Sort the indices (Q, k) of equal similarities in ascending order, in place."""
     tied = np.flatnonzero((similarities[:, 1:] == similarities[:, :-1]).any(axis=1))
     if len(tied):
         order = np.lexsort((indices[tied], -similarities[tied]), axis=1)

@@ -1,19 +1,19 @@
-"""The sources' optimisation, where torch and timm have none that computes the same: LARS and layer-wise rate decay.
+"""LARS and layer-wise learning-rate decay as the sources compute them, which torch and timm do not offer exactly.
 
-LARS (You et al. 2017) as MoCo-v3 and MAE compute it, for one parameter or for the same one of many heads at once.
+LARS (You et al. 2017) follows MoCo-v3 and MAE, for a single parameter or for the stacked parameters of many heads.
 
 d = g + wd p, scaled by trust |p| / |d| where both norms are above zero; mu <- momentum mu + d; p <- p - lr mu. The
-rate stays outside the buffer mu. The caller gives biases and other vectors plain momentum (MAE util/lars.py:18-47
-skips ndim <= 1; DINO utils.py:553-591 skips ndim == 1 alone).
+learning rate is not part of the buffer mu. The caller uses plain momentum for biases and other vectors (MAE
+util/lars.py:18-47 skips ndim <= 1; DINO utils.py:553-591 skips only ndim == 1).
 
-timm's Lars takes |g| + wd |p| for |g + wd p|, 9e-4 off at a weight decay of 0.01, and cannot tell stacked heads apart.
+timm's Lars uses |g| + wd |p| in place of |g + wd p|, an error of 9e-4 at a weight decay of 0.01, and does not support
+stacked heads.
 
-Layer-wise learning-rate decay, the same in MAE, BEiT, ExtreMA, iBOT, MOCA, LUT and SimMIM.
-
-Of L blocks, the embeddings are layer 0, block i is layer i + 1, everything behind the blocks (norms, head, a shared
-relative position table) is layer L + 1; a layer's rate is decay^(L + 1 - layer) of the scheduled one. MAE lr_decay.py:
-15-75, ExtreMA finetune/optim_factory.py:31-95, SimMIM optimizer.py:69-170. timm's param_groups_layer_decay agrees
-for mean pooling alone: in front of a class-token head it gives the final norm the last block's rate.
+Layer-wise learning-rate decay is the same in MAE, BEiT, ExtreMA, iBOT, MOCA, LUT and SimMIM. With L blocks, the
+embeddings are layer 0, block i is layer i + 1, and everything after the blocks (norms, head, a shared relative position
+table) is layer L + 1; a layer's rate is the scheduled one times decay^(L + 1 - layer). MAE lr_decay.py:15-75, ExtreMA
+finetune/optim_factory.py:31-95, SimMIM optimizer.py:69-170. timm's param_groups_layer_decay agrees only for mean
+pooling: before a class-token head it gives the final norm the last block's rate.
 """
 
 import re
@@ -30,7 +30,7 @@ TRUST = 0.001  # MAE util/lars.py:18, DINO utils.py:559
 def adapted(
     gradient: Tensor, parameter: Tensor, weight_decay: float | Tensor = 0.0, *, heads: int | None, trust: float = TRUST
 ) -> Tensor:
-    """The scaled direction d, in the parameter's shape.
+    """The direction of LARS with weight decay, scaled by the trust ratio; in the parameter's shape.
 
     heads: the dimension along which several parameters are stacked; None for a single one. weight_decay: a number, or
     a tensor that broadcasts against the parameter.
@@ -61,13 +61,13 @@ class Lars(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:
-        """Move every parameter that has a gradient."""
+        """Update every parameter that has a gradient."""
         for group in self.param_groups:
             for parameter in group["params"]:
                 if parameter.grad is not None:
-                    self._move(parameter, group)
+                    self._update(parameter, group)
 
-    def _move(self, parameter: Tensor, group: dict) -> None:
+    def _update(self, parameter: Tensor, group: dict) -> None:
         direction = parameter.grad
         if parameter.ndim > 1:
             direction = adapted(direction, parameter, group["weight_decay"], heads=None, trust=group["trust"])
@@ -78,12 +78,12 @@ class Lars(torch.optim.Optimizer):
         parameter.add_(state["mu"], alpha=-group["lr"])
 
 
-EMBEDDINGS = ("cls_token", "reg_token", "mask_token", "pos_embed")  # and patch_embed.*; registers as the class token
+EMBEDDINGS = ("cls_token", "reg_token", "mask_token", "pos_embed")  # and patch_embed.*; registers like the class token
 UNDECAYED = ("cls_token", "reg_token", "pos_embed")
 
 
 def layer_of(name: str, depth: int) -> int:
-    """Layer, 0..depth+1, of a parameter under its timm name."""
+    """Layer, 0 to depth + 1, of a parameter by its timm name."""
     if name in EMBEDDINGS or name.startswith("patch_embed."):
         return 0
     block = re.match(r"blocks\.(\d+)\.", name)
@@ -102,20 +102,20 @@ def layer_groups(
     weight_decay: float,
     decay_tokens: bool = False,
 ) -> list[dict[str, Any]]:
-    """Named parameters -> optimiser groups with keys params, names, weight_decay and lr_scale, in order of appearance.
+    """Optimiser groups with keys params, names, weight_decay and lr_scale, in the order in which parameters need them.
 
     torch's optimisers ignore `lr_scale`: the caller multiplies the rate by it. Weight decay is not scaled.
     """
     groups: dict[tuple[int, bool], dict[str, Any]] = {}
     for name, parameter in parameters:
         layer, decayed = layer_of(name, depth), is_decayed(name, parameter, decay_tokens)
-        fresh = {
+        empty_group = {
             "params": [],
             "names": [],
             "weight_decay": weight_decay if decayed else 0.0,
             "lr_scale": decay ** (depth + 1 - layer),
         }
-        group = groups.setdefault((layer, decayed), fresh)
+        group = groups.setdefault((layer, decayed), empty_group)
         group["params"].append(parameter)
         group["names"].append(name)
     return list(groups.values())

@@ -1,9 +1,10 @@
-"""Packages that only some features need, the extra of pyproject.toml that brings each, and what is said without it."""
+"""Optional packages: the features that need each, the extra of pyproject.toml that installs it, and the error if it is
+missing."""
 
 import sys
 from importlib.util import find_spec
 
-# Name to import -> (package, extra, what needs it).
+# Import name -> (package, extra, what needs it).
 OPTIONAL = {
     "mmengine": ("onedl-mmengine", "dense", "dense tasks"),
     "mmcv": ("onedl-mmcv", "dense", "dense tasks"),
@@ -23,12 +24,12 @@ OPTIONAL = {
 
 
 def install_command(name: str) -> str:
-    """The command that installs an optional package, by its import name."""
+    """The command that installs an optional package, which is given by its import name."""
     return f"pip install 'ssl-vit-bench[{OPTIONAL[name][1]}]'"
 
 
 def require(*names: str) -> None:
-    """Raise ValueError, one line with the command to run, if any of these packages (import names) is missing."""
+    """Check that optional packages (import names) are installed. ValueError with the install command if one is not."""
     for name in names:
         if sys.modules.get(name) is None and find_spec(name) is None:
             package, _, feature = OPTIONAL[name]

@@ -1,9 +1,9 @@
 """How networks compute: autocast, exact float32, the fastest attention for a precision, and torch.compile.
 
-torch.compile works on transformer blocks in place: no module and no tensor gets another name, so states and exports are
-those of the network as it was. Blocks are compiled one by one. They share their code, so all blocks of a network cost
-what one costs. Random numbers are those of the network uncompiled (drop path). Rounding is not: compiled kernels join
-operators, in half precision without the rounding between them.
+torch.compile works on transformer blocks in place: modules and tensors keep their names, so states and exports do not
+change. Blocks are compiled one by one; they share their code, so compiling all blocks of a network costs as much as
+compiling one. Random numbers (drop path) are the same as without compilation. Rounding is not: compiled kernels fuse
+operators, in half precision without rounding in between.
 """
 
 import os
@@ -29,20 +29,20 @@ def autocast(device: str, precision: str) -> AbstractContextManager[Any]:
 
 
 def keep_float32_exact() -> None:
-    """Let GPUs compute what is in float32 in float32, for the whole process.
+    """Turn TF32 off for the whole process, so that GPUs compute float32 in full precision.
 
-    torch rounds the inputs of convolutions to the 10 bits of TF32 unless told otherwise, those of matrix products not.
+    By default torch rounds the inputs of convolutions to TF32's 10 bits, but not those of matrix products.
     """
     torch.backends.cudnn.allow_tf32 = False
     torch.backends.cuda.matmul.allow_tf32 = False
 
 
 def fit_attention(network: nn.Module, device: str, precision: str) -> None:
-    """Let timm's attention compute two matrix products around a softmax, on a CPU in half precision.
+    """Turn timm's fused attention off on a CPU in half precision: two matrix products around a softmax are faster.
 
-    The fused kernel that timm takes by default makes little use of a CPU's half-precision units: its two passes take
-    twice as long at 197 tokens, 5 times at 65, 8 times at 17 (docs/log.md). The price is the memory of the weights,
-    B x heads x tokens squared. Elsewhere the fused kernel stays.
+    The fused kernel makes little use of a CPU's half-precision units: its forward and backward passes take twice as
+    long at 197 tokens, 5 times at 65, 8 times at 17 (docs/log.md). The price is the memory of the attention weights,
+    B x heads x tokens squared. On other devices and in float32 the fused kernel stays.
     """
     if torch.device(device).type != "cpu" or precision not in DTYPES:
         return
@@ -52,23 +52,25 @@ def fit_attention(network: nn.Module, device: str, precision: str) -> None:
 
 
 def to_float32(tensor: Tensor) -> Tensor:
-    """In float32, or in a wider type that it has: half precision is too coarse for a loss."""
+    """The tensor in float32 if its type is narrower: half precision is too coarse for a loss."""
     return tensor.to(torch.promote_types(tensor.dtype, torch.float32))
 
 
 def l2_normalize(vectors: Tensor) -> Tensor:
-    """Vectors (..., d) of length one, in float32 at least."""
+    """Vectors (..., d) normalised to length one, in float32 or wider."""
     return F.normalize(to_float32(vectors), dim=-1)
 
 
 COMPILERS = {"cpu": ("CXX", ("g++", "clang++", "c++")), "cuda": ("CC", ("gcc", "clang", "cc"))}
-VARIANTS = 64  # of one block's code: its rate of drop path, shapes, with gradient or without; torch's 8 are too few
+# Compiled variants of one block's code: drop-path rates, shapes, with and without gradient. torch's default of 8 is too
+# few.
+VARIANTS = 64
 
 
 def compile_blocks(network: nn.Module, device: str, backend: str = "inductor") -> int:
-    """Compile every transformer block in `network`, a module with an `attn` and an `mlp`; return how many there are.
+    """Compile every transformer block of `network`, a module with an `attn` and an `mlp`; returns their number.
 
-    A block is compiled at its first call, which takes a minute or two. ValueError where torch cannot compile here.
+    A block is compiled at its first call, which takes a minute or two. ValueError if this machine cannot compile.
     """
     check_compiler(device)
     torch._dynamo.config.recompile_limit = max(VARIANTS, torch._dynamo.config.recompile_limit)
@@ -80,18 +82,18 @@ def compile_blocks(network: nn.Module, device: str, backend: str = "inductor") -
 
 
 def check_compiler(device: str) -> None:
-    """ValueError that names what torch.compile lacks for `device`."""
+    """Check that torch.compile has what it needs for `device`. ValueError that names what is missing."""
     kind = torch.device(device).type
     variable, names = COMPILERS.get(kind, COMPILERS["cpu"])
     if not any(map(shutil.which, [os.environ[variable]] if os.environ.get(variable) else names)):
         raise ValueError(
-            f"--compile needs a compiler, and there is no {', '.join(names[:-1])} or {names[-1]}: install one "
+            f"--compile needs a compiler, but there is no {', '.join(names[:-1])} or {names[-1]}: install one "
             f"(apt-get install g++), name it in {variable}, or leave out --compile"
         )
     headers = Path(sysconfig.get_path("include"), "Python.h")
     if not headers.is_file():
         raise ValueError(
-            f"--compile needs Python's headers, and there is no {headers}: install them (apt-get install python3-dev), "
+            f"--compile needs Python's headers, but there is no {headers}: install them (apt-get install python3-dev), "
             "or leave out --compile"
         )
     if kind == "cuda" and find_spec("triton") is None:

@@ -1,8 +1,8 @@
-"""Output in which text from outside cannot do harm, on a terminal or in a file.
+"""Output in which untrusted text cannot do harm, on a terminal or in a file.
 
-Names of files, classes and tensors, facts of checkpoints and the messages that quote them may hold anything: escape
-sequences that change a terminal, line breaks that forge a line, marks that reverse text, bytes that are no text. The
-tool prints through `say` alone; tests/test_architecture.py enforces it.
+Names of files, classes and tensors, facts of checkpoints and messages that quote them may contain anything: escape
+sequences that change a terminal, line breaks that forge a line, marks that reverse text, bytes that are not text. The
+tool prints only through `say`; tests/test_architecture.py enforces it.
 """
 
 import re
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def printable(text: object) -> str:
-    r"""One line, in which whatever does not print is escaped as Python writes it: \x1b, \n, \u202e, \udcff."""
+    r"""The text as one line, with unprintable characters escaped as in Python: \x1b, \n, \u202e, \udcff."""
     line = str(text)
     return line if line.isprintable() else "".join(map(_escaped, line))
 
@@ -28,31 +28,34 @@ def _escaped(character: str) -> str:
 
 
 def text_of(lines: Iterable[object]) -> str:
-    """Lines, each made printable, as one text."""
+    """Lines joined into one text, each made printable."""
     return "\n".join(map(printable, lines))
 
 
 def say(*lines: object, errors: bool = False) -> None:
-    """Print each of `lines` as one line, now, to standard output or to that of `errors`."""
+    """Print each of `lines` as one line, unbuffered, to standard output; with `errors` to standard error."""
     if lines:
         print(text_of(lines), file=sys.stderr if errors else sys.stdout, flush=True)
 
 
 def in_markdown(text: object) -> str:
-    """Text for a cell, a heading or an item of Markdown, which starts no cell, link, image, definition or HTML."""
+    """Text escaped for Markdown, so that it starts no table cell, link, image, definition or HTML."""
     return re.sub(r"[\\|<]|(?<=\])[(:]", r"\\\g<0>", printable(text))
 
 
 def markdown_table(rows: Sequence[Iterable[str]], align: str = "---") -> list[str]:
-    """Lines of a table, the header first. Cells are Markdown; `---:` aligns those after the first column right."""
+    """Lines of a Markdown table from rows of Markdown cells, the header first.
+
+    align: of all columns but the first, such as `---:` for right.
+    """
     header, *body = map(list, rows)
     ruler = ["---", *[align] * (len(header) - 1)]
     return [f"| {' | '.join(cells)} |" for cells in (header, ruler, *body)]
 
 
-@cache  # compiling takes longer than filling in
+@cache  # compiling a template takes longer than rendering it
 def html_template(text: str, folder: Path | None = None) -> "Template":
-    """A template of jinja2 in which every value is escaped and printable, but Markup. folder: of what it includes."""
+    """A jinja2 template that escapes every value and makes it printable, except Markup. folder: of its includes."""
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
     from markupsafe import Markup
 
@@ -68,9 +71,9 @@ def html_template(text: str, folder: Path | None = None) -> "Template":
 
 
 def in_csv(value: object) -> object:
-    """Text for a cell that no spreadsheet takes for a formula: with an apostrophe before a leading = + - or @.
+    """A value for a CSV cell: text gets an apostrophe before a leading = + - or @, so that it is not read as a formula.
 
-    Numbers stay numbers, negative ones too.
+    Numbers stay numbers, including negative ones.
     """
     if not isinstance(value, str):
         return value
@@ -78,14 +81,18 @@ def in_csv(value: object) -> object:
     return f"'{text}" if text.startswith(("=", "+", "-", "@")) else text
 
 
-MAX_LISTED = 20  # choices that a message names itself, where something else lists them
+MAX_LISTED = 20  # choices that a message lists itself, if a command lists them too
 
 
 def did_you_mean(word: str, choices: Mapping[str, str] | Iterable[str], listed_by: str = "", rest: str = "") -> str:
     """The end of a message about an unknown word: `; did you mean 'knn@dino'? there are: knn@dino, linear@mae`.
 
-    choices: the words, or each word with how the message lists it. listed_by: what shows them, in place of a long list.
-    rest: what follows the word, such as the path of a URL. Capitals do not matter.
+    Args:
+        choices: the words, or each word with its text in the list.
+        listed_by: the command that lists them, which a message names in place of a long list.
+        rest: what follows the word, such as the path of a URL.
+
+    Upper and lower case are not distinguished.
     """
     listed = choices if isinstance(choices, Mapping) else {choice: choice for choice in choices}
     close = closest(word, list(listed))
@@ -96,7 +103,7 @@ def did_you_mean(word: str, choices: Mapping[str, str] | Iterable[str], listed_b
 
 
 def closest(word: str, choices: list[str]) -> str:
-    """The choice that begins with the word, else the most similar one; "" where none is."""
+    """The choice that begins with the word, else the most similar one; "" if none is similar."""
     by_lower = {choice.lower(): choice for choice in reversed(choices)}
     longer = [choice for choice in by_lower if word and choice.startswith(word.lower())]
     near = longer[-1:] or get_close_matches(word.lower(), by_lower, n=1, cutoff=0.65)
@@ -104,5 +111,5 @@ def closest(word: str, choices: list[str]) -> str:
 
 
 def millions(parameters: int) -> str:
-    """`21.7 M parameters`; small counts in full."""
+    """A number of parameters for people: `21.7 M parameters`; small counts in full."""
     return f"{parameters / 1e6:.1f} M parameters" if parameters >= 10**5 else f"{parameters} parameters"

@@ -1,6 +1,6 @@
-"""Progress of anything that may take longer than two seconds: rich's bar on a terminal, heartbeat lines elsewhere.
+"""Progress of work that takes longer than two seconds: rich's bar on a terminal, an occasional plain line elsewhere.
 
-Logs of batch systems keep what a terminal would overwrite, so there one plain line is printed now and then.
+Logs of batch systems keep what a terminal would overwrite, so they get one line every HEARTBEAT seconds.
 """
 
 import math
@@ -17,16 +17,16 @@ if TYPE_CHECKING:
     from rich import progress as rich_progress
 
 SILENT_FOR = 2.0  # seconds: shorter work prints nothing
-REDRAW = 0.1  # seconds between two states of the bar
-HEARTBEAT = 30.0  # seconds between two lines where there is no terminal
-BAR = 24  # characters
+REDRAW = 0.1  # seconds between updates of the bar
+HEARTBEAT = 30.0  # seconds between lines without a terminal
+BAR = 24  # width in characters
 
 
 class Progress:
-    """Context manager around `total` units of work; `advance` may be called from any thread.
+    """Progress display: a context manager around `total` units of work. Any thread may call `advance`.
 
-    parts: `advance` and `resume` count these parts of a unit, such as the passes of an accumulated step. quiet: print
-    nothing, as in every process but rank 0. stream: standard error unless given.
+    parts: parts of a unit, such as the passes of an accumulated step, which `advance` and `resume` count. quiet: print
+    nothing, as in all processes but rank 0. stream: where to print; by default standard error.
     """
 
     def __init__(
@@ -51,16 +51,16 @@ class Progress:
 
     def __enter__(self) -> "Progress":
         self._start = self._clock()
-        self._first: tuple[float, int] | None = None  # when the first units were done, and how many then were
+        self._first: tuple[float, int] | None = None  # time when the first units were done, and their number
         self._next = self._start + SILENT_FOR
         return self
 
     def resume(self, done: int) -> None:
-        """Count `done` parts of an earlier run, which do not enter the rate."""
+        """Count `done` parts of an earlier run; the rate ignores them."""
         self.done = self.before = done
 
     def advance(self, count: int) -> None:
-        """`count` more parts are done."""
+        """Count `count` more parts as done."""
         with self._lock:
             self.done += count
             now, is_over = self._clock(), self.done >= self.parts * self.total
@@ -73,10 +73,10 @@ class Progress:
                 elif not is_over:
                     self._write(f"{self.label}: {self._state(now)}")
             if self._shown and is_over:
-                self._end("")  # whoever waits for the last unit may print before the work is left
+                self._end("")  # now, as other threads may print between the last unit and the end of the block
 
     def say(self, text: str) -> None:
-        """A line of its own; the bar goes on below it."""
+        """Print a line above the bar."""
         with self._lock:
             if self._bar:
                 self._bar.console.print(printable(text), markup=False, highlight=False, soft_wrap=True)
@@ -90,7 +90,7 @@ class Progress:
             self._end(", stopped" if error else "")
 
     def _end(self, ending: str) -> None:
-        """Replace the bar by a line on what was done; nothing is drawn after it."""
+        """Replace the bar by a closing line; nothing is drawn after it."""
         self._shown, self._next = False, math.inf
         if self._bar:
             self._bar.stop()
@@ -108,14 +108,14 @@ class Progress:
         return f"{done}/{self.total} {self.unit}{within}, {speed}, {self._left(now)} left"
 
     def _left(self, now: float) -> str:
-        """By the rate since the first units, which wait for loaders to start and for memory: hours, by theirs alone."""
+        """Time left, by the rate since the first units: these wait for loaders and memory, so their own rate is low."""
         since, already = self._first or (now, self.done)
         if now <= since or self.done <= already:
             return "unknown time"
         return span((self.parts * self.total - self.done) * (now - since) / (self.done - already))
 
     def _draw(self, state: str) -> None:
-        # One line, cut at the terminal's width, which the last line replaces.
+        # One line, cut at the terminal's width, which the closing line replaces.
         if self._bar is None:
             from rich.console import Console
             from rich.progress import BarColumn, Progress, TextColumn
@@ -138,7 +138,7 @@ class Progress:
 
 
 def span(seconds: float) -> str:
-    """Seconds for people: 8 s, 3 min 20 s, 2 h 05 min, 24 d 07 h."""
+    """A duration for people: 8 s, 3 min 20 s, 2 h 05 min, 24 d 07 h."""
     whole = round(seconds)
     if whole < 60:
         return f"{whole} s"

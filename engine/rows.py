@@ -1,9 +1,9 @@
-"""Long arrays, a few rows at a time; and features that stay in their file: rows are read when they are asked for, and
-their pages are given back afterwards.
+"""Reading long arrays a few rows at a time, in particular features that are memory-mapped from a file.
 
-A file of features may be larger than memory. Whoever goes through all of it reads a few rows at a time and calls
-`release_pages` behind them, so that they do not count as this process's memory; the kernel keeps what it has room for.
-N rows of the file, n of them chosen, D width.
+A file of features may be larger than memory. Code that reads all of it reads a few rows at a time and then calls
+`release_pages`, so that they do not count as this process's memory; the kernel caches as many as it has room for.
+
+Letters: N rows of the file, n of them chosen, D width.
 """
 
 import mmap
@@ -13,21 +13,18 @@ from dataclasses import dataclass
 import numpy as np
 
 READ = 16384  # rows that are read at once: 48 MiB of a ViT-B's features
-ROUNDING = 1e-5  # of a forward pass in float32, relative to the largest feature
-TAKEN = 64  # rows, perhaps far apart, that are copied at once: 8 MiB of pages
+ROUNDING = 1e-5  # rounding error of a forward pass in float32, relative to the largest feature
+COPIED = 64  # rows, perhaps far apart, that are copied at once: 8 MiB of pages
 PAGE = mmap.PAGESIZE
-Picked = int | slice | np.ndarray  # what picks one row or several
+RowIndex = int | slice | np.ndarray  # selects one row or several
 
 
 @dataclass(frozen=True, eq=False)
 class ChosenRows:
-    """Some rows of an array, as an array (n, D) of these rows alone would give them; nothing is copied before.
+    """A view (n, D) of chosen rows of an array: rows are copied when they are indexed; numpy.asarray copies all."""
 
-    array: (N, D). chosen: (n,) rows of it. numpy.asarray makes a copy of them all.
-    """
-
-    array: np.ndarray
-    chosen: np.ndarray
+    array: np.ndarray  # (N, D)
+    chosen: np.ndarray  # (n,) rows of `array`
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -40,7 +37,7 @@ class ChosenRows:
     def __len__(self) -> int:
         return len(self.chosen)
 
-    def __getitem__(self, rows: Picked) -> np.ndarray:
+    def __getitem__(self, rows: RowIndex) -> np.ndarray:
         return self.array[self.chosen[rows]]
 
     def __array__(self, dtype: np.dtype | None = None, copy: bool | None = None) -> np.ndarray:
@@ -51,44 +48,44 @@ Rows = np.ndarray | ChosenRows  # (n, D) float32
 
 
 def row_slices(count: int, size: int) -> Iterator[slice]:
-    """Consecutive slices of `size` rows, 1 or more, that cover range(count); the last one may be shorter."""
+    """Consecutive slices of `size` >= 1 rows that cover range(count); the last one may be shorter."""
     return (slice(start, min(start + size, count)) for start in range(0, count, size))
 
 
 def release_pages(features: Rows) -> None:
-    """Give a mapped file's pages back to the page cache; they do not count as this process's memory then."""
+    """Release the pages of a memory-mapped file, so that they no longer count as this process's memory."""
     if (mapped := _mapped(features)) is not None and hasattr(mmap, "MADV_DONTNEED"):
         mapped.madvise(mmap.MADV_DONTNEED)
 
 
-def taken(features: Rows, rows: np.ndarray) -> np.ndarray:
-    """A copy (B, D) of some rows (B,). While it is made, no more than TAKEN rows' pages are held beside it.
+def copy_rows(features: Rows, rows: np.ndarray) -> np.ndarray:
+    """A copy (B, D) of some rows (B,), made with the pages of at most COPIED rows resident in addition to it.
 
-    The kernel maps 128 KiB around a row that is touched: of rows far apart, many times the rows themselves.
+    The kernel maps 128 KiB around every row that is read; for rows far apart this is many times their own size.
     """
     copy = np.empty((len(rows), features.shape[1]), features.dtype)
-    for part in row_slices(len(rows), TAKEN):
+    for part in row_slices(len(rows), COPIED):
         copy[part] = features[rows[part]]
         release_pages(features)
     return copy
 
 
 def read_ahead(features: Rows, rows: np.ndarray) -> None:
-    """Ask the kernel to read some rows (B,) of a mapped file, ascending, while this process does something else."""
+    """Ask the kernel to read some rows (B,), ascending, of a mapped file in the background."""
     mapped = _mapped(features)
     if mapped is None or not hasattr(mmap, "MADV_WILLNEED") or not len(rows):
         return
     places = features.chosen[rows] if isinstance(features, ChosenRows) else rows
     width = features.shape[1] * features.dtype.itemsize
     first, last = places * width // PAGE, ((places + 1) * width - 1) // PAGE
-    apart = np.flatnonzero(first[1:] > last[:-1] + 1)  # where a page lies between one row and the next
-    starts, ends = first[np.append(0, apart + 1)], last[np.append(apart, len(last) - 1)]
+    gaps = np.flatnonzero(first[1:] > last[:-1] + 1)  # where a page lies between one row and the next
+    starts, ends = first[np.append(0, gaps + 1)], last[np.append(gaps, len(last) - 1)]
     for start, end in zip(starts.tolist(), ends.tolist(), strict=True):
         mapped.madvise(mmap.MADV_WILLNEED, start * PAGE, min((end + 1) * PAGE, len(mapped)) - start * PAGE)
 
 
 def are_equal(features: Rows) -> bool:
-    """Whether all rows are equal up to rounding, which on some processors depends on the place in a batch."""
+    """Whether all rows are equal up to rounding, which on some processors depends on the position in a batch."""
     first = features[0]
     tolerance = ROUNDING * np.abs(first).max()
     for rows in row_slices(len(features), READ):

@@ -2,8 +2,8 @@
 
 Augmentations and drop path draw from the global generators of Python, NumPy and torch. `seeded` seeds these from a few
 numbers (seed, epoch, image, ...) for the length of a block. So an image's crop is the same in every process, order and
-run, and a training that resumes needs no generator's state. Saving and restoring the generators takes four times as
-long as seeding them, so code that seeds for many images in a row calls `seed` inside one `fork_rng`.
+run, and a resumed training needs no state of generators. Saving and restoring the generators takes four times as long
+as seeding them, so code that seeds for many images in a row calls `seed` inside one `fork_rng`.
 """
 
 import random
@@ -14,27 +14,27 @@ from functools import lru_cache
 import numpy as np
 import torch
 
-AUGMENT, MIX, DROP, START = range(4)  # purposes: each has a stream of its own for the same numbers
+AUGMENT, MIX, DROP, START = range(4)  # purposes: the same numbers give each another stream
 
 
 def stream_seeds(purpose: int, *numbers: int) -> np.ndarray:
-    """Three seeds (3,) uint32 of the stream for `purpose` and `numbers`, each 0 or more."""
+    """Three seeds (3,) uint32 of the stream for a purpose and non-negative numbers."""
     return np.random.SeedSequence([purpose, *numbers]).generate_state(3)
 
 
 def seed(purpose: int, *numbers: int, device: str = "cpu") -> None:
-    """Seed the global generators of Python, NumPy and torch, and that of a CUDA `device`, with the stream."""
+    """Seed the global generators of Python, NumPy and torch, and that of a CUDA `device`."""
     python, numpy, torchs = map(int, stream_seeds(purpose, *numbers))
     random.seed(python)
     np.random.seed(numpy)
-    torch.default_generator.manual_seed(torchs)  # torch.manual_seed would wake CUDA in every loader process
+    torch.default_generator.manual_seed(torchs)  # torch.manual_seed would initialise CUDA in every loader process
     if torch.device(device).type == "cuda":
         torch.cuda.manual_seed(torchs)
 
 
 @contextmanager
 def fork_rng() -> Iterator[None]:
-    """Restore the global generators of the CPU after a block, whatever it draws. For one thread at a time."""
+    """Restore the CPU's global generators after a block. For one thread at a time."""
     before = random.getstate(), np.random.get_state(), torch.random.get_rng_state()
     try:
         yield
@@ -46,7 +46,7 @@ def fork_rng() -> Iterator[None]:
 
 @contextmanager
 def seeded(purpose: int, *numbers: int, device: str = "cpu") -> Iterator[None]:
-    """A block that draws from the stream and leaves the global generators as they were: `seed` in `fork_rng`."""
+    """Seed the global generators for a block and restore them afterwards: `seed` in `fork_rng`."""
     with fork_rng():
         seed(purpose, *numbers, device=device)
         yield
@@ -55,19 +55,18 @@ def seeded(purpose: int, *numbers: int, device: str = "cpu") -> Iterator[None]:
 @lru_cache(maxsize=1)
 def shuffled(count: int, seed: int, epoch: int) -> np.ndarray:
     """The order (count,) of `count` training images in an epoch."""
-    # RandomState's streams are frozen for ever (NumPy NEP 19); those of default_rng may change with a release.
+    # RandomState's streams are frozen forever (NumPy NEP 19); those of default_rng may change with a release.
     return np.random.RandomState([seed, epoch]).permutation(count)
 
 
 def windowed(shards: Sequence[np.ndarray], window: int, seed: int, epoch: int) -> list[tuple[int, np.ndarray]]:
-    """The order of an epoch in which `window` shards are read at a time: (start, images (n,)) of each part of a shard.
+    """An epoch's order in which `window` shards are read at a time: (start, images (n,)) of each part of a shard.
 
-    Image i of a part is at start + i * window of the order. The shards follow each other at random and are cut into
-    `window` lanes of equal length, in which the images of a shard are shuffled; the order takes one image of each lane
-    in turn. So every stretch of `window` places has one image of each lane, and no shard is in two lanes but for those
-    that a cut divides.
+    The shuffled shards form one sequence, which is cut into `window` lanes of equal length; in a lane the images of
+    each shard are shuffled. The order takes one image of each lane in turn, so that image i of a part is at position
+    start + i * window. Only shards that a cut divides are in two lanes.
 
-    shards: the images (n,) of each, in the order of the file, by which a divided shard falls into two halves.
+    shards: the images (n,) of each shard in the order of its file, in which a cut divides it.
     """
     random = np.random.RandomState([seed, epoch])
     queue = [shards[shard] for shard in random.permutation(len(shards))]
@@ -80,7 +79,7 @@ def windowed(shards: Sequence[np.ndarray], window: int, seed: int, epoch: int) -
 
 
 def joined_order(parts: Sequence[tuple[int, np.ndarray]], window: int) -> np.ndarray:
-    """The order (N,) of an epoch that consists of `parts`, see `windowed`."""
+    """The order (N,) of an epoch from the parts that `windowed` returns."""
     order = np.empty(sum(len(images) for _, images in parts), np.int64)
     for start, images in parts:
         order[start::window][: len(images)] = images

@@ -1,11 +1,11 @@
-"""Settings of tasks, methods, recipes and networks: each field's annotation says which values it may have.
+"""Settings of tasks, methods, recipes and networks: each field's annotation defines its valid values.
 
     class Settings(Validated):
         mask_ratio: UnitInterval = 0.75  # share of the patches that are hidden
         crop_scale: AreaRange = (0.2, 1.0)
 
-msgspec checks the annotations wherever the dataclass is made: in Python, from `--set`, from a file. A function in an
-annotation is a rule that msgspec lacks. Rules between fields stand in `__post_init__`, after the call of super's.
+msgspec checks the annotations whenever such a dataclass is made: in Python, from `--set`, from a file. A function in an
+annotation is a rule that msgspec does not have. Rules between fields belong in `__post_init__`, after super's.
 """
 
 import math
@@ -33,7 +33,7 @@ ProperFraction = Annotated[float, Meta(gt=0, lt=1, description="a number above 0
 
 
 def ascending(values: tuple[float, ...]) -> bool:
-    """Whether no value is less than the one before it."""
+    """Whether the values are in ascending order; equal neighbours are allowed."""
     return all(values[i] <= values[i + 1] for i in range(len(values) - 1))
 
 
@@ -55,25 +55,25 @@ OneOrMoreDifferent = Annotated[tuple[T, ...], Meta(min_length=1, description="1 
 
 @dataclass(frozen=True, kw_only=True)
 class Validated:
-    """Base of settings: a frozen dataclass whose values fit their annotations. ValueError names field, value and rule.
+    """Base of settings: a frozen dataclass whose values are checked against their annotations.
 
-    Lists become tuples, and numpy's numbers Python's. A whole number stays one where any number may stand, as digests
-    of settings tell 1 and 1.0 apart. PREFIX: what `--set` writes before the names of the fields, such as "schedule.".
+    ValueError for an invalid value names field, value and rule. Lists become tuples, and NumPy's numbers Python's. An
+    int stays one in a float field, because digests of settings tell 1 and 1.0 apart.
     """
 
-    PREFIX: ClassVar[str] = ""
+    PREFIX: ClassVar[str] = ""  # before the names of the fields in `--set`, such as "schedule."
 
     def __post_init__(self) -> None:
         validate(self)
 
 
 def validate(settings: Any) -> None:
-    """ValueError for the first field of a dataclass that does not fit its annotation."""
+    """Check the fields of a dataclass. ValueError for the first one that does not fit its annotation."""
     hints = annotations(type(settings))  # type: ignore[arg-type]  # mypy's: a type is hashable
     for field in fields(settings):
         value = _plain(getattr(settings, field.name))
         try:
-            checked = fitting(value, hints[field.name])
+            checked = convert(value, hints[field.name])
         except ValueError as error:
             raise ValueError(f"{getattr(settings, 'PREFIX', '')}{field.name}={value!r}: {error}") from None
         object.__setattr__(settings, field.name, value if checked == value else checked)
@@ -81,16 +81,16 @@ def validate(settings: Any) -> None:
 
 @cache
 def annotations(kind: type) -> dict[str, Any]:
-    """Field -> annotated type, with its constraints, of a dataclass and those that it inherits from."""
+    """Field -> annotated type with its constraints, of a dataclass, inherited fields included."""
     return get_type_hints(kind, include_extras=True)
 
 
-def fitting(value: Any, hint: Any, strict: bool = True) -> Any:
-    """`value` as the annotated type. ValueError says what it must be. strict: false to read texts as numbers."""
+def convert(value: Any, hint: Any, strict: bool = True) -> Any:
+    """`value` as the annotated type. ValueError states what is allowed. strict: False to read strings as numbers."""
     for kind in union_members(hint):  # one by one: msgspec 0.22 crashes on `PositiveInt | tuple[int, int]`
         if kind is Path and isinstance(value, str):
             return Path(value)
-        if isinstance(kind, type) and kind not in PLAIN:  # a dataclass checks its own fields, and may have such a one
+        if isinstance(kind, type) and kind not in PLAIN:  # such as a dataclass, which has checked its own fields
             if kind is Any or getattr(kind, "_is_protocol", False) or isinstance(value, kind):
                 return value
             continue
@@ -106,22 +106,23 @@ def fitting(value: Any, hint: Any, strict: bool = True) -> Any:
 
 
 def from_text(text: str, hint: Any) -> Any:
-    """A value that `--set` gives, as the annotated type: `10,20`, `none`, `yes`. ValueError says what it must be."""
+    """A value of `--set`, such as `10,20`, `none` or `yes`, as the annotated type. ValueError for others."""
     kinds = {plain_type(kind) for kind in union_members(hint)}
     if NoneType in kinds and text.lower() == "none":
         return None
     if Any in kinds:
         raise ValueError("cannot be set by a text")
     if tuple in kinds and ("," in text or kinds <= {tuple, NoneType}):
-        return fitting([word.strip() for word in text.strip("()[] ").split(",") if word.strip()], hint, strict=False)
+        return convert([word.strip() for word in text.strip("()[] ").split(",") if word.strip()], hint, strict=False)
     if bool in kinds:  # msgspec reads true, false, 1 and 0
         text = {"yes": "true", "on": "true", "no": "false", "off": "false"}.get(text.lower(), text)
-    return fitting(text, hint, strict=False)
+    return convert(text, hint, strict=False)
 
 
 def describe(hint: Any) -> str:
-    """What a message calls the values of a type: `a number from 0 to 1`, `one of cls, avg`."""
-    if len(kinds := union_members(hint)) > 1:
+    """The valid values of a type in words, for messages: `a number from 0 to 1`, `one of cls, avg`."""
+    kinds = union_members(hint)
+    if len(kinds) > 1:
         return " or ".join(map(describe, kinds))
     described = next((meta.description for meta in getattr(hint, "__metadata__", ()) if isinstance(meta, Meta)), "")
     kind = get_args(hint)[0] if get_origin(hint) is Annotated else hint
@@ -139,13 +140,13 @@ PLAIN = {bool: "true or false", int: "a whole number", float: "a number", str: "
 
 
 def check_less(settings: Any, name: str, limit: str) -> None:
-    """ValueError unless the field `name` is less than the field `limit`."""
+    """Check that the field `name` is less than the field `limit`; ValueError otherwise."""
     if not getattr(settings, name) < getattr(settings, limit):
         raise ValueError(f"{name}={getattr(settings, name)}: must be less than {limit}={getattr(settings, limit)}")
 
 
 def check_up_to(settings: Any, name: str, limit: str) -> None:
-    """ValueError where the field `name` is more than the field `limit`, or than the least of its values."""
+    """Check that the field `name` is at most the field `limit`, or the least of its values; ValueError otherwise."""
     bound = getattr(settings, limit)
     if getattr(settings, name) > (min(bound) if isinstance(bound, tuple) else bound):
         raise ValueError(f"{name}={getattr(settings, name)}: must be no more than {limit}={bound}")
@@ -157,7 +158,7 @@ def union_members(hint: Any) -> tuple[Any, ...]:
 
 
 def plain_type(kind: Any) -> Any:
-    """`tuple` of `Annotated[tuple[int, ...], ...]`."""
+    """The type without constraints and parameters: `tuple` for `Annotated[tuple[int, ...], ...]`."""
     kind = get_args(kind)[0] if get_origin(kind) is Annotated else kind
     return get_origin(kind) or kind
 

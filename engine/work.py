@@ -1,6 +1,6 @@
-"""The work of a task in units that a plan can time: `Work`, made of `Part`s of one kind each; and how work is timed.
+"""The work of a task in units that `bench plan` can time: `Work` consists of `Part`s of one kind each.
 
-Counts do not depend on the machine. Seconds per unit are measured there (bench/run/calibration.py).
+Counts do not depend on the machine; seconds per unit are measured on it (bench/run/calibration.py).
 """
 
 import time
@@ -11,21 +11,21 @@ from statistics import median
 from typing import Any, Literal, TypeVar
 
 Kind = Literal[
-    "libraries",  # imported, once in a process
-    "states",  # of a training, saved
-    "start",  # models and libraries made ready: once for each training
+    "libraries",  # imports, once per process
+    "states",  # training states saved
+    "start",  # preparation of models and libraries, once per training
     "features",  # images read, cropped at the centre and sent through the frozen network
     "crops",  # images read, cropped at random and sent through the frozen network
-    "further crops",  # of images that are decoded for "crops" too, sent through the frozen network
+    "further crops",  # further crops of images that are already decoded for "crops", sent through the frozen network
     "training",  # images read, augmented and sent through the network and back
     "updates",  # steps of the optimiser
     "evaluation",  # images read and sent through the network of a training
-    "head steps",  # steps of all heads of a sweep, on a batch of features
+    "head steps",  # steps of all heads of a sweep on a batch of features
     "head images",  # images that all heads of a sweep classify
     "comparisons",  # pairs of a query and an image of the gallery
     "fits",  # logistic regressions
     "fit rows",  # images of logistic regressions
-    "closing",  # resamples of the validation images
+    "closing",  # metrics on resamples of the validation images
 ]
 # Kinds whose units are images that go through a network.
 IMAGES: tuple[Kind, ...] = ("features", "crops", "further crops", "training", "evaluation")
@@ -37,22 +37,22 @@ class Part:
 
     kind: Kind
     count: float
-    flops: float = 0.0  # floating-point operations of one unit, 2 for a multiply-add; 0: hardly any, or not counted
-    of: str = ""  # which images: parts of a run that agree on what they read are done once
+    flops: float = 0.0  # floating-point operations of one unit, 2 for a multiply-add; 0: negligible or not counted
+    of: str = ""  # what is read: equal parts of a run are done once
 
 
 @dataclass(frozen=True, kw_only=True)
 class Work:
-    """All parts of a task."""
+    """The whole work of a task."""
 
-    parts: tuple[Part, ...] = ()  # none: the task does not count its work
-    iterations: float = 0.0  # steps of optimisers, of all trainings together
-    memory: float = 0.0  # bytes of tensors and features at its peak, on the device
+    parts: tuple[Part, ...] = ()  # empty: the task does not count its work
+    iterations: float = 0.0  # optimiser steps of all trainings together
+    memory: float = 0.0  # peak bytes of tensors and features on the device
     disk: float = 0.0  # bytes that stay in the cache
 
     @property
     def images(self) -> float:
-        """Images through a network, however often."""
+        """Images sent through a network, each counted as often as it is sent."""
         return sum(part.count for part in self.parts if part.kind in IMAGES)
 
     @property
@@ -63,13 +63,13 @@ class Work:
 
 @dataclass(frozen=True, kw_only=True)
 class Scale:
-    """What the work of a task depends on besides its settings."""
+    """What the work of a task depends on besides its settings: network, numbers of images and classes, device."""
 
     spec: Any  # of the export
     images: Mapping[str, int]  # split -> images; shares of these are approximate, as they are drawn class by class
     classes: int  # of the image set
-    several_labels: bool = False  # whether an image of it may show several of them
-    batch_size: int | None = None  # images in a forward pass, where the user asks for a number
+    several_labels: bool = False  # whether images of the set may have several labels
+    batch_size: int | None = None  # images in a forward pass if the user has set it
     device: str = "cpu"  # cpu, cuda or cuda:N
 
 
@@ -77,12 +77,14 @@ Result = TypeVar("Result")
 
 
 def count_flops(work: Callable[[], Result]) -> tuple[Result, int]:
-    """What `work` returns, the same bits as uncounted, and its floating-point operations: those of matrix products,
-    convolutions and attention, two for a multiply-add. Tensors may be on "meta"."""
+    """Run `work`; returns its result and its floating-point operations in matrix products, convolutions and attention.
+
+    A multiply-add counts as two. Counting does not change the result. Tensors may be on the device "meta".
+    """
     import torch
     from torch.utils.flop_counter import FlopCounterMode, sdpa_backward_flop_count, sdpa_flop_count
 
-    # The CPU's attention, which torch does not count. The backward pass computes the weights anew.
+    # The CPU's attention, which torch does not count. The backward pass computes the attention weights again.
     attention = {
         torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: lambda query, key, value, *_, **__: sdpa_flop_count(
             query, key, value
@@ -96,26 +98,26 @@ def count_flops(work: Callable[[], Result]) -> tuple[Result, int]:
     return result, counter.get_total_flops()
 
 
-SLOWER = 3.0  # times as many seconds that networks take for operations as a product of matrices does, about
+SLOWER = 3.0  # networks take about this many times the seconds per operation of a matrix product
 
 
 def seconds_of(work: Callable[[], object], seconds: float, calls: int = 20) -> float:
-    """Median seconds of a call, of at most `calls` within about `seconds`, after a first call that does not count.
+    """Median seconds of a call: of at most `calls` within about `seconds`, not counting a first one to warm up.
 
     On a GPU `work` must wait for its result.
     """
     times: list[float] = []
     started = time.perf_counter()
     while len(times) < 2 or (len(times) <= calls and time.perf_counter() - started < seconds):
-        began = time.perf_counter()
+        call_started = time.perf_counter()
         work()
-        times.append(time.perf_counter() - began)
+        times.append(time.perf_counter() - call_started)
     return median(times[1:])
 
 
 @cache
 def product_rate(device: str) -> float:
-    """Floating-point operations a second of this machine in a product of matrices in float32."""
+    """Floating-point operations per second of this machine in a float32 matrix product."""
     import torch
 
     matrix = torch.ones(1024, 1024, device=device)

@@ -185,7 +185,7 @@ def _member(
         with start_world("cpu") as world:
             found = work(world, *given)
     except Exception as error:  # of any kind: the test says which it expects
-        found = "error", str(error), getattr(error, "told_by", None)
+        found = "error", str(error), getattr(error, "reported_by", None)
     answer.send_bytes(pickle.dumps(found))  # `send` would leave tensors with this process, which ends now
 
 

@@ -103,7 +103,7 @@ def print_error(error: Exception, line: str, argv: Sequence[str]) -> None:
 def prints_error(error: Exception) -> bool:
     """Whether this process should print the error. If not, wait, to give the process that should the time for it."""
     rank = os.environ.get("RANK", "0")
-    if str(getattr(error, "told_by", rank)) == rank:
+    if str(getattr(error, "reported_by", rank)) == rank:
         return True
     time.sleep(PATIENCE)
     return False

@@ -192,24 +192,24 @@ def _openblas() -> Iterator[Check]:
     # The kernel of FAISS's matrix products decides how long a search on the CPU takes.
     if isinstance(quietly_imported("faiss"), str):
         return
-    kernel, fitting = blas_kernel.in_use(), blas_kernel.fitting(blas_kernel.processor_flags())
+    kernel, best = blas_kernel.in_use(), blas_kernel.best_kernel(blas_kernel.processor_flags())
     if kernel is None:
         text = "FAISS's BLAS does not report which kernel it uses"
         yield Check("openblas", "note", text, needed=False)
         return
-    setting, own = os.environ.get(blas_kernel.VARIABLE), blas_kernel.own_choice()
+    setting, own = os.environ.get(blas_kernel.VARIABLE), blas_kernel.default_kernel()
     if setting is not None:
         reason, fix = f"with {blas_kernel.VARIABLE}={setting}", f"unset {blas_kernel.VARIABLE}"
     elif own in (kernel, None):
-        reason, fix = "its default", f"export {blas_kernel.VARIABLE}={fitting}"
+        reason, fix = "its default", f"export {blas_kernel.VARIABLE}={best}"
     else:
         reason, fix = f"set while FAISS loads in place of its default {own}", ""
     text = f"FAISS's OpenBLAS uses its {kernel} kernel, {reason}"
-    if fitting and kernel in blas_kernel.WITHOUT_AVX:
-        text += f"; {fitting} fits this processor and is several times as fast"
+    if best and kernel in blas_kernel.WITHOUT_AVX:
+        text += f"; {best} fits this processor and is several times as fast"
         yield Check("openblas", "note", text, fix=fix, needed=False)
     else:
-        yield Check("openblas", "ok", f"{text}; it fits this processor" if fitting else text)
+        yield Check("openblas", "ok", f"{text}; it fits this processor" if best else text)
 
 
 def _mmcv() -> Iterator[Check]:

@@ -46,7 +46,7 @@ from engine.training.states import (
     State,
     load_optimizer,
     load_state,
-    newest_whole,
+    newest_intact,
     optimizer_tensors,
     save_interval,
     save_state,
@@ -206,7 +206,7 @@ class HeadTraining:
         self.step = 0
         self.kept: list[KeptHead] = []
         self.losses: list[float] = []
-        state = space.world.on_rank0(lambda: load_state(newest) if (newest := newest_whole(folder)) else None)
+        state = space.world.on_rank0(lambda: load_state(newest) if (newest := newest_intact(folder)) else None)
         if state is not None:
             self.load(state)
 
@@ -264,8 +264,8 @@ class HeadTraining:
         for number, (own_maps, own_targets) in zip(own, pieces, strict=True):
             place = slice(number * self.piece, (number + 1) * self.piece)
             maps[place], targets[place] = own_maps, own_targets
-        world.add_up(maps)
-        world.add_up(targets)
+        world.all_reduce(maps)
+        world.all_reduce(targets)
         return maps, targets
 
     def update(self, maps: Tensor, targets: Tensor) -> None:

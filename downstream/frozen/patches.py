@@ -259,7 +259,7 @@ def nearest_patches(
     similarities[neighbours.places], indices[neighbours.places] = neighbours.similarities, neighbours.indices
     both = torch.from_numpy(similarities), torch.from_numpy(indices)
     for values in both:
-        world.add_up(values)
+        world.all_reduce(values)
     return both[0].numpy(), both[1].numpy()
 
 

@@ -52,7 +52,7 @@ from engine.tasks import Workspace
 from engine.training.interruptions import Stopped, listening
 from engine.training.loading import ignore_signals
 from engine.training.schedules import SHOWN, Schedule, TrainProgress, check_finite
-from engine.training.states import keep_state, newest_whole, save_interval
+from engine.training.states import newest_intact, save_interval, write_state
 
 SAME_SIGNAL = 0.5  # seconds within which a second signal is the first one's copy, as torchrun passes them on
 STATE_SUFFIX = ".pth"  # of mmengine's own format
@@ -189,7 +189,7 @@ class KeepState(Hook):
 
     def save(self, runner: Runner) -> None:
         if all(bool(parameter.isfinite().all()) for parameter in runner.model.parameters()):
-            keep_state(self.folder, runner.iter + 1, partial(self.write, runner), STATE_SUFFIX)
+            write_state(self.folder, runner.iter + 1, partial(self.write, runner), STATE_SUFFIX)
 
     @staticmethod
     def write(runner: Runner, path: str) -> None:
@@ -430,7 +430,7 @@ def runner_of(
     optimiser, workers = plan.optimise(model), loader_processes(space, len(plan.train))
     for group in optimiser.param_groups:
         group["base_lr"] = group["lr"]  # a peak of its own
-    state = world.on_rank0(lambda: newest_whole(folder / "states", STATE_SUFFIX))
+    state = world.on_rank0(lambda: newest_intact(folder / "states", STATE_SUFFIX))
     loading = {"num_workers": workers, "persistent_workers": workers > 0}
     positions = Positions(size, iterations, world.rank, world.size)
     name = f"{folder.name}_{time.time_ns()}"  # mmengine's loggers and message hubs are global, by name
@@ -486,8 +486,8 @@ def _explaining(plan: Plan, space: Workspace) -> Iterator[None]:
         yield
     except (RuntimeError, MemoryError, ValueError) as error:
         explained = _explained(error, plan, space)
-        if hasattr(error, "told_by"):
-            vars(explained)["told_by"] = error.told_by
+        if hasattr(error, "reported_by"):
+            vars(explained)["reported_by"] = error.reported_by
         raise explained from error
 
 

@@ -1,4 +1,4 @@
-"""When a training saves its state and stops: at intervals, and at signals."""
+"""When a training saves its state (at intervals) and when it stops (at a signal)."""
 
 import os
 import signal
@@ -9,25 +9,25 @@ from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 
-SAVE_SHARE = 0.02  # largest share of the time that goes into saving
-SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)  # a scheduler's and Ctrl-C: save and leave
+SAVE_SHARE = 0.02  # largest share of the time to spend on saving
+SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)  # from a scheduler or Ctrl-C: save and stop
 STOPPED = os.EX_TEMPFAIL  # 75, "try again later" (sysexits.h): exit code of a command that a signal stopped
 
 
 class Stopped(Exception):
-    """A signal has stopped a training of a task, whose state is saved. All processes of a run raise it together."""
+    """A signal stopped a task's training, whose state is saved. All processes of a run raise it together."""
 
-    told_by = 0  # the rank that should say so
+    reported_by = 0  # the rank that should print it
 
     @classmethod
     def after(cls, step: int, steps: int, label: str, folder: Path) -> "Stopped":
-        """With the line for the user; label: of the training."""
+        """The exception with its message for the user; label: name of the training."""
         where = f"after step {step} of {steps} of {label}"
         return cls(f"stopped by a signal {where}, state saved in {folder}; to go on, run the same command again")
 
 
 class StopRequest:
-    """Whether a signal asked this process to stop; give `ask` to `listening`."""
+    """Remembers whether a signal asked this process to stop; pass its `ask` to `listening`."""
 
     def __init__(self) -> None:
         self.asked = False
@@ -38,27 +38,27 @@ class StopRequest:
 
 @contextmanager
 def listening(stop: Callable[[], None]) -> Iterator[None]:
-    """Call `stop` at SIGNALS, for the length of a block. SIGQUIT (Ctrl-\\) still ends it at once, unsaved.
+    """Call `stop` at SIGNALS for the length of a block. SIGQUIT (Ctrl-\\) still kills the process without saving.
 
-    Outside the main thread signals keep their usual effect: Python handles them in the main thread alone.
+    Outside the main thread signals keep their usual effect, because Python handles them only in the main thread.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
 
-    def heard(number: int, frame: FrameType | None) -> None:
+    def handle(number: int, frame: FrameType | None) -> None:
         stop()
 
-    before = {number: signal.signal(number, heard) for number in SIGNALS}
+    previous = {number: signal.signal(number, handle) for number in SIGNALS}
     try:
         yield
     finally:
-        for number, handler in before.items():
-            signal.signal(number, signal.SIG_DFL if handler is None else handler)  # None: one that is not Python's
+        for number, handler in previous.items():
+            signal.signal(number, signal.SIG_DFL if handler is None else handler)  # None: not installed from Python
 
 
 class Timer:
-    """Says when to save: every `seconds`, less often where saving is slow. A context around the saving itself."""
+    """Decides when to save: every `seconds`, less often if saving is slow. Use it as a context around each save."""
 
     def __init__(self, seconds: float) -> None:
         self.seconds, self.last, self.cost = seconds, time.monotonic(), 0.0

@@ -1,4 +1,4 @@
-"""Items that loader processes read ahead: images, batches of them, and pieces of batches."""
+"""Reading items ahead in loader processes: images, batches of images, and pieces of batches."""
 
 import multiprocessing
 import os
@@ -11,21 +11,22 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, get_worker_info
 
-GRACE = 60  # seconds that a loader process outlives a SIGTERM
-SHARED = "/dev/shm"  # where processes share memory
+GRACE = 60  # seconds after a SIGTERM until a loader process ends itself
+SHARED = "/dev/shm"  # file system of shared memory
 
 
 class Source(Protocol):
-    """What is read: item after item, tuples with tensors in them."""
+    """A sequence of items to read, each a tuple that may contain tensors."""
 
     def __len__(self) -> int: ...
     def __getitem__(self, item: int) -> tuple[Any, ...]: ...
 
 
 def read_ahead(source: Source, workers: int, device: str | torch.device, ahead: int = 4) -> Generator[Any]:
-    """All items in order, read by loader processes, each `ahead` items in advance, or by this one if `workers` is 0.
+    """All items in order, read by loader processes, each `ahead` items in advance, or by this process for 0 workers.
 
-    Close it to end them. Raises what reading an item raised. For a GPU tensors lie in pinned memory.
+    Closing the generator ends the loaders. An error while reading an item is raised here. For a GPU, tensors are in
+    pinned memory.
     """
     loader = DataLoader(
         SafeItems(source),
@@ -43,8 +44,8 @@ def read_ahead(source: Source, workers: int, device: str | torch.device, ahead: 
 
 
 class SafeItems:
-    """The items of `source`, with an error as an item: one that a loader process raised would arrive as the text of its
-    traceback."""
+    """The items of `source`, with errors returned as items: if a loader process raised one, only the text of its
+    traceback would arrive."""
 
     def __init__(self, source: Source) -> None:
         self.source = source
@@ -68,10 +69,10 @@ class SafeItems:
 
 @contextmanager
 def sharing_memory() -> Iterator[None]:
-    """A block of a loader process that moves tensors into shared memory. ValueError where that has no room.
+    """Context in which a loader process moves tensors into shared memory. ValueError if there is no room.
 
-    Left to torch, tensors are moved when they are sent: that fails in a thread of the process, and the training waits
-    for ever.
+    torch would move the tensors when it sends them. A failure there happens in a thread of the loader process, and the
+    training waits forever.
     """
     try:
         yield
@@ -87,10 +88,10 @@ def sharing_memory() -> Iterator[None]:
 
 
 def ignore_signals(worker: int) -> None:
-    """In a loader process: ignore signals that are meant for the training. For DataLoader's `worker_init_fn`.
+    """Ignore signals that are meant for the training; a `worker_init_fn` for DataLoader, called in loader processes.
 
-    A terminal and a scheduler signal all processes of a job at once, but the training still needs images to finish its
-    update. It ends its loaders itself; if it cannot, an alarm ends them GRACE seconds after a SIGTERM.
+    A terminal or a scheduler signals all processes of a job at once, but the training still needs images to finish its
+    update. The training ends its loaders itself; if it cannot, an alarm ends them GRACE seconds after a SIGTERM.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGUSR1, signal.SIG_IGN)
@@ -98,15 +99,15 @@ def ignore_signals(worker: int) -> None:
 
 
 def loaded_by(loader: Iterable[Any]) -> Generator[Any]:
-    """What a DataLoader gives. Its processes end when this is closed or an error leaves it.
+    """The items of a DataLoader; its processes end when this generator is closed or raises an error.
 
-    torch ends them when nothing refers to its iterator any more. The traceback of an error does: then they would live
-    until the process ends, which would wait GRACE seconds for each.
+    torch ends them only when nothing refers to its iterator any more. After an error the traceback refers to it, so
+    they would live until this process ends, which would wait GRACE seconds for each.
     """
     before = {*multiprocessing.active_children()}
     try:
         batches: Any = iter(loader)
-    except RuntimeError:  # one was killed while others were started
+    except RuntimeError:  # a loader was killed while others were being started
         for process in {*multiprocessing.active_children()} - before:
             process.kill()
         raise
@@ -115,5 +116,5 @@ def loaded_by(loader: Iterable[Any]) -> Generator[Any]:
     finally:
         if hasattr(batches, "_shutdown_workers"):
             batches._shutdown_workers()
-            for process in batches._workers:  # one that is slow to begin has heard nothing but a SIGTERM
+            for process in batches._workers:  # one that is still starting may have missed the request to end
                 process.kill()

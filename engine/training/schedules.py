@@ -1,10 +1,10 @@
-"""How far a training is, its rates as each source computes them, the parts of a batch, and the stop at the first loss
-or gradient that is not finite.
+"""Progress of a training, learning-rate schedules as each source computes them, micro-batches, and the check for losses
+or gradients that are not finite.
 
-A schedule's `at(peak, progress)` gives the rate: of a recipe in pretraining, of each layer in fine-tuning and dense
+A schedule's `at(peak, progress)` returns the rate: of a recipe in pretraining, of each layer in fine-tuning and dense
 tasks, and in linear sweeps a factor on the rates of all heads. Weight decay and momenta have the same interface.
 
-t: epochs done, fractional. E: epochs. i: updates done. N: all updates.
+Letters: t epochs done, fractional; E epochs of the training; i updates done; N updates of the training.
 """
 
 import math
@@ -19,13 +19,13 @@ Pace = Literal["epoch", "iteration"]
 
 @dataclass(frozen=True, kw_only=True)
 class TrainProgress:
-    """How far a training is. A source that counts in updates alone has epochs of one."""
+    """Progress of a training. For a source that counts only updates, an epoch is one update."""
 
     step: int  # updates done
-    steps_per_epoch: int  # updates of an epoch
+    steps_per_epoch: int  # updates per epoch
     epochs: int  # of the whole training
-    micro_batch: int = 0  # forward pass of this update, from 0 to micro_batches - 1 (accumulation)
-    micro_batches: int = 1  # forward passes of an update
+    micro_batch: int = 0  # number of the forward pass in this update, 0 to micro_batches - 1 (accumulation)
+    micro_batches: int = 1  # forward passes per update
 
     @property
     def steps(self) -> int:
@@ -34,7 +34,7 @@ class TrainProgress:
 
     @property
     def epoch(self) -> int:
-        """Epochs that are over."""
+        """Whole epochs done."""
         return self.step // self.steps_per_epoch
 
     @property
@@ -52,27 +52,30 @@ class TrainProgress:
 
 
 class Schedule(Protocol):
-    """How a value goes over a training."""
+    """A value, such as the learning rate, over a training."""
 
     def at(self, peak: float, progress: TrainProgress) -> float: ...
 
 
 class LayerSchedule(Schedule, Protocol):
-    """A schedule with layer decay: `scale` multiplies the peak alone, or the whole schedule, as in the source."""
+    """A schedule with layer decay: `scale` multiplies only the peak, or the whole schedule, depending on the source."""
 
     def at(self, peak: float, progress: TrainProgress, scale: float = 1.0) -> float: ...
 
 
 @dataclass(frozen=True, kw_only=True)
 class ScheduleSettings(Validated):
-    """Base of schedules, whose settings are those of a recipe's field `schedule`."""
+    """Base of schedules, whose fields are the settings `schedule.NAME` of a recipe."""
 
     PREFIX: ClassVar[str] = "schedule."
 
 
 def half_cosine(lr: float, epoch: float, epochs: float, warmup: float = 0.0, minimum: float = 0.0) -> float:
-    """lr e / W before the warm-up's end W, from then on min + (lr - min) (1 + cos(pi (e - W) / (E - W))) / 2
-    (MAE util/lr_sched.py:9-21). epoch: e, of `epochs` E; whole or fractional, from 0, or updates."""
+    """Rate of a linear warm-up and half a cosine (MAE util/lr_sched.py:9-21).
+
+    With e = `epoch`, E = `epochs` and W = `warmup` it is lr e / W before W, from then on
+    min + (lr - min) (1 + cos(pi (e - W) / (E - W))) / 2. e counts from 0, in whole or fractional epochs or in updates.
+    """
     if epoch < warmup:
         return lr * epoch / warmup
     done = (epoch - warmup) / (epochs - warmup)
@@ -81,8 +84,9 @@ def half_cosine(lr: float, epoch: float, epochs: float, warmup: float = 0.0, min
 
 @dataclass(frozen=True, kw_only=True)
 class WarmupCosine(ScheduleSettings):
-    """Linear from start * peak, then half a cosine to `floor` at epoch stretch * E (MAE lr_sched.py:9-21, ExtreMA
-    main.py:388-396, LUT; MOCA MI:484-501 with stretch 1.25; MaskFeat slowfast/utils/lr_policy.py with a start)."""
+    """A linear warm-up from start * peak, then half a cosine to `floor` at epoch stretch * E (MAE lr_sched.py:9-21,
+    ExtreMA main.py:388-396, LUT; MOCA MI:484-501 with stretch 1.25; MaskFeat slowfast/utils/lr_policy.py with a
+    start)."""
 
     warmup: NonNegativeFloat  # epochs
     floor: NonNegativeFloat = 0.0  # learning rate at the end
@@ -98,8 +102,8 @@ class WarmupCosine(ScheduleSettings):
 
 @dataclass(frozen=True, kw_only=True)
 class TableCosine(ScheduleSettings):
-    """A table whose warm-up ends with the peak itself, which the cosine then repeats (DINO utils.py:187-198; BEiT,
-    ExtreMA finetune/utils.py:386-403; iBOT)."""
+    """A table of updates whose warm-up ends with the peak, with which the cosine then starts again (DINO
+    utils.py:187-198; BEiT, ExtreMA finetune/utils.py:386-403; iBOT)."""
 
     warmup: NonNegativeFloat  # epochs
     floor: NonNegativeFloat = 0.0  # learning rate at the end
@@ -116,8 +120,9 @@ class TimmCosine(ScheduleSettings):
     """timm 0.4's CosineLRScheduler, stepped after each update (SimMIM lr_scheduler.py, main_finetune.py:219-222) or
     after each epoch (DeiT main.py; iBOT evaluation/semi_supervised/eval_cls.py:782-787, 860).
 
-    Its cosine runs over the whole training, so that the rate drops where the warm-up ends. Layer decay scales neither
-    `start` nor `floor`. As it is stepped afterwards, the first two updates (or epochs) have the rate `start`.
+    Its cosine covers the whole training, warm-up included, so the rate drops at the end of the warm-up. Layer decay
+    scales neither `start` nor `floor`. As it is stepped afterwards, the first two updates (or epochs) have the rate
+    `start`.
     """
 
     warmup: NonNegativeFloat  # epochs
@@ -129,16 +134,16 @@ class TimmCosine(ScheduleSettings):
         by_update = self.told == "update"
         time, end = (progress.step, progress.steps) if by_update else (progress.epoch, progress.epochs)
         warmup = int(self.warmup * progress.steps_per_epoch) if by_update else self.warmup
-        told, peak = max(0, time - 1), scale * peak
-        if told < warmup:
-            return self.start + told * (peak - self.start) / warmup
-        return half_cosine(peak, told, end, 0.0, self.floor)
+        last_step, peak = max(0, time - 1), scale * peak
+        if last_step < warmup:
+            return self.start + last_step * (peak - self.start) / warmup
+        return half_cosine(peak, last_step, end, 0.0, self.floor)
 
 
 @dataclass(frozen=True, kw_only=True)
 class CosineToTheEnd(ScheduleSettings):
-    """A table of updates whose first value is 0, whose warm-up ends with the peak, which is repeated, and whose last
-    value is the floor itself (capi eval_classification.py:441-444)."""
+    """A table of updates that starts at 0, reaches the peak at the end of the warm-up, repeats it, and ends exactly at
+    the floor (capi eval_classification.py:441-444)."""
 
     warmup: NonNegativeFloat  # epochs
     floor: NonNegativeFloat = 0.0  # learning rate of the last update
@@ -152,23 +157,23 @@ class CosineToTheEnd(ScheduleSettings):
 
 @dataclass(frozen=True, kw_only=True)
 class CosineAhead(ScheduleSettings):
-    """A schedule that is moved on before an update, so that the i-th has the value of i + 1 and the last one the floor
-    itself; the warm-up is linear from `start` (vjepa2 evals/image_classification_frozen/eval.py)."""
+    """Half a cosine that is stepped before each update: update i has the value of i + 1, and the last one exactly the
+    floor; the warm-up is linear from `start` (vjepa2 evals/image_classification_frozen/eval.py)."""
 
     warmup: NonNegativeFloat = 0.0  # epochs
     start: NonNegativeFloat = 0.0  # learning rate at the start of the warm-up
     floor: NonNegativeFloat = 0.0  # learning rate of the last update
 
     def at(self, peak: float, progress: TrainProgress) -> float:
-        warmup, told = int(self.warmup * progress.steps_per_epoch), progress.step + 1
-        if told < warmup:
-            return self.start + told / warmup * (peak - self.start)
-        return half_cosine(peak, told, max(progress.steps, warmup + 1), warmup, self.floor)
+        warmup, step = int(self.warmup * progress.steps_per_epoch), progress.step + 1
+        if step < warmup:
+            return self.start + step / warmup * (peak - self.start)
+        return half_cosine(peak, step, max(progress.steps, warmup + 1), warmup, self.floor)
 
 
 @dataclass(frozen=True, kw_only=True)
 class PacedCosine(ScheduleSettings):
-    """Half a cosine to 0 that moves every epoch (torch's CosineAnnealingLR: DINO, iBOT and MOCA's linear probes) or
+    """Half a cosine to 0 that changes every epoch (torch's CosineAnnealingLR: DINO, iBOT and MOCA's linear probes) or
     every iteration (MAE, MoCo-v3; DINOv2 and MSN without a warm-up)."""
 
     warmup: NonNegativeFloat = 0.0  # epochs
@@ -182,8 +187,8 @@ class PacedCosine(ScheduleSettings):
 
 @dataclass(frozen=True, kw_only=True)
 class Polynomial(ScheduleSettings):
-    """(1 - i / N)^power down to `floor` (mmcv 1.7 runner/hooks/lr_updater.py; rstrudel/segmenter
-    segm/optim/scheduler.py)."""
+    """Polynomial decay: (1 - i / N)^power of the peak, down to `floor` (mmcv 1.7 runner/hooks/lr_updater.py;
+    rstrudel/segmenter segm/optim/scheduler.py)."""
 
     power: PositiveFloat = 1.0  # 1: linear
     floor: NonNegativeFloat = 0.0  # learning rate at the end
@@ -194,7 +199,7 @@ class Polynomial(ScheduleSettings):
 
 @dataclass(frozen=True, kw_only=True)
 class StepDecay(ScheduleSettings):
-    """Times `factor` from each milestone on (mmcv 1.7 runner/hooks/lr_updater.py)."""
+    """A rate that is multiplied by `factor` at each milestone (mmcv 1.7 runner/hooks/lr_updater.py)."""
 
     milestones: tuple[NonNegativeInt, ...]  # epochs
     factor: NonNegativeFloat = 0.1  # of the rate at each milestone
@@ -205,10 +210,10 @@ class StepDecay(ScheduleSettings):
 
 @dataclass(frozen=True, kw_only=True)
 class MultipliedWarmup(ScheduleSettings):
-    """mmcv 1's warm-up: a factor that rises from `start` to 1, on a schedule that already falls.
+    """mmcv 1's warm-up: a factor that rises from `start` to 1, applied to a schedule that already decays.
 
-    mmengine's LinearLR followed by PolyLR is another schedule, off by up to 9 % in the first hundred of 800 steps; both
-    are recorded in tests/golden/lr_sched.
+    mmengine's LinearLR followed by PolyLR differs from it by up to 9 % in the first hundred of 800 steps; both are
+    recorded in tests/golden/lr_sched.
     """
 
     schedule: Schedule  # after the warm-up
@@ -224,18 +229,18 @@ class MultipliedWarmup(ScheduleSettings):
 
 @dataclass(frozen=True, kw_only=True)
 class FallingOneCycle:
-    """DINOv3's rates of linear heads (dinov3 eval/segmentation/schedulers.py, eval/depth/schedulers.py): a warm-up on
-    half a cosine that falls from the first step on, so that the rate jumps down where the warm-up ends.
+    """DINOv3's learning rate of linear heads (dinov3 eval/segmentation/schedulers.py, eval/depth/schedulers.py): a
+    warm-up on top of half a cosine that decays from the first step on, so the rate drops at the end of the warm-up.
 
-    start > 0: the warm-up rises from this share of a rate that falls linearly. start = 0: from peak / division, and
-    the sum of both is above the cosine. delayed: the scheduler's first step is left out, as in segmentation's train.py.
+    start > 0: the warm-up rises linearly from this share of a rate that decays linearly. start = 0: the warm-up adds
+    peak / division to a growing share of the cosine.
     """
 
     warmup: int  # updates
     start: float = 0.0  # share of the peak
     division: float = math.inf  # the last rate is the peak divided by 25 times this
-    delayed: bool = False
-    momenta: tuple[float, float] | None = None  # AdamW's first beta after the warm-up, and at the end; None: it stays
+    delayed: bool = False  # the scheduler's first step is skipped, as in segmentation's train.py
+    momenta: tuple[float, float] | None = None  # AdamW's beta1 after the warm-up and at the end; None: constant
 
     def at(self, peak: float, progress: TrainProgress) -> float:
         step, steps = self._step(progress), progress.steps
@@ -247,7 +252,7 @@ class FallingOneCycle:
         return peak / self.division + peak * (1 + math.cos(math.pi * step / steps)) / 2 * step / self.warmup
 
     def beta1_at(self, progress: TrainProgress) -> float:
-        """AdamW's first beta, which the depth scheduler rewrites at every step: 0 in the warm-up."""
+        """AdamW's beta1, which the depth scheduler sets at every step: 0 in the warm-up."""
         step, steps = self._step(progress), progress.steps
         if step < self.warmup:
             return 0.0
@@ -261,7 +266,7 @@ class FallingOneCycle:
 
 
 def share_of(batch: int, processes: int) -> int:
-    """Images of a batch that each process works on. ValueError where they cannot be shared equally."""
+    """Images of a batch per process. ValueError if the processes cannot share the batch equally."""
     if batch % processes:
         near = batch // processes * processes or processes
         raise ValueError(f"batch={batch} cannot be shared by {processes} processes; set batch={near}")
@@ -269,18 +274,18 @@ def share_of(batch: int, processes: int) -> int:
 
 
 def micro_batch_size(share: int, largest: int, even: bool = False) -> int:
-    """The largest divisor of `share` up to `largest`, an even one where asked; 0 where there is none."""
+    """The largest divisor of `share` up to `largest`; with `even`, the largest even one; 0 if there is none."""
     sizes = [size for size in range(1, min(share, largest) + 1) if share % size == 0 and not (even and size % 2)]
     return max(sizes, default=0)
 
 
-SHOWN = 5  # losses before the bad value, in its message
+SHOWN = 5  # previous losses in the message of a value that is not finite
 
 
 def check_finite(value: float, what: str, where: str, losses: Iterable[float], advice: str) -> None:
-    """ValueError, one line, unless `value` is finite.
+    """Check that a loss or gradient is finite; ValueError with one line otherwise.
 
-    what: its name, "loss". where: "step 3 of 20 (epoch 0.15, rate 0.001)". losses: those before it, the newest last.
+    what: its name, "loss". where: "step 3 of 20 (epoch 0.15, rate 0.001)". losses: previous ones, the newest last.
     """
     if math.isfinite(value):
         return

@@ -27,7 +27,7 @@ from engine.printing import say
 from engine.progress import Progress
 from engine.seeding import START, seeded
 from engine.training.interruptions import Timer, listening
-from engine.training.states import State, load_optimizer, load_state, newest_whole, optimizer_tensors, save_state
+from engine.training.states import State, load_optimizer, load_state, newest_intact, optimizer_tensors, save_state
 from engine.work import count_flops
 from imagesets.sets import ImageSet
 from imagesets.stored import in_windows, shards_digest, shards_of
@@ -357,7 +357,7 @@ class Trainer:
 
     def load(self) -> None:
         """Load the newest training state, where there is one."""
-        path = self.world.on_rank0(lambda: newest_whole(self.run.out / "states"))
+        path = self.world.on_rank0(lambda: newest_intact(self.run.out / "states"))
         if path is None:
             return
         state = self.world.on_all_ranks(lambda: load_state(path))

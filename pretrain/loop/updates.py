@@ -129,7 +129,7 @@ class Updates:
     def reduce(self, loss: float, requests: Mapping[str, bool]) -> dict[str, float]:
         """Mean loss over the processes, and how many of them have each request."""
         facts = torch.tensor([loss / self.world.size, *map(float, requests.values())], dtype=torch.float64)
-        self.world.add_up(facts)
+        self.world.all_reduce(facts)
         return dict(zip(["loss", *requests], facts.tolist(), strict=True))
 
     def check(self, what: str, value: float, progress: TrainProgress) -> None:

@@ -296,7 +296,7 @@ class Codebook(nn.Module):
     def follow(self, contrasts: Tensor) -> None:
         """Move mu towards the contrasts (V,) of all processes, once for each view."""
         world = current_world()
-        world.add_up(contrasts)
+        world.all_reduce(contrasts)
         for contrast in contrasts / world.size:
             self.mu.lerp_(contrast, 1.0 - MU_DECAY)
 

@@ -165,7 +165,7 @@ class GatheredRows(torch.autograd.Function):
     def backward(context: Any, gradient: Tensor) -> Tensor:
         world = current_world()
         gradient = gradient.contiguous()
-        world.add_up(gradient)
+        world.all_reduce(gradient)
         return gradient.chunk(world.size)[world.rank]
 
 

@@ -90,7 +90,7 @@ class Centre(nn.Module):
         if self.mean is None:
             return
         world = current_world()
-        world.add_up(self.mean)
+        world.all_reduce(self.mean)
         self.center.lerp_(self.mean / world.size, 1.0 - self.momentum)
         self.mean = None
 
@@ -108,7 +108,7 @@ def sinkhorn(shares: Tensor, iterations: int = 3, eps: float = 0.0) -> Tensor:
     shares = shares.clone()
     for _ in range(iterations):
         uses = shares.sum(dim=-2, keepdim=True)
-        current_world().add_up(uses)
+        current_world().all_reduce(uses)
         shares /= uses + eps
         shares /= shares.sum(dim=-1, keepdim=True) + eps
     return shares

@@ -31,7 +31,7 @@ from engine.training.states import (
     State,
     load_optimizer,
     load_state,
-    newest_whole,
+    newest_intact,
     optimizer_tensors,
     save_state,
 )
@@ -123,7 +123,7 @@ class Training:
         is over, which kept none."""
 
         def newest() -> Path | None:
-            path = newest_whole(self.folder)
+            path = newest_intact(self.folder)
             if path and needs_weights:
                 state = load_state(path)
                 if state.facts.get("judged", state.facts["step"]) == self.steps and not state.under("reported."):

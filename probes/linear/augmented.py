@@ -368,7 +368,7 @@ class AugmentedStream:
             work_off(Reader(images, transform, pieces.own, space.skip_bad), extract, device, space.workers)
             pieces.hand_on()  # the last piece, where this process has no chunk of it
         except Exception as error:
-            if not hasattr(error, "told_by"):  # the others do not know of it yet
+            if not hasattr(error, "reported_by"):  # the others do not know of it yet
                 space.world.gather_results(partial(fail, error))
             raise
 

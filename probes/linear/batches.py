@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from engine.rows import Rows, read_ahead, release_pages, row_slices, taken
+from engine.rows import Rows, copy_rows, read_ahead, release_pages, row_slices
 from probes.features.kinds import FeatureKind, joined
 
 WINDOW = 65536  # rows: 201 MB for D = 768
@@ -98,7 +98,7 @@ class Table:
 
     def taken(self, rows: np.ndarray) -> "Table":
         """A table of some rows (B,) alone, in memory."""
-        arrays = {kind: taken(values, rows) for kind, values in self.arrays.items()}
+        arrays = {kind: copy_rows(values, rows) for kind, values in self.arrays.items()}
         return replace(self, arrays=arrays, labels=self.labels[rows])
 
     def read_ahead(self, rows: np.ndarray) -> None:

@@ -24,7 +24,7 @@ from engine.files import locked
 from engine.progress import Progress
 from engine.training.interruptions import Stopped, StopRequest, Timer, listening
 from engine.training.schedules import TrainProgress
-from engine.training.states import State, load_state, newest_whole, save_state, states
+from engine.training.states import State, load_state, newest_intact, save_state, states
 from probes.features.kinds import FeatureKind
 from probes.linear.augmented import Augmentation
 from probes.linear.batches import CachedBatches, EpochPlan, Readouts
@@ -257,7 +257,7 @@ class ConcurrentSweeps:
     def resume(self, sweep: Sweep) -> None:
         """Load the newest state of the same training."""
         try:
-            path = self.world.on_rank0(lambda: newest_whole(sweep.folder))
+            path = self.world.on_rank0(lambda: newest_intact(sweep.folder))
         except ValueError as error:  # all its states are broken: the others can still train
             sweep.error = error
             return

@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 
 from engine.distributed import World
-from engine.rows import Rows, row_slices, taken
+from engine.rows import Rows, copy_rows, row_slices
 from probes.lowshot import logistic
 from probes.lowshot.logistic import Along, Fit, Point, add_gradient, dot, margins_of, point_of, rows_of_block
 
@@ -51,7 +51,7 @@ class PreparedRows:
 
     def read(self, rows: np.ndarray) -> Tensor:
         """Some rows (B,) -> (B, D) float32."""
-        return torch.from_numpy(preprocessed(taken(self.features, rows), self.how)[0]).to(self.device)
+        return torch.from_numpy(preprocessed(copy_rows(self.features, rows), self.how)[0]).to(self.device)
 
     def pieces(self, rows: np.ndarray) -> Iterator[Tensor]:
         """The same, at most READ rows at a time."""
@@ -60,7 +60,7 @@ class PreparedRows:
     def shapeless(self, rows: np.ndarray) -> int:
         """How many of some rows (n,) have no direction."""
         parts = row_slices(len(rows), READ)
-        return sum(preprocessed(taken(self.features, rows[part]), self.how)[1] for part in parts)
+        return sum(preprocessed(copy_rows(self.features, rows[part]), self.how)[1] for part in parts)
 
 
 def preprocessed(rows: np.ndarray, how: Preprocess) -> tuple[np.ndarray, int]:
@@ -125,7 +125,7 @@ class Whole:
 
     def value(self, world: World) -> Tensor:
         """The sum over all processes, float64; all of them call it."""
-        world.add_up(self.total)
+        world.all_reduce(self.total)
         return self.total.double() / self.scale
 
 
@@ -151,7 +151,7 @@ def fit_in_blocks(
         try:
             fit = led(task, moments, tolerance, max_iterations, start)
         except Exception as error:
-            if not hasattr(error, "told_by"):  # else the others have raised it as well
+            if not hasattr(error, "reported_by"):  # else the others have raised it as well
                 features.world.from_rank0(None)
             raise
         features.world.from_rank0(None)

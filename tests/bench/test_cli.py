@@ -185,7 +185,7 @@ def test_a_machine_that_cannot_is_one_line(error, bench, refused, monkeypatch):
 
 def test_what_another_process_shows_is_not_shown_again(bench, monkeypatch):
     error = ValueError("all of us failed")
-    error.told_by = 1
+    error.reported_by = 1
     command_that_raises(monkeypatch, error)
     monkeypatch.setattr("bench.cli.main.PATIENCE", 0)
     assert bench("list") == (2, "", "")

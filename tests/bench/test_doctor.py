@@ -82,8 +82,8 @@ def test_the_kernel_that_faiss_multiplies_with(kernel, own, setting, mark, text,
     if setting is not None:
         monkeypatch.setenv(blas_kernel.VARIABLE, setting)
     monkeypatch.setattr(blas_kernel, "in_use", lambda: kernel)
-    monkeypatch.setattr(blas_kernel, "own_choice", lambda: own)
-    monkeypatch.setattr(blas_kernel, "fitting", lambda flags: "SkylakeX")
+    monkeypatch.setattr(blas_kernel, "default_kernel", lambda: own)
+    monkeypatch.setattr(blas_kernel, "best_kernel", lambda flags: "SkylakeX")
     code, out, _ = bench("doctor")
     line = line_of(out, "openblas")
     after = out.partition(line)[2].splitlines()[1]

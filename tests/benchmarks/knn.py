@@ -136,7 +136,7 @@ def from_file(gallery: Features, queries: Features) -> Callable[[], Found]:
 
 
 def ours_unknown(gallery: Features, queries: Features) -> Callable[[], Found]:
-    blas_kernel.own_choice = lambda: "Prescott"
+    blas_kernel.default_kernel = lambda: "Prescott"
     return ours(gallery, queries)
 
 

@@ -31,7 +31,7 @@ def refused(folder: Path, url: str, world: World) -> dict[str, object]:
     try:
         return {"numbers": metrics(folder, url, world)}
     except ValueError as error:
-        return {"said": str(error), "told_by": error.told_by}
+        return {"said": str(error), "reported_by": error.reported_by}
 
 
 def all_runs(folder: Path, url: str) -> dict[str, object]:

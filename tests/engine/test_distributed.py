@@ -51,7 +51,7 @@ def member(rank: int, port: int, folder: str) -> None:
             own = work == world.on_all_ranks or world.is_rank0
             with pytest.raises(OSError if own else RuntimeError) as failed:
                 work(fail)
-            assert failed.value.told_by == 0
+            assert failed.value.reported_by == 0
         assert world.on_rank0(lambda: rank) == 0 and world.on_all_ranks(lambda: object()) is not None
         assert world.first_on_each_machine(lambda: was_there(f"{folder}/0")) == (not world.is_rank0)
         world.barrier()
@@ -86,7 +86,7 @@ def failing_member(rank: int, port: int, folder: str) -> None:
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     with pytest.raises(ValueError, match="only the second one fails") as failed, start_world("cpu") as world:
         world.on_all_ranks(lambda: fail_in_the_second(world))
-    assert failed.value.told_by == 1
+    assert failed.value.reported_by == 1
     with open(f"{folder}/{rank}", "w") as file:
         file.write("ended well")
 

@@ -12,7 +12,7 @@ from safetensors.torch import save_file
 
 from engine.files import sha256_of_file
 from engine.training import states as state_files
-from engine.training.states import KEPT, WRITING, State, load_state, newest_state, newest_whole, save_state, states
+from engine.training.states import KEPT, WRITING, State, load_state, newest_intact, newest_state, save_state, states
 
 STATE = State(
     tensors={
@@ -36,7 +36,7 @@ def test_a_state_comes_back_as_it_was(tmp_path):
 def test_the_newest_are_kept(tmp_path):
     paths = [save_state(tmp_path, step, STATE) for step in (9, 10, 100)]
     assert states(tmp_path) == paths[:0:-1] and len(states(tmp_path)) == KEPT
-    assert newest_whole(tmp_path) == paths[-1]
+    assert newest_intact(tmp_path) == paths[-1]
 
 
 def test_a_state_is_on_disk_before_an_older_one_goes(tmp_path, monkeypatch):
@@ -55,7 +55,7 @@ def test_a_state_is_on_disk_before_an_older_one_goes(tmp_path, monkeypatch):
 
 
 def test_there_is_none_at_first(tmp_path):
-    assert newest_whole(tmp_path / "nowhere") is None
+    assert newest_intact(tmp_path / "nowhere") is None
 
 
 def test_every_flipped_bit_shows(tmp_path):
@@ -64,15 +64,15 @@ def test_every_flipped_bit_shows(tmp_path):
     for place in range(0, len(content), 37):
         path.write_bytes(content[:place] + bytes([content[place] ^ 1]) + content[place + 1 :])
         with pytest.raises(ValueError, match="all 1 training states are broken"):
-            newest_whole(tmp_path)
+            newest_intact(tmp_path)
     path.write_bytes(content)
-    assert newest_whole(tmp_path) == path
+    assert newest_intact(tmp_path) == path
 
 
 def test_a_broken_one_goes_and_the_one_before_it_stays(tmp_path, capsys):
     before, newest = save_state(tmp_path, 1, STATE), save_state(tmp_path, 2, STATE)
     newest.write_bytes(b"")
-    assert newest_whole(tmp_path) == before and states(tmp_path) == [before]
+    assert newest_intact(tmp_path) == before and states(tmp_path) == [before]
     assert capsys.readouterr().err.count("\n") == 1
     save_state(tmp_path, 2, STATE)
     assert before in states(tmp_path)
@@ -87,14 +87,14 @@ def test_a_disk_that_cannot_say_condemns_no_state(tmp_path, monkeypatch):
 
     monkeypatch.setattr(state_files, "sha256_of_file", fail_once)
     with pytest.raises(OSError, match="Input/output error"):
-        newest_whole(tmp_path)
-    assert states(tmp_path) == kept[::-1] and newest_whole(tmp_path) == kept[1]
+        newest_intact(tmp_path)
+    assert states(tmp_path) == kept[::-1] and newest_intact(tmp_path) == kept[1]
 
 
 def test_what_a_kill_tore_goes(tmp_path):
     torn = tmp_path / f"{WRITING}abc"
     torn.write_bytes(b"half of a state")
-    assert newest_whole(tmp_path) is None
+    assert newest_intact(tmp_path) is None
     save_state(tmp_path, 1, STATE)
     assert not torn.exists()
 
@@ -116,16 +116,16 @@ def test_the_newest_state_is_read_while_another_process_replaces_it(tmp_path, mo
     """Both states of the first look are gone before they are read."""
     for step in (1, 2):
         save_state(tmp_path, step, STATE)
-    looked, is_whole = [], state_files.is_whole
+    looked, is_intact = [], state_files.is_intact
 
     def slow(path):
         looked.append(path)
         if len(looked) == 1:
             for step in (3, 4):
                 save_state(tmp_path, step, replace(STATE, facts={"step": step}))
-        return is_whole(path)
+        return is_intact(path)
 
-    monkeypatch.setattr(state_files, "is_whole", slow)
+    monkeypatch.setattr(state_files, "is_intact", slow)
     found = newest_state(tmp_path, "a.")
     assert found.facts == {"step": 4} and found.tensors.keys() == {"weight", "count"} and len(looked) == 3
     assert newest_state(tmp_path / "nowhere", "") is None
@@ -137,7 +137,7 @@ def test_a_file_that_is_no_state_is_told_in_one_line(metadata, tmp_path):
     save_file({"a": torch.ones(2)}, tmp_path / "made", metadata=metadata)
     name = f"step-000000003-{sha256_of_file(tmp_path / 'made')[:16]}.safetensors"
     (tmp_path / "made").rename(tmp_path / name)
-    with pytest.raises(ValueError, match=rf"{name} is no state of a training \(\w+\)$"):
+    with pytest.raises(ValueError, match=rf"{name} is not a training state \(\w+\)$"):
         newest_state(tmp_path, "")
 
 

@@ -34,7 +34,7 @@ class Member(World):
     def from_rank0(self, value: Any) -> Any:
         return self.gather_objects(value)[0]
 
-    def add_up(self, value: Any) -> None:
+    def all_reduce(self, value: Any) -> None:
         value.copy_(sum(self.gather_objects(value.clone())))
 
 

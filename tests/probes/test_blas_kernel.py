@@ -26,7 +26,7 @@ KNIGHTS_LANDING = HASWELL | {"avx512f", "avx512cd", "avx512er", "avx512pf"}
     ],
 )
 def test_the_kernel_that_fits_uses_only_what_the_processor_has(flags, kernel):
-    assert blas_kernel.fitting(flags) == kernel
+    assert blas_kernel.best_kernel(flags) == kernel
 
 
 def test_flags_are_those_of_the_first_processor(tmp_path):
@@ -46,7 +46,7 @@ def machine(monkeypatch):
         monkeypatch.delenv(blas_kernel.VARIABLE, raising=False)
         monkeypatch.delitem(sys.modules, "faiss", raising=False)
         monkeypatch.setattr(blas_kernel, "processor_flags", lambda: flags)
-        monkeypatch.setattr(blas_kernel, "own_choice", lambda: own)
+        monkeypatch.setattr(blas_kernel, "default_kernel", lambda: own)
 
     return call
 
@@ -107,12 +107,12 @@ def test_a_library_without_openblas_has_no_kernel(tmp_path):
 def fitting(monkeypatch):
     """The kernel that fits the processor that runs this test."""
     monkeypatch.delenv(blas_kernel.VARIABLE, raising=False)
-    blas_kernel.own_choice.cache_clear()
-    kernel = blas_kernel.fitting(blas_kernel.processor_flags())
-    if kernel is None or blas_kernel.own_choice() is None:
+    blas_kernel.default_kernel.cache_clear()
+    kernel = blas_kernel.best_kernel(blas_kernel.processor_flags())
+    if kernel is None or blas_kernel.default_kernel() is None:
         pytest.skip("no FAISS whose OpenBLAS chooses by processor, or no processor with AVX2")
     yield kernel
-    blas_kernel.own_choice.cache_clear()
+    blas_kernel.default_kernel.cache_clear()
 
 
 # FAISS's kernel, numpy's, and the environment's; its argument: what OpenBLAS is pretended to choose on a Haswell.
@@ -121,7 +121,7 @@ import ctypes, os, sys
 from pathlib import Path
 from engine import blas_kernel
 if len(sys.argv) > 1:
-    blas_kernel.own_choice = lambda: sys.argv[1]
+    blas_kernel.default_kernel = lambda: sys.argv[1]
     blas_kernel.processor_flags = lambda: {"avx2", "fma"}
 with blas_kernel.fitting_kernel():
     import faiss
@@ -141,7 +141,7 @@ def printed(program, *arguments, **environment):
 
 
 def test_faiss_alone_gets_the_kernel_that_fits(fitting):
-    own = blas_kernel.own_choice()
+    own = blas_kernel.default_kernel()
     kernel, numpys, _ = printed(KERNELS)
     assert kernel == (fitting if own in blas_kernel.WITHOUT_AVX else own)
     assert printed(KERNELS, "Prescott") == ["Haswell", numpys, "None"]
@@ -152,7 +152,7 @@ SEARCH = """
 import numpy as np
 from engine import blas_kernel
 from engine.neighbours import search, unit_rows
-blas_kernel.own_choice = lambda: "Prescott"
+blas_kernel.default_kernel = lambda: "Prescott"
 random = np.random.default_rng(0)
 gallery, queries = (unit_rows(random.standard_normal((count, 384))) for count in (3000, 100))
 _, similarities, indices = search(gallery, queries, 50)

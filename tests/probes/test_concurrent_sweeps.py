@@ -15,7 +15,7 @@ from toy_exports import export_of_size, workspace
 
 from engine.distributed import World
 from engine.training import interruptions
-from engine.training.states import load_state, newest_whole
+from engine.training.states import load_state, newest_intact
 from probes.linear import sweep
 from probes.linear.heads import Head, Heads, HeadSettings
 from probes.linear.sweep import divided
@@ -31,7 +31,7 @@ TOLERANCE = 1e-4
 def trained(folder: Path) -> dict[str, dict[str, torch.Tensor]]:
     """Training -> the weights of its last state."""
     folders = [path for path in (folder / "cache" / "linear").iterdir() if path.is_dir()]
-    states = {path.name: load_state(newest_whole(path)) for path in folders}
+    states = {path.name: load_state(newest_intact(path)) for path in folders}
     return {
         name: {key: value for key, value in state.tensors.items() if key.endswith(KEYS) and not key.startswith("best.")}
         for name, state in states.items()
@@ -104,7 +104,7 @@ def test_two_processes_stopped_and_continued_by_one(saving, alone, tmp_path):
 @pytest.mark.exhaustive
 def test_killed_and_continued_by_four_processes(alone, tmp_path):
     program(PROGRAM, tmp_path, ",".join(NAMES), 2).end()
-    states = [load_state(newest_whole(path)).facts for path in (tmp_path / "cache" / "linear").glob("*[!k]")]
+    states = [load_state(newest_intact(path)).facts for path in (tmp_path / "cache" / "linear").glob("*[!k]")]
     begun = [state for state in states if state["epoch"] + state["iteration"] > 0]
     assert any(state["epoch"] < EPOCHS - 10 for state in begun), "no run was killed in the middle"
     processes(4, tmp_path)

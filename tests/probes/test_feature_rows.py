@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from engine import rows
-from engine.rows import ChosenRows, are_equal, read_ahead, release_pages, taken
+from engine.rows import ChosenRows, are_equal, copy_rows, read_ahead, release_pages
 
 
 @pytest.fixture
@@ -21,7 +21,7 @@ def test_chosen_rows_are_those_of_a_copy(mapped):
     assert found.shape == copy.shape and len(found) == len(copy) and found.dtype == copy.dtype
     for some in (5, slice(10, 30), slice(None, None, 7), np.array([40, 2, 2]), np.arange(4997) % 3 == 0):
         np.testing.assert_array_equal(found[some], copy[some])
-    np.testing.assert_array_equal(taken(found, np.arange(0, 4997, 3)), copy[::3])
+    np.testing.assert_array_equal(copy_rows(found, np.arange(0, 4997, 3)), copy[::3])
     np.testing.assert_array_equal(np.asarray(found), copy)
     np.testing.assert_array_equal(np.asarray(found, np.float64), copy.astype(np.float64))
 

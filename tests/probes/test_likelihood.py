@@ -7,7 +7,7 @@ from sklearn.metrics import log_loss
 from toy_exports import one_block_export
 
 from engine.tasks import Workspace
-from engine.training.states import load_state, newest_whole, save_state
+from engine.training.states import load_state, newest_intact, save_state
 from probes.scores import hits_of, log_likelihood
 from probes.tasks.finetune import Finetune
 from probes.tasks.linear import Linear
@@ -31,7 +31,7 @@ def test_probes_report_it_and_a_training_of_an_earlier_version_does_not(tmp_path
         sure = outcome.arrays["confidence"].astype(np.float64)[right]
         assert outcome.metrics["nll"].per_image[right] == pytest.approx(-np.log(sure), abs=1e-3) and right.any()
     (training,) = (path for path in (tmp_path / "finetune").iterdir() if path.is_dir())
-    state = load_state(newest_whole(training))
+    state = load_state(newest_intact(training))
     tensors = {name: value for name, value in state.tensors.items() if not name.endswith("_nll")}
     save_state(training, 8, type(state)(tensors=tensors, facts=state.facts), kept=1)
     again = task.run(one_block_export(), space).numbers

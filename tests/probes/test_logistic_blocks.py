@@ -97,7 +97,7 @@ def test_an_error_on_the_way_is_raised_in_all(broken, monkeypatch):
     def work(world):
         with pytest.raises((IndexError, RuntimeError)) as caught:
             fit_in_blocks(posed(world=world)[1], 4, 1e-4)
-        return caught.value.told_by
+        return caught.value.reported_by
 
     assert together(2, work) == [broken, broken]
 
@@ -108,7 +108,7 @@ def test_rank_0_tells_the_others_when_it_fails_by_itself(monkeypatch):
     def work(world):
         with pytest.raises((ZeroDivisionError, RuntimeError), match="division by zero") as caught:
             fit_in_blocks(posed(world=world)[1], 4, 1e-2)
-        return caught.value.told_by
+        return caught.value.reported_by
 
     assert together(3, work) == [0, 0, 0]
 

@@ -11,7 +11,7 @@ from PIL import Image
 from test_health_task import export
 
 from engine.tasks import Workspace
-from engine.training.states import load_state, newest_whole, save_state
+from engine.training.states import load_state, newest_intact, save_state
 from probes.finetune.trainer import Training
 from probes.shifted import ALEXNET, real_labels, tree
 from probes.tasks.finetune import Finetune
@@ -140,7 +140,7 @@ def test_a_fine_tuned_network_is_judged_as_it_was_trained_and_trained_once(chang
     assert outcome.arrays["generated_errors"].shape == (1, 5)
     # A training that an earlier version ended without weights still has its numbers; robustness trains it again.
     (training,) = (path for path in (tmp_path / "cache/finetune").iterdir() if path.is_dir())
-    state = load_state(newest_whole(training))
+    state = load_state(newest_intact(training))
     tensors = {name: value for name, value in state.tensors.items() if not name.startswith("reported.")}
     save_state(training, 9, replace(state, tensors=tensors), kept=1)
     assert task.plain(Finetune).run(export(), space).numbers == plain.numbers and len(updates) == 9
