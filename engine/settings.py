@@ -58,10 +58,11 @@ class Validated:
     """Base of settings: a frozen dataclass whose values are checked against their annotations.
 
     ValueError for an invalid value names field, value and rule. Lists become tuples, and NumPy's numbers Python's. An
-    int stays one in a float field, because digests of settings tell 1 and 1.0 apart.
+    int stays one in a float field, because digests of settings tell 1 and 1.0 apart. PREFIX: what `--set` writes before
+    the field names, such as "schedule.".
     """
 
-    PREFIX: ClassVar[str] = ""  # before the names of the fields in `--set`, such as "schedule."
+    PREFIX: ClassVar[str] = ""
 
     def __post_init__(self) -> None:
         validate(self)

@@ -67,7 +67,7 @@ def test_batches_follow_the_order_and_are_asked_for_before(drop_last, count, mon
     )
     asked, read = [], []
     monkeypatch.setattr(batches, "read_ahead", lambda values, wanted: asked.append(wanted.tolist()))
-    monkeypatch.setattr(batches, "taken", lambda values, wanted: read.append(wanted.tolist()) or values[wanted])
+    monkeypatch.setattr(batches, "copy_rows", lambda values, wanted: read.append(wanted.tolist()) or values[wanted])
     training = CachedBatches(table=table, rows=rows, plan=EpochPlan(rows=290, asked=20, drop_last=drop_last, seed=5))
     order = rows[reading_order(290, 5, 2)][: 20 * count]
     sizes = [60, 60, 60, 60, len(order) - 240]  # batches that begin in five windows of 58 rows
