@@ -38,6 +38,13 @@ def say(*lines: object, errors: bool = False) -> None:
         print(text_of(lines), file=sys.stderr if errors else sys.stdout, flush=True)
 
 
+def in_words(words: Sequence[str]) -> str:
+    """`a`, `a and b`, `a, b and c`; "" for no words."""
+    if len(words) < 2:
+        return "".join(words)
+    return f"{', '.join(words[:-1])} and {words[-1]}"
+
+
 def in_markdown(text: object) -> str:
     """Text escaped for Markdown, so that it starts no table cell, link, image, definition or HTML."""
     return re.sub(r"[\\|<]|(?<=\])[(:]", r"\\\g<0>", printable(text))

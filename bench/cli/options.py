@@ -25,7 +25,6 @@ from engine.settings import (
     union_members,
 )
 
-REFERENCES = "export folder, checkpoint file, folder of a training, timm:NAME, hf-hub:ID, IMPORTER:PATH, pixels:SIDE"
 T = TypeVar("T")
 OnCluster = TypeVar("OnCluster", bound="ClusterOptions")
 Positional = Annotated[T, "positional"]  # a value without the name of its option before it

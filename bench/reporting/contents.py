@@ -19,6 +19,7 @@ from bench.statistics.significance import Column, Key, PairedTestCache, tie_lett
 from checkpoints.export import spec_in
 from checkpoints.flops import forward_flops
 from engine.extensions import opening, source_files
+from engine.printing import in_words
 
 # measured: a trained network. floor: raw pixels. initial: weights before the first update of a pretraining. published:
 # numbers from a paper. Only measured ones are ranked.
@@ -483,8 +484,3 @@ def common_notes(tables: Sequence[ReportTable]) -> list[str]:
         for note, count in counts.most_common(LISTED)
         if count > 1
     ]
-
-
-def in_words(names: Sequence[str]) -> str:
-    """`a`, `a and b`, `a, b and c`"""
-    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"

@@ -45,7 +45,7 @@ from bench.statistics.significance import Key, PairedTestCache
 from checkpoints.export import CARD, COST, is_export
 from engine.files import folder_atomic, sha256_of_file, write_atomic
 from engine.machine import git_commit, installed
-from engine.printing import printable
+from engine.printing import in_words, printable
 from pretrain.loop.exporting import EXPORT, RUN, is_run
 from pretrain.loop.records import LOG
 
@@ -108,7 +108,7 @@ def citation(results: Sequence[Result], publication: Publication) -> str:
         "message": "Cite this record, the tool, and the papers of paper/references.bib.",
         "type": "dataset",
         "title": f"{count(len(checkpoints), 'checkpoint')} measured by {count(len(protocols), 'protocol')} on "
-        f"{listed(sets)}",
+        f"{in_words(sets)}",
         "authors": [{"name": publication.organization or "unknown: bench record --organization says it"}],
         "date-released": max(result.date for result in results)[:10],
         **({"url": publication.source} if publication.source else {}),
@@ -117,7 +117,7 @@ def citation(results: Sequence[Result], publication: Publication) -> str:
                 "type": "software",
                 "title": TOOL,
                 "authors": [{"name": f"The {TOOL} developers"}],
-                "version": listed(sorted({str(result.versions.get(TOOL, "unknown")) for result in results})),
+                "version": in_words(sorted({str(result.versions.get(TOOL, "unknown")) for result in results})),
                 "license": "Apache-2.0",
             }
         ],
@@ -134,16 +134,16 @@ def how_measured(results: Sequence[Result]) -> str:
     sentences = [
         "% How the numbers of leaderboard.tex were measured; made by bench record of the results alone.",
         f"{count(len(used), 'checkpoint')} {were} measured by {in_latex(tool)}{cite(['bench'])}: "
-        f"{listed(list(map(checkpoint_text, used.values())))}.",
+        f"{in_words(list(map(checkpoint_text, used.values())))}.",
     ]
     for name, images in sorted({(r.data.name, tuple(r.data.images.items())) for r in results}):
-        counts = listed([f"{number} of {split}" for split, number in images])
+        counts = in_words([f"{number} of {split}" for split, number in images])
         sentences.append(f"Images of {in_latex(name)}: {counts}.")
     for group in sorted({result.group for result in results}):
         own = [result for result in results if result.group == group]
         version, changes = f"version {own[0].protocol.version}", own[0].variant[own[0].protocol.version > 1 :]
         seeds = sorted({result.seed for result in own}) if own[0].random else []
-        details = [version, *map(in_latex, changes), *([f"seeds {listed(list(map(str, seeds)))}"] if seeds else [])]
+        details = [version, *map(in_latex, changes), *([f"seeds {in_words(list(map(str, seeds)))}"] if seeds else [])]
         name = in_latex(group.partition("[")[0])
         words = [f"task-{own[0].task}", own[0].protocol.name.partition("@")[2].split("_")[0]]
         sentences.append(rf"\texttt{{{name}}}: {', '.join(details)}{cite(words)}.")
@@ -155,11 +155,11 @@ def how_measured(results: Sequence[Result]) -> str:
         sentences.append(f"{PAIRED.format(t=PAIRED_T if has_many else '')}{cite(['paired'])}.")
     chosen = {r.protocol.name for r in results if any(metric.chosen_on_val for metric in r.metrics.values())}
     if chosen:
-        protocols = listed([in_latex(name) for name in sorted(chosen)])
+        protocols = in_words([in_latex(name) for name in sorted(chosen)])
         sentences.append(f"Chosen on the validation images that they are reported on, at least in part: {protocols}.")
-    software = [f"{name} {listed(numbers)}" for name, numbers in versions.items() if name != "git"]
+    software = [f"{name} {in_words(numbers)}" for name, numbers in versions.items() if name != "git"]
     sentences.append(f"Software: {in_latex(', '.join(software))}{cite(['timm'])}.")
-    sentences.append(f"Run on: {listed(sorted({in_latex(gpu_or_cpu(result)) for result in results}))}.")
+    sentences.append(f"Run on: {in_words(sorted({in_latex(gpu_or_cpu(result)) for result in results}))}.")
     return "\n".join(sentences) + "\n"
 
 
@@ -181,11 +181,6 @@ def gpu_or_cpu(result: Result) -> str:
 def count(number: int, noun: str) -> str:
     """`1 checkpoint`, `2 checkpoints`."""
     return f"{number} {noun}{'s' if number != 1 else ''}"
-
-
-def listed(words: Sequence[str]) -> str:
-    """`a, b and c`"""
-    return " and ".join(filter(None, (", ".join(words[:-1]), words[-1]))) if words else ""
 
 
 HEADER = """#!/usr/bin/env bash
@@ -313,8 +308,8 @@ PAPER = (
 )
 
 
-def write_record(out: Path, folder: Path, publication: Publication, key: Path | None = None) -> Publication:
-    """Write the record of the results in `out` to `folder`, atomically; returns the publication.
+def write_record(out: Path, folder: Path, publication: Publication, key: Path | None = None) -> None:
+    """Write the record of the results in `out` to `folder`, atomically.
 
     key: a private ssh key that signs SHA256SUMS. ValueError if `folder` holds anything but an older record, or if
     signing fails.
@@ -330,7 +325,6 @@ def write_record(out: Path, folder: Path, publication: Publication, key: Path | 
         write_atomic(temporary / SUMS, "".join(f"{total}  {name}\n" for name, total in sums.items()))
         if key and (problem := _ssh("sign", "-f", str(key), str(temporary / SUMS))[1]):
             raise ValueError(f"--sign {key}: {problem}")
-    return publication
 
 
 def signer(folder: Path) -> tuple[str, str]:
