@@ -399,7 +399,7 @@ def check_record(folder: Path, out: Path | None = None) -> Iterator[str]:
 
     ValueError if the folder is not a record.
     """
-    publication, is_same_version = publication_of(folder), _about(folder).get("version") == tool_version()
+    publication, is_same_version = publication_of(folder), _is_written_by_this_version(folder)
     yield from _checksum_differences(folder)
     yield from filter(None, signer(folder)[1:])
     try:
@@ -446,10 +446,16 @@ def tool_version() -> str:
     return f"{installed(TOOL)}, git {commit}" if (commit := git_commit()) else str(installed(TOOL))
 
 
+def _is_written_by_this_version(folder: Path) -> bool:
+    """Whether this very commit wrote the record. A version that names no commit may be any of its development."""
+    version = str(_about(folder).get("version"))
+    return version == tool_version() and ", git " in version
+
+
 def comparison_scope(folder: Path) -> str:
     """A sentence that states what `check_record` compares."""
     theirs, ours = _about(folder).get("version"), tool_version()
-    if theirs == ours:
+    if _is_written_by_this_version(folder):
         return "results by their values; tables, cards and texts byte by byte"
     files = "numbers and names in leaderboard.*, in the headers of cards, in .eval_results and in commands.sh"
     return f"results by their values; {files}, not their wording: version {theirs} wrote it, and this is {ours}"

@@ -145,10 +145,17 @@ class Updates:
         self.world.on_all_ranks(lambda: check_finite(value, what, where, self.losses, advice))
 
     def clip_gradients(self) -> float:
-        """Clip the gradients by recipe and groups; returns their 2-norm before."""
-        parts = dict.fromkeys(group.clipped_with for group in self.groups if group.clipped)
-        norms = [self.clip_together(self.gradients_of(clipped=True, part=part)) for part in parts]
-        norms += torch._foreach_norm(others) if (others := self.gradients_of(clipped=False)) else []
+        """Clip the gradients by recipe and groups; returns their 2-norm before.
+
+        Groups whose weights are all frozen in this epoch have no gradients and are left out.
+        """
+        parts: dict[str, list[Tensor]] = defaultdict(list)  # gradients that are clipped by a common norm
+        unclipped: list[Tensor] = []
+        for group in self.groups:
+            gradients = [p.grad for p in group.parameters.values() if p.grad is not None]
+            (parts[group.clipped_with] if group.clipped else unclipped).extend(gradients)
+        norms = [self.clip_together(gradients) for gradients in parts.values() if gradients]
+        norms += torch._foreach_norm(unclipped) if unclipped else []
         return (norms[0] if len(norms) == 1 else torch.linalg.vector_norm(torch.stack(norms))).item()
 
     def clip_together(self, gradients: list[Tensor]) -> Tensor:
@@ -161,11 +168,6 @@ class Updates:
         elif clip:
             torch._foreach_mul_(gradients, (clip / (total + EACH_EPS)).clamp(max=1.0))
         return total
-
-    def gradients_of(self, clipped: bool, part: str = "") -> list[Tensor]:
-        """The gradients of the groups that are clipped together, or of those that are not clipped."""
-        groups = [group for group in self.groups if group.clipped == clipped and group.clipped_with == part]
-        return [p.grad for group in groups for p in group.parameters.values() if p.grad is not None]
 
 
 def split_by_layer(method: Method, decay: float) -> list[Group]:

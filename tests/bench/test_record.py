@@ -200,8 +200,12 @@ def test_an_edited_number_is_found_even_where_all_else_follows_it(copy):
     assert list(check_record(copy)) == [f"{name}: top1 is not the mean of its values for the images"]
 
 
-def test_another_version_compares_numbers_and_not_wording(bench, copy, monkeypatch):
-    monkeypatch.setattr(record, "tool_version", lambda: "9.9")
+@pytest.mark.parametrize("version", ["9.9", "0.1.0"])
+def test_another_version_compares_numbers_and_not_wording(bench, copy, monkeypatch, version):
+    """Versions without a commit are not taken for the same one even if their numbers agree."""
+    monkeypatch.setattr(record, "tool_version", lambda: version)
+    about = json.loads((copy / record.ABOUT).read_text())
+    (copy / record.ABOUT).write_text(json.dumps(about | {"version": "0.1.0"}))
     edit(copy / "leaderboard.md", "# Leaderboard", "# Our leaderboard")
     card = next(copy.glob("cards/second-*/README.md"))
     edit(card, "It turns an image into features", "Of an image it makes features")
@@ -209,7 +213,7 @@ def test_another_version_compares_numbers_and_not_wording(bench, copy, monkeypat
     sums = subprocess.run(["sha256sum", *names], cwd=copy, capture_output=True, text=True, check=True)
     (copy / SUMS).write_text(sums.stdout)
     code, out, _ = bench("record", "--check", copy)
-    assert code == 0 and "not their wording" in out and "this is 9.9" in out
+    assert code == 0 and "not their wording" in out and f"this is {version}" in out
     number = re.search(r"\d+\.\d\d", (copy / "leaderboard.md").read_text().partition("digits/")[2])[0]
     edit(copy / "leaderboard.md", number, "99.99")
     edit(card, "value: ", "value: 1")

@@ -6,6 +6,8 @@ import pytest
 import torch
 from small_trainings import batches, plan, progress, same, small_recipe, updates
 
+from pretrain.method import Group
+
 HUGE = 2.0**120  # a scale under which every gradient of a float16 pass overflows
 
 
@@ -59,6 +61,27 @@ def test_clipping(each):
     norms = torch.stack([p.grad.norm() for p in training.method.parameters() if p.requires_grad])
     assert before > 0.2
     assert (norms.max() if each else norms.norm()).item() == pytest.approx(0.1, rel=1e-3)
+
+
+@pytest.mark.parametrize("clipped", [True, False])
+def test_clipping_of_parts_leaves_out_a_frozen_one(clipped):
+    """Encoder and the rest are clipped apart; the frozen encoder has no gradient, the rest may go unclipped."""
+    training = updates("mae", small_recipe("mae", clip=0.1))
+    training.backward(next(iter(batches(training.method, plan(), 0))), progress(plan(), 0))
+    parameters = {name: p for name, p in training.method.named_parameters() if p.requires_grad}
+    rest = {name: p for name, p in parameters.items() if p not in training.encoder}
+    encoder = {name: p for name, p in parameters.items() if p in training.encoder}
+    training.groups = [
+        Group(parameters=encoder, clipped_with="encoder"),
+        Group(parameters=rest, clipped_with="rest", clipped=clipped),
+    ]
+    for parameter in encoder.values():
+        parameter.grad = None
+    norm = torch.stack([p.grad.norm() for p in rest.values()]).norm().item()
+    assert norm > 0.2
+    assert training.clip_gradients() == pytest.approx(norm)
+    after = torch.stack([p.grad.norm() for p in rest.values()]).norm().item()
+    assert after == pytest.approx(0.1 if clipped else norm, rel=1e-3)
 
 
 @pytest.mark.parametrize(("step", "norm"), [(0, 0.1), (3, 0.06), (5, 0.06 - 0.04 * math.cos(math.pi / 6))])
