@@ -235,10 +235,10 @@ def split_files(url: str, place: str, split: Split, suffix: str) -> list[str]:
 def indexed(
     files: Sequence[str], version: object, make: Callable[[], Mapping[str, np.ndarray]]
 ) -> dict[str, np.ndarray]:
-    """What `make` finds in large files, kept in the user's cache while they are the same by path, size and time.
+    """Arrays that `make` reads out of large files, cached for the user until a file changes in path, size or time.
 
-    Arrays of numbers and bytes alone. version: a JSON value that changes with what is looked for. A damaged file in the
-    cache is made again.
+    The arrays hold numbers or bytes only. version: a JSON value that changes whenever `make` does. A damaged cache file
+    is rebuilt.
     """
     stats = [os.stat(path) for path in files]
     stamps = [[os.path.realpath(p), stat.st_size, stat.st_mtime_ns] for p, stat in zip(files, stats, strict=True)]
@@ -247,9 +247,9 @@ def indexed(
         with np.load(path, allow_pickle=False) as arrays:
             return dict(arrays)
     except Exception:  # not there, or damaged: NumPy and zipfile raise nearly anything
-        made = dict(make())
-    keep_arrays(path, made)
-    return made
+        arrays = dict(make())
+    keep_arrays(path, arrays)
+    return arrays
 
 
 def changed_of(files: Sequence[str], file_of: Any) -> np.ndarray:
@@ -277,25 +277,26 @@ def numbered_classes(labels: np.ndarray) -> tuple[str, ...]:
 
 
 def shards_of(image_set: ImageSet) -> list[np.ndarray]:
-    """The images (n,) of each shard of a set that is stored in shards."""
+    """Image indices (n,) of every shard of a set that is stored in shards."""
     assert isinstance(image_set.images, StoredImages)
     return image_set.images.shards
 
 
 def in_windows(image_set: ImageSet, window: int, readers: int = 1) -> ImageSet:
-    """The set, to read `window` of its shards at a time by `readers` processes.
+    """The set, with `window` of its shards read at a time by `readers` processes together.
 
-    ValueError where it lies in no shards, in too few, or where they cannot be shared equally.
+    ValueError if the set is not stored in shards, has fewer than `window`, or `readers` cannot share them equally.
     """
-    images, asked = image_set.images, f"a shuffle window of {window} shards"
+    images, window_text = image_set.images, f"a shuffle window of {window} shards"
     if not (isinstance(images, StoredImages) and isinstance(images.store, ShardStore)):
         raise ValueError(
-            f"{asked}: {image_set.url} is not stored in shards; name a set of wds: or parquet:, or leave the window out"
+            f"{window_text}: {image_set.url} is not stored in shards; "
+            "name a set of wds: or parquet:, or omit the window"
         )
     if window > len(images.shards):
-        raise ValueError(f"{asked}: {image_set.url} has {len(images.shards)} shards; give at most as many")
+        raise ValueError(f"{window_text}: {image_set.url} has {len(images.shards)} shards; give at most as many")
     if window % readers:
-        raise ValueError(f"{asked} cannot be shared equally by {readers} processes; give a multiple of {readers}")
+        raise ValueError(f"{window_text} cannot be shared equally by {readers} processes; give a multiple of {readers}")
     return replace(image_set, images=replace(images, store=images.store.keeping(window // readers)))
 
 

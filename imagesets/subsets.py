@@ -38,8 +38,8 @@ def fraction(image_set: ImageSet, share: float, seed: int) -> ImageSet:
     if not 0 < share <= 1:
         raise ValueError(f"{image_set.url}: a share of {share}; give a number above 0 and up to 1, 0.01 for 1 %")
     counts = class_counts(image_set)
-    asked = int(share * len(image_set) + 1e-9)  # 0.29 * 100 is 28.999999999999996
-    total = max(asked, int(np.count_nonzero(counts)))
+    size = int(share * len(image_set) + 1e-9)  # 0.29 * 100 is 28.999999999999996
+    total = max(size, int(np.count_nonzero(counts)))
     return image_set.subset(
         stratified_sample(image_set.labels, quotas(counts, total), seed), f"fraction-{share:g}-seed{seed}"
     )

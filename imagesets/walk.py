@@ -144,8 +144,8 @@ def find_images(root: str, folders: Sequence[str]) -> tuple[Walk, str]:
     """All images below root/FOLDER of every one of `folders`, as `walk` finds them, and the file that keeps their
     listing, "" if none. OSError as `walk` raises it."""
     path = _place(root, folders)
-    if (kept := _read(path)) and _is_current(kept, root):
-        return kept, str(path)
+    if (listing := _read(path)) and _is_current(listing, root):
+        return listing, str(path)
     started = time.time_ns()
     listing = walk(root, folders)
     is_settled = listing.stamps[:, :2].max(initial=0) < started - SETTLED

@@ -28,7 +28,7 @@ from engine.work import IMAGES, SLOWER, Kind, Part, Work, product_rate
 from imagesets.decoding import UnreadableImage, releasing_large_images
 from imagesets.sets import ImageSet, open_set
 from imagesets.transforms import Photo
-from probes.features.extract import Extractor, OnBatch, Reader, batch_spans, forward_batch, transform_of, work_off
+from probes.features.extract import Extractor, OnBatch, Reader, batch_spans, for_each_batch, forward_batch, transform_of
 from probes.features.kinds import FeatureKind
 from probes.linear.augmented import TrainTransform
 
@@ -120,7 +120,7 @@ def pass_seconds(kind: Kind, export: FrozenExport, space: Workspace, seconds: fl
     def extract(count: int, work: OnBatch = extractor) -> float:
         spans = batch_spans(count, chunk)
         started = time.perf_counter()
-        work_off(Reader(spread, transform, spans, skip_bad=True), work, space.device, space.workers)
+        for_each_batch(Reader(spread, transform, spans, skip_bad=True), work, space.device, space.workers)
         return (time.perf_counter() - started) / count
 
     warmup = min(max(MIN_IMAGES, chunk), len(spread))

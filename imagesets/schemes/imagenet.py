@@ -122,8 +122,8 @@ def _in_child(code: str, *paths: str) -> str:
     except subprocess.TimeoutExpired as error:
         raise ValueError(f"{named} takes more than {CHILD_SECONDS} s to read") from error
     if child.returncode:
-        said = child.stderr.strip().split("\n")[-1]
-        raise ValueError(said if child.returncode > 0 and said else f"{named} makes scipy's reader crash")
+        last_line = child.stderr.strip().split("\n")[-1]
+        raise ValueError(last_line if child.returncode > 0 and last_line else f"{named} makes scipy's reader crash")
     return child.stdout
 
 

@@ -161,8 +161,8 @@ def read_item(dataset: Any, place: int, path: str) -> tuple[Image.Image, Any]:
             image, label = item[0], item[1]
         return rgb(image), label
     except Exception as error:  # of any type: the dataset decides
-        said = str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
-        raise UnreadableImage(path, " ".join(said.split()) or reason_of(error)) from error
+        reason = str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
+        raise UnreadableImage(path, " ".join(reason.split()) or reason_of(error)) from error
 
 
 def _named(item: Mapping[str, Any], names: tuple[str, ...]) -> Any:

@@ -88,8 +88,8 @@ class ParquetStore:
 
     def span(self, places: np.ndarray) -> tuple[str, int, int]:
         file, group, _ = (int(number) for number in self.groups[places[0]])
-        found = self._table(self.files[file]).metadata.row_group(group)
-        columns = [found.column(number) for number in range(found.num_columns)]
+        row_group = self._table(self.files[file]).metadata.row_group(group)
+        columns = [row_group.column(number) for number in range(row_group.num_columns)]
         columns = [column for column in columns if column.path_in_schema.partition(".")[0] == self.column]
         starts = [column.dictionary_page_offset or column.data_page_offset for column in columns]
         ends = [start + column.total_compressed_size for start, column in zip(starts, columns, strict=True)]

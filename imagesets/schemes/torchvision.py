@@ -115,8 +115,8 @@ def voc(data: Any) -> OfficialImages:
     columns = []
     for name in classes:
         lines = (lists / f"{name}_{data.image_set}.txt").read_text(encoding="utf-8").split()
-        said = dict(zip(lines[::2], lines[1::2], strict=True))
-        columns.append([VOC_LABELS[said[Path(path).stem]] for path in data.images])
+        shows = dict(zip(lines[::2], lines[1::2], strict=True))
+        columns.append([VOC_LABELS[shows[Path(path).stem]] for path in data.images])
     return OfficialImages(classes=classes, labels=np.array(columns, np.int64).T, images=data.images)
 
 

@@ -96,7 +96,7 @@ def open_split(place: str, split: Split) -> ImageSet:
 
 def index_of(url: str, files: list[str]) -> dict[str, np.ndarray]:
     """Names, labels and places of all images in shards, from their headers. ValueError names a shard that is none."""
-    found: list[PackedNames] = []
+    names_by_shard: list[PackedNames] = []
     numbers = [np.empty((0, 4), np.int64)]  # label, shard, offset, size
     for shard, path in enumerate(files):
         try:
@@ -104,9 +104,9 @@ def index_of(url: str, files: list[str]) -> dict[str, np.ndarray]:
         except (tarfile.TarError, OSError, ValueError) as error:
             why = " ".join(str(error).split())
             raise ValueError(f"{url}: {path}: {why}; is it an uncompressed tar file?") from error
-        found.append(PackedNames.pack(row[0] for row in rows))
+        names_by_shard.append(PackedNames.pack(row[0] for row in rows))
         numbers.append(np.array([row[1:] for row in rows], np.int64).reshape(-1, 4))
-    names = PackedNames.joined(found)
+    names = PackedNames.joined(names_by_shard)
     columns = np.concatenate(numbers)
     return {
         "names": np.frombuffer(names.blob, np.uint8),

@@ -178,7 +178,9 @@ class MicroBatches:
         step = self.steps[update]
         chosen = slice(piece * self.size, (piece + 1) * self.size)
         places = self.plan.places(step, self.rank, micro_batch)[chosen]
-        repeats = [at % self.plan.repeats for at in self.plan.positions(step, self.rank, micro_batch)[chosen]]
+        repeats = [
+            position % self.plan.repeats for position in self.plan.positions(step, self.rank, micro_batch)[chosen]
+        ]
         epoch = step // self.plan.steps_per_epoch
         unreadable: dict[int, str] = {}
         with fork_rng():
@@ -189,12 +191,12 @@ class MicroBatches:
         """Views and noise of the image at `place`, or of the next readable one, with its label if `labelled`."""
         make = self.views.unfinished if self.unfinished and isinstance(self.views, ImageViews) else self.views
 
-        def made(index: int) -> dict[str, Any]:
+        def views_of(index: int) -> dict[str, Any]:
             image = Photo(self.image_set, index).opened(self.decode)
             seed(AUGMENT, self.plan.seed, epoch, place, *([repeat] if repeat else []))
             return make(image)
 
-        views, index = self.image_set.next_readable(place, unreadable, made)
+        views, index = self.image_set.next_readable(place, unreadable, views_of)
         return views | {"label": torch.tensor(int(self.image_set.labels[index]))} if self.labelled else views
 
 

@@ -65,10 +65,10 @@ def check_resume(folder: Path, requested: Mapping[str, Any], resume: bool, defau
         recorded["settings"] = _filled(settings, json.loads(json.dumps(defaults)))
     different = json_differences(recorded, requested)
     if different:
-        others = f"; and {len(different) - SHOWN} more" if len(different) > SHOWN else ""
-        raise ValueError(f"{folder} holds another run, {'; '.join(different[:SHOWN])}{others}; choose another --out")
+        rest = f"; and {len(different) - SHOWN} more" if len(different) > SHOWN else ""
+        raise ValueError(f"{folder} holds another run, {'; '.join(different[:SHOWN])}{rest}; choose another --out")
     if not resume:
-        raise ValueError(f"{folder} holds this run already; add --resume to go on, or choose another --out")
+        raise ValueError(f"{folder} holds this run already; add --resume to continue it, or choose another --out")
     return True
 
 

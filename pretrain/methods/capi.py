@@ -131,9 +131,9 @@ class Capi(Method):
         normalised tokens (B, m, D)."""
         context = self.vit.encode(self.vit.project(images), keep=visible)[0]
         rope, grid = self.vit.trunk.rope, self.spec.grid
-        asked = rope.positions(grid)[self.spec.registers :][predicted]
-        seen = rope.positions(grid, visible).expand(len(images), -1, -1)
-        return self.predictor(asked, context, seen)
+        predicted_positions = rope.positions(grid)[self.spec.registers :][predicted]
+        context_positions = rope.positions(grid, visible).expand(len(images), -1, -1)
+        return self.predictor(predicted_positions, context, context_positions)
 
     def baseline_loss(self, views: Mapping[str, Tensor]) -> dict[str, float]:
         """As targets use all clusters alike at every position, whatever the image."""

@@ -121,9 +121,11 @@ class Extrema(Method):
         shared, own = [], []
         (own if settings.crop == "independent" else shared).extend(places)
         (own if settings.colour == "independent" else shared).extend(colours)
-        made = dict.fromkeys(("student", "teacher") if own else ("student",), view(own or shared, self.preparation))
+        views_by_name = dict.fromkeys(
+            ("student", "teacher") if own else ("student",), view(own or shared, self.preparation)
+        )
         masks = partial(torch.rand, settings.masks if settings.replacement else 1, self.patches)
-        views = ImageViews(made, {"noise": masks})
+        views = ImageViews(views_by_name, {"noise": masks})
         return transforms.Compose([*shared, views]) if own and shared else views
 
     def before_forward(self, progress: TrainProgress) -> None:

@@ -99,12 +99,12 @@ class IJepa(Method):
 
     def predict(self, images: Tensor, contexts: Tensor, targets: Tensor) -> Tensor:
         """Images (B, 3, H, W), ids (C, B, k) of contexts and (M, B, n) of targets -> predictions (M C B, n, D)."""
-        (blocks, _, shown), ids = contexts.shape, contexts.flatten(0, 1)
+        (blocks, _, context_length), ids = contexts.shape, contexts.flatten(0, 1)
         patches = self.encoder.place(self.encoder.project(images), self.spec.grid)
         context = self.encoder.encode(patches.repeat(blocks, 1, 1), keep=ids)[0]
-        asked = targets.repeat(1, blocks, 1).flatten(0, 1)
-        ids = torch.cat([ids.repeat(len(targets), 1), asked], dim=1)
-        predicted = self.predictor(context.repeat(len(targets), 1, 1), ids)[:, shown:]
+        target_ids = targets.repeat(1, blocks, 1).flatten(0, 1)
+        ids = torch.cat([ids.repeat(len(targets), 1), target_ids], dim=1)
+        predicted = self.predictor(context.repeat(len(targets), 1, 1), ids)[:, context_length:]
         return to_float32(self.features(predicted))
 
     def block_ids(self, noise: Tensor) -> tuple[Tensor, Tensor]:

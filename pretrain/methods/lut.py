@@ -129,8 +129,11 @@ class Lut(Method):
             part = fixed_crop(size, size, settings.crop_padding)
         else:
             part = crop(size, settings.crop_scale)
-        made = {"view1": view(part, self.preparation), "view2": view([*part, View2Colours(grey=0.0)], self.preparation)}
-        return ImageViews(made, {"noise": self.base.mask_noise()})
+        views_by_name = {
+            "view1": view(part, self.preparation),
+            "view2": view([*part, View2Colours(grey=0.0)], self.preparation),
+        }
+        return ImageViews(views_by_name, {"noise": self.base.mask_noise()})
 
     def forward(self, views: Mapping[str, Tensor]) -> Step:
         images = torch.cat([views["view1"], views["view2"]])

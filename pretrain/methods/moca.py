@@ -243,9 +243,9 @@ class Moca(Method):
         """Generators apart: their rate and decay are constants (main_pretrain.py:90, 163; util/misc.py:498-511)."""
         own = {f"{name}." for name, module in self.named_modules() if isinstance(module, WeightGenerator)}
         generators = {name: p for name, p in self.named_parameters() if name.startswith(tuple(own))}
-        others = [(name, p) for name, p in self.named_parameters() if name not in generators]
+        trunk_and_heads = [(name, p) for name, p in self.named_parameters() if name not in generators]
         apart = decay_groups(generators.items(), weight_decay=self.settings.generator_weight_decay)
-        return decay_groups(others) + [replace(group, lr=self.settings.generator_lr) for group in apart]
+        return decay_groups(trunk_and_heads) + [replace(group, lr=self.settings.generator_lr) for group in apart]
 
     def encoders(self) -> dict[str, Encoder]:
         return {"teacher": Encoder(vit=self.teacher), "student": Encoder(vit=self.student)}

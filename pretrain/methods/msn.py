@@ -123,9 +123,9 @@ class Msn(Method):
             view([*crop(size, scale, "bilinear"), colours], self.preparation)
             for size, scale in ((self.spec.side, s.random_scale), (s.focal_size, s.focal_scale))
         )
-        made = {"target": large, "random": Several([large] * s.random_views)}
-        made |= {"focal": Several([small] * s.focal_views)} if s.focal_views else {}
-        return ImageViews(made, {"noise": partial(torch.rand, s.random_views, self.patches)})
+        views_by_name = {"target": large, "random": Several([large] * s.random_views)}
+        views_by_name |= {"focal": Several([small] * s.focal_views)} if s.focal_views else {}
+        return ImageViews(views_by_name, {"noise": partial(torch.rand, s.random_views, self.patches)})
 
     def before_forward(self, progress: TrainProgress) -> None:
         s = self.settings

@@ -169,8 +169,8 @@ def conversion(source: str, target: str, device: str) -> Tensor:
         return conversion(source, target, "cpu").to(device)
     numbers = np.arange(COLOURS, dtype=">u4").view(np.uint8).reshape(-1, 4)
     image = Image.frombytes(source, (4096, 4096), numbers[:, 1:].tobytes())
-    found = np.asarray(image.convert(target)).reshape(-1, 3).astype(np.int32)
-    return torch.from_numpy(found[:, 0] << 16 | found[:, 1] << 8 | found[:, 2])
+    converted = np.asarray(image.convert(target)).reshape(-1, 3).astype(np.int32)
+    return torch.from_numpy(converted[:, 0] << 16 | converted[:, 1] << 8 | converted[:, 2])
 
 
 def blurred(images: Tensor, weights: Tensor) -> Tensor:

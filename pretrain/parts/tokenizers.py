@@ -208,12 +208,12 @@ class TokenPrediction(Method):
     def views(self) -> Views:
         """Colours, a flip and a crop of two sizes (BEiT datasets.py, CAE furnace/datasets.py)."""
         crop = TwoSizes(self.spec.side, self.spec.grid[0] * SIDE, self.settings.crop_scale)
-        made = {
+        views_by_name = {
             "image": view([itemgetter(0)], self.preparation),
             "picture": transforms.Compose([itemgetter(1), to_tensor]),
         }
         steps = [even_jitter(self.settings.colour_jitter), transforms.RandomHorizontalFlip(), crop]
-        return transforms.Compose([*steps, ImageViews(made, {"mask": self.draw_mask})])
+        return transforms.Compose([*steps, ImageViews(views_by_name, {"mask": self.draw_mask})])
 
     def fit(self, views: Iterable[Mapping[str, Tensor]]) -> None:
         self.tokenizer.fit(batch["picture"] for batch in views)

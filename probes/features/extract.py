@@ -111,13 +111,13 @@ class Extractor:
             )
 
 
-def work_off_behind_loaders(reader: Reader, work: OnBatch, loaders: int, device: str | torch.device) -> None:
-    """Work off all batches in this thread while `loaders` processes decode; for devices other than the CPU."""
+def read_with_loaders(reader: Reader, work: OnBatch, loaders: int, device: str | torch.device) -> None:
+    """Call `work` with every batch in this thread while `loaders` processes decode; for devices other than the CPU."""
     for batch, (_, span) in zip(read_ahead(reader, loaders, device), reader.spans, strict=True):
         work(Loaded(*batch), span)
 
 
-def work_off(reader: Reader, work: OnBatch, device: str | torch.device, workers: int | None) -> None:
+def for_each_batch(reader: Reader, work: OnBatch, device: str | torch.device, workers: int | None) -> None:
     """Call `work` with every batch and its places, in the way that suits the device: on a CPU from several threads.
 
     workers: threads on a CPU, loader processes otherwise; chosen for the machine when None. Raises UnreadableImage
@@ -127,7 +127,7 @@ def work_off(reader: Reader, work: OnBatch, device: str | torch.device, workers:
         run_on_core_threads(lambda item: work(reader[item], reader.spans[item][1]), range(len(reader)), workers)
     else:
         loaders = min(LOADERS, own_cores()) if workers is None else workers
-        work_off_behind_loaders(reader, work, loaders, device)
+        read_with_loaders(reader, work, loaders, device)
 
 
 VERSION = 1  # raise it when the same export and images would give other features than before
@@ -338,7 +338,7 @@ class Order:
                 writer.write(loaded.number, rows, loaded.unreadable)
                 progress.advance(rounds[loaded.number])
 
-            work_off(reader, compute, self.space.device, self.space.workers)
+            for_each_batch(reader, compute, self.space.device, self.space.workers)
         return sum(map(len, shares.values()))
 
     def finish(self, store: Store) -> None:

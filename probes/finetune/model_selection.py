@@ -18,7 +18,7 @@ from torch import Tensor
 from engine.tasks import Metric, Workspace
 from imagesets.sets import ImageSet
 from imagesets.transforms import EvalTransform, normalise
-from probes.features.extract import Loaded, Reader, batch_spans, forward_batch, work_off
+from probes.features.extract import Loaded, Reader, batch_spans, for_each_batch, forward_batch
 from probes.finetune.settings import Select
 from probes.finetune.trainer import Training
 from probes.scores import Hits, hits_of, log_likelihood, percent, prediction_arrays
@@ -51,7 +51,7 @@ class Evaluator:
                 parts[loaded.number] = self.hits(network, loaded, span), loaded.unreadable
 
             reader = Reader(self.image_set, self.transform, own, self.space.skip_bad)
-            work_off(reader, evaluate_batch, self.space.device, self.space.workers)
+            for_each_batch(reader, evaluate_batch, self.space.device, self.space.workers)
             return parts
 
         for part in world.gather_results(evaluate):

@@ -35,7 +35,7 @@ from imagesets.random_crops import AREA, CropRule, OwnDraws, RandomResizedCrop
 from imagesets.sets import ImageSet
 from imagesets.stored import StoredImages, shards_of
 from imagesets.transforms import Photo, planes
-from probes.features.extract import Extractor, Loaded, Reader, Windowed, work_off
+from probes.features.extract import Extractor, Loaded, Reader, Windowed, for_each_batch
 from probes.features.kinds import FeatureKind
 from probes.linear.batches import EpochPlan, Readouts
 
@@ -365,7 +365,7 @@ class AugmentedStream:
             pieces.take(Chunk(loaded.number, features, loaded.unreadable))
 
         try:
-            work_off(Reader(images, transform, pieces.own, space.skip_bad), extract, device, space.workers)
+            for_each_batch(Reader(images, transform, pieces.own, space.skip_bad), extract, device, space.workers)
             pieces.hand_on()  # the last piece, where this process has no chunk of it
         except Exception as error:
             if not hasattr(error, "reported_by"):  # the others do not know of it yet

@@ -96,7 +96,7 @@ class Table:
         labels = torch.from_numpy(self.labels[rows])
         return {name: value.to(self.device) for name, value in features.items()}, labels.to(self.device)
 
-    def taken(self, rows: np.ndarray) -> "Table":
+    def copy_of_rows(self, rows: np.ndarray) -> "Table":
         """A table of some rows (B,) alone, in memory."""
         arrays = {kind: copy_rows(values, rows) for kind, values in self.arrays.items()}
         return replace(self, arrays=arrays, labels=self.labels[rows])
@@ -139,7 +139,7 @@ class CachedBatches:
 
         for window, following in pairwise([*windows, range(0)]):
             rows = inside(window)
-            near = self.table.taken(rows)
+            near = self.table.copy_of_rows(rows)
             self.table.read_ahead(inside(following))
             for number in window:
                 batch = order[number * size : (number + 1) * size]

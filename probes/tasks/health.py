@@ -24,10 +24,10 @@ from probes.features.extract import (
     Reader,
     batch_spans,
     extract,
+    for_each_batch,
     forward_batch,
     forward_bytes,
     transform_of,
-    work_off,
 )
 from probes.features.fallbacks import PooledTask
 from probes.features.kinds import FeatureKind, feature_bytes, feature_pass
@@ -166,7 +166,9 @@ def patch_norms(export: FrozenExport, images: ImageSet, space: Workspace, task: 
         features = backbone.views(backbone.prepare(loaded.pixels), [(-1, False)])[-1, False]
         parts[loaded.number] = features.patches.norm(dim=-1).flatten(1).cpu().numpy()
 
-    work_off(Reader(images, transform_of(export, space, task), spans, False), measure, space.device, space.workers)
+    for_each_batch(
+        Reader(images, transform_of(export, space, task), spans, False), measure, space.device, space.workers
+    )
     return np.concatenate([parts[number] for number in sorted(parts)])
 
 

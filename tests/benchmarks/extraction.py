@@ -158,7 +158,7 @@ class Subject:
     def behind_loaders(self, batch: int = 32, loaders: int = 2) -> float:
         """Images/s of the usual design: loader processes, and one pass at a time on all cores."""
         from imagesets.transforms import EvalTransform
-        from probes.features.extract import Extractor, Reader, work_off_behind_loaders
+        from probes.features.extract import Extractor, Reader, read_with_loaders
         from probes.features.kinds import FeatureKind
 
         count = len(self.images)
@@ -167,7 +167,7 @@ class Subject:
         kinds = [FeatureKind("cls"), FeatureKind("avg")]
         extractor = Extractor(backbone=self.backbone, kinds=kinds, image_set=self.images)
         started = time.perf_counter()
-        work_off_behind_loaders(reader, lambda loaded, span: extractor(loaded, span), loaders, "cpu")
+        read_with_loaders(reader, lambda loaded, span: extractor(loaded, span), loaders, "cpu")
         return count / (time.perf_counter() - started)
 
 
