@@ -209,7 +209,7 @@ def test_resume_starts_where_there_is_nothing_and_ends_where_all_is_done(pretrai
     assert pretrain("--resume")[0] == 0
     written = (tmp_path / "run/log.jsonl").read_text()
     code, _, err = pretrain()
-    assert code == 2 and err.endswith("holds this run already; add --resume to go on, or choose another --out\n")
+    assert code == 2 and err.endswith("holds this run already; add --resume to continue it, or choose another --out\n")
     code, out, _ = pretrain("--resume")
     assert code == 0 and "finished after 8 updates" in out
     assert (tmp_path / "run/log.jsonl").read_text() == written
