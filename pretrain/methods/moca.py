@@ -2,11 +2,13 @@
 
 Figure 2 of the paper, sections 3.1, 3.2.1 and C.1, after OBoW (Gidaris et al. 2021); valeoai/MOCA models_moca.py,
 main_pretrain.py, util/misc.py. Where the paper and the released code differ, this follows the code, and a comment notes
-it. The dense branch decodes visible and masked patches. Its condenser (section 3.3, appendix B) sees the patches of an
-earlier block beside the image's one embedding, so that the embedding has to carry the layout; the default decoder sees
-the last block's (models_moca.py:591-656).
-V=2 views, B images, L patches on an h x w grid, k visible ones, m decoded ones, D width, d the student's or the
-decoder's width, K words, k new words in a step, p patch side.
+it. The dense branch decodes visible and masked patches. Its condenser (section 3.3, appendix B) gets the patches of an
+earlier block and the single embedding of the image, so that the embedding has to carry the layout; the default decoder
+gets the patches of the last block instead (models_moca.py:591-656).
+
+V = 2 views, B images, L patches on an h x w grid, k visible ones, m decoded ones, D width, d width of the student or
+the decoder, K words of the codebook C, n new words per update, p patch side. The paper's symbols: q_T the teacher's
+assignments of patches, y_T their mean over a view, W^b and W^d the prototypes for image and patch predictions.
 """
 
 from collections.abc import Mapping, Sequence
@@ -43,40 +45,41 @@ from pretrain.schedules import Constant, CosineTo, WarmupCosine, cosine
 LocalTarget = Literal["assignments", "pixels", "embeddings"]
 MU_DECAY, MU_START = 0.99, 0.5  # models_moca.py:57, 66
 DIRECTIONS = 2  # losses are sums over both directions, Eq. 3 and 6; the code's factor (models_moca.py:641, 653)
-CHOICES = 3  # numbers that an image brings along for the codebook's update
+CHOICES = 3  # random numbers per image for the codebook's update
 
 
 @dataclass(frozen=True, kw_only=True)
 class Settings(Validated):
-    """Defaults are those of the final models. The encoder's `pool` is the global embedding: avg, or cls (table 2f)."""
+    """The defaults are those of the final models. The encoder's `pool` decides the image embedding: avg, or cls
+    (table 2f)."""
 
     words: PositiveInt = 4096  # K, words of the codebook
-    new_words: PositiveInt = 4  # words that a step replaces
-    border: NonNegativeInt = 2  # rows and columns of patches on each side that neither count nor become words
+    new_words: PositiveInt = 4  # words that an update replaces
+    border: NonNegativeInt = 2  # rows and columns on each side whose patches do not count in y_T and never become words
     inv_delta: PositiveFloat = 10.0  # the temperature of assignments is mu / inv_delta
     # what replaces a word: a random token, the mean token of an image, or the tokens farthest from all words (inferred)
     new_word: Literal["token", "avg_token", "farthest"] = "token"
     # share of patches hidden from the student in each round (tables 1b, 2e)
     mask_ratios: tuple[UnitInterval, ...] = (0.55, 0.75)
-    # share of patches that the decoder neither sees nor predicts, in each round (2e)
+    # share of patches that the decoder neither sees nor predicts, in each round (table 2e)
     decoder_mask_ratios: tuple[UnitInterval, ...] = (0.35, 0.55)
     complementary: bool = True  # rounds hide complementary patches, as in the code; independent in the paper
-    # lambda of Eq. 1 (table 2g); at 0 or 1 the other loss and its networks are left out
+    # lambda of Eq. 1, the weight of the image loss (table 2g); 0 and 1 leave out one loss and its networks
     image_weight: UnitInterval = 0.5
-    # one decoder for each value, which sees the patches that many blocks before the last: 4 is the condenser of a
-    # ViT-B (tables 2c, 2h), 0 the default decoder, 4,0 both with their losses added (table 8, inferred)
+    # one decoder per value, fed with the patches that many blocks before the last: 4 is the condenser of a ViT-B
+    # (tables 2c, 2h), 0 the default decoder, 4,0 both with their losses added (table 8, inferred)
     early_layers: tuple[int, ...] = (4,)
     decoder_width: PositiveInt = 512  # of each decoder
     decoder_depth: PositiveInt = 2  # blocks of each decoder (table 2d)
     decoder_heads: PositiveInt = 16  # of each decoder
     target: LocalTarget = "assignments"  # what decoders predict (table 3); pixels and embeddings (table 8) are inferred
     kappa: PositiveFloat = 3.0  # 1 / tau_b = 1 / tau_d of Eq. 2 and 5
-    generator_ratio: PositiveFloat = 2.0  # hidden width of the weight generators, over D
-    # of the weight generators, constant: neither scaled by the batch nor warmed up (code)
+    generator_ratio: PositiveFloat = 2.0  # hidden width of the weight generators, divided by D
+    # constant learning rate of the weight generators, neither scaled with the batch nor warmed up (code)
     generator_lr: PositiveFloat = 1e-4
-    generator_weight_decay: NonNegativeFloat = 0.05  # of the weight generators, constant (code)
+    generator_weight_decay: NonNegativeFloat = 0.05  # constant weight decay of the weight generators (code)
     teacher_momentum: UnitInterval = 0.994  # alpha at the start
-    teacher_momentum_end: UnitInterval = 1.0  # alpha at the end, which a cosine leads to
+    teacher_momentum_end: UnitInterval = 1.0  # alpha at the end, reached along half a cosine
     crop_scale: AreaRange = (0.2, 1.0)  # least and largest share of the image's area in a view
     blur: tuple[UnitInterval, UnitInterval] = (1.0, 0.1)  # chance for the first and for the second view (C.4)
     solarise: UnitInterval = 0.2  # chance for the second view (C.4)
@@ -88,36 +91,33 @@ class Settings(Validated):
 
 
 class StudentOutput(NamedTuple):
-    """What the student makes of one round of masks. embedding: of the image, AVG or CLS token (B, D). early: patches
-    (B, k, D) for each decoder. ids (B, m): the patches to decode, the k visible ones first."""
+    """The student's output for one round of masks."""
 
-    embedding: Tensor
-    early: Sequence[Tensor]
-    ids: Tensor
+    embedding: Tensor  # image embedding (V*B, D): the AVG or the CLS token
+    early: Sequence[Tensor]  # visible patches (V*B, k, D) for each decoder
+    ids: Tensor  # patches to decode (V*B, m), the k visible ones first
 
     @property
     def visible(self) -> int:
-        """k."""
+        """Number k of visible patches."""
         return self.early[0].shape[1]
 
 
 class TeacherTargets(NamedTuple):
-    """The teacher's targets for V*B views: images (V*B, 3, H, W), patch tokens (V*B, L, D), their soft assignments q_T
-    (V*B, L, K) to the codebook's words (K, D), and the entropies of q_T (V*B, L). reduced: y_T of each view (V, B, K).
-    """
+    """The teacher's targets for V views of B images."""
 
-    images: Tensor
-    tokens: Tensor
-    shares: Tensor
-    entropies: Tensor
-    reduced: Tensor
-    words: Tensor
+    images: Tensor  # (V*B, 3, H, W)
+    tokens: Tensor  # patch tokens (V*B, L, D)
+    q_T: Tensor  # soft assignments of the patches to the words (V*B, L, K)
+    entropies: Tensor  # of q_T (V*B, L)
+    y_T: Tensor  # mean assignments of each view (V, B, K)
+    words: Tensor  # the codebook (K, D)
 
 
 class Moca(Method):
     """Views: "first" and "second" (B, 3, H, W), "noise" (B, drawn rounds, V, L) and "choices" (B, 3)."""
 
-    batch_statistics = True  # the codebook takes words of a process's forward pass, mu is a mean over it
+    batch_statistics = True  # new words come from one process's forward pass, and mu is a mean over it
 
     def __init__(self, spec: ViTSpec, settings: Settings) -> None:
         super().__init__(spec, settings)
@@ -140,7 +140,7 @@ class Moca(Method):
         self.predictions = nn.ModuleList(self.new_prediction(hidden) for _ in self.early_layers)
 
     def new_prediction(self, generator_hidden: int) -> "LocalPrediction":
-        """A fresh decoder, with what it is to predict."""
+        """A decoder with fresh weights and the target that it predicts."""
         s, width = self.settings, self.spec.width
         decoder = TokenDecoder(self.spec, s.decoder_width, s.decoder_depth, s.decoder_heads)
         if s.target == "pixels":
@@ -157,7 +157,7 @@ class Moca(Method):
         return replace(pair, drawn={"noise": masks, "choices": partial(torch.rand, CHOICES)})
 
     def before_forward(self, progress: TrainProgress) -> None:
-        """The teacher follows the student that the update before left (models_moca.py:548-560)."""
+        """Move the teacher towards the student of the last update (models_moca.py:548-560)."""
         if progress.is_last_micro_batch:
             ema_update(self.teacher, self.student, self.alpha(progress))
 
@@ -176,7 +176,7 @@ class Moca(Method):
         return Step(loss, logs, {"contrasts": contrasts, "words": self.codebook.candidates(tokens, views["choices"])})
 
     def observe(self, observed: Mapping[str, Tensor], progress: TrainProgress) -> None:
-        """The codebook follows the teacher's tokens; its words change once an update."""
+        """Move mu after every forward pass, and replace the oldest words once per update."""
         self.codebook.follow(observed["contrasts"])
         if progress.is_last_micro_batch:
             self.codebook.replace_oldest(observed["words"])
@@ -185,13 +185,18 @@ class Moca(Method):
     def teacher_targets(self, images: Tensor) -> tuple[Tensor, Tensor, TeacherTargets]:
         """Images (V*B, 3, H, W) -> the teacher's patches (V, B, L, D), the codebook's contrasts (V,), the targets."""
         tokens = self.teacher(images)[0][:, self.spec.prefix :].unflatten(0, (2, -1))
-        shares, entropies, contrasts = self.codebook.assign(tokens)
-        per_view = (values.flatten(0, 1) for values in (tokens, shares, entropies))
-        targets = TeacherTargets(images, *per_view, self.codebook.pooled(shares), self.codebook.words)
+        q_T, entropies, contrasts = self.codebook.assign(tokens)
+        y_T = self.codebook.pooled(q_T)
+        targets = TeacherTargets(
+            images, tokens.flatten(0, 1), q_T.flatten(0, 1), entropies.flatten(0, 1), y_T, self.codebook.words
+        )
         return tokens, contrasts, targets
 
     def student_rounds(self, images: Tensor, noise: Tensor) -> list[StudentOutput]:
-        """What the student makes of images (V*B, 3, H, W) in each round of masks; patches are embedded once for all."""
+        """Images (V*B, 3, H, W), noise (B, drawn rounds, V, L) -> the student's output in each round of masks.
+
+        The patches are embedded once for all rounds.
+        """
         patches = self.student.place(self.student.project(images), self.spec.grid)
         orders, rounds = self.rounds.orders(noise), self.rounds
         return [
@@ -200,37 +205,39 @@ class Moca(Method):
         ]
 
     def encode_masked(self, patches: Tensor, ids: Tensor, visible: int) -> StudentOutput:
-        """Placed patches (V*B, L, D), of which the first `visible` of ids (V*B, m) are encoded."""
+        """Encode the patches (V*B, L, D), with positions, that the first `visible` of the ids (V*B, m) name."""
         layers = [-1, *(-1 - before for before in self.early_layers)]
         last, *early = self.student.encode(patches, keep=ids[:, :visible], layers=layers, norm=False)
         last, prefix = self.student.normalise(last), self.spec.prefix
         embedding = last[:, prefix:].mean(dim=1) if self.spec.pool == "avg" else last[:, 0]
-        # Earlier blocks without the final norm, as the code has them; the last block with it, and then a second one.
+        # As in the code: earlier blocks come without the final norm, the last block with it. `LocalPrediction`
+        # normalises both, so that the last block is normalised twice.
         early = [tokens if before else last for tokens, before in zip(early, self.early_layers, strict=True)]
         return StudentOutput(embedding, [tokens[:, prefix:] for tokens in early], ids)
 
     def image_loss(self, rounds: list[StudentOutput], targets: TeacherTargets) -> Tensor:
-        """IMG, Eq. 5 and 6: from a masked view the other view's reduced assignments y_T."""
-        prototypes = self.generator(targets.words)  # W^b
-        other = targets.reduced.flip(0).flatten(0, 1)  # (V*B, K)
+        """L_IMG of one direction (Eq. 5 and 6): each masked view predicts y_T of the other view."""
+        w_b = self.generator(targets.words)  # W^b (K, D)
+        other_y_T = targets.y_T.flip(0).flatten(0, 1)  # (V*B, K)
         embeddings = torch.stack([student.embedding for student in rounds])  # (rounds, V*B, D)
-        entropies = torch.special.entr(other).sum(dim=-1)
-        return divergences(embeddings, prototypes, other @ prototypes, entropies, self.settings.kappa).mean()
+        entropies = torch.special.entr(other_y_T).sum(dim=-1)
+        return divergences(embeddings, w_b, other_y_T @ w_b, entropies, self.settings.kappa).mean()
 
     def local_loss(self, rounds: list[StudentOutput], targets: TeacherTargets) -> Tensor:
-        """LOC, Eq. 3 and 4: from a masked view its own patches' targets; the sum over the decoders."""
+        """L_LOC of one direction (Eq. 3 and 4), summed over the decoders: each masked view predicts the targets of its
+        own patches."""
         losses = [prediction(rounds, number, targets) for number, prediction in enumerate(self.predictions)]
         return torch.stack(losses).sum()
 
     def baseline_loss(self, views: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """The assignments' mean over the batch in place of each; nothing for targets that are no assignments."""
+        """Losses of predicting the batch's mean assignment everywhere; none for targets that are not assignments."""
         images = torch.cat([views[name][:BASELINE_IMAGES] for name in ("first", "second")])
         _, _, targets = self.teacher_targets(images)
         baselines = {}
         if self.generator is not None:
-            baselines["loss_img"] = DIRECTIONS * assignment_baseline(targets.reduced.flatten(0, 1))
+            baselines["loss_img"] = DIRECTIONS * assignment_baseline(targets.y_T.flatten(0, 1))
         if self.predictions and self.settings.target == "assignments":
-            baseline = assignment_baseline(targets.shares.flatten(0, 1))
+            baseline = assignment_baseline(targets.q_T.flatten(0, 1))
             baselines["loss_loc"] = DIRECTIONS * len(self.predictions) * baseline
         return baselines
 
@@ -240,19 +247,24 @@ class Moca(Method):
         return cosine(settings.teacher_momentum, settings.teacher_momentum_end, progress.step / progress.steps)
 
     def groups(self) -> list[Group]:
-        """Generators apart: their rate and decay are constants (main_pretrain.py:90, 163; util/misc.py:498-511)."""
-        own = {f"{name}." for name, module in self.named_modules() if isinstance(module, WeightGenerator)}
-        generators = {name: p for name, p in self.named_parameters() if name.startswith(tuple(own))}
+        """The weight generators have groups of their own, with constant learning rate and weight decay
+        (main_pretrain.py:90, 163; util/misc.py:498-511)."""
+        prefixes = {f"{name}." for name, module in self.named_modules() if isinstance(module, WeightGenerator)}
+        generators = {name: p for name, p in self.named_parameters() if name.startswith(tuple(prefixes))}
         trunk_and_heads = [(name, p) for name, p in self.named_parameters() if name not in generators]
-        apart = decay_groups(generators.items(), weight_decay=self.settings.generator_weight_decay)
-        return decay_groups(trunk_and_heads) + [replace(group, lr=self.settings.generator_lr) for group in apart]
+        generator_groups = decay_groups(generators.items(), weight_decay=self.settings.generator_weight_decay)
+        generator_groups = [replace(group, lr=self.settings.generator_lr) for group in generator_groups]
+        return decay_groups(trunk_and_heads) + generator_groups
 
     def encoders(self) -> dict[str, Encoder]:
         return {"teacher": Encoder(vit=self.teacher), "student": Encoder(vit=self.student)}
 
 
 class Codebook(nn.Module):
-    """Words (K, D) of length one, and the mean contrast mu by which assignments are sharpened."""
+    """Words (K, D) of unit length, and mu, the running mean of the contrast, which sets the assignments' temperature.
+
+    The contrast of a patch is its largest cosine similarity to a word minus its mean similarity (section 3.1).
+    """
 
     def __init__(self, settings: Settings, width: int, grid: tuple[int, int]) -> None:
         super().__init__()
@@ -264,73 +276,75 @@ class Codebook(nn.Module):
                 f"border={self.border} leaves nothing of {grid[0]} x {grid[1]} patches; lower it, 0 for none"
             )
         self.grid, self.inv_delta, self.kind = grid, settings.inv_delta, settings.new_word
-        self.register_buffer("words", l2_normalize(torch.randn(words, width).clamp(min=0)))  # half of a normal, :61-62
-        self.register_buffer("oldest", torch.zeros((), dtype=torch.int64))  # the word that is replaced next
+        # Negative numbers become 0 (models_moca.py:61-62).
+        self.register_buffer("words", l2_normalize(torch.randn(words, width).clamp(min=0)))
+        self.register_buffer("oldest", torch.zeros((), dtype=torch.int64))  # number of the word that is replaced next
         self.register_buffer("mu", torch.tensor(MU_START))
         self.register_buffer("mu_of_update", torch.tensor(MU_START))  # mu when words were last replaced
-        numbers = torch.arange(grid[0] * grid[1]).reshape(grid)
-        self.register_buffer("inner", self.within(numbers.unsqueeze(-1)).flatten(), persistent=False)
+        ids = torch.arange(grid[0] * grid[1]).reshape(grid)
+        self.register_buffer("inner", self.without_border(ids.unsqueeze(-1)).flatten(), persistent=False)
 
-    def within(self, cells: Tensor) -> Tensor:
-        """(..., h, w, x) without the border."""
+    def without_border(self, cells: Tensor) -> Tensor:
+        """(..., h, w, x) -> (..., h - 2 border, w - 2 border, x)."""
         (height, width), border = self.grid, self.border
         return cells[..., border : height - border, border : width - border, :]
 
     @torch.no_grad()
     def assign(self, tokens: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """The teacher's patches (V, B, L, D) -> q_T of each: shares (V, B, L, K) that sum to 1, their entropies
-        (V, B, L), and the contrasts (V,) between nearest and mean word, which mu follows.
+        """The teacher's patches (V, B, L, D) -> their assignments q_T (V, B, L, K), which sum to 1, the entropies of
+        q_T (V, B, L), and the mean contrast of each view (V,).
 
-        The temperature is mu / inv_delta as in the code (:150-151): the paper's 1 / (10 mu) would turn its effect
-        round. It is that of the last update, so the same for all views.
+        q_T = softmax(cos(patch, words) / tau_T), section 3.1. tau_T is mu / inv_delta as in the code
+        (models_moca.py:150-151); the paper's 1 / (10 mu) would reverse the effect of mu. mu is that of the last update,
+        and so the same for all views.
         """
         tokens = l2_normalize(tokens)
         cosines = to_float32(tokens @ self.words.T)
-        # The mean of the similarities is the similarity to the mean word: a pass over K numbers less.
-        contrast = cosines.amax(dim=-1) - tokens @ self.words.mean(dim=0)
-        logarithms = cosines.mul_(self.inv_delta / self.mu_of_update).log_softmax(dim=-1)
-        shares = logarithms.exp()
-        return shares, -logarithms.mul_(shares).sum(dim=-1), contrast.mean(dim=(1, 2)).to(self.mu)
+        # The mean of the similarities is the similarity to the mean word, which saves a pass over K numbers.
+        contrasts = cosines.amax(dim=-1) - tokens @ self.words.mean(dim=0)
+        log_q_T = cosines.mul_(self.inv_delta / self.mu_of_update).log_softmax(dim=-1)
+        q_T = log_q_T.exp()
+        return q_T, -log_q_T.mul_(q_T).sum(dim=-1), contrasts.mean(dim=(1, 2)).to(self.mu)
 
     @torch.no_grad()
     def follow(self, contrasts: Tensor) -> None:
-        """Move mu towards the contrasts (V,) of all processes, once for each view."""
+        """Move mu towards the contrasts (V,), averaged over all processes, one view after the other."""
         world = current_world()
         world.all_reduce(contrasts)
         for contrast in contrasts / world.size:
             self.mu.lerp_(contrast, 1.0 - MU_DECAY)
 
-    def pooled(self, shares: Tensor) -> Tensor:
-        """Shares (V, B, L, K) -> reduced assignments y_T (V, B, K), the mean within the border; they sum to 1."""
-        return self.within(shares.unflatten(2, self.grid)).mean(dim=(2, 3))
+    def pooled(self, q_T: Tensor) -> Tensor:
+        """Assignments q_T (V, B, L, K) -> y_T (V, B, K), their mean over the patches within the border; sums to 1."""
+        return self.without_border(q_T.unflatten(2, self.grid)).mean(dim=(2, 3))
 
     @torch.no_grad()
     def candidates(self, tokens: Tensor, choices: Tensor) -> Tensor:
-        """Tokens (V, B, L, D) -> k new words (k, D) of length one, of k images, all from one of two views.
+        """Tokens (V, B, L, D) -> n new words of unit length (n, D), from n different images of one of the two views.
 
-        choices (B, 3) in [0, 1): which view, of which the first image's counts; the order of the images, of which the
-        first k are taken; which token of the image. ValueError for fewer than k images.
+        choices (B, 3) in [0, 1) decide: the view, by the first image's number; the n images, those with the smallest
+        numbers; and the token of each image. Raises ValueError for fewer than n images.
         """
         if len(choices) < self.new_words:
             raise ValueError(f"new_words={self.new_words} is more than the {len(choices)} images of a forward pass")
-        view = (choices[:1, 0] >= 0.5).long()  # (1,), as an index of no dimension would wait for the GPU
+        view = (choices[:1, 0] >= 0.5).long()  # (1,): indexing with a scalar would wait for the GPU
         images = choices[:, 1].argsort()[: self.new_words]
-        drawn = self.inner[(choices[:, 2] * len(self.inner)).long()]
+        token_ids = self.inner[(choices[:, 2] * len(self.inner)).long()]  # (B,)
         if self.kind == "avg_token":
             words = tokens[view, images][:, self.inner].mean(dim=1)
         elif self.kind == "token":
-            words = tokens[view, images, drawn[images]]
-        else:  # inferred, as the paper's A.2 gives no details
-            one_each = l2_normalize(tokens[view, torch.arange(len(choices), device=view.device), drawn])
-            words = one_each[farthest(one_each, self.words, self.new_words)]
+            words = tokens[view, images, token_ids[images]]
+        else:  # farthest; inferred, as the paper's A.2 gives no details
+            token_per_image = l2_normalize(tokens[view, torch.arange(len(choices), device=view.device), token_ids])
+            words = token_per_image[farthest(token_per_image, self.words, self.new_words)]
         return l2_normalize(words).to(self.words)
 
     @torch.no_grad()
     def replace_oldest(self, words: Tensor) -> None:
-        """Put new words (k, D) in the place of the k oldest.
+        """Replace the n oldest words with new ones (n, D).
 
         Each process adds words of its own images, but the next forward pass begins with the codebook of the first
-        process, as DDP does in the source: k words count, whatever the number of processes.
+        process, as with DDP in the source: an update adds n words, whatever the number of processes.
         """
         places = (self.oldest + torch.arange(self.new_words, device=words.device)) % len(self.words)
         self.words.index_copy_(0, places, words)
@@ -339,20 +353,21 @@ class Codebook(nn.Module):
 
 
 def farthest(candidates: Tensor, words: Tensor, count: int) -> Tensor:
-    """Farthest-point sampling: ids (count,) of unit vectors (B, D), each farthest from `words` and those before it."""
-    nearest = (candidates @ words.T).amax(dim=1)
+    """Farthest-point sampling: candidates (B, D) and words (K, D), unit vectors -> ids (count,) of candidates, each the
+    farthest from the words and from the candidates chosen before it."""
+    similarities = (candidates @ words.T).amax(dim=1)  # to the nearest word or chosen candidate
     chosen = []
     for _ in range(count):
-        chosen.append(nearest.argmin())
-        nearest = torch.maximum(nearest, candidates @ candidates[chosen[-1]])
+        chosen.append(similarities.argmin())
+        similarities = torch.maximum(similarities, candidates @ candidates[chosen[-1]])
     return torch.stack(chosen)
 
 
 class WeightGenerator(nn.Module):
-    """Words (K, D) -> prototypes (K, d) of length one. hidden: width of the layer between.
+    """Words (K, D) -> prototypes (K, d) of unit length, section 3.2.1. hidden: width of the hidden layer.
 
-    The batch norm goes over the K words, which are the same in every process. Where d is not D the skip connection is
-    a layer too, which the paper does not mention.
+    The batch norm is over the K words, which are the same in every process. If d differs from D, the skip connection is
+    a linear layer, which the paper does not mention.
     """
 
     def __init__(self, width_in: int, hidden: int, width: int) -> None:
@@ -368,71 +383,83 @@ class WeightGenerator(nn.Module):
         return l2_normalize(self.layers(words) + self.skip(words))
 
 
-def divergences(tokens: Tensor, prototypes: Tensor, targets: Tensor, entropies: Tensor, kappa: float) -> Tensor:
-    """KL(q || softmax(kappa z W^T)) of each token, MOCA Eq. 2 and 5: the cross-entropy less the target's entropy.
+def divergences(
+    embeddings: Tensor, prototypes: Tensor, mean_prototypes: Tensor, entropies: Tensor, kappa: float
+) -> Tensor:
+    """KL(q || softmax(kappa z W^T)) of each embedding (Eq. 2 and 5): the cross-entropy minus the target's entropy.
 
-    tokens z (..., d), prototypes W (K, d), entropies (...) of the assignments q (..., K), of which only the targets
-    q W (..., d) are needed: the sum over k of q_k times a logit is kappa z (q W). So no round of
-    masks has to gather or keep (..., K) assignments.
+    The assignments q (..., K) enter only by their mean prototypes and entropies, as the sum over k of q_k times logit k
+    is kappa z (q W): no round of masks has to gather (..., K) numbers.
+
+    Args:
+        embeddings: z (..., d).
+        prototypes: W (K, d).
+        mean_prototypes: q W (..., d).
+        entropies: of q (...).
+        kappa: inverse temperature.
     """
-    logits = to_float32(kappa * tokens @ prototypes.T)
-    return logits.logsumexp(dim=-1) - kappa * (to_float32(tokens) * to_float32(targets)).sum(dim=-1) - entropies
+    logits = to_float32(kappa * embeddings @ prototypes.T)
+    target_logits = kappa * (to_float32(embeddings) * to_float32(mean_prototypes)).sum(dim=-1)
+    return logits.logsumexp(dim=-1) - target_logits - entropies
 
 
 class AssignmentTarget(nn.Module):
-    """The teacher's assignments of the same view (Eq. 2-4), of visible and masked patches alike."""
+    """The teacher's assignments of the same view (Eq. 2 to 4), for visible and masked patches."""
 
     def __init__(self, generator: WeightGenerator, kappa: float) -> None:
         super().__init__()
         self.generator, self.kappa = generator, kappa
 
-    def of_all_rounds(self, targets: TeacherTargets) -> tuple[Tensor, Tensor, Tensor]:
-        """W^d (K, d), q W of all patches (V*B, L, d), the entropies of q (V*B, L)."""
-        prototypes = self.generator(targets.words)
-        return prototypes, targets.shares @ prototypes, targets.entropies
+    def prepare(self, targets: TeacherTargets) -> tuple[Tensor, Tensor, Tensor]:
+        """W^d (K, d), q_T W^d of all patches (V*B, L, d), and the entropies of q_T (V*B, L)."""
+        w_d = self.generator(targets.words)
+        return w_d, targets.q_T @ w_d, targets.entropies
 
-    def loss(self, decoded: Tensor, student: StudentOutput, goal: tuple[Tensor, Tensor, Tensor]) -> Tensor:
-        prototypes, mixed, entropies = goal
+    def loss(self, decoded: Tensor, student: StudentOutput, prepared: tuple[Tensor, Tensor, Tensor]) -> Tensor:
+        """Mean divergence of the decoded patches (V*B, m, d). prepared: from `prepare`."""
+        w_d, mean_prototypes, entropies = prepared
         entropies = entropies.gather(1, student.ids)
-        return divergences(decoded, prototypes, take(mixed, student.ids), entropies, self.kappa).mean()
+        return divergences(decoded, w_d, take(mean_prototypes, student.ids), entropies, self.kappa).mean()
 
 
 class PixelTarget(nn.Module):
-    """MAE's loss on the masked patches (section 4.2, tables 3 and 8; which patches is inferred from MAE)."""
+    """MAE's loss on the masked patches (section 4.2, tables 3 and 8; that only masked patches count is inferred)."""
 
     def __init__(self, width: int, patch: int) -> None:
         super().__init__()
         self.patch = patch
         self.pixels = xavier_(nn.Linear(width, patch**2 * 3))
 
-    def of_all_rounds(self, targets: TeacherTargets) -> Tensor:
-        """All patches (V*B, L, 3pp)."""
+    def prepare(self, targets: TeacherTargets) -> Tensor:
+        """Pixels of all patches (V*B, L, 3pp)."""
         return patchify(targets.images, self.patch)
 
-    def loss(self, decoded: Tensor, student: StudentOutput, goal: Tensor) -> Tensor:
+    def loss(self, decoded: Tensor, student: StudentOutput, patches: Tensor) -> Tensor:
+        """Mean squared error of the masked ones of the decoded patches (V*B, m, d). patches: from `prepare`."""
         masked = slice(student.visible, None)
-        return (self.pixels(decoded[:, masked]) - normalised(take(goal, student.ids[:, masked]))).square().mean()
+        return (self.pixels(decoded[:, masked]) - normalised(take(patches, student.ids[:, masked]))).square().mean()
 
 
 class EmbeddingTarget(nn.Module):
-    """Cosine distance to the teacher's tokens (section 4.2, table 3; of the patches that assignments are predicted for,
-    which is inferred)."""
+    """Cosine distance to the teacher's tokens (section 4.2, table 3), for the patches whose assignments would be
+    predicted, which is inferred."""
 
     def __init__(self, width: int, width_out: int) -> None:
         super().__init__()
         self.tokens = xavier_(nn.Linear(width, width_out))
 
-    def of_all_rounds(self, targets: TeacherTargets) -> Tensor:
-        """The teacher's patches (V*B, L, D)."""
+    def prepare(self, targets: TeacherTargets) -> Tensor:
+        """The teacher's patch tokens (V*B, L, D)."""
         return targets.tokens
 
-    def loss(self, decoded: Tensor, student: StudentOutput, goal: Tensor) -> Tensor:
-        cosines = (l2_normalize(self.tokens(decoded)) * l2_normalize(take(goal, student.ids))).sum(dim=-1)
+    def loss(self, decoded: Tensor, student: StudentOutput, tokens: Tensor) -> Tensor:
+        """Mean cosine distance of the decoded patches (V*B, m, d). tokens: from `prepare`."""
+        cosines = (l2_normalize(self.tokens(decoded)) * l2_normalize(take(tokens, student.ids))).sum(dim=-1)
         return 1.0 - cosines.mean()
 
 
 class LocalPrediction(nn.Module):
-    """One decoder with its loss. Patch tokens are normalised here; the image embedding already is."""
+    """One decoder with its loss. Patch tokens are normalised here; the image embedding is normalised already."""
 
     def __init__(self, decoder: TokenDecoder, target: nn.Module, width: int) -> None:
         super().__init__()
@@ -440,16 +467,16 @@ class LocalPrediction(nn.Module):
         self.decoder, self.target = decoder, target
 
     def forward(self, rounds: Sequence[StudentOutput], number: int, targets: TeacherTargets) -> Tensor:
-        """The loss of decoder `number`, a mean over the rounds."""
-        goal = self.target.of_all_rounds(targets)
+        """The mean loss over the rounds. number: of this decoder."""
+        prepared = self.target.prepare(targets)  # the same in all rounds
         losses = [
-            self.target.loss(self.decode(student.embedding, student.early[number], student.ids), student, goal)
+            self.target.loss(self.decode(student.embedding, student.early[number], student.ids), student, prepared)
             for student in rounds
         ]
         return torch.stack(losses).mean()
 
     def decode(self, embedding: Tensor, patches: Tensor, ids: Tensor) -> Tensor:
-        """Embedding (B, D), visible patches (B, k, D), ids (B, m) -> (B, m, d)."""
+        """Image embeddings (V*B, D), visible patches (V*B, k, D), ids (V*B, m) -> decoded patches (V*B, m, d)."""
         tokens = torch.cat([embedding.unsqueeze(1), self.norm(patches)], dim=1)
         return self.decoder(tokens, ids)
 
