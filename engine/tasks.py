@@ -310,6 +310,8 @@ def resampled(score: Score, images: int, most: int = MAX_RESAMPLES) -> dict[str,
     """
     counts = _counts(images, min(resamples_of(images), most))
     parts = [score(counts[first : first + BLOCK].astype(np.float64)) for first in range(0, len(counts), BLOCK)]
+    if not isinstance(parts[0], Mapping):
+        raise ValueError(f"the score of resampled() returned {type(parts[0]).__name__}; return name -> (r,) in a dict")
     return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
 
 

@@ -1,7 +1,8 @@
 """Contract of every probe and dense task, parametrised by the extension folders: what any evaluation must do."""
 
+import shutil
 from contextlib import suppress
-from dataclasses import FrozenInstanceError, fields, is_dataclass, replace
+from dataclasses import FrozenInstanceError, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,19 +14,27 @@ from PIL import Image
 
 from bench.cli.settings import changed, meanings, read_changes, setting_text
 from bench.reporting.effects import RUN
+from bench.run.runner import checked
+from bench.run.suites import catalogue
 from checkpoints.export import ViTExport
 from checkpoints.resolve import load, load_frozen
 from checkpoints.spec import Preparation, ViTSpec
 from checkpoints.vit import ViT
 from engine.extensions import load_extension, source_files
-from engine.tasks import Outcome, Task, Workspace, settings_of
+from engine.tasks import Outcome, Task, Workspace, resamples_of, settings_of
 from engine.work import Scale
+from imagesets.sets import open_set
 from tools.protocols import ROOT, own_tasks, protocol_versions, read_record
 
 TASKS = {key: load_extension(kind, key) for kind in ("probes", "downstream") for key in source_files(kind)}
 PROTOCOLS = {name: protocol for module in TASKS.values() for name, protocol in module.PROTOCOLS.items()}
 # Dense tasks evaluate on labelled scenes, not on classes of images: tests/downstream has their share of this contract.
-SMOKE = [name for module in TASKS.values() for name in module.SUITES["smoke"] if not PROTOCOLS[name].task.LAYOUT]
+SMOKE = [
+    name
+    for module in TASKS.values()
+    for name in module.SUITES.get("smoke", ())
+    if name in PROTOCOLS and not getattr(PROTOCOLS[name].task, "LAYOUT", "")
+]
 FEW = 80  # images of a split that are enough for some tests
 COLOURS = {"blue": (0, 0, 255), "green": (0, 255, 0), "red": (255, 0, 0), "white": (255, 255, 255)}
 
@@ -70,8 +79,9 @@ def written(folder: Path, shuffled: bool) -> str:
     return f"folder:{folder}"
 
 
-def run(name: str, export: ViTExport, data: str, cache: Path, limit: int | None = None) -> Outcome:
-    return PROTOCOLS[name].task.run(export, Workspace(cache=cache, data=data, limit=limit))
+def run(name: str, export: ViTExport, data: str, cache: Path, **options: Any) -> Outcome:
+    """The outcome, which `bench run` would save: it refuses the same ones with the same messages."""
+    return checked(PROTOCOLS[name].task.run(export, Workspace(cache=cache, data=data, **options)))
 
 
 def accuracies(outcome: Outcome) -> dict[str, float]:
@@ -83,12 +93,12 @@ def accuracies(outcome: Outcome) -> dict[str, float]:
 @pytest.mark.parametrize("key", TASKS)
 def test_the_file_defines_what_a_task_file_must(key):
     module = TASKS[key]
-    assert module.PROTOCOLS and "smoke" in module.SUITES
-    for names in module.SUITES.values():
-        assert set(names) <= set(module.PROTOCOLS)
-    for protocol in module.PROTOCOLS.values():
-        assert protocol.version >= 1 and len(protocol.source) > 10
-        assert is_dataclass(protocol.task)
+    reasons = {extension.key: reason for extension, reason in catalogue().broken.items()}
+    assert key not in reasons, reasons[key]
+    assert module.PROTOCOLS and "smoke" in module.SUITES, f"{key}: SUITES lacks a suite `smoke`"
+    for name, protocol in module.PROTOCOLS.items():
+        assert protocol.version >= 1, f"{name}: versions begin at 1"
+        assert len(protocol.source) > 10, f"{name}: source={protocol.source!r}; name paper or code, or say `ours: ...`"
         with pytest.raises(FrozenInstanceError):
             setattr(protocol.task, fields(protocol.task)[0].name, None)
 
@@ -155,7 +165,8 @@ def test_every_setting_has_a_meaning(name):
     """The comment beside the field, or above it; `bench list` shows it."""
     task = PROTOCOLS[name].task
     found = meanings(type(task))
-    assert all(len(found.get(field.name, "")) > 3 for field in fields(task)), fields(task)
+    lacking = [field.name for field in fields(task) if len(found.get(field.name, "")) <= 3]
+    assert not lacking, f"settings without a comment beside or above them: {', '.join(lacking)}"
 
 
 @pytest.mark.parametrize("key", TASKS)
@@ -199,13 +210,30 @@ def test_the_same_export_and_seed_give_the_same_numbers(solved, export, coloured
 def test_numbers_are_finite_and_agree_with_their_arrays(solved):
     _, outcome = solved
     assert outcome.metrics
-    for metric in outcome.metrics.values():
+    for name, metric in outcome.metrics.items():
         assert np.isfinite(metric.value)
         if metric.per_image is not None:
             scale = 100 if metric.unit == "%" else 1
-            assert metric.per_image.shape == (120,) and metric.value == pytest.approx(
-                scale * np.nanmean(metric.per_image)
-            )
+            assert metric.per_image.shape == (120,), f"{name}: per_image has one value for each validation image"
+            assert metric.value == pytest.approx(scale * np.nanmean(metric.per_image))
+        if metric.resampled is not None:
+            assert metric.resampled.shape == (resamples_of(120),), f"{name}: take the values of engine.tasks.resampled"
+            middle, spread = np.median(metric.resampled), np.std(metric.resampled)
+            assert abs(metric.value - middle) <= 10 * spread + 1e-3 * abs(middle), f"{name}: resampled in another unit"
+
+
+@pytest.mark.parametrize("name", SMOKE)
+def test_an_unreadable_image_is_left_out_and_keeps_its_place(name, export, coloured, tmp_path):
+    """With --skip-bad: `per_image` and the weights of `resampled` are over all images; it has NaN in the former."""
+    folder = Path(shutil.copytree(coloured.removeprefix("folder:"), tmp_path / "set"))
+    data = f"folder:{folder}"
+    broken = open_set(data, "val").path(7)
+    Path(broken).write_bytes(Path(broken).read_bytes()[:60])
+    outcome = run(name, export, data, tmp_path / "cache", skip_bad=True)
+    for metric in outcome.metrics.values():
+        if metric.per_image is not None:
+            assert metric.per_image.shape == (120,), "probes.scores.spread_out puts values at their images' places"
+            assert np.isnan(metric.per_image[7])
 
 
 def test_measured_counts_match_the_summary(solved, export):
@@ -230,7 +258,8 @@ def test_measured_counts_match_the_summary(solved, export):
 
 def test_separable_images_are_solved_by_a_classifier(solved):
     _, outcome = solved
-    assert max(accuracies(outcome).values(), default=100) > 98
+    values = accuracies(outcome)  # call a metric top1... only if it is the accuracy of a classifier
+    assert not values or max(values.values()) > 98, values
 
 
 @pytest.mark.parametrize("name", SMOKE)

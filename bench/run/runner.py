@@ -62,6 +62,8 @@ def checked(outcome: Outcome) -> Outcome:
     if not outcome.metrics:
         raise ValueError("the task returned no metrics")
     _refuse("metrics that are not an engine.tasks.Metric", outcome, lambda metric: isinstance(metric, Metric))
+    _refuse("metrics whose value is not one number", outcome, lambda metric: np.ndim(metric.value) == 0)
+    _refuse("metrics whose per_image or resampled values are not a vector", outcome, _has_vectors)
     _refuse("metrics that are not finite", outcome, lambda metric: isfinite(metric.value))
     known = (None, *outcome.metrics)
     _refuse("metrics whose deviation_of is not a metric", outcome, lambda metric: metric.deviation_of in known)
@@ -80,6 +82,10 @@ def _refuse(problem: str, outcome: Outcome, is_valid: Callable[[Metric], bool]) 
     """ValueError, with the problem and their names, if some metrics are not valid."""
     if invalid := [name for name, metric in outcome.metrics.items() if not is_valid(metric)]:
         raise ValueError(f"{problem}: {', '.join(invalid)}")
+
+
+def _has_vectors(metric: Metric) -> bool:
+    return all(values is None or np.ndim(values) == 1 for values in (metric.per_image, metric.resampled))
 
 
 def _is_mean(metric: Metric) -> bool:

@@ -4,17 +4,19 @@ Cheap tasks run first, in the order of their `COST`.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from types import ModuleType
-from typing import Any
+from typing import Any, ClassVar, get_origin
 
 from bench.cli.output import in_one_line
 from bench.cli.settings import changed, read_changes
 from engine.extensions import Extension, extensions, loaded, refused
 from engine.printing import did_you_mean
+from engine.settings import annotations
 from engine.tasks import Protocol, SelectOn, Task, settings_of
 
 KINDS = ("probes", "downstream")
+PLAIN = (bool, int, float, str, tuple, list, dict)  # values that a setting may have
 LAYOUT_IS = "dense tasks name the layout of their scenes, probes none"
 # Ending of protocols that select as their source does, on validation images: a task's name does not select them.
 AS_REPORTED = "_paper"
@@ -98,6 +100,7 @@ def _protocols(extension: Extension, module: ModuleType) -> dict[str, ChosenProt
     for name, value in module.PROTOCOLS.items():
         if not isinstance(value, Protocol) or not isinstance(value.task, Task):
             raise ValueError(f"the task of its protocol {name!r} is not an engine.tasks.Task; derive it from Task")
+        _check_settings(type(value.task))
         if not isinstance(value.task.COST, int | float) or not isinstance(value.task.LAYOUT, str):
             raise ValueError(f"the task of its protocol {name!r} needs a number as COST and a string as LAYOUT")
         if bool(value.task.LAYOUT) != (extension.kind == "downstream"):
@@ -106,6 +109,21 @@ def _protocols(extension: Extension, module: ModuleType) -> dict[str, ChosenProt
         name: ChosenProtocol(key=extension.key, name=name, protocol=value, plugin=extension.plugin)
         for name, value in module.PROTOCOLS.items()
     }
+
+
+def _check_settings(kind: type[Task]) -> None:
+    """ValueError for an attribute that looks like a setting and is none: no @dataclass, or no type."""
+    settings = {entry.name for entry in fields(kind)}
+    hints = annotations(kind)  # type: ignore[arg-type]  # mypy's: a type is hashable
+    if "__dataclass_fields__" not in vars(kind):
+        typed = [name for name, hint in hints.items() if get_origin(hint) is not ClassVar]
+        if lost := [name for name in typed if name not in settings]:
+            fix = f"write @dataclass(frozen=True, kw_only=True) above class {kind.__name__}"
+            raise ValueError(f"{kind.__name__} is not a dataclass, so {lost[0]} is not a setting; {fix}")
+    for name, value in vars(kind).items():
+        if isinstance(value, PLAIN) and name.islower() and not name.startswith("_") and name not in hints:
+            fix = f"write {name}: TYPE = {value!r}"
+            raise ValueError(f"{kind.__name__}.{name} has no type, so it is not a setting; {fix}")
 
 
 def _check_names(
@@ -119,6 +137,9 @@ def _check_names(
         raise ValueError(f"the task {known[duplicates[0]].key!r} already has a protocol {duplicates[0]!r}")
     if any(chosen.key == extension.key for chosen in known.values()):
         raise ValueError(f"there is another task {extension.key!r} already")
+    for suite, names in suites.items():
+        if isinstance(names, str) or not all(isinstance(name, str) for name in names):
+            raise ValueError(f"its SUITES[{suite!r}] is {names!r}; write a tuple of names, such as ({names!r},)")
     if unknown := sorted({name for names in suites.values() for name in names} - added.keys()):
         raise ValueError(f"its SUITES contain {unknown[0]!r}, which is not in its PROTOCOLS")
 

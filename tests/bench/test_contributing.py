@@ -70,7 +70,7 @@ def test_as_files_of_the_folders_they_pass_the_contracts_that_the_pages_name(tmp
             file.write(code)
     environment = os.environ | {"PYTHONPATH": str(tmp_path), "PYTHONDONTWRITEBYTECODE": "1"}
     paths, names = (sorted(set(column)) for column in zip(*CONTRACTS, strict=True))
-    assert {"centroid", "rankme", "patch_means", "denoise", "mylab"} == set(names)
+    assert {"centroid", "luminance", "patch_means", "denoise", "mylab"} == set(names)
     tests = ["-q", "-p", "no:cacheprovider", *paths, "-k", " or ".join(names), "-rA"]
     program = "import sys, pytest, tools.protocols as it; sys.exit(it.main() or pytest.main(sys.argv[1:]))"
     command = [sys.executable, "-c", program, *tests]  # in one process, as importing takes as long as the tests
@@ -81,13 +81,15 @@ def test_as_files_of_the_folders_they_pass_the_contracts_that_the_pages_name(tmp
 
 def test_a_probe_and_a_dense_task_are_run(contributed, bench, exports, tmp_path):
     out = tmp_path / "results"
-    words = ("--suite", "centroid,rankme,patch_means_ade20k", "--data", "digits=digits:", "scenes=tiny-ade20k:")
+    words = ("--suite", "centroid,luminance,patch_means_ade20k", "--data", "digits=digits:", "scenes=tiny-ade20k:")
     code, said, err = bench("run", "--checkpoint", exports[0], *words, "--out", out)
     assert code == 0, said + err
     found = {result.protocol.name: result for result in map(read_result, result_files(out))}
     assert found["centroid@avg"].metrics["top1"].value > 50 and found["centroid@avg"].metrics["top1"].interval
-    rank = found["rankme@val"].metrics["rankme"]
-    assert 1 < rank.value <= 12 and rank.unit == "" and "rankme" in (out / "leaderboard.md").read_text()
+    luminance = found["luminance@ridge"].metrics
+    assert 0.5 < luminance["r2"].value <= 1 and luminance["r2"].unit == "" and luminance["r2"].interval
+    assert 0 < luminance["mae"].value < 0.1 and luminance["mae"].interval
+    assert "r2" in (out / "leaderboard.md").read_text()
     assert found["patch_means@smoke"].metrics["mIoU"].value > 0 and found["patch_means@smoke"].metrics["mIoU"].interval
 
 

@@ -36,9 +36,17 @@ FILES = {
     "toy": TOYS.format(key="toy", cost=1).replace("def run", FEATURES),
     "bare": TOYS.format(key="bare", cost=1).replace("(Task)", ""),
     "thief": TOYS.format(key="thief", cost=1).replace("thief@two", "knn@dino"),
+    "undecorated": (
+        TOYS.format(key="undecorated", cost=1)
+        .replace("@dataclass(frozen=True, kw_only=True)\n", "")
+        .replace("Toy(k=(5,))", "Toy()")
+    ),
+    "untyped": TOYS.format(key="untyped", cost=1).replace("    mode:", "    steps = 3\n    mode:"),
+    "text": TOYS.format(key="text", cost=1).replace('"toys": (', '"one": "text@one", "toys": ('),
     "vague": TOYS.format(key="vague", cost=1).replace('"toys": (', '"toys": ("vague@three", '),
 }
-IMPORTERS, TASKS = ("layout", "blind", "touchy", "clumsy"), ("toy", "bare", "thief", "vague", "leaving")
+IMPORTERS = ("layout", "blind", "touchy", "clumsy")
+TASKS = ("toy", "bare", "thief", "undecorated", "untyped", "text", "vague", "leaving")
 POINTS = {
     "bench.importers": {key: f"others.{key}" for key in IMPORTERS} | {"mae": "others.layout"},
     "bench.probes": {key: f"others.{key}" for key in TASKS} | {"knn": "others.toy"},
@@ -57,6 +65,11 @@ LEFT_OUT = {
     "task 'leaving' of others 2.1": "cannot be imported: SystemExit: 3",
     "task 'bare' of others 2.1": BARE,
     "task 'thief' of others 2.1": "the task 'knn' already has a protocol 'knn@dino'",
+    "task 'undecorated' of others 2.1": (
+        "Toy is not a dataclass, so k is not a setting; write @dataclass(frozen=True, kw_only=True) above class Toy"
+    ),
+    "task 'untyped' of others 2.1": "Toy.steps has no type, so it is not a setting; write steps: TYPE = 3",
+    "task 'text' of others 2.1": ("its SUITES['one'] is 'text@one'; write a tuple of names, such as ('text@one',)"),
     "task 'vague' of others 2.1": "its SUITES contain 'vague@three', which is not in its PROTOCOLS",
     "task 'lowshot' of others 2.1": (
         "the task of its protocol 'thief@one' has the LAYOUT ''; "

@@ -113,6 +113,7 @@ def test_a_failed_task_is_recorded_and_the_rest_go_on(run, out):
         ("nan", "metrics that are not finite: top1_k1, top1_k2"),
         ("none", "the task returned no metrics"),
         ("forgot", "the task's run() returned NoneType; return an engine.tasks.Outcome"),
+        ("odd metric", "metrics whose value is not one number: errors"),
         ("odd facts", "facts that are not JSON: Object of type object is not JSON serializable"),
     ],
 )

@@ -22,7 +22,7 @@ class Toy(Task):
     k: tuple[int, ...] = (1, 2)
     rate: float = 0.5
     depth: int | None = None
-    mode: Literal["plain", "nan", "none", "forgot", "odd facts", "wait", "interrupt", "stop"] = "plain"
+    mode: Literal["plain", "nan", "none", "forgot", "odd facts", "odd metric", "wait", "interrupt", "stop"] = "plain"
 
     def run(self, export, space):
         space.cache.mkdir(parents=True, exist_ok=True)
@@ -43,6 +43,8 @@ class Toy(Task):
         metrics = {{}} if self.mode == "none" else {{f"top1_k{{k}}": Metric(value=value + k) for k in self.k}}
         if self.mode == "forgot":
             return None
+        if self.mode == "odd metric":
+            metrics = {{"errors": Metric(value=np.ones(4)), "error": Metric(value=1.0, resampled={{"error": [1.0]}})}}
         correct = np.arange(4) % 2 == 0
         facts = {{"process": os.getpid()}} if self.mode != "odd facts" else {{"file": object()}}
         return Outcome(metrics=metrics, arrays={{"correct": correct}}, facts=facts)

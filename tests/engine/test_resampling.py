@@ -29,3 +29,8 @@ def test_many_images_are_resampled_less_often(monkeypatch):
         34,
         1,
     ]
+
+
+def test_a_score_without_a_name_is_refused():
+    with pytest.raises(ValueError, match="returned ndarray; return name"):
+        resampled(lambda weights: weights[:, 0], 7)
