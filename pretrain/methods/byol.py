@@ -1,8 +1,8 @@
 """BYOL (Grill et al. 2020) on a ViT: each view predicts the target network's projection of the other.
 
-Figure 2 and Eq. 2; deepmind-research d8df415, byol/, which is JAX and has ResNets alone. So heads, loss and moving
-average are BYOL's, and all that belongs to a ViT is MoCo-v3's: trunk, frozen patch embedding, views, AdamW. No outputs
-of official code are recorded to compare with. B images, d projected width.
+Figure 2 and Eq. 2; deepmind-research d8df415, byol/, which is in JAX and has only ResNets. So heads, loss and moving
+average are BYOL's, and everything specific to ViTs is MoCo-v3's: trunk, frozen patch embedding, views, AdamW. There are
+no recorded outputs of official code to compare with. B images, d projected width.
 """
 
 from collections.abc import Mapping
@@ -23,7 +23,7 @@ from pretrain.recipe import SINCOS_ROWS, VIT_S
 
 @dataclass(frozen=True, kw_only=True)
 class Settings(SiameseSettings):
-    """Settings of BYOL, beside those of both siamese methods."""
+    """The settings that BYOL adds to those of both siamese methods."""
 
     teacher_momentum: UnitInterval = 0.996  # tau at the start, for 1000 epochs (section 3.2)
 
@@ -45,12 +45,12 @@ class Byol(Siamese):
         return Step(byol_loss(p1, z2) + byol_loss(p2, z1), {})  # both directions (byol_experiment.py:243-250)
 
     def after_update(self, progress: TrainProgress) -> None:
-        """The target network moves towards the online network's new weights (byol_experiment.py:337-343)."""
+        """Move the target network towards the online network's new weights (byol_experiment.py:337-343)."""
         self.follow(progress)
 
     @torch.no_grad()
     def baseline_loss(self, views: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Loss of predicting the targets' mean direction; their batch norms use running statistics for this."""
+        """Loss of predicting the mean direction of the targets, computed with running statistics in batch norms."""
         with in_eval_mode(self.momentum):
             return {"loss": torch.stack([direction_baseline(targets) for targets in self.targets(views)]).sum()}
 
@@ -64,7 +64,7 @@ _OURS = (
     "ours: Grill et al. 2020 (heads, loss; tau 0.99 for 300 epochs, configs/byol.py:23) with MoCo-v3's ViT recipe "
     "(CONFIG.md); no official ViT exists"
 )
-# The weight decay is not of biases and norms, as BYOL's own (utils/optimizers.py:30-35).
+# Biases and norms have no weight decay, as in BYOL's own code (utils/optimizers.py:30-35).
 _VIT_B = replace(MOCOV3["vit_b"], source=_OURS, settings=Settings(teacher_momentum=0.99))
 RECIPES = {
     "vit_b": _VIT_B,

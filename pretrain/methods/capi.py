@@ -37,7 +37,7 @@ from pretrain.methods.dinov2 import drop_subsets_
 from pretrain.parts.heads import Prototypes
 from pretrain.parts.mask_shapes import HiddenShape, SeenAndPredicted
 from pretrain.parts.masking import take
-from pretrain.parts.teachers import ema_update, frozen_copy, largest, sinkhorn
+from pretrain.parts.teachers import ema_update, frozen_copy, max_over_processes, sinkhorn
 from pretrain.parts.views import ImageViews, crop, view
 from pretrain.parts.weights import TOKEN_STD, capi_vit
 from pretrain.recipe import VIT_L, Recipe, on_32px, smoke
@@ -212,7 +212,7 @@ def soft_cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
 
 def shared_out(scores: Tensor, iterations: int) -> Tensor:
     """Scores (..., B, K) -> probabilities by Sinkhorn-Knopp over the images of all processes."""
-    shift = largest(scores.amax(dim=-2, keepdim=True)) - LARGEST
+    shift = max_over_processes(scores.amax(dim=-2, keepdim=True)) - LARGEST
     return sinkhorn((scores - shift).exp_(), iterations, EPS)
 
 

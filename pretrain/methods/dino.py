@@ -1,8 +1,10 @@
 """DINO (Caron et al. 2021): every crop of an image predicts the teacher's outputs for its two large ones.
 
-Figure 2 and algorithm 1; facebookresearch/dino 7c446df, main_dino.py. Of its ablations squared errors, Sinkhorn-Knopp,
-a predictor and a head without bottleneck are not here. `TeacherStudent` and `SelfDistillation` are what iBOT, MST,
-SimDINO and DINOv2 have too. B images, G = 2 global and N local crops, L patches, D width, K prototypes.
+Figure 2 and algorithm 1; facebookresearch/dino 7c446df, main_dino.py. Of the paper's ablations, the squared error,
+Sinkhorn-Knopp, a predictor and a head without bottleneck are not implemented. iBOT, MST, SimDINO and DINOv2 derive from
+`TeacherStudent` or `SelfDistillation`.
+
+B images, G = 2 global and N local crops of side S and s, L patches, D width, d bottleneck, K prototypes.
 """
 
 from collections.abc import Mapping
@@ -27,21 +29,21 @@ from pretrain.recipe import VIT_B, VIT_S, Recipe, on_32px, smoke
 from pretrain.schedules import CosineTo, TableCosine, cosine
 
 GLOBAL_CROPS = 2
-POSITIONS = dict(position="learned", position_resize="bicubic_offset")  # of every method here
+POSITIONS = dict(position="learned", position_resize="bicubic_offset")  # of all methods of DINO's family
 
 
 @dataclass(frozen=True, kw_only=True)
 class MultiCropSettings(Validated):
     """Head, teacher and crops. The defaults are main_dino.py's (49-122)."""
 
-    head_layers: PositiveInt = 3  # of the projection head's MLP
+    head_layers: PositiveInt = 3  # linear layers of the projection head's MLP
     head_hidden: PositiveInt = 2048  # hidden width of the projection head
     bottleneck: PositiveInt = 256  # width before the prototypes
     head_norm: Norm = "none"  # of the projection head: bn, ln or none
     teacher_momentum: UnitInterval = 0.996  # at the start
     teacher_momentum_end: UnitInterval = 1.0  # after the last update
     global_scale: AreaRange = (0.4, 1.0)  # least and largest share of the image's area in a global crop
-    local_scale: AreaRange = (0.05, 0.4)  # the same of a local crop
+    local_scale: AreaRange = (0.05, 0.4)  # the same for a local crop
     local_size: PositiveInt = 96  # side of a local crop in pixels
     local_crops: NonNegativeInt = 8  # of each image; 0: none
     # chance for the first and the second global crop, and for local crops
@@ -52,33 +54,36 @@ class MultiCropSettings(Validated):
 
 @dataclass(frozen=True, kw_only=True)
 class DistillationSettings(MultiCropSettings):
-    """With prototypes. The defaults are main_dino.py's (49-122)."""
+    """Prototypes, temperatures and centre. The defaults are main_dino.py's (49-122)."""
 
     prototypes: PositiveInt = 65536  # K, outputs of the projection head
-    fixed_prototypes: bool = True  # norm_last_layer: the prototypes keep length one
-    freeze_prototypes: NonNegativeInt = 1  # epochs in which the prototypes stand still
+    fixed_prototypes: bool = True  # the prototypes keep unit length (norm_last_layer)
+    freeze_prototypes: NonNegativeInt = 1  # first epochs, in which the prototypes are frozen
     teacher_temperature: PositiveFloat = 0.04  # after the warm-up
     teacher_temperature_start: PositiveFloat = 0.04  # at the start of the warm-up
-    teacher_warmup: NonNegativeInt = 0  # epochs that the teacher's temperature takes to get there
+    teacher_warmup: NonNegativeInt = 0  # epochs of the warm-up of the teacher's temperature
     student_temperature: PositiveFloat = 0.1  # constant
-    center: bool = True  # centre the teacher's outputs; without it: table 7
+    center: bool = True  # centre the teacher's outputs; false: the ablation of table 7
     center_momentum: UnitInterval = 0.9  # of the centre
 
 
 class Branch(nn.Module):
-    """An encoder and its head: the student, or the teacher."""
+    """An encoder and its head: the student or the teacher."""
 
     def __init__(self, vit: ViT, head: PrototypeHead) -> None:
         super().__init__()
         self.vit, self.head = vit, head
 
     def class_tokens(self, crops: Tensor) -> Tensor:
-        """V crops of one size (B, V, 3, S, S) -> normalised class tokens (B, V, D), in one pass."""
+        """V crops of one size (B, V, 3, S, S) -> class tokens after the final norm (B, V, D), in one pass."""
         return class_tokens(self.vit, crops)
 
     def forward(self, crops: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Crops by size -> their logits (B, V, K): the encoder runs once a size, the head once on all of them, so
-        that its batch norms see all (utils.py:594-629)."""
+        """Name -> crops of one size (B, V, 3, S, S) becomes name -> their logits (B, V, K).
+
+        The encoder runs once per size, the head once on all crops, so that its batch norms see them together
+        (utils.py:594-629).
+        """
         tokens = {name: self.class_tokens(group) for name, group in crops.items()}
         rows = torch.cat([group.flatten(0, 1) for group in tokens.values()])
         logits = self.head(rows).split([group.shape[0] * group.shape[1] for group in tokens.values()])
@@ -86,7 +91,10 @@ class Branch(nn.Module):
 
 
 class TeacherStudent(Method):
-    """Student and teacher. Views: "global" (B, G, 3, S, S) and "local" (B, N, 3, s, s), see views.py."""
+    """Base of the methods of DINO's family: student, teacher, their heads, and multi-crop.
+
+    Views: "global" (B, G, 3, S, S) and "local" (B, N, 3, s, s), see parts/views.py.
+    """
 
     sync_batch_norm = True  # main_dino.py:172-181; there are batch norms only with head_norm="bn"
     one_norm = False  # whether a single norm serves all hidden layers of the head
@@ -105,19 +113,19 @@ class TeacherStudent(Method):
         return truncated_vit(ViT(self.spec, self.settings.drop_path))
 
     def new_head(self) -> PrototypeHead:
-        """The student's head with fresh weights, here without prototypes."""
+        """The student's head with fresh weights; in this base class without prototypes."""
         s = self.settings
         return self.head_of(s.head_layers, s.head_hidden, s.bottleneck)
 
     def head_of(
         self, layers: int, hidden: int, bottleneck: int, prototypes: int = 0, fixed: bool = True
     ) -> PrototypeHead:
-        """A head with fresh weights; without prototypes it gives unit vectors."""
+        """A head with fresh weights; without prototypes, it outputs unit vectors."""
         widths = [self.spec.width, *[hidden] * (layers - 1), bottleneck]
         return PrototypeHead(widths, prototypes, norm=self.settings.head_norm, fixed=fixed, one_norm=self.one_norm)
 
     def views(self) -> ImageViews:
-        """main_dino.py:419-464; chances that are not settings are those of Colours."""
+        """Multi-crop (main_dino.py:419-464); probabilities that are not settings are the defaults of Colours."""
         s = self.settings
         geometry = crop(self.spec.side, s.global_scale)
         large = [view([*geometry, colours], self.preparation) for colours in self.global_colours()]
@@ -125,19 +133,19 @@ class TeacherStudent(Method):
         return multi_crop(large, (small,) * s.local_crops)
 
     def global_colours(self) -> list[Colours]:
-        """What happens to the colours of each global crop."""
+        """The colour augmentation of each global crop."""
         chances = zip(self.settings.blur[:GLOBAL_CROPS], self.settings.solarise, strict=True)
         return [Colours(blur=blur, solarise=solarise) for blur, solarise in chances]
 
     def after_update(self, progress: TrainProgress) -> None:
-        """The teacher follows the student's new weights."""
+        """Move the teacher towards the student's new weights."""
         s = self.settings
         momentum = cosine(s.teacher_momentum, s.teacher_momentum_end, progress.step / progress.steps)
-        for teacher, student in self.followed():
+        for teacher, student in self.averaged_pairs():
             ema_update(teacher, student, momentum)
 
-    def followed(self) -> list[tuple[nn.Module, nn.Module]]:
-        """Parts of the teacher, and those of the student that they follow."""
+    def averaged_pairs(self) -> list[tuple[nn.Module, nn.Module]]:
+        """Pairs of a part of the teacher and the part of the student that it averages."""
         return [(self.teacher, self.student)]
 
     def encoders(self) -> dict[str, Encoder]:
@@ -145,9 +153,9 @@ class TeacherStudent(Method):
 
 
 class SelfDistillation(TeacherStudent):
-    """With prototypes, a centre and temperatures."""
+    """Base of the methods with prototypes, a centre and temperatures."""
 
-    remedy = ", teacher_temperature lower or freeze_prototypes higher"  # as the help of main_dino.py's options says
+    remedy = ", teacher_temperature lower or freeze_prototypes higher"  # advice of main_dino.py's option help
 
     def __init__(self, spec: ViTSpec, settings: DistillationSettings) -> None:
         super().__init__(spec, settings)
@@ -165,23 +173,24 @@ class SelfDistillation(TeacherStudent):
         self.teacher_temperature = self.teacher_temperatures.at(progress.epoch)
 
     def observe(self, observed: Mapping[str, Tensor], progress: TrainProgress) -> None:
-        """The centres will move towards the means that were observed, by their names, after the update."""
+        """Add the observed mean outputs to the centres of the same names, which move after the update."""
         for name, mean in observed.items():
             self.get_submodule(name).add(mean, progress.micro_batch, progress.micro_batches)
 
     def targets(self, logits: Tensor) -> Tensor:
-        """The teacher's logits (B, G, K) -> probabilities."""
+        """The teacher's logits (B, G, K) -> target probabilities (B, G, K)."""
         return self.centre.soften(logits, self.teacher_temperature)
 
     def before_update(self, progress: TrainProgress) -> None:
-        """No gradient at all for frozen prototypes: no decay, and no count in the optimiser (utils.py:144-149)."""
+        """Remove the gradients of frozen prototypes, so that the optimiser skips them, weight decay included
+        (utils.py:144-149)."""
         if progress.epoch < self.settings.freeze_prototypes:
             for name, parameter in self.student.head.named_parameters():
                 if name.startswith("last_layer"):
                     parameter.grad = None
 
     def after_update(self, progress: TrainProgress) -> None:
-        """The centres have served this update's loss; the teacher follows the student's new weights."""
+        """Move the centres, which this update's loss has used, and the teacher."""
         for part in self.children():
             if isinstance(part, Centre):
                 part.update()
@@ -189,13 +198,13 @@ class SelfDistillation(TeacherStudent):
 
 
 def encoder_of(branch: Branch) -> Encoder:
-    """For the export; the head's layers under the importers' names, as semi-supervised recipes read the first of them
-    (iBOT evaluation/semi_supervised/eval_cls.py:207-256)."""
+    """The encoder to export, with the head's MLP under the importers' names: semi-supervised recipes use its first
+    layer (iBOT evaluation/semi_supervised/eval_cls.py:207-256)."""
     return Encoder(vit=branch.vit, extra=projector_tensors(branch.head.mlp, "projector.mlp."))
 
 
 def check_crops(spec: ViTSpec, **sizes: int) -> None:
-    """ValueError for an encoder that cannot encode crops, or none of these sizes: setting -> pixels."""
+    """Raise ValueError if the encoder cannot encode crops of these sizes. sizes: setting -> pixels."""
     check_encoder(spec, class_token=True, final_norm="all", relative_position="none")
     if spec.rotary == "none":
         check_encoder(spec, position="learned")
@@ -214,11 +223,11 @@ class Dino(SelfDistillation):
             outputs = self.teacher({"global": views["global"]})["global"]
             targets = self.targets(outputs)
         logits = self.student(views)
-        loss = dino_loss(logits["global"], logits.get("local"), targets, self.settings.student_temperature)
+        loss = dino_loss(logits["global"], logits.get("local"), targets, self.settings.student_temperature)  # Eq. 3
         return Step(loss, {}, {"centre": mean_output(outputs)})
 
     def baseline_loss(self, views: Mapping[str, Tensor]) -> dict[str, float]:
-        """Loss of a student that finds all prototypes equally likely; also that of a collapsed student and teacher."""
+        """Loss of uniform predictions, which is also the loss after student and teacher have collapsed to them."""
         return {"loss": log(self.settings.prototypes)}
 
 
@@ -244,7 +253,8 @@ SMOKE = SMOKE_CROPS | dict(prototypes=64, freeze_prototypes=0)
 def small_recipes(
     published: Recipe, settings_32px: Any, settings_smoke: Any, epochs: int = 6, of: str = "ViT-S"
 ) -> dict[str, Recipe]:
-    """ "32px", of so many epochs, and "smoke" of a method, by its published recipe for a ViT-S, or `of` another."""
+    """The recipes "32px" and "smoke" of a method. of: the encoder of the published recipe, for the source. epochs: of
+    "32px"."""
     source = f"ours: the {of} recipe on 8 x 8 patches of CIFAR-10 without local crops, for two cores"
     ours = replace(published, schedule=TableCosine(warmup=0.5, floor=1e-6))
     return {

@@ -140,7 +140,7 @@ class Ibot(SelfDistillation):
         tokens = masked_tokens(self.student.vit, crops.flatten(0, 1), masks.flatten(0, 1), self.mask_token)
         return tokens.unflatten(0, crops.shape[:2])
 
-    def followed(self) -> list[tuple[nn.Module, nn.Module]]:
+    def averaged_pairs(self) -> list[tuple[nn.Module, nn.Module]]:
         """What both have by the same name (main_ibot.py:380-390)."""
         teacher, student = (dict(branch.head.named_children()) for branch in (self.teacher, self.student))
         heads = [(layer, student[name]) for name, layer in teacher.items() if name in student]

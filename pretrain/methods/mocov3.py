@@ -1,8 +1,8 @@
 """MoCo-v3 (Chen et al. 2021): each view identifies the other view of its image among those of all images.
 
-Algorithm 1; facebookresearch/moco-v3 c349e6e, moco/builder.py, vits.py, main_moco.py. ViTs alone, not the paper's
-ResNets. `Siamese` is what BYOL has too: two views of an image, a base network, its moving average, a predictor on the
-base. B images of this process, D width, d projected width.
+Algorithm 1; facebookresearch/moco-v3 c349e6e, moco/builder.py, vits.py, main_moco.py. Only its ViTs, not its ResNets.
+`Siamese` is the part that BYOL shares: two views of an image, a base network with a predictor, and its moving average.
+B images of this process, D width, d projected width.
 """
 
 from collections.abc import Mapping
@@ -34,9 +34,10 @@ class SiameseSettings(Validated):
     """The defaults are MoCo-v3's for ViTs (CONFIG.md, main_moco.py:79-106, 262-285)."""
 
     projector_hidden: PositiveInt = 4096  # width of the hidden layers of projector and predictor
-    projector_width: PositiveInt = 256  # of what they give
+    projector_width: PositiveInt = 256  # output width of projector and predictor
     teacher_momentum: UnitInterval = 0.99  # of the moving average, at the start
-    teacher_momentum_end: UnitInterval = 1.0  # to which a cosine leads it; the start's for none (without --moco-m-cos)
+    # final momentum, reached along half a cosine; the same value as at the start for a constant (without --moco-m-cos)
+    teacher_momentum_end: UnitInterval = 1.0
     freeze_patches: bool = True  # whether the patch embedding keeps its random initial weights
     crop_scale: AreaRange = (0.08, 1.0)  # area of a view, as a share of the image's
     blur: tuple[UnitInterval, UnitInterval] = (1.0, 0.1)  # chance for the first and the second view
@@ -54,14 +55,15 @@ class ProjectedViT(nn.Module):
         return self.projector(class_token(self.vit, images))
 
     def encoder(self) -> Encoder:
-        """For the export, with the projector beside it."""
+        """The encoder to export, with the projector."""
         return Encoder(vit=self.vit, extra=projector_tensors(self.projector))
 
 
 class Siamese(Method):
-    """Views: "first" and "second" (B, 3, S, S). Each passes alone, so that batch norms see one view at a time.
+    """Base of MoCo-v3 and BYOL. A method adds the heads, its loss, and when the moving average is updated.
 
-    A method adds the heads, its loss, and when the average moves.
+    Views: "first" and "second" (B, 3, S, S). Each has a forward pass of its own, so that batch norms see one view at a
+    time.
     """
 
     sync_batch_norm = True  # main_moco.py:177
@@ -84,16 +86,16 @@ class Siamese(Method):
         return two_views(size, settings.crop_scale, settings.blur, settings.solarise, self.preparation)
 
     def predictions(self, views: Mapping[str, Tensor]) -> list[Tensor]:
-        """(B, d) of each view, by base network and predictor."""
+        """Predictions (B, d) of each view: base network and predictor."""
         return [self.predictor(self.base(views[name])) for name in VIEWS]
 
     @torch.no_grad()
     def targets(self, views: Mapping[str, Tensor]) -> list[Tensor]:
-        """(B, d) of each view, by the moving average; its batch norms are those of the batch."""
+        """Targets (B, d) of each view: the moving average, whose batch norms use the statistics of the batch."""
         return [self.momentum(views[name]) for name in VIEWS]
 
     def follow(self, progress: TrainProgress) -> None:
-        """The moving average follows the base network's parameters, never its batch norms' statistics."""
+        """Move the moving average towards the base network's parameters; statistics of batch norms are not averaged."""
         s = self.settings
         momentum = cosine(s.teacher_momentum, s.teacher_momentum_end, progress.step / progress.steps)
         ema_update(self.momentum, self.base, momentum)
@@ -101,13 +103,13 @@ class Siamese(Method):
 
 @dataclass(frozen=True, kw_only=True)
 class Settings(SiameseSettings):
-    """What MoCo-v3 adds to the settings of both siamese methods."""
+    """The settings that MoCo-v3 adds to those of both siamese methods."""
 
     temperature: PositiveFloat = 0.2  # tau of Eq. 1; CONFIG.md, where the parser has 1.0
 
 
 class MoCoV3(Siamese):
-    """Views: "first" and "second" (B, 3, S, S). Accumulation leaves fewer negatives; processes share theirs."""
+    """Views: "first" and "second" (B, 3, S, S). Processes share their negatives; gradient accumulation leaves fewer."""
 
     def heads(self) -> tuple[nn.Module, nn.Module]:
         """Three and two layers without bias, each followed by a batch norm (builder.py:36-61, 112-122)."""
@@ -116,7 +118,7 @@ class MoCoV3(Siamese):
         return mlp((self.spec.width, hidden, hidden, width), **kind), mlp((width, hidden, width), **kind)
 
     def before_forward(self, progress: TrainProgress) -> None:
-        """The moving average moves before its pass (builder.py:88-90); all parts of an update see one."""
+        """Update the moving average before its forward pass (builder.py:88-90), once for all micro-batches."""
         if progress.is_first_micro_batch:
             self.follow(progress)
 
@@ -126,16 +128,16 @@ class MoCoV3(Siamese):
         return Step(self.contrast(q1, k2) + self.contrast(q2, k1), {})
 
     def contrast(self, queries: Tensor, keys: Tensor) -> Tensor:
-        """Eq. 1 of queries (B, d), whose negatives are the keys of all processes (builder.py:63-73)."""
+        """Eq. 1: queries (B, d) identify their keys (B, d) among those of all processes (builder.py:63-73)."""
         return info_nce(queries.unsqueeze(0), keys, self.settings.temperature)
 
     def baseline_loss(self, views: Mapping[str, Tensor]) -> dict[str, float]:
-        """Where all keys are equally likely; with the loss's own factor, see losses.contrastive."""
+        """Loss if all keys are equally likely, with the factor of `losses.contrastive`."""
         images = len(views["first"]) * current_world().size
         return {"loss": DIRECTIONS * 2 * self.settings.temperature * log(images)}
 
     def groups(self) -> list[Group]:
-        """One: biases, norms and the class token decay too (main_moco.py:214-216)."""
+        """A single group: biases, norms and the class token are decayed too (main_moco.py:214-216)."""
         return [Group(parameters={name: p for name, p in self.named_parameters() if p.requires_grad})]
 
     def encoders(self) -> dict[str, Encoder]:
@@ -146,8 +148,8 @@ METHOD = MoCoV3
 
 
 def small_recipes(published: Recipe) -> dict[str, Recipe]:
-    """ "32px" and "smoke" of a method, by its recipe for a ViT-B. On small images blur and solarisation leave little to
-    see: ours."""
+    """The recipes "32px" and "smoke" of a method, from its recipe for a ViT-B; ours. Without blur and solarisation,
+    which leave little to see of a small image."""
     source = "ours: the ViT-B recipe on 8 x 8 patches of CIFAR-10, without blur, for two cores"
     no_blur = dict(crop_scale=(0.2, 1.0), blur=(0.0, 0.0), solarise=0.0)
     settings = replace(published.settings, **no_blur, projector_hidden=512, projector_width=128)

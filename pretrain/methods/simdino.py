@@ -1,7 +1,8 @@
 """SimDINO (Wu et al. 2025): DINO without prototypes, centre and temperatures; a coding rate prevents the collapse.
 
-Section 3; github.com/RobinWu218/SimDINO 8149fc4, simdino/main_dino.py (the loss: 497-559). The paper writes eps^2 where
-its code, and this, has eps. B images of this process, n of all processes, G = 2 global and N local crops, d bottleneck.
+Section 3; github.com/RobinWu218/SimDINO 8149fc4, simdino/main_dino.py (the loss: 497-559). As in its code, `eps` stands
+for the paper's eps^2.
+B images of this process, n of all processes, G = 2 global and N local crops, d bottleneck.
 """
 
 from collections.abc import Mapping
@@ -27,16 +28,17 @@ class CodingRateSettings(MultiCropSettings):
     """The defaults are those of both README commands."""
 
     eps: PositiveFloat = 0.05  # allowed distortion, the paper's eps^2
-    compression_weight: NonNegativeFloat = 1.0  # of the agreement of the views; that of the coding rate is 1
-    expansion_of: Literal["student", "mean"] = "mean"  # coding rate of the student's, or of its and the teacher's mean
-    gather_covariance: bool = True  # of the images of all processes; the source's default is each process's own
+    compression_weight: NonNegativeFloat = 1.0  # weight of the views' agreement; the weight of the coding rate is 1
+    # vectors of the coding rate: the student's, or the mean of the student's and the teacher's
+    expansion_of: Literal["student", "mean"] = "mean"
+    gather_covariance: bool = True  # covariance over all processes; the source's default is each process's own
     local_crops: NonNegativeInt = 10
 
 
 def coding_rate(vectors: Tensor, eps: float, gathered: bool = True) -> Tensor:
-    """Vectors (..., B, d) -> half of log det(I + d / (n eps) Z^T Z), times (d + n) / (d n).
+    """Coding rate (...) of vectors Z (..., B, d): log det(I + d / (n eps) Z^T Z) / 2, times (d + n) / (d n).
 
-    gathered: whether Z^T Z is of the vectors of all processes, or of this process's. NaN if it has no Cholesky factor.
+    gathered: sum Z^T Z over all processes; otherwise it is this process's. NaN if there is no Cholesky factor.
     """
     world, (images, width) = current_world(), vectors.shape[-2:]
     count = images * world.size
@@ -50,24 +52,25 @@ def coding_rate(vectors: Tensor, eps: float, gathered: bool = True) -> Tensor:
     return factor.diagonal(dim1=-2, dim2=-1).log().sum(dim=-1) * (width + count) / (width * count)
 
 
-def agreement(views: Tensor, others: Tensor | None, targets: Tensor) -> Tensor:
-    """Mean product of every view's vector with the targets of all views but itself.
+def agreement(global_vectors: Tensor, local_vectors: Tensor | None, targets: Tensor) -> Tensor:
+    """Mean inner product of every crop's vector with the targets of all global crops but itself.
 
-    views (B, G, d), others (B, N, d) or None, targets (B, G, d): of the views. G (G - 1 + N) pairs, as in dino_loss.
+    global_vectors: (B, G, d). local_vectors: (B, N, d), or None. targets: (B, G, d), of the global crops. These are
+    G (G - 1 + N) pairs, as in `dino_loss`.
     """
-    everything = targets.sum(dim=1, keepdim=True)
-    total, pairs = ((everything - targets) * views).sum(), views.shape[1] - 1
-    if others is not None:
-        total, pairs = total + (everything * others).sum(), pairs + others.shape[1]
-    return total / (len(views) * views.shape[1] * pairs)
+    target_sum = targets.sum(dim=1, keepdim=True)
+    total, pairs = ((target_sum - targets) * global_vectors).sum(), global_vectors.shape[1] - 1
+    if local_vectors is not None:
+        total, pairs = total + (target_sum * local_vectors).sum(), pairs + local_vectors.shape[1]
+    return total / (len(global_vectors) * global_vectors.shape[1] * pairs)
 
 
 def simdino_loss(
-    views: Tensor, others: Tensor | None, targets: Tensor, settings: CodingRateSettings
+    global_vectors: Tensor, local_vectors: Tensor | None, targets: Tensor, settings: CodingRateSettings
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """The loss, and its two terms for the log. Arguments as of `agreement`, all of unit length."""
-    compression = agreement(views, others, targets)
-    expanded = views if settings.expansion_of == "student" else (views + targets) / 2
+    """The loss, and its two terms for the log. The tensors are those of `agreement`, of unit vectors."""
+    compression = agreement(global_vectors, local_vectors, targets)
+    expanded = global_vectors if settings.expansion_of == "student" else (global_vectors + targets) / 2
     expansion = coding_rate(expanded.transpose(0, 1), settings.eps, settings.gather_covariance).mean()
     logs = {"compression": compression.detach(), "expansion": expansion.detach()}
     return -settings.compression_weight * compression - expansion, logs

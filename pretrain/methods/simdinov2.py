@@ -1,7 +1,7 @@
 """SimDINOv2 (Wu et al. 2025): DINOv2 without prototypes, centres and temperatures; a coding rate prevents the collapse.
 
-Section 3.2; github.com/RobinWu218/SimDINO 8149fc4, simdinov2/train/ssl_meta_arch_sim.py. The schedule of the patches'
-weight is not here: the source computes it and goes on with the first value.
+Section 3.2; github.com/RobinWu218/SimDINO 8149fc4, simdinov2/train/ssl_meta_arch_sim.py. The schedule of the patch
+loss's weight is not implemented: the source computes it but keeps using its first value.
 B images, G = 2 global and N local crops, L patches, m masked ones of all crops, d bottleneck.
 """
 
@@ -26,9 +26,9 @@ from pretrain.schedules import WarmupCosine, cosine
 class Settings(CodingRateSettings, MaskedSettings):
     """The defaults are those of configs/simdino_config.yaml."""
 
-    eps_end: NonNegativeFloat = 0.0  # where half a cosine takes eps; 0: it stays
-    compression_weight_end: NonNegativeFloat = 0.0  # the same of the agreement's weight
-    end_epoch: NonNegativeInt = 0  # epochs after which both are there; 0: after the last
+    eps_end: NonNegativeFloat = 0.0  # final value of eps, reached along half a cosine; 0: eps is constant
+    compression_weight_end: NonNegativeFloat = 0.0  # the same for compression_weight
+    end_epoch: NonNegativeInt = 0  # epochs until both reach their final values; 0: all of the training
     koleo_weight: NonNegativeFloat = 0.0
     layer_scale_init: NonNegativeFloat = 0.1
     teacher_momentum: UnitInterval = 0.9

@@ -1,11 +1,12 @@
-"""Losses between a student's predictions and its teacher's targets, in float32 at least, and their baselines.
+"""Losses between a student's predictions and its teacher's targets, in float32 or higher precision, and their
+baselines.
 
-A baseline is the loss of the best prediction that is the same whatever the image: a training that learns falls below
-it. It is estimated from a batch, to which the constant is fitted: the fewer the targets, the further it lies below that
-of all images.
+A baseline is the loss of the best prediction that ignores the image: a training that learns falls below it. It is
+estimated by fitting a constant to one batch, so the fewer targets the batch has, the more it underestimates the
+baseline over all images.
 
-Letters: B images of this process, M predictions of each (masks, views), N images of all processes, L patches,
-d projected width.
+Letters: B images of this process, M predictions per image (masks, views), N images of all processes, L patches, D
+width, d projected width, K prototypes or words; G global and N local crops in the losses of DINO's family.
 """
 
 from functools import partial
@@ -22,32 +23,32 @@ from engine.precision import l2_normalize, to_float32
 
 
 def byol_loss(predictions: Tensor, targets: Tensor) -> Tensor:
-    """BYOL's loss (Grill et al. 2020, Eq. 2): mean of |p - t|^2 = 2 - 2 cos(p, t) over unit vectors.
+    """BYOL's loss (Grill et al. 2020, Eq. 2): mean of |p - t|^2 = 2 - 2 cos(p, t) over unit vectors p and t.
 
-    predictions (..., B, d), targets (B, d); every prediction of an image has the image's one target.
+    predictions: (..., B, d). targets: (B, d); all predictions of an image share its target.
     """
     difference = l2_normalize(predictions) - l2_normalize(targets)
     return difference.square().sum(dim=-1).mean()
 
 
 def info_nce(predictions: Tensor, targets: Tensor, temperature: float) -> Tensor:
-    """InfoNCE of (M, B, d) predictions: each finds its image's target among the (N, d) of all processes.
+    """InfoNCE: each prediction (M, B, d) identifies its image's target among the targets of all processes.
 
-    As in MoCo-v3 builder.py:63-73, the other processes' targets come without gradient. The M predictions of an image
-    are M problems, not each other's negatives.
+    targets: (B, d), of this process; gathered without gradient, as in MoCo-v3 builder.py:63-73. The M predictions of an
+    image are M separate problems, not negatives of each other.
     """
     masks, batch, _ = predictions.shape
-    own = current_world().rank * batch + torch.arange(batch, device=predictions.device)
+    positives = current_world().rank * batch + torch.arange(batch, device=predictions.device)
     keys = gathered(to_float32(targets))
-    return contrastive(to_float32(predictions).flatten(0, 1), keys, temperature, own.repeat(masks))
+    return contrastive(to_float32(predictions).flatten(0, 1), keys, temperature, positives.repeat(masks))
 
 
 def contrastive(queries: Tensor, keys: Tensor, temperature: float, positives: Tensor) -> Tensor:
-    """(B, d) queries, (N, d) keys -> mean cross-entropy of finding its key for each query; cosine similarities.
+    """Mean cross-entropy of identifying the key of each query by cosine similarity, times 2 * temperature.
 
-    positives: (B,) number of each query's key. The factor 2 * temperature of MoCo-v3's builder.py:63-73 keeps the
-    gradient's size independent of temperature. Autocast is off for the product: similarities of half precision are too
-    coarse once they are divided by the temperature.
+    queries: (B, d). keys: (N, d). positives: (B,), the row of each query's key. The factor, from MoCo-v3's
+    builder.py:63-73, keeps the size of the gradient independent of the temperature. Autocast is off for the product:
+    half-precision similarities are too coarse once they are divided by the temperature.
     """
     with torch.autocast(queries.device.type, enabled=False):
         logits = F.normalize(queries, dim=1) @ F.normalize(keys, dim=1).T / temperature
@@ -55,62 +56,67 @@ def contrastive(queries: Tensor, keys: Tensor, temperature: float, positives: Te
 
 
 def nt_xent(projections: Tensor, temperature: float) -> Tensor:
-    """SimCLR's loss (Chen et al. 2020, Eq. 1) of (2B, d) projections: the first views of B images, then the second.
+    """SimCLR's loss (Chen et al. 2020, Eq. 1) of projections (2B, d): the first views of B images, then the second.
 
-    Each of the 2N of all processes finds its image's other view among all but itself, by cosine similarity. The keys
-    of other processes pass their gradient on, so that processes together have the gradient of one.
+    Each of the 2N projections of all processes identifies the other view of its image among all projections but itself,
+    by cosine similarity. Gradients also flow to the keys of other processes, so that several processes together have
+    the gradient of a single one.
     """
     count, world = len(projections), current_world()
-    own = l2_normalize(projections)
-    keys = GatheredRows.apply(own) if world.size > 1 else own
-    places = torch.arange(count, device=own.device)
-    with torch.autocast(own.device.type, enabled=False):
-        logits = own @ keys.T / temperature
-    itself = torch.zeros_like(logits, dtype=torch.bool)
-    itself[places, world.rank * count + places] = True
-    positives = world.rank * count + (places + count // 2) % count
-    return F.cross_entropy(logits.masked_fill(itself, -torch.inf), positives)
+    queries = l2_normalize(projections)
+    keys = GatheredRows.apply(queries) if world.size > 1 else queries
+    rows = torch.arange(count, device=queries.device)
+    with torch.autocast(queries.device.type, enabled=False):
+        logits = queries @ keys.T / temperature
+    is_self = torch.zeros_like(logits, dtype=torch.bool)
+    is_self[rows, world.rank * count + rows] = True
+    positives = world.rank * count + (rows + count // 2) % count
+    return F.cross_entropy(logits.masked_fill(is_self, -torch.inf), positives)
 
 
-def dino_loss(views: Tensor, others: Tensor | None, targets: Tensor, temperature: float) -> Tensor:
-    """Mean cross-entropy of every view's softmax(logits / temperature) to the targets of all views but itself.
+def dino_loss(global_logits: Tensor, local_logits: Tensor | None, targets: Tensor, temperature: float) -> Tensor:
+    """Mean cross-entropy between softmax(logits / temperature) of every crop and the targets of all global crops but
+    itself (DINO, Caron et al. 2021, Eq. 3; main_dino.py:380-404).
 
-    views (B, G, K): logits of the views that have targets. others (B, N, K): of views that have none.
-    targets (B, G, K): probabilities. DINO (Caron et al. 2021) Eq. 3, main_dino.py:380-404: G (G - 1 + N) pairs.
-    Cross-entropy is linear in the target, and a distribution sums to one: each view meets the sum of its targets once.
+    global_logits: (B, G, K). local_logits: (B, N, K), of crops without targets, or None. targets: (B, G, K),
+    probabilities of the global crops.
+
+    These are G (G - 1 + N) pairs. Cross-entropy is linear in the target and a target sums to one, so each crop is
+    compared once, with the sum of its targets.
     """
-    pairs = views.shape[1] - 1  # of each target
-    views, everything = to_float32(views) / temperature, targets.sum(dim=1)
-    loss = pairs * views.logsumexp(dim=-1).sum() - ((everything.unsqueeze(1) - targets) * views).sum()
-    if others is not None:
-        pairs += others.shape[1]
-        others = to_float32(others) / temperature
-        loss = loss + views.shape[1] * others.logsumexp(dim=-1).sum() - (everything * others.sum(dim=1)).sum()
-    return loss / (len(views) * views.shape[1] * pairs)
+    pairs = global_logits.shape[1] - 1  # crops that predict one target
+    global_logits, target_sum = to_float32(global_logits) / temperature, targets.sum(dim=1)
+    loss = pairs * global_logits.logsumexp(dim=-1).sum() - ((target_sum.unsqueeze(1) - targets) * global_logits).sum()
+    if local_logits is not None:
+        pairs += local_logits.shape[1]
+        local_logits = to_float32(local_logits) / temperature
+        log_partitions = global_logits.shape[1] * local_logits.logsumexp(dim=-1).sum()
+        loss = loss + log_partitions - (target_sum * local_logits.sum(dim=1)).sum()
+    return loss / (len(global_logits) * global_logits.shape[1] * pairs)
 
 
 def masked_patch_loss(logits: Tensor, targets: Tensor, masks: Tensor, temperature: float) -> Tensor:
-    """Cross-entropy of masked patches' softmax(logits / temperature) to their targets: each view's mean over its masked
-    patches, 0 where it has none, then the mean over views (iBOT, Zhou et al. 2022, Eq. 3; main_ibot.py:540-546).
+    """Cross-entropy between softmax(logits / temperature) of the masked patches and their targets, averaged as in
+    `masked_mean` (iBOT, Zhou et al. 2022, Eq. 3; main_ibot.py:540-546).
 
-    logits, targets (m, K): of the masked patches in order; targets are probabilities. masks (B, G, L) bool.
+    logits, targets: (m, K), of the masked patches in the order of `masks`; targets are probabilities. masks: (B, G, L)
+    bool, True for masked patches.
     """
     logits = to_float32(logits) / temperature
     return masked_mean(logits.logsumexp(dim=-1) - (targets * logits).sum(dim=-1), masks)
 
 
 def masked_mean(losses: Tensor, masks: Tensor) -> Tensor:
-    """Losses (m,) of the patches that the masks (B, G, L) hide -> each view's mean, 0 where nothing is hidden, then the
-    mean over views."""
+    """Losses (m,) of the masked patches -> each crop's mean, 0 for a crop without masked patches, then the mean over
+    crops. masks: (B, G, L) bool, True for masked patches."""
     weights = masks.to(losses.dtype)
     weights = weights / weights.sum(dim=-1, keepdim=True).clamp(min=1)
     return (losses * weights[masks]).sum() / masks[..., 0].numel()
 
 
 def koleo_loss(vectors: Tensor, eps: float = 1e-8) -> Tensor:
-    """Mean of -log of the distance from each of the unit vectors x / |x| to its nearest neighbour, for vectors
-    (B, D) of this process: the estimator of the entropy by Kozachenko and Leonenko (Sablayrolles et al. 2019, Eq. 3;
-    DINOv2 loss/koleo_loss.py)."""
+    """Mean -log distance from each normalised vector to its nearest neighbour among the vectors (B, D) of this process:
+    Kozachenko and Leonenko's entropy estimator (Sablayrolles et al. 2019, Eq. 3; DINOv2 loss/koleo_loss.py)."""
     with torch.autocast(vectors.device.type, enabled=False):
         vectors = F.normalize(to_float32(vectors), dim=-1, eps=eps)
         nearest = (vectors @ vectors.mT).detach().fill_diagonal_(-1).argmax(dim=1)
@@ -121,23 +127,25 @@ Negatives = Literal["keep", "drop", "drop_teacher"]
 
 
 def gram_loss(student: Tensor, teacher: Tensor, negatives: Negatives = "keep", unit: bool = True) -> Tensor:
-    """Mean squared difference of two Gram matrices, of patch tokens (..., L, D): Gram anchoring (Simeoni et al. 2025,
-    section 4).
+    """Gram anchoring (Simeoni et al. 2025, section 4): mean squared difference of the Gram matrices of the student's
+    and the teacher's patch tokens, both (..., L, D).
 
-    negatives: whether negative entries become 0, in neither, both, or the teacher's. unit: of tokens of length one.
+    negatives: whether to keep negative entries ("keep"), set them to 0 in both matrices ("drop"), or in the teacher's
+    only ("drop_teacher"). unit: normalise the tokens first.
     """
     with torch.autocast(student.device.type, enabled=False):
         pair = [l2_normalize(tokens) if unit else to_float32(tokens) for tokens in (student, teacher)]
-        ours, theirs = (tokens @ tokens.mT for tokens in pair)
-    ours = ours.clamp(min=0) if negatives == "drop" else ours
-    theirs = theirs if negatives == "keep" else theirs.clamp(min=0)
-    return (ours - theirs).square().mean()
+        student_gram, teacher_gram = (tokens @ tokens.mT for tokens in pair)
+    student_gram = student_gram.clamp(min=0) if negatives == "drop" else student_gram
+    teacher_gram = teacher_gram if negatives == "keep" else teacher_gram.clamp(min=0)
+    return (student_gram - teacher_gram).square().mean()
 
 
 def mean_entropy_loss(probabilities: Tensor) -> Tensor:
-    """log K - H(mean p), 0 where all K are used alike: MSN's me-max (Assran et al. 2022, Eq. 1; src/losses.py).
+    """log K - H(mean p), MSN's me-max regulariser (Assran et al. 2022, Eq. 1; src/losses.py): 0 if all K classes are
+    used equally.
 
-    probabilities (..., K); the mean is over those of all processes.
+    probabilities: p (..., K); the mean is over all leading dimensions and all processes.
     """
     mean, world = to_float32(probabilities).flatten(0, -2).mean(dim=0), current_world()
     if world.size > 1:
@@ -147,7 +155,7 @@ def mean_entropy_loss(probabilities: Tensor) -> Tensor:
 
 @torch.no_grad()
 def gathered(rows: Tensor) -> Tensor:
-    """(B, d) of every process -> (N, d), in the order of ranks, without gradient. The same B everywhere."""
+    """Rows (B, d) of every process -> (N, d), ordered by rank, without gradient. B is the same in all processes."""
     world = current_world()
     if world.size == 1:
         return rows.detach()
@@ -155,7 +163,7 @@ def gathered(rows: Tensor) -> Tensor:
 
 
 class GatheredRows(torch.autograd.Function):
-    """`gathered`, with gradients: those of every process's loss are summed in the process that a row is from."""
+    """`gathered` with gradients: each row receives the sum of its gradients over the losses of all processes."""
 
     @staticmethod
     def forward(context: Any, rows: Tensor) -> Tensor:
@@ -169,27 +177,28 @@ class GatheredRows(torch.autograd.Function):
         return gradient.chunk(world.size)[world.rank]
 
 
-# Images of a batch whose patches or tokens are enough for a baseline.
-BASELINE_IMAGES = 64
+BASELINE_IMAGES = 64  # images of a batch that a baseline of patches is fitted to
 
 
 def patch_baseline(targets: Tensor, loss: str = "l2", beta: float = 1.0) -> Tensor:
-    """Targets (B, L, d), pixels or features -> the loss ("l1", "l2", "smooth_l1") of one patch in place of all, the
-    better one of mean and median. beta: of "smooth_l1"."""
+    """Loss of predicting the same patch everywhere: the mean or the median of all targets, whichever is better.
+
+    targets: (B, L, d), pixels or features. loss: "l1", "l2" or "smooth_l1". beta: of "smooth_l1".
+    """
     rows = to_float32(targets[:BASELINE_IMAGES]).flatten(0, 1)
-    guesses = torch.stack([rows.mean(dim=0), rows.median(dim=0).values])
+    constants = torch.stack([rows.mean(dim=0), rows.median(dim=0).values])
     losses = {"l1": F.l1_loss, "l2": F.mse_loss, "smooth_l1": partial(F.smooth_l1_loss, beta=beta)}
-    return torch.stack([losses[loss](guess.expand_as(rows), rows) for guess in guesses]).amin()
+    return torch.stack([losses[loss](constant.expand_as(rows), rows) for constant in constants]).amin()
 
 
 def direction_baseline(targets: Tensor) -> Tensor:
-    """Targets (B, d) -> losses.byol_loss of their mean direction; without the bias of |mean|^2."""
+    """`byol_loss` of predicting the mean direction of the targets (B, d), with |mean|^2 estimated without bias."""
     count = len(targets)
     squared = l2_normalize(targets).mean(dim=0).square().sum()
     return 2.0 - 2.0 * ((count * squared - 1.0) / max(1, count - 1)).clamp(min=0.0).sqrt()
 
 
-def assignment_baseline(shares: Tensor) -> Tensor:
-    """Shares (N, K), which sum to 1 -> mean KL(q || mean q)."""
-    mean = shares.mean(dim=0)
-    return torch.special.entr(mean).sum() - torch.special.entr(shares).sum(dim=1).mean()
+def assignment_baseline(assignments: Tensor) -> Tensor:
+    """Assignments q (n, K), which sum to 1 -> mean KL(q || mean q), the loss of always predicting their mean."""
+    mean = assignments.mean(dim=0)
+    return torch.special.entr(mean).sum() - torch.special.entr(assignments).sum(dim=1).mean()

@@ -1,4 +1,5 @@
-"""Teachers: weights that are a moving average of a student's, and what keeps their outputs from collapsing.
+"""Teachers, whose weights are a moving average of a student's, and the centring and Sinkhorn-Knopp that keep their
+outputs from collapsing.
 
 The centre and the temperature are DINO's (Caron et al. 2021, Eq. 4; main_dino.py:363-416).
 Letters: B images of this process, K outputs.
@@ -17,8 +18,10 @@ from engine.precision import to_float32
 
 
 def frozen_copy(network: nn.Module, drop_path: bool = False) -> nn.Module:
-    """A copy of `network` that no optimiser moves and that drops neither paths nor attention, as in every source but
-    CAE's, whose target encoder drops paths."""
+    """A copy of `network` without gradients, dropout and drop path, as in every source but CAE's.
+
+    drop_path: keep drop path, as CAE's target encoder does.
+    """
     teacher = copy.deepcopy(network).requires_grad_(False)
     for module in teacher.modules():
         if isinstance(module, DropPath) and not drop_path:
@@ -30,9 +33,10 @@ def frozen_copy(network: nn.Module, drop_path: bool = False) -> nn.Module:
 
 @torch.no_grad()
 def ema_update(teacher: nn.Module, student: nn.Module, momentum: float, buffers: bool = False) -> None:
-    """Exponential moving average: teacher <- momentum * teacher + (1 - momentum) * student, over parameters in order.
+    """Exponential moving average: teacher <- momentum * teacher + (1 - momentum) * student.
 
-    buffers: those of floating point too (LUT). Whole numbers are never averaged: data2vec's code truncates them.
+    Parameters are paired by their order. buffers: average floating-point buffers too (LUT). Integer buffers are never
+    averaged; data2vec's code averages and truncates them.
     """
     pairs = list(zip(_values(teacher, buffers), _values(student, buffers), strict=True))
     torch._foreach_lerp_([old for old, _ in pairs], [new for _, new in pairs], 1.0 - momentum)
@@ -46,8 +50,11 @@ def _values(network: nn.Module, buffers: bool) -> Iterable[Tensor]:
 
 @dataclass(frozen=True, kw_only=True)
 class Temperature:
-    """From `start` to `end` in equal steps over `warmup` epochs, the first of which has `start` and the last `end`;
-    constant within an epoch (main_dino.py:374-378). delay: epochs at `start` before that (main_ibot.py:502-512)."""
+    """A temperature that rises linearly, from `start` in the first epoch of the warm-up to `end` in its last, and is
+    constant within an epoch (main_dino.py:374-378).
+
+    warmup: epochs. delay: epochs at `start` before the warm-up (main_ibot.py:502-512).
+    """
 
     start: float
     end: float
@@ -62,31 +69,32 @@ class Temperature:
 
 
 class Centre(nn.Module):
-    """The running mean c of the teacher's outputs: c <- m c + (1 - m) mean over the images of an update.
+    """The centre c of the teacher's outputs: c <- m c + (1 - m) * mean over the images of an update (Eq. 4).
 
-    enabled: whether c is taken off (DINO, table 7); if not, it stays zero.
+    outputs: K. enabled: whether to centre; if not, c stays zero (DINO, table 7).
     """
 
     def __init__(self, outputs: int, momentum: float, enabled: bool = True) -> None:
         super().__init__()
         self.momentum, self.enabled = momentum, enabled
         self.register_buffer("center", torch.zeros(outputs))
-        # Mean over this process's images so far in the update. No buffer: those are the first process's everywhere.
+        # Mean over this process's images so far in the update. Not a buffer: DDP overwrites those with the first
+        # process's.
         self.mean: Tensor | None = None
 
     def soften(self, logits: Tensor, temperature: float) -> Tensor:
-        """Logits (..., K) -> probabilities softmax((logits - c) / temperature), in float32 at least."""
+        """Logits (..., K) -> probabilities softmax((logits - c) / temperature), in float32 or higher precision."""
         return ((to_float32(logits) - self.center) / temperature).softmax(dim=-1)
 
     @torch.no_grad()
     def add(self, mean: Tensor, part: int, parts: int) -> None:
-        """Take in the mean output (K,) over the images of one of the update's parts."""
+        """Add the mean output (K,) of micro-batch `part` of the update's `parts`."""
         if self.enabled:
             self.mean = mean / parts if part == 0 else self.mean + mean / parts
 
     @torch.no_grad()
     def update(self) -> None:
-        """Move towards the mean over the update's images of all processes."""
+        """Move the centre towards the mean over the update's images of all processes."""
         if self.mean is None:
             return
         world = current_world()
@@ -96,34 +104,36 @@ class Centre(nn.Module):
 
 
 def mean_output(logits: Tensor) -> Tensor:
-    """Logits (..., K) -> their mean (K,) over all images and views, in float32 at least."""
+    """Logits (..., K) -> their mean (K,) over all leading dimensions, in float32 or higher precision."""
     return to_float32(logits).flatten(0, -2).mean(dim=0)
 
 
 @torch.no_grad()
-def sinkhorn(shares: Tensor, iterations: int = 3, eps: float = 0.0) -> Tensor:
-    """Probabilities (..., B, K) of this process's images -> others, nearer to using all K alike over the images of all
-    processes: Sinkhorn-Knopp, which ends with rows that sum to 1 (MSN src/losses.py:93-127; SwAV, Caron et al. 2020).
+def sinkhorn(assignments: Tensor, iterations: int = 3, eps: float = 0.0) -> Tensor:
+    """Sinkhorn-Knopp (SwAV, Caron et al. 2020; MSN src/losses.py:93-127): assignments (..., B, K) -> probabilities
+    (..., B, K) that use the K columns more equally over the images of all processes. Rows sum to 1.
+
+    eps: added to the denominators.
     """
-    shares = shares.clone()
+    assignments = assignments.clone()
     for _ in range(iterations):
-        uses = shares.sum(dim=-2, keepdim=True)
-        current_world().all_reduce(uses)
-        shares /= uses + eps
-        shares /= shares.sum(dim=-1, keepdim=True) + eps
-    return shares
+        column_sums = assignments.sum(dim=-2, keepdim=True)
+        current_world().all_reduce(column_sums)
+        assignments /= column_sums + eps
+        assignments /= assignments.sum(dim=-1, keepdim=True) + eps
+    return assignments
 
 
 @torch.no_grad()
-def largest(values: Tensor) -> Tensor:
-    """The largest of each value over all processes."""
+def max_over_processes(values: Tensor) -> Tensor:
+    """Elementwise maximum of `values` over all processes."""
     return torch.stack(current_world().gather_tensors(values)).amax(dim=0)
 
 
 @torch.no_grad()
 def sinkhorn_targets(logits: Tensor, temperature: float) -> Tensor:
-    """The teacher's logits (..., K) -> probabilities by Sinkhorn-Knopp on exp(logits / temperature), whose scale does
-    not matter (DINOv2 loss/dino_clstoken_loss.py:35-61)."""
+    """The teacher's logits (..., K) -> probabilities (..., K) by Sinkhorn-Knopp on exp(logits / temperature) (DINOv2
+    loss/dino_clstoken_loss.py:35-61). The largest logit is subtracted first, which changes only the scale."""
     logits = to_float32(logits) / temperature
     top = logits.amax() if logits.numel() else logits.new_tensor(-torch.inf)
-    return sinkhorn((logits - largest(top)).flatten(0, -2).exp()).view_as(logits)
+    return sinkhorn((logits - max_over_processes(top)).flatten(0, -2).exp()).view_as(logits)
