@@ -1,12 +1,13 @@
 """DINOv2 (Oquab et al. 2024): DINO and iBOT on the same crops, KoLeo on class tokens; DINOv3's Gram anchoring.
 
 Section 4; facebookresearch/dinov2 b8931f7, train/ssl_meta_arch.py, data/collate.py, layers/block.py,
-utils/param_groups.py. Its masks are drawn for the crops of a batch together, here for those of one image: one of the
-two is masked. That leaves the shares of masked crops and patches as they are, and the loader can draw them. Gram
-anchoring (Simeoni et al. 2025, section 4) is written from the paper. Of the options a head with batch norms for
-patches, training without local crops' weights of their own, and the distillation of the smaller models are not here.
-`MaskedDistillation` is what SimDINOv2 has too. B images, G = 2 global and N local crops, L patches, m masked ones of
-all crops, D width, K prototypes.
+utils/param_groups.py. The official code draws masks for all crops of a batch together; here they are drawn for the
+crops of one image, one of which is masked. The shares of masked crops and patches stay the same, and the loader can
+draw the masks. Gram anchoring (Simeoni et al. 2025, section 4) is written from the paper. Not implemented: a head with
+batch norms for patches, training without separate weights for local crops, and the distillation of the smaller models.
+`MaskedDistillation` is the part that SimDINOv2 shares.
+
+B images, G = 2 global and N local crops of side S and s, L patches, m masked ones of all crops, D width, K prototypes.
 """
 
 import re
@@ -74,22 +75,22 @@ UNDECAYED = re.compile(r"\.bias$|norm|gamma")  # param_groups.py:76-84: tokens a
 class MaskedSettings(MultiCropSettings):
     """The defaults are those of configs/ssl_default_config.yaml."""
 
-    cls_weight: NonNegativeFloat = 1.0  # of the class tokens' loss
-    patch_weight: NonNegativeFloat = 1.0  # of the masked patches' loss
-    koleo_weight: NonNegativeFloat = 0.1  # of KoLeo, on the student's class tokens of global crops
-    masked_crops: Literal[0, 1, 2] = 1  # of the two global crops of an image
+    cls_weight: NonNegativeFloat = 1.0  # weight of the class tokens' loss
+    patch_weight: NonNegativeFloat = 1.0  # weight of the masked patches' loss
+    koleo_weight: NonNegativeFloat = 0.1  # weight of KoLeo on the student's class tokens of global crops
+    masked_crops: Literal[0, 1, 2] = 1  # number of an image's two global crops that are masked
     mask_ratio: MaskRange = (0.1, 0.5)  # least and largest share of a masked crop's patches that is hidden
-    patch_lr: NonNegativeFloat = 0.2  # factor on the rate of the patch embedding
-    layer_scale_init: NonNegativeFloat = 1e-5  # where the encoder has a layer scale
+    patch_lr: NonNegativeFloat = 0.2  # factor on the learning rate of the patch embedding
+    layer_scale_init: NonNegativeFloat = 1e-5  # initial value, if the encoder has a layer scale
     teacher_momentum: UnitInterval = 0.992
     global_scale: AreaRange = (0.32, 1.0)
     local_scale: AreaRange = (0.05, 0.32)
     drop_path: BelowOne = 0.3  # of the student
-    drop_path_uniform: bool = True  # in all blocks alike, else from 0 in the first to that in the last
+    drop_path_uniform: bool = True  # the same rate in all blocks; false: rising linearly from 0 to drop_path
     separate_head: bool = False  # masked patches have a head of their own
-    patch_head_layers: PositiveInt = 3  # of its MLP
-    patch_head_hidden: PositiveInt = 2048  # hidden width of its MLP
-    patch_bottleneck: PositiveInt = 256  # width before its prototypes
+    patch_head_layers: PositiveInt = 3  # linear layers of the patch head's MLP
+    patch_head_hidden: PositiveInt = 2048  # hidden width of the patch head's MLP
+    patch_bottleneck: PositiveInt = 256  # width before the patch head's prototypes
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -98,7 +99,11 @@ class MaskedSettings(MultiCropSettings):
 
 
 class MaskedDistillation(TeacherStudent):
-    """Views: "global", "local" and "mask" (B, G, L) bool, True where the student does not see a patch."""
+    """Base of DINOv2 and SimDINOv2: a student that sees masked global crops and whole local ones.
+
+    Views: "global" (B, G, 3, S, S), "local" (B, N, 3, s, s) and "mask" (B, G, L) bool, True for patches hidden from the
+    student.
+    """
 
     min_batch_setting = "koleo_weight"
     zero_lr_epochs = 0  # of the prototypes
@@ -119,7 +124,7 @@ class MaskedDistillation(TeacherStudent):
         return drop_subsets_(vit, np.linspace(first, s.drop_path, self.spec.depth))
 
     def new_patch_head(self) -> PrototypeHead:
-        """The student's separate head for masked patches, here without prototypes."""
+        """The student's separate head for masked patches; in this base class without prototypes."""
         s = self.settings
         return self.head_of(s.patch_head_layers, s.patch_head_hidden, s.patch_bottleneck)
 
@@ -129,8 +134,8 @@ class MaskedDistillation(TeacherStudent):
         return replace(super().views(), drawn={"mask": draw})
 
     def student_tokens(self, views: Mapping[str, Tensor]) -> tuple[Tensor, Tensor | None, Tensor]:
-        """The student's normalised class tokens of masked global crops (B, G, D) and of local ones (B, N, D), if any,
-        and patch tokens of the global crops (B, G, L, D)."""
+        """The student's tokens after the final norm: class tokens of the masked global crops (B, G, D) and of the local
+        crops (B, N, D) or None, and patch tokens of the masked global crops (B, G, L, D)."""
         crops, masks = views["global"], views["mask"]
         tokens = masked_tokens(self.student.vit, crops.flatten(0, 1), masks.flatten(0, 1), self.mask_token)
         tokens = tokens.unflatten(0, crops.shape[:2])
@@ -139,26 +144,27 @@ class MaskedDistillation(TeacherStudent):
 
     @torch.no_grad()
     def teacher_tokens(self, crops: Tensor, masks: Tensor) -> tuple[Tensor, Tensor]:
-        """The teacher's class tokens (B, G, D) of whole crops (B, G, 3, S, S), and its tokens (m, D) of the patches
-        that the masks (B, G, L) hide from the student."""
+        """Whole crops (B, G, 3, S, S), masks (B, G, L) -> the teacher's class tokens (B, G, D), and its tokens of the
+        patches that are hidden from the student (m, D)."""
         tokens = self.teacher.vit(crops.flatten(0, 1))[0].unflatten(0, crops.shape[:2])
         return tokens[:, :, 0], tokens[:, :, self.spec.prefix :][masks]
 
     def koleo(self, classes: Tensor) -> Tensor:
-        """KoLeo of each global crop's class tokens (B, G, D), added up."""
+        """Sum over the global crops of KoLeo on their class tokens (B, G, D); zero without `koleo_weight`."""
         if not self.settings.koleo_weight:
             return classes.new_zeros(())
         return torch.stack([koleo_loss(crop) for crop in classes.unbind(dim=1)]).sum()
 
     def observe(self, observed: Mapping[str, Tensor], progress: TrainProgress) -> None:
-        """Registers have no positions: the gradient of their rows of the table is taken out."""
+        """Also zero the gradient of the registers' rows in the position table, as registers have no positions."""
         super().observe(observed, progress)
         table = self.student.vit.trunk.pos_embed
         if table is not None and table.grad is not None and self.spec.class_position:
             table.grad[:, 1 : self.spec.prefix] = 0.0
 
     def groups(self) -> list[Group]:
-        """By rate, decay, and the part that is clipped by itself: encoder, head, head of patches."""
+        """Groups by learning rate, weight decay, and the part whose gradients are clipped together: encoder, head,
+        patch head."""
         s = self.settings
         groups: dict[tuple, dict[str, nn.Parameter]] = defaultdict(dict)
         for name, parameter in self.named_parameters():
@@ -180,55 +186,56 @@ class MaskedDistillation(TeacherStudent):
 
 
 def patch_head(branch: nn.Module) -> PrototypeHead:
-    """The head of a branch that serves masked patches."""
+    """The head of a branch for masked patches: its separate one, if any, or the one of class tokens."""
     return getattr(branch, "patch_head", branch.head)
 
 
 class SubsetDropPath(DropPath):
-    """Stochastic depth that computes a branch for a subset of the images alone (layers/block.py:173-260)."""
+    """Stochastic depth that computes a residual branch only for the images that keep it (layers/block.py:173-260)."""
 
-    def add(self, tokens: Tensor, branch: Callable[..., Tensor], *besides: Tensor) -> Tensor:
-        """Tokens (B, N, D) + the branch's for a random share 1 - drop_prob of the images, times the inverse share.
+    def add(self, tokens: Tensor, branch: Callable[..., Tensor], *arguments: Tensor) -> Tensor:
+        """Add the branch's output, divided by the share of the images that keep it, to the tokens (B, N, D) of a random
+        share 1 - drop_prob of the images.
 
-        besides: what the branch takes beside the tokens, (B, ...), of the same images.
+        arguments: further arguments of the branch (B, ...), subsetted like the tokens.
         """
         if not self.drop_prob or not self.training:
-            return tokens + branch(tokens, *besides)
+            return tokens + branch(tokens, *arguments)
         images = len(tokens)
         count = max(int(images * (1 - self.drop_prob)), 1)
-        kept = torch.randperm(images)[:count].to(tokens.device)  # drawn on the CPU: the same images on any device
-        added = branch(tokens[kept], *(values[kept] for values in besides)).to(tokens.dtype)
-        return tokens.index_add(0, kept, added, alpha=images / len(kept))
+        subset = torch.randperm(images)[:count].to(tokens.device)  # drawn on the CPU: the same images on any device
+        residuals = branch(tokens[subset], *(argument[subset] for argument in arguments)).to(tokens.dtype)
+        return tokens.index_add(0, subset, residuals, alpha=images / len(subset))
 
 
 class SubsetBlock(Block):
-    """timm's block, whose branches are dropped for subsets of the images."""
+    """timm's block with `SubsetDropPath`."""
 
     def forward(self, tokens: Tensor) -> Tensor:
-        tokens = self.drop_path1.add(tokens, lambda kept: self.ls1(self.attn(self.norm1(kept))))
-        return self.drop_path2.add(tokens, lambda kept: self.ls2(self.mlp(self.norm2(kept))))
+        tokens = self.drop_path1.add(tokens, lambda subset: self.ls1(self.attn(self.norm1(subset))))
+        return self.drop_path2.add(tokens, lambda subset: self.ls2(self.mlp(self.norm2(subset))))
 
 
 class SubsetEvaBlock(EvaBlock):
-    """The same of the block for rotary positions (L, 2d), equal for all images, or (B, 1, L, 2d)."""
+    """timm's block for rotary positions with `SubsetDropPath`. rope: (L, 2d) for all images, or (B, 1, L, 2d)."""
 
     def forward(self, tokens: Tensor, rope: Tensor | None = None) -> Tensor:
         def scaled(values: Tensor, gamma: Tensor | None) -> Tensor:
             return values if gamma is None else gamma * values
 
-        def attended(kept: Tensor, turned: Tensor | None = rope) -> Tensor:
-            return scaled(self.attn(self.norm1(kept), rope=turned), self.gamma_1)
+        def attention(subset: Tensor, subset_rope: Tensor | None = rope) -> Tensor:
+            return scaled(self.attn(self.norm1(subset), rope=subset_rope), self.gamma_1)
 
-        tokens = self.drop_path1.add(tokens, attended, *([rope] if rope is not None and rope.ndim == 4 else []))
-        return self.drop_path2.add(tokens, lambda kept: scaled(self.mlp(self.norm2(kept)), self.gamma_2))
+        tokens = self.drop_path1.add(tokens, attention, *([rope] if rope is not None and rope.ndim == 4 else []))
+        return self.drop_path2.add(tokens, lambda subset: scaled(self.mlp(self.norm2(subset)), self.gamma_2))
 
 
 def drop_subsets_(vit: ViT, rates: Sequence[float]) -> ViT:
-    """Blocks that drop their branches for subsets of the images, each at its own rate."""
+    """Give every block of `vit`, in place, a `SubsetDropPath` with its own rate."""
     kinds = {Block: SubsetBlock, EvaBlock: SubsetEvaBlock}
     for block, rate in zip(vit.trunk.blocks, rates, strict=True):
         if type(block) not in kinds:
-            raise ValueError(f"the encoder's blocks are timm's {type(block).__name__}: it needs Block or EvaBlock")
+            raise ValueError(f"the encoder's blocks are timm's {type(block).__name__}: they must be Block or EvaBlock")
         block.__class__ = kinds[type(block)]
         block.drop_path1, block.drop_path2 = SubsetDropPath(rate), SubsetDropPath(rate)
     return vit
@@ -238,24 +245,25 @@ def drop_subsets_(vit: ViT, rates: Sequence[float]) -> ViT:
 class Settings(MaskedSettings, DistillationSettings):
     """The defaults are those of configs/ssl_default_config.yaml, which is vitl16_short."""
 
-    fixed_prototypes: bool = False  # their lengths are trained
+    fixed_prototypes: bool = False  # the prototypes keep unit length
     teacher_temperature: PositiveFloat = 0.07
     teacher_warmup: NonNegativeInt = 30  # epochs; the temperature rises with every update
-    sinkhorn: bool = False  # targets by Sinkhorn-Knopp over all processes, in place of the centre and a softmax
+    sinkhorn: bool = False  # targets by Sinkhorn-Knopp over all processes, instead of centring and a softmax
     patch_prototypes: PositiveInt = 131072  # K of a separate head for masked patches
-    gram_weight: NonNegativeFloat = 0.0  # of Gram anchoring, after its rise; 0: none (DINOv3 2.0)
-    gram_start: NonNegativeInt = 1  # epochs before it begins, and the Gram teacher becomes a copy of the teacher
-    gram_rise: NonNegativeFloat = 0.0  # epochs in which its weight rises
+    gram_weight: NonNegativeFloat = 0.0  # final weight of Gram anchoring; 0: none (DINOv3: 2.0)
+    gram_start: NonNegativeInt = 1  # epochs before Gram anchoring begins with a first copy of the teacher
+    gram_rise: NonNegativeFloat = 0.0  # epochs in which the weight rises
     gram_refresh: PositiveInt = 1  # epochs from one copy to the next
-    gram_copies: NonNegativeInt = 3  # how often the Gram teacher is replaced; 0: it is the moving teacher itself
+    gram_copies: NonNegativeInt = 3  # number of copies of the teacher in all; 0: the moving teacher itself is used
     gram_size: NonNegativeInt = 0  # side in pixels of the Gram teacher's crops; 0: it sees the global crops
-    gram_negatives: Negatives = "keep"  # negative similarities: keep, drop, or drop_teacher's only
+    gram_negatives: Negatives = "keep"  # negative similarities: keep, drop, or drop_teacher (the teacher's only)
 
 
 class DinoV2(MaskedDistillation, SelfDistillation):
-    """Views: "global" (B, G, 3, S, S), "local" (B, N, 3, s, s) and "mask" (B, G, L) bool."""
+    """Views: "global" (B, G, 3, S, S), "local" (B, N, 3, s, s), "mask" (B, G, L) bool, True for hidden patches, and
+    with `gram_size` "gram" (B, G, 3, S', S')."""
 
-    sync_batch_norm = False  # nor is KoLeo of the images of other processes
+    sync_batch_norm = False  # processes do not share images in KoLeo either
 
     def __init__(self, spec: ViTSpec, settings: Settings) -> None:
         super().__init__(spec, settings)
@@ -310,7 +318,7 @@ class DinoV2(MaskedDistillation, SelfDistillation):
 
     @torch.no_grad()
     def gram_targets(self, views: Mapping[str, Tensor]) -> Tensor:
-        """The Gram teacher's patch tokens (B G, L, D), resized to the student's grid."""
+        """The Gram teacher's patch tokens (B*G, L, D), resized to the student's grid."""
         crops = views.get("gram", views["global"]).flatten(0, 1)
         vit = self.teacher.vit if self.gram_teacher is None else self.gram_teacher
         grid = (crops.shape[-2] // self.spec.patch_size, crops.shape[-1] // self.spec.patch_size)
@@ -319,43 +327,43 @@ class DinoV2(MaskedDistillation, SelfDistillation):
     @torch.no_grad()
     def teacher_targets(self, crops: Tensor, masks: Tensor) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
         """Whole crops (B, G, 3, S, S), masks (B, G, L) -> targets of the class tokens (B, G, K) and of the masked
-        patches (m, K), and what the centres follow."""
+        patches (m, K), and the mean outputs towards which the centres move."""
         classes, patches = self.teacher_tokens(crops, masks)
         logits, patch_logits = self.teacher.head(classes), patch_head(self.teacher)(patches)
         if self.settings.sinkhorn:
             targets = [sinkhorn_targets(outputs, self.teacher_temperature) for outputs in (logits, patch_logits)]
             return targets[0], targets[1], {}
-        # A pass that masks nothing leaves the patches' centre where it is.
+        # A forward pass without masked patches does not move the patches' centre.
         patch_mean = mean_output(patch_logits) if len(patch_logits) else self.patch_centre.center
         observed = {"centre": mean_output(logits), "patch_centre": patch_mean}
         patch_targets = self.patch_centre.soften(patch_logits, self.teacher_temperature)
         return self.targets(logits), patch_targets, observed
 
     def before_update(self, progress: TrainProgress) -> None:
-        """Prototypes stand still by a rate of 0: their gradients count, in the optimiser and in the clipping."""
+        """Prototypes are frozen by a learning rate of 0: unlike DINO's, their gradients still count in the clipping and
+        in the optimiser's moments."""
 
     def after_update(self, progress: TrainProgress) -> None:
         super().after_update(progress)
         s = self.settings
         if s.gram_weight and s.gram_copies:
-            copies, since = divmod(
-                progress.step + 1 - s.gram_start * progress.steps_per_epoch, progress.steps_per_epoch
-            )
-            if since == 0 and 0 <= copies < s.gram_copies * s.gram_refresh and copies % s.gram_refresh == 0:
+            updates = progress.step + 1 - s.gram_start * progress.steps_per_epoch  # since Gram anchoring began
+            epochs, rest = divmod(updates, progress.steps_per_epoch)
+            if rest == 0 and 0 <= epochs < s.gram_copies * s.gram_refresh and epochs % s.gram_refresh == 0:
                 self.gram_teacher.load_state_dict(self.teacher.vit.state_dict())
 
     def baseline_loss(self, views: Mapping[str, Tensor]) -> dict[str, float]:
-        """As DINO's; the patches' loss counts crops without a mask as 0."""
+        """Losses of uniform predictions; crops without a mask count as 0 in the patch loss."""
         s = self.settings
-        of_patches = s.patch_prototypes if s.separate_head else s.prototypes
-        masked = views["mask"].any(dim=-1).float().mean().item()
-        return {"cls": log(s.prototypes)} | ({"patch": masked * log(of_patches)} if masked else {})
+        patch_prototypes = s.patch_prototypes if s.separate_head else s.prototypes
+        masked_share = views["mask"].any(dim=-1).float().mean().item()
+        return {"cls": log(s.prototypes)} | ({"patch": masked_share * log(patch_prototypes)} if masked_share else {})
 
 
 def resized_tokens(
     tokens: Tensor, source: tuple[int, int], target: tuple[int, int], mode: str = "bicubic", antialias: bool = False
 ) -> Tensor:
-    """Patch tokens (B, L, D) of the `source` grid -> (B, L', D) of the `target` grid."""
+    """Interpolate patch tokens (B, L, D) on the `source` grid to (B, L', D) on the `target` grid."""
     if source == target:
         return tokens
     maps = to_float32(tokens).mT.unflatten(-1, source)
@@ -364,19 +372,20 @@ def resized_tokens(
 
 @dataclass(frozen=True)
 class GramCrops:
-    """Masked crops, of which the global ones come from larger ones: "gram" (G, 3, S', S'), without changed colours."""
+    """DINOv2's views, and "gram" (G, 3, S', S'): the same regions as the global crops at another size, without colour
+    augmentation."""
 
-    masked: ImageViews
-    geometry: Transform  # at the larger size
-    colours: tuple[Callable[[Image.Image], Tensor], ...]  # of each global crop
-    plain: Tensors
-    gram_size: int
-    size: int
+    masked: ImageViews  # DINOv2's views
+    geometry: Transform  # crop and flip, at the larger of the two sizes
+    colours: tuple[Callable[[Image.Image], Tensor], ...]  # colour augmentation of each global crop
+    plain: Tensors  # normalisation alone
+    gram_size: int  # S', in pixels
+    size: int  # S, in pixels
 
     def __call__(self, image: Image.Image) -> dict[str, Tensor]:
-        parts = [self.geometry(image) for _ in self.colours]
-        crops = [colours(resized(part, self.size)) for colours, part in zip(self.colours, parts, strict=True)]
-        gram = [self.plain(resized(part, self.gram_size)) for part in parts]
+        regions = [self.geometry(image) for _ in self.colours]
+        crops = [colours(resized(region, self.size)) for colours, region in zip(self.colours, regions, strict=True)]
+        gram = [self.plain(resized(region, self.gram_size)) for region in regions]
         local = {name: make for name, make in self.masked.made.items() if name != "global"}
         return {"global": torch.stack(crops), **replace(self.masked, made=local)(image), "gram": torch.stack(gram)}
 

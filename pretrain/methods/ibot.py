@@ -1,8 +1,8 @@
-"""iBOT (Zhou et al. 2022): DINO on masked crops, whose masked patches predict the teacher's output for them.
+"""iBOT (Zhou et al. 2022): DINO on masked crops, whose masked patches also predict the teacher's outputs for them.
 
-Figure 3 and algorithm 1; bytedance/ibot da316d8, main_ibot.py, models/head.py. Of its options Swin, ReLUs in the head,
-batch norms over groups of processes, other numbers of prototypes for patches than for class tokens, more than two
-global crops, and training without masked patches are not here.
+Figure 3 and algorithm 1; bytedance/ibot da316d8, main_ibot.py, models/head.py. Of its options, Swin, ReLUs in the head,
+batch norms over groups of processes, different numbers of prototypes for patches and class tokens, more than two global
+crops, and training without masked patches are not implemented.
 B images, G = 2 global and N local crops, L patches, m masked ones of all crops, D width, d bottleneck, K prototypes.
 """
 
@@ -38,21 +38,23 @@ from pretrain.recipe import VIT_B, VIT_L
 
 @dataclass(frozen=True, kw_only=True)
 class Settings(DistillationSettings):
-    """What is not in main_ibot.py's defaults (28-170) is of README.md's command for the ViT-S."""
+    """The defaults are main_ibot.py's (28-170), and where these differ, those of README.md's command for the ViT-S."""
 
     prototypes: PositiveInt = 8192
-    shared_head: bool = True  # the student's class tokens and patches share their prototypes (table 9)
-    shared_head_teacher: bool = True  # the teacher's do, and follow the student's of class tokens
+    shared_head: bool = True  # class tokens and patches share the student's prototypes (table 9)
+    # class tokens and patches share the teacher's prototypes, which average the student's for class tokens
+    shared_head_teacher: bool = True
     teacher_temperature: PositiveFloat = 0.07
-    teacher_warmup: NonNegativeInt = 30  # epochs, of both temperatures
+    teacher_warmup: NonNegativeInt = 30  # epochs of the warm-up of both temperatures
     patch_temperature: PositiveFloat = 0.07  # the teacher's for patches, after the warm-up
-    patch_temperature_start: PositiveFloat = 0.04  # of the warm-up
+    patch_temperature_start: PositiveFloat = 0.04  # the teacher's for patches, at the start of the warm-up
     mask_shape: MaskShape = "block"  # pred_shape
-    mask_ratios: tuple[UnitInterval, ...] = (0.0, 0.3)  # of which each crop draws one: half of the crops stay unmasked
-    mask_spreads: tuple[UnitInterval, ...] = (0.0, 0.2)  # pred_ratio_var: each ratio is uniform in give or take so much
+    mask_ratios: tuple[UnitInterval, ...] = (0.0, 0.3)  # each crop draws one of these; half of the crops stay unmasked
+    # pred_ratio_var: each ratio is drawn uniformly from ratio - spread to ratio + spread
+    mask_spreads: tuple[UnitInterval, ...] = (0.0, 0.2)
     mask_start: NonNegativeInt = 0  # epochs before crops are masked (pred_start_epoch)
-    cls_weight: NonNegativeFloat = 1.0  # lambda 1
-    patch_weight: NonNegativeFloat = 1.0  # lambda 2
+    cls_weight: NonNegativeFloat = 1.0  # lambda 1, weight of the class tokens' loss
+    patch_weight: NonNegativeFloat = 1.0  # lambda 2, weight of the masked patches' loss
     global_scale: AreaRange = (0.25, 1.0)
     local_scale: AreaRange = (0.05, 0.25)
     local_crops: NonNegativeInt = 10
@@ -60,25 +62,29 @@ class Settings(DistillationSettings):
     def __post_init__(self) -> None:
         super().__post_init__()
         if not self.mask_ratios or len(self.mask_ratios) != len(self.mask_spreads):
-            raise ValueError(f"mask_ratios={self.mask_ratios}, mask_spreads={self.mask_spreads}: give as many of both")
+            raise ValueError(
+                f"mask_ratios={self.mask_ratios}, mask_spreads={self.mask_spreads}: give both the same number of values"
+            )
         for ratio, spread in zip(self.mask_ratios, self.mask_spreads, strict=True):
             if not spread <= ratio <= 1 - spread:
-                raise ValueError(f"mask_spreads={self.mask_spreads}: {ratio} +- {spread} leaves 0 to 1; lower it")
+                raise ValueError(
+                    f"mask_spreads={self.mask_spreads}: {ratio} +- {spread} is not within 0 to 1; lower the spread"
+                )
         if self.cls_weight == self.patch_weight == 0:
             raise ValueError("cls_weight=0 with patch_weight=0: nothing is left to learn")
 
 
 class Ibot(SelfDistillation):
-    """Views: DINO's, and "mask" (B, G, L) bool, True where the student does not see a patch."""
+    """Views: DINO's, and "mask" (B, G, L) bool, True for patches hidden from the student."""
 
     one_norm = True  # models/head.py:69-87
 
     def __init__(self, spec: ViTSpec, settings: Settings) -> None:
         super().__init__(spec, settings)
         if not settings.shared_head:
-            own = Prototypes(settings.bottleneck, settings.prototypes, settings.fixed_prototypes)
-            self.student.head.last_layer2 = own
-        if not settings.shared_head_teacher:  # the teacher's begin as the student's
+            prototypes = Prototypes(settings.bottleneck, settings.prototypes, settings.fixed_prototypes)
+            self.student.head.last_layer2 = prototypes
+        if not settings.shared_head_teacher:  # the teacher's start as a copy of the student's
             self.teacher.head.last_layer2 = frozen_copy(patch_prototypes(self.student.head))
         self.mask_token = nn.Parameter(torch.zeros(1, 1, spec.width))  # models/vision_transformer.py:170-172
         self.patch_centre = Centre(settings.prototypes, settings.center_momentum, settings.center)
@@ -113,7 +119,7 @@ class Ibot(SelfDistillation):
 
     def student_logits(self, crops: Tensor, masks: Tensor) -> tuple[Tensor, Tensor]:
         """Crops (B, G, 3, S, S), masks (B, G, L) -> logits of the class tokens (B, G, K) and of the masked patches
-        (m, K). Other patches skip the head, unless its batch norms count them."""
+        (m, K). Visible patches pass through the head only if it has batch norms, whose statistics include them."""
         head, tokens, first = self.student.head, self.encode_masked(crops, masks), self.spec.prefix
         if self.settings.head_norm == "bn":
             vectors = head.embed(tokens)
@@ -123,39 +129,41 @@ class Ibot(SelfDistillation):
     @torch.no_grad()
     def teacher_targets(self, crops: Tensor, masks: Tensor) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
         """Whole crops (B, G, 3, S, S), masks (B, G, L) -> targets of the class tokens (B, G, K) and of the masked
-        patches (m, K), and what the centres follow."""
-        head, of_patches = self.teacher.head, patch_prototypes(self.teacher.head)
+        patches (m, K), and the mean outputs towards which the centres move."""
+        head, patch_layer = self.teacher.head, patch_prototypes(self.teacher.head)
         vectors = head.embed(self.teacher.vit(crops.flatten(0, 1))[0]).unflatten(0, crops.shape[:2])
         patches = vectors[:, :, self.spec.prefix :]  # (B, G, L, d)
         outputs = head.last_layer(vectors[:, :, 0])
-        # The mean over all patches' logits is the logits of their mean: only masked patches need theirs.
+        # The mean of all patches' logits is the logits of their mean, so only masked patches need logits of their own.
         with torch.autocast(crops.device.type, enabled=False):
-            observed = {"centre": mean_output(outputs), "patch_centre": of_patches(mean_output(patches))}
-        patch_targets = self.patch_centre.soften(of_patches(patches[masks]), self.patch_temperature)
+            observed = {"centre": mean_output(outputs), "patch_centre": patch_layer(mean_output(patches))}
+        patch_targets = self.patch_centre.soften(patch_layer(patches[masks]), self.patch_temperature)
         return self.targets(outputs), patch_targets, observed
 
     def encode_masked(self, crops: Tensor, masks: Tensor) -> Tensor:
-        """The student's normalised tokens (B, G, P+L, D) of global crops; the mask token takes masked patches' places
-        before they get their positions (models/vision_transformer.py:205-222)."""
+        """Global crops (B, G, 3, S, S), masks (B, G, L) -> the student's tokens after the final norm (B, G, P+L, D).
+
+        Masked patches are replaced by the mask token before positions are added (models/vision_transformer.py:205-222).
+        """
         tokens = masked_tokens(self.student.vit, crops.flatten(0, 1), masks.flatten(0, 1), self.mask_token)
         return tokens.unflatten(0, crops.shape[:2])
 
     def averaged_pairs(self) -> list[tuple[nn.Module, nn.Module]]:
-        """What both have by the same name (main_ibot.py:380-390)."""
+        """The encoders, and the head's layers that teacher and student both have (main_ibot.py:380-390)."""
         teacher, student = (dict(branch.head.named_children()) for branch in (self.teacher, self.student))
         heads = [(layer, student[name]) for name, layer in teacher.items() if name in student]
         return [(self.teacher.vit, self.student.vit), *heads]
 
     def baseline_loss(self, views: Mapping[str, Tensor]) -> dict[str, float]:
-        """As DINO's; the patches' loss counts crops without a mask as 0."""
+        """Losses of uniform predictions; crops without a mask count as 0 in the patch loss."""
         ratios = self.settings.mask_ratios
-        masked = sum(ratio > 0 for ratio in ratios) / len(ratios)
-        weights = {"cls": 1.0, "patch": masked if self.is_masking else 0.0}
-        return {name: share * log(self.settings.prototypes) for name, share in weights.items() if share}
+        masked_share = sum(ratio > 0 for ratio in ratios) / len(ratios)
+        weights = {"cls": 1.0, "patch": masked_share if self.is_masking else 0.0}
+        return {name: weight * log(self.settings.prototypes) for name, weight in weights.items() if weight}
 
 
 def patch_prototypes(head: PrototypeHead) -> Prototypes:
-    """Those of patches, which may be those of class tokens too."""
+    """The prototypes of patches: the head's separate ones, if any, or those of class tokens."""
     return getattr(head, "last_layer2", head.last_layer)
 
 

@@ -1,8 +1,8 @@
-"""MST (Li et al. 2021), reimplemented from the paper: DINO that hides patches of little attention, and restores them.
+"""MST (Li et al. 2021), reimplemented from the paper: DINO that hides patches of low attention and restores the image.
 
-No official code was published. Facts are from the paper's appendix, algorithm 1 and the sections named below; what is
-marked "inferred" is not. B images, G = 2 global and N local crops, L patches of h rows and w columns, D width,
-K prototypes.
+No official code was published. Everything is from the paper's appendix, algorithm 1 and the sections named below,
+except what is marked "inferred".
+B images, G = 2 global and N local crops, L patches of h rows and w columns, D width, d bottleneck, K prototypes.
 """
 
 from collections.abc import Iterator, Mapping
@@ -40,31 +40,32 @@ from pretrain.recipe import Recipe
 
 Reduction = Literal["pixel", "mean", "image"]
 LocalNorm = Literal["batch", "running"]
-BERT_MASK, BERT_OTHER = 0.8, 0.1  # shares of the chosen tokens (Devlin et al. 2019, section 3.1)
+# Shares of the chosen tokens that become the mask token, or another token (Devlin et al. 2019, section 3.1).
+BERT_MASK, BERT_OTHER = 0.8, 0.1
 
 
 @dataclass(frozen=True, kw_only=True)
 class Settings(DistillationSettings):
-    """sampling, mask_chance, per, replace, restore and inst_weight are the columns of table 4. Inferred, as no text
-    gives them: mask_chance, low_fraction, the decoder, reduction, local_norm."""
+    """sampling, mask_chance, per, replace, restore and inst_weight are the columns of table 4. Inferred, as the paper
+    does not give them: mask_chance, low_fraction, the decoder, reduction, local_norm."""
 
     head_norm: Norm = "bn"  # of the projection head
     # which patches may be hidden: those that the teacher's class token attends to least, all, or none
     sampling: Literal["attention", "random", "none"] = "attention"
     low_fraction: UnitInterval = 1 / 8  # share of patches that count as least attended, with sampling=attention
-    mask_chance: UnitInterval = 0.05  # p, with which each of these patches is hidden
+    mask_chance: UnitInterval = 0.05  # p, the probability that each of these patches is hidden
     per: Literal["token", "image"] = "token"  # draw for each token, or once for all tokens of an image
-    replace: Literal["mask", "bert"] = "mask"  # by the mask token, or as BERT does
-    restore: Literal["all", "masked"] = "all"  # pixels to rebuild: of the whole image, or of hidden patches
-    inst_weight: NonNegativeFloat = 1.0  # lambda 1 (section 7)
-    restore_weight: NonNegativeFloat = 0.6  # lambda 2 (section 7)
+    replace: Literal["mask", "bert"] = "mask"  # replace hidden patches by the mask token, or as BERT does
+    restore: Literal["all", "masked"] = "all"  # pixels to restore: those of the whole image, or of hidden patches
+    inst_weight: NonNegativeFloat = 1.0  # lambda 1, weight of the instance loss (section 7)
+    restore_weight: NonNegativeFloat = 0.6  # lambda 2, weight of the restoration loss (section 7)
     decoder: Literal["conv", "linear"] = "conv"  # of pretrain/parts/decoders.py
     decoder_width: PositiveInt = WIDTH  # channels of the conv decoder
     decoder_norm: bool = True  # batch norms in the conv decoder
-    # absolute differences are summed over a pixel's channels, averaged over all (mean), or summed over the image; the
-    # sums are then averaged
+    # absolute differences are summed over a pixel's channels (pixel), averaged over all values (mean), or summed over
+    # the image (image); sums are then averaged
     reduction: Reduction = "pixel"
-    # batch norms of the head take statistics of local crops from the batch, or their running ones
+    # batch norms of the head normalise local crops by statistics of the batch, or by their running statistics
     local_norm: LocalNorm = "batch"
 
     def __post_init__(self) -> None:
@@ -72,13 +73,17 @@ class Settings(DistillationSettings):
         if self.inst_weight == self.restore_weight == 0:
             raise ValueError("inst_weight=0 with restore_weight=0: nothing is left to learn")
         if self.local_crops and not self.inst_weight:
-            raise ValueError(f"local_crops={self.local_crops} serve the instance loss: use 0 with inst_weight=0")
+            raise ValueError(
+                f"local_crops={self.local_crops} with inst_weight=0: local crops serve only the instance loss; set "
+                "local_crops=0"
+            )
         if self.sampling == "none" and self.restore == "masked" and self.restore_weight:
-            raise ValueError("restore=masked with sampling=none rebuilds nothing: use restore=all")
+            raise ValueError("restore=masked with sampling=none restores nothing: use restore=all")
 
 
 class Mst(SelfDistillation):
-    """Views: DINO's, and "noise" (B, G, 3, L): whether a patch is hidden, how it is replaced, by which other patch."""
+    """Views: DINO's, and "noise" (B, G, 3, L), uniform numbers that decide for each patch whether it is hidden, how it
+    is replaced, and by which other patch."""
 
     def __init__(self, spec: ViTSpec, settings: Settings) -> None:
         super().__init__(spec, settings)
@@ -86,12 +91,12 @@ class Mst(SelfDistillation):
         if settings.sampling == "attention" and (not self.lowest or spec.depth < 2):
             raise ValueError(
                 f"low_fraction={settings.low_fraction} of {spec.grid[0]} x {spec.grid[1]} patches, depth={spec.depth}: "
-                "sampling=attention needs one patch and two blocks at least"
+                "sampling=attention needs at least one patch and two blocks"
             )
         self.batch_statistics |= settings.restore_weight > 0 and settings.decoder == "conv" and settings.decoder_norm
         if not settings.inst_weight:
             self.student.head.requires_grad_(False)
-        # Zero at first, as iBOT's (inferred).
+        # Initially zero, like iBOT's (inferred).
         self.mask_token = nn.Parameter(torch.zeros(1, 1, spec.width), requires_grad=settings.sampling != "none")
         self.decoder = None
         if settings.restore_weight:  # (B, D, h, w) -> (B, 3, S, S)
@@ -123,16 +128,17 @@ class Mst(SelfDistillation):
         return Step(loss, logs, observed)
 
     def baseline_loss(self, views: Mapping[str, Tensor]) -> dict[str, Tensor | float]:
-        """As DINO's, and one colour for all of an image; restore="masked" depends on what was hidden."""
+        """Losses of uniform predictions and of one colour for all pixels; not for restore="masked", whose loss
+        depends on the hidden patches."""
         baselines = {"instance": log(self.settings.prototypes)} if self.settings.inst_weight else {}
         if self.decoder is None or self.settings.restore == "masked":
             return baselines
-        pixels = views["global"].flatten(0, 1).flatten(2).mT  # (B G, S*S, 3)
+        pixels = views["global"].flatten(0, 1).flatten(2).mT  # (B*G, S*S, 3)
         scale = scale_of(self.settings.reduction, views["global"][0, 0])
         return {**baselines, "restore": scale * patch_baseline(pixels, "l1")}
 
     def reconstruct(self, images: Tensor, views: Mapping[str, Tensor]) -> Reconstruction | None:
-        """Some of the patches that the teacher attends to least are hidden; the decoder predicts the image."""
+        """The decoder's prediction of images with patches hidden as in training."""
         if self.decoder is None:
             return None
         crops, draws = images.unsqueeze(1), views["noise"][:, 0]
@@ -146,8 +152,8 @@ class Mst(SelfDistillation):
         return Reconstruction(images, unpatchify(prediction, size, self.spec.grid), hidden, hidden)
 
     def teacher_outputs(self, crops: Tensor) -> tuple[Tensor | None, Tensor | None]:
-        """Whole global crops (B, G, 3, S, S) -> logits (B, G, K), and how much the class token attends to each patch
-        in the last block, as the mean over heads (B G, L); None for what nothing needs."""
+        """Whole global crops (B, G, 3, S, S) -> the teacher's logits (B, G, K), and its class token's attention to each
+        patch in the last block, averaged over heads (B*G, L). Either is None if no setting needs it."""
         outputs, attention, vit = None, None, self.teacher.vit
         if self.settings.inst_weight or self.settings.sampling == "attention":
             layers = (-2, -1) if self.settings.sampling == "attention" else (-1,)
@@ -160,9 +166,9 @@ class Mst(SelfDistillation):
         return outputs, attention
 
     def masked_patches(self, attention: Tensor | None, draws: Tensor) -> Tensor:
-        """Attention (B G, L), draws (B G, 3, L) -> (B G, L) bool, True where a patch is to be hidden."""
-        chosen = draws[:, 0, :1] if self.settings.per == "image" else draws[:, 0]
-        chosen = (chosen < self.settings.mask_chance).expand(-1, draws.shape[-1])
+        """Attention (B*G, L), draws (B*G, 3, L) -> (B*G, L) bool, True for patches to hide."""
+        noise = draws[:, 0, :1] if self.settings.per == "image" else draws[:, 0]
+        chosen = (noise < self.settings.mask_chance).expand(-1, draws.shape[-1])
         if self.settings.sampling == "none":
             return torch.zeros_like(chosen)
         if attention is None:
@@ -170,27 +176,28 @@ class Mst(SelfDistillation):
         return chosen & mask_at(attention.topk(self.lowest, largest=False).indices, draws.shape[-1])
 
     def encode_masked(self, crops: Tensor, hidden: Tensor, draws: Tensor) -> Tensor:
-        """The student's normalised tokens (B G, 1+L, D) of global crops with hidden patches: they are replaced after
-        the linear projection (section 11), before positions are added (inferred)."""
+        """Crops (B, G, 3, S, S), hidden (B*G, L) bool, draws (B*G, 3, L) -> the student's tokens after the final norm
+        (B*G, 1+L, D). Hidden patches are replaced after the linear projection (section 11), before positions are added
+        (inferred)."""
         vit = self.student.vit
         patches = self.replaced(vit.project(crops.flatten(0, 1)), hidden, draws)
         return vit.encode(vit.place(patches, self.spec.grid))[0]
 
     def replaced(self, patches: Tensor, hidden: Tensor, draws: Tensor) -> Tensor:
-        """Patches (B G, L, D) with those that are hidden (B G, L) replaced; draws (B G, 3, L)."""
+        """Patches (B*G, L, D), hidden (B*G, L) bool, draws (B*G, 3, L) -> the patches with the hidden ones replaced."""
         if self.settings.sampling == "none":
             return patches
-        instead = self.mask_token.to(patches.dtype)
+        replacement = self.mask_token.to(patches.dtype)
         if self.settings.replace == "bert":
-            kind, place = draws[:, 1:2].mT, (draws[:, 2] * draws.shape[-1]).long()
+            kind, ids = draws[:, 1:2].mT, (draws[:, 2] * draws.shape[-1]).long()
             # BERT's other token is any word of its vocabulary; here it is another patch of the image (inferred).
-            rest = torch.where(kind < BERT_MASK + BERT_OTHER, take(patches, place), patches)
-            instead = torch.where(kind < BERT_MASK, instead, rest)
-        return torch.where(hidden.unsqueeze(-1), instead, patches)
+            other_or_same = torch.where(kind < BERT_MASK + BERT_OTHER, take(patches, ids), patches)
+            replacement = torch.where(kind < BERT_MASK, replacement, other_or_same)
+        return torch.where(hidden.unsqueeze(-1), replacement, patches)
 
     def instance_loss(self, classes: Tensor, local: Tensor | None, targets: Tensor) -> Tensor:
-        """Class tokens (B, G, D) of the global crops, the local crops (B, N, 3, s, s), targets (B, G, K) -> lambda 1's
-        loss: DINO's, which for two crops is algorithm 1's."""
+        """Class tokens of the global crops (B, G, D), the local crops (B, N, 3, s, s) or None, targets (B, G, K) -> the
+        instance loss: DINO's, which for two crops is that of algorithm 1."""
         head = self.student.head
         vectors = [self.embed(head, classes)]
         if local is not None:
@@ -202,22 +209,25 @@ class Mst(SelfDistillation):
         )
 
     def embed(self, head: PrototypeHead, tokens: Tensor) -> Tensor:
-        """Class tokens (B, V, D) -> unit vectors (B, V, d). A batch norm's batch is one view of different images, not
-        all views (section 3)."""
+        """Class tokens (B, V, D) -> unit vectors (B, V, d). Batch norms normalise each of the V views separately
+        (section 3)."""
         if self.settings.head_norm != "bn":
             return head.embed(tokens)
         return torch.stack([head.embed(view) for view in tokens.unbind(dim=1)], dim=1)
 
     def restoration_loss(self, patches: Tensor, crops: Tensor, hidden: Tensor) -> Tensor:
-        """Patch tokens (B G, L, D), what the student was given (B, G, 3, S, S), hidden (B G, L) -> lambda 2's loss."""
+        """The student's patch tokens (B*G, L, D), the whole crops (B, G, 3, S, S), hidden (B*G, L) bool -> the
+        restoration loss."""
         maps = patches.mT.unflatten(2, self.spec.grid).unflatten(0, crops.shape[:2])
         views = zip(maps.unbind(1), crops.unbind(1), hidden.view(*crops.shape[:2], -1).unbind(1), strict=True)
         return torch.stack([self.differences(self.decoder(map), crop, mask) for map, crop, mask in views]).mean()
 
     def differences(self, images: Tensor, crop: Tensor, hidden: Tensor) -> Tensor:
-        """L1 of images (B, 3, S, S) and their originals, with restore="masked" where hidden (B, L): each image's mean
-        over its hidden patches, 0 where there are none. Algorithm 1's sum over a batch is not to be taken at its word:
-        section 10 has the two losses about equal."""
+        """L1 loss between restored images and the original crop, both (B, 3, S, S). hidden: (B, L) bool.
+
+        With restore="masked" it is each image's mean over its hidden patches, 0 if there are none. Algorithm 1 sums
+        over the batch, which cannot be meant literally: in section 10 the two losses are about equal.
+        """
         scale = scale_of(self.settings.reduction, crop[0])
         if self.settings.restore == "all":
             return scale * F.l1_loss(to_float32(images), crop)
@@ -226,18 +236,19 @@ class Mst(SelfDistillation):
 
 
 def scale_of(reduction: Reduction, image: Tensor) -> int:
-    """Factor that turns a mean over an image's (3, S, S) values into `reduction`."""
+    """The factor that turns a mean over the values of an image (3, S, S) into `reduction`."""
     return {"mean": 1, "pixel": len(image), "image": image.numel()}[reduction]
 
 
 @contextmanager
 def running_kept(network: nn.Module, norm: LocalNorm) -> Iterator[None]:
-    """Batch norms inside do not move their running statistics (section 3); they normalise by "batch" or "running"."""
+    """A block in which batch norms do not update their running statistics (section 3). norm: the statistics by which
+    they normalise."""
     before = [
         (module, module.momentum, module.training) for module in network.modules() if isinstance(module, _BatchNorm)
     ]
     for module, _, training in before:
-        module.momentum = 0.0  # of the new value
+        module.momentum = 0.0  # weight of the new statistics
         module.train(training and norm == "batch")
     try:
         yield
@@ -271,7 +282,7 @@ RECIPES = {
     "vit_s_bert": _ablation("table 4, row 3", replace="bert"),
     "vit_s_random_p0.01": _ablation("section 9", sampling="random", mask_chance=0.01, head_norm="none"),
     "vit_s_random_p0": _ablation("section 9", sampling="none", head_norm="none"),
-    # As mask_chance is not known, more of it than its guess.
+    # The paper does not give mask_chance: two higher values than the inferred one.
     "vit_s_p0.15": _ablation("ours: sweep of mask_chance", mask_chance=0.15),
     "vit_s_p0.5": _ablation("ours: sweep of mask_chance", mask_chance=0.5),
     **small_recipes(_VIT_S, Settings(**SMALL, decoder_width=64), Settings(**SMOKE, decoder_width=16), epochs=5),
