@@ -1,9 +1,9 @@
 """CAN (Mishra et al. 2022): noisy, masked views agree; a decoder predicts hidden pixels and the noise of visible ones.
 
 Reimplemented: the published numbers come from JAX code that was never released. The arithmetic is that of the first
-author's later PyTorch version, shlokk/mae-contrastive 12d2ba5, models_mae.py and loss_contrastive.py, against whose
-steps it is compared; no parity is claimed with the paper. Where the defaults differ from that code, the reason is with
-the setting.
+author's later PyTorch version, shlokk/mae-contrastive 12d2ba5, models_mae.py and loss_contrastive.py, and is tested
+against recorded steps of it; no parity is claimed with the paper. Comments at the settings note where the defaults
+differ from that code.
 B images, 2B views (all first ones, then all second ones), L patches, k visible ones, p patch side, D width.
 """
 
@@ -38,34 +38,35 @@ from pretrain.parts.weights import xavier_
 from pretrain.recipe import on_32px, smoke
 
 VIEWS = 2
-LONGEST = 10_000.0  # wave of the noise embedding
+LONGEST = 10_000.0  # longest wavelength of the noise embedding, divided by 2 pi
 COLOURS = Colours(jitter=(0.4, 0.4, 0.4, 0.1), blur=0.5)  # main_pretrain.py, for both views
 
 
 @dataclass(frozen=True, kw_only=True)
 class Settings(Validated):
-    """The defaults are the paper's where its abstract gives them; else the author's code, as it was meant to run, or
-    what SimCLR and MAE do."""
+    """The defaults are the paper's where its abstract gives them; otherwise those of the author's code, as it was meant
+    to run, or of SimCLR and MAE."""
 
     mask_ratio: UnitInterval = 0.5  # share of patches that are hidden (abstract; the code's option defaults to 0.75)
-    # largest noise level, in normalised pixels (the code's option, which it never passes on)
+    # largest standard deviation of the noise, in normalised pixels (an option of the code that it never passes on)
     noise_std: NonNegativeFloat = 0.05
-    noise_dims: int = 128  # of the sinusoids of a noise level
-    norm_pixels: bool = True  # hidden pixels normalised patch by patch, as MAE's (the code's option, off)
-    noisy_target: bool = False  # whether hidden pixels are predicted with their noise (the code does)
-    pooled: Literal["patches", "all"] = "patches"  # what is averaged to compare views; all: class token too (the code)
-    projector_layers: PositiveInt = 3  # linear ones (the code: 2)
-    projector_hidden: NonNegativeInt = 4096  # width between them, 0 for the encoder's (the code's)
-    projector_width: PositiveInt = 128  # of what it gives
-    projector_norm: Norm = "bn"  # after each but the last of them (the code: none)
-    temperature: PositiveFloat = 0.1  # of the similarities of views
-    contrast_weight: NonNegativeFloat = 0.03  # of the loss by which views agree
-    pixel_weight: NonNegativeFloat = 0.67  # of the hidden pixels' loss (the code: 0.97 * 0.7)
-    noise_weight: NonNegativeFloat = 0.3  # of the noise's loss (the code: 0.97 * 0.3)
+    noise_dims: int = 128  # number of sinusoids that encode a noise level
+    norm_pixels: bool = True  # normalise hidden pixels patch by patch, like MAE (an option of the code, off)
+    noisy_target: bool = False  # predict hidden pixels with their noise (the code does)
+    # tokens that are averaged for the contrastive loss: patches, or all, the class token included (the code)
+    pooled: Literal["patches", "all"] = "patches"
+    projector_layers: PositiveInt = 3  # linear layers of the projector (the code: 2)
+    projector_hidden: NonNegativeInt = 4096  # hidden width of the projector; 0: the encoder's width (the code)
+    projector_width: PositiveInt = 128  # output width of the projector
+    projector_norm: Norm = "bn"  # after each linear layer of the projector but the last (the code: none)
+    temperature: PositiveFloat = 0.1  # of the contrastive loss
+    contrast_weight: NonNegativeFloat = 0.03  # weight of the contrastive loss
+    pixel_weight: NonNegativeFloat = 0.67  # weight of the hidden pixels' loss (the code: 0.97 * 0.7)
+    noise_weight: NonNegativeFloat = 0.3  # weight of the noise loss (the code: 0.97 * 0.3)
     decoder_width: PositiveInt = 512  # of the decoder's tokens
     decoder_depth: PositiveInt = 8  # blocks of the decoder
     decoder_heads: PositiveInt = 16  # of the decoder's attention
-    crop_scale: AreaRange = (0.2, 1.0)  # least and largest share of the area, of the crops
+    crop_scale: AreaRange = (0.2, 1.0)  # least and largest share of the image's area in a crop
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -84,7 +85,8 @@ class Settings(Validated):
 
 
 class Can(Method):
-    """Views: "image" (B, 2, 3, H, W), "noise" (B, 2, L) for masks, "level" (B, 2) in [0, 1), "gauss" as the images."""
+    """Views: "image" (B, 2, 3, H, W), "noise" (B, 2, L) for masks, "level" (B, 2) in [0, 1) for the noise levels, and
+    "gauss" (B, 2, 3, H, W), standard normal numbers."""
 
     batch_statistics = True  # its negatives; processes share them
     sync_batch_norm = True  # ours, as in SimCLR
@@ -102,54 +104,57 @@ class Can(Method):
     def views(self) -> Views:
         steps = [*crop(self.spec.side, self.settings.crop_scale, "bilinear"), COLOURS]
         images, size = Several([view(steps, self.preparation)] * VIEWS), self.spec.side
-        noises = {
-            "noise": (torch.rand, self.autoencoder.patches),
-            "level": (torch.rand,),
-            "gauss": (torch.randn, 3, size, size),
+        draws = {
+            "noise": partial(torch.rand, VIEWS, self.autoencoder.patches),
+            "level": partial(torch.rand, VIEWS),
+            "gauss": partial(torch.randn, VIEWS, 3, size, size),
         }
-        drawn = {name: partial(draw, VIEWS, *shape) for name, (draw, *shape) in noises.items()}
-        return ImageViews({"image": images}, drawn)
+        return ImageViews({"image": images}, draws)
 
     def forward(self, views: Mapping[str, Tensor]) -> Step:
-        drawn = {name: both.transpose(0, 1).flatten(0, 1) for name, both in views.items()}  # (2B, ...)
-        level, ids = self.settings.noise_std * drawn["level"], order_of(drawn["noise"])
-        added = level.view(-1, 1, 1, 1) * drawn["gauss"]
-        seen = drawn["image"] + added
-        latent = self.autoencoder.encode(seen, ids)  # (2B, 1+k, D)
+        both = {name: tensor.transpose(0, 1).flatten(0, 1) for name, tensor in views.items()}  # (2B, ...)
+        level, ids = self.settings.noise_std * both["level"], order_of(both["noise"])
+        noise = level.view(-1, 1, 1, 1) * both["gauss"]
+        noisy = both["image"] + noise
+        latent = self.autoencoder.encode(noisy, ids)  # (2B, 1+k, D)
         decoded = self.decode(latent, level, ids)
-        targets = seen if self.settings.noisy_target else drawn["image"]
-        pixels, residue = self.errors(decoded, targets, added, ids)
+        targets = noisy if self.settings.noisy_target else both["image"]
+        pixel_loss, noise_loss = self.errors(decoded, targets, noise, ids)
         contrast = self.contrast(latent)
         s = self.settings
-        loss = s.contrast_weight * contrast + s.pixel_weight * pixels + s.noise_weight * residue
-        return Step(loss, {"contrast": contrast.detach(), "pixels": pixels.detach(), "noise": residue.detach()})
+        loss = s.contrast_weight * contrast + s.pixel_weight * pixel_loss + s.noise_weight * noise_loss
+        return Step(loss, {"contrast": contrast.detach(), "pixels": pixel_loss.detach(), "noise": noise_loss.detach()})
 
     def reconstruct(self, images: Tensor, views: Mapping[str, Tensor]) -> Reconstruction:
-        """The image without the noise that the first view's draws put on it."""
+        """The predicted image without noise, from the image with the noise and the mask of the first view."""
         level, ids = self.settings.noise_std * views["level"][:, 0], order_of(views["noise"][:, 0])
         latent = self.autoencoder.encode(images + level.view(-1, 1, 1, 1) * views["gauss"][:, 0], ids)
         prediction = self.decode(latent, level, ids)[:, self.autoencoder.visible :]
         return self.autoencoder.pasted(images, prediction, ids)
 
     def contrast(self, latent: Tensor) -> Tensor:
-        """Loss of the views' mean tokens, projected: each finds the other one of its image."""
+        """Contrastive loss of the projected mean tokens of `latent` (2B, 1+k, D)."""
         tokens = latent if self.settings.pooled == "all" else latent[:, 1:]
         return nt_xent(self.projector(tokens.mean(dim=1)), self.settings.temperature)
 
     def decode(self, latent: Tensor, level: Tensor, ids: Tensor) -> Tensor:
-        """Encoded tokens, with the embedding of the noise level added, -> (2B, L, 3pp) in the order of `ids`."""
+        """Add the embedding of the noise levels (2B,) to encoded tokens (2B, 1+k, D) and decode them: pixels of hidden
+        and noise of visible patches (2B, L, 3pp), in the order of `ids` (2B, L)."""
         tokens = latent + self.noise_mlp(sinusoids(level, self.settings.noise_dims)).unsqueeze(1)
         return self.autoencoder.pixels(self.autoencoder.decoder(tokens, ids))
 
-    def errors(self, decoded: Tensor, images: Tensor, added: Tensor, ids: Tensor) -> tuple[Tensor, Tensor]:
-        """Mean squared errors of the hidden patches' pixels, and of the visible ones' noise."""
+    def errors(self, decoded: Tensor, images: Tensor, noise: Tensor, ids: Tensor) -> tuple[Tensor, Tensor]:
+        """Mean squared errors of the hidden patches' pixels, and of the visible patches' noise.
+
+        decoded: (2B, L, 3pp). images, noise: (2B, 3, H, W). ids: (2B, L).
+        """
         visible = self.autoencoder.visible
         pixels = self.autoencoder.target(take(patchify(images, self.spec.patch_size), ids[:, visible:]))
-        residue = take(patchify(added, self.spec.patch_size), ids[:, :visible])
-        return (decoded[:, visible:] - pixels).square().mean(), (decoded[:, :visible] - residue).square().mean()
+        visible_noise = take(patchify(noise, self.spec.patch_size), ids[:, :visible])
+        return (decoded[:, visible:] - pixels).square().mean(), (decoded[:, :visible] - visible_noise).square().mean()
 
     def baseline_loss(self, views: Mapping[str, Tensor]) -> dict[str, Tensor | float]:
-        """Without the noise: a decoder learns late that it can predict more of it than zero."""
+        """Not for the noise loss: only late in training does a decoder predict noise better than zero does."""
         candidates = VIEWS * len(views["image"]) * current_world().size - 1
         return {"contrast": log(candidates), "pixels": self.autoencoder.baseline_loss(views["image"].flatten(0, 1))}
 
@@ -158,7 +163,7 @@ class Can(Method):
 
 
 def sinusoids(level: Tensor, dims: int) -> Tensor:
-    """Noise levels (B,) -> (B, dims): sines, then cosines, of waves from 1 to LONGEST (models_mae.py)."""
+    """Noise levels (n,) -> (n, dims): sines, then cosines, of angular frequencies 1 to 1 / LONGEST (models_mae.py)."""
     half = dims // 2
     steps = torch.arange(half, dtype=level.dtype, device=level.device)
     angles = level.unsqueeze(1) * torch.exp(-log(LONGEST) / (half - 1) * steps)

@@ -35,7 +35,7 @@ from engine.settings import (
 from pretrain.method import Encoder, Group, Method, Step, TrainProgress, check_encoder
 from pretrain.methods.dinov2 import drop_subsets_
 from pretrain.parts.heads import Prototypes
-from pretrain.parts.mask_shapes import HiddenShape, SeenAndPredicted
+from pretrain.parts.mask_shapes import HiddenShape, VisibleAndPredicted
 from pretrain.parts.masking import take
 from pretrain.parts.teachers import ema_update, frozen_copy, max_over_processes, sinkhorn
 from pretrain.parts.views import ImageViews, crop, view
@@ -90,7 +90,7 @@ class Capi(Method):
         super().__init__(spec, settings)
         own = ViTSpec(**ENCODER | {name: getattr(spec, name) for name in OPEN})
         check_encoder(spec, **{field.name: getattr(own, field.name) for field in fields(own)})
-        self.mask = seen_and_predicted(spec.grid, settings)
+        self.mask = visible_and_predicted(spec.grid, settings)
         self.vit = drop_subsets_(capi_vit(ViT(spec)), [settings.drop_path] * spec.depth)
         self.predictor = Predictor(spec, settings.predictor_depth, settings.drop_path)
         self.head = Prototypes(spec.width, settings.clusters, fixed=False, eps=EPS)
@@ -123,7 +123,7 @@ class Capi(Method):
             patches = to_float32(self.teacher(images)[0][:, self.spec.registers :]).transpose(0, 1)
         logits = to_float32(self.clusters(F.normalize(patches, dim=-1, eps=1e-7)))  # (L, B, K)
         groups = logits.detach() if s.sinkhorn_by_position else logits.detach().flatten(0, 1)
-        targets = shared_out(groups / s.target_temperature, s.sinkhorn_iterations).view_as(logits)
+        targets = balanced_assignments(groups / s.target_temperature, s.sinkhorn_iterations).view_as(logits)
         return targets.transpose(0, 1), soft_cross_entropy(logits / s.cluster_temperature, targets)
 
     def predict(self, images: Tensor, visible: Tensor | None, predicted: Tensor) -> Tensor:
@@ -210,13 +210,13 @@ def soft_cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
     return F.cross_entropy(to_float32(logits).flatten(0, -2), targets.flatten(0, -2))
 
 
-def shared_out(scores: Tensor, iterations: int) -> Tensor:
+def balanced_assignments(scores: Tensor, iterations: int) -> Tensor:
     """Scores (..., B, K) -> probabilities by Sinkhorn-Knopp over the images of all processes."""
     shift = max_over_processes(scores.amax(dim=-2, keepdim=True)) - LARGEST
     return sinkhorn((scores - shift).exp_(), iterations, EPS)
 
 
-def seen_and_predicted(grid: tuple[int, int], settings: Settings) -> SeenAndPredicted:
+def visible_and_predicted(grid: tuple[int, int], settings: Settings) -> VisibleAndPredicted:
     """What draws the patches of an image. ValueError where none would be visible or predicted."""
     s, patches = settings, grid[0] * grid[1]
     hidden = int(patches * s.mask_ratio)
@@ -226,7 +226,7 @@ def seen_and_predicted(grid: tuple[int, int], settings: Settings) -> SeenAndPred
             f"predicted_share={s.predicted_share} of {hidden} hidden patches is none (mask_ratio={s.mask_ratio} of "
             f"{patches}): raise {f'it to {1 / hidden:.2g}' if hidden else 'mask_ratio'}"
         )
-    return SeenAndPredicted(shape=s.mask_shape, grid=grid, hidden=hidden, predicted=predicted, roll=s.mask_roll)
+    return VisibleAndPredicted(shape=s.mask_shape, grid=grid, hidden=hidden, predicted=predicted, roll=s.mask_roll)
 
 
 METHOD = Capi

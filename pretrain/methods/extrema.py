@@ -1,7 +1,8 @@
 """ExtreMA (Wu et al. 2022): from a fifth of the patches, predict the teacher's representation of the whole image.
 
-microsoft/ExtreMA bf30b64, lib/builder.py:75-186, vits.py. One direction only: the student sees no whole image, the
-teacher no masked one. B images, L patches, M masks, k patches that a mask keeps, D width, d projected width.
+Section 3; microsoft/ExtreMA bf30b64, lib/builder.py:75-186, vits.py. The prediction goes one way only: the student
+never sees whole images, the teacher never masked ones.
+B images, L patches, M masks, k patches that a mask keeps, D width, d projected width.
 """
 
 from collections.abc import Mapping
@@ -23,7 +24,7 @@ from pretrain.method import Encoder, Group, Method, Step, TrainProgress, Views, 
 from pretrain.parts.colours import Colours
 from pretrain.parts.heads import mlp
 from pretrain.parts.losses import byol_loss, direction_baseline, info_nce
-from pretrain.parts.masking import kept, order_of, take
+from pretrain.parts.masking import order_of, take, visible_count
 from pretrain.parts.teachers import ema_update, frozen_copy
 from pretrain.parts.views import ImageViews, crop, view
 from pretrain.parts.weights import xavier_, xavier_vit
@@ -32,9 +33,9 @@ from pretrain.schedules import CosineTo, WarmupCosine
 
 Sharing = Literal["none", "shared", "independent"]
 
-# The three designs of the instance representation (appendix A), as facts of the encoder's spec. The paper recommends
-# the first; the code has no other, and what the paper leaves open of them is inferred: the class token of the second
-# has no position, the third takes its norm after the mean.
+# The three designs of the instance representation (appendix A), as fields of the encoder's spec. The paper recommends
+# the first, and the code has no other. Inferred for the others: the class token has no position embedding, and the
+# average is normalised after the mean.
 CLASS_ATTENTION = dict(class_token=False, class_position=False, class_attention=2, final_norm="class", **SINCOS)
 CLASS_TOKEN = CLASS_ATTENTION | dict(class_attention=0, class_token=True, final_norm="all")
 AVERAGE = CLASS_ATTENTION | dict(class_attention=0, final_norm="pooled", pool="avg")
@@ -42,18 +43,17 @@ AVERAGE = CLASS_ATTENTION | dict(class_attention=0, final_norm="pooled", pool="a
 
 @dataclass(frozen=True, kw_only=True)
 class Settings(Validated):
-    """Each row of table 4 sets `crop` and `colour`: with "none" in one and "shared" in the other it is 1 augmentation,
-    with "independent" 2."""
+    """`crop` and `colour` are the two factors of table 4, each shared by student and teacher, independent, or none."""
 
     mask_ratio: BelowOne = 0.8  # share of patches that a mask hides (table 1)
     masks: PositiveInt = 5  # masks of each image (tables 2, 3)
     replacement: bool = False  # draw masks with replacement; without it the visible patches of two masks are disjoint
     loss: Literal["byol", "infonce"] = "byol"  # table 6
-    # of InfoNCE, whose negatives are the other images of a forward pass: accumulation leaves fewer
+    # of InfoNCE, whose negatives are the other images of a forward pass; gradient accumulation leaves fewer
     temperature: PositiveFloat = 0.2
-    # random crop and flip: the same for student and teacher, one for each, or none (the centre) (table 4)
+    # random crop and flip: shared by student and teacher, independent, or none (a centre crop) (table 4)
     crop: Sharing = "shared"
-    # colour augmentation: the same for student and teacher, one for each, or none (table 4)
+    # colour augmentation: shared by student and teacher, independent, or none (table 4)
     colour: Sharing = "independent"
     crop_scale: AreaRange = (0.2, 1.0)  # least and largest share of the image's area in the random crop
     projector_hidden: PositiveInt = 4096  # hidden width of projector and predictor
@@ -64,11 +64,14 @@ class Settings(Validated):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.crop == "independent" and self.colour == "shared":
-            raise ValueError("colour='shared' with crop='independent': two crops share no colours, set both alike")
+            raise ValueError(
+                "colour='shared' with crop='independent': independent crops cannot share their colours; set "
+                "colour='independent' or crop='shared'"
+            )
 
 
 class Network(nn.Module):
-    """Encoder and projector; the online and the momentum network are made alike."""
+    """Encoder and projector, of the online and of the momentum network."""
 
     def __init__(self, spec: ViTSpec, settings: Settings) -> None:
         super().__init__()
@@ -77,14 +80,15 @@ class Network(nn.Module):
         self.projector = xavier_(mlp((spec.width, hidden, hidden, width), norm="ln"))
 
     def forward(self, patches: Tensor) -> Tensor:
-        """Placed patches (B, l, D), any of an image's -> projection of the instance representation (B, d)."""
+        """Patches with their positions (B, l, D), all of an image's or some -> projected instance representation
+        (B, d)."""
         return self.projector(self.instance(self.vit.encode(patches, norm=False)[0]))
 
     def instance(self, tokens: Tensor) -> Tensor:
-        """Encoder tokens before the final norm (B, P+l, D) -> normalised instance representation (B, D)."""
+        """Encoder tokens before the final norm (B, P+l, D) -> instance representation after it (B, D)."""
         spec, trunk = self.vit.spec, self.vit.trunk
         if spec.class_attention or spec.class_token:
-            return trunk.norm(tokens[:, 0])  # for the class token alone (vits.py:309-312)
+            return trunk.norm(tokens[:, 0])  # of the class token alone (vits.py:309-312)
         return trunk.fc_norm(tokens[:, spec.prefix :].mean(dim=1))
 
     def place(self, images: Tensor) -> Tensor:
@@ -92,7 +96,7 @@ class Network(nn.Module):
         return self.vit.place(self.vit.project(images), self.vit.spec.grid)
 
     def encoder(self) -> Encoder:
-        """For the export; the projector under the importer's names."""
+        """The encoder to export, with the projector under the importer's names."""
         return Encoder(vit=self.vit, extra=self.projector.state_dict(prefix="projector."))
 
 
@@ -114,22 +118,22 @@ class Extrema(Method):
 
     def views(self) -> Views:
         settings, size = self.settings, self.spec.side
-        places = crop(size, settings.crop_scale, "bilinear")
+        geometry = crop(size, settings.crop_scale, "bilinear")
         if settings.crop == "none":
-            places = [transforms.Resize(round(size / self.preparation.crop)), transforms.CenterCrop(size)]
+            geometry = [transforms.Resize(round(size / self.preparation.crop)), transforms.CenterCrop(size)]
         colours = [] if settings.colour == "none" else [Colours()]
-        shared, own = [], []
-        (own if settings.crop == "independent" else shared).extend(places)
-        (own if settings.colour == "independent" else shared).extend(colours)
+        shared, independent = [], []
+        (independent if settings.crop == "independent" else shared).extend(geometry)
+        (independent if settings.colour == "independent" else shared).extend(colours)
         views_by_name = dict.fromkeys(
-            ("student", "teacher") if own else ("student",), view(own or shared, self.preparation)
+            ("student", "teacher") if independent else ("student",), view(independent or shared, self.preparation)
         )
-        masks = partial(torch.rand, settings.masks if settings.replacement else 1, self.patches)
-        views = ImageViews(views_by_name, {"noise": masks})
-        return transforms.Compose([*shared, views]) if own and shared else views
+        noise = partial(torch.rand, settings.masks if settings.replacement else 1, self.patches)
+        views = ImageViews(views_by_name, {"noise": noise})
+        return transforms.Compose([*shared, views]) if independent and shared else views
 
     def before_forward(self, progress: TrainProgress) -> None:
-        """The momentum network moves before its pass (builder.py:146-172); all parts of an update see one teacher."""
+        """Update the momentum network before its forward pass (builder.py:146-172), once for all micro-batches."""
         if progress.is_first_micro_batch:
             ema_update(self.momentum, self.online, self.teacher_momentum.at(self.settings.teacher_momentum, progress))
 
@@ -139,18 +143,18 @@ class Extrema(Method):
         return Step(self.loss(predictions, targets), {"spread": spread(targets)})
 
     def encode_masked(self, images: Tensor, noise: Tensor) -> Tensor:
-        """Images (B, 3, H, W), noise (B, 1 or M, L) -> predictions q (M, B, d), all masks in one pass."""
+        """Images (B, 3, H, W), noise (B, 1 or M, L) -> predictions q (M, B, d), for all masks in one pass."""
         patches = take(self.online.place(images), visible(noise, self.settings.masks, self.keep).flatten(1))
         by_mask = patches.unflatten(1, (self.settings.masks, self.keep)).transpose(0, 1)  # (M, B, k, D)
         return self.predictor(self.online(by_mask.flatten(0, 1))).unflatten(0, by_mask.shape[:2])
 
     @torch.no_grad()
     def teacher_targets(self, images: Tensor) -> Tensor:
-        """Whole images (B, 3, H, W) -> the teacher's projections k (B, d)."""
+        """Whole images (B, 3, H, W) -> the momentum network's projections k (B, d)."""
         return self.momentum(self.momentum.place(images))
 
     def loss(self, predictions: Tensor, targets: Tensor) -> Tensor:
-        """q (M, B, d), k (B, d) -> mean over masks and images (builder.py:81-98, 174-186)."""
+        """Predictions q (M, B, d), targets k (B, d) -> mean loss over masks and images (builder.py:81-98, 174-186)."""
         if self.settings.loss == "byol":
             return byol_loss(predictions, targets)
         return info_nce(predictions, targets, self.settings.temperature)
@@ -159,10 +163,10 @@ class Extrema(Method):
         if self.settings.loss == "byol":
             return {"loss": direction_baseline(self.teacher_targets(views.get("teacher", views["student"])))}
         images = len(views["student"]) * current_world().size
-        return {"loss": 2 * self.settings.temperature * log(images)}  # the loss's own factor: losses.contrastive
+        return {"loss": 2 * self.settings.temperature * log(images)}  # with the factor of `losses.contrastive`
 
     def groups(self) -> list[Group]:
-        """main.py:225-226: the class token, which has three dimensions, does not decay either."""
+        """Without weight decay for the class token too, although it has three dimensions (main.py:225-226)."""
         tokens = ("online.vit.class_query", "online.vit.trunk.cls_token")
         return decay_groups(self.named_parameters(), undecayed=tokens)
 
@@ -173,7 +177,8 @@ class Extrema(Method):
 def visible(noise: Tensor, masks: int, keep: int) -> Tensor:
     """Noise (B, 1 or M, L) -> ids of the patches that each mask keeps (B, M, k), ascending by noise.
 
-    One draw for all masks is cut into stretches, so that they are disjoint (builder.py:116-144); else one draw a mask.
+    A single draw is divided among the masks, so that their visible patches are disjoint (builder.py:116-144);
+    otherwise there is one draw per mask.
     """
     order = order_of(noise)
     masks_of_draw = masks // order.shape[1]
@@ -181,8 +186,9 @@ def visible(noise: Tensor, masks: int, keep: int) -> Tensor:
 
 
 def keep_of(settings: Settings, patches: int) -> int:
-    """k. Raises ValueError where no patch is left, or disjoint masks do not fit into `patches`."""
-    keep = kept(patches, settings.mask_ratio)
+    """k, the number of patches that a mask keeps. Raises ValueError if it is 0, or if M disjoint masks would need more
+    than the image's `patches`."""
+    keep = visible_count(patches, settings.mask_ratio)
     if not keep:
         raise ValueError(f"mask_ratio={settings.mask_ratio} leaves none of {patches} patches; lower it")
     if settings.masks * keep > patches and not settings.replacement:
@@ -194,7 +200,7 @@ def keep_of(settings: Settings, patches: int) -> int:
 
 
 def check_design(spec: ViTSpec) -> None:
-    """Raises ValueError for an encoder that is none of the three designs."""
+    """Raise ValueError if the encoder has none of the three designs."""
     design = CLASS_ATTENTION if spec.class_attention else CLASS_TOKEN if spec.class_token else AVERAGE
     for name in ("position", "class_position", "final_norm"):
         if getattr(spec, name) != design[name]:
@@ -205,7 +211,7 @@ def check_design(spec: ViTSpec) -> None:
 
 
 def spread(targets: Tensor) -> Tensor:
-    """How far the targets (B, d) of a batch are apart: 0 where they collapsed to one, near 1 where they fill space."""
+    """Spread of the directions of a batch's targets (B, d): 0 if they have collapsed to one, near 1 if uniform."""
     return l2_normalize(targets).std(dim=0, correction=0).mean() * targets.shape[1] ** 0.5
 
 

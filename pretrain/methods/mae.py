@@ -22,7 +22,6 @@ from pretrain.parts.decoders import TokenDecoder
 from pretrain.parts.losses import patch_baseline
 from pretrain.parts.mask_shapes import MaskNoise
 from pretrain.parts.masking import (
-    kept,
     mask_at,
     normalised,
     order_of,
@@ -30,6 +29,7 @@ from pretrain.parts.masking import (
     take,
     unnormalised,
     unpatchify,
+    visible_count,
     with_mask_tokens,
 )
 from pretrain.parts.views import ImageViews, crop, fixed_crop, view
@@ -75,7 +75,7 @@ class MaskedAutoencoder(nn.Module):
         check_encoder(spec, position="sincos_column_first", class_token=True, registers=0)
         self.settings, self.grid = settings, spec.grid
         self.patches = spec.grid[0] * spec.grid[1]
-        self.visible = kept(self.patches, settings.mask_ratio)
+        self.visible = visible_count(self.patches, settings.mask_ratio)
         if not 0 < self.visible < self.patches:
             raise ValueError(
                 f"mask_ratio={settings.mask_ratio} leaves {self.visible} of {self.patches} patches visible"

@@ -1,9 +1,10 @@
 """MSN (Assran et al. 2022): masked and small views predict which prototypes a whole view is close to.
 
-Figure 3 and Eq. 1; facebookresearch/msn 4388dc1, src/msn_train.py, src/losses.py, src/deit.py. There the prototypes'
-gradient is summed over processes, here it is the mean, as all others: AdamW divides it by its own size anyhow. Of its
-options smoothed labels, frozen prototypes, a prediction head and convolutional stems are not here.
-B images, R random and F focal anchor views, V = R + F, L patches, l kept ones, d projected width, K prototypes.
+Figure 3 and Eq. 1; facebookresearch/msn 4388dc1, src/msn_train.py, src/losses.py, src/deit.py. The official code sums
+the prototypes' gradient over processes; here it is the mean, like all others, which AdamW's normalisation makes almost
+the same. Of its options, smoothed labels, frozen prototypes, a prediction head and convolutional stems are not
+implemented.
+B images, R random and F focal anchor views, V = R + F, L patches, l visible ones, d projected width, K prototypes.
 """
 
 from collections.abc import Mapping
@@ -32,7 +33,7 @@ from pretrain.methods.dino import check_crops
 from pretrain.parts.colours import Colours
 from pretrain.parts.heads import Norm, class_token, mlp, projector_tensors
 from pretrain.parts.losses import mean_entropy_loss
-from pretrain.parts.masking import kept, order_of
+from pretrain.parts.masking import order_of, visible_count
 from pretrain.parts.teachers import ema_update, frozen_copy, sinkhorn
 from pretrain.parts.views import ImageViews, Several, crop, view
 from pretrain.parts.weights import msn_vit, truncated_
@@ -40,7 +41,7 @@ from pretrain.recipe import VIT_B, VIT_L, VIT_S, Recipe, on_32px, smoke
 from pretrain.schedules import CosineTo, CountedCosine
 
 POSITIONS = dict(position="learned", position_resize="bicubic")
-STRETCH = 1.25  # every schedule is made for so many times the updates (src/msn_train.py:252-259, 518-561)
+STRETCH = 1.25  # length of every schedule, over that of the training (src/msn_train.py:252-259, 518-561)
 JITTER = (0.8, 0.8, 0.8, 0.2)  # brightness, contrast, saturation, hue at strength 1 (src/data_manager.py:64-140)
 
 
@@ -50,29 +51,30 @@ class Settings(Validated):
 
     prototypes: PositiveInt = 1024  # K
     head_hidden: PositiveInt = 2048  # width of the projection head's two hidden layers
-    head_width: PositiveInt = 256  # output_dim, of projections and prototypes
+    head_width: PositiveInt = 256  # width of projections and prototypes (output_dim)
     head_norm: Norm = "bn"  # after the hidden layers
-    mask_ratio: BelowOne = 0.15  # share of the patches that random views lose (patch_drop)
-    shared_mask: bool = True  # all images of a forward pass lose the same patches, as in the code; else each its own
-    random_views: PositiveInt = 1  # anchors of the encoder's size, beside the target
+    mask_ratio: BelowOne = 0.15  # share of patches hidden in random views (patch_drop)
+    # hide the same patches in all images of a forward pass, as in the code; false: different ones in each image
+    shared_mask: bool = True
+    random_views: PositiveInt = 1  # anchors of the encoder's image size, in addition to the target
     focal_views: NonNegativeInt = 10  # small anchors, which keep all patches
-    focal_size: PositiveInt = 96  # pixels
+    focal_size: PositiveInt = 96  # side of a focal view, in pixels
     random_scale: AreaRange = (0.3, 1.0)  # share of the image's area in a random view and in the target
-    focal_scale: AreaRange = (0.05, 0.3)  # the same, of a focal view
+    focal_scale: AreaRange = (0.05, 0.3)  # the same for a focal view
     colour_strength: NonNegativeFloat = 0.5  # color_jitter_strength
-    blur: UnitInterval = 0.5  # chance
+    blur: UnitInterval = 0.5  # probability
     temperature: PositiveFloat = 0.1  # tau
-    sharpening: PositiveFloat = 0.25  # T, at the start: targets are p^(1/T), of which the paper says tau+ = tau T
-    sharpening_end: PositiveFloat = 0.25  # T, which changes linearly
-    sinkhorn: bool = True  # targets are brought near to using all prototypes alike
-    memax_weight: NonNegativeFloat = 1.0  # lambda of Eq. 1, for the entropy of the mean prediction
-    entropy_weight: NonNegativeFloat = 0.0  # for the mean entropy of predictions
-    teacher_momentum: UnitInterval = 0.996  # of the target encoder at the start, linear to 1
+    sharpening: PositiveFloat = 0.25  # T at the start: targets are p^(1/T); the paper's tau+ is tau T
+    sharpening_end: PositiveFloat = 0.25  # T at the end; it changes linearly
+    sinkhorn: bool = True  # make the targets use all prototypes about equally, by Sinkhorn-Knopp
+    memax_weight: NonNegativeFloat = 1.0  # lambda of Eq. 1, weight of the entropy of the mean prediction
+    entropy_weight: NonNegativeFloat = 0.0  # weight of the mean entropy of the predictions
+    teacher_momentum: UnitInterval = 0.996  # of the target encoder at the start; rises linearly towards 1
     drop_path: BelowOne = 0.0  # of the anchor encoder
 
 
 class SiameseNetwork(nn.Module):
-    """Encoder and projection head: the anchor's, or the target's."""
+    """Encoder and projection head, of the anchor and of the target network."""
 
     def __init__(self, spec: ViTSpec, settings: Settings) -> None:
         super().__init__()
@@ -81,20 +83,21 @@ class SiameseNetwork(nn.Module):
         self.head = truncated_(mlp((spec.width, hidden, hidden, settings.head_width), norm=settings.head_norm))
 
     def forward(self, images: Tensor, keep: Tensor | None = None) -> Tensor:
-        """(N, 3, S, S), ids (N, l) of the patches that are seen, None for all -> projected class tokens (N, d).
+        """Images (n, 3, S, S), ids of the visible patches (n, l) or None for all -> projected class tokens (n, d).
 
-        All images of one size go together, so that the head's batch norms see them all (src/deit.py, forward)."""
+        All images of one size go through together, so that the head's batch norms see them all (src/deit.py, forward).
+        """
         return self.head(class_token(self.vit, images, keep))
 
     def encoder(self) -> Encoder:
-        """For the export; the head under the importer's names."""
+        """The encoder to export, with the head under the importer's names."""
         return Encoder(vit=self.vit, extra=projector_tensors(self.head))
 
 
 class Msn(Method):
     """Views: "target" (B, 3, S, S), "random" (B, R, 3, S, S), "focal" (B, F, 3, s, s), "noise" (B, R, L)."""
 
-    batch_statistics = True  # me-max is of the mean over a forward pass, Sinkhorn's targets depend on all its images
+    batch_statistics = True  # me-max and Sinkhorn-Knopp depend on all images of a forward pass
     sync_batch_norm = True  # src/msn_train.py
     remedy = ", or memax_weight higher"
 
@@ -102,9 +105,11 @@ class Msn(Method):
         super().__init__(spec, settings)
         check_crops(spec, focal_size=settings.focal_size if settings.focal_views else spec.side)
         if settings.focal_views and settings.focal_size == spec.side:
-            raise ValueError(f"focal_size={settings.focal_size}: must not be image_size, or they were random views")
+            raise ValueError(
+                f"focal_size={settings.focal_size}: must differ from image_size, which is the size of random views"
+            )
         self.patches = spec.grid[0] * spec.grid[1]
-        if not kept(self.patches, settings.mask_ratio):
+        if not visible_count(self.patches, settings.mask_ratio):
             raise ValueError(f"mask_ratio={settings.mask_ratio} leaves none of {self.patches} patches; lower it")
         if settings.head_norm == "bn":
             self.min_batch, self.min_batch_setting = 2, "head_norm=bn"
@@ -115,7 +120,7 @@ class Msn(Method):
         self.sharpening = settings.sharpening
 
     def views(self) -> ImageViews:
-        """src/data_manager.py:64-140; chances that are not settings are those of Colours, as there."""
+        """src/data_manager.py:64-140; probabilities that are not settings are the defaults of Colours."""
         s = self.settings
         jitter = tuple(s.colour_strength * strength for strength in JITTER)
         colours = Colours(jitter=jitter, blur=s.blur)
@@ -132,52 +137,54 @@ class Msn(Method):
         self.sharpening = s.sharpening + (s.sharpening_end - s.sharpening) * progress.step / (STRETCH * progress.steps)
 
     def forward(self, views: Mapping[str, Tensor]) -> Step:
-        predictions = self.similarities(self.anchor_vectors(views)).log_softmax(dim=-1)  # (B, V, K)
-        targets = self.targets(views["target"])
-        shares = predictions.exp()
+        log_p = self.similarities(self.anchor_vectors(views)).log_softmax(dim=-1)  # (B, V, K)
+        targets = self.targets(views["target"])  # p+ (B, K)
+        p = log_p.exp()
         losses = {
-            "ce": -(targets * predictions.mean(dim=1)).sum(dim=-1).mean(),
-            "memax": mean_entropy_loss(shares),
-            "entropy": -(shares * predictions).sum(dim=-1).mean(),
+            "ce": -(targets * log_p.mean(dim=1)).sum(dim=-1).mean(),
+            "memax": mean_entropy_loss(p),
+            "entropy": -(p * log_p).sum(dim=-1).mean(),
         }
         weights = {"ce": 1.0, "memax": self.settings.memax_weight, "entropy": self.settings.entropy_weight}
         loss = torch.stack([weights[name] * value for name, value in losses.items()]).sum()  # Eq. 1
         logs = {name: value.detach() for name, value in losses.items()}
-        return Step(loss, logs | {"prototypes_used": used(targets)})
+        return Step(loss, logs | {"prototypes_used": prototypes_used(targets)})
 
     def anchor_vectors(self, views: Mapping[str, Tensor]) -> Tensor:
-        """The anchors' projections (B, V, d), those of random views first."""
+        """The anchors' projections z (B, V, d), those of random views first."""
         groups = [(views["random"], self.keep(views["noise"]))]
         groups += [(views["focal"], None)] if "focal" in views else []
         vectors = [self.anchor(crops.flatten(0, 1), keep).unflatten(0, crops.shape[:2]) for crops, keep in groups]
         return torch.cat(vectors, dim=1)
 
     def keep(self, noise: Tensor) -> Tensor | None:
-        """Noise (B, R, L) -> ids (B R, l) of the patches that stay, in their random order (src/deit.py:213-255)."""
+        """Noise (B, R, L) -> ids of the visible patches (B*R, l), in random order, or None if all are visible
+        (src/deit.py:213-255)."""
         if not self.settings.mask_ratio:
             return None
-        order = order_of(noise.flatten(0, 1))[:, : kept(self.patches, self.settings.mask_ratio)]
+        order = order_of(noise.flatten(0, 1))[:, : visible_count(self.patches, self.settings.mask_ratio)]
         return order[:1].expand(len(order), -1) if self.settings.shared_mask else order
 
     def similarities(self, vectors: Tensor) -> Tensor:
-        """Projections (..., d) -> cosines with the prototypes over tau (..., K), in float32 at least."""
+        """Projections (..., d) -> cosine similarities to the prototypes divided by tau (..., K), in float32 or higher
+        precision."""
         with torch.autocast(vectors.device.type, enabled=False):
             return l2_normalize(vectors) @ l2_normalize(self.prototypes).T / self.settings.temperature
 
     @torch.no_grad()
     def targets(self, images: Tensor) -> Tensor:
-        """(B, 3, S, S) -> which prototypes the anchors are to predict, probabilities (B, K)."""
-        shares = (self.similarities(self.target(images)) / self.sharpening).softmax(dim=-1)  # p^(1/T), normalised
-        return sinkhorn(shares) if self.settings.sinkhorn else shares
+        """Target views (B, 3, S, S) -> the probabilities p+ of the prototypes (B, K) that the anchors predict."""
+        targets = (self.similarities(self.target(images)) / self.sharpening).softmax(dim=-1)  # p^(1/T), normalised
+        return sinkhorn(targets) if self.settings.sinkhorn else targets
 
     def baseline_loss(self, views: Mapping[str, Tensor]) -> dict[str, float]:
-        """Loss of anchors that find all prototypes equally likely, as me-max asks of their mean."""
+        """Loss of uniform predictions, whose mean has the largest entropy, as me-max demands."""
         return {"ce": log(self.settings.prototypes)}
 
     def groups(self) -> list[Group]:
-        """Prototypes neither decay nor count in clipping (src/msn_train.py:327-377, 518-561)."""
-        apart = Group(parameters={"prototypes": self.prototypes}, weight_decay=0.0, clipped=False)
-        return [*decay_groups((name, p) for name, p in self.named_parameters() if name != "prototypes"), apart]
+        """The prototypes are neither decayed nor clipped (src/msn_train.py:327-377, 518-561)."""
+        prototypes = Group(parameters={"prototypes": self.prototypes}, weight_decay=0.0, clipped=False)
+        return [*decay_groups((name, p) for name, p in self.named_parameters() if name != "prototypes"), prototypes]
 
     def after_update(self, progress: TrainProgress) -> None:
         ema_update(self.target, self.anchor, self.momentum(progress))
@@ -191,8 +198,8 @@ class Msn(Method):
         return {"target": self.target.encoder(), "anchor": self.anchor.encoder()}
 
 
-def used(targets: Tensor) -> Tensor:
-    """How many prototypes are the likeliest of some image; targets (B, K)."""
+def prototypes_used(targets: Tensor) -> Tensor:
+    """Number of prototypes that are the most likely one of at least one image. targets: (B, K)."""
     return targets.new_zeros(targets.shape[1]).index_fill_(0, targets.argmax(dim=1), 1.0).sum()
 
 

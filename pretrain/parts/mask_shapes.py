@@ -125,7 +125,7 @@ def one_block(grid: tuple[int, int], count: int, roll: bool = True) -> Tensor:
 
 
 @dataclass(frozen=True, kw_only=True)
-class SeenAndPredicted:
+class VisibleAndPredicted:
     """Draws ids (V+m,): the V patches that an image shows, in order, and m of the hidden ones in random order."""
 
     shape: HiddenShape

@@ -13,7 +13,7 @@ from torch import Tensor
 from checkpoints.vit import ViT
 
 
-def kept(patches: int, ratio: float) -> int:
+def visible_count(patches: int, ratio: float) -> int:
     """How many of `patches` stay visible at a mask ratio: the product as written, cut off, as in every source."""
     return int(patches * (1 - ratio))
 
@@ -93,12 +93,12 @@ class MaskRounds:
     @property
     def visible(self) -> tuple[int, ...]:
         """Patches that the encoder sees, in each round."""
-        return tuple(kept(self.patches, ratio) for ratio in self.mask_ratios)
+        return tuple(visible_count(self.patches, ratio) for ratio in self.mask_ratios)
 
     @property
     def decoded(self) -> tuple[int, ...]:
         """Patches in the decoder, the visible ones among them, in each round."""
-        return tuple(kept(self.patches, ratio) for ratio in self.decoder_mask_ratios)
+        return tuple(visible_count(self.patches, ratio) for ratio in self.decoder_mask_ratios)
 
     @property
     def is_paired(self) -> bool:

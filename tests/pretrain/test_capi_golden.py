@@ -12,7 +12,7 @@ from recorded import EXACT, RecordedTraining, close, count, doubled
 from recordings import facts, tensors, under
 
 from pretrain.method import TrainProgress
-from pretrain.methods.capi import METHOD, RECIPES, Settings, seen_and_predicted, shared_out
+from pretrain.methods.capi import METHOD, RECIPES, Settings, balanced_assignments, visible_and_predicted
 from pretrain.schedules import TruncatedCosine
 
 DATA, CONFIG = doubled(tensors("capi/golden.safetensors")), facts("capi/config.json")
@@ -210,7 +210,7 @@ def test_masks(case):
     settings = Settings(
         mask_shape=SHAPES[shape], mask_roll=options.get("roll", True), mask_ratio=ratio, predicted_share=share
     )
-    draw = seen_and_predicted((side, side), settings)
+    draw = visible_and_predicted((side, side), settings)
     for generator in (random.seed, np.random.seed, torch.manual_seed):
         generator(seed)
     recorded = under(DATA, f"masks/case{case}/")
@@ -225,4 +225,4 @@ def test_masks(case):
 def test_sinkhorn(case):
     _, _, _, iterations, temperature = CONFIG["sk"][case]
     recorded = under(DATA, f"sk/case{case}/")
-    close(shared_out(recorded["x"] / temperature, iterations), recorded["out"], EXACT)
+    close(balanced_assignments(recorded["x"] / temperature, iterations), recorded["out"], EXACT)

@@ -19,7 +19,7 @@ from checkpoints.positions import sincos_positions
 from engine.distributed import World
 from pretrain.method import Method, TrainProgress
 from pretrain.methods.extrema import CLASS_ATTENTION, METHOD, RECIPES, Settings, visible
-from pretrain.parts.masking import kept
+from pretrain.parts.masking import visible_count
 from pretrain.schedules import WarmupCosine
 
 META = facts("extrema/meta.json")
@@ -249,7 +249,7 @@ def test_position_table(table):
 def test_kept_patches(counts):
     patches = int(counts.rpartition("_")[2])
     for ratio, number in META[counts].items():
-        assert kept(patches, float(ratio)) == number
+        assert visible_count(patches, float(ratio)) == number
 
 
 def views_of_ranks(name: str, ranks: slice) -> dict[str, Tensor]:

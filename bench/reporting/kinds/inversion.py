@@ -22,7 +22,7 @@ from bench.reporting.visualize import PictureRequest, Viewer, as_image, errors_n
 from checkpoints.vit import ViT
 from engine.progress import Progress
 from engine.settings import BelowOne, NonEmpty, PositiveFloat, PositiveInt, Validated
-from pretrain.parts.masking import kept
+from pretrain.parts.masking import visible_count
 
 CHANNELS = (16, 32, 64, 128, 128, 128)  # of the levels, down and up
 KERNELS = (7, 7, 5, 5, 3, 3)
@@ -169,7 +169,7 @@ class Inversion(Validated):
         preparation, grid = viewer.export.preparation, viewer.grid(image)
         order = np.random.RandomState(seeds).permutation(grid[0] * grid[1])  # the same patches first at every ratio
         hidden = np.ones(len(order), bool)
-        hidden[order[: max(1, kept(len(order), ratio))]] = False
+        hidden[order[: max(1, visible_count(len(order), ratio))]] = False
         keep = torch.tensor(np.flatnonzero(~hidden), device=image.device)[None] if hidden.any() else None
         with errors_naming(viewer.name):
             if hidden.any() and viewer.spec.relative_position != "none":
