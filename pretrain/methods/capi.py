@@ -1,7 +1,8 @@
 """CAPI (Darcet et al. 2025): predict the clusters of hidden patches, which are learnt from the averaged encoder.
 
-Figure 2; facebookresearch/capi 98b4fa1, train_capi.py, model.py. There the clusters have an AdamW of their own; here a
-group with rates of its own, after one backward pass for both losses, as no weight is in both.
+Figure 2; facebookresearch/capi 98b4fa1, train_capi.py, model.py. The official code trains the clusters with an AdamW of
+their own; here they are a parameter group with its own rates, and both losses share one backward pass, as they have no
+weights in common.
 B images, L patches, V visible and m predicted ones, R registers, D width, d channels of a head, K clusters.
 """
 
@@ -43,10 +44,10 @@ from pretrain.parts.weights import TOKEN_STD, capi_vit
 from pretrain.recipe import VIT_L, Recipe, on_32px, smoke
 from pretrain.schedules import TruncatedCosine
 
-# What of an encoder is not decided by its being CAPI's.
+# The fields of the encoder's spec that CAPI leaves open.
 OPEN = ("architecture", "image_size", "patch_size", "width", "depth", "heads", "mlp_hidden", "mlp", "pool", "norm_eps")
 OPEN += ("rotary_base", "registers", "register_place", "register_box", "position_resize")
-LARGEST = 50.0  # logarithm of a cluster's largest share before Sinkhorn-Knopp
+LARGEST = 50.0  # logarithm of a cluster's largest assignment before Sinkhorn-Knopp
 EPS = 1e-8  # in denominators of Sinkhorn-Knopp and of the prototypes
 
 
@@ -55,41 +56,41 @@ class Settings(Validated):
     """The defaults are those of default_pretrain_config.yaml."""
 
     clusters: PositiveInt = 16384  # K
-    cluster_bias: bool = True  # logits of clusters have a bias
-    cluster_lr: NonNegativeFloat = 0.5  # factor on the rate of what finds the clusters
-    cluster_weight_decay: NonNegativeFloat = 0.01  # of the same, bias included
-    cluster_temperature: PositiveFloat = 0.12  # of the assignments that are trained
-    target_temperature: PositiveFloat = 0.06  # of those that Sinkhorn-Knopp makes targets of
-    student_temperature: PositiveFloat = 0.12  # of predictions
+    cluster_bias: bool = True  # whether the cluster logits have a bias
+    cluster_lr: NonNegativeFloat = 0.5  # factor on the learning rate of the clustering layer
+    cluster_weight_decay: NonNegativeFloat = 0.01  # of the clustering layer, bias included
+    cluster_temperature: PositiveFloat = 0.12  # of the clustering layer's own predictions
+    target_temperature: PositiveFloat = 0.06  # of the assignments from which Sinkhorn-Knopp makes the targets
+    student_temperature: PositiveFloat = 0.12  # of the student's predictions
     sinkhorn_iterations: NonNegativeInt = 3  # of Sinkhorn-Knopp, over the images of all processes
-    sinkhorn_by_position: bool = True  # for each position apart, so that no cluster stands for a position
+    sinkhorn_by_position: bool = True  # for each position separately, so that no cluster stands for a position
     mask_shape: HiddenShape = "inverse_block"  # which patches are hidden: all but a block, a block, or random ones
-    mask_roll: bool = True  # blocks are moved round the image's edges
+    mask_roll: bool = True  # shift blocks at random, wrapping around the image's edges
     mask_ratio: ProperFraction = 0.65  # share of the patches that is hidden
-    predicted_share: Fraction = 0.05  # of the hidden patches
+    predicted_share: Fraction = 0.05  # share of the hidden patches that is predicted
     predictor_depth: PositiveInt = 12  # blocks of the predictor, which is as wide as the encoder
-    drop_path: BelowOne = 0.2  # in all blocks of encoder and predictor alike
-    patch_lr: NonNegativeFloat = 0.2  # factor on the rate of the patch embedding
-    rotary_lr: NonNegativeFloat = 0.0  # factor on the rate of the rotary positions' own rates; 0: they are fixed
+    drop_path: BelowOne = 0.2  # the same in all blocks of encoder and predictor
+    patch_lr: NonNegativeFloat = 0.2  # factor on the learning rate of the patch embedding
+    rotary_lr: NonNegativeFloat = 0.0  # factor on the learning rate of the rotary frequencies; 0: they are fixed
     norm_weight_decay: NonNegativeFloat = 0.01  # of the norms' gains
     teacher_momentum: UnitInterval = 0.999  # of the averaged encoder, after the warm-up
-    teacher_momentum_start: UnitInterval = 1.0  # at the start: the averaged encoder stands still
-    teacher_momentum_end: UnitInterval = 1.0  # which it nears after the warm-up
-    momentum_warmup: NonNegativeFloat = 0.0  # epochs from the first of them to the second
-    momentum_cut: Fraction = 0.8  # share of the half cosine to the third that the training covers
+    teacher_momentum_start: UnitInterval = 1.0  # of the averaged encoder at the start; 1: it does not move
+    teacher_momentum_end: UnitInterval = 1.0  # end of the half cosine that follows the warm-up
+    momentum_warmup: NonNegativeFloat = 0.0  # epochs of the linear warm-up of the momentum
+    momentum_cut: Fraction = 0.8  # share of that half cosine that the training covers
     crop_scale: AreaRange = (0.6, 1.0)  # least and largest share of the image's area in a crop
 
 
 class Capi(Method):
-    """Views: "image" (B, 3, H, W) and "ids" (B, V+m), patches that are visible and that are predicted."""
+    """Views: "image" (B, 3, H, W) and "ids" (B, V+m) of the visible patches, then of the predicted ones."""
 
-    batch_statistics = True  # clusters are shared out among the images of a forward pass
+    batch_statistics = True  # Sinkhorn-Knopp balances the clusters over the images of a forward pass
     min_batch, min_batch_setting = 2, "sinkhorn_by_position"
 
     def __init__(self, spec: ViTSpec, settings: Settings) -> None:
         super().__init__(spec, settings)
-        own = ViTSpec(**ENCODER | {name: getattr(spec, name) for name in OPEN})
-        check_encoder(spec, **{field.name: getattr(own, field.name) for field in fields(own)})
+        capi_spec = ViTSpec(**ENCODER | {name: getattr(spec, name) for name in OPEN})
+        check_encoder(spec, **{field.name: getattr(capi_spec, field.name) for field in fields(capi_spec)})
         self.mask = visible_and_predicted(spec.grid, settings)
         self.vit = drop_subsets_(capi_vit(ViT(spec)), [settings.drop_path] * spec.depth)
         self.predictor = Predictor(spec, settings.predictor_depth, settings.drop_path)
@@ -108,7 +109,7 @@ class Capi(Method):
         return ImageViews({"image": image}, {"ids": self.mask})
 
     def forward(self, views: Mapping[str, Tensor]) -> Step:
-        visible, predicted = views["ids"].tensor_split([self.mask.seen], dim=1)
+        visible, predicted = views["ids"].tensor_split([self.mask.visible], dim=1)
         targets, clustering = self.assign(views["image"])
         logits = self.head(l2_normalize(self.predict(views["image"], visible, predicted)))
         prediction = soft_cross_entropy(logits / self.settings.student_temperature, take(targets, predicted))
@@ -116,8 +117,8 @@ class Capi(Method):
         return Step(prediction + clustering, logs)
 
     def assign(self, images: Tensor) -> tuple[Tensor, Tensor]:
-        """Images (B, 3, H, W) -> targets of their patches (B, L, K) without gradient, and the loss by which clusters
-        follow them."""
+        """Images (B, 3, H, W) -> target assignments of their patches (B, L, K), without gradient, and the loss of the
+        clustering layer, which predicts the same targets."""
         s = self.settings
         with torch.no_grad():
             patches = to_float32(self.teacher(images)[0][:, self.spec.registers :]).transpose(0, 1)
@@ -127,8 +128,8 @@ class Capi(Method):
         return targets.transpose(0, 1), soft_cross_entropy(logits / s.cluster_temperature, targets)
 
     def predict(self, images: Tensor, visible: Tensor | None, predicted: Tensor) -> Tensor:
-        """Images (B, 3, H, W), ids (B, V) of the visible patches, None for all, and (B, m) of others -> the predictor's
-        normalised tokens (B, m, D)."""
+        """Images (B, 3, H, W), ids of the visible patches (B, V) or None for all, and ids of the predicted ones (B, m)
+        -> the predictor's tokens after its final norm (B, m, D)."""
         context = self.vit.encode(self.vit.project(images), keep=visible)[0]
         rope, grid = self.vit.trunk.rope, self.spec.grid
         predicted_positions = rope.positions(grid)[self.spec.registers :][predicted]
@@ -136,7 +137,7 @@ class Capi(Method):
         return self.predictor(predicted_positions, context, context_positions)
 
     def baseline_loss(self, views: Mapping[str, Tensor]) -> dict[str, float]:
-        """As targets use all clusters alike at every position, whatever the image."""
+        """Loss of uniform predictions: on average over images, the targets use all clusters equally."""
         return {"prediction": log(self.settings.clusters)}
 
     def groups(self) -> list[Group]:
@@ -167,64 +168,68 @@ class Capi(Method):
 
 
 class Predictor(nn.Module):
-    """Mask tokens that read the encoder's tokens in every block, and never each other."""
+    """Mask tokens that attend to the encoder's tokens in every block, and never to each other."""
 
     def __init__(self, spec: ViTSpec, depth: int, drop_path: float) -> None:
         super().__init__()
         vit = drop_subsets_(capi_vit(ViT(replace(spec, depth=depth))), [drop_path] * depth)
         self.blocks, self.rope, self.norm = vit.trunk.blocks, vit.trunk.rope, vit.trunk.norm
         for block in self.blocks:
-            block.__class__ = ReadingBlock
+            block.__class__ = CrossAttentionBlock
         self.mask_token = nn.Parameter(torch.zeros(1, 1, spec.width))
         nn.init.normal_(self.mask_token, std=TOKEN_STD)
 
-    def forward(self, asked: Tensor, context: Tensor, seen: Tensor) -> Tensor:
-        """Positions (B, m, 2), the encoder's tokens (B, R+V, D), their positions (B, R+V, 2) -> (B, m, D)."""
-        tokens = self.mask_token.expand(len(asked), asked.shape[1], -1)
-        tables = zip(self.rope.tables(asked), self.rope.tables(seen), strict=True)
+    def forward(self, positions: Tensor, context: Tensor, context_positions: Tensor) -> Tensor:
+        """Positions to predict (B, m, 2), the encoder's tokens (B, R+V, D) and their positions (B, R+V, 2) -> predicted
+        tokens after the final norm (B, m, D)."""
+        tokens = self.mask_token.expand(len(positions), positions.shape[1], -1)
+        tables = zip(self.rope.tables(positions), self.rope.tables(context_positions), strict=True)
         for block, (table, context_table) in zip(self.blocks, tables, strict=True):
             tokens = block(tokens, table, context, context_table)
         return self.norm(tokens)
 
 
-class ReadingBlock(EvaBlock):
-    """timm's block, whose attention is of tokens (B, m, D) among others (B, N, D); tables (B, 1, m or N, 2d)."""
+class CrossAttentionBlock(EvaBlock):
+    """timm's block with cross-attention from tokens (B, m, D) to the context (B, N, D).
+
+    table, context_table: their rotary positions (B, 1, m, 2d) and (B, 1, N, 2d).
+    """
 
     def forward(self, tokens: Tensor, table: Tensor, context: Tensor, context_table: Tensor) -> Tensor:
-        tokens = self.drop_path1.add(tokens, self.read, table, context, context_table)
-        return self.drop_path2.add(tokens, lambda kept: self.mlp(self.norm2(kept)))
+        tokens = self.drop_path1.add(tokens, self.cross_attention, table, context, context_table)
+        return self.drop_path2.add(tokens, lambda subset: self.mlp(self.norm2(subset)))
 
-    def read(self, tokens: Tensor, table: Tensor, context: Tensor, context_table: Tensor) -> Tensor:
+    def cross_attention(self, tokens: Tensor, table: Tensor, context: Tensor, context_table: Tensor) -> Tensor:
         attention, tokens = self.attn, self.norm1(tokens)
         heads = (attention.num_heads, attention.head_dim)
         pairs = ((attention.q_proj, tokens), (attention.k_proj, context), (attention.v_proj, context))
         query, key, value = (project(values).unflatten(-1, heads).transpose(1, 2) for project, values in pairs)
         query = apply_rot_embed_cat(query, table, half=attention.rotate_half)
         key = apply_rot_embed_cat(key, context_table, half=attention.rotate_half)
-        mixed = F.scaled_dot_product_attention(query, key, value)
-        return attention.proj(mixed.transpose(1, 2).flatten(2))
+        attended = F.scaled_dot_product_attention(query, key, value)
+        return attention.proj(attended.transpose(1, 2).flatten(2))
 
 
 def soft_cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
-    """Logits and probabilities (..., K) -> mean cross-entropy."""
+    """Logits (..., K), target probabilities (..., K) -> their mean cross-entropy."""
     return F.cross_entropy(to_float32(logits).flatten(0, -2), targets.flatten(0, -2))
 
 
 def balanced_assignments(scores: Tensor, iterations: int) -> Tensor:
-    """Scores (..., B, K) -> probabilities by Sinkhorn-Knopp over the images of all processes."""
+    """Scores (..., B, K) -> assignments (..., B, K) by Sinkhorn-Knopp over the images of all processes."""
     shift = max_over_processes(scores.amax(dim=-2, keepdim=True)) - LARGEST
     return sinkhorn((scores - shift).exp_(), iterations, EPS)
 
 
 def visible_and_predicted(grid: tuple[int, int], settings: Settings) -> VisibleAndPredicted:
-    """What draws the patches of an image. ValueError where none would be visible or predicted."""
+    """The sampler of an image's visible and predicted patches. Raises ValueError if none would be predicted."""
     s, patches = settings, grid[0] * grid[1]
     hidden = int(patches * s.mask_ratio)
     predicted = int(hidden * s.predicted_share)
     if not predicted:
         raise ValueError(
-            f"predicted_share={s.predicted_share} of {hidden} hidden patches is none (mask_ratio={s.mask_ratio} of "
-            f"{patches}): raise {f'it to {1 / hidden:.2g}' if hidden else 'mask_ratio'}"
+            f"predicted_share={s.predicted_share} of {hidden} hidden patches is less than one (mask_ratio="
+            f"{s.mask_ratio} of {patches} patches): raise {f'it to {1 / hidden:.2g}' if hidden else 'mask_ratio'}"
         )
     return VisibleAndPredicted(shape=s.mask_shape, grid=grid, hidden=hidden, predicted=predicted, roll=s.mask_roll)
 
@@ -236,14 +241,14 @@ UPDATES, WARMUP, BATCH = 500_000, 50_000, 16_384
 
 
 def _vit_l(name: str, images: int) -> Recipe:
-    """The one published recipe, for a set of so many images."""
-    per_epoch = images // BATCH
-    warmup = WARMUP / per_epoch  # epochs
+    """The only published recipe, for the set `name` of so many images."""
+    steps_per_epoch = images // BATCH
+    warmup = WARMUP / steps_per_epoch  # epochs
     return Recipe(
         source=f"capi default_pretrain_config.yaml, {name}: 500,000 updates, as epochs of {images:,} images",
         spec=replace(VIT_L, patch_size=14, registers=16, **ENCODER),
         settings=Settings(momentum_warmup=warmup),
-        epochs=round(UPDATES / per_epoch),
+        epochs=round(UPDATES / steps_per_epoch),
         batch=BATCH,
         lr=1e-3,
         lr_batch=0,

@@ -1,7 +1,8 @@
-"""Shapes of masks beside the random one. Masks are drawn in the loader, for one image on its h x w grid of patches.
+"""Shapes of masks: blocks, squares and grids, drawn in the loader for one image on its h x w grid of patches.
 
-Most methods take masks from noise: the patches with the least are visible. So a shape is noise that is high where it
-hides. Those whose images may hide different numbers of patches take the mask itself.
+Most methods derive the mask from noise: the patches with the lowest numbers are visible. For them, a shape is noise
+that is high in the patches to hide. Methods whose images may hide different numbers of patches take the mask itself.
+A mask is True for hidden patches. L = h w patches.
 """
 
 import math
@@ -17,17 +18,17 @@ from torch import Tensor
 
 MaskShape = Literal["random", "block"]
 HiddenShape = Literal["inverse_block", "block", "random"]
-ATTEMPTS = 10  # for one block
-MIN_SHARE = 16 / 196  # share of the patches in a block: 16 of 14 x 14 in BEiT's recipe
-ASPECT = 0.3  # of a block, up to its inverse
+ATTEMPTS = 10  # to place one block
+MIN_SHARE = 16 / 196  # least share of the patches in a block: 16 of 14 x 14 in BEiT's recipe
+ASPECT = 0.3  # least aspect ratio of a block; the largest is its inverse
 
 
 @dataclass(frozen=True)
 class MaskNoise:
-    """Draws noise (L,) by whose ascending order the last `hidden` patches have the shape that `sampling` names.
+    """Draws noise (L,) whose `hidden` largest numbers form a mask of the shape `sampling`.
 
-    block: BEiT's rectangles, filled up at random where they hide too few. grid: the visible ones are a quarter of the
-    patches, the same one in each square of 2 x 2. square: one square, its side the root of `hidden`.
+    block: BEiT's rectangles, and random patches if these hide too few. grid: one patch of each 2 x 2 is visible, at the
+    same place in all of them. square: one square of side sqrt(hidden).
     """
 
     sampling: Literal["random", "block", "grid", "square"]
@@ -42,11 +43,11 @@ class MaskNoise:
 
 @dataclass(frozen=True)
 class BlockMask:
-    """Draws masks (L,) bool of BEiT's rectangles as they come: images may hide different numbers of patches, now and
-    then none, as in the sources.
+    """Draws masks (L,) bool of BEiT's rectangles. As in the sources, images may hide different numbers of patches, and
+    occasionally none.
 
-    hidden, least, most, exact: as in `blocks`. Raises ValueError, by the names that the sources' options have for
-    them, for what hides everything, or for rectangles that hardly ever fit.
+    hidden, least, most, exact: see `blocks`. Raises ValueError, which uses the names of the sources' options, if all
+    patches would be hidden or rectangles would hardly ever fit.
     """
 
     grid: tuple[int, int]
@@ -66,12 +67,12 @@ class BlockMask:
             )
         if self.least > self.hidden:
             raise ValueError(
-                f"min_mask_patches_per_block={self.least}: must be no more than num_mask_patches={self.hidden}, or "
+                f"min_mask_patches_per_block={self.least}: must be at most num_mask_patches={self.hidden}, or "
                 "hardly any image would have a mask"
             )
         if self.most is not None and self.most < self.least:
             raise ValueError(
-                f"max_mask_patches_per_block={self.most}: must be no less than min_mask_patches_per_block="
+                f"max_mask_patches_per_block={self.most}: must be at least min_mask_patches_per_block="
                 f"{self.least}, or hardly any image would have a mask"
             )
 
@@ -81,21 +82,22 @@ class BlockMask:
 
 @dataclass(frozen=True, kw_only=True)
 class VaryingMask:
-    """Draws masks that hide a share of the patches which is itself drawn: one of `ratios`, each give or take its part
-    of `spreads` (iBOT loader.py:33-116, "random MIM" of Zhou et al. 2022, section 3.2)."""
+    """Draws masks with a random mask ratio: one of `ratios`, plus or minus its spread (iBOT loader.py:33-116; "random
+    MIM" of Zhou et al. 2022, section 3.2)."""
 
     shape: MaskShape
     ratios: tuple[float, ...]
-    spreads: tuple[float, ...]
+    spreads: tuple[float, ...]  # of each ratio, which is uniform in ratio - spread to ratio + spread
 
     def ratio(self) -> float:
-        """Every share is drawn, then one of them is taken."""
+        """A mask ratio. As in the source, all are drawn before one is chosen."""
         pairs = zip(self.ratios, self.spreads, strict=True)
-        drawn = [random.uniform(ratio - spread, ratio + spread) if spread else ratio for ratio, spread in pairs]
-        return random.choice(drawn) if len(drawn) > 1 else drawn[0]
+        ratios = [random.uniform(ratio - spread, ratio + spread) if spread else ratio for ratio, spread in pairs]
+        return random.choice(ratios) if len(ratios) > 1 else ratios[0]
 
     def __call__(self, grid: tuple[int, int]) -> Tensor:
-        """(h, w) bool, True hidden. Draws from Python's generator, and NumPy's for shape="random"."""
+        """A mask (h, w) bool, True for hidden patches. Draws from Python's generator, and from NumPy's for
+        shape="random"."""
         hidden = self.ratio() * grid[0] * grid[1]
         if self.shape == "block":
             return blocks(grid, hidden, least=(min(grid) // 3) ** 2)
@@ -104,13 +106,16 @@ class VaryingMask:
         return torch.from_numpy(mask).view(grid)
 
     def several(self, count: int, grid: tuple[int, int]) -> Tensor:
-        """(count, L), drawn one after the other."""
+        """Masks (count, L), drawn one after the other."""
         return torch.stack([self(grid).flatten() for _ in range(count)])
 
 
 def one_block(grid: tuple[int, int], count: int, roll: bool = True) -> Tensor:
-    """(h, w) bool, True for `count` patches: a rectangle of aspect 1/2 to 2 less its last patches. With `roll`, what
-    leaves the image comes in again at the opposite edge (CAPI data.py, BlockMasking). Draws from Python's generator."""
+    """A block (h, w) bool, True for `count` patches: the first patches of a rectangle of aspect ratio 1/2 to 2 (CAPI
+    data.py, BlockMasking). Draws from Python's generator.
+
+    roll: shift the block at random, wrapping around the image's edges.
+    """
     rows, columns = grid
     least = max(math.log(0.5), math.log(count / columns**2))
     most = min(math.log(2), math.log(rows**2 / (count + 1e-5)))
@@ -126,27 +131,28 @@ def one_block(grid: tuple[int, int], count: int, roll: bool = True) -> Tensor:
 
 @dataclass(frozen=True, kw_only=True)
 class VisibleAndPredicted:
-    """Draws ids (V+m,): the V patches that an image shows, in order, and m of the hidden ones in random order."""
+    """Draws ids (V+m,): of the V visible patches, in raster order, then of m hidden patches, in random order."""
 
-    shape: HiddenShape
+    shape: HiddenShape  # of the hidden patches
     grid: tuple[int, int]
-    hidden: int
-    predicted: int
-    roll: bool
+    hidden: int  # hidden patches
+    predicted: int  # m
+    roll: bool  # see `one_block`
 
     @property
-    def seen(self) -> int:
+    def visible(self) -> int:
+        """V."""
         return self.grid[0] * self.grid[1] - self.hidden
 
     def mask(self) -> Tensor:
-        """(h, w) bool, True hidden."""
+        """A mask (h, w) bool, True for hidden patches."""
         if self.shape == "random":
             mask = np.arange(self.grid[0] * self.grid[1]) < self.hidden
             np.random.shuffle(mask)
             return torch.from_numpy(mask).view(self.grid)
         if self.shape == "block":
             return one_block(self.grid, self.hidden, self.roll)
-        return ~one_block(self.grid, self.seen, self.roll)
+        return ~one_block(self.grid, self.visible, self.roll)
 
     def __call__(self) -> Tensor:
         mask = self.mask().flatten()
@@ -155,9 +161,11 @@ class VisibleAndPredicted:
 
 
 def stratified_masks(crops: int, masked: int, ratios: tuple[float, float], grid: tuple[int, int]) -> Tensor:
-    """Masks (crops, L) of BEiT's rectangles for `masked` of the crops, in random order; their shares of the patches
-    are uniform, each in its own one of as many equal parts of `ratios` (DINOv2 data/collate.py, data/masking.py).
-    Draws from Python's generator.
+    """Masks (crops, L) bool of BEiT's rectangles for `masked` of the crops, in random order; the other crops have none
+    (DINOv2 data/collate.py, data/masking.py). Draws from Python's generator.
+
+    ratios: least and largest mask ratio. The range is divided into `masked` equal intervals, and each masked crop's
+    ratio is uniform in one of them.
     """
     rows, columns = grid
     masks = []
@@ -170,24 +178,30 @@ def stratified_masks(crops: int, masked: int, ratios: tuple[float, float], grid:
 
 
 def blocks(grid: tuple[int, int], hidden: float, least: int, most: int | None = None, exact: bool = False) -> Tensor:
-    """BEiT's blockwise mask (Bao et al. 2022, algorithm 1; beit/masking_generator.py) -> (h, w) bool, True hidden.
+    """BEiT's blockwise mask (h, w) bool, True for hidden patches (Bao et al. 2022, algorithm 1;
+    beit/masking_generator.py). Draws from Python's generator.
 
-    Rectangles of `least` patches or more, each of which hides `most` new ones or fewer (None: as many as are left),
-    until `hidden` patches are covered, never more. Where ten rectangles in a row do not fit there are fewer, or with
-    `exact` further tries (CAE furnace/masking_generator.py). Draws from Python's generator.
+    Args:
+        grid: h and w.
+        hidden: patches to hide; never more are hidden.
+        least: patches in a rectangle, before its sides are rounded.
+        most: patches that one rectangle may newly hide; None: as many as remain to be hidden.
+        exact: keep trying until `hidden` patches are hidden (CAE furnace/masking_generator.py); otherwise stop after
+            ten rectangles in a row that do not fit.
     """
     mask = torch.zeros(grid, dtype=torch.bool)
-    left = hidden
-    while left > 0:
-        added = _block(mask, least, left if most is None else min(left, most))
-        if not added and not exact:
+    remaining = hidden
+    while remaining > 0:
+        newly_hidden = _add_block(mask, least, remaining if most is None else min(remaining, most))
+        if not newly_hidden and not exact:
             break
-        left -= added
+        remaining -= newly_hidden
     return mask
 
 
-def _block(mask: Tensor, least: int, most: float) -> int:
-    """Cover one more rectangle of `mask` that hides 1 to `most` new patches; how many, 0 if none was found."""
+def _add_block(mask: Tensor, least: int, most: float) -> int:
+    """Hide one more rectangle in `mask`, in place, with 1 to `most` newly hidden patches. Returns their number, or 0 if
+    none of ten random rectangles fits."""
     rows, columns = mask.shape
     for _ in range(ATTEMPTS):
         area = random.uniform(least, most)
@@ -197,10 +211,10 @@ def _block(mask: Tensor, least: int, most: float) -> int:
             continue
         top, left = random.randint(0, rows - height), random.randint(0, columns - width)
         block = mask[top : top + height, left : left + width]
-        added = int((~block).sum())
-        if 0 < added <= most:
+        newly_hidden = int((~block).sum())
+        if 0 < newly_hidden <= most:
             block.fill_(True)
-            return added
+            return newly_hidden
     return 0
 
 

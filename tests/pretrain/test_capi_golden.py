@@ -149,7 +149,7 @@ class RecordedCapi(RecordedTraining):
     def outputs(self, method, step):
         views = self.views(step)
         targets = method.assign(views["image"])[0]
-        ids = views["ids"][:, method.mask.seen :]
+        ids = views["ids"][:, method.mask.visible :]
         yield f"step{step}/targets", torch.cat([rows[own] for rows, own in zip(targets, ids, strict=True)]), self.NORM
 
     def close_rates(self, updates, progress, step):
@@ -216,7 +216,7 @@ def test_masks(case):
     recorded = under(DATA, f"masks/case{case}/")
     predicted = (recorded["predict_indices"].view(images, -1)) % side**2
     for image in range(images):
-        visible, ours = draw().split([draw.seen, draw.predicted])
+        visible, ours = draw().split([draw.visible, draw.predicted])
         assert torch.equal(visible, (~recorded["mask"][image]).flatten().nonzero().flatten()), image
         assert torch.equal(ours, predicted[image]), image
 
