@@ -1,7 +1,7 @@
 """I-JEPA (Assran et al. 2023): from one block of an image predict the averaged encoder's features of others.
 
-Figure 3. Written from the paper; numbers are those of facebookresearch/ijepa 52c1ae9, whose sizes of blocks are drawn
-for a batch, with the number of the update as seed.
+Figure 3. Written from the paper, with the numbers of facebookresearch/ijepa 52c1ae9, which draws the sizes of blocks
+once per batch, with the number of the update as the seed.
 B images, L patches on an h x w grid, C context blocks of k patches, M target blocks of n patches, D width.
 """
 
@@ -28,7 +28,7 @@ from pretrain.parts.weights import TOKEN_STD, ijepa_vit, truncated_
 from pretrain.recipe import SINCOS, VIT_H, Recipe, on_32px, smoke
 from pretrain.schedules import CosineTo, CountedCosine
 
-TRIES = 20  # places of a context block, before it may overlap one target block more
+TRIES = 20  # positions of a context block that are tried before it may overlap another target block
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,24 +36,28 @@ class Settings(Validated):
     """The defaults are those of configs/in1k_vith14_ep300.yaml."""
 
     target_blocks: PositiveInt = 4  # M, of each image
-    target_scale: AreaRange = (0.15, 0.2)  # least and largest area of a target block
+    target_scale: AreaRange = (0.15, 0.2)  # least and largest share of the image's area in a target block
     target_aspect: FactorRange = (0.75, 1.5)  # least and largest height over width of a target block
     context_blocks: PositiveInt = 1  # C, of each image
-    context_scale: AreaRange = (0.85, 1.0)  # least and largest area of a context block, of which targets are taken out
+    # least and largest share of the image's area in a context block, before target blocks are removed from it
+    context_scale: AreaRange = (0.85, 1.0)
     context_overlaps: bool = False  # context blocks keep the patches of target blocks
-    min_keep: NonNegativeInt = 10  # a block has more patches than this
+    min_keep: NonNegativeInt = 10  # every block has more patches than this
     predictor_width: PositiveInt = 384  # of the predictor, which has the encoder's number of heads
-    predictor_depth: PositiveInt = 12  # its blocks
+    predictor_depth: PositiveInt = 12  # blocks of the predictor
     teacher_momentum: UnitInterval = 0.996  # of the averaged encoder, at the start
-    teacher_momentum_end: UnitInterval = 1.0  # to which it rises by equal steps
-    momentum_stretch: OneOrMore = 1.0  # over so many times the updates
+    teacher_momentum_end: UnitInterval = 1.0  # at the end of the linear rise
+    momentum_stretch: OneOrMore = 1.0  # length of the linear rise, over that of the training
     crop_scale: AreaRange = (0.3, 1.0)  # least and largest share of the image's area in a crop
 
 
 class IJepa(Method):
-    """Views: "image" (B, 3, H, W) and "noise" (B, M + C tries, 2), places of the blocks."""
+    """Views: "image" (B, 3, H, W) and "noise" (B, M + C tries, 2), the positions of the blocks.
 
-    batch_statistics = True  # all images of a forward pass show as many patches as the one that shows fewest
+    The number of tries is TRIES * (M + 1).
+    """
+
+    batch_statistics = True  # the smallest context of a forward pass determines the size of all its contexts
 
     def __init__(self, spec: ViTSpec, settings: Settings) -> None:
         super().__init__(spec, settings)
@@ -62,8 +66,8 @@ class IJepa(Method):
             height, width = block_size(spec.grid, settings.target_scale, settings.target_aspect, share)
             if height * width <= settings.min_keep:
                 raise ValueError(
-                    f"min_keep={settings.min_keep}: a target block may have {height} x {width} patches; lower it, or "
-                    "raise target_scale"
+                    f"min_keep={settings.min_keep}: a target block may have only {height} x {width} patches; lower "
+                    "min_keep, or raise target_scale"
                 )
         self.encoder = ijepa_vit(ViT(spec))
         sizes = (settings.predictor_width, settings.predictor_depth, spec.heads)
@@ -75,14 +79,14 @@ class IJepa(Method):
 
     def views(self) -> Views:
         s = self.settings
-        places = s.target_blocks + s.context_blocks * TRIES * (s.target_blocks + 1)
+        positions = s.target_blocks + s.context_blocks * TRIES * (s.target_blocks + 1)
         image = view(crop(self.spec.side, s.crop_scale, "bilinear", flip=0.0), self.preparation)
-        return ImageViews({"image": image}, {"noise": partial(torch.rand, places, 2)})
+        return ImageViews({"image": image}, {"noise": partial(torch.rand, positions, 2)})
 
     def before_forward(self, progress: TrainProgress) -> None:
-        """Two numbers decide the sizes of all target and all context blocks of an update."""
-        drawn = torch.rand(2, generator=torch.Generator().manual_seed(progress.step), dtype=torch.float32)
-        self.uniform = tuple(drawn.tolist())
+        """Draw two numbers that decide the sizes of all target and of all context blocks of the update."""
+        uniform = torch.rand(2, generator=torch.Generator().manual_seed(progress.step), dtype=torch.float32)
+        self.uniform = tuple(uniform.tolist())
 
     def forward(self, views: Mapping[str, Tensor]) -> Step:
         contexts, targets = self.block_ids(views["noise"])
@@ -91,14 +95,17 @@ class IJepa(Method):
 
     @torch.no_grad()
     def target_features(self, images: Tensor, targets: Tensor, contexts: int) -> Tensor:
-        """Images (B, 3, H, W), ids (M, B, n) -> normalised features of the target blocks (M C B, n, D)."""
+        """Images (B, 3, H, W), ids of the target blocks (M, B, n) -> their normalised features (M*C*B, n, D)."""
         features = to_float32(self.target(images)[0])
         features = F.layer_norm(features, features.shape[-1:])
         blocks = torch.stack([take(features, ids) for ids in targets])
         return blocks.repeat(1, contexts, 1, 1).flatten(0, 1)
 
     def predict(self, images: Tensor, contexts: Tensor, targets: Tensor) -> Tensor:
-        """Images (B, 3, H, W), ids (C, B, k) of contexts and (M, B, n) of targets -> predictions (M C B, n, D)."""
+        """Images (B, 3, H, W), ids of the contexts (C, B, k) and of the targets (M, B, n) -> predictions (M*C*B, n, D).
+
+        Each of the C contexts predicts each of the M targets.
+        """
         (blocks, _, context_length), ids = contexts.shape, contexts.flatten(0, 1)
         patches = self.encoder.place(self.encoder.project(images), self.spec.grid)
         context = self.encoder.encode(patches.repeat(blocks, 1, 1), keep=ids)[0]
@@ -108,19 +115,19 @@ class IJepa(Method):
         return to_float32(self.features(predicted))
 
     def block_ids(self, noise: Tensor) -> tuple[Tensor, Tensor]:
-        """Noise (B, M + C tries, 2) -> ids (C, B, k) and (M, B, n) of context and target blocks, in raster order. All
-        contexts are cut to the length of the shortest, by their last patches."""
+        """Noise (B, M + C tries, 2) -> ids of the context blocks (C, B, k) and of the target blocks (M, B, n), both in
+        raster order. All contexts are truncated to the length of the shortest."""
         s, grid = self.settings, self.spec.grid
-        places, tries = noise.tensor_split([s.target_blocks], dim=1)
-        targets = blocks_at(places, block_size(grid, s.target_scale, s.target_aspect, self.uniform[0]), grid)
+        target_positions, tries = noise.tensor_split([s.target_blocks], dim=1)
+        targets = blocks_at(target_positions, block_size(grid, s.target_scale, s.target_aspect, self.uniform[0]), grid)
         size = block_size(grid, s.context_scale, (1.0, 1.0), self.uniform[1])
         blocks = blocks_at(tries, size, grid).unflatten(1, (s.context_blocks, -1))
         contexts, _ = free_blocks(blocks, targets[:, :0] if s.context_overlaps else targets, s.min_keep)
         return ids_of(contexts), ids_of(targets)
 
     def baseline_loss(self, views: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        everything = torch.arange(self.spec.grid[0] * self.spec.grid[1], device=views["image"].device)
-        ids = everything.expand(1, len(views["image"]), -1)
+        all_ids = torch.arange(self.spec.grid[0] * self.spec.grid[1], device=views["image"].device)
+        ids = all_ids.expand(1, len(views["image"]), -1)
         return {"loss": patch_baseline(self.target_features(views["image"], ids, contexts=1), "smooth_l1")}
 
     def after_update(self, progress: TrainProgress) -> None:
@@ -135,40 +142,45 @@ class IJepa(Method):
 def block_size(
     grid: tuple[int, int], scale: tuple[float, float], aspect: tuple[float, float], share: float
 ) -> tuple[int, int]:
-    """Rows and columns of a block, less than those of the grid. share: 0 to 1, from the least area and aspect to the
-    largest ones, so that large blocks are tall."""
+    """Rows and columns of a block, fewer than those of the grid.
+
+    scale: least and largest area, as a share of the grid. aspect: least and largest height over width. share: from 0
+    to 1, interpolates both from least to largest, so that large blocks are tall.
+    """
     area = int(grid[0] * grid[1] * (scale[0] + share * (scale[1] - scale[0])))
     ratio = aspect[0] + share * (aspect[1] - aspect[0])
     return min(round(sqrt(area * ratio)), grid[0] - 1), min(round(sqrt(area / ratio)), grid[1] - 1)
 
 
-def blocks_at(places: Tensor, size: tuple[int, int], grid: tuple[int, int]) -> Tensor:
-    """Places (B, N, 2) from 0 to below 1 -> blocks of `size` there (B, N, L) bool. None touches the last row or column,
-    as in the source."""
+def blocks_at(positions: Tensor, size: tuple[int, int], grid: tuple[int, int]) -> Tensor:
+    """Relative positions (B, N, 2) in [0, 1) -> blocks of `size` (B, N, L) bool, True for their patches.
+
+    As in the source, no block touches the last row or column.
+    """
     axes = []
     for axis, (side, length) in enumerate(zip(grid, size, strict=True)):
-        first = (places[..., axis] * (side - length)).long().unsqueeze(-1)
-        lines = torch.arange(side, device=places.device)
+        first = (positions[..., axis] * (side - length)).long().unsqueeze(-1)
+        lines = torch.arange(side, device=positions.device)
         axes.append((lines >= first) & (lines < first + length))
     return (axes[0].unsqueeze(-1) & axes[1].unsqueeze(-2)).flatten(-2)
 
 
 def free_blocks(blocks: Tensor, targets: Tensor, min_keep: int) -> tuple[Tensor, Tensor]:
-    """Tries (B, C, T, L) bool for each context block, targets (B, M, L) bool -> of each the first that keeps more than
-    `min_keep` patches outside of the targets, without the targets' patches (B, C, L), and its number (B, C).
+    """T tries of each context block (B, C, T, L) bool, targets (B, M, L) bool -> the context blocks without target
+    patches (B, C, L) bool, and the numbers of the tries that they are from (B, C).
 
-    After every 20 tries the last of the targets is left out of account.
+    The first try with more than `min_keep` patches outside the targets is taken. After every TRIES tries, one target
+    fewer is respected, from the last to the first.
     """
-    counted = [len(targets[0]) - number // TRIES for number in range(blocks.shape[2])]
-    taken = torch.stack([targets[:, : max(0, count)].any(dim=1) for count in counted], dim=1)  # (B, T, L)
-    free = blocks & ~taken.unsqueeze(1)
+    respected = [len(targets[0]) - number // TRIES for number in range(blocks.shape[2])]  # targets, at each try
+    occupied = torch.stack([targets[:, : max(0, count)].any(dim=1) for count in respected], dim=1)  # (B, T, L)
+    free = blocks & ~occupied.unsqueeze(1)
     first = (free.sum(dim=-1) > min_keep).int().argmax(dim=-1)
     return free.take_along_dim(first[..., None, None], dim=2).squeeze(2), first
 
 
 def ids_of(blocks: Tensor) -> Tensor:
-    """Blocks (B, N, L) bool -> ids of their patches (N, B, n), in order; the last ones are left out, so that all blocks
-    have as many."""
+    """Blocks (B, N, L) bool -> ids of their patches (N, B, n), in raster order, truncated to the smallest block's n."""
     fewest = int(blocks.sum(dim=-1).amin())
     return (~blocks).int().argsort(dim=-1, stable=True)[..., :fewest].transpose(0, 1)
 

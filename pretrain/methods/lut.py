@@ -1,7 +1,8 @@
-"""LUT (Kim et al. 2024): masked image modelling, and visible patches predict the teacher's view of the whole.
+"""LUT (Kim et al. 2024): masked image modelling, and visible patches predict the teacher's features of the whole image.
 
-Broader-context loss beside MAE's; naver-ai/lut 4420a27, models/models_lut.py, engines/engine_lut.py. On SimMIM after
-table A of the supplementary, which has no code. Two views, hidden in different places; the teacher sees all of both.
+A broader-context loss in addition to MAE's; naver-ai/lut 4420a27, models/models_lut.py, engines/engine_lut.py. The
+variant on SimMIM follows table A of the supplementary; it has no official code. The student sees different patches of
+two views, the teacher sees both views whole.
 B images, D width, U units of a mask (patches, or SimMIM's blocks), v visible ones.
 """
 
@@ -35,7 +36,7 @@ from pretrain.parts.weights import xavier_
 from pretrain.recipe import SINCOS, VIT_L, VIT_M, VIT_S, on_32px, smoke
 from pretrain.schedules import WarmupCosine, cosine
 
-OF_BASE = {  # settings that the other base has no use for
+OF_BASE = {  # settings that apply to one base only
     "mae": ("norm_pixels", "decoder_width", "decoder_depth", "decoder_heads"),
     "simmim": ("mask_patch", "layer_scale_start", "drop_path", "seen"),
 }
@@ -44,9 +45,9 @@ NORM_EPS = {"bn": 1e-5, "ln": 1e-6}  # models_lut.py:112-142
 
 @dataclass(frozen=True, kw_only=True)
 class Settings(Validated):
-    """MAE or SimMIM with the broader-context loss. Settings of the base that is not used keep their defaults."""
+    """MAE or SimMIM with the broader-context loss. Settings of the unused base must keep their defaults."""
 
-    base: Literal["mae", "simmim"] = "mae"  # the masked image modelling beside the context loss
+    base: Literal["mae", "simmim"] = "mae"  # the method of masked image modelling
     mask_ratio: UnitInterval = 0.75  # share of patches, or of SimMIM's blocks, that are hidden
     w_mim: NonNegativeFloat = 1.0  # weight of the base's loss (table B); 0: the context loss alone (table C)
     w_bc: NonNegativeFloat = 0.25  # weight of the context loss (table B), alpha of Eq. 3
@@ -56,10 +57,10 @@ class Settings(Validated):
     head_norm: Norm = "bn"  # of projector and predictor
     head_activation: Activation = "relu"  # of projector and predictor
     teacher_momentum: UnitInterval = 0.996  # at the start; 1 at the end
-    # simple: the short side resized to image_size and shifted by crop_padding, as in the code; random: crop_scale of
-    # the area, as the figure draws it
+    # simple: the short side resized to image_size and a shift by up to crop_padding, as in the code; random: a crop of
+    # crop_scale of the area, as in the paper's figure
     crop: Literal["simple", "random"] = "simple"
-    crop_padding: NonNegativeInt = 4  # pixels of mirrored border that the simple crop may shift into
+    crop_padding: NonNegativeInt = 4  # pixels of mirrored border into which the simple crop may shift
     crop_scale: tuple[float, float] = (0.2, 1.0)  # least and largest share of the image's area in the random crop
     norm_pixels: bool = True  # of MAE: targets are normalised patch by patch
     decoder_width: PositiveInt = 512  # of MAE
@@ -73,25 +74,25 @@ class Settings(Validated):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        (other,) = OF_BASE.keys() - {self.base}
+        (unused_base,) = OF_BASE.keys() - {self.base}
         for field in fields(self):
             value = getattr(self, field.name)
-            if field.name in OF_BASE[other] and value != field.default:
+            if field.name in OF_BASE[unused_base] and value != field.default:
                 raise ValueError(
-                    f"{field.name}={value} is for base={other!r}, not {self.base!r}: leave it at {field.default}"
+                    f"{field.name}={value} is for base={unused_base!r}, not {self.base!r}: leave it at {field.default}"
                 )
         if self.w_mim == self.w_bc == 0:
             raise ValueError("w_mim=0 with w_bc=0: nothing is left to learn")
 
-    def of_base(self) -> mae.Settings | simmim.Settings:
-        """Those of the base, by the same names."""
+    def base_settings(self) -> mae.Settings | simmim.Settings:
+        """The settings of the base, which have the same names here."""
         kind = {"mae": mae.Settings, "simmim": simmim.Settings}[self.base]
         names = {"mask_ratio", "crop_scale", *OF_BASE[self.base]} & kind.__dataclass_fields__.keys()
         return kind(**{name: getattr(self, name) for name in names})
 
 
 class Lut(Method):
-    """Views: "view1", "view2" (B, 3, H, W) and "noise" (B, U), one for both."""
+    """Views: "view1", "view2" (B, 3, H, W), and "noise" (B, U) for the masks of both."""
 
     sync_batch_norm = True
 
@@ -101,15 +102,15 @@ class Lut(Method):
         if settings.head_norm == "bn":
             self.min_batch, self.min_batch_setting = 2, "head_norm=bn"
         if settings.base == "mae":
-            self.base = mae.MaskedAutoencoder(spec, settings.of_base())
+            self.base = mae.MaskedAutoencoder(spec, settings.base_settings())
         else:
-            self.base = simmim.MaskedPredictor(spec, settings.of_base(), settings.seen)
+            self.base = simmim.MaskedPredictor(spec, settings.base_settings(), settings.seen)
         noise = self.base.mask_noise()
         units = noise.grid[0] * noise.grid[1]
         if 2 * self.base.visible > units:
             raise ValueError(
-                f"mask_ratio={settings.mask_ratio} leaves {self.base.visible} of {units} visible: two views cannot see "
-                "different ones; use 0.5 or more"
+                f"mask_ratio={settings.mask_ratio} leaves {self.base.visible} of {units} patches or blocks visible, too"
+                " many for two views that show different ones; use 0.5 or more"
             )
         if settings.crop_padding >= spec.side:
             raise ValueError(f"crop_padding={settings.crop_padding} must be less than image_size={spec.side}")
@@ -118,7 +119,7 @@ class Lut(Method):
         self.teacher = frozen_copy(nn.ModuleDict({"vit": self.base.vit, "projector": self.projector})).eval()
 
     def train(self, mode: bool = True) -> "Lut":
-        """The teacher's batch norms use their running statistics, always (model_ema_sched.py:133-199)."""
+        """The teacher always stays in eval mode: its batch norms use running statistics (model_ema_sched.py:133-199)."""
         super().train(mode)
         self.teacher.eval()
         return self
@@ -126,12 +127,12 @@ class Lut(Method):
     def views(self) -> Views:
         size, settings = self.spec.side, self.settings
         if settings.crop == "simple":
-            part = fixed_crop(size, size, settings.crop_padding)
+            geometry = fixed_crop(size, size, settings.crop_padding)
         else:
-            part = crop(size, settings.crop_scale)
+            geometry = crop(size, settings.crop_scale)
         views_by_name = {
-            "view1": view(part, self.preparation),
-            "view2": view([*part, View2Colours(grey=0.0)], self.preparation),
+            "view1": view(geometry, self.preparation),
+            "view2": view([*geometry, View2Colours(grey=0.0)], self.preparation),
         }
         return ImageViews(views_by_name, {"noise": self.base.mask_noise()})
 
@@ -145,15 +146,16 @@ class Lut(Method):
         mim = self.base.loss(latent[first], images[first], order)  # of view 1 alone
 
         # Batch norms see one view after the other, as in the code.
-        of1, of2 = (self.predictor(self.projector(part)) for part in self.base.context(latent, orders).chunk(2))
+        contexts = self.base.context(latent, orders).chunk(2)
+        prediction1, prediction2 = (self.predictor(self.projector(context)) for context in contexts)
         target1, target2 = self.teacher_targets(images).chunk(2)
-        context = 0.5 * (byol_loss(of2, target1) + byol_loss(of1, target2))
+        context_loss = 0.5 * (byol_loss(prediction2, target1) + byol_loss(prediction1, target2))
 
-        loss = self.settings.w_mim * mim + self.settings.w_bc * context  # Eq. 3
-        return Step(loss, {"mim": mim.detach(), "context": context.detach()})
+        loss = self.settings.w_mim * mim + self.settings.w_bc * context_loss  # Eq. 3
+        return Step(loss, {"mim": mim.detach(), "context": context_loss.detach()})
 
     def reconstruct(self, images: Tensor, views: Mapping[str, Tensor]) -> Reconstruction | None:
-        """What the base rebuilds, where it is trained to."""
+        """The base's reconstruction, or None if the base's loss has no weight."""
         return self.base.reconstruct(images, order_of(views["noise"])) if self.settings.w_mim else None
 
     @torch.no_grad()
@@ -173,7 +175,7 @@ class Lut(Method):
         return decay_groups(self.named_parameters(), [f"base.{name}" for name in self.base.undecayed])
 
     def after_update(self, progress: TrainProgress) -> None:
-        """Parameters and batch norms' statistics move; the momentum's schedule counts forward passes
+        """Update the teacher, statistics of batch norms included; the momentum's schedule counts forward passes
         (engine_lut.py:86-89)."""
         passes = progress.step * progress.micro_batches + progress.micro_batch
         done = passes / (progress.steps * progress.micro_batches)
@@ -185,7 +187,7 @@ class Lut(Method):
 
 
 def head(width: int, depth: int, settings: Settings) -> nn.Sequential:
-    """(B, D) -> (B, D) in `depth` linear layers without bias, nothing after the last (models_lut.py:112-142)."""
+    """An MLP (B, D) -> (B, D) of `depth` linear layers without bias; no norm after the last (models_lut.py:112-142)."""
     widths = [width] + [settings.head_hidden] * (depth - 1) + [width] * (depth > 0)
     norm, activation = settings.head_norm, settings.head_activation
     return xavier_(mlp(widths, norm=norm, activation=activation, bias=False, norm_eps=NORM_EPS.get(norm, 0.0)))
@@ -193,7 +195,7 @@ def head(width: int, depth: int, settings: Settings) -> nn.Sequential:
 
 @dataclass(frozen=True, kw_only=True)
 class View2Colours(Colours):
-    """Jitter, then one of grey, solarised and blurred, always (main_lut.py:303-337)."""
+    """Jitter, then always one of greyscale, solarisation and blur (main_lut.py:303-337)."""
 
     def draw(self) -> Changes:
         changes = super().draw()
@@ -201,7 +203,7 @@ class View2Colours(Colours):
             case "grey":
                 return changes._replace(grey=True)
             case "solarise":
-                torch.rand(1)  # for the source's chance, which is 1, as is that of blur
+                torch.rand(1)  # the source draws for a probability of 1 here, and so for blur
                 return changes._replace(solarise=True)
             case _:
                 random.random()

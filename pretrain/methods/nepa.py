@@ -1,7 +1,7 @@
 """NEPA (Xu et al. 2025): a causal transformer predicts the embedding of each patch from those before it.
 
-Figure 1; SihanXU/nepa 15ea494, models/vit_nepa. The encoder attends causally in pretraining. Exports, as the authors'
-fine-tuning, let all patches see each other. B images, L patches, D width, d channels of a head.
+Figure 1; SihanXU/nepa 15ea494, models/vit_nepa. The encoder's attention is causal in pretraining; in exports it is
+bidirectional, as in the authors' fine-tuning. B images, L patches, D width, d channels of a head.
 """
 
 from collections.abc import Mapping
@@ -29,16 +29,17 @@ from pretrain.schedules import WarmupCosine
 class Settings(Validated):
     """The defaults are those of configs/pretrain and scripts/pretrain for the ViT-B."""
 
-    # of the norms of queries and keys, where the encoder has them: none, a gain, or a gain and a bias
+    # what is trained in the norms of queries and keys, if the encoder has them: nothing, the gain, or gain and bias
     query_norm_trained: Literal["none", "gain", "all"] = "none"
-    layer_scale_init: NonNegativeFloat = 1e-5  # where the encoder has a layer scale
-    rescale: OneOrMore = 2.0  # positions are multiplied by a factor from its inverse up to it, another for every update
+    layer_scale_init: NonNegativeFloat = 1e-5  # initial value, if the encoder has a layer scale
+    # positions are multiplied by a factor from 1 / rescale to rescale, drawn for every update
+    rescale: OneOrMore = 2.0
     average_momentum: UnitInterval = 0.9999  # of the averaged weights
     crop_scale: AreaRange = (0.08, 1.0)  # least and largest share of the image's area in a crop
 
 
 class CausalViT(ViT):
-    """A ViT that attends causally while there is a factor on its positions."""
+    """A ViT with causal attention, and positions multiplied by `causal_factor`, while that is set."""
 
     causal_factor: float | None = None
 
@@ -64,7 +65,7 @@ class Nepa(Method):
                 for norm in (block.attn.q_norm, block.attn.k_norm):
                     norm.weight.requires_grad_(settings.query_norm_trained != "none")
                     norm.bias.requires_grad_(settings.query_norm_trained == "all")
-        self.teacher = frozen_copy(self.vit)  # takes no part in the loss
+        self.teacher = frozen_copy(self.vit)  # averaged for the export; not part of the loss
         self.factor = 1.0
 
     def views(self) -> ImageViews:
@@ -72,9 +73,9 @@ class Nepa(Method):
         return ImageViews({"image": view(steps, self.preparation)})
 
     def before_forward(self, progress: TrainProgress) -> None:
-        """The factor on all positions is the same in all processes and micro-batches of an update."""
-        drawn = torch.rand((), generator=torch.Generator().manual_seed(progress.step), dtype=torch.float32).item()
-        self.factor = exp(log(self.settings.rescale) * (2 * drawn - 1))
+        """Draw the factor on all positions, the same in all processes and micro-batches of the update."""
+        uniform = torch.rand((), generator=torch.Generator().manual_seed(progress.step), dtype=torch.float32).item()
+        self.factor = exp(log(self.settings.rescale) * (2 * uniform - 1))
 
     def forward(self, views: Mapping[str, Tensor]) -> Step:
         patches = self.vit.project(views["image"])
@@ -85,8 +86,8 @@ class Nepa(Method):
         return Step(loss, {"spread": spread})
 
     def predict(self, patches: Tensor) -> Tensor:
-        """Embedded patches (B, L, D) -> normalised outputs (B, 1+L, D) of class token and patches, each of the tokens
-        up to its own."""
+        """Embedded patches (B, L, D) -> outputs of class token and patches after the final norm (B, 1+L, D), each of
+        which depends on the tokens up to its own."""
         self.vit.causal_factor = self.factor
         try:
             return self.vit.encode(patches)[0]
@@ -94,7 +95,7 @@ class Nepa(Method):
             self.vit.causal_factor = None
 
     def after_update(self, progress: TrainProgress) -> None:
-        """The averaged weights begin as a copy of those after the first update."""
+        """Update the averaged weights, which start as a copy of those after the first update."""
         ema_update(self.teacher, self.vit, self.settings.average_momentum if progress.step else 0.0)
 
     def facts(self) -> dict[str, str]:
@@ -105,8 +106,8 @@ class Nepa(Method):
 
 
 def rotary_table(periods: Tensor, grid: tuple[int, int], factor: float) -> Tensor:
-    """Sines and cosines (L, 2d) by which queries and keys turn: those of checkpoints/vit.py for centred positions,
-    which `factor` multiplies. periods: (d/4,)."""
+    """Sines and cosines of rotary embeddings (L, 2d): those of checkpoints/vit.py for centred positions, multiplied by
+    `factor`. periods: (d/4,)."""
     axes = [(torch.arange(side, device=periods.device).to(periods) + 0.5) / side * 2 - 1 for side in grid]
     centres = torch.cartesian_prod(*axes) * factor  # (L, 2), row and column
     angles = (2 * pi * centres.unsqueeze(-1) / periods).flatten(1).repeat(1, 2)
