@@ -2,7 +2,7 @@
 
 Figure 2 and section 3 of the paper; lxtGH/CAE d725971, models/modeling_cae.py, models/modeling_cae_helper.py,
 furnace/engine_for_pretraining.py.
-B images, L patches, k visible and M hidden ones of an image, D width, d width of regressor and decoder, K codes.
+B images, L patches, k visible and M hidden ones in every image, D width, d width of regressor and decoder, K codes.
 """
 
 from collections.abc import Mapping
@@ -44,36 +44,40 @@ from pretrain.schedules import TableCosine
 class Settings(Validated):
     """The defaults are those of CAE-B (scripts/cae_base_800e.sh, tools/run_pretraining.py), but for the tokenizer."""
 
-    tokenizer: str = ""  # file of DALL-E's encoder; "" for k-means among patches, fitted to the training images
+    tokenizer: str = ""  # file of DALL-E's encoder; "": k-means of patches, fitted to the training images
     codes: TwoOrMore = 8192  # of k-means
     num_mask_patches: int = 98  # hidden in every image
     min_mask_patches_per_block: int = 16  # in a rectangle, before its sides are rounded
     decoder_width: PositiveInt = 768  # of regressor and decoder
-    decoder_heads: PositiveInt = 12  # of their attention
-    regressor_depth: PositiveInt = 4  # blocks
-    decoder_depth: PositiveInt = 4  # blocks
-    align_weight: NonNegativeFloat = 2.0  # of the latents' error, beside the tokens' cross-entropy
-    # The encoder that gives target latents: of the update before (lxtGH/CAE) or as it is (Atten4Vis/CAE a7fd162).
+    decoder_heads: PositiveInt = 12  # attention heads of regressor and decoder
+    regressor_depth: PositiveInt = 4  # blocks of the regressor
+    decoder_depth: PositiveInt = 4  # blocks of the decoder
+    align_weight: NonNegativeFloat = 2.0  # lambda, weight of the alignment loss of the latents
+    # the encoder of the target latents: that before the last update (lxtGH/CAE), or the current one (Atten4Vis/CAE
+    # a7fd162)
     target: Literal["previous", "current"] = "previous"
-    target_momentum: UnitInterval = 0.0  # share of the target encoder that each update leaves as it was
-    layer_scale_start: PositiveFloat = 0.1  # of the encoder, before training
-    decoder_layer_scale_start: NonNegativeFloat = 0.1  # of regressor and decoder, 0 for no layer scale
-    rescaled: bool = False  # initial weights of BEiT's kind (fix_init_weight)
-    drop_path: BelowOne = 0.1  # of the last block of encoder, regressor and decoder
-    colour_jitter: NonNegativeFloat = 0.0  # strength, of brightness, contrast and saturation
-    crop_scale: AreaRange = (0.08, 1.0)  # area of the crop
+    target_momentum: UnitInterval = 0.0  # momentum of the target encoder; 0: a copy of the encoder
+    layer_scale_start: PositiveFloat = 0.1  # initial value of the encoder's layer scale
+    decoder_layer_scale_start: NonNegativeFloat = 0.1  # the same for regressor and decoder; 0: no layer scale
+    rescaled: bool = False  # initial weights as BEiT's (fix_init_weight)
+    drop_path: BelowOne = 0.1  # rate of the last block of encoder, regressor and decoder
+    colour_jitter: NonNegativeFloat = 0.0  # strength for brightness, contrast and saturation
+    crop_scale: AreaRange = (0.08, 1.0)  # least and largest share of the image's area in the crop
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.decoder_width % 4 or self.decoder_width % self.decoder_heads:
             raise ValueError(
-                f"decoder_width={self.decoder_width} with decoder_heads={self.decoder_heads}: must be a multiple of 4, "
-                "for sine-cosine positions, and of the heads"
+                f"decoder_width={self.decoder_width} with decoder_heads={self.decoder_heads}: the width must be a "
+                "multiple of 4, for sine-cosine positions, and of the number of heads"
             )
 
 
 class ContextAutoencoder(TokenPrediction):
-    """Encoder, target encoder, regressor and decoder. Every image hides as many patches."""
+    """Encoder, target encoder, latent regressor and decoder. The same number of patches is hidden in every image.
+
+    Views: those of `TokenPrediction`.
+    """
 
     def __init__(self, spec: ViTSpec, settings: Settings) -> None:
         check_encoder(spec, position="sincos_row_first", class_token=True, registers=0)
@@ -98,7 +102,7 @@ class ContextAutoencoder(TokenPrediction):
         tokens = self.tokenizer(views["picture"]).gather(1, hidden)  # (B, M)
         target = self.target(views["image"], hidden)
         latent = self.regress(views["image"], visible, hidden)
-        logits = to_float32(self.decoder(latent, self.places(hidden)))
+        logits = to_float32(self.decoder(latent, self.positions_of(hidden)))
         main = F.cross_entropy(logits.flatten(0, 1), tokens.flatten())
         align = self.settings.align_weight * F.mse_loss(to_float32(latent), to_float32(target))
         hits = (logits.detach().argmax(dim=2) == tokens).to(logits.dtype)
@@ -106,29 +110,30 @@ class ContextAutoencoder(TokenPrediction):
         return Step(main + align, logs)
 
     def split(self, mask: Tensor) -> tuple[Tensor, Tensor]:
-        """Mask (B, L) -> ids of the visible (B, k) and of the hidden patches (B, M), each row by row."""
+        """Mask (B, L), 1 for hidden patches -> ids of the visible (B, k) and of the hidden patches (B, M), in raster
+        order."""
         order = mask.to(torch.uint8).argsort(dim=1, stable=True)
         return order.tensor_split([order.shape[1] - self.settings.num_mask_patches], dim=1)
 
-    def places(self, ids: Tensor) -> Tensor:
-        """Ids (B, l) -> positions (B, l, d)."""
+    def positions_of(self, ids: Tensor) -> Tensor:
+        """Ids (B, l) -> position embeddings (B, l, d)."""
         return take(self.positions.expand(len(ids), -1, -1), ids)
 
     def encode(self, vit: ViT, images: Tensor, ids: Tensor) -> Tensor:
-        """Images (B, 3, H, W) -> the latents (B, l, d) of the patches `ids`, which alone the encoder sees beside the
-        class token."""
+        """Images (B, 3, H, W), ids (B, l) -> the latents of these patches (B, l, d). The encoder sees no other patches."""
         patches = vit.place(vit.project(images), self.spec.grid)
         return self.embed(vit.encode(patches, keep=ids)[0][:, 1:])
 
     @torch.no_grad()
     def target(self, images: Tensor, hidden: Tensor) -> Tensor:
-        """The latents (B, M, d) that the target encoder gives the hidden patches, without the others."""
+        """Images (B, 3, H, W), ids of the hidden patches (B, M) -> the target encoder's latents of these (B, M, d)."""
         return self.encode(self.teacher, images, hidden)
 
     def regress(self, images: Tensor, visible: Tensor, hidden: Tensor) -> Tensor:
-        """The latents (B, M, d) of the hidden patches, from the encoder's of the visible ones."""
+        """Images (B, 3, H, W), ids of visible (B, k) and hidden patches (B, M) -> the latents of the hidden patches
+        (B, M, d), which the regressor predicts from the encoder's latents of the visible ones."""
         latent = self.encode(self.vit, images, visible)
-        return self.regressor(latent, self.places(visible), self.places(hidden))
+        return self.regressor(latent, self.positions_of(visible), self.positions_of(hidden))
 
     def baseline_loss(self, views: Mapping[str, Tensor]) -> dict[str, Tensor]:
         return {"loss_main": self.baseline_loss_of_tokens(views)}
@@ -145,12 +150,15 @@ class ContextAutoencoder(TokenPrediction):
         return {"encoder": Encoder(vit=self.vit)}
 
 
-def embedding(inside: int, outside: int, rescaled: bool) -> nn.Module:
-    """From the encoder's width to the regressor's, with a norm; nothing where they are the same. With `rescaled` its
-    initial weights are torch's, as the others are then drawn within the parts (modeling_cae.py:53-61)."""
-    if inside == outside:
+def embedding(width_in: int, width: int, rescaled: bool) -> nn.Module:
+    """A linear layer and a norm from the encoder's width to the regressor's; the identity if they are the same.
+
+    With `rescaled`, it keeps torch's initial weights, because the source then initialises only the other parts
+    (modeling_cae.py:53-61).
+    """
+    if width_in == width:
         return nn.Identity()
-    layer = nn.Sequential(nn.Linear(inside, outside), nn.LayerNorm(outside, eps=NORM_EPS))
+    layer = nn.Sequential(nn.Linear(width_in, width), nn.LayerNorm(width, eps=NORM_EPS))
     return layer if rescaled else xavier_(layer)
 
 
@@ -159,7 +167,7 @@ MLP_RATIO = 4
 
 
 class CrossAttention(nn.Module):
-    """Queries, keys and values of tokens apart; the keys have no bias, which a softmax does not see."""
+    """Multi-head cross-attention. Keys have no bias, as it would not change the softmax."""
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
@@ -169,7 +177,7 @@ class CrossAttention(nn.Module):
         self.proj = nn.Linear(width, width)
 
     def forward(self, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
-        """(B, M, d), (B, N, d), (B, N, d) -> (B, M, d)"""
+        """Tokens for queries (B, M, d), keys (B, N, d) and values (B, N, d) -> (B, M, d)."""
         q, k, v = (
             tokens.unflatten(2, (self.heads, -1)).transpose(1, 2)
             for tokens in (self.q(queries) + self.q_bias, self.k(keys), self.v(values) + self.v_bias)
@@ -178,10 +186,10 @@ class CrossAttention(nn.Module):
 
 
 class RegressorBlock(nn.Module):
-    """Cross-attention from the masked patches to all patches, then an MLP.
+    """Cross-attention from the hidden patches to all patches, then an MLP.
 
     Positions are added to queries and keys only. The second norm is applied to the residual stream itself.
-    layer_scale: initial value of both scales; 0: they stay 1.
+    layer_scale: initial value of both layer scales; 0: they are fixed at 1.
     """
 
     def __init__(self, width: int, heads: int, layer_scale: float, drop_path: float) -> None:
@@ -194,16 +202,19 @@ class RegressorBlock(nn.Module):
             scale = torch.full((width,), layer_scale or 1.0)
             self.register_parameter(name, nn.Parameter(scale, requires_grad=layer_scale > 0))
 
-    def forward(self, hidden: Tensor, visible: Tensor, hidden_places: Tensor, places: Tensor) -> Tensor:
-        """Tokens (B, M, d) and (B, V, d), places (B, M, d) and, of visible and hidden patches, (B, V+M, d)."""
+    def forward(self, hidden: Tensor, visible: Tensor, hidden_positions: Tensor, positions: Tensor) -> Tensor:
+        """Tokens of hidden (B, M, d) and visible patches (B, k, d), positions of hidden (B, M, d) and of all patches,
+        visible ones first (B, k+M, d) -> tokens of hidden patches (B, M, d)."""
         tokens = torch.cat([visible, hidden], dim=1)
-        attended = self.attn(self.norm_q(hidden + hidden_places), self.norm_k(tokens + places), self.norm_v(tokens))
+        attended = self.attn(
+            self.norm_q(hidden + hidden_positions), self.norm_k(tokens + positions), self.norm_v(tokens)
+        )
         hidden = self.norm2(hidden + self.drop_path(self.gamma_1 * attended))
         return hidden + self.drop_path(self.gamma_2 * self.mlp(hidden))
 
 
 class LatentRegressor(nn.Module):
-    """Visible latents -> hidden ones, from as many copies of one mask token."""
+    """Predicts the latents of hidden patches from those of visible ones, starting from a mask token per patch."""
 
     def __init__(self, width: int, depth: int, heads: int, layer_scale: float, drop_path: float) -> None:
         super().__init__()
@@ -213,17 +224,18 @@ class LatentRegressor(nn.Module):
         )
         self.norm = nn.LayerNorm(width, eps=NORM_EPS)
 
-    def forward(self, visible: Tensor, visible_places: Tensor, hidden_places: Tensor) -> Tensor:
-        """(B, V, d), (B, V, d), (B, M, d) -> (B, M, d)"""
-        places = torch.cat([visible_places, hidden_places], dim=1)
-        hidden = self.mask_token.to(visible).expand_as(hidden_places)
+    def forward(self, visible: Tensor, visible_positions: Tensor, hidden_positions: Tensor) -> Tensor:
+        """Latents of visible patches and their positions (B, k, d), positions of hidden patches (B, M, d) -> latents of
+        hidden patches (B, M, d)."""
+        positions = torch.cat([visible_positions, hidden_positions], dim=1)
+        hidden = self.mask_token.to(visible).expand_as(hidden_positions)
         for block in self.blocks:
-            hidden = block(hidden, visible, hidden_places, places)
+            hidden = block(hidden, visible, hidden_positions, positions)
         return self.norm(hidden)
 
 
 class HiddenDecoder(nn.Module):
-    """Latents of the hidden patches -> logits of `codes` tokens, by blocks among these patches alone."""
+    """Predicts the tokens of hidden patches from their latents, with attention among these patches alone."""
 
     def __init__(self, width: int, depth: int, heads: int, layer_scale: float, drop_path: float, codes: int) -> None:
         super().__init__()
@@ -243,16 +255,16 @@ class HiddenDecoder(nn.Module):
         self.norm = norm(width)
         self.head = nn.Linear(width, codes)
 
-    def forward(self, hidden: Tensor, hidden_places: Tensor) -> Tensor:
-        """(B, M, d), (B, M, d) -> (B, M, K)"""
-        hidden = hidden + hidden_places
+    def forward(self, hidden: Tensor, hidden_positions: Tensor) -> Tensor:
+        """Latents of hidden patches and their positions (B, M, d) -> logits of their tokens (B, M, K)."""
+        hidden = hidden + hidden_positions
         for block in self.blocks:
             hidden = block(hidden)
         return self.head(self.norm(hidden))
 
 
 def drop_rates(last: float, depth: int) -> list[float]:
-    """From 0 to `last` in equal steps."""
+    """The drop-path rate of each block: from 0 to `last` in equal steps."""
     return torch.linspace(0, last, depth, device="cpu").tolist()
 
 

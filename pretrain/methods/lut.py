@@ -119,7 +119,7 @@ class Lut(Method):
         self.teacher = frozen_copy(nn.ModuleDict({"vit": self.base.vit, "projector": self.projector})).eval()
 
     def train(self, mode: bool = True) -> "Lut":
-        """The teacher always stays in eval mode: its batch norms use running statistics (model_ema_sched.py:133-199)."""
+        """Keep the teacher in eval mode: its batch norms use running statistics (model_ema_sched.py:133-199)."""
         super().train(mode)
         self.teacher.eval()
         return self

@@ -1,7 +1,7 @@
 """MAE (He et al. 2022): encode a quarter of the patches, predict the pixels of the others.
 
-Figure 1 of the paper; facebookresearch/mae efb2a80, models_mae.py. Of its ablations two targets of table 1d are not
-here, PCA's coefficients and dVAE's tokens. B images, L patches, k visible ones, p patch side.
+Figure 1 of the paper; facebookresearch/mae efb2a80, models_mae.py. Of its ablations, two targets of table 1d are not
+implemented: PCA coefficients and dVAE tokens. B images, L patches, k visible ones, p patch side, D width.
 """
 
 from collections.abc import Mapping
@@ -43,7 +43,7 @@ GRID_RATIO = 0.75  # one of each 2 x 2 patches is visible
 
 @dataclass(frozen=True, kw_only=True)
 class Settings(Validated):
-    """The ablations of table 1 and figure 5; the defaults are the paper's."""
+    """Includes the ablations of table 1 and figure 5; the defaults are the paper's."""
 
     mask_ratio: UnitInterval = 0.75  # share of patches that are hidden (figure 5)
     decoder_width: PositiveInt = 512  # table 1b
@@ -51,24 +51,26 @@ class Settings(Validated):
     decoder_heads: PositiveInt = 16  # of the decoder's attention
     encoder_mask_tokens: bool = False  # the encoder sees mask tokens, instead of the visible patches alone (table 1c)
     norm_pixels: bool = True  # targets are normalised patch by patch (table 1d)
-    # of random size, of fixed size, or the centre without a flip (table 1e); the last two are cut from an image whose
-    # short side was resized to 256/224 of image_size (ours)
+    # a crop of random size, of fixed size, or a centre crop without flip (table 1e); the last two are cut from an image
+    # whose short side is resized to 256/224 of image_size (ours)
     crop: Literal["random", "fixed", "centre"] = "random"
-    crop_scale: AreaRange = (0.2, 1.0)  # least and largest share of the area, of the crop of random size
-    colour_jitter: UnitInterval = 0.0  # chance of colour jitter (table 1e; its strength is ours)
-    # how the mask is drawn (table 1f); with grid, one patch of each 2 x 2 stays, drawn for each image (ours)
+    crop_scale: AreaRange = (0.2, 1.0)  # least and largest share of the image's area in the crop of random size
+    colour_jitter: UnitInterval = 0.0  # probability of colour jitter (table 1e; its strength is ours)
+    # how the mask is drawn (table 1f); with grid, one patch of each 2 x 2 is visible, drawn for each image (ours)
     sampling: Masks = "random"
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.sampling == "grid" and self.mask_ratio != GRID_RATIO:
-            raise ValueError(f"mask_ratio={self.mask_ratio} with sampling='grid': it hides {GRID_RATIO}")
+            raise ValueError(
+                f"mask_ratio={self.mask_ratio} with sampling='grid': this sampling needs mask_ratio={GRID_RATIO}"
+            )
 
 
 class MaskedAutoencoder(nn.Module):
-    """Encoder, decoder and pixel loss; LUT builds on it too. ids (B, L): all patches, the visible ones first."""
+    """Encoder, decoder and pixel loss, which LUT and CAN use too. ids: (B, L), of all patches, the visible ones first."""
 
-    undecayed = ()  # parameters with more than one dimension that no weight decay is for
+    undecayed = ()  # names of parameters with more than one dimension that have no weight decay
 
     def __init__(self, spec: ViTSpec, settings: Settings) -> None:
         super().__init__()
@@ -92,34 +94,37 @@ class MaskedAutoencoder(nn.Module):
 
     def encode(self, images: Tensor, ids: Tensor) -> Tensor:
         """Images (B, 3, H, W) -> class token and visible patches (B, 1+k, D), in the order of `ids`; with mask tokens
-        in the encoder all patches (B, 1+L, D)."""
-        patches, seen = self.vit.project(images), ids[:, : self.visible]
+        in the encoder, all patches (B, 1+L, D)."""
+        patches, keep = self.vit.project(images), ids[:, : self.visible]
         if self.mask_token is not None:
             hidden = mask_at(ids[:, self.visible :], self.patches)
-            patches, seen = with_mask_tokens(patches, hidden, self.mask_token), ids
-        return self.vit.encode(self.vit.place(patches, self.grid), keep=seen)[0]
+            patches, keep = with_mask_tokens(patches, hidden, self.mask_token), ids
+        return self.vit.encode(self.vit.place(patches, self.grid), keep=keep)[0]
 
     def context(self, latent: Tensor, ids: Tensor) -> Tensor:
-        """Encoded tokens -> the mean (B, D) of the visible patches."""
+        """Encoded tokens (B, 1+k or 1+L, D) -> the mean (B, D) of the visible patches."""
         return latent[:, 1 : 1 + self.visible].mean(dim=1)
 
     def loss(self, latent: Tensor, images: Tensor, ids: Tensor) -> Tensor:
-        """Mean squared error of the hidden patches' pixels."""
+        """Mean squared error of the hidden patches' pixels. latent: encoded tokens. images: (B, 3, H, W)."""
         prediction = self.predicted(latent, ids)
         target = self.target(take(patchify(images, self.vit.spec.patch_size), ids[:, self.visible :]))
         return (prediction - target).square().mean()
 
     def predicted(self, latent: Tensor, ids: Tensor) -> Tensor:
-        """Predictions of the hidden patches (B, L-k, 3pp), in the order of `ids`."""
+        """Encoded tokens -> predictions of the hidden patches (B, L-k, 3pp), in the order of `ids`."""
         return self.pixels(self.decoder(latent, ids)[:, self.visible :])
 
     def reconstruct(self, images: Tensor, ids: Tensor) -> Reconstruction:
-        """Images with the predictions of the hidden patches."""
+        """Images (B, 3, H, W) with their hidden patches predicted."""
         return self.pasted(images, self.predicted(self.encode(images, ids), ids), ids)
 
     def pasted(self, images: Tensor, prediction: Tensor, ids: Tensor) -> Reconstruction:
-        """Images with what is predicted of the hidden patches. A prediction of normalised pixels gets the true patch's
-        mean and deviation, which it leaves open."""
+        """Images (B, 3, H, W) with their hidden patches replaced by the prediction (B, L-k, 3pp).
+
+        Predictions of normalised pixels leave the mean and the standard deviation of a patch open; those of the true
+        patch are taken.
+        """
         patches, hidden = patchify(images, self.vit.spec.patch_size), ids[:, self.visible :]
         if self.settings.norm_pixels:
             prediction = unnormalised(prediction, take(patches, hidden))
@@ -128,15 +133,15 @@ class MaskedAutoencoder(nn.Module):
         return Reconstruction(images, unpatchify(filled, self.vit.spec.patch_size, self.grid), mask, mask)
 
     def target(self, patches: Tensor) -> Tensor:
-        """Pixels (B, l, 3pp) as they are predicted."""
+        """Patches (B, l, 3pp) -> their targets (B, l, 3pp), normalised if `norm_pixels`."""
         return normalised(patches) if self.settings.norm_pixels else patches
 
     def baseline_loss(self, images: Tensor) -> Tensor:
-        """The loss of a prediction that is the same for all patches."""
+        """Loss of predicting the same patch everywhere, for images (B, 3, H, W)."""
         return patch_baseline(self.target(patchify(images, self.vit.spec.patch_size)))
 
     def mask_noise(self) -> MaskNoise:
-        """What draws the noise by whose order the patches are hidden."""
+        """The sampler of the noise that orders the patches: those with the largest numbers are hidden."""
         return MaskNoise(self.settings.sampling, self.grid, self.patches - self.visible)
 
 

@@ -1,8 +1,8 @@
 """MaskFeat (Wei et al. 2022): mask tokens replace blocks of patches, and one linear layer predicts their HOG features.
 
 Figure 2 and section 3 of the paper, on images; facebookresearch/SlowFast 287ec00, slowfast/models/masked.py. Of its
-ablations pixels and the features of networks as targets are not here.
-B images, L patches, M hidden patches of the batch, D width; of HOG features K bins and r x c cells.
+ablations, pixels and features of networks as targets are not implemented.
+B images, L patches, M hidden patches of the whole batch, D width; HOG features have K bins and r x c cells.
 """
 
 import math
@@ -26,8 +26,8 @@ from pretrain.parts.weights import TOKEN_STD, truncated_
 from pretrain.recipe import VIT_B, VIT_L, Recipe, on_32px, smoke
 from pretrain.schedules import WarmupCosine
 
-BLOCKS = 5  # a rectangle hides a fifth of all that are hidden, or more (slowfast/datasets/imagenet.py:173-192)
-BIAS = 0.02  # of the trunk's linear layers and norms before training (video_model_builder.py:1085-1092)
+BLOCKS = 5  # a rectangle has at least a fifth of all hidden patches (slowfast/datasets/imagenet.py:173-192)
+BIAS = 0.02  # initial bias of the trunk's linear layers and norms (video_model_builder.py:1085-1092)
 TRUNK = dict(position="learned", position_resize="bilinear", pool="avg")
 
 
@@ -35,18 +35,18 @@ TRUNK = dict(position="learned", position_resize="bilinear", pool="avg")
 class Settings(Validated):
     """The defaults are those of configs/masked_ssl/in1k_VIT_B_MaskFeat_PT.yaml."""
 
-    mask_ratio: UnitInterval = 0.4  # share of the patches that are hidden, at most
-    hog_bins: PositiveInt = 9  # directions
+    mask_ratio: UnitInterval = 0.4  # largest share of patches that are hidden
+    hog_bins: PositiveInt = 9  # K, orientations of gradients
     hog_cell: PositiveInt = 8  # side of a histogram's cell, in pixels
-    # side of the Gaussian that weights gradients, in pixels; 16 in mmpretrain, 0 for none
+    # side of the Gaussian window that weights gradients, in pixels; 16 in mmpretrain; 0: none
     hog_window: NonNegativeInt = 0
-    crop_scale: AreaRange = (0.5, 1.0)  # least and largest share of the area, of the crop
+    crop_scale: AreaRange = (0.5, 1.0)  # least and largest share of the image's area in the crop
 
 
 class MaskFeat(Method):
-    """Views: "image" (B, 3, H, W) and "mask" (B, L), True where hidden."""
+    """Views: "image" (B, 3, H, W) and "mask" (B, L), True for hidden patches."""
 
-    batch_statistics = True  # the mean is over all hidden patches, of which images have different numbers
+    batch_statistics = True  # the loss is a mean over all hidden patches, of which images have different numbers
 
     def __init__(self, spec: ViTSpec, settings: Settings) -> None:
         super().__init__(spec, settings)
@@ -69,12 +69,12 @@ class MaskFeat(Method):
         return Step((prediction - self.targets(views["image"])[mask]).square().mean(), {})
 
     def targets(self, images: Tensor) -> Tensor:
-        """(B, 3, H, W), normalised as the network gets them -> HOG features (B, L, 3*bins*cells*cells) float32."""
+        """Normalised images (B, 3, H, W) -> HOG features of their patches (B, L, 3*K*cells*cells), float32."""
         s = self.settings
         return by_patch(hog(images, s.hog_bins, s.hog_cell, s.hog_window), self.cells)
 
     def predict(self, images: Tensor, mask: Tensor) -> Tensor:
-        """Images, mask tokens for the hidden patches -> features of these (M, 3*bins*cells*cells)."""
+        """Images (B, 3, H, W), mask (B, L) -> predicted features of the hidden patches (M, 3*K*cells*cells)."""
         return to_float32(self.projection(hidden_tokens(self.vit, images, mask, self.mask_token)))
 
     def baseline_loss(self, views: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -85,21 +85,25 @@ class MaskFeat(Method):
 
 
 def check_maskfeat(spec: ViTSpec, settings: Settings) -> None:
-    """ValueError where settings and encoder do not fit."""
+    """Raise ValueError if settings and encoder do not fit each other."""
     check_encoder(spec, position="learned", class_token=True, registers=0, final_norm="all")
     patches = spec.grid[0] * spec.grid[1]
     hidden = round(patches * settings.mask_ratio)
     if not 0 < hidden < patches:
-        raise ValueError(f"mask_ratio={settings.mask_ratio} hides {hidden} of {patches} patches: must be some, not all")
+        raise ValueError(
+            f"mask_ratio={settings.mask_ratio} hides {hidden} of {patches} patches: some must be hidden, but not all"
+        )
     if spec.patch_size % settings.hog_cell:
         raise ValueError(f"hog_cell={settings.hog_cell}: must divide patch_size={spec.patch_size}")
     if settings.hog_window == 1 or (settings.hog_window and spec.side % settings.hog_window):
-        raise ValueError(f"hog_window={settings.hog_window}: must be 0, or 2 or more and divide image_size={spec.side}")
+        raise ValueError(
+            f"hog_window={settings.hog_window}: must be 0, or at least 2 and a divisor of image_size={spec.side}"
+        )
 
 
 def maskfeat_vit(vit: ViT) -> ViT:
-    """Truncated normal 0.02 for linear layers, patch embedding, class token and positions; biases in the blocks 0.02,
-    that of the patch embedding torch's own."""
+    """Initialise `vit` in place: truncated normal 0.02 for linear layers, patch embedding, class token and positions;
+    biases of 0.02 in the blocks, torch's own in the patch embedding."""
     trunk = truncated_(vit).trunk
     for tensor in (trunk.patch_embed.proj.weight, trunk.cls_token, trunk.pos_embed):
         nn.init.trunc_normal_(tensor, std=TOKEN_STD)
@@ -109,49 +113,51 @@ def maskfeat_vit(vit: ViT) -> ViT:
     return vit
 
 
-# HOG as MaskFeat predicts it (section 3; slowfast/models/operators.py:62-112): in float32 and with the official order
-# of operations, as for pixels without a horizontal gradient rounding decides between two bins, and in flat cells all
-# there is to be normalised is rounding.
+# HOG as MaskFeat predicts it (section 3; slowfast/models/operators.py:62-112), in float32 and with the official order
+# of operations: for pixels without a horizontal gradient, rounding decides between two bins, and in flat cells only
+# rounding errors are left to normalise.
 COLOURS = 3
 SOBEL = ((1.0, 0.0, -1.0), (2.0, 0.0, -2.0), (1.0, 0.0, -1.0))  # the horizontal one
 
 
 @torch.no_grad()
 def hog(images: Tensor, bins: int = 9, cell: int = 8, window: int = 0) -> Tensor:
-    """Images (B, 3, r*cell, c*cell) -> (B, 3, K, r, c) float32: for each colour and cell a histogram of unit length.
+    """HOG: images (B, 3, r*cell, c*cell) -> (B, 3, K, r, c) float32, a histogram of unit length per colour and cell.
 
-    bins: of unsigned directions, counted from the vertical gradient. cell: its side, in pixels. window: side of a
-    Gaussian by which gradients are weighted, repeated over the image; 0 for none, as in the official configurations.
+    bins: K, of unsigned orientations, counted from the vertical gradient. cell: side in pixels. window: side in pixels
+    of a Gaussian, repeated over the image, that weights the gradients; 0: none, as in the official configurations.
     """
     with torch.autocast(images.device.type, enabled=False):
-        across, down = gradients(images.float())
-    magnitude = torch.stack([across, down], dim=-1).norm(dim=-1)
+        horizontal, vertical = gradients(images.float())
+    magnitude = torch.stack([horizontal, vertical], dim=-1).norm(dim=-1)
     if window:
         magnitude = magnitude * gaussian(window, magnitude)
-    # Of a negative number the remainder is positive, so that opposite gradients share a bin.
-    chosen = (torch.atan2(across, down) / math.pi * bins).floor().long() % bins
+    # The remainder of a negative number is positive, so that opposite gradients share a bin.
+    bin_ids = (torch.atan2(horizontal, vertical) / math.pi * bins).floor().long() % bins
     votes = magnitude.new_zeros(*magnitude.shape[:2], bins, *magnitude.shape[2:])
-    votes.scatter_(2, chosen.unsqueeze(2), magnitude.unsqueeze(2))
+    votes.scatter_(2, bin_ids.unsqueeze(2), magnitude.unsqueeze(2))
     return F.normalize(votes.unfold(3, cell, cell).unfold(4, cell, cell).sum(dim=(-2, -1)), dim=2)
 
 
 def gradients(images: Tensor) -> tuple[Tensor, Tensor]:
-    """(B, 3, H, W) -> Sobel's horizontal and vertical gradients of each colour, images mirrored at their edges."""
+    """Images (B, 3, H, W) -> horizontal and vertical Sobel gradients of each colour (B, 3, H, W), with mirrored edges."""
     kernel = images.new_tensor(SOBEL).expand(COLOURS, 1, 3, 3)
     padded = F.pad(images, (1, 1, 1, 1), mode="reflect")
     return F.conv2d(padded, kernel, groups=COLOURS), F.conv2d(padded, kernel.transpose(2, 3), groups=COLOURS)
 
 
 def gaussian(window: int, images: Tensor) -> Tensor:
-    """(H, W): a Gaussian over window x window pixels, of standard deviation window // 2, again and again."""
-    places = torch.arange(window, dtype=images.dtype, device=images.device)
-    weights = torch.exp(-0.5 * ((places - places.mean()) / (window // 2)).square())
+    """Weights (H, W) for `images` (..., H, W): a Gaussian over window x window pixels, of standard deviation
+    window // 2, repeated over the image."""
+    positions = torch.arange(window, dtype=images.dtype, device=images.device)
+    weights = torch.exp(-0.5 * ((positions - positions.mean()) / (window // 2)).square())
     weights = torch.outer(weights, weights)
     return (weights / weights.sum()).repeat(images.shape[-2] // window, images.shape[-1] // window)
 
 
 def by_patch(histograms: Tensor, cells: int) -> Tensor:
-    """(B, 3, K, r, c) -> (B, L, 3*K*cells*cells) of patches of cells x cells: colour, bin, row, column (masked.py)."""
+    """Histograms (B, 3, K, r, c) -> features (B, L, 3*K*cells*cells) of patches of cells x cells, ordered by colour,
+    bin, row and column (masked.py)."""
     batch, colours, bins, rows, columns = histograms.shape
     tiles = histograms.reshape(batch, colours, bins, rows // cells, cells, columns // cells, cells)
     return tiles.permute(0, 3, 5, 1, 2, 4, 6).reshape(batch, -1, colours * bins * cells**2)

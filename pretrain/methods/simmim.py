@@ -1,7 +1,7 @@
 """SimMIM (Xie et al. 2022): mask tokens replace patches, the encoder sees all, and one linear layer predicts pixels.
 
 Figure 1 of the paper; microsoft/SimMIM d3e29bc, models/simmim.py. Masks are made of blocks of patches. Of its
-ablations heads of Swin blocks and classes of colours or tokens as targets are not here.
+ablations, heads of Swin blocks and classes of colours or tokens as targets are not implemented.
 B images, L patches, p patch side, U blocks, v visible ones, s patches in a block, D width.
 """
 
@@ -31,19 +31,19 @@ from pretrain.schedules import Multistep, WarmupCosine
 Masks = Literal["random", "block", "square"]
 Seen = Literal["visible", "all"]
 LOSSES = {"l1": F.l1_loss, "l2": F.mse_loss, "smooth_l1": F.smooth_l1_loss}
-COUNT_EPS = 1e-5  # beside the number of masked pixels (simmim.py:120)
+COUNT_EPS = 1e-5  # added to the number of masked pixels (simmim.py:120)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Settings(Validated):
-    """The ablations of tables 1, 2 and 4; the defaults are the paper's."""
+    """Includes the ablations of tables 1, 2 and 4; the defaults are the paper's."""
 
     mask_ratio: UnitInterval = 0.6  # share of blocks that are hidden
     mask_patch: PositiveInt = 32  # side of a block in pixels
     sampling: Masks = "random"  # blocks at random, BEiT's rectangles, or one square, of about mask_ratio (table 1)
     head_depth: PositiveInt = 1  # linear layers of the pixel head, with GELU between them (table 2)
     loss: Literal["l1", "l2", "smooth_l1"] = "l1"  # table 4
-    # pixels that the loss is on: those of hidden patches (prediction), or all (reconstruction)
+    # pixels that count in the loss: those of hidden patches (prediction), or all (reconstruction)
     loss_area: Literal["masked", "all"] = "masked"
     layer_scale_start: PositiveFloat = 0.1  # initial value of layer scale
     drop_path: BelowOne = 0.1  # rate of the last block, in pretraining too
@@ -51,9 +51,10 @@ class Settings(Validated):
 
 
 class MaskedPredictor(nn.Module):
-    """Encoder, mask token, pixel head and loss; LUT builds on it too. order (B, U): all blocks, visible ones first.
+    """Encoder, mask token, pixel head and loss, which LUT uses too.
 
-    blocks (U, s): patch ids of each block.
+    order: (B, U), ids of all blocks, the visible ones first. The buffer `blocks` (U, s) holds the patch ids of each
+    block.
     """
 
     undecayed = ("vit.trunk.cls_token", "vit.trunk.pos_embed")  # vision_transformer.py:285; the mask token is decayed
@@ -79,20 +80,21 @@ class MaskedPredictor(nn.Module):
         self.pixels = mlp([spec.width] * settings.head_depth + [spec.patch_size**2 * 3])
 
     def encode(self, images: Tensor, order: Tensor) -> Tensor:
-        """Images (B, 3, H, W), mask tokens for the hidden blocks -> class token and patches (B, 1+L, D)."""
+        """Images (B, 3, H, W) with the mask token in hidden blocks -> class token and patches after the final norm
+        (B, 1+L, D)."""
         patches = self.vit.project(images)
         hidden = mask_at(self.ids(order[:, self.visible :]), self.patches)
         patches = with_mask_tokens(patches, hidden, self.mask_token)
         return self.vit.encode(self.vit.place(patches, self.grid))[0]
 
     def context(self, latent: Tensor, order: Tensor) -> Tensor:
-        """Encoded tokens -> the mean (B, D) of the visible patches, or of all."""
+        """Encoded tokens (B, 1+L, D) -> the mean (B, D) of the visible patches, or of all with seen="all"."""
         patches = latent[:, 1:]
-        seen = patches if self.seen == "all" else take(patches, self.ids(order[:, : self.visible]))
-        return seen.mean(dim=1)
+        patches = patches if self.seen == "all" else take(patches, self.ids(order[:, : self.visible]))
+        return patches.mean(dim=1)
 
     def loss(self, latent: Tensor, images: Tensor, order: Tensor) -> Tensor:
-        """Mean error of the hidden patches' pixels."""
+        """Mean error of the pixels that count (`loss_area`). latent: (B, 1+L, D). images: (B, 3, H, W)."""
         prediction, target = latent[:, 1:], patchify(images, self.patch)
         if self.settings.loss_area == "masked":
             ids = self.ids(order[:, self.visible :])
@@ -102,7 +104,7 @@ class MaskedPredictor(nn.Module):
         return error / (target.numel() + 3 * COUNT_EPS)
 
     def reconstruct(self, images: Tensor, order: Tensor) -> Reconstruction:
-        """Images with the predictions of the patches that the loss is on."""
+        """Images (B, 3, H, W) with the predictions of the patches that count in the loss."""
         patches, hidden = patchify(images, self.patch), mask_at(self.ids(order[:, self.visible :]), self.patches)
         predicted = hidden if self.settings.loss_area == "masked" else torch.ones_like(hidden)
         prediction = to_float32(self.pixels(self.encode(images, order)[:, 1:]))
@@ -110,16 +112,16 @@ class MaskedPredictor(nn.Module):
         return Reconstruction(images, unpatchify(prediction, self.patch, self.grid), hidden, predicted)
 
     def baseline_loss(self, images: Tensor) -> Tensor:
-        """The loss of a prediction that is the same for all patches."""
+        """Loss of predicting the same patch everywhere, for images (B, 3, H, W)."""
         return patch_baseline(patchify(images, self.patch), self.settings.loss)
 
     def mask_noise(self) -> MaskNoise:
-        """What draws the noise by whose order the blocks are hidden."""
+        """The sampler of the noise that orders the blocks: those with the largest numbers are hidden."""
         side = isqrt(len(self.blocks))
         return MaskNoise(self.settings.sampling, (side, side), len(self.blocks) - self.visible)
 
     def ids(self, blocks: Tensor) -> Tensor:
-        """Block ids (B, u) -> ids of their patches (B, u s)."""
+        """Block ids (B, u) -> ids of their patches (B, u*s)."""
         return self.blocks[blocks].flatten(1)
 
 
@@ -153,7 +155,10 @@ class SimMim(Method):
 
 
 def blocks_of(spec: ViTSpec, mask_patch: int) -> Tensor:
-    """Patch ids (U, s) of the blocks of mask_patch x mask_patch pixels, row by row. ValueError if they do not fit."""
+    """Patch ids (U, s) of the blocks of mask_patch x mask_patch pixels, in raster order.
+
+    Raises ValueError if blocks do not divide the image, or patches do not divide a block.
+    """
     if mask_patch % spec.patch_size or spec.side % mask_patch:
         raise ValueError(
             f"mask_patch={mask_patch}: must be a multiple of patch_size={spec.patch_size} that divides "

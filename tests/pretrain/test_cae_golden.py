@@ -130,7 +130,7 @@ class TestCae(RecordedTraining):
         for name, module in modules.items():
             module.register_forward_hook(lambda _, __, output, name=name: ours.setdefault(name, output))
         latent = method.regress(image, visible, hidden)
-        logits = method.decoder(latent, method.places(hidden))
+        logits = method.decoder(latent, method.positions_of(hidden))
         assert ours.keys() == activations.keys()
         for name, output in ours.items():
             yield f"act0.{name}", output
