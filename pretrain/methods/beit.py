@@ -1,8 +1,8 @@
 """BEiT (Bao et al. 2022): mask tokens replace blocks of patches, and the encoder predicts their visual tokens.
 
 Figure 1 and section 2 of the paper; microsoft/unilm 768a3c8, beit/modeling_pretrain.py, engine_for_pretraining.py.
-Its own small autoencoder as tokenizer (--discrete_vae_type customized) is not here.
-B images, L patches, M hidden patches of the batch, D width, K codes of the tokenizer.
+The code's small autoencoder as tokenizer (--discrete_vae_type customized) is not implemented.
+B images, L patches, M hidden patches of the whole batch, D width, K codes of the tokenizer.
 """
 
 from collections.abc import Mapping
@@ -26,23 +26,23 @@ from pretrain.schedules import TableCosine
 
 @dataclass(frozen=True, kw_only=True)
 class Settings(Validated):
-    """The defaults are those of ViT-B (beit/README.md), but for the tokenizer."""
+    """The defaults are those of ViT-B (beit/README.md), except for the tokenizer."""
 
-    tokenizer: str = ""  # file of DALL-E's encoder; "" for k-means among patches, fitted to the training images
+    tokenizer: str = ""  # file of DALL-E's encoder; "": k-means of patches, fitted to the training images
     codes: TwoOrMore = 8192  # of k-means
-    num_mask_patches: int = 75  # hidden at most
+    num_mask_patches: int = 75  # most patches hidden in an image
     min_mask_patches_per_block: int = 16  # in a rectangle, before its sides are rounded
-    max_mask_patches_per_block: PositiveInt = 196  # that one rectangle hides anew
-    layer_scale_start: PositiveFloat = 0.1  # before training
-    drop_path: BelowOne = 0.1  # of the last block
-    colour_jitter: NonNegativeFloat = 0.4  # strength, of brightness, contrast and saturation
-    crop_scale: AreaRange = (0.08, 1.0)  # area of the crop
+    max_mask_patches_per_block: PositiveInt = 196  # most patches that one rectangle newly hides
+    layer_scale_start: PositiveFloat = 0.1  # initial value of layer scale
+    drop_path: BelowOne = 0.1  # rate of the last block
+    colour_jitter: NonNegativeFloat = 0.4  # strength for brightness, contrast and saturation
+    crop_scale: AreaRange = (0.08, 1.0)  # least and largest share of the image's area in the crop
 
 
 class BeitPretraining(TokenPrediction):
-    """Encoder, mask token and token head."""
+    """Encoder, mask token and token head. Views: those of `TokenPrediction`."""
 
-    batch_statistics = True  # the mean is over all hidden patches, of which images have different numbers
+    batch_statistics = True  # the loss is a mean over all hidden patches, of which images have different numbers
 
     def __init__(self, spec: ViTSpec, settings: Settings) -> None:
         check_encoder(spec, relative_position="shared")
@@ -61,11 +61,11 @@ class BeitPretraining(TokenPrediction):
         mask = views["mask"].bool()
         tokens = self.tokenizer(views["picture"])[mask]  # (M,)
         logits = self.predict(views["image"], mask)
-        hits = (logits.detach().argmax(dim=1) == tokens).to(logits.dtype)
-        return Step(F.cross_entropy(logits, tokens), {"token_accuracy": hits.mean()})
+        correct = (logits.detach().argmax(dim=1) == tokens).to(logits.dtype)
+        return Step(F.cross_entropy(logits, tokens), {"token_accuracy": correct.mean()})
 
     def predict(self, images: Tensor, mask: Tensor) -> Tensor:
-        """Images, mask tokens for the hidden patches -> logits (M, K)."""
+        """Images (B, 3, H, W), mask (B, L) -> logits of the hidden patches' tokens (M, K)."""
         return to_float32(self.lm_head(hidden_tokens(self.vit, images, mask, self.mask_token)))
 
     def baseline_loss(self, views: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -42,7 +42,7 @@ from pretrain.schedules import TableCosine
 
 @dataclass(frozen=True, kw_only=True)
 class Settings(Validated):
-    """The defaults are those of CAE-B (scripts/cae_base_800e.sh, tools/run_pretraining.py), but for the tokenizer."""
+    """The defaults are those of CAE-B (scripts/cae_base_800e.sh, tools/run_pretraining.py), but the tokenizer's."""
 
     tokenizer: str = ""  # file of DALL-E's encoder; "": k-means of patches, fitted to the training images
     codes: TwoOrMore = 8192  # of k-means
@@ -105,8 +105,8 @@ class ContextAutoencoder(TokenPrediction):
         logits = to_float32(self.decoder(latent, self.positions_of(hidden)))
         main = F.cross_entropy(logits.flatten(0, 1), tokens.flatten())
         align = self.settings.align_weight * F.mse_loss(to_float32(latent), to_float32(target))
-        hits = (logits.detach().argmax(dim=2) == tokens).to(logits.dtype)
-        logs = {"loss_main": main.detach(), "loss_align": align.detach(), "token_accuracy": hits.mean()}
+        correct = (logits.detach().argmax(dim=2) == tokens).to(logits.dtype)
+        logs = {"loss_main": main.detach(), "loss_align": align.detach(), "token_accuracy": correct.mean()}
         return Step(main + align, logs)
 
     def split(self, mask: Tensor) -> tuple[Tensor, Tensor]:
@@ -120,7 +120,7 @@ class ContextAutoencoder(TokenPrediction):
         return take(self.positions.expand(len(ids), -1, -1), ids)
 
     def encode(self, vit: ViT, images: Tensor, ids: Tensor) -> Tensor:
-        """Images (B, 3, H, W), ids (B, l) -> the latents of these patches (B, l, d). The encoder sees no other patches."""
+        """Images (B, 3, H, W), ids (B, l) -> latents of these patches (B, l, d), the only ones the encoder sees."""
         patches = vit.place(vit.project(images), self.spec.grid)
         return self.embed(vit.encode(patches, keep=ids)[0][:, 1:])
 

@@ -1,9 +1,9 @@
-"""data2vec (Baevski et al. 2022): at hidden patches, predict the features that an EMA teacher's top blocks have there.
+"""data2vec (Baevski et al. 2022): predict the features of hidden patches in the top blocks of an EMA teacher.
 
 Figure 1 and section 3 of the paper; facebookresearch/data2vec_vision af9a363, beit/modeling_cyclical.py and
-beit/engine_for_cyclical.py. Of the code's options targets within blocks (layer_results=fc), masks that are thinned out
-and a factor of the loss are not here.
-B images, L patches, M hidden patches of the batch, D width.
+beit/engine_for_cyclical.py. Of the code's options, targets within blocks (layer_results=fc), thinned-out masks and a
+factor on the loss are not implemented.
+B images, L patches, M hidden patches of the whole batch, D width.
 """
 
 from collections.abc import Mapping, Sequence
@@ -38,8 +38,8 @@ from pretrain.recipe import RELATIVE, VIT_B, VIT_L, Recipe, on_32px, smoke
 from pretrain.schedules import TableCosine
 
 JITTER = 0.4  # strength (beit/datasets.py:66-74)
-NORM_EPS, VARIANCE_EPS = 1e-5, 1e-6  # torch's norms'; engine_for_cyclical.py's
-Over = tuple[int, ...]  # dimensions of (B, L, D) that a norm is over
+NORM_EPS, VARIANCE_EPS = 1e-5, 1e-6  # of torch's norms; of engine_for_cyclical.py
+Over = tuple[int, ...]  # dimensions of (B, L, D) over which a norm computes its statistics
 BATCH, INSTANCE, LAYER = (0, 1), (1,), (-1,)
 
 
@@ -54,29 +54,29 @@ class Settings(Validated):
     target_layer_norm_last: bool = True  # of each patch, over the channels
     post_target_instance_norm: bool = False  # of the average
     post_target_layer_norm: bool = True  # of the average
-    l1_beta: PositiveFloat = 2.0  # below this difference the loss is quadratic
-    l2_loss: bool = False  # quadratic at any difference
-    var_w0: NonNegativeFloat = 0.0  # weight of the penalty of channels that vary too little over the hidden patches
-    var_margin0: NonNegativeFloat = 0.5  # standard deviation that is enough
-    ema_decay: UnitInterval = 0.9998  # of the teacher, after the ramp
-    ema_decay_init: UnitInterval = 0.999  # where the ramp begins
-    ema_start_at: NonNegativeInt = 0  # updates that the ramp takes, 0 for none
-    num_mask_patches: int = 120  # hidden at most
+    l1_beta: PositiveFloat = 2.0  # below this difference, the loss is quadratic
+    l2_loss: bool = False  # the loss is quadratic at any difference
+    var_w0: NonNegativeFloat = 0.0  # weight of the penalty on channels that vary too little over the hidden patches
+    var_margin0: NonNegativeFloat = 0.5  # standard deviation below which a channel is penalised
+    ema_decay: UnitInterval = 0.9998  # momentum of the teacher, after the ramp
+    ema_decay_init: UnitInterval = 0.999  # momentum at the start of the ramp
+    ema_start_at: NonNegativeInt = 0  # updates of the ramp; 0: no ramp
+    num_mask_patches: int = 120  # most patches hidden in an image
     min_mask_patches_per_block: int = 16  # in a rectangle, before its sides are rounded
-    max_mask_patches_per_block: PositiveInt = 196  # that one rectangle hides anew
-    layer_scale_start: PositiveFloat = 1e-4  # before training
-    drop_path: BelowOne = 0.25  # of the student's last block
-    attn_drop: BelowOne = 0.05  # share of the student's attention weights
-    crop_scale: AreaRange = (0.08, 1.0)  # least and largest share of the area, of the crop
+    max_mask_patches_per_block: PositiveInt = 196  # most patches that one rectangle newly hides
+    layer_scale_start: PositiveFloat = 1e-4  # initial value of layer scale
+    drop_path: BelowOne = 0.25  # rate of the student's last block
+    attn_drop: BelowOne = 0.05  # dropout of the student's attention weights
+    crop_scale: AreaRange = (0.08, 1.0)  # least and largest share of the image's area in the crop
 
 
 class Data2Vec(Method):
-    """Views: "image" (B, 3, H, W) and "mask" (B, L), True where hidden.
+    """Views: "image" (B, 3, H, W) and "mask" (B, L), True for hidden patches.
 
-    In half precision the teacher is too; the official one always runs in float32.
+    In half-precision training the teacher runs in half precision too; the official one always runs in float32.
     """
 
-    batch_statistics = True  # the mean is over all hidden patches, of which images have different numbers
+    batch_statistics = True  # the loss is a mean over all hidden patches, of which images have different numbers
     remedy = ", or ema_decay higher"  # section 5 of the paper names both, and the warm-up
 
     def __init__(self, spec: ViTSpec, settings: Settings) -> None:
@@ -84,7 +84,7 @@ class Data2Vec(Method):
         check_encoder(spec, relative_position="shared")
         if not settings.target_layers or max(settings.target_layers) >= spec.depth:
             raise ValueError(
-                f"target_layers={settings.target_layers}: must be some of the blocks 0 to {spec.depth - 1}"
+                f"target_layers={settings.target_layers}: must be one or more of the blocks 0 to {spec.depth - 1}"
             )
         self.draw_mask = BlockMask(
             spec.grid,
@@ -116,20 +116,21 @@ class Data2Vec(Method):
 
     @torch.no_grad()
     def targets(self, images: Tensor, mask: Tensor) -> Tensor:
-        """Images (B, 3, H, W), whole, and a mask (B, L) -> (M, D): the mean of the teacher's normalised top blocks."""
+        """Whole images (B, 3, H, W), mask (B, L) -> targets of the hidden patches (M, D): the normalised mean of the
+        normalised outputs of the teacher's target layers."""
         s = self.settings
         norms = list(
             compress((BATCH, INSTANCE, LAYER), (s.target_batch_norm, s.target_instance_norm, s.target_layer_norm_last))
         )
-        last = list(compress((INSTANCE, LAYER), (s.post_target_instance_norm, s.post_target_layer_norm)))
+        post_norms = list(compress((INSTANCE, LAYER), (s.post_target_instance_norm, s.post_target_layer_norm)))
         outputs = self.teacher(images, layers=s.target_layers, norm=False)
         patches = [tokens[:, self.spec.prefix :] for tokens in outputs]
-        if {*norms, *last} <= {LAYER}:  # hidden patches need no others
-            return mean_of_layers([tokens[mask] for tokens in patches], norms, last)
-        return mean_of_layers(patches, norms, last)[mask]
+        if {*norms, *post_norms} <= {LAYER}:  # no norm depends on visible patches
+            return mean_of_layers([tokens[mask] for tokens in patches], norms, post_norms)
+        return mean_of_layers(patches, norms, post_norms)[mask]
 
     def predict(self, images: Tensor, mask: Tensor) -> Tensor:
-        """Images, mask tokens for the hidden patches -> (M, D)."""
+        """Images (B, 3, H, W), mask (B, L) -> predicted targets of the hidden patches (M, D)."""
         return to_float32(self.lm_head(hidden_tokens(self.student, images, mask, self.mask_token)))
 
     def baseline_loss(self, views: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -141,9 +142,9 @@ class Data2Vec(Method):
         return decay_groups(self.named_parameters(), ["student.trunk.cls_token"])  # modeling_cyclical.py, as BEiT
 
     def momentum(self, progress: TrainProgress) -> float:
-        """The teacher's decay after this update (engine_for_cyclical.py:42, 53-54).
+        """The teacher's momentum after this update (engine_for_cyclical.py:42, 53-54).
 
-        The ramp's last value stays until the epoch in which it ends is over.
+        The ramp's last value is kept until the end of the epoch in which the ramp ends.
         """
         s = self.settings
         ramp = progress.step
@@ -160,15 +161,15 @@ class Data2Vec(Method):
         return {"student": Encoder(vit=self.student), "teacher": Encoder(vit=self.teacher)}
 
 
-def mean_of_layers(features: Sequence[Tensor], norms: Sequence[Over], last: Sequence[Over]) -> Tensor:
-    """The mean of features (..., D), each with `norms` before it, with the norms `last` after it."""
+def mean_of_layers(features: Sequence[Tensor], norms: Sequence[Over], post_norms: Sequence[Over]) -> Tensor:
+    """The mean over layers of features (..., D). `norms` are applied to each layer, `post_norms` to the mean."""
     mean = sum(standardised(tokens, norms) for tokens in features) / len(features)
-    return standardised(mean, last)
+    return standardised(mean, post_norms)
 
 
 def standardised(features: Tensor, norms: Sequence[Over]) -> Tensor:
-    """Features (..., D) less their mean, over their standard deviation, for one norm after the other: torch's batch,
-    instance and layer norm without gain and bias, in float32 at least."""
+    """Apply norms, one after the other, to features (..., D): torch's batch, instance and layer norm without gain and
+    bias, in float32 or higher precision."""
     features = to_float32(features)
     for over in norms:
         if over == LAYER:

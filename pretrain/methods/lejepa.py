@@ -1,9 +1,10 @@
 """LeJEPA (Balestriero and LeCun 2025): views of an image agree, and their projections are a standard Gaussian.
 
-No teacher, no stop-gradient, no schedule but the rate's. SIGReg compares the projections with the Gaussian in random
-directions, by the statistic of Epps and Pulley (1983). Written from the paper; defaults are its scripts' (README.md of
-rbalestr-lab/lejepa eddffdd), `imagenette` is MINIMAL.md of the same, `imagenette_vit_s16` the first author's library
-(galilai-group/stable-pretraining d15ec96, methods/lejepa.py), whose loss differs in three settings.
+No teacher, no stop-gradient, no schedule but that of the learning rate. SIGReg compares the projections with the
+Gaussian along random directions, by the statistic of Epps and Pulley (1983). Written from the paper. The defaults are
+those of its scripts (README.md of rbalestr-lab/lejepa eddffdd); the recipe `imagenette` follows MINIMAL.md there, and
+`imagenette_vit_s16` the first author's library (galilai-group/stable-pretraining d15ec96, methods/lejepa.py), whose
+loss differs in three settings.
 B images of this process, G global and N local crops, V = G + N views, K projected width, S directions, T points.
 """
 
@@ -43,27 +44,28 @@ Jitter = tuple[NonNegativeFloat, NonNegativeFloat, NonNegativeFloat, NonNegative
 
 @dataclass(frozen=True, kw_only=True)
 class Settings(Validated):
-    """The loss has one trade-off, `sigreg_weight`: it goes with the batch, as the statistic grows with the images."""
+    """`sigreg_weight` is the loss's only trade-off. Its best value depends on the batch size, as the statistic grows
+    with the number of images."""
 
     sigreg_weight: UnitInterval = 0.05  # lambda
-    convex: bool = True  # the prediction loss has the weight 1 - lambda (the paper), or 1 (stable-pretraining)
+    convex: bool = True  # weight of the prediction loss: 1 - lambda (the paper); false: 1 (stable-pretraining)
     sigreg_over: Literal["view", "all"] = "view"  # one statistic for each view, or one for all views together
     centre: Literal["global", "all"] = "global"  # the views whose mean all views predict
     directions: PositiveInt = 1024  # S, drawn anew for every update
-    points: TwoOrMore = 17  # T, of the quadrature, on [0, t_max]
+    points: TwoOrMore = 17  # T, points of the quadrature on [0, t_max]
     t_max: PositiveFloat = 3.0  # upper end of the quadrature
-    clip_value: NonNegativeFloat = 0.0  # directions whose statistic is below it count as 0
+    clip_value: NonNegativeFloat = 0.0  # statistics below it count as 0
     embedding: PositiveInt = 512  # width of the linear layer between encoder and projector
     projector_hidden: tuple[PositiveInt, ...] = (2048, 2048)  # widths of the projector's hidden layers
     projector_width: PositiveInt = 512  # K
     global_crops: PositiveInt = 2  # G, of each image
     global_scale: AreaRange = (0.3, 1.0)  # least and largest share of the image's area in a global crop
     local_crops: NonNegativeInt = 6  # of each image; 0: none
-    local_scale: AreaRange = (0.05, 0.3)  # the same of a local crop
+    local_scale: AreaRange = (0.05, 0.3)  # the same for a local crop
     local_size: PositiveInt = 96  # side of a local crop in pixels
     jitter: Jitter = (0.4, 0.4, 0.2, 0.1)  # brightness, contrast, saturation, hue
-    blur: UnitInterval = 0.5  # chance for each view
-    solarise: UnitInterval = 0.2  # chance for each view
+    blur: UnitInterval = 0.5  # probability for each view
+    solarise: UnitInterval = 0.2  # probability for each view
     drop_path: BelowOne = 0.1  # of the encoder
 
     def __post_init__(self) -> None:
@@ -96,7 +98,7 @@ class LeJepa(Method):
         return multi_crop((large,) * s.global_crops, (small,) * s.local_crops)
 
     def before_forward(self, progress: TrainProgress) -> None:
-        """New directions for every update, the same in all processes and micro-batches."""
+        """Draw new directions for every update, the same in all processes and micro-batches."""
         if progress.is_first_micro_batch:
             size = (self.settings.projector_width, self.settings.directions)
             self.directions = random_directions(*size, seed=progress.step)
@@ -111,23 +113,23 @@ class LeJepa(Method):
         return Step(loss, {"prediction": prediction.detach(), "sigreg": sigreg.detach()})
 
     def project(self, views: Mapping[str, Tensor]) -> Tensor:
-        """Crops of all sizes -> (V, B, K); the projector's batch norms see all of them together."""
+        """Crops of all sizes -> projections (V, B, K); the projector's batch norms see all crops together."""
         crops = [views[name] for name in ("global", "local") if name in views]
         tokens = torch.cat([class_tokens(self.vit, group) for group in crops], dim=1).transpose(0, 1)
         return to_float32(self.projector(tokens.flatten(0, 1))).unflatten(0, tokens.shape[:2])
 
     def epps_pulley(self, projections: Tensor) -> Tensor:
-        """(..., B, K) -> (..., S)."""
+        """Projections (..., B, K) -> the statistics of all directions (..., S)."""
         with torch.autocast(projections.device.type, enabled=False):
-            lines = projections @ self.directions.to(projections)
-            return epps_pulley(lines, self.settings.t_max, self.settings.points, self.settings.clip_value)
+            samples = projections @ self.directions.to(projections)  # (..., B, S)
+            return epps_pulley(samples, self.settings.t_max, self.settings.points, self.settings.clip_value)
 
     def groups(self) -> list[Group]:
-        """All parameters are decayed, biases and norms too, in both codes."""
+        """A single group: biases and norms are decayed too, in both codes."""
         return [Group(parameters=dict(self.named_parameters()))]
 
     def baseline_loss(self, views: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Loss of an encoder whose projections are all zero: of constants, the one that SIGReg minds least."""
+        """Loss of an encoder whose projections are all zero, the constant with the lowest statistic."""
         s, crops = self.settings, sum(group.shape[1] for group in views.values())
         samples = len(views["global"]) * (crops if s.sigreg_over == "all" else 1)
         zeros = torch.zeros(samples, 1, device=views["global"].device)
@@ -138,28 +140,28 @@ class LeJepa(Method):
 
 
 def random_directions(width: int, count: int, seed: int) -> Tensor:
-    """Unit vectors (K, S), one a column; drawn on the CPU, so that they are the same on any device."""
+    """Random unit vectors, the columns of (K, S); drawn on the CPU, so that they are the same on any device."""
     directions = torch.randn(width, count, generator=torch.Generator().manual_seed(seed), dtype=torch.float32)
     return directions / directions.norm(dim=0)
 
 
-def epps_pulley(lines: Tensor, t_max: float, points: int, clip_value: float = 0.0) -> Tensor:
-    """Samples (..., B, S) of each direction -> its statistic (..., S), over the samples of all processes:
+def epps_pulley(samples: Tensor, t_max: float, points: int, clip_value: float = 0.0) -> Tensor:
+    """Epps-Pulley statistics (..., S) of samples (..., B, S) along S directions, over the samples of all processes.
 
-    N times the integral over t from -t_max to t_max of exp(-t^2/2) |mean_n exp(i t x_n) - exp(-t^2/2)|^2 of N samples,
-    by the trapezoidal rule. It is even in t, so that half of the points are computed and count twice. A statistic below
-    `clip_value` becomes 0.
+    For N samples x_n it is N times the integral over t from -t_max to t_max of
+    exp(-t^2/2) |mean_n exp(i t x_n) - exp(-t^2/2)|^2, by the trapezoidal rule. The integrand is even, so only t >= 0 is
+    computed and counts twice. Statistics below `clip_value` become 0.
     """
-    t = torch.linspace(0, t_max, points, dtype=lines.dtype, device=lines.device)
-    gaussian = (-t.square() / 2).exp()  # characteristic function of the standard Gaussian, and the window
+    t = torch.linspace(0, t_max, points, dtype=samples.dtype, device=samples.device)
+    gaussian = (-t.square() / 2).exp()  # characteristic function of the standard Gaussian, and weight in the integral
     weights = torch.full_like(t, 2 * t_max / (points - 1))
     weights[[0, -1]] /= 2
-    angles, world = lines.unsqueeze(-1) * t, current_world()  # (..., B, S, T)
+    angles, world = samples.unsqueeze(-1) * t, current_world()  # (..., B, S, T)
     means = torch.stack([angles.cos().mean(dim=-3), angles.sin().mean(dim=-3)])
     if world.size > 1:
         means = all_reduce(means / world.size)
     errors = (means[0] - gaussian).square() + means[1].square()
-    statistics = lines.shape[-2] * world.size * (errors @ (weights * gaussian))
+    statistics = samples.shape[-2] * world.size * (errors @ (weights * gaussian))
     return torch.where(statistics < clip_value, 0.0, statistics)
 
 

@@ -68,7 +68,7 @@ class Settings(Validated):
 
 
 class MaskedAutoencoder(nn.Module):
-    """Encoder, decoder and pixel loss, which LUT and CAN use too. ids: (B, L), of all patches, the visible ones first."""
+    """Encoder, decoder and pixel loss, which LUT and CAN use too. ids: (B, L), of all patches, visible ones first."""
 
     undecayed = ()  # names of parameters with more than one dimension that have no weight decay
 

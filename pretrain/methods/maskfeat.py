@@ -140,7 +140,7 @@ def hog(images: Tensor, bins: int = 9, cell: int = 8, window: int = 0) -> Tensor
 
 
 def gradients(images: Tensor) -> tuple[Tensor, Tensor]:
-    """Images (B, 3, H, W) -> horizontal and vertical Sobel gradients of each colour (B, 3, H, W), with mirrored edges."""
+    """Images (B, 3, H, W) -> horizontal and vertical Sobel gradients of each colour (B, 3, H, W), edges mirrored."""
     kernel = images.new_tensor(SOBEL).expand(COLOURS, 1, 3, 3)
     padded = F.pad(images, (1, 1, 1, 1), mode="reflect")
     return F.conv2d(padded, kernel, groups=COLOURS), F.conv2d(padded, kernel.transpose(2, 3), groups=COLOURS)

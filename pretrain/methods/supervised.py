@@ -1,7 +1,7 @@
 """Supervised training as in DeiT (Touvron et al. 2021), with labels: a baseline for self-supervised encoders.
 
-facebookresearch/deit main.py, without distillation; its averaged weights, which it does not evaluate, are left out. The
-classifier is dropped: probes report the accuracy. B images, D width, K classes.
+facebookresearch/deit main.py, without distillation and without its averaged weights, which it does not evaluate. The
+classifier is not exported: probes report the accuracy. B images, D width, K classes.
 """
 
 from collections.abc import Mapping
@@ -31,14 +31,14 @@ class Settings(Validated):
 
     classes: PositiveInt = 1000  # of the labels
     policy: str = "rand-m9-mstd0.5-inc1"  # timm's name of a RandAugment policy; empty: none
-    crop_scale: AreaRange = (0.08, 1.0)  # area of the random crop, as a share of the image's
-    flip: UnitInterval = 0.5  # chance of a mirror image
-    erase: UnitInterval = 0.25  # chance of a rectangle of noise
-    mixup: NonNegativeFloat = 0.8  # alpha; 0: none. Where there is cutmix too, either is as likely
+    crop_scale: AreaRange = (0.08, 1.0)  # least and largest share of the image's area in the random crop
+    flip: UnitInterval = 0.5  # probability of a horizontal flip
+    erase: UnitInterval = 0.25  # probability of random erasing, with noise
+    mixup: NonNegativeFloat = 0.8  # alpha; 0: none. Mixup and CutMix are equally likely if both are on
     cutmix: NonNegativeFloat = 1.0  # alpha; 0: none
     smoothing: BelowOne = 0.1  # of the labels
-    repeated: PositiveInt = 3  # times that an image occurs in an epoch, which then shows fewer images
-    drop_path: BelowOne = 0.1  # chance of the last block to be skipped; it rises linearly from 0 at the first
+    repeated: PositiveInt = 3  # repeated augmentation: occurrences of an image in an epoch, which shows fewer images
+    drop_path: BelowOne = 0.1  # rate of the last block; rises linearly from 0 in the first
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -46,7 +46,7 @@ class Settings(Validated):
 
 
 class Supervised(Method):
-    """Views: "image" (B, 3, S, S), "label" (B,) and, where images are mixed, "mix" (B, 4)."""
+    """Views: "image" (B, 3, S, S), "label" (B,) and, with mixup or CutMix, "mix" (B, 4)."""
 
     needs_labels = True
 
@@ -83,11 +83,11 @@ class Supervised(Method):
         return Step(F.cross_entropy(to_float32(logits), targets), {})
 
     def baseline_loss(self, views: Mapping[str, Tensor]) -> dict[str, float]:
-        """Where all classes are found equally likely."""
+        """Loss of uniform predictions."""
         return {"loss": log(self.settings.classes)}
 
     def groups(self) -> list[Group]:
-        """timm's rule, with the tokens that its ViT spares (no_weight_decay)."""
+        """timm's rule, and no weight decay for class token and positions, as its ViT demands (no_weight_decay)."""
         return decay_groups(self.named_parameters(), ("vit.trunk.pos_embed", "vit.trunk.cls_token"))
 
     def encoders(self) -> dict[str, Encoder]:
@@ -125,6 +125,7 @@ RECIPES = {
         _VIT_B,
         Settings(classes=10, crop_scale=(0.6, 1.0), flip=0.0, drop_path=0.0),
         source="ours: seconds on digits; uses labels",
-        schedule=TimmCosine(warmup=0.5, floor=1e-5, start=1e-4, told="update"),  # by epoch, both would have the start
+        # By epoch, both epochs would have the initial rate.
+        schedule=TimmCosine(warmup=0.5, floor=1e-5, start=1e-4, told="update"),
     ),
 }
