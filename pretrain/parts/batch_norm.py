@@ -1,5 +1,5 @@
-"""Batch norms whose statistics are those of all processes' images, on GPUs by torch's own, on CPUs by the one here;
-and passes in which no statistics move."""
+"""Batch norms synchronised over all processes, by torch's SyncBatchNorm on GPUs and an own one on CPUs; and forward
+passes that leave running statistics unchanged."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,19 +11,19 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 
 class SharedBatchNorm(_BatchNorm):
-    """torch's SyncBatchNorm, for the CPU, where torch has none. Inputs (B, C, ...), the same shape in every process."""
+    """SyncBatchNorm for the CPU, which torch lacks. Inputs are (B, C, ...), of the same shape in every process."""
 
     def _check_input_dim(self, values: Tensor) -> None:
-        """Any number of dimensions will do."""
+        """Allow any number of dimensions."""
 
     def forward(self, values: Tensor) -> Tensor:
         if not self.training:
             return super().forward(values)
         exact = values if values.dtype == torch.float64 else values.float()
-        others = [0, *range(2, values.ndim)]
+        dims = [0, *range(2, values.ndim)]  # all but the channels
         count = values.numel() // values.shape[1] * distributed.get_world_size()
-        mean = all_reduce(exact.sum(others, keepdim=True)) / count
-        variance = all_reduce((exact - mean).square().sum(others, keepdim=True)) / count
+        mean = all_reduce(exact.sum(dims, keepdim=True)) / count
+        variance = all_reduce((exact - mean).square().sum(dims, keepdim=True)) / count
         with torch.no_grad():
             self.num_batches_tracked.add_(1)
             self.running_mean.lerp_(mean.flatten(), self.momentum)
@@ -36,8 +36,8 @@ class SharedBatchNorm(_BatchNorm):
 
 @contextmanager
 def in_eval_mode(network: nn.Module) -> Iterator[None]:
-    """A block in which batch norms use their running statistics, meet no other process and move nothing, and no paths
-    are dropped; then every module's mode is what it was."""
+    """A block in which `network` is in eval mode: batch norms use their running statistics without updating them or
+    communicating, and no paths are dropped. Every module's mode is restored afterwards."""
     modes = [(module, module.training) for module in network.modules()]
     network.eval()
     try:
@@ -48,7 +48,8 @@ def in_eval_mode(network: nn.Module) -> Iterator[None]:
 
 
 def synchronised(network: nn.Module, device: str = "cpu") -> nn.Module:
-    """`network` with every batch norm replaced by one over all processes, on the same parameters and statistics."""
+    """Replace every batch norm of `network` by one synchronised over all processes, with the same parameters and
+    statistics."""
     on_gpu = torch.device(device).type == "cuda"
     return nn.SyncBatchNorm.convert_sync_batchnorm(network) if on_gpu else _shared(network)
 

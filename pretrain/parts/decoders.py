@@ -1,7 +1,8 @@
-"""Decoders: of visible and mask tokens (MAE, LUT, MOCA, I-JEPA), and of all patches' tokens to an image (MST).
+"""Decoders: of visible and mask tokens (MAE, LUT, MOCA, I-JEPA), and from all patches' tokens to an image (MST).
 
-Tokens come in any order, each with the id of its patch: attention does not see the order, so nothing is put back into
-the raster. Letters: B images, k visible patches, m decoded patches, D encoder width, d decoder width.
+Tokens come in any order, each with the id of its patch. As attention does not depend on the order, tokens are not put
+back into raster order.
+Letters: B images, P prefix tokens, k visible and m decoded patches, D encoder width, d decoder width, p patch side.
 """
 
 from functools import partial
@@ -17,11 +18,18 @@ from pretrain.parts.weights import TOKEN_STD, xavier_
 
 
 class TokenDecoder(nn.Module):
-    """Width D -> width d, `depth` pre-norm blocks with LayerNorm eps 1e-6, a last norm (MAE models_mae.py:46-60).
+    """A linear layer from width D to width d, `depth` pre-norm blocks with LayerNorm eps 1e-6, and a final norm (MAE
+    models_mae.py:46-60). The initial weights are MAE's.
 
-    spec: of the encoder, whose grid, prefix tokens and MLP ratio the decoder shares, as in all four codes. The initial
-    weights are MAE's. Raises ValueError for sizes that do not fit each other, by their names among the methods'
-    settings, which begin with `name`.
+    Args:
+        spec: of the encoder, whose grid, prefix tokens and MLP ratio the decoder shares, as in all four codes.
+        width: d.
+        depth: number of blocks.
+        heads: attention heads.
+        name: prefix of the methods' settings that hold these sizes, for error messages.
+
+    Raises:
+        ValueError: `width` is not a multiple of 4 and of `heads`.
     """
 
     def __init__(self, spec: ViTSpec, width: int, depth: int, heads: int, name: str = "decoder") -> None:
@@ -43,32 +51,33 @@ class TokenDecoder(nn.Module):
         nn.init.normal_(self.mask_token, std=TOKEN_STD)
 
     def forward(self, tokens: Tensor, ids: Tensor) -> Tensor:
-        """Prefix tokens and visible patches (B, P+k, D), ids (B, m) -> (B, m, d), in the order of `ids`.
+        """Prefix tokens and visible patches (B, P+k, D), ids (B, m) -> decoded patches (B, m, d), in that order.
 
         The first k ids are those of the visible patches; the other m-k become mask tokens.
         """
         tokens = self.embed(tokens)
-        hidden = self.mask_token.expand(len(ids), ids.shape[1] + self.prefix - tokens.shape[1], -1)
-        places = take(self.positions[:, self.prefix :].expand(len(ids), -1, -1), ids)
-        places = torch.cat([self.positions[:, : self.prefix].expand(len(ids), -1, -1), places], dim=1)
-        tokens = torch.cat([tokens, hidden.to(tokens)], dim=1) + places
+        mask_tokens = self.mask_token.expand(len(ids), ids.shape[1] + self.prefix - tokens.shape[1], -1)
+        positions = take(self.positions[:, self.prefix :].expand(len(ids), -1, -1), ids)
+        positions = torch.cat([self.positions[:, : self.prefix].expand(len(ids), -1, -1), positions], dim=1)
+        tokens = torch.cat([tokens, mask_tokens.to(tokens)], dim=1) + positions
         for block in self.blocks:
             tokens = block(tokens)
         return self.norm(tokens)[:, self.prefix :]
 
 
-WIDTH, LAST = 256, 32  # channels of the first stage; each of the others has half as many, down to the last
+WIDTH, LAST = 256, 32  # channels of the first stage; fewest channels of a stage, each of which halves them
 
 
 def convolutional(width: int, patch: int, first: int = WIDTH, norm: bool = True) -> nn.Sequential:
-    """(B, D, h, w) -> (B, 3, h*p, w*p): transposed convolutions that double the side, p = 2^stages.
+    """Decoder (B, D, h, w) -> (B, 3, h*p, w*p) of transposed convolutions, each of which doubles the side.
 
-    first: channels of the first stage. norm: a batch norm in each stage. Initial weights are torch's.
+    width: D. patch: p, a power of 2; otherwise raises ValueError. first: channels of the first stage. norm: a batch
+    norm in each stage. Initial weights are torch's.
     """
     stages = patch.bit_length() - 1
     if 2**stages != patch:
         raise ValueError(
-            f"decoder=conv doubles the side at each stage, which never gives patch_size={patch}: use linear"
+            f"decoder=conv doubles the side in each stage, and patch_size={patch} is no power of 2: use decoder=linear"
         )
     layers: list[nn.Module] = []
     for stage in range(stages):
@@ -80,5 +89,5 @@ def convolutional(width: int, patch: int, first: int = WIDTH, norm: bool = True)
 
 
 def linear(width: int, patch: int) -> nn.Sequential:
-    """(B, D, h, w) -> (B, 3, h*p, w*p): each token becomes its patch's pixels."""
+    """Decoder (B, D, h, w) -> (B, 3, h*p, w*p) that maps each token to the pixels of its patch."""
     return nn.Sequential(nn.Conv2d(width, 3 * patch**2, kernel_size=1), nn.PixelShuffle(patch))

@@ -1,7 +1,7 @@
-"""Networks behind an encoder that are dropped after pretraining: projectors, predictors and DINO's projection head;
-and the class token, which most of them read.
+"""Networks on top of an encoder that are discarded after pretraining: projectors, predictors and DINO's projection
+head; and the class token, which is the input of most of them.
 
-State-dict names are the sources': an MLP counts its layers as nn.Sequential does (linear 0, norm 1, activation 2,
+State-dict names are the sources': an MLP numbers its layers like nn.Sequential (linear 0, norm 1, activation 2,
 linear 3, ...), DINO's head has mlp.N.*, last_layer.weight_g and last_layer.weight_v.
 Letters: B images, D width, d bottleneck, K prototypes.
 """
@@ -25,15 +25,15 @@ ACTIVATIONS = {"relu": nn.ReLU, "gelu": nn.GELU}
 
 
 def class_token(vit: ViT, images: Tensor, keep: Tensor | None = None) -> Tensor:
-    """Images (B, 3, H, W), ids (B, l) of the patches that are seen or None for all -> the class token behind the final
-    norm (B, D), which is computed for that token alone."""
+    """Images (B, 3, H, W), ids of the visible patches (B, l) or None for all -> the class token after the final norm
+    (B, D), which is computed for that token alone."""
     grid = (images.shape[-2] // vit.spec.patch_size, images.shape[-1] // vit.spec.patch_size)
     tokens = vit.encode(vit.place(vit.project(images), grid), keep, norm=False, grid=grid)[0]
     return vit.normalise(tokens[:, :1])[:, 0]
 
 
 def class_tokens(vit: ViT, crops: Tensor) -> Tensor:
-    """V crops of one size (B, V, 3, S, S) -> normalised class tokens (B, V, D), in one pass."""
+    """V crops of one size (B, V, 3, S, S) -> class tokens after the final norm (B, V, D), in one pass."""
     return class_token(vit, crops.flatten(0, 1)).unflatten(0, crops.shape[:2])
 
 
@@ -48,14 +48,21 @@ def mlp(
     norm_eps: float = 1e-5,
     one_norm: bool = False,
 ) -> nn.Sequential:
-    """Linear layers (B, dims[0]) -> ... -> (B, dims[-1]); after each but the last, the norm and the activation.
+    """An MLP (B, dims[0]) -> (B, dims[-1]), with torch's initial weights.
 
-    bias: of the linear layers, unless last_bias says otherwise of the last. last_norm: a batch norm without parameters
-    follows the last layer (SimCLR, MoCo-v3 builder.py:56-59). one_norm: a single norm serves all hidden layers, which
-    have one width. Initial weights are torch's.
+    Args:
+        dims: widths of the input, the hidden layers and the output.
+        norm: after each linear layer but the last.
+        activation: after each linear layer but the last, behind the norm.
+        bias: of the linear layers.
+        last_bias: of the last linear layer; None: as `bias`.
+        last_norm: add a batch norm without parameters at the end (SimCLR, MoCo-v3 builder.py:56-59).
+        norm_eps: epsilon of the norms.
+        one_norm: share a single norm among all hidden layers, which must have the same width.
     """
     layers: list[nn.Module] = []
-    last, norms = len(dims) - 2, [NORMS[norm](width, eps=norm_eps) for width in dims[1:-1]] if norm != "none" else []
+    last = len(dims) - 2
+    norms = [NORMS[norm](width, eps=norm_eps) for width in dims[1:-1]] if norm != "none" else []
     for number, (width_in, width_out) in enumerate(pairwise(dims)):
         if number > 0:
             layers += [norms[0 if one_norm else number - 1]] if norms else []
@@ -67,13 +74,16 @@ def mlp(
 
 
 def projector_tensors(projector: nn.Module, prefix: str = "projector.") -> dict[str, Tensor]:
-    """What an export keeps of a projector, `projector.*`: all but its batch norms' counts of updates."""
+    """The tensors of a projector for an export, named `projector.*`: all except the update counts of batch norms."""
     tensors = projector.state_dict(prefix=prefix)
     return {name: tensor for name, tensor in tensors.items() if tensor.is_floating_point()}
 
 
 class Prototypes(nn.Module):
-    """(..., d) -> (..., K), products with K rows g v / (|v| + eps). fixed: g stays 1, for rows of unit length."""
+    """Weight-normalised linear layer (..., d) -> (..., K) without bias, with the rows g v / (|v| + eps).
+
+    fixed: g is not trained and stays 1, so that rows have unit length.
+    """
 
     def __init__(self, width: int, count: int, fixed: bool = True, eps: float = 0.0) -> None:
         super().__init__()
@@ -85,16 +95,20 @@ class Prototypes(nn.Module):
         if self.eps:
             lengths = self.weight_v.norm(dim=1, keepdim=True) + self.eps
             return F.linear(vectors, self.weight_v * (self.weight_g / lengths))
-        # The kernel of torch's weight_norm, without its module, which renames the two tensors.
+        # The kernel of torch's weight_norm, but not its module, which renames the two tensors.
         return F.linear(vectors, torch._weight_norm(self.weight_v, self.weight_g, 0))
 
 
 class PrototypeHead(nn.Module):
-    """Tokens (..., D) -> logits (..., K): `embed`, then `last_layer`, which other tokens may share.
+    """DINO's head, tokens (..., D) -> logits (..., K): an MLP, normalisation to unit length (`embed`), and prototypes
+    (`last_layer`).
 
-    widths: D, of the MLP's hidden layers, d. count: K; 0 for no last layer, so that unit vectors come out. norm: after
-    each linear layer but the last; with "bn" all tokens count as one batch. fixed: see Prototypes (the source's
-    norm_last_layer). one_norm: see `mlp`.
+    Args:
+        widths: D, those of the MLP's hidden layers, d.
+        count: K; 0: no last layer, so that the outputs are unit vectors (..., d).
+        norm: after each linear layer of the MLP but the last; with "bn", all tokens form one batch.
+        fixed: see `Prototypes` (norm_last_layer in the source).
+        one_norm: see `mlp`.
     """
 
     def __init__(
@@ -105,7 +119,7 @@ class PrototypeHead(nn.Module):
         self.last_layer = Prototypes(widths[-1], count, fixed) if count else nn.Identity()
 
     def embed(self, tokens: Tensor) -> Tensor:
-        """(..., D) -> unit vectors (..., d)."""
+        """Tokens (..., D) -> unit vectors (..., d)."""
         return l2_normalize(self.mlp(tokens.flatten(0, -2))).unflatten(0, tokens.shape[:-1])
 
     def forward(self, tokens: Tensor) -> Tensor:
