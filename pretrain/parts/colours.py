@@ -1,9 +1,9 @@
-"""Random changes of colours, with the bits of Pillow: by Pillow in a loader process, or for a batch on a GPU.
+"""Colour augmentation, by Pillow in a loader process or, bit for bit the same, for a batch on a GPU.
 
-Their random numbers are drawn in the loader either way, so the device changes nothing about a training's images.
-Pillow's arithmetic is that of integers and of single steps in float32, which come out the same on any device: blending
-rounds down, grey is (19595 R + 38470 G + 7471 B + 32768) / 65536, and the Gaussian is three passes of a box whose
-weights have 24 bits (libImaging/Blend.c, Convert.c, BoxBlur.c). Hues are looked up in tables that Pillow makes.
+The random numbers are drawn in the loader either way, so the device does not change the images of a training. Pillow
+computes with integers and single operations in float32, which give the same results on any device: blending rounds
+down, grey is (19595 R + 38470 G + 7471 B + 32768) / 65536, and the Gaussian blur is three passes of a box whose weights
+have 24 bits (libImaging/Blend.c, Convert.c, BoxBlur.c). Hues are looked up in tables made by Pillow.
 
 N images, each with its own random numbers.
 """
@@ -23,30 +23,30 @@ from torchvision.transforms import ColorJitter, functional
 
 SOLARISE_ABOVE = 128
 BOX_PASSES = 3  # of Pillow's GaussianBlur
-COLOURS = 1 << 24
-AT_ONCE = 64  # images: a blur of 224 px takes 5 MB an image
+COLOURS = 1 << 24  # number of 8-bit RGB colours
+AT_ONCE = 64  # images computed at once; the blur takes 5 MB per image of 224 px
 
 
 @dataclass(frozen=True, kw_only=True)
 class Colours:
-    """Chances and strengths of what happens to colours, in this order; BYOL's numbers (Grill et al. 2020, table 6).
+    """Random colour augmentation: jitter, greyscale, blur and solarisation, in this order. The defaults are BYOL's
+    (Grill et al. 2020, table 6), without blur and solarisation."""
 
-    jitter: brightness, contrast, saturation, hue. blur: chance of a Gaussian of `blur_radius` pixels.
-    """
-
-    jitter: tuple[float, float, float, float] = (0.4, 0.4, 0.2, 0.1)
-    jitter_chance: float = 0.8
-    grey: float = 0.2
-    blur: float = 0.0
-    blur_radius: tuple[float, float] = (0.1, 2.0)
-    solarise: float = 0.0
+    jitter: tuple[float, float, float, float] = (0.4, 0.4, 0.2, 0.1)  # of brightness, contrast, saturation, hue
+    jitter_chance: float = 0.8  # probability
+    grey: float = 0.2  # probability
+    blur: float = 0.0  # probability
+    blur_radius: tuple[float, float] = (0.1, 2.0)  # least and largest radius of the Gaussian, in pixels
+    solarise: float = 0.0  # probability
 
     def __call__(self, image: Image.Image) -> Image.Image:
         return coloured_image(image, self.draw())
 
     def draw(self) -> "Changes":
-        """Draws what torchvision's transforms draw, and for blur what DINO's does (utils.py:36-54). Nothing is drawn
-        for a chance of 0."""
+        """Draw the changes of one image as torchvision's transforms do, and as DINO's for blur (utils.py:36-54).
+
+        Nothing is drawn for a probability of 0.
+        """
         changes = Changes()
         if self.jitter_chance and torch.rand(1) <= self.jitter_chance:
             jitter = color_jitter(self.jitter)
@@ -62,16 +62,17 @@ class Colours:
 
 
 class Changes(NamedTuple):
-    """What happens to one image."""
+    """The colour changes of one image."""
 
-    order: tuple[int, ...] = (0, 1, 2, 3)  # of ADJUSTMENTS
-    factors: tuple[float, ...] = (nan,) * 4  # of brightness, contrast, saturation, and hue in turns; NaN: unchanged
+    order: tuple[int, ...] = (0, 1, 2, 3)  # in which ADJUSTMENTS are applied
+    # of brightness, contrast and saturation, and the shift of the hue in turns of the colour wheel; NaN: unchanged
+    factors: tuple[float, ...] = (nan,) * 4
     grey: bool = False
-    radius: float = nan  # of a blur, in pixels; NaN: none
+    radius: float = nan  # of the blur, in pixels; NaN: none
     solarise: bool = False
 
     def row(self) -> Tensor:
-        """(11,) float64, in this order."""
+        """All values as a tensor (11,) float64, in this order."""
         return torch.tensor([*self.order, *self.factors, self.grey, self.radius, self.solarise], dtype=torch.float64)
 
 
@@ -89,7 +90,7 @@ def color_jitter(strengths: tuple[float, float, float, float]) -> ColorJitter:
 
 
 def coloured_image(image: Image.Image, changes: Changes) -> Image.Image:
-    """An RGB image, changed by Pillow."""
+    """Apply changes to an RGB image, by Pillow."""
     for kind in changes.order:
         if not isnan(changes.factors[kind]):
             image = ADJUSTMENTS[kind](image, changes.factors[kind])
@@ -101,29 +102,34 @@ def coloured_image(image: Image.Image, changes: Changes) -> Image.Image:
 
 
 def coloured_batch(pixels: Tensor, changes: Tensor) -> Tensor:
-    """(N, 3, H, W) uint8 on any device, changed in place to the pixels of `coloured_image`. changes: (N, 11) rows of
-    `Changes`, on the CPU."""
-    for part, of_part in zip(pixels.split(AT_ONCE), changes.split(AT_ONCE), strict=True):
-        _colour_(part, of_part)
+    """Apply changes to images, in place and bit for bit like `coloured_image`.
+
+    pixels: (N, 3, H, W) uint8, on any device. changes: (N, 11), rows of `Changes`, on the CPU.
+    """
+    for pixels_part, changes_part in zip(pixels.split(AT_ONCE), changes.split(AT_ONCE), strict=True):
+        _colour_(pixels_part, changes_part)
     return pixels
 
 
 def _colour_(pixels: Tensor, changes: Tensor) -> None:
     order, factors, (grey, radius, solarise) = changes[:, :4], changes[:, 4:8], changes[:, 8:].unbind(1)
 
-    def change(which: Tensor, made: Callable[..., Tensor], *numbers: Tensor) -> None:
-        """Images which (N,) bool are `made`, of them and their numbers (N,)."""
-        if which.any():
-            places = which.nonzero()[:, 0].to(pixels.device)
-            pixels[places] = made(pixels[places], *(number[which].to(pixels.device) for number in numbers))
+    def apply(change: Callable[..., Tensor], selected: Tensor, *arguments: Tensor) -> None:
+        """Apply `change` to the selected images. selected: (N,) bool. arguments: of `change`, (N, ...)."""
+        if selected.any():
+            rows = selected.nonzero()[:, 0].to(pixels.device)
+            pixels[rows] = change(pixels[rows], *(argument[selected].to(pixels.device) for argument in arguments))
 
-    for turn in order.unbind(1):
-        for kind, made in enumerate((brightened, contrasted, saturated, turned)):
+    for kinds in order.unbind(1):  # (N,), the kind of adjustment that each image gets next
+        for kind, change in enumerate((brightened, contrasted, saturated, hue_shifted)):
             factor = factors[:, kind]
-            change((turn == kind) & ~factor.isnan(), made, factor)
-    change(grey > 0, lambda images: luminance(images).expand(-1, 3, -1, -1))
-    change(~radius.isnan(), blurred, box_weights(radius).double())
-    change(solarise > 0, lambda images: torch.where(images < SOLARISE_ABOVE, images, 255 - images))
+            apply(change, (kinds == kind) & ~factor.isnan(), factor)
+    apply(lambda images: luminance(images).expand(-1, 3, -1, -1), grey > 0)
+    apply(blurred, ~radius.isnan(), box_weights(radius).double())
+    apply(lambda images: torch.where(images < SOLARISE_ABOVE, images, 255 - images), solarise > 0)
+
+
+# In the functions below, images are (N, 3, H, W) uint8, and factors (N,) float64.
 
 
 def brightened(images: Tensor, factor: Tensor) -> Tensor:
@@ -141,19 +147,19 @@ def saturated(images: Tensor, factor: Tensor) -> Tensor:
 
 
 def blended(base: Tensor, images: Tensor, factor: Tensor) -> Tensor:
-    """base + factor (images - base), rounded down."""
+    """base + factor * (images - base), clamped to 0 to 255 and rounded down."""
     base, factor = base.float(), factor.float()[:, None, None, None]
     return (base + factor * (images.float() - base)).clamp(0, 255).to(torch.uint8)
 
 
 def luminance(images: Tensor) -> Tensor:
-    """(N, 3, H, W) -> (N, 1, H, W) uint8."""
+    """Grey values (N, 1, H, W) uint8."""
     red, green, blue = images.int().split(1, dim=1)
     return ((19595 * red + 38470 * green + 7471 * blue + 32768) >> 16).to(torch.uint8)
 
 
-def turned(images: Tensor, factor: Tensor) -> Tensor:
-    """Hues turned by `factor`, of which 1/255 is a step, rounded to zero as in torchvision's adjust_hue."""
+def hue_shifted(images: Tensor, factor: Tensor) -> Tensor:
+    """Images with hues shifted by factor * 255 steps, rounded towards zero as in torchvision's adjust_hue."""
     device = str(images.device)
     red, green, blue = images.int().unbind(1)
     steps = (factor * 255).int()[:, None, None]
@@ -164,7 +170,8 @@ def turned(images: Tensor, factor: Tensor) -> Tensor:
 
 @lru_cache
 def conversion(source: str, target: str, device: str) -> Tensor:
-    """(2^24,) int32 on the device: every colour of one of Pillow's modes, three bytes in a number, in another."""
+    """A table (2^24,) int32 on the device that converts colours, three bytes in one number, between two of
+    Pillow's modes."""
     if device != "cpu":
         return conversion(source, target, "cpu").to(device)
     numbers = np.arange(COLOURS, dtype=">u4").view(np.uint8).reshape(-1, 4)
@@ -174,23 +181,23 @@ def conversion(source: str, target: str, device: str) -> Tensor:
 
 
 def blurred(images: Tensor, weights: Tensor) -> Tensor:
-    """Pillow's GaussianBlur. weights: (N, R) of `box_weights`."""
+    """Pillow's GaussianBlur. weights: (N, R), from `box_weights`."""
     reach = weights.shape[1] - 1
     for axis in (3, 2):
         size = images.shape[axis]
-        places = torch.arange(-reach, size + reach, device=images.device).clamp(0, size - 1)
+        indices = torch.arange(-reach, size + reach, device=images.device).clamp(0, size - 1)  # repeats edge pixels
         for _ in range(BOX_PASSES):
-            wide = images.index_select(axis, places).double()  # exact: all sums are below 2^32
+            padded = images.index_select(axis, indices).double()  # exact: all sums are below 2^32
             total = torch.full(images.shape, float(1 << 23), dtype=torch.float64, device=images.device)
             for offset in range(-reach, reach + 1):
-                total.addcmul_(weights[:, abs(offset), None, None, None], wide.narrow(axis, offset + reach, size))
+                total.addcmul_(weights[:, abs(offset), None, None, None], padded.narrow(axis, offset + reach, size))
             images = total.div_(1 << 24).to(torch.uint8)
     return images
 
 
 def box_weights(radius: Tensor) -> Tensor:
-    """Radii (N,) of Gaussians -> (N, R) int64: weights, of 2^24 in all, of pixels at a distance of 0, 1, ... from the
-    centre of Pillow's box. In float32 where Pillow is."""
+    """Radii of Gaussians (N,) -> weights of Pillow's box (N, R) int64, for pixels at a distance of 0, 1, ... R-1 from
+    its centre; they sum to about 2^24 over the box. Computed in float32 where Pillow does."""
     radius = radius.nan_to_num(0.0).float()
     variance = radius * radius / BOX_PASSES
     length = (12.0 * variance.double() + 1.0).sqrt().float()

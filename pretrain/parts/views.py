@@ -1,7 +1,8 @@
-"""Views of an image: random crops, flips and colours, as tensors that are normalised for the network.
+"""Views of an image: random crops, flips and colours, as tensors normalised for the network.
 
-Built of torchvision's transforms, whose draws the sources made too. All work on PIL images, on the CPU, in the loader,
-except that colours and the normalisation can be left to a GPU.
+They are built of torchvision's transforms, as in the sources, and so draw the same random numbers. All transforms work
+on PIL images, on the CPU, in the loader; only colours and normalisation can be left to a GPU.
+S side of a view in pixels.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -25,8 +26,8 @@ NO_COLOURS = Colours(jitter_chance=0.0, grey=0.0)
 
 
 def even_jitter(strength: float) -> Colours:
-    """Brightness, contrast and saturation of every image by the same strength, nothing for 0; BEiT's, data2vec's and
-    CAE's colours (beit/datasets.py, DataAugmentationForBEiT; data2vec_vision beit/datasets.py:66-74)."""
+    """Jitter of brightness, contrast and saturation with one strength, for every image; none for 0. The augmentation of
+    BEiT, data2vec and CAE (beit/datasets.py, DataAugmentationForBEiT; data2vec_vision beit/datasets.py:66-74)."""
     return Colours(jitter=(strength, strength, strength, 0.0), jitter_chance=float(strength > 0), grey=0.0)
 
 
@@ -36,14 +37,21 @@ def crop(
     interpolation: Literal["bilinear", "bicubic"] = "bicubic",
     flip: float = 0.5,
 ) -> list[Transform]:
-    """A random part of the image, `scale` of its area, aspect 3/4 to 4/3, at size x size pixels; then a flip."""
-    part = RandomResizedCrop(size=size, scale=scale, interpolation=interpolation, draws=TorchDraws())
-    return [part, transforms.RandomHorizontalFlip(flip)] if flip else [part]
+    """A random resized crop, then a flip.
+
+    Args:
+        size: side of the crop after resizing, in pixels.
+        scale: least and largest share of the image's area; the aspect ratio is 3/4 to 4/3.
+        interpolation: filter of the resizing.
+        flip: probability of a horizontal flip.
+    """
+    resized_crop = RandomResizedCrop(size=size, scale=scale, interpolation=interpolation, draws=TorchDraws())
+    return [resized_crop, transforms.RandomHorizontalFlip(flip)] if flip else [resized_crop]
 
 
 def fixed_crop(size: int, resized: int, padding: int = 0, flip: float = 0.5) -> list[Transform]:
-    """The short side at `resized` pixels, a random part of size x size pixels of that, with `padding` mirrored around
-    it before; then a flip."""
+    """Resize the short side to `resized` pixels, pad with `padding` mirrored pixels, take a random crop of size x size
+    pixels, then flip with probability `flip`."""
     return [
         transforms.Resize(resized, InterpolationMode.BICUBIC),
         transforms.RandomCrop(size, padding=padding or None, padding_mode="reflect"),
@@ -53,23 +61,23 @@ def fixed_crop(size: int, resized: int, padding: int = 0, flip: float = 0.5) -> 
 
 @dataclass(frozen=True)
 class TwoSizes:
-    """A random part of the image, as in `crop`, at `size` pixels a side by a bicubic filter and at `second` by
-    Lanczos's (BEiT transforms.py, RandomResizedCropAndInterpolationWithTwoPic)."""
+    """A random crop, as in `crop`, resized to two sizes (BEiT transforms.py,
+    RandomResizedCropAndInterpolationWithTwoPic)."""
 
-    size: int
-    second: int
-    scale: tuple[float, float]
+    size: int  # of the first image, in pixels; bicubic
+    second: int  # of the second image, in pixels; Lanczos
+    scale: tuple[float, float]  # least and largest share of the image's area
 
     def __call__(self, image: Image.Image) -> tuple[Image.Image, Image.Image]:
-        rule = RandomResizedCrop(size=self.size, scale=self.scale, interpolation="bicubic", draws=TorchDraws())
-        part = image.crop(rule.window(*image.size))
-        first = part.resize((self.size, self.size), Image.Resampling.BICUBIC)
-        return first, part.resize((self.second, self.second), Image.Resampling.LANCZOS)
+        resized_crop = RandomResizedCrop(size=self.size, scale=self.scale, interpolation="bicubic", draws=TorchDraws())
+        region = image.crop(resized_crop.window(*image.size))
+        first = region.resize((self.size, self.size), Image.Resampling.BICUBIC)
+        return first, region.resize((self.second, self.second), Image.Resampling.LANCZOS)
 
 
 @dataclass(frozen=True)
 class Tensors:
-    """RGB image -> (3, S, S) float32, normalised; torchvision's ToTensor and Normalize."""
+    """RGB image -> normalised tensor (3, S, S) float32: torchvision's ToTensor and Normalize."""
 
     preparation: Preparation
 
@@ -79,23 +87,23 @@ class Tensors:
 
 
 class Unfinished(NamedTuple):
-    """A view whose colours and normalisation are left to the device; or several, with leading dimensions (...)."""
+    """A view whose colours and normalisation are left to the device, or several with leading dimensions (...)."""
 
     pixels: Tensor  # (..., 3, S, S) uint8
     changes: Tensor  # (..., 11) float64, rows of `Changes`, on the CPU
-    scale: Tensor  # (..., 2, 3) float32, mean and standard deviation
+    scale: Tensor  # (..., 2, 3) float32, mean and standard deviation of the normalisation
 
     def finished(self) -> Tensor:
-        """(..., 3, S, S) float32 on the device of the pixels, with the bits of `View.__call__`."""
+        """The views (..., 3, S, S) float32 on the device of the pixels, bit for bit as from `View.__call__`."""
         pixels = coloured_batch(self.pixels.flatten(0, -4), self.changes.flatten(0, -2)).view_as(self.pixels)
         mean, std = self.scale[..., None, None].unbind(-4)
-        white = torch.full_like(mean, 255.0)  # no number, by whose reciprocal a GPU would multiply
+        white = torch.full_like(mean, 255.0)  # a tensor: for a number, a GPU would multiply by its reciprocal
         return pixels.float().div_(white).sub_(mean).div_(std)
 
 
 @dataclass(frozen=True)
 class View:
-    """RGB image -> (3, S, S) float32: all steps, then normalised."""
+    """RGB image -> (3, S, S) float32: all steps, then normalisation."""
 
     steps: Sequence[Transform]
     preparation: Preparation
@@ -106,6 +114,7 @@ class View:
         return Tensors(self.preparation)(image)
 
     def unfinished(self, image: Image.Image) -> Unfinished:
+        """The view before normalisation, and before the last step if that changes colours."""
         steps, colours = self.steps, NO_COLOURS
         if steps and isinstance(steps[-1], Colours):
             *steps, colours = steps
@@ -116,7 +125,7 @@ class View:
 
 
 def view(steps: Sequence[Transform], preparation: Preparation) -> View:
-    """All `steps`, then a tensor."""
+    """A `View` with these steps."""
     return View(tuple(steps), preparation)
 
 
@@ -133,7 +142,7 @@ class Several:
         return torch.stack([make(image) for make in self.makers])
 
     def unfinished(self, image: Image.Image) -> Tensor | Unfinished:
-        """The views as they are where one is made by something else than a `View`."""
+        """The views unfinished, or finished if any maker is not a `View`."""
         views = [make for make in self.makers if isinstance(make, View)]
         if len(views) < len(self.makers):
             return self(image)
@@ -142,17 +151,17 @@ class Several:
 
 @dataclass(frozen=True)
 class ImageViews:
-    """RGB image -> tensors by name: those that are made of it, then what is drawn beside it for masks and choices."""
+    """RGB image -> tensors by name: its views, then random numbers for masks and choices."""
 
-    made: Mapping[str, Callable[[Image.Image], Tensor]]
-    drawn: Mapping[str, Callable[[], Tensor]] = field(default_factory=dict)
+    made: Mapping[str, Callable[[Image.Image], Tensor]]  # makers of the views
+    drawn: Mapping[str, Callable[[], Tensor]] = field(default_factory=dict)  # samplers of the random numbers
 
     def __call__(self, image: Image.Image) -> dict[str, Tensor]:
         views = {name: make(image) for name, make in self.made.items()}
         return views | {name: draw() for name, draw in self.drawn.items()}
 
     def unfinished(self, image: Image.Image) -> dict[str, Tensor | Unfinished]:
-        """The same, with what can be left to the device unfinished."""
+        """The same, with views unfinished if their colours and normalisation can be left to the device."""
         views: dict[str, Tensor | Unfinished] = {}
         for name, make in self.made.items():
             views[name] = make.unfinished(image) if isinstance(make, View | Several) else make(image)
@@ -160,7 +169,7 @@ class ImageViews:
 
 
 def multi_crop(large: Makers, small: Makers = ()) -> ImageViews:
-    """ "global" (G, 3, S, S) and, where there are any, "local" (N, 3, s, s)."""
+    """Views "global" (G, 3, S, S) and, if there are small crops, "local" (N, 3, s, s). large, small: their makers."""
     groups = {"global": large, "local": small}
     return ImageViews({name: Several(makers) for name, makers in groups.items() if makers})
 
@@ -172,8 +181,11 @@ def two_views(
     solarise: float,
     preparation: Preparation,
 ) -> ImageViews:
-    """MoCo-v3's "first" and "second" view (main_moco.py:262-285): bilinear crops, BYOL's colours; `blur`: chance for
-    each, `solarise`: for the second. The source flips last, which makes no difference to what is drawn before."""
+    """MoCo-v3's views "first" and "second" (main_moco.py:262-285): bilinear crops and BYOL's colours.
+
+    blur: probability for the first and for the second view. solarise: probability for the second view. The source flips
+    last, which gives the same views for the same draws.
+    """
     geometry = crop(size, scale, "bilinear")
     colours = [Colours(blur=blur[0]), Colours(blur=blur[1], solarise=solarise)]
     first, second = (view([*geometry, augmentation], preparation) for augmentation in colours)
