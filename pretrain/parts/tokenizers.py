@@ -1,8 +1,9 @@
-"""Tokenizers: which of K codes each patch of a picture is, the visual tokens that BEiT and CAE predict; and what these
-two methods share: images, pictures of them for a tokenizer, masks of blocks.
+"""Tokenizers, which assign one of K codes to each patch of a picture, and the base class of BEiT and CAE, which predict
+these visual tokens.
 
-`DalleEncoder` is that of the two papers; its weights are a file that users have. `PatchCodebook` stands in without it.
-B pictures, L tokens, K codes, N patches, d = 3 x 8 x 8 values of one.
+A picture is the tokenizer's view of an image, in which a token covers 8 x 8 pixels. `DalleEncoder` is the tokenizer of
+both papers; its weights are a file that the user provides. `PatchCodebook` replaces it without that file.
+B pictures, L = h w tokens, K codes, N patches of d = 3 x 8 x 8 values.
 """
 
 import re
@@ -26,13 +27,13 @@ from pretrain.parts.mask_shapes import BlockMask
 from pretrain.parts.masking import normalised, patchify
 from pretrain.parts.views import ImageViews, TwoSizes, even_jitter, view
 
-SIDE = 8  # pixels of a picture for each token: 112 for 14 x 14 (run_beit_pretraining.py, second_input_size)
-GROUPS = 4  # of DALL-E's encoder, with a pool between them (dall_e/encoder.py:43)
+SIDE = 8  # side of a token in pixels: 112 px for 14 x 14 tokens (run_beit_pretraining.py, second_input_size)
+GROUPS = 4  # groups of DALL-E's encoder, with max pooling between them (dall_e/encoder.py:43)
 LAPLACE_EPS = 0.1  # openai/DALL-E dall_e/utils.py:6, map_pixels
-PER_CODE = 40  # patches that k-means is fitted to, for each code; FAISS warns below 39
-ROUNDS = 10  # of k-means
-AT_ONCE = 4096  # patches whose distances to all codes are in memory
-# The classes of OpenAI's encoder.pkl, a pickled module; its tensors are read and none of them is built.
+PER_CODE = 40  # patches per code that k-means is fitted to; FAISS warns below 39
+ROUNDS = 10  # iterations of k-means
+AT_ONCE = 4096  # patches whose distances to all codes are in memory at once
+# The classes in OpenAI's encoder.pkl, a pickled module. Only its tensors are read; no class is instantiated.
 MODULES = (
     "dall_e.encoder.Encoder",
     "dall_e.encoder.EncoderBlock",
@@ -45,27 +46,28 @@ MODULES = (
 
 
 class Tokenizer(nn.Module):
-    """Nothing in it is trained."""
+    """Base of the tokenizers, which have no trainable parameters."""
 
     codes: int  # K
     label: str  # its name in the facts of exports
-    fitted_on = 0  # pictures that `fit` needs, 0 for none
+    fitted_on = 0  # pictures that `fit` needs; 0: it is not fitted
 
     @torch.no_grad()
     def forward(self, pictures: Tensor) -> Tensor:
-        """Pictures (B, 3, 8 h, 8 w) in [0, 1] -> tokens (B, L), row by row; in single precision at least."""
+        """Pictures (B, 3, 8h, 8w) in [0, 1] -> tokens (B, L) in raster order, computed in float32 or float64."""
         with torch.autocast(pictures.device.type, enabled=False):
             return self.tokens(to_float32(pictures))
 
     def tokens(self, pictures: Tensor) -> Tensor:
+        """Pictures (B, 3, 8h, 8w), float32 or float64 -> tokens (B, L)."""
         raise NotImplementedError
 
     def fit(self, pictures: Iterable[Tensor]) -> None:
-        """Fit to batches of pictures."""
+        """Fit to batches of pictures (B, 3, 8h, 8w)."""
 
 
 class PatchCodebook(Tokenizer):
-    """Ours: the nearest of K centres of k-means among normalised patches. Random centres until it is fitted."""
+    """Our tokenizer: the k-means centre nearest to each normalised patch. Centres are random until it is fitted."""
 
     def __init__(self, codes: int, grid: tuple[int, int]) -> None:
         super().__init__()
@@ -79,7 +81,7 @@ class PatchCodebook(Tokenizer):
         return nearest(patches.flatten(0, 1), self.centres)[0].unflatten(0, patches.shape[:2])
 
     def fit(self, pictures: Iterable[Tensor]) -> None:
-        """On the CPU, where the same patches give the same bits. ValueError for fewer patches than codes."""
+        """Fit the centres, on the CPU for the same bits everywhere. Raises ValueError for fewer patches than codes."""
         patches = torch.cat([normalised(patchify(batch.cpu(), SIDE)).flatten(0, 1) for batch in pictures])
         if len(patches) < self.codes:
             raise ValueError(f"codes={self.codes} is more than the {len(patches)} patches to fit them to; lower codes")
@@ -87,8 +89,8 @@ class PatchCodebook(Tokenizer):
 
 
 def k_means(points: Tensor, count: int) -> Tensor:
-    """Points (N, d) -> (count, d) centres by Lloyd's rounds from evenly spaced points. A centre that none is nearest
-    to moves to a point that is far from its own."""
+    """Points (N, d) -> centres (count, d), by Lloyd's algorithm from evenly spaced points. Centres without points move
+    to the points farthest from their own centres."""
     centres = points[torch.arange(count) * len(points) // count]
     for _ in range(ROUNDS):
         ids, distances = nearest(points, centres)
@@ -101,38 +103,43 @@ def k_means(points: Tensor, count: int) -> Tensor:
 
 
 def nearest(points: Tensor, centres: Tensor) -> tuple[Tensor, Tensor]:
-    """Points (N, d), centres (K, d) -> the number of each one's nearest centre (N,), and its squared distance, less
-    what all centres share."""
+    """Points (N, d), centres (K, d) -> the number of each point's nearest centre (N,), and its squared distance to it
+    (N,)."""
     halves = centres.square().sum(1) / 2
-    nearest = [(part @ centres.T - halves).max(dim=1) for part in points.split(AT_ONCE)]
-    closeness = torch.cat([part.values for part in nearest])
-    return torch.cat([part.indices for part in nearest]), points.square().sum(1) - 2 * closeness
+    # |x - c|^2 = |x|^2 - 2 (x c - |c|^2 / 2), smallest where the bracket is largest.
+    brackets = [(part @ centres.T - halves).max(dim=1) for part in points.split(AT_ONCE)]
+    largest = torch.cat([part.values for part in brackets])
+    return torch.cat([part.indices for part in brackets]), points.square().sum(1) - 2 * largest
 
 
 class DalleEncoder(Tokenizer):
-    """The encoder of DALL-E's discrete VAE (Ramesh et al. 2021; openai/DALL-E dall_e/encoder.py): a convolution,
-    groups of residual blocks with a pool between them, logits of the codes. The side is halved three times.
+    """The encoder of DALL-E's discrete VAE (Ramesh et al. 2021; openai/DALL-E dall_e/encoder.py): a convolution, four
+    groups of residual blocks with max pooling between them, which halves the side three times, and logits of the codes.
 
-    width: channels of the first group; each of the others has twice as many. blocks: in each group.
+    Args:
+        width: channels of the first group; each of the others has twice as many as the one before.
+        codes: K.
+        blocks: residual blocks in each group.
+        source: the file of the weights, for the facts of exports.
     """
 
     def __init__(self, width: int, codes: int, blocks: int, source: str = "") -> None:
         super().__init__()
         self.codes, self.label = codes, f"DALL-E's encoder, {source}"
         layers: dict[str, nn.Module] = {"input": nn.Conv2d(3, width, 7, padding=3)}
-        inside = width
+        channels_in = width
         for group in range(GROUPS):
-            outside = width << group
-            sizes = [(inside if number == 1 else outside, outside) for number in range(1, blocks + 1)]
+            channels = width << group
+            sizes = [(channels_in if number == 1 else channels, channels) for number in range(1, blocks + 1)]
             inner = {f"block_{n}": DalleBlock(*size, GROUPS * blocks) for n, size in enumerate(sizes, start=1)}
             pool = {"pool": nn.MaxPool2d(2)} if group < GROUPS - 1 else {}
-            layers[f"group_{group + 1}"], inside = named({**inner, **pool}), outside
-        layers["output"] = named({"relu": nn.ReLU(), "conv": nn.Conv2d(inside, codes, 1)})
+            layers[f"group_{group + 1}"], channels_in = named({**inner, **pool}), channels
+        layers["output"] = named({"relu": nn.ReLU(), "conv": nn.Conv2d(channels_in, codes, 1)})
         self.blocks = named(layers)
         self.requires_grad_(False)
 
     def logits(self, pictures: Tensor) -> Tensor:
-        """(B, 3, 8 h, 8 w) -> (B, K, h, w)"""
+        """Pictures (B, 3, 8h, 8w) in [0, 1] -> logits of the codes (B, K, h, w)."""
         return self.blocks(map_pixels(pictures))
 
     def tokens(self, pictures: Tensor) -> Tensor:
@@ -140,17 +147,20 @@ class DalleEncoder(Tokenizer):
 
 
 class DalleBlock(nn.Module):
-    """x + (1 / blocks^2) f(x), f four convolutions with a ReLU before each (dall_e/encoder.py:12-37)."""
+    """Residual block x + f(x) / blocks^2; f is four convolutions with a ReLU before each (dall_e/encoder.py:12-37).
 
-    def __init__(self, inside: int, outside: int, blocks: int) -> None:
+    blocks: number of blocks in the whole encoder.
+    """
+
+    def __init__(self, channels_in: int, channels: int, blocks: int) -> None:
         super().__init__()
-        hidden, path = outside // 4, {}
-        sizes = ((inside, hidden, 3), (hidden, hidden, 3), (hidden, hidden, 3), (hidden, outside, 1))
-        for number, (before, after, side) in enumerate(sizes, start=1):
+        hidden, path = channels // 4, {}
+        sizes = ((channels_in, hidden, 3), (hidden, hidden, 3), (hidden, hidden, 3), (hidden, channels, 1))
+        for number, (conv_in, conv_out, side) in enumerate(sizes, start=1):
             path[f"relu_{number}"] = nn.ReLU()
-            path[f"conv_{number}"] = nn.Conv2d(before, after, side, padding=side // 2)
+            path[f"conv_{number}"] = nn.Conv2d(conv_in, conv_out, side, padding=side // 2)
         self.gain = 1 / blocks**2
-        self.id_path = nn.Conv2d(inside, outside, 1) if inside != outside else nn.Identity()
+        self.id_path = nn.Conv2d(channels_in, channels, 1) if channels_in != channels else nn.Identity()
         self.res_path = named(path)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -158,24 +168,25 @@ class DalleBlock(nn.Module):
 
 
 def named(layers: Mapping[str, nn.Module]) -> nn.Sequential:
-    """Layers one after the other, under their names."""
+    """An nn.Sequential of named layers."""
     return nn.Sequential(OrderedDict(layers))
 
 
 def map_pixels(pictures: Tensor) -> Tensor:
-    """[0, 1] -> [0.1, 0.9], as DALL-E's encoder has it."""
+    """Pictures in [0, 1] -> [0.1, 0.9], the input range of DALL-E's encoder."""
     return (1 - 2 * LAPLACE_EPS) * pictures + LAPLACE_EPS
 
 
 def read_dalle(path: Path) -> DalleEncoder:
-    """The encoder in OpenAI's encoder.pkl, or in a file of its state dict such as OpenMMLab's dalle_encoder.pth.
+    """Read the encoder from OpenAI's encoder.pkl, or from a file of its state dict such as OpenMMLab's
+    dalle_encoder.pth.
 
-    Runs no code of the file. ValueError for another file.
+    Runs no code of the file. Raises ValueError for any other file.
     """
     try:
         file = read_foreign(path, MODULES)
     except ValueError as error:
-        raise ValueError(f"tokenizer: {error}; it is the file of DALL-E's encoder, encoder.pkl") from error
+        raise ValueError(f"tokenizer: {error}; give the file of DALL-E's encoder, encoder.pkl") from error
     tensors = {}
     for name, tensor in file.tensors.items():
         plain = re.sub(r"(^|\.)_(modules|parameters)(?=\.)", "", name).lstrip(".")
@@ -188,14 +199,15 @@ def read_dalle(path: Path) -> DalleEncoder:
         encoder.load_state_dict(tensors)
     except (KeyError, ValueError, RuntimeError) as error:
         reason = " ".join(str(error).split())[:100]
-        raise ValueError(f"tokenizer={path}: not DALL-E's encoder ({reason}); name its encoder.pkl") from error
+        raise ValueError(f"tokenizer={path}: not DALL-E's encoder ({reason}); give its file encoder.pkl") from error
     return encoder
 
 
 class TokenPrediction(Method):
-    """Views: "image" (B, 3, H, W); "picture" (B, 3, 8 h, 8 w) for the tokenizer; "mask" (B, L), True where hidden.
+    """Base of BEiT and CAE: a tokenizer, and views for encoder and tokenizer.
 
-    settings: `tokenizer`, `codes`, `colour_jitter` and `crop_scale` among them.
+    Views: "image" (B, 3, H, W); "picture" (B, 3, 8h, 8w), the same crop for the tokenizer; "mask" (B, L), True for
+    hidden patches. settings: with the fields `tokenizer`, `codes`, `colour_jitter` and `crop_scale`.
     """
 
     def __init__(self, spec: ViTSpec, settings: Any, draw_mask: BlockMask) -> None:
@@ -206,7 +218,7 @@ class TokenPrediction(Method):
         self.fitted_on = self.tokenizer.fitted_on
 
     def views(self) -> Views:
-        """Colours, a flip and a crop of two sizes (BEiT datasets.py, CAE furnace/datasets.py)."""
+        """Colour jitter, a flip and a crop at two sizes (BEiT datasets.py, CAE furnace/datasets.py)."""
         crop = TwoSizes(self.spec.side, self.spec.grid[0] * SIDE, self.settings.crop_scale)
         views_by_name = {
             "image": view([itemgetter(0)], self.preparation),
@@ -222,7 +234,7 @@ class TokenPrediction(Method):
         return {"tokenizer": self.tokenizer.label}
 
     def baseline_loss_of_tokens(self, views: Mapping[str, Tensor]) -> Tensor:
-        """The cross-entropy of a prediction that is the same for all patches: of the codes' shares in the batch."""
+        """Cross-entropy of predicting the frequencies of the codes in the batch for all patches."""
         tokens = self.tokenizer(views["picture"])
         shares = torch.bincount(tokens.flatten(), minlength=self.tokenizer.codes) / tokens.numel()
         return torch.special.entr(shares).sum()

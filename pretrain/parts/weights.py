@@ -1,4 +1,5 @@
-"""Initial weights, as the sources draw them: five families, none of which is timm's default.
+"""Initial weights as in the sources' code: several families, none of which is timm's default. Functions change the
+network in place.
 
 D width, p patch side.
 """
@@ -16,26 +17,27 @@ TOKEN_STD = 0.02
 
 
 def xavier_(network: nn.Module) -> nn.Module:
-    """Every linear layer Xavier-uniform with zero bias, norms 1 and 0 (MAE models_mae.py:82-93, MOCA, LUT, ExtreMA)."""
+    """Xavier-uniform linear layers with zero bias; norms with gain 1 and bias 0 (MAE models_mae.py:82-93, MOCA, LUT,
+    ExtreMA)."""
     return _drawn(network, nn.init.xavier_uniform_)
 
 
 def truncated_(network: nn.Module, std: float = 0.02, limit: float = 2.0) -> nn.Module:
-    """Every linear layer from a normal distribution truncated at +-`limit`, zero bias, norms 1 and 0.
+    """Linear layers from a normal distribution truncated at +-`limit`, with zero bias; norms with gain 1 and bias 0.
 
-    DINO's and timm's trunc_normal_ truncates at +-2 (vision_transformer.py:161-172); SimMIM at +-std (simmim.py:66-67).
+    DINO and timm truncate at +-2 (vision_transformer.py:161-172), SimMIM at +-std (simmim.py:66-67).
     """
     return _drawn(network, lambda weight: nn.init.trunc_normal_(weight, std=std, a=-limit, b=limit))
 
 
 def cut_truncated_(network: nn.Module) -> nn.Module:
-    """As `truncated_`, cut off at one standard deviation: BEiT's linear layers (beit/modeling_pretrain.py,
-    trunc_normal_), and those of CAE's option fix_init_weight."""
+    """`truncated_` at one standard deviation: BEiT's linear layers (beit/modeling_pretrain.py, trunc_normal_), and
+    CAE's with the option fix_init_weight."""
     return truncated_(network, TOKEN_STD, limit=TOKEN_STD)
 
 
 def _drawn(network: nn.Module, draw: Callable[[Tensor], Tensor]) -> nn.Module:
-    """`draw` every linear layer's weight; biases 0, norms 1 and 0."""
+    """Apply `draw` to the weights of linear layers; set biases to 0, and norms to gain 1 and bias 0."""
     for module in network.modules():
         if isinstance(module, nn.Linear):
             draw(module.weight)
@@ -48,9 +50,9 @@ def _drawn(network: nn.Module, draw: Callable[[Tensor], Tensor]) -> nn.Module:
 
 
 def xavier_vit(vit: ViT) -> ViT:
-    """MAE's family: Xavier throughout, the patch embedding as a (D, 3 p p) matrix while its bias stays torch's, class
-    token N(0, 0.02), fixed sine-cosine positions with the column first (MAE models_mae.py:65-80, ExtreMA
-    vits.py:238-281, MOCA MM:432-443)."""
+    """MAE's family: Xavier throughout, with the patch embedding as a (D, 3pp) matrix whose bias stays torch's; class
+    token N(0, 0.02); fixed sine-cosine positions (MAE models_mae.py:65-80, ExtreMA vits.py:238-281, MOCA
+    models_moca.py:432-443)."""
     xavier_(vit)
     trunk = vit.trunk
     trunk.patch_embed.proj.reset_parameters()
@@ -63,12 +65,12 @@ def xavier_vit(vit: ViT) -> ViT:
 
 
 def fix_sincos_(vit: ViT) -> None:
-    """Fixed sine-cosine positions where the encoder has such, the row's channels or the column's first as its spec
-    says; zero for the class token."""
+    """Set fixed sine-cosine positions, with the channels of the row or of the column first as the encoder's spec says,
+    and zeros for the class token. A learned table is drawn and stays trainable instead."""
     table = vit.trunk.pos_embed
     if table is None:  # rotary positions
         return
-    if vit.spec.position == "learned":  # a table that --init brings and that stays trainable
+    if vit.spec.position == "learned":  # the spec is that of a checkpoint given with --init
         nn.init.trunc_normal_(table, std=TOKEN_STD)
         return
     first = "row" if vit.spec.position == "sincos_row_first" else "column"
@@ -79,7 +81,7 @@ def fix_sincos_(vit: ViT) -> None:
 
 
 def capi_vit(vit: ViT) -> ViT:
-    """MAE's family with registers N(0, 0.02); the last norm's gain stays 1 (CAPI model.py, init_weights)."""
+    """MAE's family with registers N(0, 0.02) and a final norm whose gain stays 1 (CAPI model.py, init_weights)."""
     trunk = xavier_vit(vit).trunk
     if vit.spec.registers:
         nn.init.normal_(trunk.reg_token, std=TOKEN_STD)
@@ -88,9 +90,9 @@ def capi_vit(vit: ViT) -> ViT:
 
 
 def moco_vit(vit: ViT, freeze_patches: bool) -> ViT:
-    """MoCo-v3's family: Xavier throughout, queries, keys and values as a matrix each; the patch embedding as a
-    (D, 3 p p) matrix with zero bias, fixed where asked; class token N(0, 1e-6), fixed sine-cosine positions
-    (moco-v3 vits.py:27-69)."""
+    """MoCo-v3's family: Xavier throughout, with queries, keys and values as separate matrices and the patch embedding
+    as a (D, 3pp) matrix with zero bias, fixed with `freeze_patches`; class token N(0, 1e-6); fixed sine-cosine
+    positions (moco-v3 vits.py:27-69)."""
     trunk = xavier_(vit).trunk
     bound = sqrt(6 / (2 * vit.spec.width))
     for block in trunk.blocks:
@@ -105,19 +107,19 @@ def moco_vit(vit: ViT, freeze_patches: bool) -> ViT:
 
 
 def truncated_vit(vit: ViT) -> ViT:
-    """DINO's family: truncated normal 0.02 for linear layers, learned positions and class token; torch's own patch
-    embedding (DINO vision_transformer.py:161-172)."""
+    """DINO's family: truncated normal 0.02 for linear layers, learned positions and class token; torch's own initial
+    weights for the patch embedding (DINO vision_transformer.py:161-172)."""
     truncated_(vit)
     vit.trunk.patch_embed.proj.reset_parameters()
     for token in (vit.trunk.pos_embed, vit.trunk.cls_token):
-        if token is not None:  # there is no table where positions are rotary
+        if token is not None:  # there is no table of rotary positions
             nn.init.trunc_normal_(token, std=TOKEN_STD)
     return vit
 
 
 def ijepa_vit(vit: ViT) -> ViT:
     """I-JEPA's family: truncated normal 0.02 for linear layers and the patch embedding, zero biases, fixed sine-cosine
-    positions with the column first (I-JEPA src/helper.py, src/models/vision_transformer.py)."""
+    positions (I-JEPA src/helper.py, src/models/vision_transformer.py)."""
     embed = truncated_(vit).trunk.patch_embed.proj
     nn.init.trunc_normal_(embed.weight, std=TOKEN_STD)
     nn.init.zeros_(embed.bias)
@@ -126,8 +128,8 @@ def ijepa_vit(vit: ViT) -> ViT:
 
 
 def nepa_vit(vit: ViT, layer_scale: float) -> ViT:
-    """NEPA's family, a timm Eva: truncated normal 0.02 for linear layers, patch embedding and class token, zero biases,
-    a layer scale, if any, of `layer_scale` (NEPA models/vit_nepa/modeling_vit_nepa.py)."""
+    """NEPA's family, for timm's Eva: truncated normal 0.02 for linear layers, patch embedding and class token; zero
+    biases (NEPA models/vit_nepa/modeling_vit_nepa.py). layer_scale: its initial value, if the encoder has one."""
     trunk = truncated_(vit).trunk
     for weight in (trunk.patch_embed.proj.weight, trunk.cls_token):
         nn.init.trunc_normal_(weight, std=TOKEN_STD)
@@ -137,8 +139,8 @@ def nepa_vit(vit: ViT, layer_scale: float) -> ViT:
 
 
 def dinov2_vit(vit: ViT, layer_scale: float) -> ViT:
-    """DINO's family with a class token and registers N(0, 1e-6) and a layer scale, if any, of `layer_scale` (DINOv2
-    models/vision_transformer.py). Registers have no positions: their rows of the table are zero."""
+    """DINO's family with class token and registers N(0, 1e-6) (DINOv2 models/vision_transformer.py). Registers have no
+    positions: their rows in the table are zero. layer_scale: its initial value, if the encoder has one."""
     trunk = truncated_vit(vit).trunk
     nn.init.normal_(trunk.cls_token, std=1e-6)
     fill_layer_scale_(trunk, layer_scale)
@@ -150,8 +152,7 @@ def dinov2_vit(vit: ViT, layer_scale: float) -> ViT:
 
 
 def msn_vit(vit: ViT) -> ViT:
-    """DINO's family, but for the patch embedding: normal with the variance of a layer before a ReLU, zero bias (MSN
-    src/deit.py:200-211)."""
+    """DINO's family, but with a Kaiming-normal patch embedding with zero bias (MSN src/deit.py:200-211)."""
     embed = truncated_vit(vit).trunk.patch_embed.proj
     nn.init.kaiming_normal_(embed.weight, mode="fan_in", nonlinearity="relu")
     nn.init.zeros_(embed.bias)
@@ -159,16 +160,18 @@ def msn_vit(vit: ViT) -> ViT:
 
 
 def beit_token(width: int) -> nn.Parameter:
-    """A mask token (1, 1, D) of BEiT's family."""
+    """A mask token (1, 1, D) with initial weights of BEiT's family."""
     token = nn.Parameter(torch.empty(1, 1, width))
     cut_normal_(token)
     return token
 
 
 def beit_vit(vit: ViT, layer_scale: float) -> ViT:
-    """BEiT's family (SimMIM vision_transformer.py:242-280, simmim.py:60-67): normal 0.02 cut off at +-0.02, patch
-    embedding included; blocks as `rescale_` has them, and a layer scale, if any, of `layer_scale`; zero relative
-    bias."""
+    """BEiT's family (SimMIM vision_transformer.py:242-280, simmim.py:60-67): normal 0.02 truncated at +-0.02 for linear
+    layers, patch embedding, class token and positions; blocks rescaled by `rescale_`; zero biases.
+
+    layer_scale: its initial value, if the encoder has one.
+    """
     trunk = cut_truncated_(vit).trunk
     embed = trunk.patch_embed.proj
     for tensor in (embed.weight, trunk.cls_token, trunk.pos_embed):
@@ -184,7 +187,7 @@ def beit_vit(vit: ViT, layer_scale: float) -> ViT:
 
 
 def fill_layer_scale_(trunk: nn.Module, value: float) -> None:
-    """Layer scales, where there are any, of `value`."""
+    """Set the layer scales of all blocks, if any, to `value`."""
     for name, parameter in trunk.blocks.named_parameters():
         if name.endswith(("gamma", "gamma_1", "gamma_2")):
             nn.init.constant_(parameter, value)
@@ -192,16 +195,18 @@ def fill_layer_scale_(trunk: nn.Module, value: float) -> None:
 
 @torch.no_grad()
 def rescale_(blocks: nn.ModuleList) -> None:
-    """Block i, from 1, ends its two branches with weights divided by sqrt(2 i)."""
+    """Divide the weights of the last layers of both branches of block i, counted from 1, by sqrt(2 i)."""
     for number, block in enumerate(blocks, start=1):
         block.attn.proj.weight.div_(sqrt(2 * number))
         block.mlp.fc2.weight.div_(sqrt(2 * number))
 
 
 def cae_vit(vit: ViT, layer_scale: float, rescaled: bool) -> ViT:
-    """CAE's family (modeling_cae.py:53-83): Xavier for linear layers, BEiT's patch embedding and class token; BEiT's
-    throughout where `rescaled` (its option fix_init_weight); fixed sine-cosine positions, a layer scale, if any, of
-    `layer_scale`."""
+    """CAE's family (modeling_cae.py:53-83): Xavier for linear layers, BEiT's patch embedding and class token, fixed
+    sine-cosine positions.
+
+    layer_scale: its initial value, if the encoder has one. rescaled: BEiT's weights throughout (fix_init_weight).
+    """
     trunk = (cut_truncated_(vit) if rescaled else xavier_(vit)).trunk
     cut_normal_(trunk.patch_embed.proj.weight)
     cut_normal_(trunk.cls_token)
@@ -214,5 +219,5 @@ def cae_vit(vit: ViT, layer_scale: float, rescaled: bool) -> ViT:
 
 
 def cut_normal_(tensor: Tensor) -> None:
-    """N(0, 0.02), cut off at one standard deviation."""
+    """N(0, 0.02) truncated at one standard deviation."""
     nn.init.trunc_normal_(tensor, std=TOKEN_STD, a=-TOKEN_STD, b=TOKEN_STD)

@@ -122,7 +122,7 @@ def test_files_that_are_no_dalle_encoder(tmp_path):
         ("less", "not DALL-E's encoder"),
         ("other", "not DALL-E's encoder"),
         ("module", "wants torch.nn.modules.linear.Linear to be loaded, which could run code and is refused"),
-        ("none", "^tokenizer: .*none cannot be read: No such file or directory; it is the file of DALL-E's encoder"),
+        ("none", "^tokenizer: .*none cannot be read: No such file or directory; give the file of DALL-E's encoder"),
     ):
         with pytest.raises(ValueError, match=message) as error:
             METHOD(SPEC, Settings(tokenizer=str(tmp_path / name), **MASK))
