@@ -1,6 +1,5 @@
-"""What a recipe's rates are written with: the schedules of pretraining alone, beside those that other trainings share.
-
-Learning rate, weight decay and the momentum of a teacher, as each source computes them (engine/training/schedules.py).
+"""Schedules of learning rate, weight decay and a teacher's momentum that only pretraining uses, as each source computes
+them. Those that all trainings share are in engine/training/schedules.py and are re-exported here.
 """
 
 import math
@@ -15,7 +14,7 @@ __all__ = ["Constant", "CosineTo", "CountedCosine", "Multistep", "Schedule", "Ta
 
 @dataclass(frozen=True, kw_only=True)
 class Constant:
-    """The peak, always."""
+    """The peak, at any time."""
 
     def at(self, peak: float, progress: TrainProgress) -> float:
         return peak
@@ -25,7 +24,7 @@ class Constant:
 class Multistep(ScheduleSettings):
     """SimMIM's (main_simmim.py:150-171, 217-230): linear from `start` * peak, then times `factor` at each milestone.
 
-    Its scheduler moves after the update, so that update i gets the rate of i - 1.
+    Its scheduler steps after the update, so that update i gets the rate of i - 1.
     """
 
     warmup: NonNegativeFloat  # epochs
@@ -49,7 +48,7 @@ class CountedCosine(ScheduleSettings):
     warmup: NonNegativeFloat  # epochs
     start: NonNegativeFloat  # share of the peak
     floor: NonNegativeFloat = 0.0  # rate at the cosine's end
-    stretch: OneOrMore = 1.25  # where that is, in times the training's epochs
+    stretch: OneOrMore = 1.25  # length of the schedule, as a multiple of the training's epochs E
 
     def at(self, peak: float, progress: TrainProgress) -> float:
         number, warmup = progress.step + 1, int(self.warmup * progress.steps_per_epoch)
@@ -60,13 +59,13 @@ class CountedCosine(ScheduleSettings):
 
 @dataclass(frozen=True, kw_only=True)
 class CosineTo(ScheduleSettings):
-    """Half a cosine from the peak to `end` over all updates, which it reaches only after the last one: weight decay of
-    DINO, MOCA and MSN, momenta of ExtreMA (main.py:408-411), MOCA and DINO."""
+    """Half a cosine from the peak to `end`, which it reaches only after the last update: weight decay of DINO, MOCA and
+    MSN, momenta of ExtreMA (main.py:408-411), MOCA and DINO."""
 
     PREFIX: ClassVar[str] = "weight_decay_schedule."
 
     end: NonNegativeFloat  # value after the last update
-    stretch: OneOrMore = 1.0  # over so many times the updates (MSN 1.25)
+    stretch: OneOrMore = 1.0  # length of the cosine, as a multiple of the training's updates (MSN 1.25)
     first: Literal[0, 1] = 0  # number of the first update (MSN counts from 1)
 
     def at(self, peak: float, progress: TrainProgress) -> float:
@@ -75,15 +74,15 @@ class CosineTo(ScheduleSettings):
 
 @dataclass(frozen=True, kw_only=True)
 class TruncatedCosine(ScheduleSettings):
-    """A table whose warm-up begins with 0 and ends with the peak, which is repeated, and of whose half cosine towards
-    `floor` the last part is left out (CAPI utils.py, WarmupThenCosine)."""
+    """Linear warm-up from 0 to the peak, then the first part of half a cosine from the peak to `floor` (CAPI utils.py,
+    WarmupThenCosine). The peak occurs twice, at the end of the warm-up and at the start of the cosine."""
 
     warmup: NonNegativeFloat  # epochs
     floor: NonNegativeFloat = 0.0  # rate at the cosine's end
     cut: Fraction = 0.8  # share of the cosine that the training covers
 
     def at(self, peak: float, progress: TrainProgress, start: float = 0.0) -> float:
-        """start: the first value."""
+        """The value at `progress`. start: the first value of the warm-up."""
         warmup = round(self.warmup * progress.steps_per_epoch)
         if progress.step < warmup:
             return start + (peak - start) * progress.step / max(1, warmup - 1)
@@ -91,13 +90,13 @@ class TruncatedCosine(ScheduleSettings):
 
 
 def cosine(start: float, end: float, done: float) -> float:
-    """Half a cosine from `start` to `end`; done: 0 to 1."""
+    """Half a cosine from `start` to `end`. done: position on it, from 0 to 1."""
     return end + 0.5 * (start - end) * (1.0 + math.cos(math.pi * done))
 
 
 def ramp(step: int, *, start: float, peak: float, end: float, warmup: int, cosine_steps: int) -> float:
-    """Linear from `start` over `warmup` updates to `peak`, then half a cosine of `cosine_steps` updates, the last of
-    which has `end`, as have all after it (DINOv3's weights of losses)."""
+    """DINOv3's schedule of loss weights: linear from `start` to `peak` over `warmup` updates, then half a cosine of
+    `cosine_steps` updates whose last value is `end`, then `end`."""
     if step < warmup:
         return start + (peak - start) * step / warmup
     done = step - warmup

@@ -1,9 +1,9 @@
 """The views of a training in order, the same for any number of loader processes and after any restart.
 
-Everything random about image i in epoch e comes from (seed, e, i), and from the number of the repeat where it occurs
-again. An update's batch is a range of the epoch's order. Each process takes an equal part of that range, in equal
-micro-batches where memory requires it. Loader processes make a micro-batch in small pieces, so that all of them
-together are two micro-batches ahead.
+Everything random about image i in epoch e is seeded by (seed, e, i), and for a repeated image by its number.
+An update's batch is a range of the epoch's order. Each process takes an equal part of that range, in equal
+micro-batches if memory requires it. Loader processes make micro-batches in small pieces; together they are two
+micro-batches ahead.
 
 B images of one micro-batch, or of a piece of it.
 """
@@ -32,29 +32,29 @@ from imagesets.transforms import Photo
 from pretrain.method import Views
 from pretrain.parts.views import ImageViews, Unfinished
 
-LOADERS = 12  # at most beside a GPU; a core crops 100 to 270 ImageNet images a second (docs/speed.md)
-PIECE, SIDE = 16, 224  # a piece: at most 16 images of 224 x 224 pixels, or as many pixels of another size
-MAX_PIECES = 64  # of a micro-batch: two in advance must stay far below the 1024 open files of a process
-AHEAD = 2  # micro-batches that the loader processes make in advance; also the fewest pieces that each makes
+LOADERS = 12  # most loader processes of a GPU; a core crops 100 to 270 ImageNet images a second (docs/speed.md)
+PIECE, SIDE = 16, 224  # a piece has 16 images of 224 x 224 pixels, or as many pixels in another size
+MAX_PIECES = 64  # of a micro-batch: two of these must stay far below the 1024 open files of a process
+AHEAD = 2  # micro-batches that the loader processes make in advance; also the fewest pieces of each process
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class BatchPlan:
     """How the images of an epoch are divided into updates, processes and micro-batches.
 
-    Images that do not fill a batch are left out, others in every epoch. Of images that are shuffled in windows of
-    shards, every update has the same ones with any number of processes, and each shard is read by one of these.
+    Images that do not fill a batch are skipped, different ones in every epoch. If images are shuffled in windows of
+    shards, an update has the same images with any number of processes, and each shard is read by one process only.
     """
 
     count: int  # training images
     batch: int  # images of an update
-    processes: int  # that share a batch equally
+    processes: int  # processes that share a batch equally
     micro_batches: int  # forward passes of a process in an update
     seed: int  # of the order
-    shards: Sequence[np.ndarray] = ()  # images (n,) of each
+    shards: Sequence[np.ndarray] = ()  # images (n,) of each shard
     window: int = 0  # shards among which images are shuffled; 0: among all images
-    # How often an image occurs in an epoch, which then shows fewer images: one after the other, in other processes and
-    # micro-batches where there are as many (DeiT samplers.py).
+    # Occurrences of an image in an epoch, which then shows fewer images. Repeats follow each other in the epoch's order
+    # and go to different processes and micro-batches, as far as there are enough (DeiT samplers.py).
     repeats: int = 1
 
     @property
@@ -68,53 +68,56 @@ class BatchPlan:
 
     @property
     def window_steps(self) -> int:
-        """Updates that a window of shards lasts."""
+        """Number of updates that a window of shards lasts."""
         return ceil(self.window * self.repeats * self.count / len(self.shards) / self.batch)
 
     def positions(self, step: int, rank: int, micro_batch: int) -> range:
-        """Where one micro-batch's images are in the epoch's sequence, in which an image's repeats follow each other."""
+        """Positions of one micro-batch's images in the epoch's order, in which an image's repeats follow each other."""
         first, share = step % self.steps_per_epoch * self.batch, rank * self.micro_batches + micro_batch
         if self.window:
-            share = micro_batch * self.processes + rank  # every so many places, and so of every so many lanes
+            share = micro_batch * self.processes + rank  # a stride through the order, and so of a subset of the lanes
         if self.window or self.repeats > 1:
             return range(first + share, first + self.batch, self.processes * self.micro_batches)
         start = first + share * self.micro_batch_size
         return range(start, start + self.micro_batch_size)
 
     def places(self, step: int, rank: int, micro_batch: int) -> list[int]:
-        """Places in the training set of the images of one micro-batch."""
+        """Indices in the training set of the images of one micro-batch."""
         order = order_of(self, step // self.steps_per_epoch)
         return [int(order[position // self.repeats]) for position in self.positions(step, rank, micro_batch)]
 
     def class_spread(self, labels: np.ndarray) -> float:
-        """Variance of the shares of classes in an update, over that of updates of images drawn at random; of at most
-        1000 updates. labels: (count,) int64."""
+        """Variance of the class frequencies within an update, divided by the variance expected if images were drawn at
+        random; over at most 1000 updates. labels: (count,) int64."""
         size, shares = self.batch // self.repeats, np.bincount(labels) / len(labels)
         updates = order_of(self, 0)[: min(self.steps_per_epoch, 1000) * size].reshape(-1, size)
         squares = [((np.bincount(labels[row], minlength=len(shares)) / size - shares) ** 2).sum() for row in updates]
         return float(np.mean(squares) / ((1 - (shares**2).sum()) / size))
 
     def shards_of(self, rank: int, steps: range) -> Iterator[tuple[int, np.ndarray]]:
-        """Update and images (n,) of each part of a shard that process `rank` begins in `steps` or has begun before."""
+        """The parts of shards that process `rank` reads during `steps`, those begun earlier included: pairs of the
+        first update that needs a part and its images (n,)."""
         for epoch in range(steps.start // self.steps_per_epoch, ceil(steps.stop / self.steps_per_epoch)):
             for start, images in parts_of(self, epoch):
                 first, last = (
-                    place * self.repeats // self.batch for place in (start, start + (len(images) - 1) * self.window)
+                    position * self.repeats // self.batch
+                    for position in (start, start + (len(images) - 1) * self.window)
                 )
-                past = epoch * self.steps_per_epoch
-                if start % self.processes == rank and first < self.steps_per_epoch and past + last >= steps.start:
-                    yield past + first, images
+                earlier_steps = epoch * self.steps_per_epoch
+                is_needed = first < self.steps_per_epoch and earlier_steps + last >= steps.start
+                if start % self.processes == rank and is_needed:
+                    yield earlier_steps + first, images
 
 
-@lru_cache(maxsize=2)  # the epoch that is trained on, and the one that is read ahead
+@lru_cache(maxsize=2)  # the current epoch, and the one that is read ahead
 def parts_of(plan: BatchPlan, epoch: int) -> list[tuple[int, np.ndarray]]:
-    """Start and images (n,) of each part of a shard in an epoch's order, see `windowed`."""
+    """The start in an epoch's order and the images (n,) of each part of a shard, see `windowed`."""
     return windowed(plan.shards, plan.window, plan.seed, epoch) if plan.window else []
 
 
 @lru_cache(maxsize=1)
 def order_of(plan: BatchPlan, epoch: int) -> np.ndarray:
-    """The images (count,) of an epoch in order."""
+    """The indices of the images (count,) in the order of an epoch."""
     if not plan.window:
         return shuffled(plan.count, plan.seed, epoch)
     return joined_order(parts_of(plan, epoch), plan.window)
@@ -123,9 +126,9 @@ def order_of(plan: BatchPlan, epoch: int) -> np.ndarray:
 def batch_plan(
     count: int, batch: int, processes: int, largest: int | None, seed: int, url: str = "the set", repeats: int = 1
 ) -> BatchPlan:
-    """The plan with the fewest micro-batches of up to `largest` images (None: any number).
+    """The plan with the fewest micro-batches of at most `largest` images (None: no limit).
 
-    ValueError where the batch is larger than the set or cannot be shared equally.
+    Raises ValueError if the batch is larger than the set, or cannot be shared equally by the processes.
     """
     if batch > count:
         raise ValueError(f"batch={batch} is more than the {count} images of {url}; lower it with --set batch={count}")
@@ -140,11 +143,11 @@ class MicroBatch(NamedTuple):
     """A micro-batch on the device."""
 
     views: Mapping[str, Tensor]  # name -> (B, ...)
-    unreadable: dict[int, str]  # place in the set -> reason; the next readable image took its place
+    unreadable: dict[int, str]  # index in the set -> reason; the next readable image replaces the unreadable one
 
 
 class Piece(NamedTuple):
-    """A piece of a micro-batch, as a loader process makes it."""
+    """A piece of a micro-batch, made by a loader process."""
 
     views: Mapping[str, Tensor | Unfinished]
     unreadable: dict[int, str]
@@ -152,7 +155,7 @@ class Piece(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class MicroBatches:
-    """The micro-batches of one process in order, in pieces."""
+    """The micro-batches of one process in order, as a sequence of pieces."""
 
     image_set: ImageSet
     views: Views  # of the method
@@ -160,35 +163,36 @@ class MicroBatches:
     rank: int  # of the process
     steps: range  # updates
     size: int = PIECE  # images of a piece; the last one of a micro-batch may be smaller
-    labelled: bool = False  # whether the images' labels come along, as the view "label" (B,) int64
+    labelled: bool = False  # whether to add the images' labels as the view "label" (B,) int64
     decode: Literal["exact", "fast"] = "exact"
     unfinished: bool = False  # whether colours and normalisation are left to the device
 
     @property
     def pieces(self) -> int:
-        """Pieces of one micro-batch."""
+        """Number of pieces of one micro-batch."""
         return ceil(self.plan.micro_batch_size / self.size)
 
     def __len__(self) -> int:
         return len(self.steps) * self.plan.micro_batches * self.pieces
 
     def __getitem__(self, item: int) -> Piece:
-        whole, piece = divmod(item, self.pieces)
-        update, micro_batch = divmod(whole, self.plan.micro_batches)
+        number, piece = divmod(item, self.pieces)  # number: of the micro-batch among all of them
+        update, micro_batch = divmod(number, self.plan.micro_batches)
         step = self.steps[update]
-        chosen = slice(piece * self.size, (piece + 1) * self.size)
-        places = self.plan.places(step, self.rank, micro_batch)[chosen]
-        repeats = [
-            position % self.plan.repeats for position in self.plan.positions(step, self.rank, micro_batch)[chosen]
-        ]
+        span = slice(piece * self.size, (piece + 1) * self.size)
+        places = self.plan.places(step, self.rank, micro_batch)[span]
+        positions = self.plan.positions(step, self.rank, micro_batch)[span]
         epoch = step // self.plan.steps_per_epoch
         unreadable: dict[int, str] = {}
         with fork_rng():
-            samples = [self.sample(*which, epoch, unreadable) for which in zip(places, repeats, strict=True)]
+            samples = [
+                self.sample(place, position % self.plan.repeats, epoch, unreadable)
+                for place, position in zip(places, positions, strict=True)
+            ]
         return Piece(default_collate(samples), unreadable)
 
     def sample(self, place: int, repeat: int, epoch: int, unreadable: dict[int, str]) -> dict[str, Any]:
-        """Views and noise of the image at `place`, or of the next readable one, with its label if `labelled`."""
+        """Views and noise of the image at index `place`, or of the next readable one, with its label if `labelled`."""
         make = self.views.unfinished if self.unfinished and isinstance(self.views, ImageViews) else self.views
 
         def views_of(index: int) -> dict[str, Any]:
@@ -201,15 +205,15 @@ class MicroBatches:
 
 
 def piece_of(side: int, micro_batch_size: int) -> int:
-    """Images of a piece: as many pixels as PIECE images of SIDE x SIDE, or more where that makes too many pieces.
+    """Images of a piece: as many pixels as PIECE images of SIDE x SIDE, or more if that makes too many pieces.
 
-    Each piece takes time to send, and an open file for each of its tensors until it is received.
+    Each piece takes time to send, and one open file per tensor until it is received.
     """
     return max(1, PIECE * SIDE**2 // side**2, ceil(micro_batch_size / MAX_PIECES))
 
 
 def default_workers(device: str) -> int:
-    """Loader processes by default: one for each core of a GPU's process, a single one for a training on the CPU."""
+    """Default number of loader processes: one per core of a GPU's process up to LOADERS, and one on the CPU."""
     return min(LOADERS, own_cores()) if torch.device(device).type == "cuda" else 1
 
 
@@ -232,7 +236,7 @@ def load_micro_batches(micro_batches: MicroBatches, workers: int, device: str, s
 
 
 def reading_shards(micro_batches: MicroBatches) -> Generator[int]:
-    """The updates; in windows of shards, while a thread reads those of the process."""
+    """The updates in order; with windows of shards, a thread reads this process's shards ahead of them."""
     plan, images, steps = micro_batches.plan, micro_batches.image_set.images, micro_batches.steps
     if not plan.window:
         return (step for step in steps)
@@ -241,13 +245,13 @@ def reading_shards(micro_batches: MicroBatches) -> Generator[int]:
 
 
 def _joined(pieces: list[Piece], device: str) -> MicroBatch:
-    """One micro-batch."""
+    """The micro-batch that consists of these pieces."""
     views = {name: on_device([piece.views[name] for piece in pieces], device) for name in pieces[0].views}
     return MicroBatch(views, {place: why for piece in pieces for place, why in piece.unreadable.items()})
 
 
 def on_device(parts: Sequence[Tensor | Unfinished], device: str) -> Tensor:
-    """Parts of a view, which go to a GPU from pinned memory and are concatenated and finished there."""
+    """Move the parts of a view to the device, from pinned memory to a GPU; concatenate and finish them there."""
     unfinished = [part for part in parts if isinstance(part, Unfinished)]
     if unfinished:
         pixels, changes, scale = zip(*unfinished, strict=True)

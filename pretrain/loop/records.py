@@ -1,11 +1,11 @@
 """The log of a pretraining: log.jsonl, one JSON object every few updates, and the same values in TensorBoard.
 
-A line with `updates` holds means over that many updates up to `step`; a line without is a monitor's. A restart first
-drops the lines of updates that it repeats, so that every update is logged once.
+A line with `updates` holds means over that many updates up to `step`; other lines hold the values of a monitor. A
+restart first drops the lines of updates that it repeats, so that every update is logged once.
 
-What a pretraining has cost is read off the log too, but for its memory, as papers report it: hours (ExtreMA table 8,
-MOCA tables 5k and 10), time and memory of an epoch (MOCA tables 1, 2d, 2e), and the work of an image: the
-floating-point operations of all networks, forward and back, see engine/work.py.
+The cost of a pretraining is computed from the log, in the units of papers: hours (ExtreMA table 8, MOCA tables 5k and
+10), time and memory of an epoch (MOCA tables 1, 2d, 2e), and floating-point operations per image of all networks,
+forward and backward (engine/work.py).
 """
 
 import json
@@ -26,11 +26,19 @@ from engine.optional import require
 
 LOG = "log.jsonl"
 GIB = 2**30
-DIGITS = 4  # of a cost; timings are not sharper
+DIGITS = 4  # significant digits of a cost; timings are not more precise
 
 
 class Records:
-    """The log of one run. step: updates done so far. quiet: write nothing, as in every process but rank 0."""
+    """The log of one run.
+
+    Args:
+        folder: of the run.
+        step: updates done so far; lines of later updates are dropped.
+        wandb: project of Weights & Biases, or None.
+        run: the contents of run.json, for Weights & Biases.
+        quiet: write nothing, as in every process but rank 0.
+    """
 
     def __init__(
         self,
@@ -55,7 +63,7 @@ class Records:
     def write(
         self, step: int, values: Mapping[str, float], warnings: Sequence[str] = (), devices: str | None = None
     ) -> None:
-        """Append a line of values after `step` updates. devices: what they ran on."""
+        """Append a line of values after `step` updates. devices: the devices that they ran on, see `devices_of`."""
         if self.quiet:
             return
         line = {"step": step, **{name: _plain(value) for name, value in values.items()}}
@@ -78,9 +86,14 @@ class Records:
 
 
 class Averages:
-    """Means of the logs since the last line. seconds: of these updates; waited: those of them spent on images.
+    """Means of the logged values since the last line.
 
-    epoch: seconds of each update since the epoch began, or since this process did. once: values for the next line.
+    Attributes:
+        updates: number of updates since the last line.
+        seconds: that they took.
+        waited: seconds of these spent waiting for images.
+        epoch: seconds of each update since the start of the epoch or of this process, whichever is later.
+        once: values for the next line only.
     """
 
     def __init__(self) -> None:
@@ -94,7 +107,7 @@ class Averages:
         self.updates, self.seconds, self.waited = 0, 0.0, 0.0
 
     def add(self, logs: Mapping[str, float], last: Mapping[str, float], seconds: float) -> None:
-        """Add one update. last: values that are logged as of the newest update, without a mean."""
+        """Add one update. last: values of which the newest is logged instead of the mean."""
         for name, value in logs.items():
             self.sums[name] = self.sums.get(name, 0.0) + value
         self.last = dict(last)
@@ -102,7 +115,10 @@ class Averages:
         self.epoch.append(seconds)
 
     def take(self, batch: int) -> dict[str, float]:
-        """The means, images per second, and the share of time spent waiting for images. Starts anew."""
+        """The means, images per second, and the share of time spent waiting for images; then clear everything.
+
+        batch: images in an update.
+        """
         values = {
             "updates": self.updates,
             **self.last,
@@ -116,13 +132,13 @@ class Averages:
         return values
 
     def seconds_per_epoch(self, updates: int) -> float:
-        """Seconds of an epoch of `updates` updates, at the speed of the epoch that ends here."""
+        """Seconds of an epoch of `updates` updates, at the mean speed of the epoch that ends now."""
         mean, self.epoch = statistics.fmean(self.epoch), []
         return updates * mean
 
 
 def lines_in(run: Path) -> list[dict[str, Any]]:
-    """The lines of the log of a run's folder; one that a kill cut short is left out."""
+    """The lines of the log in a run's folder, without any that a kill cut short."""
     lines, path = [], run / LOG
     for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else []:
         try:
@@ -137,7 +153,7 @@ def _plain(value: float) -> float | str:
 
 
 def _wandb(project: str, folder: Path, run: Mapping[str, Any]) -> Any:
-    """The W&B run of this folder, the same after a restart. W&B drops updates that it has already."""
+    """The W&B run of this folder, the same after a restart. W&B drops updates that it already has."""
     require("wandb")
     import wandb
 
@@ -156,8 +172,8 @@ def _wandb(project: str, folder: Path, run: Mapping[str, Any]) -> Any:
 
 
 def peak_memory(device: str) -> dict[str, float]:
-    """GiB that this process, without its loaders, and its GPU's tensors have taken at most so far."""
-    kilobyte = 1 if sys.platform == "darwin" else 1024  # getrusage(2): bytes there, kilobytes on Linux
+    """Peak memory so far, in GiB: of this process without its loaders, and of its tensors on the GPU."""
+    kilobyte = 1 if sys.platform == "darwin" else 1024  # getrusage(2): bytes on macOS, kilobytes on Linux
     memory = {"memory_gib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * kilobyte / GIB}
     if torch.device(device).type == "cuda":
         memory["gpu_memory_gib"] = torch.cuda.max_memory_allocated(device) / GIB
@@ -165,7 +181,7 @@ def peak_memory(device: str) -> dict[str, float]:
 
 
 def devices_of(device: str, processes: int) -> str:
-    """`8 x NVIDIA A100-SXM4-80GB`, `2 x CPU, 1 thread`"""
+    """The devices of a training, such as `8 x NVIDIA A100-SXM4-80GB` or `2 x CPU, 1 thread`."""
     on_cpu = torch.device(device).type == "cpu"
     threads = torch.get_num_threads()
     cpu = f"CPU, {threads} thread{'s' if threads > 1 else ''}"
@@ -174,16 +190,16 @@ def devices_of(device: str, processes: int) -> str:
 
 
 def is_counted(run: Path) -> bool:
-    """Whether an update of the run in this folder was counted already."""
+    """Whether the log of this run already has the floating-point operations per image."""
     return bool(_values(lines_in(run), "gflop_per_image"))
 
 
 def cost_of(run: Path, identity: Mapping[str, Any]) -> dict[str, Any]:
-    """What the run in this folder, which `identity` (run.json) describes, has cost; empty before its log's first line.
+    """The cost so far of the run in this folder; empty before the first line of its log. identity: of its run.json.
 
-    hours: of updates, waiting for images included, without exports, states and k-NN. seconds_per_epoch,
-    images_per_second: their means. memory_gib, gpu_memory_gib: of the process that took most. gflop_per_image. devices:
-    where the newest epoch was trained.
+    hours: of updates, waiting for images included, without exports, states and monitors. seconds_per_epoch,
+    images_per_second: means. memory_gib, gpu_memory_gib: peaks of the process with the highest. gflop_per_image.
+    devices: those of the newest epoch.
     """
     batch, images = identity["settings"]["batch"], identity["data"]["images"]
     lines = lines_in(run)

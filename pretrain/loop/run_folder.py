@@ -1,6 +1,6 @@
-"""The folder of a run: run.json identifies the training, and only the same one may resume in it.
+"""The folder of a run: run.json identifies the training, and only the same training may resume in it.
 
-No file is touched before the folder is known to be a run's.
+No file is touched before the folder is known to belong to a run.
 """
 
 import json
@@ -16,14 +16,14 @@ from engine.training.states import states
 # These may differ on resuming: the images may have moved, and a newer version may cite a source in other words.
 UNCOMPARED = ("data.url", "settings.source")
 RUN = "run.json"
-# Temporary files and folders that a kill leaves behind (engine/files.py).
+# Patterns of temporary files and folders that a killed process leaves behind (engine/files.py).
 TEMPORARY_RUN_JSON = f".{RUN}.*"
 LEFTOVERS = (TEMPORARY_RUN_JSON, ".log.jsonl.*", ".export.*", ".export-*.*", ".start.*", ".wandb-id.*")
 LOCK = "lock"
-SHOWN, MAX_SHOWN = 4, 40  # differences that a refusal names; characters of a value in it
-MADE_AGAIN = ("start", "log.jsonl", "tensorboard", "wandb-id")  # all that a run has before its first training state
-CLUSTER = "cluster"  # what was submitted with --cluster, before the run began
-BEGUN = {RUN, LOCK, CLUSTER, "wandb", "states", *MADE_AGAIN}
+MAX_DIFFERENCES, MAX_CHARACTERS = 4, 40  # in an error message: differences that it names; characters of a value
+REPLACED = ("start", "log.jsonl", "tensorboard", "wandb-id")  # outputs of a run before its first training state
+CLUSTER = "cluster"  # the jobs submitted with --cluster, written before the run begins
+BEFORE_FIRST_STATE = {RUN, LOCK, CLUSTER, "wandb", "states", *REPLACED}  # all that a run may hold until then
 
 
 @contextmanager
@@ -32,41 +32,52 @@ def locked_run_folder(
 ) -> Iterator[None]:
     """Lock `folder` for a new run, or to resume this run in it.
 
-    A run that failed before its first training state is replaced. ValueError where the folder holds another run (it
-    names what differs), other files, or another process that trains here.
+    A run that failed before its first training state is replaced.
+
+    Args:
+        folder: of the run.
+        identity: the contents of run.json.
+        resume: whether to continue a run in the folder.
+        defaults: of the settings, see `check_resume`.
+
+    Raises:
+        ValueError: the folder holds another run (the message names the differences) or other files, or another process
+            trains in it.
     """
     requested = json.loads(json.dumps(identity))
     check_resume(folder, requested, resume, defaults)
     with locked_or_refused(folder / LOCK, f"another training is running in {folder}; choose another --out"):
-        goes_on = check_resume(folder, requested, resume, defaults)  # again: another process may have trained here
-        for path in _leftovers(folder) | (set() if goes_on else {folder / name for name in MADE_AGAIN}):
+        resumes = check_resume(folder, requested, resume, defaults)  # again: another process may have trained here
+        for path in _leftovers(folder) | (set() if resumes else {folder / name for name in REPLACED}):
             _remove(path)
-        if not goes_on:
+        if not resumes:
             write_atomic(folder / RUN, json.dumps(requested, indent=2) + "\n")
         yield
 
 
 def check_resume(folder: Path, requested: Mapping[str, Any], resume: bool, defaults: Mapping[str, Any]) -> bool:
-    """Whether to resume the run in `folder`; False starts a new one. ValueError where neither is possible.
+    """Whether to resume the run in `folder`; False: start a new one. Raises ValueError if neither is possible.
 
-    defaults: of the settings, which a run of an earlier version has where it recorded none.
+    requested: the contents of run.json for this run. resume: whether the user asked to resume. defaults: of the
+    settings; they stand for settings that a run of an earlier version did not record.
     """
     path = folder / RUN
-    held = set(folder.iterdir()) - set(folder.glob(TEMPORARY_RUN_JSON)) if folder.exists() else set()
+    contents = set(folder.iterdir()) - set(folder.glob(TEMPORARY_RUN_JSON)) if folder.exists() else set()
     if not path.exists():
-        if held - {folder / LOCK, folder / CLUSTER}:
+        if contents - {folder / LOCK, folder / CLUSTER}:
             raise ValueError(f"{folder} holds other files: choose a new folder for --out")
         return False
     recorded = _read(path)
-    begun = {folder / name for name in BEGUN} | _leftovers(folder)
-    if recorded.keys() == requested.keys() and held <= begun and not states(folder / "states"):
+    replaceable = {folder / name for name in BEFORE_FIRST_STATE} | _leftovers(folder)
+    if recorded.keys() == requested.keys() and contents <= replaceable and not states(folder / "states"):
         return False
     if isinstance(settings := recorded.get("settings"), dict):
         recorded["settings"] = _filled(settings, json.loads(json.dumps(defaults)))
-    different = json_differences(recorded, requested)
-    if different:
-        rest = f"; and {len(different) - SHOWN} more" if len(different) > SHOWN else ""
-        raise ValueError(f"{folder} holds another run, {'; '.join(different[:SHOWN])}{rest}; choose another --out")
+    differences = json_differences(recorded, requested)
+    if differences:
+        rest = f"; and {len(differences) - MAX_DIFFERENCES} more" if len(differences) > MAX_DIFFERENCES else ""
+        listed = "; ".join(differences[:MAX_DIFFERENCES])
+        raise ValueError(f"{folder} holds another run, {listed}{rest}; choose another --out")
     if not resume:
         raise ValueError(f"{folder} holds this run already; add --resume to continue it, or choose another --out")
     return True
@@ -89,12 +100,12 @@ def _read(path: Path) -> dict[str, Any]:
     except ValueError as error:
         raise ValueError(f"{path} is broken ({error}); choose another --out") from error
     if not isinstance(value, dict):
-        raise ValueError(f"{path} is not a run's; choose another --out")
+        raise ValueError(f"{path} does not describe a run; choose another --out")
     return value
 
 
 def _filled(recorded: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
-    """`recorded`, and the defaults of what it lacks."""
+    """`recorded`, completed with the defaults of missing values."""
     nested = {
         name: _filled(values, defaults[name])
         for name, values in recorded.items()
@@ -104,7 +115,7 @@ def _filled(recorded: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[st
 
 
 def json_differences(recorded: Any, requested: Any, name: str = "") -> list[str]:
-    """What differs between two JSON values, a phrase for each leaf."""
+    """The differences between two JSON values, a phrase for each leaf. name: of the values, for the phrases."""
     if name in UNCOMPARED:
         return []
     if isinstance(recorded, dict) and isinstance(requested, dict):
@@ -117,4 +128,4 @@ def json_differences(recorded: Any, requested: Any, name: str = "") -> list[str]
 def _short(value: Any) -> str:
     """A value for a message; long ones, such as digests, are shortened."""
     text = str(value)
-    return text if len(text) <= MAX_SHOWN else f"{text[:12]}..."
+    return text if len(text) <= MAX_CHARACTERS else f"{text[:12]}..."

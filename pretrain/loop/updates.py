@@ -24,12 +24,22 @@ from pretrain.method import Group, Method, TrainProgress
 from pretrain.recipe import Recipe
 
 Precision = Literal["float32", "bfloat16", "float16"]
-EACH_EPS = 1e-6  # in the denominator of DINO's clipping (utils.py:138), torch's clip_grad_norm_ adds the same
+CLIP_EPS = 1e-6  # added to norms in DINO's clipping (utils.py:138) and in torch's clip_grad_norm_
 
 
 class Updates:
-    """A method and its optimiser. compiled: blocks by torch.compile. seed: of drop path. Processes share every batch
-    equally. frozen_epochs: in which the encoder's weights stay as they are."""
+    """A method and its optimiser. Processes share every batch equally.
+
+    Args:
+        method: the network to train.
+        recipe: its learning rates, optimiser and clipping.
+        device: cpu, cuda or cuda:N.
+        precision: of matrix products.
+        compiled: compile transformer blocks with torch.compile.
+        seed: of drop path and dropout.
+        world: the processes; None: this one alone.
+        frozen_epochs: first epochs, in which the encoder's weights do not change.
+    """
 
     def __init__(
         self,
@@ -53,12 +63,12 @@ class Updates:
         self.scaler = torch.amp.GradScaler(torch.device(device).type, enabled=precision == "float16")
         self.network: nn.Module = method
         if self.world.size > 1:
-            # Buffers (MOCA's codebook, statistics of batch norms) are those of the first process, as in the sources.
+            # Buffers (MOCA's codebook, statistics of batch norms) are copied from the first process, as in the sources.
             self.network = DistributedDataParallel(method, broadcast_buffers=True, gradient_as_bucket_view=True)
         self.frozen_epochs, exported = frozen_epochs, method.encoders().values()
         self.encoder = {parameter for encoder in exported for parameter in encoder.vit.parameters()}
         self.losses: deque[float] = deque(maxlen=SHOWN)
-        self.clip = recipe.clip  # of the update that is made
+        self.clip = recipe.clip  # of the current update
         self.norm = math.nan  # of the last gradient, before clipping
 
     def run(
@@ -67,12 +77,20 @@ class Updates:
         progress: TrainProgress,
         requests: Callable[[], Mapping[str, bool]] = dict,
     ) -> dict[str, float]:
-        """One update on the micro-batches of this process. Returns the logs: loss, grad_norm, the method's own.
+        """One update on the micro-batches of this process.
 
-        requests: called once the gradients are there; name -> whether this process asks for it (to stop, to save). The
-        logs hold the number of processes that asked for each. The loss is the mean over all processes, the method's
-        own logs are this process's. Raises ValueError in every process, before the optimiser moves a weight, for a loss
-        or a gradient that is not finite.
+        Args:
+            micro_batches: views of each micro-batch, name -> (B, ...).
+            progress: of the training.
+            requests: called once the gradients are computed; name -> whether this process requests it, such as to stop
+                or to save.
+
+        Returns:
+            The logs: the loss, a mean over all processes; for each request, the number of processes that made it;
+            grad_norm; and the method's own logs in this process.
+
+        Raises:
+            ValueError: in every process, before the optimiser changes a weight, if loss or gradient are not finite.
         """
         self.set_rates(progress)
         self.optimizer.zero_grad(set_to_none=True)
@@ -82,32 +100,32 @@ class Updates:
         self.check("loss", logs["loss"], progress)
         if progress.time < self.frozen_epochs:
             for parameter in self.encoder:
-                parameter.grad = None  # the optimiser passes over it, weight decay and moments too
+                parameter.grad = None  # the optimiser skips it, weight decay and moments included
         self.scaler.unscale_(self.optimizer)
         logs["grad_norm"] = self.clip_gradients()
         if not self.scaler.is_enabled():  # a scaler skips this update and lowers its scale instead
             self.check("gradient norm", logs["grad_norm"], progress)
         self.losses.append(logs["loss"])
         self.norm = logs["grad_norm"]
-        now = replace(progress, micro_batch=progress.micro_batches - 1)
-        self.method.before_update(now)
+        last_progress = replace(progress, micro_batch=progress.micro_batches - 1)
+        self.method.before_update(last_progress)
         self.scaler.step(self.optimizer)
         self.scaler.update()
-        self.method.after_update(now)
+        self.method.after_update(last_progress)
         return logs
 
     def set_rates(self, progress: TrainProgress) -> None:
         """Set the clipping, and learning rate and weight decay of every group, for the update at `progress`."""
         self.clip = self.recipe.clip_at(progress)
         lr, decay = self.rates(progress)
-        for group, ours in zip(self.optimizer.param_groups, self.groups, strict=True):
-            group["lr"] = lr * ours.lr_scale if ours.lr is None else ours.lr
-            if progress.epoch < ours.zero_lr_epochs:
-                group["lr"] = 0.0
-            group["weight_decay"] = decay if ours.weight_decay is None else ours.weight_decay
+        for optimizer_group, group in zip(self.optimizer.param_groups, self.groups, strict=True):
+            optimizer_group["lr"] = lr * group.lr_scale if group.lr is None else group.lr
+            if progress.epoch < group.zero_lr_epochs:
+                optimizer_group["lr"] = 0.0
+            optimizer_group["weight_decay"] = decay if group.weight_decay is None else group.weight_decay
 
     def rates(self, progress: TrainProgress) -> tuple[float, float]:
-        """Learning rate and weight decay of the groups that have none of their own."""
+        """Learning rate and weight decay at `progress`, of the groups without values of their own."""
         recipe = self.recipe
         return (
             recipe.schedule.at(recipe.peak, progress),
@@ -127,13 +145,13 @@ class Updates:
         return {"loss": loss.detach(), **logs}
 
     def reduce(self, loss: float, requests: Mapping[str, bool]) -> dict[str, float]:
-        """Mean loss over the processes, and how many of them have each request."""
+        """Mean loss over the processes, and the number of processes with each request."""
         facts = torch.tensor([loss / self.world.size, *map(float, requests.values())], dtype=torch.float64)
         self.world.all_reduce(facts)
         return dict(zip(["loss", *requests], facts.tolist(), strict=True))
 
     def check(self, what: str, value: float, progress: TrainProgress) -> None:
-        """ValueError in every process for a value that is not finite. It has to be the same in all of them."""
+        """Raise ValueError in every process if `value`, which is the same in all of them, is not finite."""
         if math.isfinite(value):
             return
         rate = self.rates(progress)[0]
@@ -141,13 +159,13 @@ class Updates:
             f"step {progress.step} of {progress.steps} (epoch {progress.time:.2f}, learning rate {rate:.3g}, "
             f"last gradient norm {self.norm:.3g})"
         )
-        advice = "lower lr, or use --precision float32 if this was another"
+        advice = "lower lr, or use --precision float32 if the precision was lower"
         self.world.on_all_ranks(lambda: check_finite(value, what, where, self.losses, advice))
 
     def clip_gradients(self) -> float:
-        """Clip the gradients by recipe and groups; returns their 2-norm before.
+        """Clip the gradients according to recipe and groups. Returns their 2-norm before clipping.
 
-        Groups whose weights are all frozen in this epoch have no gradients and are left out.
+        Groups without gradients, whose weights are all frozen in this epoch, are skipped.
         """
         parts: dict[str, list[Tensor]] = defaultdict(list)  # gradients that are clipped by a common norm
         unclipped: list[Tensor] = []
@@ -164,16 +182,17 @@ class Updates:
         total = torch.linalg.vector_norm(torch.stack(norms))
         clip = self.clip
         if clip and self.recipe.clip_each:
-            torch._foreach_mul_(gradients, [(clip / (norm + EACH_EPS)).clamp(max=1.0) for norm in norms])
+            torch._foreach_mul_(gradients, [(clip / (norm + CLIP_EPS)).clamp(max=1.0) for norm in norms])
         elif clip:
-            torch._foreach_mul_(gradients, (clip / (total + EACH_EPS)).clamp(max=1.0))
+            torch._foreach_mul_(gradients, (clip / (total + CLIP_EPS)).clamp(max=1.0))
         return total
 
 
 def split_by_layer(method: Method, decay: float) -> list[Group]:
-    """The method's groups with rates times `decay` for every layer between a parameter and the encoder's output.
+    """The method's groups, with layer-wise learning rate decay: a factor `decay` for every layer between a parameter
+    and the encoder's output.
 
-    What follows the encoder keeps its rate; a mask token that enters the encoder has that of the embeddings.
+    Parameters after the encoder keep their rates; a mask token at the encoder's input has the rate of the embeddings.
     """
     if decay == 1.0:
         return method.groups()
@@ -195,7 +214,7 @@ def split_by_layer(method: Method, decay: float) -> list[Group]:
 
 
 def _means(logs: Sequence[Mapping[str, Tensor]]) -> dict[str, float]:
-    """Means of the logs of several micro-batches. Only here does an update wait for a GPU's forward passes."""
+    """Means of the logs over several micro-batches. Only here does an update wait for the GPU's forward passes."""
     rows = torch.stack([torch.stack([value.detach().double() for value in part.values()]) for part in logs])
     return dict(zip(logs[0], rows.mean(dim=0).tolist(), strict=True))
 

@@ -16,7 +16,7 @@ from recordings import ELSEWHERE, absent, facts, tensors, under
 from torch import Tensor
 
 from engine.distributed import World
-from pretrain.loop.updates import EACH_EPS, Updates
+from pretrain.loop.updates import CLIP_EPS, Updates
 from pretrain.method import Method, TrainProgress
 from pretrain.recipe import VIT_SMOKE, Recipe
 from pretrain.schedules import Schedule
@@ -183,7 +183,7 @@ class RecordedTraining:
         clip, gradients = updates.recipe.clip, updates.raw
         together = {group.clipped_with for group in updates.groups if group.clipped}
         if clip and not updates.recipe.clip_each and len(together) == 1 and all(g.clipped for g in updates.groups):
-            scale = max(1.0, (updates.norm + EACH_EPS) / clip)  # so that what clipping made of them is compared too
+            scale = max(1.0, (updates.norm + CLIP_EPS) / clip)  # so that what clipping made of them is compared too
             gradients = {name: scale * gradient for name, gradient in updates.after_clipping.items()}
         for name, norm in norms.items():
             gradient = self.part(name, gradients[self.our_name(name)])
