@@ -1,7 +1,7 @@
 """The encoders of a training as exports: from a method in memory, or from the folder of a run.
 
 Reading a folder changes nothing in it, needs no images and runs no code of its files (JSON and safetensors). So it also
-works while the training goes on in another process, or on another machine.
+works while another process or another machine continues the training.
 """
 
 import json
@@ -19,7 +19,7 @@ from pretrain.loop.records import cost_of
 from pretrain.loop.run_folder import RUN
 from pretrain.method import Method, TrainProgress
 
-EXPORT = "export"  # of the first branch; the others' are export-BRANCH
+EXPORT = "export"  # folder of the first branch; those of the others are export-BRANCH
 
 
 def exports_of(method: Method, facts: Mapping[str, Any]) -> Iterator[tuple[str, ViTExport]]:
@@ -41,9 +41,17 @@ def facts_of(
     warnings: Sequence[str] = (),
     cost: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """Facts of the exports after `step` updates of the run that `identity` (run.json) describes. cost: see `cost_of`.
+    """Facts for the exports of a run after `step` updates.
 
-    Before the end they hold `unfinished` (updates done, updates and epochs in all), and the name says so.
+    Before the end of the training, they include `unfinished` (updates done, updates and epochs in all), and the name
+    has the epochs done as a suffix.
+
+    Args:
+        identity: of the run's run.json.
+        step: updates done.
+        skipped: unreadable images that were replaced.
+        warnings: of the last epoch.
+        cost: see `cost_of`.
     """
     progress, settings, data = progress_after(identity, step), identity["settings"], identity["data"]
     facts = {key: value for key, value in identity.items() if key not in ("settings", "data")}
@@ -75,12 +83,13 @@ def epochs_done(progress: TrainProgress) -> str:
 
 
 def is_run(folder: Path | str) -> bool:
-    """Whether a folder has a run.json, which may be another program's, and is not a model itself."""
+    """Whether a folder has a run.json, possibly of another program, and is not a model itself."""
     return (Path(folder) / RUN).is_file() and not (Path(folder) / "config.json").exists()
 
 
 def finished_export(folder: Path) -> Path | None:
-    """The first branch's export of a finished run; None before the end, even where an earlier epoch was exported."""
+    """The folder of the first branch's export of a finished run; None before the end, even if an earlier epoch was
+    exported."""
     path = folder / EXPORT
     if not is_export(path):
         return None
@@ -89,9 +98,10 @@ def finished_export(folder: Path) -> Path | None:
 
 
 def exports_in(folder: Path) -> Iterator[tuple[str, ViTExport]]:
-    """Folder name and export of each network of a run: the saved exports of a finished run, else of its newest state.
+    """Folder name and export of each network of a run: the saved exports if the run is finished, otherwise those of its
+    newest state.
 
-    ValueError says what is missing or does not fit.
+    Raises ValueError if the run has no state, or its files do not fit this version.
     """
     if finished_export(folder):
         for path in sorted(path for path in folder.glob(f"{EXPORT}*") if is_export(path)):
@@ -106,25 +116,25 @@ def exports_in(folder: Path) -> Iterator[tuple[str, ViTExport]]:
 
 
 def trained_method(folder: Path) -> tuple[Method, State]:
-    """The method of a run, decoder and all, with the weights of its newest state, and that state. ValueError as for
-    `exports_in`."""
+    """The complete method of a run, decoders included, with the weights of its newest state, and that state. Raises
+    ValueError as `exports_in` does."""
     identity, state = identity_in(folder), newest_state(folder / "states", "method.")
     if state is None:
         raise ValueError(
-            f"{folder} has no training state yet: one is written every --save-minutes, and when the training is "
-            f"stopped; {folder / 'start'} is the encoder before it"
+            f"{folder} has no training state yet: one is written every --save-minutes, and when the training stops; "
+            f"{folder / 'start'} is the encoder before training"
         )
     method = method_of(identity, folder)
     try:
         state.facts["step"], len(state.facts["unreadable"])
         method.load_state_dict(state.tensors)
     except (KeyError, TypeError, RuntimeError) as error:
-        raise ValueError(f"{folder}: its states do not fit {identity['method']} as it is in this version") from error
+        raise ValueError(f"{folder}: its states do not fit this version of {identity['method']}") from error
     return method, state
 
 
 def identity_in(folder: Path) -> dict[str, Any]:
-    """The contents of run.json in `folder`. ValueError where it does not describe a training."""
+    """The contents of run.json in `folder`. Raises ValueError if it does not describe a training."""
     path = folder / RUN
     try:
         identity = json.loads(path.read_text(encoding="utf-8"))
@@ -136,15 +146,16 @@ def identity_in(folder: Path) -> dict[str, Any]:
 
 
 def method_of(identity: Mapping[str, Any], folder: Path) -> Method:
-    """The method that run.json describes, with initial weights. ValueError where this version has other settings."""
+    """The method that run.json describes, with initial weights. Raises ValueError if this version of the method has
+    other settings."""
     module, settings = load_extension("methods", identity["method"]), identity["settings"]
     kind = type(next(iter(module.RECIPES.values())).settings)
-    own = {name: tuple(value) if isinstance(value, list) else value for name, value in settings["settings"].items()}
+    values = {name: tuple(value) if isinstance(value, list) else value for name, value in settings["settings"].items()}
     try:
         with seeded(START, 0):
-            method = module.METHOD(ViTSpec(**settings["spec"]), kind(**own))
+            method = module.METHOD(ViTSpec(**settings["spec"]), kind(**values))
         if init := identity.get("init"):
             method.preparation = replace(method.preparation, mean=tuple(init["mean"]), std=tuple(init["std"]))
         return method
     except TypeError as error:
-        raise ValueError(f"{folder / RUN} has other settings than {identity['method']} in this version") from error
+        raise ValueError(f"{folder / RUN} has other settings than this version of {identity['method']}") from error

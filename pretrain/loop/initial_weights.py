@@ -1,8 +1,8 @@
-"""Weights that exist already as the start of a training: `bench pretrain --init CHECKPOINT`.
+"""Starting a training from existing weights: `bench pretrain --init CHECKPOINT`.
 
-The encoders start from the checkpoint, all else (heads, decoders, predictors, prototypes) from drawn weights. The
-recipe keeps its image size, and the position tables go to its grid by the rule of the checkpoint's spec; every other
-fact of the architecture is the checkpoint's.
+The encoders start from the checkpoint, everything else (heads, decoders, predictors, prototypes) from random weights.
+The recipe keeps its image size, and position tables are resized to its grid by the rule of the checkpoint's spec. All
+other properties of the encoder are the checkpoint's.
 """
 
 import re
@@ -23,9 +23,9 @@ from pretrain.loop.exporting import exports_in, is_run
 from pretrain.method import Method
 from pretrain.recipe import Recipe
 
-SIZES = ("patch_size", "width", "depth", "heads", "mlp_hidden")  # a recipe's rates are made for these
+SIZES = ("patch_size", "width", "depth", "heads", "mlp_hidden")  # sizes for which a recipe's rates were chosen
 SINCOS_FIRST: dict[str, Literal["column", "row"]] = {"sincos_column_first": "column", "sincos_row_first": "row"}
-AVERAGED = ("teacher", "target", "momentum", "ema")  # branches of the sources that are moving averages of another
+AVERAGED = ("teacher", "target", "momentum", "ema")  # the sources' names of branches that are moving averages
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,12 +34,12 @@ class InitialWeights:
 
     reference: str  # as the user wrote it
     trained: ViTExport  # for the networks that the optimiser trains
-    averaged: ViTExport  # for their moving averages; the same where the checkpoint has one network
-    frozen_epochs: int = 0  # in which the optimiser leaves the encoder as it is, for new heads to catch up
+    averaged: ViTExport  # for their moving averages; the same if the checkpoint has only one network
+    frozen_epochs: int = 0  # first epochs, in which the encoder is frozen, so that new heads can catch up
 
     @property
     def name(self) -> str:
-        """What the recipe and the exports call it."""
+        """The checkpoint's name in the recipe and the exports."""
         name = str(self.trained.facts.get("name") or Path(self.reference.rpartition(":")[2]).stem)
         return re.sub(r"[^A-Za-z0-9_.@+-]", "-", name)
 
@@ -48,43 +48,45 @@ class InitialWeights:
 
         Args:
             recipe: of the training.
-            changed: fields of the encoder's spec that the user set, which the checkpoint must agree with; but for
-                `pool`, the representation that exports and k-NN name, which the weights do not decide.
+            changed: fields of the encoder's spec that the user set. The checkpoint must agree with them, except with
+                `pool`, the representation used by exports and k-NN, which does not depend on the weights.
 
         Raises:
             ValueError: the encoders differ in size, or in a field of `changed`.
         """
-        spec, theirs = recipe.spec, self.trained.spec
-        sizes = [name for name in SIZES if getattr(spec, name) != getattr(theirs, name)]
+        spec, checkpoint_spec = recipe.spec, self.trained.spec
+        sizes = [name for name in SIZES if getattr(spec, name) != getattr(checkpoint_spec, name)]
         if sizes:
-            settings = " ".join(f"{name}={getattr(theirs, name)}" for name in sizes)
+            settings = " ".join(f"{name}={getattr(checkpoint_spec, name)}" for name in sizes)
             raise ValueError(
-                f"the checkpoint is a {theirs.label}, the recipe's encoder a {spec.label}: choose a recipe of that "
-                f"size, or --set {settings}"
+                f"the checkpoint is a {checkpoint_spec.label}, the recipe's encoder a {spec.label}: choose a recipe of "
+                f"that size, or --set {settings}"
             )
         if self._is_sincos_of(spec):
-            theirs = replace(theirs, position=spec.position)
+            checkpoint_spec = replace(checkpoint_spec, position=spec.position)
         if "pool" in changed:
-            theirs = replace(theirs, pool=spec.pool)
-        wrong = [n for n in changed if n != "image_size" and getattr(spec, n) != getattr(theirs, n)]
+            checkpoint_spec = replace(checkpoint_spec, pool=spec.pool)
+        wrong = [n for n in changed if n != "image_size" and getattr(spec, n) != getattr(checkpoint_spec, n)]
         if wrong:
-            values = " and ".join(f"{name}={getattr(theirs, name)}" for name in wrong)
+            values = " and ".join(f"{name}={getattr(checkpoint_spec, name)}" for name in wrong)
             raise ValueError(f"the checkpoint has {values}: remove --set {' '.join(wrong)}")
-        return replace(recipe, spec=replace(theirs, image_size=spec.image_size))
+        return replace(recipe, spec=replace(checkpoint_spec, image_size=spec.image_size))
 
     def _is_sincos_of(self, spec: ViTSpec) -> bool:
         """Whether the checkpoint's learned table is the sine-cosine table of `spec`, as in timm's copies of MAE."""
-        ours = self.trained.spec
-        if ours.position != "learned" or spec.position not in SINCOS_FIRST:
+        checkpoint_spec = self.trained.spec
+        if checkpoint_spec.position != "learned" or spec.position not in SINCOS_FIRST:
             return False
-        prefix = ours.prefix if ours.class_position else 0
-        table = sincos_positions(ours.grid, ours.width, SINCOS_FIRST[spec.position], prefix)
+        prefix = checkpoint_spec.prefix if checkpoint_spec.class_position else 0
+        order = SINCOS_FIRST[spec.position]
+        table = sincos_positions(checkpoint_spec.grid, checkpoint_spec.width, order, prefix)
         return torch.allclose(self.trained.tensors["pos_embed"], table, atol=1e-5)
 
     def load_into(self, method: Method) -> None:
-        """Set the encoders of a method that was built by `recipe`, frozen copies of them too, and its preparation."""
-        theirs = self.trained.preparation
-        method.preparation = replace(method.preparation, mean=theirs.mean, std=theirs.std)
+        """Load the checkpoint into all encoders of a method built with `recipe`, frozen copies included, and set the
+        method's image preparation."""
+        preparation = self.trained.preparation
+        method.preparation = replace(method.preparation, mean=preparation.mean, std=preparation.std)
         for vit in encoders_of(method):
             trains = any(parameter.requires_grad for parameter in vit.parameters())
             export = self.trained if trains else self.averaged
@@ -92,9 +94,9 @@ class InitialWeights:
             vit.load_state_dict(export.build().state_dict())
 
     def facts(self, method: Method) -> dict[str, Any]:
-        """What run.json and the exports say: the checkpoint, what was taken of it, and what was drawn."""
-        parts = {id(parameter) for vit in encoders_of(method) for parameter in vit.parameters()}
-        drawn = [p.numel() for p in method.parameters() if p.requires_grad and id(p) not in parts]
+        """Facts for run.json and the exports: the checkpoint, what was loaded from it, and what has random weights."""
+        loaded_ids = {id(parameter) for vit in encoders_of(method) for parameter in vit.parameters()}
+        drawn = [p.numel() for p in method.parameters() if p.requires_grad and id(p) not in loaded_ids]
         resized = self.trained.spec.size != method.spec.size
         return {
             "checkpoint": self.name,
@@ -110,24 +112,29 @@ class InitialWeights:
         }
 
     def summary(self, method: Method) -> str:
-        """What was taken and what was drawn, in one line."""
+        """One line on what was loaded from the checkpoint and what has random weights."""
         facts = self.facts(method)
         resized = f", resized from {self.trained.spec.size_text}" if facts["resized_from"] else ""
         epochs = f"{self.frozen_epochs} epoch{'s' if self.frozen_epochs > 1 else ''}"
-        frozen = f"; the encoder stays as it is for {epochs}" if self.frozen_epochs else ""
+        frozen = f"; the encoder is frozen for {epochs}" if self.frozen_epochs else ""
         return (
             f"{self.reference}: {facts['tensors']} tensors of {' and '.join(facts['branches'])}{resized}; "
-            f"{facts['drawn_parameters']:,} other parameters are drawn{frozen}"
+            f"{facts['drawn_parameters']:,} other parameters are drawn at random{frozen}"
         )
 
 
 def initial_weights(reference: str, frozen_epochs: int = 0) -> InitialWeights:
-    """Read a checkpoint to start from: whatever `checkpoints.resolve.load` takes, or the folder of a training.
+    """Read a checkpoint to start from.
 
-    Where it holds a trained network and its moving average, each goes to its like; otherwise its one network to both.
+    If it holds a trained network and its moving average, each initialises its counterpart; otherwise its only network
+    initialises both.
+
+    Args:
+        reference: any reference that `checkpoints.resolve.load` reads, or the folder of a training.
+        frozen_epochs: first epochs, in which the encoder is frozen.
 
     Raises:
-        ValueError: it cannot be read, or its networks are not alike.
+        ValueError: the checkpoint cannot be read, or its networks differ in architecture.
     """
     branches = dict(_branches(reference))
     trained = [export for branch, export in branches.items() if branch not in AVERAGED]
@@ -147,7 +154,7 @@ def initial_weights(reference: str, frozen_epochs: int = 0) -> InitialWeights:
 
 
 def _branches(reference: str) -> Iterator[tuple[str, ViTExport]]:
-    """Branch -> export of a checkpoint, the one that is evaluated frozen first."""
+    """Name and export of each branch of a checkpoint, the one for frozen evaluation first."""
     path = Path(reference).expanduser()
     if is_run(path):
         for _, export in exports_in(path):
@@ -157,12 +164,12 @@ def _branches(reference: str) -> Iterator[tuple[str, ViTExport]]:
     yield str(first.facts.get("branch")), first
     for reason in first.facts.get("dropped", {}) if first.facts.get("source_file") else ():
         if reason.startswith("branch "):
-            other = reason.removeprefix("branch ")
-            yield other, load(reference, ImportOptions(branch=other))
+            branch = reason.removeprefix("branch ")
+            yield branch, load(reference, ImportOptions(branch=branch))
 
 
 def encoders_of(method: Method) -> list[ViT]:
-    """The networks of a method that have the encoder's architecture: those it exports, and frozen copies of them."""
+    """The networks of a method with the encoder's architecture: those that it exports, and frozen copies of them."""
     exported = [encoder.vit for encoder in method.encoders().values()]
     copies = [module for module in method.modules() if isinstance(module, ViT) and module.spec == method.spec]
     return list(dict.fromkeys([*exported, *copies]))

@@ -1,7 +1,8 @@
-"""The one training loop: recipe + method + images -> exports; resumable at any step, alone or under torchrun.
+"""The training loop of all methods: recipe + method + images -> exports. It resumes at any step, and runs
+in one process or under torchrun.
 
 A run's folder holds
-    run.json      method, settings and images; a restart must ask for the same
+    run.json      method, settings and images; a restart must have the same
     states/       the two newest training states
     log.jsonl, tensorboard/
     lock          held while a training runs here
@@ -50,41 +51,53 @@ from pretrain.method import Method, TrainProgress
 from pretrain.parts.batch_norm import synchronised
 from pretrain.recipe import Recipe
 
-LOG_EVERY = 2.0  # seconds between two lines of the log, at least
+LOG_EVERY = 2.0  # least seconds between two lines of the log
 
-# (export of the first branch, progress) -> values for the log, such as an online k-NN accuracy. Every process calls it
-# and gets the same values, so that processes can share its work.
-Monitor = Callable[[ViTExport, TrainProgress], Mapping[str, Any]]  # values for the log; "warnings": lines
+# (export of the first branch, progress) -> values for the log, such as an online k-NN accuracy, and optionally
+# "warnings", a list of texts. Every process calls it and gets the same values, so that processes can share its work.
+Monitor = Callable[[ViTExport, TrainProgress], Mapping[str, Any]]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
-    """Where and how to train: everything that changes no recipe."""
+    """Where and how to train: everything that is not part of the recipe."""
 
     out: Path  # the folder of this run alone
     device: str = "cpu"  # cpu, cuda or cuda:N
     precision: Precision = "float32"  # of matrix products
-    compiled: bool = False  # transformer blocks by torch.compile, which rounds otherwise
+    compiled: bool = False  # compile transformer blocks with torch.compile, which rounds differently
     decode: Literal["exact", "fast"] = "exact"  # fast: torchvision decodes and crops JPEG (docs/images.md)
     seed: int = 0  # of everything random
     shuffle_window: int = 0  # shards among which images are shuffled (docs/images.md); 0: among all images
-    workers: int | None = None  # loader processes; none: chosen for the machine
-    micro_batch: int | None = None  # most images of one process in a forward pass; none: its whole share of a batch
+    workers: int | None = None  # loader processes; None: chosen for the machine
+    micro_batch: int | None = None  # most images of one process in a forward pass; None: its whole share of a batch
     skip_bad: bool = False  # replace and count unreadable images
-    resume: bool = False  # go on with the training in `out`
+    resume: bool = False  # continue the training in `out`
     save_minutes: float = 10.0  # between two training states
-    export_every: int = 0  # epochs; 0: at the end alone
+    export_every: int = 0  # epochs; 0: only at the end
     monitor_every: int = 0  # epochs; 0: never
     monitor: Monitor | None = None  # evaluates the encoder for the log
     health_every: int = 0  # epochs; 0: never
-    health: Monitor | None = None  # another monitor, whose values are no accuracies
+    health: Monitor | None = None  # another monitor, whose values are not accuracies
     wandb: str | None = None  # project of Weights & Biases
-    init: InitialWeights | None = None  # that the encoder starts from, in place of drawn ones
+    init: InitialWeights | None = None  # weights that the encoder starts from, instead of random ones
     facts: Mapping[str, Any] = field(default_factory=dict)  # for run.json and the exports: recipe's name, changes
 
 
 class Trainer:
-    """A pretraining with the method `name`, defined in `module`. ValueError for a recipe that cannot be trained."""
+    """A pretraining.
+
+    Args:
+        name: of the method.
+        module: that defines the method.
+        recipe: to train.
+        images: training images.
+        run: where and how to train.
+        world: the processes.
+
+    Raises:
+        ValueError: the recipe cannot be trained with these images, processes or micro-batches.
+    """
 
     def __init__(self, name: str, module: ModuleType, recipe: Recipe, images: ImageSet, run: Run, world: World) -> None:
         self.name, self.recipe, self.images, self.run, self.world = name, recipe, images, run, world
@@ -121,7 +134,7 @@ class Trainer:
         self.unreadable: dict[str, str] = {}
         self.learning = Learning()
         self.last_views: Mapping[str, Tensor] = {}
-        self.counted = False  # whether the work of an update is in the log
+        self.counted = False  # whether the log has the floating-point operations of an update
 
     @property
     def method(self) -> Method:
@@ -137,9 +150,9 @@ class Trainer:
         )
 
     def train(self, begun: Callable[[], None] = lambda: None) -> Literal["finished", "stopped"]:
-        """Train to the end, or until a signal stops it; the state is saved then, and another call resumes.
+        """Train to the end, or until a signal stops the training, which then saves its state; another call resumes.
 
-        begun: called in the first process once the folder is known to be this run's.
+        begun: called in the first process once the folder is known to belong to this run.
         """
         folder = locked_run_folder(self.run.out, self.identity(), self.run.resume, self.recipe.defaults())
         with self.world.held_by_rank0(folder):
@@ -157,17 +170,17 @@ class Trainer:
             return "finished"
 
     def begin(self) -> None:
-        """Before the first update, in the first process: fit the method to images, and export its encoder."""
+        """Before the first update, in the first process: fit the method to images, and export its encoder to start/."""
         if self.method.fitted_on:
             plan = replace(self.plan, processes=1, micro_batches=self.plan.processes * self.plan.micro_batches)
             steps = min(ceil(self.method.fitted_on / plan.batch), plan.steps_per_epoch)
-            say(f"{self.name} is fitted to {steps * plan.batch} images before the first update")
+            say(f"fitting {self.name} to {steps * plan.batch} images before the first update")
             with closing(self.micro_batches(range(steps), plan)) as micro_batches:
                 self.method.fit(micro_batch.views for micro_batch in micro_batches)
         self.first_export().save(self.run.out / "start")
 
     def stop(self) -> None:
-        """Save and stop after this update."""
+        """Ask the loop to save and stop after the current update."""
         self.asked_to_stop = True
 
     def loop(self) -> None:
@@ -175,40 +188,41 @@ class Trainer:
         records, averages = self.world.on_all_ranks(self.records), Averages()
         self.counted = is_counted(self.run.out)
         saving = Timer(self.run.save_minutes * 60.0)
-        todo = range(self.step, self.progress().steps)
+        steps = range(self.step, self.progress().steps)
 
         def requests() -> dict[str, bool]:
-            first = self.world.is_rank0
-            log = first and averages.seconds >= LOG_EVERY
-            return {"stop": self.asked_to_stop, "save": first and saving.is_due(), "log": log}
+            is_rank0 = self.world.is_rank0
+            log = is_rank0 and averages.seconds >= LOG_EVERY
+            return {"stop": self.asked_to_stop, "save": is_rank0 and saving.is_due(), "log": log}
 
-        bar = Progress(self.name, todo.stop * self.recipe.batch, quiet=not self.world.is_rank0)
-        with closing(records), closing(self.micro_batches(todo)) as micro_batches, bar:
-            bar.resume(todo.start * self.recipe.batch)
+        bar = Progress(self.name, steps.stop * self.recipe.batch, quiet=not self.world.is_rank0)
+        with closing(records), closing(self.micro_batches(steps)) as micro_batches, bar:
+            bar.resume(steps.start * self.recipe.batch)
             if self.run.init and self.step == 0:
                 self.learning.start = self.monitor(self.run.monitor, self.run.monitor_every, records, bar)
-            while self.step < todo.stop:
+            while self.step < steps.stop:
                 requested = self.update(micro_batches, averages, requests)
                 bar.label = f"{self.name}, epoch {self.progress().time:.1f}, loss {self.updates.losses[-1]:.4g}"
                 bar.advance(self.recipe.batch)
-                leave = requested["stop"] or self.step == todo.stop
-                save, epoch_over = leave or requested["save"], self.step % self.plan.steps_per_epoch == 0
-                assessed = self.assess(bar) | self.spent(averages) if epoch_over else {}
-                if save or requested["log"] or epoch_over:  # all updates of a saved state are in the log
-                    self.write(records, averages.take(self.recipe.batch) | assessed, epoch_over)
+                stops = requested["stop"] or self.step == steps.stop
+                saves, epoch_over = stops or requested["save"], self.step % self.plan.steps_per_epoch == 0
+                epoch_values = self.assess(bar) | self.epoch_cost(averages) if epoch_over else {}
+                if saves or requested["log"] or epoch_over:  # all updates of a saved state are in the log
+                    self.write(records, averages.take(self.recipe.batch) | epoch_values, epoch_over)
                 if epoch_over:
                     self.after_epoch(records, bar)
-                if save:
+                if saves:
                     with saving:
                         self.save()
-                if leave:
+                if stops:
                     return
 
     def records(self) -> Records:
+        """The log of this run, which only rank 0 writes."""
         return Records(self.run.out, self.step, self.run.wandb, self.identity(), quiet=not self.world.is_rank0)
 
     def write(self, records: Records, values: Mapping[str, float], epoch_over: bool = False) -> None:
-        """Write to the log, from rank 0; at the end of an epoch with warnings and devices."""
+        """Write a line of the log from rank 0, at the end of an epoch with warnings and devices."""
         warnings = tuple(self.learning.warnings.values()) if epoch_over else ()
         devices = devices_of(self.run.device, self.world.size) if epoch_over else None
         self.world.on_rank0(lambda: records.write(self.step, values, warnings, devices))
@@ -220,23 +234,23 @@ class Trainer:
         progress, started = self.progress(), time.monotonic()
         try:
             views = self.views(micro_batches, averages)
-            logs = self.in_update(lambda: self.updates.run(views, progress, requests), averages)
+            logs = self.count_work(lambda: self.updates.run(views, progress, requests), averages)
         except torch.OutOfMemoryError as error:
             raise ValueError(
                 f"out of memory in update {self.step} on {self.run.device}: lower --micro-batch "
                 f"(now {self.plan.micro_batch_size}); the recipe's batch stays {self.recipe.batch}"
             ) from error
         lr, decay = self.updates.rates(progress)
-        last = {"epoch": progress.time, "lr": lr, "weight_decay": decay}
+        newest_values = {"epoch": progress.time, "lr": lr, "weight_decay": decay}
         requested = {name: logs.pop(name) > 0 for name in requests()}
-        averages.add(logs, last, time.monotonic() - started)
+        averages.add(logs, newest_values, time.monotonic() - started)
         if self.world.is_rank0:
             self.learning.add(self.step, logs)
         self.step += 1
         return requested
 
-    def in_update(self, run: Callable[[], dict[str, float]], averages: Averages) -> dict[str, float]:
-        """The logs of an update; the work of the first one goes to the log."""
+    def count_work(self, run: Callable[[], dict[str, float]], averages: Averages) -> dict[str, float]:
+        """Run an update and return its logs; count the floating-point operations of the first one for the log."""
         if self.counted:
             return run()
         logs, operations = count_flops(run)
@@ -245,7 +259,8 @@ class Trainer:
         return logs
 
     def views(self, micro_batches: Iterator[MicroBatch], averages: Averages) -> Iterator[Mapping[str, Tensor]]:
-        """The micro-batches of one update. If a process cannot read its images, all processes raise its error here."""
+        """The views of the micro-batches of one update. If a process cannot read its images, all processes raise its
+        error here."""
         ends_epoch = (self.step + 1) % self.plan.steps_per_epoch == 0
         for _ in range(self.plan.micro_batches):
             started = time.monotonic()
@@ -256,25 +271,26 @@ class Trainer:
             yield micro_batch.views
 
     def assess(self, bar: Progress) -> dict[str, float]:
-        """Assess, on the last images of rank 0, whether anything is learned; returns values for the log."""
-        views, before = self.last_views, set(self.learning.warnings)
+        """Assess on rank 0's last images whether anything is learned, and print new warnings. Returns values for the
+        log."""
+        views, known_warnings = self.last_views, set(self.learning.warnings)
         self.last_views = {}
         values = self.world.on_rank0(
             lambda: self.learning.assess(self.method, self.recipe, views, self.progress(), self.run.precision)
         )
         for subject, warning in self.learning.warnings.items():
-            if subject not in before:
+            if subject not in known_warnings:
                 bar.say(f"warning: epoch {self.progress().epoch}: {warning}")
         return values
 
-    def spent(self, averages: Averages) -> dict[str, float]:
-        """Time of the epoch that is over, and the memory of the process that took most; values for the log."""
+    def epoch_cost(self, averages: Averages) -> dict[str, float]:
+        """Values for the log: seconds of the epoch that has ended, and the highest peak memory of a process."""
         peaks = self.world.gather_objects(peak_memory(self.run.device))
-        most = {name: max(peak[name] for peak in peaks) for name in peaks[0]}
-        return {"seconds_per_epoch": averages.seconds_per_epoch(self.plan.steps_per_epoch), **most}
+        highest = {name: max(peak[name] for peak in peaks) for name in peaks[0]}
+        return {"seconds_per_epoch": averages.seconds_per_epoch(self.plan.steps_per_epoch), **highest}
 
     def after_epoch(self, records: Records, bar: Progress) -> None:
-        """Export and monitor where due, and print the monitor's values."""
+        """Export and monitor if due after this epoch, and print the monitor's values."""
         run, epoch = self.run, self.step // self.plan.steps_per_epoch
         last = epoch == self.recipe.epochs
         if run.export_every and epoch % run.export_every == 0 and not last:
@@ -286,7 +302,7 @@ class Trainer:
             self.monitor(run.health, run.health_every, records, bar)
 
     def monitor(self, monitor: Monitor | None, every: int, records: Records, bar: Progress) -> dict[str, float]:
-        """Print, log and return a monitor's values of the encoder as it is; none where there is no monitor."""
+        """Print, log and return a monitor's values for the current encoder; empty without a monitor."""
         if not (monitor and every):
             return {}
         values = dict(monitor(self.first_export(), self.progress()))
@@ -299,7 +315,7 @@ class Trainer:
         return values
 
     def micro_batches(self, steps: range, plan: BatchPlan | None = None) -> Generator[MicroBatch]:
-        """The micro-batches of this process during `steps`, by `plan` or its own."""
+        """The micro-batches of this process during `steps`. plan: None for the training's own."""
         run, plan = self.run, plan or self.plan
         workers = default_workers(run.device) if run.workers is None else run.workers
         micro_batches = MicroBatches(
@@ -316,7 +332,7 @@ class Trainer:
         return load_micro_batches(micro_batches, workers, run.device, run.skip_bad)
 
     def identity(self) -> dict[str, Any]:
-        """What run.json holds: everything that a training state belongs to."""
+        """The contents of run.json: everything that identifies the training to which a state belongs."""
         return {
             "method": self.name,
             **self.run.facts,
@@ -337,7 +353,7 @@ class Trainer:
         self.world.on_rank0(lambda: save_state(self.run.out / "states", self.step, self.state()))
 
     def share_unreadable(self) -> None:
-        """Collect the unreadable images of all processes in each."""
+        """Merge the unreadable images of all processes, in every process."""
         for unreadable in self.world.gather_objects(self.unreadable):
             self.unreadable |= unreadable
 
@@ -356,7 +372,7 @@ class Trainer:
         return State(tensors=tensors, facts=facts)
 
     def load(self) -> None:
-        """Load the newest training state, where there is one."""
+        """Load the newest training state, if there is one."""
         path = self.world.on_rank0(lambda: newest_intact(self.run.out / "states"))
         if path is None:
             return
@@ -385,11 +401,12 @@ class Trainer:
 
 
 def require_labels(images: ImageSet, classes: int) -> None:
-    """ValueError for images without labels, or with another number of classes than the method was set to."""
+    """Raise ValueError for images without labels, with several labels each, or with another number of classes than
+    `classes`, the method's setting."""
     if not images.classes:
         raise ValueError(
-            f"{images.url} has no labels, which this method learns from: name a labelled set, such as folder:PATH, or "
-            "take a method that needs none"
+            f"{images.url} has no labels, which this method learns from: give a labelled set, such as folder:PATH, or "
+            "use a method that needs none"
         )
     if images.has_several_labels:
         raise ValueError(f"{images.url}: its images have several labels each, and this method learns from one")
