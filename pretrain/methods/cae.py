@@ -139,10 +139,12 @@ class ContextAutoencoder(TokenPrediction):
         return {"loss_main": self.baseline_loss_of_tokens(views)}
 
     def before_update(self, progress: TrainProgress) -> None:
+        """With target="previous", move the target encoder towards the encoder before this update."""
         if self.settings.target == "previous":
             ema_update(self.teacher, self.vit, self.settings.target_momentum)
 
     def after_update(self, progress: TrainProgress) -> None:
+        """With target="current", move the target encoder towards the encoder after this update."""
         if self.settings.target == "current":
             ema_update(self.teacher, self.vit, self.settings.target_momentum)
 

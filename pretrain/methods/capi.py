@@ -141,6 +141,7 @@ class Capi(Method):
         return {"prediction": log(self.settings.clusters)}
 
     def groups(self) -> list[Group]:
+        """Groups by learning rate and weight decay."""
         s = self.settings
         groups: dict[tuple[float, float | None], dict[str, nn.Parameter]] = defaultdict(dict)
         for name, parameter in self.named_parameters():
@@ -159,6 +160,7 @@ class Capi(Method):
         return [Group(parameters=group, lr_scale=scale, weight_decay=d) for (scale, d), group in groups.items()]
 
     def after_update(self, progress: TrainProgress) -> None:
+        """Move the averaged encoder, with a momentum that follows a warm-up and a truncated cosine."""
         s = self.settings
         schedule = TruncatedCosine(warmup=s.momentum_warmup, floor=s.teacher_momentum_end, cut=s.momentum_cut)
         ema_update(self.teacher, self.vit, schedule.at(s.teacher_momentum, progress, s.teacher_momentum_start))
@@ -200,6 +202,7 @@ class CrossAttentionBlock(EvaBlock):
         return self.drop_path2.add(tokens, lambda subset: self.mlp(self.norm2(subset)))
 
     def cross_attention(self, tokens: Tensor, table: Tensor, context: Tensor, context_table: Tensor) -> Tensor:
+        """The block's attention branch (B, m, D), norm included."""
         attention, tokens = self.attn, self.norm1(tokens)
         heads = (attention.num_heads, attention.head_dim)
         pairs = ((attention.q_proj, tokens), (attention.k_proj, context), (attention.v_proj, context))

@@ -216,7 +216,7 @@ def check_crops(spec: ViTSpec, **sizes: int) -> None:
 
 
 class Dino(SelfDistillation):
-    """Views: "global" (B, G, 3, S, S) and, where there are local crops, "local" (B, N, 3, s, s)."""
+    """Views: "global" (B, G, 3, S, S) and, if there are local crops, "local" (B, N, 3, s, s)."""
 
     def forward(self, views: Mapping[str, Tensor]) -> Step:
         with torch.no_grad():

@@ -131,7 +131,7 @@ class MaskedDistillation(TeacherStudent):
     def views(self) -> Views:
         s = self.settings
         draw = partial(stratified_masks, GLOBAL_CROPS, s.masked_crops, s.mask_ratio, self.spec.grid)
-        return replace(super().views(), drawn={"mask": draw})
+        return replace(super().views(), samplers={"mask": draw})
 
     def student_tokens(self, views: Mapping[str, Tensor]) -> tuple[Tensor, Tensor | None, Tensor]:
         """The student's tokens after the final norm: class tokens of the masked global crops (B, G, D) and of the local
@@ -293,6 +293,7 @@ class DinoV2(MaskedDistillation, SelfDistillation):
         return GramCrops(masked, geometry, tuple(colours), Tensors(self.preparation), s.gram_size, self.spec.side)
 
     def before_forward(self, progress: TrainProgress) -> None:
+        """Set the teacher's temperature and the weight of Gram anchoring, both of which change with every update."""
         s = self.settings
         updates = s.teacher_warmup * progress.steps_per_epoch
         temperatures = Temperature(start=s.teacher_temperature_start, end=s.teacher_temperature, warmup=updates)
@@ -344,6 +345,7 @@ class DinoV2(MaskedDistillation, SelfDistillation):
         in the optimiser's moments."""
 
     def after_update(self, progress: TrainProgress) -> None:
+        """Move centres and teacher; copy the teacher to the Gram teacher if due."""
         super().after_update(progress)
         s = self.settings
         if s.gram_weight and s.gram_copies:
@@ -386,11 +388,12 @@ class GramCrops:
         regions = [self.geometry(image) for _ in self.colours]
         crops = [colours(resized(region, self.size)) for colours, region in zip(self.colours, regions, strict=True)]
         gram = [self.plain(resized(region, self.gram_size)) for region in regions]
-        local = {name: make for name, make in self.masked.made.items() if name != "global"}
-        return {"global": torch.stack(crops), **replace(self.masked, made=local)(image), "gram": torch.stack(gram)}
+        local = {name: make for name, make in self.masked.makers.items() if name != "global"}
+        return {"global": torch.stack(crops), **replace(self.masked, makers=local)(image), "gram": torch.stack(gram)}
 
 
 def resized(image: Image.Image, side: int) -> Image.Image:
+    """The square image at `side` pixels, bicubic."""
     return image if image.size == (side, side) else image.resize((side, side), Image.Resampling.BICUBIC)
 
 

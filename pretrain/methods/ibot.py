@@ -99,7 +99,7 @@ class Ibot(SelfDistillation):
     def views(self) -> ImageViews:
         s = self.settings
         mask = VaryingMask(shape=s.mask_shape, ratios=s.mask_ratios, spreads=s.mask_spreads)
-        return replace(super().views(), drawn={"mask": partial(mask.several, GLOBAL_CROPS, self.spec.grid)})
+        return replace(super().views(), samplers={"mask": partial(mask.several, GLOBAL_CROPS, self.spec.grid)})
 
     def before_forward(self, progress: TrainProgress) -> None:
         super().before_forward(progress)

@@ -1,4 +1,4 @@
-"""I-JEPA (Assran et al. 2023): from one block of an image predict the averaged encoder's features of others.
+"""I-JEPA (Assran et al. 2023): from a context block, predict the averaged encoder's features of other blocks.
 
 Figure 3. Written from the paper, with the numbers of facebookresearch/ijepa 52c1ae9, which draws the sizes of blocks
 once per batch, with the number of the update as the seed.
@@ -126,11 +126,13 @@ class IJepa(Method):
         return ids_of(contexts), ids_of(targets)
 
     def baseline_loss(self, views: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Loss of predicting the same features for all patches."""
         all_ids = torch.arange(self.spec.grid[0] * self.spec.grid[1], device=views["image"].device)
         ids = all_ids.expand(1, len(views["image"]), -1)
         return {"loss": patch_baseline(self.target_features(views["image"], ids, contexts=1), "smooth_l1")}
 
     def after_update(self, progress: TrainProgress) -> None:
+        """Move the averaged encoder, with a momentum that rises linearly."""
         s = self.settings
         rise = (s.teacher_momentum_end - s.teacher_momentum) / (progress.steps * s.momentum_stretch)
         ema_update(self.target, self.encoder, min(s.teacher_momentum + progress.step * rise, s.teacher_momentum_end))

@@ -75,7 +75,7 @@ class Settings(Validated):
 
 
 class LeJepa(Method):
-    """Views: "global" (B, G, 3, S, S) and, where there are local crops, "local" (B, N, 3, s, s)."""
+    """Views: "global" (B, G, 3, S, S) and, if there are local crops, "local" (B, N, 3, s, s)."""
 
     batch_statistics = True  # batch norms, and SIGReg
     min_batch, min_batch_setting = 2, "its batch norms: the method"

@@ -154,7 +154,7 @@ class Moca(Method):
         settings = self.settings
         pair = two_views(self.spec.side, settings.crop_scale, settings.blur, settings.solarise, self.preparation)
         masks = partial(torch.rand, self.rounds.drawn, 2, self.rounds.patches)
-        return replace(pair, drawn={"noise": masks, "choices": partial(torch.rand, CHOICES)})
+        return replace(pair, samplers={"noise": masks, "choices": partial(torch.rand, CHOICES)})
 
     def before_forward(self, progress: TrainProgress) -> None:
         """Move the teacher towards the student of the last update (models_moca.py:548-560)."""

@@ -120,7 +120,8 @@ class Msn(Method):
         self.sharpening = settings.sharpening
 
     def views(self) -> ImageViews:
-        """src/data_manager.py:64-140; probabilities that are not settings are the defaults of Colours."""
+        """Target, random and focal views (src/data_manager.py:64-140); probabilities that are not settings are the
+        defaults of Colours."""
         s = self.settings
         jitter = tuple(s.colour_strength * strength for strength in JITTER)
         colours = Colours(jitter=jitter, blur=s.blur)
@@ -133,6 +134,7 @@ class Msn(Method):
         return ImageViews(views_by_name, {"noise": partial(torch.rand, s.random_views, self.patches)})
 
     def before_forward(self, progress: TrainProgress) -> None:
+        """Set the sharpening T, which changes linearly."""
         s = self.settings
         self.sharpening = s.sharpening + (s.sharpening_end - s.sharpening) * progress.step / (STRETCH * progress.steps)
 

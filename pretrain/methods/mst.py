@@ -46,8 +46,8 @@ BERT_MASK, BERT_OTHER = 0.8, 0.1
 
 @dataclass(frozen=True, kw_only=True)
 class Settings(DistillationSettings):
-    """sampling, mask_chance, per, replace, restore and inst_weight are the columns of table 4. Inferred, as the paper
-    does not give them: mask_chance, low_fraction, the decoder, reduction, local_norm."""
+    """The columns of table 4 are sampling, mask_chance, per, replace, restore and inst_weight. Inferred, as the paper
+    does not give them, are mask_chance, low_fraction, the decoder, reduction and local_norm."""
 
     head_norm: Norm = "bn"  # of the projection head
     # which patches may be hidden: those that the teacher's class token attends to least, all, or none
@@ -108,7 +108,7 @@ class Mst(SelfDistillation):
 
     def views(self) -> ImageViews:
         draw = partial(torch.rand, GLOBAL_CROPS, 3, self.spec.grid[0] * self.spec.grid[1])
-        return replace(super().views(), drawn={"noise": draw})
+        return replace(super().views(), samplers={"noise": draw})
 
     def forward(self, views: Mapping[str, Tensor]) -> Step:
         crops, draws = views["global"], views["noise"].flatten(0, 1)

@@ -77,7 +77,7 @@ def simdino_loss(
 
 
 class SimDino(TeacherStudent):
-    """Views: "global" (B, G, 3, S, S) and, where there are local crops, "local" (B, N, 3, s, s)."""
+    """Views: "global" (B, G, 3, S, S) and, if there are local crops, "local" (B, N, 3, s, s)."""
 
     remedy = ", or eps lower"
 

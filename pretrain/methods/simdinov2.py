@@ -48,6 +48,7 @@ class SimDinoV2(MaskedDistillation):
         self.coding_rate: CodingRateSettings = settings
 
     def before_forward(self, progress: TrainProgress) -> None:
+        """Set eps and the weight of the agreement by their schedules."""
         s = self.settings
         last = (s.end_epoch or progress.epochs) * progress.steps_per_epoch
         done = min(1.0, progress.step / last)

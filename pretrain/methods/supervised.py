@@ -87,7 +87,7 @@ class Supervised(Method):
         return {"loss": log(self.settings.classes)}
 
     def groups(self) -> list[Group]:
-        """timm's rule, and no weight decay for class token and positions, as its ViT demands (no_weight_decay)."""
+        """Weight decay by timm's rule, and none for class token and positions (no_weight_decay of timm's ViT)."""
         return decay_groups(self.named_parameters(), ("vit.trunk.pos_embed", "vit.trunk.cls_token"))
 
     def encoders(self) -> dict[str, Encoder]:

@@ -86,6 +86,7 @@ ADJUSTMENTS = (
 
 @lru_cache
 def color_jitter(strengths: tuple[float, float, float, float]) -> ColorJitter:
+    """torchvision's ColorJitter; cached, as every image needs one."""
     return ColorJitter(*strengths)
 
 

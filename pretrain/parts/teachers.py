@@ -62,6 +62,7 @@ class Temperature:
     delay: int = 0
 
     def at(self, epoch: int) -> float:
+        """The temperature in `epoch`, counted from 0."""
         epoch -= self.delay
         if epoch >= self.warmup:
             return self.end

@@ -153,19 +153,19 @@ class Several:
 class ImageViews:
     """RGB image -> tensors by name: its views, then random numbers for masks and choices."""
 
-    made: Mapping[str, Callable[[Image.Image], Tensor]]  # makers of the views
-    drawn: Mapping[str, Callable[[], Tensor]] = field(default_factory=dict)  # samplers of the random numbers
+    makers: Mapping[str, Callable[[Image.Image], Tensor]]  # of views, by name
+    samplers: Mapping[str, Callable[[], Tensor]] = field(default_factory=dict)  # of random numbers, by name
 
     def __call__(self, image: Image.Image) -> dict[str, Tensor]:
-        views = {name: make(image) for name, make in self.made.items()}
-        return views | {name: draw() for name, draw in self.drawn.items()}
+        views = {name: make(image) for name, make in self.makers.items()}
+        return views | {name: draw() for name, draw in self.samplers.items()}
 
     def unfinished(self, image: Image.Image) -> dict[str, Tensor | Unfinished]:
         """The same, with views unfinished if their colours and normalisation can be left to the device."""
         views: dict[str, Tensor | Unfinished] = {}
-        for name, make in self.made.items():
+        for name, make in self.makers.items():
             views[name] = make.unfinished(image) if isinstance(make, View | Several) else make(image)
-        return views | {name: draw() for name, draw in self.drawn.items()}
+        return views | {name: draw() for name, draw in self.samplers.items()}
 
 
 def multi_crop(large: Makers, small: Makers = ()) -> ImageViews:

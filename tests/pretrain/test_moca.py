@@ -160,7 +160,7 @@ def test_views_of_an_image():
         "choices": (3,),
     }
     assert not torch.equal(found["first"], found["second"])
-    assert [made.made[name].steps[-1].blur for name in ("first", "second")] == [1.0, 0.1]
+    assert [made.makers[name].steps[-1].blur for name in ("first", "second")] == [1.0, 0.1]
 
 
 def test_exports_are_the_teacher_and_then_the_student():

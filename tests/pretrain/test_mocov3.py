@@ -48,7 +48,7 @@ def test_one_group_decays_all_that_is_trained(frozen):
 
 def test_views():
     """main_moco.py:262-285, CONFIG.md: a crop from 8 % on, blur always and seldom, solarised at most the second."""
-    made = METHOD(RECIPES["vit_s"].spec, RECIPES["vit_s"].settings).views().made
+    made = METHOD(RECIPES["vit_s"].spec, RECIPES["vit_s"].settings).views().makers
     for view, blur, solarise in ((made["first"], 1.0, 0.0), (made["second"], 0.1, 0.2)):
         kinds = {type(step): step for step in view.steps}
         cut, colours = kinds[RandomResizedCrop], kinds[Colours]
