@@ -41,7 +41,7 @@ def test_a_batch_of_empty_masks_is_refused(name):
     one = {**views, "mask": views["mask"].clone().index_fill_(0, torch.tensor([1]), False)}
     alone = {key: value[:1] for key, value in one.items()}
     assert one["mask"].any() and method(one).loss.item() == pytest.approx(method(alone).loss.item(), rel=1e-5)
-    with pytest.raises(ValueError, match="none of the 2 images of this forward pass hides a patch"):
+    with pytest.raises(ValueError, match="none of the 2 images of this forward pass has a hidden patch"):
         method({**views, "mask": torch.zeros_like(views["mask"])})
 
 
