@@ -294,7 +294,7 @@ RECIPES = {
     "vit_s": replace(
         _VIT_B,
         source="lxtGH/CAE d725971, models/modeling_cae.py (12 heads), tools/run_pretraining.py; its README gives no "
-        "command for it: ours are the 300 epochs of the base model's",
+        "command for it; ours: 300 epochs, as for the base model",
         spec=replace(VIT_S, heads=12, **SCALED),
         epochs=300,
         schedule=TableCosine(warmup=10, floor=1e-5),

@@ -174,8 +174,8 @@ METHOD = Can
 
 _VIT_B = replace(
     mae.RECIPES["vit_b"],
-    source="ours after MAE's recipe; batch and rate are those of shlokk/mae-contrastive's README (64 x 4, four times "
-    "accumulated); how the published ViT-B was trained is not known, but for its 800 epochs",
+    source="ours after MAE's recipe; batch and rate are those of shlokk/mae-contrastive's README (64 x 4, accumulated "
+    "four times); of the published ViT-B's training, only the 800 epochs are known",
     settings=Settings(),
     batch=1024,
     lr=2.5e-4,
@@ -185,8 +185,8 @@ RECIPES = {
     "vit_b": _VIT_B,
     "vit_b_author": replace(
         _VIT_B,
-        source="shlokk/mae-contrastive 12d2ba5, README.md and main_pretrain.py, with the options without which it does "
-        "not run (noise_loss) or is no CAN (half of the patches hidden); its noise is twice that of its option",
+        source="shlokk/mae-contrastive 12d2ba5, README.md and main_pretrain.py, with the options that it needs to run "
+        "(noise_loss) and to be CAN (half of the patches hidden); its noise is twice what its option says",
         settings=Settings(
             noise_std=0.1,
             norm_pixels=False,

@@ -426,7 +426,7 @@ _LARGE = Settings(
 )
 _VIT_L_22K = replace(
     _VIT_L,
-    source="dinov2 configs/train/vitl14.yaml (ImageNet-22k or LVD-142M); its epochs have 1250 updates, ours all images",
+    source="dinov2 configs/train/vitl14.yaml (ImageNet-22k or LVD-142M); its epochs are 1250 updates, ours all images",
     spec=replace(
         VIT_L,
         architecture="vit_giant_patch14_dinov2",

@@ -101,7 +101,7 @@ class Network(nn.Module):
 
 
 class Extrema(Method):
-    """Views: "student" and, where it differs, "teacher" (B, 3, H, W); "noise" (B, 1 or M, L)."""
+    """Views: "student" and, if it differs, "teacher" (B, 3, H, W); "noise" (B, 1 or M, L)."""
 
     def __init__(self, spec: ViTSpec, settings: Settings) -> None:
         super().__init__(spec, settings)
@@ -230,21 +230,21 @@ _VIT_B = Recipe(
 )
 _VIT_S = replace(
     _VIT_B,
-    source="Wu et al. 2022, section 5.1, table 7; ours: that ViT-S has the numbers of the README's ViT-B",
+    source="Wu et al. 2022, section 5.1, table 7; ours: the numbers of the README's ViT-B for ViT-S",
     spec=replace(VIT_S, **CLASS_ATTENTION),
 )
 _22K = dict(
-    source="Wu et al. 2022, section 5.1, table 7: ImageNet-22k, as many updates; ours: warm-up; ViT-S as ViT-B",
+    source="Wu et al. 2022, section 5.1, table 7: ImageNet-22k, same updates; ours: warm-up, ViT-B's numbers for ViT-S",
     epochs=30,
     schedule=WarmupCosine(warmup=4),
 )
 _FIGURE_5 = dict(
-    source="Wu et al. 2022, figure 5; ours: details of the design, which the code does not have",
+    source="Wu et al. 2022, figure 5; ours: details of the design, which is not in the code",
     settings=Settings(mask_ratio=0.9, masks=8, colour="none"),
 )
 _ABLATION = replace(
     _VIT_B,
-    source="Wu et al. 2022, section 5.1: crop and flip alone, of both branches alike; 80 % x 2 (tables 4 to 6)",
+    source="Wu et al. 2022, section 5.1: only crop and flip, shared by both branches; 80 % x 2 (tables 4 to 6)",
     settings=Settings(masks=2, colour="none"),
 )
 RECIPES = {

@@ -178,7 +178,7 @@ _VIT_S = replace(
 )
 _LARGER = (
     "Zhou et al. 2022, section 3.2 (epochs, batch, rate, masks), appendix B (crops); fixed_prototypes: main_ibot.py's "
-    "help; else as ViT-S: the files of arguments that the README links could not be had"
+    "help; else as ViT-S, as the argument files that the README links are not available"
 )
 _VIT_B = replace(
     _VIT_S,

@@ -214,7 +214,7 @@ METHOD = Lut
 
 _VIT_B = replace(
     mae.RECIPES["vit_b_1600"],
-    source="naver-ai/lut 4420a27, docs/PRETRAIN.md, main_lut.py; w_bc: supplementary, table B (the parser has none)",
+    source="naver-ai/lut 4420a27, docs/PRETRAIN.md, main_lut.py; w_bc: supplementary, table B (no default in the code)",
     settings=Settings(),
 )
 _SIMMIM = replace(

@@ -167,9 +167,9 @@ class Moca(Method):
         rounds = self.student_rounds(images, views["noise"])
         image_loss, local_loss = images.new_zeros(()), images.new_zeros(())
         if self.generator is not None:
-            image_loss = DIRECTIONS * self.image_loss(rounds, targets)
+            image_loss = DIRECTIONS * self.image_loss(rounds, targets)  # L_IMG, Eq. 6
         if self.predictions:
-            local_loss = DIRECTIONS * self.local_loss(rounds, targets)
+            local_loss = DIRECTIONS * self.local_loss(rounds, targets)  # L_LOC, Eq. 3
         weight = self.settings.image_weight  # lambda
         loss = weight * image_loss + (1.0 - weight) * local_loss  # Eq. 1
         logs = {"loss_img": image_loss.detach(), "loss_loc": local_loss.detach(), "mu": self.codebook.mu}

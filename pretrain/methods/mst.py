@@ -262,7 +262,7 @@ METHOD = Mst
 
 _VIT_S = replace(
     DINO["vit_s"],
-    source="a reimplementation from the description, without official code: Li et al. 2021, appendix sections 2, 3, 7; "
+    source="reimplemented from the paper, without official code: Li et al. 2021, appendix sections 2, 3, 7; "
     "temperatures, momentum and decay as DINO; inferred: mask_chance, low_fraction, decoder, head, crops, clipping",
     settings=Settings(teacher_temperature=0.07, teacher_warmup=30),
     batch=1024,  # for which DINO's rate is 2e-3 (section 7)
