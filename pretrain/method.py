@@ -41,7 +41,7 @@ class Reconstruction(NamedTuple):
     """Pixels that a method predicts, for pictures. Images are normalised, (B, 3, H, W)."""
 
     images: Tensor  # the targets
-    prediction: Tensor  # predicted pixels; the target's own pixels where nothing is predicted
+    prediction: Tensor  # predicted pixels, and the target's own pixels in patches that are not predicted
     hidden: Tensor  # (B, L) bool, True for patches that the network does not see
     predicted: Tensor  # (B, L) bool, True for patches whose pixels are predicted
 
@@ -79,9 +79,9 @@ class Method(nn.Module):
     # If so, images without labels, or with another number of classes, are refused.
     needs_labels = False
     repeats = 1  # how often an image occurs in an epoch, which then shows fewer different images
-    min_batch = 1  # images that a forward pass needs at least
-    min_batch_setting = ""  # the setting because of which it needs them, as a user writes it
-    remedy = ""  # advice besides another learning rate if nothing is learned; completes a sentence
+    min_batch = 1  # least images that a forward pass needs
+    min_batch_setting = ""  # the setting that requires them, as a user writes it
+    remedy = ""  # advice in addition to another learning rate if nothing is learned; completes a sentence
     fitted_on = 0  # number of images whose views `fit` gets; 0: nothing is fitted
 
     def __init__(self, spec: ViTSpec, settings: Any) -> None:

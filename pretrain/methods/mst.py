@@ -116,7 +116,7 @@ class Mst(SelfDistillation):
             outputs, attention = self.teacher_outputs(crops)
             hidden = self.masked_patches(attention, draws)
         tokens = self.encode_masked(crops, hidden, draws)
-        logs, loss, observed = {}, 0.0, {}
+        logs, loss, observed = {}, 0.0, {}  # loss: lambda 1 * instance + lambda 2 * restoration (algorithm 1)
         if self.settings.inst_weight:
             observed = {"centre": mean_output(outputs)}
             targets, classes = self.targets(outputs), tokens[:, :1].view(*crops.shape[:2], -1)

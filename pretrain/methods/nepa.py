@@ -54,7 +54,7 @@ class Nepa(Method):
     """Views: "image" (B, 3, H, W)."""
 
     preparation = Preparation(mean=HALF, std=HALF)
-    remedy = "; where the log's spread falls to 0, all patches have one embedding"
+    remedy = "; if the log's spread falls to 0, all patches have the same embedding"
 
     def __init__(self, spec: ViTSpec, settings: Settings) -> None:
         super().__init__(spec, settings)

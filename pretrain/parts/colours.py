@@ -198,7 +198,7 @@ def blurred(images: Tensor, weights: Tensor) -> Tensor:
 
 def box_weights(radius: Tensor) -> Tensor:
     """Radii of Gaussians (N,) -> weights of Pillow's box (N, R) int64, for pixels at a distance of 0, 1, ... R-1 from
-    its centre; they sum to about 2^24 over the box. Computed in float32 where Pillow does."""
+    its centre; they sum to about 2^24 over the box. Uses float32 for the same steps as Pillow."""
     radius = radius.nan_to_num(0.0).float()
     variance = radius * radius / BOX_PASSES
     length = (12.0 * variance.double() + 1.0).sqrt().float()
