@@ -129,7 +129,7 @@ def trained_method(folder: Path) -> tuple[Method, State]:
         state.facts["step"], len(state.facts["unreadable"])
         method.load_state_dict(state.tensors)
     except (KeyError, TypeError, RuntimeError) as error:
-        raise ValueError(f"{folder}: its states do not fit this version of {identity['method']}") from error
+        raise ValueError(f"{folder}: its states do not fit {identity['method']} in this version") from error
     return method, state
 
 
