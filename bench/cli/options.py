@@ -182,7 +182,7 @@ class ClusterOptions:
     gpus: NonNegativeInt = 0  # G: GPUs of a job on each node, one process per GPU
     processes: NonNegativeInt = 0  # N: processes of a job on each node (one for each GPU)
     nodes: PositiveInt = 1  # N: nodes of a job (1)
-    jobs: PositiveInt | None = None  # N: run at most N jobs at once (slurm: all; local: 1)
+    jobs: PositiveInt | None = None  # N: run at most N jobs of bench run at once (slurm: all; local: 1)
     # T: time limit in sbatch's format, after which a job is stopped and queued again (1-00)
     time: int | None = dataclasses.field(default=None, metadata={"type": minutes_of})
     account: str | None = None  # A: SLURM's account

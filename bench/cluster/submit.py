@@ -336,7 +336,8 @@ def submit_to_slurm(out: Path, tasks: Sequence[TaskRecord], options: ClusterOpti
     nodes = f" on {options.nodes} nodes" if options.nodes > 1 else ""
     gpus = f" with {options.gpus} GPUs per node" if options.gpus else ", without a GPU (no --gpus)"
     limit = f", at most {options.jobs} at once" if options.jobs else ""
-    say(f"{len(tasks)} jobs of {size}{nodes}{gpus} are submitted{limit}; to follow them: {status_command(out)}")
+    count = f"{len(tasks)} job{'s' * (len(tasks) != 1)}"
+    say(f"{count} of {size}{nodes}{gpus} submitted{limit}; to follow: {status_command(out)}")
     return 0
 
 

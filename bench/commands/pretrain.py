@@ -28,6 +28,8 @@ def run(options: Options) -> int:
     if options.method not in extensions("methods"):
         load_extension("methods", options.method)  # raises an error that lists the methods, before torch is imported
     cluster = cluster_of(options)
+    if options.jobs:
+        raise ValueError(f"--jobs {options.jobs}: bench pretrain is one job; omit it (for its size: --nodes, --gpus)")
     if cluster and not options.dry_run:
         from bench.cluster.submit import launch_pretraining
 

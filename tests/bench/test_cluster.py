@@ -125,7 +125,7 @@ def submit(bench, toys, exports, out, *words):
 def test_a_run_becomes_jobs_cheap_ones_first(slurm, bench, toys, exports):
     out = slurm / "out"
     code, said, _ = submit(bench, toys, exports, out, "--partition", "p", "--gpus", "4", "--jobs", "2", "--mem", "9G")
-    assert code == 0 and "8 jobs of 4 processes with 4 GPUs per node are submitted, at most 2 at once" in said
+    assert code == 0 and "8 jobs of 4 processes with 4 GPUs per node submitted, at most 2 at once" in said
     ((_, submission),) = submissions(out)
     titles = [
         f"{name}: {task}@{way}" for task in ("toy", "dear") for name in ("first", "second") for way in ("one", "two")
@@ -170,7 +170,7 @@ def test_a_pretraining_is_one_job_which_resumes(slurm, bench):
     out = slurm / "run"
     words = ("pretrain", "mae", "--recipe", "smoke", "--images", "digits:", "--out", out)
     code, said, _ = bench(*words, "--cluster", "slurm", "--nodes", "4", "--gpus", "8", "--slurm", "constraint=a100")
-    assert code == 0 and "1 jobs of 32 processes on 4 nodes with 8 GPUs per node are submitted" in said
+    assert code == 0 and "1 job of 32 processes on 4 nodes with 8 GPUs per node submitted" in said
     ((_, submission),) = submissions(out)
     (job,) = submission.tasks
     assert job.words == (*map(str, words[:2]), "--recipe=smoke", "--images=digits:", f"--out={out}", "--resume")
@@ -179,6 +179,13 @@ def test_a_pretraining_is_one_job_which_resumes(slurm, bench):
     (slurm / "said").write_text("77|RUNNING|None\n")
     code, _, said = bench(*words, "--cluster", "slurm")
     assert code == 2 and "it is submitted already" in said
+
+
+def test_a_pretraining_has_no_number_of_jobs(slurm, bench):
+    words = ("pretrain", "mae", "--recipe", "smoke", "--images", "digits:", "--out", slurm / "run")
+    code, _, said = bench(*words, "--cluster", "slurm", "--jobs", "4")
+    assert code == 2 and "--jobs 4" in said and "--nodes" in said
+    assert not submissions(slurm / "run")
 
 
 def test_a_refusal_of_slurm_is_one_line_and_leaves_nothing(slurm, bench, toys, exports):
