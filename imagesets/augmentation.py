@@ -113,5 +113,9 @@ def _within(centre: Tensor, side: int, share: Tensor) -> Tensor:
 
 
 def smoothed(labels: Tensor, classes: int, smoothing: float) -> Tensor:
-    """Labels (B,) -> (B, K) probabilities: `smoothing` of each is spread over all classes (Szegedy et al. 2016)."""
-    return F.one_hot(labels, classes) * (1.0 - smoothing) + smoothing / classes
+    """Labels (B,) -> (B, K) probabilities: `smoothing` of each is spread over all classes (Szegedy et al. 2016).
+
+    Rounded as by timm's mixup_target: both values are computed in float64 and rounded once.
+    """
+    spread = smoothing / classes
+    return torch.where(F.one_hot(labels, classes).bool(), 1.0 - smoothing + spread, spread)

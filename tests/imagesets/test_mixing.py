@@ -53,9 +53,15 @@ def test_mixing_is_timms(size, draws, monkeypatch):
         torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-6)
 
 
-def test_smoothing_is_timms():
-    torch.testing.assert_close(smoothed(LABELS, CLASSES, SMOOTHING), mixup_target(LABELS, CLASSES, 1.0, SMOOTHING))
-    assert torch.equal(smoothed(LABELS, CLASSES, 0.0).argmax(dim=1), LABELS)
+@pytest.mark.parametrize("classes", [7, 10, 100, 1000])
+def test_smoothing_is_timms_to_the_last_bit(classes):
+    torch.testing.assert_close(
+        smoothed(LABELS, classes, SMOOTHING), mixup_target(LABELS, classes, 1.0, SMOOTHING), rtol=0, atol=0
+    )
+
+
+def test_labels_without_smoothing_are_one_hot():
+    assert torch.equal(smoothed(LABELS, CLASSES, 0.0), torch.eye(CLASSES)[LABELS])
 
 
 @pytest.mark.parametrize(("mixup", "cutmix", "boxes"), [(0.8, 0.0, 0), (0.0, 1.0, 400), (0.8, 1.0, 200)])
