@@ -170,7 +170,7 @@ def detect(file: ForeignFile) -> str:
     if not keys and all(name.startswith(("method.", "optimizer.")) for name in file.tensors):
         run = file.path.parent.parent
         raise ValueError(
-            f"{file.path} is a state to go on training with; bench run and bench inspect take {run}, the training's "
+            f"{file.path} is a training state; bench run and bench inspect take {run}, the training's "
             f"folder, and `bench export {run}` writes its encoder"
         )
     if not keys and (reason := beyond(file.tensors)):

@@ -295,7 +295,7 @@ class Peers:
         why = ", as happens for lack of memory" if killed_by == signal.SIGKILL else ""
         return (
             f"process {rank} of {len(self.members)} (pid {member.pid}, host {member.host}) {how}{why}; "
-            "run the same command again to go on (a pretraining with --resume)"
+            "run the same command again to continue (a pretraining with --resume)"
         )
 
     def _exit_soon(self, rank: int) -> None:

@@ -23,7 +23,7 @@ class Stopped(Exception):
     def after(cls, step: int, steps: int, label: str, folder: Path) -> "Stopped":
         """The exception with its message for the user; label: name of the training."""
         where = f"after step {step} of {steps} of {label}"
-        return cls(f"stopped by a signal {where}, state saved in {folder}; to go on, run the same command again")
+        return cls(f"stopped by a signal {where}, state saved in {folder}; to continue, run the same command again")
 
 
 class StopRequest:

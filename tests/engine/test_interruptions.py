@@ -81,6 +81,6 @@ def test_no_loader_process_outlives_one_that_was_killed():
 def test_the_line_that_says_how_to_go_on(tmp_path):
     stopped = pickle.loads(pickle.dumps(Stopped.after(3, 8, "fine-tuning", tmp_path)))
     assert stopped.reported_by == 0 and str(stopped) == (
-        f"stopped by a signal after step 3 of 8 of fine-tuning, state saved in {tmp_path}; to go on, run the "
+        f"stopped by a signal after step 3 of 8 of fine-tuning, state saved in {tmp_path}; to continue, run the "
         "same command again"
     )
