@@ -1,7 +1,7 @@
 """Base of tasks that train mmsegmentation's and mmdetection's models: cost, timing, departures from a recipe.
 
-Work is counted on models without memory, and timed on a few real scenes: the very model of a task makes a few steps.
-Where a step of its recipe takes too long for that, a smaller one is made, and seconds grow by its operations.
+FLOPs are counted on models on the "meta" device. Times are measured on a few real scenes, with a few steps of the
+task's own model. If a step of the recipe takes too long, a smaller one is timed, and its seconds are scaled by FLOPs.
 """
 
 import time
@@ -31,9 +31,9 @@ from engine.work import SLOWER, Kind, Part, Scale, Work, count_flops, product_ra
 if TYPE_CHECKING:
     from downstream.loop.running import TrainedModel
 
-BACK = 3.0  # passes forward that one forward and back costs
-CALLS = 8  # of a timed step, about, with an evaluation
-STATE_BYTES = 16e6  # of the state that is saved for timing, at most
+BACK = 3.0  # cost of a forward and backward pass, in forward passes
+CALLS = 8  # approximate number of timed calls, including an evaluation
+STATE_BYTES = 16e6  # largest state that is saved for timing
 Flops = Mapping[Literal["training", "evaluation"], float]  # of a model on one image
 
 
@@ -43,12 +43,16 @@ class Source:
 
     name: str
     classes: int
-    images: int  # for training
-    settings: tuple[str, ...]  # those that depend on the number of images, their sizes or the classes
+    images: int  # training images
+    settings: tuple[str, ...]  # settings that depend on the number of images, their sizes or the classes
 
 
 class Lengths(NamedTuple):
-    """How much a task trains. steps: of each training. read: images in these. evaluations: of all trainings."""
+    """How much a task trains.
+
+    trainings: their number. steps: optimiser steps of each training. read: images read in these steps.
+    evaluations: passes over the validation images, of all trainings together.
+    """
 
     trainings: int
     steps: int
@@ -57,11 +61,11 @@ class Lengths(NamedTuple):
 
 
 class DenseTask(Task):
-    """Base of these tasks. The bare annotations are settings that all of them define."""
+    """Base of tasks that train dense models. Annotations without values are settings that all subclasses define."""
 
-    KEY: ClassVar[str]  # name of its file, and of its folder in the cache
+    KEY: ClassVar[str]  # name of the task's file, and of its folder in the cache
     LARGEST: ClassVar[int] = 8  # images in a forward pass, unless --batch-size is given
-    SOURCE: ClassVar[Source]  # of its recipes
+    SOURCE: ClassVar[Source]  # the set that the recipes are for
 
     batch: int
     size: str
@@ -69,55 +73,55 @@ class DenseTask(Task):
 
     @property
     def frozen(self) -> bool:
-        """Whether the network is, under a head that is trained."""
+        """Whether the network is frozen, and only a head is trained."""
         return False
 
     def plan(self, export: FrozenExport, train: SceneSet, val: SceneSet, seed: int) -> Plan:
-        """The training on a set's scenes, or the first of several."""
+        """The plan of the training on a set's scenes, or of the first of several trainings."""
         raise NotImplementedError
 
     def lengths(self, images: int) -> Lengths:
-        """Of trainings on so many images."""
+        """How much the task trains on a set of `images` training images."""
         raise NotImplementedError
 
     def side(self, spec: FrozenSpec) -> int:
-        """Of training images in pixels, about."""
+        """Approximate side of training images in pixels."""
         raise NotImplementedError
 
     def score(self, images: int, classes: int) -> Score:
-        """A score of made-up predictions for so many validation images, for timing resamples."""
+        """A score of made-up predictions for `images` validation images, for timing resamples."""
         raise NotImplementedError
 
     def model_flops(self, spec: FrozenSpec, classes: int) -> Flops:
-        """FLOPs of the model on one image, forward and back in training."""
+        """FLOPs of the model on one image; in training, of the forward and backward pass."""
         raise NotImplementedError
 
     def smaller(self, share: float) -> Self:
-        """The same training on images of `share` of the side, about, for timing."""
+        """The same training on images whose sides are scaled by about `share`, for timing."""
         raise NotImplementedError
 
     def check_images(self, space: Workspace) -> None:
         check_layout(space.data, self.LAYOUT)
         if space.skip_bad:
             raise ValueError(
-                f"{space.data}: dense tasks leave out no scene, run them without --skip-bad; `bench data check "
+                f"{space.data}: dense tasks cannot skip scenes, run them without --skip-bad; `bench data check "
                 f"{space.data}` names the files to replace"
             )
         if space.decode != "exact":
             raise ValueError(
-                f"{space.data}: dense tasks read images by OpenCV, as their sources do; run them without --decode "
+                f"{space.data}: dense tasks read images with OpenCV, as their sources do; run them without --decode "
                 f"{space.decode}"
             )
 
     def trained(self, plan: Plan, space: Workspace) -> "TrainedModel":
-        """Train and evaluate, or read the result of the same training."""
+        """Train and evaluate, or read the result if the same training was finished before."""
         with quiet_libraries():
             from downstream.loop.running import run_plan
 
         return run_plan(plan, space)
 
     def cost(self, scale: Scale) -> Work:
-        self.summary(scale.spec, scale.images)  # refuses what does not fit
+        self.summary(scale.spec, scale.images)  # raises ValueError for settings that do not fit
         flops, val = self.model_flops(scale.spec, scale.classes), scale.images["val"]
         trainings, steps, read, evaluations = self.lengths(scale.images["train"])
         parts = (
@@ -135,7 +139,7 @@ class DenseTask(Task):
         return Work(parts=parts, iterations=trainings * steps, memory=memory, disk=disk)
 
     def benchmark(self, export: FrozenExport, space: Workspace, seconds: float) -> dict[Kind, float]:
-        """On steps of the recipe where they are short enough, else on smaller images, fewer at once."""
+        """Measured on steps of the recipe if they are short enough, else on smaller images in smaller batches."""
         self.check_network(export.spec)
         times: dict[Kind, float] = {"libraries": loading_seconds()}  # before anything else that loads the libraries
         self.check_images(space)
@@ -158,29 +162,29 @@ class DenseTask(Task):
             step = seconds_of(model.step, seconds / 3) / at_once
             rate = step / timed.model_flops(export.spec, classes)["training"]  # seconds of an operation
             times["training"] = read[0] + rate * flops["training"]
-            # Validation images may keep their size where smaller crops are trained: operations alone grow alike then.
-            whole = seconds_of(model.evaluate, seconds / CALLS) if timed is self else rate * flops["evaluation"]
-            times["evaluation"] = read[1] + whole
+            # Validation images may keep their size when crops are made smaller, so their seconds follow from the FLOPs.
+            predicting = seconds_of(model.evaluate, seconds / CALLS) if timed is self else rate * flops["evaluation"]
+            times["evaluation"] = read[1] + predicting
             times["updates"] = seconds_of(model.optimiser.step, seconds / CALLS)
             times["states"] = model.state_seconds()
         return times
 
     def departures(self, export: FrozenExport, train: SceneSet, batch: Mapping[str, Any]) -> list[str]:
-        """How a training differs from its recipe, a line each. batch: facts of its TrainedModel."""
+        """How a training differs from its recipe, one line for each difference. batch: facts of its TrainedModel."""
         lines, size = norm_warnings(batch), SIZES.get((export.spec.width, export.spec.depth), "another size")
         if self.size and size != self.size:
             lines.append(f"the recipe is for ViT-{self.size}, this network is {size}")
         branch = str(export.facts.get("branch", ""))
         if self.branch and branch and branch != self.branch:
             lines.append(f"the recipe is for the {self.branch} branch, this is the {branch} one")
-        return lines + self.cropped_otherwise(export.spec) + self.chosen_elsewhere(train)
+        return lines + self.crop_warnings(export.spec) + self.source_warnings(train)
 
-    def cropped_otherwise(self, spec: FrozenSpec) -> list[str]:
-        """A warning where images are cropped at another side than the setting's."""
+    def crop_warnings(self, spec: FrozenSpec) -> list[str]:
+        """A warning if the side of crops differs from the setting."""
         return []
 
-    def chosen_elsewhere(self, train: SceneSet) -> list[str]:
-        """A warning that names the settings that were chosen for SOURCE, where the scenes are others."""
+    def source_warnings(self, train: SceneSet) -> list[str]:
+        """A warning that names the settings that were chosen for SOURCE, if the scenes are of another set."""
         source = self.SOURCE
         if len(train.classes) == source.classes or train.url.startswith(TINY):
             return []
@@ -194,9 +198,9 @@ class DenseTask(Task):
 
 
 def untrained(spec: FrozenSpec, image_size: int | None = None) -> FrozenExport:
-    """An export of this architecture whose weights are zero, for building models: drawing them would take seconds.
+    """An export of this architecture with zero weights, for building models: drawing weights would take seconds.
 
-    A network of the user's own comes as it is, from its function.
+    A user's own network is returned unchanged, from its function.
     """
     if isinstance(spec, OwnSpec):
         return own_network(spec.reference)
@@ -212,8 +216,13 @@ def untrained(spec: FrozenSpec, image_size: int | None = None) -> FrozenExport:
 def flops_on_meta(
     model: Any, image: tuple[int, int], heads: Callable[[Any, torch.Tensor], object]
 ) -> tuple[float, float]:
-    """FLOPs of the backbone and of the heads on one image of so many pixels (H, W). The model is moved to the device
-    "meta" and cannot be used afterwards. heads: the whole model, from the images (1, 3, H, W)."""
+    """FLOPs of the backbone and of the heads on one image.
+
+    Args:
+        model: moved to the device "meta", and not usable afterwards.
+        image: height and width in pixels.
+        heads: calls the whole model, backbone and heads, with images (1, 3, H, W).
+    """
     with torch.device("meta"), torch.no_grad():
         model.to("meta").eval()
         images = torch.zeros(1, 3, *image)
@@ -223,7 +232,7 @@ def flops_on_meta(
 
 @cache
 def loading_seconds() -> float:
-    """Seconds in which a process imports the models and their libraries, once; little where that happened before."""
+    """Seconds that a process needs to import the models and their libraries; about 0 if they are imported already."""
     started = time.perf_counter()
     with quiet_libraries():
         for module in ("downstream.models.segmentors", "downstream.models.detectors"):
@@ -247,7 +256,7 @@ class TimedModel:
         self.model.train()
 
     def step(self) -> float:
-        """The loss of the batch, forward and back."""
+        """Forward and backward pass; returns the loss of the batch."""
         with autocast(self.space.device, self.space.precision):
             losses = self.model(**self.model.data_preprocessor(self.batch, True), mode="loss")
         loss, _ = self.model.parse_losses(losses)
@@ -256,14 +265,14 @@ class TimedModel:
         return loss.item()
 
     def evaluate(self) -> None:
-        """Predict one image, and keep what its score needs."""
+        """Predict one image, and store the statistics for its score."""
         self.model.eval()
         with torch.no_grad(), autocast(self.space.device, self.space.precision):
             samples = [sample.to_dict() for sample in self.model.val_step(self.val_batch)]
         self.metric.process(self.val_batch, samples)
 
     def state_seconds(self) -> float:
-        """Seconds in which a state of weights and optimiser is saved, from a part of it where that is large."""
+        """Seconds for saving weights and optimiser, extrapolated from a part of the state if it is large."""
         size = 12.0 * sum(parameter.numel() for parameter in self.model.parameters())  # with two moments
         part = torch.zeros(int(min(size, STATE_BYTES)) // 4)
         started = time.perf_counter()

@@ -1,4 +1,4 @@
-"""Object detection and instance segmentation on COCO's layout: training and outcome of both tasks."""
+"""Base of the detection tasks on COCO's layout, with boxes and masks: plan, FLOPs and outcome of a training."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -33,24 +33,24 @@ if TYPE_CHECKING:
     from torch import nn
 
 
-SMALLEST = 64  # pixels of an image's side in a timed step, at least
+SMALLEST = 64  # smallest side of an image in a timed step, in pixels
 
 
 @dataclass(frozen=True, kw_only=True)
 class Detection(DetectionSettings, DenseTask):
-    """One training, and the evaluation of its detector on the validation images."""
+    """One training of a detector and its evaluation on the validation images."""
 
     LAYOUT: ClassVar[str] = "coco"
     LARGEST: ClassVar[int] = 2  # as on each GPU of the sources
     SOURCE: ClassVar[Source] = Source(
         name="COCO",
         classes=80,
-        images=117266,  # with objects, of 118 287
+        images=117266,  # the images with objects, of 118 287
         settings=("epochs", "warmup", "batch", "short", "long", "val", "anchor", "proposals", "detections"),
     )
 
     def check_network(self, spec: FrozenSpec) -> None:
-        """ValueError for patches from which strides of 4, 8, 16 and 32 cannot be made, and for what is no ViT."""
+        """Raise ValueError for patch sizes from which strides 4, 8, 16, 32 cannot be made, and for other networks."""
         vit_spec(spec, "detectors are trained with four blocks of a ViT")
         if spec.patch_size not in (4, 8, 16, 32):
             raise ValueError(
@@ -62,7 +62,7 @@ class Detection(DetectionSettings, DenseTask):
         return {
             "longest side": self.long,
             "epochs": self.epochs,
-            "steps": f"up to {self.lengths(images['train']).steps}",  # images without objects are left out
+            "steps": f"up to {self.lengths(images['train']).steps}",  # images without objects are excluded
             "batch": self.batch,
             "evaluations": self.lengths(images["train"]).evaluations,
         }
@@ -76,7 +76,7 @@ class Detection(DetectionSettings, DenseTask):
 
     @cache  # noqa: B019 (settings and architectures are few)
     def model_flops(self, spec: ViTSpec, classes: int) -> Flops:
-        """On images of 4 : 3, as most of COCO are, at the middle one of the training sizes."""
+        """FLOPs on images of 4 : 3, as most of COCO's are, at the median training size."""
         self.check_network(spec)
         export = untrained(spec)
         assert isinstance(export, ViTExport)
@@ -92,7 +92,8 @@ class Detection(DetectionSettings, DenseTask):
         }
 
     def flops_of(self, model: Any, size: tuple[int, int], boxes: int, masks: int) -> float:
-        """With so many regions in each box head and mask head; sides are padded to multiples of 32."""
+        """FLOPs on an image of `size` (height, width), padded to multiples of 32, with this number of regions in each
+        box head and in each mask head."""
 
         def whole(detector: Any, images: torch.Tensor) -> None:
             detector.rpn_head(detector.extract_feat(images))
@@ -131,7 +132,7 @@ class Detection(DetectionSettings, DenseTask):
 
         warnings = self.departures(export, train, trained.batch)
         if not with_masks(train, val):
-            warnings.append("objects have boxes alone: no mask head was trained beside the box head")
+            warnings.append("objects have only boxes: no mask head was trained")
         facts = {
             "train": train.facts,
             "val": val.facts,
@@ -151,7 +152,7 @@ class Detection(DetectionSettings, DenseTask):
         return Outcome(metrics=metrics, arrays=dict(trained.arrays), facts=facts)
 
     def plan(self, export: FrozenExport, train: SceneSet, val: SceneSet, seed: int) -> Plan:
-        """On the training images that have objects."""
+        """The plan of the training, on the training images that have objects."""
         self.check_network(export.spec)
         assert isinstance(export, ViTExport)
         train = learnable(train, val)
@@ -187,7 +188,8 @@ class Detection(DetectionSettings, DenseTask):
             return images, detection_validation_images(val, self), metric
 
     def model(self, export: ViTExport, classes: int, synchronised: bool, seed: int, masks: bool = True) -> "nn.Module":
-        """mmdet's detector around the export, whose position table keeps its size and is resized for every image."""
+        """mmdet's detector with the export as its backbone; its position table is stored at the export's size and
+        interpolated for every image."""
         from downstream.models.backbone import DenseBackbone, dense_network, usual_taps
         from downstream.models.detectors import detector
 
@@ -202,7 +204,11 @@ class Detection(DetectionSettings, DenseTask):
 
 
 def learnable(train: SceneSet, val: SceneSet) -> SceneSet:
-    """The training images that have objects. ValueError if there are none, on either side, or other classes."""
+    """The training images that have objects.
+
+    Raises:
+        ValueError: no image of a split has an object, or the splits have different classes.
+    """
     if dict(train.outlined.categories) != dict(val.outlined.categories):
         raise ValueError(
             f"{train.url}: {train.outlined.annotations} and {val.outlined.annotations} name other categories"
@@ -210,18 +216,19 @@ def learnable(train: SceneSet, val: SceneSet) -> SceneSet:
     for scenes, has_objects in ((train, len(train.outlined.learnable)), (val, any(val.outlined.objects))):
         if not has_objects:
             raise ValueError(
-                f"{scenes.url}: no image of {scenes.split} has an object, by {scenes.outlined.annotations}"
+                f"{scenes.url}: no image of {scenes.split} has an object, according to {scenes.outlined.annotations}"
             )
     return train.subset(train.outlined.learnable, "with-objects")
 
 
 def with_masks(train: SceneSet, val: SceneSet) -> bool:
-    """Whether masks are learnt and scored beside boxes: where the objects of both splits have outlines."""
+    """Whether masks are trained and scored in addition to boxes: if objects of both splits have outlines."""
     return train.outlined.outlined and val.outlined.outlined
 
 
 def drawn_detections(images: int, most: int, classes: int) -> dict[str, np.ndarray]:
-    """Detections as an evaluation keeps them: `most` of each image, a third of them right; seven objects as in COCO."""
+    """Random detections in the form that an evaluation stores: `most` of each image, a third of them right, and seven
+    objects per image as in COCO."""
     generator = np.random.RandomState(0)
     right = np.where(generator.random_sample((images, most)) < 1 / 3, 1023, 0).astype(np.uint16)
     none = np.zeros((images, most), np.uint16)

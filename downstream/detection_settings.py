@@ -25,7 +25,7 @@ OURS = (
     "; ours: batches not sorted by aspect ratio, the export's own position table resized for each image, bfloat16 in "
     "place of fp16 with --precision bfloat16"
 )
-# Of both tasks' smoke protocols.
+# Settings of both tasks' smoke protocols.
 SMOKE: dict[str, Any] = {
     "lr": 3e-3,
     "layer_decay": 0.9,
@@ -52,49 +52,49 @@ SMOKE: dict[str, Any] = {
 
 @dataclass(frozen=True, kw_only=True)
 class DetectionSettings(Task):
-    """Of one training; CASCADE is of its task."""
+    """Settings of one training. CASCADE, a constant of each task: whether the detector is a Cascade R-CNN."""
 
     CASCADE: ClassVar[bool]
 
     lr: PositiveFloat = 1e-4  # peak learning rate, of the heads
-    layer_decay: Fraction = 0.75  # factor on the rate for every block further from the heads
+    layer_decay: Fraction = 0.75  # factor on the rate for each block further from the heads
     weight_decay: NonNegativeFloat = 0.05  # of matrices; biases and norms have none
     epochs: PositiveInt = 12  # passes over the training images
-    milestones: tuple[int, ...] = (8, 11)  # epochs from which on the rate is a tenth of what it was
+    milestones: tuple[int, ...] = (8, 11)  # epochs at which the rate is divided by ten
     warmup: NonNegativeInt = 500  # steps over which the rate rises
     start: Fraction = 0.001  # factor on the rate at the first of these steps
     batch: PositiveInt = 16  # images in a step
-    # Of training images. scales: fitted into one of `short` by `long`. crops: half of them so; of the others, fitted
-    # into one of `crop_short` by `long`, a window with sides from `crop` is fitted so. jitter: fitted into `long`
-    # squared times a factor from `jitter`, and cut to `long` squared.
+    # How training images are resized. scales: to fit one of `short` by `long`. crops: half of them as in scales; the
+    # others are first resized to fit one of `crop_short` by `long` and cropped to a window with sides from `crop`.
+    # jitter: to fit a square of side `long` times a factor from `jitter`, then cropped to a square of side `long`.
     augment: Literal["scales", "crops", "jitter"] = "crops"
     short: NonEmpty[PositiveInt] = tuple(range(480, 801, 32))  # shorter sides in pixels, one of which is drawn
-    long: PositiveInt = 1333  # longest side in pixels
-    crop_short: NonEmpty[PositiveInt] = (400, 500, 600)  # shorter sides in pixels before a window is cut
-    crop: tuple[PositiveInt, PositiveInt] = (384, 600)  # least and largest side of such a window in pixels
+    long: PositiveInt = 1333  # largest longer side in pixels
+    crop_short: NonEmpty[PositiveInt] = (400, 500, 600)  # shorter sides in pixels before a window is cropped
+    crop: tuple[PositiveInt, PositiveInt] = (384, 600)  # smallest and largest side of such a window in pixels
     jitter: FactorRange = (0.1, 2.0)  # range of the random factor
-    flip: UnitInterval = 0.5  # chance of a mirror image
-    # longer and shorter side that validation images are fitted into, in pixels
+    flip: UnitInterval = 0.5  # probability of a horizontal flip
+    # largest longer and shorter side of validation images, in pixels
     val: tuple[PositiveInt, PositiveInt] = (1333, 800)
-    drop_path: BelowOne = 0.2  # chance of the last block to be skipped; it rises linearly from 0 at the first
-    norm: bool = False  # read all four blocks behind the network's final norm
+    drop_path: BelowOne = 0.2  # drop path rate of the last block; it rises linearly from 0 at the first
+    norm: bool = False  # apply the network's final norm to all four blocks
     train_positions: bool = True  # train the position table
     decay_tokens: bool = True  # weight decay on that table and the class token, as in the mm codebases
-    channels: PositiveInt = 256  # of the pyramid and of the heads' convolutions
-    hidden: PositiveInt = 1024  # of the box head's linear layer
+    channels: PositiveInt = 256  # channels of the pyramid and of the heads' convolutions
+    hidden: PositiveInt = 1024  # width of the box head's linear layer
     anchor: PositiveInt = 8  # side of the anchors in strides
     rpn_convs: PositiveInt = 1  # convolutions of the proposal network
     box_convs: PositiveInt = 4  # convolutions of the box head
     mask_convs: PositiveInt = 4  # convolutions of the mask head
-    proposals: tuple[PositiveInt, PositiveInt] = (1000, 1000)  # of an image, in training and in evaluation
-    regions: PositiveInt = 512  # proposals of an image that train a head
-    box_loss: Literal["giou", "l1"] = "giou"  # generalised IoU of decoded boxes, or distance of offsets
-    least_score: BelowOne = 0.05  # of a detection that is reported
-    detections: PositiveInt = 100  # of an image that are reported, at most
-    judge_every: NonNegativeInt = 0  # epochs between evaluations; 0: at the end alone
-    recompute: bool = False  # compute activations again in the backward pass, which takes less memory
-    size: str = ""  # of the network that the recipe is for (S, B, ...); a result of another one says so
-    branch: str = ""  # of a checkpoint that the source evaluates; a result of another one says so
+    proposals: tuple[PositiveInt, PositiveInt] = (1000, 1000)  # proposals per image, in training and in evaluation
+    regions: PositiveInt = 512  # proposals per image that train a head
+    box_loss: Literal["giou", "l1"] = "giou"  # generalised IoU of decoded boxes, or L1 distance of offsets
+    least_score: BelowOne = 0.05  # lowest score of a reported detection
+    detections: PositiveInt = 100  # largest number of reported detections per image
+    judge_every: NonNegativeInt = 0  # epochs between evaluations; 0: only at the end
+    recompute: bool = False  # recompute activations in the backward pass (gradient checkpointing), to save memory
+    size: str = ""  # network size that the recipe is for (S, B, ...); results of other sizes carry a warning
+    branch: str = ""  # branch of a checkpoint that the source evaluates; results of others carry a warning
 
     def __post_init__(self) -> None:
         super().__post_init__()

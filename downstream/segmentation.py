@@ -1,4 +1,4 @@
-"""What the segmentation tasks share: images, metric and model of a training, and the outcome of one or several."""
+"""Base of the segmentation tasks: images, metric and FLOPs of a training; the outcome of one or several trainings."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -23,14 +23,14 @@ if TYPE_CHECKING:
     from downstream.loop.running import TrainedModel
 
 
-SMALLEST = 64  # pixels of a crop's side in a timed step, at least
+SMALLEST = 64  # smallest side of a crop in a timed step, in pixels
 
 
 class Segmentation(DenseTask):
-    """Base of both tasks. The bare annotations are settings that both define."""
+    """Base of the segmentation tasks. Annotations without values are settings that all subclasses define."""
 
     TRAINED: ClassVar[str]  # why only a ViT can be trained
-    RESIZE_VAL: ClassVar[bool] = True  # whether validation images fit `scale` too, or keep their size
+    RESIZE_VAL: ClassVar[bool] = True  # whether validation images are resized to fit `scale`, or keep their size
 
     crop: int
     stride: int
@@ -39,11 +39,11 @@ class Segmentation(DenseTask):
 
     @property
     def shown(self) -> tuple[int, int]:
-        """Longer and shorter side of a validation image in pixels, about."""
+        """Approximate longer and shorter side of a validation image in pixels."""
         raise NotImplementedError
 
     def model(self, export: FrozenExport, classes: int, synchronised: bool, seed: int) -> "nn.Module":
-        """mmseg's EncoderDecoder around the export. synchronised: batch norms over all processes."""
+        """mmseg's EncoderDecoder with the export as its backbone. synchronised: batch norms over all processes."""
         raise NotImplementedError
 
     def check_network(self, spec: FrozenSpec) -> None:
@@ -51,17 +51,17 @@ class Segmentation(DenseTask):
             vit_spec(spec, self.TRAINED)
         if not (isinstance(spec, ViTSpec) or spec.has_patches):
             raise ValueError(
-                f"{spec.reference} gives one vector of an image, and segmentation reads patch tokens: let it return "
+                f"{spec.reference} returns one vector per image, but segmentation reads patch tokens: let it return "
                 "class token or None, patch tokens and their grid"
             )
 
     def side(self, spec: FrozenSpec) -> int:
-        """Of the crops in pixels: the next multiple of the patch from `crop` on."""
+        """Side of the crops in pixels: `crop`, rounded up to a multiple of the patch size."""
         return -(-self.crop // spec.patch_size) * spec.patch_size
 
     @cache  # noqa: B019 (settings and architectures are few)
     def model_flops(self, spec: FrozenSpec, classes: int) -> Flops:
-        """On a training crop, forward and back, and on the windows of a validation image."""
+        """FLOPs on a training crop, forward and backward, and on all windows of a validation image."""
         self.check_network(spec)
         side = self.side(spec)
 
@@ -74,9 +74,9 @@ class Segmentation(DenseTask):
         with quiet_libraries():
             model = self.model(untrained(spec, side), classes, False, 0)
         backbone, heads = flops_on_meta(model, (side, side), whole)
-        looks = windows(*self.shown, side, self.stride)
+        window_count = windows(*self.shown, side, self.stride)
         training = backbone * (1.0 if self.frozen else BACK) + heads * BACK
-        return {"training": training, "evaluation": looks * (backbone + heads)}
+        return {"training": training, "evaluation": window_count * (backbone + heads)}
 
     def smaller(self, share: float) -> Self:
         crop = min(self.crop, max(SMALLEST, round(share * self.crop)))
@@ -89,8 +89,11 @@ class Segmentation(DenseTask):
         return partial(weighted_scores, [np.ones((images, classes, 3), np.int64)])
 
     def opened(self, space: Workspace) -> tuple[SceneSet, SceneSet, dict[str, list[str]]]:
-        """Training and validation scenes, and lines on what the masks of each split lack, which are printed too.
-        ValueError for masks of one class alone."""
+        """Training and validation scenes, and for each split lines on classes without pixels, which are also printed.
+
+        Raises:
+            ValueError: the masks of a split contain only one class.
+        """
         self.check_images(space)
         train, val = open_both(space)
         lacking = space.world.on_rank0(lambda: {str(scenes.split): _lacking(scenes) for scenes in (train, val)})
@@ -108,13 +111,13 @@ class Segmentation(DenseTask):
             val_images = segmentation_validation_images(val, self.scale if self.RESIZE_VAL else None)
             return images, val_images, AreasMetric()
 
-    def cropped_otherwise(self, spec: FrozenSpec) -> list[str]:
+    def crop_warnings(self, spec: FrozenSpec) -> list[str]:
         side = self.side(spec)
         return [f"crops of {side} px, not {self.crop}: patches are {spec.patch_size} px"] if side != self.crop else []
 
 
 def windows(longer: int, shorter: int, crop: int, stride: int) -> int:
-    """Evaluation windows of an image."""
+    """Number of evaluation windows of an image with these sides in pixels."""
     across, down = (max(0, -(-(side - crop) // stride)) + 1 for side in (longer, shorter))
     return across * down
 
@@ -132,8 +135,16 @@ def segmentation_outcome(
     rest: dict,
     chosen_on_val: bool = False,
 ) -> Outcome:
-    """Means over the trainings with their values on resampled images, the areas of every validation image, and the
-    facts. lacking: split -> lines on what its masks lack."""
+    """The outcome: mean metrics over the trainings, their values on resampled images, and areas of every image.
+
+    Args:
+        trained: results of the trainings.
+        train: training scenes of each training.
+        val: validation scenes.
+        lacking: split -> lines on classes without pixels.
+        rest: further facts.
+        chosen_on_val: whether validation images chose the reported evaluation.
+    """
     several = len(trained) > 1
     constant, floor = constant_scores(trained[0].arrays["areas"])
     areas = {

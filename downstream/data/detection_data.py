@@ -11,13 +11,13 @@ from downstream.data.reading import ReadImage, Results, Transform
 from downstream.data.scenes import SceneSet
 from downstream.detection_settings import DetectionSettings
 
-PACKED = 500  # images from which on annotations are kept packed, so that loader processes share them
+PACKED = 500  # from this number of images on, annotations are serialised, so that loader processes share them
 META = ("img_id", "img_path", "ori_shape", "img_shape", "scale_factor")
 FLIPPED = (*META, "flip", "flip_direction")
 
 
 class CocoScenes(CocoDataset):
-    """mmdet's dataset of the scenes that it is given, in their order; it reads no file of annotations."""
+    """mmdet's dataset of a SceneSet, in the same order; it reads no annotation file."""
 
     def __init__(self, scenes: SceneSet, **settings: Any) -> None:
         self.scenes = scenes
@@ -36,13 +36,13 @@ class CocoScenes(CocoDataset):
 
 
 def detection_training_images(scenes: SceneSet, sizes: DetectionSettings, masks: bool = True) -> CocoScenes:
-    """Images with objects, augmented. masks: with the objects' outlines, not their boxes alone."""
+    """Augmented training images with their objects. masks: with outlines in addition to boxes."""
     load = [ReadImage(LoadImageFromFile(), scenes.outlined), LoadAnnotations(with_bbox=True, with_mask=masks)]
     return _dataset(scenes, [*load, RandomFlip(prob=sizes.flip), *_resized(sizes), PackDetInputs(meta_keys=FLIPPED)])
 
 
 def detection_validation_images(scenes: SceneSet, sizes: DetectionSettings) -> CocoScenes:
-    """All images at one scale."""
+    """Validation images, resized to fit `sizes.val`."""
     load = [ReadImage(LoadImageFromFile(), scenes.outlined), Resize(scale=sizes.val, keep_ratio=True)]
     return _dataset(scenes, [*load, PackDetInputs(meta_keys=META)], test_mode=True)
 

@@ -10,11 +10,11 @@ from mmseg.datasets.transforms import PackSegInputs, PhotoMetricDistortion, Rand
 from downstream.data.reading import ReadImage, Results, Transform
 from downstream.data.scenes import SceneSet, mask_classes
 
-MAX_CLASS_SHARE = 0.75  # a crop is drawn again, up to ten times, while one class has more than this of it
+MAX_CLASS_SHARE = 0.75  # a crop is redrawn, up to ten times, while one class covers more than this share of it
 
 
 class ReadMask:
-    """A mask's classes, after mmcv has read the image; ValueError if they do not fit."""
+    """Transform that adds a mask's classes after mmcv has read the image; ValueError if the mask does not fit."""
 
     def __init__(self, scenes: SceneSet) -> None:
         self.scenes = scenes
@@ -25,7 +25,7 @@ class ReadMask:
 
 
 class MaskedScenes(BaseSegDataset):
-    """mmseg's dataset of the scenes that it is given, in their order."""
+    """mmseg's dataset of a SceneSet, in the same order."""
 
     def __init__(self, scenes: SceneSet, **settings: Any) -> None:
         self.scenes = scenes
@@ -41,7 +41,7 @@ def segmentation_training_images(
     """Random scale, crop, flip and colour (mmseg configs/_base_/datasets/ade20k.py, rstrudel/segmenter
     segm/data/config/cityscapes.py).
 
-    crop: side in pixels. scale: longer and shorter side that images fit, times a random factor from `ratios`.
+    crop: side in pixels. scale: largest longer and shorter side of images, times a random factor from `ratios`.
     """
     transforms = [
         RandomResize(scale=scale, ratio_range=ratios, resize_type=Resize, keep_ratio=True),
@@ -53,7 +53,8 @@ def segmentation_training_images(
 
 
 def segmentation_validation_images(scenes: SceneSet, scale: tuple[int, int] | None) -> BaseSegDataset:
-    """Images that fit `scale`, or in their own size; labels as they are."""
+    """Validation images, resized to fit `scale` (longer and shorter side) or unchanged if it is None; labels are never
+    resized."""
     resize = [Resize(scale=scale, keep_ratio=True)] if scale else []
     return _dataset(scenes, [ReadImage(LoadImageFromFile(), scenes.listing), *resize, ReadMask(scenes)], test_mode=True)
 

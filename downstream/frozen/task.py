@@ -67,7 +67,7 @@ class FrozenTask(Task):
     def check_network(self, spec: FrozenSpec) -> None:
         if not spec.has_patches:
             raise ValueError(
-                f"{getattr(spec, 'reference', spec.label)} gives one vector of an image, and {self.KEY} reads patch "
+                f"{getattr(spec, 'reference', spec.label)} returns one vector per image, and {self.KEY} reads patch "
                 "tokens: let it return class token or None, patch tokens and their grid"
             )
 

@@ -1,4 +1,4 @@
-"""A training on scenes: its plan, which says everything that its bits depend on, and its optimiser groups."""
+"""The plan of a training on scenes, which holds everything that determines its result, and its optimiser groups."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -16,14 +16,14 @@ from engine.training.schedules import Schedule, TrainProgress, micro_batch_size,
 from imagesets.sets import kept_folder
 
 VERSION = 2  # of a training's state on disk; raise it when the same settings would train otherwise
-TRUNK = "backbone.vit.trunk."  # what stands before an export's names in a dense model
+TRUNK = "backbone.vit.trunk."  # prefix of an export's parameter names in a dense model
 
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """One training of an export.
+    """One training of an export: `epochs` of `steps_per_epoch` optimiser steps.
 
-    epochs of steps_per_epoch optimiser steps; 1 epoch where the source counts in steps.
+    steps_per_epoch is 1 if the source counts in steps.
     """
 
     task: str  # name of a folder in the cache
@@ -31,9 +31,9 @@ class Plan:
     settings: Mapping[str, Any]  # JSON: everything that the numbers depend on besides export, images and workspace
     train: SceneSet  # training scenes
     val: SceneSet  # validation scenes
-    batch: int  # images of an optimiser step
+    batch: int  # images per optimiser step
     largest: int  # images in a forward pass, unless --batch-size is given
-    schedule: Schedule  # of the learning rates
+    schedule: Schedule  # schedule of the learning rates
     epochs: int
     steps_per_epoch: int = 1
     judge_every: int  # optimiser steps between evaluations
@@ -41,8 +41,8 @@ class Plan:
     objects: Callable[[], tuple[Any, Any, Any]]
     build: Callable[[bool], nn.Module]  # makes the model; True: batch norms over all processes
     optimise: Callable[[nn.Module], torch.optim.Optimizer]  # makes its optimiser
-    label: str  # of the progress bar
-    best: str = ""  # see KeepEvaluations
+    label: str  # label of the progress bar
+    best: str = ""  # metric that selects the reported evaluation, see KeepEvaluations
 
     @property
     def start(self) -> TrainProgress:
@@ -50,15 +50,15 @@ class Plan:
         return TrainProgress(step=0, steps_per_epoch=self.steps_per_epoch, epochs=self.epochs)
 
     def micro_batch_size(self, space: Workspace) -> int:
-        """Images of one process in a forward pass."""
+        """Images per process in a forward pass."""
         return micro_batch_size(share_of(self.batch, space.world.size), space.batch_size or self.largest)
 
     def accumulation(self, space: Workspace) -> int:
-        """Iterations that make an optimiser step."""
+        """Iterations (forward and backward passes) per optimiser step."""
         return self.batch // (self.micro_batch_size(space) * space.world.size)
 
     def key(self, space: Workspace) -> dict[str, Any]:
-        """Everything that the bits of the training depend on."""
+        """Everything that the result of the training depends on, bit for bit."""
         return {
             "version": VERSION,
             "settings": dict(self.settings),
@@ -70,14 +70,14 @@ class Plan:
         }
 
     def folder(self, space: Workspace) -> Path:
-        """The training's own folder, named by a digest of its key. All processes call it."""
+        """The training's folder, named by a digest of its key. All processes must call this together."""
         return space.world.on_rank0(
             lambda: kept_folder(space.cache / self.task, self.key(space), [self.train, self.val])
         )
 
 
 def norm_warnings(batch: Mapping[str, Any]) -> list[str]:
-    """A warning where batch norms cover fewer images than in the sources, which synchronise them over the whole batch.
+    """A warning if batch norms cover fewer images than in the sources, which synchronise them over the whole batch.
 
     batch: facts of a TrainedModel.
     """
@@ -85,7 +85,7 @@ def norm_warnings(batch: Mapping[str, Any]) -> list[str]:
     if over in (None, images):
         return []
     return [
-        f"batch norm is over {over} images, in the recipe over all {images} of a step: start "
+        f"batch norm covers {over} images, but all {images} of a step in the recipe: start "
         f"{images // batch['at_once']} processes with a GPU each, or give --batch-size {images} if memory allows"
     ]
 
@@ -93,11 +93,12 @@ def norm_warnings(batch: Mapping[str, Any]) -> list[str]:
 def optimizer_groups(
     model: nn.Module, depth: int, decay: float, rate: float, weight_decay: float, decay_tokens: bool
 ) -> list[dict[str, Any]]:
-    """Parameters that train -> optimiser groups with keys params, names, lr and weight_decay.
+    """Optimiser groups of the trainable parameters, with keys params, names, lr and weight_decay.
 
-    Of L blocks the rate is decay^(L + 1 - layer), necks and heads are layer L + 1. decay_tokens: the mm codebases
-    exempt pos_embed and cls_token by their bare names, which never match behind "backbone.", so that they do decay
-    them (iBOT, BEiT and CAE segmentation; mmseg: layer_decay_optimizer_constructor.py).
+    With L blocks, the rate of a layer is rate * decay^(L + 1 - layer); necks and heads are layer L + 1.
+    decay_tokens: whether weight decay applies to pos_embed and cls_token. The mm codebases exempt them by their bare
+    names, which never match after the prefix "backbone.", so they do decay them (iBOT, BEiT and CAE segmentation;
+    mmseg: layer_decay_optimizer_constructor.py).
     """
     own = {
         name.removeprefix(TRUNK) if name.startswith(TRUNK) else f"head.{name}": name
@@ -117,7 +118,7 @@ def optimizer_groups(
 
 
 def adamw_by_layer(model: nn.Module, depth: int, task: Any) -> torch.optim.AdamW:
-    """AdamW over what trains of a model around a network of `depth` blocks, see `optimizer_groups`; by the task's
-    settings lr, layer_decay, weight_decay and decay_tokens."""
+    """AdamW over the groups of `optimizer_groups`, with the task's settings lr, layer_decay, weight_decay and
+    decay_tokens. depth: blocks of the network in `model`."""
     groups = optimizer_groups(model, depth, task.layer_decay, task.lr, task.weight_decay, task.decay_tokens)
     return torch.optim.AdamW([{k: v for k, v in group.items() if k != "names"} for group in groups])

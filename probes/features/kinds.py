@@ -67,7 +67,7 @@ class FeatureKind(Validated):
     def of(self, features: Features) -> Tensor:
         """(B, D), of patches (B, L, D). Raises ValueError where the model has no class token, or no patches."""
         if self.pool != "cls" and not features.patches.numel():
-            raise ValueError("the network gives one vector of an image, no patches: evaluate it with pool=cls")
+            raise ValueError("the network returns one vector per image, no patches: evaluate it with pool=cls")
         if self.pool != "cls":
             return features.avg if self.pool == "avg" else features.patches.flatten(1, 2)
         if features.cls is None:

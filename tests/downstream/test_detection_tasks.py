@@ -96,7 +96,7 @@ def test_batch_norm_over_fewer_images_than_the_recipes_is_said(tmp_path, capfd):
         task.run(export_of(), workspace(tmp_path, "tiny-coco:", limit=4, batch_size=size)).facts for size in (2, 4)
     )
     (line,) = parts["warnings"]
-    assert line.startswith("batch norm is over 2 images, in the recipe over all 4 of a step: start 2 processes")
+    assert line.startswith("batch norm covers 2 images, but all 4 of a step in the recipe: start 2 processes")
     assert parts["batch"]["batch_norm_over"] == 2 and whole["batch"]["batch_norm_over"] == 4
     assert whole["warnings"] == [] and capfd.readouterr().err.count(line) == 1
 
@@ -133,7 +133,7 @@ def test_boxes_alone_are_trained_and_scored_without_masks(task, tmp_path, traine
     assert {*outcome.metrics} == {"box_AP", "box_AP50", "box_AP75"}
     assert outcome.facts["floor"]["prediction"] == "nothing"
     assert not any("mask" in name for name in outcome.arrays) and outcome.arrays["box_hits"].shape[0] == 4
-    assert any("boxes alone" in line for line in outcome.facts["warnings"])
+    assert any("only boxes" in line for line in outcome.facts["warnings"])
     assert not trained[0][0].with_mask
 
 

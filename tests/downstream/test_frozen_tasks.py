@@ -283,7 +283,7 @@ def test_what_cannot_be_evaluated_is_refused(tmp_path, monkeypatch):
     write_networks(tmp_path)
     vector = load_frozen("module:toynets:vector").spec
     for task, _ in TASKS.values():
-        with pytest.raises(ValueError, match="gives one vector of an image"):
+        with pytest.raises(ValueError, match="returns one vector per image"):
             task.check_network(vector)
         with pytest.raises(ValueError, match="this task needs"):
             task.check_images(workspace(tmp_path, "tiny-coco:"))

@@ -60,7 +60,7 @@ def test_frozen_dense_tasks_run(task, data, own, tmp_path):
 def test_one_vector_of_an_image_is_refused(task, data, own, tmp_path):
     export = load_frozen("module:toynets:vector")
     for ask in (lambda: task.check_network(export.spec), lambda: task.run(export, workspace(tmp_path, data))):
-        with pytest.raises(ValueError, match=r"toynets:vector gives one vector of an image, and .* reads patch tokens"):
+        with pytest.raises(ValueError, match=r"toynets:vector returns one vector per image, .* reads patch tokens"):
             ask()
 
 
