@@ -1,4 +1,4 @@
-"""Backbone: an export frozen for evaluation. Images in, features of the asked layers out; nothing is trained."""
+"""Backbone: an export frozen for evaluation. Images in, features of the requested layers out; nothing is trained."""
 
 from collections.abc import Sequence
 from typing import Literal, NamedTuple
@@ -11,12 +11,11 @@ from engine.precision import autocast, compile_blocks, fit_attention
 
 
 class Features(NamedTuple):
-    """What one layer says of B images. D width, h x w patch grid.
+    """Features of B images at one layer. D width, h x w patch grid.
 
-    cls: (B, D), or None where the model has no class token at this layer. patches: (B, h, w, D); of a network that
-    gives one vector an image h = w = 0, and cls is that vector.
-    avg: (B, D) mean of the patches, NaN without any; for models whose final norm follows the mean, that norm is applied
-    to it.
+    cls: (B, D), or None if the model has no class token at this layer. patches: (B, h, w, D). If a network returns a
+    single vector per image, h = w = 0 and cls is that vector.
+    avg: (B, D) mean of the patches, NaN if there are none. If the model's final norm follows the mean, it is applied.
     """
 
     cls: Tensor | None
@@ -49,7 +48,7 @@ class Backbone(nn.Module):
         super().train(False)
 
     def train(self, mode: bool = True) -> "Backbone":
-        """Stays in evaluation mode, whatever a surrounding module is set to."""
+        """Keep evaluation mode, even if a surrounding module is set to training."""
         return super().train(False)
 
     def prepare(self, images: Tensor) -> Tensor:

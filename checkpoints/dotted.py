@@ -5,7 +5,7 @@
 DistributedDataParallel and DeepSpeed (`module`), torch.compile (`_orig_mod`), FSDP, activation checkpointing, and
 Lightning's strategies (`_forward_module`).
 
-Errors here are ValueErrors without the file's name; their text continues a sentence that starts with it.
+ValueErrors raised here omit the file's name; the caller puts it in front of the message.
 """
 
 import math
@@ -35,9 +35,9 @@ UNFOLD = "save clones: {name: tensor.clone() for name, tensor in model.state_dic
 
 
 def split(tree: Any) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
-    """Tensors and facts of a nested value. Facts are JSON values; what is neither, or is long, is left out.
+    """Tensors and facts of a nested value. Facts are short JSON values; all other values are left out.
 
-    Raises ValueError for two tensors of one path, tensors that are not plain dense ones, and nesting without end.
+    Raises ValueError for two tensors with the same path, tensors that are not plain and dense, and endless nesting.
     """
     tensors: dict[str, torch.Tensor] = {}
     facts: dict[str, Any] = {}
@@ -67,7 +67,7 @@ def unwrap(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
 
 
 def without_wrappers(prefix: str) -> str:
-    """What names begin with after `unwrap`, with its dot: `student.module.backbone` -> `student.backbone.`"""
+    """A prefix as it reads after `unwrap`, with a final dot: `student.module.backbone` -> `student.backbone.`"""
     return f"{_bare(prefix.rstrip('.').split('.'))}."
 
 
@@ -112,7 +112,7 @@ def _json(value: Any) -> Any:
 
 
 def _leaves(tree: Any) -> Iterator[tuple[str, Any]]:
-    """Depth first, in the file's order, without recursion: values that are not opened further, with their paths."""
+    """The leaves of a nested value with their paths, depth first in the file's order, without recursion."""
     pending = [("", tree, 0)]
     seen = 0
     while pending:

@@ -32,8 +32,9 @@ def synthetic_image(size: tuple[int, int]) -> Tensor:
 
 @torch.inference_mode()
 def fingerprint(vit: ViT, preparation: Preparation) -> Fingerprint:
-    """Name -> mean, standard deviation and probe values: every block, normed; another size; every norm."""
-    vit = vit.eval().double()  # the caller hands over a network of its own
+    """Name -> mean, standard deviation and probe values of every block's normed output, of the output at another image
+    size, and of every norm. Converts `vit` itself to float64."""
+    vit = vit.eval().double()  # in place: callers pass a network that nobody else uses
     mean, std = (
         torch.tensor(values, dtype=torch.float64).view(1, 3, 1, 1) for values in (preparation.mean, preparation.std)
     )

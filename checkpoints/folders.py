@@ -56,7 +56,7 @@ def read_folder(folder: Path) -> ForeignFile:
 
 
 def is_in_parts(path: Path) -> bool:
-    """Whether a path is the index of a checkpoint in several files, or its folder, and none of transformers'."""
+    """Whether a path is a multi-file checkpoint (its index file or its folder) without transformers' config.json."""
     folder = path.parent if path.name in INDEX_FILES else path
     return not (folder / "config.json").exists() and any((folder / name).is_file() for name in INDEX_FILES)
 
@@ -126,9 +126,9 @@ def transformers_snapshot(place: str) -> Path | None:
 
 @contextmanager
 def cache_alone_if_unreachable() -> Iterator[None]:
-    """Where there is no way to the hub, only what its cache holds is taken: its client would try for minutes.
+    """Use only the hub's cache if the hub is unreachable, because its client would retry for minutes.
 
-    Raises ConnectionError for what is not there.
+    Raises ConnectionError for files that the cache lacks.
     """
     if constants.HF_HUB_OFFLINE or _is_reachable():
         yield
@@ -197,7 +197,7 @@ def is_distributed(path: Path) -> bool:
 
 
 def read_distributed(folder: Path) -> ForeignFile:
-    """Tensors put together of their pieces. ValueError, in one line, for what is missing, damaged or otherwise."""
+    """Tensors assembled from their pieces. Raises a one-line ValueError for missing, damaged or unsupported files."""
     try:
         with open_regular(folder / METADATA) as stream:
             metadata = read_pickle(stream, STAND_INS, "latin1").values

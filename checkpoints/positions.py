@@ -1,4 +1,4 @@
-"""Position tables: how they are made, and the one function that takes them to another grid.
+"""Position tables: their construction, and their resizing to another grid.
 
 Rules, by the name a ViTSpec gives:
   bilinear           exact target size, no antialias: MaskFeat video_model_builder.py:1118-1141 ("trilinear", one frame)
@@ -49,7 +49,7 @@ def resize_positions(
         body = F.interpolate(body, size=target, mode="bicubic", align_corners=False, antialias=True)
     elif rule == "bicubic_offset":
         scales = [(new + OFFSET) / old for new, old in zip(target, body.shape[2:], strict=True)]
-        # The operator takes size and scale apart: the grid is always the one asked for, whatever the scale rounds to.
+        # The operator takes size and scale separately, so rounding of the scale cannot change the requested grid.
         body = torch.ops.aten.upsample_bicubic2d(body, list(target), False, *scales)
     else:
         raise ValueError(f"the position table is for a {source[0]} x {source[1]} grid and its rule is {rule!r}")

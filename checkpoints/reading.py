@@ -1,8 +1,8 @@
 """Read a checkpoint file that someone else wrote, without running any code in it.
 
-Two walls stand before a pickle: `engine.pickles` scans its instructions, and every name outside the short list
-of `checkpoints.allowed` is refused; then torch's weights-only reader builds the values, with inert stand-ins for the
-few classes that are not torch's. There is no way around either.
+Two checks guard every pickle. First, `engine.pickles` scans its instructions, and every name outside the short list
+of `checkpoints.allowed` is refused. Then torch's weights-only reader builds the values, with inert stand-ins for the
+few classes that are not torch's. Neither check can be switched off.
 """
 
 import io
@@ -49,9 +49,9 @@ class ForeignFile:
 
 
 def read_foreign(path: Path | str, opened: Collection[str] = (), part: bool = False) -> ForeignFile:
-    """Read a torch or safetensors checkpoint. Raises ValueError, in one line, for everything else.
+    """Read a torch or safetensors checkpoint. Raises a one-line ValueError for everything else.
 
-    part: whether it is known to be one of several files, which is refused otherwise.
+    part: accept one file of a checkpoint split into several; such files are refused otherwise.
     opened: names of classes whose pickled objects are read as the values of their attributes; no such class is built.
     """
     path = Path(path)
@@ -65,7 +65,7 @@ def read_foreign(path: Path | str, opened: Collection[str] = (), part: bool = Fa
 
 
 def foreign_file(path: Path, sha256: str, tree: Any) -> ForeignFile:
-    """What a file holds, under names without wrappers. ValueError as in `read_foreign`."""
+    """The tensors and facts of a loaded file, under names without wrappers. ValueError as in `read_foreign`."""
     try:
         tensors, facts = split(tree)
         tensors = without_lightning_attribute(unwrap(tensors), facts)
@@ -107,7 +107,7 @@ def _read_torch(path: Path, kind: str, opened: Collection[str]) -> Any:
 
 
 def tensor_in(archive: bytes) -> torch.Tensor:
-    """The one tensor of an archive of torch.save in memory. ValueError for anything else."""
+    """The tensor in an in-memory archive of torch.save. ValueError if it holds anything but one tensor."""
     if refused := [name for scan in _scan_archive(io.BytesIO(archive)) for name in scan.names if not is_allowed(name)]:
         raise ValueError(_about_refused(refused))
     with only_stand_ins():
@@ -128,7 +128,7 @@ def _scan_archive(path: Path | io.BytesIO) -> list[Scan]:
 
 
 def _scan_legacy(path: Path) -> list[Scan]:
-    """Scans of the pickles at the head of a legacy file; of the first alone where that is none of torch's."""
+    """Scans of the pickles at the head of a legacy file; of the first one only if torch did not write it."""
     scans: list[Scan] = []
     with open(path, "rb") as stream:
         pickled = stream.peek(1)[:1] == b"\x80"

@@ -1,4 +1,4 @@
-"""What a file's tensors are: the names of a ViT's trunk, the kind of its position table, and what no ViT here computes.
+"""Recognise a network by its tensors: a ViT trunk's names, the kind of its position table, and unsupported parts.
 
 Shapes: P tokens in front of the patches, L patches, D width.
 """
@@ -37,7 +37,7 @@ MASK_TOKEN = "masked_embed|mask_token"  # iBOT's and DINOv2's, which their trunk
 CLASSIFIER = r"head\.(weight|bias)"
 TABLE_DRIFT = 1e-2  # of a fixed table through years of averaging: 2.2e-4 of its values in 187 500 steps of ExtreMA
 LIKENESS = 0.5  # correlation with a sine-cosine table; fine-tuning leaves a table near 1, a learned one is near 0
-# Pattern of a name in the trunk -> what such a network has and no ViT here computes.
+# Pattern of a name in the trunk -> the part that it belongs to, which no ViT here computes.
 BEYOND = {
     r"layers\.\d+\.blocks\..*": "stages of blocks (Swin and the like)",
     r"rope\.freqs_\w+|rotary\w*\..*|freqs_c\w+|inv_freq|.*\.attn\.rope\..*": "rotary positions of another kind",
@@ -47,7 +47,7 @@ BEYOND = {
     r"blocks\.\d+\.(attns\.|in_proj\.).*": "blocks with parallel parts",
     r"patch_embed\.(backbone|conv\w*|proj\.\d)\..*": "a patch embedding of more than one convolution",
 }
-# The same -> what no tensor tells the rest of: it is imported by timm's name of its model.
+# The same -> a part whose remaining settings no tensor shows: such a file is imported by timm's name of its model.
 NAMED = {
     "dist_token": "a distillation token",
     r"rope\w*(\..*)?": "rotary positions",
@@ -67,7 +67,7 @@ FOREIGN = {
 
 
 def trunk_of(file: ForeignFile, besides: str) -> dict[str, Tensor]:
-    """The tensors, by timm's names, of a file that holds a trunk and nothing but the pattern `besides`; else none."""
+    """The trunk's tensors by timm's names; {} if there is no trunk or other tensors do not match `besides`."""
     for prefix in BARE:
         names = [name.removeprefix(prefix) for name in file.tensors if name.startswith(prefix)]
         trunk = [name for name in names if TRUNK.fullmatch(name)]
@@ -77,7 +77,7 @@ def trunk_of(file: ForeignFile, besides: str) -> dict[str, Tensor]:
 
 
 def is_plain(tensors: Mapping[str, Tensor], scaled: bool = False) -> bool:
-    """Whether these are all tensors of a ViT with a class token and biases and, if `scaled`, layer scale: no other."""
+    """Whether these are exactly the tensors of a plain ViT: class token, biases and, if `scaled`, layer scale."""
     depth = len({name.split(".")[1] for name in tensors if name.startswith("blocks.")})
     scales = sum(bool(SCALE.fullmatch(name)) for name in tensors)
     plain = sum(bool(PLAIN.fullmatch(name)) for name in tensors)
@@ -85,7 +85,7 @@ def is_plain(tensors: Mapping[str, Tensor], scaled: bool = False) -> bool:
 
 
 def is_bare_vit(file: ForeignFile, kind: PositionTable = "learned", scaled: bool = False) -> bool:
-    """Whether a file holds such a ViT alone, with a position table (1, 1+L, D) of this `kind`."""
+    """Whether a file holds a plain ViT and at most a mask token, with a position table (1, 1+L, D) of this `kind`."""
     tensors = trunk_of(file, MASK_TOKEN)
     if not is_plain(tensors, scaled) or tensors["pos_embed"].ndim != 3:
         return False
@@ -94,7 +94,7 @@ def is_bare_vit(file: ForeignFile, kind: PositionTable = "learned", scaled: bool
 
 
 def kind_in(tensors: Mapping[str, Tensor]) -> PositionTable:
-    """What the position table of a trunk is, whether it has rows for a class token and registers or not."""
+    """Kind of a trunk's position table, with or without rows for a class token and registers."""
     table = tensors.get("pos_embed")
     if table is None or table.ndim != 3:
         return "none"
@@ -118,16 +118,16 @@ def table_kind(table: Tensor, rows: int, fine_tuned: bool = False) -> PositionTa
 
 
 def _correlation(first: Tensor, second: Tensor) -> float:
-    """Correlation of two tables (1, L, D), without the mean over positions of each channel."""
+    """Correlation of two tables (1, L, D) after subtracting each channel's mean over positions."""
     flat = [(table.double() - table.double().mean(dim=1)).flatten() for table in (first, second)]
     return float(torch.nn.functional.cosine_similarity(*flat, dim=0))
 
 
 def beyond(names: Iterable[str], table: Tensor | None = None, named: bool = False) -> str:
-    """Why no importer takes a network with tensors of these names; empty where they do not show it.
+    """Why no importer can read a network whose tensors have these names; empty if the names show no reason.
 
-    table: its positions. CAE's encoder has EVA's names, but rows of fixed sines and cosines.
-    named: the user says which of timm's models it is, or the importer knows the file as its own.
+    table: its position table. CAE's encoder has EVA's names, but a fixed sine-cosine table.
+    named: the user named the timm model, or the importer recognised the file as its own.
     """
     names = list(names)
     for pattern, what in BEYOND.items():

@@ -1,4 +1,4 @@
-"""From what a user types to a ViTExport.
+"""Resolve a checkpoint reference, as a user types it, to a ViTExport.
 
 FOLDER            an export, a timm folder, or a folder of Hugging Face transformers
 timm:NAME         a pretrained timm model; hf-hub:ID and local-dir:FOLDER likewise (timm:PATH is a file)
@@ -46,8 +46,8 @@ MAX_SIDE = 48  # 6912 values an image, nine times a ViT-B's: 35 GB for ImageNet
 def pixels(side: int) -> ViTExport:
     """Raw pixels as an export: its feature is the normalised image (3, S, S), resized to S and flattened.
 
-    The floor under every leaderboard, evaluated by the same code as a network: one patch is the whole image, its
-    embedding the D = 3 S S pixels, channel by channel, and there is no weight. ValueError for a side that is not 1 to
+    The baseline of every leaderboard, evaluated by the same code as a network: the whole image is one patch, whose
+    embedding is its D = 3 S S pixels, channel by channel; there are no weights. ValueError unless the side is 1 to
     MAX_SIDE.
     """
     if not 1 <= side <= MAX_SIDE:
@@ -84,11 +84,12 @@ def load_frozen(reference: str | Path, options: ImportOptions | None = None) -> 
 
 
 def of_module(network: nn.Module, options: ImportOptions, forward: Forward | None = None) -> FrozenExport:
-    """A copy of a module in memory: an export of a ViT of timm's, of transformers' or of ours that the importers take,
-    any other module as a frozen network, and so where `forward` says how to read its features.
+    """A checkpoint made from a copy of a module in memory.
 
-    The module stays as it is. Wrappers for several processes and of torch.compile are taken off. ValueError, in one
-    line, for options that do not fit and for what the importers and `held_network` refuse.
+    A ViT of timm, of transformers or of this project becomes an export if the importers support it. Any other module,
+    and every module that comes with a `forward` to read its features, becomes a frozen network. The module itself is
+    not changed; DataParallel, DistributedDataParallel and torch.compile wrappers are removed from the copy. Raises a
+    one-line ValueError for options that do not apply and for modules that the importers or `held_network` refuse.
     """
     while isinstance(network, nn.DataParallel | nn.parallel.DistributedDataParallel):
         network = network.module
@@ -119,7 +120,7 @@ def of_module(network: nn.Module, options: ImportOptions, forward: Forward | Non
 
 
 def load(reference: str | Path, options: ImportOptions | None = None) -> ViTExport:
-    """The export that `reference` means, imported if need be. ValueError says in one line what cannot be done."""
+    """The export that `reference` names, imported if necessary. Raises a one-line ValueError on failure."""
     options = options or ImportOptions()
     reference = str(reference)
     scheme, colon, rest = reference.partition(":")
@@ -153,7 +154,7 @@ def _check_no_options(scheme: str, options: ImportOptions | None) -> None:
 
 
 def _foreign(path: Path) -> ForeignFile:
-    """A foreign file, or what a folder holds in several."""
+    """Read a foreign file, or a folder that holds one checkpoint in several files."""
     if path.is_dir() and is_transformers(path):
         return read_folder(path)
     if path.is_dir() and is_distributed(path):
@@ -192,7 +193,7 @@ def detect(file: ForeignFile) -> str:
 
 
 def _recognises(importer: ModuleType, file: ForeignFile) -> bool:
-    """Whether an importer recognises the file. A plugin that fails at that is warned of, and does not."""
+    """Whether an importer recognises the file. False, with a warning, if a plugin's recognise() fails."""
     extension = extension_of("importers", importer)
     try:
         return bool(importer.recognise(file))

@@ -1,4 +1,4 @@
-"""What kind of file a path is: a torch or safetensors checkpoint, or one of the things that get saved in its place."""
+"""File type detection: torch and safetensors checkpoints, and the other files that users mistake for one."""
 
 import json
 import re
@@ -40,8 +40,8 @@ SHARD = re.compile(r"(.+)-\d{5}-of-(\d{5})(\.\w+)")  # as transformers and timm 
 def kind_of(path: Path, part: bool = False) -> Literal["archive", "safetensors", "pickle"]:
     """Kind of checkpoint: torch's zip archive, safetensors, or a pickle as torch wrote until version 1.5.
 
-    "pickle" is what remains and is proved only by reading. Raises ValueError for everything that is recognised as no
-    checkpoint, OSError for what cannot be read. part: it is one of several files, as the caller knows.
+    "pickle" is the fallback; only reading the file shows whether it is one. Raises ValueError for files recognised as
+    something other than a checkpoint, OSError for unreadable ones. part: accept one file of a split checkpoint.
     """
     if path.is_dir():
         raise ValueError(f"{path} is {_about_folder(path)}")
@@ -74,7 +74,7 @@ def kind_of(path: Path, part: bool = False) -> Literal["archive", "safetensors",
 
 
 def unknown(path: Path) -> str:
-    """One line about a file of no known kind."""
+    """One-line error message for a file of unknown kind."""
     with open(path, "rb") as file:
         head = file.read(512)
     if head.isascii() and all(byte >= 32 or byte in b"\t\r\n" for byte in head):

@@ -1,4 +1,4 @@
-"""The one Vision Transformer: drives a timm trunk through four verbs that serve every method and every probe.
+"""The one Vision Transformer: a timm trunk behind four operations that serve every method and every probe.
 
     project   images -> patches                      (mask tokens replace patches after this)
     place     + positions, for any grid
@@ -69,7 +69,7 @@ def attention_map(
 
 
 def class_attention_map(attention: nn.Module, tokens: Tensor) -> Tensor:
-    """The softmax map (B, H, 1+L) of timm's ClassAttn on normed tokens (B, 1+L, D), of which the first one asks."""
+    """The softmax map (B, H, 1+L) of timm's ClassAttn on normed tokens (B, 1+L, D); the first token is the query."""
     heads = (attention.num_heads, -1)
     query, key = attention.q(tokens[:, :1]).unflatten(-1, heads), attention.k(tokens).unflatten(-1, heads)
     return torch.einsum("bqhd,bnhd->bhn", query * attention.scale, key).softmax(dim=-1)
@@ -98,8 +98,7 @@ def _turned(values: Tensor, rope: Tensor, attention: nn.Module) -> Tensor:
 
 
 class RoundedPeriods(RotaryEmbeddingDinoV3):
-    """Positions with periods of the precision of bfloat16: DINOv3 keeps them so in its files, and computes with them in
-    float32."""
+    """Rotary positions with periods rounded to bfloat16, as DINOv3's files store them; computed in float32."""
 
     def __init__(self, rope: RotaryEmbeddingDinoV3) -> None:
         super().__init__(
@@ -178,7 +177,7 @@ CLASSES = {"vit": VisionTransformer, "beit": Beit, "eva": Eva}  # of each family
 
 
 class PixelTrunk(nn.Module):
-    """What stands in for timm's trunk where there is no network: a patch is its pixels, and the block does nothing.
+    """Stand-in for timm's trunk for raw pixels: a patch embedding is the patch's pixels, and the block does nothing.
 
     D = 3 p p values of a patch of p x p pixels, channel by channel. Nothing in it is trained.
     """
@@ -334,7 +333,7 @@ class ViT(nn.Module):
     def attention_of(
         self, tokens: Tensor, layer: int = -1, grid: tuple[int, int] | None = None, rows: slice = slice(None)
     ) -> Tensor:
-        """The same from the tokens (B, P+L, D) before that block, for those who have them; rows: which queries."""
+        """`attention` of one block, from the tokens (B, P+L, D) before it; rows: the queries to compute."""
         number = self._block_number(layer)
         block = self.trunk.blocks[number]
         besides = self._besides(tokens.shape[1] - self.spec.prefix, None, grid)
@@ -343,8 +342,9 @@ class ViT(nn.Module):
         )
 
     def class_map(self, images: Tensor, layer: int = -1) -> Tensor:
-        """What the class token attends to (B, H, N), tokens as in `encode`: in a block of the trunk N = P+L, in one of
-        the class-attention blocks, where the spec has them, N = 1+P+L. ValueError for a model without class token."""
+        """The class token's attention (B, H, N) to all tokens, in the order of `encode`. N = P+L in a block of the
+        trunk; if the spec has class-attention blocks, `layer` counts these and N = 1+P+L. ValueError without a class
+        token."""
         if not self.spec.has_class_token:
             raise ValueError("the model has no class token, whose attention this would be")
         if not self.spec.class_attention:
@@ -387,7 +387,7 @@ class ViT(nn.Module):
         return [{"rope": table} for table in tables]
 
     def _grid_of(self, length: int, grid: tuple[int, int] | None) -> tuple[int, int]:
-        """Rows and columns of `length` patches: as said, the native ones if they fit, or a square."""
+        """Rows and columns of `length` patches: `grid` if given, else the native grid if it fits, else a square."""
         side = isqrt(length)
         grid = grid or (self.spec.grid if length == self.spec.grid[0] * self.spec.grid[1] else (side, side))
         if grid[0] * grid[1] != length:

@@ -178,12 +178,12 @@ class Board:
 
     @property
     def seeds(self) -> list[int]:
-        """Those of which a training is over."""
+        """Seeds with at least one finished training."""
         names = {path.parents[1].name for path in self.out.glob("runs/*/export/cost.json")}
         return sorted({int(name.partition(SEED)[2].partition("-")[0]) for name in names})
 
     def finished(self, seed: int) -> dict[str, Path]:
-        """Method -> its folder, of those whose training with the whole budget is over."""
+        """Method -> folder of its training with the whole budget, for finished trainings."""
         folders = {method: list(self.out.glob(f"runs/{method}-seed{seed}-lr*/export/cost.json")) for method in METHODS}
         return {method: paths[0].parents[1] for method, paths in folders.items() if paths}
 
@@ -241,7 +241,7 @@ def label(method: str, seed: int) -> str:
 
 
 def settings_for(suite: str) -> dict[str, Any]:
-    """Those settings whose task is in the suite."""
+    """The entries of SETTINGS whose task is in the suite."""
     return {name: value for name, value in SETTINGS.items() if name.partition(".")[0] in suite}
 
 
@@ -321,7 +321,7 @@ class Record:
         return number.value if number else 0.0
 
     def differences(self) -> str:
-        """The significant ones, from the largest difference down."""
+        """Table of the significant differences, largest first."""
         rows = []
         for (name, other, header), (test, p) in sorted(self.tests.items(), key=lambda item: -item[1][0].difference):
             if p >= SIGNIFICANT:

@@ -1,5 +1,5 @@
-"""What mkdocs calls while it builds the documentation site (mkdocs.yml). It adds pages made from the code, pages at the
-root of the repository, and the source files that pages link to.
+"""Hooks of mkdocs for the documentation site (mkdocs.yml). They add pages made from the code, pages from the root of
+the repository, and the source files that pages link to.
 
 Also an extension of griffe, which reads the code for the API's reference: the comment beside a field of a dataclass is
 what the field means, as everywhere in this project.

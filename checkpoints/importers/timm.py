@@ -212,7 +212,7 @@ def recognise(file: ForeignFile) -> bool:
 
 
 def open_model(reference: str) -> TimmModel:
-    """The model that timm calls `reference`, with its pretrained weights. ValueError says what cannot be had."""
+    """The model that timm calls `reference`, with its pretrained weights. ValueError says why it cannot be loaded."""
     kind, colon, place = reference.partition(":")
     if not colon:
         _spec_of_name(reference)  # before its weights are fetched
@@ -290,7 +290,7 @@ def _from_hub(repository: str) -> Path:
 
 
 def _weights_among(names: Collection[str], where: str) -> str:
-    """The file that holds the weights, of all there are. ValueError where there is none."""
+    """Name of the weights file among `names`. ValueError if there is none."""
     if weights := [name for name in WEIGHTS if name in names]:
         return weights[0]
     raise ValueError(f"there is no {' or '.join(WEIGHTS)} in {where}")
@@ -317,10 +317,10 @@ def convert(branch: BranchTensors) -> Conversion:
 
 
 def _spec_of_file(branch: BranchTensors, tensors: dict[str, torch.Tensor]) -> ViTSpec:
-    """Sizes as tensors show them; all else from the architecture that the user or the file names.
+    """Spec of a file: sizes from its tensors, the rest from the architecture that the user or the file names.
 
-    Without a name only models are taken that timm has in one kind alone: others with the same tensors differ in their
-    activation, head count or LayerNorm eps.
+    Without a name, only models whose tensors determine them are accepted: timm has others that share their tensors
+    but differ in activation, head count or LayerNorm eps.
     """
     if any(name.endswith("relative_position_bias_table") for name in tensors):
         return relative_vit(branch, tensors)
@@ -367,7 +367,7 @@ def _spec_by_name(branch: BranchTensors, tensors: dict[str, torch.Tensor], name:
 
 
 def _spec_of_name(name: str) -> ViTSpec:
-    """Of timm's model of that name, without its weights. ValueError where there is none, or none that we can take."""
+    """Spec of the timm model `name`, built without weights. ValueError for unknown or unsupported models."""
     if not timm.is_model(name):
         known = timm.list_models(module=FAMILY, pretrained="." in name)  # names of weights have a dot
         raise ValueError(f"timm has no model {name!r}{did_you_mean(name, known, 'docs/timm.md')}")
