@@ -18,16 +18,16 @@ ROOT = Path(__file__).parents[1]
 PAGE = Path("docs/timm.md")
 INTRODUCTION = """# timm's Vision Transformers
 
-`bench run --checkpoint timm:ARCHITECTURE.WEIGHTS` takes every name of the second table with any of its weights. The
+`bench run --checkpoint timm:ARCHITECTURE.WEIGHTS` accepts every name of the second table with any of its weights. The
 test `tests/checkpoints/test_timm_names.py` builds each of them small, draws all its parameters, saves, imports and
 exports it. Features of the import, of the export read by plain timm, and timm's own agree to 1e-6 of the largest value.
 Classifiers and attention-pooling heads are dropped by name; "pooled" is the representation that timm evaluates without
-them. Where patches leave pixels of an image out (378 of 384), the import crops these pixels.
+them. If the patches do not cover an image (378 of 384 pixels), the import crops the remaining pixels.
 
 The tables hold every name of `timm.list_pretrained()` in these files of timm: {family}.
 They are {names} names of {architectures} architectures; {imported} names are imported. timm's other transformers are
-hierarchical (Swin, MViT, Hiera), of other blocks (CaiT, XCiT, VOLO, CrossViT), or parts of language models that take
-any number of patches (Qwen, Gemma, DeepSeek); `bench import` says so of each.
+hierarchical (Swin, MViT, Hiera), built of other blocks (CaiT, XCiT, VOLO, CrossViT), or parts of language models that
+take any number of patches (Qwen, Gemma, DeepSeek); `bench import` refuses each with its reason.
 
 `python -m tools.timm_page` writes this page from timm {version}: do not edit it by hand.
 """
