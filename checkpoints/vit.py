@@ -202,8 +202,8 @@ def build_trunk(spec: ViTSpec, drop_path: float = 0.0, initialise: bool = True) 
     try:
         trunk = timm.create_model(spec.architecture, drop_path_rate=drop_path, **args)
     except (RuntimeError, TypeError, AssertionError) as error:
-        said = str(error).partition("\n")[0] or "sizes that do not fit each other"
-        raise ValueError(f"timm cannot build {spec.architecture!r}: {said}") from error
+        reason = str(error).partition("\n")[0] or "sizes that do not fit each other"
+        raise ValueError(f"timm cannot build {spec.architecture!r}: {reason}") from error
     if type(trunk) is not CLASSES[spec.family]:
         raise ValueError(
             f"{spec.architecture!r} is timm's {type(trunk).__name__}, not its {CLASSES[spec.family].__name__}"

@@ -19,7 +19,7 @@ BOARDS = sorted(path.parent for path in (Path(__file__).parents[1] / "records").
 @pytest.mark.parametrize("folder", BOARDS, ids=lambda path: path.name)
 def test_published_boards_agree_with_their_results(folder):
     assert not list(check_record(folder))
-    assert board.beside(folder, "md").read_text() == board.page(folder)
+    assert board.companion_file(folder, "md").read_text() == board.page(folder)
     assert sum(path.stat().st_size for path in folder.rglob("*") if path.is_file()) < 12e6
 
 

@@ -226,12 +226,12 @@ class Board:
         starts = {name: start for seed in self.seeds for name, start in self.starts(seed).items()}
         search = {name: searches[name] for name in sorted(searches)}
         about = {"tflop": self.tflop, "search_share": self.search_share, "starts": starts, "search": search}
-        beside(folder, "json").write_text(json.dumps(about, indent=1) + "\n")
-        beside(folder, "md").write_text(page(folder))
+        companion_file(folder, "json").write_text(json.dumps(about, indent=1) + "\n")
+        companion_file(folder, "md").write_text(page(folder))
 
 
-def beside(folder: Path, ending: str) -> Path:
-    """FOLDER.json, what no result says; FOLDER.md, the page of both. A record holds nothing but what it can check."""
+def companion_file(folder: Path, ending: str) -> Path:
+    """FOLDER.json holds what no result file states, FOLDER.md the page; a record holds only what it can check."""
     return folder.with_name(f"{folder.name}.{ending}")
 
 
@@ -254,7 +254,7 @@ class Record:
     @cached_property
     def about(self) -> dict[str, Any]:
         """The budget; the initial weights of each network; the search."""
-        return json.loads(beside(self.folder, "json").read_text())
+        return json.loads(companion_file(self.folder, "json").read_text())
 
     @property
     def networks(self) -> dict[str, str]:
@@ -373,7 +373,7 @@ def page(folder: Path) -> str:
     """FOLDER.md, from the record and FOLDER.json."""
     record = Record(folder=folder)
     tflop, trained = record.about["tflop"], record.networks
-    left = [method for method in METHODS if method not in trained]
+    untrained = [method for method in METHODS if method not in trained]
     return PAGE.format(
         name=folder.name,
         tflop=tflop,
@@ -382,7 +382,7 @@ def page(folder: Path) -> str:
         images=LIMIT,
         level=SIGNIFICANT,
         tests=len(record.tests),
-        left=f" Not trained: {', '.join(left)}." if left else "",
+        left=f" Not trained: {', '.join(untrained)}." if untrained else "",
         table=record.table(),
         differences=record.differences(),
         seeds=record.seeds(),

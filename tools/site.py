@@ -251,15 +251,19 @@ def literal(text: str) -> str:
 
 
 NOTEBOOK = "docs/notebook.ipynb"
-# Files of the repository whose pages in the site are called otherwise.
-CALLED = {
+# File of the repository -> its page, where the site names it differently.
+SITE_NAMES = {
     "CONTRIBUTING.md": "contributing.md",
     "CHANGELOG.md": "changelog.md",
     "README.md": "index.md",
     NOTEBOOK: "notebook.md",
 }
 LINK = re.compile(r"\]\((?!https?:|#)([^)\s#]+)(#[^)\s]*)?\)")
-SHOWN = {".py": "python", ".toml": "toml", ".ini": "ini"}  # files that get a page; others are copied
+LANGUAGES = {
+    ".py": "python",
+    ".toml": "toml",
+    ".ini": "ini",
+}  # of files that get a page; others are copied
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
@@ -267,9 +271,9 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     for uri, text in reference_pages().items():
         files.append(File.generated(config, uri, content=text))
     for name in ("CONTRIBUTING.md", "CHANGELOG.md"):
-        text = linked_from(f"docs/{CALLED[name]}", (ROOT / name).read_text(encoding="utf-8"), at=name)
-        files.append(File.generated(config, CALLED[name], content=text))
-    files.append(File.generated(config, CALLED[NOTEBOOK], content=notebook_page()))
+        text = linked_from(f"docs/{SITE_NAMES[name]}", (ROOT / name).read_text(encoding="utf-8"), at=name)
+        files.append(File.generated(config, SITE_NAMES[name], content=text))
+    files.append(File.generated(config, SITE_NAMES[NOTEBOOK], content=notebook_page()))
     for path in sorted(linked_sources(files)):
         uri = site_uri(path)
         if uri.endswith(".md"):
@@ -277,7 +281,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
             if path.endswith(".md"):
                 text = linked_from(f"docs/{uri}", text, at=path)
             else:
-                text = f"# {path}\n\n````{SHOWN[Path(path).suffix]}\n{text}````\n"
+                text = f"# {path}\n\n````{LANGUAGES[Path(path).suffix]}\n{text}````\n"
             files.append(File.generated(config, uri, content=text))
         else:
             files.append(File.generated(config, uri, abs_src_path=str(ROOT / path)))
@@ -326,7 +330,7 @@ def linked_sources(files: Files) -> set[str]:
         if file.abs_src_path:
             text = Path(file.abs_src_path).read_text(encoding="utf-8")
             paths |= {target_of(link, f"docs/{file.src_uri}") for link, _ in LINK.findall(text)}
-    return {path for path in paths if not path.startswith(("docs/", "..")) and path not in CALLED}
+    return {path for path in paths if not path.startswith(("docs/", "..")) and path not in SITE_NAMES}
 
 
 def target_of(link: str, at: str) -> str:
@@ -336,11 +340,11 @@ def target_of(link: str, at: str) -> str:
 
 def site_uri(path: str) -> str:
     """Where the site has a file of the repository, relative to docs/."""
-    if path in CALLED:
-        return CALLED[path]
+    if path in SITE_NAMES:
+        return SITE_NAMES[path]
     if path.startswith("docs/"):
         return path.removeprefix("docs/")
-    return f"source/{path}.md" if Path(path).suffix in SHOWN else f"source/{path}"
+    return f"source/{path}.md" if Path(path).suffix in LANGUAGES else f"source/{path}"
 
 
 def linked_from(place: str, markdown: str, at: str) -> str:
@@ -360,8 +364,8 @@ class FieldComments(griffe.Extension):
         if attr.docstring is None and attr.lineno and isinstance(attr.filepath, Path):
             lines = attr.filepath.read_text(encoding="utf-8").splitlines()
             text = lines[(attr.endlineno or attr.lineno) - 1].partition("  # ")[2]
-            if found := text or comment_above(lines[: attr.lineno - 1]):
-                attr.docstring = griffe.Docstring(found, parent=attr)
+            if comment := text or comment_above(lines[: attr.lineno - 1]):
+                attr.docstring = griffe.Docstring(comment, parent=attr)
 
 
 def comment_above(lines: Sequence[str]) -> str:

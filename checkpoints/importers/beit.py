@@ -27,14 +27,14 @@ def recognise(file: ForeignFile) -> bool:
 
 
 def convert(branch: BranchTensors) -> Conversion:
-    options, said = branch.options, branch.file.facts.get("args.imagenet_default_mean_and_std")
-    if options.statistics is None and said is None:
+    options, imagenet_flag = branch.options, branch.file.facts.get("args.imagenet_default_mean_and_std")
+    if options.statistics is None and imagenet_flag is None:
         raise ValueError(
             f"{branch.file.path}: BEiT was trained with two sets of image statistics and the file does not say which; "
             "use --statistics half (ImageNet-22k releases) or --statistics imagenet (ImageNet-1k runs)"
         )
     if options.statistics is None:
-        options = replace(options, statistics="imagenet" if said else "half")
+        options = replace(options, statistics="imagenet" if imagenet_flag else "half")
     tensors = branch.take_trunk()
     return Conversion(
         spec=relative_vit(branch, tensors),
