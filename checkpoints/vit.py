@@ -1,25 +1,28 @@
-"""The one Vision Transformer: a timm trunk behind four operations that serve every method and every probe.
+"""The one Vision Transformer of this project: timm's blocks, with four operations that methods and probes share.
 
-    project   images -> patches                      (mask tokens replace patches after this)
-    place     + positions, for any grid
-    encode    class token and registers in front, blocks, final norm; any subset of patches, any layers
-    attention softmax maps of one block
+    project        images -> patch embeddings; masked methods replace patches by mask tokens after this
+    add_positions  adds the position embeddings, resized to any patch grid
+    encode         prepends class token and registers, runs blocks and final norm; any subset of patches, any layers
+    attention      softmax attention maps of one block
 
-Letters: B images, L patches, l kept patches, D width, P prefix tokens (class token, registers), N = P + L,
-H heads, d channels of a head, h x w grid.
+Shapes: B images, L patches, l kept patches, D width, P prefix tokens (class token, registers), N = P + L tokens,
+H heads, d channels per head, h x w patch grid.
 
-timm's attention modules return the mixed values alone; their softmax maps are computed here. Rotary positions turn
-queries and keys of a patch by angles that its position sets, two channels together. Kinds, as a ViTSpec names them:
+timm's attention modules return only the weighted values, so the softmax maps are computed here.
 
-  axial    half of the channels turn by the row, half by the column, at periods 2 pi theta^(4i/d): EVA-02 (Fang et al.
-           2023), RoPE-ViT (Heo et al. 2024), Perception Encoder (Bolya et al. 2025). Positions count patches, or are
-           scaled to the grid of the pretraining (EVA-02 rope.py, VisionRotaryEmbeddingFast, ft_seq_len over pt_seq_len)
-  centred  the same with positions from -1 to 1, at periods theta^(4i/d): DINOv3, rope_position_encoding.py
-  mixed    every channel turns by row and column at once, at trained rates of its block and head: RoPE-ViT
-  unit     the same at rates of its block, by positions from 0 to 1; registers have positions too: CAPI (Darcet et al.
-           2025)
+Rotary position embeddings (RoPE) rotate pairs of channels of each query and key by angles that depend on the position
+of its patch. ViTSpec.rotary names the kind:
 
-The numbers are those of timm's modules, computed in float32 at least, whatever the precision of the network.
+  axial    one half of the channels is rotated by the row, the other half by the column, with periods 2 pi theta^(4i/d):
+           EVA-02 (Fang et al. 2023), RoPE-ViT (Heo et al. 2024), Perception Encoder (Bolya et al. 2025). Positions are
+           patch indices, or are rescaled to the grid of the pretraining (EVA-02 rope.py, VisionRotaryEmbeddingFast,
+           ft_seq_len over pt_seq_len)
+  centred  like axial with positions from -1 to 1 and periods theta^(4i/d): DINOv3, rope_position_encoding.py
+  mixed    each channel is rotated by row and column together, with frequencies trained per block and head: RoPE-ViT
+  unit     like mixed with frequencies per block and positions from 0 to 1; registers have positions too: CAPI (Darcet
+           et al. 2025)
+
+The angles are those of timm's modules, computed in float32 or more, whatever the precision of the network.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -42,6 +45,9 @@ from torch.overrides import TorchFunctionMode
 from checkpoints.positions import resize_positions, resize_relative
 from checkpoints.spec import ViTSpec
 
+TIMM_CLASSES = {"vit": VisionTransformer, "beit": Beit, "eva": Eva}  # ViTSpec.family -> timm's class of the trunk
+MAX_UNIT_ROTATIONS = 7  # highest frequency of UnitRotary, in full rotations over the image
+
 
 def attention_map(
     attention: nn.Module,
@@ -50,16 +56,21 @@ def attention_map(
     shared_rel_pos_bias: Tensor | None = None,
     rope: Tensor | None = None,
 ) -> Tensor:
-    """`rows` of the softmax map (B, H, N, N) of `attention` on normed tokens (B, N, D).
+    """Softmax attention (B, H, Q, N) of one of timm's attention modules.
 
-    shared_rel_pos_bias: (1, H, N, N). rope: sines and cosines for the patches, see the top of this file.
+    Args:
+        attention: The attention module of a block.
+        tokens: Its input (B, N, D), after the block's norm.
+        rows: The Q queries to compute, a slice of the N tokens.
+        shared_rel_pos_bias: (1, H, N, N), added to the logits.
+        rope: Sines and cosines for the patches, as `rotary_tables` returns them for this block.
     """
     query, key = _queries_and_keys(attention, tokens)
     if hasattr(attention, "q_norm"):
         query, key = attention.q_norm(query), attention.k_norm(key)
     if rope is not None:
-        query, key = (_turned(values, rope, attention) for values in (query, key))
-    key = key.repeat_interleave(query.shape[1] // key.shape[1], dim=1)  # several heads of queries share one of keys
+        query, key = _apply_rotary(query, rope, attention), _apply_rotary(key, rope, attention)
+    key = key.repeat_interleave(query.shape[1] // key.shape[1], dim=1)  # grouped queries: several heads share one key
     logits = query[:, :, rows] * attention.scale @ key.transpose(-2, -1)
     if getattr(attention, "relative_position_bias_table", None) is not None:
         logits = logits + attention._get_rel_pos_bias()[..., rows, :]
@@ -69,36 +80,36 @@ def attention_map(
 
 
 def class_attention_map(attention: nn.Module, tokens: Tensor) -> Tensor:
-    """The softmax map (B, H, 1+L) of timm's ClassAttn on normed tokens (B, 1+L, D); the first token is the query."""
+    """Softmax attention (B, H, 1+L) of timm's ClassAttn on normed tokens (B, 1+L, D); the first token is the query."""
     heads = (attention.num_heads, -1)
     query, key = attention.q(tokens[:, :1]).unflatten(-1, heads), attention.k(tokens).unflatten(-1, heads)
     return torch.einsum("bqhd,bnhd->bhn", query * attention.scale, key).softmax(dim=-1)
 
 
 def _queries_and_keys(attention: nn.Module, tokens: Tensor) -> tuple[Tensor, Tensor]:
-    """(B, H, N, d) of both, from one projection or from two."""
+    """Queries and keys, (B, H, N, d) each, of tokens (B, N, D); from a joint qkv projection or separate ones."""
     batch, length, _ = tokens.shape
     if attention.qkv is None:
-        both = (attention.q_proj(tokens), attention.k_proj(tokens))
-        query, key = (values.reshape(batch, length, -1, attention.head_dim).transpose(1, 2) for values in both)
+        query = attention.q_proj(tokens).reshape(batch, length, -1, attention.head_dim).transpose(1, 2)
+        key = attention.k_proj(tokens).reshape(batch, length, -1, attention.head_dim).transpose(1, 2)
         return query, key
     bias = attention.qkv.bias
     if getattr(attention, "q_bias", None) is not None:
         bias = torch.cat([attention.q_bias, attention.k_bias, attention.v_bias])
-    joint = linear(tokens, attention.qkv.weight, bias)
-    query, key, _ = joint.reshape(batch, length, 3, attention.num_heads, -1).permute(2, 0, 3, 1, 4)
+    qkv = linear(tokens, attention.qkv.weight, bias)
+    query, key, _ = qkv.reshape(batch, length, 3, attention.num_heads, -1).permute(2, 0, 3, 1, 4)
     return query, key
 
 
-def _turned(values: Tensor, rope: Tensor, attention: nn.Module) -> Tensor:
-    """Queries or keys (B, H, N, d), those of the patches turned by their positions."""
+def _apply_rotary(values: Tensor, rope: Tensor, attention: nn.Module) -> Tensor:
+    """Queries or keys (B, H, N, d) with those of the patches rotated; prefix tokens stay unchanged."""
     prefix = attention.num_prefix_tokens
     patches = apply_rot_embed_cat(values[:, :, prefix:], rope, half=attention.rotate_half)
     return torch.cat([values[:, :, :prefix], patches.type_as(values)], dim=2)
 
 
 class RoundedPeriods(RotaryEmbeddingDinoV3):
-    """Rotary positions with periods rounded to bfloat16, as DINOv3's files store them; computed in float32."""
+    """DINOv3's rotary embedding with periods rounded to bfloat16, as its files store them; computed in float32."""
 
     def __init__(self, rope: RotaryEmbeddingDinoV3) -> None:
         super().__init__(
@@ -115,30 +126,34 @@ class RoundedPeriods(RotaryEmbeddingDinoV3):
 
 
 class UnitRotary(nn.Module):
-    """Rotary positions from 0 to 1 of patches and registers: CAPI (model.py, Rope and EncoderDecoder).
+    """Rotary embedding of patches and registers with positions from 0 to 1: CAPI (model.py, Rope and EncoderDecoder).
 
-    freqs: of each block (2, d), the rates at which each channel turns by row and by column. As drawn, the row turns the
-    first half of the channels and the column the second, so that the channels of a pair (rotary_pairs="halves") turn by
-    different angles: x cos + rotate_half(x) sin is no rotation then, nor is it in the source.
+    freqs: for each block (2, d), the trained frequency of each channel along rows and along columns. Initially the row
+    rotates the first half of the channels and the column the second half, so the two channels of a pair
+    (rotary_pairs="halves") are rotated by different angles. x cos + rotate_half(x) sin is then no true rotation; this
+    is as in the official code.
     """
 
     def __init__(self, spec: ViTSpec, blocks: int) -> None:
         super().__init__()
         self.spec, channels = spec, spec.width // spec.heads
-        rates = 2 * pi * MAX_RATE * spec.rotary_base ** -torch.linspace(0, 1, channels // 4)
+        rates = 2 * pi * MAX_UNIT_ROTATIONS * spec.rotary_base ** -torch.linspace(0, 1, channels // 4)
         freqs = torch.zeros(2, channels)
         freqs[0, : channels // 2] = freqs[1, channels // 2 :] = rates.repeat(2)
         self.freqs = nn.ParameterList(freqs.clone() for _ in range(blocks))
 
     def positions(self, grid: tuple[int, int], keep: Tensor | None = None) -> Tensor:
-        """Row and column (R+L, 2) of R registers and the patches of `grid`; with `keep` (B, l), (B, R+l, 2)."""
+        """(Row, column) positions (R+L, 2) of R registers, then the L patches of `grid`.
+
+        keep: (B, l) indices of the patches to encode; the result is then (B, R+l, 2).
+        """
         like = dict(dtype=self.freqs[0].dtype, device=self.freqs[0].device)
         patches = torch.cartesian_prod(*(torch.linspace(0, 1, side, **like) for side in grid))
         patches = patches if keep is None else patches[keep]
         if not self.spec.registers:
             return patches
         registers = torch.zeros(self.spec.registers, 2, **like)
-        if self.spec.register_place == "border":
+        if self.spec.register_place == "border":  # evenly spaced along the four sides of the unit square
             step = torch.arange(self.spec.registers // 4, **like) * 4 / self.spec.registers
             zero, one = torch.zeros_like(step), torch.ones_like(step)
             sides = [(step, zero), (one, step), (1 - step, one), (zero, 1 - step)]
@@ -151,35 +166,32 @@ class UnitRotary(nn.Module):
         return torch.cat([registers, patches], dim=-2)
 
     def tables(self, positions: Tensor) -> list[Tensor]:
-        """For each block sines and cosines (N, 2d) at positions (N, 2), or (B, 1, N, 2d) at positions (B, N, 2)."""
+        """Sines and cosines for each block: (N, 2d) at positions (N, 2), or (B, 1, N, 2d) at positions (B, N, 2)."""
         positions = positions if positions.ndim == 2 else positions.unsqueeze(1)
         rows, columns = positions.split(1, dim=-1)
         angles = [rows * by_row + columns * by_column for by_row, by_column in self.freqs]
         return [torch.cat([angle.sin(), angle.cos()], dim=-1) for angle in angles]
 
 
-def turns(rope: nn.Module, depth: int, grid: tuple[int, int], keep: Tensor | None) -> list[Tensor]:
-    """For each block sines and cosines (L, 2d), or (H, L, 2d) of mixed ones, for the patches of `grid`; for the
-    registers before them too where these turn.
+def rotary_tables(rope: nn.Module, depth: int, grid: tuple[int, int], keep: Tensor | None) -> list[Tensor]:
+    """Sines and cosines for the patches of `grid`, one table for each of `depth` blocks.
 
-    keep: (B, l) indices of the patches to encode; the tables are then (B, 1, l, 2d) or (B, H, l, 2d).
+    keep: (B, l) indices of the patches to encode, or None for all. Tables are (L, 2d), or (B, 1, l, 2d) with `keep`;
+    those of the kind "mixed" (H, L, 2d), or (B, H, l, 2d). Those of the kind "unit" begin with the registers.
     """
     if isinstance(rope, UnitRotary):
         return rope.tables(rope.positions(grid, keep))
-    table = rope.get_embed(shape=list(grid))
-    if table.ndim == 2:
-        return [table if keep is None else table[keep].unsqueeze(1)] * depth
-    return [of_block if keep is None else of_block[:, keep].transpose(0, 1) for of_block in table]
-
-
-MAX_RATE = 7  # of UnitRotary, in turns over the image
-CLASSES = {"vit": VisionTransformer, "beit": Beit, "eva": Eva}  # of each family of ViTSpec
+    tables = rope.get_embed(shape=list(grid))
+    if tables.ndim == 2:  # one table for all blocks
+        return [tables if keep is None else tables[keep].unsqueeze(1)] * depth
+    return [table if keep is None else table[:, keep].transpose(0, 1) for table in tables]
 
 
 class PixelTrunk(nn.Module):
-    """Stand-in for timm's trunk for raw pixels: a patch embedding is the patch's pixels, and the block does nothing.
+    """Stand-in for timm's trunk for raw pixels: a patch embedding is the patch's pixels, and the block is the identity.
 
-    D = 3 p p values of a patch of p x p pixels, channel by channel. Nothing in it is trained.
+    D = 3 p p values of a patch of p x p pixels, channel by channel. No weights are trained, except a norm that
+    fine-tuning may add.
     """
 
     def __init__(self, spec: ViTSpec) -> None:
@@ -187,14 +199,14 @@ class PixelTrunk(nn.Module):
         self.patch_embed = nn.ModuleDict({"proj": nn.PixelUnshuffle(spec.patch_size), "norm": nn.Identity()})
         self.pos_embed = None
         self.blocks = nn.ModuleList([nn.Identity()])
-        # Fine-tuning puts a norm of its own behind the mean of the patches.
+        # Fine-tuning adds a norm after the mean of the patches.
         self.fc_norm = nn.LayerNorm(spec.width, spec.norm_eps) if spec.final_norm == "pooled" else nn.Identity()
 
 
 def build_trunk(spec: ViTSpec, drop_path: float = 0.0, initialise: bool = True) -> nn.Module:
     """timm's VisionTransformer, Beit or Eva for `spec`. Raises ValueError if timm has no such model.
 
-    initialise=False draws no initial weights where timm can leave them out, which takes a fifth of the time.
+    initialise: False skips the initial weights where timm offers that, which cuts the time to a fifth.
     """
     if spec.family == "pixels":
         return PixelTrunk(spec)
@@ -204,15 +216,16 @@ def build_trunk(spec: ViTSpec, drop_path: float = 0.0, initialise: bool = True) 
     except (RuntimeError, TypeError, AssertionError) as error:
         reason = str(error).partition("\n")[0] or "sizes that do not fit each other"
         raise ValueError(f"timm cannot build {spec.architecture!r}: {reason}") from error
-    if type(trunk) is not CLASSES[spec.family]:
+    if type(trunk) is not TIMM_CLASSES[spec.family]:
         raise ValueError(
-            f"{spec.architecture!r} is timm's {type(trunk).__name__}, not its {CLASSES[spec.family].__name__}"
+            f"{spec.architecture!r} is timm's {type(trunk).__name__}, not its {TIMM_CLASSES[spec.family].__name__}"
         )
-    kind: Callable[..., nn.Module] = RmsNorm if spec.rms_norm else type(trunk.blocks[0].norm1)
-    if trunk.blocks[0].norm1.eps != spec.norm_eps or kind is not type(trunk.blocks[0].norm1):
-        norm = partial(kind, eps=spec.norm_eps)
-        trunk = timm.create_model(spec.architecture, drop_path_rate=drop_path, norm_layer=norm, **args)
-    if not spec.layer_scale:  # timm passes over init_values=None, and takes the architecture's own
+    norm1 = trunk.blocks[0].norm1
+    norm_class: Callable[..., nn.Module] = RmsNorm if spec.rms_norm else type(norm1)
+    if norm1.eps != spec.norm_eps or norm_class is not type(norm1):
+        norm_layer = partial(norm_class, eps=spec.norm_eps)
+        trunk = timm.create_model(spec.architecture, drop_path_rate=drop_path, norm_layer=norm_layer, **args)
+    if not spec.layer_scale:  # timm ignores init_values=None and takes the architecture's default
         for block in trunk.blocks:
             if hasattr(block, "ls1"):
                 block.ls1, block.ls2 = nn.Identity(), nn.Identity()
@@ -223,7 +236,7 @@ def build_trunk(spec: ViTSpec, drop_path: float = 0.0, initialise: bool = True) 
     if spec.rotary == "unit":
         trunk.rope = UnitRotary(spec, spec.depth)
         for block in trunk.blocks:
-            block.attn.num_prefix_tokens = 0  # registers turn like patches
+            block.attn.num_prefix_tokens = 0  # registers are rotated like patches
     if not spec.proj_bias:
         for block in trunk.blocks:
             for layer in (block.attn.proj, *block.mlp.children()):
@@ -233,9 +246,9 @@ def build_trunk(spec: ViTSpec, drop_path: float = 0.0, initialise: bool = True) 
 
 
 class ViT(nn.Module):
-    """A timm trunk and, where the spec has them, class-attention blocks (ExtreMA).
+    """A timm trunk and, if the spec has them, class-attention blocks (ExtreMA).
 
-    State-dict names: `trunk.*` are timm's own; `class_attention.*` and `class_query` go to extra.safetensors.
+    Names in the state_dict: `trunk.*` are timm's; `class_attention.*` and `class_query` are saved in extra.safetensors.
     """
 
     def __init__(self, spec: ViTSpec, drop_path: float = 0.0, initialise: bool = True) -> None:
@@ -252,7 +265,10 @@ class ViT(nn.Module):
             )
 
     def project(self, images: Tensor) -> Tensor:
-        """(B, 3, h*p, w*p) normalised images -> (B, L, D) patch embeddings, row by row, without positions."""
+        """Patch embeddings (B, L, D), row by row and without positions, of normalised images (B, 3, h*p, w*p).
+
+        Raises ValueError if the sides are not multiples of the patch size p.
+        """
         patch = self.spec.patch_size
         if images.shape[-2] % patch or images.shape[-1] % patch:
             raise ValueError(
@@ -261,14 +277,14 @@ class ViT(nn.Module):
         embed = self.trunk.patch_embed
         return embed.norm(embed.proj(images).flatten(2).transpose(1, 2))
 
-    def place(self, patches: Tensor, grid: tuple[int, int]) -> Tensor:
-        """(B, L, D) + position table for `grid` -> (B, L, D)."""
+    def add_positions(self, patches: Tensor, grid: tuple[int, int]) -> Tensor:
+        """Patches (B, L, D) plus the position embeddings, resized to the `grid` (rows, columns) of the L patches."""
         table = self.trunk.pos_embed
         if table is None:
             return patches
-        rows = table.shape[1] - self.spec.grid[0] * self.spec.grid[1]
-        table = resize_positions(table, self.spec.grid, grid, self.spec.position_resize, prefix=rows)
-        return patches + table[:, rows:]
+        prefix = table.shape[1] - self.spec.grid[0] * self.spec.grid[1]
+        table = resize_positions(table, self.spec.grid, grid, self.spec.position_resize, prefix=prefix)
+        return patches + table[:, prefix:]
 
     def encode(
         self,
@@ -278,75 +294,94 @@ class ViT(nn.Module):
         norm: bool = True,
         grid: tuple[int, int] | None = None,
     ) -> list[Tensor]:
-        """Placed patches (B, L, D) -> for each of `layers` the tokens (B, P+l, D) after that block.
+        """Tokens (B, P+l, D) after each of `layers`.
 
-        keep: (B, l) indices of the patches to encode; None: all. layers: block numbers, negative from the end.
-        norm: apply the final norm to the tokens it is made for (`spec.final_norm`), after whichever block.
-        grid: rows and columns of the L patches; needed where blocks see positions and L is not square.
-        The class token of class-attention models exists after the last block alone.
+        Args:
+            patches: Patch embeddings with positions (B, L, D), as `add_positions` returns them.
+            keep: (B, l) indices of the patches to encode; None: all.
+            layers: Block indices, negative from the end.
+            norm: Apply the final norm, to those tokens that it is trained for (`spec.final_norm`), after any block.
+            grid: Rows and columns of the L patches; needed if blocks use positions and L is not square.
+
+        The class token of class-attention models exists only after the last block.
         """
-        numbers = [self._block_number(layer) for layer in layers]
-        tokens, besides = self._enter(patches, keep, grid)
+        indices = [self._block_index(layer) for layer in layers]
+        block_kwargs = self.block_kwargs(patches.shape[1], keep, grid)
+        tokens = self._prepend_prefix(patches, keep)
         outputs = {}
-        for number, block in enumerate(self.trunk.blocks[: max(numbers) + 1]):
-            tokens = block(tokens, **besides[number])
-            if number in numbers:
-                outputs[number] = self._with_class(tokens) if number == self.spec.depth - 1 else tokens
-        return [self.normalise(outputs[number], number) if norm else outputs[number] for number in numbers]
+        for index, block in enumerate(self.trunk.blocks[: max(indices) + 1]):
+            tokens = block(tokens, **block_kwargs[index])
+            if index in indices:
+                outputs[index] = self._prepend_class_token(tokens) if index == self.spec.depth - 1 else tokens
+        return [self.normalise(outputs[index], index) if norm else outputs[index] for index in indices]
 
     def normalise(self, tokens: Tensor, layer: int = -1) -> Tensor:
-        """The final norm on what `encode` gives for `layer` without it, for the tokens that the norm is made for."""
+        """The final norm applied to the output (B, P+l, D) of `encode(..., norm=False)` for `layer`.
+
+        Only those tokens are normalised that the norm is trained for (`spec.final_norm`).
+        """
         if self.spec.final_norm == "all":
             return self.trunk.norm(tokens)
-        if self.spec.class_attention and self._block_number(layer) == self.spec.depth - 1:
+        if self.spec.class_attention and self._block_index(layer) == self.spec.depth - 1:
             return torch.cat([self.trunk.norm(tokens[:, :1]), tokens[:, 1:]], dim=1)
         return tokens
 
     def forward(self, images: Tensor, layers: Sequence[int] = (-1,), norm: bool = True) -> list[Tensor]:
-        """Whole images: project, place, encode. (B, 3, H, W) -> list of (B, P+L, D)."""
+        """Tokens (B, P+L, D) after each of `layers`, of normalised images (B, 3, H, W)."""
         grid = self.spec.grid_of(images.shape[-2:])
-        return self.encode(self.place(self.project(images), grid), layers=layers, norm=norm, grid=grid)
+        return self.encode(self.add_positions(self.project(images), grid), layers=layers, norm=norm, grid=grid)
 
     def attention(self, images: Tensor, layer: int = -1) -> Tensor:
-        """Softmax attention (B, H, P+L, P+L) of one block over whole images; row = query. ValueError for raw pixels."""
-        return self.attention_of(*self._before(images, layer))
+        """Softmax attention (B, H, P+L, P+L) of one block on images (B, 3, H, W); rows are queries.
+
+        Raises ValueError for raw pixels.
+        """
+        return self.attention_of(*self._tokens_before(images, layer))
 
     def keys(self, images: Tensor, layer: int = -1) -> Tensor:
-        """Keys (B, P+L, D) of one block over whole images, heads side by side, as its projection gives them: neither
-        normalised nor turned by positions. ValueError for raw pixels."""
-        tokens, number, _ = self._before(images, layer)
-        block = self.trunk.blocks[number]
-        keys = _queries_and_keys(block.attn, tokens if self.spec.norm_after else block.norm1(tokens))[1]
+        """Keys (B, P+L, D) of one block on images (B, 3, H, W), heads concatenated.
+
+        They are the output of the key projection, before any key norm and rotary embedding. Raises ValueError for raw
+        pixels.
+        """
+        tokens, index, _ = self._tokens_before(images, layer)
+        block = self.trunk.blocks[index]
+        _, keys = _queries_and_keys(block.attn, tokens if self.spec.norm_after else block.norm1(tokens))
         return keys.transpose(1, 2).flatten(2)
 
-    def _before(self, images: Tensor, layer: int) -> tuple[Tensor, int, tuple[int, int]]:
-        """Tokens (B, P+L, D) before a block of whole images, the block's number, and the grid of patches."""
-        number = self._block_number(layer)
-        if not hasattr(self.trunk.blocks[number], "attn"):
+    def _tokens_before(self, images: Tensor, layer: int) -> tuple[Tensor, int, tuple[int, int]]:
+        """Input tokens (B, P+L, D) of a block on images (B, 3, H, W), the block's index, and the patch grid."""
+        index = self._block_index(layer)
+        if not hasattr(self.trunk.blocks[index], "attn"):
             raise ValueError("raw pixels have no attention; name a network")
         grid = self.spec.grid_of(images.shape[-2:])
-        tokens, besides = self._enter(self.place(self.project(images), grid), None, grid)
-        for block, arguments in zip(self.trunk.blocks[:number], besides[:number], strict=True):
-            tokens = block(tokens, **arguments)
-        return tokens, number, grid
+        patches = self.add_positions(self.project(images), grid)
+        block_kwargs = self.block_kwargs(patches.shape[1], None, grid)
+        tokens = self._prepend_prefix(patches, None)
+        for block, kwargs in zip(self.trunk.blocks[:index], block_kwargs[:index], strict=True):
+            tokens = block(tokens, **kwargs)
+        return tokens, index, grid
 
     def attention_of(
         self, tokens: Tensor, layer: int = -1, grid: tuple[int, int] | None = None, rows: slice = slice(None)
     ) -> Tensor:
-        """`attention` of one block, from the tokens (B, P+L, D) before it; rows: the queries to compute."""
-        number = self._block_number(layer)
-        block = self.trunk.blocks[number]
-        besides = self._besides(tokens.shape[1] - self.spec.prefix, None, grid)
-        return attention_map(
-            block.attn, tokens if self.spec.norm_after else block.norm1(tokens), rows, **besides[number]
-        )
+        """Softmax attention (B, H, Q, P+L) of one block on its input tokens (B, P+L, D).
 
-    def class_map(self, images: Tensor, layer: int = -1) -> Tensor:
-        """The class token's attention (B, H, N) to all tokens, in the order of `encode`. N = P+L in a block of the
-        trunk; if the spec has class-attention blocks, `layer` counts these and N = 1+P+L. ValueError without a class
-        token."""
+        rows: the Q queries to compute, by default all P+L.
+        """
+        index = self._block_index(layer)
+        block = self.trunk.blocks[index]
+        kwargs = self.block_kwargs(tokens.shape[1] - self.spec.prefix, None, grid)[index]
+        return attention_map(block.attn, tokens if self.spec.norm_after else block.norm1(tokens), rows, **kwargs)
+
+    def class_token_attention(self, images: Tensor, layer: int = -1) -> Tensor:
+        """Softmax attention (B, H, N) of the class token to all tokens, in the order of `encode`.
+
+        N = P+L in a block of the trunk. If the spec has class-attention blocks, `layer` counts these and N = 1+P+L.
+        Raises ValueError if the model has no class token.
+        """
         if not self.spec.has_class_token:
-            raise ValueError("the model has no class token, whose attention this would be")
+            raise ValueError("the model has no class token, so its attention cannot be computed")
         if not self.spec.class_attention:
             return self.attention(images, layer)[:, :, 0]
         if not -self.spec.class_attention <= layer < self.spec.class_attention:
@@ -358,36 +393,41 @@ class ViT(nn.Module):
         block = self.class_attention[layer % self.spec.class_attention]
         return class_attention_map(block.attn, block.norm1(torch.cat([query, tokens], dim=1)))
 
-    def _block_number(self, layer: int) -> int:
+    def _block_index(self, layer: int) -> int:
+        """Index from 0 of a block that may be counted from the end. Raises ValueError for a layer out of range."""
         if not -self.spec.depth <= layer < self.spec.depth:
             raise ValueError(f"layer {layer}: the model has {self.spec.depth} blocks")
         return layer % self.spec.depth
 
-    def _enter(self, patches: Tensor, keep: Tensor | None, grid: tuple[int, int] | None) -> tuple[Tensor, list[dict]]:
-        """Prefix tokens in front of the (kept) patches, and what each block takes besides the tokens."""
-        besides = self._besides(patches.shape[1], keep, grid)
+    def _prepend_prefix(self, patches: Tensor, keep: Tensor | None) -> Tensor:
+        """Input tokens (B, P+l, D) of the first block: class token and registers, then the kept ones of L patches."""
         if keep is not None:
             patches = patches.gather(1, keep.unsqueeze(-1).expand(-1, -1, patches.shape[-1]))
-        trunk, front = self.trunk, []
-        placed = trunk.pos_embed is not None and self.spec.class_position
+        trunk, prefix = self.trunk, []
+        has_position = trunk.pos_embed is not None and self.spec.class_position
         if self.spec.class_token:
-            front.append(trunk.cls_token + trunk.pos_embed[:, :1] if placed else trunk.cls_token)
+            prefix.append(trunk.cls_token + trunk.pos_embed[:, :1] if has_position else trunk.cls_token)
         if self.spec.registers:
             rows = slice(int(self.spec.class_token), self.spec.prefix)
-            table = trunk.pos_embed[:, rows] if placed else 0.0
-            front.append(trunk.reg_token + table)
-        tokens = torch.cat([*(token.expand(len(patches), -1, -1) for token in front), patches], dim=1)
-        return trunk.norm_pre(tokens) if hasattr(trunk, "norm_pre") else tokens, besides
+            prefix.append(trunk.reg_token + (trunk.pos_embed[:, rows] if has_position else 0.0))
+        tokens = torch.cat([*(token.expand(len(patches), -1, -1) for token in prefix), patches], dim=1)
+        return trunk.norm_pre(tokens) if hasattr(trunk, "norm_pre") else tokens
 
-    def _besides(self, length: int, keep: Tensor | None, grid: tuple[int, int] | None) -> list[dict]:
-        """What each block takes besides tokens: how patches turn, a relative position bias, or nothing."""
+    def block_kwargs(self, length: int, keep: Tensor | None, grid: tuple[int, int] | None) -> list[dict]:
+        """Keyword arguments of each block besides the tokens: rotary tables, a relative position bias, or none.
+
+        length: number of patches L before `keep`. Called once in each pass; subclasses may override it.
+        """
         if self.spec.rotary == "none":
             return [self.relative_bias(length, keep, grid)] * self.spec.depth
-        tables = turns(self.trunk.rope, self.spec.depth, self._grid_of(length, grid), keep)
+        tables = rotary_tables(self.trunk.rope, self.spec.depth, self._grid_for(length, grid), keep)
         return [{"rope": table} for table in tables]
 
-    def _grid_of(self, length: int, grid: tuple[int, int] | None) -> tuple[int, int]:
-        """Rows and columns of `length` patches: `grid` if given, else the native grid if it fits, else a square."""
+    def _grid_for(self, length: int, grid: tuple[int, int] | None) -> tuple[int, int]:
+        """Rows and columns of `length` patches: `grid` if given, else the native grid if it fits, else a square.
+
+        Raises ValueError if these do not have `length` patches.
+        """
         side = isqrt(length)
         grid = grid or (self.spec.grid if length == self.spec.grid[0] * self.spec.grid[1] else (side, side))
         if grid[0] * grid[1] != length:
@@ -395,15 +435,16 @@ class ViT(nn.Module):
         return grid
 
     def relative_bias(self, length: int, keep: Tensor | None, grid: tuple[int, int] | None) -> dict:
-        """What blocks take besides tokens: the shared relative position bias (1, H, 1+L, 1+L) for `grid`, or nothing.
+        """The argument `shared_rel_pos_bias` (1, H, 1+L, 1+L) of all blocks for `grid`, or no argument.
 
-        Called once before the blocks of each pass; subclasses that know the bias otherwise override it.
+        Raises ValueError if only some patches are encoded, or if per-block tables are for another grid. Called once in
+        each pass; subclasses that compute the bias differently override it.
         """
         if self.spec.relative_position == "none":
             return {}
         if keep is not None:
             raise ValueError("a model with relative position bias encodes all patches; replace patches instead")
-        grid = self._grid_of(length, grid)
+        grid = self._grid_for(length, grid)
         if self.spec.relative_position == "per_block":
             if grid != self.spec.grid:
                 raise ValueError(
@@ -417,8 +458,11 @@ class ViT(nn.Module):
             index = gen_relative_position_index(grid, device=table.device)
         return {"shared_rel_pos_bias": table[index].permute(2, 0, 1).unsqueeze(0)}
 
-    def _with_class(self, tokens: Tensor) -> Tensor:
-        """Class-attention models: the class token (B, 1, D), read from the last block's patches, in front of them."""
+    def _prepend_class_token(self, tokens: Tensor) -> Tensor:
+        """(B, 1+N, D) for class-attention models: their class token attends to the last block's tokens (B, N, D).
+
+        Other models' tokens are returned unchanged.
+        """
         if not self.spec.class_attention:
             return tokens
         query = self.class_query.expand(len(tokens), -1, -1)
@@ -427,16 +471,16 @@ class ViT(nn.Module):
         return torch.cat([query, tokens], dim=1)
 
 
-DRAWS = {Tensor.uniform_, Tensor.normal_, init.uniform_, init.normal_, init.kaiming_uniform_}
-SCALES = {Tensor.erfinv_, Tensor.mul_, Tensor.add_, Tensor.clamp_}  # what makes a truncated normal of them
+RANDOM_INITS = {Tensor.uniform_, Tensor.normal_, init.uniform_, init.normal_, init.kaiming_uniform_}
+TRUNCATION = {Tensor.erfinv_, Tensor.mul_, Tensor.add_, Tensor.clamp_}  # turns uniform numbers into a truncated normal
 
 
 class skip_init(TorchFunctionMode):
-    """`with skip_init():` builds networks without drawing initial weights that weights of a file will replace.
+    """Context manager under which modules are built without random initial weights, for weights loaded afterwards.
 
-    Parameters stay as torch.empty makes them, and the random generators as they are. Constants are still set, and
-    buffers computed. On the device "meta", where there are no values, torch would work out the shape of each draw in
-    Python: it takes up to four fifths of the time of building.
+    Parameters stay as torch.empty allocates them, and random generators do not advance. Constants are still set and
+    buffers computed. On the device "meta", skipping saves up to four fifths of the build time, because torch would
+    compute the shape of each random tensor in Python.
     """
 
     def __torch_function__(
@@ -447,8 +491,8 @@ class skip_init(TorchFunctionMode):
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
         arguments = kwargs or {}
-        if func in DRAWS:
+        if func in RANDOM_INITS:
             return args[0] if args else arguments["tensor"]
-        if func in SCALES and args[0].is_meta:
+        if func in TRUNCATION and args[0].is_meta:
             return args[0]
         return func(*args, **arguments)

@@ -121,7 +121,7 @@ class ContextAutoencoder(TokenPrediction):
 
     def encode(self, vit: ViT, images: Tensor, ids: Tensor) -> Tensor:
         """Images (B, 3, H, W), ids (B, l) -> latents of these patches (B, l, d), the only ones the encoder sees."""
-        patches = vit.place(vit.project(images), self.spec.grid)
+        patches = vit.add_positions(vit.project(images), self.spec.grid)
         return self.embed(vit.encode(patches, keep=ids)[0][:, 1:])
 
     @torch.no_grad()

@@ -93,7 +93,7 @@ class Network(nn.Module):
 
     def place(self, images: Tensor) -> Tensor:
         """Images (B, 3, H, W) -> patches with their positions (B, L, D)."""
-        return self.vit.place(self.vit.project(images), self.vit.spec.grid)
+        return self.vit.add_positions(self.vit.project(images), self.vit.spec.grid)
 
     def encoder(self) -> Encoder:
         """The encoder to export, with the projector under the importer's names."""

@@ -107,7 +107,7 @@ class IJepa(Method):
         Each of the C contexts predicts each of the M targets.
         """
         (blocks, _, context_length), ids = contexts.shape, contexts.flatten(0, 1)
-        patches = self.encoder.place(self.encoder.project(images), self.spec.grid)
+        patches = self.encoder.add_positions(self.encoder.project(images), self.spec.grid)
         context = self.encoder.encode(patches.repeat(blocks, 1, 1), keep=ids)[0]
         target_ids = targets.repeat(1, blocks, 1).flatten(0, 1)
         ids = torch.cat([ids.repeat(len(targets), 1), target_ids], dim=1)

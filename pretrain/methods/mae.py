@@ -99,7 +99,7 @@ class MaskedAutoencoder(nn.Module):
         if self.mask_token is not None:
             hidden = mask_at(ids[:, self.visible :], self.patches)
             patches, keep = with_mask_tokens(patches, hidden, self.mask_token), ids
-        return self.vit.encode(self.vit.place(patches, self.grid), keep=keep)[0]
+        return self.vit.encode(self.vit.add_positions(patches, self.grid), keep=keep)[0]
 
     def context(self, latent: Tensor, ids: Tensor) -> Tensor:
         """Encoded tokens (B, 1+k or 1+L, D) -> the mean (B, D) of the visible patches."""

@@ -197,7 +197,7 @@ class Moca(Method):
 
         The patches are embedded once for all rounds.
         """
-        patches = self.student.place(self.student.project(images), self.spec.grid)
+        patches = self.student.add_positions(self.student.project(images), self.spec.grid)
         orders, rounds = self.rounds.orders(noise), self.rounds
         return [
             self.encode_masked(patches, order[:, :decoded], visible)

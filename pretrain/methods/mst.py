@@ -111,20 +111,23 @@ class Mst(SelfDistillation):
         return replace(super().views(), samplers={"noise": draw})
 
     def forward(self, views: Mapping[str, Tensor]) -> Step:
-        crops, draws = views["global"], views["noise"].flatten(0, 1)
+        """Algorithm 1: lambda 1 * instance loss + lambda 2 * restoration loss; a loss of weight 0 is not computed."""
+        crops, draws = views["global"], views["noise"].flatten(0, 1)  # (B, G, 3, S, S), (B*G, 3, L)
         with torch.no_grad():
             outputs, attention = self.teacher_outputs(crops)
             hidden = self.masked_patches(attention, draws)
-        tokens = self.encode_masked(crops, hidden, draws)
-        logs, loss, observed = {}, 0.0, {}  # loss: lambda 1 * instance + lambda 2 * restoration (algorithm 1)
+        tokens = self.encode_masked(crops, hidden, draws)  # (B*G, P+L, D)
+        loss, logs, observed = 0.0, {}, {}
         if self.settings.inst_weight:
-            observed = {"centre": mean_output(outputs)}
-            targets, classes = self.targets(outputs), tokens[:, :1].view(*crops.shape[:2], -1)
-            instance = self.instance_loss(classes, views.get("local"), targets)
-            logs["instance"], loss = instance.detach(), self.settings.inst_weight * instance
+            class_tokens = tokens[:, :1].view(*crops.shape[:2], -1)  # (B, G, D)
+            instance = self.instance_loss(class_tokens, views.get("local"), self.targets(outputs))
+            loss = self.settings.inst_weight * instance
+            logs["instance"] = instance.detach()
+            observed["centre"] = mean_output(outputs)
         if self.decoder is not None:
             restoration = self.restoration_loss(tokens[:, self.spec.prefix :], crops, hidden)
-            logs["restore"], loss = restoration.detach(), loss + self.settings.restore_weight * restoration
+            loss = loss + self.settings.restore_weight * restoration
+            logs["restore"] = restoration.detach()
         return Step(loss, logs, observed)
 
     def baseline_loss(self, views: Mapping[str, Tensor]) -> dict[str, Tensor | float]:
@@ -181,7 +184,7 @@ class Mst(SelfDistillation):
         (inferred)."""
         vit = self.student.vit
         patches = self.replaced(vit.project(crops.flatten(0, 1)), hidden, draws)
-        return vit.encode(vit.place(patches, self.spec.grid))[0]
+        return vit.encode(vit.add_positions(patches, self.spec.grid))[0]
 
     def replaced(self, patches: Tensor, hidden: Tensor, draws: Tensor) -> Tensor:
         """Patches (B*G, L, D), hidden (B*G, L) bool, draws (B*G, 3, L) -> the patches with the hidden ones replaced."""

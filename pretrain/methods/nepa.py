@@ -43,9 +43,9 @@ class CausalViT(ViT):
 
     causal_factor: float | None = None
 
-    def _besides(self, length: int, keep: Tensor | None, grid: tuple[int, int] | None) -> list[dict]:
+    def block_kwargs(self, length: int, keep: Tensor | None, grid: tuple[int, int] | None) -> list[dict]:
         if self.causal_factor is None:
-            return super()._besides(length, keep, grid)
+            return super().block_kwargs(length, keep, grid)
         table = rotary_table(self.trunk.rope.periods, self.spec.grid, self.causal_factor)
         return [{"rope": table, "is_causal": True}] * self.spec.depth
 

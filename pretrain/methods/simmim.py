@@ -85,7 +85,7 @@ class MaskedPredictor(nn.Module):
         patches = self.vit.project(images)
         hidden = mask_at(self.ids(order[:, self.visible :]), self.patches)
         patches = with_mask_tokens(patches, hidden, self.mask_token)
-        return self.vit.encode(self.vit.place(patches, self.grid))[0]
+        return self.vit.encode(self.vit.add_positions(patches, self.grid))[0]
 
     def context(self, latent: Tensor, order: Tensor) -> Tensor:
         """Encoded tokens (B, 1+L, D) -> the mean (B, D) of the visible patches, or of all with seen="all"."""

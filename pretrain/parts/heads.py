@@ -28,7 +28,7 @@ def class_token(vit: ViT, images: Tensor, keep: Tensor | None = None) -> Tensor:
     """Images (B, 3, H, W), ids of the visible patches (B, l) or None for all -> the class token after the final norm
     (B, D), which is computed for that token alone."""
     grid = (images.shape[-2] // vit.spec.patch_size, images.shape[-1] // vit.spec.patch_size)
-    tokens = vit.encode(vit.place(vit.project(images), grid), keep, norm=False, grid=grid)[0]
+    tokens = vit.encode(vit.add_positions(vit.project(images), grid), keep, norm=False, grid=grid)[0]
     return vit.normalise(tokens[:, :1])[:, 0]
 
 

@@ -45,7 +45,7 @@ def masked_tokens(vit: ViT, images: Tensor, mask: Tensor, token: Tensor) -> Tens
     The mask token replaces hidden patches before positions are added.
     """
     patches = with_mask_tokens(vit.project(images), mask, token)
-    return vit.encode(vit.place(patches, vit.spec.grid))[0]
+    return vit.encode(vit.add_positions(patches, vit.spec.grid))[0]
 
 
 def hidden_tokens(vit: ViT, images: Tensor, mask: Tensor, token: Tensor) -> Tensor:

@@ -261,7 +261,7 @@ def relative(folder: str, model: str, head: str, output: str, tree_prefix: str) 
         vit, mask = network_of(export), record["in0.mask"].flatten(1).unsqueeze(-1)
         patches = vit.project(record["in0.image"].double())
         patches = torch.where(mask.bool(), record[f"{model}.mask_token"].double(), patches)
-        tokens = vit.encode(vit.place(patches, vit.spec.grid))[0][:, 1:]
+        tokens = vit.encode(vit.add_positions(patches, vit.spec.grid))[0][:, 1:]
         weight, bias = (record[f"{model}.{head}.{kind}"].double() for kind in ("weight", "bias"))
         return [(F.linear(tokens[mask[..., 0].bool()], weight, bias), record[output])]
 
@@ -277,7 +277,7 @@ def simmim() -> Example:
         vit, mask = network_of(export), record["in0.mask"].flatten(1).unsqueeze(-1).bool()
         patches = vit.project(record["in0.image"].double())
         patches = torch.where(mask, record["model0.encoder.mask_token"].double(), patches)
-        tokens = vit.encode(vit.place(patches, vit.spec.grid))[0][:, 1:]
+        tokens = vit.encode(vit.add_positions(patches, vit.spec.grid))[0][:, 1:]
         side = isqrt(tokens.shape[1])
         return [(tokens.transpose(1, 2).unflatten(2, (side, side)), record["out0.encoder"])]
 

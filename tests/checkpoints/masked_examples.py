@@ -66,7 +66,7 @@ def maskfeat() -> Example:
         pairs = blocks_and(export, record, "full", lambda vit, raw: {"pred_head_norm": vit.trunk.norm(raw)})
         vit, hidden = network_of(export), record["in.mask"].flatten(1).bool()
         patches = with_mask_tokens(vit.project(record["in.image"].double()), hidden, record["ckpt.mask_token"])
-        tokens = vit.encode(vit.place(patches, vit.spec.grid))[0]
+        tokens = vit.encode(vit.add_positions(patches, vit.spec.grid))[0]
         head = (record[f"ckpt.pred_head.projections.0.{kind}"].double() for kind in ("weight", "bias"))
         return [*pairs, (F.linear(tokens[:, 1:], *head), record["masked.out.pred_all"])]
 

@@ -53,4 +53,4 @@ def visible(noise: Tensor, mask_ratio: float) -> Tensor:
 
 def masked_latent(export: ViTExport, images: Tensor, keep: Tensor) -> Tensor:
     vit = network_of(export)
-    return vit.encode(vit.place(vit.project(images.double()), vit.spec.grid), keep=keep)[0]
+    return vit.encode(vit.add_positions(vit.project(images.double()), vit.spec.grid), keep=keep)[0]

@@ -204,7 +204,7 @@ class TestViT:
 
     def test_keeping_all_patches_in_order_changes_nothing(self):
         vit, images = ViT(SPECS["plain"]).eval(), torch.randn(2, 3, 32, 32)
-        patches = vit.place(vit.project(images), (4, 4))
+        patches = vit.add_positions(vit.project(images), (4, 4))
         everything = torch.arange(16).expand(2, -1)
         assert torch.equal(vit.encode(patches, keep=everything)[0], vit(images)[0])
         some = vit.encode(patches, keep=torch.tensor([[3, 1], [0, 15]]))[0]

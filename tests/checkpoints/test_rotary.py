@@ -61,7 +61,7 @@ SPECS = {
 @pytest.mark.parametrize("key", SPECS)
 def test_keeping_patches_out_of_order_only_reorders_them(key):
     vit, images = randomise(ViT(SPECS[key])), torch.randn(2, 3, 24, 40)
-    patches, order = vit.place(vit.project(images), (3, 5)), torch.stack([torch.randperm(15) for _ in range(2)])
+    patches, order = vit.add_positions(vit.project(images), (3, 5)), torch.stack([torch.randperm(15) for _ in range(2)])
     whole, kept = vit(images)[0], vit.encode(patches, keep=order, grid=(3, 5))[0]
     prefix = vit.spec.prefix
     index = order.unsqueeze(-1).expand(-1, -1, vit.spec.width)

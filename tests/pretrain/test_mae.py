@@ -43,7 +43,7 @@ def test_mask_tokens_in_the_encoder_against_the_definition():
     ids, images = order_of(views["noise"]), views["image"]
     patches = network.vit.project(images)
     patches[torch.arange(6).unsqueeze(1), ids[:, 4:]] = network.mask_token[0]
-    tokens = network.vit.encode(network.vit.place(patches, SPEC.grid))[0]
+    tokens = network.vit.encode(network.vit.add_positions(patches, SPEC.grid))[0]
     in_order = tokens[:, 1:].gather(1, ids.unsqueeze(-1).expand(-1, -1, SPEC.width))
     torch.testing.assert_close(network.encode(images, ids)[:, 1:], in_order)
     torch.testing.assert_close(network.context(network.encode(images, ids), ids), in_order[:, :4].mean(1))

@@ -50,7 +50,7 @@ class TestMaskfeat(RecordedTraining):
             return
         image, mask = self.data["in0.image"], self.data["in0.mask"].flatten(1).bool()
         patches = torch.where(mask.unsqueeze(-1), method.mask_token, method.vit.project(image))
-        embedded = method.vit.place(patches, method.spec.grid)
+        embedded = method.vit.add_positions(patches, method.spec.grid)
         yield "act0.embed", embedded, EXACT, self.data["act0.embed"][:, 1:]
         blocks = method.vit.encode(embedded, layers=range(self.config["depth"]), norm=False)
         for number, tokens in enumerate(blocks):

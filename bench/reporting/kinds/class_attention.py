@@ -48,4 +48,4 @@ class ClassAttention(Validated):
         """The class token's attention (H, N) to all tokens, and the grid of the patches."""
         tensor = viewer.tensor(image)
         with errors_naming(viewer.name):
-            return viewer.backbone.vit.class_map(tensor, self.layer)[0].float().cpu(), viewer.grid(tensor)
+            return viewer.backbone.vit.class_token_attention(tensor, self.layer)[0].float().cpu(), viewer.grid(tensor)

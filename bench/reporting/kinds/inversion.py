@@ -92,7 +92,7 @@ def visible_tokens(vit: ViT, images: Tensor, keep: Tensor | None) -> Tensor:
     """Outputs of the last block for the patches `keep` (1, l), where it gets no others -> (1, l, D); None: of all."""
     patch = vit.spec.patch_size
     grid = (images.shape[-2] // patch, images.shape[-1] // patch)
-    tokens = vit.encode(vit.place(vit.project(images), grid), keep, norm=False, grid=grid)[0]
+    tokens = vit.encode(vit.add_positions(vit.project(images), grid), keep, norm=False, grid=grid)[0]
     return tokens[:, -(grid[0] * grid[1] if keep is None else keep.shape[1]) :]
 
 

@@ -128,7 +128,7 @@ def _recorded(vit: ViT, given: list[GivenView]) -> Iterator[None]:
     def encode(patches: Tensor, keep: Tensor | None = None, *more: Any, **besides: Any) -> list[Tensor]:
         images, patch = entered["images"], vit.spec.patch_size
         grid = (images.shape[-2] // patch, images.shape[-1] // patch)
-        whole = vit.place(entered["patches"], grid)
+        whole = vit.add_positions(entered["patches"], grid)
         for row, seen in enumerate(visible_patches(whole, patches, keep)):
             hidden = ~seen.reshape(grid).numpy()
             given.append(GivenView(network=network, pixels=images[row % len(images)], hidden=hidden))
