@@ -15,7 +15,7 @@ from bench.cli.output import table
 from bench.cli.settings import alternatives, meanings, setting_text, types_of
 from bench.pretraining.recipes import costs, names_by_path, values_by_path
 from bench.run.suites import Catalogue, ChosenProtocol, catalogue
-from downstream.data.scenes import TINY, stands_in_for
+from downstream.data.scenes import TINY, served_layouts
 from engine.extensions import Extension, extensions, load_extension, warn_of
 from engine.printing import did_you_mean
 from engine.tasks import Task
@@ -123,7 +123,7 @@ def _image_set(extension: Extension) -> Iterator[str]:
 
 def _layout(extension: Extension) -> Iterator[str]:
     key = extension.key
-    served = (key, *stands_in_for(key))
+    served = (key, *served_layouts(key))
     protocols = [chosen for chosen in catalogue().protocols.values() if chosen.layout in served]
     tasks, names = dict.fromkeys(chosen.key for chosen in protocols), sorted(chosen.name for chosen in protocols)
     yield f"scene layout {key}: bench data check {key}:ROOT, or {TINY}{key}: for a tiny generated set"

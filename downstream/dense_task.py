@@ -20,7 +20,7 @@ from checkpoints.frozen import FrozenExport, FrozenSpec, OwnSpec, own_network
 from checkpoints.spec import SIZES, Preparation
 from checkpoints.vit import ViT, skip_init
 from downstream.data.scenes import TINY, SceneSet, check_layout, open_both
-from downstream.loop.training import Plan, norm_warnings
+from downstream.loop.training import Plan, batch_norm_warnings
 from downstream.metrics.scores import closing_seconds
 from downstream.models.operators import quiet_libraries
 from engine.precision import autocast
@@ -31,7 +31,7 @@ from engine.work import SLOWER, Kind, Part, Scale, Work, count_flops, product_ra
 if TYPE_CHECKING:
     from downstream.loop.running import TrainedModel
 
-BACK = 3.0  # cost of a forward and backward pass, in forward passes
+FORWARD_BACKWARD = 3.0  # cost of a forward and backward pass, in forward passes
 CALLS = 8  # approximate number of timed calls, including an evaluation
 STATE_BYTES = 16e6  # largest state that is saved for timing
 Flops = Mapping[Literal["training", "evaluation"], float]  # of a model on one image
@@ -64,7 +64,7 @@ class DenseTask(Task):
     """Base of tasks that train dense models. Annotations without values are settings that all subclasses define."""
 
     KEY: ClassVar[str]  # name of the task's file, and of its folder in the cache
-    LARGEST: ClassVar[int] = 8  # images in a forward pass, unless --batch-size is given
+    MAX_MICRO_BATCH: ClassVar[int] = 8  # images in a forward pass, unless --batch-size is given
     SOURCE: ClassVar[Source]  # the set that the recipes are for
 
     batch: int
@@ -113,7 +113,7 @@ class DenseTask(Task):
                 f"{space.decode}"
             )
 
-    def trained(self, plan: Plan, space: Workspace) -> "TrainedModel":
+    def run_training(self, plan: Plan, space: Workspace) -> "TrainedModel":
         """Train and evaluate, or read the result if the same training was finished before."""
         with quiet_libraries():
             from downstream.loop.running import run_plan
@@ -133,7 +133,7 @@ class DenseTask(Task):
             Part(kind="evaluation", count=evaluations * val, flops=flops["evaluation"]),
             Part(kind="closing", count=resamples_of(val)),
         )
-        at_once = min(scale.batch_size or self.LARGEST, self.batch)
+        at_once = min(scale.batch_size or self.MAX_MICRO_BATCH, self.batch)
         memory = (frozen_bytes if self.frozen else training_bytes)(scale.spec, at_once, self.side(scale.spec))
         disk = 2 * trainings * 12 * training_bytes(scale.spec, 0) / 16
         return Work(parts=parts, iterations=trainings * steps, memory=memory, disk=disk)
@@ -148,14 +148,14 @@ class DenseTask(Task):
         times["closing"] = closing_seconds(self.score(len(val), classes), len(val))
         affordable = seconds / CALLS * product_rate(space.device) / SLOWER  # FLOPs of a call
         flops, timed = self.model_flops(export.spec, classes), self
-        at_once = min(space.batch_size or plan.largest, plan.batch)
+        at_once = min(space.batch_size or plan.max_micro_batch, plan.batch)
         if at_once * flops["training"] > affordable:
             at_once = min(at_once, 2)  # a batch norm over one pixel needs two images
             share = (affordable / (at_once * flops["training"])) ** 0.5
             timed = self.smaller(share) if share < 1 else self
         with quiet_libraries(), warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            read = [seconds_of(partial(images.__getitem__, 0), seconds / CALLS, 4) for images in plan.objects()[:2]]
+            read = [seconds_of(partial(images.__getitem__, 0), seconds / CALLS, 4) for images in plan.build_data()[:2]]
             started = time.perf_counter()
             model = TimedModel(timed.plan(export, train, val, space.seed), at_once, space)
             times["start"] = time.perf_counter() - started
@@ -169,9 +169,9 @@ class DenseTask(Task):
             times["states"] = model.state_seconds()
         return times
 
-    def departures(self, export: FrozenExport, train: SceneSet, batch: Mapping[str, Any]) -> list[str]:
+    def recipe_warnings(self, export: FrozenExport, train: SceneSet, batch: Mapping[str, Any]) -> list[str]:
         """How a training differs from its recipe, one line for each difference. batch: facts of its TrainedModel."""
-        lines, size = norm_warnings(batch), SIZES.get((export.spec.width, export.spec.depth), "another size")
+        lines, size = batch_norm_warnings(batch), SIZES.get((export.spec.width, export.spec.depth), "another size")
         if self.size and size != self.size:
             lines.append(f"the recipe is for ViT-{self.size}, this network is {size}")
         branch = str(export.facts.get("branch", ""))
@@ -197,7 +197,7 @@ class DenseTask(Task):
         ]
 
 
-def untrained(spec: FrozenSpec, image_size: int | None = None) -> FrozenExport:
+def untrained_export(spec: FrozenSpec, image_size: int | None = None) -> FrozenExport:
     """An export of this architecture with zero weights, for building models: drawing weights would take seconds.
 
     A user's own network is returned unchanged, from its function.
@@ -247,9 +247,9 @@ class TimedModel:
         from mmengine.dataset import pseudo_collate
 
         self.space, self.images = space, at_once
-        self.model: Any = plan.build(False).to(space.device)
-        self.optimiser = plan.optimise(self.model)
-        train_images, val_images, self.metric = plan.objects()
+        self.model: Any = plan.build_model(False).to(space.device)
+        self.optimiser = plan.build_optimizer(self.model)
+        train_images, val_images, self.metric = plan.build_data()
         self.metric.dataset_meta = val_images.metainfo
         self.batch = pseudo_collate([train_images[index % len(train_images)] for index in range(at_once)])
         self.val_batch = pseudo_collate([val_images[0]])

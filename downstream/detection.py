@@ -13,14 +13,14 @@ from checkpoints.frozen import FrozenExport, FrozenSpec, vit_spec
 from checkpoints.spec import ViTSpec
 from downstream.data.scenes import SceneSet, open_both
 from downstream.dense_task import (
-    BACK,
+    FORWARD_BACKWARD,
     DenseTask,
     Flops,
     Lengths,
     Source,
     flops_on_meta,
     loading_seconds,
-    untrained,
+    untrained_export,
 )
 from downstream.detection_settings import DetectionSettings
 from downstream.loop.training import Plan, adamw_by_layer
@@ -41,7 +41,7 @@ class Detection(DetectionSettings, DenseTask):
     """One training of a detector and its evaluation on the validation images."""
 
     LAYOUT: ClassVar[str] = "coco"
-    LARGEST: ClassVar[int] = 2  # as on each GPU of the sources
+    MAX_MICRO_BATCH: ClassVar[int] = 2  # as on each GPU of the sources
     SOURCE: ClassVar[Source] = Source(
         name="COCO",
         classes=80,
@@ -78,7 +78,7 @@ class Detection(DetectionSettings, DenseTask):
     def model_flops(self, spec: ViTSpec, classes: int) -> Flops:
         """FLOPs on images of 4 : 3, as most of COCO's are, at the median training size."""
         self.check_network(spec)
-        export = untrained(spec)
+        export = untrained_export(spec)
         assert isinstance(export, ViTExport)
         loading_seconds()  # before anything else that loads the libraries
         with quiet_libraries():
@@ -87,7 +87,7 @@ class Detection(DetectionSettings, DenseTask):
         train = (short, min(self.long, short if self.augment == "jitter" else short * 4 // 3))
         val = (min(self.val), min(max(self.val), min(self.val) * 4 // 3))
         return {
-            "training": BACK * self.flops_of(model, train, self.regions, self.regions // 4),
+            "training": FORWARD_BACKWARD * self.flops_of(model, train, self.regions, self.regions // 4),
             "evaluation": self.flops_of(model, val, self.proposals[1], self.detections),
         }
 
@@ -121,16 +121,16 @@ class Detection(DetectionSettings, DenseTask):
         )
 
     def score(self, images: int, classes: int) -> Score:
-        return partial(weighted_ap, drawn_detections(images, self.detections, classes))
+        return partial(weighted_ap, random_detections(images, self.detections, classes))
 
     def run(self, export: ViTExport, space: Workspace) -> Outcome:
         self.check_network(export.spec)
         self.check_images(space)
         plan = self.plan(export, *open_both(space), space.seed)
-        train, val, trained = plan.train, plan.val, self.trained(plan, space)
-        from downstream.metrics.detection_metric import evaluator
+        train, val, trained = plan.train, plan.val, self.run_training(plan, space)
+        from downstream.metrics.detection_metric import evaluator_version
 
-        warnings = self.departures(export, train, trained.batch)
+        warnings = self.recipe_warnings(export, train, trained.batch)
         if not with_masks(train, val):
             warnings.append("objects have only boxes: no mask head was trained")
         facts = {
@@ -141,7 +141,7 @@ class Detection(DetectionSettings, DenseTask):
             "evaluations": [trained.history],
             "reported_step": [trained.step],
             "detections": int((trained.arrays["classes"] >= 0).sum()),
-            "evaluated_by": evaluator(),
+            "evaluated_by": evaluator_version(),
             "libraries": libraries_used(),
             "batch": dict(trained.batch),
             "epochs": self.epochs,
@@ -155,7 +155,7 @@ class Detection(DetectionSettings, DenseTask):
         """The plan of the training, on the training images that have objects."""
         self.check_network(export.spec)
         assert isinstance(export, ViTExport)
-        train = learnable(train, val)
+        train = trainable_scenes(train, val)
         steps = -(-len(train) // self.batch)  # of an epoch
         return Plan(
             task=self.KEY,
@@ -164,38 +164,40 @@ class Detection(DetectionSettings, DenseTask):
             train=train,
             val=val,
             batch=self.batch,
-            largest=self.LARGEST,
+            max_micro_batch=self.MAX_MICRO_BATCH,
             schedule=MultipliedWarmup(
                 schedule=StepDecay(milestones=self.milestones), updates=self.warmup, start=self.start
             ),
             epochs=self.epochs,
             steps_per_epoch=steps,
             judge_every=self.judge_every * steps,
-            objects=lambda: self.objects(train, val),
-            build=lambda synchronised: self.model(export, len(val.classes), synchronised, seed, with_masks(train, val)),
-            optimise=lambda model: adamw_by_layer(model, export.spec.depth, self),
+            build_data=lambda: self.build_data(train, val),
+            build_model=lambda synchronised: self.model(
+                export, len(val.classes), synchronised, seed, with_masks(train, val)
+            ),
+            build_optimizer=lambda model: adamw_by_layer(model, export.spec.depth, self),
             label=f"{self.KEY} on {train.url}",
         )
 
-    def objects(self, train: SceneSet, val: SceneSet) -> tuple[Any, Any, Any]:
+    def build_data(self, train: SceneSet, val: SceneSet) -> tuple[Any, Any, Any]:
         """Training images, validation images, metric, as mmdet's objects."""
         with quiet_libraries():
             from downstream.data.detection_data import detection_training_images, detection_validation_images
             from downstream.metrics.detection_metric import DetectionMetric
 
-            metric = DetectionMetric(val.outlined, self.detections)
+            metric = DetectionMetric(val.instances, self.detections)
             images = detection_training_images(train, self, with_masks(train, val))
             return images, detection_validation_images(val, self), metric
 
     def model(self, export: ViTExport, classes: int, synchronised: bool, seed: int, masks: bool = True) -> "nn.Module":
         """mmdet's detector with the export as its backbone; its position table is stored at the export's size and
         interpolated for every image."""
-        from downstream.models.backbone import DenseBackbone, dense_network, usual_taps
+        from downstream.models.backbone import DenseBackbone, default_taps, dense_network
         from downstream.models.detectors import detector
 
         backbone = DenseBackbone(
             dense_network(export, export.spec.image_size, self.drop_path),
-            usual_taps(export.spec.depth),
+            default_taps(export.spec.depth),
             norm=self.norm,
             train_positions=self.train_positions,
             recompute=self.recompute,
@@ -203,30 +205,30 @@ class Detection(DetectionSettings, DenseTask):
         return detector(self, backbone, export, classes, synchronised, seed, masks)
 
 
-def learnable(train: SceneSet, val: SceneSet) -> SceneSet:
+def trainable_scenes(train: SceneSet, val: SceneSet) -> SceneSet:
     """The training images that have objects.
 
     Raises:
         ValueError: no image of a split has an object, or the splits have different classes.
     """
-    if dict(train.outlined.categories) != dict(val.outlined.categories):
+    if dict(train.instances.categories) != dict(val.instances.categories):
         raise ValueError(
-            f"{train.url}: {train.outlined.annotations} and {val.outlined.annotations} name other categories"
+            f"{train.url}: {train.instances.annotations} and {val.instances.annotations} name other categories"
         )
-    for scenes, has_objects in ((train, len(train.outlined.learnable)), (val, any(val.outlined.objects))):
+    for scenes, has_objects in ((train, len(train.instances.trainable)), (val, any(val.instances.objects))):
         if not has_objects:
             raise ValueError(
-                f"{scenes.url}: no image of {scenes.split} has an object, according to {scenes.outlined.annotations}"
+                f"{scenes.url}: no image of {scenes.split} has an object, according to {scenes.instances.annotations}"
             )
-    return train.subset(train.outlined.learnable, "with-objects")
+    return train.subset(train.instances.trainable, "with-objects")
 
 
 def with_masks(train: SceneSet, val: SceneSet) -> bool:
     """Whether masks are trained and scored in addition to boxes: if objects of both splits have outlines."""
-    return train.outlined.outlined and val.outlined.outlined
+    return train.instances.has_outlines and val.instances.has_outlines
 
 
-def drawn_detections(images: int, most: int, classes: int) -> dict[str, np.ndarray]:
+def random_detections(images: int, most: int, classes: int) -> dict[str, np.ndarray]:
     """Random detections in the form that an evaluation stores: `most` of each image, a third of them right, and seven
     objects per image as in COCO."""
     generator = np.random.RandomState(0)

@@ -11,7 +11,7 @@ import torch
 from checkpoints.frozen import FrozenExport, FrozenSpec, vit_spec
 from checkpoints.spec import ViTSpec
 from downstream.data.scenes import TINY, SceneSet, open_both
-from downstream.dense_task import BACK, DenseTask, Flops, flops_on_meta, loading_seconds, untrained
+from downstream.dense_task import FORWARD_BACKWARD, DenseTask, Flops, flops_on_meta, loading_seconds, untrained_export
 from downstream.metrics.scores import constant_scores, weighted_scores
 from downstream.models.operators import libraries_used, quiet_libraries
 from engine.printing import say
@@ -38,7 +38,7 @@ class Segmentation(DenseTask):
     ratios: tuple[float, float]
 
     @property
-    def shown(self) -> tuple[int, int]:
+    def val_size(self) -> tuple[int, int]:
         """Approximate longer and shorter side of a validation image in pixels."""
         raise NotImplementedError
 
@@ -72,10 +72,10 @@ class Segmentation(DenseTask):
 
         loading_seconds()  # before anything else that loads the libraries
         with quiet_libraries():
-            model = self.model(untrained(spec, side), classes, False, 0)
+            model = self.model(untrained_export(spec, side), classes, False, 0)
         backbone, heads = flops_on_meta(model, (side, side), whole)
-        window_count = windows(*self.shown, side, self.stride)
-        training = backbone * (1.0 if self.frozen else BACK) + heads * BACK
+        window_count = windows(*self.val_size, side, self.stride)
+        training = backbone * (1.0 if self.frozen else FORWARD_BACKWARD) + heads * FORWARD_BACKWARD
         return {"training": training, "evaluation": window_count * (backbone + heads)}
 
     def smaller(self, share: float) -> Self:
@@ -88,7 +88,7 @@ class Segmentation(DenseTask):
     def score(self, images: int, classes: int) -> Score:
         return partial(weighted_scores, [np.ones((images, classes, 3), np.int64)])
 
-    def opened(self, space: Workspace) -> tuple[SceneSet, SceneSet, dict[str, list[str]]]:
+    def load_scenes(self, space: Workspace) -> tuple[SceneSet, SceneSet, dict[str, list[str]]]:
         """Training and validation scenes, and for each split lines on classes without pixels, which are also printed.
 
         Raises:
@@ -101,7 +101,7 @@ class Segmentation(DenseTask):
             say(*(f"{train.url}: {line}" for lines in lacking.values() for line in lines), errors=True)
         return train, val, lacking
 
-    def objects(self, train: SceneSet, val: SceneSet, spec: FrozenSpec) -> tuple[Any, Any, Any]:
+    def build_data(self, train: SceneSet, val: SceneSet, spec: FrozenSpec) -> tuple[Any, Any, Any]:
         """Training images, validation images, metric, as mmseg's objects."""
         with quiet_libraries():
             from downstream.data.segmentation_data import segmentation_training_images, segmentation_validation_images

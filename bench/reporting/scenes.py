@@ -21,8 +21,8 @@ from PIL import Image, ImageDraw
 from bench.results.record import Result
 from bench.results.store import StoredResult
 from downstream.data.listing import IGNORED, Instances
-from downstream.data.scenes import SceneSet, mask_classes, open_scenes
-from downstream.metrics.previews import MOST, number_outlines, preview_indices
+from downstream.data.scenes import SceneSet, open_scenes, scene_mask
+from downstream.metrics.previews import MAX_NUMBERED_OBJECTS, number_outlines, preview_indices
 from engine.files import read_regular
 from imagesets.decoding import MAX_BYTES, UnreadableImage, open_image
 from imagesets.sets import ImageSet, open_set
@@ -140,7 +140,7 @@ Drawn = tuple[Iterable[str], list[list[Image.Image]], Counter[int], np.ndarray]
 def _masks(measured: Mapping[str, StoredResult], scenes: SceneSet) -> Drawn:
     places = next(iter(measured.values())).arrays["shown_of"].tolist()
     kept = {name: one for name, one in measured.items() if one.arrays["shown_of"].tolist() == places}
-    labels = [mask_classes(scenes, index) for index in places]
+    labels = [scene_mask(scenes, index) for index in places]
     pixels = Counter(np.concatenate([mask[mask != IGNORED] for mask in labels]).tolist())
     colours, rows = class_colours(pixels, len(scenes.classes)), []
     for row, (index, label) in enumerate(zip(places, labels, strict=True)):
@@ -151,11 +151,11 @@ def _masks(measured: Mapping[str, StoredResult], scenes: SceneSet) -> Drawn:
 
 def _things(measured: Mapping[str, StoredResult], scenes: SceneSet) -> Drawn:
     places = preview_indices(len(scenes)).tolist()
-    labels = [labelled_things(scenes.outlined, index) for index in places]
+    labels = [labelled_things(scenes.instances, index) for index in places]
     counts = Counter(number for label in labels for _, number in label.boxes)
     colours, rows = class_colours(counts, len(scenes.classes)), []
     for row, (index, label) in enumerate(zip(places, labels, strict=True)):
-        image, entry = scene_picture(scenes, index), scenes.outlined.entries[index]
+        image, entry = scene_picture(scenes, index), scenes.instances.entries[index]
         things = [label, *(found_things(one, row, index, max(1, len(label.boxes))) for one in measured.values())]
         scale = image.width / entry["width"], image.height / entry["height"]
         rows.append([image, *(with_things(image, detections, scale, colours) for detections in things)])
@@ -178,7 +178,7 @@ def class_colours(counts: Counter[int], classes: int) -> np.ndarray:
 
 def scene_picture(scenes: SceneSet, index: int) -> Image.Image:
     """A scene's image, RGB, of at most PIXELS a side."""
-    image = open_image(read_regular(scenes.image(index), MAX_BYTES)).convert("RGB")
+    image = open_image(read_regular(scenes.image_path(index), MAX_BYTES)).convert("RGB")
     image.thumbnail((PIXELS, PIXELS))
     return image
 
@@ -204,8 +204,8 @@ def labelled_things(listing: Instances, index: int) -> Detections:
     for thing in things:
         x, y, width, height = thing["bbox"]
         boxes.append(((x, y, x + width, y + height), numbers[thing["category_id"]]))
-    outlines = [thing["segmentation"] for thing in things] if listing.outlined else []
-    covered = number_outlines(outlines, entry["height"], entry["width"]) if listing.outlined else None
+    outlines = [thing["segmentation"] for thing in things] if listing.has_outlines else []
+    covered = number_outlines(outlines, entry["height"], entry["width"]) if listing.has_outlines else None
     return Detections(boxes=boxes, numbers=covered)
 
 
@@ -226,7 +226,8 @@ def with_things(image: Image.Image, things: Detections, scale: tuple[float, floa
     image = image.copy()
     if things.numbers is not None:
         own = np.zeros((256, 3), np.uint8)
-        own[1 : 1 + len(things.boxes[:MOST])] = colours[[number for _, number in things.boxes[:MOST]]]
+        numbered = things.boxes[:MAX_NUMBERED_OBJECTS]
+        own[1 : 1 + len(numbered)] = colours[[number for _, number in numbered]]
         image = tinted(image, things.numbers, own, bare=0)
     draw = ImageDraw.Draw(image)
     for corners, number in reversed(things.boxes):

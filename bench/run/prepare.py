@@ -25,7 +25,7 @@ from bench.run.checkpoints import LoadedCheckpoint, checked_name, load_checkpoin
 from bench.run.suites import ChosenProtocol, catalogue, changed_protocols, choose_protocols
 from checkpoints.frozen import FrozenExport, FrozenSpec
 from checkpoints.import_options import ImportOptions
-from downstream.data.scenes import TINY, drawn_first, layout_of, open_scenes, scene_schemes, serves, stands_in_for
+from downstream.data.scenes import TINY, draw_tiny_sets, layout_of, open_scenes, scene_schemes, served_layouts, serves
 from engine.distributed import World
 from engine.extensions import extensions, warn_of
 from engine.printing import millions, say
@@ -158,7 +158,7 @@ def _chosen_protocols(options: EvaluationOptions, world: World, variations: Vari
 def _open_all(options: EvaluationOptions, space: Workspace) -> list[DataUsed]:
     """Open the image sets once for all tasks, in every process; one process of each machine lists their files first."""
     urls = named_urls(options.data, options.suite)
-    drawn_first(urls.values(), space.cache, space.world)
+    draw_tiny_sets(urls.values(), space.cache, space.world)
     data = space.world.first_on_each_machine(lambda: [open_data(name, url, space) for name, url in urls.items()])
     for images in data if space.world.is_rank0 else ():
         say(*(f"{images.name}: {warning}" for warning in images.warnings), errors=True)
@@ -266,7 +266,7 @@ def without_data(data: Sequence[DataUsed], selected: Sequence[ChosenProtocol]) -
         example, needed = "cifar10=folder:/data/cifar10", "images with labels"
         if first.layout:
             example = f"{first.layout}={first.layout}:/data/{first.layout}"
-            serving = [name for name in extensions("layouts") if first.layout in (name, *stands_in_for(name))]
+            serving = [name for name in extensions("layouts") if first.layout in (name, *served_layouts(name))]
             needed = f"scenes ({', '.join(f'{name}:ROOT' for name in serving)})"
         urls = ", ".join(f"{images.name}={images.url}" for images in data)
         layout = next(filter(None, (layout_of(images.url) for images in data)), "")
@@ -313,7 +313,7 @@ def named_urls(texts: Sequence[str], suite: str) -> dict[str, str]:
     """`--data NAME=URL ...` as a mapping; only the smoke suite has a default. ValueError for an invalid value."""
     if not texts:
         if suite == "smoke":
-            names = ["digits", *(TINY + layout for layout in extensions("layouts") if not stands_in_for(layout))]
+            names = ["digits", *(TINY + layout for layout in extensions("layouts") if not served_layouts(layout))]
             return {name: f"{name}:" for name in names}
         raise ValueError("which images? give --data NAME=URL, for example --data cifar10=folder:/data/cifar10")
     urls: dict[str, str] = {}

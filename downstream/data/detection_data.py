@@ -24,7 +24,7 @@ class CocoScenes(CocoDataset):
         super().__init__(metainfo={"classes": scenes.classes}, data_prefix={"img": str(scenes.root)}, **settings)
 
     def load_data_list(self) -> list[Results]:
-        listing = self.scenes.outlined
+        listing = self.scenes.instances
         self.cat_ids = list(listing.categories)
         self.cat2label = {number: label for label, number in enumerate(self.cat_ids)}
         return [
@@ -37,13 +37,13 @@ class CocoScenes(CocoDataset):
 
 def detection_training_images(scenes: SceneSet, sizes: DetectionSettings, masks: bool = True) -> CocoScenes:
     """Augmented training images with their objects. masks: with outlines in addition to boxes."""
-    load = [ReadImage(LoadImageFromFile(), scenes.outlined), LoadAnnotations(with_bbox=True, with_mask=masks)]
+    load = [ReadImage(LoadImageFromFile(), scenes.instances), LoadAnnotations(with_bbox=True, with_mask=masks)]
     return _dataset(scenes, [*load, RandomFlip(prob=sizes.flip), *_resized(sizes), PackDetInputs(meta_keys=FLIPPED)])
 
 
 def detection_validation_images(scenes: SceneSet, sizes: DetectionSettings) -> CocoScenes:
     """Validation images, resized to fit `sizes.val`."""
-    load = [ReadImage(LoadImageFromFile(), scenes.outlined), Resize(scale=sizes.val, keep_ratio=True)]
+    load = [ReadImage(LoadImageFromFile(), scenes.instances), Resize(scale=sizes.val, keep_ratio=True)]
     return _dataset(scenes, [*load, PackDetInputs(meta_keys=META)], test_mode=True)
 
 

@@ -58,7 +58,7 @@ class Listing(SceneFiles):
     colours: tuple[tuple[int, ...], ...] = ()
     own_classes: bool = False
 
-    def coded(self, mask: np.ndarray) -> np.ndarray:
+    def to_classes(self, mask: np.ndarray) -> np.ndarray:
         """Values of a mask's file (H, W) uint8 -> classes (H, W) uint8, IGNORED where there is none.
 
         Of colours (H, W, 3). ValueError for a value or colour that is no class's and is not ignored.
@@ -204,7 +204,7 @@ class ImagePairs(SceneFiles):
         return replace(super().take(indices), pairs=tuple(self.pairs[i] for i in kept), ends=places[self.ends[kept]])
 
 
-def folder_with(root: Path, needed: Sequence[str], advice: str, inner: Sequence[str] = ()) -> Path:
+def find_folder(root: Path, needed: Sequence[str], advice: str, inner: Sequence[str] = ()) -> Path:
     """`root`, or the first of the folders `inner` in it, that holds what is needed: files, or folders if their names
     end in a slash. ValueError, which ends in the advice, where none does."""
     for folder in (root, *(root / name for name in inner)):
@@ -215,7 +215,7 @@ def folder_with(root: Path, needed: Sequence[str], advice: str, inner: Sequence[
     raise ValueError(f"no {kind} {lacking[0]} there; {advice}")
 
 
-def paired(root: Path, split: str, pictures: Sequence[str], folder: str, hint: str = "") -> tuple[str, ...]:
+def mask_paths(root: Path, split: str, pictures: Sequence[str], folder: str, hint: str = "") -> tuple[str, ...]:
     """Paths below `root` of the masks in `folder`, named as the pictures, as PNG. ValueError if one is missing."""
     masks = [f"{name.rpartition('.')[0]}.png" for name in pictures]
     check_present(masks, files_below(root / folder, ""), f"annotations of {split}", folder, hint)
@@ -236,7 +236,7 @@ def check_present(names: Sequence[str], present: Iterable[str], kind: str, folde
         )
 
 
-def names_in(file: Path, advice: str) -> list[str]:
+def read_names(file: Path, advice: str) -> list[str]:
     """The first word of each line of a list. ValueError, which ends in the advice, where there is no such file."""
     if not file.is_file():
         raise ValueError(f"there is no list {file}; {advice}")
@@ -254,7 +254,7 @@ def files_below(folder: Path, suffix: str) -> list[str]:
 
 
 @contextmanager
-def collection_paused() -> Iterator[None]:
+def garbage_collection_paused() -> Iterator[None]:
     """A block without garbage collection, which would search the hundred thousands of new dictionaries over and over:
     two fifths of the time of an evaluation, and of reading COCO's file."""
     before = gc.isenabled()
@@ -289,12 +289,12 @@ class Instances(SceneFiles):
         return tuple(self.categories.values())
 
     @cached_property
-    def outlined(self) -> bool:
+    def has_outlines(self) -> bool:
         """Whether objects have outlines, not boxes alone."""
         return any(annotation.get("segmentation") for annotations in self.objects for annotation in annotations)
 
     @cached_property
-    def learnable(self) -> np.ndarray:
+    def trainable(self) -> np.ndarray:
         """Indices of the images that training reads: with an object, and not too small."""
         sides = [min(entry["width"], entry["height"]) for entry in self.entries]
         large = [bool(objects) and side >= MIN_SIDE for objects, side in zip(self.objects, sides, strict=True)]

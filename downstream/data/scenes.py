@@ -60,22 +60,22 @@ class SceneSet:
         return self.listing.notes
 
     @property
-    def masked(self) -> Listing:
+    def mask_listing(self) -> Listing:
         """The listing of a set of masks. ValueError of others."""
         return self._of_kind(Listing, "ade20k")
 
     @property
-    def outlined(self) -> Instances:
+    def instances(self) -> Instances:
         """The listing of a set of outlines. ValueError of others."""
         return self._of_kind(Instances, "coco")
 
     @property
-    def paired(self) -> ImagePairs:
+    def image_pairs(self) -> ImagePairs:
         """The listing of a set of pairs of images. ValueError of others."""
         return self._of_kind(ImagePairs, "spair")
 
     @property
-    def measured(self) -> DepthMaps:
+    def depth_maps(self) -> DepthMaps:
         """The listing of a set of depth maps. ValueError of others."""
         return self._of_kind(DepthMaps, "nyu")
 
@@ -91,11 +91,11 @@ class SceneSet:
         """What results record about the set."""
         return {"url": self.url, "images": len(self), "fingerprint": self.fingerprint}
 
-    def image(self, index: int) -> Path:
+    def image_path(self, index: int) -> Path:
         return self.root / self.listing.images[index]
 
-    def mask(self, index: int) -> Path:
-        return self.root / self.masked.masks[index]
+    def mask_path(self, index: int) -> Path:
+        return self.root / self.mask_listing.masks[index]
 
     @cached_property
     def fingerprint(self) -> str:
@@ -139,7 +139,7 @@ class SceneSet:
         with Progress(f"reading masks of {self.split}", masks, "masks") as progress:
 
             def read(index: int) -> None:
-                counts.append(count_pixels(mask_classes(self, index), len(self.classes)))
+                counts.append(count_pixels(scene_mask(self, index), len(self.classes)))
                 progress.advance(1)
 
             run_on_core_threads(read, (np.arange(masks) * len(self) // masks).tolist())
@@ -196,7 +196,7 @@ def scene_schemes() -> dict[str, str]:
     return dict.fromkeys(layouts, "ROOT") | {TINY + layout: "" for layout in layouts}
 
 
-def drawn_first(urls: Iterable[str], cache: Path, world: World) -> None:
+def draw_tiny_sets(urls: Iterable[str], cache: Path, world: World) -> None:
     """The first process draws the tiny sets among `urls` before the others look for them."""
     if layouts := [layout_of(url) for url in urls if url.startswith(TINY)]:
         world.on_rank0(lambda: [tiny_folder(layout, cache) for layout in layouts if layout])
@@ -207,7 +207,7 @@ def open_both(space: Workspace) -> tuple[SceneSet, SceneSet]:
 
     Every process reads the annotations itself: COCO's take seconds to parse, and would be gigabytes to send.
     """
-    drawn_first([space.data], space.cache, space.world)
+    draw_tiny_sets([space.data], space.cache, space.world)
     opener = partial(open_scenes, cache=space.cache)
     train, val = space.world.on_all_ranks(lambda: [space.images(split, opener) for split in SPLITS])
     return train, val
@@ -222,7 +222,7 @@ def layout_of(url: str) -> str:
 def serves(url: str, layout: str) -> bool:
     """Whether tasks on scenes of `layout` run on the set that a URL names, too."""
     own = layout_of(url)
-    return own == layout or (bool(own) and layout in stands_in_for(own))
+    return own == layout or (bool(own) and layout in served_layouts(own))
 
 
 def check_layout(url: str, layout: str) -> None:
@@ -232,7 +232,7 @@ def check_layout(url: str, layout: str) -> None:
         raise ValueError(f"{url}: this task needs {layout}:ROOT or tiny-{layout}:")
 
 
-def stands_in_for(layout: str) -> tuple[str, ...]:
+def served_layouts(layout: str) -> tuple[str, ...]:
     """Layouts whose tasks run on sets of `layout` too; empty for those that have tasks of their own."""
     return tuple(getattr(load_extension("layouts", layout), "SERVES", ()))
 
@@ -260,26 +260,26 @@ def classes_of_mask(values: np.ndarray, size: tuple[int, int], listing: Listing,
             "take both from the same download"
         )
     try:
-        return listing.coded(values)
+        return listing.to_classes(values)
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from error
 
 
-def mask_classes(scenes: SceneSet, index: int, size: tuple[int, int] | None = None) -> np.ndarray:
+def scene_mask(scenes: SceneSet, index: int, size: tuple[int, int] | None = None) -> np.ndarray:
     """Classes (H, W) uint8 of a scene's pixels, IGNORED where there is none. ValueError, which names the file, for a
     mask that cannot be read or does not fit an image of `size` (height, width)."""
-    path, coloured = scenes.mask(index), bool(scenes.masked.colours)
+    path, coloured = scenes.mask_path(index), bool(scenes.mask_listing.colours)
     with naming(path):
         mask = open_image(read_regular(path, MAX_BYTES))
         check_values(mask, coloured)
         values = np.asarray(mask.convert("RGB") if coloured else mask, np.uint8)
     height, width = size or values.shape[:2]
-    return classes_of_mask(values, (height, width), scenes.masked, path)
+    return classes_of_mask(values, (height, width), scenes.mask_listing, path)
 
 
 def scene_image(scenes: SceneSet, index: int) -> Image.Image:
     """A scene's image, RGB. ValueError, naming the file, where it cannot be read."""
-    path = scenes.image(index)
+    path = scenes.image_path(index)
     with naming(path):
         return decode_rgb(read_regular(path, MAX_BYTES), str(path))
 
@@ -287,7 +287,7 @@ def scene_image(scenes: SceneSet, index: int) -> Image.Image:
 def scene_depth(scenes: SceneSet, index: int, size: tuple[int, int]) -> np.ndarray:
     """Metres (H, W) float32 of a scene's pixels, 0 where nothing was measured. ValueError, naming the file, where it
     cannot be used with an image of `size` (height, width)."""
-    listing = scenes.measured
+    listing = scenes.depth_maps
     path = scenes.root / listing.depths[index]
     with naming(path):
         values = np.asarray(open_image(read_regular(path, MAX_BYTES)))
@@ -300,12 +300,12 @@ def scene_depth(scenes: SceneSet, index: int, size: tuple[int, int]) -> np.ndarr
 def scene_pair(scenes: SceneSet, number: int, sizes: Mapping[int, tuple[int, int]]) -> Pair:
     """What a pair's file holds. ValueError, naming it, where it cannot be used with images of `sizes`: place of a
     source or target -> width and height in pixels."""
-    path = scenes.root / scenes.paired.pairs[number]
+    path = scenes.root / scenes.image_pairs.pairs[number]
     try:
         pair = msgspec.json.decode(read_regular(path, MAX_BYTES), type=Pair)
         if len(pair.src_kps) != len(pair.trg_kps):
             raise ValueError(f"{len(pair.src_kps)} keypoints of the source and {len(pair.trg_kps)} of the target")
-        for end, index in enumerate(scenes.paired.ends[number].tolist()):
+        for end, index in enumerate(scenes.image_pairs.ends[number].tolist()):
             if index in sizes:
                 pair.check_end(end, sizes[index])
     except ValueError as error:  # msgspec's are
@@ -322,13 +322,13 @@ def count_pixels(mask: np.ndarray, classes: int) -> np.ndarray:
 def check_scene(scenes: SceneSet, index: int) -> np.ndarray | None:
     """Pixels (K+1,) of each class in a scene's mask, and last of none; None of others. ValueError or OSError for a
     scene that cannot be used."""
-    with naming(scenes.image(index)):
-        image = open_image(read_regular(scenes.image(index), MAX_BYTES))
+    with naming(scenes.image_path(index)):
+        image = open_image(read_regular(scenes.image_path(index), MAX_BYTES))
         check_pixels(image)
         image.load()
     height, width = image.size[::-1]
     if isinstance(scenes.listing, Listing):
-        return count_pixels(mask_classes(scenes, index, (height, width)), len(scenes.classes))
+        return count_pixels(scene_mask(scenes, index, (height, width)), len(scenes.classes))
     if isinstance(scenes.listing, Instances):
         scenes.listing.check_size(index, height, width)
     elif isinstance(scenes.listing, DepthMaps):
@@ -349,7 +349,7 @@ def decode_scenes(
         try:
             counts.append(check_scene(scenes, index))
         except (OSError, ValueError) as error:
-            problems[index] = str(error) if isinstance(error, ValueError) else f"{scenes.image(index)}: {error}"
+            problems[index] = str(error) if isinstance(error, ValueError) else f"{scenes.image_path(index)}: {error}"
         advance(1)
     known = [pixels for pixels in counts if pixels is not None]
     return problems, ClassPixels(scenes, np.sum(known, axis=0), len(known)) if known else None

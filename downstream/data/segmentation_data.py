@@ -8,7 +8,7 @@ from mmseg.datasets import BaseSegDataset
 from mmseg.datasets.transforms import PackSegInputs, PhotoMetricDistortion, RandomCrop
 
 from downstream.data.reading import ReadImage, Results, Transform
-from downstream.data.scenes import SceneSet, mask_classes
+from downstream.data.scenes import SceneSet, scene_mask
 
 MAX_CLASS_SHARE = 0.75  # a crop is redrawn, up to ten times, while one class covers more than this share of it
 
@@ -20,7 +20,7 @@ class ReadMask:
         self.scenes = scenes
 
     def __call__(self, results: Results) -> Results:
-        classes = mask_classes(self.scenes, results["sample_idx"], results["ori_shape"][:2])
+        classes = scene_mask(self.scenes, results["sample_idx"], results["ori_shape"][:2])
         return results | {"gt_seg_map": classes, "seg_fields": ["gt_seg_map"]}
 
 
@@ -32,7 +32,7 @@ class MaskedScenes(BaseSegDataset):
         super().__init__(metainfo={"classes": scenes.classes}, **settings)
 
     def load_data_list(self) -> list[Results]:
-        return [{"img_path": str(self.scenes.image(index))} for index in range(len(self.scenes))]
+        return [{"img_path": str(self.scenes.image_path(index))} for index in range(len(self.scenes))]
 
 
 def segmentation_training_images(

@@ -25,7 +25,7 @@ from checkpoints.flops import forward_flops, frozen_bytes
 from checkpoints.frozen import FrozenExport, FrozenSpec
 from downstream.data.listing import IGNORED
 from downstream.data.reading import loader_processes
-from downstream.data.scenes import SceneSet, layout_of, mask_classes, scene_image
+from downstream.data.scenes import SceneSet, layout_of, scene_image, scene_mask
 from downstream.frozen.task import (
     Batches,
     FrozenTask,
@@ -129,7 +129,7 @@ def patches_of(
             """Patches of a batch: maps (B, D, h, w) and labels (B, S, S)."""
             values = maps.flatten(2).transpose(1, 2).cpu().numpy()
             for place, own, mask in zip(places, values, labels.numpy(), strict=True):
-                check_features(torch.from_numpy(own), scenes.image(int(images.places[place])))
+                check_features(torch.from_numpy(own), scenes.image_path(int(images.places[place])))
                 own_pixels = patch_pixels(mask, patch)
                 kept = np.arange(per_image) if chosen is None else chosen(own_pixels, place)
                 rows = slice(place * per_image, (place + 1) * per_image)
@@ -274,7 +274,7 @@ def file_labels(scenes: SceneSet) -> tuple[int, int, int]:
 def labelled_image(scenes: SceneSet, index: int) -> tuple[Image.Image, np.ndarray]:
     """A scene's image, and its labels (H, W) uint8 as in files."""
     image = scene_image(scenes, index)
-    return image, mask_classes(scenes, index, image.size[::-1]) + np.uint8(file_labels(scenes)[0])
+    return image, scene_mask(scenes, index, image.size[::-1]) + np.uint8(file_labels(scenes)[0])
 
 
 class SquareTask(FrozenTask):

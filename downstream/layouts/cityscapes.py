@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from downstream.data.listing import IGNORED, Listing, check_present, files_below, folder_with
+from downstream.data.listing import IGNORED, Listing, check_present, files_below, find_folder
 from downstream.data.tiny_scenes import save_image, tiny_scenes
 from imagesets.sets import Split
 
@@ -49,7 +49,7 @@ SEEDS = (12345, 23456, 34567, 45678, 56789)  # of the five splits: CutMix-semisu
 def recognised(root: Path) -> Path:
     """`root`, if it holds leftImg8bit/ and gtFine/."""
     advice = "unpack leftImg8bit_trainvaltest.zip and gtFine_trainvaltest.zip"
-    return folder_with(root, ("leftImg8bit/", "gtFine/"), advice)
+    return find_folder(root, ("leftImg8bit/", "gtFine/"), advice)
 
 
 def listed(root: Path, split: Split) -> Listing:
@@ -88,7 +88,7 @@ def write_tiny(root: Path, split: Split) -> None:
         save_image(root / "gtFine" / f"{name}_gtFine_labelIds.png", identities[classes])
 
 
-def few(count: int, images: int, seed: int) -> np.ndarray:
+def few_image_split(count: int, images: int, seed: int) -> np.ndarray:
     """Indices (images,) into `count` training scenes sorted by name: the first of a permutation drawn by `seed`.
 
     CutMix-semisup-seg datapipe/datasets.py:47-90; with 2975 scenes and SEEDS these are the published splits, so that

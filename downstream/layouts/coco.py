@@ -24,7 +24,7 @@ import msgspec
 import numpy as np
 from PIL import Image
 
-from downstream.data.listing import Entry, Instances, check_present, collection_paused
+from downstream.data.listing import Entry, Instances, check_present, garbage_collection_paused
 from downstream.data.tiny_scenes import HEIGHT, WIDTH, tiny_objects
 from imagesets.sets import Split
 
@@ -104,8 +104,8 @@ def listed(root: Path, split: Split) -> Instances:
     name = next((name for name in files if (root / name).is_file()), "")
     if not name:
         raise ValueError(f"there is no file {' nor '.join(files)}")
-    with collection_paused():
-        listing = instances(read_json(root / name, name), split, files[name], name)
+    with garbage_collection_paused():
+        listing = parse_instances(read_json(root / name, name), split, files[name], name)
     folder = root / files[name]
     if not folder.is_dir():
         raise ValueError(f"there is no folder {folder}")
@@ -117,7 +117,7 @@ def listed(root: Path, split: Split) -> Instances:
     return listing
 
 
-def instances(
+def parse_instances(
     content: Mapping[str, Any],
     split: Split,
     folder: str,
@@ -234,7 +234,7 @@ def _check_run_lengths(name: str, number: int, outline: Mapping[str, Any], size:
             f"{list(size)}; take both from the same download"
         )
     counts = outline["counts"]
-    lengths = list(runs(counts)) if isinstance(counts, str) else counts
+    lengths = list(decode_run_lengths(counts)) if isinstance(counts, str) else counts
     if sum(lengths) != size[0] * size[1] or min(lengths, default=0) < 0:
         raise ValueError(
             f"{name}: the run lengths of annotation {number} are no mask of {size[0]} x {size[1]} pixels: they add up "
@@ -242,7 +242,7 @@ def _check_run_lengths(name: str, number: int, outline: Mapping[str, Any], size:
         )
 
 
-def runs(text: str) -> Iterator[int]:
+def decode_run_lengths(text: str) -> Iterator[int]:
     """Run lengths from COCO's text: five bits a character from "0" on, the lowest first, the sixth says that more
     follow; from the fourth number on, differences to the last but one (pycocotools maskApi.c, rleFrString)."""
     lengths: list[int] = []

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from downstream.data.listing import IGNORED, Listing, files_below, folder_with, names_in, paired
+from downstream.data.listing import IGNORED, Listing, files_below, find_folder, mask_paths, read_names
 from downstream.data.tiny_scenes import save_image, save_lines
 from imagesets.sets import Split
 
@@ -17,32 +17,32 @@ IMAGES = {"train": "JPEGImages/480p", "val": "JPEGImages/480p"}
 MASKS = "Annotations/480p"
 COUNTS = {"train": 60, "val": 30}
 OBJECTS = 20  # in a video, at most
-FEWEST = 3  # frames of a video: the first and the last are not scored
+MIN_FRAMES = 3  # frames of a video: the first and the last are not scored
 TINY_SIZE, TINY_FRAMES, TINY_VIDEOS, SQUARE = (48, 72), 8, 3, 16
 
 
 def recognised(root: Path) -> Path:
     """The folder that holds JPEGImages/480p/ and Annotations/480p/: `root`, or DAVIS in it."""
     needed = f"{IMAGES['val']}/", f"{MASKS}/"
-    return folder_with(root, needed, "give the unpacked DAVIS-2017-trainval-480p", ("DAVIS",))
+    return find_folder(root, needed, "give the unpacked DAVIS-2017-trainval-480p", ("DAVIS",))
 
 
 def listed(root: Path, split: Split) -> Listing:
     """All frames of one split, video after video. ValueError names a video that lacks frames or masks."""
-    videos = sorted(names_in(root / f"ImageSets/2017/{split}.txt", "unpack the whole of DAVIS-2017-trainval-480p"))
+    videos = sorted(read_names(root / f"ImageSets/2017/{split}.txt", "unpack the whole of DAVIS-2017-trainval-480p"))
     images: list[str] = []
     masks: list[str] = []
     for video in videos:
         frames = files_below(root / IMAGES[split] / video, ".jpg")
         numbers = [name.removesuffix(".jpg") for name in frames]
-        if numbers != [f"{number:05d}" for number in range(len(frames))] or len(frames) < FEWEST:
+        if numbers != [f"{number:05d}" for number in range(len(frames))] or len(frames) < MIN_FRAMES:
             absent = next((f"{place:05d}" for place, name in enumerate(numbers) if name != f"{place:05d}"), None)
             raise ValueError(
                 f"{IMAGES[split]}/{video} holds {len(frames)} frames"
-                + (f", and {absent}.jpg is not among them" if absent else f"; a video needs {FEWEST}")
+                + (f", and {absent}.jpg is not among them" if absent else f"; a video needs {MIN_FRAMES}")
             )
         images += [f"{IMAGES[split]}/{video}/{name}" for name in frames]
-        masks += paired(root, split, frames, f"{MASKS}/{video}")
+        masks += mask_paths(root, split, frames, f"{MASKS}/{video}")
     return Listing(
         images=tuple(images),
         masks=tuple(masks),

@@ -19,7 +19,7 @@ from pathlib import Path
 
 import numpy as np
 
-from downstream.data.listing import IGNORED, Listing, files_below, folder_with, paired
+from downstream.data.listing import IGNORED, Listing, files_below, find_folder, mask_paths
 from downstream.data.tiny_scenes import GROUND, save_image, tiny_scenes
 from imagesets.sets import Split
 from imagesets.walk import EXTENSIONS
@@ -38,13 +38,13 @@ def recognised(root: Path) -> Path:
         f"put images into images/train and images/val, masks into masks/train and masks/val, and the classes into "
         f"{CLASSES}: {HOW}"
     )
-    return folder_with(root, ("images/", "masks/", CLASSES), advice)
+    return find_folder(root, ("images/", "masks/", CLASSES), advice)
 
 
 def listed(root: Path, split: Split) -> Listing:
     """All scenes of one split. ValueError names a missing folder or mask, or a line of classes.txt that is wrong."""
     pictures = sorted(name for suffix in EXTENSIONS for name in files_below(root / IMAGES[split], suffix))
-    masks = paired(root, split, pictures, f"masks/{split}")
+    masks = mask_paths(root, split, pictures, f"masks/{split}")
     names, values, colours = read_classes((root / CLASSES).read_text(encoding="utf-8"))
     return Listing(
         images=tuple(f"{IMAGES[split]}/{name}" for name in pictures),
@@ -63,13 +63,13 @@ ClassList = tuple[tuple[str, ...], tuple[int, ...], tuple[tuple[int, ...], ...]]
 def read_classes(text: str, file: str = CLASSES) -> ClassList:
     """Names, classes_of and colours of a Listing from a list of classes. ValueError names the line of `file` that is
     wrong."""
-    names, keys = classes_in(text, file)
+    names, keys = parse_class_list(text, file)
     if len(keys[0]) == 3:
         return names, tuple(range(256)), tuple(keys)
-    return names, numbered([key[0] for key in keys]), ()
+    return names, class_of_value([key[0] for key in keys]), ()
 
 
-def classes_in(text: str, file: str = CLASSES) -> tuple[tuple[str, ...], list[tuple[int, ...]]]:
+def parse_class_list(text: str, file: str = CLASSES) -> tuple[tuple[str, ...], list[tuple[int, ...]]]:
     """Names of the classes, and of each its value, or its colour. ValueError names the line that is wrong."""
     lines = {number: line.split() for number, line in enumerate(text.splitlines(), 1) if line.strip()}
     if not lines:
@@ -98,10 +98,10 @@ def _numbers(words: list[str]) -> int:
     return next((place for place, word in enumerate(words) if not word.isdecimal()), len(words))
 
 
-def numbered(values: list[int]) -> tuple[int, ...]:
+def class_of_value(values: list[int]) -> tuple[int, ...]:
     """Class of each value 0..255 of a mask, where class k has the value values[k].
 
-    255 is of no class unless it is among the values; every other value is K, which Listing.coded refuses.
+    255 is of no class unless it is among the values; every other value is K, which Listing.to_classes refuses.
     """
     classes = {IGNORED: IGNORED} | {value: number for number, value in enumerate(values)}
     return tuple(classes.get(value, len(values)) for value in range(256))

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from downstream.data.listing import DepthMaps, folder_with
+from downstream.data.listing import DepthMaps, find_folder
 from downstream.data.tiny_scenes import save_image, save_lines
 from imagesets.sets import Split
 
@@ -28,7 +28,7 @@ TINY_COUNTS = {"train": 64, "val": 24}
 
 def recognised(root: Path) -> Path:
     """The folder that holds both lists: `root`, or NYU or nyu in it."""
-    return folder_with(root, (*LISTS.values(),), "give the folder of BTS's extraction that holds both lists", FOLDERS)
+    return find_folder(root, (*LISTS.values(),), "give the folder of BTS's extraction that holds both lists", FOLDERS)
 
 
 def listed(root: Path, split: Split) -> DepthMaps:

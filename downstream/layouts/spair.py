@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
-from downstream.data.listing import ImagePairs, check_present, files_below, folder_with
+from downstream.data.listing import ImagePairs, check_present, files_below, find_folder
 from downstream.data.tiny_scenes import save_image
 from imagesets.sets import Split
 
@@ -27,7 +27,7 @@ TINY_CLASSES, TINY_IMAGES, VIEWS, KEYPOINTS, TILE = ("cat", "dog"), 6, 3, 5, 12
 
 def recognised(root: Path) -> Path:
     """The folder that holds PairAnnotation/ and JPEGImages/: `root`, or SPair-71k in it."""
-    return folder_with(root, ("PairAnnotation/", "JPEGImages/"), "give the unpacked SPair-71k.tar.gz", ("SPair-71k",))
+    return find_folder(root, ("PairAnnotation/", "JPEGImages/"), "give the unpacked SPair-71k.tar.gz", ("SPair-71k",))
 
 
 def listed(root: Path, split: Split) -> ImagePairs:

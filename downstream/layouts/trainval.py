@@ -13,7 +13,7 @@ Nothing is trained, and both splits are the same images. Difficult objects count
 from dataclasses import replace
 from pathlib import Path
 
-from downstream.data.listing import Instances, check_present, collection_paused, files_below
+from downstream.data.listing import Instances, check_present, files_below, garbage_collection_paused
 from downstream.layouts import coco, vocboxes
 from imagesets.sets import Split
 
@@ -36,8 +36,8 @@ def listed(root: Path, split: Split) -> Instances:
     """All images, in the order of VOC's list or of COCO's numbers. ValueError names what is missing."""
     if (root / COCO_LIST).is_file():
         return _of_coco(root)
-    names = vocboxes.different_names(root / LIST, "trainval")
-    found = vocboxes.boxes_of(root, names, names, "val")
+    names = vocboxes.unique_names(root / LIST, "trainval")
+    found = vocboxes.read_boxes(root, names, names, "val")
     objects = (tuple(entry | {"iscrowd": 0} for entry in own) for own in found.objects)
     return replace(found, objects=tuple(objects))
 
@@ -54,8 +54,8 @@ def _of_coco(root: Path) -> Instances:
         raise ValueError(
             f"{COCO_LIST}: {error}; its lines end in a number, as COCO_train2014_000000000009.jpg"
         ) from error
-    with collection_paused():
-        whole = coco.instances(coco.read_json(root / name, name), "train", files[name], name)
+    with garbage_collection_paused():
+        whole = coco.parse_instances(coco.read_json(root / name, name), "train", files[name], name)
     chosen = whole.take([place for place, entry in enumerate(whole.entries) if entry["id"] in numbers])
     if lacking := numbers - {entry["id"] for entry in chosen.entries}:
         raise ValueError(f"{name} lacks {len(lacking)} of {len(numbers)} images of {COCO_LIST}: {min(lacking)}, ...")

@@ -13,10 +13,10 @@ names into train.txt.
 
 from pathlib import Path
 
-from downstream.data.listing import Listing, check_present, files_below, folder_with, names_in
+from downstream.data.listing import Listing, check_present, files_below, find_folder, read_names
 from downstream.data.tiny_scenes import save_image, save_lines, tiny_scenes
 from downstream.layouts.masks import CLASSES as CLASSES_FILE
-from downstream.layouts.masks import ClassList, numbered, read_classes
+from downstream.layouts.masks import ClassList, class_of_value, read_classes
 from imagesets.sets import Split
 
 IMAGES = {"train": "JPEGImages", "val": "JPEGImages"}
@@ -33,13 +33,13 @@ CLASSES = (
 def recognised(root: Path) -> Path:
     """The folder that holds JPEGImages/ and SegmentationClass/: `root`, or VOC2012 or VOCdevkit/VOC2012 in it."""
     advice = "give the unpacked VOCdevkit/VOC2012, or, of boxes in Annotations/, vocboxes:ROOT"
-    return folder_with(root, ("JPEGImages/", "SegmentationClass/"), advice, ("VOC2012", "VOCdevkit/VOC2012"))
+    return find_folder(root, ("JPEGImages/", "SegmentationClass/"), advice, ("VOC2012", "VOCdevkit/VOC2012"))
 
 
 def listed(root: Path, split: Split) -> Listing:
     """All scenes of one split, in the order of its list. ValueError names what is missing."""
     file = root / "ImageSets" / "Segmentation" / f"{split}.txt"
-    names = names_in(file, "unpack the whole of VOCtrainval_11-May-2012.tar")
+    names = read_names(file, "unpack the whole of VOCtrainval_11-May-2012.tar")
     for folder, suffix in (("JPEGImages", ".jpg"), ("SegmentationClass", ".png")):
         files = [name + suffix for name in names]
         check_present(files, files_below(root / folder, suffix), f"files of {split}", folder)
@@ -49,7 +49,7 @@ def listed(root: Path, split: Split) -> Listing:
         notes.append("the 21 classes of Pascal VOC; classes.txt in the folder would list others")
         if len(names) != COUNTS[split]:
             notes.append(f"{len(names)} images, VOC 2012 has {COUNTS[split]}")
-    classes, values, colours = own_classes or (CLASSES, numbered(list(range(len(CLASSES)))), ())
+    classes, values, colours = own_classes or (CLASSES, class_of_value(list(range(len(CLASSES)))), ())
     return Listing(
         images=tuple(f"JPEGImages/{name}.jpg" for name in names),
         masks=tuple(f"SegmentationClass/{name}.png" for name in names),

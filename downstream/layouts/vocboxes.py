@@ -14,9 +14,9 @@ from math import isfinite
 from pathlib import Path
 from typing import Any
 
-from downstream.data.listing import Instances, check_present, folder_with, names_in
+from downstream.data.listing import Instances, check_present, find_folder, read_names
 from downstream.data.tiny_scenes import save_image, save_lines, tiny_objects
-from downstream.layouts.coco import instances
+from downstream.layouts.coco import parse_instances
 from engine.files import read_regular
 from imagesets.decoding import MAX_BYTES, UnreadableImage, open_image, read_bytes
 from imagesets.sets import SPLITS, Split
@@ -33,16 +33,16 @@ Object = tuple[str, list[float], bool]  # name; x1, y1, x2, y2 in pixels, counte
 def recognised(root: Path) -> Path:
     """The folder that holds JPEGImages/ and Annotations/: `root`, or VOC2012 or VOC2007 in it or in its VOCdevkit."""
     inner = [f"{devkit}{year}" for devkit in ("", "VOCdevkit/") for year in ("VOC2012", "VOC2007")]
-    return folder_with(root, ("JPEGImages/", "Annotations/"), "give the folder that holds both and ImageSets/", inner)
+    return find_folder(root, ("JPEGImages/", "Annotations/"), "give the folder that holds both and ImageSets/", inner)
 
 
 def listed(root: Path, split: Split) -> Instances:
     """All images of one split, in the order of its list. ValueError names what is missing or cannot be read."""
     lists = {of_split: _names(root, of_split) for of_split in SPLITS}
-    return boxes_of(root, lists[split], [*lists["train"], *lists["val"]], split)
+    return read_boxes(root, lists[split], [*lists["train"], *lists["val"]], split)
 
 
-def boxes_of(root: Path, names: list[str], in_any_list: list[str], split: Split) -> Instances:
+def read_boxes(root: Path, names: list[str], in_any_list: list[str], split: Split) -> Instances:
     """The images `names` of one split. in_any_list: images whose objects' names are the classes, these among them."""
     pictures = {path.stem: path.name for path in (root / "JPEGImages").iterdir() if path.suffix.lower() in EXTENSIONS}
     check_present(names, pictures, f"images of {split}", "JPEGImages")
@@ -64,7 +64,7 @@ def boxes_of(root: Path, names: list[str], in_any_list: list[str], split: Split)
                 continue
             facts = {"id": len(boxes) + 1, "image_id": number, "category_id": numbers[title]}
             boxes.append(facts | {"bbox": [x1, y1, x2 - x1, y2 - y1], "iscrowd": int(difficult)})
-    return instances(
+    return parse_instances(
         {
             "images": entries,
             "annotations": boxes,
@@ -82,12 +82,12 @@ def boxes_of(root: Path, names: list[str], in_any_list: list[str], split: Split)
 
 def _names(root: Path, split: Split) -> list[str]:
     files = [root / "ImageSets" / "Main" / file for file in LISTS[split]]
-    return different_names(next((file for file in files if file.is_file()), files[0]), split)
+    return unique_names(next((file for file in files if file.is_file()), files[0]), split)
 
 
-def different_names(file: Path, split: str) -> list[str]:
+def unique_names(file: Path, split: str) -> list[str]:
     """The images' names in a list. ValueError where there is none, or an image stands there twice."""
-    names = names_in(file, f"write the names of the images of {split} there, one a line")
+    names = read_names(file, f"write the names of the images of {split} there, one a line")
     if len(set(names)) < len(names):
         raise ValueError(f"{file} lists an image twice")
     return names

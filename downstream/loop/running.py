@@ -40,7 +40,7 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset, Sampler
 
 from downstream.data.reading import loader_processes
-from downstream.loop.training import Plan, norm_warnings
+from downstream.loop.training import Plan, batch_norm_warnings
 from downstream.models.operators import quiet_libraries
 from engine.distributed import World
 from engine.files import locked, write_atomic
@@ -381,7 +381,7 @@ def run_plan(plan: Plan, space: Workspace) -> TrainedModel:
     folder = plan.folder(space)
     synchronised = world.size > 1 and torch.device(space.device).type == "cuda"
     with quiet_libraries():
-        model = plan.build(synchronised)
+        model = plan.build_model(synchronised)
     batch_norms = any(isinstance(module, nn.BatchNorm2d | nn.SyncBatchNorm) for module in model.modules())
     batch = {
         "images": plan.batch,
@@ -391,8 +391,8 @@ def run_plan(plan: Plan, space: Workspace) -> TrainedModel:
         "batch_norm_over": size * (world.size if synchronised else 1) if batch_norms else None,
     }
     if world.is_rank0:
-        say(*(f"{plan.label}: {line}" for line in norm_warnings(batch)), errors=True)
-    *images, metric = plan.objects()
+        say(*(f"{plan.label}: {line}" for line in batch_norm_warnings(batch)), errors=True)
+    *images, metric = plan.build_data()
     evaluations = KeepEvaluations(folder, metric, (plan.judge_every or plan.start.steps) * accumulation, plan.best)
     with world.held_by_rank0(locked(folder.with_suffix(".lock"), "it does the same training")):
         if not world.on_rank0((folder / "finished").exists):
@@ -427,7 +427,7 @@ def runner_of(
     """The Runner, built from objects: nothing is looked up by name, and no configuration is read or written."""
     world, folder, size = space.world, evaluations.folder, plan.micro_batch_size(space)
     iterations, (train_images, val_images) = plan.start.steps * plan.accumulation(space), images
-    optimiser, workers = plan.optimise(model), loader_processes(space, len(plan.train))
+    optimiser, workers = plan.build_optimizer(model), loader_processes(space, len(plan.train))
     for group in optimiser.param_groups:
         group["base_lr"] = group["lr"]  # a peak of its own
     state = world.on_rank0(lambda: newest_intact(folder / "states", STATE_SUFFIX))

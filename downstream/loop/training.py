@@ -32,15 +32,15 @@ class Plan:
     train: SceneSet  # training scenes
     val: SceneSet  # validation scenes
     batch: int  # images per optimiser step
-    largest: int  # images in a forward pass, unless --batch-size is given
+    max_micro_batch: int  # images in a forward pass, unless --batch-size is given
     schedule: Schedule  # schedule of the learning rates
     epochs: int
     steps_per_epoch: int = 1
     judge_every: int  # optimiser steps between evaluations
     # Makes training images, validation images and metric, objects of the mm libraries.
-    objects: Callable[[], tuple[Any, Any, Any]]
-    build: Callable[[bool], nn.Module]  # makes the model; True: batch norms over all processes
-    optimise: Callable[[nn.Module], torch.optim.Optimizer]  # makes its optimiser
+    build_data: Callable[[], tuple[Any, Any, Any]]
+    build_model: Callable[[bool], nn.Module]  # makes the model; True: batch norms over all processes
+    build_optimizer: Callable[[nn.Module], torch.optim.Optimizer]  # makes its optimiser
     label: str  # label of the progress bar
     best: str = ""  # metric that selects the reported evaluation, see KeepEvaluations
 
@@ -51,7 +51,7 @@ class Plan:
 
     def micro_batch_size(self, space: Workspace) -> int:
         """Images per process in a forward pass."""
-        return micro_batch_size(share_of(self.batch, space.world.size), space.batch_size or self.largest)
+        return micro_batch_size(share_of(self.batch, space.world.size), space.batch_size or self.max_micro_batch)
 
     def accumulation(self, space: Workspace) -> int:
         """Iterations (forward and backward passes) per optimiser step."""
@@ -76,7 +76,7 @@ class Plan:
         )
 
 
-def norm_warnings(batch: Mapping[str, Any]) -> list[str]:
+def batch_norm_warnings(batch: Mapping[str, Any]) -> list[str]:
     """A warning if batch norms cover fewer images than in the sources, which synchronise them over the whole batch.
 
     batch: facts of a TrainedModel.

@@ -10,9 +10,9 @@ import numpy as np
 from faster_coco_eval import COCO, COCOeval_faster
 from mmdet.evaluation import CocoMetric
 
-from downstream.data.listing import Instances, collection_paused
+from downstream.data.listing import Instances, garbage_collection_paused
 from downstream.metrics.previews import preview_detections
-from downstream.metrics.scores import AT, NONE, THRESHOLDS, average_precisions, match
+from downstream.metrics.scores import AP_THRESHOLDS, NO_DETECTION, THRESHOLDS, average_precisions, match
 
 KINDS = {"box": "bbox", "mask": "segm"}
 ALL_SIZES = [0.0, 1e10]  # pixels; COCO's "all"
@@ -39,13 +39,13 @@ class DetectionMetric(CocoMetric):
     def compute_metrics(self, results: list) -> dict[str, float]:
         by_image = {predictions["img_id"]: predictions for _, predictions in results}
         detections = [by_image[entry["id"]] for entry in self.listing.entries]
-        with collection_paused():
+        with garbage_collection_paused():
             metrics, arrays = evaluate(self.listing, detections, self.most)
             self.arrays = arrays | (preview_detections(self.listing, detections) if "masks" in detections[0] else {})
         return metrics
 
 
-def evaluator() -> str:
+def evaluator_version() -> str:
     """Name and version of what evaluates."""
     return f"faster-coco-eval {version('faster-coco-eval')}"
 
@@ -70,7 +70,7 @@ def evaluate(
 
 def _arrays(listing: Instances, detections: Sequence[Detections], most: int) -> dict[str, np.ndarray]:
     shape, labels = (len(detections), most), {category: label for label, category in enumerate(listing.categories)}
-    classes, scores = np.full(shape, NONE, np.int16), np.zeros(shape, np.float32)
+    classes, scores = np.full(shape, NO_DETECTION, np.int16), np.zeros(shape, np.float32)
     boxes, objects = np.zeros((*shape, 4), np.float32), np.zeros((len(detections), len(labels)), np.uint16)
     for row, (detected, annotations) in enumerate(zip(detections, listing.objects, strict=True)):
         count = len(detected["labels"])
@@ -87,7 +87,7 @@ def _by_library(
     """The library's AP, AP50 and AP75, and its (d, g) overlaps by image and category."""
     answers = _coco_results(listing, detections, name)
     if not answers:
-        return dict.fromkeys(AT, 0.0), {}
+        return dict.fromkeys(AP_THRESHOLDS, 0.0), {}
     with contextlib.redirect_stdout(io.StringIO()):
         truth = COCO()
         truth.dataset = {
@@ -102,7 +102,7 @@ def _by_library(
         evaluation.evaluate()
         evaluation.accumulate()
     precision = np.asarray(evaluation.eval["precision"])[..., 0, 0]  # (T, recalls, K), -1 without objects
-    of_threshold = {name: precision[thresholds] for name, thresholds in AT.items()}
+    of_threshold = {name: precision[thresholds] for name, thresholds in AP_THRESHOLDS.items()}
     return {name: float(100 * values[values > -1].mean()) for name, values in of_threshold.items()}, evaluation.ious
 
 

@@ -15,7 +15,7 @@ from downstream.data.listing import Instances
 
 IMAGES = 8  # of a validation set, at most
 SIDE = 128  # pixels of a small mask's longer side, at most
-MOST = 255  # objects of an image, as they are numbered in uint8
+MAX_NUMBERED_OBJECTS = 255  # objects of an image, as they are numbered in uint8
 
 
 def thumbnail(mask: Tensor) -> np.ndarray:
@@ -61,7 +61,7 @@ def number_outlines(outlines: Sequence[Any], height: int, width: int) -> np.ndar
     from pycocotools import mask
 
     numbers = np.zeros((height, width), np.uint8)
-    for number, outline in reversed(list(enumerate(outlines[:MOST], 1))):
+    for number, outline in reversed(list(enumerate(outlines[:MAX_NUMBERED_OBJECTS], 1))):
         if isinstance(outline, list):
             outline = mask.merge(mask.frPyObjects(outline, height, width))
         elif isinstance(outline["counts"], list):

@@ -64,8 +64,8 @@ def closing_seconds(score: Score, images: int) -> float:
 
 THRESHOLDS = np.linspace(0.5, 0.95, 10)  # of intersection over union, (T,)
 RECALLS = np.linspace(0.0, 1.0, 101)  # at which precision is read
-AT = {"AP": slice(None), "AP50": slice(0, 1), "AP75": slice(5, 6)}
-NONE = -1  # class where an image has fewer than D detections
+AP_THRESHOLDS = {"AP": slice(None), "AP50": slice(0, 1), "AP75": slice(5, 6)}
+NO_DETECTION = -1  # class where an image has fewer than D detections
 
 
 def match(overlaps: np.ndarray, crowd: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -112,12 +112,12 @@ def average_precisions(arrays: Mapping[str, np.ndarray], kind: str, weights: np.
         totals = weights @ objects[:, label].astype(np.float64)
         curves.append(_precision_of_class(hits[detections], passed[detections], counts, totals))
     if not curves:
-        return dict.fromkeys(AT, np.full(len(weights), np.nan))
+        return dict.fromkeys(AP_THRESHOLDS, np.full(len(weights), np.nan))
     precision = np.stack(curves)  # (K, R, T)
     counted = ~np.isnan(precision)
     with np.errstate(invalid="ignore"):
         means = np.where(counted, precision, 0.0).sum(0) / counted.sum(0)
-    return {name: 100 * means[:, thresholds].mean(1) for name, thresholds in AT.items()}
+    return {name: 100 * means[:, thresholds].mean(1) for name, thresholds in AP_THRESHOLDS.items()}
 
 
 def _precision_of_class(hits: np.ndarray, passed: np.ndarray, counts: np.ndarray, totals: np.ndarray) -> np.ndarray:

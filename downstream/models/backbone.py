@@ -74,7 +74,7 @@ def dense_network(
     return dense
 
 
-def usual_taps(depth: int) -> tuple[int, ...]:
+def default_taps(depth: int) -> tuple[int, ...]:
     """Blocks after which the four maps are taken: 3, 5, 7, 11 of 12 and 7, 11, 15, 23 of 24, as in BEiT, iBOT, CAE and
     MAE's segmentation; the same shares of other depths."""
     return tuple(max(0, round(depth * share) - 1) for share in (1 / 3, 1 / 2, 2 / 3, 1))

@@ -158,7 +158,7 @@ class Correspondence(FrozenTask):
         """The evaluated pairs, of those whose images are usable (n,). For each class and difference of viewpoint the
         pairs, sorted by the names of their files, are shuffled with random.seed(20), and the first are taken. The
         source shuffles them in the order of its file system."""
-        listing = scenes.paired
+        listing = scenes.image_pairs
         numbers = np.flatnonzero(np.isin(listing.ends, usable).all(1))
         if not len(numbers):
             raise ValueError(f"{scenes.url}: no pair of {scenes.split} is left; raise --limit")
@@ -219,7 +219,7 @@ class Correspondence(FrozenTask):
         pixels = vision.pil_to_tensor(squared(image, self.side))
         view = centre_padded(normalised(pixels, *IMAGENET)[None], backbone.spec.patch_size)
         patches = patch_maps(backbone, view, [(-1, self.final_norm)])[0][0]
-        check_features(patches, scenes.image(index))
+        check_features(patches, scenes.image_path(index))
         return ImagePatches(patches, image.size)
 
     def matched(
@@ -227,7 +227,7 @@ class Correspondence(FrozenTask):
     ) -> tuple[np.ndarray, np.ndarray]:
         """Where the keypoints of a pair's source are found in its target: x and y (K, 2) as shares of the longer side;
         and how far that is from where they are (K,), in units of the target's box."""
-        ends = scenes.paired.ends[number].tolist()
+        ends = scenes.image_pairs.ends[number].tolist()
         (source, source_size), (target, target_size) = (patches[index] for index in ends)
         pair = scene_pair(scenes, number, dict(zip(ends, (source_size, target_size), strict=True)))
         known = scaled_keypoints(pair.src_kps, max(source_size), self.side)

@@ -388,7 +388,7 @@ def unit_warnings(images: UsableScenes) -> list[str]:
         return []
     return [
         f"{images.scenes.url}: {len(few)} depth maps of {images.scenes.split} end at {farthest:g} m; if they show "
-        f"rooms, they are in another unit: save {images.scenes.measured.per_metre:g} for each metre"
+        f"rooms, they are in another unit: save {images.scenes.depth_maps.per_metre:g} for each metre"
     ]
 
 

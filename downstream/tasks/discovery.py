@@ -165,16 +165,16 @@ class Discovery(FrozenTask):
 def boxes_of(tasks: Sequence[Discovery], backbone: Backbone, scenes: SceneSet, index: int) -> list[np.ndarray]:
     """The box (4,) that each task finds in an image, which goes through the network once."""
     image, patch = scene_image(scenes, index), backbone.spec.patch_size
-    scenes.outlined.check_size(index, image.height, image.width)
+    scenes.instances.check_size(index, image.height, image.width)
     pixels = to_whole_patches(normalised(vision.pil_to_tensor(image), *IMAGENET)[None], patch)
     keys = backbone.keys(pixels.to(backbone.mean.device))[0]
-    check_features(keys, scenes.image(index))
+    check_features(keys, scenes.image_path(index))
     return [task.box(keys, patch, (image.height, image.width)) for task in tasks]
 
 
 def object_boxes(scenes: SceneSet, index: int) -> np.ndarray:
     """Boxes (B, 4) of an image's objects in whole pixels, without crowds."""
-    objects = [entry["bbox"] for entry in scenes.outlined.objects[index] if not entry["iscrowd"]]
+    objects = [entry["bbox"] for entry in scenes.instances.objects[index] if not entry["iscrowd"]]
     corners = np.array(objects, np.float64).reshape(-1, 4)
     corners[:, 2:] += corners[:, :2]
     return np.round(corners)
@@ -185,7 +185,7 @@ def outcome_of(images: UsableScenes, boxes: Mapping[int, np.ndarray]) -> Outcome
     scenes = images.scenes
     found, whole = np.full((2, len(scenes)), np.nan)  # whether the box, and that of the image, overlap an object
     for index, box in boxes.items():
-        entry, objects = scenes.outlined.entries[index], object_boxes(scenes, index)
+        entry, objects = scenes.instances.entries[index], object_boxes(scenes, index)
         if len(objects):
             own = np.array([0, 0, entry["width"], entry["height"]], np.float64)
             found[index], whole[index] = (overlaps(one, objects).max() >= OVERLAP for one in (box, own))

@@ -30,7 +30,7 @@ from checkpoints.backbone import Backbone
 from checkpoints.flops import forward_flops
 from checkpoints.frozen import FrozenExport, FrozenSpec
 from downstream.data.listing import IGNORED
-from downstream.data.scenes import SceneSet, mask_classes, scene_image
+from downstream.data.scenes import SceneSet, scene_image, scene_mask
 from downstream.frozen.heads import HeadTask
 from downstream.frozen.patches import READ, CapiTask, Choice, PatchRows, file_labels
 from downstream.frozen.task import (
@@ -292,7 +292,7 @@ class SegmentationLinear(HeadTask):
 
     def crop(self, export: FrozenExport, scenes: SceneSet, index: int, random: Random) -> tuple[Tensor, Tensor]:
         image, side = scene_image(scenes, index), self.crop_side(export.spec)[0]
-        labels = mask_classes(scenes, index, image.size[::-1])
+        labels = scene_mask(scenes, index, image.size[::-1])
         pixels, labels = training_crop(image, labels, side, self.short, self.ratios, random)
         return padded(normalised(pixels, export.mean, export.std), labels, side)
 
@@ -397,7 +397,7 @@ class SegmentationLinear(HeadTask):
     ) -> tuple[np.ndarray, list[Tensor]]:
         """Labels (H, W) of a scene, and the classes (H, W) that each head predicts."""
         image = scene_image(scenes, index)
-        labels = mask_classes(scenes, index, image.size[::-1])
+        labels = scene_mask(scenes, index, image.size[::-1])
         side, patch = self.crop_side(backbone.spec)[0], backbone.spec.patch_size
         logits: list[list[Tensor]] = [[] for _ in heads]
         flipped = []

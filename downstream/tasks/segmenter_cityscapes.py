@@ -13,7 +13,7 @@ import torch
 from checkpoints.frozen import FrozenExport, FrozenSpec
 from downstream.data.scenes import SceneSet
 from downstream.dense_task import Lengths, Source
-from downstream.layouts.cityscapes import SEEDS, few
+from downstream.layouts.cityscapes import SEEDS, few_image_split
 from downstream.loop.training import Plan, optimizer_groups
 from downstream.segmentation import Segmentation, segmentation_outcome
 from engine.settings import (
@@ -87,7 +87,7 @@ class Segmenter(Segmentation):
         return self.decoder == "linear"
 
     @property
-    def shown(self) -> tuple[int, int]:
+    def val_size(self) -> tuple[int, int]:
         """As large as training images are scaled to: all of Cityscapes are 2048 x 1024."""
         return self.scale
 
@@ -120,12 +120,12 @@ class Segmenter(Segmentation):
 
     def run(self, export: FrozenExport, space: Workspace) -> Outcome:
         self.check_network(export.spec)
-        everything, val, lacking = self.opened(space)
+        everything, val, lacking = self.load_scenes(space)
         splits = self.training_sets(everything)
-        tried = {lr: self.trained(self.plan_at(lr, export, splits[0], val, space.seed), space) for lr in self.lr}
+        tried = {lr: self.run_training(self.plan_at(lr, export, splits[0], val, space.seed), space) for lr in self.lr}
         best = max(tried, key=lambda lr: tried[lr].metrics["mIoU"])
-        others = [self.trained(self.plan_at(best, export, split, val, space.seed), space) for split in splits[1:]]
-        facts = self.facts(tried, best) | {"warnings": self.departures(export, everything, tried[best].batch)}
+        others = [self.run_training(self.plan_at(best, export, split, val, space.seed), space) for split in splits[1:]]
+        facts = self.facts(tried, best) | {"warnings": self.recipe_warnings(export, everything, tried[best].batch)}
         chosen_on_val = bool(facts["chosen_on"])
         return segmentation_outcome([tried[best], *others], splits, val, lacking, facts, chosen_on_val)
 
@@ -135,7 +135,9 @@ class Segmenter(Segmentation):
             return [everything]
         count = len(everything)
         self.check_count(count, f"{everything.url}: ")
-        return [everything.subset(few(count, self.images, s), f"{self.images}-seed{s}") for s in self.splits]
+        return [
+            everything.subset(few_image_split(count, self.images, s), f"{self.images}-seed{s}") for s in self.splits
+        ]
 
     def facts(self, tried: dict[float, "TrainedModel"], best: float) -> dict[str, Any]:
         """What was chosen, and on what."""
@@ -162,15 +164,15 @@ class Segmenter(Segmentation):
             train=train,
             val=val,
             batch=self.batch,
-            largest=self.LARGEST,
+            max_micro_batch=self.MAX_MICRO_BATCH,
             schedule=Polynomial(power=0.9, floor=self.floor),
             epochs=self.epochs,
             steps_per_epoch=steps,
             judge_every=min(self.judge_every, self.epochs) * steps,
             best="mIoU" if self.report == "best" else "",
-            objects=lambda: self.objects(train, val, export.spec),
-            build=lambda synchronised: self.model(export, len(train.classes), synchronised, seed),
-            optimise=lambda model: self.optimiser(model, export, lr),
+            build_data=lambda: self.build_data(train, val, export.spec),
+            build_model=lambda synchronised: self.model(export, len(train.classes), synchronised, seed),
+            build_optimizer=lambda model: self.optimiser(model, export, lr),
             label=f"{self.decoder} decoder, lr {lr:g}, on {train.url}",
         )
 

@@ -86,7 +86,7 @@ class UperNet(Segmentation):
         return self.head == "linear"
 
     @property
-    def shown(self) -> tuple[int, int]:
+    def val_size(self) -> tuple[int, int]:
         """Of 4 : 3, as most of ADE20K are."""
         shorter = min(self.scale)
         return min(max(self.scale), shorter * 4 // 3), shorter
@@ -111,9 +111,9 @@ class UperNet(Segmentation):
 
     def run(self, export: FrozenExport, space: Workspace) -> Outcome:
         self.check_network(export.spec)
-        train, val, lacking = self.opened(space)
-        trained = self.trained(self.plan(export, train, val, space.seed), space)
-        facts = {"steps": self.steps, "warnings": self.departures(export, train, trained.batch)}
+        train, val, lacking = self.load_scenes(space)
+        trained = self.run_training(self.plan(export, train, val, space.seed), space)
+        facts = {"steps": self.steps, "warnings": self.recipe_warnings(export, train, trained.batch)}
         return segmentation_outcome([trained], [train], val, lacking, facts)
 
     def plan(self, export: FrozenExport, train: SceneSet, val: SceneSet, seed: int) -> Plan:
@@ -124,24 +124,24 @@ class UperNet(Segmentation):
             train=train,
             val=val,
             batch=self.batch,
-            largest=self.LARGEST,
+            max_micro_batch=self.MAX_MICRO_BATCH,
             schedule=MultipliedWarmup(schedule=Polynomial(), updates=self.warmup),
             epochs=self.steps,  # of one step, as the source counts in steps
             judge_every=self.judge_every,
-            objects=lambda: self.objects(train, val, export.spec),
-            build=lambda synchronised: self.model(export, len(train.classes), synchronised, seed),
-            optimise=lambda model: self.optimiser(model, export),
+            build_data=lambda: self.build_data(train, val, export.spec),
+            build_model=lambda synchronised: self.model(export, len(train.classes), synchronised, seed),
+            build_optimizer=lambda model: self.optimiser(model, export),
             label=f"{self.head} on {train.url}",
         )
 
     def model(self, export: FrozenExport, classes: int, synchronised: bool, seed: int) -> "nn.Module":
-        from downstream.models.backbone import DenseBackbone, dense_network, usual_taps
+        from downstream.models.backbone import DenseBackbone, default_taps, dense_network
         from downstream.models.segmentors import linear_head, pyramid, segmentor, upernet_heads
 
         crop, width = self.side(export.spec), export.spec.width
         backbone = DenseBackbone(
             dense_network(export, crop, 0.0 if self.frozen else self.drop_path, self.tables),
-            usual_taps(export.spec.depth),
+            default_taps(export.spec.depth),
             norm=self.norm,
             frozen=self.frozen,
             train_positions=self.train_positions,

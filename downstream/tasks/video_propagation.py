@@ -21,7 +21,7 @@ from torch.nn import functional as F
 from checkpoints.backbone import Backbone
 from checkpoints.frozen import FrozenExport, FrozenSpec
 from downstream.data.listing import IGNORED
-from downstream.data.scenes import SceneSet, mask_classes, scene_image
+from downstream.data.scenes import SceneSet, scene_image, scene_mask
 from downstream.frozen.task import (
     FrozenTask,
     backbone_of,
@@ -33,7 +33,7 @@ from downstream.frozen.task import (
     shared_out,
     work_of_images,
 )
-from downstream.layouts.davis import FEWEST
+from downstream.layouts.davis import MIN_FRAMES
 from downstream.metrics.scores import closing_seconds
 from engine.settings import NonNegativeInt, PositiveFloat, PositiveInt
 from engine.tasks import Outcome, Protocol, Workspace, smoke_protocol
@@ -202,7 +202,7 @@ class VideoPropagation(FrozenTask):
         """Seconds of a frame, from reading to its scores, and of one resample of the videos."""
         scenes, backbone = self.opened(export, space)[1].scenes, backbone_of(export, space)
         videos = videos_of(scenes)
-        frames = videos[0][: max(FEWEST, self.frames + 2)]
+        frames = videos[0][: max(MIN_FRAMES, self.frames + 2)]
         truth = truth_of(scenes, frames)
         of_video = np.repeat(np.arange(len(videos)), OBJECTS)
         score = partial(averaged, np.zeros((len(of_video), len(NAMES))), of_video)
@@ -213,11 +213,11 @@ class VideoPropagation(FrozenTask):
         _, val = self.opened(export, space)
         scenes = val.scenes
         videos = videos_of(scenes)
-        names = [scenes.image(frames[0]).parent.name for frames in videos]
+        names = [scenes.image_path(frames[0]).parent.name for frames in videos]
         left_out = {
             name: f"{np.isin(frames, val.places, invert=True).sum()} of its {len(frames)} frames cannot be used"
             for name, frames in zip(names, videos, strict=True)
-            if len(frames) < FEWEST or not np.isin(frames, val.places).all()
+            if len(frames) < MIN_FRAMES or not np.isin(frames, val.places).all()
         }
         usable = np.array([place for place, name in enumerate(names) if name not in left_out], int)
         backbone = backbone_of(export, space)
@@ -237,8 +237,8 @@ class VideoPropagation(FrozenTask):
         figures = {names[place]: own for place, own in results.items() if not isinstance(own, str)}
         if not figures:
             raise ValueError(
-                f"{scenes.url}: none of the {len(videos)} videos can be used: a video needs {FEWEST} frames, all of "
-                "them readable; raise --limit or mend what `bench data check` names"
+                f"{scenes.url}: none of the {len(videos)} videos can be used: a video needs {MIN_FRAMES} frames, all "
+                "of them readable; raise --limit or mend what `bench data check` names"
             )
         objects = np.concatenate(list(figures.values()))  # (N, 6)
         of_video = np.concatenate([np.full(len(own), place) for place, own in enumerate(figures.values())])
@@ -268,13 +268,13 @@ class VideoPropagation(FrozenTask):
             pixels = np.asarray(scene_image(scenes, index))
             if pixels.shape[:2] != first.shape:
                 raise ValueError(
-                    f"{scenes.image(index)}: the frame is {pixels.shape[0]} x {pixels.shape[1]} pixels, and the "
+                    f"{scenes.image_path(index)}: the frame is {pixels.shape[0]} x {pixels.shape[1]} pixels, and the "
                     f"video's first mask {first.shape[0]} x {first.shape[1]}; take both from the same download"
                 )
             frame = resized_frame(pixels, (grid[0] * spec.patch_size, grid[1] * spec.patch_size))
             view = normalised_pixels(Image.fromarray(frame), MEAN, STD)[None]
             features = patch_maps(backbone, view, [(-1, True)])[0][0].flatten(1).T
-            check_features(features, scenes.image(index))
+            check_features(features, scenes.image_path(index))
             if start is None:
                 start, masks = features, masks.to(features)
                 window = near(grid, self.radius, features.device)
@@ -289,17 +289,17 @@ class VideoPropagation(FrozenTask):
 
 def videos_of(scenes: SceneSet) -> list[list[int]]:
     """The frames of each video, as places in the set."""
-    return [list(places) for _, places in groupby(range(len(scenes)), lambda index: scenes.image(index).parent)]
+    return [list(places) for _, places in groupby(range(len(scenes)), lambda index: scenes.image_path(index).parent)]
 
 
 def truth_of(scenes: SceneSet, frames: list[int]) -> np.ndarray:
     """Object numbers (T, H, W) of a video, IGNORED where no score counts. ValueError, naming the file, of a mask of
     another size than the first, and where the first shows no object."""
-    masks = [mask_classes(scenes, frames[0])]
+    masks = [scene_mask(scenes, frames[0])]
     if not ((masks[0] > 0) & (masks[0] != IGNORED)).any():
-        raise ValueError(f"{scenes.mask(frames[0])}: the first frame shows no object to follow; give its mask")
+        raise ValueError(f"{scenes.mask_path(frames[0])}: the first frame shows no object to follow; give its mask")
     height, width = masks[0].shape
-    return np.stack([*masks, *(mask_classes(scenes, index, (height, width)) for index in frames[1:])])
+    return np.stack([*masks, *(scene_mask(scenes, index, (height, width)) for index in frames[1:])])
 
 
 def scored(predicted: np.ndarray, truth: np.ndarray) -> np.ndarray:

@@ -24,7 +24,7 @@ from bench.reproduce import chosen, statuses, trained_by, untrained
 from bench.results.record import CheckpointUsed, DataUsed, ProtocolUsed, Result, result_path, write_result
 from bench.run.runner import branch_of
 from checkpoints.export import ViTExport
-from downstream.metrics.scores import AT, scores
+from downstream.metrics.scores import AP_THRESHOLDS, scores
 from downstream.tasks.depth_linear import METRICS as DEPTH_METRICS
 from downstream.tasks.video_propagation import averaged
 from engine.extensions import load_extension, source_files
@@ -130,7 +130,7 @@ def metrics_of(protocol, export, cache, asked) -> set[str]:
         selection = ModelSelection(select=task.select, val=None, held=None, mean=(), std=())
         return set(selection.metrics(arrays))
     if protocol.layout == "coco":
-        return {f"{kind}_{name}" for kind in ("box", "mask") for name in AT}
+        return {f"{kind}_{name}" for kind in ("box", "mask") for name in AP_THRESHOLDS}
     return set(scores(np.ones((2, 3, 3), np.int64)))
 
 

@@ -15,7 +15,7 @@ from bench.reporting.scenes import FAR_APART, class_colours, labelled_things, sc
 from bench.reporting.visualize import chosen_kind
 from bench.results.record import DataUsed, ProtocolUsed
 from bench.results.store import StoredResult
-from downstream.data.scenes import SceneSet, mask_classes, open_scenes
+from downstream.data.scenes import SceneSet, open_scenes, scene_mask
 from downstream.metrics.previews import preview_detections, preview_masks, thumbnail
 
 
@@ -33,7 +33,7 @@ def measured(folder, scenes: SceneSet, number: int, arrays: dict[str, np.ndarray
 
 def test_masks_lie_where_labels_do(tmp_path, cache):
     scenes = open_scenes("tiny-ade20k:", "val", cache)
-    labels = [mask_classes(scenes, index) for index in range(len(scenes))]
+    labels = [scene_mask(scenes, index) for index in range(len(scenes))]
     right = preview_masks([thumbnail(torch.from_numpy(mask)) for mask in labels])
     wrong = preview_masks([thumbnail(torch.from_numpy((mask + 1) % len(scenes.classes))) for mask in labels])
     found = {f"c{n}": measured(tmp_path, scenes, n, arrays) for n, arrays in ((1, right), (2, wrong))}

@@ -35,7 +35,7 @@ def drawn_detections(generator: np.random.Generator, images: int, shared: float,
     """What an outcome keeps of two detectors on the same images: up to five objects, of four classes, in each."""
     models = [
         {
-            "classes": np.full((images, MOST), scores.NONE, np.int16),
+            "classes": np.full((images, MOST), scores.NO_DETECTION, np.int16),
             "scores": np.zeros((images, MOST), np.float32),
             "objects": np.zeros((images, 4), np.uint16),
             **{f"{kind}_{what}": np.zeros((images, MOST), np.uint16) for kind in KINDS for what in ("hits", "passed")},

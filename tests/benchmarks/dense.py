@@ -50,7 +50,7 @@ with quiet_libraries():
 
     from downstream.layouts.coco import listed
     from downstream.loop import running
-    from downstream.metrics.detection_metric import DetectionMetric, evaluator
+    from downstream.metrics.detection_metric import DetectionMetric, evaluator_version
     from downstream.models.segmentors import AreasMetric
 
 SPEC = ViTSpec(
@@ -234,7 +234,7 @@ def evaluate(count: int) -> None:
     MMLogger.get_current_instance().setLevel("ERROR")
     print(f"{'evaluation of ' + str(count) + ' images':28} {'ours s':>7} {'theirs s':>8} {'ratio':>6}")
     for name, (ours, theirs) in {
-        f"box and mask AP, {evaluator()}": average_precision(count),
+        f"box and mask AP, {evaluator_version()}": average_precision(count),
         "mIoU, 150 classes, 512 x 683": mean_iou(count),
     }.items():
         pairs = [(seconds(ours), seconds(theirs)) for _ in range(2)]

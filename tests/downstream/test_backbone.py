@@ -14,7 +14,7 @@ from probes.tasks.finetune import PROTOCOLS as FINETUNE
 
 with quiet_libraries():
     from downstream.loop.training import optimizer_groups
-    from downstream.models.backbone import DenseBackbone, Pyramid, dense_network, usual_taps
+    from downstream.models.backbone import DenseBackbone, Pyramid, default_taps, dense_network
 
 
 ALL = SPECS | ROTARY
@@ -85,7 +85,7 @@ def test_networks_that_take_no_relative_tables_are_named():
 
 
 def test_raw_pixels_are_maps_without_weights():
-    backbone = DenseBackbone(dense_network(load("pixels:8"), 48, 0.1), usual_taps(1))
+    backbone = DenseBackbone(dense_network(load("pixels:8"), 48, 0.1), default_taps(1))
     images = images_of(24, 40)
     maps = backbone(images)
     assert len(maps) == 4 and not list(backbone.parameters())
@@ -150,5 +150,5 @@ def test_the_largest_scale_of_patches_of_16():
 
 
 def test_usual_taps():
-    assert [usual_taps(depth) for depth in (12, 24)] == [(3, 5, 7, 11), (7, 11, 15, 23)]
-    assert usual_taps(PLAIN.depth) == (0, 1, 1, 2)
+    assert [default_taps(depth) for depth in (12, 24)] == [(3, 5, 7, 11), (7, 11, 15, 23)]
+    assert default_taps(PLAIN.depth) == (0, 1, 1, 2)

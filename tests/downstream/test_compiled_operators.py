@@ -61,7 +61,7 @@ def test_a_detectors_losses_gradients_and_predictions(tmp_path, monkeypatch, nam
     """
     train, val = (open_scenes("tiny-coco:", split, tmp_path) for split in ("train", "val"))
     task = DETECTORS[name]
-    *images, _ = task.plan(export_of(), train, val, 0).objects()
+    *images, _ = task.plan(export_of(), train, val, 0).build_data()
     batch, unseen = (pseudo_collate([each[index] for index in (1, 2)]) for each in images)
     found = []
     for module in (operators, COMPILED):

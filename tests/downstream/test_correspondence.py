@@ -30,7 +30,7 @@ def test_pairs_are_drawn_as_in_the_source(tmp_path):
     scenes = open_scenes("tiny-spair:", "val", tmp_path)
     drawn = replace(TASK, pairs=3).drawn(scenes, np.arange(len(scenes)))
     views = {
-        name: scene_pair(scenes, number, {}).viewpoint_variation for number, name in enumerate(scenes.paired.pairs)
+        name: scene_pair(scenes, number, {}).viewpoint_variation for number, name in enumerate(scenes.image_pairs.pairs)
     }
     for column, view in enumerate((0, 1, 2, None)):
         expected = set()
@@ -39,7 +39,7 @@ def test_pairs_are_drawn_as_in_the_source(tmp_path):
             random.seed(20)
             random.shuffle(names)
             expected |= set(names[:3])
-        assert {scenes.paired.pairs[number] for number in drawn.numbers[drawn.rows[:, column]]} == expected
+        assert {scenes.image_pairs.pairs[number] for number in drawn.numbers[drawn.rows[:, column]]} == expected
 
 
 def test_numbers_follow_from_the_errors(tmp_path):

@@ -70,7 +70,7 @@ def test_operations_of_segmentation_are_those_of_a_step(head, frozen):
 def test_operations_of_a_linear_head_are_those_of_its_product():
     """One linear layer on the four maps side by side, at each patch: of 4 x 4 patches, 4 D numbers and K classes."""
     task, spec = replace(UPERNET, head="linear"), export_of().spec
-    flops, looks = task.model_flops(spec, 10), windows(*task.shown, 32, 32)
+    flops, looks = task.model_flops(spec, 10), windows(*task.val_size, 32, 32)
     head, backbone = 2 * 16 * 4 * spec.width * 10, pytest.approx(forward_flops(spec), rel=0.01)
     assert flops["training"] - 3 * head == backbone and flops["evaluation"] / looks - head == backbone
 

@@ -13,9 +13,9 @@ from refusals import refusal
 
 from downstream.data.scenes import decode_scenes, open_scenes, tiny_folder
 from downstream.data.tiny_scenes import COUNTS
-from downstream.detection import learnable, with_masks
+from downstream.detection import trainable_scenes, with_masks
 from downstream.detection_settings import DetectionSettings
-from downstream.layouts.coco import runs
+from downstream.layouts.coco import decode_run_lengths
 from downstream.models.operators import quiet_libraries
 
 with quiet_libraries():
@@ -61,7 +61,7 @@ def test_the_drawn_set_is_whole(opened, tmp_path):
     for split, count in COUNTS.items():
         scenes = opened[split]
         objects = [thing for own in scenes.listing.objects for thing in own]
-        assert len(scenes) == count and not decode_scenes(scenes)[0] and len(scenes.listing.learnable) < count
+        assert len(scenes) == count and not decode_scenes(scenes)[0] and len(scenes.listing.trainable) < count
         assert {thing["category_id"] for thing in objects} == set(scenes.listing.categories) == {2, 3, 44, 90}
         assert {thing["iscrowd"] for thing in objects} == {0, 1}
         for thing in objects:
@@ -83,7 +83,7 @@ def test_the_dataset_is_mmdets(coco, opened):
         kept = CocoDataset(ann_file=file, metainfo={"classes": scenes.classes}, filter_cfg=FILTER, **settings)
     ours = CocoScenes(scenes, pipeline=[], serialize_data=False)
     assert ours.data_list == wanted.data_list
-    trained = learnable(scenes, opened["val"])
+    trained = trainable_scenes(scenes, opened["val"])
     assert [each["img_id"] for each in kept.data_list] == [entry["id"] for entry in trained.listing.entries]
     changed(coco, "train", lambda content: content["categories"].reverse())
     again = open_scenes(scenes.url, "train", coco)
@@ -95,7 +95,9 @@ FILTER = {"filter_empty_gt": True, "min_size": 32}
 
 @pytest.mark.parametrize(("augment", "sides"), [("scales", (48, 96)), ("crops", (48, 96)), ("jitter", (12, 96))])
 def test_augmented_images_stay_in_their_bounds(opened, augment, sides):
-    images = detection_training_images(learnable(opened["train"], opened["val"]), replace(SIZES, augment=augment))
+    images = detection_training_images(
+        trainable_scenes(opened["train"], opened["val"]), replace(SIZES, augment=augment)
+    )
     np.random.seed(0)
     shapes = set()
     for index in range(24):
@@ -192,7 +194,7 @@ def test_run_lengths_in_text_are_pycocotools(coco, tmp_path):
     for thing in json.loads(path.read_text())["annotations"]:
         if thing["iscrowd"]:
             text = masks.frPyObjects(thing["segmentation"], 64, 96)["counts"].decode()
-            assert list(runs(text)) == thing["segmentation"]["counts"]
+            assert list(decode_run_lengths(text)) == thing["segmentation"]["counts"]
     changed(coco, "val", lambda content: crowd(content)["segmentation"].update(counts=text_of(crowd(content))))
     assert not decode_scenes(open_scenes(f"coco:{coco}", "val", tmp_path))[0]
 
@@ -225,12 +227,12 @@ def test_splits_that_nothing_can_be_learnt_or_measured_on(coco, tmp_path):
 
     changed(coco, "val", lambda content: content["categories"][0].update(name="another"))
     with pytest.raises(ValueError, match="name other categories"):
-        learnable(*pair())
+        trainable_scenes(*pair())
     changed(
         coco, "val", lambda content: (content["categories"][0].update(name="digit 0"), content["annotations"].clear())
     )
     with pytest.raises(ValueError, match="no image of val has an object"):
-        learnable(*pair())
+        trainable_scenes(*pair())
 
 
 def test_boxes_of_pascal_voc_are_those_of_the_same_scenes(opened, tmp_path):
@@ -238,7 +240,7 @@ def test_boxes_of_pascal_voc_are_those_of_the_same_scenes(opened, tmp_path):
     for split, count in COUNTS.items():
         ours, theirs = open_scenes("tiny-vocboxes:", split, tmp_path), opened[split]
         assert len(ours) == count and not decode_scenes(ours)[0] and ours.classes == theirs.classes
-        assert not ours.listing.outlined and theirs.listing.outlined
+        assert not ours.listing.has_outlines and theirs.listing.has_outlines
         for own, wanted in zip(ours.listing.objects, theirs.listing.objects, strict=True):
             assert [thing["bbox"] for thing in own] == [thing["bbox"] for thing in wanted]
             assert all(thing["area"] == thing["bbox"][2] * thing["bbox"][3] for thing in own)
@@ -318,5 +320,5 @@ def test_annotations_beside_their_images(coco, tmp_path):
             thing["segmentation"] = []
         (root / folder / "_annotations.coco.json").write_text(json.dumps(content))
     scenes = open_scenes(f"coco:{root}", "val", tmp_path)
-    assert len(scenes) == COUNTS["val"] and not decode_scenes(scenes)[0] and not scenes.listing.outlined
+    assert len(scenes) == COUNTS["val"] and not decode_scenes(scenes)[0] and not scenes.listing.has_outlines
     assert not any("2017" in note for note in scenes.notes)

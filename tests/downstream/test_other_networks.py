@@ -18,7 +18,7 @@ from downstream.tasks.upernet_ade20k import PROTOCOLS as ADE
 from engine.work import Scale
 
 with quiet_libraries():
-    from downstream.models.backbone import DenseBackbone, dense_network, usual_taps
+    from downstream.models.backbone import DenseBackbone, default_taps, dense_network
 
 QUICK = dict(crop=32, stride=32, batch=2)
 LINEAR = replace(
@@ -40,7 +40,7 @@ def own(tmp_path, monkeypatch) -> OwnExport:
 
 
 def test_its_maps_are_what_it_gives(own):
-    backbone = DenseBackbone(dense_network(own, 32, 0.1), usual_taps(1), norm=True, frozen=True)
+    backbone = DenseBackbone(dense_network(own, 32, 0.1), default_taps(1), norm=True, frozen=True)
     images = torch.randn(2, 3, 32, 48)
     maps = backbone(images)
     assert [found.shape for found in maps] == [(2, 12, 4, 6)] * 4

@@ -17,9 +17,9 @@ from bench.commands.data import check_scenes
 from bench.run.prepare import fits, named_urls, open_data
 from bench.run.suites import catalogue
 from downstream.data.listing import IGNORED
-from downstream.data.scenes import decode_scenes, mask_classes, open_scenes, tiny_folder
+from downstream.data.scenes import decode_scenes, open_scenes, scene_mask, tiny_folder
 from downstream.data.tiny_scenes import COUNTS
-from downstream.layouts.masks import TINY_COLOURS, classes_in, numbered
+from downstream.layouts.masks import TINY_COLOURS, class_of_value, parse_class_list
 from downstream.tasks.maskrcnn_coco import PROTOCOLS as MASKRCNN
 from downstream.tasks.segmenter_cityscapes import PROTOCOLS as SEGMENTER
 from downstream.tasks.upernet_ade20k import PROTOCOLS as UPERNET
@@ -35,7 +35,7 @@ def classes(scenes, index: int) -> np.ndarray:
     """Classes (H, W) of a scene, read as training reads them."""
     from downstream.data.segmentation_data import ReadMask
 
-    with Image.open(scenes.mask(index)) as mask:
+    with Image.open(scenes.mask_path(index)) as mask:
         return ReadMask(scenes)({"sample_idx": index, "ori_shape": mask.size[::-1]})["gt_seg_map"]
 
 
@@ -49,7 +49,7 @@ def classes(scenes, index: int) -> np.ndarray:
     ],
 )
 def test_lists_of_classes(text, names, keys):
-    assert classes_in(text) == (names, keys)
+    assert parse_class_list(text) == (names, keys)
 
 
 @pytest.mark.parametrize(
@@ -67,14 +67,14 @@ def test_lists_of_classes(text, names, keys):
     ],
 )
 def test_wrong_lists_of_classes(text, said):
-    assert said in refusal(classes_in, text)
+    assert said in refusal(parse_class_list, text)
 
 
 def test_numbers_of_no_class():
-    table = numbered([7, 3, 0])
+    table = class_of_value([7, 3, 0])
     assert (table[7], table[3], table[0], table[255]) == (0, 1, 2, IGNORED)
     assert {table[value] for value in range(256) if value not in (0, 3, 7, 255)} == {3}
-    assert numbered([0, 255])[255] == 1
+    assert class_of_value([0, 255])[255] == 1
 
 
 def binary(root: Path, mode: str, lines: str, scenes: int = 6) -> str:
@@ -106,11 +106,11 @@ def test_binary_masks_of_0_and_255_are_two_classes(mode, lines, tmp_path, capsys
     url = binary(tmp_path / "cells", mode, lines)
     scenes = open_scenes(url, "val", tmp_path)
     first = classes(scenes, 0)
-    assert {*np.unique(first)} == {0, 1} and np.array_equal(first, mask_classes(scenes, 0))
+    assert {*np.unique(first)} == {0, 1} and np.array_equal(first, scene_mask(scenes, 0))
     assert not decode_scenes(scenes)[0] and scenes.pixels.lines() == []
     task = replace(UPERNET["ade_linear@smoke"].task, steps=2, warmup=0, batch=2, crop=32, stride=32, scale=(48, 32))
     outcome = task.run(export_of(), workspace(tmp_path, url))
-    share = np.mean([mask_classes(scenes, index) == 0 for index in range(6)])
+    share = np.mean([scene_mask(scenes, index) == 0 for index in range(6)])
     floor = outcome.facts["floor"]
     assert floor["prediction"] == "background everywhere"
     assert floor["metrics"] == pytest.approx({"mIoU": 50 * share, "aAcc": 100 * share, "mAcc": 50})

@@ -14,7 +14,7 @@ from downstream.data.listing import IGNORED, Instances, Listing
 from downstream.data.reading import ReadImage
 from downstream.data.scenes import SceneSet, classes_of_mask, decode_scenes, open_scenes, scene_image, tiny_folder
 from downstream.data.tiny_scenes import COUNTS
-from downstream.layouts.cityscapes import SEEDS, few
+from downstream.layouts.cityscapes import SEEDS, few_image_split
 from imagesets.decoding import decode_rgb
 
 LISTING = Listing(images=("image",), masks=("mask",), classes=("wall",), classes_of=(0,) * 256)
@@ -35,7 +35,7 @@ def test_drawn_sets_are_whole(layout, tmp_path):
     for split, count in COUNTS.items():
         scenes = open_scenes(f"tiny-{layout}:", split, tmp_path)
         assert len(scenes) == count and not decode_scenes(scenes)[0]
-        masks = [scenes.listing.coded(np.asarray(Image.open(scenes.mask(i)))) for i in range(count)]
+        masks = [scenes.listing.to_classes(np.asarray(Image.open(scenes.mask_path(i)))) for i in range(count)]
         assert set(np.unique(masks)) == {*range(5), IGNORED}
     first = open_scenes(f"tiny-{layout}:", "val", tmp_path / "again")
     assert first.fingerprint == open_scenes(f"tiny-{layout}:", "val", tmp_path).fingerprint
@@ -45,20 +45,22 @@ def test_the_two_drawings_hold_the_same_scenes(ade, city, tmp_path):
     found = []
     for layout in ("ade20k", "cityscapes"):
         scenes = open_scenes(f"tiny-{layout}:", "val", tmp_path)
-        number = {int(re.search(r"_(\d{6,8})", scenes.mask(i).name)[1]): i for i in range(len(scenes))}
-        found.append([scenes.listing.coded(np.asarray(Image.open(scenes.mask(number[i])))) for i in range(len(scenes))])
+        number = {int(re.search(r"_(\d{6,8})", scenes.mask_path(i).name)[1]): i for i in range(len(scenes))}
+        found.append(
+            [scenes.listing.to_classes(np.asarray(Image.open(scenes.mask_path(number[i])))) for i in range(len(scenes))]
+        )
     assert np.array_equal(*found)
 
 
 def test_label_ids_alone_are_mapped(city, tmp_path):
     before = open_scenes(f"cityscapes:{city}", "train", tmp_path)
-    masks = [before.listing.coded(np.asarray(Image.open(before.mask(i)))) for i in range(4)]
+    masks = [before.listing.to_classes(np.asarray(Image.open(before.mask_path(i)))) for i in range(4)]
     for path in city.rglob("*_labelTrainIds.png"):
         path.unlink()
     after = open_scenes(f"cityscapes:{city}", "train", tmp_path)
-    assert after.mask(0).name.endswith("_labelIds.png") and "mapped" in after.notes[0]
+    assert after.mask_path(0).name.endswith("_labelIds.png") and "mapped" in after.notes[0]
     for index, mask in enumerate(masks):
-        assert np.array_equal(after.listing.coded(np.asarray(Image.open(after.mask(index)))), mask)
+        assert np.array_equal(after.listing.to_classes(np.asarray(Image.open(after.mask_path(index)))), mask)
 
 
 def test_moving_a_folder_keeps_the_fingerprint(ade, tmp_path):
@@ -113,12 +115,12 @@ def test_masks_that_do_not_fit(city, tmp_path):
 
 def test_problems_are_listed(ade, tmp_path):
     scenes = open_scenes(f"ade20k:{ade}", "val", tmp_path)
-    Image.fromarray(np.full((64, 96), 200, np.uint8)).save(scenes.mask(0))
-    Image.fromarray(np.ones((32, 96), np.uint8)).save(scenes.mask(1))
-    scenes.image(2).write_bytes(b"not a picture")
-    Image.fromarray(np.full((64, 96), 200, np.uint16)).save(scenes.mask(3))
-    scenes.image(4).write_bytes(scenes.image(4).read_bytes()[:-100])
-    scenes.image(5).write_bytes(WITHOUT_WHITE["float.tif"])
+    Image.fromarray(np.full((64, 96), 200, np.uint8)).save(scenes.mask_path(0))
+    Image.fromarray(np.ones((32, 96), np.uint8)).save(scenes.mask_path(1))
+    scenes.image_path(2).write_bytes(b"not a picture")
+    Image.fromarray(np.full((64, 96), 200, np.uint16)).save(scenes.mask_path(3))
+    scenes.image_path(4).write_bytes(scenes.image_path(4).read_bytes()[:-100])
+    scenes.image_path(5).write_bytes(WITHOUT_WHITE["float.tif"])
     said = (
         "the mask holds the value 200, allowed are 0 to 150, 255; is this",
         "the mask is 32 x 96 pixels and its image 64 x 96; take",
@@ -127,7 +129,7 @@ def test_problems_are_listed(ade, tmp_path):
         "cannot be read (image file is truncated",
         "cannot be read (floating-point pixels, Pillow's mode F: nothing",
     )
-    files = [*map(scenes.mask, (0, 1)), scenes.image(2), scenes.mask(3), *map(scenes.image, (4, 5))]
+    files = [*map(scenes.mask_path, (0, 1)), scenes.image_path(2), scenes.mask_path(3), *map(scenes.image_path, (4, 5))]
     for problem, file, what in zip(decode_scenes(scenes)[0].values(), files, said, strict=True):
         assert problem.startswith(f"{file}: {what}")
 
@@ -164,16 +166,16 @@ def test_the_splits_are_those_of_french_et_al():
     count = recorded["n_train"]
     for seed, split in recorded["seeds"].items():
         for size in (name for name in split if name.isdigit()):
-            assert few(count, int(size), int(seed)).tolist() == split[size]
-            assert few(count, 100, int(seed)).tolist() == split[size][:100]
-        everything = ",".join(map(str, few(count, count, int(seed))))
+            assert few_image_split(count, int(size), int(seed)).tolist() == split[size]
+            assert few_image_split(count, 100, int(seed)).tolist() == split[size][:100]
+        everything = ",".join(map(str, few_image_split(count, count, int(seed))))
         assert hashlib.sha256(everything.encode()).hexdigest() == split["sha256_of_full_permutation_csv"]
 
 
 def test_limits_and_subsets(tmp_path):
     scenes = open_scenes("tiny-cityscapes:", "train", tmp_path)
     some = scenes.limited(8)
-    assert len(some) == 8 and some.url == "tiny-cityscapes:#limited-8" and some.image(7) == scenes.image(56)
+    assert len(some) == 8 and some.url == "tiny-cityscapes:#limited-8" and some.image_path(7) == scenes.image_path(56)
     assert some.limited(20) is some
     with pytest.raises(ValueError, match="a limit of 0 images"):
         scenes.limited(0)
@@ -183,15 +185,15 @@ def test_a_set_of_the_wrong_kind_is_refused(tmp_path):
     outlined = Instances(images=("1.jpg",), entries=({},), objects=((),), categories={1: "cat"}, annotations="val.json")
     masked = Listing(images=("1.jpg",), masks=("1.png",), classes=("wall",), classes_of=(0,) * 256)
     scenes = [SceneSet(url="mine:", split="val", root=tmp_path, listing=listing) for listing in (outlined, masked)]
-    assert scenes[0].outlined is outlined and scenes[1].masked is masked
+    assert scenes[0].instances is outlined and scenes[1].mask_listing is masked
     with pytest.raises(ValueError, match="mine:: it holds outlines of objects, no masks; give"):
-        scenes[0].mask(0)
+        scenes[0].mask_path(0)
     with pytest.raises(ValueError, match="mine:: it holds masks, no outlines of objects; give"):
-        assert scenes[1].outlined
+        assert scenes[1].instances
 
 
 def test_an_image_that_cannot_be_read_is_named_once(tmp_path):
     scenes = open_scenes("tiny-ade20k:", "val", tmp_path)
-    scenes.image(0).write_bytes(b"")
+    scenes.image_path(0).write_bytes(b"")
     told = refusal(scene_image, scenes, 0)
-    assert "empty file" in told and told.count(str(scenes.image(0))) == 1
+    assert "empty file" in told and told.count(str(scenes.image_path(0))) == 1

@@ -191,7 +191,7 @@ class PairDrawer(Drawer):
 
     def marked(self, row: int, end: int, points: np.ndarray, **text: str) -> Panel:
         """The source (end 0) or target of a pair with those of the points (K, 2), in pixels, that lie in it."""
-        image = scene_image(self.scenes, int(self.scenes.paired.ends[row, end]))
+        image = scene_image(self.scenes, int(self.scenes.image_pairs.ends[row, end]))
         spots = [Spot(x=x / image.width, y=y / image.height, number=n) for n, (x, y) in enumerate(points.tolist())]
         inside = [spot for spot in spots if spot.x <= 1 and spot.y <= 1]
         return image_panel(image, points=tuple(inside), **text)
@@ -203,7 +203,7 @@ class PairDrawer(Drawer):
         return self.marked(row, 1, np.array(scene_pair(self.scenes, row, {}).trg_kps).reshape(-1, 2), title="truth")
 
     def prediction(self, backbone: Backbone, row: int) -> Panel:
-        ends = self.scenes.paired.ends[row].tolist()
+        ends = self.scenes.image_pairs.ends[row].tolist()
         patches = {index: self.task.patches_of(backbone, self.scenes, index) for index in ends}
         places, errors = self.task.matched(self.scenes, row, patches)
         caption = f"{np.count_nonzero(errors < self.task.threshold)} of {len(errors)} found"
