@@ -17,8 +17,8 @@ from pathlib import Path
 import numpy as np
 
 from engine.printing import text_of
-from imagesets.decoding import GREY_BITS, UnreadableImage, decode_rgb, pages_of, releasing_large_images
-from imagesets.sets import FileImages, ImageSet, Split, open_anew, open_set, splits_of
+from imagesets.decoding import GREY_BITS, UnreadableImage, count_pages, decode_rgb, releasing_large_images
+from imagesets.sets import FileImages, ImageSet, Split, open_set, open_uncached, splits_of
 from imagesets.stored import StoredImages
 from imagesets.subsets import class_counts
 from imagesets.walk import EXTENSIONS
@@ -86,7 +86,7 @@ def check_image_set(
         names, problems = (), [str(error)]
     for name in names:
         try:
-            opened.append(open_anew(url, name) if read_all else open_set(url, name))
+            opened.append(open_uncached(url, name) if read_all else open_set(url, name))
         except ValueError as error:
             problems.append(str(error))
     if read_all:
@@ -132,7 +132,7 @@ def _read(image_set: ImageSet, index: int) -> tuple[tuple[int, int], int, int, i
     content = image.tobytes() if data is None else data
     brightest = int(np.asarray(image).max()) if GREY_BITS in image.info else -1
     digested = int.from_bytes(hashlib.blake2b(content, digest_size=8).digest(), "little")
-    return image.size, digested, brightest, pages_of(io.BytesIO(data or b""))
+    return image.size, digested, brightest, count_pages(io.BytesIO(data or b""))
 
 
 def _unfit(report: SplitReport) -> Iterator[str]:

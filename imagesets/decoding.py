@@ -138,7 +138,7 @@ def open_header(data: bytes, path: str) -> Image.Image:
         raise UnreadableImage(path, reason_of(error)) from error
 
 
-def pages_of(file: BinaryIO) -> int:
+def count_pages(file: BinaryIO) -> int:
     """Pages of a TIFF file, up to MOST_PAGES, of which the first is read; 1 of other files. Decodes nothing."""
     if file.read(4) not in TIFF:
         return 1

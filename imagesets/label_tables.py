@@ -245,7 +245,7 @@ def labelled_files(
         split=split,
         classes=classes,
         labels=labels[of_split],
-        images=files.renamed(indices, called),
+        images=files.take_renamed(indices, called),
         notes=notes,
         complete=False,
     )

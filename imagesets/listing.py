@@ -1,5 +1,7 @@
-"""Image files in folders, such as trees of PATH/train/CLASS/IMAGE and PATH/val/CLASS/IMAGE, and the errors that wrong
-folders deserve."""
+"""Open image files in class folders, PATH/train/CLASS/IMAGE and PATH/val/CLASS/IMAGE, with helpful errors for others.
+
+Also the words for splits, and the checks of folders and classes, that all schemes share.
+"""
 
 import os
 from collections.abc import Mapping, Sequence
@@ -9,12 +11,12 @@ import numpy as np
 from imagesets.sets import NO_VAL, FileImages, ImageSet, Split
 from imagesets.walk import EXTENSIONS, find_images
 
-# Words in the names of folders, files and splits that mean a split, the proper one first; capitals do not matter.
+# Words in the names of folders, files and splits that mean a split, the preferred one first; case is ignored.
 SPLIT_WORDS: Mapping[Split, tuple[str, ...]] = {
     "train": ("train", "training"),
     "val": ("val", "validation", "valid", "dev", "test", "testing"),
 }
-# Scheme of labelled scenes -> folders by which it is known.
+# Scheme of a scene set -> folders by which its layout is recognised.
 SCENES = {
     "voc": ("JPEGImages", "SegmentationClass"),
     "vocboxes": ("JPEGImages", "Annotations"),
@@ -24,7 +26,7 @@ HOLD_OUT = "or append '?val=0.2' to the URL, which holds out a fifth of each cla
 
 
 def subfolders(folder: str) -> tuple[str, ...]:
-    """Names of the folders in `folder`, sorted; empty when `folder` is none itself."""
+    """Names of the folders in `folder`, sorted; empty if `folder` does not exist."""
     if not os.path.isdir(folder):
         return ()
     with os.scandir(folder) as entries:
@@ -32,7 +34,7 @@ def subfolders(folder: str) -> tuple[str, ...]:
 
 
 def require_folder(folder: str, url: str) -> None:
-    """Raise ValueError unless `folder` is a folder that can be listed; the message names the part that is missing."""
+    """Raise ValueError unless `folder` is a folder that can be listed; the message says how far the path exists."""
     if not folder:
         raise ValueError(f"{url}: no path after the colon; write {url}/path/to/folder")
     if os.path.isfile(folder):
@@ -49,20 +51,23 @@ def require_folder(folder: str, url: str) -> None:
 
 
 def images_below(root: str, folders: Sequence[str]) -> tuple[FileImages, np.ndarray]:
-    """All image files below root/FOLDER of every one of `folders`, in torchvision's order, and how many are below each.
+    """All image files below each root/FOLDER of K `folders`, and their counts (K,) int64.
 
-    FOLDER "." is the root itself. OSError for what cannot be listed. A large listing is kept (walk.py).
+    The order is torchvision's. FOLDER "." is the root itself. Large listings are cached (imagesets/walk.py). Raises
+    OSError for a folder that cannot be listed.
     """
-    listing, kept_in = find_images(root, folders)
-    images = FileImages(root=root, names=listing.names, sizes=listing.sizes, changed=listing.changed, kept_in=kept_in)
+    listing, listing_file = find_images(root, folders)
+    images = FileImages(
+        root=root, names=listing.names, sizes=listing.sizes, changed=listing.changed, listing_file=listing_file
+    )
     return images, listing.counts
 
 
 def open_tree(url: str, place: str, split: Split) -> ImageSet:
-    """Open PATH/<split>/CLASS/IMAGE under any scheme's URL. Raises ValueError for whatever is not this layout."""
+    """Open the split of `place`/SPLIT/CLASS/IMAGE; `url` is the URL of the set. Raises ValueError for other layouts."""
     require_folder(place, url)
-    folders = {of_split: split_folder(place, of_split) for of_split in SPLIT_WORDS}
-    if not any(folders.values()) and (scheme := _scheme_of_scenes(place)):
+    folders = {name: split_folder(place, name) for name in SPLIT_WORDS}
+    if not any(folders.values()) and (scheme := _scene_scheme(place)):
         raise ValueError(
             f"{url}: {place} holds {' and '.join(SCENES[scheme])}, as scenes with masks or boxes do, not a folder per "
             f"class; write {scheme}:{place}"
@@ -70,7 +75,7 @@ def open_tree(url: str, place: str, split: Split) -> ImageSet:
     if split == "train" and not any(folders.values()) and subfolders(place) and not is_split(place):
         folders["train"] = place
     if not folders[split]:
-        raise ValueError(f"{url}: {missing(place, ('train',) if split == 'train' else ('val', 'test'))}")
+        raise ValueError(f"{url}: {missing_split(place, ('train',) if split == 'train' else ('val', 'test'))}")
     classes = subfolders(folders[split])
     if not classes:
         raise ValueError(
@@ -80,31 +85,29 @@ def open_tree(url: str, place: str, split: Split) -> ImageSet:
     notes = [f"ImageFolder layout, {len(classes)} classes in {folders[split]}"]
     if split == "val" and (name := os.path.basename(folders["val"])).lower() in ("test", "testing"):
         notes.append(f"there is no val folder: {name} is used as val")
-    other = folders["train" if split == "val" else "val"]
-    if other:
-        pair = (classes, subfolders(other))
-        require_same_classes(url, *(pair if split == "train" else reversed(pair)))
+    if folders["train"] and folders["val"]:
+        require_same_classes(url, subfolders(folders["train"]), subfolders(folders["val"]))
     else:
         notes.append("there is no train split to compare the classes with" if split == "val" else NO_VAL)
     return class_tree(url=url, split=split, root=folders[split], classes=classes, notes=notes)
 
 
 def split_folder(place: str, split: Split) -> str:
-    """Path of the folder that serves as `split`, empty when there is none."""
-    by_lower = {name.lower(): name for name in reversed(subfolders(place))}  # of train and Train, train
+    """Path of the folder in `place` that serves as `split`, or "" if there is none."""
+    by_lower = {name.lower(): name for name in reversed(subfolders(place))}  # prefers train to Train
     by_lower |= {name: name for name in by_lower.values()}
     folder = next((by_lower[word] for word in SPLIT_WORDS[split] if word in by_lower), None)
     return os.path.join(place, folder) if folder else ""
 
 
-def _scheme_of_scenes(place: str) -> str:
-    """The scheme of labelled scenes whose folders lie in `place`, "" for none: they would pass for classes."""
-    present = set(subfolders(place))
-    return next((scheme for scheme, folders in SCENES.items() if present.issuperset(folders)), "")
+def _scene_scheme(place: str) -> str:
+    """The scheme of the scene set whose folders are in `place`, which would pass for classes; "" if it is none."""
+    folders = set(subfolders(place))
+    return next((scheme for scheme, needed in SCENES.items() if folders.issuperset(needed)), "")
 
 
-def missing(place: str, words: Sequence[str]) -> str:
-    """What to say when `place` has none of the folders `wanted` of a split, the proper one first."""
+def missing_split(place: str, words: Sequence[str]) -> str:
+    """Error message, without the URL, if `place` has none of the folders `words` of a split (the preferred first)."""
     problem = f"no {' or '.join(words)} folder in {place}"
     if is_split(place):
         return f"{problem}; give the folder above it, {os.path.dirname(os.path.abspath(place))}"
@@ -115,12 +118,12 @@ def missing(place: str, words: Sequence[str]) -> str:
 
 
 def is_split(folder: str) -> bool:
-    """Whether a folder is called as those of splits are."""
+    """Whether the name of a folder means a split."""
     return os.path.basename(os.path.normpath(folder)).lower() in {*SPLIT_WORDS["train"], *SPLIT_WORDS["val"]}
 
 
 def class_tree(*, url: str, split: Split, root: str, classes: Sequence[str], notes: Sequence[str]) -> ImageSet:
-    """The set of root/CLASS/**/IMAGE. Raises ValueError for a class without images."""
+    """The set of images root/CLASS/**/IMAGE of these classes. Raises ValueError for a class without images."""
     images, counts = images_below(root, classes)
     empty = [name for name, count in zip(classes, counts, strict=True) if not count]
     if empty:
@@ -137,16 +140,18 @@ def class_tree(*, url: str, split: Split, root: str, classes: Sequence[str], not
 
 
 def require_same_classes(url: str, train: Sequence[str], val: Sequence[str]) -> None:
-    """Raise ValueError when the class folders of the two splits differ: labels would mean different things."""
+    """Raise ValueError if the classes of the two splits differ, since equal labels would mean different classes."""
     only_train, only_val = sorted(set(train) - set(val)), sorted(set(val) - set(train))
-    parts = [
-        f"{short_list(names)} only in {split}" for names, split in ((only_train, "train"), (only_val, "val")) if names
-    ]
-    if parts:
-        raise ValueError(f"{url}: the class folders of train and val differ: {'; '.join(parts)}; make them the same")
+    problems = []
+    if only_train:
+        problems.append(f"{short_list(only_train)} only in train")
+    if only_val:
+        problems.append(f"{short_list(only_val)} only in val")
+    if problems:
+        raise ValueError(f"{url}: the class folders of train and val differ: {'; '.join(problems)}; make them the same")
 
 
 def short_list(names: Sequence[str], most: int = 3) -> str:
-    """A few names for a message: 'a', 'b', 'c' and 7 more."""
-    listed = ", ".join(repr(name) for name in names[:most])
-    return f"{listed} and {len(names) - most} more" if len(names) > most else listed
+    """The first names, quoted, for a message: 'a', 'b', 'c' and 7 more."""
+    text = ", ".join(repr(name) for name in names[:most])
+    return f"{text} and {len(names) - most} more" if len(names) > most else text

@@ -14,7 +14,7 @@ def quotas(counts: np.ndarray, total: int) -> np.ndarray:
         open_classes = np.flatnonzero(shares < counts)
         share = left // len(open_classes)
         if not share:
-            shares[open_classes[evenly(len(open_classes), left)]] += 1
+            shares[open_classes[evenly_spaced(len(open_classes), left)]] += 1
             break
         added = np.minimum(share, counts[open_classes] - shares[open_classes])
         shares[open_classes] += added
@@ -22,7 +22,7 @@ def quotas(counts: np.ndarray, total: int) -> np.ndarray:
     return shares
 
 
-def evenly(length: int, picks: int) -> np.ndarray:
+def evenly_spaced(length: int, picks: int) -> np.ndarray:
     """`picks` <= `length` different positions of range(length), evenly spread and ascending -> (picks,) int64."""
     return (2 * np.arange(picks, dtype=np.int64) + 1) * length // (2 * picks)
 
@@ -34,7 +34,7 @@ def balanced_indices(labels: np.ndarray, classes: int, total: int) -> np.ndarray
     starts = np.cumsum(counts) - counts
     shares = quotas(counts, total)
     chosen = [
-        by_class[start + evenly(count, share)]
+        by_class[start + evenly_spaced(count, share)]
         for start, count, share in zip(starts, counts, shares, strict=True)
         if share
     ]

@@ -1,6 +1,7 @@
-"""Image sets: what `open_set` gives for a URL, and the two places their images can be, files and memory.
+"""Image sets: `open_set` opens one split of the set that a URL names, with images in files or in memory.
 
-N images, K classes. A set is a listing: it holds names, sizes and labels, reads images on demand, and never writes.
+Shapes: N images, K classes. An ImageSet is a listing: it holds names, sizes and labels, reads images on demand, and
+never writes.
 """
 
 import hashlib
@@ -21,51 +22,46 @@ from engine.extensions import extensions, load_extension, load_extensions
 from engine.files import digest, open_regular
 from engine.printing import did_you_mean
 from engine.tasks import Split
-from imagesets.decoding import UnreadableImage, decode_rgb, pages_of, read_bytes
+from imagesets.decoding import UnreadableImage, count_pages, decode_rgb, read_bytes
 from imagesets.names import PackedNames
-from imagesets.selection import balanced_indices, evenly, held_out_sample, rarest_classes
+from imagesets.selection import balanced_indices, evenly_spaced, held_out_sample, rarest_classes
 
 Read = TypeVar("Read")
 SPLITS: tuple[Split, ...] = ("train", "val")
-SAMPLED = 16  # images of which the bytes are part of `contents_of`
-HEAD = 1 << 16  # bytes of each
-NO_VAL = "there is no val split to compare the classes with"  # a note, until images of train are held out for one
-Reported = Literal["top1", "mean per class", "mAP", "retrieval"]
-OPTIONS = re.compile(r"\?([a-z]+=[^&]*(?:&[a-z]+=[^&]*)*)$")  # at the end of a URL; `x-?.parquet` has none
+SAMPLED_IMAGES = 16  # images whose first bytes `contents_digest` reads
+HEAD_BYTES = 1 << 16  # how many of them
+NO_VAL = "there is no val split to compare the classes with"  # a note that holding out images of train removes
+ReportedMetric = Literal["top1", "mean per class", "mAP", "retrieval"]
+URL_OPTIONS = re.compile(r"\?([a-z]+=[^&]*(?:&[a-z]+=[^&]*)*)$")  # does not match the pattern `x-?.parquet`
 
 
 class ImageSource(Protocol):
-    """Where the images of a set are."""
+    """Storage of the N images of a set."""
 
     def path(self, index: int) -> str: ...
-    def encoded(self, index: int) -> bytes | None: ...
+    def encoded(self, index: int) -> bytes | None: ...  # bytes of the image's file; None for an image in memory
     def image(self, index: int) -> Image.Image: ...
     def take(self, indices: np.ndarray) -> "ImageSource": ...
-    def facts(self) -> tuple[bytes | memoryview, ...]: ...  # what a fingerprint must depend on
+    def facts(self) -> tuple[bytes | memoryview, ...]: ...  # values that the set's fingerprint covers
 
     @property
     def changed(self) -> np.ndarray | None: ...  # (N, 2) int64, time (ns) and inode of each file; None: all in memory
     @property
-    def contents(self) -> str: ...  # what tells a set from one of the same fingerprint, "" if nothing else can
+    def contents(self) -> str: ...  # `contents_digest` of the files; "" if the fingerprint covers all pixels
     @property
-    def modified(self) -> int: ...  # when the newest image was changed, ns since 1970; 0 if that is not known
+    def modified(self) -> int: ...  # modification time of the newest image in ns since 1970; 0 if unknown
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class FileImages:
-    """Image files below `root`; `names` (N) are relative to it, `sizes` (N,) int64 in bytes, `changed` (N, 2) int64
-    the times of modification in ns and inodes.
-
-    kept_in: the file that keeps the listing for other runs (imagesets/walk.py), "" if none. called: names (N)
-    that count in fingerprints in place of `names`, where the files lie elsewhere than in a folder of class folders.
-    """
+    """Images in files of their own, below the folder `root`."""
 
     root: str
-    names: PackedNames
-    sizes: np.ndarray
-    changed: np.ndarray
-    kept_in: str = ""
-    called: PackedNames | None = None
+    names: PackedNames  # (N) paths relative to `root`
+    sizes: np.ndarray  # (N,) int64, bytes
+    changed: np.ndarray  # (N, 2) int64, modification time (ns) and inode
+    listing_file: str = ""  # cache file with this listing (imagesets/walk.py), "" if it is not cached
+    fingerprint_names: PackedNames | None = None  # (N) names for fingerprints, if the folders are not those of classes
 
     def path(self, index: int) -> str:
         return os.path.join(self.root, self.names[index])
@@ -73,9 +69,11 @@ class FileImages:
     def encoded(self, index: int) -> bytes:
         path = self.path(index)
         data = read_bytes(path)
-        if self.kept_in and (len(data) != self.sizes[index] or os.stat(path).st_mtime_ns != self.changed[index, 0]):
-            with suppress(OSError):  # removed already, or not ours to remove: the message says what is wrong anyway
-                os.unlink(self.kept_in)
+        if self.listing_file and (
+            len(data) != self.sizes[index] or os.stat(path).st_mtime_ns != self.changed[index, 0]
+        ):
+            with suppress(OSError):  # already removed, or no permission: the error below is raised in any case
+                os.unlink(self.listing_file)
             raise ValueError(
                 f"{path}: the file was overwritten after the set was listed (now {len(data)} bytes, then "
                 f"{self.sizes[index]}); run the same command again, which lists the images anew"
@@ -86,71 +84,77 @@ class FileImages:
         return decode_rgb(self.encoded(index), self.path(index))
 
     def take(self, indices: np.ndarray) -> "FileImages":
-        return self.renamed(indices, self.called.take(indices) if self.called else None)
+        return self.take_renamed(indices, self.fingerprint_names.take(indices) if self.fingerprint_names else None)
 
-    def renamed(self, indices: np.ndarray, called: PackedNames | None) -> "FileImages":
-        """The images at `indices` (M,), called otherwise (M)."""
+    def take_renamed(self, indices: np.ndarray, fingerprint_names: PackedNames | None) -> "FileImages":
+        """The images at `indices` (M,), with other names (M) for fingerprints."""
         return replace(
             self,
             names=self.names.take(indices),
             sizes=self.sizes[indices],
             changed=self.changed[indices],
-            called=called,
+            fingerprint_names=fingerprint_names,
         )
 
     def facts(self) -> tuple[bytes, ...]:
-        names = self.called or self.names
+        names = self.fingerprint_names or self.names
         return names.blob, names.ends.tobytes(), self.sizes.tobytes()
 
     @cached_property
     def contents(self) -> str:
-        return contents_of(self.changed, lambda index: head_of(self.path(index)))
+        return contents_digest(self.changed, lambda index: read_head(self.path(index)))
 
     @property
     def modified(self) -> int:
         return int(self.changed[:, 0].max(initial=0))
 
 
-def head_of(path: str | Path) -> bytes:
-    """The first bytes of a file. OSError or ValueError where it cannot be read."""
+def read_head(path: str | Path) -> bytes:
+    """The first HEAD_BYTES of a file. Raises OSError or ValueError if it cannot be read."""
     with open_regular(path) as file:
-        return file.read(HEAD)
+        return file.read(HEAD_BYTES)
 
 
-def contents_of(changed: np.ndarray, head: Callable[[int], bytes]) -> str:
-    """`SAMPLE-TIMES-ALL`: digests of the first bytes of a few images, of when these were changed, and of when all were.
+def contents_digest(changed: np.ndarray, head: Callable[[int], bytes]) -> str:
+    """Text `SAMPLE-TIMES-ALL` of three digests, to tell sets with the same fingerprint apart (see `contents_differ`).
 
-    changed (N, 2): time and inode of each image's file. head: the first bytes of one. See `differ`.
+    SAMPLE covers the first bytes of SAMPLED_IMAGES images, TIMES the times and inodes of their files, ALL those of all
+    files.
+
+    Args:
+        changed: (N, 2) int64, modification time (ns) and inode of each image's file.
+        head: Returns the first bytes of the image at an index.
     """
-    few = evenly(len(changed), min(SAMPLED, len(changed)))
-    sample = hashlib.sha256()
-    for index in few.tolist():
+    sample = evenly_spaced(len(changed), min(SAMPLED_IMAGES, len(changed)))
+    bytes_hash = hashlib.sha256()
+    for index in sample.tolist():
         try:
-            sample.update(hashlib.sha256(head(index)).digest())
+            bytes_hash.update(hashlib.sha256(head(index)).digest())
         except (OSError, ValueError):
-            sample.update(b"unreadable")
-    times = (
-        hashlib.sha256(np.ascontiguousarray(changes).tobytes()).hexdigest()[:16] for changes in (changed[few], changed)
-    )
-    return "-".join([sample.hexdigest()[:16], *times])
+            bytes_hash.update(b"unreadable")
+    times_hash = hashlib.sha256(np.ascontiguousarray(changed[sample]).tobytes())
+    all_hash = hashlib.sha256(np.ascontiguousarray(changed).tobytes())
+    return "-".join(part.hexdigest()[:16] for part in (bytes_hash, times_hash, all_hash))
 
 
-def differ(contents: str, others: str) -> bool:
-    """Whether two sets of one fingerprint hold other images, by their `contents`.
+def contents_differ(first: str, second: str) -> bool:
+    """Whether the `contents` of two sets with the same fingerprint prove that their images differ.
 
-    They do where bytes of the sample differ. Where its times are the same and those of all are not, some images were
-    overwritten. Where all times differ the files were copied. "": not known.
+    They do if the sampled bytes differ, or if the sampled files have the same times and inodes but others do not: then
+    some images were overwritten. If the times of all files differ, the files were copied. "" means unknown.
     """
-    if not contents or not others:
+    if not first or not second:
         return False
-    (sample, few, every), (other_sample, other_few, other_every) = contents.split("-"), others.split("-")
-    return sample != other_sample or (few == other_few and every != other_every)
+    first_bytes, first_times, first_all = first.split("-")
+    second_bytes, second_times, second_all = second.split("-")
+    return first_bytes != second_bytes or (first_times == second_times and first_all != second_all)
 
 
-def kept_folder(parent: Path, key: Mapping[str, Any], sets: Sequence["ImageSet | Any"]) -> Path:
-    """The folder below `parent` that holds what was made of image sets by `key`, which has their fingerprints.
+def cache_folder(parent: Path, key: Mapping[str, Any], sets: Sequence["ImageSet | Any"]) -> Path:
+    """The folder below `parent` for results computed from image sets.
 
-    A folder from before keys had contents is used as long as no image was changed since.
+    Its name is the digest of `key`, which holds the sets' fingerprints, and of their sampled bytes. Earlier versions
+    used the key alone; such a folder is still used if no image was modified after it was written.
     """
     older = parent / digest(key)[:32]
     samples = [image_set.contents.partition("-")[0] for image_set in sets]
@@ -163,12 +167,12 @@ def kept_folder(parent: Path, key: Mapping[str, Any], sets: Sequence["ImageSet |
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class MemoryImages:
-    """ImageSource in memory: `pixels` (N, H, W, 3) uint8 under `names` (N), which no file bears."""
+    """Images as an array in memory."""
 
-    names: PackedNames
-    pixels: np.ndarray
+    names: PackedNames  # (N) names for messages and fingerprints; there are no such files
+    pixels: np.ndarray  # (N, H, W, 3) uint8
     changed: ClassVar[None] = None
-    contents: ClassVar[str] = ""  # the fingerprint is of the pixels
+    contents: ClassVar[str] = ""  # the fingerprint covers the pixels
     modified: ClassVar[int] = 0
 
     def path(self, index: int) -> str:
@@ -192,10 +196,16 @@ class MemoryImages:
 class ImageSet:
     """One split of a set, in a fixed order.
 
-    labels: (N,) int64 in 0..K-1, indices into `classes` (K names); without labels -1 throughout, and no classes. Of a
-    set with several labels an image (N, K): 1 for a class that the image shows, 0 for one that it does not, -1 where
-    that is not judged. notes: what was recognised and assumed on opening, for people. reports: the metric that the
-    set's papers report; of a retrieval set, train is the database, and classes are no answers.
+    Attributes:
+        url: The URL that names the set, with `#...` appended for a subset.
+        split: "train" or "val".
+        classes: K names; empty if there are no labels.
+        labels: (N,) int64, indices into `classes`, or -1 for all images without labels. If images may have several
+            labels, (N, K): 1 if the image shows the class, 0 if not, -1 if the ground truth does not say.
+        images: Storage of the images.
+        notes: What was recognised and assumed when the set was opened, for users.
+        reports: The metric that papers report on the set. In a retrieval set, train is the database, val the queries,
+            and classes are not to be predicted.
     """
 
     url: str
@@ -204,14 +214,14 @@ class ImageSet:
     labels: np.ndarray
     images: ImageSource
     notes: tuple[str, ...] = ()
-    reports: Reported = "top1"
+    reports: ReportedMetric = "top1"
 
     def __len__(self) -> int:
         return len(self.labels)
 
     @property
     def title(self) -> str:
-        """`folder:/data/cifar10 val` or `digits val`: for people, without how it was selected from a larger set."""
+        """Name for users, such as `folder:/data/cifar10 val` or `digits val`, without the part `#...` of a subset."""
         return f"{self.url.partition('#')[0].removesuffix(':')} {self.split}"
 
     @property
@@ -220,48 +230,60 @@ class ImageSet:
         return self.labels.ndim == 2
 
     def path(self, index: int) -> str:
-        """The file's path; for an image in memory a name such as "digits:train/17"."""
+        """Path of the image's file, or a name such as "digits:train/17" for an image in memory."""
         return self.images.path(index)
 
     def image(self, index: int) -> Image.Image:
-        """The RGB image, decoded as `imagesets.decoding` says. Raises UnreadableImage."""
+        """The RGB image, decoded as described in imagesets/decoding.py. Raises UnreadableImage."""
         return self.images.image(index)
 
     def encoded(self, index: int) -> bytes | None:
-        """The bytes of the image's file, None for an image in memory. Raises UnreadableImage."""
+        """The bytes of the image's file, or None for an image in memory. Raises UnreadableImage."""
         return self.images.encoded(index)
 
     def next_readable(self, index: int, unreadable: dict[int, str], read: Callable[[int], Read]) -> tuple[Read, int]:
-        """What `read` makes of image `index`, or of the next one that can be read, and its place; places before it go
-        to `unreadable`, with the reason. ValueError where no image of the set can be read."""
-        for place in (number % len(self) for number in range(index, index + len(self))):
+        """Read image `index`, or else the next image that can be read, starting over after the last one.
+
+        Args:
+            index: Index of the first image to try.
+            unreadable: Index -> reason; receives the images that were skipped.
+            read: Reads the image at an index; raises UnreadableImage if it cannot.
+
+        Returns:
+            The return value of `read`, and the index of that image.
+
+        Raises:
+            ValueError: No image of the set can be read.
+        """
+        for step in range(len(self)):
+            candidate = (index + step) % len(self)
             try:
-                return read(place), place
+                return read(candidate), candidate
             except UnreadableImage as error:
-                unreadable[place] = error.reason
+                unreadable[candidate] = error.reason
         raise ValueError(f"{self.url}: none of the {len(self)} images of {self.split} can be read")
 
     @property
     def changed(self) -> np.ndarray | None:
-        """(N, 2) int64, time of modification (ns) and inode of each image's file; None for images in memory."""
+        """(N, 2) int64, modification time (ns) and inode of each image's file; None for images in memory."""
         return self.images.changed
 
     @property
     def contents(self) -> str:
-        """What tells the images from others of the same fingerprint; see `contents_of` and `differ`."""
+        """Digests that tell sets with the same fingerprint apart, see `contents_digest` and `contents_differ`."""
         return self.images.contents
 
     @property
     def modified(self) -> int:
-        """When the newest image was changed, in ns since 1970; 0 if that is not known."""
+        """Modification time of the newest image in ns since 1970; 0 if unknown."""
         return self.images.modified
 
     @cached_property
     def fingerprint(self) -> str:
-        """Hex SHA-256 of class names, labels, and of names and file sizes (in memory: names and pixels), in order.
+        """Hex SHA-256 over class names, labels, and names and sizes of the files (in memory: names and pixels).
 
-        Where the set lies plays no part, so moving a folder keeps it; nor do the files' contents beyond their sizes,
-        since reading 150 GB to name a cache entry would defeat the cache. `contents` stands beside it.
+        It does not depend on the folder, so a set can be moved, nor on the bytes of the files, because reading 150 GB
+        to name a cache entry would defeat the cache. `contents` samples the bytes.
         """
         state = hashlib.sha256()
         for fact in (
@@ -275,85 +297,98 @@ class ImageSet:
 
     @property
     def facts(self) -> dict[str, Any]:
-        """JSON values that say which images these are."""
+        """JSON values that identify the images."""
         return {"url": self.url, "split": self.split, "fingerprint": self.fingerprint, "images": len(self)}
 
     @cached_property
     def pages_note(self) -> str:
-        """What to say of TIFF files of several pages, of which the first is read, by a few images; "" if none is."""
+        """Warning for users about TIFF files of several pages, of which only the first is read; "" if there are none.
+
+        Looks at SAMPLED_IMAGES images.
+        """
         pages = []
-        for index in evenly(len(self), min(SAMPLED, len(self))).tolist():
-            with suppress(OSError, ValueError):  # unreadable, which is said once it is read
+        for index in evenly_spaced(len(self), min(SAMPLED_IMAGES, len(self))).tolist():
+            with suppress(OSError, ValueError):  # unreadable files are reported when their image is needed
                 in_file = isinstance(self.images, FileImages)
                 with open_regular(self.path(index)) if in_file else io.BytesIO(self.encoded(index) or b"") as file:
-                    pages.append(pages_of(file))
+                    pages.append(count_pages(file))
         several = [count for count in pages if count > 1]
         if not several:
             return ""
         return (
             f"TIFF files of several pages among {len(pages)} images of {self.split}: {len(several)}, with "
-            f"{sum(several)} pages in all, of which the first alone is read: save each page as a file of its own; "
+            f"{sum(several)} pages in all, of which only the first is read: save each page as a file of its own; "
             "bench data check counts them all"
         )
 
     def subset(self, indices: np.ndarray, name: str) -> "ImageSet":
-        """The images at `indices` (M,), in that order, with all classes kept; `name` is appended to the URL."""
+        """The images at `indices` (M,), in that order, with all classes kept; `#name` is appended to the URL."""
         indices = np.asarray(indices, np.int64)
         url = f"{self.url}#{name}"
-        return replace(self, url=url, labels=_frozen(self.labels[indices]), images=self.images.take(indices))
+        return replace(self, url=url, labels=_read_only(self.labels[indices]), images=self.images.take(indices))
 
     def limited(self, count: int) -> "ImageSet":
-        """At most `count` images, as equally many of each class as there are, evenly spread; no randomness. Of images
-        with several labels as many, evenly spread."""
+        """At most `count` images, evenly spaced in each class, and equally many of each class if it has enough.
+
+        Images with several labels are evenly spaced in the whole set. Nothing is random. Raises ValueError for a count
+        below 1.
+        """
         if count < 1:
             raise ValueError(f"{self.url}: a limit of {count} images leaves none; give 1 or more")
         if count >= len(self):
             return self
         if self.has_several_labels:
-            return self.subset(evenly(len(self), count), f"limited-{count}")
+            return self.subset(evenly_spaced(len(self), count), f"limited-{count}")
         return self.subset(balanced_indices(self.labels, len(self.classes), count), f"limited-{count}")
 
 
 def open_set(url: str, split: Split) -> ImageSet:
-    """Open one split of the set that `url` names, by its scheme: a file of imagesets/schemes/, or a plugin.
+    """Open one split of the set that `url` names.
 
-    `?val=0.2&seed=0` at its end divides the training images of any set; other options are the scheme's.
+    Args:
+        url: SCHEME:PLACE, where SCHEME is a file of imagesets/schemes/ or a plugin. `?val=0.2&seed=0` at its end holds
+            out a random part of each class of the training images as split val; other options belong to the scheme.
+        split: "train" or "val".
 
-    Raises ValueError, one line that says what, where and how to fix, for an unknown scheme, option or split, a missing
-    folder or split, an unknown layout, an empty class, classes that differ between the splits, and what cannot be
-    listed.
+    Raises:
+        ValueError: One line for users, for an unknown scheme, option or split, a missing folder or split, an unknown
+            layout, an empty class, classes that differ between the splits, or files that cannot be listed.
     """
     if split not in SPLITS:
         raise ValueError(f"{url}: no split called {split!r}{did_you_mean(split, SPLITS)}")
     scheme, place = parse_url(url)
     module, options = load_extension("imagesets", scheme), url_options(url)
     share, seed = options.pop("val", ""), options.pop("seed", "0")
+    has_options = bool(URL_OPTIONS.search(url))
     try:
-        opened = module.open_split(place, "train" if share else split, **options)
+        image_set = module.open_split(place, "train" if share else split, **options)
     except OSError as error:
-        why = f"{error.filename} ({error.strerror})"
         raise ValueError(
-            f"{url}: cannot list or read {why}; check its permissions and that the disk is there"
+            f"{url}: cannot list or read {error.filename} ({error.strerror}); check its permissions and that the disk "
+            "is there"
         ) from error
     except ValueError as error:
-        if OPTIONS.search(url):  # the scheme knows its place alone
+        if has_options:  # the scheme's messages begin with the URL without options
             raise ValueError(f"{url}: {str(error).removeprefix(f'{scheme}:{place}: ')}") from error
         raise
-    if OPTIONS.search(url):
-        opened = replace(opened, url=url)
+    if has_options:
+        image_set = replace(image_set, url=url)
     if share:
-        opened = _part(opened, split, float(share), int(seed))
-    return replace(opened, labels=_frozen(opened.labels))
+        image_set = _hold_out(image_set, split, float(share), int(seed))
+    return replace(image_set, labels=_read_only(image_set.labels))
 
 
 def url_options(url: str) -> dict[str, str]:
-    """Name -> value of the options at the end of a URL: `folder:/data/x?val=0.2&seed=0`. ValueError for one that its
-    scheme does not have or that is given twice, and for a share or a seed that is none."""
-    matched = OPTIONS.search(url)
-    if not matched:
+    """Name -> value of the options at the end of a URL, such as `folder:/data/x?val=0.2&seed=0`.
+
+    Raises ValueError for an option that the scheme does not have or that is given twice, and for an invalid share or
+    seed.
+    """
+    match = URL_OPTIONS.search(url)
+    if not match:
         return {}
     scheme = url.partition(":")[0]
-    pairs = [text.partition("=") for text in matched[1].split("&")]
+    pairs = [text.partition("=") for text in match[1].split("&")]
     options = {name: value for name, _, value in pairs}
     if len(options) < len(pairs):
         raise ValueError(f"{url}: an option is given twice; give each once")
@@ -368,59 +403,65 @@ def url_options(url: str) -> dict[str, str]:
     return options
 
 
-def _part(train: ImageSet, split: Split, share: float, seed: int) -> ImageSet:
-    """The training images less the share of each class that the seed holds out, or these as split val."""
+def _hold_out(train: ImageSet, split: Split, share: float, seed: int) -> ImageSet:
+    """Divide training images: val is a random `share` of each class, train the rest; returns the requested one.
+
+    Raises ValueError if there are no labels, or if every class has only one image.
+    """
     if not train.classes:
-        raise ValueError(f"{train.url}: these images have no labels, by which some could be held out for validation")
+        raise ValueError(
+            f"{train.url}: these images have no labels, so none can be held out for validation; omit ?val="
+        )
     strata = rarest_classes(train.labels) if train.has_several_labels else train.labels
-    held = held_out_sample(strata, len(train.classes) + 1, share, seed)
-    chosen = held if split == "val" else np.setdiff1d(np.arange(len(train)), held)
-    if not len(held):
+    val = held_out_sample(strata, len(train.classes) + 1, share, seed)
+    if not len(val):
         raise ValueError(f"{train.url}: every class has one image, so none can be held out for validation; add images")
+    indices = val if split == "val" else np.setdiff1d(np.arange(len(train)), val)
     notes = [
         *(note for note in train.notes if note != NO_VAL),
-        f"val is {len(held)} of the {len(train)} training images: {share:g} of each class, seed {seed}",
+        f"val is {len(val)} of the {len(train)} training images: {share:g} of each class, seed {seed}",
     ]
-    whole = np.bincount(strata, minlength=len(train.classes) + 1)[:-1]
-    if single := [name for name, count in zip(train.classes, whole, strict=True) if count == 1]:
+    counts = np.bincount(strata, minlength=len(train.classes) + 1)[:-1]
+    if single := [name for name, count in zip(train.classes, counts, strict=True) if count == 1]:
         notes.append(f"{len(single)} classes with one image, {single[0]!r} first: it is in train, and none is in val")
-    return replace(train.subset(chosen, split), url=train.url, split=split, notes=tuple(notes))
+    return replace(train.subset(indices, split), url=train.url, split=split, notes=tuple(notes))
 
 
-def open_anew(url: str, split: Split) -> ImageSet:
-    """`open_set` without the listing that an earlier run kept: every file is asked for its size and time."""
-    opened = open_set(url, split)
-    if not (isinstance(opened.images, FileImages) and opened.images.kept_in):
-        return opened
-    Path(opened.images.kept_in).unlink(missing_ok=True)
+def open_uncached(url: str, split: Split) -> ImageSet:
+    """`open_set` without the cached listing of an earlier run: size and time of every file are read again."""
+    image_set = open_set(url, split)
+    if not (isinstance(image_set.images, FileImages) and image_set.images.listing_file):
+        return image_set
+    Path(image_set.images.listing_file).unlink(missing_ok=True)
     return open_set(url, split)
 
 
 def splits_of(url: str) -> tuple[Split, ...]:
-    """The splits that `url` can have: images without labels are for training alone. ValueError as for parse_url."""
+    """Splits that a set of this scheme has: only train for images without labels. Raises ValueError as `parse_url`."""
     return load_extension("imagesets", parse_url(url)[0]).SPLITS
 
 
 def parse_url(url: str, others: Mapping[str, str] | None = None) -> tuple[str, str]:
-    """Split a URL into scheme and place, with ~ expanded and without options. Raises ValueError for an unknown or a
-    missing scheme, and for wrong options.
+    """Scheme and place (the part after the colon) of a URL, with ~ expanded and without options.
 
-    others: schemes that the caller takes beside these, and what follows their colon; for the messages alone.
+    others: Schemes that the caller accepts in addition -> description of their place, for error messages. Raises
+    ValueError for an unknown or missing scheme, and for wrong options.
     """
     scheme, colon, place = url.partition(":")
     if colon and scheme in extensions("imagesets"):
         url_options(url)
-        return scheme, os.path.expanduser(OPTIONS.sub("", place))
+        return scheme, os.path.expanduser(URL_OPTIONS.sub("", place))
     places = {name: module.PLACE for name, module in load_extensions("imagesets").items()} | dict(others or {})
     if not colon and scheme in places:
         raise ValueError(f"{url!r} lacks its colon; write {url}:{places[scheme]}")
     if "/" in scheme or not colon:
         raise ValueError(f"{url!r} has no scheme; for a folder write folder:{url} (all: bench list imagesets)")
-    likely = did_you_mean(scheme, {name: f"{name}:{what}" for name, what in places.items()}, rest=f":{place}")
-    raise ValueError(f"{url!r} has the unknown scheme {scheme!r}{likely}")
+    suggestion = did_you_mean(scheme, {name: f"{name}:{place}" for name, place in places.items()}, rest=f":{place}")
+    raise ValueError(f"{url!r} has the unknown scheme {scheme!r}{suggestion}")
 
 
-def _frozen(labels: np.ndarray) -> np.ndarray:
+def _read_only(labels: np.ndarray) -> np.ndarray:
+    """The labels as a contiguous int64 array that cannot be written to."""
     labels = np.ascontiguousarray(labels, np.int64)
     labels.flags.writeable = False
     return labels

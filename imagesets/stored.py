@@ -1,7 +1,7 @@
-"""Images inside larger files, such as Parquet tables and tar shards, as the set that a folder of them would be.
+"""Images inside larger files, such as Parquet tables and tar shards, as an ImageSet.
 
-Classes, order, names and sizes are those of PATH/SPLIT/CLASS/IMAGE, so that a set has one fingerprint, the same subsets
-and the same features in all its forms. N images.
+Classes, order, names and sizes are those of the same images in folders, PATH/SPLIT/CLASS/IMAGE. So a set has the same
+fingerprint, subsets and features in every form of storage. N images.
 """
 
 import glob
@@ -23,42 +23,38 @@ from engine.files import digest
 from imagesets.decoding import UnreadableImage, decode_rgb
 from imagesets.listing import HOLD_OUT, SPLIT_WORDS, short_list
 from imagesets.names import PackedNames
-from imagesets.sets import HEAD, FileImages, ImageSet, Reported, Split, contents_of
-from imagesets.walk import LARGEST, keep_arrays, user_cache
+from imagesets.sets import HEAD_BYTES, FileImages, ImageSet, ReportedMetric, Split, contents_digest
+from imagesets.walk import MAX_INT64, user_cache, write_cached_arrays
 
-BLOCK = 8 << 20  # bytes that are read at once ahead of their use
+READ_BLOCK = 8 << 20  # bytes of one read when reading ahead
 
 
 class ImageStore(Protocol):
-    """Where the bytes are. It is pickled into loader processes, without what it has open."""
+    """Reads the bytes of images by their number. It is pickled into loader processes, without open files."""
 
     def read(self, place: int) -> bytes: ...
 
 
 @runtime_checkable
 class ShardStore(ImageStore, Protocol):
-    """Where the bytes are in shards, which are read as a whole."""
+    """An ImageStore whose images lie in shards that are best read as a whole."""
 
     @property
-    def shards(self) -> np.ndarray: ...  # (N,) the shard of each place, ascending
-    def span(self, places: np.ndarray) -> tuple[str, int, int]: ...  # of one shard: file, first byte, end of the last
-    def keeping(self, shards: int) -> "ShardStore": ...  # the same, for images of so many shards in turn
+    def shards(self) -> np.ndarray: ...  # (N,) shard of each image, ascending
+    def span(self, places: np.ndarray) -> tuple[str, int, int]: ...  # file, first and end byte of images of one shard
+    def keeping(self, shards: int) -> "ShardStore": ...  # the same store, with a cache for this many shards
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class StoredImages:
-    """`names` (N) as in a folder of class folders, `sizes` (N,) int64 in bytes, `places` (N,) by which `store` reads.
-
-    changed: (N, 2) int64 as in FileImages, of the file that each image is in. where: what stands before a name in
-    messages.
-    """
+    """Images that an ImageStore reads out of larger files."""
 
     store: ImageStore
-    where: str
-    names: PackedNames
-    sizes: np.ndarray
-    places: np.ndarray
-    changed: np.ndarray
+    where: str  # text before the name of an image in messages
+    names: PackedNames  # (N) as in a folder of class folders
+    sizes: np.ndarray  # (N,) int64, bytes
+    places: np.ndarray  # (N,) arguments of `store.read`
+    changed: np.ndarray  # (N, 2) int64, modification time (ns) and inode of the file that holds each image
 
     def path(self, index: int) -> str:
         return f"{self.where}:{self.names[index]}"
@@ -74,40 +70,40 @@ class StoredImages:
 
     @cached_property
     def shards(self) -> list[np.ndarray]:
-        """The images (n,) of each shard in the order of its file."""
+        """Image indices (n,) of each shard, in the order of its file."""
         assert isinstance(self.store, ShardStore)
-        images = np.argsort(self.places)
-        return np.split(images, np.flatnonzero(np.diff(self.store.shards[self.places[images]])) + 1)
+        indices = np.argsort(self.places)
+        return np.split(indices, np.flatnonzero(np.diff(self.store.shards[self.places[indices]])) + 1)
 
     def read_ahead(
         self, shards: Iterator[tuple[int, np.ndarray]], steps: Iterable[int], distance: int
     ) -> Generator[int]:
-        """Yield the steps of a training, while a thread reads the parts of shards that hold its next images
-        sequentially, so that they are in the system's page cache.
+        """Yield the steps of a training while a thread reads the next shards into the system's page cache.
 
         Args:
-            shards: Pairs of the first step that needs images of a shard, ascending, and these images (n,).
+            shards: Pairs of the first step that needs a shard, ascending, and the indices (n,) of its images.
             steps: All steps of the training.
-            distance: How many steps ahead to read. What the first step needs is read at once, because no thread may
-                run while loader processes are forked.
+            distance: How many steps ahead to read. Shards of the first step are read before it is yielded, because no
+                thread may run while loader processes are forked.
         """
         shard, thread = next(shards, None), ThreadPoolExecutor(1)
         try:
             for number, step in enumerate(steps):
                 while number == 0 and shard and shard[0] <= step:
-                    self._read(shard[1])
+                    self._read_through(shard[1])
                     shard = next(shards, None)
                 yield step
                 while shard and shard[0] <= step + distance:
-                    thread.submit(self._read, shard[1])
+                    thread.submit(self._read_through, shard[1])
                     shard = next(shards, None)
         finally:
             thread.shutdown(cancel_futures=True)
 
-    def _read(self, indices: np.ndarray) -> None:
+    def _read_through(self, indices: np.ndarray) -> None:
+        """Read the part of a shard that holds the images at `indices`, sequentially, and discard it."""
         assert isinstance(self.store, ShardStore)
-        block = memoryview(bytearray(BLOCK))
-        with suppress(OSError):  # which whoever decodes the image reports
+        block = memoryview(bytearray(READ_BLOCK))
+        with suppress(OSError):  # raised again when the image is decoded
             path, start, end = self.store.span(self.places[indices])
             with open(path, "rb", buffering=0) as file:
                 file.seek(start)
@@ -115,10 +111,10 @@ class StoredImages:
                     start += count
 
     def take(self, indices: np.ndarray) -> "StoredImages":
-        return self.renamed(indices, self.names.take(indices))
+        return self.take_renamed(indices, self.names.take(indices))
 
-    def renamed(self, indices: np.ndarray, names: PackedNames) -> "StoredImages":
-        """The images at `indices` (M,) under other names (M)."""
+    def take_renamed(self, indices: np.ndarray, names: PackedNames) -> "StoredImages":
+        """The images at `indices` (M,), with other names (M)."""
         return replace(
             self, names=names, sizes=self.sizes[indices], places=self.places[indices], changed=self.changed[indices]
         )
@@ -128,7 +124,7 @@ class StoredImages:
 
     @cached_property
     def contents(self) -> str:
-        return contents_of(self.changed, lambda index: self.encoded(index)[:HEAD])
+        return contents_digest(self.changed, lambda index: self.encoded(index)[:HEAD_BYTES])
 
     @property
     def modified(self) -> int:
@@ -143,15 +139,20 @@ def stored_set(
     labels: np.ndarray | None,
     images: StoredImages | FileImages,
     notes: Sequence[str],
-    reports: Reported = "top1",
+    reports: ReportedMetric = "top1",
     complete: bool = True,
 ) -> ImageSet:
-    """The set, its images in the order that they would have in folders: by class, then by name; those of several
-    labels, (N, K), by name.
+    """An ImageSet with its images in the order that they would have in folders.
 
-    Stored images are named, and files called, by file names alone. Without labels the order stays, and there is no
-    split val. ValueError for labels that are no class, for classes without an image (of the validation images only if
-    `complete`), and for two images of one class and name.
+    The order is by class, then by name; by name for images with several labels. Images without labels keep theirs.
+
+    Args:
+        labels: (N,) int64, indices into `classes`; or (N, K) as in ImageSet; or None, for split train only.
+        images: Named by their file name alone (FileImages: by `fingerprint_names`), not by CLASS/IMAGE.
+        complete: Whether every class needs an image in split val. In train every class does.
+
+    Raises:
+        ValueError: No images, labels out of range, a class without an image, or two images of the same class and name.
     """
     if not len(images.names):
         raise ValueError(f"{url}: the {split} split holds no image")
@@ -160,10 +161,12 @@ def stored_set(
             raise ValueError(f"{url}: these images have no labels, so they can be pretrained on but not evaluated on")
         notes, labels = [*notes, "no labels: for pretraining alone"], np.full(len(images.names), -1)
         return ImageSet(url=url, split=split, classes=(), labels=labels, images=images, notes=tuple(notes))
-    bare = (images.called or images.names) if isinstance(images, FileImages) else images.names
+    file_names = images.names
+    if isinstance(images, FileImages) and images.fingerprint_names:
+        file_names = images.fingerprint_names
     if labels.ndim == 2:
-        order = np.array(sorted(range(len(bare)), key=list(bare).__getitem__))
-        names = bare.take(order)
+        order = np.array(sorted(range(len(file_names)), key=list(file_names).__getitem__))
+        names = file_names.take(order)
     else:
         low, high = labels.min(), labels.max()
         if not 0 <= low <= high < len(classes):
@@ -173,39 +176,49 @@ def stored_set(
             notes = [*notes, f"{len(empty)} of {len(classes)} classes have no image in val, {empty[0]!r} first"]
         elif empty:
             raise ValueError(f"{url}: no image of class {short_list(empty)} in {split}; fill or remove it")
-        order, names, double = _in_folders(classes, labels, bare)
-        if double:
-            raise ValueError(f"{url}: two images of {split} are called {double!r}; give them names of their own")
+        order, names, duplicate = _folder_order(classes, labels, file_names)
+        if duplicate:
+            raise ValueError(f"{url}: two images of {split} are called {duplicate!r}; rename one of them")
     return ImageSet(
         url=url,
         split=split,
         classes=tuple(classes),
         labels=labels[order],
-        images=images.renamed(order, names),
+        images=images.take_renamed(order, names),
         notes=tuple(notes),
         reports=reports,
     )
 
 
-def _in_folders(classes: Sequence[str], labels: np.ndarray, names: PackedNames) -> tuple[np.ndarray, PackedNames, str]:
-    """Rows (N,) by class and by name, their names as CLASS/IMAGE, and one that occurs twice, "" if none.
+def _folder_order(
+    classes: Sequence[str], labels: np.ndarray, file_names: PackedNames
+) -> tuple[np.ndarray, PackedNames, str]:
+    """Order (N,) by class, then by file name; the names as CLASS/IMAGE in that order; and a duplicate of these or "".
 
-    The names of one class at a time are in memory as texts.
+    Unpacks the names of only one class at a time.
     """
-    orders, parts, double = [], [], ""
+    orders, names, duplicate = [], [], ""
     ends = np.cumsum(np.bincount(labels, minlength=len(classes)))
-    for name, own in zip(classes, np.split(np.argsort(labels, kind="stable"), ends[:-1]), strict=True):
-        pairs = sorted((names[row], row) for row in own.tolist())
-        orders.append(np.array([row for _, row in pairs], np.int64))
-        parts.append(PackedNames.pack(f"{name}/{image}" for image, _ in pairs))
-        double = double or next((f"{name}/{one}" for (one, _), (other, _) in pairwise(pairs) if one == other), "")
-    return np.concatenate(orders), PackedNames.joined(parts), double
+    indices_by_class = np.split(np.argsort(labels, kind="stable"), ends[:-1])
+    for class_name, indices in zip(classes, indices_by_class, strict=True):
+        pairs = sorted((file_names[index], index) for index in indices.tolist())
+        orders.append(np.array([index for _, index in pairs], np.int64))
+        names.append(PackedNames.pack(f"{class_name}/{name}" for name, _ in pairs))
+        for (name, _), (next_name, _) in pairwise(pairs):
+            if name == next_name:
+                duplicate = duplicate or f"{class_name}/{name}"
+    return np.concatenate(orders), PackedNames.joined(names), duplicate
 
 
 def split_files(url: str, place: str, split: Split, suffix: str) -> list[str]:
-    """Sorted paths of a split's files: below a folder, or those that a pattern names, with a word for the split.
+    """Sorted paths of the files of a split, which have a word for the split in their path.
 
-    ValueError where there are none.
+    Args:
+        place: A folder, which is searched recursively, or a pattern.
+        suffix: End of the file names, such as ".tar".
+
+    Raises:
+        ValueError: There are no files, or none of this split. If no file names a split, all are of train.
     """
     if not place:
         raise ValueError(f"{url}: no path after the colon; write {url}/path/to/folder")
@@ -213,16 +226,17 @@ def split_files(url: str, place: str, split: Split, suffix: str) -> list[str]:
     paths = sorted(path for path in glob.glob(pattern, recursive=True) if path.endswith(suffix))
     if not paths:
         raise ValueError(f"{url}: no file *{suffix} there; give the folder that holds them, or a pattern in quotes")
-    if odd := [path for path in paths if not os.path.isfile(path)]:
-        raise ValueError(f"{url}: {odd[0]} is no regular file, or a broken link; remove it")
+    if irregular := [path for path in paths if not os.path.isfile(path)]:
+        raise ValueError(f"{url}: {irregular[0]} is no regular file, or a broken link; remove it")
     root = place if os.path.isdir(place) else os.path.commonpath([os.path.dirname(path) or "." for path in paths])
 
-    def named(word: str) -> list[str]:
+    def paths_with(word: str) -> list[str]:
         return [path for path in paths if word in re.split(r"[^a-z]+", os.path.relpath(path, root).lower())]
 
-    if of_split := next(filter(None, map(named, SPLIT_WORDS[split])), None):
-        return of_split
-    if split == "train" and not any(named(word) for word in SPLIT_WORDS["val"]):
+    for word in SPLIT_WORDS[split]:
+        if matches := paths_with(word):
+            return matches
+    if split == "train" and not any(paths_with(word) for word in SPLIT_WORDS["val"]):
         return paths
     words = " or ".join(SPLIT_WORDS[split])
     raise ValueError(
@@ -232,13 +246,17 @@ def split_files(url: str, place: str, split: Split, suffix: str) -> list[str]:
     )
 
 
-def indexed(
-    files: Sequence[str], version: object, make: Callable[[], Mapping[str, np.ndarray]]
+def cached_index(
+    files: Sequence[str], version: object, read: Callable[[], Mapping[str, np.ndarray]]
 ) -> dict[str, np.ndarray]:
-    """Arrays that `make` reads out of large files, cached for the user until a file changes in path, size or time.
+    """Arrays that `read` extracts from large files, cached for the user until a file changes in path, size or time.
 
-    The arrays hold numbers or bytes only. version: a JSON value that changes whenever `make` does. A damaged cache file
-    is rebuilt.
+    A damaged cache file is rebuilt.
+
+    Args:
+        files: Paths of the files.
+        version: A JSON value that changes whenever `read` would return other arrays for the same files.
+        read: Returns the arrays by name; they hold only numbers or bytes.
     """
     stats = [os.stat(path) for path in files]
     stamps = [[os.path.realpath(p), stat.st_size, stat.st_mtime_ns] for p, stat in zip(files, stats, strict=True)]
@@ -246,20 +264,23 @@ def indexed(
     try:
         with np.load(path, allow_pickle=False) as arrays:
             return dict(arrays)
-    except Exception:  # not there, or damaged: NumPy and zipfile raise nearly anything
-        arrays = dict(make())
-    keep_arrays(path, arrays)
+    except Exception:  # missing or damaged file: NumPy and zipfile raise nearly any type
+        arrays = dict(read())
+    write_cached_arrays(path, arrays)
     return arrays
 
 
-def changed_of(files: Sequence[str], file_of: Any) -> np.ndarray:
-    """Times of modification in ns and inodes (N, 2) of the files that images are in. file_of (N,): which of `files`."""
-    facts = [(status.st_mtime_ns, status.st_ino & LARGEST) for status in map(os.stat, files)]
-    return np.array(facts, np.int64).reshape(-1, 2)[file_of]
+def changes_of_files(files: Sequence[str], file_indices: Any) -> np.ndarray:
+    """Modification time (ns) and inode (N, 2) int64 of the file that holds each image.
+
+    file_indices: (N,) indices into `files`, or a slice.
+    """
+    changes = [(status.st_mtime_ns, status.st_ino & MAX_INT64) for status in map(os.stat, files)]
+    return np.array(changes, np.int64).reshape(-1, 2)[file_indices]
 
 
-def class_numbers(values: Sequence[Any] | np.ndarray) -> np.ndarray:
-    """Labels (N,) as int64. ValueError for labels that are not whole numbers: a float is not rounded to a class."""
+def integer_labels(values: Sequence[Any] | np.ndarray) -> np.ndarray:
+    """Labels (N,) as int64. Raises ValueError for anything but integers and booleans; floats are not rounded."""
     labels = np.asarray(values) if len(values) else np.empty(0, np.int64)
     if labels.ndim != 1 or labels.dtype.kind not in "iub" or labels.max(initial=0) > np.iinfo(np.int64).max:
         example = " ".join(str(values[0]).split())[:40]
@@ -268,12 +289,14 @@ def class_numbers(values: Sequence[Any] | np.ndarray) -> np.ndarray:
 
 
 def numbered_classes(labels: np.ndarray) -> tuple[str, ...]:
-    """Names of classes that have none: their numbers, from 0 to the largest label. ValueError for a label beyond the
-    number of images, as some class would have no image."""
+    """Class names for labels (N,) without names: "0", "1", ... up to the largest label.
+
+    Raises ValueError for a label of N or more, because some class would have no image.
+    """
     largest = int(labels.max(initial=-1))
     if largest >= len(labels):
         raise ValueError(f"label {largest} of only {len(labels)} images; number the classes 0, 1, 2, ... or name them")
-    return tuple(str(number) for number in range(int(labels.max(initial=-1)) + 1))
+    return tuple(str(number) for number in range(largest + 1))
 
 
 def shards_of(image_set: ImageSet) -> list[np.ndarray]:
@@ -282,10 +305,10 @@ def shards_of(image_set: ImageSet) -> list[np.ndarray]:
     return image_set.images.shards
 
 
-def in_windows(image_set: ImageSet, window: int, readers: int = 1) -> ImageSet:
-    """The set, with `window` of its shards read at a time by `readers` processes together.
+def with_shuffle_window(image_set: ImageSet, window: int, readers: int = 1) -> ImageSet:
+    """The same set with caches for reading images of `window` shards in turn, divided among `readers` processes.
 
-    ValueError if the set is not stored in shards, has fewer than `window`, or `readers` cannot share them equally.
+    Raises ValueError if the set is not stored in shards, has fewer than `window`, or if `readers` does not divide it.
     """
     images, window_text = image_set.images, f"a shuffle window of {window} shards"
     if not (isinstance(images, StoredImages) and isinstance(images.store, ShardStore)):
@@ -301,5 +324,5 @@ def in_windows(image_set: ImageSet, window: int, readers: int = 1) -> ImageSet:
 
 
 def shards_digest(image_set: ImageSet) -> str:
-    """Short hexadecimal digest of which images are in each shard."""
+    """16 hexadecimal digits over the image indices of every shard."""
     return digest([hashlib.sha256(shard.tobytes()).hexdigest() for shard in shards_of(image_set)])[:16]

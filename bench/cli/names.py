@@ -132,9 +132,9 @@ def refuse_unknown(suite: str) -> None:
 
 def absent_images(url: str) -> Path | None:
     """The path in `SCHEME:PATH` of images if it does not exist; None if it exists, or if the URL has no path."""
-    from imagesets.sets import OPTIONS
+    from imagesets.sets import URL_OPTIONS
 
-    scheme, _, path = OPTIONS.sub("", url).partition(":")
+    scheme, _, path = URL_OPTIONS.sub("", url).partition(":")
     return _absent(path) if any(scheme in extensions(kind) for kind in ("imagesets", "layouts")) else None
 
 
@@ -172,7 +172,7 @@ def example(url: str) -> str:
 
 def name_from(url: str) -> str:
     """A name for the image set at a URL or path: the last part of the path, or the scheme if there is no path."""
-    from imagesets.sets import OPTIONS
+    from imagesets.sets import URL_OPTIONS
 
-    scheme, colon, path = OPTIONS.sub("", url).partition(":")
+    scheme, colon, path = URL_OPTIONS.sub("", url).partition(":")
     return re.sub(r"[^A-Za-z0-9_.-]", "-", Path(path if colon else url).name) or (scheme if colon else "")

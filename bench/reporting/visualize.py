@@ -29,7 +29,7 @@ from engine.files import write_atomic
 from engine.printing import did_you_mean
 from engine.seeding import AUGMENT, seeded
 from imagesets.decoding import UnreadableImage, decode_rgb, read_bytes
-from imagesets.selection import evenly
+from imagesets.selection import evenly_spaced
 from imagesets.sets import ImageSet, open_set, parse_url, splits_of
 from imagesets.transforms import FILTERS, planes, resized_size, window_start
 from pretrain.method import Method
@@ -142,7 +142,7 @@ class PictureRequest:
             return
         images = image_set_of(source, self.split)
         if self.limit is not None and self.limit < len(images):
-            some = evenly(len(images), self.limit)
+            some = evenly_spaced(len(images), self.limit)
             images = images.limited(self.limit) if images.classes else images.subset(some, "some")
         for index in range(len(images)):
             name = Path(images.path(index)).stem

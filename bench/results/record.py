@@ -26,7 +26,7 @@ from engine.files import digest, write_atomic
 from engine.optional import require
 from engine.printing import html_template
 from engine.tasks import Workspace
-from imagesets.sets import differ
+from imagesets.sets import contents_differ
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -255,7 +255,7 @@ class DataUsed:
             split
             for split, contents in self.contents.items()
             if self.fingerprints.get(split) == other.fingerprints.get(split)
-            and differ(contents, other.contents.get(split, ""))
+            and contents_differ(contents, other.contents.get(split, ""))
         ]
 
 
@@ -348,11 +348,6 @@ class Result:
         """One line: `dino_small, knn@dino on cifar10: top1_k10 97.60 [96.0, 98.7], top5_k10 99.80 [...]`."""
         ending = ", ".join(f"{name} {metric}" for name, metric in self.metrics.items()) or self.message
         return f"{self.checkpoint.name}, {self.protocol.name} on {self.data.name}: {ending}"
-
-    @property
-    def testable_metrics(self) -> tuple[str, ...]:
-        """Metrics that have an array over images or resamples, as paired tests need."""
-        return tuple(name for name, metric in self.metrics.items() if metric.array)
 
     @property
     def skipped(self) -> int:

@@ -30,7 +30,7 @@ from engine.distributed import World
 from engine.extensions import extensions, warn_of
 from engine.printing import millions, say
 from engine.tasks import Workspace, settings_of
-from imagesets.sets import SPLITS, open_anew, open_set, parse_url
+from imagesets.sets import SPLITS, open_set, open_uncached, parse_url
 
 State = Literal["new", "failed before", "done"]
 
@@ -331,7 +331,7 @@ def open_data(name: str, url: str, space: Workspace) -> DataUsed:
     try:
         if not layout_of(url):
             parse_url(url, scene_schemes())
-        open_images = open_anew if space.reread else open_set
+        open_images = open_uncached if space.reread else open_set
         opener = partial(open_scenes, cache=space.cache) if layout_of(url) else open_images
         sets = {split: unlimited.images(split, opener) for split in SPLITS}
     except ValueError as error:

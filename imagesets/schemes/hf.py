@@ -18,7 +18,7 @@ from imagesets.listing import HOLD_OUT, SPLIT_WORDS, short_list
 from imagesets.names import PackedNames
 from imagesets.schemes.parquet import IMAGES, bytes_column, spread_labels
 from imagesets.sets import ImageSet, Split
-from imagesets.stored import StoredImages, changed_of, class_numbers, numbered_classes, stored_set
+from imagesets.stored import StoredImages, changes_of_files, integer_labels, numbered_classes, stored_set
 
 PLACE = "PATH_OR_NAME"
 SPLITS = ("train", "val")
@@ -81,11 +81,11 @@ def _labels(url: str, column: str, data: Any, others: list[Any]) -> tuple[tuple[
     rest = [value for other in others if column in other.features for value in other.select_columns([column])[column]]
     try:
         if names and member is not None:
-            flat = class_numbers([label for row in values for label in row or ()])
+            flat = integer_labels([label for row in values for label in row or ()])
             return names, spread_labels(flat, np.array([len(row or ()) for row in values]), len(names))
         if names or not any(isinstance(value, str | list) for value in values):
-            labels = class_numbers(values)
-            return names or numbered_classes(np.concatenate([labels, class_numbers(rest)])), labels
+            labels = integer_labels(values)
+            return names or numbered_classes(np.concatenate([labels, integer_labels(rest)])), labels
     except ValueError as error:
         raise ValueError(f"{where}: {error}; '?label=NAME' chooses another column") from error
     classes, labels = classes_of(where, [*values, *rest])
@@ -121,7 +121,7 @@ def _images(place: str, data: Any, column: str) -> StoredImages:
     names: list[PackedNames] = []
     sizes = [np.empty(0, np.int64)]
     # Of the newest Arrow file: which one a row is in is the library's affair.
-    arrow = changed_of([file["filename"] for file in data.cache_files], slice(None))
+    arrow = changes_of_files([file["filename"] for file in data.cache_files], slice(None))
     changed = np.tile(arrow.max(axis=0, initial=0), (len(data), 1))
     first = 0
     batches = rows.with_format("arrow").iter(10_000)
@@ -130,7 +130,7 @@ def _images(place: str, data: Any, column: str) -> StoredImages:
         paths = array.field("path").to_pylist()
         for row in np.flatnonzero(lengths < 0):
             if paths[row] and os.path.exists(paths[row]):
-                lengths[row], changed[first + row] = os.path.getsize(paths[row]), changed_of([paths[row]], [0])
+                lengths[row], changed[first + row] = os.path.getsize(paths[row]), changes_of_files([paths[row]], [0])
             else:
                 lengths[row] = 0
         named = (os.path.basename(path) if path else f"{first + row:08d}" for row, path in enumerate(paths))

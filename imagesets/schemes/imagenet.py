@@ -23,7 +23,7 @@ from engine.files import open_regular
 from imagesets.listing import (
     class_tree,
     images_below,
-    missing,
+    missing_split,
     require_folder,
     require_same_classes,
     short_list,
@@ -139,7 +139,7 @@ def open_split(place: str, split: Split) -> ImageSet:
     require_folder(place, url)
     base = next((b for b in (os.path.join(place, i) for i in INSIDE) if os.path.isdir(os.path.join(b, split))), None)
     if base is None:
-        raise ValueError(f"{url}: {missing(place, (split,))}")
+        raise ValueError(f"{url}: {missing_split(place, (split,))}")
     root = os.path.join(base, split)
     train, val = wnids(url, os.path.join(base, "train")), wnids(url, os.path.join(base, "val"))
     if split == "val" and not val:

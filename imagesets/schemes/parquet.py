@@ -25,7 +25,15 @@ from imagesets.label_tables import choose_column
 from imagesets.listing import short_list
 from imagesets.names import PackedNames
 from imagesets.sets import ImageSet, Split
-from imagesets.stored import StoredImages, changed_of, class_numbers, indexed, numbered_classes, split_files, stored_set
+from imagesets.stored import (
+    StoredImages,
+    cached_index,
+    changes_of_files,
+    integer_labels,
+    numbered_classes,
+    split_files,
+    stored_set,
+)
 
 PLACE = "PATH"
 SPLITS = ("train", "val")
@@ -118,7 +126,7 @@ def open_split(place: str, split: Split, image: str = "", label: str = "") -> Im
         raise ValueError(
             f"{url}: these images have no labels, so they can be pretrained on but not evaluated on{remedy}"
         )
-    index = indexed(files, [VERSION, column, labelled], lambda: _index_of(url, files, column, labelled))
+    index = cached_index(files, [VERSION, column, labelled], lambda: _index_of(url, files, column, labelled))
     names = PackedNames(blob=index["names"].tobytes(), ends=index["ends"])
     images = StoredImages(
         store=ParquetStore(tuple(files), column, index["groups"]),
@@ -126,7 +134,7 @@ def open_split(place: str, split: Split, image: str = "", label: str = "") -> Im
         names=names,
         sizes=index["sizes"],
         places=np.arange(len(names)),
-        changed=changed_of(files, index["groups"][:, 0]),
+        changed=changes_of_files(files, index["groups"][:, 0]),
     )
     classes, labels = _classes(url, place, split, schema, labelled, index) if labelled else ((), None)
     if labels is not None and "counts" in index:  # of several labels an image
@@ -187,7 +195,7 @@ def _classes(
         columns = []
     if "texts" not in index:
         try:
-            return numbered_classes(np.concatenate([index["labels"], *map(class_numbers, columns)])), index["labels"]
+            return numbered_classes(np.concatenate([index["labels"], *map(integer_labels, columns)])), index["labels"]
         except ValueError as error:
             raise ValueError(f"{url}: column {label}: {error}") from error
     texts = PackedNames(blob=index["texts"].tobytes(), ends=index["text_ends"])
@@ -257,7 +265,7 @@ def _index_of(url: str, files: list[str], column: str, label: str | None) -> dic
                         raise ValueError(f"{url}: {path}: an image without a label in column {label}")
                     numbered = [texts.setdefault(v, len(texts)) if isinstance(v, str) else v for v in values]
                     try:
-                        labels.append(class_numbers(numbered))
+                        labels.append(integer_labels(numbered))
                     except ValueError as error:
                         raise ValueError(
                             f"{url}: {path}: column {label}: {error}; '?label=NAME' chooses another column"

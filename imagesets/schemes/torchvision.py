@@ -27,7 +27,7 @@ from imagesets.listing import images_below, require_folder
 from imagesets.names import PackedNames
 from imagesets.schemes.imagenet import check_mats
 from imagesets.selection import stratified_sample
-from imagesets.sets import FileImages, ImageSet, Reported, Split
+from imagesets.sets import FileImages, ImageSet, ReportedMetric, Split
 from imagesets.stored import StoredImages, stored_set
 
 VOC_LABELS = {"1": 1, "-1": 0, "0": -1}  # as its lists say it -> as ImageSet.labels do
@@ -63,7 +63,7 @@ class OfficialSet:
     train: tuple[Options, ...] = ({"split": "train"},)
     val: tuple[Options, ...] = ({"split": "test"},)
     divide: Divide | None = None  # what finds a split's images where torchvision's class cannot
-    reports: Reported = "top1"
+    reports: ReportedMetric = "top1"
     dataset: str = ""  # torchvision's class; "": it has the set's name
     advice: str = ""  # how to get files that torchvision does not download
 
@@ -382,7 +382,7 @@ def in_files(url: str, paths: Sequence[str]) -> FileImages:
         raise ValueError(
             f"{url}: {(indices < 0).sum()} of its {len(paths)} images are missing, {first} first; unpack again"
         )
-    return files.renamed(indices, PackedNames.pack(map(os.path.basename, paths)))
+    return files.take_renamed(indices, PackedNames.pack(map(os.path.basename, paths)))
 
 
 @dataclass(frozen=True, eq=False)

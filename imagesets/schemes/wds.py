@@ -21,7 +21,7 @@ import numpy as np
 from imagesets.decoding import MAX_BYTES
 from imagesets.names import PackedNames
 from imagesets.sets import ImageSet, Split
-from imagesets.stored import StoredImages, changed_of, indexed, numbered_classes, split_files, stored_set
+from imagesets.stored import StoredImages, cached_index, changes_of_files, numbered_classes, split_files, stored_set
 from imagesets.walk import EXTENSIONS
 
 PLACE = "PATH"
@@ -73,7 +73,7 @@ def open_split(place: str, split: Split) -> ImageSet:
     """Open one split. ValueError for missing shards, images without a label, labels that are no class."""
     url = f"wds:{place}"
     files = split_files(url, place, split, ".tar")
-    index = indexed(files, VERSION, lambda: index_of(url, files))
+    index = cached_index(files, VERSION, lambda: index_of(url, files))
     listed = Path(files[0]).parent / "classes.txt"
     labels = index["labels"]
     named = listed.is_file()
@@ -88,7 +88,7 @@ def open_split(place: str, split: Split) -> ImageSet:
         names=PackedNames(blob=index["names"].tobytes(), ends=index["ends"]),
         sizes=index["sizes"],
         places=np.arange(len(labels)),
-        changed=changed_of(files, index["shards"]),
+        changed=changes_of_files(files, index["shards"]),
     )
     notes = [f"{len(files)} shards", f"classes of {listed}" if named else "no classes.txt: classes are numbers"]
     return stored_set(url=url, split=split, classes=classes, labels=labels, images=images, notes=notes)

@@ -31,7 +31,7 @@ from engine.training.interruptions import Timer, listening
 from engine.training.states import State, load_optimizer, load_state, newest_intact, optimizer_tensors, save_state
 from engine.work import count_flops
 from imagesets.sets import ImageSet
-from imagesets.stored import in_windows, shards_digest, shards_of
+from imagesets.stored import shards_digest, shards_of, with_shuffle_window
 from pretrain.loop.exporting import exports_of, facts_of
 from pretrain.loop.images import (
     BatchPlan,
@@ -110,7 +110,7 @@ class Trainer:
             len(images), recipe.batch, world.size, run.micro_batch, run.seed, images.url, method.repeats
         )
         if run.shuffle_window:
-            self.images = in_windows(images, run.shuffle_window, world.size)
+            self.images = with_shuffle_window(images, run.shuffle_window, world.size)
             self.plan = replace(self.plan, shards=shards_of(self.images), window=run.shuffle_window)
         if method.sync_batch_norm and world.size > 1:
             method = synchronised(method, run.device)

@@ -31,8 +31,8 @@ from engine.settings import (
 from engine.tasks import ADDED, Outcome, SelectOn, Task, Workspace, settings_of
 from engine.training.schedules import Schedule, TrainProgress
 from imagesets.random_crops import CropRule
-from imagesets.sets import ImageSet, kept_folder
-from imagesets.stored import in_windows, shards_digest
+from imagesets.sets import ImageSet, cache_folder
+from imagesets.stored import shards_digest, with_shuffle_window
 from probes.features.extract import FeatureSet, extract, facts_of_pass, forward_batch, transform_of
 from probes.features.fallbacks import record_fallback
 from probes.features.kinds import FeatureKind
@@ -208,7 +208,7 @@ class Probe:
         supported, read = task.with_supported_readouts(export.spec)
         train, val = open_splits(space)
         if task.shuffle_window:
-            train = in_windows(train, task.shuffle_window)
+            train = with_shuffle_window(train, task.shuffle_window)
         held = held_out(train, task.holdout, space.seed) if task.select == "holdout" else np.empty(0, np.int64)
         transform = transform_of(export, space, supported)
         queries = extract(export, val, supported.kinds, space, transform)
@@ -249,7 +249,7 @@ class Probe:
     def folder(self) -> Path:
         """Of the training's states. All processes ask for it together."""
         return self.space.world.on_rank0(
-            lambda: kept_folder(self.space.cache / "linear", self.key, [self.train, self.val])
+            lambda: cache_folder(self.space.cache / "linear", self.key, [self.train, self.val])
         )
 
     @cached_property

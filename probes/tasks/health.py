@@ -17,7 +17,7 @@ from checkpoints.frozen import FrozenExport, FrozenSpec
 from engine.settings import PositiveInt, TwoOrMore
 from engine.tasks import Metric, Outcome, Protocol, Workspace
 from engine.work import Scale, Work
-from imagesets.selection import evenly
+from imagesets.selection import evenly_spaced
 from imagesets.sets import ImageSet, open_set
 from probes.features.extract import (
     Loaded,
@@ -42,7 +42,7 @@ from probes.label_free import (
     rankme_of_variances,
     uniformity,
 )
-from probes.linear.augmented import TrainTransform
+from probes.linear.train_transform import TrainTransform
 from probes.scores import cost
 
 RANKED = 25_600  # images of which ranks are computed at most: RankMe's own number (section 3.2)
@@ -92,7 +92,7 @@ class Health(PooledTask):
         val, kinds = space.images("val", open_set), self.kinds(export.spec)
         transform = transform_of(export, space, self)
         features = extract(export, val, kinds, space, transform)
-        few = features.indices[evenly(len(features), min(self.images, len(features)))]
+        few = features.indices[evenly_spaced(len(features), min(self.images, len(features)))]
         shown = val.subset(np.repeat(few, self.views), f"views-{self.views}")
         crops = TrainTransform(
             size=export.spec.size,
@@ -100,7 +100,7 @@ class Health(PooledTask):
             rule="torchvision",
             seed=space.seed,
             epoch=0,
-            names=np.arange(len(shown)),
+            image_numbers=np.arange(len(shown)),
             decode=space.decode,
         )
         views = extract(export, shown, kinds, space, crops)
@@ -109,7 +109,7 @@ class Health(PooledTask):
         metrics: dict[str, Metric] = {}
         for place, kind in enumerate(kinds):
             suffix = f"_block{kind.layer + 1}" if place else ""
-            rows = features[kind][evenly(len(features), min(RANKED, len(features)))]
+            rows = features[kind][evenly_spaced(len(features), min(RANKED, len(features)))]
             metrics |= {f"{name}{suffix}": metric for name, metric in spectrum_metrics(rows)}
             groups = views[kind][:].reshape(len(few), self.views, -1)
             metrics |= {f"{name}{suffix}": metric for name, metric in view_metrics(groups)}
@@ -140,7 +140,7 @@ def spectrum_metrics(features: np.ndarray) -> Iterator[tuple[str, Metric]]:
         yield "rankme_variance", Metric(value=rankme_of_variances(features), unit="")
     with suppress(ValueError):  # fewer eigenvalues than are fitted
         yield "alpha_req", neither(alpha_req(features))
-    pairs = features[evenly(len(features), min(PAIRED, len(features)))]
+    pairs = features[evenly_spaced(len(features), min(PAIRED, len(features)))]
     if len(pairs) > 1:
         yield "uniformity", Metric(value=uniformity(pairs), unit="", higher_is_better=False)
     yield "dead_dimensions", Metric(value=dead_dimensions(features), higher_is_better=False)

@@ -20,7 +20,7 @@ from engine.settings import Fraction, PositiveInt
 from engine.tasks import Outcome, Protocol, Workspace
 from engine.work import Scale, Work
 from imagesets.schemes.revisited import ground_truth
-from imagesets.selection import evenly
+from imagesets.selection import evenly_spaced
 from imagesets.sets import ImageSet, open_set, parse_url
 from imagesets.transforms import planes
 from probes.features.extract import extract, forward_bytes, transform_of
@@ -65,7 +65,7 @@ class Retrieval(PooledTask):
         transform = transform_of(export, space, self)
         gallery, queries = (extract(export, images, [self.kind], space, transform) for images in (train, val))
         check_labels(gallery.labels, queries.labels, train)
-        chosen = evenly(len(queries), min(QUERIES, len(queries)))
+        chosen = evenly_spaced(len(queries), min(QUERIES, len(queries)))
         database = unit_rows(gallery[self.kind])
         scores = []
         for query in chosen.tolist():

@@ -28,7 +28,7 @@ from downstream.data.scenes import open_scenes, scene_depth
 from downstream.tasks import correspondence
 from downstream.tasks.depth_linear import PROTOCOLS as DEPTH
 from engine.tasks import Workspace
-from imagesets.selection import evenly
+from imagesets.selection import evenly_spaced
 from imagesets.sets import open_set
 from probes.mosaics import tile_numbers
 
@@ -263,7 +263,7 @@ class TestLocality:
         outcome = PROBE.run(viewer.export, Workspace(cache=tmp_path, data="tiny:"))
         val = open_set("tiny:", "val")
         for number, scene in enumerate(mosaic_scenes(viewer, request)):
-            mosaic = evenly(-(-len(val) // 4), 5)[number]
+            mosaic = evenly_spaced(-(-len(val) // 4), 5)[number]
             image = tile_numbers(val.labels, 4)[mosaic, number % 4]
             box, _ = best_box(viewer, scene)
             assert box == outcome.arrays["box"][image] and scene.label == val.classes[val.labels[image]]
@@ -388,10 +388,10 @@ def test_depth_is_that_of_the_head_that_a_run_trained(tiny, tmp_path):
     kind = chosen_kind("predictions", ["protocol=depth_linear@smoke", f"results={tmp_path}"])
     (picture,) = kind.pictures(request_of(tiny, "tiny-nyu:", limit=3))
     captions = [row.panels[2].caption for row in picture.rows]
-    assert captions == [f"RMSE {errors[index]:.2f} m" for index in evenly(len(errors), 3)]
+    assert captions == [f"RMSE {errors[index]:.2f} m" for index in evenly_spaced(len(errors), 3)]
     assert {path: path.stat().st_mtime_ns for path in cache.rglob("step-*")} == states
     scenes = open_scenes("tiny-nyu:", "val", cache)
-    depth = scene_depth(scenes, int(evenly(len(errors), 3)[0]), picture.rows[0].panels[1].values.shape[:2])
+    depth = scene_depth(scenes, int(evenly_spaced(len(errors), 3)[0]), picture.rows[0].panels[1].values.shape[:2])
     colours = picture.rows[0].panels[1].values
     assert (colours[depth == 0] == 127).all() and len(np.unique(colours[depth == depth.max()], axis=0)) == 1
     with pytest.raises(ValueError, match="depth_linear@dinov3"):

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from imagesets.selection import balanced_indices, evenly, quotas, stratified_sample
+from imagesets.selection import balanced_indices, evenly_spaced, quotas, stratified_sample
 from imagesets.sets import open_set
 from imagesets.subsets import class_counts, few_shot, fraction, from_list
 
@@ -77,8 +77,8 @@ def test_quotas_never_exceed_a_class():
 
 
 def test_evenly_covers_the_range():
-    assert evenly(10, 10).tolist() == list(range(10))
-    assert evenly(100, 4).tolist() == [12, 37, 62, 87]
+    assert evenly_spaced(10, 10).tolist() == list(range(10))
+    assert evenly_spaced(100, 4).tolist() == [12, 37, 62, 87]
 
 
 def test_spread_and_drawn_by_hand():

@@ -13,7 +13,7 @@ from bench.run.prepare import open_data
 from engine.tasks import Workspace
 from imagesets import walk
 from imagesets.check import check_image_set, render
-from imagesets.sets import ImageSet, open_anew, open_set
+from imagesets.sets import ImageSet, open_set, open_uncached
 from probes.splits import open_splits
 
 YEAR_2001 = 1_000_000_000  # seconds
@@ -23,8 +23,8 @@ YEAR_2001 = 1_000_000_000  # seconds
 def pets(tree, tmp_path, monkeypatch):
     """A tree that last changed long ago, of a size of which listings are kept."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "home"))
-    monkeypatch.setattr(walk, "LARGE", 6)
-    monkeypatch.setattr(walk, "SETTLED", -1e18)  # the kernel's own time of change cannot be set back
+    monkeypatch.setattr(walk, "MIN_CACHED_IMAGES", 6)
+    monkeypatch.setattr(walk, "SETTLING_NS", -1e18)  # the kernel's own time of change cannot be set back
     names = [f"train/{animal}/{number}.jpg" for animal in ("Bee", "ant") for number in range(3)]
     return tree(tmp_path / "pets", *names, "train/ant/old/3.jpg", "val/Bee/4.jpg", "val/ant/5.jpg")
 
@@ -118,7 +118,7 @@ def test_changes_are_noticed(pets, change, monkeypatch):
     before = opened(pets).fingerprint
     change(pets)
     found = opened(pets)
-    monkeypatch.setattr(walk, "LARGE", 1000)
+    monkeypatch.setattr(walk, "MIN_CACHED_IMAGES", 1000)
     shutil.rmtree(walk.listings_folder())
     assert found.fingerprint == opened(pets).fingerprint != before
 
@@ -131,7 +131,7 @@ def test_a_class_more_is_noticed(pets):
 
 
 def test_a_file_overwritten_in_place_is_noticed_when_it_is_read(pets, monkeypatch):
-    monkeypatch.setattr(walk, "SAMPLE", 1)  # and the others are not asked for
+    monkeypatch.setattr(walk, "SAMPLED_FILES", 1)  # and the others are not asked for
     opened(pets)
     overwrite(pets)
     found = opened(pets)
@@ -142,7 +142,7 @@ def test_a_file_overwritten_in_place_is_noticed_when_it_is_read(pets, monkeypatc
 
 
 def test_a_check_of_all_images_lists_them_anew(pets, listings, monkeypatch):
-    monkeypatch.setattr(walk, "SAMPLE", 1)
+    monkeypatch.setattr(walk, "SAMPLED_FILES", 1)
     opened(pets)
     overwrite(pets)
     url = f"folder:{pets}"
@@ -195,12 +195,12 @@ def test_a_spoilt_file_is_made_again(pets, spoil, listings):
 
 
 def test_what_changed_just_now_is_not_kept(pets, monkeypatch):
-    monkeypatch.setattr(walk, "SETTLED", 1e18)
+    monkeypatch.setattr(walk, "SETTLING_NS", 1e18)
     assert len(opened(pets)) == 7 and not kept()
 
 
 def test_a_small_set_is_not_kept(pets, monkeypatch):
-    monkeypatch.setattr(walk, "LARGE", 8)
+    monkeypatch.setattr(walk, "MIN_CACHED_IMAGES", 8)
     assert len(opened(pets)) == 7 and not kept()
 
 
@@ -210,7 +210,7 @@ def test_a_cache_that_cannot_be_written_is_done_without(pets, tmp_path):
 
 
 def test_the_newest_are_kept(pets, monkeypatch):
-    monkeypatch.setattr(walk, "KEPT", 2)
+    monkeypatch.setattr(walk, "MAX_CACHE_FILES", 2)
     for name in ("one", "two", "three"):
         shutil.copytree(pets, pets.parent / name)
         opened(pets.parent / name)
@@ -266,7 +266,7 @@ def test_a_file_overwritten_by_one_of_its_size_is_noticed(pets, monkeypatch):
     path = pets / "train/Bee/1.jpg"
     other_pixels(path)
     assert opened(pets).contents != before.contents and opened(pets).fingerprint == before.fingerprint
-    monkeypatch.setattr(walk, "SAMPLE", 1)  # and it is not among them
+    monkeypatch.setattr(walk, "SAMPLED_FILES", 1)  # and it is not among them
     before = opened(pets)
     other_pixels(path)
     assert opened(pets).contents == before.contents
@@ -275,4 +275,4 @@ def test_a_file_overwritten_by_one_of_its_size_is_noticed(pets, monkeypatch):
     other_pixels(path)
     opened(pets)
     other_pixels(path)
-    assert open_anew(f"folder:{pets}", "train").contents != before.contents
+    assert open_uncached(f"folder:{pets}", "train").contents != before.contents

@@ -19,7 +19,7 @@ from imagesets.decoding import UnreadableImage
 from imagesets.schemes import parquet
 from imagesets.schemes.parquet import ParquetStore
 from imagesets.sets import open_set
-from imagesets.stored import in_windows, shards_of
+from imagesets.stored import shards_of, with_shuffle_window
 
 CLASSES = ("ant", "bee", "cat")
 SPLITS = {"train": 4, "val": 2}
@@ -151,7 +151,7 @@ def test_shards_are_stretches_of_files(form, shards, size, folder, tmp_path):
 def test_row_groups_of_a_window_are_decompressed_once(folder, tmp_path, monkeypatch):
     """Images of three row groups in turn, where memory is for one group; after pickling for a loader process, too."""
     plain = open_set(f"parquet:{as_parquet(folder, tmp_path / 'tables')}", "train")
-    windows = in_windows(plain, 3)
+    windows = with_shuffle_window(plain, 3)
     decompressed, decompress = [], ParquetStore._decompressed
     monkeypatch.setattr(parquet, "KEPT", 0)
     monkeypatch.setattr(

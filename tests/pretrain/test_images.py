@@ -17,7 +17,7 @@ from small_trainings import in_shards
 from checkpoints.spec import Preparation
 from imagesets.decoding import UnreadableImage
 from imagesets.sets import ImageSet, open_set
-from imagesets.stored import in_windows, shards_of
+from imagesets.stored import shards_of, with_shuffle_window
 from pretrain.loop.images import (
     PIECE,
     BatchPlan,
@@ -145,7 +145,7 @@ def test_shards_that_processes_cannot_share(tmp_path):
     with pytest.raises(
         ValueError, match=r"^a shuffle window of 4 shards cannot be shared equally by 3 processes[^\n]*$"
     ):
-        in_windows(images, 4, 3)
+        with_shuffle_window(images, 4, 3)
 
 
 def test_a_resumed_epoch_reads_what_is_left_of_its_shards():
@@ -174,7 +174,7 @@ def read_bytes() -> int:
 
 
 def test_shards_are_read_ahead_once(tmp_path):
-    images = in_windows(open_set(in_shards(tmp_path / "shards"), "train"), 2)
+    images = with_shuffle_window(open_set(in_shards(tmp_path / "shards"), "train"), 2)
     shards = shards_of(images)
     plan = replace(batch_plan(24, 4, 1, None, 0), shards=shards, window=2)
     spans = [images.images.store.span(images.images.places[shard]) for shard in shards]

@@ -20,8 +20,8 @@ from checkpoints.spec import Preparation, ViTSpec
 from checkpoints.vit import ViT
 from engine.files import digest
 from imagesets.decoding import UnreadableImage
-from imagesets.selection import evenly
-from imagesets.sets import differ, open_set
+from imagesets.selection import evenly_spaced
+from imagesets.sets import contents_differ, open_set
 from imagesets.transforms import EvalTransform
 from probes.features.extract import extract, transform_of
 from probes.features.kinds import FeatureKind
@@ -277,7 +277,7 @@ def test_images_overwritten_by_others_of_the_same_size_are_read_again(export, bi
     for seed, path in enumerate(sorted((bitmaps / "val").rglob("*.bmp"))):
         overwrite(path, seed, time)  # even where the time of modification was set back
     images = opened(bitmaps)
-    assert images.fingerprint == before.fingerprint and differ(before.contents, images.contents)
+    assert images.fingerprint == before.fingerprint and contents_differ(before.contents, images.contents)
     found = extract(export, images, [CLS], space)
     assert found.forwards == 20
     np.testing.assert_allclose(found[CLS], directly(export, images), atol=1e-5)
@@ -286,12 +286,12 @@ def test_images_overwritten_by_others_of_the_same_size_are_read_again(export, bi
 def test_of_few_overwritten_images_only_the_batches_are_read_again(export, bitmaps, tmp_path):
     space = workspace(tmp_path, "", batch_size=2)
     before = opened(bitmaps)
-    few = {before.path(index) for index in evenly(20, 16)}
+    few = {before.path(index) for index in evenly_spaced(20, 16)}
     extract(export, before, [CLS, AVG], space)
     path = next(path for path in map(before.path, range(20)) if path not in few)
     overwrite(Path(path), time=1)
     images = opened(bitmaps)
-    assert differ(before.contents, images.contents)
+    assert contents_differ(before.contents, images.contents)
     found = extract(export, images, [CLS, AVG], space)
     assert found.forwards == 2
     np.testing.assert_allclose(found[CLS], directly(export, images), atol=1e-5)
@@ -304,14 +304,14 @@ def test_a_copy_of_the_images_has_the_features(export, bitmaps, tmp_path, keep):
     first = extract(export, opened(bitmaps), [CLS], space)
     shutil.copytree(bitmaps, tmp_path / "copy", copy_function=keep)
     copy = opened(tmp_path / "copy")
-    assert not differ(opened(bitmaps).contents, copy.contents)
+    assert not contents_differ(opened(bitmaps).contents, copy.contents)
     assert first.forwards == 20 and extract(export, copy, [CLS], space).forwards == 0
 
 
 def test_features_of_before_contents_were_noted_are_used_while_nothing_changed(export, bitmaps, tmp_path, monkeypatch):
     space = workspace(tmp_path / "out", "", batch_size=2)
     with monkeypatch.context() as patch:
-        patch.setattr("probes.features.extract.kept_folder", lambda parent, key, sets: parent / digest(key)[:32])
+        patch.setattr("probes.features.extract.cache_folder", lambda parent, key, sets: parent / digest(key)[:32])
         assert extract(export, opened(bitmaps), [CLS], space).forwards == 20
     for path in tmp_path.rglob("changed.npy"):
         path.unlink()

@@ -21,7 +21,7 @@ from bench.reporting.visualize import (
 )
 from engine.neighbours import unit_rows
 from engine.settings import Validated
-from imagesets.selection import evenly
+from imagesets.selection import evenly_spaced
 from imagesets.sets import open_set
 from imagesets.transforms import FILTERS, EvalTransform, planes
 from probes.features.fallbacks import with_supported_pool
@@ -107,7 +107,9 @@ def mosaic_scenes(viewer: Viewer, request: PictureRequest) -> list[Scene]:
     mosaics, (wide, high) = search.mosaics, search.mosaics.tile
     size = (mosaics.across * wide, mosaics.across * high)
     scenes = []
-    for number, mosaic in enumerate(evenly(len(mosaics.tiles), min(request.limit or 4, len(mosaics.tiles))).tolist()):
+    for number, mosaic in enumerate(
+        evenly_spaced(len(mosaics.tiles), min(request.limit or 4, len(mosaics.tiles))).tolist()
+    ):
         tile = number % PROBE.tiles
         image = int(mosaics.tiles[mosaic, tile])
         left, top = tile % mosaics.across * wide, tile // mosaics.across * high

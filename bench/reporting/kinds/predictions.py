@@ -27,7 +27,7 @@ from downstream.tasks.discovery import overlaps
 from engine.printing import did_you_mean
 from engine.settings import Validated
 from engine.tasks import Split, Workspace
-from imagesets.selection import evenly
+from imagesets.selection import evenly_spaced
 
 PROTOCOLS = {
     name: protocol
@@ -75,7 +75,9 @@ class Predictions(Validated):
         scenes = space.images(split, partial(open_scenes, cache=space.cache))
         drawer = DRAWERS[type(task)](task, scenes)
         rows = drawer.rows()
-        chosen = [rows[place] for place in evenly(len(rows), min(request.limit or len(rows), len(rows))).tolist()]
+        chosen = [
+            rows[place] for place in evenly_spaced(len(rows), min(request.limit or len(rows), len(rows))).tolist()
+        ]
         blocks = [("", [[[drawer.truth(row)]] for row in chosen])]
         for viewer in request.viewers():
             with errors_naming(viewer.name):
