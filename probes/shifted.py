@@ -1,6 +1,8 @@
-"""Shifted and cleaned test sets of ImageNet: where they lie, their own label rules, and how a classifier does on them.
+"""Evaluation of a classifier on shifted and cleaned test sets of ImageNet: V2, ReaL, A, R, Sketch, ObjectNet and C.
 
-N images, n of them readable, C classes of the head.
+The sets are searched for in ImageNet's folder and beside it. Each has its own rule for which predictions are correct.
+
+N: images of a set. n: those that are readable. C: classes of the classifier.
 """
 
 import json
@@ -22,7 +24,7 @@ from engine.settings import Different, PositiveInt, Validated
 from engine.tasks import Metric, Outcome, Protocol, Task, Workspace, resampled
 from engine.work import Scale, Work
 from imagesets.listing import class_tree, subfolders
-from imagesets.selection import evenly
+from imagesets.selection import evenly_spaced
 from imagesets.sets import ImageSet, parse_url
 from imagesets.transforms import EvalTransform
 from probes.corruptions import CORRUPTIONS, Corruption, corrupted
@@ -32,9 +34,23 @@ from probes.scores import cost
 
 PlainTask = TypeVar("PlainTask", bound=Task)
 
-LEVELS = 5  # severities of a corruption
-# ImageNet-C's corruptions with AlexNet's top-1 errors, by severity: Hendrycks and Dietterich 2019, the values as in
-# facebookresearch/dinov3 eval/metrics/imagenet_c.py:23-156. The first 15 are the benchmark's.
+# Metric prefix -> folder of the set as it is unpacked, with a folder per class.
+FOLDERS = {
+    "v2": "imagenetv2-matched-frequency-format-val",
+    "v2_threshold": "imagenetv2-threshold0.7-format-val",
+    "v2_top": "imagenetv2-top-images-format-val",
+    "a": "imagenet-a",
+    "r": "imagenet-r",
+    "sketch": "sketch",
+    "objectnet": "objectnet-1.0",
+}
+OWN_CLASSES = ("a", "r")  # sets on which the classifier chooses among the set's classes only
+REAL, CORRUPTED = "real.json", "imagenet-c"
+BORDER = 2  # pixels of ObjectNet's red border
+
+SEVERITIES = range(1, 6)  # of a corruption
+# Top-1 errors of AlexNet on ImageNet-C, by severity: Hendrycks and Dietterich 2019, with the values of
+# facebookresearch/dinov3 eval/metrics/imagenet_c.py:23-156. The first 15 corruptions are the benchmark's.
 ALEXNET = {
     "gaussian_noise": (0.69528, 0.82542, 0.93554, 0.98138, 0.99452),
     "shot_noise": (0.71224, 0.85108, 0.93574, 0.98182, 0.99146),
@@ -57,33 +73,126 @@ ALEXNET = {
     "saturate": (0.59342, 0.65514, 0.51174, 0.70834, 0.82260),
 }
 BENCHMARK = tuple(ALEXNET)[:15]
-ALEXNET_CLASSES = 1000  # among which AlexNet's errors were made
+ALEXNET_CLASSES = 1000  # among which AlexNet made these errors
 
 
 def mce(errors: Mapping[str, Sequence[float]]) -> float:
-    """Mean corruption error in percent, of errors by severity from 0 to 1: of each corruption the mean error by
-    AlexNet's mean error, and their mean. A ratio of means, not a mean of ratios."""
+    """Mean corruption error in percent.
+
+    For each corruption, the mean of its errors (from 0 to 1, by severity) is divided by the mean of AlexNet's; the
+    ratios are averaged over corruptions. It is a ratio of means, not a mean of ratios over severities.
+    """
     ratios = [np.mean(values) / np.mean(ALEXNET[corruption]) for corruption, values in errors.items()]
     return 100.0 * float(np.mean(ratios))
 
 
 def any_match(ranked: np.ndarray, labels: np.ndarray) -> np.ndarray:
-    """Whether one of the ranked classes (N, k) is among an image's labels (N, m), padded with -1 -> (N,) float, NaN
-    for an image without a label."""
-    right = (ranked[:, :, None] == labels[:, None, :]) & (labels >= 0)[:, None, :]
-    return np.where((labels >= 0).any(axis=1), right.any(axis=(1, 2)), np.nan)
+    """Whether one of the predicted classes (N, k) is among the labels (N, m) of an image, which are padded with -1:
+    (N,) float, NaN for an image without labels."""
+    is_match = (ranked[:, :, None] == labels[:, None, :]) & (labels >= 0)[:, None, :]
+    return np.where((labels >= 0).any(axis=1), is_match.any(axis=(1, 2)), np.nan)
 
 
-def mapped(ranked: np.ndarray, counterpart: Mapping[int, int]) -> np.ndarray:
-    """Ranked classes (N, k) as those of another set, -1 where they have no counterpart: such a guess is wrong."""
-    table = np.full(max(int(ranked.max(initial=0)), *counterpart) + 1, -1)
-    table[list(counterpart)] = list(counterpart.values())
+def map_classes(ranked: np.ndarray, counterparts: Mapping[int, int]) -> np.ndarray:
+    """Predicted classes (N, k) as classes of another set; -1, which is never correct, for those without counterpart."""
+    table = np.full(max(int(ranked.max(initial=0)), *counterparts) + 1, -1)
+    table[list(counterparts)] = list(counterparts.values())
     return table[ranked]
+
+
+def folder_of(place: str, name: str) -> str:
+    """The path of a set's folder or file in ImageNet's folder `place` or beside it; "" if there is none."""
+    if not place:
+        return ""
+    paths = [os.path.join(folder, name) for folder in (place, os.path.dirname(os.path.abspath(place)))]
+    return next(filter(os.path.exists, paths), "")
+
+
+def open_class_folders(url: str, root: str) -> ImageSet:
+    """The images of a folder with a folder per class. Raises ValueError if it has no class folders."""
+    classes = subfolders(root)
+    if not classes:
+        raise ValueError(f"{url}: no class folders in {root}; unpack the set again")
+    return class_tree(url=url, split="val", root=root, classes=classes, notes=())
+
+
+def head_classes(images: ImageSet, known: Sequence[str]) -> np.ndarray:
+    """The classifier's class (K,) of each class folder of a set.
+
+    V2 names folders by class numbers, all other sets by WordNet ids. known: names of the classifier's classes. Raises
+    ValueError for folders that are none of these.
+    """
+    if all(name.isdecimal() for name in images.classes):
+        numbers = np.array([int(name) for name in images.classes])
+        unknown = [name for name, number in zip(images.classes, numbers, strict=True) if number >= len(known)]
+    else:
+        number_of = {name: number for number, name in enumerate(known)}
+        numbers = np.array([number_of.get(name, -1) for name in images.classes])
+        unknown = [name for name in images.classes if name not in number_of]
+    if unknown:
+        raise ValueError(
+            f"{images.url}: {len(unknown)} of its {len(images.classes)} class folders, {unknown[0]!r} first, are no "
+            f"classes of the head, which knows {len(known)}, such as {known[0]!r}; train it on the same classes"
+        )
+    return numbers
+
+
+def real_labels(path: str, images: ImageSet) -> np.ndarray:
+    """ReaL's labels (N, m) of ImageNet's validation images, padded with -1.
+
+    The file lists them in the order of the numbers in ImageNet's file names. Raises ValueError for images without such
+    a number, or with one beyond the end of the list.
+    """
+    with open(path, encoding="ascii") as file:
+        labels_by_number = json.load(file)
+    matches = [re.search(r"_val_(\d+)", os.path.basename(images.path(index))) for index in range(len(images))]
+    numbers = [int(match[1]) if match else 0 for match in matches]
+    unlisted = [index for index, number in enumerate(numbers) if not 1 <= number <= len(labels_by_number)]
+    if unlisted:
+        raise ValueError(
+            f"{path}: has {len(labels_by_number)} entries, and none for {images.path(unlisted[0])}; it is for "
+            "ImageNet's own files, ILSVRC2012_val_00000001 and so on"
+        )
+    image_labels = [labels_by_number[number - 1] for number in numbers]
+    padded = np.full((len(images), max(1, *map(len, image_labels))), -1)
+    for row, labels in zip(padded, image_labels, strict=True):
+        row[: len(labels)] = labels
+    return padded
+
+
+def objectnet_counterparts(root: str, images: ImageSet) -> dict[int, int]:
+    """ImageNet's class number -> label of ObjectNet's class, from the files in ROOT/mappings.
+
+    Raises ValueError if these cannot be read.
+    """
+
+    def read(name: str) -> Any:
+        with open(os.path.join(root, "mappings", name), encoding="utf-8") as file:
+            return json.load(file) if name.endswith(".json") else file.read().splitlines()
+
+    try:
+        titles = read("folder_to_objectnet_label.json")  # folder -> title of its class
+        labels = {titles[folder]: label for label, folder in enumerate(images.classes)}
+        # ImageNet's classes are given by descriptions, in the order of the challenge and not of torchvision.
+        challenge_numbers = {text: number for number, text in enumerate(read("imagenet_to_label_2012_v2"))}
+        imagenet_numbers = {place: int(number) for number, place in read("pytorch_to_imagenet_2012_id.json").items()}
+        return {
+            imagenet_numbers[challenge_numbers[description]]: labels[title]
+            for title, descriptions in read("objectnet_to_imagenet_1k.json").items()
+            if title in labels
+            for description in descriptions.split("; ")
+        }
+    except (OSError, KeyError, ValueError) as error:
+        reason = " ".join(f"{type(error).__name__} {error}".split())
+        raise ValueError(f"{images.url}: {root}/mappings cannot be read ({reason}); unpack ObjectNet again") from error
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class AlteredImages:
-    """ImageSource of a set whose images are altered when they are read. name: how, all that it depends on."""
+    """ImageSource that alters the images of a set when they are read.
+
+    name: identifies the alteration and its parameters. alter: (set, index) -> the altered image.
+    """
 
     source: ImageSet
     name: str
@@ -114,134 +223,60 @@ class AlteredImages:
         return self.source.modified
 
 
-def altered(source: ImageSet, name: str, alter: Callable[[ImageSet, int], Image.Image]) -> ImageSet:
-    """A set with each image altered; `name` is appended to its URL."""
+def alter_images(source: ImageSet, name: str, alter: Callable[[ImageSet, int], Image.Image]) -> ImageSet:
+    """The set with each image altered when it is read; `name` is appended to its URL."""
     images = AlteredImages(source=source, name=name, alter=alter)
     return replace(source, url=f"{source.url}#{name}", images=images)
 
 
-def without_border(source: ImageSet, index: int) -> Image.Image:
-    """An image of ObjectNet without its red frame."""
+def crop_border(source: ImageSet, index: int) -> Image.Image:
+    """An image of ObjectNet without its red border."""
     image = source.image(index)
-    return image.crop((FRAME, FRAME, image.width - FRAME, image.height - FRAME))
+    return image.crop((BORDER, BORDER, image.width - BORDER, image.height - BORDER))
 
 
-# Folders of the sets as they are unpacked, each with a folder per class; metrics are named by the keys.
-FOLDERS = {
-    "v2": "imagenetv2-matched-frequency-format-val",
-    "v2_threshold": "imagenetv2-threshold0.7-format-val",
-    "v2_top": "imagenetv2-top-images-format-val",
-    "a": "imagenet-a",
-    "r": "imagenet-r",
-    "sketch": "sketch",
-    "objectnet": "objectnet-1.0",
-}
-OWN_CLASSES = ("a", "r")  # sets whose images are classified among their own classes alone
-REAL, CORRUPTED = "real.json", "imagenet-c"
-FRAME = 2  # pixels of ObjectNet's red frame
-
-
-def folder_of(place: str, name: str) -> str:
-    """The path of a set's folder or file, in ImageNet's folder or beside it; "" where there is none."""
-    paths = [os.path.join(folder, name) for folder in (place, os.path.dirname(os.path.abspath(place)))]
-    return next(filter(os.path.exists, paths), "")
-
-
-def tree(url: str, root: str) -> ImageSet:
-    """Images in one folder per class, which are the set's classes by name."""
-    classes = subfolders(root)
-    if not classes:
-        raise ValueError(f"{url}: no class folders in {root}; unpack the set again")
-    return class_tree(url=url, split="val", root=root, classes=classes, notes=())
-
-
-def classes_of(images: ImageSet, known: Sequence[str]) -> np.ndarray:
-    """The head's class (K,) of each class folder: V2's folders are class numbers, all others WordNet ids.
-
-    known: the head's classes. ValueError for folders that are none of these.
-    """
-    if all(name.isdecimal() for name in images.classes):
-        numbers = np.array([int(name) for name in images.classes])
-        strange = [name for name, number in zip(images.classes, numbers, strict=True) if number >= len(known)]
-    else:
-        place = {name: number for number, name in enumerate(known)}
-        strange = [name for name in images.classes if name not in place]
-        numbers = np.array([place.get(name, -1) for name in images.classes])
-    if strange:
-        raise ValueError(
-            f"{images.url}: {len(strange)} of its {len(images.classes)} class folders, {strange[0]!r} first, are no "
-            f"classes of the head, which knows {len(known)}, such as {known[0]!r}; train it on the same classes"
-        )
-    return numbers
-
-
-def real_labels(path: str, images: ImageSet) -> np.ndarray:
-    """ReaL's labels (N, m) of ImageNet's validation images, padded with -1: its list is in the order of their numbers.
-
-    ValueError for images whose names have no number, or one beyond the list.
-    """
-    with open(path, encoding="ascii") as file:
-        listed = json.load(file)
-    matches = [re.search(r"_val_(\d+)", os.path.basename(images.path(index))) for index in range(len(images))]
-    numbers = [int(match[1]) if match else 0 for match in matches]
-    if unlisted := [index for index, number in enumerate(numbers) if not 1 <= number <= len(listed)]:
-        raise ValueError(
-            f"{path}: has {len(listed)} entries, and none for {images.path(unlisted[0])}; it is for ImageNet's own "
-            "files, ILSVRC2012_val_00000001 and so on"
-        )
-    labels = np.full((len(images), max(1, *(len(listed[number - 1]) for number in numbers))), -1)
-    for row, number in zip(labels, numbers, strict=True):
-        row[: len(listed[number - 1])] = listed[number - 1]
-    return labels
-
-
-def objectnet_counterparts(root: str, images: ImageSet) -> dict[int, int]:
-    """ImageNet's class number -> place of ObjectNet's folder, from the set's own files in mappings/."""
-
-    def read(name: str) -> Any:
-        with open(os.path.join(root, "mappings", name), encoding="utf-8") as file:
-            return json.load(file) if name.endswith(".json") else file.read().splitlines()
-
-    try:
-        titles, synsets = read("folder_to_objectnet_label.json"), read("objectnet_to_imagenet_1k.json")
-        order = {title: number for number, title in enumerate(read("imagenet_to_label_2012_v2"))}
-        numbers = {place: int(number) for number, place in read("pytorch_to_imagenet_2012_id.json").items()}
-        folders = {titles[name]: place for place, name in enumerate(images.classes)}
-        pairs = [(synset, title) for title, names in synsets.items() for synset in names.split("; ")]
-        return {numbers[order[synset]]: folders[title] for synset, title in pairs if title in folders}
-    except (OSError, KeyError, ValueError) as error:
-        why = " ".join(f"{type(error).__name__} {error}".split())
-        raise ValueError(f"{images.url}: {root}/mappings cannot be read ({why}); unpack ObjectNet again") from error
+def corrupted_crop(
+    transform: EvalTransform,
+    corruption: Corruption,
+    severity: int,
+    seeds: tuple[int, ...],
+    source: ImageSet,
+    index: int,
+) -> Image.Image:
+    """The evaluation crop of an image, corrupted. The noise depends only on `seeds` and the index of the image."""
+    pixels = transform(source, index).permute(1, 2, 0).numpy()
+    return corrupted(Image.fromarray(pixels), corruption, severity, RandomState([*seeds, index]))
 
 
 @dataclass(frozen=True, kw_only=True)
 class Shifts(Validated):
-    """What a classifier is evaluated on besides."""
+    """Settings of the evaluation on shifted sets, mixed into those of the task that trains the classifier."""
 
-    # Generated where imagenet-c is not there; none: an empty list.
+    # Corruptions that are generated where there is no folder imagenet-c; an empty list for none.
     corruptions: Different[Corruption] = CORRUPTIONS
     images: PositiveInt = 5000  # validation images that are corrupted, evenly spread
 
-    def generated(self, val: int) -> int:
-        """Images of the generated corruptions, of so many validation images."""
-        return len(self.corruptions) * LEVELS * min(self.images, val)
+    def generated_images(self, val: int) -> int:
+        """Number of images of the generated corruptions. val: number of validation images."""
+        return len(self.corruptions) * len(SEVERITIES) * min(self.images, val)
 
     def plain(self, kind: type[PlainTask]) -> PlainTask:
-        """The task alone that trains the classifier, whose training is the same."""
+        """The task that trains the classifier, with the same settings and without shifted sets."""
         return kind(**{field.name: getattr(self, field.name) for field in fields(kind)})
 
     def with_pass(self, work: Work, scale: Scale, images: int, kinds: int) -> Work:
-        """Counted work with that of so many `images` more, of which `kinds` vectors are read."""
+        """`work` and a forward pass of `images` more, from which features of several kinds are stored."""
         part = feature_pass(scale.spec, images, "generated corruptions")
         return replace(work, parts=(*work.parts, part), disk=work.disk + feature_bytes(scale.spec, images, kinds))
 
 
 @dataclass(frozen=True, kw_only=True)
 class ShiftedSets:
-    """The shifted sets of an image set, and the classifier that is judged on them.
+    """The shifted sets of an image set, and the classifier that is evaluated on them.
 
-    export, kinds, transform: what it reads of an image. classes: that it knows. logits: of features (n, C), None in
-    processes that have no part in it.
+    export, kinds, transform: the network, and the features that the classifier reads. classes: names of its C classes.
+    val: the clean validation images. logits: features of n images -> logits (n, C), or None in processes that do not
+    hold the classifier.
     """
 
     shifts: Shifts
@@ -254,130 +289,145 @@ class ShiftedSets:
     logits: Callable[[FeatureSet], Tensor | None]
 
     @cached_property
-    def queries(self) -> FeatureSet:
-        """The features of `val`."""
-        return extract(self.export, self.val, self.kinds, self.space, self.transform)
+    def val_features(self) -> FeatureSet:
+        return self.extract(self.val, self.transform)
 
-    def added_to(self, clean: Outcome) -> Outcome:
-        """The classifier's numbers on all shifted sets that are there, the main one first, and those of `clean`, its
-        outcome on `val`."""
-        metrics: dict[str, Metric] = {}
-        arrays = dict(clean.arrays)
-        notes: dict[str, Any] = {}
-        passes = [self.queries]
+    def extract(self, images: ImageSet, transform: EvalTransform) -> FeatureSet:
+        return extract(self.export, images, self.kinds, self.space, transform)
+
+    def add_to(self, clean: Outcome) -> Outcome:
+        """The outcome on clean validation images with the metrics of all shifted sets before its own."""
         place = parse_url(self.space.data)[1]
-        for name, right, features in self.judged(place):
-            metrics[f"{name}_top1"] = share(right)
-            notes[name] = dict(features.facts)
-            passes += [features] if features is not self.queries else []
-        root = folder_of(place, CORRUPTED) if place else ""
-        prefix = "c" if root else "generated"
+        metrics: dict[str, Metric] = {}
+        facts: dict[str, Any] = {}
+        arrays = dict(clean.arrays)
+        feature_sets = [self.val_features]
+        for name, correct, features in self.evaluated_sets(place):
+            metrics[f"{name}_top1"] = top1_metric(correct)
+            facts[name] = dict(features.facts)
+            feature_sets += [features] if features is not self.val_features else []
+
+        root = folder_of(place, CORRUPTED)
         errors: dict[str, list[float]] = {}
         for corruption, images, transform in self.corruptions(root):
-            features = extract(self.export, images, self.kinds, self.space, transform)
-            right = any_match(self.ranked(features)[:, :1], classes_of(images, self.classes)[features.labels, None])
-            errors.setdefault(corruption, []).append(1 - float(np.nanmean(right)))
-            passes.append(features)
+            features = self.extract(images, transform)
+            labels = head_classes(images, self.classes)[features.labels]
+            correct = any_match(self.ranked(features)[:, :1], labels[:, None])
+            errors.setdefault(corruption, []).append(1 - float(np.nanmean(correct)))
+            feature_sets.append(features)
+        warnings = list(clean.facts.get("warnings", ()))
         if errors:
+            prefix = "c" if root else "generated"
             name = f"{prefix}_mce" if set(errors) == set(BENCHMARK) else f"{prefix}_mce_of{len(errors)}"
             metrics[name] = Metric(value=mce(errors), higher_is_better=False)
-            metrics |= {
-                f"{prefix}_{corruption}_error": Metric(value=100 * float(np.mean(values)), higher_is_better=False)
-                for corruption, values in errors.items()
-            }
+            for corruption, values in errors.items():
+                mean = 100 * float(np.mean(values))
+                metrics[f"{prefix}_{corruption}_error"] = Metric(value=mean, higher_is_better=False)
             arrays[f"{prefix}_errors"] = np.array(list(errors.values()))
-            notes[prefix] = {"corruptions": list(errors), "normalised by": "AlexNet's mean errors"}
-        spent = {name: clean.cost.get(name, 0) + value for name, value in cost(*passes).items()}
-        warnings = list(clean.facts.get("warnings", ()))
-        if errors and len(self.classes) != ALEXNET_CLASSES:
-            warnings.append(
-                f"{name} divides errors among {len(self.classes)} classes by AlexNet's among {ALEXNET_CLASSES}: do not "
-                "compare it with published ones"
-            )
-        facts = {**clean.facts, "shifted": notes} | ({"warnings": warnings} if warnings else {})
-        metrics |= clean.metrics
-        return replace(clean, metrics=metrics, arrays=arrays, facts=facts, cost={**clean.cost, **spent})
+            facts[prefix] = {"corruptions": list(errors), "normalised by": "AlexNet's mean errors"}
+            if len(self.classes) != ALEXNET_CLASSES:
+                warnings.append(
+                    f"{name} divides errors among {len(self.classes)} classes by AlexNet's among {ALEXNET_CLASSES}: do "
+                    "not compare it with published ones"
+                )
+        all_facts = {**clean.facts, "shifted": facts} | ({"warnings": warnings} if warnings else {})
+        spent = {name: clean.cost.get(name, 0) + value for name, value in cost(*feature_sets).items()}
+        return replace(
+            clean, metrics={**metrics, **clean.metrics}, arrays=arrays, facts=all_facts, cost={**clean.cost, **spent}
+        )
 
-    def judged(self, place: str) -> Iterator[tuple[str, np.ndarray, FeatureSet]]:
-        """Of each set that is there: its name, what is right (n,), NaN for images that do not count, and features."""
-        if place and (path := folder_of(place, REAL)):
-            labels = real_labels(path, self.val)[self.queries.indices]
-            yield "real", any_match(self.ranked(self.queries)[:, :1], labels), self.queries
+    def evaluated_sets(self, place: str) -> Iterator[tuple[str, np.ndarray, FeatureSet]]:
+        """Name, correctness (n,) and features of each set found for ImageNet's folder `place`, but not of ImageNet-C.
+
+        Correctness is 0 or 1, and NaN for images that do not count.
+        """
+        if path := folder_of(place, REAL):
+            features = self.val_features
+            labels = real_labels(path, self.val)[features.indices]
+            yield "real", any_match(self.ranked(features)[:, :1], labels), features
         for name, folder in FOLDERS.items():
-            root = folder_of(place, folder) if place else ""
-            if not root:
-                continue
-            images = self.opened(f"{name}:{root}", f"{root}/images" if name == "objectnet" else root)
-            if name == "objectnet":
-                counterparts = objectnet_counterparts(root, images)
-                images = altered(images, "without-border", without_border)
-                features = extract(self.export, images, self.kinds, self.space, self.transform)
-                guesses = mapped(self.ranked(features)[:, :1], counterparts)
-                shared = np.isin(features.labels, list(counterparts.values()))
-                yield name, any_match(guesses, np.where(shared, features.labels, -1)[:, None]), features
-                continue
-            features = extract(self.export, images, self.kinds, self.space, self.transform)
-            numbers = classes_of(images, self.classes)
-            own = numbers if name in OWN_CLASSES else None
-            truth = features.labels if own is not None else numbers[features.labels]
-            yield name, any_match(self.ranked(features, own)[:, :1], truth[:, None]), features
+            root = folder_of(place, folder)
+            if root and name == "objectnet":
+                yield name, *self.evaluate_objectnet(root)
+            elif root:
+                yield name, *self.evaluate_set(name, root)
 
-    def opened(self, url: str, root: str) -> ImageSet:
-        """All images of a set, or as many as the workspace allows."""
-        images = tree(url, root)
+    def evaluate_set(self, name: str, root: str) -> tuple[np.ndarray, FeatureSet]:
+        """Correctness (n,) and features of a set whose classes are the classifier's, or some of them."""
+        images = self.open_limited(f"{name}:{root}", root)
+        features = self.extract(images, self.transform)
+        numbers = head_classes(images, self.classes)
+        if name in OWN_CLASSES:
+            ranked, labels = self.ranked(features, among=numbers), features.labels
+        else:
+            ranked, labels = self.ranked(features), numbers[features.labels]
+        return any_match(ranked[:, :1], labels[:, None]), features
+
+    def evaluate_objectnet(self, root: str) -> tuple[np.ndarray, FeatureSet]:
+        """Correctness (n,) and features of ObjectNet; only images of the classes that ImageNet has, too, count."""
+        images = self.open_limited(f"objectnet:{root}", f"{root}/images")
+        counterparts = objectnet_counterparts(root, images)
+        features = self.extract(alter_images(images, "without-border", crop_border), self.transform)
+        ranked = map_classes(self.ranked(features)[:, :1], counterparts)
+        counts = np.isin(features.labels, list(counterparts.values()))
+        return any_match(ranked, np.where(counts, features.labels, -1)[:, None]), features
+
+    def open_limited(self, url: str, root: str) -> ImageSet:
+        """The images of a set, at most as many as the workspace allows."""
+        images = open_class_folders(url, root)
         return images.limited(self.space.limit) if self.space.limit else images
 
     def corruptions(self, root: str) -> Iterator[tuple[str, ImageSet, EvalTransform]]:
-        """Corruption, images of one severity and their transform: those below `root`, else generated ones. Stored
-        images have the size of the crop, and a resize would blur their noise: the centre is cut alone."""
-        cut = replace(self.transform, crop=1.0)
-        if root:
-            for corruption in (name for name in ALEXNET if folder_of(root, name)):
-                for level in range(1, LEVELS + 1):
-                    path = f"{root}/{corruption}/{level}"
-                    yield corruption, self.opened(f"c:{path}", path), cut
-            return
-        count = min(self.shifts.images, len(self.queries))
-        few = self.val.subset(self.queries.indices[evenly(len(self.queries), count)], "corrupted")
-        for number, corruption in enumerate(self.shifts.corruptions):
-            for level in range(1, LEVELS + 1):
-                alter = partial(corrupted_crop, self.transform, corruption, level, (self.space.seed, number, level))
-                name = f"{corruption}-{level}-{self.transform.name}-seed{self.space.seed}"
-                yield corruption, altered(few, name, alter), cut
+        """Name of a corruption, its images of one severity, and their transform.
 
-    def ranked(self, features: FeatureSet, own: np.ndarray | None = None) -> np.ndarray:
-        """The five classes (n, 5) that the classifier ranks highest, in every process; of `own` classes (K,) alone,
-        as places among these."""
+        root: folder of ImageNet-C; if it is "", corruptions of validation images are generated. In both cases images
+        have the size of the crop and are not resized, which would blur their noise.
+        """
+        centre_crop = replace(self.transform, crop=1.0)
+        if root:
+            for corruption in ALEXNET:
+                for severity in SEVERITIES if os.path.exists(f"{root}/{corruption}") else ():
+                    path = f"{root}/{corruption}/{severity}"
+                    yield corruption, self.open_limited(f"c:{path}", path), centre_crop
+            return
+        readable = self.val_features.indices
+        chosen = readable[evenly_spaced(len(readable), min(self.shifts.images, len(readable)))]
+        images = self.val.subset(chosen, "corrupted")
+        for number, corruption in enumerate(self.shifts.corruptions):
+            for severity in SEVERITIES:
+                seeds = (self.space.seed, number, severity)
+                name = f"{corruption}-{severity}-{self.transform.name}-seed{self.space.seed}"
+                alter = partial(corrupted_crop, self.transform, corruption, severity, seeds)
+                yield corruption, alter_images(images, name, alter), centre_crop
+
+    def ranked(self, features: FeatureSet, among: np.ndarray | None = None) -> np.ndarray:
+        """The five classes (n, 5) that the classifier ranks highest, or all if there are fewer; in every process.
+
+        among: the classes (K,) to choose from; the results are then indices of this array.
+        """
 
         def rank() -> np.ndarray | None:
             logits = self.logits(features)
             if logits is None:
                 return None
-            logits = logits if own is None else logits[:, torch.from_numpy(own)]
+            logits = logits if among is None else logits[:, torch.from_numpy(among)]
             return logits.topk(min(5, logits.shape[1]), dim=1).indices.numpy()
 
         return next(part for part in self.space.world.gather_results(rank) if part is not None)
 
 
-def corrupted_crop(
-    transform: EvalTransform, corruption: Corruption, level: int, seeds: tuple[int, ...], source: ImageSet, index: int
-) -> Image.Image:
-    """The evaluation crop of an image, corrupted; noise depends on seeds and image alone."""
-    pixels = transform(source, index).permute(1, 2, 0).numpy()
-    return corrupted(Image.fromarray(pixels), corruption, level, RandomState([*seeds, index]))
+def top1_metric(correct: np.ndarray) -> Metric:
+    """Accuracy over the images that count. correct: (n,), NaN for an image that does not count."""
+    counts, values = ~np.isnan(correct), np.nan_to_num(correct)
 
-
-def share(right: np.ndarray) -> Metric:
-    """Accuracy of (n,) over the images that count, those that are not NaN, with its values on resamples of the n."""
-    counts, values = ~np.isnan(right), np.nan_to_num(right)
-
-    def on(weights: np.ndarray) -> dict[str, np.ndarray]:
+    def accuracy(weights: np.ndarray) -> dict[str, np.ndarray]:
         return {"": 100 * (weights @ values) / np.maximum(weights @ counts, 1)}
 
-    return Metric(value=100 * float(values.sum() / max(counts.sum(), 1)), resampled=resampled(on, len(right))[""])
+    value = 100 * float(values.sum() / max(counts.sum(), 1))
+    return Metric(value=value, resampled=resampled(accuracy, len(correct))[""])
 
 
-def evaluated_as(kind: type[Task], trained: Protocol, version: int, source: str, **shifts: Any) -> Protocol:
-    """The protocol of `kind` that judges what another protocol trains."""
+def protocol_on_shifts(kind: type[Task], trained: Protocol, version: int, source: str, **shifts: Any) -> Protocol:
+    """The protocol of the task `kind` that evaluates the classifiers of another protocol, with settings of `Shifts`."""
     settings = {field.name: getattr(trained.task, field.name) for field in fields(trained.task)}
     return Protocol(task=kind(**settings, **shifts), version=version, source=source)

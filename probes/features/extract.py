@@ -1,10 +1,10 @@
-"""Features of an image set, extracted once: every probe asks here, and what is on disk is not computed again.
+"""Extraction of features of an image set, once for all probes: features that are on disk are not computed again.
 
-On a CPU every core reads, decodes, resizes and computes its own batches (engine.machine). With the usual loader
-processes beside one forward pass on all cores, each operator would wait for the core that a decoder took; and nothing
-crosses processes here. `tests/benchmarks/extraction.py` compares the two. A GPU is fed by loader processes.
+On a CPU each core reads, decodes, resizes and computes batches of its own (engine.machine). With loader processes and
+one forward pass on all cores, each operator would wait for the core that a decoder occupies, and images would cross
+processes. `tests/benchmarks/extraction.py` compares the two. A GPU is fed by loader processes.
 
-Letters: N images, n readable images, D width, B images of a batch, H x W pixels.
+N: images of a set. n: those that are readable. D: width. B: images of a batch. H x W: pixels.
 """
 
 import time
@@ -26,126 +26,50 @@ from engine.tasks import Workspace
 from engine.training.loading import read_ahead
 from engine.work import Scale
 from imagesets.decoding import UnreadableImage
-from imagesets.sets import ImageSet, kept_folder
+from imagesets.sets import ImageSet, cache_folder
 from imagesets.transforms import EvalTransform
 from probes.features.kinds import FeatureKind, feature_rows
 from probes.features.store import Store, Writer
 
-LOADERS = 8  # loader processes at most, for a GPU; a core decodes about 300 ImageNet files a second
+VERSION = 1  # raise it when the same export and images would give different features
+
+# Images of a forward pass. CPU: 8 to 32 are equally fast, and fewer need less memory and lose less work to a kill
+# (tests/benchmarks/extraction.py). CUDA: enough to fill a large GPU with a ViT-B at 224 px; not measured.
+BATCH = {"cpu": 8, "cuda": 128}
+MAX_LOADERS = 8  # loader processes for a GPU; a core decodes about 300 ImageNet files a second
 
 
-class Loaded(NamedTuple):
-    """Decoded images of batch `number`: (B, 3, H, W) uint8, of R crops (B, R, 3, H, W); black where unreadable."""
-
-    number: int
-    pixels: Tensor
-    unreadable: dict[int, str]
-
-
-OnBatch = Callable[[Loaded, range], object]  # told of a batch and of its places in the image set
-
-
-class Windowed(Protocol):
+class ImageTransform(Protocol):
     """A transform of images to one size."""
 
     @property
-    def shape(self) -> tuple[int, ...]: ...  # (3, H, W), or (R, 3, H, W) of R crops of each image
+    def shape(self) -> tuple[int, ...]: ...  # (3, H, W), or (R, 3, H, W) for R crops of each image
     @property
-    def name(self) -> str: ...  # all that decides about pixels, beside the images
+    def name(self) -> str: ...  # of everything that pixels depend on, apart from the images
 
-    def __call__(self, image_set: ImageSet, index: int) -> Tensor: ...  # of this shape, uint8
-
-
-class Reader:
-    """Item i is the i-th of `spans` (batch number -> places in the image set), decoded.
-
-    skip_bad: leave out unreadable images; else the first one raises UnreadableImage.
-    """
-
-    def __init__(self, image_set: ImageSet, transform: Windowed, spans: Mapping[int, range], skip_bad: bool) -> None:
-        self.image_set, self.transform, self.spans, self.skip_bad = image_set, transform, list(spans.items()), skip_bad
-
-    def __len__(self) -> int:
-        return len(self.spans)
-
-    def __getitem__(self, item: int) -> Loaded:
-        number, span = self.spans[item]
-        pixels = torch.zeros(len(span), *self.transform.shape, dtype=torch.uint8)
-        unreadable = {}
-        for place, index in enumerate(span):
-            try:
-                pixels[place] = self.transform(self.image_set, index)
-            except UnreadableImage as error:
-                if not self.skip_bad:
-                    raise
-                unreadable[index] = error.reason
-        return Loaded(number, pixels, unreadable)
+    def __call__(self, image_set: ImageSet, index: int) -> Tensor: ...  # uint8 of this shape
 
 
-@dataclass(frozen=True, kw_only=True)
-class Extractor:
-    """Turns decoded batches into features."""
+class Preparation(Protocol):
+    """How images are prepared: by the settings of a task, or as an export states."""
 
-    backbone: Backbone
-    kinds: Sequence[FeatureKind]
-    image_set: ImageSet
-
-    def __call__(self, loaded: Loaded, span: range) -> dict[FeatureKind, np.ndarray]:
-        """Kind -> rows (B, D) float32 of the images `span`, of patches (B, L, D); zero where unreadable. ValueError for
-        features that are not finite."""
-        device = self.backbone.mean.device
-        images = self.backbone.prepare(loaded.pixels.to(device, non_blocking=True))
-        rows = feature_rows(self.backbone, images, self.kinds)
-        for kind, values in rows.items():
-            self._check_finite(kind, values, span)
-            values[[index - span.start for index in loaded.unreadable]] = 0
-        return rows
-
-    def _check_finite(self, kind: FeatureKind, values: np.ndarray, span: range) -> None:
-        broken = ~np.isfinite(values).all(axis=tuple(range(1, values.ndim)))
-        if broken.any():
-            path = self.image_set.path(span[int(broken.argmax())])
-            raise ValueError(
-                f"{path}: features of layer {kind.layer} ({kind.name}) are not finite; check the checkpoint, or run "
-                "in float32 if this was bfloat16"
-            )
-
-
-def read_with_loaders(reader: Reader, work: OnBatch, loaders: int, device: str | torch.device) -> None:
-    """Call `work` with every batch in this thread while `loaders` processes decode; for devices other than the CPU."""
-    for batch, (_, span) in zip(read_ahead(reader, loaders, device), reader.spans, strict=True):
-        work(Loaded(*batch), span)
-
-
-def for_each_batch(reader: Reader, work: OnBatch, device: str | torch.device, workers: int | None) -> None:
-    """Call `work` with every batch and its places, in the way that suits the device: on a CPU from several threads.
-
-    workers: threads on a CPU, loader processes otherwise; chosen for the machine when None. Raises UnreadableImage
-    unless the reader skips such images.
-    """
-    if torch.device(device).type == "cpu":
-        run_on_core_threads(lambda item: work(reader[item], reader.spans[item][1]), range(len(reader)), workers)
-    else:
-        loaders = min(LOADERS, own_cores()) if workers is None else workers
-        read_with_loaders(reader, work, loaders, device)
-
-
-VERSION = 1  # raise it when the same export and images would give other features than before
-
-# Images of a forward pass. CPU: 8 to 32 are equally fast, fewer need less memory and leave less to do again after a
-# kill (tests/benchmarks/extraction.py). CUDA: enough to fill a large GPU with a ViT-B at 224 px; not measured.
-BATCH = {"cpu": 8, "cuda": 128}
+    @property
+    def crop(self) -> float: ...
+    @property
+    def interpolation(self) -> str: ...
 
 
 @dataclass(frozen=True, kw_only=True)
 class FeatureSet:
-    """Features of the n readable images of a set of N, in the set's order.
+    """Features of the n readable images of a set of N, in the order of the set.
 
-    arrays: kind -> (n, D) float32, memory-mapped and read-only; where images were left out, rows that
-    are read when they are asked for (engine/rows.py).
-    labels: (n,) int64. indices: (n,) int64, place of each row in the image set.
-    forwards: images that went through the backbone in this call; 0 when all was on disk. seconds: what they took.
-    facts: JSON values about how the features came about, the same whenever they are asked for.
+    arrays: kind -> (n, D) float32, memory-mapped and read-only; if images were skipped, rows are read when they are
+    indexed (engine/rows.py).
+    labels: (n,) int64, or (n, C) for images with several labels. indices: (n,) int64, of the rows' images in the set.
+    unreadable: index of each skipped image -> reason.
+    forwards: images that went through the backbone in this call, 0 if all features were on disk. seconds: time for
+    these.
+    facts: JSON values about how the features were computed, the same in every call.
     """
 
     arrays: Mapping[FeatureKind, Rows]
@@ -158,7 +82,7 @@ class FeatureSet:
 
     @property
     def features(self) -> Rows:
-        """(n, D) of the first kind that was asked for."""
+        """(n, D) of the first kind that was requested."""
         return next(iter(self.arrays.values()))
 
     def __getitem__(self, kind: FeatureKind) -> Rows:
@@ -168,20 +92,11 @@ class FeatureSet:
         return len(self.labels)
 
 
-class Prepares(Protocol):
-    """What says how images are prepared: a task's settings, or an export."""
-
-    @property
-    def crop(self) -> float: ...
-    @property
-    def interpolation(self) -> str: ...
-
-
-def transform_of(export: FrozenExport, space: Workspace, task: Prepares | None = None) -> EvalTransform:
-    """How images are prepared for an export, as `task` says, else as its own source does."""
-    prepares: Prepares = task or export
+def transform_of(export: FrozenExport, space: Workspace, task: Preparation | None = None) -> EvalTransform:
+    """The evaluation transform for an export, with the crop and interpolation of `task`, or of the export if None."""
+    preparation: Preparation = task or export
     return EvalTransform(
-        size=export.spec.size, crop=prepares.crop, interpolation=prepares.interpolation, decode=space.decode
+        size=export.spec.size, crop=preparation.crop, interpolation=preparation.interpolation, decode=space.decode
     )
 
 
@@ -190,20 +105,20 @@ def forward_batch(device: str) -> int:
     return BATCH.get(torch.device(device).type, BATCH["cpu"])
 
 
-def batch_spans(images: int, size: int) -> dict[int, range]:
-    """Number of each batch of up to `size` images -> its places."""
-    return {number: range(first, min(first + size, images)) for number, first in enumerate(range(0, images, size))}
-
-
 def forward_bytes(scale: Scale) -> float:
-    """Memory of a forward pass of the frozen network."""
+    """Memory of a forward pass of the frozen network, in bytes."""
     return frozen_bytes(scale.spec, scale.batch_size or forward_batch(scale.device))
+
+
+def batch_spans(images: int, size: int) -> dict[int, range]:
+    """Number of each batch of up to `size` images -> their indices."""
+    return {number: range(first, min(first + size, images)) for number, first in enumerate(range(0, images, size))}
 
 
 def facts_of_pass(
     images: ImageSet, unreadable: Mapping[int, str], transform: str, space: Workspace, batch: int
 ) -> dict[str, Any]:
-    """JSON values about how features of images came about. unreadable: image -> why it was left out."""
+    """JSON values about how features of images were computed. unreadable: index of each skipped image -> reason."""
     return {
         **images.facts,
         "skipped": {images.path(index): unreadable[index] for index in sorted(unreadable)},
@@ -219,38 +134,43 @@ def extract(
     image_set: ImageSet,
     kinds: Sequence[FeatureKind],
     space: Workspace,
-    transform: Windowed | None = None,
+    transform: ImageTransform | None = None,
 ) -> FeatureSet:
-    """Features of every image for every kind, from disk where they are there, else in one pass over what is missing.
+    """Features of every image for every kind: from disk, and in one pass over the images what is missing there.
 
-    What other tasks of the run will want of the same images (`space.wanted`) is extracted along.
-    A killed extraction goes on where it was; the processes of `space.world` share the work. Raises UnreadableImage,
-    with the path, unless `space.skip_bad`; ValueError for non-finite features (naming layer and image), a class token
-    that the model lacks, a precision that is not offered, an empty set and a full disk.
+    Kinds that other tasks of the run will read of the same images (`space.wanted`) are extracted in the same pass. A
+    killed extraction is resumed, and the processes of `space.world` share the work.
+
+    Raises:
+        UnreadableImage: Unless `space.skip_bad`; it names the file.
+        ValueError: For features that are not finite (names layer and image), a class token that the network lacks, a
+            precision that is not supported, an empty set or a full disk.
     """
     transform = transform or transform_of(export, space)
     shared_kinds = [kind for kind in space.wanted.get(transform.name, ()) if kind.exists_in(export.spec)]
     kinds = tuple(dict.fromkeys([*kinds, *shared_kinds]))
-    order = Order(export=export, image_set=image_set, kinds=kinds, space=space, transform=transform)
-    order.check()
-    store = space.world.on_rank0(order.open_store)
+    extraction = Extraction(export=export, image_set=image_set, kinds=kinds, space=space, transform=transform)
+    extraction.check()
+    store = space.world.on_rank0(extraction.open_store)
     started = time.perf_counter()
-    forwards = 0 if space.world.on_rank0(lambda: order.is_filled(store)) else order.fill(store)
+    is_complete = space.world.on_rank0(lambda: extraction.is_complete(store))
+    forwards = 0 if is_complete else extraction.fill(store)
     seconds = time.perf_counter() - started if forwards else 0.0
-    return order.collect(store, forwards, seconds)
+    return extraction.collect(store, forwards, seconds)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Order:
-    """One call of `extract`: what is asked for, and the steps that bring it about."""
+class Extraction:
+    """The steps of one call of `extract`."""
 
     export: FrozenExport
     image_set: ImageSet
     kinds: tuple[FeatureKind, ...]
     space: Workspace
-    transform: Windowed
+    transform: ImageTransform
 
     def check(self) -> None:
+        """Raises ValueError for an empty set, no kinds, and a precision or batch size that is not supported."""
         if not len(self.image_set):
             raise ValueError(f"{self.image_set.url}: no images in its {self.image_set.split} split")
         if not self.kinds:
@@ -264,7 +184,8 @@ class Order:
 
     @property
     def key(self) -> dict[str, Any]:
-        """Everything that decides about the bits. Matrix products round differently in batches of another size."""
+        """Everything that the bits of the features depend on. Matrix products of another batch size round
+        differently."""
         return {
             "version": VERSION,
             "export": self.export.digest,
@@ -277,10 +198,12 @@ class Order:
         }
 
     def open_store(self) -> Store:
-        """The store of these features, without those of images that changed since; with `space.reread` an empty one at
-        its first use in a run."""
+        """The store of these features, without those of images that changed since they were extracted.
+
+        With `space.reread` it is emptied when a run opens it for the first time.
+        """
         key, images, reread = self.key, self.image_set, self.space.opened.reread
-        folder = kept_folder(self.space.cache / "features", key, [images])
+        folder = cache_folder(self.space.cache / "features", key, [images])
         store = Store.of(folder, key, len(images), key["batch_size"], self.export.spec.width)
         if self.space.reread and images.contents and folder not in reread:
             with store.locked():
@@ -290,39 +213,40 @@ class Order:
             store.forget_changed(images.changed)
         return store
 
-    def is_filled(self, store: Store) -> bool:
-        """Whether all is on disk; images that were unreadable are tried again unless they may be skipped."""
+    def is_complete(self, store: Store) -> bool:
+        """Whether all features are on disk. Unreadable images are tried again unless `space.skip_bad`."""
         return all(
             store.is_finished(kind.name) and (self.space.skip_bad or not store.unreadable(kind.name))
             for kind in self.kinds
         )
 
     def fill(self, store: Store) -> int:
-        """Extract what is missing; returns how many images all processes put through the backbone together."""
+        """Extract what is missing; returns the number of images that all processes together put through the
+        backbone."""
         world = self.space.world
         with world.held_by_rank0(store.locked()):
-            missing = world.on_rank0(lambda: self.prepare(store))
+            missing = world.on_rank0(lambda: self.allocate(store))
             forwards = world.gather_results(lambda: self.compute(store, missing))
             world.on_rank0(lambda: self.finish(store))
         return sum(forwards)
 
-    def prepare(self, store: Store) -> dict[str, set[int]]:
-        """Name of every kind that lacks something -> the batches it lacks; with room for them on disk."""
+    def allocate(self, store: Store) -> dict[str, set[int]]:
+        """Allocate files for incomplete kinds. Returns the name of each -> the numbers of its missing batches."""
         store.allocate([kind.name for kind in self.kinds if not store.is_finished(kind.name)])
         missing = {kind.name: set(store.missing(kind.name, self.space.skip_bad)) for kind in self.kinds}
         return {name: batches for name, batches in missing.items() if batches}
 
     def compute(self, store: Store, missing: Mapping[str, set[int]]) -> int:
-        """This process's share of the missing batches; returns how many images it put through the backbone."""
+        """Extract this process's share of the missing batches; returns the number of its images."""
         world, batches = self.space.world, sorted(set().union(*missing.values()))
         sizes = [len(store.span(number)) for number in batches]
         places = range(world.rank, len(batches), world.size)
-        shares = {batches[place]: store.span(batches[place]) for place in places}
-        # While this process does one batch, the others do theirs: so many images are done when it is.
-        rounds = {batches[place]: sum(sizes[place : place + world.size]) for place in places}
-        if not shares:
+        spans = {batches[place]: store.span(batches[place]) for place in places}
+        if not spans:
             return 0
-        reader = Reader(self.image_set, self.transform, shares, self.space.skip_bad)
+        # While this process computes a batch, the others compute theirs; progress counts all of them.
+        advances = {batches[place]: sum(sizes[place : place + world.size]) for place in places}
+        reader = Reader(self.image_set, self.transform, spans, self.space.skip_bad)
         extractor = Extractor(
             backbone=Backbone(self.export, self.space.device, self.space.precision, self.space.compiled),
             kinds=[kind for kind in self.kinds if kind.name in missing],
@@ -330,22 +254,23 @@ class Order:
         )
         label = f"features of {self.image_set.title}"
         progress = Progress(label, store.count, quiet=not world.is_rank0)
-        with Writer(store=store, wanted=missing) as writer, progress:
+        with Writer(store=store, missing=missing) as writer, progress:
             progress.resume(store.count - sum(sizes))
 
-            def compute(loaded: Loaded, span: range) -> None:
-                rows = {kind.name: values for kind, values in extractor(loaded, span).items()}
-                writer.write(loaded.number, rows, loaded.unreadable)
-                progress.advance(rounds[loaded.number])
+            def compute_batch(batch: DecodedBatch, span: range) -> None:
+                rows = {kind.name: features for kind, features in extractor(batch, span).items()}
+                writer.write(batch.number, rows, batch.unreadable)
+                progress.advance(advances[batch.number])
 
-            for_each_batch(reader, compute, self.space.device, self.space.workers)
-        return sum(map(len, shares.values()))
+            for_each_batch(reader, compute_batch, self.space.device, self.space.workers)
+        return sum(map(len, spans.values()))
 
     def finish(self, store: Store) -> None:
         for kind in self.kinds:
             store.finish(kind.name)
 
     def collect(self, store: Store, forwards: int, seconds: float) -> FeatureSet:
+        """The features of a complete store. Raises ValueError if no image could be read."""
         image_set = self.image_set
         unreadable = {index: why for kind in self.kinds for index, why in store.unreadable(kind.name).items()}
         indices = np.setdiff1d(np.arange(len(image_set)), np.array(list(unreadable), np.int64))
@@ -364,3 +289,97 @@ class Order:
             seconds=seconds,
             facts=facts,
         )
+
+
+class DecodedBatch(NamedTuple):
+    """Decoded images of one batch.
+
+    pixels: (B, 3, H, W) uint8, or (B, R, 3, H, W) for R crops of each image; 0 for unreadable images.
+    unreadable: index of each unreadable image -> reason.
+    """
+
+    number: int
+    pixels: Tensor
+    unreadable: dict[int, str]
+
+
+OnBatch = Callable[[DecodedBatch, range], object]  # called with a batch and the indices of its images
+
+
+class Reader:
+    """A sequence of decoded batches.
+
+    spans: number of each batch -> indices of its images. skip_bad: record unreadable images in the batch; otherwise the
+    first one raises UnreadableImage.
+    """
+
+    def __init__(
+        self, image_set: ImageSet, transform: ImageTransform, spans: Mapping[int, range], skip_bad: bool
+    ) -> None:
+        self.image_set, self.transform, self.spans, self.skip_bad = image_set, transform, list(spans.items()), skip_bad
+
+    def __len__(self) -> int:
+        return len(self.spans)
+
+    def __getitem__(self, item: int) -> DecodedBatch:
+        number, span = self.spans[item]
+        pixels = torch.zeros(len(span), *self.transform.shape, dtype=torch.uint8)
+        unreadable = {}
+        for row, index in enumerate(span):
+            try:
+                pixels[row] = self.transform(self.image_set, index)
+            except UnreadableImage as error:
+                if not self.skip_bad:
+                    raise
+                unreadable[index] = error.reason
+        return DecodedBatch(number, pixels, unreadable)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Extractor:
+    """Computes the features of decoded batches."""
+
+    backbone: Backbone
+    kinds: Sequence[FeatureKind]
+    image_set: ImageSet
+
+    def __call__(self, batch: DecodedBatch, span: range) -> dict[FeatureKind, np.ndarray]:
+        """Kind -> (B, D) float32, of patches (B, L, D), of the images `span`; 0 for unreadable images.
+
+        Raises ValueError for features that are not finite.
+        """
+        device = self.backbone.mean.device
+        images = self.backbone.prepare(batch.pixels.to(device, non_blocking=True))
+        rows = feature_rows(self.backbone, images, self.kinds)
+        for kind, features in rows.items():
+            self._check_finite(kind, features, span)
+            features[[index - span.start for index in batch.unreadable]] = 0
+        return rows
+
+    def _check_finite(self, kind: FeatureKind, features: np.ndarray, span: range) -> None:
+        is_broken = ~np.isfinite(features).all(axis=tuple(range(1, features.ndim)))
+        if is_broken.any():
+            path = self.image_set.path(span[int(is_broken.argmax())])
+            raise ValueError(
+                f"{path}: features of layer {kind.layer} ({kind.name}) are not finite; check the checkpoint, or run "
+                "in float32 if this was bfloat16"
+            )
+
+
+def for_each_batch(reader: Reader, work: OnBatch, device: str | torch.device, workers: int | None) -> None:
+    """Call `work` with every batch: on a CPU from several threads, otherwise from this thread, fed by loader processes.
+
+    workers: threads on a CPU, loader processes otherwise; None: as suits the machine. Raises UnreadableImage unless the
+    reader skips unreadable images.
+    """
+    if torch.device(device).type == "cpu":
+        run_on_core_threads(lambda item: work(reader[item], reader.spans[item][1]), range(len(reader)), workers)
+    else:
+        loaders = min(MAX_LOADERS, own_cores()) if workers is None else workers
+        read_with_loaders(reader, work, loaders, device)
+
+
+def read_with_loaders(reader: Reader, work: OnBatch, loaders: int, device: str | torch.device) -> None:
+    """Call `work` with every batch in this thread, while `loaders` processes decode; for devices other than the CPU."""
+    for batch, (_, span) in zip(read_ahead(reader, loaders, device), reader.spans, strict=True):
+        work(DecodedBatch(*batch), span)

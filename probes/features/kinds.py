@@ -1,9 +1,12 @@
-"""What to keep of a forward pass: kinds of features, and readouts, which lay several side by side.
+"""Kinds of features, and readouts, which concatenate several of them.
 
-A readout is what a linear head reads: class tokens or mean patch tokens of the last n blocks. "cls4" is DINO's
-n_last_blocks=4, "avg" the mean patch token of the last block, "cls1+avg" both (iBOT's avgpool mode 2), "avg4" the mean
-patch tokens of the last 4 blocks (ours), "avg@8" that of the 8th block alone (SimMIM), "cls+avg@8" its class token and
-mean (BEiT). Order as in iBOT eval_linear.py:184-197: blocks from early to late, then the mean. B images, D width.
+A readout is the input of a linear head: class tokens or mean patch tokens of the last n blocks. "cls4" is DINO's
+n_last_blocks=4; "avg" the mean patch token of the last block; "cls1+avg" both (iBOT's avgpool mode 2); "avg4" the mean
+patch tokens of the last 4 blocks (ours); "avg@8" that of the 8th block only (SimMIM); "cls+avg@8" class token and mean
+patch token of the 8th block (BEiT). The order is that of iBOT eval_linear.py:184-197: blocks from first to last, then
+the mean.
+
+B: images of a batch. L: patches. D: width.
 """
 
 import math
@@ -25,11 +28,10 @@ from engine.work import Kind, Part
 
 @dataclass(frozen=True)
 class FeatureKind(Validated):
-    """One vector an image, or all its patches.
+    """A feature of an image: one vector, or all its patches.
 
-    pool: "cls", the class token, "avg", the mean of the patch tokens, or "patches", these themselves, which streams of
-    features have and the store has not. layer: block number, negative from the end. norm: with the network's final
-    LayerNorm applied.
+    pool: "cls", the class token; "avg", the mean of the patch tokens; or "patches", all of them, which are never
+    stored on disk. layer: index of the block, negative from the end. norm: apply the network's final LayerNorm.
     """
 
     pool: Literal["cls", "avg", "patches"]
@@ -38,26 +40,26 @@ class FeatureKind(Validated):
 
     @property
     def name(self) -> str:
-        """For file names and messages, e.g. cls-layer-1-norm."""
+        """For file names and messages, such as cls-layer-1-norm."""
         return f"{self.pool}-layer{self.layer}-{'norm' if self.norm else 'raw'}"
 
     def exists_in(self, spec: FrozenSpec) -> bool:
-        """Whether a network of this architecture has such a vector."""
+        """Whether a network has this feature."""
         last = self.layer in (-1, spec.depth - 1)
         has_class = spec.class_token or (spec.class_attention > 0 and last)
         return -spec.depth <= self.layer < spec.depth and (has_class if self.pool == "cls" else spec.has_patches)
 
     def vectors(self, spec: FrozenSpec) -> int:
-        """Vectors of an image, V."""
+        """Number of vectors per image."""
         return math.prod(spec.grid) if self.pool == "patches" else 1
 
     def at_every_block(self, spec: FrozenSpec) -> tuple["FeatureKind", ...]:
-        """This feature, of the last block, and then the same of each block before it."""
-        others = (replace(self, layer=layer) for layer in range(spec.depth - 1))
-        return (self, *(kind for kind in others if kind.exists_in(spec)))
+        """This feature of the last block, and then that of each earlier block that has it."""
+        earlier = (replace(self, layer=layer) for layer in range(spec.depth - 1))
+        return (self, *(kind for kind in earlier if kind.exists_in(spec)))
 
     def check(self, spec: FrozenSpec, task: str) -> None:
-        """ValueError where a network of this architecture has no such vector, with the option of `task` that helps."""
+        """Raises ValueError, naming the setting of `task` to change, if a network does not have this feature."""
         if not -spec.depth <= self.layer < spec.depth:
             raise ValueError(f"layer {self.layer}: the model has {spec.depth} blocks; the last: --set {task}.layer=-1")
         if not self.exists_in(spec):
@@ -65,7 +67,7 @@ class FeatureKind(Validated):
             raise ValueError(f"the model has no {lacking} at layer {self.layer}; add --set {task}.pool={other}")
 
     def of(self, features: Features) -> Tensor:
-        """(B, D), of patches (B, L, D). Raises ValueError where the model has no class token, or no patches."""
+        """(B, D), or (B, L, D) for patches. Raises ValueError if the network has no class token, or no patches."""
         if self.pool != "cls" and not features.patches.numel():
             raise ValueError("the network returns one vector per image, no patches: evaluate it with pool=cls")
         if self.pool != "cls":
@@ -76,21 +78,21 @@ class FeatureKind(Validated):
 
 
 def feature_rows(backbone: Backbone, images: Tensor, kinds: Sequence[FeatureKind]) -> dict[FeatureKind, np.ndarray]:
-    """Prepared images (B, 3, H, W) -> (B, D) float32 for every kind, of patches (B, L, D), in one pass."""
+    """(B, D) float32 for every kind, or (B, L, D) for patches, in one forward pass. images: (B, 3, H, W), prepared."""
     features = backbone.views(images, [(kind.layer, kind.norm) for kind in kinds])
     return {kind: kind.of(features[kind.layer, kind.norm]).cpu().numpy() for kind in kinds}
 
 
-FLOAT = 4  # bytes of a number
+FLOAT = 4  # bytes of a float32
 
 
 def feature_pass(spec: FrozenSpec, images: float, of: str, kind: Kind = "features") -> Part:
-    """Images through the frozen network; `of` says which, so that tasks that read the same ones share the pass."""
+    """A pass of `images` through the frozen network, for plans. of: which images; tasks with the same share the pass."""
     return Part(kind=kind, count=images, flops=forward_flops(spec), of=of)
 
 
 def feature_bytes(spec: FrozenSpec, images: float, kinds: int = 1) -> float:
-    """What the features of `images` take, on disk as in memory."""
+    """Bytes of the features of `images`, on disk or in memory."""
     return FLOAT * spec.width * images * kinds
 
 
@@ -98,9 +100,10 @@ FORM = re.compile(r"(cls)([1-9]\d*)(\+avg)?|(avg)([1-9]\d*)?|(cls|avg|cls\+avg)@
 
 
 class Readout(NamedTuple):
-    """`pool` of the last `blocks` blocks; with_average: and behind class tokens the mean patch of the last block.
+    """The parts of a readout: `pool` of the last `blocks` blocks, or of one block.
 
-    block: of this one block instead, counted from 1; with_average: and the mean patch of the same.
+    with_average: the mean patch token of the last block follows the class tokens. block: number of the one block, from
+    1, or 0 for the last `blocks`; with_average then adds the mean patch token of the same block.
     """
 
     pool: Literal["cls", "avg"]
@@ -110,12 +113,12 @@ class Readout(NamedTuple):
 
     @classmethod
     def parse(cls, text: str) -> "Readout":
-        """ "cls2+avg" -> ("cls", 2, True). Raises ValueError for a text of another form."""
+        """ "cls2+avg" -> ("cls", 2, True). Raises ValueError for any other form."""
         match = FORM.fullmatch(text)
         if not match:
             raise ValueError(
-                f"readout {text!r}: write clsN, clsN+avg, avg or avgN, with N the number of last blocks, or cls@N, "
-                "avg@N or cls+avg@N, with N that of one block, from 1 on"
+                f"readout {text!r}: write clsN, clsN+avg, avg or avgN, where N is the number of last blocks, or cls@N, "
+                "avg@N or cls+avg@N, where N is the number of one block, from 1"
             )
         pool: Literal["cls", "avg"] = "cls" if (match[1] or match[6] or "").startswith("cls") else "avg"
         with_average = bool(match[3]) or match[6] == "cls+avg"
@@ -129,9 +132,9 @@ class Readout(NamedTuple):
 
 
 def kinds_of(readout: str, norm: bool) -> tuple[FeatureKind, ...]:
-    """ "cls2+avg" -> the kinds to lay side by side; norm: with the final norm applied to every block's output.
+    """The kinds of features that a readout such as "cls2+avg" concatenates. norm: apply the final norm to every block.
 
-    Raises ValueError for a text of another form.
+    Raises ValueError for any other form.
     """
     pool, blocks, with_average, block = Readout.parse(readout)
     if block:
@@ -142,5 +145,5 @@ def kinds_of(readout: str, norm: bool) -> tuple[FeatureKind, ...]:
 
 
 def joined(arrays: Mapping[FeatureKind, Rows], kinds: Sequence[FeatureKind], rows: np.ndarray | slice) -> np.ndarray:
-    """Some rows of several kinds (N, D) side by side -> (B, D * kinds) float32, in memory of its own."""
+    """Some rows of several kinds (N, D), concatenated and copied: (B, D * kinds) float32."""
     return np.concatenate([arrays[kind][rows] for kind in kinds], axis=1)

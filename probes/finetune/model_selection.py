@@ -18,7 +18,7 @@ from torch import Tensor
 from engine.tasks import Metric, Workspace
 from imagesets.sets import ImageSet
 from imagesets.transforms import EvalTransform, normalise
-from probes.features.extract import Loaded, Reader, batch_spans, for_each_batch, forward_batch
+from probes.features.extract import DecodedBatch, Reader, batch_spans, for_each_batch, forward_batch
 from probes.finetune.settings import Select
 from probes.finetune.trainer import Training
 from probes.scores import Hits, hits_of, log_likelihood, percent, prediction_arrays
@@ -47,7 +47,7 @@ class Evaluator:
             """Number of each own batch -> its hits (5, B), the arrays of `Hits`, and its unreadable images."""
             parts = {}
 
-            def evaluate_batch(loaded: Loaded, span: range) -> None:
+            def evaluate_batch(loaded: DecodedBatch, span: range) -> None:
                 parts[loaded.number] = self.hits(network, loaded, span), loaded.unreadable
 
             reader = Reader(self.image_set, self.transform, own, self.space.skip_bad)
@@ -60,7 +60,7 @@ class Evaluator:
                 unreadable |= {self.image_set.path(index): reason for index, reason in bad.items()}
         return Hits(*arrays), unreadable
 
-    def hits(self, network: Network, loaded: Loaded, span: range) -> np.ndarray:
+    def hits(self, network: Network, loaded: DecodedBatch, span: range) -> np.ndarray:
         with torch.inference_mode():
             logits = network(loaded.pixels)
         labels = torch.tensor(self.image_set.labels[span.start : span.stop], device=logits.device)

@@ -1,11 +1,11 @@
-"""End-to-end fine-tuning: all weights and a linear head, with layer-wise rate decay and BEiT's augmentation.
+"""End-to-end fine-tuning: all weights and a linear head, with layer-wise learning rate decay and BEiT's augmentation.
 
-The recipes differ in what the head reads (probes/finetune/classifier.py), in how the rate falls
-(engine/training/schedules.py) and in numbers. A recipe is for one size of network; another one is trained all the same,
-and the result says so.
+The recipes differ in the features that the head reads (probes/finetune/classifier.py), in the learning rate schedule
+(engine/training/schedules.py) and in numbers. A recipe is for one size of network. A network of another size can be
+trained, too, and the result contains a warning.
 
-The last epoch is reported unless `select` says val, the best one on the validation images as in most sources, or
-holdout, the best one on images that are then not trained on.
+`select` decides which epoch is reported: last, the last one; val, the best one on the validation images, as in most
+sources; holdout, the best one on held-out training images.
 """
 
 import time
@@ -24,7 +24,7 @@ from checkpoints.spec import SIZES, ViTSpec
 from engine.tasks import Outcome, Protocol, SelectOn, Task, Workspace, as_reported, settings_of, smoke_protocol
 from engine.training.schedules import share_of
 from engine.work import SLOWER, Kind, Part, Scale, Work, product_rate
-from imagesets.sets import ImageSet, kept_folder
+from imagesets.sets import ImageSet, cache_folder
 from imagesets.transforms import EvalTransform
 from probes.features.fallbacks import record_fallback, with_supported_pool
 from probes.finetune.classifier import Classifier
@@ -42,22 +42,20 @@ from probes.lowshot.shots import part_of
 from probes.scores import with_class_means
 from probes.splits import check_labels, held_out, open_splits, without_held_out
 
-UPDATES = 4  # that are timed, of which the first, slower one does not count
-
-
-VERSION = 3  # of a training's state on disk; raise it when the same settings would train otherwise
-MICRO_BATCH = {"cpu": 32, "cuda": 128}  # images in a forward pass, unless --batch-size is given
+VERSION = 3  # of training states on disk; raise it when the same settings would train differently
+MAX_MICRO_BATCH = {"cpu": 32, "cuda": 128}  # images in a forward pass, unless --batch-size is given
+TIMED_UPDATES = 4  # of a benchmark; the first one is slower and is not counted
 
 
 @dataclass(frozen=True, kw_only=True)
 class Finetune(FinetuneSettings, Task):
-    """One training."""
+    """Settings of a fine-tuning."""
 
-    COST: ClassVar[float] = 300.0  # a hundred epochs, each image forward and back
-    NEEDS_WEIGHTS: ClassVar[bool] = False  # whether its outcome needs the trained weights
+    COST: ClassVar[float] = 300.0  # a hundred epochs, each of which costs three passes
+    NEEDS_WEIGHTS: ClassVar[bool] = False  # whether `outcome` needs the weights of a training that has already ended
 
     def selecting(self, select: SelectOn) -> "Finetune":
-        # A recipe that reports the last epoch trains on all images and needs no selection.
+        # A recipe that reports the last epoch trains on all images and selects nothing.
         return replace(self, select=select) if "val" in (select, self.select) else self
 
     def check_network(self, spec: FrozenSpec) -> None:
@@ -66,121 +64,126 @@ class Finetune(FinetuneSettings, Task):
     def summary(self, spec: ViTSpec, images: Mapping[str, int]) -> dict[str, Any]:
         self.check_network(spec)
         count = round(images["train"] * self.fraction * (1 - self.holdout * (self.select == "holdout")))
-        if self.fraction < 1:  # at least one of each class, which `check_images` counts
+        if self.fraction < 1:
+            # A small share has at least one image of each class, so it may be larger; `check_images` counts exactly.
             count = max(count, self.batch)
-        self.check_fills(count)
+        self.check_batch(count)
         steps = self.epochs * (count // self.batch)
         summary = {"image size": self.image_size or spec.image_size, "training images": count, "epochs": self.epochs}
         summary |= {"steps": steps, "batch": self.batch, "forward and backward passes": steps * self.batch}
         return summary | {"evaluations": -(-self.epochs // self.judge_every)}
 
     def cost(self, scale: Scale) -> Work:
-        sizes = self.summary(scale.spec, scale.images)
-        spec, updates, size = scale.spec, sizes["steps"], self.image_size
-        held = round(scale.images["train"] * self.fraction * self.holdout) if self.select == "holdout" else 0
-        judged = sizes["evaluations"] * (held or scale.images["val"]) + (scale.images["val"] if held else 0)
-        at_once = min(scale.batch_size or largest_pass(scale.device), self.batch)
+        summary = self.summary(scale.spec, scale.images)
+        spec, val, updates, size = scale.spec, scale.images["val"], summary["steps"], self.image_size
+        held_out = round(scale.images["train"] * self.fraction * self.holdout) if self.select == "holdout" else 0
+        evaluated = summary["evaluations"] * (held_out or val) + (val if held_out else 0)
+        micro_batch_size = min(scale.batch_size or max_micro_batch(scale.device), self.batch)
         parts = (
             Part(kind="start", count=1),
-            Part(kind="training", count=sizes["forward and backward passes"], flops=training_flops(spec, size)),
+            Part(kind="training", count=summary["forward and backward passes"], flops=training_flops(spec, size)),
             Part(kind="updates", count=updates),
-            Part(kind="evaluation", count=judged, flops=forward_flops(spec, size)),
+            Part(kind="evaluation", count=evaluated, flops=forward_flops(spec, size)),
         )
-        state = 12 * training_bytes(spec, 0) / 16  # weights and two moments
-        return Work(parts=parts, iterations=updates, memory=training_bytes(spec, at_once, size), disk=2 * state)
+        memory = training_bytes(spec, micro_batch_size, size)
+        state = 12 * training_bytes(spec, 0) / 16  # weights and two moments, without gradients; two states are kept
+        return Work(parts=parts, iterations=updates, memory=memory, disk=2 * state)
 
     def benchmark(self, export: ViTExport, space: Workspace, seconds: float) -> dict[Kind, float]:
-        """On batches of a few images, an even number, whose mixing costs the same."""
+        """Times a few updates on small batches of an even number of images, so that mixing costs the same."""
         self.check_network(export.spec)
         train, val = open_splits(space)
-        affordable = seconds / (2 * UPDATES) * product_rate(space.device) / SLOWER
+        affordable = seconds / (2 * TIMED_UPDATES) * product_rate(space.device) / SLOWER
         fitting = int(affordable / max(training_flops(export.spec, self.image_size), 1))
-        count = max(2, min(fitting, self.batch, MICRO_BATCH["cpu"], len(train)) // 2 * 2)
-        few = replace(self, batch=count, mixed_together=count, repeats=1, select="last")
+        count = max(2, min(fitting, self.batch, MAX_MICRO_BATCH["cpu"], len(train)) // 2 * 2)
+        small = replace(self, batch=count, mixed_together=count, repeats=1, select="last")
         started = time.perf_counter()
-        task = with_supported_pool(few, export.spec)
-        training, selection, groups = task.prepared(export, train, None, val.limited(2 * count), space)
-        start = time.perf_counter() - started
-        batches = mixed_groups(groups(range(UPDATES)), space)
+        task = with_supported_pool(small, export.spec)
+        training, selection, groups_of = task.prepare(export, train, None, val.limited(2 * count), space)
+        start_seconds = time.perf_counter() - started
+        groups = mixed_groups(groups_of(range(TIMED_UPDATES)), space)
         training.network.train()
-        whole, steps = [], []
-        for _ in range(UPDATES):
+        update_seconds, optimizer_seconds = [], []
+        for _ in range(TIMED_UPDATES):
             started = time.perf_counter()
-            training.update(batches)
-            whole.append(time.perf_counter() - started)
+            training.update(groups)
+            update_seconds.append(time.perf_counter() - started)
             started = time.perf_counter()
             training.optimizer.step()
-            steps.append(time.perf_counter() - started)
+            optimizer_seconds.append(time.perf_counter() - started)
         started = time.perf_counter()
         training.run_evaluation(selection)
-        evaluation = (time.perf_counter() - started) / len(selection.val.image_set)
-        step = min(steps[1:])
-        image = max(median(whole[1:]) - step, 0.0) / (len(training.groups) * training.plan.group)
-        return {"start": start, "training": image, "updates": step, "evaluation": evaluation}
+        per_evaluated = (time.perf_counter() - started) / len(selection.val.image_set)
+        per_step = min(optimizer_seconds[1:])
+        batch_seconds = max(median(update_seconds[1:]) - per_step, 0.0)
+        per_image = batch_seconds / (len(training.groups) * training.plan.group)
+        return {"start": start_seconds, "training": per_image, "updates": per_step, "evaluation": per_evaluated}
 
     def check_images(self, space: Workspace) -> None:
-        train, _, _ = self.divided(open_splits(space)[0], space.seed)
-        self.check_fills(len(train))
+        train, _, _ = self.split_training_images(open_splits(space)[0], space.seed)
+        self.check_batch(len(train))
 
-    def check_fills(self, images: int) -> None:
-        """ValueError for fewer training images than a batch; it says the largest power of 2 that they fill."""
+    def check_batch(self, images: int) -> None:
+        """Raises ValueError if the training images are fewer than a batch, and suggests the largest power of 2."""
         if images < self.batch:
-            key, fits = type(self).__module__.rpartition(".")[2], 1 << max(images, 1).bit_length() - 1
-            remedy = f"--set {key}.batch={fits}" if fits > 1 or not self.mixes else "add images"
+            key, batch = type(self).__module__.rpartition(".")[2], 1 << max(images, 1).bit_length() - 1
+            remedy = f"--set {key}.batch={batch}" if batch > 1 or not self.mixes else "add images"
             raise ValueError(f"{images} training images do not fill a batch of {self.batch}; {remedy}")
 
-    def divided(self, train: ImageSet, seed: int) -> tuple[ImageSet, ImageSet | None, str]:
-        """Images to train on, those held out to select by, and a warning about classes of which none is, or ""."""
-        train, held, single = part_of(train, self.fraction, seed, self.lists), None, ""
-        if self.select == "holdout":
-            single = without_held_out(train.labels, train.classes)
-            places, name = held_out(train, self.holdout, seed), f"{self.holdout:g}-seed{seed}"
-            held = train.subset(places, f"holdout-{name}")
-            train = train.subset(np.setdiff1d(np.arange(len(train)), places), f"without-holdout-{name}")
-        return train, held, single
+    def split_training_images(self, train: ImageSet, seed: int) -> tuple[ImageSet, ImageSet | None, str]:
+        """The images to train on; the held-out ones, None unless select=holdout; and a warning about classes of which
+        no image is held out, "" for none."""
+        train = part_of(train, self.fraction, seed, self.lists)
+        if self.select != "holdout":
+            return train, None, ""
+        warning = without_held_out(train.labels, train.classes)
+        places, name = held_out(train, self.holdout, seed), f"{self.holdout:g}-seed{seed}"
+        rest = np.setdiff1d(np.arange(len(train)), places)
+        return train.subset(rest, f"without-holdout-{name}"), train.subset(places, f"holdout-{name}"), warning
 
     def run(self, export: ViTExport, space: Workspace) -> Outcome:
         self.check_network(export.spec)
         train, val = open_splits(space)
-        train, held, single = self.divided(train, space.seed)
+        train, held, warning = self.split_training_images(train, space.seed)
         check_labels(train.labels, val.labels, train)
-        self.check_fills(len(train))
+        self.check_batch(len(train))
         task = with_supported_pool(self, export.spec)
         outcome = task.train(export, train, held, val, space)
-        if single:
+        if warning:
             facts = dict(outcome.facts)
-            outcome = replace(outcome, facts=facts | {"warnings": [*facts["warnings"], single]})
+            outcome = replace(outcome, facts=facts | {"warnings": [*facts["warnings"], warning]})
         return record_fallback(outcome, {self.pool: task.pool}, export.spec)
 
     def train(
         self, export: ViTExport, train: ImageSet, held: ImageSet | None, val: ImageSet, space: Workspace
     ) -> Outcome:
-        """Train on `train`, report on `val`, select the epoch by `held` where there is one."""
-        training, selection, groups = self.prepared(export, train, held, val, space)
+        """Train on `train` and report on `val`. held: images that select the epoch, or None."""
+        training, selection, groups_of = self.prepare(export, train, held, val, space)
         with training.alone():
             training.resume(self.NEEDS_WEIGHTS)
-            images = mixed_groups(groups(range(training.step, training.steps)), space)
-            training.run(images, selection, f"fine-tuning on {space.data.removesuffix(':')}")
+            groups = mixed_groups(groups_of(range(training.step, training.steps)), space)
+            training.run(groups, selection, f"fine-tuning on {space.data.removesuffix(':')}")
         return self.outcome(export, training, selection, train, val)
 
     def outcome(
         self, export: ViTExport, training: Training, selection: ModelSelection, train: ImageSet, val: ImageSet
     ) -> Outcome:
-        """What a training that is over has to report."""
-        facts = selection.facts(training.history) | self.record(training, {"train": train, "val": val})
+        """The outcome of a training that has ended."""
+        facts = selection.facts(training.history) | self.facts(training, {"train": train, "val": val})
         facts |= {"transform": selection.val.transform.name, "warnings": self.warnings(export, training.plan)}
         metrics = with_class_means(selection.metrics(training.arrays), val)
         return Outcome(metrics=metrics, arrays=selection.predictions(training.arrays), facts=facts)
 
-    def prepared(
+    def prepare(
         self, export: ViTExport, train: ImageSet, held: ImageSet | None, val: ImageSet, space: Workspace
     ) -> tuple[Training, ModelSelection, Callable[[range], MixedGroups]]:
-        """The training before its first step, what evaluates it, and steps -> this process's images of them."""
+        """The training before its first step, the evaluation of its epochs, and a function that returns the groups of
+        images on which this process trains in given steps."""
         plan, micro_batch_size = self.plan(len(train), space)
         sized = export if self.image_size in (None, export.spec.image_size) else export.at_size(self.image_size)
         classifier = Classifier(sized, len(train.classes), self, space.seed)
         key = self.key(export, train, val, plan, micro_batch_size, space)
-        folder = space.world.on_rank0(lambda: kept_folder(space.cache / "finetune", key, [train, val]))
+        folder = space.world.on_rank0(lambda: cache_folder(space.cache / "finetune", key, [train, val]))
         training = Training(classifier, self, space, plan=plan, micro_batch_size=micro_batch_size, folder=folder)
         size = sized.spec.side
         transform = EvalTransform(size=size, crop=self.crop, interpolation=self.interpolation, decode=space.decode)
@@ -192,7 +195,7 @@ class Finetune(FinetuneSettings, Task):
             std=export.std,
         )
 
-        def groups(steps: range) -> MixedGroups:
+        def groups_of(steps: range) -> MixedGroups:
             return MixedGroups(
                 image_set=train,
                 plan=plan,
@@ -203,10 +206,10 @@ class Finetune(FinetuneSettings, Task):
                 decode=space.decode,
             )
 
-        return training, selection, groups
+        return training, selection, groups_of
 
-    def record(self, training: Training, sets: dict[str, ImageSet]) -> dict[str, Any]:
-        """JSON values about the training."""
+    def facts(self, training: Training, sets: dict[str, ImageSet]) -> dict[str, Any]:
+        """JSON values about the training and its images, by split."""
         plan, world = training.plan, training.world
         return {
             "learning_rate": self.peak,
@@ -231,12 +234,12 @@ class Finetune(FinetuneSettings, Task):
         }
 
     def plan(self, images: int, space: Workspace) -> tuple[GroupPlan, int]:
-        """How batches are divided into groups, and images of a group in a forward pass."""
+        """How batches are divided into groups, and how many images of a group one forward pass takes."""
         share = share_of(self.batch, space.world.size)
         if space.batch_size is not None and space.batch_size < 1:
             raise ValueError(f"batch size {space.batch_size}: give 1 or more")
         group = group_size(share, self.mixed_together, even=self.mixes)
-        largest = space.batch_size or largest_pass(space.device)
+        largest = space.batch_size or max_micro_batch(space.device)
         plan = GroupPlan(count=images, batch=self.batch, group=group, seed=space.seed, repeats=self.repeats)
         return plan, group_size(group, largest, even=False)
 
@@ -249,7 +252,7 @@ class Finetune(FinetuneSettings, Task):
         micro_batch_size: int,
         space: Workspace,
     ) -> dict[str, Any]:
-        """Everything that the bits of a training depend on."""
+        """Everything that the bits of a training depend on, as JSON values; names the folder of its states."""
         return {
             "version": VERSION,
             "export": export.digest,
@@ -263,14 +266,14 @@ class Finetune(FinetuneSettings, Task):
             "precision": space.precision,
             **({"compiled": True} if space.compiled else {}),
             "decode": space.decode,
-            **({"crops": "fast"} if space.decode == "fast" else {}),  # they were exact at first
+            **({"crops": "fast"} if space.decode == "fast" else {}),  # absent if exact, as before "fast" existed
             "skip_bad": space.skip_bad,
             "device": torch.device(space.device).type,
             "threads": torch.get_num_threads(),
         }
 
     def warnings(self, export: ViTExport, plan: GroupPlan) -> list[str]:
-        """Reasons why a number may not be what the protocol's name suggests."""
+        """Differences between this training and the source's that may change the number, one line each."""
         warnings = []
         size = SIZES.get((export.spec.width, export.spec.depth), export.spec.label)
         if self.size and size != self.size:
@@ -279,18 +282,18 @@ class Finetune(FinetuneSettings, Task):
         if self.branch and branch != self.branch:
             warnings.append(f"the source fine-tunes the {self.branch} network, this is the {branch} one")
         if self.mixes and plan.group < self.mixed_together:
-            warnings.append(f"{plan.group} images were mixed with each other, not {self.mixed_together}")
+            warnings.append(f"mixup and cutmix drew from {plan.group} images, not {self.mixed_together}")
         return warnings
 
 
-def largest_pass(device: str) -> int:
-    """Most images of a forward pass on a device, unless --batch-size is given."""
-    return MICRO_BATCH.get(torch.device(device).type, MICRO_BATCH["cpu"])
+def max_micro_batch(device: str) -> int:
+    """Images in a forward pass on a device, unless --batch-size is given."""
+    return MAX_MICRO_BATCH.get(torch.device(device).type, MAX_MICRO_BATCH["cpu"])
 
 
 MAE = Finetune(lr=5e-4, mixed_together=32, size="B")
 LUT = replace(MAE, lr=2.5e-4, lr_rule="sqrt(batch)/8")
-# BEiT's code, which ExtreMA and iBOT took over: its table of rates, its head.
+# BEiT's code, on which ExtreMA's and iBOT's are based: its table of learning rates and its head.
 BEIT = Finetune(
     lr=4e-3, lr_rule="absolute", warmup_epochs=20, schedule="beit", head_std=0.02, head_scale=1e-3, size="B"
 )
@@ -310,7 +313,7 @@ DEIT = Finetune(
     repeats=3,
     size="B",
 )
-# DeiT's code, as iBOT has it for transfer: no layer decay, and its networks exempt no tokens from weight decay.
+# DeiT's code as iBOT uses it for transfer: no layer decay, and weight decay of the tokens as well.
 IBOT_TRANSFER = replace(DEIT, lr=7.5e-6, batch=768, epochs=1000, decay_tokens=True, mixed_together=96)
 CAE = replace(
     BEIT, lr=8e-3, batch=4096, warmup_epochs=5, tables="fresh", train_positions=False, pooled_norm="pretrained"
@@ -535,14 +538,14 @@ PROTOCOLS = {
     ),
 }
 
-# All others report the best epoch on val.
+# The sources of all other protocols report the best epoch on val.
 REPORTS_LAST_EPOCH = ("finetune@smoke", "finetune@moca", "finetune@moca_L")
 REPORTED = {name: protocol for name, protocol in PROTOCOLS.items() if name not in REPORTS_LAST_EPOCH}
 PROTOCOLS |= as_reported(REPORTED, version=2)
 PROTOCOLS |= as_reported({name: protocol for name, protocol in REPORTED.items() if protocol.version == 1})
 CHANGED = ("finetune@cae", "finetune@deit_S", "finetune@maskfeat")
 PROTOCOLS |= as_reported({name: PROTOCOLS[name] for name in CHANGED}, version=3)
-# Its appendix E has a drop path of 0.1, its README's command 0.2.
+# ExtreMA's appendix E has a drop path of 0.1, its README's command 0.2.
 PROTOCOLS |= as_reported({"finetune@extrema_22k": PROTOCOLS["finetune@extrema_22k"]}, version=2, drop_path=0.1)
 
 SUITES = {

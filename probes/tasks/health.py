@@ -20,7 +20,7 @@ from engine.work import Scale, Work
 from imagesets.selection import evenly_spaced
 from imagesets.sets import ImageSet, open_set
 from probes.features.extract import (
-    Loaded,
+    DecodedBatch,
     Reader,
     batch_spans,
     extract,
@@ -162,7 +162,7 @@ def patch_norms(export: FrozenExport, images: ImageSet, space: Workspace, task: 
     spans = batch_spans(len(images), space.batch_size or forward_batch(space.device))
     parts: dict[int, np.ndarray] = {}
 
-    def measure(loaded: Loaded, span: range) -> None:
+    def measure(loaded: DecodedBatch, span: range) -> None:
         features = backbone.views(backbone.prepare(loaded.pixels), [(-1, False)])[-1, False]
         parts[loaded.number] = features.patches.norm(dim=-1).flatten(1).cpu().numpy()
 

@@ -1,10 +1,9 @@
-"""Weighted k-nearest-neighbour accuracy on frozen features: what a checkpoint knows before any training.
+"""Weighted k-nearest-neighbour accuracy of frozen features, without any training.
 
-DINO's evaluation (github facebookresearch/dino, eval_knn.py), after Wu et al. 2018: cosine similarity to the training
-images, a vote of the k nearest weighted by exp(similarity / T). One search answers every k and T.
+DINO's evaluation (facebookresearch/dino eval_knn.py), after Wu et al. 2018: the k training images of the largest cosine
+similarity vote for their class with the weight exp(similarity / T). One search serves every k and T.
 
-Letters: Q queries, K neighbours found, k that vote, T temperature, P pairs of a query and a class that is counted, M
-neighbours labelled with these classes.
+Q: queries (validation images). K: neighbours that the search returns for a query, the largest k.
 """
 
 from collections.abc import Mapping, Sequence
@@ -17,6 +16,7 @@ import numpy as np
 import torch
 
 from checkpoints.frozen import FrozenExport, FrozenSpec
+from engine.distributed import World
 from engine.machine import run_on_core_threads
 from engine.neighbours import Neighbours, search, search_bytes, search_seconds, unit_rows
 from engine.rows import row_slices
@@ -24,7 +24,7 @@ from engine.settings import Fraction, OneOrMoreDifferent, PositiveFloat, Positiv
 from engine.tasks import ADDED, Outcome, Protocol, Workspace
 from engine.work import Kind, Part, Scale, Work
 from imagesets.decoding import UnreadableImage
-from imagesets.selection import evenly
+from imagesets.selection import evenly_spaced
 from imagesets.sets import ImageSet
 from imagesets.subsets import fraction
 from probes.features.extract import FeatureSet, extract, forward_bytes, transform_of
@@ -33,8 +33,8 @@ from probes.features.kinds import FeatureKind, feature_bytes, feature_pass
 from probes.scores import accuracy, cost, in_order, percent, prediction_arrays, with_blocks, with_class_means
 from probes.splits import check_labels, open_splits
 
-VOTERS = 512  # queries whose votes are counted together: stays in a core's cache
-LOWEST = -700.0  # exp(-745) is 0, and weights are positive
+BLOCK = 512  # queries whose votes are counted together, so that their arrays fit into a core's cache
+MIN_EXPONENT = -700.0  # float64 exp(-745) is 0, and every neighbour's weight must be positive
 
 
 class TopHits(NamedTuple):
@@ -44,6 +44,24 @@ class TopHits(NamedTuple):
     top5: np.ndarray
 
 
+class Votes(NamedTuple):
+    """The votes that decide whether the class of each query is a hit, by ascending rank of the voting neighbour.
+
+    V votes are for P candidates; a candidate is a query together with a class that it may be assigned to.
+
+    places: (V,) the voting neighbour, as an index into flattened arrays (Q, K).
+    ranks: (V,) its rank among the neighbours of its query, from 0.
+    candidates: (V,) the candidate that it votes for. Candidates are numbered in the order of their first votes.
+    queries, classes: (P,) query and class of each candidate.
+    """
+
+    places: np.ndarray
+    ranks: np.ndarray
+    candidates: np.ndarray
+    queries: np.ndarray
+    classes: np.ndarray
+
+
 def vote(
     similarities: np.ndarray,
     neighbour_labels: np.ndarray,
@@ -51,151 +69,180 @@ def vote(
     ks: Sequence[int],
     temperatures: Sequence[float],
 ) -> dict[tuple[int, float], TopHits]:
-    """(k, T) -> hits, from similarities (Q, K) float32, falling, and neighbour_labels (Q, K), for the `labels` (Q,).
+    """Hits of each (k, T).
 
-    Classes with equal scores rank by number. Only classes that occur among the k neighbours count for the top five: the
-    official codes fill free places with classes of weight zero in the order their sort happens to leave, so that the
-    same features gave 87.0, 88.0 and 89.5 % in three of them at k=5.
+    A class's score is the sum of the weights of its neighbours among the first k. Classes with equal scores are ranked
+    by class number. Only classes that occur among the k neighbours count for the top five: the official codes fill free
+    places with classes of weight zero in whatever order their sort leaves them, so that the same features gave 87.0,
+    88.0 and 89.5 % in three of them at k=5.
+
+    Args:
+        similarities: (Q, K) float32, of each query to its neighbours, in descending order.
+        neighbour_labels: (Q, K), classes of these neighbours.
+        labels: (Q,), classes of the queries.
+        ks: Numbers of neighbours that vote, each from 1 to K.
+        temperatures: Values of T, all above 0.
+
+    Raises:
+        ValueError: For a k or T out of range.
     """
     if not all(1 <= k <= similarities.shape[1] for k in ks) or not all(t > 0 for t in temperatures):
-        raise ValueError(f"votes of k={list(ks)}, T={list(temperatures)} on {similarities.shape[1]} neighbours")
+        raise ValueError(
+            f"k={list(ks)}, T={list(temperatures)}: give k from 1 to the {similarities.shape[1]} neighbours and T > 0"
+        )
     if max(neighbour_labels.max(initial=0), labels.max(initial=0)) < 1 << (31 - 2 * similarities.shape[1].bit_length()):
-        neighbour_labels = neighbour_labels.astype(np.int32)  # `_by_class` sorts it in half the time
+        neighbour_labels = neighbour_labels.astype(np.int32)  # _sort_by_class then takes half the time
     hits = {(k, t): TopHits(*np.zeros((2, len(labels)), bool)) for k in ks for t in temperatures}
 
-    def count(rows: slice) -> None:
-        lead, own = _lead(similarities[rows]), labels[rows]
-        places, ranks, pairs, queries, classes = _contenders(lead, neighbour_labels[rows], own, temperatures)
-        is_lower, is_own = classes < own[queries], classes == own[queries]
-        own_pairs = np.full(len(own), len(queries))  # where there is none, one more than there are pairs
-        own_pairs[queries[is_own]] = np.flatnonzero(is_own)
-        weights = [_weights(lead.ravel()[places], temperature) for temperature in temperatures]
+    def count_block(rows: slice) -> None:
+        own_labels = labels[rows]
+        relative = _relative_similarities(similarities[rows])
+        votes = _deciding_votes(relative, neighbour_labels[rows], own_labels, temperatures)
+        queries, classes = votes.queries, votes.classes
+        wins_ties, is_own = classes < own_labels[queries], classes == own_labels[queries]
+        own_candidates = np.full(len(own_labels), len(queries))  # an index past the last candidate if there is none
+        own_candidates[queries[is_own]] = np.flatnonzero(is_own)
+        weights_by_temperature = [_weights(relative.ravel()[votes.places], t) for t in temperatures]
         for k in ks:
-            voters = pairs[: np.searchsorted(ranks, k)]
-            present = int(voters.max(initial=-1)) + 1  # pairs are numbered as they first occur
-            lower, absent = is_lower[:present], own_pairs >= present
-            own_pair = np.minimum(own_pairs, present)[queries[:present]]
-            for temperature, weight in zip(temperatures, weights, strict=True):
-                scores = np.bincount(voters, weight[: len(voters)], present + 1)
-                to_beat, scores = scores[own_pair], scores[:present]
-                is_ahead = scores > to_beat
-                is_ahead |= lower & (scores == to_beat)
-                ahead = np.bincount(queries[:present][is_ahead], minlength=len(own))
-                ahead[absent] = 5
-                hits[k, temperature].top1[rows], hits[k, temperature].top5[rows] = ahead < 1, ahead < 5
+            votes_of_k = votes.candidates[: np.searchsorted(votes.ranks, k)]
+            count = int(votes_of_k.max(initial=-1)) + 1  # candidates with votes, which come first
+            has_own = own_candidates < count
+            own = np.minimum(own_candidates, count)[queries[:count]]  # of each candidate's query
+            for temperature, weights in zip(temperatures, weights_by_temperature, strict=True):
+                scores = np.bincount(votes_of_k, weights[: len(votes_of_k)], count + 1)  # the last one is 0
+                own_scores, scores = scores[own], scores[:count]
+                is_ahead = (scores > own_scores) | (wins_ties[:count] & (scores == own_scores))
+                ahead = np.bincount(queries[:count][is_ahead], minlength=len(own_labels))
+                hits[k, temperature].top1[rows] = has_own & (ahead < 1)
+                hits[k, temperature].top5[rows] = has_own & (ahead < 5)
 
-    run_on_core_threads(count, list(row_slices(len(labels), VOTERS)))
+    run_on_core_threads(count_block, list(row_slices(len(labels), BLOCK)))
     return hits
 
 
-def winners(
+def predict_classes(
     similarities: np.ndarray, neighbour_labels: np.ndarray, temperature: float
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Of each query the class with the highest score (Q,) int64, and its share of all scores (Q,) float32.
+    """The class with the highest score (Q,) int64, the lowest of equals, and its share of all scores (Q,) float32.
 
-    All the neighbours given vote: similarities (Q, k) float32, falling, and neighbour_labels (Q, k).
+    All given neighbours vote: similarities (Q, k) float32, in descending order, and neighbour_labels (Q, k).
     """
-    winner, share = np.zeros(len(similarities), np.int64), np.zeros(len(similarities), np.float32)
+    predicted, confidence = np.zeros(len(similarities), np.int64), np.zeros(len(similarities), np.float32)
 
-    def count(rows: slice) -> None:
-        keys, is_first, bits = _by_class(neighbour_labels[rows])
-        classes, ranks = keys >> 2 * bits, keys >> bits & ((1 << bits) - 1)
-        numbers, queries = is_first.cumsum(axis=1) - 1, np.arange(len(classes))
-        weights = np.take_along_axis(_weights(_lead(similarities[rows]), temperature), ranks, axis=1)
-        cells = numbers + classes.shape[1] * queries[:, None]
+    def predict_block(rows: slice) -> None:
+        classes, ranks, _ = _sort_by_class(neighbour_labels[rows])
+        weights = np.take_along_axis(_weights(_relative_similarities(similarities[rows]), temperature), ranks, axis=1)
+        class_numbers = _is_first_of_class(classes).cumsum(axis=1) - 1  # 0, 1, ... within each query
+        queries = np.arange(len(classes))
+        cells = class_numbers + classes.shape[1] * queries[:, None]
         scores = np.bincount(cells.ravel(), weights.ravel(), cells.size).reshape(cells.shape)
-        best = scores.argmax(axis=1)  # of equals the first, as above
-        winner[rows] = classes[queries, (numbers == best[:, None]).argmax(axis=1)]
-        share[rows] = scores[queries, best] / scores.sum(axis=1)
+        best = scores.argmax(axis=1)
+        predicted[rows] = classes[queries, (class_numbers == best[:, None]).argmax(axis=1)]
+        confidence[rows] = scores[queries, best] / scores.sum(axis=1)
 
-    run_on_core_threads(count, list(row_slices(len(similarities), VOTERS)))
-    return winner, share
+    run_on_core_threads(predict_block, list(row_slices(len(similarities), BLOCK)))
+    return predicted, confidence
 
 
-def _lead(similarities: np.ndarray) -> np.ndarray:
-    # Without the largest of each query: a common factor of all scores, taken out so that exp cannot overflow.
+def _relative_similarities(similarities: np.ndarray) -> np.ndarray:
+    """Similarities (Q, K) float64 minus the largest of each query.
+
+    This multiplies all scores of a query by one factor and keeps exp from overflowing.
+    """
     return similarities.astype(np.float64) - similarities[:, :1]
 
 
-def _weights(lead: np.ndarray, temperature: float) -> np.ndarray:
-    return torch.from_numpy(lead / temperature).clamp_(min=LOWEST).exp_().numpy()
+def _weights(relative: np.ndarray, temperature: float) -> np.ndarray:
+    return torch.from_numpy(relative / temperature).clamp_(min=MIN_EXPONENT).exp_().numpy()
 
 
-def _by_class(neighbour_labels: np.ndarray, nearer: np.ndarray | int = 0) -> tuple[np.ndarray, np.ndarray, int]:
-    """The neighbours (Q, K) of each query by class and rank, and which of them is the first of its class (Q, K).
+def _deciding_votes(
+    relative: np.ndarray, neighbour_labels: np.ndarray, labels: np.ndarray, temperatures: Sequence[float]
+) -> Votes:
+    """The votes for each query's class and for the classes that may outrank it; none if no neighbour has its class.
 
-    Each neighbour is one integer that packs its class, its rank and `nearer` (from 0 to K), so that sorting integers
-    sorts by class and then by rank. Also returns the bits that rank and `nearer` take each.
+    A class is left out if its j-th nearest neighbour is farther than the j-th nearest of the query's own class, for
+    every j. Weights fall with the rank, so its score is never higher. Rounding could make it equal, and then the class
+    number decides; so classes are left out only where the nearest neighbour of the own class outweighs the following
+    neighbour by more than rounding loses. A sum of up to K weights errs by less than K^2 2^-53 of the largest.
+
+    relative: (Q, K) from _relative_similarities. neighbour_labels: (Q, K). labels: (Q,), classes of the queries.
     """
-    count = neighbour_labels.shape[1]
-    bits = count.bit_length()
-    keys = neighbour_labels << 2 * bits
-    keys |= np.arange(count, dtype=keys.dtype) << bits
-    keys |= nearer
-    keys.sort(axis=1)
-    is_first = np.ones(keys.shape, bool)
-    np.greater((keys[:, 1:] ^ keys[:, :-1]) >> 2 * bits, 0, out=is_first[:, 1:])
-    return keys, is_first, bits
+    size = neighbour_labels.shape[1]
+    is_own = neighbour_labels == labels[:, None]
+    own_nearer = is_own.cumsum(axis=1, dtype=neighbour_labels.dtype)  # (Q, K): own-class neighbours up to each rank
+    has_own = own_nearer[:, -1] > 0
+    own_nearer -= is_own  # now those nearer than the neighbour itself
+    queries, first_own = np.arange(len(labels)), is_own.argmax(axis=1)
+    highest = relative[queries, first_own]
+    following = relative[queries, np.minimum(first_own + 1, size - 1)]
+    no_ties = highest - following > size**2 * 1e-15 * max(temperatures)
+    no_ties &= highest > (MIN_EXPONENT + 1) * min(temperatures)  # else both weights may be exp(MIN_EXPONENT)
+    own_nearer[~no_ties] = 0  # keeps every class
+    own_nearer[~has_own] = size  # leaves out every class
+    classes, ranks, own_nearer = (array.ravel() for array in _sort_by_class(neighbour_labels, own_nearer))
 
+    # Now neighbours of one query and class are consecutive: a run.
+    starts_run = _is_first_of_class(classes.reshape(neighbour_labels.shape)).ravel()
+    starts = np.flatnonzero(starts_run)  # (R,) first neighbour of each run
+    runs = np.cumsum(starts_run) - 1  # (Q K,) run of each neighbour
+    places_in_run = np.arange(len(runs)) - starts[runs]
+    is_kept = np.zeros(len(starts), bool)
+    is_kept[runs[places_in_run >= own_nearer]] = True  # one neighbour that is not behind its counterpart suffices
 
-def _contenders(
-    lead: np.ndarray, neighbour_labels: np.ndarray, labels: np.ndarray, temperatures: Sequence[float]
-) -> tuple[np.ndarray, ...]:
-    """The neighbours of each query's class and of those that may outrank it, of queries whose class has neighbours.
-
-    Returns, by rank, their flat places in (Q, K), ranks and pairs (M,); and of the pairs queries and classes (P,).
-
-    Pairs are numbered by the rank of their nearest neighbour, so that the first k neighbours have the first pairs.
-
-    A class is left out if its j-th neighbour comes behind the j-th of the query's own class, for all j. As weights fall
-    with the rank, it never has a higher score, nor the same one where the first of these differences is larger than
-    what is lost in rounding: sums of up to K weights err by less than K^2 2^-53 of their largest.
-    """
-    count = neighbour_labels.shape[1]
-    own = neighbour_labels == labels[:, None]
-    nearer = own.astype(neighbour_labels.dtype).cumsum(axis=1, dtype=neighbour_labels.dtype)
-    has_own = nearer[:, -1] > 0
-    nearer -= own  # neighbours of the own class nearer than each
-    queries, first = np.arange(len(labels)), own.argmax(axis=1)
-    highest, following = lead[queries, first], lead[queries, np.minimum(first + 1, count - 1)]
-    no_ties = highest - following > count**2 * 1e-15 * max(temperatures)
-    no_ties &= highest > (LOWEST + 1) * min(temperatures)
-    nearer[~no_ties] = 0
-    nearer[~has_own] = count
-    keys, is_first, bits = _by_class(neighbour_labels, nearer)
-    mask = (1 << bits) - 1
-    # The only neighbour of a class is left out at once where one of the own class is nearer: most of them.
-    may_win = ~is_first | ((keys & mask) == 0)
-    may_win[:, :-1] |= ~is_first[:, 1:]
-    places = np.flatnonzero(may_win)
-    keys, is_first = keys.ravel()[places], is_first.ravel()[places]
-    ranks = keys >> bits & mask
-    positions = np.arange(len(places))
-    starts = np.maximum.accumulate(np.where(is_first, positions, 0))  # of its class, for each neighbour
-    is_kept = np.zeros(len(places), bool)
-    is_kept[starts[positions - starts >= keys & mask]] = True  # a neighbour that is not behind its counterpart
-    kept, firsts = np.flatnonzero(is_kept[starts]), np.flatnonzero(is_kept)
-    kept = kept[np.argsort(ranks[kept].astype(np.min_scalar_type(count)), kind="stable")]
-    firsts = firsts[np.argsort(ranks[firsts].astype(np.min_scalar_type(count)), kind="stable")]
-    pairs = np.zeros(len(places), np.int64)
-    pairs[firsts] = np.arange(len(firsts))
-    return (
-        places[kept] // count * count + ranks[kept],
-        ranks[kept],
-        pairs[starts[kept]],
-        places[firsts] // count,
-        keys[firsts] >> 2 * bits,
+    kept = np.flatnonzero(is_kept)
+    kept = kept[_order_by_rank(ranks[starts[kept]], size)]
+    voters = np.flatnonzero(is_kept[runs])
+    voters = voters[_order_by_rank(ranks[voters], size)]
+    candidates = np.zeros(len(starts), np.int64)  # candidate of each kept run
+    candidates[kept] = np.arange(len(kept))
+    return Votes(
+        places=voters // size * size + ranks[voters],
+        ranks=ranks[voters],
+        candidates=candidates[runs[voters]],
+        queries=starts[kept] // size,
+        classes=classes[starts[kept]],
     )
 
 
-SAME = 1 - 1e-5  # similarity from which images are compared
-COMPARED = 500  # pairs of images at most
-SHOWN = 8  # validation images whose neighbours results keep, for `bench report`; and neighbours of each
+def _sort_by_class(
+    neighbour_labels: np.ndarray, values: np.ndarray | int = 0
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Classes, ranks and `values` of the neighbours (Q, K) of each query, sorted by class and then by rank.
+
+    values: one integer from 0 to K for each neighbour. Class, rank and value are packed into one integer, because
+    sorting integers is several times as fast as sorting indices.
+    """
+    size = neighbour_labels.shape[1]
+    bits = size.bit_length()
+    mask = (1 << bits) - 1
+    keys = neighbour_labels << 2 * bits
+    keys |= np.arange(size, dtype=keys.dtype) << bits
+    keys |= values
+    keys.sort(axis=1)
+    return keys >> 2 * bits, keys >> bits & mask, keys & mask
+
+
+def _is_first_of_class(classes: np.ndarray) -> np.ndarray:
+    """Whether a neighbour is the first of its class in its row: (Q, K) bool, for sorted classes (Q, K)."""
+    is_first = np.ones(classes.shape, bool)
+    np.not_equal(classes[:, 1:], classes[:, :-1], out=is_first[:, 1:])
+    return is_first
+
+
+def _order_by_rank(ranks: np.ndarray, size: int) -> np.ndarray:
+    """Stable argsort of ranks below `size`, in their smallest type, for which numpy has a fast radix sort."""
+    return np.argsort(ranks.astype(np.min_scalar_type(size)), kind="stable")
+
+
+DUPLICATE_SIMILARITY = 1 - 1e-5  # above it, the pixels of a validation and a training image are compared
+MAX_COMPARED = 500  # pairs of images whose pixels are compared
+EXAMPLES = 8  # a result keeps so many neighbours of so many validation images, for `bench report`
 
 
 @dataclass(frozen=True, kw_only=True)
 class Knn(PooledTask):
-    """Settings of one evaluation. Every k is evaluated with every temperature."""
+    """Settings of a k-NN evaluation. Every k is evaluated with every temperature."""
 
     VARIATIONS = (
         "crop=1.0",
@@ -211,20 +258,20 @@ class Knn(PooledTask):
     )
 
     k: OneOrMoreDifferent[PositiveInt] = (10, 20, 100, 200)  # numbers of neighbours that vote
-    # T of a vote's weight exp(similarity / T). Of several the best on the validation images is reported, under the name
-    # top1_k20_bestT: an optimistic number, not comparable with one of a fixed T.
+    # T of a vote's weight exp(similarity / T). With several, the best on the validation images is reported as
+    # top1_k20_bestT, an optimistic number that is not comparable with one of a fixed T.
     temperature: OneOrMoreDifferent[PositiveFloat] = (0.07,)
-    layer: int = -1  # block that it is read from; -1 is the last
-    # Blocks that are evaluated: with all, the main metric of every other block too, as NAME_blockN, N from 1 on.
+    layer: int = -1  # block whose output is the feature; -1 is the last
+    # Blocks to evaluate. all: also reports the main metric of each earlier block, as NAME_blockN, N from 1.
     layers: Literal["last", "all"] = field(default="last", metadata=ADDED)
-    norm: bool = True  # read behind the network's final norm
+    norm: bool = True  # apply the network's final norm
     fraction: Fraction = 1.0  # share of the training images in the gallery, class-balanced, drawn by the seed
-    backend: Literal["faiss", "torch"] = "faiss"  # library that searches
+    backend: Literal["faiss", "torch"] = "faiss"  # library that searches for neighbours
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.layers == "all" and self.layer != -1:
-            raise ValueError(f"layers=all, layer={self.layer}: with all blocks leave layer at -1")
+            raise ValueError(f"layers=all, layer={self.layer}: to evaluate all blocks, leave layer at -1")
 
     @property
     def kind(self) -> FeatureKind:
@@ -248,77 +295,67 @@ class Knn(PooledTask):
             Part(kind="comparisons", count=kinds * gallery * queries, flops=2 * spec.width),
             Part(kind="libraries", count=1, of=self.backend),
         )
-        held = feature_bytes(spec, gallery + queries, kinds)
-        searched = search_bytes(gallery, queries, spec.width, max(self.k))
-        return Work(parts=parts, memory=max(searched, forward_bytes(scale)), disk=held)
+        memory = max(search_bytes(gallery, queries, spec.width, max(self.k)), forward_bytes(scale))
+        return Work(parts=parts, memory=memory, disk=feature_bytes(spec, gallery + queries, kinds))
 
     def benchmark(self, export: FrozenExport, space: Workspace, seconds: float) -> dict[Kind, float]:
         return search_seconds(self.backend, space.device, export.spec.width)
 
     def evaluate(self, export: FrozenExport, space: Workspace) -> Outcome:
+        outcome = self.evaluate_kind(export, space)
+        by_block = {
+            kind.layer + 1: replace(self, layer=kind.layer, layers="last").evaluate_kind(export, space)
+            for kind in self.kinds(export.spec)[1:]
+        }
+        return with_blocks(outcome, by_block)
+
+    def evaluate_kind(self, export: FrozenExport, space: Workspace) -> Outcome:
+        """The outcome of `self.kind`; the features of all `kinds` are extracted in the same pass."""
+        world, kinds = space.world, self.kinds(export.spec)
         train, val = open_splits(space)
         if self.fraction < 1:
             train = fraction(train, self.fraction, space.seed)
         transform = transform_of(export, space, self)
-        last, *others = self.kinds(export.spec)
-        gallery = extract(export, train, [last, *others], space, transform)
-        queries = extract(export, val, [last, *others], space, transform)
+        gallery = extract(export, train, kinds, space, transform)
+        queries = extract(export, val, kinds, space, transform)
         check_labels(gallery.labels, queries.labels, train)
-        # A gallery too small for every k answers by all its images, as in DINOv2's eval/knn.py:198-231.
+        # If the gallery is too small for every k, all its images vote, as in DINOv2's eval/knn.py:198-231.
         ks = [k for k in self.k if k <= len(gallery)] or [len(gallery)]
-        hits, predictions, neighbours, close = self.classify(gallery, queries, ks, space)
-        arrays = neighbours if self.fraction == 1 else {}
-        arrays |= prediction_arrays(*predictions, queries.indices, len(val))
-        twins = space.world.on_rank0(lambda: twins_warning(train, val, close))
-        outcome = self.outcome(hits, arrays, ks, gallery, queries, val, twins)
-        alone = {kind.layer + 1: replace(self, layer=kind.layer, layers="last") for kind in others}
-        return with_blocks(outcome, {block: task.evaluate(export, space) for block, task in alone.items()})
 
-    def classify(
-        self, gallery: FeatureSet, queries: FeatureSet, ks: Sequence[int], space: Workspace
-    ) -> tuple[dict[tuple[int, float], TopHits], tuple[np.ndarray, np.ndarray], dict[str, np.ndarray], np.ndarray]:
-        """Search and vote, shared by the processes.
+        near = search(
+            gallery[self.kind],
+            queries[self.kind],
+            max(ks),
+            self.backend,
+            space.device,
+            prepare=unit_rows,
+            world=world,
+            label="nearest neighbours",
+        )
+        hits = self.hits(near, gallery, queries, ks, world)
+        temperature = self.best_temperature(hits, ks[0])
+        predicted, confidence = predictions(near, gallery.labels, ks[0], temperature, world)
+        arrays = example_neighbours(near, gallery, queries, world) if self.fraction == 1 else {}
+        arrays |= prediction_arrays(predicted, confidence, queries.indices, len(val))
+        candidates = duplicate_candidates(near, gallery, queries, world)
+        duplicates = world.on_rank0(lambda: duplicates_warning(train, val, candidates))
+        return self.outcome(hits, arrays, ks, gallery, queries, val, duplicates)
 
-        Returns (k, T) -> hits of all queries; predicted classes (Q,) and their confidence (Q,) by the first k and its
-        best T; neighbours of a few queries to look at; and pairs of places in val and train (P, 2) with the same
-        features.
-        """
-        world, count = space.world, len(queries)
-        rows, label = (gallery[self.kind], queries[self.kind]), "nearest neighbours"
-        near = search(*rows, max(ks), self.backend, space.device, prepare=unit_rows, world=world, label=label)
+    def hits(
+        self, near: Neighbours, gallery: FeatureSet, queries: FeatureSet, ks: Sequence[int], world: World
+    ) -> dict[tuple[int, float], TopHits]:
+        """Hits of all queries for each (k, T); every process counts the votes for the queries that it searched for."""
 
         def count_votes() -> list[np.ndarray]:
-            labels = gallery.labels[near.indices], queries.labels[near.places]
-            votes = vote(near.similarities, *labels, ks, self.temperature)
-            return [near.places, *(correct for top_hits in votes.values() for correct in top_hits)]
-
-        def predict() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-            best, labels = self.best_temperature(hits, ks[0]), gallery.labels[near.indices[:, : ks[0]]]
-            return near.places, *winners(near.similarities[:, : ks[0]], labels, best)
-
-        def examples() -> Neighbours:
-            """The nearest SHOWN neighbours of SHOWN evenly spread queries, of those that this process searched for."""
-            kept = np.isin(near.places, evenly(count, min(SHOWN, count)))
-            return Neighbours(near.places[kept], near.similarities[kept, :SHOWN], near.indices[kept, :SHOWN])
-
-        def twins() -> tuple[np.ndarray, np.ndarray]:
-            same = near.similarities[:, 0] > SAME
-            return queries.indices[near.places[same]], gallery.indices[near.indices[same, 0]]
+            neighbour_labels, labels = gallery.labels[near.indices], queries.labels[near.places]
+            hits = vote(near.similarities, neighbour_labels, labels, ks, self.temperature)
+            return [near.places, *(correct for top_hits in hits.values() for correct in top_hits)]
 
         _, *correct = in_order(world, count_votes)
-        tops = map(TopHits, correct[::2], correct[1::2])
-        hits = dict(zip(product(ks, self.temperature), tops, strict=True))
-        _, classes, confidence = in_order(world, predict)
-        places, similarities, indices = in_order(world, examples)
-        neighbours = {
-            "neighbours_of": queries.indices[places],
-            "neighbours": gallery.indices[indices],
-            "similarities": similarities,
-        }
-        return hits, (classes, confidence), neighbours, np.stack(in_order(world, twins), axis=1)
+        return dict(zip(product(ks, self.temperature), map(TopHits, correct[::2], correct[1::2]), strict=True))
 
     def best_temperature(self, hits: Mapping[tuple[int, float], TopHits], k: int) -> float:
-        """The temperature with the highest top-1 accuracy on the validation images; of equals the first."""
+        """The temperature with the highest top-1 accuracy on the validation images; the first of several equal ones."""
         return max(self.temperature, key=lambda temperature: percent(hits[k, temperature].top1))
 
     def outcome(
@@ -329,9 +366,9 @@ class Knn(PooledTask):
         gallery: FeatureSet,
         queries: FeatureSet,
         val: ImageSet,
-        twins: str = "",
+        duplicates: str = "",
     ) -> Outcome:
-        """Accuracies on the validation images, and what they rest on."""
+        """Top-1 and top-5 accuracy for each k. duplicates: a warning, or "" for none."""
         metrics, sweep, several = {}, {}, len(self.temperature) > 1
         for k in ks:
             suffix = f"k{k}_bestT" if several else f"k{k}"
@@ -349,31 +386,78 @@ class Knn(PooledTask):
             instead = f"k={len(gallery)} was used instead" if ks == [len(gallery)] else "left out"
             listed = ", ".join(map(str, dropped))
             facts["warnings"] = [f"k={listed} is more than the {len(gallery)} images of the gallery: {instead}"]
-        if twins:
-            facts["warnings"] = [*facts.get("warnings", ()), twins]
-        spent, drawn = cost(gallery, queries), self.fraction < 1
+        if duplicates:
+            facts["warnings"] = [*facts.get("warnings", ()), duplicates]
         metrics = with_class_means(metrics, val)
-        return Outcome(metrics=metrics, arrays=arrays, facts=facts, cost=spent, random=drawn)
+        random = self.fraction < 1
+        return Outcome(metrics=metrics, arrays=arrays, facts=facts, cost=cost(gallery, queries), random=random)
 
 
-def twins_warning(train: ImageSet, val: ImageSet, close: np.ndarray) -> str:
+def predictions(
+    near: Neighbours, gallery_labels: np.ndarray, k: int, temperature: float, world: World
+) -> tuple[np.ndarray, np.ndarray]:
+    """Predicted classes (Q,) of all queries by their first k neighbours, and their shares of all scores (Q,)."""
+
+    def predict() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        labels = gallery_labels[near.indices[:, :k]]
+        return near.places, *predict_classes(near.similarities[:, :k], labels, temperature)
+
+    _, predicted, confidence = in_order(world, predict)
+    return predicted, confidence
+
+
+def example_neighbours(
+    near: Neighbours, gallery: FeatureSet, queries: FeatureSet, world: World
+) -> dict[str, np.ndarray]:
+    """The nearest EXAMPLES neighbours of EXAMPLES evenly spread queries, as arrays of the result.
+
+    neighbours_of: (E,) places of these queries in the validation images. neighbours: (E, k) places of their neighbours
+    in the training images. similarities: (E, k) float32.
+    """
+
+    def select() -> Neighbours:
+        is_example = np.isin(near.places, evenly_spaced(len(queries), min(EXAMPLES, len(queries))))
+        similarities, indices = near.similarities[is_example, :EXAMPLES], near.indices[is_example, :EXAMPLES]
+        return Neighbours(near.places[is_example], similarities, indices)
+
+    places, similarities, indices = in_order(world, select)
+    return {
+        "neighbours_of": queries.indices[places],
+        "neighbours": gallery.indices[indices],
+        "similarities": similarities,
+    }
+
+
+def duplicate_candidates(near: Neighbours, gallery: FeatureSet, queries: FeatureSet, world: World) -> np.ndarray:
+    """Places in the validation and the training images (P, 2) of pairs that have practically the same features."""
+
+    def select() -> tuple[np.ndarray, np.ndarray]:
+        is_same = near.similarities[:, 0] > DUPLICATE_SIMILARITY
+        return queries.indices[near.places[is_same]], gallery.indices[near.indices[is_same, 0]]
+
+    return np.stack(in_order(world, select), axis=1)
+
+
+def duplicates_warning(train: ImageSet, val: ImageSet, candidates: np.ndarray) -> str:
     """A warning about validation images that are training images, too; "" if there are none.
 
-    close: (P, 2) pairs of images of val and train with the same features; COMPARED of them are compared by pixels.
+    candidates: (P, 2) places of images in val and train; the pixels of up to MAX_COMPARED pairs are compared.
     """
-    compared = close[evenly(len(close), min(COMPARED, len(close)))]
-    twins = []
-    for query, place in compared.tolist():
-        with suppress(UnreadableImage):  # one that was left out
-            image, other = val.image(query), train.image(place)
-            if image.size == other.size and image.tobytes() == other.tobytes():
-                twins.append((query, place))
-    if not twins:
+    compared = candidates[evenly_spaced(len(candidates), min(MAX_COMPARED, len(candidates)))]
+    duplicates = []
+    for val_index, train_index in compared.tolist():
+        with suppress(UnreadableImage):  # an image that became unreadable after its features were extracted
+            val_image, train_image = val.image(val_index), train.image(train_index)
+            if val_image.size == train_image.size and val_image.tobytes() == train_image.tobytes():
+                duplicates.append((val.path(val_index), train.path(train_index)))
+    if not duplicates:
         return ""
-    count = str(len(twins)) if len(compared) == len(close) else f"{len(twins)} of {len(compared)} compared"
+    is_complete = len(compared) == len(candidates)
+    count = str(len(duplicates)) if is_complete else f"{len(duplicates)} of {len(compared)} compared"
+    val_path, train_path = duplicates[0]
     return (
-        f"{count} validation images are training images, too, such as {val.path(twins[0][0])} and "
-        f"{train.path(twins[0][1])}: their part of the score says nothing; bench data check {train.url} lists them all"
+        f"{count} validation images are training images, too, such as {val_path} and {train_path}: they inflate the "
+        f"score; bench data check {train.url} lists them all"
     )
 
 

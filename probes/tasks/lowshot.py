@@ -19,7 +19,7 @@ from engine.tasks import Metric, Outcome, Protocol, Workspace, resampled
 from engine.work import Kind, Part, Scale, Work
 from imagesets.sets import ImageSet
 from imagesets.transforms import EvalTransform
-from probes.features.extract import FeatureSet, Order, extract, forward_bytes, transform_of
+from probes.features.extract import Extraction, FeatureSet, extract, forward_bytes, transform_of
 from probes.features.fallbacks import PooledTask
 from probes.features.kinds import FeatureKind, feature_bytes, feature_pass
 from probes.lowshot.blocks import BLOCK_ROWS, PreparedRows, Preprocess
@@ -205,8 +205,8 @@ class LowShot(FitSettings, PooledTask):
         """Whether to read features of all training images: they are few, or on disk already."""
         if len(train) <= SMALL:
             return True
-        order = Order(export=export, image_set=train, kinds=(self.kind,), space=space, transform=transform)
-        return order.is_filled(order.open_store())
+        extraction = Extraction(export=export, image_set=train, kinds=(self.kind,), space=space, transform=transform)
+        return extraction.is_complete(extraction.open_store())
 
     def fitter(
         self, gallery: FeatureSet, queries: FeatureSet, classes: int, space: Workspace, per_class: bool = False

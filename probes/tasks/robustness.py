@@ -1,9 +1,9 @@
 """Linear heads on shifted and cleaned test sets of ImageNet: V2, ReaL, A, R, Sketch, ObjectNet and C.
 
-Nothing is trained on these sets: the heads are those of a linear probe, trained once for both where a run has both;
-robustness_finetune.py does the same for fine-tuned networks. The sets are looked for in ImageNet's folder and beside
-it, under the names that they unpack to (probes/shifted.py). Where there is no imagenet-c, its corruptions are generated
-from validation images, in metrics called generated_....
+Nothing is trained on these sets. The heads are those of a linear probe; a run that has both tasks trains them once.
+robustness_finetune.py does the same for fine-tuned networks. The sets are searched for in ImageNet's folder and beside
+it, under the names of their archives' folders (probes/shifted.py). Without a folder imagenet-c, its corruptions are
+generated from validation images, and their metrics are named generated_....
 """
 
 from collections.abc import Mapping
@@ -20,23 +20,23 @@ from engine.work import Scale, Work
 from probes.features.extract import FeatureSet, transform_of
 from probes.linear.probe import Probe
 from probes.linear.sweep import Sweep
-from probes.shifted import ShiftedSets, Shifts, evaluated_as
+from probes.shifted import ShiftedSets, Shifts, protocol_on_shifts
 from probes.tasks.linear import PROTOCOLS as LINEAR
 from probes.tasks.linear import Linear
 
 
 @dataclass(frozen=True, kw_only=True)
 class Robustness(Shifts, Linear):
-    """A linear probe's settings, and what it is evaluated on besides."""
+    """Settings of a linear probe and of its evaluation on shifted sets."""
 
-    WITHOUT_VALUES: ClassVar[tuple[str, ...]] = ("c_*", "generated_*")  # of corrupted images
+    WITHOUT_VALUES: ClassVar[tuple[str, ...]] = ("c_*", "generated_*")  # means over corruptions and severities
     COST: ClassVar[float] = 3.0  # after the linear probe, whose training it shares
 
     def probe(self, export: FrozenExport, space: Workspace) -> Probe:
         return Probe.of(self.plain(Linear), export, space)
 
-    def completed(self, outcome: Outcome, probe: Probe, sweep: Sweep) -> Outcome:
-        head = sweep.own_chosen().get("top1")
+    def with_further_evaluations(self, outcome: Outcome, probe: Probe, sweep: Sweep) -> Outcome:
+        head = sweep.own_reported_heads().get("top1")
 
         def logits(features: FeatureSet) -> Tensor | None:
             if head is None:
@@ -54,14 +54,14 @@ class Robustness(Shifts, Linear):
             val=probe.val,
             logits=logits,
         )
-        return super().completed(sets.added_to(outcome), probe, sweep)
+        return super().with_further_evaluations(sets.add_to(outcome), probe, sweep)
 
     def summary(self, spec: FrozenSpec, images: Mapping[str, int]) -> dict[str, Any]:
         summary = super().summary(spec, images)
-        return summary | {"forward passes": summary["forward passes"] + self.generated(images["val"])}
+        return summary | {"forward passes": summary["forward passes"] + self.generated_images(images["val"])}
 
     def cost(self, scale: Scale) -> Work:
-        return self.with_pass(super().cost(scale), scale, self.generated(scale.images["val"]), len(self.kinds))
+        return self.with_pass(super().cost(scale), scale, self.generated_images(scale.images["val"]), len(self.kinds))
 
 
 SOURCE = (
@@ -72,7 +72,7 @@ SOURCE = (
 
 
 PROTOCOLS = {
-    f"robustness@{name}": evaluated_as(Robustness, LINEAR[probe], 2, f"heads of {probe} on {SOURCE}")
+    f"robustness@{name}": protocol_on_shifts(Robustness, LINEAR[probe], 2, f"heads of {probe} on {SOURCE}")
     for name, probe in {
         "dinov2": "linear@dinov2",
         "ibot_base": "linear_sgd@ibot_base",

@@ -1,7 +1,7 @@
-"""Fine-tuned networks on ImageNet's shifted and cleaned test sets, those of `robustness`.
+"""Fine-tuned networks on shifted and cleaned test sets of ImageNet, the same sets as those of `robustness`.
 
-The training is that of probes/tasks/finetune.py, done once for both where a run has both; its weights of the reported
-epoch are an export of their own, whose features the head reads.
+The training is that of probes/tasks/finetune.py; a run that has both tasks trains once. The weights of the reported
+epoch become an export, whose features are extracted and given to the head.
 """
 
 from collections.abc import Mapping
@@ -21,30 +21,30 @@ from probes.features.extract import FeatureSet, transform_of
 from probes.features.kinds import FeatureKind
 from probes.finetune.model_selection import ModelSelection
 from probes.finetune.trainer import Training
-from probes.shifted import ShiftedSets, Shifts, evaluated_as
+from probes.shifted import ShiftedSets, Shifts, protocol_on_shifts
 from probes.tasks.finetune import PROTOCOLS as FINETUNE
 from probes.tasks.finetune import Finetune
 
 
 @dataclass(frozen=True, kw_only=True)
 class RobustnessFinetune(Shifts, Finetune):
-    """Settings of a fine-tuning, and what it is evaluated on besides."""
+    """Settings of a fine-tuning and of its evaluation on shifted sets."""
 
     COST: ClassVar[float] = 301.0  # after the fine-tuning, whose training it shares
     NEEDS_WEIGHTS: ClassVar[bool] = True
 
-    def key(self, *of: Any) -> dict[str, Any]:
-        return self.plain(Finetune).key(*of)
+    def key(self, *args: Any) -> dict[str, Any]:
+        return self.plain(Finetune).key(*args)
 
-    def read(self, val: int) -> int:
-        """Images that the trained network reads, of so many validation images: these and the generated ones."""
-        return val + self.generated(val)
+    def forward_passes(self, val: int) -> int:
+        """Images that the fine-tuned network reads: `val` validation images and the generated ones."""
+        return val + self.generated_images(val)
 
     def summary(self, spec: ViTSpec, images: Mapping[str, int]) -> dict[str, Any]:
-        return super().summary(spec, images) | {"forward passes": self.read(images["val"])}
+        return super().summary(spec, images) | {"forward passes": self.forward_passes(images["val"])}
 
     def cost(self, scale: Scale) -> Work:
-        return self.with_pass(super().cost(scale), scale, self.read(scale.images["val"]), 1)
+        return self.with_pass(super().cost(scale), scale, self.forward_passes(scale.images["val"]), 1)
 
     def outcome(
         self, export: ViTExport, training: Training, selection: ModelSelection, train: ImageSet, val: ImageSet
@@ -69,19 +69,19 @@ class RobustnessFinetune(Shifts, Finetune):
             val=val,
             logits=logits,
         )
-        return sets.added_to(super().outcome(export, training, selection, train, val))
+        return sets.add_to(super().outcome(export, training, selection, train, val))
 
 
-def of_networks(name: str, version: int, **shifts: Any) -> Protocol:
-    """The robustness of networks fine-tuned by a protocol."""
+def robustness_of(name: str, version: int, **shifts: Any) -> Protocol:
+    """The protocol that evaluates the networks fine-tuned by the protocol `name`, with settings of `Shifts`."""
     source = f"networks of {name} on the sets of robustness@dinov2, by its rules; ours: that they are fine-tuned"
-    return evaluated_as(RobustnessFinetune, FINETUNE[name], version, source, **shifts)
+    return protocol_on_shifts(RobustnessFinetune, FINETUNE[name], version, source, **shifts)
 
 
 PROTOCOLS = {
-    "robustness_finetune@mae": of_networks("finetune@mae", 2),
-    "robustness_finetune@ibot": of_networks("finetune@ibot", 2),
-    "robustness_finetune@smoke": of_networks("finetune@smoke", 1, corruptions=("contrast",), images=100),
+    "robustness_finetune@mae": robustness_of("finetune@mae", 2),
+    "robustness_finetune@ibot": robustness_of("finetune@ibot", 2),
+    "robustness_finetune@smoke": robustness_of("finetune@smoke", 1, corruptions=("contrast",), images=100),
 }
 SUITES = {
     "smoke": ("robustness_finetune@smoke",),

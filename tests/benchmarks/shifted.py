@@ -57,7 +57,7 @@ def main() -> None:
                 logits=logits,
             )
             bare.append(seconds(lambda space=space: extract(subject.export, subject.images, kinds, space, transform)))
-            judged.append(seconds(lambda shifted=shifted: list(shifted.judged(folder))))
+            judged.append(seconds(lambda shifted=shifted: list(shifted.evaluated_sets(folder))))
     rates = [arguments.count / statistics.median(times) for times in (bare, judged)]
     print("extraction {:.1f} images/s, judged {:.1f} images/s, ratio {:.3f}".format(*rates, rates[1] / rates[0]))
 

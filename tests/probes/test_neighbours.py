@@ -11,7 +11,7 @@ from engine import neighbours
 from engine.distributed import World
 from engine.neighbours import search, tiles_of, unit_rows
 from probes.tasks import knn
-from probes.tasks.knn import vote, winners
+from probes.tasks.knn import predict_classes, vote
 
 BACKENDS = ("faiss", "torch")
 by_torch = neighbours._torch
@@ -184,14 +184,14 @@ def ranked(similarities, near, temperature):
 @pytest.mark.parametrize("classes", [2, 10, 1000])
 def test_votes_are_the_formula(spread, classes, monkeypatch):
     """In blocks of seven queries, and though classes that cannot win are left out."""
-    monkeypatch.setattr(knn, "VOTERS", 7)
+    monkeypatch.setattr(knn, "BLOCK", 7)
     random = np.random.default_rng(classes)
     drawn = -np.sort(-random.uniform(0, 1, (60, 50)), axis=1)
     values = {"uniform": drawn, "all equal": 0 * drawn, "few values": np.round(4 * drawn), "wide": 1000 * drawn}[spread]
     similarities, near = values.astype(np.float32), random.integers(0, classes, (60, 50))
     labels = np.where(random.random(60) < 0.5, near[:, 3], random.integers(0, classes, 60))
     for (k, temperature), hits in vote(similarities, near, labels, (50, 1, 7), (1e-3, 0.07, 1e12)).items():
-        predicted, confidence = winners(similarities[:, :k], near[:, :k], temperature)
+        predicted, confidence = predict_classes(similarities[:, :k], near[:, :k], temperature)
         for query, label in enumerate(labels):
             weights = ranked(similarities[query, :k], near[query, :k], temperature)
             order = list(weights)
@@ -206,7 +206,7 @@ def test_equal_scores_rank_by_class_and_absent_classes_never_count():
     hits = vote(similarities, near, np.array([3, 8, 0]), (2,), (0.07,))[2, 0.07]
     assert hits.top1.tolist() == [True, False, False]
     assert hits.top5.tolist() == [True, True, False]
-    predicted, confidence = winners(similarities, near, 0.07)
+    predicted, confidence = predict_classes(similarities, near, 0.07)
     assert predicted.tolist() == [3, 3, 3] and confidence.tolist() == [0.5, 0.5, 0.5]
 
 

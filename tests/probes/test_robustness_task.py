@@ -13,7 +13,7 @@ from test_health_task import export
 from engine.tasks import Workspace
 from engine.training.states import load_state, newest_intact, save_state
 from probes.finetune.trainer import Training
-from probes.shifted import ALEXNET, real_labels, tree
+from probes.shifted import ALEXNET, open_class_folders, real_labels
 from probes.tasks.finetune import Finetune
 from probes.tasks.linear import Linear
 from probes.tasks.robustness import Robustness
@@ -73,6 +73,7 @@ def imagenet(tmp_path_factory):
     for corruption in ("contrast", "fog"):
         for level in range(1, 6):
             folder(root / f"imagenet-c/{corruption}/{level}", WNIDS, 1, side=16)
+    (root / "frost").mkdir()  # a folder that is not of imagenet-c, though called as one of its corruptions
     return root
 
 
@@ -155,6 +156,6 @@ def test_images_that_the_list_of_real_has_no_entry_for_are_refused(names, wrong,
     (tmp_path / "real.json").write_text(json.dumps([[0], [1]]))
     for number, name in enumerate(names):
         paint(tmp_path / "val/n0" / name, WNIDS[0], number)
-    images = tree("a:", str(tmp_path / "val"))
+    images = open_class_folders("a:", str(tmp_path / "val"))
     with pytest.raises(ValueError, match=f"has 2 entries, and none for .*{wrong}"):
         real_labels(str(tmp_path / "real.json"), images)
