@@ -30,7 +30,7 @@ from imagesets.sets import ImageSet, open_set
 from imagesets.transforms import Photo
 from probes.features.extract import Extractor, OnBatch, Reader, batch_spans, for_each_batch, forward_batch, transform_of
 from probes.features.kinds import FeatureKind
-from probes.linear.augmented import TrainTransform
+from probes.linear.train_transform import TrainTransform
 
 VERSION = 3  # of the files; raise it when the meaning of a kind of work changes
 # Passes through the frozen network, which take all tasks equally long.
@@ -108,7 +108,7 @@ def pass_seconds(kind: Kind, export: FrozenExport, space: Workspace, seconds: fl
             rule="torchvision",
             seed=0,
             epoch=0,
-            names=names,
+            image_numbers=names,
             decode=space.decode,
         )
     chunk = space.batch_size or forward_batch(space.device)
@@ -142,10 +142,10 @@ class DecodedCrops:
         self.photos = [Photo(image_set, index) for index in range(count)]
         for photo in self.photos:
             with suppress(UnreadableImage), releasing_large_images():
-                crop.of(photo)
+                crop.apply(photo)
 
     def __call__(self, image_set: ImageSet, index: int) -> Tensor:
-        return self.crop.of(self.photos[index % len(self.photos)])
+        return self.crop.apply(self.photos[index % len(self.photos)])
 
 
 # Images of ImageNet's size per second and core: cropped at the centre, at random, or augmented and mixed as for

@@ -1,15 +1,17 @@
-"""The order of a linear probe's training images, and batches of cached features.
+"""In which order does a linear probe see its training images, and how are cached features read in this order?
 
 An epoch's order depends on seed and epoch alone, so a training that was killed resumes with the same batches.
 
-A file larger than memory cannot be read row by row in random order: each row would cost a read of the disk. So an epoch
-goes through windows of about WINDOW rows, and within one its rows are shuffled. Images lie class by class in most sets,
-so a window is no piece of the file: the file is cut into sections of as many runs of RUN rows as there are windows, and
-each window takes one run of every section, drawn anew in every epoch. All windows then have the classes in nearly the
-same shares, a window is one sweep through the file, and the next one is read while the heads train on this one. A set
-of up to WINDOW images is one window, shuffled as a whole.
+A file larger than memory cannot be read row by row in random order, because each row would cost a read of the disk. So
+an epoch goes through windows of about MAX_WINDOW rows, each of which is copied into memory and shuffled. While the
+heads train on one window, the next one is read.
 
-B images of a batch, n training images, N images of a table, D width. A row is the features of one image.
+Most sets are sorted by class, so a window must not be one stretch of the file. The file is cut into runs of RUN rows,
+and the runs into sections of as many consecutive runs as there are windows. Each window takes one run of every section,
+drawn anew in each epoch. So all windows have nearly the same share of each class, and reading a window is one sweep
+through the file. Sets of up to MAX_WINDOW images are one window, shuffled as a whole.
+
+B images of a batch, n training images, N rows of a table, D width. A row is the features of one image.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -23,72 +25,80 @@ from torch import Tensor
 from engine.rows import Rows, copy_rows, read_ahead, release_pages, row_slices
 from probes.features.kinds import FeatureKind, joined
 
-WINDOW = 65536  # rows: 201 MB for D = 768
-RUN = 16  # rows that lie together: 24 KB for D = 384. Of a class of 1300 images a window of 20 has 4 to 5 runs
+MAX_WINDOW = 65536  # rows: 201 MB for D = 768
+RUN = 16  # adjacent rows: 24 KB for D = 384. With 20 windows, each has 4 to 5 runs of a class of 1300 images
 
 
 def window_size(rows: int) -> int:
-    """Rows of a window where there are so many in all."""
-    return -(-rows // -(-rows // WINDOW))
+    """Rows of each window if there are `rows` in all; the last one may be shorter."""
+    return -(-rows // -(-rows // MAX_WINDOW))
 
 
 def reading_order(rows: int, seed: int, epoch: int) -> np.ndarray:
-    """Places 0..rows-1 in the order of an epoch."""
-    # RandomState's streams are frozen for ever (NumPy NEP 19); those of default_rng may change with a release.
+    """Rows 0..rows-1 in the order of an epoch (rows,)."""
+    # RandomState's streams are frozen forever (NumPy NEP 19); those of default_rng may change with a release.
     random = np.random.RandomState([seed, epoch])
-    if rows <= WINDOW:
+    if rows <= MAX_WINDOW:
         return random.permutation(rows)
-    windows, runs = -(-rows // WINDOW), -(-rows // RUN)
+    windows, runs = -(-rows // MAX_WINDOW), -(-rows // RUN)
     sections = np.arange(-(-runs // windows))
-    # Row s: the runs of section s, the w-th of which goes to window w; then row w: those of window w in random order,
-    # as those with a run less end a little earlier.
-    drawn = sections[:, None] * windows + random.random_sample((len(sections), windows)).argsort(axis=1, kind="stable")
-    mixed = random.random_sample((windows, len(sections))).argsort(axis=1, kind="stable")
-    ordered = np.take_along_axis(drawn.T, mixed, axis=1).ravel()
-    places = (ordered[ordered < runs, None] * RUN + np.arange(RUN)).ravel()
-    places = places[places < rows]
+    # (sections, windows): the run of each section that each window takes.
+    choice = random.random_sample((len(sections), windows)).argsort(axis=1, kind="stable")
+    run_of = sections[:, None] * windows + choice
+    # (windows, sections): each window's runs, shuffled. Windows are cut by rows below, and some lack a run of the last
+    # section, so runs next to a cut move into the neighbouring window: random ones, thanks to the shuffling.
+    shuffled = random.random_sample((windows, len(sections))).argsort(axis=1, kind="stable")
+    run_order = np.take_along_axis(run_of.T, shuffled, axis=1).ravel()
+    order = (run_order[run_order < runs, None] * RUN + np.arange(RUN)).ravel()
+    order = order[order < rows]
     for window in row_slices(rows, window_size(rows)):
-        places[window] = random.permutation(places[window])
-    return places
+        order[window] = random.permutation(order[window])
+    return order
 
 
-BLOCK = 1024  # rows of a block, where the heads are only evaluated
+BLOCK = 1024  # rows that heads are evaluated on at a time
 
 # Called with a batch: its number in the epoch, features (B, D) of every readout, and labels (B,).
 Step = Callable[[int, Mapping[str, Tensor], Tensor], None]
-Readouts = Mapping[str, Sequence[FeatureKind]]
+Readouts = Mapping[str, Sequence[FeatureKind]]  # name -> features that a head reads side by side
 
 
 @dataclass(frozen=True, kw_only=True)
 class EpochPlan:
     """How the training images of an epoch are divided into batches."""
 
-    rows: int  # training images
-    asked: int  # images of a batch; fewer training images make a single batch
+    images: int  # training images
+    requested_batch: int  # images of a batch, as set
     drop_last: bool  # leave out images that do not fill a batch
     seed: int  # of the order
 
     @property
-    def size(self) -> int:
-        return min(self.asked, self.rows)
+    def batch(self) -> int:
+        """Images of a batch; all training images if they are fewer than requested."""
+        return min(self.requested_batch, self.images)
 
     @property
-    def count(self) -> int:
-        return self.rows // self.size if self.drop_last else -(-self.rows // self.size)
+    def steps_per_epoch(self) -> int:
+        return self.images // self.batch if self.drop_last else -(-self.images // self.batch)
+
+    @property
+    def images_per_epoch(self) -> int:
+        """Images without those that an epoch leaves out."""
+        return min(self.images, self.steps_per_epoch * self.batch)
 
     def order(self, epoch: int) -> np.ndarray:
-        """Places 0..rows-1 in the order of an epoch, without images that are left out."""
-        return reading_order(self.rows, self.seed, epoch)[: self.count * self.size]
+        """Numbers 0..images-1 in the order of an epoch, without those that are left out."""
+        return reading_order(self.images, self.seed, epoch)[: self.images_per_epoch]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Table:
-    """Cached features of a set of images."""
+    """Cached features and labels of N images."""
 
     arrays: Mapping[FeatureKind, Rows]  # kind -> (N, D)
     labels: np.ndarray  # (N,)
-    readouts: Readouts  # name -> kinds side by side
-    device: str  # on which rows are returned
+    readouts: Readouts
+    device: str  # of the rows that are returned
 
     def read(self, rows: np.ndarray) -> tuple[dict[str, Tensor], Tensor]:
         """Features (B, D) of every readout and labels (B,) of some rows, on the device."""
@@ -97,17 +107,17 @@ class Table:
         return {name: value.to(self.device) for name, value in features.items()}, labels.to(self.device)
 
     def copy_of_rows(self, rows: np.ndarray) -> "Table":
-        """A table of some rows (B,) alone, in memory."""
+        """A table in memory with copies of some rows (B,)."""
         arrays = {kind: copy_rows(values, rows) for kind, values in self.arrays.items()}
         return replace(self, arrays=arrays, labels=self.labels[rows])
 
     def read_ahead(self, rows: np.ndarray) -> None:
-        """Have the kernel read some rows (B,), ascending, from disk meanwhile."""
+        """Ask the kernel to read some rows (B,), ascending, from disk in the background."""
         for values in self.arrays.values():
             read_ahead(values, rows)
 
     def blocks(self, rows: np.ndarray) -> Iterator[tuple[dict[str, Tensor], Tensor]]:
-        """The same, at most BLOCK rows at a time."""
+        """Features (B, D) of every readout and labels (B,) of some rows, at most BLOCK rows at a time."""
         for start in range(0, len(rows), BLOCK):
             yield self.read(rows[start : start + BLOCK])
             for values in self.arrays.values():
@@ -116,7 +126,7 @@ class Table:
 
 @dataclass(frozen=True, kw_only=True)
 class CachedBatches:
-    """Batches of cached features, the same in every epoch but for their order."""
+    """Batches of cached features. Every epoch has the same features in another order."""
 
     table: Table
     rows: np.ndarray  # (n,) rows of the table to train on
@@ -125,23 +135,24 @@ class CachedBatches:
     def run(self, epoch: int, step: Step, first: int = 0) -> None:
         """Call `step` with the batches of an epoch in order, from number `first` on.
 
-        Memory beyond a batch: a window of the table, 4 D bytes a row, D of all kinds, and 50
-        bytes for the place of each row of the file while the order is drawn.
+        Memory beyond a batch: a window of the table, 4 D bytes per row with D of all kinds together, and 50 bytes per
+        row of the file while the order is drawn.
         """
-        size, count = self.plan.size, self.plan.count
+        batch, steps = self.plan.batch, self.plan.steps_per_epoch
         order = self.rows[self.plan.order(epoch)]
-        # The first batches of all windows: a batch that lies in two windows is read with the first of them.
-        starts = sorted({-(-start // size) for start in range(0, len(order), window_size(self.plan.rows))})
-        windows = [range(max(start, first), end) for start, end in pairwise([*starts, count]) if end > first]
+        # The first batch that begins in each window: a batch that lies in two windows is read with the first of them.
+        starts = sorted({-(-start // batch) for start in range(0, len(order), window_size(self.plan.images))})
+        windows = [range(max(start, first), end) for start, end in pairwise([*starts, steps]) if end > first]
 
-        def inside(window: range) -> np.ndarray:
-            return np.sort(order[window.start * size : window.stop * size])
+        def rows_of(window: range) -> np.ndarray:
+            """The rows of a window's batches, ascending."""
+            return np.sort(order[window.start * batch : window.stop * batch])
 
-        for window, following in pairwise([*windows, range(0)]):
-            rows = inside(window)
-            near = self.table.copy_of_rows(rows)
-            self.table.read_ahead(inside(following))
+        for window, next_window in pairwise([*windows, range(0)]):
+            rows = rows_of(window)
+            copy = self.table.copy_of_rows(rows)
+            self.table.read_ahead(rows_of(next_window))
             for number in window:
-                batch = order[number * size : (number + 1) * size]
-                step(number, *near.read(np.searchsorted(rows, batch)))
-            del near  # before the next window is copied
+                batch_rows = order[number * batch : (number + 1) * batch]
+                step(number, *copy.read(np.searchsorted(rows, batch_rows)))
+            del copy  # before the next window is copied

@@ -1,5 +1,9 @@
-"""Probes that train a sweep of heads: settings; features, training and outcome on one export and image set; several
-together."""
+"""How does a probe get from an export and an image set to the accuracies of a sweep of heads?
+
+`SweepTask` has the settings. A `Probe` is such a task on one export and image set: it extracts the features of images
+that select a head or are reported, trains the `Sweep`, and makes its outcome. `SweepTask.together` runs several probes
+side by side.
+"""
 
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -36,9 +40,10 @@ from imagesets.stored import shards_digest, with_shuffle_window
 from probes.features.extract import FeatureSet, extract, facts_of_pass, forward_batch, transform_of
 from probes.features.fallbacks import record_fallback
 from probes.features.kinds import FeatureKind
-from probes.linear.augmented import Augmentation, AugmentedStream
 from probes.linear.batches import CachedBatches, EpochPlan, Table
-from probes.linear.sweep import ConcurrentSweeps, Sweep, TrainEpoch, divided, from_cache
+from probes.linear.stream import FeatureStream
+from probes.linear.sweep import ConcurrentSweeps, Sweep, TrainEpoch, divide_heads, train_on_cache
+from probes.linear.train_transform import Augmentation
 from probes.scores import (
     Hits,
     accuracy,
@@ -51,15 +56,17 @@ from probes.scores import (
 )
 from probes.splits import check_labels, held_out, open_splits, without_held_out
 
-# Of a training's state on disk; raise it when the same settings would train otherwise. 2: the order of augmented images
-# without those held out is that of all images.
+# Of a training's state on disk; raise it when the same settings would give a different training. 2: augmented images
+# are in the order of all images, without those held out.
 VERSION = 2
 
 
 @dataclass(frozen=True, kw_only=True)
 class SweepTask(Task):
-    """Base of probes that train a sweep of heads, one for every readout, learning rate and weight decay, on all but the
-    images that select one of them; several of one stream of augmented images train together."""
+    """Base of probes that train a sweep of heads: one for every readout, learning rate and weight decay.
+
+    The images that select a head are not trained on. Tasks that read one stream of augmented images train together.
+    """
 
     COST: ClassVar[float] = 2.0  # after k-NN, whose pass over the images also serves the cached protocols
 
@@ -85,19 +92,20 @@ class SweepTask(Task):
         if self.shuffle_window and not self.augment:
             raise ValueError(f"shuffle_window={self.shuffle_window} is for heads that train on random crops: leave it")
 
-    def divided_images(self, images: int) -> tuple[EpochPlan, int]:
-        """An epoch of so many training images, as a plan counts it, and how many of them are held out."""
-        held = round(self.holdout * images) if self.select == "holdout" else 0
-        return EpochPlan(rows=images - held, asked=self.batch, drop_last=self.drop_last, seed=0), held
+    def epoch_plan(self, images: int) -> tuple[EpochPlan, int]:
+        """The plan of an epoch, and the number of held-out images, for a training set of `images`; for forecasts."""
+        held_out_images = round(self.holdout * images) if self.select == "holdout" else 0
+        plan = EpochPlan(images=images - held_out_images, requested_batch=self.batch, drop_last=self.drop_last, seed=0)
+        return plan, held_out_images
 
     @property
-    def rates(self) -> list[tuple[float, float]]:
-        """(weight decay, learning rate) of the heads of each readout."""
+    def decays_and_lrs(self) -> list[tuple[float, float]]:
+        """(weight decay, learning rate for 256 images) of each head of a readout."""
         return list(product(self.weight_decays, self.lrs))
 
     @property
     def augmentation(self) -> Augmentation:
-        """Of the training images, where heads train on random crops."""
+        """Augmentation of the training images, if heads train on random crops."""
         return Augmentation(rule=self.crop_rule, interpolation=self.train_interpolation)
 
     @property
@@ -107,37 +115,40 @@ class SweepTask(Task):
 
     @property
     def kinds_by_readout(self) -> dict[str, tuple[FeatureKind, ...]]:
-        """Readout -> the features that a head reads side by side."""
+        """Readout -> the feature kinds that a head reads side by side."""
         raise NotImplementedError
 
     @property
     def kinds(self) -> tuple[FeatureKind, ...]:
-        """Everything that is read of images without augmentation, each once."""
+        """The feature kinds that are read of images without augmentation."""
         return tuple(dict.fromkeys(kind for kinds in self.kinds_by_readout.values() for kind in kinds))
 
     def widths(self, width: int) -> dict[str, int]:
-        """Readout -> its width."""
+        """Readout -> number of features that a head reads. width: D of the network."""
         return {readout: width * len(kinds) for readout, kinds in self.kinds_by_readout.items()}
 
     @property
     def schedule(self) -> Schedule:
-        """Of the learning rates."""
+        """Schedule of the learning rates."""
         raise NotImplementedError
 
     def heads(self, width: int, classes: int, batch: int, space: Workspace, own: range | None = None) -> Any:
-        """All heads of the grid, Heads or AttentiveHeads. own: those of this process."""
+        """Heads or AttentiveHeads of the whole grid.
+
+        width: D of the network. batch: images of a step. own: heads that this process trains; all if None.
+        """
         raise NotImplementedError
 
     def with_supported_readouts(self, spec: FrozenSpec) -> tuple[Self, dict[str, str]]:
-        """These settings with readouts that the network supports, and protocol's readout -> the one that is read."""
+        """These settings with readouts that the network supports, and requested readout -> the one used for it."""
         raise NotImplementedError
 
     def probe(self, export: FrozenExport, space: Workspace) -> "Probe":
-        """The training on one export and image set."""
+        """The task on one export and image set."""
         return Probe.of(self, export, space)
 
-    def completed(self, outcome: Outcome, probe: "Probe", sweep: Sweep) -> Outcome:
-        """The outcome with what follows its training."""
+    def with_further_evaluations(self, outcome: Outcome, probe: "Probe", sweep: Sweep) -> Outcome:
+        """Hook for subclasses: the outcome with further evaluations, after the training."""
         return outcome
 
     def stream(self, export: FrozenExport, space: Workspace) -> str:
@@ -156,88 +167,98 @@ class SweepTask(Task):
     def together(
         cls, tasks: Sequence["SweepTask"], export: FrozenExport, space: Workspace
     ) -> Iterator[tuple[int, Outcome | Exception]]:
-        space = replace(space, wanted=wanted_by(tasks, export, space))
-        probes: dict[Path, list[tuple[int, Probe]]] = {}  # folder of a training -> who asks for it
-        for place, task in enumerate(tasks):
+        space = replace(space, wanted=kinds_to_extract(tasks, export, space))
+        probes: dict[Path, list[tuple[int, Probe]]] = {}  # folder of a training -> the tasks that need it
+        for number, task in enumerate(tasks):
             try:
                 probe = task.probe(export, space)
             except Exception as error:  # of this task alone
-                yield place, error
+                yield number, error
             else:
-                probes.setdefault(probe.folder, []).append((place, probe))
-        if not probes:
-            return
-        trainings = sorted((asking[0][1] for asking in probes.values()), key=lambda probe: probe.task.shuffle_window)
-        for _, together in groupby(trainings, lambda probe: probe.task.shuffle_window):  # of the same order
-            for sweep in concurrent_sweeps(list(together)).run():
-                for number, (place, probe) in enumerate(probes[sweep.folder]):
+                probes.setdefault(probe.folder, []).append((number, probe))
+        # Each training once, together with those that shuffle images in the same way.
+        trainings = sorted((same[0][1] for same in probes.values()), key=lambda probe: probe.task.shuffle_window)
+        for _, side_by_side in groupby(trainings, lambda probe: probe.task.shuffle_window):
+            for sweep in concurrent_sweeps(list(side_by_side)).run():
+                for count, (number, probe) in enumerate(probes[sweep.folder]):
                     if sweep.error:
-                        yield place, sweep.error
+                        yield number, sweep.error
                     else:
-                        yield place, tasks[place].completed(probe.outcome(sweep, spent=not number), probe, sweep)
+                        outcome = probe.outcome(sweep, bears_cost=count == 0)
+                        yield number, tasks[number].with_further_evaluations(outcome, probe, sweep)
 
 
-def wanted_by(tasks: Sequence[SweepTask], export: FrozenExport, space: Workspace) -> dict[str, tuple[Any, ...]]:
-    """What these tasks, beside others of the run, read of images without augmentation; one pass extracts it for all."""
-    kinds_of = dict(space.wanted)
+def kinds_to_extract(
+    tasks: Sequence[SweepTask], export: FrozenExport, space: Workspace
+) -> dict[str, tuple[FeatureKind, ...]]:
+    """Transform -> the feature kinds to extract in one pass, for these tasks and others of the run."""
+    kinds_by_transform = dict(space.wanted)
     for task in tasks if len(tasks) > 1 else ():
-        with suppress(ValueError):  # a task that does not suit the network fails on its own
-            name, kinds = transform_of(export, space, task).name, task.with_supported_readouts(export.spec)[0].kinds
-            kinds_of[name] = tuple(dict.fromkeys([*kinds_of.get(name, ()), *kinds]))
-    return kinds_of
+        with suppress(ValueError):  # a task that cannot evaluate the network fails on its own
+            transform, kinds = (
+                transform_of(export, space, task).name,
+                task.with_supported_readouts(export.spec)[0].kinds,
+            )
+            kinds_by_transform[transform] = tuple(dict.fromkeys([*kinds_by_transform.get(transform, ()), *kinds]))
+    return kinds_by_transform
 
 
 @dataclass(frozen=True, kw_only=True)
 class Probe:
-    """A task on one export and image set: the features that it selects by and is reported on, its training, and its
-    outcome."""
+    """A task on one export and image set."""
 
-    task: SweepTask  # with readouts that the network has
-    read: Mapping[str, str]  # readout asked for -> the one read
+    task: SweepTask  # with readouts that the network supports
+    used_readouts: Mapping[str, str]  # requested readout -> the one used for it
     export: FrozenExport
     space: Workspace
     train: ImageSet
     val: ImageSet
-    held: np.ndarray  # (n,) images held out
-    gallery: FeatureSet  # of the training images, with augmentation of those held out alone
-    queries: FeatureSet  # of the validation images
+    held_out_indices: np.ndarray  # (n,) training images that select head and epoch; empty if validation images do
+    # Features without augmentation. Of the training images; if heads train on random crops, of the held-out images
+    # alone, or, if there are none, of the validation images.
+    train_features: FeatureSet
+    val_features: FeatureSet
 
     @classmethod
     def of(cls, task: SweepTask, export: FrozenExport, space: Workspace) -> Self:
-        """Extract what is not on disk. ValueError for classes that cannot be held out, or have no training image."""
-        supported, read = task.with_supported_readouts(export.spec)
+        """Extract the features that are not on disk. ValueError if no class can be held out, or if a class of the
+        validation images has no training image."""
+        supported, used_readouts = task.with_supported_readouts(export.spec)
         train, val = open_splits(space)
         if task.shuffle_window:
             train = with_shuffle_window(train, task.shuffle_window)
-        held = held_out(train, task.holdout, space.seed) if task.select == "holdout" else np.empty(0, np.int64)
+        held_out_indices = np.empty(0, np.int64)
+        if task.select == "holdout":
+            held_out_indices = held_out(train, task.holdout, space.seed)
         transform = transform_of(export, space, supported)
-        queries = extract(export, val, supported.kinds, space, transform)
-        # With augmentation, plain features are needed for the held-out images alone.
-        images = train.subset(held, f"held-out-{task.holdout:g}-seed{space.seed}") if task.augment else train
-        gallery = extract(export, images, supported.kinds, space, transform) if len(images) else queries
-        check_labels(train.labels if task.augment else gallery.labels, queries.labels, train)
+        val_features = extract(export, val, supported.kinds, space, transform)
+        images = train
+        if task.augment:
+            images = train.subset(held_out_indices, f"held-out-{task.holdout:g}-seed{space.seed}")
+        train_features = extract(export, images, supported.kinds, space, transform) if len(images) else val_features
+        check_labels(train.labels if task.augment else train_features.labels, val_features.labels, train)
         return cls(
             task=supported,
-            read=read,
+            used_readouts=used_readouts,
             export=export,
             space=space,
             train=train,
             val=val,
-            held=held,
-            gallery=gallery,
-            queries=queries,
+            held_out_indices=held_out_indices,
+            train_features=train_features,
+            val_features=val_features,
         )
 
     @property
     def key(self) -> dict[str, Any]:
-        """Everything that the bits of a training depend on."""
+        """Everything that the bits of the training depend on."""
         return {
             "version": VERSION,
             "export": self.export.digest,
             "settings": settings_of(self.task),
             "train": self.train.fingerprint,
-            "plain": self.gallery.facts,
-            "val": self.queries.facts,
+            "plain": self.train_features.facts,
+            "val": self.val_features.facts,
             "skip_bad": self.space.skip_bad,
             "seed": self.space.seed,
             "device": torch.device(self.space.device).type,
@@ -247,52 +268,56 @@ class Probe:
 
     @cached_property
     def folder(self) -> Path:
-        """Of the training's states. All processes ask for it together."""
+        """Folder of the training's states. All processes must read this property together."""
         return self.space.world.on_rank0(
             lambda: cache_folder(self.space.cache / "linear", self.key, [self.train, self.val])
         )
 
     @cached_property
-    def rows(self) -> np.ndarray:
-        """Images of the training set (n,) to train on; without augmentation, rows of their features."""
+    def train_indices(self) -> np.ndarray:
+        """(n,) images of the training set to train on; without augmentation, rows of `train_features`."""
         if self.task.augment:
-            return np.setdiff1d(np.arange(len(self.train)), self.held)
-        return np.flatnonzero(~np.isin(self.gallery.indices, self.held))
+            return np.setdiff1d(np.arange(len(self.train)), self.held_out_indices)
+        return np.flatnonzero(~np.isin(self.train_features.indices, self.held_out_indices))
 
     @property
     def plan(self) -> EpochPlan:
-        task = self.task
-        return EpochPlan(rows=len(self.rows), asked=task.batch, drop_last=task.drop_last, seed=self.space.seed)
+        return EpochPlan(
+            images=len(self.train_indices),
+            requested_batch=self.task.batch,
+            drop_last=self.task.drop_last,
+            seed=self.space.seed,
+        )
 
     @property
-    def costs(self) -> list[int]:
-        """Of a step of each head, in proportion."""
+    def head_costs(self) -> list[int]:
+        """Cost of a step of each head, relative to each other."""
         widths = self.task.widths(self.export.spec.width).values()
-        return [width * len(self.train.classes) for width in widths for _ in self.task.rates]
+        return [width * len(self.train.classes) for width in widths for _ in self.task.decays_and_lrs]
 
     def table(self, features: FeatureSet, readouts: Collection[str]) -> Table:
-        """What heads on these readouts read, and nothing else."""
-        kinds = {name: of_one for name, of_one in self.task.kinds_by_readout.items() if name in readouts}
-        arrays = {kind: features.arrays[kind] for of_one in kinds.values() for kind in of_one}
-        return Table(arrays=arrays, labels=features.labels, readouts=kinds, device=self.space.device)
+        """The features that heads on these readouts read."""
+        kinds_by_readout = {name: kinds for name, kinds in self.task.kinds_by_readout.items() if name in readouts}
+        arrays = {kind: features.arrays[kind] for kinds in kinds_by_readout.values() for kind in kinds}
+        return Table(arrays=arrays, labels=features.labels, readouts=kinds_by_readout, device=self.space.device)
 
     @cached_property
-    def evaluated(self) -> tuple[FeatureSet, np.ndarray]:
-        """The features that head and epoch are selected by, and their rows."""
+    def selection_features(self) -> tuple[FeatureSet, np.ndarray]:
+        """The features that select head and epoch, and their rows (n,) in the set."""
         if self.task.select == "val":
-            return self.queries, np.arange(len(self.queries))
-        everything = np.arange(len(self.gallery))
-        plain = np.isin(self.gallery.indices, self.held)
-        return self.gallery, everything if self.task.augment else np.flatnonzero(plain)
+            return self.val_features, np.arange(len(self.val_features))
+        if self.task.augment:
+            return self.train_features, np.arange(len(self.train_features))
+        return self.train_features, np.flatnonzero(np.isin(self.train_features.indices, self.held_out_indices))
 
     def sweep(self, own: range) -> Sweep:
-        """The training; this process has its heads `own`."""
+        """The training. own: heads that this process trains."""
         task, readouts = self.task, self.task.kinds_by_readout
-        heads = task.heads(self.export.spec.width, len(self.train.classes), self.plan.size, self.space, own)
+        heads = task.heads(self.export.spec.width, len(self.train.classes), self.plan.batch, self.space, own)
         return Sweep(
             heads=heads,
             plan=self.plan,
-            rows=self.rows,
+            train_indices=self.train_indices,
             kinds=tuple(dict.fromkeys(kind for kinds in readouts.values() for kind in kinds)),
             readouts={name: kinds for name, kinds in readouts.items() if name in heads.readouts},
             step_heads=self.step_heads,
@@ -303,23 +328,25 @@ class Probe:
         )
 
     def step_heads(self, heads: Any, features: Mapping[str, Tensor], labels: Tensor, progress: TrainProgress) -> None:
-        """A step of this process's heads on features (B, D) of every readout and labels (B,)."""
+        """A training step of this process's heads on features (B, D) of every readout and labels (B,)."""
         heads.step(features, labels, self.task.schedule.at(1.0, progress))
 
     def count_hits(self, heads: Any) -> Tensor:
-        """How many of the images that select a head each of this process's gets right (h,) int64."""
+        """For each head of this process, how many selection images it classifies correctly (h,) int64."""
         if not heads.own:
             return torch.empty(0, dtype=torch.int64)
-        features, rows = self.evaluated
+        features, rows = self.selection_features
         return sum(heads.hits(*block) for block in self.table(features, heads.readouts).blocks(rows))
 
-    def stream(self) -> AugmentedStream:
-        """Of the training images."""
+    def stream(self) -> FeatureStream:
+        """The stream of augmented training images."""
         space = self.space
-        backbone = Backbone(self.export, space.device, space.precision, space.compiled)
-        window = self.task.shuffle_window
-        return AugmentedStream(
-            image_set=self.train, backbone=backbone, space=space, chunk=self.chunk, shuffle_window=window
+        return FeatureStream(
+            image_set=self.train,
+            backbone=Backbone(self.export, space.device, space.precision, space.compiled),
+            space=space,
+            chunk=self.chunk,
+            shuffle_window=self.task.shuffle_window,
         )
 
     @property
@@ -327,90 +354,98 @@ class Probe:
         """Images of a forward pass."""
         return self.space.batch_size or forward_batch(self.space.device)
 
-    def trained_on(self, sweep: Sweep) -> Mapping[str, Any]:
-        """The facts of the training images; with augmentation, in the form of `FeatureSet.facts`."""
+    def train_facts(self, sweep: Sweep) -> Mapping[str, Any]:
+        """Facts about the training images; with augmentation, in the form of `FeatureSet.facts`."""
         if not self.task.augment:
-            return self.gallery.facts
-        # A policy's images, whose name follows, are always decoded exactly.
+            return self.train_features.facts
+        # With a policy the name does not end in "exact": those images are always decoded exactly.
         transform = re.sub("exact$", self.space.decode, self.task.augmentation.name)
         facts = facts_of_pass(self.train, sweep.skipped, transform, self.space, self.chunk)
         if self.task.select == "holdout":
-            facts["skipped"] |= self.gallery.facts["skipped"]
+            facts["skipped"] |= self.train_features.facts["skipped"]
         return facts
 
     def warnings(self) -> list[str]:
-        """Why to doubt the numbers, a line each."""
-        lines, train, plan = [], self.train, self.plan
-        if plan.size < plan.asked:
-            lines.append(
-                f"batches of {plan.size}, all there is to train on, and not of {plan.asked}; rates are scaled by it"
+        """Reasons to doubt the numbers, one line each."""
+        warnings, train, plan = [], self.train, self.plan
+        if plan.batch < plan.requested_batch:
+            warnings.append(
+                f"batches of {plan.batch}, all there is to train on, and not of {plan.requested_batch}; rates are "
+                "scaled by it"
             )
         if self.task.select == "holdout" and (warning := without_held_out(train.labels, train.classes)):
-            lines.append(warning)
-        absent = np.setdiff1d(np.arange(len(train.classes)), self.queries.labels)
+            warnings.append(warning)
+        absent = np.setdiff1d(np.arange(len(train.classes)), self.val_features.labels)
         if len(absent):
             first = train.classes[absent[0]]
-            lines.append(f"{len(absent)} of {len(train.classes)} classes have no validation image, {first} first")
-        gallery = self.gallery
-        if constant := [kind.name for kind in self.task.kinds if are_equal(gallery[kind])]:
-            lines.append(f"the features {', '.join(constant)} are the same for all images: nothing can be learnt")
-        return lines
+            warnings.append(f"{len(absent)} of {len(train.classes)} classes have no validation image, {first} first")
+        features = self.train_features
+        if constant := [kind.name for kind in self.task.kinds if are_equal(features[kind])]:
+            warnings.append(f"the features {', '.join(constant)} are the same for all images: nothing can be learnt")
+        return warnings
 
     def hits(self, sweep: Sweep) -> dict[str, Hits]:
-        """Of the chosen heads on the validation images, in every process."""
-        table = self.table(self.queries, sweep.heads.readouts)
+        """Metric -> hits of its head on the validation images; in every process."""
+        table = self.table(self.val_features, sweep.heads.readouts)
 
-        def of_head(head: Any) -> Hits:
+        def hits_of_head(head: Any) -> Hits:
             blocks = table.blocks(np.arange(len(table.labels)))
             return joined_hits([hits_of(head.logits(features)[:, 0], labels) for features, labels in blocks])
 
-        return self.from_all(lambda: {name: of_head(head) for name, head in sweep.own_chosen().items()})
+        return self.gather_hits(
+            lambda: {metric: hits_of_head(head) for metric, head in sweep.own_reported_heads().items()}
+        )
 
-    def from_all(self, own: Callable[[], dict[str, Hits]]) -> dict[str, Hits]:
-        """The hits of all chosen heads, in every process. own: those of this process's."""
-        everywhere = {name: hits for part in self.space.world.gather_results(own) for name, hits in part.items()}
-        return {name: everywhere[name] for name in ("top1", "top1_last")}
+    def gather_hits(self, own_hits: Callable[[], dict[str, Hits]]) -> dict[str, Hits]:
+        """Metric -> hits, of all processes, in every process. own_hits: computes those of this process's heads."""
+        hits = {metric: hits for own in self.space.world.gather_results(own_hits) for metric, hits in own.items()}
+        return {metric: hits[metric] for metric in ("top1", "top1_last")}
 
-    def spending(self, sweep: Sweep, spent: bool) -> dict[str, float]:
-        """What the run cost. The sum over results is what was computed; beside it stands what was shared."""
-        spending = cost(self.gallery, self.queries)
+    def cost(self, sweep: Sweep, bears_cost: bool) -> dict[str, float]:
+        """What the run computed: "augmented_forwards" add up over results, "stream_forwards" were shared by several."""
+        spent = cost(self.train_features, self.val_features)
         if self.task.augment:
-            spending |= {"augmented_forwards": sweep.forwards * spent, "stream_forwards": sweep.followed}
-        return spending
+            forwards = sweep.augmented_forwards if bears_cost else 0
+            spent |= {"augmented_forwards": forwards, "stream_forwards": sweep.stream_forwards}
+        return spent
 
-    def outcome(self, sweep: Sweep, spent: bool = True) -> Outcome:
-        """Accuracies on the validation images of a finished training, and what they rest on. spent: with its cost,
-        which one result alone has where several tasks asked for the same training."""
-        metrics, queries, by_val = {}, self.queries, self.task.select == "val"
-        hits = self.hits(sweep)
+    def outcome(self, sweep: Sweep, bears_cost: bool = True) -> Outcome:
+        """Accuracies of a finished training on the validation images, with facts.
+
+        bears_cost: whether the result includes the cost of the training; only one of several results of the same
+        training does.
+        """
+        features, by_val = self.val_features, self.task.select == "val"
+        hits, metrics = self.hits(sweep), {}
         for name, head_hits in hits.items():
             for metric, correct in ((name, head_hits.top1), (name.replace("top1", "top5"), head_hits.top5)):
-                metrics[metric] = accuracy(correct, queries.indices, len(self.val), chosen_on_val=by_val)
+                metrics[metric] = accuracy(correct, features.indices, len(self.val), chosen_on_val=by_val)
+        _, selection_rows = self.selection_features
         facts = {
-            "train": self.trained_on(sweep),
-            "val": queries.facts,
+            "train": self.train_facts(sweep),
+            "val": features.facts,
             "selection": self.task.select,
-            **sweep.record(len(self.evaluated[1])),
+            **sweep.record(len(selection_rows)),
             "warnings": self.warnings(),
         }
-        best, spending = hits["top1"], self.spending(sweep, spent)
-        metrics["nll"] = log_likelihood(best.nll, queries.indices, len(self.val), by_val)
-        arrays = prediction_arrays(best.predicted, best.confidence, queries.indices, len(self.val))
-        outcome = Outcome(metrics=with_class_means(metrics, self.val), arrays=arrays, facts=facts, cost=spending)
-        return record_fallback(outcome, self.read, self.export.spec)
+        best, spent = hits["top1"], self.cost(sweep, bears_cost)
+        metrics["nll"] = log_likelihood(best.nll, features.indices, len(self.val), by_val)
+        arrays = prediction_arrays(best.predicted, best.confidence, features.indices, len(self.val))
+        outcome = Outcome(metrics=with_class_means(metrics, self.val), arrays=arrays, facts=facts, cost=spent)
+        return record_fallback(outcome, self.used_readouts, self.export.spec)
 
 
 def concurrent_sweeps(probes: Sequence[Probe]) -> ConcurrentSweeps:
-    """Their trainings, together: on one stream of augmented images, or one on cached features."""
+    """The trainings of probes: any number on one stream of augmented images, or a single one on cached features."""
     first = probes[0]
     world, train = first.space.world, first.train
-    shares = divided([probe.costs for probe in probes], world)
+    shares = divide_heads([probe.head_costs for probe in probes], world)
     sweeps = [probe.sweep(own) for probe, own in zip(probes, shares, strict=True)]
-    epochs: TrainEpoch
+    train_epoch: TrainEpoch
     if first.task.augment:
-        epochs = first.stream().run
+        train_epoch = first.stream().run
     else:
-        table = first.table(first.gallery, sweeps[0].heads.readouts)
-        epochs = from_cache(CachedBatches(table=table, rows=first.rows, plan=first.plan))
-    what = "linear heads" if len(probes) == 1 else f"{len(probes)} linear probes"
-    return ConcurrentSweeps(sweeps=sweeps, train_epoch=epochs, label=f"{what} on {train.title}", world=world)
+        table = first.table(first.train_features, sweeps[0].heads.readouts)
+        train_epoch = train_on_cache(CachedBatches(table=table, rows=first.train_indices, plan=first.plan))
+    heads = "linear heads" if len(probes) == 1 else f"{len(probes)} linear probes"
+    return ConcurrentSweeps(sweeps=sweeps, train_epoch=train_epoch, label=f"{heads} on {train.title}", world=world)

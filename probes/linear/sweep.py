@@ -1,11 +1,14 @@
-"""Train heads together, evaluate each after every epoch and keep the best; resumable after a kill.
+"""How are several heads trained together, and which of them is reported?
 
-Several sweeps can train on the same batches of images, each to its own end. The heads of all of them are divided among
-the processes: each process trains and evaluates its own on all batches. A signal to one process stops all after the
-same batch, with the states saved. A state names what it holds by head and depends on nothing but its sweep's settings,
-so a sweep goes on alone or beside others, on any number of processes.
+All heads of a sweep train on the same batches. They are evaluated after each epoch, and the best head so far is copied.
+Several sweeps can train side by side, each to its own end. Their heads are divided among the processes: each process
+trains and evaluates its own heads, on all images.
 
-H heads, h of them in this process, E epochs, V images.
+A signal to one process stops all of them after the same batch, with the states saved. A state names its tensors by head
+and depends on nothing but its sweep's settings. So a sweep can be resumed alone or beside others, on any number of
+processes.
+
+H heads, h of them in this process, E epochs, B images of a batch, D width.
 """
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -26,55 +29,56 @@ from engine.training.interruptions import Stopped, StopRequest, Timer, listening
 from engine.training.schedules import TrainProgress
 from engine.training.states import State, load_state, newest_intact, save_state, states
 from probes.features.kinds import FeatureKind
-from probes.linear.augmented import Augmentation
 from probes.linear.batches import CachedBatches, EpochPlan, Readouts
-from probes.linear.heads import LR_BATCH, Head, Heads
+from probes.linear.heads import LR_BATCH, Head
+from probes.linear.train_transform import Augmentation
 
-# A step of heads on features (B, D) of every readout and labels (B,).
+# A training step of heads on features (B, D) of every readout and labels (B,).
 StepHeads = Callable[[Any, Mapping[str, Tensor], Tensor, TrainProgress], object]
-CountHits = Callable[[Any], Tensor]  # heads -> number of selection images that each own head gets right (h,)
+CountHits = Callable[
+    [Any], Tensor
+]  # heads -> for each own head, how many selection images it classifies correctly (h,)
 
 
 @dataclass(kw_only=True)
 class Sweep:
-    """A training of several heads, of which this process has its share."""
+    """The training of several heads, some of them in this process. Selection images choose head and epoch."""
 
-    heads: Any  # Heads, or AttentiveHeads, which have the same functions
+    heads: Any  # Heads or AttentiveHeads, which have the same methods
     plan: EpochPlan
-    rows: np.ndarray  # (n,) images of the set that it trains on
-    kinds: Sequence[FeatureKind]  # that all heads read
-    readouts: Readouts  # that the heads of this process read
+    train_indices: np.ndarray  # (n,) images of the set that it trains on
+    kinds: Sequence[FeatureKind]  # features that all heads read
+    readouts: Readouts  # features that the heads of this process read
     step_heads: StepHeads
     count_hits: CountHits
     epochs: int  # of the whole training
     folder: Path  # of the training states
-    augmentation: Augmentation  # of the images that it trains on, unless they are cached features
-    history: np.ndarray = field(init=False)  # (E, H) selection images right after each epoch, -1 once diverged
-    diverged: np.ndarray = field(init=False)  # (H,) first step with a loss that was not finite, -1 where there is none
+    augmentation: Augmentation  # of the training images; unused with cached features
+    history: np.ndarray = field(init=False)  # (E, H) correct selection images after each epoch; -1 once diverged
+    diverged: np.ndarray = field(init=False)  # (H,) first step with a loss that is not finite; -1: none
     epoch: int = 0  # epochs done
     iteration: int = 0  # batches done of the next epoch
-    best: Heads | None = None  # copy of the best head so far, the first of equals, if it is this process's
-    best_place: int = -1  # its place among the heads
-    best_epoch: int = -1  # the epoch, from 0, that it is from
+    best_copy: Any = None  # copy of the best head so far, the first of equals; None if another process trains it
+    best_index: int = -1  # of the best head
+    best_epoch: int = -1  # epoch, from 0, after which it was best
     skipped: dict[int, str] = field(default_factory=dict)  # image -> why it could not be read
-    followed: int = 0  # augmented images that went through the backbone in its epochs of this run
-    forwards: int = 0  # its share of them, where other sweeps read them too
-    error: ValueError | None = None  # why it cannot go on
+    stream_forwards: int = 0  # forward passes, in augmented images, during its epochs of this run
+    augmented_forwards: int = 0  # its share of them, if other sweeps train on the same images
+    error: ValueError | None = None  # why the training cannot go on
 
     def __post_init__(self) -> None:
         self.history = np.full((self.epochs, len(self.heads.heads)), -1, np.int64)
         self.diverged = np.full(len(self.heads.heads), -1, np.int64)
 
     @property
-    def is_over(self) -> bool:
-        """Whether there is nothing left to train."""
+    def is_finished(self) -> bool:
+        """Whether nothing is left to train, at the end or after an error."""
         return self.error is not None or self.epoch == self.epochs
 
     @property
     def progress(self) -> TrainProgress:
-        """How far the training is."""
-        step = self.epoch * self.plan.count + self.iteration
-        return TrainProgress(step=step, steps_per_epoch=self.plan.count, epochs=self.epochs)
+        step = self.epoch * self.plan.steps_per_epoch + self.iteration
+        return TrainProgress(step=step, steps_per_epoch=self.plan.steps_per_epoch, epochs=self.epochs)
 
     def step(self, number: int, features: Mapping[str, Tensor], labels: Tensor) -> None:
         """Train the own heads on batch `number` of the epoch: features (B, D) of every readout, labels (B,)."""
@@ -83,115 +87,125 @@ class Sweep:
             self.step_heads(self.heads, features, labels, self.progress)
         self.iteration = number + 1
 
-    def counted(self) -> np.ndarray:
-        """Of the own heads (2, h): selection images right, and `diverged`."""
+    def evaluate(self) -> np.ndarray:
+        """For each own head the number of correct selection images, and its entry in `diverged` (2, h)."""
         return np.stack([self.count_hits(self.heads).cpu().numpy(), self.heads.diverged.cpu().numpy()])
 
-    def end_epoch(self, parts: Sequence[np.ndarray]) -> None:
-        """Record what all processes `counted`, in the order of ranks, and copy the best head. Sets `error` if
-        all heads have diverged."""
-        counts, self.diverged = np.concatenate(parts, axis=1)
-        alive = self.diverged < 0
-        if not alive.any():
-            place = int(self.diverged.argmax())
-            head: Head = self.heads.heads[place]
+    def finish_epoch(self, evaluations: Sequence[np.ndarray]) -> None:
+        """Record an epoch and copy the best head. Sets `error` if all heads have diverged.
+
+        evaluations: what `evaluate` returned in each process, in the order of ranks.
+        """
+        counts, self.diverged = np.concatenate(evaluations, axis=1)
+        converging = self.diverged < 0
+        if not converging.any():
+            last = int(self.diverged.argmax())
+            head: Head = self.heads.heads[last]
             self.error = ValueError(
-                f"the loss is no finite number from step {self.diverged[place]} on, with learning rate {head.lr:g} on "
+                f"the loss is no finite number from step {self.diverged[last]} on, with learning rate {head.lr:g} on "
                 f"{head.readout}, nor for any other head; give smaller learning rates (lrs)"
             )
             return
-        hits = np.where(alive, counts, -1)
+        hits = np.where(converging, counts, -1)
         self.history[self.epoch] = hits
-        place = int(hits.argmax())
-        kept = self.best_place >= 0 and alive[self.best_place]
-        if not kept or hits[place] > self.history[self.best_epoch, self.best_place]:
-            self.best = self.heads.alone(place) if place in self.heads.own else None
-            self.best_place, self.best_epoch = place, self.epoch
+        best = int(hits.argmax())
+        has_best = self.best_index >= 0 and converging[self.best_index]  # a head that diverges later does not count
+        if not has_best or hits[best] > self.history[self.best_epoch, self.best_index]:
+            self.best_copy = self.heads.copy_head(best) if best in self.heads.own else None
+            self.best_index, self.best_epoch = best, self.epoch
         self.epoch, self.iteration = self.epoch + 1, 0
 
     @property
-    def last_place(self) -> int:
+    def best_last_index(self) -> int:
         """The head that is best after the last epoch."""
         return int(self.history[-1].argmax())
 
-    def own_chosen(self) -> dict[str, Heads]:
-        """By metric, the best head and the last epoch's best, those that are this process's."""
-        heads = {"top1": self.best} if self.best is not None else {}
-        if self.last_place in self.heads.own:
-            heads["top1_last"] = self.heads.alone(self.last_place)
+    def own_reported_heads(self) -> dict[str, Any]:
+        """Metric -> the head that it reports: the best head and epoch, and the best after the last epoch.
+
+        Only heads that this process trains.
+        """
+        heads = {"top1": self.best_copy} if self.best_copy is not None else {}
+        if self.best_last_index in self.heads.own:
+            heads["top1_last"] = self.heads.copy_head(self.best_last_index)
         return heads
 
-    def record(self, evaluated: int) -> dict[str, Any]:
-        """JSON values: accuracy of every head on the `evaluated` selection images in percent, and the selected one."""
-        grid = [self.record_of(place, evaluated) for place in range(len(self.heads.heads))]
+    def record(self, selection_images: int) -> dict[str, Any]:
+        """JSON values: accuracies in percent on the `selection_images`, of every head and of the selected one."""
+        grid = [self.head_record(index, selection_images) for index in range(len(self.heads.heads))]
         return {
-            "selection_images": evaluated,
-            "training_images": self.plan.rows,
-            "batch": self.plan.size,
-            "steps_per_epoch": self.plan.count,
-            "chosen": grid[self.best_place] | {"epoch": self.best_epoch + 1},
-            "chosen_history": (100 * self.history[:, self.best_place] / evaluated).tolist(),  # after each epoch
-            "chosen_last": grid[self.last_place],
+            "selection_images": selection_images,
+            "training_images": self.plan.images,
+            "batch": self.plan.batch,
+            "steps_per_epoch": self.plan.steps_per_epoch,
+            "chosen": grid[self.best_index] | {"epoch": self.best_epoch + 1},
+            "chosen_history": (100 * self.history[:, self.best_index] / selection_images).tolist(),  # after each epoch
+            "chosen_last": grid[self.best_last_index],
             "grid": grid,
         }
 
-    def record_of(self, place: int, evaluated: int) -> dict[str, Any]:
-        head, diverged = self.heads.heads[place], int(self.diverged[place])
-        asked = head.lr * LR_BATCH / self.plan.size
-        settings = {"readout": head.readout, "lr": asked, "weight_decay": head.weight_decay, "lr_effective": head.lr}
-        if diverged >= 0:
-            return settings | {"diverged_at_step": diverged}
-        scores = 100 * self.history[:, place] / evaluated
-        best = int(scores.argmax())
-        return settings | {"best": float(scores[best]), "best_epoch": best + 1, "last": float(scores[-1])}
+    def head_record(self, index: int, selection_images: int) -> dict[str, Any]:
+        """JSON values of one head: its settings, and accuracies in percent or when it diverged."""
+        head, diverged_at = self.heads.heads[index], int(self.diverged[index])
+        lr = head.lr * LR_BATCH / self.plan.batch  # as set
+        settings = {"readout": head.readout, "lr": lr, "weight_decay": head.weight_decay, "lr_effective": head.lr}
+        if diverged_at >= 0:
+            return settings | {"diverged_at_step": diverged_at}
+        accuracies = 100 * self.history[:, index] / selection_images
+        best = int(accuracies.argmax())
+        return settings | {"best": float(accuracies[best]), "best_epoch": best + 1, "last": float(accuracies[-1])}
 
     def tensors(self) -> dict[str, Tensor]:
-        """This process's part of a state."""
+        """This process's tensors of a state."""
         tensors = {f"heads.{name}": value for name, value in self.heads.state().items()}
-        return tensors | ({f"best.{name}": value for name, value in self.best.state().items()} if self.best else {})
+        if self.best_copy:
+            tensors |= {f"best.{name}": value for name, value in self.best_copy.state().items()}
+        return tensors
 
-    def state(self, parts: Sequence[Mapping[str, Tensor]]) -> State:
-        """The whole state. parts: the `tensors` of all processes."""
-        tensors = {name: value for part in parts for name, value in part.items()}
+    def state(self, tensors_by_rank: Sequence[Mapping[str, Tensor]]) -> State:
+        """The whole state, from the `tensors` of all processes."""
+        tensors = {name: value for own_tensors in tensors_by_rank for name, value in own_tensors.items()}
         tensors["history"] = torch.from_numpy(self.history)
         facts = {
             "epoch": self.epoch,
             "iteration": self.iteration,
-            "best_place": self.best_place,
+            "best_place": self.best_index,
             "best_epoch": self.best_epoch,
             "skipped": {str(index): reason for index, reason in self.skipped.items()},
         }
         return State(tensors=tensors, facts=facts)
 
     def load(self, path: Path) -> None:
-        """Go on from a state, whichever processes had which heads in it."""
+        """Resume from a state, however the heads were divided among processes when it was written."""
         state = load_state(path)
         facts = state.facts
-        heads = state.under("heads.")
-        self.heads.load(heads)
-        self.diverged = np.array([int(heads[f"{place}.diverged"]) for place in range(len(self.heads.heads))])
+        head_tensors = state.under("heads.")
+        self.heads.load(head_tensors)
+        self.diverged = np.array([int(head_tensors[f"{index}.diverged"]) for index in range(len(self.heads.heads))])
         self.epoch, self.iteration = facts["epoch"], facts["iteration"]
-        self.best_place, self.best_epoch = facts["best_place"], facts["best_epoch"]
+        self.best_index, self.best_epoch = facts["best_place"], facts["best_epoch"]
         self.skipped.update({int(index): reason for index, reason in facts["skipped"].items()})
-        if self.best_place in self.heads.own:
-            self.best = self.heads.alone(self.best_place)
-            self.best.load(state.under("best."))
+        if self.best_index in self.heads.own:
+            self.best_copy = self.heads.copy_head(self.best_index)
+            self.best_copy.load(state.under("best."))
         self.history = state.tensors["history"].numpy().copy()
 
 
 SAVE_EVERY = 10.0  # least seconds between two states; that of 45 heads of 1000 classes is a file of 140 MB
 
-# Gives sweeps the rest of their batches of an epoch, and calls the function between batches.
+# Trains sweeps on the remaining batches of an epoch, and calls the function between batches.
 TrainEpoch = Callable[[int, Sequence[Sweep], Callable[[], None]], None]
 
 
-def divided(costs: Sequence[Sequence[int]], world: World) -> list[range]:
-    """The heads of every sweep that this process trains: neighbours, of nearly the same cost as those of the others.
+def divide_heads(costs: Sequence[Sequence[int]], world: World) -> list[range]:
+    """For each sweep the heads that this process trains. All processes have about the same cost, of neighbouring heads.
 
-    costs: of every head of every sweep. A head belongs to the process in whose share of the whole cost its middle lies.
+    costs: of each head of each sweep, which lie side by side. A head goes to the process whose equal share of the total
+    cost contains its middle.
     """
     total, before, shares = sum(map(sum, costs)), 0, []
     for head_costs in costs:
+        # Twice the middles, so that they are integers.
         middles = [2 * (before + end) - cost for end, cost in zip(accumulate(head_costs), head_costs, strict=True)]
         ranks = [min(middle * world.size // (2 * total), world.size - 1) for middle in middles]
         start = sum(rank < world.rank for rank in ranks)
@@ -200,62 +214,63 @@ def divided(costs: Sequence[Sequence[int]], world: World) -> list[range]:
     return shares
 
 
-def from_cache(batches: CachedBatches) -> TrainEpoch:
-    """Epochs of one sweep on cached features."""
+def train_on_cache(batches: CachedBatches) -> TrainEpoch:
+    """Trains a single sweep on cached features."""
 
-    def train(epoch: int, sweeps: Sequence[Sweep], pause: Callable[[], None]) -> None:
+    def train_epoch(epoch: int, sweeps: Sequence[Sweep], between_batches: Callable[[], None]) -> None:
         (sweep,) = sweeps
 
         def step(number: int, features: Mapping[str, Tensor], labels: Tensor) -> None:
-            pause()
+            between_batches()
             sweep.step(number, features, labels)
 
         batches.run(epoch, step, sweep.iteration)
 
-    return train
+    return train_epoch
 
 
 @dataclass(kw_only=True)
 class ConcurrentSweeps:
-    """Sweeps of different folders, and what trains them for an epoch."""
+    """Sweeps that train side by side, with a folder of states each. All processes call all methods together."""
 
     sweeps: Sequence[Sweep]
     train_epoch: TrainEpoch
-    label: str  # for the user
+    label: str  # of the progress bar and of messages
     world: World = field(default_factory=World)
     request: StopRequest = field(default_factory=StopRequest)
 
     def __post_init__(self) -> None:
-        self.saving = Timer(SAVE_EVERY)
-        self.kept = {sweep.folder for sweep in self.sweeps}  # of the sweeps that were not yielded yet
-        self.saved: dict[Path, tuple[int, int]] = {}  # folder -> epoch and iteration of its newest state
+        self.save_timer = Timer(SAVE_EVERY)
+        self.unfinished = {sweep.folder for sweep in self.sweeps}  # folders of the sweeps that were not yielded yet
+        self.saved_at: dict[Path, tuple[int, int]] = {}  # folder -> epoch and iteration of its newest state
 
     def run(self) -> Iterator[Sweep]:
-        """Train all to the end, from the newest state of each; yield each as soon as it is over, or failed.
+        """Train all sweeps to the end, from their newest states; yield each as soon as it is finished or has failed.
 
-        Stopped, after saving the states, where a signal asks to stop.
-        Waits while another run does one of these trainings, and then finds its state.
+        A second run of the same trainings waits for the first one, and then finds its states. Raises Stopped after
+        saving all states if a signal asks to stop.
         """
-        with ExitStack() as held:
-            self.world.on_rank0(lambda: self.lock(held))
+        with ExitStack() as stack:
+            self.world.on_rank0(lambda: self.lock(stack))
             for sweep in self.sweeps:
                 self.resume(sweep)
-            self.bar = held.enter_context(Progress(self.label, self.steps, "steps", quiet=not self.world.is_rank0))
-            self.bar.resume(self.done)
-            held.enter_context(listening(self.request.ask))
+            bar = Progress(self.label, self.total_steps, "steps", quiet=not self.world.is_rank0)
+            self.bar = stack.enter_context(bar)
+            self.bar.resume(self.steps_done)
+            stack.enter_context(listening(self.request.ask))
             try:
                 yield from self.train()
             except Stopped:
-                self.save(self.kept)
+                self.save(self.unfinished)
                 raise
 
-    def lock(self, held: ExitStack) -> None:
-        """Keep other runs from the same trainings until `held` is left."""
+    def lock(self, stack: ExitStack) -> None:
+        """Keep other runs from these trainings until `stack` is closed."""
         for folder in sorted(sweep.folder for sweep in self.sweeps):
-            held.enter_context(locked(folder.with_suffix(".lock"), "it trains the same heads"))
+            stack.enter_context(locked(folder.with_suffix(".lock"), "it trains the same heads"))
 
     def resume(self, sweep: Sweep) -> None:
-        """Load the newest state of the same training."""
+        """Load the sweep's newest state, if there is one."""
         try:
             path = self.world.on_rank0(lambda: newest_intact(sweep.folder))
         except ValueError as error:  # all its states are broken: the others can still train
@@ -263,68 +278,71 @@ class ConcurrentSweeps:
             return
         if path is not None:
             self.world.on_all_ranks(lambda: sweep.load(path))
-            self.saved[sweep.folder] = sweep.epoch, sweep.iteration
+            self.saved_at[sweep.folder] = sweep.epoch, sweep.iteration
 
     @property
-    def steps(self) -> int:
+    def total_steps(self) -> int:
         return sum(sweep.progress.steps for sweep in self.sweeps)
 
     @property
-    def done(self) -> int:
+    def steps_done(self) -> int:
         return sum(sweep.progress.step for sweep in self.sweeps)
 
     def train(self) -> Iterator[Sweep]:
-        """Train for the remaining epochs. A sweep whose state is ahead of the others waits for them."""
-        yield from self.yield_finished([sweep for sweep in self.sweeps if sweep.is_over])
-        while left := [sweep for sweep in self.sweeps if not sweep.is_over]:
-            epoch = min(sweep.epoch for sweep in left)
-            now = [sweep for sweep in left if sweep.epoch == epoch]
-            self.train_epoch(epoch, now, self.pause)
-            self.end_epoch(now)
-            self.pause()
-            over = [sweep for sweep in now if sweep.is_over]
-            self.save_finished([sweep.folder for sweep in over])
-            yield from self.yield_finished(over)
+        """Train the remaining epochs. A sweep whose state is ahead of the others waits for them."""
+        yield from self.yield_finished(self.sweeps)
+        while remaining := [sweep for sweep in self.sweeps if not sweep.is_finished]:
+            epoch = min(sweep.epoch for sweep in remaining)
+            current = [sweep for sweep in remaining if sweep.epoch == epoch]
+            self.train_epoch(epoch, current, self.save_or_stop)
+            self.finish_epoch(current)
+            self.save_or_stop()
+            self.save_ends(current)
+            yield from self.yield_finished(current)
 
-    def save_finished(self, folders: Sequence[Path]) -> None:
-        """Save the end of trainings of which a state is on disk: it should not be older than the end."""
+    def finish_epoch(self, sweeps: Sequence[Sweep]) -> None:
+        """Evaluate the heads after an epoch, each process its own."""
+        evaluations_by_rank = self.world.gather_results(lambda: [sweep.evaluate() for sweep in sweeps])
+        for sweep, evaluations in zip(sweeps, zip(*evaluations_by_rank, strict=True), strict=True):
+            sweep.finish_epoch(evaluations)
+
+    def save_ends(self, sweeps: Sequence[Sweep]) -> None:
+        """Save finished sweeps that have a state on disk, so that the next run does not repeat their last epochs."""
+        folders = [sweep.folder for sweep in sweeps if sweep.is_finished]
         self.save(self.world.on_rank0(lambda: [folder for folder in folders if states(folder)]))
 
-    def end_epoch(self, sweeps: Sequence[Sweep]) -> None:
-        """Evaluate the heads of some sweeps, each process its own."""
-        parts = self.world.gather_results(lambda: [sweep.counted() for sweep in sweeps])
-        for sweep, of_sweep in zip(sweeps, zip(*parts, strict=True), strict=True):
-            sweep.end_epoch(of_sweep)
+    def yield_finished(self, sweeps: Sequence[Sweep]) -> Iterator[Sweep]:
+        for sweep in sweeps:
+            if sweep.is_finished:
+                self.unfinished.discard(sweep.folder)
+                yield sweep
 
-    def yield_finished(self, over: Sequence[Sweep]) -> Iterator[Sweep]:
-        for sweep in over:
-            self.kept.discard(sweep.folder)
-            yield sweep
-
-    def pause(self) -> None:
-        """Between batches: stop if a signal asked one of the processes to, and save if it is time to."""
-        self.bar.advance(self.done - self.bar.done)
-        flags = self.world.gather_results(lambda: (self.request.asked, self.saving.is_due()))
+    def save_or_stop(self) -> None:
+        """Save the states if it is time to; raise Stopped if any process was asked to stop. Called between batches."""
+        self.bar.advance(self.steps_done - self.bar.done)
+        flags = self.world.gather_results(lambda: (self.request.asked, self.save_timer.is_due()))
         if any(asked for asked, _ in flags):
             folder = self.sweeps[0].folder
-            raise Stopped.after(self.done, self.steps, self.label, folder if len(self.sweeps) == 1 else folder.parent)
-        if flags[0][1]:
-            self.save(self.kept)
+            where = folder if len(self.sweeps) == 1 else folder.parent
+            raise Stopped.after(self.steps_done, self.total_steps, self.label, where)
+        _, is_due_on_rank0 = flags[0]
+        if is_due_on_rank0:
+            self.save(self.unfinished)
 
     def save(self, folders: Collection[Path]) -> None:
-        """Write the states of the sweeps of some folders, unless they are as they were written or read last."""
-        due = [sweep for sweep in self.sweeps if sweep.folder in folders and not sweep.error]
-        with self.saving if due else nullcontext():
-            for sweep in due:
-                at = sweep.epoch, sweep.iteration
-                if self.saved.get(sweep.folder) != at:
-                    self.write(sweep)
-                    self.saved[sweep.folder] = at
+        """Write the states of the sweeps of some folders, unless nothing has changed since their last states."""
+        sweeps = [sweep for sweep in self.sweeps if sweep.folder in folders and not sweep.error]
+        with self.save_timer if sweeps else nullcontext():
+            for sweep in sweeps:
+                now = sweep.epoch, sweep.iteration
+                if self.saved_at.get(sweep.folder) != now:
+                    self.write_state(sweep)
+                    self.saved_at[sweep.folder] = now
 
-    def write(self, sweep: Sweep) -> None:
-        parts = self.world.gather_on_rank0(
+    def write_state(self, sweep: Sweep) -> None:
+        tensors_by_rank = self.world.gather_on_rank0(
             {name: tensor.cpu().contiguous() for name, tensor in sweep.tensors().items()}
         )
-        # An epoch's last batch and its evaluation are two places, the later one the newer state.
-        place = sweep.epoch * (sweep.plan.count + 1) + sweep.iteration
-        self.world.on_rank0(lambda: save_state(sweep.folder, place, sweep.state(parts)))
+        # An epoch has one number more than batches: after its last batch, and after its evaluation.
+        number = sweep.epoch * (sweep.plan.steps_per_epoch + 1) + sweep.iteration
+        self.world.on_rank0(lambda: save_state(sweep.folder, number, sweep.state(tensors_by_rank)))

@@ -37,10 +37,11 @@ from probes.linear.attention import (
     ep_optimizer,
     torch_adamw,
 )
-from probes.linear.augmented import Augmentation, AugmentedStream
 from probes.linear.heads import LR_BATCH, Head
 from probes.linear.probe import Probe, SweepTask
+from probes.linear.stream import FeatureStream
 from probes.linear.sweep import Sweep
+from probes.linear.train_transform import Augmentation
 from probes.scores import Hits, hits_of, joined_hits
 from probes.splits import open_splits
 
@@ -111,7 +112,7 @@ class Attentive(SweepTask):
         return [Head(readout=self.readout, lr=lr * scale, weight_decay=decay, schedule=fall, decay=fall), *heads]
 
     @property
-    def rates(self) -> list[tuple[float, float]]:
+    def decays_and_lrs(self) -> list[tuple[float, float]]:
         return [(head.weight_decay, head.lr) for head in self.grid(1.0)]
 
     @property
@@ -156,38 +157,38 @@ class Attentive(SweepTask):
     def passes(self, images: Mapping[str, int]) -> dict[str, int]:
         """Images of forward passes: crops that heads train on, and those without augmentation, which select a head
         after each epoch or are reported in the end; of each once for what is on disk."""
-        plan, held = self.divided_images(images["train"])
+        plan, held = self.epoch_plan(images["train"])
         judged, val = held or images["val"], images["val"]
-        crops = self.epochs * min(plan.rows, plan.count * plan.size)
+        crops = self.epochs * plan.images_per_epoch
         return {"crops": crops, "plain": val + held, "judged": self.epochs * judged + val}
 
     def summary(self, spec: FrozenSpec, images: Mapping[str, int]) -> dict[str, Any]:
         self.check_network(spec)
-        plan, _ = self.divided_images(images["train"])
-        sizes = {"image size": spec.image_size, "heads": len(self.rates), "tokens": self.tokens(spec)}
-        steps = {"epochs": self.epochs, "steps": self.epochs * plan.count, "batch": plan.size}
+        plan, _ = self.epoch_plan(images["train"])
+        sizes = {"image size": spec.image_size, "heads": len(self.decays_and_lrs), "tokens": self.tokens(spec)}
+        steps = {"epochs": self.epochs, "steps": self.epochs * plan.steps_per_epoch, "batch": plan.batch}
         passes = {"forward passes": sum(self.passes(images).values()), "shared stream": self.augmentation.name}
         return sizes | steps | passes
 
     def cost(self, scale: Scale) -> Work:
         spec, passes = scale.spec, self.passes(scale.images)
-        plan, _ = self.divided_images(scale.images["train"])
+        plan, _ = self.epoch_plan(scale.images["train"])
         tokens, parameters = self.tokens(spec), self.parameters(spec.width, scale.classes)
-        flops = 2.0 * len(self.rates) * (parameters + 2 * tokens * spec.width * self.rows(spec.width))
-        flops += len(self.rates) * 24.0 * (self.blocks - 1) * tokens * spec.width**2
+        flops = 2.0 * len(self.decays_and_lrs) * (parameters + 2 * tokens * spec.width * self.rows(spec.width))
+        flops += len(self.decays_and_lrs) * 24.0 * (self.blocks - 1) * tokens * spec.width**2
         parts = (
             feature_pass(spec, passes["crops"], "augmented", "crops"),
             feature_pass(spec, passes["plain"], "val and held out"),
             feature_pass(spec, passes["judged"], "tokens of images that judge"),
-            Part(kind="head steps", count=self.epochs * plan.count, flops=3 * flops * plan.size),
+            Part(kind="head steps", count=self.epochs * plan.steps_per_epoch, flops=3 * flops * plan.batch),
             Part(kind="head images", count=passes["judged"], flops=flops),
         )
         # Gathered pieces and the batch cut out of them; of a head weights, gradients and two moments.
-        batch = 2 * FLOAT * plan.size * tokens * spec.width
-        weights = 4 * FLOAT * len(self.rates) * parameters
+        batch = 2 * FLOAT * plan.batch * tokens * spec.width
+        weights = 4 * FLOAT * len(self.decays_and_lrs) * parameters
         disk = feature_bytes(spec, passes["plain"]) + 2 * weights
         memory = forward_bytes(scale) + batch + weights
-        return Work(parts=parts, iterations=self.epochs * plan.count, memory=memory, disk=disk)
+        return Work(parts=parts, iterations=self.epochs * plan.steps_per_epoch, memory=memory, disk=disk)
 
     def parameters(self, width: int, classes: int) -> int:
         """Numbers that a head trains."""
@@ -214,16 +215,17 @@ class Attentive(SweepTask):
 
 @dataclass(frozen=True, kw_only=True)
 class AttentiveProbe(Probe):
-    """The training of attentive heads; `gallery` and `queries` say which images can be read, and hold their means."""
+    """The training of attentive heads; `train_features` and `val_features` say which images can be read, and hold their
+    means."""
 
     task: Attentive
 
     @property
-    def costs(self) -> list[int]:
-        return [self.task.parameters(self.export.spec.width, len(self.train.classes))] * len(self.task.rates)
+    def head_costs(self) -> list[int]:
+        return [self.task.parameters(self.export.spec.width, len(self.train.classes))] * len(self.task.decays_and_lrs)
 
     @cached_property
-    def plain_stream(self) -> AugmentedStream:
+    def plain_stream(self) -> FeatureStream:
         """Of images without augmentation: the machinery is the same."""
         return self.stream()
 
@@ -240,7 +242,7 @@ class AttentiveProbe(Probe):
             judge({readout: rows}, labels[places.start : places.stop].to(rows.device))
 
         transform = transform_of(self.export, self.space, self.task)
-        self.plain_stream.send(readable, transform, [kinds], spans, consume)
+        self.plain_stream.compute_features(readable, transform, [kinds], spans, consume)
 
     def step_heads(self, heads: Any, features: Mapping[str, Tensor], labels: Tensor, progress: TrainProgress) -> None:
         width = self.export.spec.width
@@ -253,25 +255,25 @@ class AttentiveProbe(Probe):
             if heads.own:
                 hits.add_(heads.hits(tokens, labels).cpu())
 
-        images = self.val if self.task.select == "val" else self.train.subset(self.held, "held-out")
-        self.judge_by(self.evaluated[0], images, judge)
+        images = self.val if self.task.select == "val" else self.train.subset(self.held_out_indices, "held-out")
+        self.judge_by(self.selection_features[0], images, judge)
         return hits
 
     def hits(self, sweep: Sweep) -> dict[str, Hits]:
-        chosen = sweep.own_chosen()
+        chosen = sweep.own_reported_heads()
         parts: dict[str, list[Hits]] = {name: [] for name in chosen}
 
         def judge(tokens: dict[str, Tensor], labels: Tensor) -> None:
             for name, head in chosen.items():
                 parts[name].append(hits_of(head.logits(tokens)[:, 0], labels))
 
-        self.judge_by(self.queries, self.val, judge)
-        return self.from_all(lambda: {name: joined_hits(of_one) for name, of_one in parts.items()})
+        self.judge_by(self.val_features, self.val, judge)
+        return self.gather_hits(lambda: {name: joined_hits(of_one) for name, of_one in parts.items()})
 
-    def spending(self, sweep: Sweep, spent: bool) -> dict[str, float]:
-        spending = super().spending(sweep, spent)
-        tokens = self.task.epochs * len(self.evaluated[1]) + len(self.queries)
-        return spending | {"forwards": spending["forwards"] + spending["augmented_forwards"] + tokens}
+    def cost(self, sweep: Sweep, bears_cost: bool) -> dict[str, float]:
+        cost = super().cost(sweep, bears_cost)
+        tokens = self.task.epochs * len(self.selection_features[1]) + len(self.val_features)
+        return cost | {"forwards": cost["forwards"] + cost["augmented_forwards"] + tokens}
 
 
 MAE_CROPS = Attentive(crop_rule="mae", train_interpolation="bicubic", drop_last=True)

@@ -89,7 +89,7 @@ class Linear(HeadSettings, SweepTask):
         grid = [
             Head(readout=readout, lr=lr * batch / LR_BATCH, weight_decay=weight_decay)
             for readout in self.readouts
-            for weight_decay, lr in self.rates
+            for weight_decay, lr in self.decays_and_lrs
         ]
         widths = self.widths(width)
         return Heads(grid, widths, classes, self, batch=batch, seed=space.seed, device=space.device, own=own)
@@ -109,7 +109,7 @@ class Linear(HeadSettings, SweepTask):
         wanted = {**self.features(export, space), **space.wanted} if self.layers == "all" else space.wanted
         return super().probe(export, replace(space, wanted=wanted))
 
-    def completed(self, outcome: Outcome, probe: Probe, sweep: Sweep) -> Outcome:
+    def with_further_evaluations(self, outcome: Outcome, probe: Probe, sweep: Sweep) -> Outcome:
         alone = {
             Readout.parse(readout).block: replace(self, layers="last", readouts=(readout,))
             for readout in self.of_every_block(probe.export.spec).readouts[len(self.readouts) :]
@@ -123,21 +123,21 @@ class Linear(HeadSettings, SweepTask):
         return {transform_of(export, space, self).name: self.of_every_block(export.spec).kinds}
 
     def summary(self, spec: FrozenSpec, images: Mapping[str, int]) -> dict[str, Any]:
-        readouts, (plan, held) = self.of_every_block(spec).readouts, self.divided_images(images["train"])
-        trained = self.epochs * min(plan.rows, plan.count * plan.size) + held if self.augment else images["train"]
+        readouts, (plan, held) = self.of_every_block(spec).readouts, self.epoch_plan(images["train"])
+        trained = self.epochs * plan.images_per_epoch + held if self.augment else images["train"]
         heads = len(self.lrs) * len(readouts) * len(self.weight_decays)
-        steps, passes = self.epochs * plan.count, trained + images["val"]
+        steps, passes = self.epochs * plan.steps_per_epoch, trained + images["val"]
         summary = {"image size": spec.image_size, "heads": heads, "epochs": self.epochs, "steps": steps}
         shared = {"shared stream": self.augmentation.name} if self.augment else {}
-        return summary | {"batch": plan.size, "forward passes": passes} | shared
+        return summary | {"batch": plan.batch, "forward passes": passes} | shared
 
     def cost(self, scale: Scale) -> Work:
         """All heads, trained on the training images and judged by those held out, or else by those of validation. A
         step costs two products with the features, one for the logits and one for the gradient."""
         spec, train, val, classes = scale.spec, scale.images["train"], scale.images["val"], scale.classes
-        task, (plan, held) = self.of_every_block(spec), self.divided_images(train)
-        widths = [width for width in task.widths(spec.width).values() for _ in task.rates]
-        seen = min(plan.rows, plan.count * plan.size)
+        task, (plan, held) = self.of_every_block(spec), self.epoch_plan(train)
+        widths = [width for width in task.widths(spec.width).values() for _ in task.decays_and_lrs]
+        seen = plan.images_per_epoch
         product = 2.0 * sum(widths) * classes
         passes = (
             (feature_pass(spec, task.epochs * seen, "augmented", "crops"), feature_pass(spec, held, "held out"))
@@ -147,13 +147,13 @@ class Linear(HeadSettings, SweepTask):
         parts = (
             *passes,
             feature_pass(spec, val, "val"),
-            Part(kind="head steps", count=task.epochs * plan.count, flops=2 * product * plan.size),
+            Part(kind="head steps", count=task.epochs * plan.steps_per_epoch, flops=2 * product * plan.batch),
             Part(kind="head images", count=task.epochs * (held or val) + val, flops=product),
         )
         kept = feature_bytes(spec, val + (held if task.augment else train), len(task.kinds))
         weights = 3 * FLOAT * sum(widths) * classes  # with momentum and gradient
-        memory = forward_bytes(scale) + weights + FLOAT * plan.size * (sum(widths) / len(widths) + 3 * classes)
-        return Work(parts=parts, iterations=task.epochs * plan.count, memory=memory, disk=kept + 2 * weights)
+        memory = forward_bytes(scale) + weights + FLOAT * plan.batch * (sum(widths) / len(widths) + 3 * classes)
+        return Work(parts=parts, iterations=task.epochs * plan.steps_per_epoch, memory=memory, disk=kept + 2 * weights)
 
     def benchmark(self, export: FrozenExport, space: Workspace, seconds: float) -> dict[Kind, float]:
         """On noise around class means, of which heads become sure within a few steps, as in training: their gradients

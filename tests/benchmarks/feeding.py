@@ -27,7 +27,7 @@ from imagesets.transforms import EvalTransform, Photo, fast_decoded, planes
 from pretrain.parts.colours import Colours
 from pretrain.parts.views import crop, multi_crop, view
 from probes.features.extract import Reader
-from probes.linear.augmented import Crops, TrainTransform
+from probes.linear.train_transform import MultiTransform, TrainTransform
 
 BATCH = 32
 WINDOW = (20, 20, 320, 320)  # a crop of about the usual area
@@ -74,7 +74,7 @@ def stages(images: ImageSet) -> dict[str, Callable[[int], object]]:
     decoded = [decode_rgb(data, "") for data in encoded]
     pixels = [fast_decoded(data, "").expand(3, -1, -1) for data in encoded]
     small = [image.resize((224, 224)) for image in decoded]
-    epoch = dict(interpolation="bilinear", rule="torchvision", seed=0, names=np.arange(len(images)))
+    epoch = dict(interpolation="bilinear", rule="torchvision", seed=0, image_numbers=np.arange(len(images)))
     left, top, right, bottom = WINDOW
 
     def bare(index: int) -> np.ndarray:
@@ -86,7 +86,7 @@ def stages(images: ImageSet) -> dict[str, Callable[[int], object]]:
     def train(count: int, decode: str, together: bool = False) -> Callable[[int], object]:
         crops = [TrainTransform(size=224, epoch=number, decode=decode, **epoch) for number in range(count)]
         if together:
-            crops = [Crops(transforms=crops)]
+            crops = [MultiTransform(transforms=crops)]
         return lambda index: [transform(images, index) for transform in crops]
 
     colours = Colours(blur=0.5)

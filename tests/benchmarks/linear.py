@@ -29,9 +29,10 @@ from engine.tasks import Workspace
 from imagesets.names import PackedNames
 from imagesets.sets import ImageSet, MemoryImages
 from probes.features.kinds import kinds_of
-from probes.linear.augmented import Augmentation, AugmentedStream
 from probes.linear.batches import CachedBatches, EpochPlan, Table
 from probes.linear.heads import Head, Heads, HeadSettings
+from probes.linear.stream import FeatureStream
+from probes.linear.train_transform import Augmentation
 from probes.tasks.linear import IBOT_LRS
 
 ROWS, WIDTH, BATCH = 50_000, 384, 1024
@@ -85,7 +86,7 @@ def cached_batches(rows: int, classes: int) -> CachedBatches:
     return CachedBatches(
         table=Table(arrays={kinds[0]: values}, labels=labels, readouts={READOUT: kinds}, device="cpu"),
         rows=np.arange(rows),
-        plan=EpochPlan(rows=rows, asked=BATCH, drop_last=False, seed=0),
+        plan=EpochPlan(images=rows, requested_batch=BATCH, drop_last=False, seed=0),
     )
 
 
@@ -134,12 +135,15 @@ def limit(classes: int, rounds: int) -> None:
 
 
 class Training:
-    """Heads that follow a stream of augmented images, in one batch."""
+    """Heads that train on a stream of augmented images, in one batch."""
 
     def __init__(self, heads: Heads, count: int) -> None:
-        self.heads, self.rows, self.readouts = heads, np.arange(count), {READOUT: kinds_of(READOUT, norm=True)}
-        self.kinds, self.plan = self.readouts[READOUT], EpochPlan(rows=count, asked=count, drop_last=False, seed=0)
-        self.iteration, self.followed, self.forwards, self.skipped = 0, 0, 0, {}
+        self.heads, self.train_indices, self.readouts = heads, np.arange(count), {READOUT: kinds_of(READOUT, norm=True)}
+        self.kinds, self.plan = (
+            self.readouts[READOUT],
+            EpochPlan(images=count, requested_batch=count, drop_last=False, seed=0),
+        )
+        self.iteration, self.stream_forwards, self.augmented_forwards, self.skipped = 0, 0, 0, {}
         self.augmentation = Augmentation(rule="torchvision", interpolation="bilinear")
 
     def step(self, number: int, features: dict[str, torch.Tensor], labels: torch.Tensor) -> None:
@@ -168,7 +172,7 @@ def images(count: int, rounds: int) -> None:
         heads=6,
         mlp_hidden=4 * WIDTH,
     )
-    stream = AugmentedStream(
+    stream = FeatureStream(
         image_set=image_set,
         backbone=Backbone(ViTExport.from_vit(ViT(spec), Preparation())),
         space=Workspace(cache=Path("nowhere"), data=image_set.url),

@@ -146,7 +146,7 @@ def epoch(rows: np.ndarray, labels: np.ndarray, queries: int) -> Counted:
         os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
     kind = FeatureKind("cls")
     table = Table(arrays={kind: rows}, labels=labels, readouts={"cls1": (kind,)}, device="cpu")
-    plan = EpochPlan(rows=len(rows), asked=BATCH, drop_last=False, seed=0)
+    plan = EpochPlan(images=len(rows), requested_batch=BATCH, drop_last=False, seed=0)
     seen = []
     CachedBatches(table=table, rows=np.arange(len(rows)), plan=plan).run(0, lambda *batch: seen.append(len(batch[2])))
     assert sum(seen) == len(rows)

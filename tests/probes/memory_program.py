@@ -61,7 +61,7 @@ def linear(rows: np.ndarray, labels: np.ndarray) -> None:
     kept = ChosenRows(rows, np.arange(1, len(rows)))
     assert not are_equal(kept)
     table = Table(arrays={KIND: kept}, labels=labels, readouts={"cls1": (KIND,)}, device="cpu")
-    plan = EpochPlan(rows=len(kept), asked=512, drop_last=False, seed=0)
+    plan = EpochPlan(images=len(kept), requested_batch=512, drop_last=False, seed=0)
     batches = CachedBatches(table=table, rows=np.arange(len(kept)), plan=plan)
     seen = []
     batches.run(0, lambda number, features, labels: seen.append(len(labels)))

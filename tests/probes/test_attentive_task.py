@@ -14,8 +14,8 @@ from engine.tasks import Workspace
 from engine.training.interruptions import Stopped, StopRequest
 from engine.training.schedules import TrainProgress
 from imagesets.sets import open_set
-from probes.linear.augmented import TrainTransform
 from probes.linear.sweep import ConcurrentSweeps
+from probes.linear.train_transform import TrainTransform
 from probes.tasks.attentive import PROTOCOLS, Attentive
 from probes.tasks.linear import Linear
 
@@ -42,18 +42,19 @@ def test_company_changes_no_bit_and_shares_the_stream(tmp_path):
 def test_a_stopped_training_continues_with_the_same_bits(changes, tmp_path, monkeypatch):
     task = replace(TASK, **changes)
     whole = task.run(export(), Workspace(cache=tmp_path / "whole", data="tiny:"))
-    space, pause, calls = Workspace(cache=tmp_path / "stopped", data="tiny:"), ConcurrentSweeps.pause, []
+    space, calls = Workspace(cache=tmp_path / "stopped", data="tiny:"), []
+    save_or_stop = ConcurrentSweeps.save_or_stop
 
     def stopping(self):
         calls.append(1)
         self.request = StopRequest() if len(calls) < 4 else self.request
         self.request.asked = len(calls) == 4
-        pause(self)
+        save_or_stop(self)
 
-    monkeypatch.setattr(ConcurrentSweeps, "pause", stopping)
+    monkeypatch.setattr(ConcurrentSweeps, "save_or_stop", stopping)
     with pytest.raises(Stopped):
         task.run(export(), space)
-    monkeypatch.setattr(ConcurrentSweeps, "pause", pause)
+    monkeypatch.setattr(ConcurrentSweeps, "save_or_stop", save_or_stop)
     same(whole, task.run(export(), space))
 
 
@@ -91,7 +92,7 @@ def test_vjepa2_sweeps_the_heads_of_its_configuration():
     """configs/eval/vitl/in1k.yaml, whose batch is 1024; 20 epochs of 100 steps here."""
     task = PROTOCOLS["attentive@vjepa2"].task
     first, *others = task.grid(1024 / 256)
-    assert (first.lr, first.weight_decay) == (1e-3, 1e-3) and len(others) == 20 == len(task.rates) - 1
+    assert (first.lr, first.weight_decay) == (1e-3, 1e-3) and len(others) == 20 == len(task.decays_and_lrs) - 1
     assert {head.lr for head in others} == {5e-4, 1e-3, 1.5e-3, 2e-3} and not any(head.decay for head in others)
     for step in (0, 700, 1999):
         falling = (1 + np.cos(np.pi * (step + 1) / 2000)) / 2
@@ -103,7 +104,7 @@ def test_vjepa2_sweeps_the_heads_of_its_configuration():
 
 def test_autoaugment_is_timms_whatever_the_threads():
     images, mean, std = open_set("tiny:", "train"), (0.48, 0.46, 0.41), (0.23, 0.22, 0.23)
-    settings = dict(size=24, interpolation="bicubic", rule="torchvision", seed=3, epoch=2, names=np.arange(64))
+    settings = dict(size=24, interpolation="bicubic", rule="torchvision", seed=3, epoch=2, image_numbers=np.arange(64))
     ours = TrainTransform(**settings, policy="original", erase=0.25, mean=mean, std=std)
     plain = create_transform(
         24, True, auto_augment="original", interpolation="bicubic", re_prob=0.25, mean=mean, std=std, re_mode="pixel"

@@ -18,7 +18,7 @@ from engine.training import interruptions
 from engine.training.states import load_state, newest_intact
 from probes.linear import sweep
 from probes.linear.heads import Head, Heads, HeadSettings
-from probes.linear.sweep import divided
+from probes.linear.sweep import divide_heads
 from probes.tasks.linear import PROTOCOLS, Linear
 
 PROGRAM = Path(__file__).with_name("linear_program.py")
@@ -133,7 +133,7 @@ def test_a_probe_that_fails_does_not_stop_the_others(tmp_path):
 @pytest.mark.parametrize("size", [1, 2, 3, 8, 64])
 def test_heads_are_divided_evenly_and_completely(size):
     costs = [[4, 4], [1] * 45, [2] * 3, [8]]
-    parts = [divided(costs, World(rank=rank, size=size)) for rank in range(size)]
+    parts = [divide_heads(costs, World(rank=rank, size=size)) for rank in range(size)]
     for number, each in enumerate(costs):
         assert [place for part in parts for place in part[number]] == list(range(len(each)))
     loads = [sum(sum(each[place] for place in own) for each, own in zip(costs, part, strict=True)) for part in parts]

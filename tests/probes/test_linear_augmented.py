@@ -24,9 +24,10 @@ from imagesets.random_crops import OwnDraws, RandomResizedCrop
 from imagesets.sets import open_set
 from imagesets.stored import shards_of
 from probes.features.kinds import kinds_of
-from probes.linear import augmented
-from probes.linear.augmented import Augmentation, AugmentedStream, Chunk, TrainTransform
+from probes.linear import stream
 from probes.linear.batches import EpochPlan
+from probes.linear.stream import Chunk, ChunkGatherer, FeatureStream
+from probes.linear.train_transform import Augmentation, TrainTransform
 from probes.splits import held_out
 from probes.tasks.linear import Linear
 
@@ -38,8 +39,10 @@ TORCHVISION = {"bilinear": InterpolationMode.BILINEAR, "bicubic": InterpolationM
 @pytest.mark.parametrize("interpolation", TORCHVISION)
 def test_pixels_are_torchvisions_of_the_same_window(interpolation):
     images = open_set("tiny:", "train")
-    names = np.arange(len(images))
-    transform = TrainTransform(size=16, interpolation=interpolation, rule="torchvision", seed=3, epoch=2, names=names)
+    numbers = np.arange(len(images))
+    transform = TrainTransform(
+        size=16, interpolation=interpolation, rule="torchvision", seed=3, epoch=2, image_numbers=numbers
+    )
     flipped = 0
     for index in range(20):
         image = images.image(index)
@@ -53,16 +56,16 @@ def test_pixels_are_torchvisions_of_the_same_window(interpolation):
     assert 3 < flipped < 17
 
 
-class Listener:
-    """A follower that keeps what it is given."""
+class Recorder:
+    """A consumer of the stream that records its batches."""
 
     readouts = MappingProxyType({name: kinds_of(name, norm=True) for name in ("avg", "cls2")})
     kinds = tuple(dict.fromkeys(kind for kinds in readouts.values() for kind in kinds))
 
     def __init__(self, rows, size=20, iteration=0, drop_last=False, augmentation=PLAIN):
-        self.rows, self.iteration, self.augmentation = rows, iteration, augmentation
-        self.plan = EpochPlan(rows=len(rows), asked=size, drop_last=drop_last, seed=0)
-        self.skipped, self.followed, self.forwards, self.batches = {}, 0, 0, []
+        self.train_indices, self.iteration, self.augmentation = rows, iteration, augmentation
+        self.plan = EpochPlan(images=len(rows), requested_batch=size, drop_last=drop_last, seed=0)
+        self.skipped, self.stream_forwards, self.augmented_forwards, self.batches = {}, 0, 0, []
 
     def step(self, number, features, labels):
         self.batches.append((features, labels))
@@ -70,20 +73,20 @@ class Listener:
 
 def stream_of(export, images, workers=1, seed=0, skip_bad=False, shuffle_window=0):
     space = Workspace(cache=Path("nowhere"), data=images.url, seed=seed, skip_bad=skip_bad, workers=workers)
-    return AugmentedStream(
+    return FeatureStream(
         image_set=images, backbone=Backbone(export), space=space, chunk=7, shuffle_window=shuffle_window
     )
 
 
-def followed(export, *listeners, epoch=0, images=None, **settings):
-    """The listeners after an epoch of one stream."""
-    stream = stream_of(export, images or open_set("digits:", "train"), **settings)
-    stream.run(epoch, listeners, lambda: None)
-    return listeners
+def after_epoch(export, *consumers, epoch=0, images=None, **settings):
+    """The consumers after an epoch of one stream."""
+    features = stream_of(export, images or open_set("digits:", "train"), **settings)
+    features.run(epoch, consumers, lambda: None)
+    return consumers
 
 
 def equal(one, other, rtol=0.0, atol=0.0):
-    """Whether two listeners were given the same batches."""
+    """Whether two consumers were given the same batches."""
     for (features, labels), (others, others_labels) in zip(one.batches, other.batches, strict=True):
         assert torch.equal(labels, others_labels)
         for name, value in features.items():
@@ -95,14 +98,14 @@ def test_heads_are_given_every_image_once_in_windows_of_shards(export, tmp_path)
     images = open_set(in_shards(tmp_path / "shards", images=digits(60)), "train")
     settings = dict(images=images, shuffle_window=2, epoch=1)
     rows = np.arange(0, 60, 2)
-    part, whole = followed(export, Listener(rows), Listener(np.arange(60)), **settings)
+    part, whole = after_epoch(export, Recorder(rows), Recorder(np.arange(60)), **settings)
     everything = joined_order(windowed(shards_of(images), 2, 0, 1), 2)
     assert sorted(everything) == list(range(60)) and list(everything) != list(shuffled(60, 0, 1))
-    for listener, order in ((part, everything[everything % 2 == 0]), (whole, everything)):
-        assert torch.cat([labels for _, labels in listener.batches]).tolist() == images.labels[order].tolist()
-    (alone,) = followed(export, Listener(rows), workers=2, **settings)
+    for consumer, order in ((part, everything[everything % 2 == 0]), (whole, everything)):
+        assert torch.cat([labels for _, labels in consumer.batches]).tolist() == images.labels[order].tolist()
+    (alone,) = after_epoch(export, Recorder(rows), workers=2, **settings)
     equal(alone, part, rtol=1e-4, atol=1e-5)
-    (rest,) = followed(export, Listener(np.arange(60), iteration=1), **settings)
+    (rest,) = after_epoch(export, Recorder(np.arange(60), iteration=1), **settings)
     whole.batches = whole.batches[1:]
     equal(rest, whole, rtol=1e-4, atol=1e-5)
 
@@ -138,79 +141,82 @@ def test_windows_that_cannot_be(export, tmp_path):
 def test_heads_are_given_every_image_once_in_the_order_of_the_epoch(export):
     images = open_set("digits:", "train")
     rows = np.arange(0, 100, 2)
-    (listener,) = followed(export, Listener(rows), epoch=3)
+    (consumer,) = after_epoch(export, Recorder(rows), epoch=3)
     everything = np.random.RandomState([0, 3]).permutation(len(images))
     order = everything[np.isin(everything, rows)]
     assert sorted(order) == list(rows) and list(order) != list(rows)
-    assert [len(labels) for _, labels in listener.batches] == [20, 20, 10]
-    assert torch.cat([labels for _, labels in listener.batches]).tolist() == images.labels[order].tolist()
+    assert [len(labels) for _, labels in consumer.batches] == [20, 20, 10]
+    assert torch.cat([labels for _, labels in consumer.batches]).tolist() == images.labels[order].tolist()
     transform = TrainTransform(
-        size=16, interpolation="bilinear", rule="torchvision", seed=0, epoch=3, names=np.arange(len(images))
+        size=16, interpolation="bilinear", rule="torchvision", seed=0, epoch=3, image_numbers=np.arange(len(images))
     )
     pixels = torch.stack([transform(images, index) for index in order])
     backbone = Backbone(export)
     layers = backbone.views(backbone.prepare(pixels), [(-1, True), (-2, True)])
     last, before = layers[-1, True], layers[-2, True]
-    found = {name: torch.cat([features[name] for features, _ in listener.batches]) for name in Listener.readouts}
+    found = {name: torch.cat([features[name] for features, _ in consumer.batches]) for name in Recorder.readouts}
     torch.testing.assert_close(found["avg"], last.avg, rtol=1e-4, atol=1e-5)
     torch.testing.assert_close(found["cls2"], torch.cat([before.cls, last.cls], dim=1), rtol=1e-4, atol=1e-5)
 
 
 def test_workers_change_no_bit(export):
-    (one,), (three,) = (followed(export, Listener(np.arange(60)), workers=workers) for workers in (1, 3))
+    (one,), (three,) = (after_epoch(export, Recorder(np.arange(60)), workers=workers) for workers in (1, 3))
     equal(one, three)
 
 
 def test_company_changes_nothing_but_roundings_and_every_image_is_computed_once(export):
     """Other images held out, other batches, incomplete ones left out."""
 
-    def listeners():
-        return [Listener(np.arange(100)), Listener(np.arange(3, 90), 32, drop_last=True), Listener(np.arange(0, 99, 4))]
+    def consumers():
+        return [Recorder(np.arange(100)), Recorder(np.arange(3, 90), 32, drop_last=True), Recorder(np.arange(0, 99, 4))]
 
-    together = followed(export, *listeners(), workers=2)
-    assert [each.followed for each in together] == [100, 100, 100]
-    assert [each.forwards for each in together] == [34, 33, 33]
-    for one, other in zip(listeners(), together, strict=True):
-        (alone,) = followed(export, one)
-        assert alone.forwards == len(alone.rows) - 23 * (alone.plan.drop_last)
+    together = after_epoch(export, *consumers(), workers=2)
+    assert [each.stream_forwards for each in together] == [100, 100, 100]
+    assert [each.augmented_forwards for each in together] == [34, 33, 33]
+    for one, other in zip(consumers(), together, strict=True):
+        (alone,) = after_epoch(export, one)
+        assert alone.augmented_forwards == len(alone.train_indices) - 23 * (alone.plan.drop_last)
         equal(alone, other, rtol=1e-5, atol=1e-6)
 
 
 def test_augmentations_share_what_is_decoded_and_change_nothing(export, tmp_path, monkeypatch):
-    """Each follower is given what it is given alone, and of each image there is one decoding."""
+    """Each consumer is given what it is given alone, and of each image there is one decoding."""
     images = open_set(coloured_folder(tmp_path, 12), "train")
     decoded = []
     monkeypatch.setattr(sets, "decode_rgb", lambda data, path: decoded.append(path) or decode_rgb(data, path))
 
-    def listeners():
+    def consumers():
         mae = Augmentation(rule="mae", interpolation="bicubic")
         policy = replace(PLAIN, policy="rand-m9", erase=0.5)
-        kinds = [Listener(np.arange(30), augmentation=each) for each in (PLAIN, mae, policy)]
-        return [*kinds, Listener(np.arange(5, 36), augmentation=mae, iteration=1)]
+        kinds = [Recorder(np.arange(30), augmentation=each) for each in (PLAIN, mae, policy)]
+        return [*kinds, Recorder(np.arange(5, 36), augmentation=mae, iteration=1)]
 
-    together = followed(export, *listeners(), images=images, workers=2)
+    together = after_epoch(export, *consumers(), images=images, workers=2)
     assert sorted(decoded) == sorted(images.path(index) for index in range(len(images)))
-    assert [each.followed for each in together] == [36, 36, 36, 36] and sum(each.forwards for each in together) == 108
-    for one, other in zip(listeners(), together, strict=True):
-        (alone,) = followed(export, one, images=images)
+    assert [each.stream_forwards for each in together] == [36, 36, 36, 36] and sum(
+        each.augmented_forwards for each in together
+    ) == 108
+    for one, other in zip(consumers(), together, strict=True):
+        (alone,) = after_epoch(export, one, images=images)
         equal(alone, other, rtol=1e-5, atol=1e-6)
 
 
 def test_an_epoch_goes_on_with_the_same_bits(export):
-    """A follower behind the others is given its own batches, and chunks that all have had are not computed again."""
+    """A consumer behind the others is given its own batches, and chunks that all have had are not computed again."""
     rows = np.arange(100)
-    whole, _ = followed(export, Listener(rows), Listener(rows, 50))
-    rest, over = followed(export, Listener(rows, iteration=3), Listener(rows, 50, iteration=2))
+    whole, _ = after_epoch(export, Recorder(rows), Recorder(rows, 50))
+    rest, over = after_epoch(export, Recorder(rows, iteration=3), Recorder(rows, 50, iteration=2))
     whole.batches, behind = whole.batches[3:], 100 - 60 + 60 % 7
     equal(whole, rest)
-    assert over.batches == [] and rest.followed == behind
-    (done,) = followed(export, Listener(rows, iteration=5))
-    assert done.batches == [] and done.followed == 0
+    assert over.batches == [] and rest.stream_forwards == behind
+    (done,) = after_epoch(export, Recorder(rows, iteration=5))
+    assert done.batches == [] and done.stream_forwards == 0
 
 
 def test_slow_heads_hold_the_cores_back(monkeypatch):
-    """While the heads are busy, AHEAD chunks may wait; the core that brings one more waits itself. None is lost."""
-    monkeypatch.setattr(augmented, "AHEAD", 2)
+    """While the heads are busy, MAX_WAITING_CHUNKS chunks may wait; the core that brings one more waits itself. None is
+    lost."""
+    monkeypatch.setattr(stream, "MAX_WAITING_CHUNKS", 2)
     busy, go_on, consumed = threading.Event(), threading.Event(), []
 
     def consume(places, rows, bad):
@@ -219,14 +225,14 @@ def test_slow_heads_hold_the_cores_back(monkeypatch):
         consumed.append((places, rows[:, 0, 0].tolist()))
 
     spans = {number: range(5 * number, 5 * number + 5) for number in range(4)}
-    pieces = augmented.Pieces(spans, (1, 2), consume, World(), torch.device("cpu"))
+    gatherer = ChunkGatherer(spans, (1, 2), consume, World(), torch.device("cpu"))
     chunks = [Chunk(number, torch.full((5, 1, 2), number), {}) for number in spans]
     with ThreadPoolExecutor() as pool:
-        heads = pool.submit(pieces.take, chunks[0])
+        heads = pool.submit(gatherer.add, chunks[0])
         assert busy.wait(60)
-        pieces.take(chunks[1])
-        pieces.take(chunks[2])
-        held_back = pool.submit(pieces.take, chunks[3])
+        gatherer.add(chunks[1])
+        gatherer.add(chunks[2])
+        held_back = pool.submit(gatherer.add, chunks[3])
         with pytest.raises(TimeoutError):
             held_back.result(timeout=0.2)
         go_on.set()
@@ -238,7 +244,7 @@ def test_slow_heads_hold_the_cores_back(monkeypatch):
 def test_epochs_and_seeds_differ(export):
     rows = np.arange(20)
     values = {
-        (seed, epoch): float(followed(export, Listener(rows), epoch=epoch, seed=seed)[0].batches[0][0]["avg"][0, 0])
+        (seed, epoch): float(after_epoch(export, Recorder(rows), epoch=epoch, seed=seed)[0].batches[0][0]["avg"][0, 0])
         for seed in (0, 1)
         for epoch in (0, 1)
     }

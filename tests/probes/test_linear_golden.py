@@ -41,14 +41,14 @@ def test_mae_lars_steps_with_batch_norm_and_weight_decay():
     features, recipe = data["cls.out.features"].double(), HeadSettings(optimizer="lars", entry="batch_norm", eps=1e-6)
     heads = heads_from(before["1.weight"], recipe, config["lars_lr"], len(features), config["lars_wd"])
     heads.groups[0].parameters["bias"].copy_(before["1.bias"])
-    for running, kind in zip(heads.running["x"], ("mean", "var"), strict=True):
+    for running, kind in zip(heads.running_statistics["x"], ("mean", "var"), strict=True):
         running.copy_(before[f"0.running_{kind}"])
     for step in range(int(after["0.num_batches_tracked"] - before["0.num_batches_tracked"])):
         close(heads.step({"x": features}, data["lin.target"], 1.0)[0], data[f"lin.loss{step}"], LOSS)
     parameters = heads.groups[0].parameters
     close(parameters["weight"].T, after["1.weight"], END)
     close(parameters["bias"], after["1.bias"], END)
-    for running, kind in zip(heads.running["x"], ("mean", "var"), strict=True):
+    for running, kind in zip(heads.running_statistics["x"], ("mean", "var"), strict=True):
         close(running, after[f"0.running_{kind}"], LOSS)
 
 
@@ -61,7 +61,7 @@ def test_extrema_sgd_steps_with_batch_norm_at_changing_rates():
     parameters = heads.groups[0].parameters
     close(parameters["weight"].T, data["head_final.weight"], END)
     close(parameters["bias"], data["head_final.bias"], END)
-    for running, kind in zip(heads.running["x"], ("mean", "var"), strict=True):
+    for running, kind in zip(heads.running_statistics["x"], ("mean", "var"), strict=True):
         close(running, data[f"bn_running_{kind}"], LOSS)
     close(heads.logits(features)[:, 0], data["eval_logits"], LOSS)
 

@@ -6,7 +6,7 @@ from recordings import facts, tensors
 from torch import nn
 from torch.nn import functional as F
 
-from probes.linear.heads import Head, Heads, HeadSettings, grouped, residuals
+from probes.linear.heads import Head, Heads, HeadSettings, group_heads, residuals
 
 # Ours in float64: what is left is the rounding of the recording, which is the same on every processor.
 DATA = {name: tensor.double() for name, tensor in tensors("lars/data.safetensors").items()}
@@ -47,7 +47,7 @@ def module_of(heads, place, dtype):
     """The head at `place` as a module of torch, before training."""
     head = heads.heads[place]
     entries = {"plain": nn.Identity, "batch_norm": nn.BatchNorm1d}
-    parameters = heads.alone(place).groups[0].parameters
+    parameters = heads.copy_head(place).groups[0].parameters
     if heads.recipe.entry == "layer_norm":
         module = Normalised(WIDTHS[head.readout], heads.classes)
         linear = module.linear
@@ -159,7 +159,7 @@ def test_together_as_alone(name, classes, dtype):
         scale = float(expected.abs().max())
         assert float((logits[:, place] - expected).abs().max()) / scale < 10 * TOLERANCE[dtype], head
         weight = list(module.parameters())[-2].detach().T
-        ours = heads.alone(place).groups[0].parameters["weight"]
+        ours = heads.copy_head(place).groups[0].parameters["weight"]
         assert float((ours - weight).norm() / weight.norm()) < TOLERANCE[dtype], head
 
 
@@ -182,7 +182,7 @@ def test_a_diverging_head_is_noted_and_leaves_the_others_alone():
         mixed.step(features, labels, 1.0)
     assert mixed.diverged[:2].tolist() == [-1, -1] and 0 < mixed.diverged[2] < 10
     for place in range(2):
-        weights = (heads.alone(place).groups[0].parameters["weight"] for heads in (alone, mixed))
+        weights = (heads.copy_head(place).groups[0].parameters["weight"] for heads in (alone, mixed))
         torch.testing.assert_close(*weights, rtol=1e-5, atol=1e-6)
 
 
@@ -209,13 +209,13 @@ def test_a_kept_head_does_not_change():
     features, labels = problem(7, torch.float32)
     heads = Heads(GRID, WIDTHS, 7, HeadSettings(entry="batch_norm"), batch=64)
     heads.step(features, labels, 1.0)
-    kept, then = heads.alone(8), heads.logits(features)[:, 8]
+    kept, then = heads.copy_head(8), heads.logits(features)[:, 8]
     heads.step(features, labels, 1.0)
     torch.testing.assert_close(kept.logits(features)[:, 0], then)
     assert not torch.allclose(heads.logits(features)[:, 8], then)
 
 
 def test_groups_hold_neighbours_of_one_readout():
-    assert grouped(["a"] * 5 + ["b"] * 2, 3) == [range(0, 2), range(2, 5), range(5, 7)]
-    assert grouped(["a"], 100) == [range(0, 1)]
-    assert [len(places) for places in grouped(["a"] * 45, 3)] == [3] * 15
+    assert group_heads(["a"] * 5 + ["b"] * 2, 3) == [range(0, 2), range(2, 5), range(5, 7)]
+    assert group_heads(["a"], 100) == [range(0, 1)]
+    assert [len(places) for places in group_heads(["a"] * 45, 3)] == [3] * 15

@@ -102,15 +102,15 @@ def test_a_diverged_head_is_recorded_and_not_chosen(export, tmp_path):
 
 def test_two_runs_of_one_training_follow_each_other(export, tmp_path, monkeypatch, capsys):
     """The second one waits, says so, and goes on from what the first one saved last."""
-    epochs, counted, began = [], Sweep.counted, threading.Event()
+    epochs, evaluate, began = [], Sweep.evaluate, threading.Event()
 
     def slowly(self):
         epochs.append((threading.get_ident(), self.epoch))
         began.set()
         time.sleep(0.02)
-        return counted(self)
+        return evaluate(self)
 
-    monkeypatch.setattr(Sweep, "counted", slowly)
+    monkeypatch.setattr(Sweep, "evaluate", slowly)
     monkeypatch.setattr(sweep, "SAVE_EVERY", 0.0)
     space = workspace(tmp_path, "digits:", limit=100)
     with ThreadPoolExecutor() as pool:

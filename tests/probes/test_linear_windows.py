@@ -22,7 +22,7 @@ def test_a_set_of_one_window_is_shuffled_as_a_whole(rows):
 
 @pytest.mark.parametrize("rows", [65, 100, 128, 129, 1000, 4097])
 def test_every_row_comes_once(rows, monkeypatch):
-    monkeypatch.setattr(batches, "WINDOW", 64)
+    monkeypatch.setattr(batches, "MAX_WINDOW", 64)
     monkeypatch.setattr(batches, "RUN", 4)
     orders = [reading_order(rows, seed, epoch) for seed, epoch in ((0, 0), (0, 1), (1, 0))]
     for order in orders:
@@ -35,7 +35,7 @@ def test_windows_of_imagenet_hold_all_classes_and_are_read_in_runs():
     rows, classes = 1_281_167, 1000
     labels = np.arange(rows) * classes // rows  # class by class, as folders are listed
     size, order = window_size(rows), reading_order(rows, 0, 0)
-    assert size <= batches.WINDOW
+    assert size <= batches.MAX_WINDOW
     for start in range(0, rows, size):
         window = order[start : start + size]
         shares = np.bincount(labels[window], minlength=classes) / (len(window) / classes)
@@ -48,7 +48,7 @@ def test_windows_of_imagenet_hold_all_classes_and_are_read_in_runs():
 
 
 def test_a_run_is_in_another_window_in_another_epoch(monkeypatch):
-    monkeypatch.setattr(batches, "WINDOW", 640)
+    monkeypatch.setattr(batches, "MAX_WINDOW", 640)
     of_window = [np.argsort(reading_order(6400, 0, epoch)) // 640 for epoch in range(20)]
     moved = np.mean([np.mean(one != other) for one, other in pairwise(of_window)])
     assert 0.85 < moved < 0.95  # 9 of 10 windows are others
@@ -56,7 +56,7 @@ def test_a_run_is_in_another_window_in_another_epoch(monkeypatch):
 
 @pytest.mark.parametrize(("drop_last", "count"), [(False, 15), (True, 14)])
 def test_batches_follow_the_order_and_are_asked_for_before(drop_last, count, monkeypatch):
-    monkeypatch.setattr(batches, "WINDOW", 64)
+    monkeypatch.setattr(batches, "MAX_WINDOW", 64)
     monkeypatch.setattr(batches, "RUN", 4)
     rows = np.setdiff1d(np.arange(450), np.arange(0, 450, 3))[:290]
     table = Table(
@@ -68,7 +68,9 @@ def test_batches_follow_the_order_and_are_asked_for_before(drop_last, count, mon
     asked, read = [], []
     monkeypatch.setattr(batches, "read_ahead", lambda values, wanted: asked.append(wanted.tolist()))
     monkeypatch.setattr(batches, "copy_rows", lambda values, wanted: read.append(wanted.tolist()) or values[wanted])
-    training = CachedBatches(table=table, rows=rows, plan=EpochPlan(rows=290, asked=20, drop_last=drop_last, seed=5))
+    training = CachedBatches(
+        table=table, rows=rows, plan=EpochPlan(images=290, requested_batch=20, drop_last=drop_last, seed=5)
+    )
     order = rows[reading_order(290, 5, 2)][: 20 * count]
     sizes = [60, 60, 60, 60, len(order) - 240]  # batches that begin in five windows of 58 rows
 

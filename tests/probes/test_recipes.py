@@ -79,7 +79,10 @@ def test_semi_supervised_training(protocol, rates, head, tokens):
 def test_steps_of_an_epoch_of_imagenet(name, steps, ending):
     """As many as the source's loader makes batches; those of MAE, MOCA and MSN leave out what does not fill one."""
     task = LINEAR[name + ending].task
-    assert EpochPlan(rows=IMAGENET, asked=task.batch, drop_last=task.drop_last, seed=0).count == steps
+    assert (
+        EpochPlan(images=IMAGENET, requested_batch=task.batch, drop_last=task.drop_last, seed=0).steps_per_epoch
+        == steps
+    )
 
 
 def test_fine_tuning_of_mocov3_is_deits():
