@@ -2,7 +2,8 @@
 
     python -m tools.board --images cifar10:PATH --out runs/board --budget 1 --record records/cifar10-1tflop
     python -m tools.board ... --seeds 1 2 --methods mae dino --evaluate knn@dino    two trainings more of these methods
-    python -m tools.board --table records/cifar10-5tflop --top 8     the table of README.md, from the record alone
+    python -m tools.board --table records/cifar10-5tflop                the table, from the record alone
+    python -m tools.board --figure records/cifar10-5tflop docs/board.png     the picture of README.md, from the record
 
 Trainings and evaluations are calls of `import bench`. What lies in --out already is not done again, so after a kill the
 same command goes on. The record is written from the methods that are finished.
@@ -304,17 +305,50 @@ class Record:
         interval = f" {interval_text(*number.interval)}" if number.interval and is_tested else ""
         return f"{number.value:.1f}{interval}{self.marks(name, header)}"
 
-    def table(self, top: int | None = None) -> str:
-        """Trained networks and raw pixels from the best linear accuracy down, then initial weights; or the `top` best
-        trained networks and raw pixels."""
-        columns = [column for column in COLUMNS if any(protocol == column[1] for _, protocol in self.results)]
-        names = sorted(
+    @property
+    def names(self) -> list[str]:
+        """Trained networks and raw pixels by falling linear accuracy, then initial weights."""
+        return sorted(
             {name for name, _ in self.results if SEED not in name},
             key=lambda name: (name.endswith(START), -self.linear(name), name),
         )
-        names = [*[name for name in names if name in self.networks][:top], PIXELS] if top else names
-        rows = [[name, *(self.cell(name, *column) for column in columns)] for name in names]
+
+    def table(self) -> str:
+        """Markdown table of the metrics of all checkpoints of the first seed."""
+        columns = [column for column in COLUMNS if any(protocol == column[1] for _, protocol in self.results)]
+        rows = [[name, *(self.cell(name, *column) for column in columns)] for name in self.names]
         return "\n".join(markdown_table([["", *(header for header, _, _ in columns)], *rows], "---:"))
+
+    def draw(self, path: Path) -> None:
+        """Save a picture of the accuracies of TESTED with their intervals: a row for each trained network; open circles
+        are its initial weights, and the band is raw pixels."""
+        import matplotlib
+
+        matplotlib.use("Agg")
+        from matplotlib import pyplot
+
+        networks = [name for name in self.names if name in self.networks][::-1]  # the best at the top
+        figure, axes = pyplot.subplots(1, len(TESTED), figsize=(9.5, 5.2), sharey=True, layout="constrained")
+        for axis, (header, protocol, metric) in zip(axes, TESTED, strict=True):
+            pixels = self.number(PIXELS, protocol, metric)
+            if pixels and pixels.interval and header != "linear":  # which overfits raw pixels
+                axis.axvspan(*pixels.interval, color="0.9", label="raw pixels")
+            for row, name in enumerate(networks):
+                start = self.number(self.networks[name], protocol, metric)
+                trained = self.number(name, protocol, metric)
+                if start:
+                    axis.plot(start.value, row, "o", color="0.55", markerfacecolor="white", label="initial weights")
+                if trained and trained.interval:
+                    axis.plot(trained.interval, [row, row], "-", color="#0072b2", label="pretrained, 95 % interval")
+                    axis.plot(trained.value, row, "o", color="#0072b2")
+            axis.set_title(f"{header}, accuracy in %", fontsize="medium")
+            axis.set_yticks(range(len(networks)), networks)
+            axis.grid(axis="x", color="0.9")
+            axis.set_axisbelow(True)
+        entries = {label: line for axis in axes for line, label in zip(*axis.get_legend_handles_labels(), strict=True)}
+        figure.legend(entries.values(), entries.keys(), loc="outside lower center", ncols=3, frameon=False)
+        figure.savefig(path, dpi=150)
+        pyplot.close(figure)
 
     def linear(self, name: str) -> float:
         number = self.number(name, *TESTED[2][1:])
@@ -396,7 +430,9 @@ def main() -> None:
     """The board, from counting to the record; or the table of one."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--table", type=Path, metavar="FOLDER", help="print the table of a record, and do nothing else")
-    parser.add_argument("--top", type=int, metavar="N", help="of --table: the N best networks and raw pixels alone")
+    parser.add_argument(
+        "--figure", type=Path, nargs=2, metavar=("FOLDER", "FILE"), help="draw a record, and do nothing else"
+    )
     parser.add_argument("--images", metavar="URL", help="cifar10:PATH")
     parser.add_argument("--out", type=Path, help="folder of trainings and results")
     parser.add_argument("--budget", type=float, default=1.0, metavar="TFLOP", help="of each training (1)")
@@ -409,7 +445,11 @@ def main() -> None:
     parser.add_argument("--record", type=Path, metavar="FOLDER", help="written at the end")
     arguments = parser.parse_args()
     if arguments.table:
-        say(*Record(folder=arguments.table).table(arguments.top).splitlines())
+        say(*Record(folder=arguments.table).table().splitlines())
+        return
+    if arguments.figure:
+        folder, path = arguments.figure
+        Record(folder=folder).draw(path)
         return
     if not (arguments.images and arguments.out):
         parser.error("--images and --out are needed")
