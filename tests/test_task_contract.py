@@ -13,7 +13,7 @@ from own_networks import write_networks
 from PIL import Image
 
 from bench.cli.settings import changed, meanings, read_changes, setting_text
-from bench.reporting.effects import RUN
+from bench.effects.variations import RUN_SETTINGS
 from bench.run.runner import checked
 from bench.run.suites import catalogue
 from checkpoints.export import ViTExport
@@ -188,7 +188,9 @@ def test_settings_go_through_text_and_back(name):
 @pytest.mark.parametrize("key", [key for key in TASKS if "VARIATIONS" in Path(TASKS[key].__file__).read_text()])
 def test_every_variation_is_a_change_of_some_protocol(key):
     tasks = [protocol.task for protocol in TASKS[key].PROTOCOLS.values()]
-    for text in dict.fromkeys(text for task in tasks for text in task.VARIATIONS if text.split("=")[0] not in RUN):
+    for text in dict.fromkeys(
+        text for task in tasks for text in task.VARIATIONS if text.split("=")[0] not in RUN_SETTINGS
+    ):
         changes = read_changes(text.split(), "NAME=VALUE", "crop=1.0")
         varied = []
         for task in tasks:

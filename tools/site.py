@@ -30,8 +30,9 @@ from bench.cli.settings import meanings, setting_text
 from bench.leaderboards.tables import Leaderboard, cell_text, leaderboard_of
 from bench.pretraining.recipes import costs
 from bench.published.values import LOG, published_values
-from bench.reporting.figures import log_of, svg_of, training_figure
-from bench.reporting.site import merged_results, write_site
+from bench.reporting.drawing import svg_of
+from bench.reporting.figures import training_figure
+from bench.reporting.site import merged_results, training_log, write_site
 from bench.results.record import CheckpointUsed
 from bench.sharing.record import bibtex_entries, cited
 from checkpoints.spec import ViTSpec
@@ -103,11 +104,7 @@ def method_pages(methods: Mapping[str, ModuleType]) -> dict[str, str]:
             )
             heads = {used: f"{used.name}, {places[used.key].name}" for used in trained}
             lines += measured_rows(board, heads)
-            logs = {
-                heads[used]: log
-                for used in trained
-                if (log := log_of(places[used.key] / "checkpoints" / used.unique_name / "log.jsonl"))
-            }
+            logs = {heads[used]: log for used in trained if (log := training_log(places[used.key], used))}
             if drawing := svg_of(training_figure(logs), f"curves of {key}"):
                 lines.append(f"<div>{' '.join(drawing.split())}</div>\n")
         published = [

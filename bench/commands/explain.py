@@ -29,20 +29,19 @@ class Options(MeasuringOptions):
 
 def run(options: Options) -> int:
     """0, whether or not the results differ."""
-    from bench.reporting import effects
+    from bench.effects import explain
     from engine.printing import say
 
     name = options.name[0] if options.name else None
-    first, second = (effects.find_result(word, options.out, name) for word in (options.first, options.second))
-    changed, unexplained = effects.differences(first.result, second.result)
-    say(*effects.difference_lines(first.result, second.result, changed, unexplained))
-    if not changed:
+    first, second = (explain.find_result(word, options.out, name) for word in (options.first, options.second))
+    settings, facts = explain.differences(first.result, second.result)
+    say(*explain.difference_lines(first.result, second.result, settings, facts))
+    if not settings:
         return 0
     if not (options.checkpoint and options.data):
-        say("", "to measure how much each explains:", f"  {effects.command(first, second, changed)}")
+        say("", "to measure how much each explains:", f"  {explain.measuring_command(first, second, settings)}")
         return 0
     evaluation = options_from(options, EvaluationOptions, suite="", out=options.to, checkpoint=options.checkpoint[:1])
-    like_first = effects.options_matching(first.result, evaluation)
-    shares, whole = effects.explain(like_first, changed, options.checkpoint)
-    say("", *effects.share_lines(first.result, second.result, shares, whole))
+    shares, whole = explain.explain(explain.options_matching(first.result, evaluation), settings, options.checkpoint)
+    say("", *explain.share_lines(first.result, second.result, shares, whole))
     return 0

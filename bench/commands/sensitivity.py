@@ -51,17 +51,18 @@ def run(options: Options) -> int:
         raise ValueError(f"--data: give one image set, not {len(options.data)}")
     check_names(options.checkpoint, options.protocol, options.data)
     from bench.cli.output import table
-    from bench.reporting import effects
-    from bench.reporting.figures import encoded_figure
+    from bench.effects.sensitivity import sensitivity, table_rows, to_csv, to_markdown
+    from bench.reporting.drawing import encoded_figure
+    from bench.reporting.figures import sensitivity_figure
     from engine.files import write_atomic
     from engine.printing import say
 
     evaluation = options_from(options, EvaluationOptions, suite=options.protocol)
-    title, measured_effects, left_out = effects.sensitivity(evaluation, options.vary)
+    title, effects, left_out = sensitivity(evaluation, options.vary)
     path = options.out / f"sensitivity-{options.protocol}"
-    write_atomic(Path(f"{path}.csv"), effects.to_csv(measured_effects))
-    write_atomic(Path(f"{path}.md"), effects.to_markdown(title, measured_effects, left_out))
-    write_atomic(Path(f"{path}.png"), encoded_figure(effects.figure(title, measured_effects), "png"))
-    say("", title, "", *table(effects.table_rows(measured_effects)), "", *(f"left out: {line}" for line in left_out))
+    write_atomic(Path(f"{path}.csv"), to_csv(effects))
+    write_atomic(Path(f"{path}.md"), to_markdown(title, effects, left_out))
+    write_atomic(Path(f"{path}.png"), encoded_figure(sensitivity_figure(title, effects), "png"))
+    say("", title, "", *table(table_rows(effects)), "", *(f"left out: {line}" for line in left_out))
     say(f"written: {path}.csv, .md, .png")
     return 0

@@ -10,7 +10,7 @@ from engine.extensions import one_line
 from engine.settings import NonNegativeInt, PositiveFloat, PositiveInt
 
 if TYPE_CHECKING:
-    from bench.reporting.figures import FigureFormat
+    from bench.reporting.drawing import FigureFormat
 
 KINDS = sorted((Path(__file__).parents[1] / "reporting" / "kinds").glob("[!_]*.py"))
 FIGURES = {  # figures of results and trainings; all other kinds show images
@@ -107,8 +107,8 @@ def run(options: Options) -> int:
 
 def _draw_figures(options: Options, formats: Sequence["FigureFormat"]) -> Iterator[Path]:
     """Draw curves or scatter plots in every format; yields the path of each file once it is written."""
-    from bench.reporting.figures import encoded_figure
-    from bench.reporting.page import paper_figures
+    from bench.reporting.drawing import encoded_figure
+    from bench.reporting.figures import paper_figures
     from bench.results.record import check_folder
     from engine.files import write_atomic
 

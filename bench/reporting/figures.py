@@ -1,46 +1,45 @@
-"""Figures of a leaderboard, drawn with matplotlib: sweeps, accuracy against cost, robustness, pretraining curves.
+"""The figures of a report: sweeps, accuracy against cost, robustness, pretraining curves, calibration, sensitivity."""
 
-The same input gives the same bytes. A checkpoint has the same colour, marker and dashes in all figures of a
-leaderboard; markers and dashes keep lines distinguishable in grey. On a page the ink has the page's text colour
-(currentColor), so that one figure serves light and dark themes.
-"""
-
-import contextlib
-import io
-import json
 import re
-import warnings
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from html import escape
+from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
-from textwrap import wrap
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
+from bench.leaderboards.tables import read_leaderboard
 from bench.reporting.contents import (
     BLOCK,
     ReportContents,
     ReportTable,
     TableNumber,
     competing,
+    read_contents,
     sweep_of,
 )
+from bench.reporting.drawing import (
+    INK,
+    PAGE_WIDTH,
+    DrawPanel,
+    Points,
+    Style,
+    Texts,
+    draw_lines,
+    figure_of,
+    styles_of,
+    use_integer_ticks,
+    use_log_scale,
+)
+from bench.reporting.training_logs import TrainingLog, read_log, training_logs
 from bench.results.record import time_unit
-from engine.printing import printable
+from engine.printing import did_you_mean
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-FigureFormat = Literal["png", "svg", "pdf"]
-Points = Sequence[tuple[float, float]]
-Texts = tuple[str, str, str]  # title of a panel, and labels of its x- and y-axis
-Style = Mapping[str, Any]  # properties of a matplotlib line: colour, marker, dashes
-# Okabe and Ito's palette for colour-blind readers, without yellow, which is too light on white.
-COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00")
-DASHES = ("-", "--", "-.", ":")
-MARKERS = "osD^vPX*"
-INK = "#123456"  # dark; on a page it is replaced by currentColor
+    from bench.effects.sensitivity import Effect
+
 CURVES = {  # key in a training's log -> its title
     "loss": "loss",
     "knn_top1": "k-NN top-1, %",
@@ -72,93 +71,90 @@ COSTS = {  # cost of a network -> label of its axis, without the unit
     "gflop_per_image": "GFLOP per image, pretraining",
     "hours": "time of pretraining",
 }
-PAGE = 9.0  # width of a figure on a page, in inches
-MARK = 12  # longest list of changed settings in a panel's title, in letters
-LEVEL_COSTS = 1.2  # no panel if the largest cost is at most this many times the smallest
-SERIES = 12  # networks that a figure shows at most: those with the lowest mean ranks
-POINTS = 400  # of a curve, at most
-FEW = 30  # up to so many points of a curve, each has a marker
-MARKED = 10  # markers of a longer curve, about
-TICKS = 6  # ticks of an axis, at most
-LETTER = 5.2  # average width of a letter, in points
-LEGEND_LINE = 0.18  # height of a line of the legend, in inches
-# Margins of a panel in inches; title: height of each of its lines.
-MARGINS = {"left": 0.72, "right": 0.12, "below": 0.44, "above": 0.1, "title": 0.155}
-
-
-def styles_of(names: Iterable[str], baselines: Iterable[str] = ()) -> dict[str, Style]:
-    """Name -> style, assigned in the order of the names. baselines: raw pixels and initial weights, as thin lines."""
-    styles: dict[str, Style] = {}
-    for number, name in enumerate(names):
-        marker = MARKERS[(number + number // len(COLOURS)) % len(MARKERS)]  # 48 different pairs
-        dashes = DASHES[number % len(DASHES)]
-        styles[name] = {"color": COLOURS[number % len(COLOURS)], "marker": marker, "linestyle": dashes}
-    for number, name in enumerate(baselines):
-        styles[name] = {"color": INK, "linestyle": DASHES[-1 - number % len(DASHES)], "linewidth": 1, "alpha": 0.7}
-    return styles
+MAX_CHANGES = 12  # letters of changed settings in a panel's title; longer texts are replaced by `modified`
+MIN_COST_RATIO = 1.2  # no panel if the largest cost is at most this many times the smallest
+MAX_NETWORKS = 12  # in a figure: those with the lowest mean ranks
+MAX_POINTS = 400  # of a training curve
 
 
 def board_styles(report: ReportContents) -> dict[str, Style]:
-    """Name of each checkpoint -> style. The networks that figures show come first, so that no two of them look alike;
-    names are sorted, so that the order of results does not matter."""
+    """Name of each checkpoint -> style.
+
+    The networks that figures show come first, so that no two of them look alike; names are sorted, so that the order of
+    results does not matter.
+    """
     names = {
         kind: [row.name for row in report.overview if row.kind == kind] for kind in ("measured", "floor", "initial")
     }
-    in_figures, not_in_figures = names["measured"][:SERIES], names["measured"][SERIES:]
+    in_figures, not_in_figures = names["measured"][:MAX_NETWORKS], names["measured"][MAX_NETWORKS:]
     networks = [*sorted(in_figures), *sorted(not_in_figures)]
     return styles_of(networks, [*sorted(names["floor"]), *sorted(names["initial"])])
 
 
-def sweep_figures(report: ReportContents, width: float = PAGE) -> "dict[str, Figure]":
-    """Accuracy over k of k-NN, shots and blocks: name -> figure, with a panel for each table of at least two points."""
-    styles, titles, figures = shown_styles(report), panel_titles(report), {}
-    for name, (pattern, label) in SWEEPS.items():
+def figure_styles(report: ReportContents) -> dict[str, Style]:
+    """Styles of the checkpoints in figures: the networks with the lowest mean ranks, raw pixels and initial weights.
 
-        def draw(axes: "Axes", panel: Any, pattern: str = pattern, label: str = label) -> Texts:
-            table, by_name = panel
-            for row_name in filter(by_name.get, styles):
-                _draw_numbers(axes, row_name, by_name[row_name], styles[row_name])
-            if pattern == BLOCK:
-                _count_axis(axes)
-                if table.unit:  # RankMe, without unit, of raw pixels has another order of magnitude
-                    _draw_floors(axes, table, styles)
-            else:
-                ticks = sorted({x for points in by_name.values() for x, _ in points})
-                _log_axis(axes, ticks)
-                axes.set_xticks(ticks, [f"{x:g}" for x in ticks])
-            return titles[table.group], label, in_unit(table.metrics[0].split("_")[0], table.unit)
-
-        swept = [(table, {row.name: sweep_of(row, table, pattern) for row in table.rows}) for table in report.tables]
-        panels = [panel for panel in swept if any(len(points) > 1 for points in panel[1].values())]
-        if panels:
-            figures[f"accuracy over {name}"] = _figure(panels, draw, styles, width)
-    return figures
-
-
-def shown_names(report: ReportContents) -> list[str]:
-    """Names that figures show: the networks with the lowest mean ranks, and all raw pixels and initial weights."""
-    networks = [row.name for row in report.overview if row.kind == "measured"]
-    return [*networks[:SERIES], *(row.name for row in report.overview if row.kind in ("floor", "initial"))]
-
-
-def shown_styles(report: ReportContents) -> dict[str, Style]:
-    """Styles of the checkpoints that figures show, in the order of the legend."""
+    They are in the order of the legend.
+    """
     styles = board_styles(report)
-    return {name: styles[name] for name in shown_names(report)}
+    networks = [row.name for row in report.overview if row.kind == "measured"]
+    baselines = [row.name for row in report.overview if row.kind in ("floor", "initial")]
+    return {name: styles[name] for name in [*networks[:MAX_NETWORKS], *baselines]}
 
 
 def panel_titles(report: ReportContents) -> dict[str, str]:
     """Group -> `knn@dino on cifar10`; changed settings are in brackets, a long list as `[modified]` if unique."""
     titles = {}
     for table in report.tables:
-        result, variant = table.result, " ".join(table.result.variant)
-        mark = f" [{variant if len(variant) <= MARK else 'modified'}]" if variant else ""
+        result, changes = table.result, " ".join(table.result.variant)
+        mark = f" [{changes if len(changes) <= MAX_CHANGES else 'modified'}]" if changes else ""
         titles[table.group] = f"{result.protocol.name} on {result.data.name}{mark}"
     counts = Counter(titles.values())
     return {group: title if counts[title] == 1 else group.replace("[", " [") for group, title in titles.items()}
 
 
-def scatter_figures(report: ReportContents, width: float = PAGE) -> "dict[str, Figure]":
+def axis_label(name: str, unit: str) -> str:
+    """Label of an axis: `top1, %`."""
+    return f"{name}, {unit}" if unit else name
+
+
+def sweep_figures(report: ReportContents, width: float = PAGE_WIDTH) -> "dict[str, Figure]":
+    """Accuracy over k of k-NN, shots and blocks: name -> figure, with a panel for each table of at least two points."""
+    styles, titles, figures = figure_styles(report), panel_titles(report), {}
+    for name, (pattern, x_label) in SWEEPS.items():
+        panels: list[DrawPanel] = []
+        for table in report.tables:
+            curves = {row.name: sweep_of(row, table, pattern) for row in table.rows}
+            if any(len(points) > 1 for points in curves.values()):
+                texts = (titles[table.group], x_label, axis_label(table.metrics[0].split("_")[0], table.unit))
+                panels.append(partial(_draw_sweep, table, curves, styles, texts, pattern == BLOCK))
+        if panels:
+            figures[f"accuracy over {name}"] = figure_of(panels, styles, width)
+    return figures
+
+
+def _draw_sweep(
+    table: ReportTable,
+    curves: Mapping[str, Sequence[tuple[float, TableNumber]]],
+    styles: Mapping[str, Style],
+    texts: Texts,
+    is_over_blocks: bool,
+    axes: "Axes",
+) -> Texts:
+    for name in filter(curves.get, styles):
+        _draw_numbers(axes, name, curves[name], styles[name])
+    if is_over_blocks:
+        use_integer_ticks(axes)
+        if table.unit:  # RankMe, without unit, of raw pixels has another order of magnitude
+            _draw_floors(axes, table, styles)
+    else:
+        ticks = sorted({x for points in curves.values() for x, _ in points})
+        use_log_scale(axes, ticks)
+        axes.set_xticks(ticks, [f"{x:g}" for x in ticks])
+    return texts
+
+
+def scatter_figures(report: ReportContents, width: float = PAGE_WIDTH) -> "dict[str, Figure]":
     """Main metrics against the costs of networks: name -> figure, with a panel for each table.
 
     The line is the Pareto front: networks that no other beats at the same or a lower cost. Raw pixels are a horizontal
@@ -167,92 +163,50 @@ def scatter_figures(report: ReportContents, width: float = PAGE) -> "dict[str, F
     titles, figures = panel_titles(report), {}
     styles = {
         name: {**style, "linestyle": "none"} if "marker" in style else style
-        for name, style in shown_styles(report).items()
+        for name, style in figure_styles(report).items()
     }
-    costs = {str(used["name"]): {"parameters": used["parameters"], **used["cost"]} for used in report.checkpoints}
+    costs = {
+        str(checkpoint["name"]): {"parameters": checkpoint["parameters"], **checkpoint["cost"]}
+        for checkpoint in report.checkpoints
+    }
     longest = max((cost.get("hours", 0.0) for cost in costs.values()), default=0.0)
     units = {"parameters": ("millions", 1e-6), "hours": time_unit(longest)}
     for key, cost_label in COSTS.items():
-        unit, times = units.get(key, ("", 1.0))
-
-        def draw(axes: "Axes", panel: Any, label: str = in_unit(cost_label, unit)) -> Texts:
-            table, points = panel
-            front = pareto({name: (x, number.value or 0.0) for name, (x, number) in points.items()}, table.higher)
-            axes.plot(*zip(*front, strict=True), color=INK, alpha=0.5, linewidth=1, drawstyle="steps-post")
-            for name, point in points.items():
-                _draw_numbers(axes, name, [point], styles[name])
-            _draw_floors(axes, table, styles)
-            _log_axis(axes, [x for x, _ in points.values()])
-            axes.margins(0.1)
-            return titles[table.group], label, in_unit(table.metrics[0], table.unit)
-
-        panels = []
-        for table in (table for table in report.tables if table.result.task != "health"):
+        unit, factor = units.get(key, ("", 1.0))
+        panels: list[DrawPanel] = []
+        for table in report.tables:
+            if table.result.task == "health":
+                continue
             points = {
-                row.name: (times * costs[row.name][key], row.numbers[0])
+                row.name: (factor * costs[row.name][key], row.numbers[0])
                 for row in table.rows
                 if row.kind == "measured" and row.name in styles and costs[row.name].get(key)
                 if row.numbers[0].value is not None
             }
-            values = [x for x, _ in points.values()]
-            if values and max(values) > LEVEL_COSTS * min(values):
-                panels.append((table, points))
+            costs_of_table = [cost for cost, _ in points.values()]
+            if costs_of_table and max(costs_of_table) > MIN_COST_RATIO * min(costs_of_table):
+                x_label, y_label = axis_label(cost_label, unit), axis_label(table.metrics[0], table.unit)
+                panels.append(partial(_draw_scatter, table, points, styles, (titles[table.group], x_label, y_label)))
         if panels:
-            figures[f"accuracy against {cost_label}"] = _figure(panels, draw, styles, width)
+            figures[f"accuracy against {cost_label}"] = figure_of(panels, styles, width)
     return figures
 
 
-def robustness_figures(report: ReportContents, width: float = PAGE) -> "dict[str, Figure]":
-    """Accuracy on each shifted set against accuracy on the clean one, with a line fitted to the networks.
-
-    The line is straight in logits, and the vertical distance from it is effective robustness (Taori et al. 2020, arXiv
-    2007.00644, section 2), with the networks of this leaderboard in place of theirs.
-    """
-    import numpy as np
-    from scipy.special import expit, logit
-
-    styles, titles = shown_styles(report), panel_titles(report)
-
-    def draw(axes: "Axes", panel: Any) -> Texts:
-        table, name, by_name = panel
-        for row_name in filter(by_name.get, styles):
-            clean, shifted = by_name[row_name]
-            style = {"marker": ".", **styles[row_name]}
-            _draw_numbers(axes, row_name, [(clean.value, shifted)], style)
-            axes.plot(clean.interval or (), [shifted.value] * 2 * bool(clean.interval), color=style["color"], lw=0.8)
-        title, networks = titles[table.group], [row.name for row in competing(table) if row.name in by_name]
-        accuracies = np.array([[number.value for number in by_name[name]] for name in networks]).reshape(-1, 2)
-        x, y = accuracies.clip(0.1, 99.9).T / 100
-        if len(set(x)) > 2:
-            line, fit = np.linspace(x.min(), x.max()), np.polyfit(logit(x), logit(y), 1)
-            axes.plot(100 * line, 100 * expit(np.polyval(fit, logit(line))), color=INK, alpha=0.5, linewidth=1)
-            effective = 100 * (y - expit(np.polyval(fit, logit(x))))
-            title += f"; {networks[effective.argmax()]} {effective.max():+.1f}"
-        return title, "clean top1, %", f"top1 on {name}, %"
-
-    panels = [(table, *panel) for table in report.tables for panel in shifted_accuracies(table).items()]
-    return {"robustness against clean accuracy": _figure(panels, draw, styles, width)} if panels else {}
-
-
-def shifted_accuracies(table: ReportTable) -> dict[str, dict[str, tuple[TableNumber, TableNumber]]]:
-    """Shifted set -> network -> its clean and its shifted accuracy; for corruptions the mean over these."""
-    if not table.result.task.startswith("robustness") or "top1" not in table.metrics:
-        return {}
-    sets: dict[str, list[int]] = {}  # shifted set -> columns of its metrics
-    for column, metric in enumerate(table.metrics):
-        if match := re.fullmatch(r"(\w+)_(top1|error)", metric):
-            is_corruption = match[2] == "error"
-            name = f"{match[1].partition('_')[0]} corruptions" if is_corruption else match[1]
-            sets.setdefault(name, []).append(column)
-    accuracies: dict[str, dict[str, tuple[TableNumber, TableNumber]]] = {name: {} for name in sets}
-    for name, columns in sets.items():
-        for row in table.rows:
-            clean, numbers = row.numbers[table.metrics.index("top1")], [row.numbers[column] for column in columns]
-            values = [number.value for number in numbers if number.value is not None]
-            if clean.value is not None and len(values) == len(numbers):
-                mean = TableNumber(text="", value=100 - sum(values) / len(values))
-                accuracies[name][row.name] = clean, mean if name.endswith(" corruptions") else numbers[0]
-    return accuracies
+def _draw_scatter(
+    table: ReportTable,
+    points: Mapping[str, tuple[float, TableNumber]],
+    styles: Mapping[str, Style],
+    texts: Texts,
+    axes: "Axes",
+) -> Texts:
+    front = pareto({name: (cost, number.value or 0.0) for name, (cost, number) in points.items()}, table.higher)
+    axes.plot(*zip(*front, strict=True), color=INK, alpha=0.5, linewidth=1, drawstyle="steps-post")
+    for name, point in points.items():
+        _draw_numbers(axes, name, [point], styles[name])
+    _draw_floors(axes, table, styles)
+    use_log_scale(axes, [cost for cost, _ in points.values()])
+    axes.margins(0.1)
+    return texts
 
 
 def pareto(points: Mapping[str, tuple[float, float]], higher_is_better: bool = True) -> list[tuple[float, float]]:
@@ -262,77 +216,6 @@ def pareto(points: Mapping[str, tuple[float, float]], higher_is_better: bool = T
         if not front or ((y > front[-1][1]) == higher_is_better and y != front[-1][1]):
             front.append((x, y))
     return front
-
-
-def training_figure(
-    logs: Mapping[str, Sequence[Mapping[str, float]]],
-    styles: Mapping[str, Style] | None = None,
-    along: str = "epoch",
-    width: float = PAGE,
-) -> "Figure | None":
-    """Training curves, with a panel for each key of CURVES that is in any log; None if there is none.
-
-    logs: name -> lines of its log (`log_of`). along: x-axis, a key of ALONG.
-    """
-    curves = {key: {name: points_of(lines, key, along) for name, lines in logs.items()} for key in CURVES}
-    curves = {key: by_name for key, by_name in curves.items() if any(by_name.values())}
-    if not curves:
-        return None
-    styles = styles or styles_of(logs)
-
-    def draw(axes: "Axes", key: str) -> Texts:
-        _draw_lines(axes, curves[key], styles)
-        return CURVES[key], ALONG[along], ""
-
-    return _figure(list(curves), draw, styles, width)
-
-
-def in_unit(metric: str, unit: str) -> str:
-    """Label of an axis: `top1, %`."""
-    return f"{metric}, {unit}" if unit else metric
-
-
-def points_of(lines: Sequence[Mapping[str, float]], key: str, along: str = "epoch") -> list[tuple[float, float]]:
-    """Points (x, value) of a log's lines that have the key, thinned to POINTS at most."""
-    points = [(line[along], line[key]) for line in lines if key in line and along in line]
-    return points[:: max(1, -(-len(points) // POINTS))]
-
-
-def lines_figure(curves: Mapping[str, Points], x: str, y: str, styles: Mapping[str, Style] | None = None) -> "Figure":
-    """One line for each name. x, y: labels of the axes; x counts something, so its ticks are integers."""
-    styles = styles or styles_of(curves)
-
-    def draw(axes: "Axes", panel: Mapping[str, Points]) -> Texts:
-        _draw_lines(axes, panel, styles)
-        _count_axis(axes)
-        return "", x, y
-
-    return _figure([curves], draw, styles, PAGE / 2)
-
-
-def calibration_figure(bins: Mapping[str, Points], styles: Mapping[str, Style] | None = None) -> "Figure":
-    """Accuracy against confidence, in percent, and the diagonal on which both are equal.
-
-    bins: name -> points (confidence, accuracy), from 0 to 1.
-    """
-    styles = styles or styles_of(bins)
-
-    def draw(axes: "Axes", panel: Mapping[str, Points]) -> Texts:
-        axes.plot([0, 100], [0, 100], color=INK, alpha=0.4, linewidth=1)
-        percent = {
-            name: [(100 * confidence, 100 * accuracy) for confidence, accuracy in points]
-            for name, points in panel.items()
-        }
-        _draw_lines(axes, percent, styles)
-        return "", "confidence, %", "accuracy, %"
-
-    return _figure([bins], draw, styles, PAGE / 2)
-
-
-def _draw_lines(axes: "Axes", curves: Mapping[str, Points], styles: Mapping[str, Style]) -> None:
-    for name, points in curves.items():
-        every = 1 if len(points) <= FEW else len(points) // MARKED
-        axes.plot(*zip(*points, strict=True), label=name, markersize=4, markevery=every, **styles[name])
 
 
 def _draw_numbers(axes: "Axes", name: str, points: Sequence[tuple[float, TableNumber]], style: Style) -> None:
@@ -350,184 +233,205 @@ def _draw_floors(axes: "Axes", table: ReportTable, styles: Mapping[str, Style]) 
             axes.axhline(row.numbers[0].value, label=row.name, **styles[row.name])
 
 
-def _count_axis(axes: "Axes") -> None:
-    """Give the x-axis integer ticks."""
-    from matplotlib.ticker import MaxNLocator
-
-    axes.xaxis.set_major_locator(MaxNLocator(TICKS, integer=True))
+Accuracies = Mapping[str, tuple[TableNumber, TableNumber]]  # network -> its clean and its shifted accuracy
 
 
-def _log_axis(axes: "Axes", values: Sequence[float]) -> None:
-    """Make the x-axis logarithmic with at most TICKS ticks, whose labels cannot overlap; linear if values are close."""
-    from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, NullLocator
+def robustness_figures(report: ReportContents, width: float = PAGE_WIDTH) -> "dict[str, Figure]":
+    """Accuracy on each shifted set against accuracy on the clean one, with a line fitted to the networks.
 
-    low, high = min(values), max(values)
-    steps = [base * 10.0**power for power in range(-9, 16) for base in (1, 2, 5)]
-    ticks = [step for step in steps if low / 1.05 <= step <= high * 1.05]
-    if len(ticks) > TICKS:
-        ticks = [tick for tick in ticks if f"{tick:e}".startswith("1.")]
-    if low <= 0 or len(ticks) < 2:
-        axes.xaxis.set_major_locator(MaxNLocator(TICKS - 2))
-        return
-    ticks = ticks[:: -(-len(ticks) // TICKS)]
-    axes.set_xscale("log")
-    axes.xaxis.set_major_locator(FixedLocator(ticks))
-    axes.xaxis.set_minor_locator(NullLocator())
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-
-
-def _legend(figure: "Figure", styles: Mapping[str, Style]) -> float:
-    """Add a legend below all panels; the figure grows by its height, which is returned in inches."""
-    lines = {str(line.get_label()): line for axes in figure.axes for line in axes.lines}
-    lines = {name: lines[name] for name in styles if name in lines}
-    texts = [printable(name) for name in lines]
-    columns = max(1, int(72 * figure.get_figwidth() / (LETTER * max(map(len, texts)) + 40)))
-    height = LEGEND_LINE * (1 - (-len(texts) // columns))
-    figure.set_figheight(figure.get_figheight() + height)
-    legend = figure.legend(
-        list(lines.values()),
-        texts,
-        fontsize=8,
-        labelcolor=INK,
-        frameon=False,
-        loc="lower center",
-        ncols=min(columns, len(texts)),
-    )
-    for text in legend.get_texts():
-        text.set_parse_math(False)  # a $ in a name is not a formula
-    return height
-
-
-def training_logs(report: ReportContents) -> dict[str, list[dict[str, float]]]:
-    """Name -> lines of the log, of each network whose pretraining is on this disk."""
-    logs = {
-        str(used["name"]): log_of(Path(str(used["source"])).parent / "log.jsonl")
-        for used in report.checkpoints
-        if used["kind"] == "measured"
-    }
-    return {name: lines for name, lines in logs.items() if lines}
-
-
-def log_of(path: Path) -> list[dict[str, float]]:
-    """Lines of a training's log.jsonl, each with epoch, images and hours if known; empty if there is no such file.
-
-    An incomplete last line is left out. Lines of the k-NN monitor hold only the number of updates; their epoch is
-    computed from the updates per epoch.
+    The line is straight in logits, and the vertical distance from it is effective robustness (Taori et al. 2020, arXiv
+    2007.00644, section 2), with the networks of this leaderboard in place of theirs.
     """
-    lines: list[dict[str, float]] = []
-    with contextlib.suppress(OSError, ValueError, AttributeError):
-        for text in path.read_text(encoding="utf-8").splitlines():
-            entry = json.loads(text)
-            lines.append({key: value for key, value in entry.items() if isinstance(value, int | float)})
-    with_epoch = [line for line in lines if line.get("epoch") and line.get("step")]
-    first, last = (with_epoch[0], with_epoch[-1]) if with_epoch else ({}, {})
-    updates = (last["step"] - first["step"]) if with_epoch else 0
-    epochs_per_update = (last["epoch"] - first["epoch"]) / updates if updates else 0.0
-    batch, hours = _batch_of(path.parent), 0.0
-    for line in lines:
-        if "step" not in line:
-            continue
-        if "epoch" not in line and epochs_per_update:
-            line["epoch"] = last["epoch"] + (line["step"] - last["step"]) * epochs_per_update
-        if batch:
-            line["images"] = line["step"] * batch
-            if line.get("images_per_second"):
-                hours += line.get("updates", 1) * batch / line["images_per_second"] / 3600
-            line["hours"] = hours
-    return lines
+    styles, titles = figure_styles(report), panel_titles(report)
+    panels: list[DrawPanel] = [
+        partial(_draw_robustness, table, shifted_set, accuracies, styles, titles[table.group])
+        for table in report.tables
+        for shifted_set, accuracies in shifted_accuracies(table).items()
+    ]
+    return {"robustness against clean accuracy": figure_of(panels, styles, width)} if panels else {}
 
 
-def _batch_of(folder: Path) -> int:
-    """Batch size of a pretraining; 0 if its run.json does not have it."""
-    try:
-        return int(json.loads((folder / "run.json").read_bytes())["settings"]["batch"])
-    except (OSError, ValueError, KeyError, TypeError):
-        return 0
+def _draw_robustness(
+    table: ReportTable,
+    shifted_set: str,
+    accuracies: Accuracies,
+    styles: Mapping[str, Style],
+    title: str,
+    axes: "Axes",
+) -> Texts:
+    """Draw the accuracies, and the line; the title names the network that is farthest above it."""
+    import numpy as np
+    from scipy.special import expit, logit
+
+    for name in filter(accuracies.get, styles):
+        clean, shifted = accuracies[name]
+        style = {"marker": ".", **styles[name]}
+        _draw_numbers(axes, name, [(clean.value or 0.0, shifted)], style)
+        if clean.interval:
+            axes.plot(clean.interval, [shifted.value or 0.0] * 2, color=style["color"], lw=0.8)
+    networks = [row.name for row in competing(table) if row.name in accuracies]
+    values = np.array([[number.value for number in accuracies[name]] for name in networks]).reshape(-1, 2)
+    x, y = values.clip(0.1, 99.9).T / 100
+    if len(set(x)) > 2:
+        line, fit = np.linspace(x.min(), x.max()), np.polyfit(logit(x), logit(y), 1)
+        axes.plot(100 * line, 100 * expit(np.polyval(fit, logit(line))), color=INK, alpha=0.5, linewidth=1)
+        effective = 100 * (y - expit(np.polyval(fit, logit(x))))
+        title += f"; {networks[effective.argmax()]} {effective.max():+.1f}"
+    return title, "clean top1, %", f"top1 on {shifted_set}, %"
 
 
-def _figure(
-    panels: Sequence[Any], draw: "Callable[[Axes, Any], Texts]", styles: Mapping[str, Style], width: float
+def shifted_accuracies(table: ReportTable) -> dict[str, Accuracies]:
+    """Shifted set -> network -> its clean and its shifted accuracy; for corruptions the mean over these."""
+    if not table.result.task.startswith("robustness") or "top1" not in table.metrics:
+        return {}
+    sets: dict[str, list[int]] = {}  # shifted set -> columns of its metrics
+    for column, metric in enumerate(table.metrics):
+        if match := re.fullmatch(r"(\w+)_(top1|error)", metric):
+            is_corruption = match[2] == "error"
+            name = f"{match[1].partition('_')[0]} corruptions" if is_corruption else match[1]
+            sets.setdefault(name, []).append(column)
+    accuracies: dict[str, dict[str, tuple[TableNumber, TableNumber]]] = {name: {} for name in sets}
+    for name, columns in sets.items():
+        for row in table.rows:
+            clean, numbers = row.numbers[table.metrics.index("top1")], [row.numbers[column] for column in columns]
+            values = [number.value for number in numbers if number.value is not None]
+            if clean.value is not None and len(values) == len(numbers):
+                mean = TableNumber(text="", value=100 - sum(values) / len(values))
+                accuracies[name][row.name] = clean, mean if name.endswith(" corruptions") else numbers[0]
+    return dict(accuracies)
+
+
+def training_figure(
+    logs: Mapping[str, TrainingLog],
+    styles: Mapping[str, Style] | None = None,
+    along: str = "epoch",
+    width: float = PAGE_WIDTH,
+) -> "Figure | None":
+    """Training curves, with a panel for each key of CURVES that is in any log; None if there is none.
+
+    logs: name -> its log (`read_log`). along: x-axis, a key of ALONG.
+    """
+    styles = styles or styles_of(logs)
+
+    def draw_panel(curves: Mapping[str, Points], title: str, axes: "Axes") -> Texts:
+        draw_lines(axes, curves, styles)
+        return title, ALONG[along], ""
+
+    panels: list[DrawPanel] = []
+    for key, title in CURVES.items():
+        curves = {name: points_of(lines, key, along) for name, lines in logs.items()}
+        if any(curves.values()):
+            panels.append(partial(draw_panel, curves, title))
+    return figure_of(panels, styles, width) if panels else None
+
+
+def points_of(lines: TrainingLog, key: str, along: str = "epoch") -> list[tuple[float, float]]:
+    """Points (x, value) of a log's lines that have the key, thinned to MAX_POINTS."""
+    points = [(line[along], line[key]) for line in lines if key in line and along in line]
+    return points[:: max(1, -(-len(points) // MAX_POINTS))]
+
+
+def lines_figure(
+    curves: Mapping[str, Points], x_label: str, y_label: str, styles: Mapping[str, Style] | None = None
 ) -> "Figure":
-    """Panels and a legend: one column up to a width of 4.5 inches, two beyond, three on a page.
+    """One line for each name; x counts something, so its ticks are integers."""
+    styles = styles or styles_of(curves)
 
-    draw: draws a panel, and returns its title and the labels of its axes.
+    def draw_panel(axes: "Axes") -> Texts:
+        draw_lines(axes, curves, styles)
+        use_integer_ticks(axes)
+        return "", x_label, y_label
+
+    return figure_of([draw_panel], styles, PAGE_WIDTH / 2)
+
+
+def calibration_figure(bins: Mapping[str, Points], styles: Mapping[str, Style] | None = None) -> "Figure":
+    """Accuracy against confidence, in percent, and the diagonal on which both are equal.
+
+    bins: name -> points (confidence, accuracy), from 0 to 1.
+    """
+    styles = styles or styles_of(bins)
+
+    def draw_panel(axes: "Axes") -> Texts:
+        axes.plot([0, 100], [0, 100], color=INK, alpha=0.4, linewidth=1)
+        percent = {
+            name: [(100 * confidence, 100 * accuracy) for confidence, accuracy in points]
+            for name, points in bins.items()
+        }
+        draw_lines(axes, percent, styles)
+        return "", "confidence, %", "accuracy, %"
+
+    return figure_of([draw_panel], styles, PAGE_WIDTH / 2)
+
+
+def sensitivity_figure(title: str, effects: "Sequence[Effect]") -> "Figure":
+    """A row for each variation: the changes of all networks, and their mean with its interval.
+
+    title: of `sensitivity`; its part before the colon is shown.
     """
     from matplotlib.figure import Figure
 
-    count = len(panels)
-    width = min(width, PAGE / 2) if count == 1 else width
-    columns = min(count, 1 if width < PAGE / 2 + 0.1 else 3 if width >= PAGE else 2)
-    rows = -(-count // columns)
-    figure, title_lines = Figure(figsize=(width, rows * min(0.75 * width / columns, 3.0)), dpi=72), 0
-    for number, panel in enumerate(panels):
-        axes = figure.add_subplot(rows, columns, number + 1)
-        title, x, y = draw(axes, panel)
-        lines = wrap(printable(title), int(56 * width / columns / LETTER), break_on_hyphens=False)
-        axes.set_title("\n".join(lines), fontsize=9, color=INK, parse_math=False)
-        title_lines = max(title_lines, len(lines))
-        axes.set_xlabel(x, color=INK, fontsize=8)
-        axes.set_ylabel(y, color=INK, fontsize=8)
-        axes.set_facecolor("none")
-        axes.tick_params(which="both", colors=INK, labelsize=8)
-        axes.grid(color=INK, alpha=0.15)
-        for spine in axes.spines.values():
-            spine.set_color(INK)
-    # Margins are fixed, as matplotlib's layout engines draw all texts two more times, half of the time of a figure.
-    below, above = MARGINS["below"], MARGINS["above"] + MARGINS["title"] * title_lines
-    inner = (
-        width / columns - MARGINS["left"] - MARGINS["right"],
-        figure.get_figheight() / rows - below - above,
-    )
-    legend = _legend(figure, styles)
-    height = figure.get_figheight()
-    figure.subplots_adjust(
-        left=MARGINS["left"] / width,
-        right=1 - MARGINS["right"] / width,
-        bottom=(legend + below) / height,
-        top=1 - above / height,
-        wspace=(MARGINS["left"] + MARGINS["right"]) / inner[0],
-        hspace=(below + above) / inner[1],
-    )
+    styles = styles_of(sorted({name for effect in effects for name in effect.tests}))
+    figure = Figure(figsize=(8, 0.32 * len(effects) + 1.6), layout="constrained", dpi=72)
+    axes = figure.add_subplot()
+    for y, effect in enumerate(effects):
+        axes.plot(
+            [effect.mean.low, effect.mean.high], [y, y], color=INK, linewidth=5, alpha=0.25, solid_capstyle="butt"
+        )
+        axes.plot(effect.mean.difference, y, "|", color=INK, markersize=12)
+    for name, style in styles.items():
+        points = [(effect.tests[name].difference, y) for y, effect in enumerate(effects) if name in effect.tests]
+        axes.plot(*zip(*points, strict=True), **{**style, "linestyle": ""}, markersize=5, alpha=0.8, label=name)
+    axes.axvline(0, color=INK, linewidth=0.8)
+    axes.set_yticks(range(len(effects)), [effect.label for effect in effects], fontsize=8, parse_math=False)
+    axes.invert_yaxis()
+    axes.set_xlabel("change, points of a percentage or the metric's unit", fontsize=8)
+    axes.set_title(title.partition(":")[0], fontsize=9, parse_math=False)
+    axes.grid(axis="x", alpha=0.2)
+    figure.legend(loc="outside lower center", ncols=4, fontsize=8, frameon=False)
     return figure
 
 
-def encoded_figure(figure: "Figure", form: FigureFormat) -> bytes:
-    """The bytes of a figure's file: fonts are embedded, and there is no date and no random id."""
-    metadata: dict[str, Any] = {
-        "png": {"Software": None},
-        "svg": {"Date": None, "Creator": None},
-        "pdf": {"CreationDate": None, "Creator": None, "Producer": None},
-    }[form]
-    fonts = {"svg.fonttype": "path", "svg.hashsalt": "bench report", "pdf.fonttype": 42}
-    return saved(figure, fonts, format=form, dpi=300, metadata=metadata)
+def paper_figures(
+    kind: Literal["curves", "scatter"],
+    out: Path | None,
+    runs: Sequence[str] = (),
+    along: str = "epoch",
+    width: float = 6.75,
+) -> "dict[str, Figure]":
+    """The figures of a report in a width for a paper.
 
+    Args:
+        kind: "curves": k-NN over k, low-shot over shots, trainings over `along`; "scatter": accuracy against the costs
+            of networks, and robustness against clean accuracy.
+        out: folder of results.
+        runs: folders of further pretrainings.
+        along: x-axis of the training curves, a key of ALONG.
+        width: in inches.
 
-def saved(figure: "Figure", fonts: Mapping[str, Any], **options: Any) -> bytes:
-    """The output of matplotlib's savefig. fonts: rcParams for fonts, and a salt that fixes the ids of an SVG."""
-    import matplotlib
+    Returns:
+        Name -> figure.
 
-    buffer = io.BytesIO()
-    with matplotlib.rc_context(fonts), warnings.catch_warnings():  # type: ignore[arg-type]
-        warnings.filterwarnings("ignore", "Glyph .* missing")  # in names; the browser's fonts have more glyphs
-        figure.savefig(buffer, **options)
-    return buffer.getvalue()
-
-
-def svg_of(figure: "Figure | None", title: str) -> str:
-    """A figure as inline SVG in the page's text colour; "" for None."""
-    if figure is None:
-        return ""
-    # Text stays text, so that it can be searched and read aloud; ids come from a fixed salt, and there is no date.
-    fonts = {"svg.fonttype": "none", "svg.hashsalt": "bench report"}
-    text = saved(figure, fonts, format="svg", transparent=True, metadata={"Date": None, "Creator": None}).decode()
-    text = text[text.index("<svg") :].replace(INK, "currentColor")
-    text = re.sub(r"<metadata>.*?</metadata>|<style.*?</style>", "", text, flags=re.DOTALL)
-    text = re.sub(r' style="([^"]*)"', _as_attributes, text)
-    return re.sub(r"<svg ", lambda _: f'<svg role="img" aria-label="{escape(title)}" ', text, count=1)
-
-
-def _as_attributes(style: re.Match[str]) -> str:
-    """An inline style by matplotlib as SVG attributes, which the page's content security policy allows."""
-    declared = dict(part.split(": ", 1) for part in style[1].split("; ") if part)
-    declared.pop("font-family", None)  # the page's own
-    return "".join(f' {name}="{value}"' for name, value in declared.items())
+    Raises:
+        ValueError: if there is nothing to draw, or one of `runs` has no log.
+    """
+    if along not in ALONG:
+        raise ValueError(f"--along {along}{did_you_mean(along, list(ALONG))}")
+    report = read_contents(read_leaderboard(out), out) if out else None
+    if kind == "scatter":
+        figures = scatter_figures(report, width) | robustness_figures(report, width) if report else {}
+    else:
+        figures = sweep_figures(report, width) if report else {}
+        logs_of_runs = {Path(run): read_log(Path(run) / "log.jsonl") for run in runs}
+        if missing := [run for run, lines in logs_of_runs.items() if not lines]:
+            problem = "has no log.jsonl" if missing[0].exists() else "does not exist"
+            raise ValueError(f"{missing[0]} {problem}: name folders of `bench pretrain --out`")
+        logs = (training_logs(report) if report else {}) | {run.name: lines for run, lines in logs_of_runs.items()}
+        styles_on_board = board_styles(report) if report else {}
+        new_names = [name for name in logs if name not in styles_on_board]
+        styles = styles_of([*styles_on_board, *new_names]) | styles_on_board
+        if training := training_figure(logs, styles, along, width):
+            figures["pretraining"] = training
+    if not figures:
+        raise ValueError(f"nothing to draw for {kind}: give --results with two networks, or runs of `bench pretrain`")
+    return figures

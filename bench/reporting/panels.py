@@ -14,7 +14,7 @@ from typing import Any, Literal
 import numpy as np
 from PIL import Image
 
-from bench.reporting.figures import COLOURS, DASHES, saved
+from bench.reporting.drawing import COLOURS, DASHES, save_figure
 from engine.printing import printable
 
 Format = Literal["png", "svg", "apng", "gif", "webp"]
@@ -131,7 +131,7 @@ def encoded(picture: Picture, form: Format, checkpoints: Mapping[str, str]) -> b
     record = json.dumps({"kind": picture.name, "note": picture.note, "checkpoints": checkpoints})
     metadata = {"png": {"Software": None, RECORD: record}}.get(form, {"Date": None, "Creator": None, "Title": title})
     fonts = {"svg.fonttype": "none", "svg.hashsalt": RECORD}
-    return saved(drawn_figure(picture), fonts, format=form, dpi=DPI, facecolor="white", metadata=metadata)
+    return save_figure(drawn_figure(picture), fonts, format=form, dpi=DPI, facecolor="white", metadata=metadata)
 
 
 def animated(picture: Picture, form: Format, fps: float = FPS) -> bytes:

@@ -1,7 +1,7 @@
-"""Static pages of one or several records, for any host: an overview, and a page for each checkpoint and protocol.
+"""`bench site`: static pages of one or several records: an overview, and a page for each checkpoint and protocol.
 
-They are made from records alone, each of which is checked first, so that every number follows from a result file. No
-page makes a request; links and anchors depend on names and digests, so that they can be cited.
+Pages are made from records alone, each of which is checked first, so that every number follows from a result file. They
+make no network requests. Links and anchors depend on names and digests only, so that they can be cited.
 """
 
 import json
@@ -14,8 +14,10 @@ from typing import Any
 
 from bench.leaderboards.tables import Leaderboard, cell_text, leaderboard_of, with_ties
 from bench.reporting.contents import ReportContents, ReportTable, competing, contents, networks_of
-from bench.reporting.figures import board_styles, log_of, svg_of, training_figure
+from bench.reporting.drawing import svg_of
+from bench.reporting.figures import board_styles, training_figure
 from bench.reporting.page import figures_of, packed, rendered
+from bench.reporting.training_logs import TrainingLog, read_log
 from bench.results.record import CheckpointUsed, read_result, result_files
 from bench.results.store import StoredResult
 from bench.sharing.card import CardSubject, read_config
@@ -25,15 +27,15 @@ from checkpoints.export import CARD
 from engine.files import digest, folder_atomic, write_atomic
 from engine.printing import printable
 
-ABOUT = "site.json"  # marks a folder that may be replaced
+SITE_FILE = "site.json"  # marks a folder as a site, which a later site may replace
 
 
 def write_site(records: Sequence[Path], out: Path, title: str) -> int:
-    """Write the pages of records into `out`, in one step; how many there are.
+    """Write the pages of records into `out`, which has either the old or the new site; returns the number of pages.
 
-    ValueError for a record that does not agree with its results, and where `out` holds something else than a site.
+    ValueError for a record that does not agree with its results, and if `out` contains anything but a site.
     """
-    if out.exists() and not (out / ABOUT).is_file() and (not out.is_dir() or any(out.iterdir())):
+    if out.exists() and not (out / SITE_FILE).is_file() and (not out.is_dir() or any(out.iterdir())):
         raise ValueError(f"{out} holds something that is not a site: choose a new folder for --out")
     for record in records:
         if differences := list(check_record(record)):
@@ -46,14 +48,14 @@ def write_site(records: Sequence[Path], out: Path, title: str) -> int:
     with folder_atomic(out) as temporary:
         for path, text in pages.items():
             write_atomic(temporary / path, text)
-        write_atomic(temporary / ABOUT, json.dumps(about, indent=1) + "\n")
+        write_atomic(temporary / SITE_FILE, json.dumps(about, indent=1) + "\n")
     return len(pages)
 
 
 def site_pages(records: Sequence[Path], title: str) -> dict[str, str]:
     """Path in the site -> HTML."""
-    results, places = merged_results(records)
-    cache: PairedTestCache[float] = PairedTestCache(Path(os.devnull), float)  # nothing that was kept is believed
+    results, record_of_checkpoint = merged_results(records)
+    cache: PairedTestCache[float] = PairedTestCache(Path(os.devnull), float)  # empty: every test is computed anew
     leaderboard = with_ties(leaderboard_of(stored.result for stored in results), results, cache)
     report = contents(leaderboard, networks_of(leaderboard, cache))
     links = {leaderboard.names[used]: f"checkpoints/{slug(*used.key)}.html" for used in leaderboard.rows}
@@ -61,9 +63,10 @@ def site_pages(records: Sequence[Path], title: str) -> dict[str, str]:
     confirmed = {
         leaderboard.names[used]: url
         for used in leaderboard.rows
-        if used.key in places and (url := publication_of(places[used.key]).verified_by.get(used.name))
+        if used.key in record_of_checkpoint
+        and (url := publication_of(record_of_checkpoint[used.key]).verified_by.get(used.name))
     }
-    shared = {
+    shared_values = {
         "report": report,
         "confirmed": confirmed,
         "records": [record.resolve().name for record in records],
@@ -73,69 +76,77 @@ def site_pages(records: Sequence[Path], title: str) -> dict[str, str]:
     }
 
     def page(kind: str, heading: str, **values: Any) -> str:
-        numbers = [
+        results = [
             {name: printable(value) for name, value in result.items()}
             for result in values.pop("results", report.results)
         ]
-        return rendered("site.html", **shared | {"kind": kind, "title": heading, "results": packed(numbers)} | values)
+        page_values = {"kind": kind, "title": heading, "results": packed(results)}
+        return rendered("site.html", **shared_values | page_values | values)
 
     logs = {
         leaderboard.names[used]: lines
         for used in leaderboard.rows
-        if used.key in places and (lines := log_of(places[used.key] / "checkpoints" / used.unique_name / "log.jsonl"))
+        if used.key in record_of_checkpoint and (lines := training_log(record_of_checkpoint[used.key], used))
     }
     pages = {"index.html": page("index", title, figures=figures_of(report, logs))}
-    upwards = {name: f"../{link}" for name, link in links.items()}
+    links_from_folder = {name: f"../{link}" for name, link in links.items()}
     for table in report.tables:
-        shown, own = with_own_results(table, report)
-        pages[links[table.group]] = page("protocol", table.group, table=shown, results=own, links=upwards, root="../")
+        own_table, own_results = with_own_results(table, report)
+        pages[links[table.group]] = page(
+            "protocol", table.group, table=own_table, results=own_results, links=links_from_folder, root="../"
+        )
     for used in leaderboard.rows:
-        values = checkpoint_page(leaderboard, used, report, places[used.key])
+        values = checkpoint_values(leaderboard, used, report, record_of_checkpoint[used.key])
         name = leaderboard.names[used]
         training = training_figure({name: logs[name]}, board_styles(report)) if name in logs else None
         values["figures"] = {"Pretraining": svg_of(training, "curves of the pretraining")} if training else {}
-        pages[links[name]] = page("checkpoint", name, **values, links=upwards, root="../")
+        pages[links[name]] = page("checkpoint", name, **values, links=links_from_folder, root="../")
     return pages
 
 
 def merged_results(records: Sequence[Path]) -> tuple[list[StoredResult], dict[Key, Path]]:
-    """Results of all records, the newest of those that measured the same, and the record that holds each checkpoint."""
+    """The results of all records, and the record that holds each checkpoint.
+
+    Of results with the same checkpoint, group and seed only the newest is returned.
+    """
     newest: dict[tuple[Any, ...], StoredResult] = {}
-    places: dict[Key, Path] = {}
+    record_of_checkpoint: dict[Key, Path] = {}
     for record in records:
         for path in result_files(record):
             stored = StoredResult(path=path, result=read_result(path))
             result = stored.result
-            places.setdefault(result.checkpoint.key, record)
-            same = (result.checkpoint.key, result.group, result.seed, result.status)
-            if same not in newest or newest[same].result.date < result.date:
-                newest[same] = stored
-    return list(newest.values()), places
+            record_of_checkpoint.setdefault(result.checkpoint.key, record)
+            identity = (result.checkpoint.key, result.group, result.seed, result.status)
+            if identity not in newest or newest[identity].result.date < result.date:
+                newest[identity] = stored
+    return list(newest.values()), record_of_checkpoint
+
+
+def training_log(record: Path, used: CheckpointUsed) -> TrainingLog:
+    """The log of a checkpoint's training in a record; empty if the record has none."""
+    return read_log(record / "checkpoints" / used.unique_name / "log.jsonl")
 
 
 def with_own_results(table: ReportTable, report: ReportContents) -> tuple[ReportTable, list[Mapping[str, object]]]:
-    """A table whose numbers point into a list of its own results alone, and that list."""
-    used = sorted({at for row in table.rows for number in row.numbers for at in number.results})
-    places = {at: place for place, at in enumerate(used)}
-    rows = tuple(
-        replace(
-            row,
-            numbers=tuple(
-                replace(number, results=tuple(places[at] for at in number.results)) for number in row.numbers
-            ),
-        )
-        for row in table.rows
-    )
-    return replace(table, rows=rows), [report.results[at] for at in used]
+    """A table whose numbers index a list of only its own results, and this list."""
+    indices = sorted({index for row in table.rows for number in row.numbers for index in number.results})
+    new_index = {index: new for new, index in enumerate(indices)}
+    rows = []
+    for row in table.rows:
+        numbers = [
+            replace(number, results=tuple(new_index[index] for index in number.results)) for number in row.numbers
+        ]
+        rows.append(replace(row, numbers=tuple(numbers)))
+    return replace(table, rows=tuple(rows)), [report.results[index] for index in indices]
 
 
-def checkpoint_page(
+def checkpoint_values(
     leaderboard: Leaderboard, used: CheckpointUsed, report: ReportContents, record: Path
 ) -> dict[str, Any]:
-    """What the page of a checkpoint holds: its numbers, what it is, its card and the commands that measured it."""
+    """The template's values for the page of a checkpoint: numbers, facts, card and the commands that measured it."""
     name = leaderboard.names[used]
-    good = [stored.result for stored in leaderboard.results if stored.result.status == "ok"]
-    own = [at for at, result in enumerate(good) if result.checkpoint.key == used.key]
+    results = [stored.result for stored in leaderboard.results if stored.result.status == "ok"]
+    own_indices = [index for index, result in enumerate(results) if result.checkpoint.key == used.key]
     cells, protocols = leaderboard.rows[used].items(), []
     for table in report.tables:
         if row := next((row for row in table.rows if row.name == name), None):
@@ -144,33 +155,36 @@ def checkpoint_page(
                     "group": table.group,
                     "rank": f"rank {row.rank} of {len(competing(table))}" if row.rank else "",
                     "numbers": [(metric, cell_text(cell)) for (group, metric), cell in cells if group == table.group],
-                    "results": [place for place, at in enumerate(own) if good[at].group == table.group],
+                    "results": [
+                        number for number, index in enumerate(own_indices) if results[index].group == table.group
+                    ],
                 }
             )
     folder = record / "checkpoints" / used.unique_name
     config = read_config(folder) if (folder / "config.json").is_file() else None
     card = record / "cards" / used.unique_name / CARD
     facts = next(facts for facts in report.checkpoints if facts["name"] == name)
-    told = {key: value for key, value in facts.items() if key not in ("name", "kind", "cost") and value}
     return {
         "protocols": protocols,
-        "results": [report.results[at] for at in own],
-        "facts": told,
+        "results": [report.results[index] for index in own_indices],
+        "facts": {key: value for key, value in facts.items() if key not in ("name", "kind", "cost") and value},
         "card": card.read_text(encoding="utf-8") if card.is_file() else "",
-        "commands": rerun_script([good[at] for at in own], {used.key: CardSubject(used=used, config=config)}),
+        "commands": rerun_script(
+            [results[index] for index in own_indices], {used.key: CardSubject(used=used, config=config)}
+        ),
         "anchor": slug,
         "multiline": _multiline,
     }
 
 
 def slug(*words: str) -> str:
-    """A name for a file or an anchor that differs where the words do: `digits-knn@dino-3f2a91bc`."""
+    """A name for a file or an anchor, unique for these words by their digest: `digits-knn@dino-3f2a91bc`."""
     readable = re.sub(r"[^A-Za-z0-9._@-]+", "-", words[0]).strip("-.")[:60]
     return f"{readable}-{digest(list(words))[:8]}"
 
 
 def _multiline(text: str) -> Any:
-    """Escaped lines, each printable."""
+    """Text for HTML: escaped, unprintable characters replaced, line breaks kept."""
     from markupsafe import Markup, escape
 
     return Markup("\n").join(escape(printable(line)) for line in text.split("\n"))

@@ -8,7 +8,7 @@ import pytest
 from made_results import made_checkpoint, made_metrics, made_result
 
 from bench.cli.options import EvaluationOptions
-from bench.reporting import effects
+from bench.effects import explain, sensitivity, variations
 from bench.results.record import MetricRecord, read_result, result_files, write_result
 from bench.results.store import StoredResult
 from bench.statistics.paired import compare_images
@@ -91,7 +91,7 @@ def made(folder, name: str, right: slice, images: int = 200, **others) -> Stored
 def test_networks_that_change_places_are_counted(tmp_path):
     plain = {name: made(tmp_path, name, slice(count)) for name, count in (("a", 100), ("b", 60), ("c", 59))}
     varied = {name: made(tmp_path, f"{name}2", slice(count)) for name, count in (("a", 50), ("b", 90), ("c", 91))}
-    effect = effects._effect(("k=1",), "10", plain, varied)
+    effect = sensitivity.effect_of(("k=1",), "10", plain, varied)
     assert effect.pairs == 3 and (effect.swapped, effect.significant) == (
         3,
         2,
@@ -129,6 +129,13 @@ CHANGED = {
     "norm": (True, False),
     "interpolation": ("bicubic", "bilinear"),
 }
+CHANGES_TO_B = {
+    "pool": "pool=avg",
+    "k": "k=3",
+    "crop": "crop=1.0",
+    "norm": "norm=False",
+    "interpolation": "interpolation=bilinear",
+}
 
 
 def options_of(out, export) -> EvaluationOptions:
@@ -140,19 +147,16 @@ def options_of(out, export) -> EvaluationOptions:
 def test_shares_add_up_to_the_whole_difference(tmp_path, exports, count):
     """Of all orders of two differences, and of one order of five with its reverse."""
     changed = dict(list(CHANGED.items())[:count])
-    shares, whole = effects.explain(options_of(tmp_path, exports[0]), changed)
+    shares, whole = explain.explain(options_of(tmp_path, exports[0]), changed)
     assert {share.name: share.values for share in shares} == changed
     assert sum(share.share.difference for share in shares) == pytest.approx(whole.difference, abs=1e-4)
     assert all(share.share.low <= share.share.difference <= share.share.high for share in shares)
-    texts = [
-        tuple(sorted(effects._setting_texts(changed)[name] for name in names))
-        for names in ((), ("k",), ("k", "pool"), changed)
-    ]
-    found, problems = effects.measure(options_of(tmp_path, exports[0]), texts)
-    nothing, k, both, everything = (effects.main_number(found[text]["first"])[0] for text in texts)
-    assert not problems and whole.difference == pytest.approx(everything - nothing, abs=1e-4)
-    (own,) = [share for share in shares if share.name == "k"]
-    assert own.alone == pytest.approx(k - nothing)
+    texts = [tuple(sorted(CHANGES_TO_B[name] for name in names)) for names in ((), ("k",), ("k", "pool"), changed)]
+    results, problems = variations.evaluate_variations(options_of(tmp_path, exports[0]), texts)
+    none, k, both, all_changes = (variations.score_of(results[text]["first"]).value for text in texts)
+    assert not problems and whole.difference == pytest.approx(all_changes - none, abs=1e-4)
+    (share_of_k,) = [share for share in shares if share.name == "k"]
+    assert share_of_k.alone == pytest.approx(k - none)
     if count == 2:  # of two, a Shapley value is the mean of alone and last
         pool = next(share for share in shares if share.name == "pool")
         assert pool.last == pytest.approx(both - k)
@@ -162,17 +166,17 @@ def test_shares_add_up_to_the_whole_difference(tmp_path, exports, count):
 def test_what_cannot_be_measured_is_named():
     first = made_result(made_checkpoint(), made_metrics({"top1": 50}), settings={"k": [10]}, versions={"torch": "2.5"})
     second = replace(first, limit=100, settings={"k": [20], "layers": "all"}, versions={"torch": "2.6"})
-    changed, others = effects.differences(first, second)
-    assert changed == {"k": ([10], [20]), "layers": ("last", "all")}  # a setting that came later had its default
-    assert others == {"limit": (None, 100), "version of torch": ("2.5", "2.6")}
+    settings, facts = explain.differences(first, second)
+    assert settings == {"k": ([10], [20]), "layers": ("last", "all")}  # a setting that came later had its default
+    assert facts == {"limit": (None, 100), "version of torch": ("2.5", "2.6")}
     with pytest.raises(ValueError, match="linear"):
-        effects.differences(first, replace(first, task="linear"))
+        explain.differences(first, replace(first, task="linear"))
 
 
 @pytest.mark.parametrize(("vary", "names"), [("poool=avg", "poool"), ("k=0", "k=0"), ("decode=exat", "decode")])
 def test_a_wrong_variation_is_refused(tmp_path, exports, vary, names):
     with pytest.raises(ValueError, match=names):
-        effects.sensitivity(options_of(tmp_path, exports[0]), [vary])
+        sensitivity.sensitivity(options_of(tmp_path, exports[0]), [vary])
 
 
 def test_a_setting_that_the_network_cannot_have_is_left_out_alone(bench, tmp_path):
@@ -185,15 +189,15 @@ def test_a_setting_that_the_network_cannot_have_is_left_out_alone(bench, tmp_pat
 def test_the_table_of_one_network_has_no_spread_and_no_order():
     numbers = np.random.default_rng(0).random((3, 50))
     tests = {name: compare_images(after, numbers[2]) for name, after in zip("ab", numbers, strict=False)}
-    common = {"variation": ("k=20",), "own": "10", "mean": tests["a"], "swapped": 0, "significant": 0}
-    alone = effects.table_rows([effects.Effect(tests={"a": tests["a"]}, pairs=0, **common)])
-    two = effects.table_rows([effects.Effect(tests=tests, pairs=1, **common)])
+    common = {"variation": ("k=20",), "original": "10", "mean": tests["a"], "swapped": 0, "significant": 0}
+    alone = sensitivity.table_rows([sensitivity.Effect(tests={"a": tests["a"]}, pairs=0, **common)])
+    two = sensitivity.table_rows([sensitivity.Effect(tests=tests, pairs=1, **common)])
     assert [len(row) for row in alone] == [3, 3] and [len(row) for row in two] == [7, 7]
     assert alone[1] == two[1][:3]
 
 
 def test_a_checkpoint_in_place_of_a_result_is_told_so(study):
     with pytest.raises(ValueError, match="--name one"):
-        effects.find_result("one", study)
+        explain.find_result("one", study)
     with pytest.raises(ValueError, match=r"did you mean 'digits/knn@dino\["):
-        effects.find_result("digits/knn@din", study)
+        explain.find_result("digits/knn@din", study)

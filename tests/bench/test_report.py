@@ -16,9 +16,10 @@ from made_results import EVIL, made_checkpoint, made_leaderboard, save_result
 from shown_results import Elements, report_of, result
 from small_exports import make_export
 
-from bench.reporting.contents import common_notes, grounds, headline, merged_notes, provenance, verdict
+from bench.reporting.contents import merged_notes, provenance
+from bench.reporting.details import image_details
 from bench.reporting.page import figures_of, packed, page_of, report_page
-from bench.reporting.views import image_view
+from bench.reporting.sentences import common_notes, evidence, headline, verdict
 from bench.results.record import CheckpointUsed, DataUsed, MetricRecord, ProtocolUsed, Result, TrainingCost
 from bench.statistics.significance import p_value_cache, ties_with_best
 from checkpoints.export import ViTExport, spec_in
@@ -49,7 +50,7 @@ def test_checkpoints_that_are_level_share_a_rank():
         ("c", "3", "measured"),
     ]
     assert [row.numbers[0].first for row in table.rows] == [True, True, False, False]
-    assert [row.numbers[0].level for row in table.rows] == [True, True, False, False]
+    assert [row.numbers[0].tied for row in table.rows] == [True, True, False, False]
     assert verdict(table) == (
         "a and b lead on 500 validation images; a paired test on the same images does not tell them apart (5 %, Holm)."
     )
@@ -109,7 +110,7 @@ def test_the_headline_says_what_paired_tests_support():
     told = headline(report_of(results, dict.fromkeys(board, both)))
     assert told.startswith("No network is significantly better") and "most often: a and b, in 2" in told
     found = report_of(results[:1])
-    assert "nothing to compare" in headline(found) and grounds(found) == []
+    assert "nothing to compare" in headline(found) and evidence(found) == []
 
 
 def test_a_number_that_no_paired_test_compares_wins_nothing(tmp_path):
@@ -144,10 +145,10 @@ def test_neither_raw_pixels_nor_initial_weights_win():
 def test_numbers_chosen_on_the_validation_images_are_told():
     a, b = made_checkpoint("a", 1), made_checkpoint("b", 2)
     results = [result(a, 80.0), result(b, 70.0)]
-    assert "No number was chosen" in " ".join(grounds(report_of(results, level_of(a))))
+    assert "No number was chosen" in " ".join(evidence(report_of(results, level_of(a))))
     top1 = replace(results[0].metrics["top1"], chosen_on_val=True)
     found = report_of([replace(results[0], metrics={"top1": top1}), results[1]], level_of(a))
-    assert "1 of 1 tables report numbers that were chosen on the validation images" in " ".join(grounds(found))
+    assert "1 of 1 tables report numbers that were chosen on the validation images" in " ".join(evidence(found))
 
 
 def test_notes_of_several_checkpoints_are_one():
@@ -260,17 +261,17 @@ def test_the_hardest_images_and_classes(board):
     measured, _ = comparable_results(board)
     images = open_set("digits:", "val")
     named = {each.result.checkpoint.name: each for each in measured}
-    view = image_view(named, "top1", {}, images)
-    assert [image["path"] for image in view["hardest"][:2]] == [images.path(7), images.path(300)]
-    assert [image["right"] for image in view["hardest"]] == [0, 0, *[1] * 10]
-    assert {image["of"] for image in view["hardest"]} == {2}
-    assert len(view["classes"]) == view["all_classes"] == 10 and view["classes"][0]["accuracies"][1] == 0
+    details = image_details(named, "top1", {}, images)
+    assert [image["path"] for image in details["hardest"][:2]] == [images.path(7), images.path(300)]
+    assert [image["right"] for image in details["hardest"]] == [0, 0, *[1] * 10]
+    assert {image["of"] for image in details["hardest"]} == {2}
+    assert len(details["classes"]) == details["all_classes"] == 10 and details["classes"][0]["accuracies"][1] == 0
     wrong = {images.labels[7], images.labels[300]}
-    assert {entry["name"] for entry in view["classes"] if entry["accuracies"][0] < 100} == {
+    assert {entry["name"] for entry in details["classes"] if entry["accuracies"][0] < 100} == {
         images.classes[label] for label in wrong
     }
-    assert image_view(named, "top1", {}, images.limited(100)) is None, "other images than those measured"
-    assert image_view(named, "seconds", {}, images) is None
+    assert image_details(named, "top1", {}, images.limited(100)) is None, "other images than those measured"
+    assert image_details(named, "seconds", {}, images) is None
 
 
 def test_a_folder_of_results_becomes_one_file(board, bench):

@@ -10,21 +10,20 @@ from PIL import Image
 from scipy.special import expit, logit
 from shown_results import report_of, result
 
-from bench.reporting.contents import verdict
+from bench.reporting.drawing import INK, svg_of
 from bench.reporting.figures import (
-    INK,
     board_styles,
-    log_of,
+    figure_styles,
     pareto,
     points_of,
     robustness_figures,
     scatter_figures,
     shifted_accuracies,
-    shown_names,
-    svg_of,
     sweep_figures,
     training_figure,
 )
+from bench.reporting.sentences import verdict
+from bench.reporting.training_logs import read_log
 from bench.results.record import MetricRecord, ProtocolUsed, TrainingCost
 
 LOG = [{"epoch": 0.0, "loss": 2.0}, {"epoch": 1.0, "loss": 1.0}]
@@ -33,9 +32,9 @@ LOG = [{"epoch": 0.0, "loss": 2.0}, {"epoch": 1.0, "loss": 1.0}]
 def test_curves_are_read_from_a_log_with_a_torn_last_line(tmp_path):
     path = tmp_path / "log.jsonl"
     path.write_text('{"epoch": 0.5, "loss": 2.0, "note": "x"}\n{"epoch": 1.0, "loss": 1.0}\n{"epoch": 1.5, "lo')
-    assert log_of(path) == [{"epoch": 0.5, "loss": 2.0}, {"epoch": 1.0, "loss": 1.0}]
-    assert log_of(tmp_path / "none.jsonl") == []
-    logs = {"$a_1$": log_of(path), "_b": log_of(path)}
+    assert read_log(path) == [{"epoch": 0.5, "loss": 2.0}, {"epoch": 1.0, "loss": 1.0}]
+    assert read_log(tmp_path / "none.jsonl") == []
+    logs = {"$a_1$": read_log(path), "_b": read_log(path)}
     figure = svg_of(training_figure(logs), "t")
     assert "$a_1$" in figure and "_b" in figure and figure == svg_of(training_figure(logs), "t")
 
@@ -48,11 +47,11 @@ def test_curves_of_a_pretraining_have_the_points_of_its_log(tmp_path):
     lines += [{"step": 4, "knn_top1": 30.0}, {"step": 8, "knn_top1": 50.0}]
     (tmp_path / "log.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     (tmp_path / "run.json").write_text(json.dumps({"settings": {"batch": 16}}))
-    read = log_of(tmp_path / "log.jsonl")
-    assert points_of(read, "knn_top1") == [(0.75, 30.0), (1.75, 50.0)]
-    assert points_of(read, "loss", "images") == [(16, 8.0), (64, 5.0), (128, 1.0)]
-    assert [1800 * hours for hours, _ in points_of(read, "loss", "hours")] == pytest.approx([1.0, 2.0, 3.0])
-    panels = training_figure({"run": read}).axes
+    log = read_log(tmp_path / "log.jsonl")
+    assert points_of(log, "knn_top1") == [(0.75, 30.0), (1.75, 50.0)]
+    assert points_of(log, "loss", "images") == [(16, 8.0), (64, 5.0), (128, 1.0)]
+    assert [1800 * hours for hours, _ in points_of(log, "loss", "hours")] == pytest.approx([1.0, 2.0, 3.0])
+    panels = training_figure({"run": log}).axes
     drawn = {axes.get_title(): [tuple(point) for point in axes.lines[0].get_xydata().tolist()] for axes in panels}
     assert drawn["loss"] == [(0.0, 8.0), (0.75, 5.0), (1.75, 1.0)] and drawn["k-NN top-1, %"] == [
         (0.75, 30),
@@ -84,7 +83,7 @@ def test_a_checkpoint_has_one_colour_and_marker_in_all_figures():
     looks = {(style["color"], style.get("marker")) for style in styles.values()}
     assert len(looks) == len(styles) == 15
     crowd = swept_report(60)  # those that figures show differ, however many there are
-    shown = [board_styles(crowd)[name] for name in shown_names(crowd)]
+    shown = list(figure_styles(crowd).values())
     assert len({(style["color"], style.get("marker")) for style in shown}) == len(shown) == 13
     figures = {
         **sweep_figures(report),

@@ -11,7 +11,7 @@ from made_results import made_checkpoint, save_result
 from shown_results import result
 
 from bench.reporting.page import report_page
-from bench.reporting.scenes import FAR_APART, class_colours, labelled_things, scene_view
+from bench.reporting.scenes import FAR_APART, class_colours, labelled_objects, scene_details
 from bench.reporting.visualize import chosen_kind
 from bench.results.record import DataUsed, ProtocolUsed
 from bench.results.store import StoredResult
@@ -37,14 +37,14 @@ def test_masks_lie_where_labels_do(tmp_path, cache):
     right = preview_masks([thumbnail(torch.from_numpy(mask)) for mask in labels])
     wrong = preview_masks([thumbnail(torch.from_numpy((mask + 1) % len(scenes.classes))) for mask in labels])
     found = {f"c{n}": measured(tmp_path, scenes, n, arrays) for n, arrays in ((1, right), (2, wrong))}
-    view = scene_view(found, cache)
-    assert view["columns"] == ["image", "labels", "c1", "c2"] and len(view["rows"]) == 8
-    assert all(row[1] == row[2] and len({row[0], row[1], row[3]}) == 3 for row in view["rows"])
-    assert {name for name, _ in view["legend"]} <= set(scenes.classes) and view["legend"][0][1].startswith("#")
+    details = scene_details(found, cache)
+    assert details["columns"] == ["image", "labels", "c1", "c2"] and len(details["rows"]) == 8
+    assert all(row[1] == row[2] and len({row[0], row[1], row[3]}) == 3 for row in details["rows"])
+    assert {name for name, _ in details["legend"]} <= set(scenes.classes) and details["legend"][0][1].startswith("#")
     text = report_page(tmp_path, pictures=True)
     assert text.count('alt="scene 8, ') == 4
     others = measured(tmp_path / "other", scenes.limited(3), 1, right)
-    assert scene_view({"c1": others}, cache) is None, "other scenes than those measured"
+    assert scene_details({"c1": others}, cache) is None, "other scenes than those measured"
 
 
 def test_a_board_of_dense_tasks_is_told_how_its_predictions_are_drawn(tmp_path, cache):
@@ -66,7 +66,7 @@ def test_things_lie_where_the_labels_say(tmp_path, cache):
     classes, scores = np.full((len(scenes), most), -1, np.int16), np.zeros((len(scenes), most), np.float32)
     boxes = np.zeros((len(scenes), most, 4), np.float32)
     for index in range(len(scenes)):
-        for place, (corners, number) in enumerate(labelled_things(scenes.listing, index).boxes):
+        for place, (corners, number) in enumerate(labelled_objects(scenes.listing, index).boxes):
             classes[index, place], scores[index, place], boxes[index, place] = number, 0.9, corners
     right = {"classes": classes, "scores": scores, "boxes": boxes}
     outlines = [[thing["segmentation"] for thing in own] for own in scenes.listing.objects]
@@ -77,10 +77,10 @@ def test_things_lie_where_the_labels_say(tmp_path, cache):
         "c2": measured(tmp_path, scenes, 2, right | masks | {"boxes": boxes / 2}),
         "c3": measured(tmp_path, scenes, 3, right),
     }
-    view = scene_view(found, cache)
-    seen = [row for row, at in zip(view["rows"], masks["shown_of"], strict=True) if scenes.listing.objects[at]]
+    details = scene_details(found, cache)
+    seen = [row for row, at in zip(details["rows"], masks["shown_of"], strict=True) if scenes.listing.objects[at]]
     assert all(row[1] == row[2] and len(set(row)) == 4 for row in seen) and len(seen) > 4
-    assert view["things"] and view["without_masks"] == ["c3"]
+    assert details["has_objects"] and details["without_masks"] == ["c3"]
     assert "c3: only boxes" in report_page(tmp_path)
 
 

@@ -10,19 +10,20 @@ from PIL import Image
 from shown_results import result
 
 from bench.reporting import saved_pictures
-from bench.reporting.figures import calibration_figure, lines_figure, svg_of
-from bench.reporting.page import report_page
-from bench.reporting.panels import Panel, PanelRow, Picture, encoded
-from bench.reporting.views import (
+from bench.reporting.details import (
     calibration_error,
     confusion,
+    details_of,
     learning_curve,
     mistakes_of,
     most_confused,
     predictions_of,
     reliability,
-    view_of,
 )
+from bench.reporting.drawing import svg_of
+from bench.reporting.figures import calibration_figure, lines_figure
+from bench.reporting.page import report_page
+from bench.reporting.panels import Panel, PanelRow, Picture, encoded
 from bench.results.record import DataUsed
 from bench.results.store import comparable_results
 from imagesets.sets import open_set
@@ -121,8 +122,8 @@ def test_images_of_several_labels_have_no_class_that_they_were_taken_for(board):
     images = open_set("digits:", "val")
     several = replace(images, labels=np.eye(10, dtype=np.int64)[images.labels])
     by_name = {one.result.checkpoint.name: one for one in measured}
-    assert any(view_of(by_name, ["top1"], lambda result, split: images, board).values())
-    assert not any(view_of(by_name, ["top1"], lambda result, split: several, board).values())
+    assert any(details_of(by_name, ["top1"], lambda result, split: images, board).values())
+    assert not any(details_of(by_name, ["top1"], lambda result, split: several, board).values())
 
 
 def test_nothing_in_a_name_becomes_markup_in_a_figure():

@@ -1,0 +1,231 @@
+"""Evaluate checkpoints under changed settings of a protocol, and compare the numbers on the same images.
+
+A variation is a tuple of changes NAME=VALUE, such as `("crop=1.0",)` or `("image_size=1.5x", "positions=bilinear")`;
+the empty tuple is the protocol itself. A change concerns the task, the run (RUN_SETTINGS) or the network
+(NETWORK_CHANGES). Variations with the same run and network are jobs of one run, so that features are extracted once per
+transform.
+
+In shapes, N is the number of images and R that of resamples.
+"""
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+
+from bench.cli.options import EvaluationOptions
+from bench.results.record import MetricRecord, Result, images_seen, read_result
+from bench.results.store import StoredResult
+from bench.run.checkpoints import LoadedCheckpoint, load_checkpoint, load_export, save_export
+from bench.run.runner import run_jobs
+from bench.run.suites import ChosenProtocol, catalogue, changed_protocols, choose_protocols
+from bench.statistics.compare import interval_text
+from bench.statistics.matching import array_of
+from bench.statistics.paired import PairedTest, compare_images, compare_resamples
+from checkpoints.export import ViTExport
+from checkpoints.import_options import ImportOptions
+from checkpoints.spec import PositionRule
+from engine.settings import NonNegativeInt, from_text
+from engine.tasks import settings_of
+
+# Settings of a run -> their types.
+RUN_SETTINGS = {"precision": Literal["float32", "bfloat16"], "decode": Literal["exact", "fast"], "seed": NonNegativeInt}
+NETWORK_CHANGES = ("statistics", "image_size", "positions", "checkpoint")  # checkpoint=REFERENCE replaces the network
+
+Variation = tuple[str, ...]  # changes NAME=VALUE
+UNCHANGED: Variation = ()
+VariedResults = dict[Variation, dict[str, StoredResult]]  # variation -> name of the original checkpoint -> result
+
+
+def evaluate_variations(options: EvaluationOptions, variations: Iterable[Variation]) -> tuple[VariedResults, list[str]]:
+    """Evaluate checkpoints under every variation of the one protocol of the options.
+
+    Results that exist in the folder of the options are not computed again.
+
+    Returns:
+        The results; and a line for each evaluation that failed.
+
+    Raises:
+        ValueError: if the options are invalid.
+    """
+    protocol = protocol_of(options)
+    checkpoints = _load_checkpoints(options)
+    by_run: dict[Variation, list[Variation]] = {}  # changes of run and network -> variations that contain just these
+    for variation in dict.fromkeys(variations):
+        run_changes = tuple(sorted(change for change in variation if not is_task_setting(change, protocol)))
+        by_run.setdefault(run_changes, []).append(variation)
+    results: VariedResults = {}
+    problems: list[str] = []
+    for run_changes, run_variations in by_run.items():
+        values = dict(change.split("=", 1) for change in run_changes)
+        networks = {}  # name of the varied network -> its reference, and the name of the original checkpoint
+        for checkpoint in checkpoints:
+            name = _varied_name(checkpoint.used.name, values)
+            try:
+                reference = _varied_network(checkpoint.reference, name, values, options.out)
+                networks[name] = (reference, checkpoint.used.name)
+            except ValueError as error:
+                problems.append(f"{' '.join(run_changes)}, {checkpoint.used.name}: {error}")
+        if not networks:
+            continue
+        run_options = replace(
+            options,
+            checkpoint=tuple(reference for reference, _ in networks.values()),
+            name=tuple(networks),
+            statistics=None,  # an option of imports; the checkpoints are imported already
+            **_run_settings(values),
+        )
+        task_changes = {variation: task_changes_in(variation, protocol) for variation in run_variations}
+        tally = run_jobs(run_options, show=False, variations=tuple(dict.fromkeys(task_changes.values())))
+        problems += tally.failed
+        settings = {
+            variation: settings_of(changed_protocol(run_options, changes).task)
+            for variation, changes in task_changes.items()
+        }
+        for job in tally.jobs:
+            if job.path.exists() and (result := read_result(job.path)).status == "ok":
+                original_name = networks[result.checkpoint.name][1]
+                for variation in run_variations:
+                    if settings[variation] == job.settings:
+                        results.setdefault(variation, {})[original_name] = StoredResult(path=job.path, result=result)
+    return results, problems
+
+
+def _load_checkpoints(options: EvaluationOptions) -> list[LoadedCheckpoint]:
+    """The checkpoints of the options, imported if necessary. ValueError if two have the same name."""
+    names = options.name or (None,) * len(options.checkpoint)
+    imports = ImportOptions(statistics=options.statistics)
+    checkpoints = [
+        load_checkpoint(reference, name, options.out, save=True, options=imports)[0]
+        for reference, name in zip(options.checkpoint, names, strict=True)
+    ]
+    used_names = [checkpoint.used.name for checkpoint in checkpoints]
+    if len(set(used_names)) < len(used_names):
+        duplicate = max(used_names, key=used_names.count)
+        raise ValueError(f"--name: two checkpoints are called {duplicate}; give each its own name")
+    return checkpoints
+
+
+def protocol_of(options: EvaluationOptions) -> ChosenProtocol:
+    """The protocol of the options, with their changes. ValueError if the options name several."""
+    protocols = protocols_in(options.suite)
+    if len(protocols) != 1:
+        raise ValueError(f"{options.suite}: name a single protocol, such as {protocols[0].name}")
+    return changed_protocol(options, ())
+
+
+@cache
+def protocols_in(suite: str) -> list[ChosenProtocol]:
+    """The protocols that a value of `--suite` selects. ValueError for an unknown name."""
+    return choose_protocols(suite, catalogue(suite=suite))
+
+
+def changed_protocol(options: EvaluationOptions, changes: Sequence[str]) -> ChosenProtocol:
+    """The one protocol of the options with further changes PROTOCOL.NAME=VALUE. ValueError for an invalid change."""
+    (protocol,) = changed_protocols(protocols_in(options.suite), (*options.set, *changes), options.select)
+    return protocol
+
+
+def setting_names(variation: Variation) -> list[str]:
+    """The names of the settings that a variation changes."""
+    return [change.partition("=")[0] for change in variation]
+
+
+def is_task_setting(change: str, protocol: ChosenProtocol) -> bool:
+    """Whether NAME=VALUE changes a setting of the task. True for unknown names, which `--set` then refuses."""
+    name = change.partition("=")[0]
+    return hasattr(protocol.task, name) or name not in (*RUN_SETTINGS, *NETWORK_CHANGES)
+
+
+def task_changes_in(variation: Variation, protocol: ChosenProtocol) -> Variation:
+    """The changes of a variation that concern the task, as values of `--set`: `("knn@dino.crop=1.0",)`."""
+    return tuple(f"{protocol.name}.{change}" for change in variation if is_task_setting(change, protocol))
+
+
+def _run_settings(values: Mapping[str, str]) -> dict[str, Any]:
+    """The parsed values of the RUN_SETTINGS among `values`. ValueError for an invalid one."""
+    try:
+        return {name: from_text(text, RUN_SETTINGS[name]) for name, text in values.items() if name in RUN_SETTINGS}
+    except ValueError as error:
+        raise ValueError(f"{', '.join(RUN_SETTINGS)}: {error}") from error
+
+
+def _varied_name(name: str, values: Mapping[str, str]) -> str:
+    """`dino+image_size-1.5x` for a changed network; for an unchanged one its own name."""
+    changes = [f"{change}-{Path(value).name}" for change, value in values.items() if change in NETWORK_CHANGES]
+    return re.sub(r"[^A-Za-z0-9_.@+-]", "-", "+".join([name, *changes]))
+
+
+def _varied_network(reference: str, name: str, values: Mapping[str, str], out: Path) -> str:
+    """A reference to the network with the NETWORK_CHANGES among `values`; a changed network is saved in `out`/exports.
+
+    ValueError if the network cannot have them.
+    """
+    reference = values.get("checkpoint", reference)
+    if not values.keys() & {"statistics", "positions", "image_size"}:
+        return reference
+    export = load_export(reference)[1]
+    spec, preparation = export.spec, export.preparation
+    if statistics := values.get("statistics"):
+        requested = ImportOptions(statistics=statistics).preparation
+        preparation = replace(preparation, mean=requested.mean, std=requested.std)
+    if positions := values.get("positions"):
+        spec = replace(spec, position_resize=from_text(positions, PositionRule))
+    export = ViTExport.make(spec, preparation, export.tensors, export.extra, export.facts)
+    if size := values.get("image_size"):
+        own_size = spec.image_size if isinstance(spec.image_size, int) else min(spec.image_size)
+        pixels = float(size[:-1]) * own_size if size.endswith("x") else float(size)
+        export = export.at_size(round(pixels / spec.patch_size) * spec.patch_size)
+    return str(save_export(export, name, out))
+
+
+class Score(NamedTuple):
+    """The main metric of a result."""
+
+    value: float  # in the metric's unit
+    values: np.ndarray  # on images (N,) or resamples (R,)
+
+
+def main_metric(result: Result) -> tuple[str, MetricRecord]:
+    """Name and record of a result's first metric. ValueError if it has no values on images or resamples."""
+    name, metric = next(iter(result.metrics.items()))
+    if not metric.array:
+        raise ValueError(f"{result.protocol.name}: {name} was stored without values for each image")
+    return name, metric
+
+
+def score_of(stored: StoredResult) -> Score:
+    """The score of a result. ValueError if it has no values on images or resamples."""
+    name, metric = main_metric(stored.result)
+    return Score(metric.value, array_of(stored, name).astype(np.float64))
+
+
+def mean_score(scores: Sequence[Score]) -> Score:
+    """The mean of scores on the same images."""
+    return Score(
+        float(np.mean([score.value for score in scores])),
+        np.mean([score.values for score in scores], axis=0),
+    )
+
+
+def paired_test(after: Score, before: Score, result: Result) -> PairedTest:
+    """The paired test of `after` - `before` on the same images. result: any of theirs, for metric and image count."""
+    metric = main_metric(result)[1]
+    if metric.array_over == "resamples":
+        images = images_seen(result.data, result.limit)
+        return compare_resamples((after.value, before.value), [after.values, before.values], images)
+    is_valid = ~np.isnan(after.values + before.values)  # NaN: an image that was skipped
+    values_after, values_before = after.values[is_valid], before.values[is_valid]
+    if metric.unit == "%":
+        return compare_images(values_after, values_before, scale=100.0)
+    largest = float(max(np.abs(values_after).max(), np.abs(values_before).max())) or 1.0
+    return compare_images(values_after / largest, values_before / largest, scale=largest)
+
+
+def difference_text(test: PairedTest) -> str:
+    """The difference with its 95 % interval: `+1.25 [0.4, 2.1]`."""
+    return f"{test.difference:+.2f} {interval_text(test.low, test.high)}"

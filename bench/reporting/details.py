@@ -1,0 +1,362 @@
+"""The details below a table of a report, made from what results store for each image.
+
+The hardest images and accuracy by class, confusions and confidence (probes/scores.py), nearest training images of k-NN,
+scenes, and learning curves. Each part is a dictionary, which details.html renders.
+
+In shapes, C is the number of checkpoints, N of validation images, and K of classes.
+"""
+
+import functools
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from bench.reporting.contents import ReportContents, ReportTable
+from bench.reporting.drawing import Style, styles_of, svg_of
+from bench.reporting.figures import axis_label, board_styles, calibration_figure, lines_figure
+from bench.reporting.scenes import OpenSplit, image_opener, scene_details, thumbnail_url
+from bench.results.record import Result
+from bench.results.store import StoredResult
+from bench.statistics.matching import array_of
+from downstream.data.scenes import layout_of
+from imagesets.sets import ImageSet
+
+MAX_CHECKPOINTS = 8  # of a table, the best ones, whose arrays are read; and all raw pixels
+MAX_MATRIX_CLASSES = 20  # with more classes, no confusion matrix is shown
+MAX_CONFUSIONS = 12  # pairs of classes that are listed
+BINS = 15  # of confidence, equally wide (Guo et al. 2017 use 15)
+HARDEST = 12  # images, and classes at either end
+
+Predictions = tuple[np.ndarray, np.ndarray]  # predicted classes (N,), -1 for a skipped image; confidences (N,)
+# Parts of the details of a table, each None or empty if its arrays were not stored. learning: SVG.
+NO_DETAILS: dict[str, Any] = {"images": None, "mistakes": None, "neighbours": [], "scenes": None, "learning": ""}
+
+
+def details_by_table(
+    report: ReportContents, results: Sequence[StoredResult], cache: Path, pictures: bool = True
+) -> dict[str, dict[str, Any]]:
+    """Anchor of a table -> its details; tables without any are left out.
+
+    pictures: include the parts for which images are opened. cache: folder in which tiny scene sets are generated.
+    """
+    first_seeds: dict[tuple[str, str], StoredResult] = {}  # (group, digest of the checkpoint) -> its first result
+    for stored in results:
+        if stored.result.status == "ok":
+            first_seeds.setdefault((stored.result.group, stored.result.checkpoint.digest), stored)
+    digests = {checkpoint["name"]: str(checkpoint["digest"]) for checkpoint in report.checkpoints}
+    styles = board_styles(report)
+    open_split, details = image_opener() if pictures else None, {}
+    for table in report.tables:
+        by_name = {name: first_seeds[table.group, digests[name]] for name in best_and_floors(table)}
+        details_of_table = details_of(by_name, table.metrics, open_split, cache, styles)
+        if any(details_of_table.values()):
+            details[table.anchor] = details_of_table
+        for stored in by_name.values():
+            stored.forget_arrays()
+    return details
+
+
+def best_and_floors(table: ReportTable) -> list[str]:
+    """Names of the MAX_CHECKPOINTS best checkpoints of a table, the best first, and of all raw pixels."""
+    rows = [row for row in table.rows if row.kind != "published"]
+    return [row.name for place, row in enumerate(rows) if place < MAX_CHECKPOINTS or row.kind == "floor"]
+
+
+def details_of(
+    results: Mapping[str, StoredResult],
+    metrics: Sequence[str],
+    open_split: OpenSplit | None,
+    cache: Path,
+    styles: Mapping[str, Style] | None = None,
+) -> dict[str, Any]:
+    """The details of one table, by the keys of NO_DETAILS.
+
+    results: name of checkpoint -> its result, the best first. open_split: None if no image may be opened.
+    """
+    if not results:
+        return dict(NO_DETAILS)
+    # Trained networks come first, even if raw pixels lead the table.
+    results = dict(sorted(results.items(), key=lambda item: item[1].result.checkpoint.is_floor))
+    first = next(iter(results.values())).result
+    styles = styles or styles_of(results)
+    details = NO_DETAILS | {"learning": learning_svg(results, metrics[0], styles)}
+    if open_split is None:
+        return details
+    if layout_of(first.data.url):
+        return details | {"scenes": scene_details(results, cache)}
+    images = open_split(first, "val")
+    if images is None or images.has_several_labels:  # confusions need one class per image
+        return details
+    predictions = {
+        name: prediction for name, stored in results.items() if (prediction := predictions_of(stored, images))
+    }
+    details_by_metric = (image_details(results, metric, predictions, images) for metric in metrics)
+    floors = [name for name in list(results)[1:] if results[name].result.checkpoint.is_floor]
+    best_and_floor = {name: results[name] for name in [*list(results)[:1], *floors[:1]]}
+    return details | {
+        "images": next(filter(None, details_by_metric), None),  # of the first metric with values for each image
+        "mistakes": mistakes_of(results, predictions, images, styles),
+        "neighbours": neighbours_of(best_and_floor, open_split),
+    }
+
+
+def predictions_of(stored: StoredResult, images: ImageSet) -> Predictions | None:
+    """The stored predictions of a result; None if there are none, or they are of other images."""
+    if not {"predicted", "confidence"} <= set(stored.result.arrays):
+        return None
+    predicted, confidence = stored.arrays["predicted"], stored.arrays["confidence"].astype(np.float64)
+    return (predicted, confidence) if len(predicted) == len(confidence) == len(images) else None
+
+
+def mistakes_of(
+    results: Mapping[str, StoredResult],
+    predictions: Mapping[str, Predictions],
+    images: ImageSet,
+    styles: Mapping[str, Style] | None = None,
+) -> dict[str, Any] | None:
+    """The confusions of the best checkpoint with predictions, and the calibration of all; None without predictions.
+
+    Returns:
+        name: of this checkpoint. fitted: which of a task's fits predicted, such as "1shot of split 0". classes, matrix:
+        images by label (rows) and prediction, empty for more than MAX_MATRIX_CLASSES. confused: `most_confused`.
+        calibration: SVG. errors: name -> expected calibration error in percent.
+    """
+    if not predictions or any(predicted.max() >= len(images.classes) for predicted, _ in predictions.values()):
+        return None
+    name, (predicted, _) = next(iter(predictions.items()))
+    matrix = confusion(images.labels, predicted, len(images.classes))
+    bins = {name: reliability(images.labels, *prediction) for name, prediction in predictions.items()}
+    calibration = calibration_figure({name: rows[:, :2].tolist() for name, rows in bins.items()}, styles)
+    has_matrix = len(images.classes) <= MAX_MATRIX_CLASSES
+    return {
+        "name": name,
+        "fitted": str(results[name].result.facts.get("predictions", "")),
+        "classes": images.classes if has_matrix else (),
+        "matrix": matrix.tolist() if has_matrix else [],
+        "confused": most_confused(matrix, images.classes),
+        "calibration": svg_of(calibration, "accuracy against confidence"),
+        "errors": {name: calibration_error(rows) for name, rows in bins.items()},
+    }
+
+
+def confusion(labels: np.ndarray, predicted: np.ndarray, classes: int) -> np.ndarray:
+    """Confusion matrix (K, K): number of images by label and prediction, without skipped images.
+
+    labels, predicted: (N,); a prediction of -1 marks a skipped image.
+    """
+    is_read = predicted >= 0
+    counts = np.bincount(labels[is_read] * classes + predicted[is_read], minlength=classes * classes)
+    return counts.reshape(classes, classes)
+
+
+def most_confused(matrix: np.ndarray, classes: Sequence[str]) -> list[dict[str, Any]]:
+    """The most frequent confusions of a matrix (K, K), at most MAX_CONFUSIONS.
+
+    Each has the class `label`, the class `predicted` instead, the number of such `images`, and the number `of` all
+    images of the class.
+    """
+    wrong = matrix - np.diag(np.diag(matrix))
+    order = np.argsort(-wrong, axis=None, kind="stable")[:MAX_CONFUSIONS]
+    pairs = [divmod(int(index), len(classes)) for index in order]
+    return [
+        {
+            "label": classes[label],
+            "predicted": classes[prediction],
+            "images": int(wrong[label, prediction]),
+            "of": int(matrix[label].sum()),
+        }
+        for label, prediction in pairs
+        if wrong[label, prediction]
+    ]
+
+
+def reliability(labels: np.ndarray, predicted: np.ndarray, confidence: np.ndarray) -> np.ndarray:
+    """Reliability diagram (bins, 3): mean confidence, accuracy and number of images of each bin that is not empty.
+
+    labels, predicted, confidence: (N,); a prediction of -1 marks a skipped image. Guo et al. 2017, "On Calibration of
+    Modern Neural Networks", Eq. 1 and figure 1.
+    """
+    is_read = predicted >= 0
+    correct, confidence = (predicted == labels)[is_read], confidence[is_read]
+    bin_of_image = np.minimum((confidence * BINS).astype(int), BINS - 1)
+    bins = [bin_of_image == number for number in range(BINS)]
+    return np.array(
+        [(confidence[inside].mean(), correct[inside].mean(), inside.sum()) for inside in bins if inside.any()]
+    )
+
+
+def calibration_error(bins: np.ndarray) -> float:
+    """Expected calibration error in percent: the mean distance of confidence and accuracy (Guo et al. 2017, Eq. 3).
+
+    bins: (bins, 3), from `reliability`.
+    """
+    return float(100 * (np.abs(bins[:, 0] - bins[:, 1]) * bins[:, 2]).sum() / bins[:, 2].sum())
+
+
+def neighbours_of(results: Mapping[str, StoredResult], open_split: OpenSplit) -> list[dict[str, Any]]:
+    """Some validation images, each with its nearest training images according to each result, the nearest first.
+
+    Empty if no neighbours are stored, or the images are not on this machine.
+    """
+    arrays = {"neighbours_of", "neighbours", "similarities"}
+    with_neighbours = {name: stored for name, stored in results.items() if arrays <= set(stored.result.arrays)}
+    if not with_neighbours:
+        return []
+    first = next(iter(with_neighbours.values()))
+    train, val = open_split(first.result, "train"), open_split(first.result, "val")
+    if train is None or val is None:
+        return []
+    queries = first.arrays["neighbours_of"]  # indices of validation images
+    same_queries = {
+        name: stored
+        for name, stored in with_neighbours.items()
+        if np.array_equal(stored.arrays["neighbours_of"], queries)
+    }
+    train_thumbnail = functools.cache(lambda index: thumbnail_url(train, index))
+
+    def neighbours(stored: StoredResult, row: int, label: int) -> list[dict[str, Any]]:
+        indices, similarities = (stored.arrays[name][row].tolist() for name in ("neighbours", "similarities"))
+        return [
+            {
+                "picture": train_thumbnail(index),
+                "label": train.classes[train.labels[index]],
+                "same_class": bool(train.labels[index] == label),
+                "similarity": similarity,  # cosine
+            }
+            for index, similarity in zip(indices, similarities, strict=True)
+        ]
+
+    return [
+        {
+            "picture": thumbnail_url(val, index),
+            "label": val.classes[val.labels[index]],
+            "by_checkpoint": {
+                name: neighbours(stored, row, val.labels[index]) for name, stored in same_queries.items()
+            },
+        }
+        for row, index in enumerate(queries.tolist())
+    ]
+
+
+def image_details(
+    results: Mapping[str, StoredResult], metric: str, predictions: Mapping[str, Predictions], images: ImageSet
+) -> dict[str, Any] | None:
+    """The hardest images of a table, and accuracy by class; None if the metric is not stored for each image.
+
+    Returns:
+        metric. names: of the checkpoints. hardest: `hardest_images`. classes: `accuracy_by_class`. all_classes: number
+        of classes.
+    """
+    scores: dict[str, np.ndarray] = {}  # name -> 1 for each image that is classified correctly, else 0; (N,)
+    for name, stored in results.items():
+        record = stored.result.metrics.get(metric)
+        if record is not None and record.array is not None and record.array_over == "images" and record.unit == "%":
+            values = array_of(stored, metric).astype(np.float64)
+            if len(values) == len(images):
+                scores[name] = values
+    if not scores or not images.classes:
+        return None
+    scores_by_checkpoint = np.stack(list(scores.values()))  # (C, N)
+    predictions_of_best = predictions.get(next(iter(scores)))
+    predicted = predictions_of_best[0] if predictions_of_best else None
+    return {
+        "metric": metric,
+        "names": list(scores),
+        "hardest": hardest_images(images, scores_by_checkpoint, predicted),
+        "classes": accuracy_by_class(images, scores_by_checkpoint),
+        "all_classes": len(np.unique(images.labels)),
+    }
+
+
+def hardest_images(images: ImageSet, scores: np.ndarray, predicted: np.ndarray | None) -> list[dict[str, Any]]:
+    """The HARDEST images that the fewest checkpoints classify correctly; images that all get right are left out.
+
+    If more images are equally hard, they are chosen at even distances, not from the first classes alone.
+
+    Args:
+        images: the validation images.
+        scores: (C, N), 1 if a checkpoint is right, a share for a mean over splits, NaN for a skipped image.
+        predicted: classes (N,) that the best checkpoint predicts, -1 for a skipped image; None if not stored.
+    """
+    share = np.nanmean(scores, axis=0) if len(scores) > 1 else scores[0]
+    candidates = np.flatnonzero(share < 1)
+    ordered = candidates[np.argsort(share[candidates], kind="stable")]
+    equally_hard = ordered[share[ordered] == share[ordered[0]]] if len(ordered) else ordered
+    if len(equally_hard) > HARDEST:
+        ordered = equally_hard[np.arange(HARDEST) * len(equally_hard) // HARDEST]
+    hardest = []
+    for index in ordered[:HARDEST].tolist():
+        label = images.labels[index]
+        prediction = label if predicted is None or predicted[index] < 0 else predicted[index]
+        if picture := thumbnail_url(images, index):
+            hardest.append(
+                {
+                    "picture": picture,
+                    "label": images.classes[label],
+                    "path": images.path(index),
+                    "right": float(np.nansum(scores[:, index])),
+                    "of": int((~np.isnan(scores[:, index])).sum()),
+                    "predicted": "" if prediction == label else images.classes[prediction],
+                }
+            )
+    return hardest
+
+
+def accuracy_by_class(images: ImageSet, scores: np.ndarray) -> list[dict[str, Any]]:
+    """Accuracy of each checkpoint on the images of a class, in percent, the class that is hardest for the first first.
+
+    Of more than 2 * HARDEST classes, those at either end. scores: (C, N), as for `hardest_images`.
+    """
+    classes: list[dict[str, Any]] = []
+    for label in np.unique(images.labels).tolist():
+        scores_of_class = scores[:, images.labels == label]
+        if not np.isnan(scores_of_class).all():
+            accuracies = [float(100 * value) for value in np.nanmean(scores_of_class, axis=1)]
+            classes.append(
+                {"name": images.classes[label], "images": scores_of_class.shape[1], "accuracies": accuracies}
+            )
+    classes.sort(key=lambda entry: (entry["accuracies"][0], entry["name"]))
+    return classes if len(classes) <= 2 * HARDEST else [*classes[:HARDEST], *classes[-HARDEST:]]
+
+
+def learning_svg(results: Mapping[str, StoredResult], metric: str, styles: Mapping[str, Style]) -> str:
+    """SVG of the learning curves of the probes; "" if none are stored."""
+    curves = {name: learning_curve(stored.result, metric) for name, stored in results.items()}
+    curves = {name: points for name, points in curves.items() if len(points) > 1}
+    if not curves:
+        return ""
+    first = next(iter(results.values())).result
+    unit = first.metrics[metric].unit if metric in first.metrics else ""
+    along = "step" if layout_of(first.data.url) else "epoch"
+    return svg_of(lines_figure(curves, along, axis_label(metric, unit), styles), "learning curves of the probes")
+
+
+def learning_curve(result: Result, metric: str) -> list[tuple[float, float]]:
+    """Points (epoch or step, accuracy on the images on which the head or epoch is selected) of a probe's training.
+
+    Empty if the facts of the result have no history in the form of our tasks.
+    """
+    for read in (_curve_of_heads, _curve_of_epochs, _curve_of_scenes):
+        with suppress(AttributeError, IndexError, KeyError, TypeError, ValueError):  # facts may hold any JSON
+            if points := read(result.facts, metric):
+                return points
+    return []
+
+
+def _curve_of_heads(facts: Mapping[str, Any], metric: str) -> list[tuple[float, float]]:
+    """Of a linear or attentive sweep: the accuracy of the chosen head after each epoch."""
+    return [(epoch + 1, float(value)) for epoch, value in enumerate(facts["chosen_history"])]
+
+
+def _curve_of_epochs(facts: Mapping[str, Any], metric: str) -> list[tuple[float, float]]:
+    """Of a fine-tuning: the accuracy after each epoch."""
+    selected_on = "holdout" if "holdout" in facts["history"][0] else "val"
+    return [(float(entry["epoch"]), float(entry[selected_on])) for entry in facts["history"]]
+
+
+def _curve_of_scenes(facts: Mapping[str, Any], metric: str) -> list[tuple[float, float]]:
+    """Of a dense task: the metric after some steps."""
+    return sorted((float(step), float(metrics[metric])) for step, metrics in facts["evaluations"][0].items())

@@ -1,0 +1,188 @@
+"""How figures are drawn with matplotlib: styles, axes, legends, and files.
+
+The same input gives the same bytes. A checkpoint has the same colour, marker and dashes in all figures of a
+leaderboard; markers and dashes keep lines distinguishable in grey. On a page the ink has the page's text colour
+(currentColor), so that one figure serves light and dark themes.
+"""
+
+import io
+import re
+import warnings
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from html import escape
+from textwrap import wrap
+from typing import TYPE_CHECKING, Any, Literal
+
+from engine.printing import printable
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+FigureFormat = Literal["png", "svg", "pdf"]
+Points = Sequence[tuple[float, float]]
+Texts = tuple[str, str, str]  # title of a panel, and labels of its x- and y-axis
+DrawPanel = Callable[["Axes"], Texts]  # draws into the axes of a panel
+Style = Mapping[str, Any]  # properties of a matplotlib line: colour, marker, dashes
+# Okabe and Ito's palette for colour-blind readers, without yellow, which is too light on white.
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00")
+DASHES = ("-", "--", "-.", ":")
+MARKERS = "osD^vPX*"
+INK = "#123456"  # dark; on a page it is replaced by currentColor
+PAGE_WIDTH = 9.0  # of a figure on a page, in inches
+MAX_ALL_MARKED = 30  # points; in a curve with more, not every point has a marker
+MARKERS_OF_CURVE = 10  # about how many markers such a curve has
+MAX_TICKS = 6  # of an axis
+LETTER_WIDTH = 5.2  # average, in points
+LEGEND_LINE = 0.18  # height of a line of the legend, in inches
+# Margins of a panel in inches; title: height of each of its lines.
+MARGINS = {"left": 0.72, "right": 0.12, "below": 0.44, "above": 0.1, "title": 0.155}
+
+
+def styles_of(names: Iterable[str], baselines: Iterable[str] = ()) -> dict[str, Style]:
+    """Name -> style, assigned in the order of the names. baselines: raw pixels and initial weights, as thin lines."""
+    styles: dict[str, Style] = {}
+    for number, name in enumerate(names):
+        marker = MARKERS[(number + number // len(COLOURS)) % len(MARKERS)]  # 48 different pairs
+        dashes = DASHES[number % len(DASHES)]
+        styles[name] = {"color": COLOURS[number % len(COLOURS)], "marker": marker, "linestyle": dashes}
+    for number, name in enumerate(baselines):
+        styles[name] = {"color": INK, "linestyle": DASHES[-1 - number % len(DASHES)], "linewidth": 1, "alpha": 0.7}
+    return styles
+
+
+def draw_lines(axes: "Axes", curves: Mapping[str, Points], styles: Mapping[str, Style]) -> None:
+    """Draw a line through the points of each name."""
+    for name, points in curves.items():
+        every = 1 if len(points) <= MAX_ALL_MARKED else len(points) // MARKERS_OF_CURVE
+        axes.plot(*zip(*points, strict=True), label=name, markersize=4, markevery=every, **styles[name])
+
+
+def use_integer_ticks(axes: "Axes") -> None:
+    """Give the x-axis integer ticks."""
+    from matplotlib.ticker import MaxNLocator
+
+    axes.xaxis.set_major_locator(MaxNLocator(MAX_TICKS, integer=True))
+
+
+def use_log_scale(axes: "Axes", values: Sequence[float]) -> None:
+    """Make the x-axis logarithmic (linear for close values), with few enough ticks that their labels cannot overlap."""
+    from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, NullLocator
+
+    low, high = min(values), max(values)
+    steps = [base * 10.0**power for power in range(-9, 16) for base in (1, 2, 5)]
+    ticks = [step for step in steps if low / 1.05 <= step <= high * 1.05]
+    if len(ticks) > MAX_TICKS:
+        ticks = [tick for tick in ticks if f"{tick:e}".startswith("1.")]
+    if low <= 0 or len(ticks) < 2:
+        axes.xaxis.set_major_locator(MaxNLocator(MAX_TICKS - 2))
+        return
+    ticks = ticks[:: -(-len(ticks) // MAX_TICKS)]
+    axes.set_xscale("log")
+    axes.xaxis.set_major_locator(FixedLocator(ticks))
+    axes.xaxis.set_minor_locator(NullLocator())
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+
+
+def figure_of(panels: Sequence[DrawPanel], styles: Mapping[str, Style], width: float) -> "Figure":
+    """Panels and a legend: one column up to a width of 4.5 inches, two beyond, three on a page."""
+    from matplotlib.figure import Figure
+
+    width = min(width, PAGE_WIDTH / 2) if len(panels) == 1 else width
+    columns = min(len(panels), 1 if width < PAGE_WIDTH / 2 + 0.1 else 3 if width >= PAGE_WIDTH else 2)
+    rows = -(-len(panels) // columns)
+    figure = Figure(figsize=(width, rows * min(0.75 * width / columns, 3.0)), dpi=72)
+    title_lines = 0
+    for number, draw_panel in enumerate(panels):
+        axes = figure.add_subplot(rows, columns, number + 1)
+        title, x_label, y_label = draw_panel(axes)
+        lines = wrap(printable(title), int(56 * width / columns / LETTER_WIDTH), break_on_hyphens=False)
+        axes.set_title("\n".join(lines), fontsize=9, color=INK, parse_math=False)
+        title_lines = max(title_lines, len(lines))
+        axes.set_xlabel(x_label, color=INK, fontsize=8)
+        axes.set_ylabel(y_label, color=INK, fontsize=8)
+        axes.set_facecolor("none")
+        axes.tick_params(which="both", colors=INK, labelsize=8)
+        axes.grid(color=INK, alpha=0.15)
+        for spine in axes.spines.values():
+            spine.set_color(INK)
+    # Margins are fixed, as matplotlib's layout engines draw all texts two more times, half of the time of a figure.
+    below, above = MARGINS["below"], MARGINS["above"] + MARGINS["title"] * title_lines
+    panel_width = width / columns - MARGINS["left"] - MARGINS["right"]
+    panel_height = figure.get_figheight() / rows - below - above
+    legend_height = _add_legend(figure, styles)
+    height = figure.get_figheight()
+    figure.subplots_adjust(
+        left=MARGINS["left"] / width,
+        right=1 - MARGINS["right"] / width,
+        bottom=(legend_height + below) / height,
+        top=1 - above / height,
+        wspace=(MARGINS["left"] + MARGINS["right"]) / panel_width,
+        hspace=(below + above) / panel_height,
+    )
+    return figure
+
+
+def _add_legend(figure: "Figure", styles: Mapping[str, Style]) -> float:
+    """Add a legend below all panels; the figure grows by its height, which is returned in inches."""
+    lines = {str(line.get_label()): line for axes in figure.axes for line in axes.lines}
+    lines = {name: lines[name] for name in styles if name in lines}
+    texts = [printable(name) for name in lines]
+    columns = max(1, int(72 * figure.get_figwidth() / (LETTER_WIDTH * max(map(len, texts)) + 40)))
+    height = LEGEND_LINE * (1 - (-len(texts) // columns))
+    figure.set_figheight(figure.get_figheight() + height)
+    legend = figure.legend(
+        list(lines.values()),
+        texts,
+        fontsize=8,
+        labelcolor=INK,
+        frameon=False,
+        loc="lower center",
+        ncols=min(columns, len(texts)),
+    )
+    for text in legend.get_texts():
+        text.set_parse_math(False)  # a $ in a name is not a formula
+    return height
+
+
+def encoded_figure(figure: "Figure", file_format: FigureFormat) -> bytes:
+    """The bytes of a figure's file: fonts are embedded, and there is no date and no random id."""
+    metadata: dict[str, Any] = {
+        "png": {"Software": None},
+        "svg": {"Date": None, "Creator": None},
+        "pdf": {"CreationDate": None, "Creator": None, "Producer": None},
+    }[file_format]
+    settings = {"svg.fonttype": "path", "svg.hashsalt": "bench report", "pdf.fonttype": 42}
+    return save_figure(figure, settings, format=file_format, dpi=300, metadata=metadata)
+
+
+def save_figure(figure: "Figure", settings: Mapping[str, Any], **options: Any) -> bytes:
+    """The bytes that savefig writes. settings: matplotlib's rcParams, for fonts and the salt of an SVG's ids."""
+    import matplotlib
+
+    buffer = io.BytesIO()
+    with matplotlib.rc_context(settings), warnings.catch_warnings():  # type: ignore[arg-type]
+        warnings.filterwarnings("ignore", "Glyph .* missing")  # in names; the browser's fonts have more glyphs
+        figure.savefig(buffer, **options)
+    return buffer.getvalue()
+
+
+def svg_of(figure: "Figure | None", title: str) -> str:
+    """A figure as inline SVG in the page's text colour; "" for None. title: for screen readers."""
+    if figure is None:
+        return ""
+    # Text stays text, so that it can be searched and read aloud; ids come from a fixed salt, and there is no date.
+    settings = {"svg.fonttype": "none", "svg.hashsalt": "bench report"}
+    metadata = {"Date": None, "Creator": None}
+    text = save_figure(figure, settings, format="svg", transparent=True, metadata=metadata).decode()
+    text = text[text.index("<svg") :].replace(INK, "currentColor")
+    text = re.sub(r"<metadata>.*?</metadata>|<style.*?</style>", "", text, flags=re.DOTALL)
+    text = re.sub(r' style="([^"]*)"', _style_as_attributes, text)
+    return re.sub(r"<svg ", lambda _: f'<svg role="img" aria-label="{escape(title)}" ', text, count=1)
+
+
+def _style_as_attributes(style: re.Match[str]) -> str:
+    """An inline style by matplotlib as SVG attributes, which the page's content security policy allows."""
+    properties = dict(part.split(": ", 1) for part in style[1].split("; ") if part)
+    properties.pop("font-family", None)  # the page's own
+    return "".join(f' {name}="{value}"' for name, value in properties.items())
