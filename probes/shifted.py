@@ -27,7 +27,7 @@ from imagesets.listing import class_tree, subfolders
 from imagesets.selection import evenly_spaced
 from imagesets.sets import ImageSet, parse_url
 from imagesets.transforms import EvalTransform
-from probes.corruptions import CORRUPTIONS, Corruption, corrupted
+from probes.corruptions import CORRUPTIONS, Corruption, corrupt
 from probes.features.extract import FeatureSet, extract
 from probes.features.kinds import FeatureKind, feature_bytes, feature_pass
 from probes.scores import cost
@@ -245,7 +245,7 @@ def corrupted_crop(
 ) -> Image.Image:
     """The evaluation crop of an image, corrupted. The noise depends only on `seeds` and the index of the image."""
     pixels = transform(source, index).permute(1, 2, 0).numpy()
-    return corrupted(Image.fromarray(pixels), corruption, severity, RandomState([*seeds, index]))
+    return corrupt(Image.fromarray(pixels), corruption, severity, RandomState([*seeds, index]))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,7 +8,7 @@ from numpy.random import RandomState
 from PIL import Image
 from scipy.ndimage import gaussian_filter
 
-from probes.corruptions import CORRUPTIONS, FROSTS, corrupted
+from probes.corruptions import CORRUPTIONS, FROSTS, corrupt
 from probes.shifted import BENCHMARK
 
 SMOOTH = Image.fromarray(RandomState(0).randint(0, 255, (14, 14, 3)).astype(np.uint8))
@@ -20,7 +20,7 @@ WEAKER_LATER = ("glass_blur", "snow", "frost", "fog", "elastic_transform")  # by
 
 
 def pixels(corruption, severity, seed=3, image=IMAGE):
-    return np.asarray(corrupted(image, corruption, severity, RandomState(seed)), int)
+    return np.asarray(corrupt(image, corruption, severity, RandomState(seed)), int)
 
 
 @pytest.mark.parametrize("corruption", CORRUPTIONS)
