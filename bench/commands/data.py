@@ -113,7 +113,7 @@ def check_scenes(url: str, read_all: bool) -> int:
                     unreadable, pixels = decode_scenes(scenes, progress.advance)
                 problems += unreadable.values()
                 if pixels:
-                    say(*(f"    note: {line}" for line in pixels.lines()))
+                    say(*(f"    note: {line}" for line in pixels.warnings()))
                     try:
                         pixels.check()
                     except ValueError as error:
@@ -256,21 +256,26 @@ def download(name: str, folder: Path) -> None:
 
 
 def from_torchvision(name: str, partial: Path) -> Path:
-    """Download and unpack by torchvision's classes, then remove the archives that are not needed any more."""
+    """Download and unpack by torchvision's classes, then remove the archives that are not needed any more.
+
+    name: a set of torchvision, or VOC2012, whose scenes are segmented.
+    """
     from torchvision import datasets
 
     from imagesets.schemes.torchvision import SETS
 
     entry = SETS.get(name)
-    dataset = (entry.dataset if entry else "VOCSegmentation") or name
-    splits: tuple[Any, ...] = (*entry.train, *entry.val) if entry else ({"year": "2012", "image_set": "trainval"},)
+    if entry:
+        dataset, splits = entry.dataset or name, (*entry.train, *entry.val)
+    else:
+        dataset, splits = "VOCSegmentation", ({"year": "2012", "image_set": "trainval"},)
     remove_unpacked(partial)
     for split in splits:
         getattr(datasets, dataset)(str(partial), download=True, **split)
     for path in archives_below(partial):
         if not is_official(path):
             raise ValueError(f"{path.name} is not the official file: its MD5 sum differs")
-        if not entry or str(path.relative_to(partial)) not in entry.needs:
+        if not entry or str(path.relative_to(partial)) not in entry.required_paths:
             path.unlink()
     return partial
 

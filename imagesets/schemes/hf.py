@@ -13,7 +13,7 @@ import numpy as np
 
 from engine.optional import require
 from imagesets.decoding import read_bytes
-from imagesets.label_tables import choose_column, classes_of
+from imagesets.label_tables import choose_column, classes_and_labels
 from imagesets.listing import HOLD_OUT, SPLIT_WORDS, short_list
 from imagesets.names import PackedNames
 from imagesets.schemes.parquet import IMAGES, bytes_column, spread_labels
@@ -88,7 +88,7 @@ def _labels(url: str, column: str, data: Any, others: list[Any]) -> tuple[tuple[
             return names or numbered_classes(np.concatenate([labels, integer_labels(rest)])), labels
     except ValueError as error:
         raise ValueError(f"{where}: {error}; '?label=NAME' chooses another column") from error
-    classes, labels = classes_of(where, [*values, *rest])
+    classes, labels = classes_and_labels(where, [*values, *rest])
     return classes, labels[: len(values)]
 
 
