@@ -124,7 +124,7 @@ def windows(longer: int, shorter: int, crop: int, stride: int) -> int:
 
 def _lacking(scenes: SceneSet) -> list[str]:
     scenes.pixels.check()
-    return [] if scenes.url.startswith(TINY) else scenes.pixels.lines()
+    return [] if scenes.url.startswith(TINY) else scenes.pixels.warnings()
 
 
 def segmentation_outcome(

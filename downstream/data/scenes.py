@@ -1,9 +1,9 @@
-"""Labelled scenes: images with a mask of classes, or with outlines of things, in the folders of the known sets.
+"""Scene sets: images with masks of classes, objects, depth maps or pairs, named by a URL and read from its folder.
 
     LAYOUT:ROOT      a folder as downloaded; a layout is a file of downstream/layouts/, or a plugin
-    tiny-LAYOUT:     scenes of scikit-learn's digits in the same layout, drawn below the cache
+    tiny-LAYOUT:     scenes of scikit-learn's digits in the same layout, drawn into the cache
 
-A set is a listing of one split, in sorted order; nothing is decoded to make it. N images, K classes, H x W pixels.
+Opening a set lists its files and decodes no image. N images, K classes, H x W pixels.
 """
 
 import hashlib
@@ -18,8 +18,8 @@ import msgspec
 import numpy as np
 from PIL import Image
 
-from downstream.data.listing import IGNORED, DepthMaps, ImagePairs, Instances, Listing, Pair
-from downstream.data.reading import check_pixels, check_values, naming
+from downstream.data.listing import IGNORED, DepthMaps, ImagePairs, Instances, Listing, PairAnnotation
+from downstream.data.reading import check_pixels, check_values, named_in_errors
 from engine.distributed import World
 from engine.extensions import extensions, load_extension
 from engine.files import folder_atomic, read_regular
@@ -28,20 +28,20 @@ from engine.printing import did_you_mean
 from engine.progress import Progress
 from engine.tasks import Workspace
 from imagesets.decoding import MAX_BYTES, decode_rgb, open_image
-from imagesets.sets import SPLITS, Split, contents_of, head_of
-from imagesets.walk import LARGEST
+from imagesets.sets import SPLITS, Split, contents_digest, read_head
+from imagesets.walk import MAX_INT64
 
 TINY = "tiny-"
-TINY_VERSION = 1  # raise it when the same names would hold other pixels
-NAMED = 8  # classes that a line names
-MASKS_READ = 2000  # masks of a split, at most, in which a run looks for classes before it trains
+TINY_VERSION = 1  # raise it when a tiny set's files would have other pixels under the same names
+MAX_NAMED_CLASSES = 8  # classes without pixels that a warning names
+MAX_COUNTED_MASKS = 2000  # masks of a split in which a run counts the pixels of each class before it trains
 
 Kind = TypeVar("Kind", Listing, Instances, DepthMaps, ImagePairs)
 
 
 @dataclass(frozen=True, kw_only=True)
 class SceneSet:
-    """One split. listing: its files below root, and what their masks, outlines or depths mean."""
+    """One split of a scene set. root: its folder. listing: its files, and what their annotations mean."""
 
     url: str
     split: Split
@@ -61,25 +61,25 @@ class SceneSet:
 
     @property
     def mask_listing(self) -> Listing:
-        """The listing of a set of masks. ValueError of others."""
-        return self._of_kind(Listing, "ade20k")
+        """The listing, if it is one of masks; otherwise raises ValueError."""
+        return self._listing_of_kind(Listing, "ade20k")
 
     @property
     def instances(self) -> Instances:
-        """The listing of a set of outlines. ValueError of others."""
-        return self._of_kind(Instances, "coco")
+        """The listing, if it is one of objects; otherwise raises ValueError."""
+        return self._listing_of_kind(Instances, "coco")
 
     @property
     def image_pairs(self) -> ImagePairs:
-        """The listing of a set of pairs of images. ValueError of others."""
-        return self._of_kind(ImagePairs, "spair")
+        """The listing, if it is one of image pairs; otherwise raises ValueError."""
+        return self._listing_of_kind(ImagePairs, "spair")
 
     @property
     def depth_maps(self) -> DepthMaps:
-        """The listing of a set of depth maps. ValueError of others."""
-        return self._of_kind(DepthMaps, "nyu")
+        """The listing, if it is one of depth maps; otherwise raises ValueError."""
+        return self._listing_of_kind(DepthMaps, "nyu")
 
-    def _of_kind(self, kind: type[Kind], example: str) -> Kind:
+    def _listing_of_kind(self, kind: type[Kind], example: str) -> Kind:
         if not isinstance(self.listing, kind):
             raise ValueError(
                 f"{self.url}: it holds {self.listing.HOLDS}, no {kind.HOLDS}; give a set of these, such as {example}:"
@@ -99,50 +99,58 @@ class SceneSet:
 
     @cached_property
     def fingerprint(self) -> str:
-        """Hex SHA-256 of names and sizes in bytes of images and annotations, in order, and of a list of own classes;
-        where they lie plays no part."""
+        """Hex SHA-256 over names and sizes of images and annotation files, and over classes that the set defines.
+
+        It does not depend on where the folder is.
+        """
         state = hashlib.sha256()
-        for name, size in zip(self.listing.files, self.facts_of_files[:, 0].tolist(), strict=True):
+        for name, size in zip(self.listing.files, self.file_stats[:, 0].tolist(), strict=True):
             state.update(f"{name} {size}\n".encode(errors="surrogateescape"))
         if isinstance(self.listing, Listing) and self.listing.own_classes:
             state.update(repr((self.listing.classes, self.listing.classes_of, self.listing.colours)).encode())
         return state.hexdigest()
 
     @cached_property
-    def facts_of_files(self) -> np.ndarray:
-        """(F, 3) int64: sizes in bytes, times of modification in ns and inodes of images and annotations."""
+    def file_stats(self) -> np.ndarray:
+        """(F, 3) int64: size in bytes, modification time in ns and inode of each image and annotation file."""
         stats = [(self.root / name).stat() for name in self.listing.files]
-        facts = [(stat.st_size, stat.st_mtime_ns, stat.st_ino & LARGEST) for stat in stats]
-        return np.array(facts, np.int64).reshape(-1, 3)
+        rows = [(stat.st_size, stat.st_mtime_ns, stat.st_ino & MAX_INT64) for stat in stats]
+        return np.array(rows, np.int64).reshape(-1, 3)
 
     @cached_property
     def contents(self) -> str:
-        """As ImageSet.contents."""
-        return contents_of(self.facts_of_files[:, 1:], lambda index: head_of(self.root / self.listing.files[index]))
+        """Digests that tell sets with the same fingerprint apart, as ImageSet.contents."""
+        files = self.listing.files
+        return contents_digest(self.file_stats[:, 1:], lambda index: read_head(self.root / files[index]))
 
     @property
     def modified(self) -> int:
-        """As ImageSet.modified."""
-        return int(self.facts_of_files[:, 1].max(initial=0))
+        """Modification time of the newest file in ns since 1970."""
+        return int(self.file_stats[:, 1].max(initial=0))
 
     @cached_property
     def unusable(self) -> dict[int, str]:
-        """Scenes that cannot be used -> why, for runs with --skip-bad: every file is decoded, once for all tasks."""
+        """Indices of the scenes that cannot be used -> the reason, for runs with --skip-bad.
+
+        Decodes every file, once for all tasks of a run.
+        """
         with Progress(f"checking scenes of {self.url} {self.split}", len(self)) as progress:
             return decode_scenes(self, progress.advance)[0]
 
     @cached_property
     def pixels(self) -> "ClassPixels":
-        """How many of each class the masks hold, read once for all tasks of a run; of more than MASKS_READ masks as
-        many, evenly spread. ValueError names one that cannot be used."""
-        masks, counts = min(len(self), MASKS_READ), []
+        """Pixels of each class in at most MAX_COUNTED_MASKS masks, evenly spaced; counted once for all tasks of a run.
+
+        Raises ValueError, naming the file, if a mask cannot be used.
+        """
+        masks, counts = min(len(self), MAX_COUNTED_MASKS), []
         with Progress(f"reading masks of {self.split}", masks, "masks") as progress:
 
-            def read(index: int) -> None:
+            def count(index: int) -> None:
                 counts.append(count_pixels(scene_mask(self, index), len(self.classes)))
                 progress.advance(1)
 
-            run_on_core_threads(read, (np.arange(masks) * len(self) // masks).tolist())
+            run_on_core_threads(count, (np.arange(masks) * len(self) // masks).tolist())
         return ClassPixels(self, np.sum(counts, axis=0), masks)
 
     def subset(self, indices: Sequence[int] | np.ndarray, name: str) -> "SceneSet":
@@ -150,7 +158,7 @@ class SceneSet:
         return replace(self, url=f"{self.url}#{name}", listing=self.listing.take(indices))
 
     def limited(self, count: int) -> "SceneSet":
-        """At most `count` scenes, evenly spread."""
+        """At most `count` scenes, evenly spaced. Raises ValueError if count is below 1."""
         if count >= len(self):
             return self
         if count < 1:
@@ -159,9 +167,10 @@ class SceneSet:
 
 
 def open_scenes(url: str, split: Split, cache: Path) -> SceneSet:
-    """One split of the set that `url` names; tiny sets are drawn into `cache` unless they are there.
+    """One split of the set that `url` names; a tiny set is first drawn into `cache` if it is not there.
 
-    ValueError, one line: an unknown scheme, a missing folder, an empty split, images without annotations.
+    Raises:
+        ValueError: unknown scheme, missing folder, empty split, or images without annotations.
     """
     layout, place = parse_scene_url(url)
     tiny = url.startswith(TINY)
@@ -181,7 +190,7 @@ def open_scenes(url: str, split: Split, cache: Path) -> SceneSet:
 
 
 def tiny_folder(layout: str, cache: Path) -> Path:
-    """The folder of a tiny set, drawn at its first use."""
+    """The folder of a layout's tiny set, which is drawn at its first use."""
     folder = cache / f"{TINY}{layout}-{TINY_VERSION}"
     if not folder.is_dir():
         with folder_atomic(folder) as root:
@@ -191,13 +200,13 @@ def tiny_folder(layout: str, cache: Path) -> Path:
 
 
 def scene_schemes() -> dict[str, str]:
-    """Scheme of a URL of labelled scenes -> what follows its colon."""
+    """Schemes of the URLs of scene sets -> what follows the colon."""
     layouts = extensions("layouts")
     return dict.fromkeys(layouts, "ROOT") | {TINY + layout: "" for layout in layouts}
 
 
 def draw_tiny_sets(urls: Iterable[str], cache: Path, world: World) -> None:
-    """The first process draws the tiny sets among `urls` before the others look for them."""
+    """Let the first process draw the tiny sets among `urls`, before the other processes look for them."""
     if layouts := [layout_of(url) for url in urls if url.startswith(TINY)]:
         world.on_rank0(lambda: [tiny_folder(layout, cache) for layout in layouts if layout])
 
@@ -205,7 +214,7 @@ def draw_tiny_sets(urls: Iterable[str], cache: Path, world: World) -> None:
 def open_both(space: Workspace) -> tuple[SceneSet, SceneSet]:
     """Training and validation scenes of the workspace's set.
 
-    Every process reads the annotations itself: COCO's take seconds to parse, and would be gigabytes to send.
+    Every process reads the annotations itself: COCO's take seconds to parse, but would be gigabytes to send.
     """
     draw_tiny_sets([space.data], space.cache, space.world)
     opener = partial(open_scenes, cache=space.cache)
@@ -214,31 +223,35 @@ def open_both(space: Workspace) -> tuple[SceneSet, SceneSet]:
 
 
 def layout_of(url: str) -> str:
-    """The layout that a URL's scheme names, "" if it names no set of labelled scenes."""
+    """The layout that a URL's scheme names; "" if the URL does not name a scene set."""
     layout = url.partition(":")[0].removeprefix(TINY)
     return layout if layout in extensions("layouts") else ""
 
 
 def serves(url: str, layout: str) -> bool:
-    """Whether tasks on scenes of `layout` run on the set that a URL names, too."""
+    """Whether tasks for scenes of `layout` can run on the set that `url` names."""
     own = layout_of(url)
     return own == layout or (bool(own) and layout in served_layouts(own))
 
 
 def check_layout(url: str, layout: str) -> None:
-    """ValueError unless tasks on scenes of `layout` run on the set that a URL names."""
+    """Raise ValueError unless tasks for scenes of `layout` can run on the set that `url` names."""
     parse_scene_url(url)
     if not serves(url, layout):
         raise ValueError(f"{url}: this task needs {layout}:ROOT or tiny-{layout}:")
 
 
 def served_layouts(layout: str) -> tuple[str, ...]:
-    """Layouts whose tasks run on sets of `layout` too; empty for those that have tasks of their own."""
+    """Other layouts whose tasks can also run on sets of `layout`; empty if it has tasks of its own."""
     return tuple(getattr(load_extension("layouts", layout), "SERVES", ()))
 
 
 def parse_scene_url(url: str) -> tuple[str, str]:
-    """Layout and place of a URL, with ~ expanded. ValueError for an unknown scheme or a misplaced path."""
+    """Layout and folder of a URL, with ~ expanded; "" for the folder of a tiny set.
+
+    Raises:
+        ValueError: the scheme is unknown, the folder is missing, or a tiny set has one.
+    """
     scheme, colon, place = url.partition(":")
     layout = scheme.removeprefix(TINY)
     if not colon or layout not in extensions("layouts"):
@@ -251,10 +264,27 @@ def parse_scene_url(url: str) -> tuple[str, str]:
     return layout, os.path.expanduser(place)
 
 
-def classes_of_mask(values: np.ndarray, size: tuple[int, int], listing: Listing, path: Path | str) -> np.ndarray:
-    """What a mask's file holds, (H, W) values or (H, W, 3) colours -> classes (H, W). ValueError, naming the file,
-    unless it fits the classes and an image of `size` (height, width)."""
-    if values.shape[:2] != tuple(size):
+def scene_image(scenes: SceneSet, index: int) -> Image.Image:
+    """A scene's image in RGB. Raises ValueError, naming the file, if it cannot be read."""
+    path = scenes.image_path(index)
+    with named_in_errors(path):
+        return decode_rgb(read_regular(path, MAX_BYTES), str(path))
+
+
+def scene_mask(scenes: SceneSet, index: int, size: tuple[int, int] | None = None) -> np.ndarray:
+    """Class of each pixel of a scene, (H, W) uint8; IGNORED for pixels without a class.
+
+    Raises:
+        ValueError: the mask, which the message names, cannot be read, holds a value or colour of no class, or does not
+            fit an image of `size` (height, width).
+    """
+    path, listing = scenes.mask_path(index), scenes.mask_listing
+    coloured = bool(listing.colours)
+    with named_in_errors(path):
+        mask = open_image(read_regular(path, MAX_BYTES))
+        check_values(mask, coloured)
+        values = np.asarray(mask.convert("RGB") if coloured else mask, np.uint8)
+    if size and values.shape[:2] != tuple(size):
         raise ValueError(
             f"{path}: the mask is {' x '.join(map(str, values.shape[:2]))} pixels and its image {size[0]} x {size[1]}; "
             "take both from the same download"
@@ -265,31 +295,15 @@ def classes_of_mask(values: np.ndarray, size: tuple[int, int], listing: Listing,
         raise ValueError(f"{path}: {error}") from error
 
 
-def scene_mask(scenes: SceneSet, index: int, size: tuple[int, int] | None = None) -> np.ndarray:
-    """Classes (H, W) uint8 of a scene's pixels, IGNORED where there is none. ValueError, which names the file, for a
-    mask that cannot be read or does not fit an image of `size` (height, width)."""
-    path, coloured = scenes.mask_path(index), bool(scenes.mask_listing.colours)
-    with naming(path):
-        mask = open_image(read_regular(path, MAX_BYTES))
-        check_values(mask, coloured)
-        values = np.asarray(mask.convert("RGB") if coloured else mask, np.uint8)
-    height, width = size or values.shape[:2]
-    return classes_of_mask(values, (height, width), scenes.mask_listing, path)
-
-
-def scene_image(scenes: SceneSet, index: int) -> Image.Image:
-    """A scene's image, RGB. ValueError, naming the file, where it cannot be read."""
-    path = scenes.image_path(index)
-    with naming(path):
-        return decode_rgb(read_regular(path, MAX_BYTES), str(path))
-
-
 def scene_depth(scenes: SceneSet, index: int, size: tuple[int, int]) -> np.ndarray:
-    """Metres (H, W) float32 of a scene's pixels, 0 where nothing was measured. ValueError, naming the file, where it
-    cannot be used with an image of `size` (height, width)."""
+    """Depth of each pixel of a scene in metres, (H, W) float32; 0 where nothing was measured.
+
+    Raises:
+        ValueError: the file, which the message names, cannot be used for an image of `size` (height, width).
+    """
     listing = scenes.depth_maps
     path = scenes.root / listing.depths[index]
-    with naming(path):
+    with named_in_errors(path):
         values = np.asarray(open_image(read_regular(path, MAX_BYTES)))
     try:
         return listing.metres(values, size)
@@ -297,36 +311,46 @@ def scene_depth(scenes: SceneSet, index: int, size: tuple[int, int]) -> np.ndarr
         raise ValueError(f"{path}: {error}") from error
 
 
-def scene_pair(scenes: SceneSet, number: int, sizes: Mapping[int, tuple[int, int]]) -> Pair:
-    """What a pair's file holds. ValueError, naming it, where it cannot be used with images of `sizes`: place of a
-    source or target -> width and height in pixels."""
+def scene_pair(scenes: SceneSet, number: int, sizes: Mapping[int, tuple[int, int]]) -> PairAnnotation:
+    """The annotation of a pair, checked against those of its images whose sizes are given.
+
+    Args:
+        number: index of the pair.
+        sizes: index of an image -> its width and height in pixels.
+
+    Raises:
+        ValueError: the file, which the message names, cannot be read or does not fit the images.
+    """
     path = scenes.root / scenes.image_pairs.pairs[number]
     try:
-        pair = msgspec.json.decode(read_regular(path, MAX_BYTES), type=Pair)
+        pair = msgspec.json.decode(read_regular(path, MAX_BYTES), type=PairAnnotation)
         if len(pair.src_kps) != len(pair.trg_kps):
             raise ValueError(f"{len(pair.src_kps)} keypoints of the source and {len(pair.trg_kps)} of the target")
         for end, index in enumerate(scenes.image_pairs.ends[number].tolist()):
             if index in sizes:
                 pair.check_end(end, sizes[index])
-    except ValueError as error:  # msgspec's are
+    except ValueError as error:  # also msgspec's errors
         raise ValueError(f"{path}: {error}") from error
     return pair
 
 
 def count_pixels(mask: np.ndarray, classes: int) -> np.ndarray:
-    """Classes (H, W) of a mask -> pixels (K+1,) of each class, and last of none."""
+    """Number of pixels (K+1,) of each class in a mask of classes (H, W); the last count is of ignored pixels."""
     counts = np.bincount(mask.ravel(), minlength=IGNORED + 1)
     return np.append(counts[:classes], counts[IGNORED])
 
 
 def check_scene(scenes: SceneSet, index: int) -> np.ndarray | None:
-    """Pixels (K+1,) of each class in a scene's mask, and last of none; None of others. ValueError or OSError for a
-    scene that cannot be used."""
-    with naming(scenes.image_path(index)):
+    """Decode a scene's image and annotations, and return `count_pixels` of its mask; None if the set has no masks.
+
+    Raises:
+        ValueError, OSError: the scene cannot be used.
+    """
+    with named_in_errors(scenes.image_path(index)):
         image = open_image(read_regular(scenes.image_path(index), MAX_BYTES))
         check_pixels(image)
         image.load()
-    height, width = image.size[::-1]
+    width, height = image.size
     if isinstance(scenes.listing, Listing):
         return count_pixels(scene_mask(scenes, index, (height, width)), len(scenes.classes))
     if isinstance(scenes.listing, Instances):
@@ -342,52 +366,62 @@ def check_scene(scenes: SceneSet, index: int) -> np.ndarray | None:
 def decode_scenes(
     scenes: SceneSet, advance: Callable[[int], None] = lambda count: None
 ) -> tuple[dict[int, str], "ClassPixels | None"]:
-    """Decode every image and what belongs to it: place of each unusable scene -> a line that says why; and the pixels
-    of each class in the masks."""
+    """Decode all images and annotations.
+
+    Returns:
+        Index of each scene that cannot be used -> the reason, naming the file; and the pixels of each class, or None if
+        no mask was read.
+    """
     problems, counts = {}, []
     for index in range(len(scenes)):
         try:
-            counts.append(check_scene(scenes, index))
-        except (OSError, ValueError) as error:
-            problems[index] = str(error) if isinstance(error, ValueError) else f"{scenes.image_path(index)}: {error}"
+            pixels = check_scene(scenes, index)
+        except ValueError as error:
+            problems[index] = str(error)
+        except OSError as error:
+            problems[index] = f"{scenes.image_path(index)}: {error}"
+        else:
+            if pixels is not None:
+                counts.append(pixels)
         advance(1)
-    known = [pixels for pixels in counts if pixels is not None]
-    return problems, ClassPixels(scenes, np.sum(known, axis=0), len(known)) if known else None
+    return problems, ClassPixels(scenes, np.sum(counts, axis=0), len(counts)) if counts else None
 
 
 class ClassPixels:
-    """Pixels of each class in the masks of a set. counts (K+1,), the last of no class, over `masks` masks."""
+    """Number of pixels of each class in `masks` masks of a set. counts: (K+1,), the last of ignored pixels."""
 
     def __init__(self, scenes: SceneSet, counts: np.ndarray, masks: int) -> None:
         self.scenes, self.counts, self.masks = scenes, counts, masks
 
     @property
     def ignored(self) -> float:
-        """Share of the pixels that are of no class."""
+        """Share of the ignored pixels."""
         return float(self.counts[-1] / self.counts.sum())
 
     @property
     def absent(self) -> list[str]:
-        """Names of the classes that occur in no mask."""
+        """Names of the classes without a pixel."""
         return [name for name, count in zip(self.scenes.classes, self.counts[:-1], strict=True) if not count]
 
-    def lines(self) -> list[str]:
-        """What the masks lack, for people."""
-        split, classes, absent = self.scenes.split, len(self.scenes.classes), self.absent
-        where = f"the masks of {split}"
+    def warnings(self) -> list[str]:
+        """A line if there are ignored pixels, and a line if there are classes without a pixel."""
+        split, class_count, absent = self.scenes.split, len(self.scenes.classes), self.absent
+        masks = f"the masks of {split}"
         if self.masks < len(self.scenes):
-            where = f"{self.masks} of the {len(self.scenes)} masks of {split}"
-        share = "less than 0.1" if self.ignored < 0.001 else f"{100 * self.ignored:.1f}"
+            masks = f"{self.masks} of the {len(self.scenes)} masks of {split}"
         lines = []
         if self.ignored:
-            lines.append(f"{share} % of the pixels in {where} are of no class: neither loss nor score counts them")
+            share = "less than 0.1" if self.ignored < 0.001 else f"{100 * self.ignored:.1f}"
+            lines.append(f"{share} % of the pixels in {masks} are of no class: neither loss nor score counts them")
         if absent:
-            named = ", ".join(absent[:NAMED]) + (f" and {len(absent) - NAMED} more" if len(absent) > NAMED else "")
-            lines.append(f"without a pixel in {where}: {len(absent)} of {classes} classes, {named}")
+            names = ", ".join(absent[:MAX_NAMED_CLASSES])
+            if len(absent) > MAX_NAMED_CLASSES:
+                names += f" and {len(absent) - MAX_NAMED_CLASSES} more"
+            lines.append(f"without a pixel in {masks}: {len(absent)} of {class_count} classes, {names}")
         return lines
 
     def check(self) -> None:
-        """ValueError where fewer than two classes occur, as a score over one says nothing."""
+        """Raise ValueError if fewer than two classes occur, because a score over one class means nothing."""
         present = [name for name in self.scenes.classes if name not in self.absent]
         if len(present) < 2:
             raise ValueError(

@@ -1,4 +1,4 @@
-"""Scenes as mmseg's datasets, with the pipelines of the segmentation papers: mmseg's and mmcv's own transforms."""
+"""Scene sets with masks as mmseg's dataset, with the augmentations of the segmentation papers by mmseg's transforms."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -10,11 +10,13 @@ from mmseg.datasets.transforms import PackSegInputs, PhotoMetricDistortion, Rand
 from downstream.data.reading import ReadImage, Results, Transform
 from downstream.data.scenes import SceneSet, scene_mask
 
-MAX_CLASS_SHARE = 0.75  # a crop is redrawn, up to ten times, while one class covers more than this share of it
+# A crop is redrawn, up to ten times, while one class covers a larger share of it: mmseg configs/_base_/datasets/
+# ade20k.py cat_max_ratio.
+MAX_CLASS_SHARE = 0.75
 
 
 class ReadMask:
-    """Transform that adds a mask's classes after mmcv has read the image; ValueError if the mask does not fit."""
+    """Transform that adds the mask's classes to an image that was read. Raises ValueError if the mask does not fit."""
 
     def __init__(self, scenes: SceneSet) -> None:
         self.scenes = scenes
@@ -25,7 +27,7 @@ class ReadMask:
 
 
 class MaskedScenes(BaseSegDataset):
-    """mmseg's dataset of a SceneSet, in the same order."""
+    """A SceneSet with masks as mmseg's dataset, in the same order."""
 
     def __init__(self, scenes: SceneSet, **settings: Any) -> None:
         self.scenes = scenes
@@ -38,10 +40,14 @@ class MaskedScenes(BaseSegDataset):
 def segmentation_training_images(
     scenes: SceneSet, crop: int, scale: tuple[int, int], ratios: tuple[float, float]
 ) -> BaseSegDataset:
-    """Random scale, crop, flip and colour (mmseg configs/_base_/datasets/ade20k.py, rstrudel/segmenter
-    segm/data/config/cityscapes.py).
+    """Training images and masks with random scale, crop, flip and colours.
 
-    crop: side in pixels. scale: largest longer and shorter side of images, times a random factor from `ratios`.
+    Source: mmseg configs/_base_/datasets/ade20k.py, rstrudel/segmenter segm/data/config/cityscapes.py.
+
+    Args:
+        crop: side of the crops in pixels.
+        scale: longer and shorter side, in pixels, that images are resized to fit, times a random factor.
+        ratios: lowest and highest factor.
     """
     transforms = [
         RandomResize(scale=scale, ratio_range=ratios, resize_type=Resize, keep_ratio=True),
@@ -53,12 +59,12 @@ def segmentation_training_images(
 
 
 def segmentation_validation_images(scenes: SceneSet, scale: tuple[int, int] | None) -> BaseSegDataset:
-    """Validation images, resized to fit `scale` (longer and shorter side) or unchanged if it is None; labels are never
-    resized."""
+    """Validation images, resized to fit `scale` (longer and shorter side in pixels) unless it is None, with masks of
+    the original size."""
     resize = [Resize(scale=scale, keep_ratio=True)] if scale else []
     return _dataset(scenes, [ReadImage(LoadImageFromFile(), scenes.listing), *resize, ReadMask(scenes)], test_mode=True)
 
 
 def _dataset(scenes: SceneSet, pipeline: Sequence[Transform], test_mode: bool = False) -> BaseSegDataset:
-    # Unpacked: packing collects garbage first, which takes longer than a small training.
+    # Not serialized: that collects garbage first, which takes longer than a small training.
     return MaskedScenes(scenes, pipeline=[*pipeline, PackSegInputs()], test_mode=test_mode, serialize_data=False)

@@ -1,4 +1,4 @@
-"""ADE20K's scene parsing set as its 2016 challenge packed it: 150 classes, masks with 0 for unlabelled pixels.
+"""ADE20K as the scene parsing challenge of 2016 distributed it: 150 classes, masks with 0 for unlabelled pixels.
 
 ADEChallengeData2016/images/{training,validation}/*.jpg
 ADEChallengeData2016/annotations/{training,validation}/*.png      20 210 and 2000 of each
@@ -16,34 +16,36 @@ FOLDERS = {"train": "training", "val": "validation"}
 IMAGES = {split: f"images/{name}" for split, name in FOLDERS.items()}
 COUNTS = {"train": 20210, "val": 2000}
 CLASSES = tuple(f"class {number}" for number in range(1, 151))  # mmseg's ADE20KDataset has the names
-# Values 0 and 255 are unlabelled, 1..150 are the classes; all others are passed on, for Listing.to_classes to refuse.
-TABLE = (IGNORED, *range(254), IGNORED)
+# Class of each value of a mask: 0 and 255 are unlabelled, 1..150 are the classes, and the others become numbers above
+# 149, which Listing.to_classes refuses.
+CLASS_OF_VALUE = (IGNORED, *range(254), IGNORED)
 
 
 def recognised(root: Path) -> Path:
-    """The folder that holds images/ and annotations/: `root`, or ADEChallengeData2016 in it."""
-    needed, inner = ("images/", "annotations/"), ("ADEChallengeData2016",)
-    return find_folder(root, needed, "give the unpacked ADEChallengeData2016", inner)
+    """The folder with images/ and annotations/: `root`, or ADEChallengeData2016 in it."""
+    advice = "give the unpacked ADEChallengeData2016"
+    return find_folder(root, ("images/", "annotations/"), advice, ("ADEChallengeData2016",))
 
 
 def listed(root: Path, split: Split) -> Listing:
-    """All scenes of one split. ValueError names a missing folder, or images without a mask."""
-    pictures = files_below(root / IMAGES[split], ".jpg")
+    """All scenes of one split. Raises ValueError if a folder or a mask is missing."""
+    images = files_below(root / IMAGES[split], ".jpg")
     folder = f"annotations/{FOLDERS[split]}"
-    masks = mask_paths(root, split, pictures, folder, "; unpack the whole of ADEChallengeData2016.zip")
-    notes = () if len(pictures) == COUNTS[split] else (f"{len(pictures)} images, the set has {COUNTS[split]}",)
+    masks = mask_paths(root, split, images, folder, "; unpack the whole of ADEChallengeData2016.zip")
+    notes = () if len(images) == COUNTS[split] else (f"{len(images)} images, the set has {COUNTS[split]}",)
     return Listing(
-        images=tuple(f"{IMAGES[split]}/{name}" for name in pictures),
+        images=tuple(f"{IMAGES[split]}/{name}" for name in images),
         masks=masks,
         classes=CLASSES,
-        classes_of=TABLE,
+        classes_of=CLASS_OF_VALUE,
         notes=notes,
     )
 
 
 def write_tiny(root: Path, split: Split) -> None:
-    """The tiny set's split."""
+    """Write one split of the tiny set."""
     for number, (pixels, classes) in enumerate(tiny_scenes(split)):
-        name, mask = f"ADE_{split}_{number:08d}", np.where(classes == IGNORED, 0, classes + 1).astype(np.uint8)
+        name = f"ADE_{split}_{number:08d}"
+        mask = np.where(classes == IGNORED, 0, classes + 1).astype(np.uint8)
         save_image(root / IMAGES[split] / f"{name}.jpg", pixels, quality=95)
         save_image(root / "annotations" / FOLDERS[split] / f"{name}.png", mask)

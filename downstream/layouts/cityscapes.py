@@ -3,7 +3,7 @@
     ROOT/leftImg8bit/{train,val}/<city>/<city>_<sequence>_<frame>_leftImg8bit.png
     ROOT/gtFine/{train,val}/<city>/<city>_<sequence>_<frame>_gtFine_labelTrainIds.png      2975 and 500 of each
 
-A download holds ..._labelIds.png alone: these are mapped to the 19 classes when they are read, and nothing is written.
+A download has only ..._labelIds.png. These are converted to the 19 classes when they are read; no file is written.
 """
 
 from pathlib import Path
@@ -39,28 +39,29 @@ CLASS_IDS = {
     "bicycle": 33,
 }
 CLASSES = tuple(CLASS_IDS)
-LAST_ID = 33  # 34 and more mean nothing; -1, the licence plate, is stored as 255
-TRAIN_IDS = tuple(range(256))
-BY_ID = {identity: place for place, identity in enumerate(CLASS_IDS.values())}
-LABEL_IDS = tuple(BY_ID.get(value, IGNORED if value <= LAST_ID else value) for value in range(256))
-SEEDS = (12345, 23456, 34567, 45678, 56789)  # of the five splits: CutMix-semisup-seg README.md:98-105
+MAX_ID = 33  # larger values mean nothing; -1, the licence plate, is stored as 255
+# Class of each value of a mask, of train ids and of label ids; Listing.to_classes refuses numbers from 19 to 254.
+CLASS_OF_TRAIN_ID = tuple(range(256))
+TRAIN_IDS = {label_id: train_id for train_id, label_id in enumerate(CLASS_IDS.values())}
+CLASS_OF_LABEL_ID = tuple(TRAIN_IDS.get(value, IGNORED if value <= MAX_ID else value) for value in range(256))
+SEEDS = (12345, 23456, 34567, 45678, 56789)  # of the five few-image splits: CutMix-semisup-seg README.md:98-105
 
 
 def recognised(root: Path) -> Path:
-    """`root`, if it holds leftImg8bit/ and gtFine/."""
+    """`root`, if it has leftImg8bit/ and gtFine/."""
     advice = "unpack leftImg8bit_trainvaltest.zip and gtFine_trainvaltest.zip"
     return find_folder(root, ("leftImg8bit/", "gtFine/"), advice)
 
 
 def listed(root: Path, split: Split) -> Listing:
-    """All scenes of one split, sorted by train/<city>/<name>. ValueError names what is missing."""
+    """All scenes of one split, sorted by train/<city>/<name>. Raises ValueError if something is missing."""
     images = files_below(root / IMAGES[split], "_leftImg8bit.png")
     names = sorted(name.removesuffix("_leftImg8bit.png") for name in images)
     folder = f"gtFine/{split}"
     annotations = files_below(root / folder, ".png")
-    kind, table = "labelTrainIds", TRAIN_IDS
+    kind, classes_of = "labelTrainIds", CLASS_OF_TRAIN_ID
     if not any(name.endswith("_labelTrainIds.png") for name in annotations):
-        kind, table = "labelIds", LABEL_IDS
+        kind, classes_of = "labelIds", CLASS_OF_LABEL_ID
     masks = [f"{name}_gtFine_{kind}.png" for name in names]
     hint = "; unpack the whole of gtFine_trainvaltest.zip"
     check_present(masks, annotations, f"annotations of {split}", folder, hint)
@@ -71,27 +72,27 @@ def listed(root: Path, split: Split) -> Listing:
         images=tuple(f"{IMAGES[split]}/{name}_leftImg8bit.png" for name in names),
         masks=tuple(f"{folder}/{mask}" for mask in masks),
         classes=CLASSES,
-        classes_of=table,
+        classes_of=classes_of,
         notes=tuple(notes),
     )
 
 
 def write_tiny(root: Path, split: Split) -> None:
-    """The tiny set's split, with masks of both kinds."""
-    identities = np.zeros(256, np.uint8)  # 0 is unlabelled
-    identities[: len(CLASS_IDS)] = list(CLASS_IDS.values())
+    """Write one split of the tiny set, with masks of both kinds."""
+    label_ids = np.zeros(256, np.uint8)  # label id of each class; 0 is unlabelled
+    label_ids[: len(CLASS_IDS)] = list(CLASS_IDS.values())
     for number, (pixels, classes) in enumerate(tiny_scenes(split)):
         city = ("aachen", "bochum")[number % 2]
         name = f"{split}/{city}/{city}_{number:06d}_000019"
         save_image(root / "leftImg8bit" / f"{name}_leftImg8bit.png", pixels)
         save_image(root / "gtFine" / f"{name}_gtFine_labelTrainIds.png", classes)
-        save_image(root / "gtFine" / f"{name}_gtFine_labelIds.png", identities[classes])
+        save_image(root / "gtFine" / f"{name}_gtFine_labelIds.png", label_ids[classes])
 
 
 def few_image_split(count: int, images: int, seed: int) -> np.ndarray:
-    """Indices (images,) into `count` training scenes sorted by name: the first of a permutation drawn by `seed`.
+    """Indices (images,) of a few of `count` training scenes sorted by name: the start of a permutation drawn by `seed`.
 
-    CutMix-semisup-seg datapipe/datasets.py:47-90; with 2975 scenes and SEEDS these are the published splits, so that
-    the 100 are among the 372.
+    With 2975 scenes and SEEDS these are the published splits (CutMix-semisup-seg datapipe/datasets.py:47-90); the 100
+    images of a seed are among its 372.
     """
     return np.random.RandomState(seed).permutation(count)[:images]

@@ -1,19 +1,19 @@
-"""COCO 2017's instances, or your own of the same form: images, and a JSON file a split with boxes and outlines.
+"""COCO 2017's instances, or your own set of the same form: images, and one JSON file per split with boxes and outlines.
 
     ROOT/annotations/instances_{train,val}2017.json
     ROOT/train2017/, ROOT/val2017/                          118 287 and 5000 images, 80 classes
 
-    ROOT/annotations/instances_{train,val}.json             your own, of any categories
+    ROOT/annotations/instances_{train,val}.json             your own set, with any categories
     ROOT/train/, ROOT/val/
 
-    ROOT/{train,valid}/_annotations.coco.json               the same as Roboflow writes it, beside the images
+    ROOT/{train,valid}/_annotations.coco.json               the same as Roboflow exports it, next to the images
 
-The file's categories are the classes, in the order of their numbers, which may have gaps, as COCO's have (1..90). Of a
-file without outlines ("segmentation" is empty or absent everywhere) boxes alone are trained and scored.
+The categories of the file are the classes, in the order of their ids, which may have gaps (COCO's are 1 to 90). For a
+file without outlines ("segmentation" is empty or absent everywhere) only boxes are trained and scored.
 """
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from math import isfinite
 from operator import itemgetter
@@ -29,30 +29,35 @@ from downstream.data.tiny_scenes import HEIGHT, WIDTH, tiny_objects
 from imagesets.sets import Split
 
 IMAGES = {"train": "train2017", "val": "val2017"}
-FILES = {  # annotations, and the folder of their images
-    split: {
-        f"annotations/instances_{split}2017.json": f"{split}2017",
-        f"annotations/instances_{split}.json": split,
-        **{f"{folder}/_annotations.coco.json": folder for folder in folders},
-    }
-    for split, folders in {"train": ("train",), "val": ("valid", "val")}.items()
+FILES = {  # possible annotation files of each split -> folder of their images
+    "train": {
+        "annotations/instances_train2017.json": "train2017",
+        "annotations/instances_train.json": "train",
+        "train/_annotations.coco.json": "train",
+    },
+    "val": {
+        "annotations/instances_val2017.json": "val2017",
+        "annotations/instances_val.json": "val",
+        "valid/_annotations.coco.json": "valid",
+        "val/_annotations.coco.json": "val",
+    },
 }
 COUNTS = {"train": 118287, "val": 5000}
-TINY_CATEGORIES = {0: 2, 1: 3, 4: 44, 7: 90}  # of the tiny set's digits: with gaps, as in COCO
-CROWDED = 8  # every so manyth scene of the tiny set has a crowd
+TINY_CATEGORIES = {0: 2, 1: 3, 4: 44, 7: 90}  # digit -> category id in the tiny set, with gaps as in COCO
+CROWD_PERIOD = 8  # one of so many scenes of the tiny set has a crowd
 
-Id = Annotated[int, msgspec.Meta(ge=-(2**53), le=2**53)]
+Id = Annotated[int, msgspec.Meta(ge=-(2**53), le=2**53)]  # integers that are exact in JSON
 Side = Annotated[int, msgspec.Meta(ge=1, le=10**6)]
 
 
 class RunLengths(msgspec.Struct):
-    """A mask: lengths of runs of 0 and 1 in turn, as numbers or as COCO writes them in text."""
+    """A mask of size (height, width) as lengths of alternating runs of 0 and 1: numbers, or COCO's text for them."""
 
     size: tuple[int, int]
     counts: list[int] | str
 
 
-class Picture(msgspec.Struct):
+class ImageEntry(msgspec.Struct):
     """An entry of "images"."""
 
     id: Id
@@ -62,7 +67,7 @@ class Picture(msgspec.Struct):
 
 
 class Annotation(msgspec.Struct):
-    """An entry of "annotations"."""
+    """An entry of "annotations": one object."""
 
     id: Id
     image_id: Id
@@ -70,6 +75,7 @@ class Annotation(msgspec.Struct):
     bbox: tuple[float, float, float, float]  # x, y, width, height in pixels
     area: float = 0.0
     iscrowd: int | bool = 0
+    # Polygons x1, y1, x2, y2, ..., or a mask.
     segmentation: list[Annotated[list[float], msgspec.Meta(min_length=1)]] | RunLengths | None = None
 
 
@@ -81,15 +87,15 @@ class Category(msgspec.Struct):
 
 
 class CocoFile(msgspec.Struct):
-    """What is read of a file."""
+    """The fields that are read of an annotation file."""
 
-    images: list[Picture]
+    images: list[ImageEntry]
     annotations: list[Annotation]
     categories: Annotated[list[Category], msgspec.Meta(min_length=1)]
 
 
 def recognised(root: Path) -> Path:
-    """`root`, if it holds annotations/, or annotations beside its images."""
+    """`root`, if it has annotations/, or an annotation file next to the training images."""
     if not (root / "annotations").is_dir() and not any((root / file).is_file() for file in FILES["train"]):
         raise ValueError(
             "no folder annotations/ there; unpack annotations_trainval2017.zip beside train2017/, val2017/, or put "
@@ -99,7 +105,7 @@ def recognised(root: Path) -> Path:
 
 
 def listed(root: Path, split: Split) -> Instances:
-    """All images of one split, sorted by number. ValueError names what is missing or does not fit together."""
+    """All images of one split, sorted by id. Raises ValueError if something is missing or inconsistent."""
     files = FILES[split]
     name = next((name for name in files if (root / name).is_file()), "")
     if not name:
@@ -117,6 +123,17 @@ def listed(root: Path, split: Split) -> Instances:
     return listing
 
 
+def read_json(path: Path, name: str) -> Entry:
+    """The contents of the annotation file `name`. Raises ValueError if it is not JSON with a list of images."""
+    try:
+        content = json.loads(path.read_bytes())
+    except (ValueError, RecursionError) as error:  # ValueError: of the JSON or of its encoding
+        raise ValueError(f"{name} is no JSON ({error}); write or unpack it again") from error
+    if not isinstance(content, dict) or not isinstance(content.get("images"), list):
+        raise ValueError(f"{name} has no list 'images'; give COCO's instances, with images, annotations and categories")
+    return content
+
+
 def parse_instances(
     content: Mapping[str, Any],
     split: Split,
@@ -125,74 +142,59 @@ def parse_instances(
     annotation_files: tuple[str, ...] | None = None,
     notes: tuple[str, ...] = (),
 ) -> Instances:
-    """The images in `folder` and the things in them, of what the file `name`, or annotation_files in the folder `name`,
-    hold. ValueError names what does not fit together."""
+    """The listing of the images and objects in the contents of an annotation file.
+
+    Args:
+        content: contents in the form of a `CocoFile`.
+        split: the split of the images, for notes.
+        folder: folder of the images, relative to the root.
+        name: the annotation file, or the folder of the annotation files, relative to the root.
+        annotation_files: the annotation files in the folder `name`; None if `name` is the only one.
+        notes: further notes of the listing.
+
+    Raises:
+        ValueError: the contents are inconsistent; the message names the entry.
+    """
     try:
         msgspec.convert(content, CocoFile)
-    except msgspec.ValidationError as error:  # names the entry
+    except msgspec.ValidationError as error:  # its message names the entry
         raise ValueError(f"{name}: {error}") from error
-    by_id = itemgetter("id")
-    categories = {category["id"]: str(category["name"]) for category in sorted(content["categories"], key=by_id)}
-    entries = sorted(content["images"], key=by_id)
-    objects: dict[int, list[Entry]] = {entry["id"]: [] for entry in entries}
     for kind in ("images", "annotations", "categories"):
         if len({entry["id"] for entry in content[kind]}) < len(content[kind]):
             raise ValueError(f"{name}: two of its {kind} have one id")
+    by_id = itemgetter("id")
+    categories = {category["id"]: str(category["name"]) for category in sorted(content["categories"], key=by_id)}
+    entries = sorted(content["images"], key=by_id)
     sizes = {entry["id"]: (entry["height"], entry["width"]) for entry in entries}
-    outlined = any(annotation.get("segmentation") for annotation in content["annotations"])
+    has_outlines = any(annotation.get("segmentation") for annotation in content["annotations"])
+    objects: dict[int, list[Entry]] = {entry["id"]: [] for entry in entries}
     for annotation in content["annotations"]:
-        _check_object(name, annotation, categories, sizes, outlined)
+        _check_annotation(name, annotation, categories, sizes, has_outlines)
         if "area" not in annotation:
             annotation = annotation | {"area": annotation["bbox"][2] * annotation["bbox"][3]}
         objects[annotation["image_id"]].append(annotation)
     return Instances(
         images=tuple(f"{folder}/{entry['file_name']}" for entry in entries),
         entries=tuple(entries),
-        objects=tuple(tuple(own) for own in objects.values()),
+        objects=tuple(tuple(annotations) for annotations in objects.values()),
         categories=categories,
         annotations=name,
         annotation_files=(name,) if annotation_files is None else annotation_files,
-        notes=(*_notes(split, list(objects.values()), categories, outlined), *notes),
+        notes=(*_notes(split, list(objects.values()), categories, has_outlines), *notes),
     )
 
 
-def write_tiny(root: Path, split: Split) -> None:
-    """The tiny set's split: an outline follows a digit's outer edge; crowds are run lengths, all others polygons."""
-    (root / IMAGES[split]).mkdir()
-    (root / "annotations").mkdir(exist_ok=True)
-    images: list[Entry] = []
-    objects: list[Entry] = []
-    for number, (pixels, own) in enumerate(tiny_objects(split), 1):
-        name = f"{number:012d}.jpg"
-        Image.fromarray(pixels).save(root / IMAGES[split] / name, quality=95)
-        images.append({"id": number, "file_name": name, "height": HEIGHT, "width": WIDTH})
-        for place, (digit, top, left, rows) in enumerate(own):
-            crowd = number % CROWDED == 1 and place == len(own) - 1
-            facts = {"id": len(objects) + 1, "image_id": number, "category_id": TINY_CATEGORIES[digit]}
-            objects.append(facts | _outline(rows, top, left, crowd))
-    categories = [{"id": value, "name": f"digit {digit}"} for digit, value in TINY_CATEGORIES.items()]
-    content = {"images": images, "annotations": objects, "categories": categories}
-    (root / "annotations" / f"instances_{split}2017.json").write_text(json.dumps(content))
-
-
-def read_json(path: Path, name: str) -> Entry:
-    """What the file `name` holds. ValueError where it is no JSON of images."""
-    try:
-        content = json.loads(path.read_bytes())
-    except (ValueError, RecursionError) as error:  # of the JSON, or of the encoding
-        raise ValueError(f"{name} is no JSON ({error}); write or unpack it again") from error
-    if not isinstance(content, dict) or not isinstance(content.get("images"), list):
-        raise ValueError(f"{name} has no list 'images'; give COCO's instances, with images, annotations and categories")
-    return content
-
-
-def _check_object(
+def _check_annotation(
     name: str,
     annotation: Entry,
     categories: Mapping[int, str],
     sizes: Mapping[int, tuple[int, int]],
-    outlined: bool,
+    has_outlines: bool,
 ) -> None:
+    """Raise ValueError unless an annotation of the file `name` fits the categories and its image.
+
+    sizes: id of an image -> height and width in pixels. has_outlines: whether annotations of the file have outlines.
+    """
     number, outline = annotation["id"], annotation.get("segmentation")
     if annotation["category_id"] not in categories:
         raise ValueError(
@@ -204,37 +206,41 @@ def _check_object(
     size = sizes[annotation["image_id"]]
     x, y, width, height = annotation["bbox"]
     _check_coordinates(name, number, "box", [x, y, x + width, y + height], size)
-    if outlined and not outline:
+    if has_outlines and not outline:
         raise ValueError(
             f"{name}: annotation {number} has a box but no outline, and others have one; give each thing its polygon, "
             "or none of them, for boxes alone"
         )
     if isinstance(outline, dict):
         _check_run_lengths(name, number, outline, size)
-    for polygon in outline if isinstance(outline, list) else ():
-        _check_coordinates(name, number, "polygon", polygon, size)
+    if isinstance(outline, list):
+        for polygon in outline:
+            _check_coordinates(name, number, "polygon", polygon, size)
 
 
-def _check_coordinates(name: str, number: int, what: str, values: Sequence[float], size: tuple[int, int]) -> None:
-    """ValueError unless all are numbers, and no further outside the image than its longer side: drawing them would take
-    memory for whatever they enclose."""
-    side = max(size)
-    if not (isfinite(sum(values)) and -side <= min(values) and max(values) <= 2 * side):
-        far = next((v for v in values if not -side <= v <= 2 * side), sum(values))
+def _check_coordinates(name: str, number: int, shape: str, values: Sequence[float], size: tuple[int, int]) -> None:
+    """Raise ValueError unless all coordinates are finite and at most the longer side outside of the image.
+
+    Drawing a shape takes memory for its whole extent, however far outside of the image it is.
+    """
+    longer = max(size)
+    if not (isfinite(sum(values)) and -longer <= min(values) and max(values) <= 2 * longer):
+        wrong = next((value for value in values if not -longer <= value <= 2 * longer), sum(values))
         raise ValueError(
-            f"{name}: the {what} of annotation {number} holds the coordinate {far:g}, and its image is {size[0]} x "
+            f"{name}: the {shape} of annotation {number} holds the coordinate {wrong:g}, and its image is {size[0]} x "
             f"{size[1]} pixels; correct it or leave it out"
         )
 
 
 def _check_run_lengths(name: str, number: int, outline: Mapping[str, Any], size: tuple[int, int]) -> None:
+    """Raise ValueError unless the run lengths of annotation `number` are a mask of `size` (height, width)."""
     if tuple(outline["size"]) != size:
         raise ValueError(
             f"{name}: the mask of annotation {number} is {outline['size']} pixels and its image "
             f"{list(size)}; take both from the same download"
         )
     counts = outline["counts"]
-    lengths = list(decode_run_lengths(counts)) if isinstance(counts, str) else counts
+    lengths = decode_run_lengths(counts) if isinstance(counts, str) else counts
     if sum(lengths) != size[0] * size[1] or min(lengths, default=0) < 0:
         raise ValueError(
             f"{name}: the run lengths of annotation {number} are no mask of {size[0]} x {size[1]} pixels: they add up "
@@ -242,62 +248,89 @@ def _check_run_lengths(name: str, number: int, outline: Mapping[str, Any], size:
         )
 
 
-def decode_run_lengths(text: str) -> Iterator[int]:
-    """Run lengths from COCO's text: five bits a character from "0" on, the lowest first, the sixth says that more
-    follow; from the fourth number on, differences to the last but one (pycocotools maskApi.c, rleFrString)."""
+def decode_run_lengths(text: str) -> list[int]:
+    """Run lengths from COCO's text (pycocotools maskApi.c, rleFrString); the last is -1 if the text is damaged.
+
+    A character, counted from "0", holds five bits of a number, the lowest first; its sixth bit says that more follow.
+    From the fourth number on, they are differences to the last but one.
+    """
     lengths: list[int] = []
     value = shift = 0
-    for sign in text:
-        bits = ord(sign) - 48
-        if shift > 60:
+    for character in text:
+        bits = ord(character) - 48
+        if shift > 60:  # the number is too long for 64 bits
             break
         value |= (bits & 31) << shift
         shift += 5
         if not bits & 32:
             value -= (1 << shift) if bits & 16 else 0
             lengths.append(value + (lengths[-2] if len(lengths) > 2 else 0))
-            yield lengths[-1]
             value = shift = 0
-    if shift:  # a number without an end, or with none that fits
-        yield -1
+    return [*lengths, -1] if shift else lengths  # shift: the last number has no end
 
 
 def _notes(
-    split: Split, objects: Sequence[Sequence[Entry]], categories: Mapping[int, str], outlined: bool
+    split: Split, objects: Sequence[Sequence[Entry]], categories: Mapping[int, str], has_outlines: bool
 ) -> tuple[str, ...]:
-    notes = [f"{sum(map(len, objects))} objects in {split}" + ("" if outlined else ", by their boxes alone")]
-    if bare := sum(not annotations for annotations in objects):
-        notes.append(f"{bare} images of {split} without objects" + (", not trained on" if split == "train" else ""))
+    """Notes on the objects of a split: their number, images without any, and categories without any."""
+    notes = [f"{sum(map(len, objects))} objects in {split}" + ("" if has_outlines else ", by their boxes alone")]
+    if empty_images := sum(not annotations for annotations in objects):
+        not_trained = ", not trained on" if split == "train" else ""
+        notes.append(f"{empty_images} images of {split} without objects{not_trained}")
     used = {annotation["category_id"] for annotations in objects for annotation in annotations}
-    if empty := [title for number, title in categories.items() if number not in used]:
-        notes.append(f"{len(empty)} of {len(categories)} categories have no object in {split}, such as {empty[0]}")
+    if unused := [title for number, title in categories.items() if number not in used]:
+        notes.append(f"{len(unused)} of {len(categories)} categories have no object in {split}, such as {unused[0]}")
     return tuple(notes)
 
 
-def _outline(rows: np.ndarray, top: int, left: int, crowd: bool) -> dict[str, Any]:
-    """bbox, area, iscrowd and segmentation, as in COCO's file."""
-    edges = rows + left
-    low, high = int(edges[:, 0].min()), int(edges[:, 1].max())
+def write_tiny(root: Path, split: Split) -> None:
+    """Write one split of the tiny set.
+
+    The outline of a digit follows its outer edge, as run lengths for a crowd and as a polygon otherwise.
+    """
+    (root / IMAGES[split]).mkdir()
+    (root / "annotations").mkdir(exist_ok=True)
+    images: list[Entry] = []
+    annotations: list[Entry] = []
+    for number, (pixels, digits) in enumerate(tiny_objects(split), 1):
+        name = f"{number:012d}.jpg"
+        Image.fromarray(pixels).save(root / IMAGES[split] / name, quality=95)
+        images.append({"id": number, "file_name": name, "height": HEIGHT, "width": WIDTH})
+        for index, (value, top, left, rows) in enumerate(digits):
+            crowd = number % CROWD_PERIOD == 1 and index == len(digits) - 1
+            ids = {"id": len(annotations) + 1, "image_id": number, "category_id": TINY_CATEGORIES[value]}
+            annotations.append(ids | _outline(rows + left, top, crowd))
+    categories = [{"id": number, "name": f"digit {value}"} for value, number in TINY_CATEGORIES.items()]
+    content = {"images": images, "annotations": annotations, "categories": categories}
+    (root / "annotations" / f"instances_{split}2017.json").write_text(json.dumps(content))
+
+
+def _outline(spans: np.ndarray, top: int, crowd: bool) -> Entry:
+    """bbox, area, iscrowd and segmentation of a digit, as in COCO's files.
+
+    spans: (h, 2) first and end column of each row from the row `top` on.
+    """
+    left, right = int(spans[:, 0].min()), int(spans[:, 1].max())
     return {
-        "bbox": [low, top, high - low, len(rows)],
-        "area": int((rows[:, 1] - rows[:, 0]).sum()),
+        "bbox": [left, top, right - left, len(spans)],
+        "area": int((spans[:, 1] - spans[:, 0]).sum()),
         "iscrowd": int(crowd),
-        "segmentation": _run_lengths(edges, top) if crowd else [_polygon(edges, top)],
+        "segmentation": _run_lengths(spans, top) if crowd else [_polygon(spans, top)],
     }
 
 
-def _polygon(edges: np.ndarray, top: int) -> list[int]:
-    """x1, y1, x2, y2, ...: down the right edge and up the left one."""
-    right = [point for row, (_, x) in enumerate(edges, top) for point in ((x, row), (x, row + 1))]
-    left = [point for row, (x, _) in enumerate(edges, top) for point in ((x, row), (x, row + 1))]
-    return [int(value) for point in (*right, *reversed(left)) for value in point]
+def _polygon(spans: np.ndarray, top: int) -> list[int]:
+    """x1, y1, x2, y2, ... of the outline, down the right edge and up the left one."""
+    right = [point for row, (_, x) in enumerate(spans, top) for point in ((x, row), (x, row + 1))]
+    left = [point for row, (x, _) in enumerate(spans, top) for point in ((x, row), (x, row + 1))]
+    return [int(coordinate) for point in (*right, *reversed(left)) for coordinate in point]
 
 
-def _run_lengths(edges: np.ndarray, top: int) -> dict[str, Any]:
-    """Lengths of runs of 0 and 1 in turn, down one column after the other."""
+def _run_lengths(spans: np.ndarray, top: int) -> Entry:
+    """The mask as lengths of alternating runs of 0 and 1, column by column."""
     mask = np.zeros((HEIGHT, WIDTH), bool)
-    for row, (low, high) in enumerate(edges, top):
-        mask[row, low:high] = True
-    column = np.concatenate([[False], mask.ravel(order="F")])
-    changes = np.flatnonzero(np.diff(column))
+    for row, (start, end) in enumerate(spans, top):
+        mask[row, start:end] = True
+    pixels = np.concatenate([[False], mask.ravel(order="F")])
+    changes = np.flatnonzero(np.diff(pixels))
     return {"size": [HEIGHT, WIDTH], "counts": np.diff([0, *changes, mask.size]).tolist()}

@@ -1,10 +1,10 @@
-"""NYU Depth v2 as BTS extracted it: images of rooms and their depth in millimetres.
+"""NYU Depth v2 as extracted by BTS: images of rooms with depth in millimetres.
 
-    ROOT/nyu_train.txt, nyu_test.txt        a line for each image: image, depth, focal length; 24 231 and 654 lines
+    ROOT/nyu_train.txt, nyu_test.txt        one line per image: image, depth, focal length; 24 231 and 654 lines
     ROOT/<scene>/rgb_*.jpg                  640 x 480
     ROOT/<scene>/sync_depth_*.png           16-bit PNG of millimetres, 0 where nothing was measured
 
-The lists may also lie beside a folder NYU/ (or nyu/) that holds the scenes. The paths in them may begin with a slash.
+The scenes may also be in a folder NYU/ or nyu/ next to the lists. Paths in the lists may begin with a slash.
 """
 
 from collections.abc import Iterator
@@ -20,20 +20,21 @@ from imagesets.sets import Split
 LISTS = {"train": "nyu_train.txt", "val": "nyu_test.txt"}
 IMAGES = {split: f"the folders that {name} names" for split, name in LISTS.items()}
 COUNTS = {"train": 24231, "val": 654}
-FOLDERS = ("NYU", "nyu")
-RANGE = (0.1, 20.0)  # metres: what the largest depth of an image of a room can be
-TINY_SIZE = (60, 80)
-TINY_COUNTS = {"train": 64, "val": 24}
+SCENE_FOLDERS = ("NYU", "nyu")
+DEPTH_RANGE = (0.1, 20.0)  # metres; the largest depth in an image of a room is within it
+TINY_SIZE = (60, 80)  # height and width in pixels
+TINY_COUNTS = {"train": 64, "val": 24}  # images of a split, which are also the seed of its random numbers
 
 
 def recognised(root: Path) -> Path:
-    """The folder that holds both lists: `root`, or NYU or nyu in it."""
-    return find_folder(root, (*LISTS.values(),), "give the folder of BTS's extraction that holds both lists", FOLDERS)
+    """The folder with both lists: `root`, or NYU or nyu in it."""
+    advice = "give the folder of BTS's extraction that holds both lists"
+    return find_folder(root, (*LISTS.values(),), advice, SCENE_FOLDERS)
 
 
 def listed(root: Path, split: Split) -> DepthMaps:
-    """All images of one split, in the order of the sorted list. ValueError names a line or a file that is wrong."""
-    inside = next((f"{name}/" for name in FOLDERS if (root / name).is_dir()), "")
+    """All images of one split, sorted by path. Raises ValueError if a line is wrong or a file is missing."""
+    prefix = next((f"{name}/" for name in SCENE_FOLDERS if (root / name).is_dir()), "")
     images, depths = [], []
     lines = (root / LISTS[split]).read_text(encoding="utf-8").splitlines()
     for number, line in enumerate(lines, 1):
@@ -41,35 +42,35 @@ def listed(root: Path, split: Split) -> DepthMaps:
         if len(words) not in (0, 2, 3):
             raise ValueError(f"{LISTS[split]}, line {number}: {line!r}; write IMAGE DEPTH FOCAL_LENGTH")
         if words:
-            images.append(inside + words[0].lstrip("/"))
-            depths.append(inside + words[1].lstrip("/"))
-    if lacking := [name for name in (*images, *depths) if not (root / name).is_file()]:
-        raise ValueError(f"{len(lacking)} files of {LISTS[split]} are not there, such as {lacking[0]}")
-    order = sorted(range(len(images)), key=lambda place: (images[place], depths[place]))
+            images.append(prefix + words[0].lstrip("/"))
+            depths.append(prefix + words[1].lstrip("/"))
+    if missing := [name for name in (*images, *depths) if not (root / name).is_file()]:
+        raise ValueError(f"{len(missing)} files of {LISTS[split]} are not there, such as {missing[0]}")
+    pairs = sorted(zip(images, depths, strict=True))
     return DepthMaps(
-        images=tuple(images[place] for place in order),
-        depths=tuple(depths[place] for place in order),
+        images=tuple(image for image, _ in pairs),
+        depths=tuple(depth for _, depth in pairs),
         per_metre=1000.0,
-        range=RANGE,
+        range=DEPTH_RANGE,
         notes=() if len(images) == COUNTS[split] else (f"{len(images)} images, the set has {COUNTS[split]}",),
     )
 
 
 def write_tiny(root: Path, split: Split) -> None:
-    """The tiny set's split."""
+    """Write one split of the tiny set."""
     lines = []
     for number, (pixels, millimetres) in enumerate(tiny_rooms(split)):
-        names = f"room_{split}/rgb_{number:05d}.jpg", f"room_{split}/sync_depth_{number:05d}.png"
-        save_image(root / names[0], pixels, quality=95)
-        Image.fromarray(millimetres).save(root / names[1])
-        lines.append(f"/{names[0]} /{names[1]} 518.8579")
+        image, depth = f"room_{split}/rgb_{number:05d}.jpg", f"room_{split}/sync_depth_{number:05d}.png"
+        save_image(root / image, pixels, quality=95)
+        Image.fromarray(millimetres).save(root / depth)
+        lines.append(f"/{image} /{depth} 518.8579")
     save_lines(root / LISTS[split], lines)
 
 
 def tiny_rooms(split: Split) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Rooms of boxes before a wall: pixels (H, W, 3) uint8 and millimetres (H, W) uint16.
+    """Rooms with a floor and boxes in front of a wall: pixels (H, W, 3) uint8 and millimetres (H, W) uint16.
 
-    Stripes on a box are the finer the further it is away; colours and brightness say nothing. Below them is the floor.
+    Everything is striped, with finer stripes the farther away it is; colour and brightness are unrelated to depth.
     """
     random = np.random.RandomState(TINY_COUNTS[split])
     height, width = TINY_SIZE

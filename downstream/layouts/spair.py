@@ -1,10 +1,10 @@
-"""SPair-71k's pairs of images that show an object of one class each, with keypoints that correspond.
+"""SPair-71k: pairs of images of objects of the same class, with corresponding keypoints.
 
     SPair-71k/PairAnnotation/{trn,test}/000001-SOURCE-TARGET:CLASS.json     53 340 and 12 234 pairs of 18 classes
     SPair-71k/JPEGImages/CLASS/NAME.jpg
 
-A pair's file holds the keypoints that both images show. An image belongs to one split. Published numbers are on test,
-which is the split `val` here; SPair's own PairAnnotation/val is not read.
+A pair's file has the keypoints that are visible in both images. An image belongs to one split. Published numbers are on
+test, which is the split `val` here; SPair's own PairAnnotation/val is not read.
 """
 
 import json
@@ -21,80 +21,94 @@ from imagesets.sets import Split
 IMAGES = {"train": "JPEGImages", "val": "JPEGImages"}
 PAIRS = {"train": "PairAnnotation/trn", "val": "PairAnnotation/test"}
 COUNTS = {"train": 53340, "val": 12234}
-NAME = re.compile(r"\d+-([^-]+)-([^-]+):(.+)\.json")
-TINY_CLASSES, TINY_IMAGES, VIEWS, KEYPOINTS, TILE = ("cat", "dog"), 6, 3, 5, 12
+PAIR_NAME = re.compile(r"\d+-([^-]+)-([^-]+):(.+)\.json")  # source, target, class
+TINY_CLASSES, TINY_IMAGES = ("cat", "dog"), 6  # in the tiny set; images of each class
+TINY_VIEWS, TINY_KEYPOINTS, TINY_TILE = 3, 5, 12  # viewpoints; keypoints of an object; side of a keypoint in pixels
 
 
 def recognised(root: Path) -> Path:
-    """The folder that holds PairAnnotation/ and JPEGImages/: `root`, or SPair-71k in it."""
+    """The folder with PairAnnotation/ and JPEGImages/: `root`, or SPair-71k in it."""
     return find_folder(root, ("PairAnnotation/", "JPEGImages/"), "give the unpacked SPair-71k.tar.gz", ("SPair-71k",))
 
 
 def listed(root: Path, split: Split) -> ImagePairs:
-    """All pairs of one split in the order of their files' names, and the images in them. No pair's file is read."""
+    """All pairs of one split, in the order of their files' names, and their images. The files are not read.
+
+    Raises ValueError if the name of a file is wrong or an image is missing.
+    """
     files = files_below(root / PAIRS[split], ".json")
-    parts = [NAME.fullmatch(file) for file in files]
-    if None in parts:
-        wrong = f"{PAIRS[split]}/{files[parts.index(None)]}"
-        raise ValueError(
-            f"{wrong} is no pair's name; these are NUMBER-SOURCE-TARGET:CLASS.json, as 000001-a-b:cat.json"
-        )
-    ends = [tuple(f"{part[3]}/{part[end]}.jpg" for end in (1, 2)) for part in parts if part]
-    images = sorted({image for pair in ends for image in pair})
+    pairs: list[tuple[str, str]] = []  # source and target image of each file
+    for file in files:
+        parts = PAIR_NAME.fullmatch(file)
+        if parts is None:
+            raise ValueError(
+                f"{PAIRS[split]}/{file} is no pair's name; these are NUMBER-SOURCE-TARGET:CLASS.json, as "
+                "000001-a-b:cat.json"
+            )
+        source, target, title = parts.groups()
+        pairs.append((f"{title}/{source}.jpg", f"{title}/{target}.jpg"))
+    images = sorted({image for pair in pairs for image in pair})
     check_present(images, files_below(root / "JPEGImages", ".jpg"), f"images of {split}", "JPEGImages")
-    places = {image: place for place, image in enumerate(images)}
+    index_of = {image: index for index, image in enumerate(images)}
     return ImagePairs(
         images=tuple(f"JPEGImages/{image}" for image in images),
         pairs=tuple(f"{PAIRS[split]}/{file}" for file in files),
-        ends=np.array([[places[image] for image in pair] for pair in ends], np.int64).reshape(-1, 2),
+        ends=np.array([[index_of[image] for image in pair] for pair in pairs], np.int64).reshape(-1, 2),
         notes=() if len(files) == COUNTS[split] else (f"{len(files)} pairs, SPair-71k has {COUNTS[split]}",),
     )
 
 
 def write_tiny(root: Path, split: Split) -> None:
-    """The tiny set's split: striped tiles on a noisy ground are keypoints; a class has its own colours and places. Seen
-    from another side an object is turned. Some keypoints are hidden."""
-    random, names = np.random.RandomState(COUNTS[split]), count(1)
+    """Write one split of the tiny set: objects whose keypoints are striped tiles, on a noisy background.
+
+    Colours and positions of the tiles depend on the class. A viewpoint turns the object; some keypoints are hidden.
+    """
+    random, numbers = np.random.RandomState(COUNTS[split]), count(1)
     (root / PAIRS[split]).mkdir(parents=True)
-    for kind, title in enumerate(TINY_CLASSES):
-        shape = np.random.RandomState(kind)  # the same in both splits
-        colours, corners = shape.randint(60, 256, (KEYPOINTS, 3)), shape.permutation(9)[:KEYPOINTS]
-        drawn = [_draw(corners, colours, place % VIEWS, random) for place in range(TINY_IMAGES)]
-        for place, (pixels, _) in enumerate(drawn):
-            save_image(root / "JPEGImages" / title / f"{split}_{place}.jpg", pixels, quality=95)
+    for class_index, title in enumerate(TINY_CLASSES):
+        class_random = np.random.RandomState(class_index)  # the same in both splits
+        colours = class_random.randint(60, 256, (TINY_KEYPOINTS, 3))
+        cells = class_random.permutation(9)[:TINY_KEYPOINTS]
+        objects = [_draw(cells, colours, index % TINY_VIEWS, random) for index in range(TINY_IMAGES)]
+        for index, (pixels, _) in enumerate(objects):
+            save_image(root / "JPEGImages" / title / f"{split}_{index}.jpg", pixels, quality=95)
         for ends in combinations(range(TINY_IMAGES), 2):
-            both = sorted(drawn[ends[0]][1].keys() & drawn[ends[1]][1].keys())
-            content: dict[str, object] = {"category": title, "kps_ids": [str(point) for point in both]}
-            for side, end in zip(("src", "trg"), ends, strict=True):
-                pixels, points = drawn[end]
-                places = np.array(list(points.values()))
-                box = [*(places.min(0) - TILE // 2), *(places.max(0) + TILE // 2)]
+            source, target = ends
+            shared = sorted(objects[source][1].keys() & objects[target][1].keys())
+            content: dict[str, object] = {"category": title, "kps_ids": [str(keypoint) for keypoint in shared]}
+            for side, index in zip(("src", "trg"), ends, strict=True):
+                pixels, keypoints = objects[index]
+                centres = np.array(list(keypoints.values()))
+                box = [*(centres.min(0) - TINY_TILE // 2), *(centres.max(0) + TINY_TILE // 2)]
                 content |= {
-                    f"{side}_imname": f"{split}_{end}.jpg",
+                    f"{side}_imname": f"{split}_{index}.jpg",
                     f"{side}_imsize": [pixels.shape[1], pixels.shape[0], 3],
                     f"{side}_bndbox": [int(edge) for edge in box],
-                    f"{side}_kps": [points[point] for point in both],
+                    f"{side}_kps": [keypoints[keypoint] for keypoint in shared],
                 }
-            content["viewpoint_variation"] = abs(ends[0] % VIEWS - ends[1] % VIEWS)
-            name = f"{next(names):06d}-{split}_{ends[0]}-{split}_{ends[1]}:{title}.json"
+            content["viewpoint_variation"] = abs(source % TINY_VIEWS - target % TINY_VIEWS)
+            name = f"{next(numbers):06d}-{split}_{source}-{split}_{target}:{title}.json"
             (root / PAIRS[split] / name).write_text(json.dumps(content), encoding="utf-8")
 
 
 def _draw(
-    corners: np.ndarray, colours: np.ndarray, view: int, random: np.random.RandomState
+    cells: np.ndarray, colours: np.ndarray, view: int, random: np.random.RandomState
 ) -> tuple[np.ndarray, dict[int, list[int]]]:
-    """Pixels (H, W, 3) uint8 of an object of tiles in a 3 x 3 grid, and its visible keypoints: number -> x, y."""
+    """Pixels (H, W, 3) uint8 of an object, and its visible keypoints: number -> x, y.
+
+    cells: cell of each keypoint in a 3 x 3 grid. colours: (keypoints, 3). view: quarter turns of the object.
+    """
     height, width = random.randint(64, 80), random.randint(80, 96)
-    pixels, points = random.randint(0, 60, (height, width, 3)), {}
-    hidden = random.randint(3 * KEYPOINTS)
-    for point in range(KEYPOINTS):
-        if point == hidden:
+    pixels, keypoints = random.randint(0, 60, (height, width, 3)), {}
+    hidden = random.randint(3 * TINY_KEYPOINTS)  # the hidden keypoint, or none in two of three images
+    for keypoint in range(TINY_KEYPOINTS):
+        if keypoint == hidden:
             continue
-        row, column = divmod(int(corners[point]), 3)
-        for _ in range(view):  # a quarter turn for each step of the view
+        row, column = divmod(int(cells[keypoint]), 3)
+        for _ in range(view):
             row, column = column, 2 - row
-        top, left = (int(4 + 20 * place + random.randint(0, 6)) for place in (row, column))
-        stripes = np.indices((TILE, TILE))[point % 2] // (2 + point // 2) % 2
-        pixels[top : top + TILE, left : left + TILE] = colours[point] * (0.3 + 0.7 * stripes[..., None])
-        points[point] = [left + TILE // 2, top + TILE // 2]
-    return pixels.astype(np.uint8), points
+        top, left = (int(4 + 20 * cell + random.randint(0, 6)) for cell in (row, column))
+        stripes = np.indices((TINY_TILE, TINY_TILE))[keypoint % 2] // (2 + keypoint // 2) % 2
+        pixels[top : top + TINY_TILE, left : left + TINY_TILE] = colours[keypoint] * (0.3 + 0.7 * stripes[..., None])
+        keypoints[keypoint] = [left + TINY_TILE // 2, top + TINY_TILE // 2]
+    return pixels.astype(np.uint8), keypoints

@@ -1,4 +1,4 @@
-"""All images with boxes of Pascal VOC's trainval, or of COCO 20k: those on which the discovery of objects is measured.
+"""The images on which object discovery is measured: all of Pascal VOC's trainval, or COCO 20k, with boxes.
 
     VOC2007/ImageSets/Main/trainval.txt         5011 names, 11 540 in VOC2012
     VOC2007/JPEGImages/, Annotations/           as in vocboxes:
@@ -7,7 +7,7 @@
     COCO/annotations/instances_train2014.json   or instances_train2017.json, with the same images by number
     COCO/train2014/                             or train2017/
 
-Nothing is trained, and both splits are the same images. Difficult objects count, crowds do not.
+Nothing is trained, so both splits are the same images. Difficult objects count, crowds do not.
 """
 
 from dataclasses import replace
@@ -18,12 +18,12 @@ from downstream.layouts import coco, vocboxes
 from imagesets.sets import Split
 
 IMAGES = {"train": "JPEGImages", "val": "JPEGImages"}
-LIST, COCO_LIST = "ImageSets/Main/trainval.txt", "coco_20k_filenames.txt"
-YEARS = ("2014", "2017")
+VOC_LIST, COCO_LIST = "ImageSets/Main/trainval.txt", "coco_20k_filenames.txt"
+COCO_FILES = {f"annotations/instances_train{year}.json": f"train{year}" for year in ("2014", "2017")}  # -> images'
 
 
 def recognised(root: Path) -> Path:
-    """The folder of VOC that `vocboxes.recognised` finds, or `root` with COCO's list."""
+    """`root` if it has the list of COCO 20k, else the folder of Pascal VOC that `vocboxes.recognised` finds."""
     if (root / COCO_LIST).is_file():
         return root
     try:
@@ -33,39 +33,39 @@ def recognised(root: Path) -> Path:
 
 
 def listed(root: Path, split: Split) -> Instances:
-    """All images, in the order of VOC's list or of COCO's numbers. ValueError names what is missing."""
+    """All images, in the order of VOC's list or of COCO's ids. Raises ValueError if something is missing."""
     if (root / COCO_LIST).is_file():
-        return _of_coco(root)
-    names = vocboxes.unique_names(root / LIST, "trainval")
-    found = vocboxes.read_boxes(root, names, names, "val")
-    objects = (tuple(entry | {"iscrowd": 0} for entry in own) for own in found.objects)
-    return replace(found, objects=tuple(objects))
+        return _listed_coco(root)
+    names = vocboxes.unique_names(root / VOC_LIST, "trainval")
+    listing = vocboxes.read_boxes(root, names, names, "val")
+    objects = (tuple(box | {"iscrowd": 0} for box in boxes) for boxes in listing.objects)  # count difficult objects
+    return replace(listing, objects=tuple(objects))
 
 
-def _of_coco(root: Path) -> Instances:
-    files = {f"annotations/instances_train{year}.json": f"train{year}" for year in YEARS}
-    name = next((name for name in files if (root / name).is_file()), None)
+def _listed_coco(root: Path) -> Instances:
+    name = next((name for name in COCO_FILES if (root / name).is_file()), None)
     if name is None:
-        raise ValueError(f"there is no file {' nor '.join(files)}; unpack the annotations of COCO")
+        raise ValueError(f"there is no file {' nor '.join(COCO_FILES)}; unpack the annotations of COCO")
+    folder = COCO_FILES[name]
     lines = (root / COCO_LIST).read_text(encoding="utf-8").split()
     try:
-        numbers = {int(Path(line).stem.rpartition("_")[2]) for line in lines}
+        ids = {int(Path(line).stem.rpartition("_")[2]) for line in lines}
     except ValueError as error:
         raise ValueError(
             f"{COCO_LIST}: {error}; its lines end in a number, as COCO_train2014_000000000009.jpg"
         ) from error
     with garbage_collection_paused():
-        whole = coco.parse_instances(coco.read_json(root / name, name), "train", files[name], name)
-    chosen = whole.take([place for place, entry in enumerate(whole.entries) if entry["id"] in numbers])
-    if lacking := numbers - {entry["id"] for entry in chosen.entries}:
-        raise ValueError(f"{name} lacks {len(lacking)} of {len(numbers)} images of {COCO_LIST}: {min(lacking)}, ...")
-    pictures = [entry["file_name"] for entry in chosen.entries]
-    check_present(pictures, files_below(root / files[name], ".jpg"), f"images of {COCO_LIST}", files[name])
-    return replace(chosen, notes=())
+        coco_train = coco.parse_instances(coco.read_json(root / name, name), "train", folder, name)
+    listing = coco_train.take([index for index, entry in enumerate(coco_train.entries) if entry["id"] in ids])
+    if missing := ids - {entry["id"] for entry in listing.entries}:
+        raise ValueError(f"{name} lacks {len(missing)} of {len(ids)} images of {COCO_LIST}: {min(missing)}, ...")
+    file_names = [entry["file_name"] for entry in listing.entries]
+    check_present(file_names, files_below(root / folder, ".jpg"), f"images of {COCO_LIST}", folder)
+    return replace(listing, notes=())
 
 
 def write_tiny(root: Path, split: Split) -> None:
-    """The tiny set, which vocboxes draws for validation."""
+    """Write the tiny set: the validation images of vocboxes's."""
     if split == "val":
         vocboxes.write_tiny(root, split)
-        (root / "ImageSets/Main/val.txt").rename(root / LIST)
+        (root / "ImageSets/Main/val.txt").rename(root / VOC_LIST)

@@ -1,14 +1,13 @@
-"""Pascal VOC's semantic segmentation: 20 classes and the background, masks as palette images.
+"""Pascal VOC's semantic segmentation: 20 classes and background, masks as palette images.
 
     VOC2012/JPEGImages/*.jpg
     VOC2012/SegmentationClass/*.png
     VOC2012/ImageSets/Segmentation/{train,val}.txt      1464 and 1449 names in VOC 2012
 
-A folder with the 10 582 training images of SBD ("trainaug") works too: put its masks into SegmentationClass/ and its
-names into train.txt.
+For the 10 582 training images of SBD ("trainaug"), put its masks into SegmentationClass/ and its names into train.txt.
 
-    VOC2012/classes.txt         classes of your own instead, as in masks:, such as `0 background` and `1 cell`
-    VOC2012/labelmap.txt        the same as CVAT writes it: NAME:RED,GREEN,BLUE:PARTS:ACTIONS, the masks' colours
+    VOC2012/classes.txt         your own classes instead, as in masks:, such as `0 background` and `1 cell`
+    VOC2012/labelmap.txt        the same in the format of CVAT, with colours: NAME:RED,GREEN,BLUE:PARTS:ACTIONS
 """
 
 from pathlib import Path
@@ -20,10 +19,10 @@ from downstream.layouts.masks import ClassList, class_of_value, read_classes
 from imagesets.sets import Split
 
 IMAGES = {"train": "JPEGImages", "val": "JPEGImages"}
-SERVES = ("ade20k", "cityscapes")
+SERVES = ("ade20k", "cityscapes")  # layouts whose tasks run on these sets too
 LABELMAP = "labelmap.txt"
 COUNTS = {"train": 1464, "val": 1449}
-# VOCdevkit's VOCinit.m, in the order of the values 1..20; 0 is the background, which counts as a class there.
+# The classes of the values 0..20: VOCdevkit's VOCinit.m, and the background, which its scores count as a class.
 CLASSES = (
     *("background", "aeroplane", "bicycle", "bird", "boat", "bottle", "bus", "car", "cat", "chair", "cow"),
     *("diningtable", "dog", "horse", "motorbike", "person", "pottedplant", "sheep", "sofa", "train", "tvmonitor"),
@@ -31,13 +30,13 @@ CLASSES = (
 
 
 def recognised(root: Path) -> Path:
-    """The folder that holds JPEGImages/ and SegmentationClass/: `root`, or VOC2012 or VOCdevkit/VOC2012 in it."""
+    """The folder with JPEGImages/ and SegmentationClass/: `root`, or VOC2012 or VOCdevkit/VOC2012 in it."""
     advice = "give the unpacked VOCdevkit/VOC2012, or, of boxes in Annotations/, vocboxes:ROOT"
     return find_folder(root, ("JPEGImages/", "SegmentationClass/"), advice, ("VOC2012", "VOCdevkit/VOC2012"))
 
 
 def listed(root: Path, split: Split) -> Listing:
-    """All scenes of one split, in the order of its list. ValueError names what is missing."""
+    """All scenes of one split, in the order of its list. Raises ValueError if something is missing."""
     file = root / "ImageSets" / "Segmentation" / f"{split}.txt"
     names = read_names(file, "unpack the whole of VOCtrainval_11-May-2012.tar")
     for folder, suffix in (("JPEGImages", ".jpg"), ("SegmentationClass", ".png")):
@@ -49,12 +48,12 @@ def listed(root: Path, split: Split) -> Listing:
         notes.append("the 21 classes of Pascal VOC; classes.txt in the folder would list others")
         if len(names) != COUNTS[split]:
             notes.append(f"{len(names)} images, VOC 2012 has {COUNTS[split]}")
-    classes, values, colours = own_classes or (CLASSES, class_of_value(list(range(len(CLASSES)))), ())
+    classes, classes_of, colours = own_classes or (CLASSES, class_of_value(list(range(len(CLASSES)))), ())
     return Listing(
         images=tuple(f"JPEGImages/{name}.jpg" for name in names),
         masks=tuple(f"SegmentationClass/{name}.png" for name in names),
         classes=classes,
-        classes_of=values,
+        classes_of=classes_of,
         colours=colours,
         own_classes=own_classes is not None,
         notes=tuple(notes),
@@ -62,24 +61,25 @@ def listed(root: Path, split: Split) -> Listing:
 
 
 def read_own_classes(root: Path) -> ClassList | None:
-    """The classes of classes.txt or CVAT's labelmap.txt in the set; None where there is neither."""
+    """The classes in the set's classes.txt or CVAT's labelmap.txt; None if it has neither."""
     if (root / CLASSES_FILE).is_file():
         return read_classes((root / CLASSES_FILE).read_text(encoding="utf-8"))
     if not (root / LABELMAP).is_file():
         return None
     lines = []
     for number, line in enumerate((root / LABELMAP).read_text(encoding="utf-8").splitlines(), 1):
-        name, *rest = line.split(":")
-        if line.strip() and not line.startswith("#"):
-            colour = rest[0].replace(",", " ") if rest else ""
-            if len(colour.split()) != 3:
-                raise ValueError(f"{LABELMAP}, line {number}: {line!r}; write NAME:RED,GREEN,BLUE::")
-            lines.append(f"{colour} {name}")
+        if not line.strip() or line.startswith("#"):
+            continue
+        name, _, rest = line.partition(":")
+        colour = rest.partition(":")[0].replace(",", " ")
+        if len(colour.split()) != 3:
+            raise ValueError(f"{LABELMAP}, line {number}: {line!r}; write NAME:RED,GREEN,BLUE::")
+        lines.append(f"{colour} {name}")
     return read_classes("\n".join(lines), LABELMAP)
 
 
 def write_tiny(root: Path, split: Split) -> None:
-    """The tiny set's split."""
+    """Write one split of the tiny set."""
     names = []
     for number, (pixels, classes) in enumerate(tiny_scenes(split)):
         names.append(f"{split}_{number:06d}")

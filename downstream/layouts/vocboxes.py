@@ -1,20 +1,19 @@
-"""Boxes as Pascal VOC writes them, an XML file an image, such as BCCD's or LabelImg's: for detection, by box AP alone.
+"""Boxes in Pascal VOC's format, one XML file per image, as in BCCD or written by LabelImg: for detection by box AP.
 
     ROOT/JPEGImages/NAME.jpg                     or .png, ...
     ROOT/Annotations/NAME.xml
-    ROOT/ImageSets/Main/{train,val}.txt          names, one a line; test.txt where there is no val.txt
+    ROOT/ImageSets/Main/{train,val}.txt          names, one per line; test.txt if there is no val.txt
 
-Classes are the names of the objects in both lists, sorted. Objects that are called difficult are neither learnt nor
-scored. VOC counts pixels from 1, so that a box goes from xmin - 1 to xmax; parts outside the image are cut off.
+The classes are the names of the objects in both lists, sorted. Objects marked as difficult are neither trained nor
+scored. VOC counts pixels from 1, so a box extends from xmin - 1 to xmax; parts outside of the image are cut off.
 """
 
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Iterator
 from math import isfinite
 from pathlib import Path
-from typing import Any
 
-from downstream.data.listing import Instances, check_present, find_folder, read_names
+from downstream.data.listing import Entry, Instances, check_present, find_folder, read_names
 from downstream.data.tiny_scenes import save_image, save_lines, tiny_objects
 from downstream.layouts.coco import parse_instances
 from engine.files import read_regular
@@ -27,78 +26,86 @@ SERVES = ("coco",)  # layouts whose tasks run on these sets too
 LISTS = {"train": ("train.txt",), "val": ("val.txt", "test.txt")}
 CORNERS = ("xmin", "ymin", "xmax", "ymax")
 
-Object = tuple[str, list[float], bool]  # name; x1, y1, x2, y2 in pixels, counted from 0; whether it is difficult
+Object = tuple[str, list[float], bool]  # class; x1, y1, x2, y2 in pixels from 0; whether it is difficult
 
 
 def recognised(root: Path) -> Path:
-    """The folder that holds JPEGImages/ and Annotations/: `root`, or VOC2012 or VOC2007 in it or in its VOCdevkit."""
+    """The folder with JPEGImages/ and Annotations/: `root`, or VOC2012 or VOC2007 in it or in its VOCdevkit."""
     inner = [f"{devkit}{year}" for devkit in ("", "VOCdevkit/") for year in ("VOC2012", "VOC2007")]
     return find_folder(root, ("JPEGImages/", "Annotations/"), "give the folder that holds both and ImageSets/", inner)
 
 
 def listed(root: Path, split: Split) -> Instances:
-    """All images of one split, in the order of its list. ValueError names what is missing or cannot be read."""
-    lists = {of_split: _names(root, of_split) for of_split in SPLITS}
-    return read_boxes(root, lists[split], [*lists["train"], *lists["val"]], split)
+    """All images of one split, in the order of its list. Raises ValueError if a file is missing or cannot be read."""
+    names = {name: _split_names(root, name) for name in SPLITS}
+    return read_boxes(root, names[split], [*names["train"], *names["val"]], split)
 
 
-def read_boxes(root: Path, names: list[str], in_any_list: list[str], split: Split) -> Instances:
-    """The images `names` of one split. in_any_list: images whose objects' names are the classes, these among them."""
-    pictures = {path.stem: path.name for path in (root / "JPEGImages").iterdir() if path.suffix.lower() in EXTENSIONS}
-    check_present(names, pictures, f"images of {split}", "JPEGImages")
-    read = {name: _read(root / "Annotations" / f"{name}.xml") for name in dict.fromkeys(in_any_list)}
-    titles = sorted({title for _, objects in read.values() for title, _, _ in objects})
-    numbers = {title: number for number, title in enumerate(titles, 1)}
-    entries: list[dict[str, Any]] = []
-    boxes: list[dict[str, Any]] = []
-    empty: list[str] = []  # names of images, once for each box without an area
-    for number, name in enumerate(names, 1):
-        size, objects = read[name]
-        width, height = size or _size(root / "JPEGImages" / pictures[name])
-        entries.append({"id": number, "file_name": pictures[name], "height": height, "width": width})
+def read_boxes(root: Path, names: list[str], names_for_classes: list[str], split: Split) -> Instances:
+    """The listing of the images `names` of one split and their objects.
+
+    names_for_classes: images whose objects define the classes, including `names`. Raises ValueError if an image or
+    annotation is missing or cannot be read.
+    """
+    images = {path.stem: path.name for path in (root / "JPEGImages").iterdir() if path.suffix.lower() in EXTENSIONS}
+    check_present(names, images, f"images of {split}", "JPEGImages")
+    annotations = {
+        name: _read_annotation(root / "Annotations" / f"{name}.xml") for name in dict.fromkeys(names_for_classes)
+    }
+    classes = sorted({title for _, objects in annotations.values() for title, _, _ in objects})
+    category_ids = {title: number for number, title in enumerate(classes, 1)}
+    entries: list[Entry] = []
+    boxes: list[Entry] = []
+    empty_boxes: list[str] = []  # name of the image of each box without an area
+    for image_id, name in enumerate(names, 1):
+        size, objects = annotations[name]
+        width, height = size or _image_size(root / "JPEGImages" / images[name])
+        entries.append({"id": image_id, "file_name": images[name], "height": height, "width": width})
         for title, corners, difficult in objects:
             bounds = (width, height, width, height)
-            x1, y1, x2, y2 = (min(max(value, 0.0), bound) for value, bound in zip(corners, bounds, strict=True))
+            x1, y1, x2, y2 = (min(max(corner, 0.0), bound) for corner, bound in zip(corners, bounds, strict=True))
             if x1 >= x2 or y1 >= y2:
-                empty.append(name)
+                empty_boxes.append(name)
                 continue
-            facts = {"id": len(boxes) + 1, "image_id": number, "category_id": numbers[title]}
-            boxes.append(facts | {"bbox": [x1, y1, x2 - x1, y2 - y1], "iscrowd": int(difficult)})
+            ids = {"id": len(boxes) + 1, "image_id": image_id, "category_id": category_ids[title]}
+            boxes.append(ids | {"bbox": [x1, y1, x2 - x1, y2 - y1], "iscrowd": int(difficult)})
+    categories = [{"id": number, "name": title} for title, number in category_ids.items()]
+    notes = []
+    if empty_boxes:
+        notes.append(
+            f"boxes of {split} without an area are left out: {len(empty_boxes)}, the first in {empty_boxes[0]}.xml"
+        )
     return parse_instances(
-        {
-            "images": entries,
-            "annotations": boxes,
-            "categories": [{"id": number, "name": title} for title, number in numbers.items()],
-        },
+        {"images": entries, "annotations": boxes, "categories": categories},
         split,
         "JPEGImages",
         "Annotations",
         annotation_files=tuple(f"Annotations/{name}.xml" for name in names),
-        notes=(f"boxes of {split} without an area are left out: {len(empty)}, the first in {empty[0]}.xml",)
-        if empty
-        else (),
+        notes=tuple(notes),
     )
 
 
-def _names(root: Path, split: Split) -> list[str]:
-    files = [root / "ImageSets" / "Main" / file for file in LISTS[split]]
+def _split_names(root: Path, split: Split) -> list[str]:
+    files = [root / "ImageSets" / "Main" / name for name in LISTS[split]]
     return unique_names(next((file for file in files if file.is_file()), files[0]), split)
 
 
 def unique_names(file: Path, split: str) -> list[str]:
-    """The images' names in a list. ValueError where there is none, or an image stands there twice."""
+    """The names of images in a list. Raises ValueError if there is no such file, or if it lists an image twice."""
     names = read_names(file, f"write the names of the images of {split} there, one a line")
     if len(set(names)) < len(names):
         raise ValueError(f"{file} lists an image twice")
     return names
 
 
-def _read(path: Path) -> tuple[tuple[int, int] | None, list[Object]]:
-    """Width and height in pixels, None where the file gives none, and the objects. ValueError for a file that cannot be
-    read."""
+def _read_annotation(path: Path) -> tuple[tuple[int, int] | None, list[Object]]:
+    """Width and height in pixels, or None if the file does not give them, and the objects.
+
+    Raises ValueError if the file is missing or cannot be read.
+    """
     try:
         content = read_regular(path, MAX_BYTES)
-        if b"<!DOCTYPE" in content:  # it may declare entities that stand for gigabytes
+        if b"<!DOCTYPE" in content:  # it may declare entities that expand to gigabytes
             raise ValueError("it declares a document type; save it without")
         tree = ElementTree.fromstring(content)
         width, height = (int(float(tree.findtext(f"size/{side}") or 0)) for side in ("width", "height"))
@@ -109,8 +116,18 @@ def _read(path: Path) -> tuple[tuple[int, int] | None, list[Object]]:
         raise ValueError(f"{path} is no annotation of Pascal VOC ({error}); correct it") from error
 
 
-def _size(path: Path) -> tuple[int, int]:
-    """Width and height in pixels, of an image whose annotation does not give them."""
+def _objects(tree: ElementTree.Element) -> Iterator[Object]:
+    """The objects of an annotation. Raises ValueError for one without a name or finite corners."""
+    for number, item in enumerate(tree.iterfind("object"), 1):
+        title = (item.findtext("name") or "").strip()
+        x1, y1, x2, y2 = corners = [float(item.findtext(f"bndbox/{corner}") or "nan") for corner in CORNERS]
+        if not title or not all(map(isfinite, corners)):
+            raise ValueError(f"object {number} needs a name and finite bndbox/{', '.join(CORNERS)}")
+        yield title, [x1 - 1, y1 - 1, x2, y2], (item.findtext("difficult") or "").strip() == "1"
+
+
+def _image_size(path: Path) -> tuple[int, int]:
+    """Width and height in pixels of an image whose annotation does not give them."""
     try:
         return open_image(read_bytes(str(path))).size
     except UnreadableImage as error:
@@ -119,26 +136,17 @@ def _size(path: Path) -> tuple[int, int]:
         ) from error
 
 
-def _objects(tree: ElementTree.Element) -> Iterator[Object]:
-    for number, item in enumerate(tree.iterfind("object"), 1):
-        title = (item.findtext("name") or "").strip()
-        values = [float(item.findtext(f"bndbox/{corner}") or "nan") for corner in CORNERS]
-        if not title or not all(map(isfinite, values)):
-            raise ValueError(f"object {number} needs a name and finite bndbox/{', '.join(CORNERS)}")
-        yield title, [values[0] - 1, values[1] - 1, *values[2:]], (item.findtext("difficult") or "").strip() == "1"
-
-
 def write_tiny(root: Path, split: Split) -> None:
-    """The tiny set's split: the boxes of coco's."""
+    """Write one split of the tiny set: the boxes of the scenes in coco's."""
     names = []
-    for number, (pixels, own) in enumerate(tiny_objects(split)):
+    for number, (pixels, digits) in enumerate(tiny_objects(split)):
         names.append(f"{split}_{number:06d}")
         save_image(root / "JPEGImages" / f"{names[-1]}.jpg", pixels, quality=95)
         height, width = pixels.shape[:2]
         lines = [f"<annotation><size><width>{width}</width><height>{height}</height></size>"]
-        for digit, top, left, rows in own:
+        for value, top, left, rows in digits:
             corners = (left + rows[:, 0].min() + 1, top + 1, left + rows[:, 1].max(), top + len(rows))
-            box = "".join(f"<{name}>{value}</{name}>" for name, value in zip(CORNERS, corners, strict=True))
-            lines.append(f"<object><name>digit {digit}</name><bndbox>{box}</bndbox></object>")
+            box = "".join(f"<{name}>{corner}</{name}>" for name, corner in zip(CORNERS, corners, strict=True))
+            lines.append(f"<object><name>digit {value}</name><bndbox>{box}</bndbox></object>")
         save_lines(root / f"Annotations/{names[-1]}.xml", [*lines, "</annotation>"])
     save_lines(root / f"ImageSets/Main/{split}.txt", names)

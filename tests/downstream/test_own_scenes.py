@@ -107,7 +107,7 @@ def test_binary_masks_of_0_and_255_are_two_classes(mode, lines, tmp_path, capsys
     scenes = open_scenes(url, "val", tmp_path)
     first = classes(scenes, 0)
     assert {*np.unique(first)} == {0, 1} and np.array_equal(first, scene_mask(scenes, 0))
-    assert not decode_scenes(scenes)[0] and scenes.pixels.lines() == []
+    assert not decode_scenes(scenes)[0] and scenes.pixels.warnings() == []
     task = replace(UPERNET["ade_linear@smoke"].task, steps=2, warmup=0, batch=2, crop=32, stride=32, scale=(48, 32))
     outcome = task.run(export_of(), workspace(tmp_path, url))
     share = np.mean([scene_mask(scenes, index) == 0 for index in range(6)])
@@ -232,7 +232,7 @@ def test_own_classes_in_the_layout_of_voc(file, tmp_path):
     own, colours = [0, 1, 2, 3, 4], [(0, 0, 0), (255, 255, 255), (128, 0, 0), (0, 128, 0), (128, 128, 0)]
     before = open_scenes(f"voc:{root}", "val", tmp_path)
     found = [classes(before, index) for index in range(3)]
-    assert f"{21 - len(own)} of 21 classes" in before.pixels.lines()[-1]
+    assert f"{21 - len(own)} of 21 classes" in before.pixels.warnings()[-1]
     if file == "classes.txt":
         text = "\n".join(f"{value} thing {value}" for value in own)
     else:

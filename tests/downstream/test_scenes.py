@@ -12,7 +12,7 @@ from refusals import refusal
 
 from downstream.data.listing import IGNORED, Instances, Listing
 from downstream.data.reading import ReadImage
-from downstream.data.scenes import SceneSet, classes_of_mask, decode_scenes, open_scenes, scene_image, tiny_folder
+from downstream.data.scenes import SceneSet, decode_scenes, open_scenes, scene_image, scene_mask, tiny_folder
 from downstream.data.tiny_scenes import COUNTS
 from downstream.layouts.cityscapes import SEEDS, few_image_split
 from imagesets.decoding import decode_rgb
@@ -103,14 +103,16 @@ def test_bad_urls(url, said, tmp_path):
 
 
 def test_masks_that_do_not_fit(city, tmp_path):
-    listing = open_scenes(f"cityscapes:{city}", "val", tmp_path).listing
-    mask = np.zeros((4, 6), np.uint8)
-    assert (classes_of_mask(mask, (4, 6), listing, "a.png") == mask).all()
-    with pytest.raises(ValueError, match=r"a.png: the mask is 4 x 6 pixels and its image 6 x 4"):
-        classes_of_mask(mask, (6, 4), listing, "a.png")
+    scenes = open_scenes(f"cityscapes:{city}", "val", tmp_path)
+    path, mask = scenes.mask_path(0), np.zeros((4, 6), np.uint8)
+    Image.fromarray(mask).save(path)
+    assert (scene_mask(scenes, 0, (4, 6)) == mask).all()
+    with pytest.raises(ValueError, match=f"{path}: the mask is 4 x 6 pixels and its image 6 x 4"):
+        scene_mask(scenes, 0, (6, 4))
     mask[0, 0], mask[0, 1] = IGNORED, 19
-    with pytest.raises(ValueError, match=r"a.png: the mask holds the value 19, allowed are 0 to 18, 255; is this"):
-        classes_of_mask(mask, (4, 6), listing, "a.png")
+    Image.fromarray(mask).save(path)
+    with pytest.raises(ValueError, match=f"{path}: the mask holds the value 19, allowed are 0 to 18, 255; is this"):
+        scene_mask(scenes, 0, (4, 6))
 
 
 def test_problems_are_listed(ade, tmp_path):

@@ -11,7 +11,7 @@ from sklearn.metrics import jaccard_score
 from torch.nn import functional as F
 
 from downstream.data.listing import IGNORED
-from downstream.layouts.ade20k import TABLE
+from downstream.layouts.ade20k import CLASS_OF_VALUE
 from downstream.metrics.scores import scores
 from downstream.tasks import segmentation_linear as official
 from downstream.tasks.segmentation_linear import SegmentationHead
@@ -96,7 +96,7 @@ def test_steps_of_the_head():
 
 def test_training_and_evaluation_images():
     recorded, config = (read(f"{FOLDER}/seg_augment.safetensors") for read in (tensors, facts))
-    table = np.array(TABLE, np.uint8)
+    table = np.array(CLASS_OF_VALUE, np.uint8)
     for place, draws in enumerate(config["draws"]):
         image = Image.fromarray(recorded[f"in{place}.image"].numpy())
         labels = table[recorded[f"in{place}.label"].numpy()]
@@ -160,7 +160,7 @@ def test_sliding_windows_and_scores(path):
         assert torch.allclose(first, recorded[f"out{number}.probabilities"][0], rtol=0, atol=1e-9)
         predicted = shares.argmax(0).numpy()
         assert np.array_equal(predicted, recorded[f"out{number}.prediction"][0])
-        areas.append(official.areas_of(predicted, np.array(TABLE, np.uint8)[labels], config["classes"]))
+        areas.append(official.areas_of(predicted, np.array(CLASS_OF_VALUE, np.uint8)[labels], config["classes"]))
     right, shown, truth = np.moveaxis(np.stack(areas), -1, 0)
     whole = np.stack([right, shown + truth - right, shown, truth], axis=1)
     assert np.array_equal(whole, recorded["areas"])
@@ -172,7 +172,7 @@ def test_sliding_windows_and_scores(path):
 def test_scores():
     """And scikit-learn's, which has no pixels to ignore and counts classes that occur nowhere as it is told."""
     recorded, config = (read(f"{FOLDER}/seg_metrics.safetensors") for read in (tensors, facts))
-    predicted, labels = recorded["prediction"].numpy(), np.array(TABLE, np.uint8)[recorded["label"].numpy()]
+    predicted, labels = recorded["prediction"].numpy(), np.array(CLASS_OF_VALUE, np.uint8)[recorded["label"].numpy()]
     classes = config["classes"]
     areas = np.stack([official.areas_of(*pair, classes) for pair in zip(predicted, labels, strict=True)])
     right, shown, truth = np.moveaxis(areas, -1, 0)
