@@ -108,15 +108,13 @@ def reference_to(checkpoint: "FrozenExport | str | Path", out: Path) -> str:
     """
     if isinstance(checkpoint, str | Path):
         return str(checkpoint)
-    from bench.run.checkpoints import checked_name, export_folder, save_once
+    from bench.run.checkpoints import checked_name, save_export
     from checkpoints.export import ViTExport
 
     if not isinstance(checkpoint, ViTExport):
         return checkpoint.spec.reference
-    folder = export_folder(out, checked_name(str(checkpoint.facts.get("name") or "checkpoint"), "name"), checkpoint)
-    if not folder.exists():
-        save_once(checkpoint, folder)
-    return str(folder)
+    name = checked_name(str(checkpoint.facts.get("name") or "checkpoint"), "name")
+    return str(save_export(checkpoint, name, out))
 
 
 def source_pool(spec: "FrozenSpec") -> Literal["cls", "avg"]:
@@ -228,7 +226,7 @@ def load(
             reference, export = str(checkpoint), load_frozen(checkpoint, options)
         else:
             reference, export = load_export(str(checkpoint), options)
-        name = export.facts.get("name") or default_name(reference, export.digest)
+        name = default_name(export, reference)
         assumed = export.facts.get("assumed") or ()
         say(*(f"bench: {name}: assumed: {in_python(assumption)}" for assumption in assumed), errors=True)
         return replace(export, facts={**export.facts, "name": name}) if isinstance(export, ViTExport) else export
@@ -500,7 +498,7 @@ def curves(
         >>> figures["pretraining"].savefig("pretraining.pdf")  # doctest: +SKIP
     """
     with commands():
-        from bench.reporting.page import paper_figures
+        from bench.reporting.figures import paper_figures
 
         return paper_figures("curves", Path(out) if out else None, [str(run) for run in runs], along, width)
 
@@ -519,7 +517,7 @@ def scatter(out: str | Path = OUT, *, width: float = 6.75) -> "dict[str, Figure]
         ValueError: There is nothing to draw.
     """
     with commands():
-        from bench.reporting.page import paper_figures
+        from bench.reporting.figures import paper_figures
 
         return paper_figures("scatter", Path(out), width=width)
 

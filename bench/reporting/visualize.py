@@ -1,6 +1,8 @@
-"""`bench visualize`: which checkpoints and images a picture shows, at which size, and from a kind of picture to files.
+"""`bench visualize`: the checkpoints and images of a picture, and what several kinds of pictures share.
 
-Every file of bench/reporting/kinds/ is a kind. p patch side, h x w grid of patches, D width.
+A file of bench/reporting/kinds/ defines a kind of picture, which `draw_pictures` draws into files.
+
+In shapes, H x W are pixels, h x w the grid of patches, and D is the width of the network.
 """
 
 import importlib
@@ -20,6 +22,7 @@ from torch import Tensor
 from torch.utils.data import default_collate
 
 from bench.cli.settings import changed, read_changes
+from bench.reporting.kinds import KINDS
 from bench.reporting.panels import ANIMATED, FPS, Format, Panel, Spot, animated, encoded
 from bench.run.checkpoints import checked_name, default_name, load_export
 from checkpoints.backbone import Backbone
@@ -34,44 +37,45 @@ from imagesets.sets import ImageSet, open_set, parse_url, splits_of
 from imagesets.transforms import FILTERS, planes, resized_size, window_start
 from pretrain.method import Method
 
-KINDS = {path.stem.replace("_", "-"): path for path in sorted((Path(__file__).parent / "kinds").glob("[!_]*.py"))}
 MAX_GRID = 128  # patches of a side; attention of more takes gigabytes
-MAX_PANEL = 448  # pixels of the longer side of an image in a picture, at most
+MAX_PANEL = 448  # pixels of the longer side of an image in a picture
 GREY = 127  # of hidden patches
 
 
-def settings_class(kind: str) -> type:
-    """The frozen dataclass of a kind's settings, which has `pictures(request)`: the one that its file defines.
-    ValueError gives the choices."""
-    if kind not in KINDS:
-        raise ValueError(f"no kind of picture is called {kind!r}{did_you_mean(kind, list(KINDS))}")
-    module = importlib.import_module(f"bench.reporting.kinds.{KINDS[kind].stem}")
-    classes = [value for value in vars(module).values() if getattr(value, "__module__", "") == module.__name__]
-    return next(value for value in classes if hasattr(value, "pictures"))
+def chosen_kind(name: str, changes: Sequence[str]) -> Any:
+    """A kind of picture with changed settings: an instance of the class of its file that has `pictures(request)`.
 
-
-def chosen_kind(kind: str, texts: Sequence[str]) -> Any:
-    """The kind's settings with every `NAME=VALUE` of `texts`. ValueError for one that does not fit."""
-    return changed(settings_class(kind)(), read_changes(texts, "NAME=VALUE", "layer=-2"))
+    changes: NAME=VALUE texts. ValueError for an unknown kind or setting, or an invalid value.
+    """
+    if name not in KINDS:
+        raise ValueError(f"no kind of picture is called {name!r}{did_you_mean(name, list(KINDS))}")
+    module = importlib.import_module(f"bench.reporting.kinds.{KINDS[name].stem}")
+    own_values = [value for value in vars(module).values() if getattr(value, "__module__", "") == module.__name__]
+    settings_class = next(value for value in own_values if hasattr(value, "pictures"))
+    return changed(settings_class(), read_changes(changes, "NAME=VALUE", "layer=-2"))
 
 
 def draw_pictures(
     kind: Any, request: "PictureRequest", out: Path, formats: Sequence[Format], fps: float = FPS
 ) -> Iterator[Path]:
-    """Draw the pictures of a kind's settings into `out`, each in every format; the paths of the files, as written. fps:
-    images a second of an animated format."""
+    """Draw the pictures of a kind into `out`, each in every format; yields the path of each file once it is written.
+
+    kind: from `chosen_kind`. fps: frames per second of an animated format.
+    """
     for picture in kind.pictures(request):
         checkpoints = {viewer.export.digest: viewer.name for viewer in request.checkpoints}
-        for form in formats:
-            path = out / f"{picture.name}.{form}"
-            data = animated(picture, form, fps) if form in ANIMATED else encoded(picture, form, checkpoints)
-            write_atomic(path, data)
+        for file_format in formats:
+            path = out / f"{picture.name}.{file_format}"
+            if file_format in ANIMATED:
+                write_atomic(path, animated(picture, file_format, fps))
+            else:
+                write_atomic(path, encoded(picture, file_format, checkpoints))
             yield path
 
 
 @contextmanager
 def errors_naming(name: str) -> Iterator[None]:
-    """A block whose ValueErrors begin with a name."""
+    """Begin the messages of ValueErrors in a block with a name: `NAME: MESSAGE`."""
     try:
         yield
     except ValueError as error:
@@ -82,7 +86,7 @@ def errors_naming(name: str) -> Iterator[None]:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class NamedImage:
-    """An RGB image and its name for people."""
+    """An RGB image with the name that pictures show."""
 
     name: str
     image: Image.Image
@@ -126,14 +130,14 @@ class PictureRequest:
         return tuple(Viewer(reference, name, self) for reference, name in zip(self.references, names, strict=True))
 
     def viewers(self) -> tuple["Viewer", ...]:
-        """The checkpoints. ValueError where there is none."""
+        """A viewer for each checkpoint. ValueError if there is no checkpoint."""
         if not self.checkpoints:
             raise ValueError("--checkpoint is missing: name one or several, as bench run takes them")
         return self.checkpoints
 
     @cached_property
     def images(self) -> tuple[NamedImage, ...]:
-        """All images, in the order of the sources. ValueError for one that cannot be read."""
+        """All images, in the order of the sources. ValueError for an image that cannot be read."""
         return tuple(image for source in self.sources for image in self._images_of(source))
 
     def _images_of(self, source: str) -> Iterator[NamedImage]:
@@ -154,9 +158,9 @@ class PictureRequest:
         return central_square(image) if self.square else image
 
     def sides(self, spec: ViTSpec, image: Image.Image) -> tuple[int, int]:
-        """Height and width at which the network sees the image: multiples of its patches nearest to its shape.
+        """Height and width to which an image is resized for a network: multiples of the patch size, nearest to its shape.
 
-        ValueError where that is more than the network, or memory, can take.
+        ValueError for a size that the network cannot process, or that would take too much memory.
         """
         patch, native = spec.patch_size, min(spec.size)
         short = self.size or native
@@ -174,7 +178,7 @@ class PictureRequest:
 
 @dataclass(frozen=True, eq=False)
 class Viewer:
-    """A checkpoint of a request, loaded when it is first asked for, which looks at one image after the other."""
+    """A checkpoint of a request, loaded when it is first needed, and its features of single images."""
 
     reference: str
     given_name: str | None
@@ -182,7 +186,7 @@ class Viewer:
 
     @cached_property
     def export(self) -> ViTExport:
-        """ValueError, naming the option, where it cannot be loaded."""
+        """The loaded checkpoint. ValueError, naming the option, if it cannot be loaded."""
         try:
             return load_export(self.reference)[1]
         except (ValueError, OSError) as error:
@@ -191,10 +195,10 @@ class Viewer:
 
     @cached_property
     def name(self) -> str:
-        """The given name, else its export's own, else one from the reference."""
+        """The name that the user gave, or that of the export, or one made from the reference."""
         if self.given_name:
             return checked_name(self.given_name, "--name")
-        return str(self.export.facts.get("name") or default_name(self.reference, self.export.digest))
+        return default_name(self.export, self.reference)
 
     @cached_property
     def backbone(self) -> Backbone:
@@ -205,29 +209,29 @@ class Viewer:
         return self.export.spec
 
     def resized(self, image: Image.Image) -> Image.Image:
-        """The image at the network's size. ValueError names the checkpoint."""
+        """The image at the size of `PictureRequest.sides`. ValueError, naming the checkpoint, as there."""
         with errors_naming(self.name):
             height, width = self.request.sides(self.spec, image)
         return image.resize((width, height), FILTERS[self.export.interpolation])
 
     def tensor(self, image: Image.Image) -> Tensor:
-        """The resized image (1, 3, H, W), normalised, on the device."""
+        """The resized image (1, 3, H, W), normalised as the network was trained, on the device."""
         return self.backbone.prepare(planes(self.resized(image))[None])
 
     def grid(self, tensor: Tensor) -> tuple[int, int]:
-        """Rows and columns of the patches of (1, 3, H, W)."""
+        """Rows and columns of the patches of an image (1, 3, H, W)."""
         return tensor.shape[-2] // self.spec.patch_size, tensor.shape[-1] // self.spec.patch_size
 
     @torch.inference_mode()
     def patches(self, image: Image.Image, layer: int, norm: bool = True) -> np.ndarray:
-        """The image's patch tokens after a block, with `norm` behind the final norm -> (h, w, D) float32."""
+        """The image's patch tokens after a block, (h, w, D) float32. norm: apply the final norm to them."""
         with errors_naming(self.name):
             features = self.backbone.views(self.tensor(image), [(layer, norm)])
         return features[layer, norm].patches[0].cpu().numpy()
 
 
 def read_image(path: str) -> Image.Image:
-    """RGB image of a file. ValueError where it cannot be read."""
+    """The RGB image in a file. ValueError if it cannot be read."""
     try:
         return decode_rgb(read_bytes(path), path)
     except UnreadableImage as error:
@@ -235,7 +239,7 @@ def read_image(path: str) -> Image.Image:
 
 
 def image_set_of(source: str, split: str | None) -> ImageSet:
-    """The image set that a folder or URL means. ValueError, naming the option, for anything else."""
+    """The image set of a folder or URL. split: None for val, if there is one. ValueError, naming `--images`, if invalid."""
     url = f"images:{source}" if os.path.isdir(source) else source
     with errors_naming(f"--images {source}"):
         if ":" not in url:
@@ -255,7 +259,7 @@ def central_square(image: Image.Image) -> Image.Image:
 
 
 def image_panel(image: Image.Image, **marks: Any) -> Panel:
-    """An image as a panel; large ones are made smaller. marks: other fields of `Panel`."""
+    """An image as a panel, with at most MAX_PANEL pixels a side. marks: other fields of `Panel`."""
     size = image.height, image.width
     if max(size) > MAX_PANEL:
         image = image.copy()
@@ -264,7 +268,7 @@ def image_panel(image: Image.Image, **marks: Any) -> Panel:
 
 
 def as_image(pixels: Tensor, preparation: Preparation, hidden: np.ndarray | None = None) -> np.ndarray:
-    """Normalised pixels (3, H, W) -> colours (H, W, 3) uint8, grey where patches (h, w) are hidden."""
+    """Normalised pixels (3, H, W) as an image (H, W, 3) uint8. hidden: (h, w) bool, True: draw the patch grey."""
     mean, std = (torch.tensor(values).view(3, 1, 1) for values in (preparation.mean, preparation.std))
     colours = (pixels.detach().float().cpu() * std + mean).clamp(0, 1).mul(255).round().to(torch.uint8)
     image = colours.permute(1, 2, 0).numpy().copy()
@@ -275,59 +279,69 @@ def as_image(pixels: Tensor, preparation: Preparation, hidden: np.ndarray | None
 
 
 def method_views(method: Method, image: Image.Image, *seeds: int) -> dict[str, Tensor]:
-    """The method's views of one image, drawn by the seeds: a batch of as many copies as a forward pass needs."""
+    """A pretraining method's views of one image, by name, in a batch of `method.min_batch` copies.
+
+    seeds: of the augmentation; the same seeds give the same views.
+    """
     with seeded(AUGMENT, *seeds):
         views = default_collate([method.views()(image)] * method.min_batch)
     return views | ({"label": torch.zeros(method.min_batch, dtype=torch.int64)} if method.needs_labels else {})
 
 
-QUARTERS = (0.25, 0.25, 0.75, 0.25, 0.25, 0.75, 0.75, 0.75)  # four patches, as in ExtreMA's figure 1
-HEADS = re.compile(r"mean|all|\d+(,\d+)*")
+QUARTERS = (0.25, 0.25, 0.75, 0.25, 0.25, 0.75, 0.75, 0.75)  # x,y of four patches, as in ExtreMA's figure 1
+HEADS = re.compile(r"mean|all|\d+(,\d+)*")  # values of the setting `heads`
 
 
 def check_places(at: Sequence[float]) -> None:
-    """ValueError unless these are pairs of shares."""
+    """ValueError unless `at` is x1,y1,x2,y2,... as shares of an image's width and height."""
     if not at or len(at) % 2 or not all(0 <= value <= 1 for value in at):
         raise ValueError(f"at={','.join(map(str, at))}: give x,y of each patch, as shares of the image from 0 to 1")
 
 
 def points_at(at: Sequence[float]) -> tuple[Spot, ...]:
-    """Numbered points of x1,y1,x2,y2,..."""
+    """Numbered points at x1,y1,x2,y2,..., shares of an image's width and height."""
     pairs = zip(at[::2], at[1::2], strict=True)
     return tuple(Spot(x=x, y=y, number=number) for number, (x, y) in enumerate(pairs))
 
 
 def patches_at(points: Sequence[Spot], grid: tuple[int, int]) -> list[int]:
-    """The number, row by row, of the patch in which each point lies."""
+    """The index, row by row, of the patch in which each point lies. grid: rows and columns of patches."""
     rows, columns = grid
-    return [min(int(p.y * rows), rows - 1) * columns + min(int(p.x * columns), columns - 1) for p in points]
+    return [
+        min(int(point.y * rows), rows - 1) * columns + min(int(point.x * columns), columns - 1) for point in points
+    ]
 
 
 def check_heads(heads: str) -> None:
-    """ValueError unless this names heads."""
+    """ValueError unless `heads` is mean, all, or numbers of heads."""
     if not HEADS.fullmatch(heads):
         raise ValueError(f"heads={heads}: write mean, all, or numbers from 0 such as 0,3")
 
 
 def maps_by_head(maps: Tensor, heads: str) -> dict[str, Tensor]:
-    """Maps (H, ...) -> title -> map (...): the mean, untitled, or one head each. ValueError for a head that does not
-    exist."""
+    """Title -> map (...) of the chosen heads; the mean over the heads has the title "".
+
+    maps: (heads, ...). heads: mean, all, or numbers with commas. ValueError for a head that does not exist.
+    """
     if heads == "mean":
         return {"": maps.mean(dim=0)}
-    chosen = range(len(maps)) if heads == "all" else [int(number) for number in heads.split(",")]
-    if wrong := [number for number in chosen if number >= len(maps)]:
-        raise ValueError(f"heads={heads}: there is no head {wrong[0]}, they are numbered 0 to {len(maps) - 1}")
-    return {f"head {number}": maps[number] for number in chosen}
+    numbers = range(len(maps)) if heads == "all" else [int(number) for number in heads.split(",")]
+    if missing := [number for number in numbers if number >= len(maps)]:
+        raise ValueError(f"heads={heads}: there is no head {missing[0]}, they are numbered 0 to {len(maps) - 1}")
+    return {f"head {number}": maps[number] for number in numbers}
 
 
 def map_panel(values: Tensor, size: tuple[int, int], title: str, frame: int | None = None) -> Panel:
-    """An attention map (h, w) over an image of `size`, drawn from 0."""
+    """An attention map (h, w) of an image, with 0 as the darkest colour.
+
+    size: height and width of the image. frame: number of the query whose colour the frame has.
+    """
     caption = f"maximum {float(values.max()):.2g}, patches {float(values.sum()):.0%}"
     return Panel(values=values.numpy(), size=size, low=0.0, title=title, caption=caption, frame=frame)
 
 
 def attention_note(query: str, layer: int, heads: str) -> str:
-    """The line below a picture of attention maps."""
+    """The note below a picture of attention maps."""
     mean = ", the mean of all heads" if heads == "mean" else ""
     return (
         f"Attention of {query} in {block_text(layer)}{mean}. Each map is drawn from 0, dark, to its maximum, yellow; "
@@ -336,5 +350,5 @@ def attention_note(query: str, layer: int, heads: str) -> str:
 
 
 def block_text(layer: int) -> str:
-    """A block for people: `the last block`, `block 3`."""
+    """A block in words: `the last block`, `block 3`."""
     return "the last block" if layer == -1 else f"block {layer}"

@@ -35,26 +35,27 @@ def load_checkpoint(
     own is never saved: every process calls its function. options: of the import. ValueError if the checkpoint cannot
     be loaded or its activations differ from the recorded ones.
     """
+    export: FrozenExport
     try:
         if reference.startswith(f"{SCHEME}:"):
-            own = load_frozen(reference, options)
-            used = describe(own, name or str(own.facts.get("name") or default_name(reference, own.digest)), reference)
-            return LoadedCheckpoint(used=used, spec=own.spec, reference=reference), own
-        reference, export = load_export(reference, options)
+            export = load_frozen(reference, options)
+        else:
+            reference, export = load_export(reference, options)
     except (ValueError, OSError) as error:
         message = in_one_line(error).removeprefix(reference).removeprefix(":").strip()
         raise ValueError(f"--checkpoint {reference}: {message}") from error
-    exported = is_export(Path(reference).expanduser())
-    if exported and (problems := export.verify()):
-        raise ValueError(f"--checkpoint {reference}: differs from what was exported: {problems[0]}; import it again")
-    used = describe(export, name or str(export.facts.get("name") or default_name(reference, export.digest)), reference)
-    if exported:
-        return LoadedCheckpoint(used=used, spec=export.spec, reference=reference), export
-    folder = export_folder(out, used.name, export)
-    if save and not folder.exists():
-        save_once(export, folder)
-    saved = str(folder) if folder.exists() else reference
-    return LoadedCheckpoint(used=used, spec=export.spec, reference=saved), export
+    used = describe(export, name or default_name(export, reference), reference)
+    if isinstance(export, ViTExport):
+        if is_export(Path(reference).expanduser()):
+            if problems := export.verify():
+                raise ValueError(
+                    f"--checkpoint {reference}: differs from what was exported: {problems[0]}; import it again"
+                )
+        elif save:
+            reference = str(save_export(export, used.name, out))
+        elif (folder := export_folder(out, used.name, export)).exists():
+            reference = str(folder)
+    return LoadedCheckpoint(used=used, spec=export.spec, reference=reference), export
 
 
 def load_export(reference: str, options: ImportOptions | None = None) -> tuple[str, ViTExport]:
@@ -80,13 +81,16 @@ def export_folder(out: Path, name: str, export: ViTExport) -> Path:
     return out / "exports" / f"{name}-{export.digest[:8]}"
 
 
-def save_once(export: ViTExport, folder: Path) -> None:
-    """Save an export into a new folder; another run may save the same export there at the same time."""
+def save_export(export: ViTExport, name: str, out: Path) -> Path:
+    """Save an export in its `export_folder`, unless it is there already; returns the folder."""
+    folder = export_folder(out, name, export)
     try:
-        export.save(folder)
+        if not folder.exists():
+            export.save(folder)
     except OSError:
         if not is_export(folder):  # another run may have just saved the same export
             raise
+    return folder
 
 
 def describe(export: FrozenExport, name: str, reference: str) -> CheckpointUsed:
@@ -107,16 +111,18 @@ def describe(export: FrozenExport, name: str, reference: str) -> CheckpointUsed:
     )
 
 
-def default_name(reference: str, digest: str) -> str:
-    """A name for a checkpoint from its reference: `dino:/data/dino_small.pth` -> "dino_small".
+def default_name(export: FrozenExport, reference: str) -> str:
+    """The name in an export's facts, or one from its reference: `dino:/data/dino_small.pth` -> "dino_small".
 
     The digest that the folders of saved imports end with is removed.
     """
+    if export.facts.get("name"):
+        return str(export.facts["name"])
     text = Path(reference.rpartition(":")[2].rstrip("/")).name
     for suffix in SUFFIXES:
         text = text.removesuffix(suffix)
     text = re.sub(r"[^A-Za-z0-9_.@+-]", "-", text).lstrip(".@+-")
-    return text.removesuffix(f"-{digest[:8]}") or "checkpoint"
+    return text.removesuffix(f"-{export.digest[:8]}") or "checkpoint"
 
 
 def checked_name(name: str, option: str) -> str:

@@ -215,29 +215,28 @@ MAX_LISTED = 8  # protocols whose settings are listed
 
 def show_dry_run(preparation: Preparation) -> int:
     """Print what a run would do. Returns 1 if a checkpoint or a task would fail."""
-    space, forecasts = preparation.space, {}
-    jobs = [job for _, planned in preparation.jobs for job in planned]
-    for checkpoint, planned in preparation.jobs:
-        export = preparation.exports.pop(checkpoint.used.key)
-        forecasts[checkpoint.used.key] = {f.job.path: f for f in forecasts_without_measuring(planned, export, space)}
-    names = {job.chosen.name for job in jobs}
+    all_jobs = [job for _, jobs in preparation.jobs for job in jobs]
+    names = {job.chosen.name for job in all_jobs}
     selected = [chosen for chosen in preparation.protocols if chosen.name in names or not preparation.jobs]
     say(*settings_lines(selected))  # without protocols that have no jobs
-    for checkpoint, planned in preparation.jobs:
+    forecasts: list[Forecast] = []
+    for checkpoint, jobs in preparation.jobs:
         say(checkpoint_title(checkpoint))
-        for job in planned:
-            say(*dry_run_lines(job, checkpoint, forecasts[checkpoint.used.key].get(job.path)))
+        export = preparation.exports.pop(checkpoint.used.key)
+        by_path = {f.job.path: f for f in forecasts_without_measuring(jobs, export, preparation.space)}
+        for job in jobs:
+            say(*dry_run_lines(job, checkpoint, by_path.get(job.path)))
+        forecasts += by_path.values()
     say(*(f"cannot be used: {reason}" for reason in preparation.unavailable))
-    if len(jobs) > 1 and any(not job.chosen.task.LAYOUT for job in jobs):
+    if len(all_jobs) > 1 and any(not job.chosen.task.LAYOUT for job in all_jobs):
         say("tasks that read the same features share their forward passes")
-    everything = [forecast for of_checkpoint in forecasts.values() for forecast in of_checkpoint.values()]
-    failing = sum(bool(forecast.problem) for forecast in everything)
-    untimed = sum(forecast.seconds is None for forecast in everything)
+    failing = sum(bool(forecast.problem) for forecast in forecasts)
+    untimed = sum(forecast.seconds is None for forecast in forecasts)
     if untimed:
-        which = f"{untimed} of {len(everything)} jobs" if untimed < len(everything) else "these jobs"
+        which = f"{untimed} of {len(forecasts)} jobs" if untimed < len(forecasts) else "these jobs"
         say(f"the time of {which} is not known: bench plan, with the same options, measures it")
     would_fail = f", of which {failing} would fail" if failing else ""
-    say(f"{len(everything)} to do{would_fail}; nothing was run or written (--dry-run)")
+    say(f"{len(forecasts)} to do{would_fail}; nothing was run or written (--dry-run)")
     return 1 if failing or preparation.unavailable else 0
 
 

@@ -64,12 +64,12 @@ class Job:
         return replace(space, data=self.data.url, limit=self.limit)
 
 
-def group_of(job: Job, export: FrozenExport | None, space: Workspace) -> Hashable:
+def group_of(job: Job, export: FrozenExport, space: Workspace) -> Hashable:
     """A key, equal for jobs that train together on the augmented images of one set.
 
     A job that failed before runs only with failed jobs of the same stream, because it might stop all others.
     """
-    stream = job.chosen.task.stream(export, space) if export and job.state != "done" else ""
+    stream = job.chosen.task.stream(export, space) if job.state != "done" else ""
     together = job.chosen.task.together  # the same function for all tasks that can train together
     function = together.__module__, together.__qualname__
     failed_stream = stream if job.state == "failed before" else ""

@@ -61,14 +61,27 @@ def checked(outcome: Outcome) -> Outcome:
         raise ValueError(f"the task's run() returned {type(outcome).__name__}; return an engine.tasks.Outcome")
     if not outcome.metrics:
         raise ValueError("the task returned no metrics")
-    _refuse("metrics that are not an engine.tasks.Metric", outcome, lambda metric: isinstance(metric, Metric))
-    _refuse("metrics whose value is not one number", outcome, lambda metric: np.ndim(metric.value) == 0)
-    _refuse("metrics whose per_image or resampled values are not a vector", outcome, _has_vectors)
-    _refuse("metrics that are not finite", outcome, lambda metric: isfinite(metric.value))
-    known = (None, *outcome.metrics)
-    _refuse("metrics whose deviation_of is not a metric", outcome, lambda metric: metric.deviation_of in known)
     units = 'for "%" fractions from 0 to 1, for any other unit in that unit'
-    _refuse(f"metrics that are not the mean of their values per image ({units})", outcome, _is_mean)
+    requirements: Sequence[tuple[str, Callable[[Metric], bool]]] = (
+        ("that are not an engine.tasks.Metric", lambda metric: isinstance(metric, Metric)),
+        ("whose value is not one number", lambda metric: np.ndim(metric.value) == 0),
+        (
+            "whose per_image or resampled values are not a vector",
+            lambda metric: all(v is None or np.ndim(v) == 1 for v in (metric.per_image, metric.resampled)),
+        ),
+        ("that are not finite", lambda metric: isfinite(metric.value)),
+        ("whose deviation_of is not a metric", lambda metric: metric.deviation_of in (None, *outcome.metrics)),
+        (
+            f"that are not the mean of their values per image ({units})",
+            lambda metric: (
+                metric.per_image is None
+                or intervals.averages_to(np.asarray(metric.per_image), metric.value, metric.unit)
+            ),
+        ),
+    )
+    for problem, is_met in requirements:
+        if invalid := [name for name, metric in outcome.metrics.items() if not is_met(metric)]:
+            raise ValueError(f"metrics {problem}: {', '.join(invalid)}")
     if objects := [name for name, values in arrays_of(outcome).items() if values.dtype == object]:
         raise ValueError(f"arrays that hold objects, not numbers: {', '.join(objects)}")
     try:
@@ -76,21 +89,6 @@ def checked(outcome: Outcome) -> Outcome:
     except TypeError as error:
         raise ValueError(f"facts that are not JSON: {error}") from error
     return outcome
-
-
-def _refuse(problem: str, outcome: Outcome, is_valid: Callable[[Metric], bool]) -> None:
-    """ValueError, with the problem and their names, if some metrics are not valid."""
-    if invalid := [name for name, metric in outcome.metrics.items() if not is_valid(metric)]:
-        raise ValueError(f"{problem}: {', '.join(invalid)}")
-
-
-def _has_vectors(metric: Metric) -> bool:
-    return all(values is None or np.ndim(values) == 1 for values in (metric.per_image, metric.resampled))
-
-
-def _is_mean(metric: Metric) -> bool:
-    values = metric.per_image
-    return values is None or intervals.averages_to(np.asarray(values), metric.value, metric.unit)
 
 
 def arrays_of(outcome: Outcome) -> dict[str, np.ndarray]:
@@ -136,7 +134,7 @@ def metric_records(outcome: Outcome, images: int) -> tuple[dict[str, MetricRecor
     return records, "; ".join(sorted(methods))
 
 
-def grouped(jobs: Sequence[Job], export: FrozenExport | None, space: Workspace) -> list[list[Job]]:
+def grouped(jobs: Sequence[Job], export: FrozenExport, space: Workspace) -> list[list[Job]]:
     """The jobs in groups that run together, in the order of each group's first job.
 
     Jobs that train on augmented images of one set form a group, as images are read once for all of them; every other
@@ -299,6 +297,7 @@ def run_jobs(options: EvaluationOptions, show: bool = True, variations: Variatio
 
 
 def _say_ending(out: Path, tally: Tally) -> None:
+    """Print the failed jobs, the numbers of jobs and where the leaderboard is."""
     for line in tally.failed:
         say(f"failed: {line}")
     left_out = f"{tally.left_out} left out (above), " if tally.left_out else ""
@@ -324,19 +323,22 @@ def _run_checkpoint(preparation: Preparation, checkpoint: LoadedCheckpoint, jobs
     say_once(checkpoint_title(checkpoint))
     if checkpoint.used.assumed:
         say_once(f"  assumed: {checkpoint.used.assumed}")
-    is_needed = any(job.state != "done" for job in jobs)
-    export = world.on_all_ranks(lambda: export or _loaded(checkpoint)) if is_needed else None
-    features = _features_of(export, jobs, space) if export else {}
-    if export and not export.spec.has_class_token:
-        say("  it has no class token: protocols that read it read avg, the mean of the patches, instead")
     number = {job.path: f"[{count}/{len(jobs)}]" for count, job in enumerate(jobs, start=1)}
+    if all(job.state == "done" for job in jobs):
+        say_once(*(f"  {number[job.path]} {job.title}: exists, skipped" for job in jobs))
+        tally.skipped += len(jobs)
+        return
+    export = world.on_all_ranks(lambda: export or _loaded(checkpoint))
+    features = _features_of(export, jobs, space)
+    if not export.spec.has_class_token:
+        say("  it has no class token: protocols that read it read avg, the mean of the patches, instead")
     for group in grouped(jobs, export, space):
         reason = ""
-        if group[0].state == "done" or export is None:
+        if group[0].state == "done":
             reason = "exists"
         elif not space.reread and world.on_rank0(partial(_made_meanwhile, group, space.skip_bad)):
             reason = "made by another run meanwhile"
-        if reason or export is None:
+        if reason:
             say_once(*(f"  {number[job.path]} {job.title}: {reason}, skipped" for job in group))
             tally.skipped += len(group)
             continue

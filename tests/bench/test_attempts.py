@@ -68,7 +68,7 @@ def test_jobs_on_augmented_images_of_one_task_image_set_and_state_stand_together
         *(["a4"], ["a5"], ["a6", "a7"], ["b3"]),
     ]
     done = [job("a1", state="done"), job("a2", state="done")]
-    assert names(grouped(done, None, SPACE)) == [["a1"], ["a2"]]
+    assert names(grouped(done, EXPORT, SPACE)) == [["a1"], ["a2"]]
 
 
 def test_each_job_ends_by_itself_and_time_is_divided(monkeypatch):
