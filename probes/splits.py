@@ -1,5 +1,7 @@
-"""The images that a probe works on: two splits, opened and checked together, and held-out training images, which select
-heads and epochs in place of the validation images."""
+"""The images of a probe: its two splits, opened and checked together, and training images held out for selection.
+
+Heads and epochs are selected on held-out training images instead of the validation images.
+"""
 
 from collections.abc import Sequence
 
@@ -11,17 +13,17 @@ from imagesets.sets import SPLITS, ImageSet, open_set, parse_url
 
 
 def open_splits(space: Workspace, several_labels: bool = False) -> tuple[ImageSet, ImageSet]:
-    """Training and validation images of `space.data`, limited as the workspace says.
+    """Training and validation images of `space.data`, at most `space.limit` of each.
 
-    several_labels: whether the task evaluates on images that show several classes. Raises ValueError where they do and
-    it does not, when their classes differ, and when there is only one class.
+    several_labels: whether the task supports images with several labels. Raises ValueError if it does not and images
+    have them, if the classes of the splits differ, and if there is only one class.
     """
-    parse_url(space.data)  # the workspace may have labelled scenes open under this URL, which are for dense tasks
+    parse_url(space.data)  # refuses URLs of scene sets, which a dense task may have opened in this workspace
     train, val = (space.images(split, open_set) for split in SPLITS)
     if train.has_several_labels and not several_labels:
         raise ValueError(
-            f"{space.data}: its images have several labels each, and this task knows one; of the probes, logistic "
-            "regression on all training images takes them: logreg@dinov2"
+            f"{space.data}: its images have several labels each, but this task supports one; use logistic regression "
+            "on all training images: logreg@dinov2"
         )
     if train.classes != val.classes:
         counts = f"{len(train.classes)} and {len(val.classes)}"
@@ -32,19 +34,21 @@ def open_splits(space: Workspace, several_labels: bool = False) -> tuple[ImageSe
 
 
 def held_out(train: ImageSet, share: float, seed: int) -> np.ndarray:
-    """Images (n,) of the set, the same share of every class, at least one and never all, so none of a class of one
-    image; ascending. ValueError where every class is such."""
+    """Ascending indices (n,) of held-out images: a share of every class, at least one of its images and never all.
+
+    A class with one image has none held out. Raises ValueError if all classes have one image.
+    """
     indices = held_out_sample(train.labels, len(train.classes), share, seed)
     if not len(indices):
         raise ValueError(
-            f"{train.url}: every class has one training image, so none can be held out to select by; add images, raise "
-            "--limit, or --select val"
+            f"{train.url}: every class has one training image, so none can be held out for selection; add images, "
+            "raise --limit, or --select val"
         )
     return indices
 
 
 def without_held_out(labels: np.ndarray, classes: Sequence[str]) -> str:
-    """A warning about classes with one training image (N,), of which none is held out; "" where there are none."""
+    """A warning about classes with one training image, which is not held out; "" if there are none. labels: (N,)."""
     single = np.flatnonzero(np.bincount(labels, minlength=len(classes)) == 1)
     if not len(single):
         return ""
@@ -53,10 +57,11 @@ def without_held_out(labels: np.ndarray, classes: Sequence[str]) -> str:
 
 
 def check_labels(trained: np.ndarray, evaluated: np.ndarray, train: ImageSet) -> None:
-    """ValueError for evaluated labels that are not among those trained on: such images could never be right."""
-    if len(lacking := np.setdiff1d(evaluated, trained)):
-        names = ", ".join(train.classes[label] for label in lacking[:3])
+    """Raises ValueError for classes that are evaluated (labels (V,)) and not trained on (labels (N,))."""
+    missing = np.setdiff1d(evaluated, trained)
+    if len(missing):
+        names = ", ".join(train.classes[label] for label in missing[:3])
         raise ValueError(
-            f"{train.url}: {len(lacking)} classes of the validation images have no training image ({names}"
-            f"{', ...' if len(lacking) > 3 else ''}); add training images, or raise --limit"
+            f"{train.url}: {len(missing)} classes of the validation images have no training image ({names}"
+            f"{', ...' if len(missing) > 3 else ''}); add training images, or raise --limit"
         )

@@ -22,8 +22,8 @@ from engine.tasks import Outcome, Protocol, Task, Workspace
 from imagesets.schemes.copydays import COPIES, DISTRACTORS
 from imagesets.sets import open_set, parse_url
 from imagesets.transforms import planes
-from probes.retrieved import average_precision, copy_descriptor, vectors_of, whitened
-from probes.scores import mean_share
+from probes.retrieved import average_precision, copy_descriptor, describe_images, whiten
+from probes.scores import mean_metric
 from probes.splits import open_splits
 
 KEPT = 20  # nearest images of a query
@@ -61,11 +61,11 @@ class Copydays(Task):
             assert features.cls is not None  # check_network
             return copy_descriptor(features.cls, features.patches.flatten(1, 2))[0]
 
-        rows, asked = (vectors_of(images, describe, space) for images in (database, queries))
+        rows, asked = (describe_images(images, describe, space) for images in (database, queries))
         folder, others = os.path.join(place, "whitening"), 0
         if os.path.isdir(folder):
-            axes = vectors_of(open_set(f"images:{folder}", "train"), describe, space)
-            rows, asked, others = whitened(rows, axes), whitened(asked, axes), len(axes)
+            axes = describe_images(open_set(f"images:{folder}", "train"), describe, space)
+            rows, asked, others = whiten(rows, axes), whiten(asked, axes), len(axes)
         nearest = np.argsort(-(unit_rows(asked) @ unit_rows(rows).T), axis=1, kind="stable")[:, :KEPT]
         is_copy = database.labels[nearest] == queries.labels[:, None]
         originals = np.bincount(database.labels, minlength=len(database.classes))[queries.labels]
@@ -74,7 +74,7 @@ class Copydays(Task):
         metrics = {}
         for block in sorted(set(blocks), key=lambda block: (block != "strong", block)):  # the papers' first
             places = np.flatnonzero((np.array(blocks) == block) & (originals > 0))
-            metrics[f"map_{block.replace('/', '_')}"] = mean_share(np.array(scores)[places], places, len(queries))
+            metrics[f"map_{block.replace('/', '_')}"] = mean_metric(np.array(scores)[places], places, len(queries))
         distractors = int((database.labels == database.classes.index(DISTRACTORS)).sum())
         facts = {"train": database.facts, "val": queries.facts}
         notes: dict[str, Any] = {"distractors": distractors, "whitened by": others}

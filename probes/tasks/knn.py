@@ -30,7 +30,7 @@ from imagesets.subsets import fraction
 from probes.features.extract import FeatureSet, extract, forward_bytes, transform_of
 from probes.features.fallbacks import PooledTask
 from probes.features.kinds import FeatureKind, feature_bytes, feature_pass
-from probes.scores import accuracy, cost, in_order, percent, prediction_arrays, with_blocks, with_class_means
+from probes.scores import accuracy, cost, gather_in_order, percent, prediction_arrays, with_blocks, with_class_means
 from probes.splits import check_labels, open_splits
 
 BLOCK = 512  # queries whose votes are counted together, so that their arrays fit into a core's cache
@@ -351,7 +351,7 @@ class Knn(PooledTask):
             hits = vote(near.similarities, neighbour_labels, labels, ks, self.temperature)
             return [near.places, *(correct for top_hits in hits.values() for correct in top_hits)]
 
-        _, *correct = in_order(world, count_votes)
+        _, *correct = gather_in_order(world, count_votes)
         return dict(zip(product(ks, self.temperature), map(TopHits, correct[::2], correct[1::2]), strict=True))
 
     def best_temperature(self, hits: Mapping[tuple[int, float], TopHits], k: int) -> float:
@@ -402,7 +402,7 @@ def predictions(
         labels = gallery_labels[near.indices[:, :k]]
         return near.places, *predict_classes(near.similarities[:, :k], labels, temperature)
 
-    _, predicted, confidence = in_order(world, predict)
+    _, predicted, confidence = gather_in_order(world, predict)
     return predicted, confidence
 
 
@@ -420,7 +420,7 @@ def example_neighbours(
         similarities, indices = near.similarities[is_example, :EXAMPLES], near.indices[is_example, :EXAMPLES]
         return Neighbours(near.places[is_example], similarities, indices)
 
-    places, similarities, indices = in_order(world, select)
+    places, similarities, indices = gather_in_order(world, select)
     return {
         "neighbours_of": queries.indices[places],
         "neighbours": gallery.indices[indices],
@@ -435,7 +435,7 @@ def duplicate_candidates(near: Neighbours, gallery: FeatureSet, queries: Feature
         is_same = near.similarities[:, 0] > DUPLICATE_SIMILARITY
         return queries.indices[near.places[is_same]], gallery.indices[near.indices[is_same, 0]]
 
-    return np.stack(in_order(world, select), axis=1)
+    return np.stack(gather_in_order(world, select), axis=1)
 
 
 def duplicates_warning(train: ImageSet, val: ImageSet, candidates: np.ndarray) -> str:

@@ -21,7 +21,7 @@ from imagesets.sets import open_set, parse_url
 from probes.features.extract import FeatureSet, extract, forward_bytes, transform_of
 from probes.features.fallbacks import PooledTask
 from probes.features.kinds import feature_bytes, feature_pass
-from probes.scores import cost, in_order
+from probes.scores import cost, gather_in_order
 from probes.splits import open_splits
 
 ACCEPTED = 0.95  # share of the validation images that the threshold of the false positive rate accepts
@@ -95,7 +95,7 @@ class Ood(PooledTask):
         k = min(self.k, len(gallery))
         rows = gallery[self.kind], queries[self.kind]
         near = search(*rows, k, self.backend, space.device, prepare=unit_rows, world=space.world)
-        return in_order(space.world, lambda: (near.places, near.similarities[:, -1]))[1]
+        return gather_in_order(space.world, lambda: (near.places, near.similarities[:, -1]))[1]
 
 
 def detection(known: np.ndarray, foreign: np.ndarray) -> tuple[float, float]:

@@ -26,8 +26,8 @@ from imagesets.transforms import planes
 from probes.features.extract import extract, forward_bytes, transform_of
 from probes.features.fallbacks import PooledTask
 from probes.features.kinds import FeatureKind, feature_bytes, feature_pass
-from probes.retrieved import KAPPAS, SCALES, level_scores, multiscale, vectors_of
-from probes.scores import cost, mean_share
+from probes.retrieved import KAPPAS, SCALES, describe_images, level_scores, multiscale
+from probes.scores import cost, mean_metric
 from probes.splits import check_labels, open_splits
 
 QUERIES = 1000  # of a set of classes at most, evenly spread: each is compared with the whole database
@@ -74,8 +74,8 @@ class Retrieval(PooledTask):
             scores.append(level_scores(order, [{"easy": same.tolist(), "hard": [], "junk": []}], "easy"))
         average, at = (np.concatenate(values) for values in zip(*scores, strict=True))
         places = queries.indices[chosen]
-        metrics = {"map": mean_share(average, places, len(val))}
-        metrics |= {f"mp{kappa}": mean_share(at[:, column], places, len(val)) for column, kappa in enumerate(KAPPAS)}
+        metrics = {"map": mean_metric(average, places, len(val))}
+        metrics |= {f"mp{kappa}": mean_metric(at[:, column], places, len(val)) for column, kappa in enumerate(KAPPAS)}
         facts = {"train": gallery.facts, "val": queries.facts, "queries": len(chosen)}
         return Outcome(metrics=metrics, facts=facts, cost=cost(gallery, queries), random=False)
 
@@ -94,9 +94,9 @@ class Retrieval(PooledTask):
             scores = level_scores(order, truth["gnd"], level)
             if np.isnan(scores.average).all():  # no query has such images
                 continue
-            metrics[f"map_{level}"] = mean_share(scores.average, places, len(queries))
+            metrics[f"map_{level}"] = mean_metric(scores.average, places, len(queries))
             for column, kappa in enumerate(KAPPAS):
-                metrics[f"mp{kappa}_{level}"] = mean_share(scores.at[:, column], places, len(queries))
+                metrics[f"mp{kappa}_{level}"] = mean_metric(scores.at[:, column], places, len(queries))
         facts = {"train": database.facts, "val": queries.facts}
         return Outcome(metrics=metrics, facts=facts, cost={"forwards": len(rows) + len(asked)}, random=False)
 
@@ -115,7 +115,7 @@ class Retrieval(PooledTask):
             image.thumbnail((self.size, self.size), Image.Resampling.LANCZOS)
             return multiscale(encode, backbone.prepare(planes(image)[None]), scales)[0]
 
-        return vectors_of(images, describe, space)
+        return describe_images(images, describe, space)
 
 
 def nearest_first(database: np.ndarray, queries: np.ndarray) -> np.ndarray:

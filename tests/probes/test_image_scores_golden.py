@@ -105,11 +105,11 @@ def test_copy_detection():
     tokens = data["tokens"].double()
     features = retrieved.copy_descriptor(tokens[:, 0], tokens[:, 1:])
     torch.testing.assert_close(features, data["features"].double(), rtol=0, atol=EXACT)
-    ours = retrieved.whitened(features.numpy(), double(data, "whitening.features"))
+    ours = retrieved.whiten(features.numpy(), double(data, "whitening.features"))
     recorded = double(data, "whitened")
     limit = 1e-9 * np.abs(recorded).max() ** 2
     np.testing.assert_allclose(ours @ ours.T, recorded @ recorded.T, rtol=0, atol=limit)  # signs of axes are free
-    unit = label_free.unit(ours)
+    unit = label_free.normalised(ours)
     np.testing.assert_allclose(unit @ unit.T, double(data, "similarity"), rtol=0, atol=EXACT)
     for ranks, positives, recorded_ap in zip(config["ranks"], config["positives"], data["ap"].tolist(), strict=True):
         assert retrieved.average_precision(np.array(ranks, int), positives) == pytest.approx(recorded_ap, abs=EXACT)
@@ -144,7 +144,7 @@ def test_objectnet_guesses_without_a_counterpart_are_wrong():
     data, _ = recording("robustness/robustness.safetensors")
     mapping = facts("robustness/facts.json")["objectnet"]["mapping_imagenet_to_objectnet"]
     ranked = data["logits"].numpy().argsort(axis=1)[:, ::-1][:, :5]
-    ours = shifted.mapped(ranked, {int(key): value for key, value in mapping.items()})
+    ours = shifted.map_classes(ranked, {int(key): value for key, value in mapping.items()})
     assert (ours == data["objectnet.mapped_top5"].numpy()).all()
     for k in (1, 5):
         right = shifted.any_match(ours[:, :k], data["objectnet.labels"].numpy()[:, None])

@@ -104,15 +104,15 @@ def mosaic_scenes(viewer: Viewer, request: PictureRequest) -> list[Scene]:
         train, val = (open_set(request.sources[0], split) for split in ("train", "val"))
     transform = EvalTransform(size=viewer.spec.size, crop=PROBE.crop, interpolation=PROBE.interpolation)
     search = PROBE.search(train, val, transform, request.seed)
-    mosaics, (wide, high) = search.mosaics, search.mosaics.tile
-    size = (mosaics.across * wide, mosaics.across * high)
+    mosaics, (wide, high) = search.mosaics, search.mosaics.tile_size
+    size = (mosaics.side * wide, mosaics.side * high)
     scenes = []
     for number, mosaic in enumerate(
         evenly_spaced(len(mosaics.tiles), min(request.limit or 4, len(mosaics.tiles))).tolist()
     ):
         tile = number % PROBE.tiles
         image = int(mosaics.tiles[mosaic, tile])
-        left, top = tile % mosaics.across * wide, tile // mosaics.across * high
+        left, top = tile % mosaics.side * wide, tile // mosaics.side * high
         example = int(search.queries[image])
         scenes.append(
             Scene(
