@@ -12,8 +12,12 @@ import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cache
 from pathlib import Path, PurePosixPath
 from typing import Any
+
+from jinja2 import Environment, StrictUndefined, Template
+from markupsafe import Markup
 
 from bench.cli.names import check_writable
 from bench.cli.output import epochs_of
@@ -228,24 +232,46 @@ def read_config(folder: Path) -> dict[str, Any]:
 
 
 def _card(subject: CardSubject, groups: Sequence[SharedGroup], publication: Publication) -> str:
-    parts = [
-        [
-            "---",
-            _yaml(_header(subject, groups, publication)).rstrip(),
-            "---",
-            CARD_MARK,
-            "",
-            f"# {in_markdown(subject.used.name)}",
-            "",
-            _summary(subject),
-        ],
-        _section("Model", _table(("fact", "value"), _model(subject))),
-        _section("How it was trained", _table(("fact", "value"), _training(subject))),
-        _section("How to load it", _loading(subject, publication)),
-        _section("Results", list(_results(groups, publication))),
-        _section("Licence", [_licence(subject, publication)]),
+    """The text of README.md."""
+    used, facts = subject.used, subject.facts
+    hub_id = publication.models.get(used.name)
+    trained = f", trained by {used.method}" + (" with labels" if facts.get("uses_labels") else "")
+    rows = [
+        (group.first.data.name, _protocol(group), group.first.protocol.version, metric, cell_text(cell))
+        for group in groups
+        for metric, cell in group.cells.items()
     ]
-    return "\n".join(line for part in parts for line in part) + "\n"
+    newest = max(groups, key=lambda group: group.date).first if groups else None
+    return _template().render(
+        used=used,
+        facts=facts,
+        millions=millions,
+        header=Markup(_yaml(_header(subject, groups, publication)).rstrip()),
+        mark=Markup(CARD_MARK),
+        training=trained if used.method else "",
+        model=_table(("fact", "value"), _model(subject)),
+        provenance=_table(("fact", "value"), _training(subject)),
+        reference=f"hf-hub:{hub_id}" if hub_id else "local-dir:.",
+        is_on_hub=bool(hub_id),
+        has_class_attention=bool(subject.config and ViTSpec(**facts["spec"]).class_attention),
+        numbers=_table(("images", "protocol", "version", "metric", "value"), rows),
+        notes=list(dict.fromkeys(f"{group.name}: {caveat}" for group in groups for caveat in group.caveats)),
+        newest=newest,
+        tool=f"ssl-vit-bench {newest.versions.get('ssl-vit-bench', '')}".rstrip() if newest else "",
+        source=Markup(publication.source),
+        licence=subject.licence(publication),
+    )
+
+
+@cache
+def _template() -> Template:
+    """The template of a card, which escapes every value for Markdown except Markup."""
+    return Environment(
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        keep_trailing_newline=True,
+        finalize=lambda value: value if isinstance(value, Markup) else _escaped(value),
+    ).from_string((Path(__file__).parent / "card.md.jinja").read_text(encoding="utf-8"))
 
 
 def _header(subject: CardSubject, groups: Sequence[SharedGroup], publication: Publication) -> dict[str, Any]:
@@ -258,16 +284,6 @@ def _header(subject: CardSubject, groups: Sequence[SharedGroup], publication: Pu
         **licence,
         **({"model-index": index} if index else {}),
     }
-
-
-def _summary(subject: CardSubject) -> str:
-    used = subject.used
-    labels = " with labels" if subject.facts.get("uses_labels") else ""
-    training = f", trained by {in_markdown(used.method)}{labels}" if used.method else ""
-    return (
-        f"A Vision Transformer, {in_markdown(used.architecture)} with {millions(used.parameters)}{training}. "
-        "It turns an image into features; it has no classifier."
-    )
 
 
 def _model(subject: CardSubject) -> Iterator[tuple[str, object]]:
@@ -300,70 +316,16 @@ def _training(subject: CardSubject) -> Iterator[tuple[str, object]]:
     yield "warnings", "; ".join(map(str, facts.get("warnings") or ()))
 
 
-def _loading(subject: CardSubject, publication: Publication) -> list[str]:
-    hub_id = publication.models.get(subject.used.name)
-    model = f"hf-hub:{hub_id}" if hub_id else "local-dir:."
-    lines = [
-        "```python",
-        "import timm",
-        "",
-        f'model = timm.create_model("{model}", pretrained=True).eval()' + ("" if hub_id else "  # this folder"),
-        "settings = timm.data.resolve_model_data_config(model)",
-        "transform = timm.data.create_transform(**settings, is_training=False)",
-        "```",
-        "",
-        "`model.forward_features(transform(image)[None])` gives the tokens (1, tokens, width) of a PIL image.",
-    ]
-    if subject.config and ViTSpec(**subject.facts["spec"]).class_attention:
-        lines.append("timm has no place for the class-attention blocks, which give the class token: extra.safetensors")
-        lines.append("holds them, and `checkpoints.export.ViTExport.load(FOLDER).build()` of ssl-vit-bench uses them.")
-    return lines
-
-
-def _results(groups: Sequence[SharedGroup], publication: Publication) -> Iterator[str]:
-    if not groups:
-        yield "None yet."
-        return
-    rows = [
-        (group.first.data.name, _protocol(group), group.first.protocol.version, metric, cell_text(cell))
-        for group in groups
-        for metric, cell in group.cells.items()
-    ]
-    yield "In brackets: 95 % interval over the validation images. `+-`: standard deviation over seeds."
-    yield ""
-    yield from _table(("images", "protocol", "version", "metric", "value"), rows)
-    notes = dict.fromkeys(f"{group.name}: {caveat}" for group in groups for caveat in group.caveats)
-    yield from ["", *(f"- {_escaped(note)}" for note in notes)] if notes else []
-    newest = max(groups, key=lambda group: group.date).first
-    tool = f"ssl-vit-bench {newest.versions.get('ssl-vit-bench', '')}".rstrip()
-    yield ""
-    yield f"Measured by {_escaped(tool)}; the newest result is of {_escaped(newest.date[:10])}."
-    if publication.source:
-        yield f"Results, logs and commands: <{publication.source}>"
-
-
 def _protocol(group: SharedGroup) -> str:
     """`knn@dino[limit=100]`: a group's name without its image set."""
     return group.name.removeprefix(f"{group.first.data.name}/")
 
 
-def _licence(subject: CardSubject, publication: Publication) -> str:
-    licence = subject.licence(publication)
-    if licence and subject.facts.get("licence"):
-        return f"Of the weights, as their source says: {_escaped(licence)}."
-    if licence:
-        return f"Of the weights, as the author of this card says: {_escaped(licence)}."
-    if subject.facts.get("method") and not subject.facts.get("importer"):
-        return "Missing: whoever trained the weights gives it, by `bench card --licence`."
-    return "Missing: the source of the weights does not say. Ask its authors before you use them."
-
-
-def _section(title: str, lines: Sequence[str]) -> list[str]:
-    return ["", f"## {title}", "", *lines]
-
-
-def _table(header: Sequence[str], rows: Iterable[Sequence[object]]) -> list[str]:
-    return markdown_table([header, *(map(_escaped, row) for row in rows if row[-1] not in (None, ""))])
+def _table(header: Sequence[str], rows: Iterable[Sequence[object]]) -> Markup:
+    """A Markdown table of the rows whose last value is known."""
+    return Markup(
+        "\n".join(markdown_table([header, *(map(_escaped, row) for row in rows if row[-1] not in (None, ""))]))
+    )
 
 
 def _escaped(value: object) -> str:
@@ -383,8 +345,7 @@ def subject_of(folder: Path) -> CardSubject:
     if not is_export(folder):
         raise ValueError(f"{folder} is not an export; bench import makes one from a checkpoint")
     export = ViTExport.load(folder)
-    name = str(export.facts.get("name") or default_name(str(folder.resolve()), export.digest))
-    used = describe(export, name, str(folder))
+    used = describe(export, default_name(export, str(folder.resolve())), str(folder))
     if used.is_floor:
         raise ValueError(f"{folder} holds raw pixels, not a network: there is nothing to share")
     return CardSubject(used=used, config=read_config(folder))

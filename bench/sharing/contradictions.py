@@ -125,8 +125,8 @@ def _of_metrics(result: Result, arrays: Mapping[str, np.ndarray], without: Colle
         if of and not result.protocol.plugin and name != f"{of}_std":
             yield f"{name} is not the name of a deviation of {of}"
         if metric.array is None:
-            is_intact = any(fnmatchcase(name, pattern) for pattern in without)
-            if metric.interval or not (of or result.protocol.plugin or is_intact):
+            needs_none = any(fnmatchcase(name, pattern) for pattern in without)
+            if metric.interval or not (of or result.protocol.plugin or needs_none):
                 yield f"{name} has no values that it could follow from"
             continue
         if metric.array != (name if metric.array_over == "images" else f"{name}_resampled"):
@@ -213,8 +213,8 @@ def _of_facts(result: Result) -> Iterator[str]:
         for split, fingerprint in result.data.fingerprints.items():
             own = facts[split] if isinstance(facts.get(split), Mapping) else {}
             expected = fingerprint, result.data.images[split]
-            is_intact = result.limit is None and own.get("url") == result.data.url
-            if is_intact and (own["fingerprint"], own["images"]) != expected:
+            is_whole_set = result.limit is None and own.get("url") == result.data.url
+            if is_whole_set and (own["fingerprint"], own["images"]) != expected:
                 yield f"facts.{split} describes other images than data"
             if own.get("precision", result.precision) != result.precision:
                 yield f"facts.{split} has another precision than the result"

@@ -319,7 +319,7 @@ def write_record(out: Path, folder: Path, publication: Publication, key: Path | 
     with folder_atomic(folder) as temporary:
         for name, content in copied_files(out, publication):
             write_atomic(temporary / name, content)
-        for name, text in derived_files(temporary).items():
+        for name, text in derived_files(temporary, stored_results(temporary)).items():
             write_atomic(temporary / name, text)
         sums = {name: sha256_of_file(temporary / name) for name in sorted(_files(temporary))}
         write_atomic(temporary / SUMS, "".join(f"{total}  {name}\n" for name, total in sums.items()))
@@ -372,10 +372,14 @@ def copied_files(out: Path, publication: Publication) -> Iterator[tuple[str, byt
                     yield f"checkpoints/{checkpoint.unique_name}/{path.name}", _public_content(path)
 
 
-def derived_files(folder: Path) -> dict[str, str]:
-    """Path in the record -> content of each file that is derived from the copied ones in `folder`."""
+def stored_results(folder: Path) -> list[StoredResult]:
+    """The results of a record. ValueError for a file that cannot be read."""
+    return [StoredResult(path=path, result=read_result(path)) for path in result_files(folder)]
+
+
+def derived_files(folder: Path, results: Sequence[StoredResult]) -> dict[str, str]:
+    """Path in the record -> content of each file that is derived from its results and the other copied files."""
     publication, is_format_1 = publication_of(folder), _about(folder).get("format") == 1
-    results = [StoredResult(path=path, result=read_result(path)) for path in result_files(folder)]
     leaderboard = leaderboard_of(stored.result for stored in results)
     # No cache is written into the record, and none in it is trusted.
     leaderboard = with_ties(leaderboard, results, PairedTestCache[float](Path(os.devnull), float))
@@ -403,11 +407,11 @@ def check_record(folder: Path, out: Path | None = None) -> Iterator[str]:
     yield from _checksum_differences(folder)
     yield from filter(None, signer(folder)[1:])
     try:
-        derived = derived_files(folder)
+        results = stored_results(folder)
+        derived = derived_files(folder, results)
     except ValueError as error:
         yield f"{error}".replace(f"{folder}/", "")
         return
-    results = [StoredResult(path=path, result=read_result(path)) for path in result_files(folder)]
     yield from contradictions(folder, results)  # before the tables, which differ because of it
     for name, text in derived.items():
         if not (folder / name).is_file():

@@ -19,7 +19,7 @@ from bench.run.runner import arrays_of, metric_records
 from bench.run.suites import catalogue
 from bench.sharing import record
 from bench.sharing.card import CardSubject, Publication, without_folders
-from bench.sharing.record import SIGNATURE, SUMS, check_record, derived_files, rerun_script, write_record
+from bench.sharing.record import SIGNATURE, SUMS, check_record, derived_files, rerun_script, stored_results, write_record
 from checkpoints.export import ViTExport
 from engine.printing import printable
 from engine.tasks import Metric, Outcome, settings_of
@@ -169,7 +169,7 @@ def edit(path: Path, old: str, new: str) -> None:
 
 def rebuilt(folder: Path) -> None:
     """As one would who means to deceive: everything follows from the results again, and so do the sums."""
-    for name, text in derived_files(folder).items():
+    for name, text in derived_files(folder, stored_results(folder)).items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text(text)
     names = sorted(set(contents(folder)) - {SUMS, SIGNATURE})
