@@ -28,8 +28,8 @@ class Options:
         check("Options.", batch_size=self.batch_size, workers=self.workers)
 
 
-def is_intact(value: Any, minimum: int) -> bool:
-    """Whether `value` is an integer (not a bool) of at minimum `minimum`."""
+def is_whole_number(value: Any, minimum: int) -> bool:
+    """Whether `value` is an integer, not a bool, of at least `minimum`."""
     return isinstance(value, int) and not isinstance(value, bool) and value >= minimum
 
 
@@ -45,17 +45,17 @@ EXPECTED: dict[str, tuple[Callable[[Any], bool], str]] = {
     "select": (lambda value: value in (None, "holdout", "val"), "'holdout' or 'val'"),
     **dict.fromkeys(
         ("seed", "freeze_first_epochs", "shuffle_window", "export_every", "knn_every", "health_every"),
-        (lambda value: is_intact(value, 0), "a whole number from 0 on"),
+        (lambda value: is_whole_number(value, 0), "a whole number from 0 on"),
     ),
-    "limit": (lambda value: value is None or is_intact(value, 1), "a whole number from 1 on"),
+    "limit": (lambda value: value is None or is_whole_number(value, 1), "a whole number from 1 on"),
     "device": (lambda value: isinstance(value, str), "'auto', 'cpu', 'cuda' or 'cuda:N'"),
     "precision": (
         lambda value: value in (None, "auto", "float32", "bfloat16", "float16"),
         "'auto', 'float32', 'bfloat16' or 'float16'",
     ),
     "decode": (lambda value: value in ("exact", "fast"), "'exact' or 'fast'"),
-    "batch_size": (lambda value: value is None or is_intact(value, 1), "a whole number from 1 on"),
-    "workers": (lambda value: value is None or is_intact(value, 0), "a whole number from 0 on"),
+    "batch_size": (lambda value: value is None or is_whole_number(value, 1), "a whole number from 1 on"),
+    "workers": (lambda value: value is None or is_whole_number(value, 0), "a whole number from 0 on"),
 }
 
 

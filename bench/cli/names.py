@@ -84,17 +84,17 @@ def check_names(checkpoints: Sequence[str], suite: str, data: Sequence[str]) -> 
     from imagesets.sets import open_set, parse_url
 
     refuse_unknown(suite)
+    layouts = extensions("layouts")
     for text in data:
         _, url = named_url(text)
-        scheme = url.partition(":")[0]
-        if scheme.removeprefix("tiny-") not in extensions("layouts"):
-            try:
-                layouts = extensions("layouts")
-                parse_url(url, dict.fromkeys(layouts, "ROOT") | {f"tiny-{layout}": "" for layout in layouts})
-                if absent_images(url):
-                    open_set(url, "train")  # raises the scheme's own message about what is missing
-            except ValueError as error:
-                raise ValueError(f"--data {text}: {str(error).removeprefix(f'{url}: ')}") from error
+        if url.partition(":")[0].removeprefix("tiny-") in layouts:
+            continue
+        try:
+            parse_url(url, dict.fromkeys(layouts, "ROOT") | {f"tiny-{layout}": "" for layout in layouts})
+            if absent_images(url):
+                open_set(url, "train")  # raises the scheme's own message about what is missing
+        except ValueError as error:
+            raise ValueError(f"--data {text}: {str(error).removeprefix(f'{url}: ')}") from error
     for reference in checkpoints:
         try:
             check_reference(reference)

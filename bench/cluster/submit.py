@@ -56,17 +56,6 @@ POLL = 0.5  # seconds between two checks of the local jobs
 
 
 @contextmanager
-def _outside_any_job() -> Iterator[None]:
-    """Hide the variables of a job in which this command may run: submitted jobs must not inherit them."""
-    from submitit.helpers import clean_env
-
-    cluster_variables = {name: os.environ[name] for name in CLUSTER_VARIABLES if name in os.environ}
-    with clean_env():
-        os.environ.update(cluster_variables)
-        yield
-
-
-@contextmanager
 def _submission_folder(out: Path) -> Iterator[Path]:
     """A new folder for a submission, which is removed if the block raises an error."""
     folder = new_folder(out)
@@ -321,10 +310,16 @@ def submit_to_slurm(out: Path, tasks: Sequence[TaskRecord], options: ClusterOpti
     if not shutil.which("sbatch"):
         raise ValueError("--cluster slurm: sbatch is not installed here; run this on a login node, or --cluster local")
     require("submitit")
+    from submitit.helpers import clean_env
+
+    cluster_variables = {name: os.environ[name] for name in CLUSTER_VARIABLES if name in os.environ}
     with _submission_folder(out) as folder:
         executor = slurm_executor(folder / "logs", options)
         try:
-            with _outside_any_job(), redirect_stderr(StringIO()):  # submitit also prints the errors that it raises
+            # Submitted jobs must not inherit the variables of a job in which this command may run. submitit also prints
+            # the errors that it raises.
+            with clean_env(), redirect_stderr(StringIO()):
+                os.environ.update(cluster_variables)
                 jobs = executor.submit_array([_callable(folder, task) for task in tasks])
         except (RuntimeError, ValueError, OSError) as error:  # sbatch's message is its last line
             lines = str(error).strip().splitlines() or [type(error).__name__]

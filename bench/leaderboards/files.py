@@ -228,8 +228,8 @@ def _in_parquet(value: Any) -> Any:
         value = json.dumps(msgspec.to_builtins(value))
     if isinstance(value, str):
         return printable(value)
-    is_intact = isinstance(value, int) and not isinstance(value, bool)
-    return None if is_intact and abs(value) > LARGEST else value  # the result's JSON file still has the number
+    is_whole_number = isinstance(value, int) and not isinstance(value, bool)
+    return None if is_whole_number and abs(value) > LARGEST else value  # the result's JSON file still has the number
 
 
 INTRODUCTION = """# Leaderboard

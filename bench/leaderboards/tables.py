@@ -84,15 +84,20 @@ class Leaderboard:
     drawn_by: "Callable[[Leaderboard], str] | None" = None  # renders the HTML for notebooks
 
     @cached_property
-    def columns(self) -> dict[Column, dict[Key, float]]:
+    def measured(self) -> dict[Column, dict[Key, Cell]]:
         """(group, metric) -> checkpoint -> its measured number."""
-        columns: dict[Column, dict[Key, float]] = {
+        measured: dict[Column, dict[Key, Cell]] = {
             (group, metric): {} for group, metrics in self.groups.items() for metric in metrics
         }
         for checkpoint, cells in self.rows.items():
             for column, cell in cells.items() if checkpoint not in self.published else ():
-                columns[column][checkpoint.key] = cell.mean
-        return columns
+                measured[column][checkpoint.key] = cell
+        return measured
+
+    @cached_property
+    def columns(self) -> dict[Column, dict[Key, float]]:
+        """`measured` without the meaning of the numbers."""
+        return {column: {key: cell.mean for key, cell in cells.items()} for column, cells in self.measured.items()}
 
     @cached_property
     def best(self) -> dict[Column, float]:
@@ -101,16 +106,13 @@ class Leaderboard:
         Columns for which neither direction is better (deviations) are left out, and so are columns whose cells differ
         in unit or direction.
         """
-        meanings: dict[Column, set[tuple[str, bool | None]]] = defaultdict(set)
-        for checkpoint, cells in self.rows.items():
-            for column, cell in cells.items() if checkpoint not in self.published else ():
-                meanings[column].add((cell.unit, cell.higher_is_better))
         best = {}
-        for column, numbers in self.columns.items():
-            if len(numbers) > 1 and len(meanings[column]) == 1:
-                ((_, higher_is_better),) = meanings[column]
-                if higher_is_better is not None:
-                    best[column] = (max if higher_is_better else min)(numbers.values())
+        for column, cells in self.measured.items():
+            numbers = [cell.mean for cell in cells.values()]
+            units = {cell.unit for cell in cells.values()}
+            directions = {cell.higher_is_better for cell in cells.values()}
+            if len(numbers) > 1 and len(units) == len(directions) == 1 and directions != {None}:
+                best[column] = max(numbers) if directions == {True} else min(numbers)
         return best
 
     def is_best(self, checkpoint: CheckpointUsed, column: Column) -> bool:

@@ -207,11 +207,6 @@ def check_request(options: PretrainOptions) -> None:
     check_resume(options.out, identity, options.resume, trainer.recipe.defaults())
 
 
-def probes_of(run: Run) -> dict[str, OnlineProbe]:
-    """Field of the run -> its online probe, for those that are switched on."""
-    return {name: probe for name in ("monitor", "health") if isinstance(probe := getattr(run, name), OnlineProbe)}
-
-
 def _opened(options: PretrainOptions, run: Run) -> tuple[ChosenRecipe, ImageSet | None]:
     """Recipe and images; None instead of images for a dry run whose images do not exist yet."""
     if run.wandb:
@@ -221,7 +216,7 @@ def _opened(options: PretrainOptions, run: Run) -> tuple[ChosenRecipe, ImageSet 
     )
     if options.dry_run and absent_images(options.images):
         return chosen, None
-    probes = probes_of(run).values()
+    probes = [probe for probe in (run.monitor, run.health) if isinstance(probe, OnlineProbe)]
     try:
         opened_sets = next((probe.space.opened for probe in probes), OpenedSets())
         images = opened_sets.get(options.images, "train", open_set)

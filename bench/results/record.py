@@ -467,7 +467,10 @@ def is_good(path: Path) -> bool:
 def write_result(path: Path, result: Result, arrays: Mapping[str, np.ndarray], log: str = "") -> None:
     """Write the arrays and the log of a result, then the result; arrays and logs of earlier runs are removed."""
     text = result.to_json()
-    companions = {".npz": _npz(arrays) if arrays else b"", ".log": log.encode()}
+    buffer = io.BytesIO()
+    if arrays:
+        np.savez_compressed(buffer, **arrays)  # type: ignore[arg-type]  # NumPy types the keywords as its own flags
+    companions = {".npz": buffer.getvalue(), ".log": log.encode()}
     for suffix, content in companions.items():
         if content:
             write_atomic(path.with_suffix(suffix), content)
@@ -521,12 +524,6 @@ def result_files(out: Path) -> Iterator[Path]:
 def images_seen(data: DataUsed, limit: int | None) -> int:
     """Number of validation images that a task evaluates, given its limit."""
     return min(data.images["val"], data.images["val"] if limit is None else limit)
-
-
-def _npz(arrays: Mapping[str, np.ndarray]) -> bytes:
-    buffer = io.BytesIO()
-    np.savez_compressed(buffer, **arrays)  # type: ignore[arg-type]  # NumPy types the keywords as its own flags
-    return buffer.getvalue()
 
 
 def _plain(value: Any) -> float:

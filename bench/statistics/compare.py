@@ -246,16 +246,17 @@ def compare_match(
     """
     first, second = match.first[0].result, match.second[0].result
     shared = [name for name in first.metrics if name in second.metrics and metric in (None, ALL, name)]
-    differing = {name for name in shared if _meaning(first, name) != _meaning(second, name)}
-    testable = [name for name in shared if name in first.testable_metrics and name in second.testable_metrics]
+    testable, untestable = [], []
     comparisons: list[Comparison] = []
-    reasons = [
-        f"{match.group}: {name}: {_meaning(first, name)} against {_meaning(second, name)}"
-        for name in testable
-        if name in differing
-    ]
-    untestable = [name for name in shared if name not in testable]
-    testable = [name for name in testable if name not in differing]
+    reasons: list[str] = []
+    for name in shared:
+        meaning, other_meaning = _meaning(first, name), _meaning(second, name)
+        if not (first.metrics[name].array and second.metrics[name].array):
+            untestable.append(name)
+        elif meaning != other_meaning:
+            reasons.append(f"{match.group}: {name}: {meaning} against {other_meaning}")
+        else:
+            testable.append(name)
     if untestable and not (metric is None and testable):
         names = untestable if len(untestable) < 5 else [*untestable[:3], f"{len(untestable) - 3} more metrics"]
         reasons.append(f"{match.group}: kept as numbers alone, not for each image: {', '.join(names)}")

@@ -7,6 +7,7 @@ resamples.
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -71,7 +72,7 @@ def match_results(
     matches, reasons = [], []
     sides = [_by_protocol(first), _by_protocol(second)]
     for protocol in sorted(sides[0] | sides[1]):
-        left, right = (_by_conditions(side.get(protocol, ())) for side in sides)
+        left, right = (side.get(protocol, {}) for side in sides)
         if not left or not right:
             reasons.append(f"{protocol}: no result of {labels[bool(left)]}")
             continue
@@ -143,33 +144,27 @@ def _per_image(stored: StoredResult, metric: str) -> np.ndarray:
     return values.astype(np.float64)
 
 
-def _by_protocol(results: Sequence[StoredResult]) -> dict[str, list[StoredResult]]:
-    # Image set and protocol, `digits/knn@dino` -> good results, of any seed and any settings.
-    by_protocol: dict[str, list[StoredResult]] = defaultdict(list)
+BySeed = dict[int, StoredResult]
+
+
+def _by_protocol(results: Sequence[StoredResult]) -> dict[str, dict[str, BySeed]]:
+    # Image set and protocol, `digits/knn@dino` -> digest of the conditions -> seed -> good result.
+    by_protocol: dict[str, dict[str, BySeed]] = defaultdict(lambda: defaultdict(dict))
     for stored in results:
-        if stored.result.status == "ok":
-            by_protocol[f"{stored.result.data.name}/{stored.result.protocol.name}"].append(stored)
+        result = stored.result
+        if result.status == "ok":
+            by_protocol[f"{result.data.name}/{result.protocol.name}"][stored.conditions_digest][result.seed] = stored
     return by_protocol
 
 
-def _by_conditions(results: Sequence[StoredResult]) -> dict[str, dict[int, StoredResult]]:
-    # Digest of the conditions -> seed -> result.
-    by_conditions: dict[str, dict[int, StoredResult]] = defaultdict(dict)
-    for stored in results:
-        by_conditions[stored.conditions_digest][stored.result.seed] = stored
-    return by_conditions
-
-
-def _difference(left: Mapping[str, Mapping[int, StoredResult]], right: Mapping[str, Mapping[int, StoredResult]]) -> str:
+def _difference(left: Mapping[str, BySeed], right: Mapping[str, BySeed]) -> str:
     # What differs between the two most similar results.
     sides = [[next(iter(seeds.values())).result.conditions for seeds in side.values()] for side in (left, right)]
-    candidates: list[list[str]] = []
-    for one in sides[0]:
-        for other in sides[1]:
-            keys = [key for key in one | other if one.get(key) != other.get(key)]
-            candidates.append([f"{key} {_text(one.get(key))} against {_text(other.get(key))}" for key in keys])
-    fewest = min(candidates, key=len)
-    return ", ".join(fewest)
+    candidates = []
+    for one, other in product(*sides):
+        keys = [key for key in one | other if one.get(key) != other.get(key)]
+        candidates.append([f"{key} {_text(one.get(key))} against {_text(other.get(key))}" for key in keys])
+    return ", ".join(min(candidates, key=len))
 
 
 def _text(value: Any) -> str:

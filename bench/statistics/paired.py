@@ -66,13 +66,22 @@ def compare_images(first: np.ndarray, second: np.ndarray, scale: float = 100, re
     scale: the value 1 in the metric's unit; 100 for correctness and a metric in percent.
     """
     binary = is_binary(first) and is_binary(second)
-    differences = first - second if binary else rounded_differences(first, second)
-    counts = discordant(differences) if binary else None
     test: Test
-    if counts:
-        test, (low, high), p = "McNemar, exact", discordant_interval(*counts, len(first)), mcnemar(*counts)
+    first_only = second_only = effect = odds_ratio = None
+    if binary:
+        differences = first - second
+        first_only, second_only = discordant(differences)
+        test, p = "McNemar, exact", mcnemar(first_only, second_only)
+        low, high = discordant_interval(first_only, second_only, len(first))
+        if first_only + second_only:
+            effect = first_only / (first_only + second_only) - 0.5
+        if second_only:
+            odds_ratio = first_only / second_only
     else:
+        differences = rounded_differences(first, second)
         test, (low, high), p = mean_test(differences, resamples)
+        if spread := float(differences.std()):
+            effect = float(differences.mean()) / spread
     return PairedTest(
         images=len(first),
         first=scale * float(first.mean(dtype=np.float64)),
@@ -80,13 +89,13 @@ def compare_images(first: np.ndarray, second: np.ndarray, scale: float = 100, re
         difference=scale * float(differences.mean()),
         low=scale * low,
         high=scale * high,
-        first_only=counts[0] if counts else None,
-        second_only=counts[1] if counts else None,
+        first_only=first_only,
+        second_only=second_only,
         test=test,
         p=p,
         effect_name="Cohen's g" if binary else "Cohen's d_z",
-        effect=cohens_g(*counts) if counts else cohens_d(differences),
-        odds_ratio=counts[0] / counts[1] if counts and counts[1] else None,
+        effect=effect,
+        odds_ratio=odds_ratio,
     )
 
 
@@ -129,18 +138,6 @@ def rounded_differences(first: np.ndarray, second: np.ndarray) -> np.ndarray:
 def discordant(differences: np.ndarray) -> tuple[int, int]:
     """Number of images that only the first, and only the second has right."""
     return int((differences > 0).sum()), int((differences < 0).sum())
-
-
-def cohens_g(first_only: int, second_only: int) -> float | None:
-    """Fraction of first_only among the discordant images, minus 1/2; None without discordant images."""
-    total = first_only + second_only
-    return first_only / total - 0.5 if total else None
-
-
-def cohens_d(differences: np.ndarray) -> float | None:
-    """Mean of the differences (N,) divided by their standard deviation; None if that is 0."""
-    spread = float(differences.std())
-    return float(differences.mean()) / spread if spread else None
 
 
 def is_binary(values: np.ndarray) -> bool:
