@@ -1,13 +1,13 @@
-"""One training under mmengine's Runner: quiet, resumable at any iteration, exact in what it repeats after a kill.
+"""How a dense model is trained: mmengine's Runner without output, resumable after any step with the same bits.
 
-Rates, order of images, augmentation and dropout are functions of seed and iteration; weights, optimiser and batch
-statistics come from the state on disk. So the bits after a resume are those of an uninterrupted run, where the Runner's
-own resuming draws other augmentations. An iteration is one forward and backward pass; `accumulation` of them make an
-optimiser step.
+The Runner's own resuming would draw other augmentations. Here learning rates, the order of the images, augmentation and
+dropout are functions of the seed and of the iteration or position, while weights, optimiser and batch statistics come
+from the state on disk. So a resumed training has the bits of an uninterrupted one.
 
-Position p of the stream of training images is image p mod N of epoch p div N's permutation, augmented by random numbers
-of its own. Step t of batch size b takes positions tb..(t+1)b-1, however processes and micro-batches share them. N
-images of the set.
+An iteration is one forward and backward pass; `accumulation` iterations make one optimiser step. Training images are
+numbered by position: of N images, position p is image p mod N in the permutation of epoch p div N, augmented with
+random numbers of its own. Step t with batch size b reads the positions tb to (t+1)b - 1, however processes and
+micro-batches share them.
 """
 
 import contextlib
@@ -54,14 +54,16 @@ from engine.training.loading import ignore_signals
 from engine.training.schedules import SHOWN, Schedule, TrainProgress, check_finite
 from engine.training.states import newest_intact, save_interval, write_state
 
-SAME_SIGNAL = 0.5  # seconds within which a second signal is the first one's copy, as torchrun passes them on
+SAME_SIGNAL_SECONDS = 0.5  # a second signal within this time is a copy of the first, such as torchrun passes on
 STATE_SUFFIX = ".pth"  # of mmengine's own format
 
 
-class EachIteration(Hook):
-    """Sets every group's rate and seeds dropout and drop path before an iteration, both by its number alone, so that a
-    resumed training has the same bits. After it: ValueError for a loss that is not finite, and `bar` goes on, our
-    progress bar in place of mmengine's log lines, which the caller opens and closes."""
+class IterationHook(Hook):
+    """Sets the learning rates and the seed of dropout before each iteration; checks the loss after it.
+
+    Both depend only on the number of the iteration, so that a resumed training has the same bits. Raises ValueError for
+    a loss that is not finite. bar: progress bar in place of mmengine's log lines; the caller opens and closes it.
+    """
 
     priority = "HIGHEST"
 
@@ -82,20 +84,20 @@ class EachIteration(Hook):
         self, runner: Runner, batch_idx: int, data_batch: Any = None, outputs: Mapping[str, Any] | None = None
     ) -> None:
         assert outputs is not None
-        mean = outputs["loss"].detach().clone()
-        all_reduce(mean, "mean")  # so that all processes stop together
+        loss = outputs["loss"].detach().clone()
+        all_reduce(loss, "mean")  # so that all processes stop together
         where = f"step {batch_idx // self.accumulation} of {self.start.steps}"
-        check_finite(mean.item(), "loss", where, self.losses, "lower lr, or use float32 if this was bfloat16")
-        self.losses.append(mean.item())
+        check_finite(loss.item(), "loss", where, self.losses, "lower lr, or use float32 if this was bfloat16")
+        self.losses.append(loss.item())
         self.bar.advance(1)
 
 
-class KeepState(Hook):
-    """Saves the state every `interval` optimiser steps, and when a signal has asked any process to stop.
+class StateHook(Hook):
+    """Saves the state every `interval` optimiser steps, and after a signal that asked any process to stop.
 
-    Such a signal ends the training at the end of the step; a second one drops a step whose passes are not all done, and
-    saves the state before it. What is waited for is said. The two newest states are kept, as in all trainings. Weights
-    that are not finite are not saved: a broken update shows only in the next loss.
+    One signal ends the training after the current step. A second one drops that step if iterations of it are missing,
+    and saves the state before it. At each signal the user is told what the stop waits for. The two newest states are
+    kept. A state with weights that are not finite is not saved, because a broken update shows only in the next loss.
     """
 
     priority = "LOWEST"
@@ -103,98 +105,106 @@ class KeepState(Hook):
     def __init__(self, folder: Path, interval: int, accumulation: int, label: str, world: World) -> None:
         self.folder, self.interval, self.accumulation = folder, interval, accumulation
         self.label, self.world = label, world
-        self.asked: list[float] = []  # when signals came, by time.monotonic
-        self.place = (0, 0)  # of the pass in work: its iteration, and how many there are
-        self.begun, self.seconds, self.passes = time.monotonic(), 0.0, 0  # of that pass; all that were timed
+        self.signal_times: list[float] = []  # time.monotonic() at each signal
+        self.iteration, self.iterations = 0, 0  # the current iteration, and how many there are
+        self.iteration_start = time.monotonic()
+        self.timed_seconds, self.timed_iterations = 0.0, 0
         self.evaluating = False
-        self.statistics: list[torch.Tensor] = []  # of batch norms before the step, which its passes change
+        self.saved_norm_buffers: list[torch.Tensor] = []  # as they were before the step, whose iterations change them
 
-    def ask(self) -> None:
-        """At a signal: say from a thread, as this one may be in the middle of printing, what is waited for."""
+    def on_signal(self) -> None:
+        """Record a signal, and say what the stop waits for.
+
+        In another thread, because the signal may have interrupted this one while it was printing.
+        """
         now = time.monotonic()
-        if self.asked and now - self.asked[-1] < SAME_SIGNAL:
+        if self.signal_times and now - self.signal_times[-1] < SAME_SIGNAL_SECONDS:
             return
-        self.asked.append(now)
+        self.signal_times.append(now)
         if self.label and not self.world.rank:
-            threading.Thread(target=say, args=(f"{self.label}: {self.waiting(now)}",), kwargs={"errors": True}).start()
+            message = f"{self.label}: {self.stop_message(now)}"
+            threading.Thread(target=say, args=(message,), kwargs={"errors": True}).start()
 
-    def waiting(self, now: float) -> str:
-        """What a stop waits for, and about how long."""
-        iteration, iterations = self.place
+    def stop_message(self, now: float) -> str:
+        """What a stop waits for, and for about how long. now: time.monotonic()."""
         if self.evaluating:
-            return "asked to stop: waits for the evaluation" + (" and a step" if iteration < iterations else "")
-        step, done = divmod(iteration, self.accumulation)
-        drops = len(self.asked) > 1 and self.accumulation > 1
-        left = 1 if drops else self.accumulation - done
-        seconds = left * self.seconds / self.passes - (now - self.begun) if self.passes else None
-        about = "" if seconds is None else f", about {span(max(seconds, 1.0))}"
-        if drops:
+            step_too = " and a step" if self.iteration < self.iterations else ""
+            return f"asked to stop: waits for the evaluation{step_too}"
+        step, done = divmod(self.iteration, self.accumulation)
+        drops_step = len(self.signal_times) > 1 and self.accumulation > 1
+        left = 1 if drops_step else self.accumulation - done
+        about = ""
+        if self.timed_iterations:
+            seconds = left * self.timed_seconds / self.timed_iterations - (now - self.iteration_start)
+            about = f", about {span(max(seconds, 1.0))}"
+        if drops_step:
             return f"drops step {step + 1}: waits for the pass in work{about}, and saves the state after step {step}"
-        again = f"; a second signal drops this step ({done} of {self.accumulation} passes done)"
-        return (
-            f"asked to stop: waits for step {step + 1} of {iterations // self.accumulation}{about}, and saves the state"
-            + (again if left > 1 else "")
-        )
+        steps = self.iterations // self.accumulation
+        message = f"asked to stop: waits for step {step + 1} of {steps}{about}, and saves the state"
+        if left > 1:
+            message += f"; a second signal drops this step ({done} of {self.accumulation} passes done)"
+        return message
 
     def before_val(self, runner: Runner) -> None:
         self.evaluating = True
 
     def after_val(self, runner: Runner) -> None:
-        self.evaluating, self.begun = False, time.monotonic()
+        self.evaluating, self.iteration_start = False, time.monotonic()
 
     def before_train(self, runner: Runner) -> None:
-        self.place, self.begun = (runner.iter, runner.max_iters), time.monotonic()
+        self.iteration, self.iterations = runner.iter, runner.max_iters
+        self.iteration_start = time.monotonic()
 
     def before_train_iter(self, runner: Runner, batch_idx: int, data_batch: Any = None) -> None:
         if self.accumulation > 1 and batch_idx % self.accumulation == 0:
-            self.statistics = [buffer.clone() for buffer in norm_buffers(runner.model)]
-
-    def drop_step(self, runner: Runner) -> None:
-        """Drop the unfinished step, which has not changed the weights yet: go back to the end of the step before it."""
-        for buffer, before in zip(norm_buffers(runner.model), self.statistics, strict=True):
-            buffer.copy_(before)
-        runner.train_loop._iter = runner.iter // self.accumulation * self.accumulation - 1
-        if not runner.rank:
-            self.save(runner)
-        raise self.stopped(runner.iter + 1, runner.max_iters)
+            self.saved_norm_buffers = [buffer.clone() for buffer in norm_buffers(runner.model)]
 
     def after_train_iter(
         self, runner: Runner, batch_idx: int, data_batch: Any = None, outputs: Mapping[str, Any] | None = None
     ) -> None:
         now = time.monotonic()
-        self.seconds, self.passes = self.seconds + now - self.begun, self.passes + 1
-        self.place, self.begun = (batch_idx + 1, runner.max_iters), now
-        if not self.every_n_train_iters(runner, self.accumulation):
-            if any(count > 1 for count in self.world.gather_objects(len(self.asked))):
+        self.timed_seconds += now - self.iteration_start
+        self.timed_iterations += 1
+        self.iteration, self.iterations, self.iteration_start = batch_idx + 1, runner.max_iters, now
+        if not self.every_n_train_iters(runner, self.accumulation):  # within a step
+            if any(count > 1 for count in self.world.gather_objects(len(self.signal_times))):
                 self.drop_step(runner)
             return
-        leaving = self.leaving()
+        stopping = self.stop_requested()
         due = self.every_n_train_iters(runner, self.interval * self.accumulation) or self.is_last_train_iter(runner)
-        if (due or leaving) and not runner.rank:
+        if (due or stopping) and not runner.rank:
             self.save(runner)
-        if leaving:
+        if stopping:
             raise self.stopped(runner.iter + 1, runner.max_iters)
 
     def after_train(self, runner: Runner) -> None:
-        if self.leaving():  # asked during the last evaluation
+        if self.stop_requested():  # during the last evaluation
             raise self.stopped(runner.iter, runner.max_iters)
 
-    def leaving(self) -> bool:
-        """Whether any process was asked to stop; all processes call this together."""
-        return any(self.world.gather_objects(len(self.asked)))
+    def stop_requested(self) -> bool:
+        """Whether a signal reached any process; all processes must call this together."""
+        return any(self.world.gather_objects(len(self.signal_times)))
+
+    def drop_step(self, runner: Runner) -> None:
+        """Save the state before the current step, which has not changed the weights yet, and raise Stopped."""
+        for buffer, saved in zip(norm_buffers(runner.model), self.saved_norm_buffers, strict=True):
+            buffer.copy_(saved)
+        runner.train_loop._iter = runner.iter // self.accumulation * self.accumulation - 1  # the last done iteration
+        if not runner.rank:
+            self.save(runner)
+        raise self.stopped(runner.iter + 1, runner.max_iters)
 
     def stopped(self, iteration: int, iterations: int) -> Stopped:
         step, steps = iteration // self.accumulation, iterations // self.accumulation
         return Stopped.after(step, steps, self.label, self.folder)
 
     def save(self, runner: Runner) -> None:
-        if all(bool(parameter.isfinite().all()) for parameter in runner.model.parameters()):
-            write_state(self.folder, runner.iter + 1, partial(self.write, runner), STATE_SUFFIX)
+        def write(path: str) -> None:
+            folder, name = os.path.split(path)
+            runner.save_checkpoint(folder, name, by_epoch=False, save_param_scheduler=False)
 
-    @staticmethod
-    def write(runner: Runner, path: str) -> None:
-        folder, name = os.path.split(path)
-        runner.save_checkpoint(folder, name, by_epoch=False, save_param_scheduler=False)
+        if all(bool(parameter.isfinite().all()) for parameter in runner.model.parameters()):
+            write_state(self.folder, runner.iter + 1, write, STATE_SUFFIX)
 
 
 def norm_buffers(model: nn.Module) -> list[torch.Tensor]:
@@ -203,11 +213,14 @@ def norm_buffers(model: nn.Module) -> list[torch.Tensor]:
     return [buffer for norm in norms for buffer in norm.buffers()]
 
 
-class KeepEvaluations(Hook):
-    """Writes the metrics of every evaluation, and the arrays of the one that counts, as soon as they are known.
+class EvaluationHook(Hook):
+    """Writes the metrics of each evaluation as soon as they are known, and the arrays of the one to report.
 
-    metric: of mmseg or mmdet, with `arrays` from which its numbers can be recomputed, on rank 0 alone. best: the metric
-    whose highest value decides which evaluation counts; "" for the last evaluation.
+    Args:
+        folder: folder of the training.
+        metric: metric of mmseg or mmdet with `arrays`, from which its numbers can be recomputed, on rank 0.
+        every: iterations between evaluations.
+        best: metric whose highest value selects the evaluation to report; "" for the last evaluation.
     """
 
     def __init__(self, folder: Path, metric: Any, every: int, best: str) -> None:
@@ -215,7 +228,7 @@ class KeepEvaluations(Hook):
 
     def before_train(self, runner: Runner) -> None:
         due = runner.iter and (runner.iter % self.every == 0 or runner.iter == runner.max_iters)
-        if due and str(runner.iter) not in self.read():  # killed between the iteration's state and its evaluation
+        if due and str(runner.iter) not in self.read():  # killed after the state was saved and before its evaluation
             runner.val_loop.run()
 
     def before_val(self, runner: Runner) -> None:
@@ -227,25 +240,26 @@ class KeepEvaluations(Hook):
             return
         assert metrics is not None
         evaluations = self.read() | {str(runner.iter): {name: float(value) for name, value in metrics.items()}}
-        if self.counts(evaluations) == str(runner.iter):
+        if self.reported_iteration(evaluations) == str(runner.iter):
             arrays = io.BytesIO()
             np.savez_compressed(arrays, **self.metric.arrays)
             write_atomic(self.folder / "arrays.npz", arrays.getvalue())
         write_atomic(self.folder / "judgements.json", json.dumps(evaluations))
 
     def read(self) -> dict[str, dict[str, float]]:
-        """Iteration -> metrics."""
+        """Iteration -> metrics of all evaluations so far."""
         path = self.folder / "judgements.json"
         return json.loads(path.read_text()) if path.exists() else {}
 
-    def counts(self, evaluations: Mapping[str, Mapping[str, float]]) -> str:
-        """The iteration whose evaluation is the result."""
-        latest = max(evaluations, key=int)
-        return max(evaluations, key=lambda step: (evaluations[step][self.best], int(step))) if self.best else latest
+    def reported_iteration(self, evaluations: Mapping[str, Mapping[str, float]]) -> str:
+        """The iteration whose evaluation is reported; of equal ones the latest."""
+        if not self.best:
+            return max(evaluations, key=int)
+        return max(evaluations, key=lambda iteration: (evaluations[iteration][self.best], int(iteration)))
 
 
-class Stream(Dataset):
-    """Endless passes over `images`, a dataset of the mm libraries; item p is the image at position p."""
+class PositionDataset(Dataset):
+    """Training images by position, over endless epochs. images: dataset of mmseg or mmdet."""
 
     def __init__(self, images: Any, seed: int) -> None:
         self.images, self.seed = images, seed
@@ -264,15 +278,15 @@ class Stream(Dataset):
             return self.images[int(shuffled(len(self.images), self.seed, epoch)[place])]
 
 
-class Positions(Sampler[int]):
-    """The positions of one process: `micro_batches` times `size` of them. mmengine's loop calls `skip` on resuming."""
+class PositionSampler(Sampler[int]):
+    """The positions that process `rank` reads, in `micro_batches` of `size` images."""
 
     def __init__(self, size: int, micro_batches: int, rank: int, processes: int) -> None:
         self.size, self.micro_batches, self.rank, self.processes = size, micro_batches, rank, processes
-        self.done = 0
+        self.done = 0  # micro-batches to skip
 
     def skip(self, images: int) -> None:
-        """Leave out the first `images` of this process."""
+        """Leave out the first `images` of this process; mmengine's loop calls this when it resumes a training."""
         self.done += images // self.size
 
     def __len__(self) -> int:
@@ -288,15 +302,15 @@ class Positions(Sampler[int]):
 class TrainedModel:
     """The result of a training."""
 
-    metrics: dict[str, float]  # of the evaluation that counts
-    arrays: dict[str, np.ndarray]  # from which they can be recomputed
-    step: int  # optimiser step of that evaluation
+    metrics: dict[str, float]  # of the reported evaluation
+    arrays: dict[str, np.ndarray]  # arrays from which these metrics can be recomputed
+    step: int  # optimiser step of the reported evaluation
     history: dict[str, dict[str, float]]  # step -> metrics, of all evaluations
-    batch: Mapping[str, Any]  # facts: how the images of a step were divided
+    batch: Mapping[str, Any]  # facts on how the images of a step were divided
 
 
 class QuietRunner(Runner):
-    """mmengine's Runner with logs in files alone, and the device that it is told."""
+    """mmengine's Runner on the given device, which logs to files only and leaves the model's weights as they are."""
 
     def __init__(self, device: str, **settings: Any) -> None:
         self.device = device
@@ -317,20 +331,20 @@ class QuietRunner(Runner):
         return MMDistributedDataParallel(module=model, device_ids=devices, broadcast_buffers=False)
 
     def _init_model_weights(self) -> None:
-        """Nothing: whoever builds the model draws its heads, from a seed."""
+        """Do nothing: the weights are pretrained, and the heads were drawn from the seed when the model was built."""
 
     def dump_config(self) -> None:
-        """Nothing: there is no configuration file."""
+        """Do nothing: there is no configuration file."""
 
     def load_checkpoint(self, filename: str, map_location: Any = "cpu", **settings: Any) -> dict[str, Any]:
-        with quiet_libraries():  # which print that they load
+        with quiet_libraries():  # they print that they load
             return super().load_checkpoint(filename, map_location, **settings | {"strict": True})
 
 
-class AgreedLoader(DataLoader):
-    """Batches that all processes have, or none: an image that cannot be used in one stops all with its message.
+class SynchronisedLoader(DataLoader):
+    """Loader that gives all processes a batch, or raises in all of them the error that one has with an image.
 
-    Costs a small message between processes a batch; without it the others would wait for that one's gradients.
+    This costs one small message between processes per batch; otherwise the others would wait for gradients forever.
     """
 
     def __init__(self, images: Any, world: World, **settings: Any) -> None:
@@ -343,8 +357,8 @@ class AgreedLoader(DataLoader):
             yield batch
 
 
-class Precise(OptimWrapper):
-    """Optimiser steps whose forward passes run in `precision`; bfloat16 needs no loss scaling."""
+class AutocastWrapper(OptimWrapper):
+    """Optimiser wrapper that runs forward passes in `precision`; bfloat16 needs no loss scaling."""
 
     def __init__(self, device: str, precision: str, **settings: Any) -> None:
         super().__init__(**settings)
@@ -357,8 +371,7 @@ class Precise(OptimWrapper):
 
 
 class EvaluationLoop(ValLoop):
-    """mmengine's evaluation with a progress bar of its own; in float32 whatever the training's precision, as in mmseg
-    and mmdet."""
+    """mmengine's evaluation with a progress bar; in float32 in any precision of training, as in mmseg and mmdet."""
 
     def run(self) -> dict[str, float]:
         quiet = self.runner.rank > 0
@@ -371,44 +384,46 @@ class EvaluationLoop(ValLoop):
 
 
 def run_plan(plan: Plan, space: Workspace) -> TrainedModel:
-    """Train to the end, from the last state on disk if there is one, and evaluate. A finished training is read from
-    disk, and one that another run does is waited for.
+    """Train, from the last state on disk if there is one, and evaluate.
 
-    ValueError for a loss that is not finite, for too little memory, and for unreadable images; the last state stays on
-    disk. Stopped, in all processes after the same step, once a signal has asked one of them to stop.
+    A finished training is read from disk. If another run does the same training, this one waits for it.
+
+    Raises:
+        ValueError: the loss is not finite, memory ran out, or an image cannot be read; the last state stays on disk.
+        Stopped: a signal asked a process to stop; in all processes, after the same step.
     """
     world, size, accumulation = space.world, plan.micro_batch_size(space), plan.accumulation(space)
     folder = plan.folder(space)
     synchronised = world.size > 1 and torch.device(space.device).type == "cuda"
     with quiet_libraries():
         model = plan.build_model(synchronised)
-    batch_norms = any(isinstance(module, nn.BatchNorm2d | nn.SyncBatchNorm) for module in model.modules())
+    has_batch_norm = any(isinstance(module, nn.BatchNorm2d | nn.SyncBatchNorm) for module in model.modules())
     batch = {
         "images": plan.batch,
         "at_once": size,
         "accumulated": accumulation,
         "processes": world.size,
-        "batch_norm_over": size * (world.size if synchronised else 1) if batch_norms else None,
+        "batch_norm_over": size * (world.size if synchronised else 1) if has_batch_norm else None,
     }
     if world.is_rank0:
         say(*(f"{plan.label}: {line}" for line in batch_norm_warnings(batch)), errors=True)
     *images, metric = plan.build_data()
-    evaluations = KeepEvaluations(folder, metric, (plan.judge_every or plan.start.steps) * accumulation, plan.best)
+    evaluations = EvaluationHook(folder, metric, (plan.judge_every or plan.start.steps) * accumulation, plan.best)
     with world.held_by_rank0(locked(folder.with_suffix(".lock"), "it does the same training")):
         if not world.on_rank0((folder / "finished").exists):
-            _run(model, images, evaluations, plan, space)
-        return world.on_rank0(lambda: _trained(evaluations, accumulation, batch))
+            _train(model, images, evaluations, plan, space)
+        return world.on_rank0(lambda: _read_result(evaluations, accumulation, batch))
 
 
-def _run(model: nn.Module, images: Sequence[Any], evaluations: KeepEvaluations, plan: Plan, space: Workspace) -> None:
-    """images: of training and of validation, datasets of the mm libraries."""
+def _train(model: nn.Module, images: Sequence[Any], evaluations: EvaluationHook, plan: Plan, space: Workspace) -> None:
+    """Train to the end, and mark the training as finished. images: training and validation datasets."""
     steps, accumulation, world = plan.start.steps, plan.accumulation(space), space.world
     bar = Progress(plan.label, steps, "steps", parts=accumulation, quiet=not world.is_rank0)
-    keeping = KeepState(evaluations.folder / "states", save_interval(steps), accumulation, plan.label, world)
-    hooks = [EachIteration(plan.schedule, plan.start, accumulation, space.seed, bar), keeping, evaluations]
-    runner = runner_of(model, images, hooks, evaluations, plan, space)
-    with listening(keeping.ask), bar, _explaining(plan, space), warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # the libraries' notes about their own calls
+    states = StateHook(evaluations.folder / "states", save_interval(steps), accumulation, plan.label, world)
+    hooks = [IterationHook(plan.schedule, plan.start, accumulation, space.seed, bar), states, evaluations]
+    runner = build_runner(model, images, hooks, evaluations, plan, space)
+    with listening(states.on_signal), bar, _errors_explained(plan, space), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the libraries' warnings about their own calls
         runner.train()
     world.barrier()
     if world.is_rank0:
@@ -416,31 +431,34 @@ def _run(model: nn.Module, images: Sequence[Any], evaluations: KeepEvaluations, 
         shutil.rmtree(evaluations.folder / "states", ignore_errors=True)
 
 
-def runner_of(
+def build_runner(
     model: nn.Module,
     images: Sequence[Any],
     hooks: list[Hook],
-    evaluations: KeepEvaluations,
+    evaluations: EvaluationHook,
     plan: Plan,
     space: Workspace,
 ) -> Runner:
-    """The Runner, built from objects: nothing is looked up by name, and no configuration is read or written."""
-    world, folder, size = space.world, evaluations.folder, plan.micro_batch_size(space)
-    iterations, (train_images, val_images) = plan.start.steps * plan.accumulation(space), images
-    optimiser, workers = plan.build_optimizer(model), loader_processes(space, len(plan.train))
-    for group in optimiser.param_groups:
-        group["base_lr"] = group["lr"]  # a peak of its own
+    """The Runner, made of objects: without registries and configuration files."""
+    world, folder = space.world, evaluations.folder
+    size, accumulation = plan.micro_batch_size(space), plan.accumulation(space)
+    iterations = plan.start.steps * accumulation
+    optimizer = plan.build_optimizer(model)
+    for group in optimizer.param_groups:
+        group["base_lr"] = group["lr"]  # the group's peak rate
     state = world.on_rank0(lambda: newest_intact(folder / "states", STATE_SUFFIX))
+    train_images, val_images = images
+    workers = loader_processes(space, len(plan.train))
     loading = {"num_workers": workers, "persistent_workers": workers > 0}
-    positions = Positions(size, iterations, world.rank, world.size)
+    positions = PositionSampler(size, iterations, world.rank, world.size)
     name = f"{folder.name}_{time.time_ns()}"  # mmengine's loggers and message hubs are global, by name
     with quiet_libraries():
         return QuietRunner(
             device=space.device,
             model=model,
             work_dir=str(folder),
-            train_dataloader=AgreedLoader(
-                Stream(train_images, space.seed), world, batch_size=size, sampler=positions, **loading
+            train_dataloader=SynchronisedLoader(
+                PositionDataset(train_images, space.seed), world, batch_size=size, sampler=positions, **loading
             ),
             train_cfg={
                 "type": IterBasedTrainLoop,
@@ -448,10 +466,10 @@ def runner_of(
                 "val_begin": 1,
                 "val_interval": evaluations.every,
             },
-            optim_wrapper=Precise(
-                space.device, space.precision, optimizer=optimiser, accumulative_counts=plan.accumulation(space)
+            optim_wrapper=AutocastWrapper(
+                space.device, space.precision, optimizer=optimizer, accumulative_counts=accumulation
             ),
-            val_dataloader=AgreedLoader(
+            val_dataloader=SynchronisedLoader(
                 val_images, world, sampler=DefaultSampler(val_images, shuffle=False), **loading
             ),
             val_cfg={"type": EvaluationLoop},
@@ -469,19 +487,24 @@ def runner_of(
         )
 
 
-def _trained(evaluations: KeepEvaluations, accumulation: int, batch: Mapping[str, Any]) -> TrainedModel:
+def _read_result(evaluations: EvaluationHook, accumulation: int, batch: Mapping[str, Any]) -> TrainedModel:
+    """The result of a finished training, from the files of its evaluations."""
     history = evaluations.read()
-    chosen = evaluations.counts(history)
-    with np.load(evaluations.folder / "arrays.npz") as arrays:
-        kept = {name: arrays[name] for name in arrays.files}
-    by_step = {str(int(iteration) // accumulation): metrics for iteration, metrics in history.items()}
-    step = int(chosen) // accumulation
-    return TrainedModel(metrics=history[chosen], arrays=kept, step=step, history=by_step, batch=batch)
+    reported = evaluations.reported_iteration(history)
+    with np.load(evaluations.folder / "arrays.npz") as file:
+        arrays = {name: file[name] for name in file.files}
+    return TrainedModel(
+        metrics=history[reported],
+        arrays=arrays,
+        step=int(reported) // accumulation,
+        history={str(int(iteration) // accumulation): metrics for iteration, metrics in history.items()},
+        batch=batch,
+    )
 
 
 @contextlib.contextmanager
-def _explaining(plan: Plan, space: Workspace) -> Iterator[None]:
-    """Raise the errors of a training with messages for the user."""
+def _errors_explained(plan: Plan, space: Workspace) -> Iterator[None]:
+    """Raise errors of a training with messages for the user, reported by the same process."""
     try:
         yield
     except (RuntimeError, MemoryError, ValueError) as error:
@@ -492,7 +515,7 @@ def _explaining(plan: Plan, space: Workspace) -> Iterator[None]:
 
 
 def _explained(error: Exception, plan: Plan, space: Workspace) -> Exception:
-    """The error to raise: for memory that ran out, which setting to lower; of a loader process, what it was about."""
+    """The error with a message that names the setting to change, or without the traceback of a loader process."""
     text = str(error)
     if isinstance(error, MemoryError | torch.OutOfMemoryError) or "can't allocate memory" in text:
         return ValueError(
@@ -501,7 +524,7 @@ def _explained(error: Exception, plan: Plan, space: Workspace) -> Exception:
         )
     if "more than 1 value per channel" in text:
         return ValueError("batch norm needs statistics of two images at once: give --batch-size 2 or more")
-    if "Original Traceback" in text:  # torch's wrapping of what a loader process raised
+    if "Original Traceback" in text:  # torch's message for an error in a loader process; its last line is the error
         kind = ValueError if isinstance(error, ValueError) else RuntimeError
         return kind(text.strip().splitlines()[-1].partition(": ")[2])
     return error

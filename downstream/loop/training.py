@@ -1,4 +1,4 @@
-"""The plan of a training on scenes, which holds everything that determines its result, and its optimiser groups."""
+"""The plan of a training, which contains everything that determines its result, and the groups of its optimiser."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ from engine.tasks import Workspace
 from engine.training.schedules import Schedule, TrainProgress, micro_batch_size, share_of
 from imagesets.sets import cache_folder
 
-VERSION = 2  # of a training's state on disk; raise it when the same settings would train otherwise
+VERSION = 2  # of a training's state on disk; raise it when the same settings would train differently
 TRUNK = "backbone.vit.trunk."  # prefix of an export's parameter names in a dense model
 
 
@@ -32,17 +32,17 @@ class Plan:
     train: SceneSet  # training scenes
     val: SceneSet  # validation scenes
     batch: int  # images per optimiser step
-    max_micro_batch: int  # images in a forward pass, unless --batch-size is given
+    max_micro_batch: int  # largest number of images in a forward pass, unless --batch-size is given
     schedule: Schedule  # schedule of the learning rates
     epochs: int
     steps_per_epoch: int = 1
     judge_every: int  # optimiser steps between evaluations
-    # Makes training images, validation images and metric, objects of the mm libraries.
+    # Makes the training dataset, the validation dataset and the metric, objects of the mm libraries.
     build_data: Callable[[], tuple[Any, Any, Any]]
     build_model: Callable[[bool], nn.Module]  # makes the model; True: batch norms over all processes
     build_optimizer: Callable[[nn.Module], torch.optim.Optimizer]  # makes its optimiser
     label: str  # label of the progress bar
-    best: str = ""  # metric that selects the reported evaluation, see KeepEvaluations
+    best: str = ""  # metric that selects the reported evaluation; "" for the last one, see EvaluationHook
 
     @property
     def start(self) -> TrainProgress:
@@ -100,16 +100,17 @@ def optimizer_groups(
     names, which never match after the prefix "backbone.", so they do decay them (iBOT, BEiT and CAE segmentation;
     mmseg: layer_decay_optimizer_constructor.py).
     """
-    own = {
-        name.removeprefix(TRUNK) if name.startswith(TRUNK) else f"head.{name}": name
-        for name, parameter in model.named_parameters()
-        if parameter.requires_grad
-    }
-    parameters = [(ours, model.get_parameter(name)) for ours, name in own.items()]
+    model_names: dict[str, str] = {}  # name in the export, or "head." and the name -> name in the model
+    parameters: list[tuple[str, nn.Parameter]] = []
+    for model_name, parameter in model.named_parameters():
+        if parameter.requires_grad:
+            name = model_name.removeprefix(TRUNK) if model_name.startswith(TRUNK) else f"head.{model_name}"
+            model_names[name] = model_name
+            parameters.append((name, parameter))
     return [
         {
             "params": group["params"],
-            "names": [own[ours] for ours in group["names"]],
+            "names": [model_names[name] for name in group["names"]],
             "lr": rate * group["lr_scale"],
             "weight_decay": group["weight_decay"],
         }
@@ -121,4 +122,4 @@ def adamw_by_layer(model: nn.Module, depth: int, task: Any) -> torch.optim.AdamW
     """AdamW over the groups of `optimizer_groups`, with the task's settings lr, layer_decay, weight_decay and
     decay_tokens. depth: blocks of the network in `model`."""
     groups = optimizer_groups(model, depth, task.layer_decay, task.lr, task.weight_decay, task.decay_tokens)
-    return torch.optim.AdamW([{k: v for k, v in group.items() if k != "names"} for group in groups])
+    return torch.optim.AdamW([{key: group[key] for key in ("params", "lr", "weight_decay")} for group in groups])

@@ -143,7 +143,8 @@ class Enough(Exception):
 
 def train(name: str, precision: str, folder: Path, asked: argparse.Namespace) -> None:
     """Print one line of the table."""
-    task, rounds, original = replace(TASKS[name], batch=asked.batch), Rounds(asked.rounds, precision), running.runner_of
+    task, rounds = replace(TASKS[name], batch=asked.batch), Rounds(asked.rounds, precision)
+    original = running.build_runner
     layout = task.LAYOUT
     url = f"{layout}:{drawn(layout, folder)}"
     scenes = [open_scenes(url, split, folder) for split in ("train", "val")]
@@ -156,7 +157,7 @@ def train(name: str, precision: str, folder: Path, asked: argparse.Namespace) ->
         runner.register_hook(rounds, "LOWEST")
         return runner
 
-    running.runner_of = watched
+    running.build_runner = watched
     try:
         running.run_plan(task.plan(export, *scenes, 0), space)
     except Enough:

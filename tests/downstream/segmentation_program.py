@@ -36,9 +36,9 @@ def refused(folder: Path, url: str, world: World) -> dict[str, object]:
 
 def all_runs(folder: Path, url: str) -> dict[str, object]:
     """The last process is sent SIGUSR1 within its third step."""
-    from downstream.loop.running import EachIteration
+    from downstream.loop.running import IterationHook
 
-    original = EachIteration.before_train_iter
+    original = IterationHook.before_train_iter
 
     def signalled(self, runner, batch_idx, data_batch=None):
         original(self, runner, batch_idx, data_batch)
@@ -47,12 +47,12 @@ def all_runs(folder: Path, url: str) -> dict[str, object]:
 
     with start_world("cpu") as world:  # one connection for all runs
         undisturbed, stopped = metrics(folder / "undisturbed", world=world), "nothing stopped it"
-        EachIteration.before_train_iter = signalled
+        IterationHook.before_train_iter = signalled
         try:
             metrics(folder, world=world)
         except Stopped as error:
             stopped = str(error)
-        EachIteration.before_train_iter = original
+        IterationHook.before_train_iter = original
         continued = metrics(folder, world=world)
         error = refused(folder / "error", url, world)
     return {"undisturbed": undisturbed, "stopped": stopped, "continued": continued, "error": error}

@@ -46,8 +46,8 @@ MASKRCNN = TASKS["maskrcnn"]
 @pytest.fixture
 def trained(monkeypatch):
     """(model, plan) of every training, in order."""
-    seen, run = [], running._run
-    monkeypatch.setattr(running, "_run", lambda *values: (seen.append((values[0], values[3])), run(*values))[1])
+    seen, run = [], running._train
+    monkeypatch.setattr(running, "_train", lambda *values: (seen.append((values[0], values[3])), run(*values))[1])
     return seen
 
 
@@ -155,7 +155,7 @@ def killed(folder: Path, count: int) -> None:
     """Run in a process that dies before its `count`th iteration."""
     child = os.fork()
     if not child:
-        calls, original = [], running.EachIteration.before_train_iter
+        calls, original = [], running.IterationHook.before_train_iter
 
         def dying(self, *values, **settings):
             calls.append(1)
@@ -163,7 +163,7 @@ def killed(folder: Path, count: int) -> None:
                 os.kill(os.getpid(), signal.SIGKILL)
             return original(self, *values, **settings)
 
-        running.EachIteration.before_train_iter = dying
+        running.IterationHook.before_train_iter = dying
         again(folder)
         os._exit(0)
     assert os.waitpid(child, 0)[1] == signal.SIGKILL
@@ -178,13 +178,13 @@ def test_killed_and_continued(tmp_path, monkeypatch):
     """Two images at once, two parts of a step: the bits of an uninterrupted training."""
     quiet = again(tmp_path / "quiet")
     killed(tmp_path / "killed", count=6)
-    seen, original = [], running.EachIteration.before_train_iter
+    seen, original = [], running.IterationHook.before_train_iter
 
     def recording(self, runner, batch_idx, data_batch=None):
         original(self, runner, batch_idx, data_batch)
         seen.append(batch_idx)
 
-    monkeypatch.setattr(running.EachIteration, "before_train_iter", recording)
+    monkeypatch.setattr(running.IterationHook, "before_train_iter", recording)
     resumed = again(tmp_path / "killed")
     assert seen == [4, 5, 6, 7] and resumed.facts == quiet.facts and dict(resumed.metrics) == dict(quiet.metrics)
     assert all(np.array_equal(values, quiet.arrays[name]) for name, values in resumed.arrays.items())

@@ -67,24 +67,24 @@ def quiet(tmp_path_factory):
 @pytest.fixture
 def rates(monkeypatch):
     """Rates of the last group, by iteration, of the trainings in this process."""
-    seen, original = {}, running.EachIteration.before_train_iter
+    seen, original = {}, running.IterationHook.before_train_iter
 
     def recording(self, runner, batch_idx, data_batch=None):
         original(self, runner, batch_idx, data_batch)
         seen[batch_idx] = runner.optim_wrapper.optimizer.param_groups[-1]["lr"]
 
-    monkeypatch.setattr(running.EachIteration, "before_train_iter", recording)
+    monkeypatch.setattr(running.IterationHook, "before_train_iter", recording)
     return seen
 
 
 @pytest.mark.parametrize(
     ("hook", "method", "count", "resumed"),
     [
-        ("EachIteration", "before_train_iter", 6, 4),  # within a step, after the state of iteration 4
+        ("IterationHook", "before_train_iter", 6, 4),  # within a step, after the state of iteration 4
         # Before the state of a step is written; the first evaluation, known and not yet on disk.
-        pytest.param("KeepState", "after_train_iter", 11, 10, marks=pytest.mark.exhaustive),
-        pytest.param("KeepEvaluations", "after_val_epoch", 1, 8, marks=pytest.mark.exhaustive),
-        ("KeepEvaluations", "after_val_epoch", 2, 16),  # the last one, with the training over
+        pytest.param("StateHook", "after_train_iter", 11, 10, marks=pytest.mark.exhaustive),
+        pytest.param("EvaluationHook", "after_val_epoch", 1, 8, marks=pytest.mark.exhaustive),
+        ("EvaluationHook", "after_val_epoch", 2, 16),  # the last one, with the training over
     ],
 )
 def test_killed_and_continued(tmp_path, quiet, rates, capfd, monkeypatch, hook, method, count, resumed):
@@ -104,7 +104,7 @@ def test_killed_and_continued(tmp_path, quiet, rates, capfd, monkeypatch, hook, 
 
 def test_stopped_by_a_signal_and_continued(tmp_path, quiet, rates, monkeypatch):
     """Within a step, whose iterations are then all made; before an evaluation; and in the last one."""
-    original, evaluated = running.EachIteration.before_train_iter, running.KeepEvaluations.after_val_epoch
+    original, evaluated = running.IterationHook.before_train_iter, running.EvaluationHook.after_val_epoch
 
     def signalled(self, runner, batch_idx, data_batch=None):
         original(self, runner, batch_idx, data_batch)
@@ -116,8 +116,8 @@ def test_stopped_by_a_signal_and_continued(tmp_path, quiet, rates, monkeypatch):
         if runner.iter == 16:
             os.kill(os.getpid(), signal.SIGINT)
 
-    monkeypatch.setattr(running.EachIteration, "before_train_iter", signalled)
-    monkeypatch.setattr(running.KeepEvaluations, "after_val_epoch", signalled_at_the_end)
+    monkeypatch.setattr(running.IterationHook, "before_train_iter", signalled)
+    monkeypatch.setattr(running.EvaluationHook, "after_val_epoch", signalled_at_the_end)
     for step in (3, 4, 8):
         with pytest.raises(Stopped, match=f"stopped by a signal after step {step} of 8 of upernet on tiny-ade20k:"):
             outcome(tmp_path)
@@ -133,7 +133,7 @@ def weights_in(state: Path) -> dict[str, torch.Tensor]:
 @pytest.mark.parametrize("step", [pytest.param(0, marks=pytest.mark.exhaustive), 3])
 def test_a_second_signal_drops_the_step_in_work(step, tmp_path, quiet, rates, capfd, monkeypatch):
     """And the training that goes on has the same bits, batch statistics too."""
-    original = running.EachIteration.before_train_iter
+    original = running.IterationHook.before_train_iter
 
     def signalled(self, runner, batch_idx, data_batch=None):
         original(self, runner, batch_idx, data_batch)
@@ -142,8 +142,8 @@ def test_a_second_signal_drops_the_step_in_work(step, tmp_path, quiet, rates, ca
                 os.kill(os.getpid(), signal.SIGINT)
                 time.sleep(0.01)
 
-    monkeypatch.setattr(running, "SAME_SIGNAL", 0.001)
-    monkeypatch.setattr(running.EachIteration, "before_train_iter", signalled)
+    monkeypatch.setattr(running, "SAME_SIGNAL_SECONDS", 0.001)
+    monkeypatch.setattr(running.IterationHook, "before_train_iter", signalled)
     with pytest.raises(Stopped, match=f"stopped by a signal after step {step} of 8 of upernet"):
         outcome(tmp_path)
     assert sorted(rates) == list(range(2 * step + 1))
@@ -154,7 +154,7 @@ def test_a_second_signal_drops_the_step_in_work(step, tmp_path, quiet, rates, ca
         whole, back = (weights_in(path) for path in tmp_path.rglob("states/*.pth"))
         assert any("running_mean" in name for name in whole) and whole.keys() == back.keys()
         assert all(torch.equal(tensor, back[name]) for name, tensor in whole.items())
-    monkeypatch.setattr(running.EachIteration, "before_train_iter", original)
+    monkeypatch.setattr(running.IterationHook, "before_train_iter", original)
     again = outcome(tmp_path)
     assert again.facts == quiet.facts and dict(again.metrics) == dict(quiet.metrics)
     assert np.array_equal(again.arrays["areas"], quiet.arrays["areas"])
@@ -162,7 +162,7 @@ def test_a_second_signal_drops_the_step_in_work(step, tmp_path, quiet, rates, ca
 
 def test_a_broken_state_is_passed_over(tmp_path, quiet):
     """The one before it serves."""
-    killed(tmp_path, running.EachIteration, "before_train_iter", 6)
+    killed(tmp_path, running.IterationHook, "before_train_iter", 6)
     newest = max(tmp_path.rglob("states/step-*.pth"))
     newest.write_bytes(newest.read_bytes()[:100])
     assert dict(outcome(tmp_path).metrics) == dict(quiet.metrics)

@@ -29,8 +29,8 @@ LINEAR = replace(
 @pytest.fixture
 def trained(monkeypatch):
     """(model, plan) of every training, in order."""
-    seen, run = [], running._run
-    monkeypatch.setattr(running, "_run", lambda *values: (seen.append((values[0], values[3])), run(*values))[1])
+    seen, run = [], running._train
+    monkeypatch.setattr(running, "_train", lambda *values: (seen.append((values[0], values[3])), run(*values))[1])
     return seen
 
 
@@ -88,26 +88,26 @@ def test_accumulation_keeps_the_batch(tmp_path, trained):
 
 
 def test_one_run_at_a_time_does_a_training(tmp_path, monkeypatch):
-    held, run, read = [], running._run, running._trained
+    held, run, read = [], running._train, running._read_result
 
     def locked_while(work):
         def wrapped(*values):
-            evaluations = next(value for value in values if isinstance(value, running.KeepEvaluations))
+            evaluations = next(value for value in values if isinstance(value, running.EvaluationHook))
             held.append(evaluations.folder.with_suffix(".lock"))
             assert is_locked(held[-1])
             return work(*values)
 
         return wrapped
 
-    monkeypatch.setattr(running, "_run", locked_while(run))
-    monkeypatch.setattr(running, "_trained", locked_while(read))
+    monkeypatch.setattr(running, "_train", locked_while(run))
+    monkeypatch.setattr(running, "_read_result", locked_while(read))
     UPERNET.run(export_of(), workspace(tmp_path, "tiny-ade20k:"))
     assert len(held) == 2 and not is_locked(held[0])
 
 
 def test_a_finished_training_is_read_and_not_repeated(tmp_path, trained, monkeypatch):
     first = UPERNET.run(export_of(), workspace(tmp_path, "tiny-ade20k:"))
-    monkeypatch.setattr(running, "runner_of", lambda *values: pytest.fail("trained again"))
+    monkeypatch.setattr(running, "build_runner", lambda *values: pytest.fail("trained again"))
     second = UPERNET.run(export_of(), workspace(tmp_path, "tiny-ade20k:"))
     assert first.facts == second.facts and np.array_equal(first.arrays["areas"], second.arrays["areas"])
     assert not list(tmp_path.rglob("states"))
@@ -181,7 +181,7 @@ def test_running_out_of_memory_says_what_to_lower(tmp_path, monkeypatch):
     def full(self, runner, batch_idx, data_batch=None):
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
 
-    monkeypatch.setattr(running.EachIteration, "before_train_iter", full)
+    monkeypatch.setattr(running.IterationHook, "before_train_iter", full)
     said = refused(UPERNET, "tiny-ade20k:", tmp_path)
     assert "out of memory with 4 images at once on cpu: lower --batch-size" in said
 
