@@ -1,8 +1,10 @@
 """Copy detection on INRIA Copydays with frozen features, as in DINO's eval_copy_detection.py.
 
-An image is squashed to a square and described by its class token beside the generalised mean of its patches. Where
-FOLDER/whitening holds images, descriptors are whitened by these. Each altered image looks for its original among all
-originals and distractors; of the nearest 20 images, what comes later is not found. N images, D width.
+An image is resized to a square, without keeping its aspect ratio, and described by its class token and the generalised
+mean of its patches. If FOLDER/whitening contains images, descriptors are whitened by theirs. The original of each
+altered image is searched for among all originals and distractors; beyond the 20 nearest images it counts as not found.
+
+N: images of the database. Q: altered images. D: width.
 """
 
 import os
@@ -26,24 +28,24 @@ from probes.retrieved import average_precision, copy_descriptor, describe_images
 from probes.scores import mean_metric
 from probes.splits import open_splits
 
-KEPT = 20  # nearest images of a query
+NEAREST = 20  # images retrieved for a query
 
 
 @dataclass(frozen=True, kw_only=True)
 class Copydays(Task):
-    """Settings of one evaluation."""
+    """Settings of a copy detection."""
 
     COST: ClassVar[float] = 1.5
 
-    size: PositiveInt = 320  # side in pixels that images are squashed to
+    size: PositiveInt = 320  # side in pixels to which images are resized
 
     def check_network(self, spec: FrozenSpec) -> None:
         if not (spec.has_class_token and spec.has_patches):
-            raise ValueError("copy detection reads class token and patches, and the network lacks one of them")
+            raise ValueError("copy detection reads class token and patches, but the network lacks one of them")
 
     def check_images(self, space: Workspace) -> None:
         if parse_url(space.data)[0] != "copydays":
-            raise ValueError(f"{space.data}: has no copies of its images; add --data NAME=copydays:FOLDER")
+            raise ValueError(f"{space.data}: not a set for copy detection; add --data NAME=copydays:FOLDER")
 
     def summary(self, spec: FrozenSpec, images: Mapping[str, int]) -> dict[str, Any]:
         return {"image size": self.size, "forward passes": sum(images.values())}
@@ -61,27 +63,29 @@ class Copydays(Task):
             assert features.cls is not None  # check_network
             return copy_descriptor(features.cls, features.patches.flatten(1, 2))[0]
 
-        rows, asked = (describe_images(images, describe, space) for images in (database, queries))
-        folder, others = os.path.join(place, "whitening"), 0
+        rows, query_rows = (describe_images(images, describe, space) for images in (database, queries))
+        folder, whitening = os.path.join(place, "whitening"), 0  # images that whiten
         if os.path.isdir(folder):
-            axes = describe_images(open_set(f"images:{folder}", "train"), describe, space)
-            rows, asked, others = whiten(rows, axes), whiten(asked, axes), len(axes)
-        nearest = np.argsort(-(unit_rows(asked) @ unit_rows(rows).T), axis=1, kind="stable")[:, :KEPT]
-        is_copy = database.labels[nearest] == queries.labels[:, None]
-        originals = np.bincount(database.labels, minlength=len(database.classes))[queries.labels]
-        scores = [average_precision(np.flatnonzero(hit), count) for hit, count in zip(is_copy, originals, strict=True)]
+            reference = describe_images(open_set(f"images:{folder}", "train"), describe, space)
+            rows, query_rows, whitening = whiten(rows, reference), whiten(query_rows, reference), len(reference)
+        nearest = np.argsort(-(unit_rows(query_rows) @ unit_rows(rows).T), axis=1, kind="stable")[:, :NEAREST]
+        is_original = database.labels[nearest] == queries.labels[:, None]  # (Q, NEAREST)
+        originals = np.bincount(database.labels, minlength=len(database.classes))[queries.labels]  # (Q,)
+        precisions = np.array(
+            [average_precision(np.flatnonzero(hits), count) for hits, count in zip(is_original, originals, strict=True)]
+        )
         blocks = [os.path.relpath(os.path.dirname(queries.path(index)), place) for index in range(len(queries))]
         metrics = {}
-        for block in sorted(set(blocks), key=lambda block: (block != "strong", block)):  # the papers' first
-            places = np.flatnonzero((np.array(blocks) == block) & (originals > 0))
-            metrics[f"map_{block.replace('/', '_')}"] = mean_metric(np.array(scores)[places], places, len(queries))
+        for block in sorted(set(blocks), key=lambda block: (block != "strong", block)):  # the papers' number first
+            indices = np.flatnonzero((np.array(blocks) == block) & (originals > 0))
+            metrics[f"map_{block.replace('/', '_')}"] = mean_metric(precisions[indices], indices, len(queries))
         distractors = int((database.labels == database.classes.index(DISTRACTORS)).sum())
-        facts = {"train": database.facts, "val": queries.facts}
-        notes: dict[str, Any] = {"distractors": distractors, "whitened by": others}
+        facts: dict[str, Any] = {"train": database.facts, "val": queries.facts}
+        facts |= {"distractors": distractors, "whitened by": whitening}
         if missing := [name for name in COPIES if not os.path.isdir(os.path.join(place, name))]:
-            notes["warnings"] = [f"no number for {', '.join(missing)}: {place} has no such folder"]
-        passes = len(rows) + len(asked) + others
-        return Outcome(metrics=metrics, facts=facts | notes, cost={"forwards": passes}, random=False)
+            facts["warnings"] = [f"no number for {', '.join(missing)}: {place} has no such folder"]
+        forwards = len(rows) + len(query_rows) + whitening
+        return Outcome(metrics=metrics, facts=facts, cost={"forwards": forwards}, random=False)
 
 
 PROTOCOLS = {

@@ -1,8 +1,10 @@
 """Health of features without labels: effective ranks, decay of the spectrum, spread, dead dimensions, outlying norms.
 
-Nothing is trained. RankMe, alpha-ReQ, uniformity and dead dimensions are of the validation images' features, which
-other tasks extract too; LiDAR and alignment of random crops of a few of these images, norms of these images' patches.
-N images, D width, n images of q views each. All values depend on N, so results record it.
+Nothing is trained. RankMe, alpha-ReQ, uniformity and dead dimensions are computed from the features of the validation
+images, which other tasks extract, too; LiDAR and alignment from random crops of a few of these images; norms from
+these images' patches.
+
+N: validation images. n: images with q views each. D: width. All values depend on N, so results record it.
 """
 
 from collections.abc import Iterator, Mapping
@@ -45,10 +47,10 @@ from probes.label_free import (
 from probes.linear.train_transform import TrainTransform
 from probes.scores import cost
 
-RANKED = 25_600  # images of which ranks are computed at most: RankMe's own number (section 3.2)
-PAIRED = 2048  # images of which pairs are compared at most: 2 million pairs
-COLLAPSED = 0.02  # RankMe below this share of what N and D allow, with which a warning begins (ours)
-MOSTLY = 50.0  # percent of dead dimensions with which one does
+MAX_RANK_IMAGES = 25_600  # images for ranks, as in the paper of RankMe (section 3.2)
+MAX_PAIR_IMAGES = 2048  # images for uniformity: 2 million pairs
+COLLAPSED = 0.02  # warns if RankMe is below this share of its maximum for N and D (ours)
+MOSTLY_DEAD = 50.0  # warns if more than this percentage of dimensions is dead (ours)
 LIDAR_DELTA, LIDAR_EPS = 1e-4, 1e-8  # stable-pretraining callbacks/lidar.py, as in the paper
 FORMULAS = {
     "rankme": f"singular values of uncentred features, eps {RANKME_EPS:g} added to shares (Garrido et al. 2023)",
@@ -61,14 +63,14 @@ FORMULAS = {
 
 @dataclass(frozen=True, kw_only=True)
 class Health(PooledTask):
-    """Settings of one evaluation."""
+    """Settings of a health evaluation."""
 
     WITHOUT_VALUES: ClassVar[tuple[str, ...]] = ("*",)  # spectra, ranks and norms of all images together
     COST: ClassVar[float] = 0.1  # after a task that extracts the same features
 
-    layers: Literal["last", "all"] = "last"  # of every block too: metrics named NAME_blockK, from 1 on
-    images: PositiveInt = 100  # n, images whose random crops LiDAR compares; fewer where the set has fewer
-    views: TwoOrMore = 10  # q, random crops of each
+    layers: Literal["last", "all"] = "last"  # all: also of each earlier block, as NAME_blockN, N from 1
+    images: PositiveInt = 100  # n, images whose random crops LiDAR compares, or all if there are fewer
+    views: TwoOrMore = 10  # q, random crops of each of these images
 
     def kinds(self, spec: FrozenSpec) -> tuple[FeatureKind, ...]:
         return self.kind.at_every_block(spec) if self.layers == "all" else (self.kind,)
@@ -77,78 +79,80 @@ class Health(PooledTask):
         return True
 
     def summary(self, spec: FrozenSpec, images: Mapping[str, int]) -> dict[str, Any]:
-        few = min(self.images, images["val"])
-        return {"image size": spec.image_size, "forward passes": images["val"] + few * self.views, "views": self.views}
+        views = min(self.images, images["val"]) * self.views
+        return {"image size": spec.image_size, "forward passes": images["val"] + views, "views": self.views}
 
     def cost(self, scale: Scale) -> Work:
         spec, val = scale.spec, scale.images["val"]
-        few = min(self.images, val)
-        parts = (feature_pass(spec, val, "val"), feature_pass(spec, few * self.views, "views of val", "crops"))
-        memory = max(8 * 3 * spec.width * min(val, RANKED), forward_bytes(scale))
-        held = feature_bytes(spec, val, len(self.kinds(spec))) + feature_bytes(spec, few * self.views)
-        return Work(parts=parts, memory=memory, disk=held)
+        views = min(self.images, val) * self.views
+        parts = (feature_pass(spec, val, "val"), feature_pass(spec, views, "views of val", "crops"))
+        memory = max(8 * 3 * spec.width * min(val, MAX_RANK_IMAGES), forward_bytes(scale))
+        disk = feature_bytes(spec, val, len(self.kinds(spec))) + feature_bytes(spec, views)
+        return Work(parts=parts, memory=memory, disk=disk)
 
     def evaluate(self, export: FrozenExport, space: Workspace) -> Outcome:
         val, kinds = space.images("val", open_set), self.kinds(export.spec)
-        transform = transform_of(export, space, self)
-        features = extract(export, val, kinds, space, transform)
-        few = features.indices[evenly_spaced(len(features), min(self.images, len(features)))]
-        shown = val.subset(np.repeat(few, self.views), f"views-{self.views}")
+        features = extract(export, val, kinds, space, transform_of(export, space, self))
+        chosen = features.indices[evenly_spaced(len(features), min(self.images, len(features)))]
+        repeated = val.subset(np.repeat(chosen, self.views), f"views-{self.views}")
         crops = TrainTransform(
             size=export.spec.size,
             interpolation="bicubic",
             rule="torchvision",
             seed=space.seed,
             epoch=0,
-            image_numbers=np.arange(len(shown)),
+            image_numbers=np.arange(len(repeated)),
             decode=space.decode,
         )
-        views = extract(export, shown, kinds, space, crops)
-        if len(views) < len(shown):
+        views = extract(export, repeated, kinds, space, crops)
+        if len(views) < len(repeated):
             raise ValueError(f"{val.url}: images that could be read before cannot be read now; run the same again")
         metrics: dict[str, Metric] = {}
-        for place, kind in enumerate(kinds):
-            suffix = f"_block{kind.layer + 1}" if place else ""
-            rows = features[kind][evenly_spaced(len(features), min(RANKED, len(features)))]
+        for kind in kinds:
+            suffix = "" if kind == kinds[0] else f"_block{kind.layer + 1}"
+            rows = features[kind][evenly_spaced(len(features), min(MAX_RANK_IMAGES, len(features)))]
             metrics |= {f"{name}{suffix}": metric for name, metric in spectrum_metrics(rows)}
-            groups = views[kind][:].reshape(len(few), self.views, -1)
+            groups = views[kind][:].reshape(len(chosen), self.views, -1)
             metrics |= {f"{name}{suffix}": metric for name, metric in view_metrics(groups)}
         if export.spec.has_patches:
-            norms = patch_norms(export, val.subset(few, "norms"), space, self)
+            norms = patch_norms(export, val.subset(chosen, "norms"), space, self)
             outliers = norm_outliers(norms)
             share = Metric(value=100 * outliers["share_5_median"], higher_is_better=None)
-            metrics |= {"norm_outliers": share, "norm_ratio": neither(outliers["ratio"])}
+            metrics |= {"norm_outliers": share, "norm_ratio": undirected(outliers["ratio"])}
         facts = {
             "val": features.facts,
-            "images": min(RANKED, len(features)),
-            "views": [len(few), self.views],
+            "images": min(MAX_RANK_IMAGES, len(features)),
+            "views": [len(chosen), self.views],
             "formulas": FORMULAS,
-            "warnings": warnings_of(metrics, min(len(features), RANKED, export.spec.width)),
+            "warnings": collapse_warnings(metrics, min(len(features), MAX_RANK_IMAGES, export.spec.width)),
         }
         return Outcome(metrics=metrics, facts=facts, cost=cost(features, views))
 
 
-def neither(value: float) -> Metric:
-    """A number without unit that is neither better nor worse."""
+def undirected(value: float) -> Metric:
+    """A metric without unit for which neither higher nor lower is better."""
     return Metric(value=value, unit="", higher_is_better=None)
 
 
 def spectrum_metrics(features: np.ndarray) -> Iterator[tuple[str, Metric]]:
-    """Of features (N, D), without those that too few or constant features have not."""
+    """Names and metrics of features (N, D), without those that are undefined for few or constant features."""
     yield "rankme", Metric(value=rankme(features), unit="")
     if (np.ptp(features, axis=0) > 0).any():
         yield "rankme_variance", Metric(value=rankme_of_variances(features), unit="")
-    with suppress(ValueError):  # fewer eigenvalues than are fitted
-        yield "alpha_req", neither(alpha_req(features))
-    pairs = features[evenly_spaced(len(features), min(PAIRED, len(features)))]
+    with suppress(ValueError):  # too few eigenvalues for the fit
+        yield "alpha_req", undirected(alpha_req(features))
+    pairs = features[evenly_spaced(len(features), min(MAX_PAIR_IMAGES, len(features)))]
     if len(pairs) > 1:
         yield "uniformity", Metric(value=uniformity(pairs), unit="", higher_is_better=False)
     yield "dead_dimensions", Metric(value=dead_dimensions(features), higher_is_better=False)
 
 
 def view_metrics(views: np.ndarray) -> Iterator[tuple[str, Metric]]:
-    """Of views (n, q, D) of some images. LiDAR has no value where nothing tells the images apart: without any
-    difference all its eigenvalues are eps, as if they were evenly spread."""
+    """Names and metrics of views (n, q, D).
+
+    LiDAR is left out if all images have the same features: all its eigenvalues are then eps, and their entropy is that
+    of a perfectly even spectrum.
+    """
     if len(views) > 1:
         value, eigenvalues = lidar(views, LIDAR_DELTA, LIDAR_EPS)
         if eigenvalues[0] > 10 * LIDAR_EPS:
@@ -157,29 +161,28 @@ def view_metrics(views: np.ndarray) -> Iterator[tuple[str, Metric]]:
 
 
 def patch_norms(export: FrozenExport, images: ImageSet, space: Workspace, task: Health) -> np.ndarray:
-    """Of each patch of the last block, before the final norm -> (n, L)."""
+    """Norms (n, L) of the patch tokens of the last block, before the final norm."""
     backbone = Backbone(export, space.device, space.precision, space.compiled)
     spans = batch_spans(len(images), space.batch_size or forward_batch(space.device))
-    parts: dict[int, np.ndarray] = {}
+    norms: dict[int, np.ndarray] = {}
 
-    def measure(loaded: DecodedBatch, span: range) -> None:
-        features = backbone.views(backbone.prepare(loaded.pixels), [(-1, False)])[-1, False]
-        parts[loaded.number] = features.patches.norm(dim=-1).flatten(1).cpu().numpy()
+    def measure(batch: DecodedBatch, span: range) -> None:
+        features = backbone.views(backbone.prepare(batch.pixels), [(-1, False)])[-1, False]
+        norms[batch.number] = features.patches.norm(dim=-1).flatten(1).cpu().numpy()
 
-    for_each_batch(
-        Reader(images, transform_of(export, space, task), spans, False), measure, space.device, space.workers
-    )
-    return np.concatenate([parts[number] for number in sorted(parts)])
+    reader = Reader(images, transform_of(export, space, task), spans, skip_bad=False)
+    for_each_batch(reader, measure, space.device, space.workers)
+    return np.concatenate([norms[number] for number in sorted(norms)])
 
 
-def warnings_of(metrics: Mapping[str, Metric], most: int) -> list[str]:
-    """Signs of a collapse, a line each. most: the highest rank that images and width allow."""
-    lines, rank, dead = [], metrics["rankme"].value, metrics["dead_dimensions"].value
-    if rank < max(COLLAPSED * most, 2.0):
-        lines.append(f"the features have collapsed: RankMe {rank:.3g}, where {most} is possible")
-    if dead > MOSTLY:
-        lines.append(f"{dead:.0f} % of the dimensions are dead: they hardly vary between images")
-    return lines
+def collapse_warnings(metrics: Mapping[str, Metric], max_rank: int) -> list[str]:
+    """Signs of a collapse, one line each. max_rank: the highest rank that N and D allow."""
+    warnings, rank, dead = [], metrics["rankme"].value, metrics["dead_dimensions"].value
+    if rank < max(COLLAPSED * max_rank, 2.0):
+        warnings.append(f"the features have collapsed: RankMe is {rank:.3g} of at most {max_rank}")
+    if dead > MOSTLY_DEAD:
+        warnings.append(f"{dead:.0f} % of the dimensions are dead: they hardly vary between images")
+    return warnings
 
 
 PROTOCOLS = {

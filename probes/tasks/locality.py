@@ -1,9 +1,11 @@
-"""Locality: does the box of a scene that is most like an image of a class lie where that class is?
+"""Locality: the box of a scene whose features are most similar to a query image should contain the query's class.
 
-ExtreMA section 4 and figure 3: a query image ranks 25 crops of another image of its category, 5 scales at 5 random
-places, by the instance representations; the first is the prediction. The paper shows pictures. For a number, scenes are
-mosaics of validation images, so that it is known where the category is; each validation image is looked for once.
-N validation images, M mosaics of T tiles, K boxes of each, D width.
+ExtreMA section 4 and figure 3: a query image ranks 25 crops of another image of its category, at 5 scales and 5 random
+positions each, by their instance representations; the first one is the prediction. The paper shows pictures and no
+number. For a number, scenes are mosaics of validation images, in which the positions of classes are known. Each
+validation image is searched for once, in its mosaic, by a training image of its class.
+
+N: validation images. M: mosaics. T: tiles of a mosaic. K: boxes in a mosaic. D: width.
 """
 
 from collections.abc import Mapping
@@ -28,37 +30,40 @@ from probes.splits import check_labels, open_splits
 
 
 class Search(NamedTuple):
-    """What is looked for where. sought (N,): place among the tiles of each validation image, mosaic by mosaic.
-    queries (N,): the training image that looks for it."""
+    """Which training image searches for which validation image.
+
+    targets: (N,) for each validation image, its index among the tiles of all mosaics, flattened from (M, T). queries:
+    (N,) the training image that searches for it.
+    """
 
     mosaics: Mosaics
-    sought: np.ndarray
+    targets: np.ndarray
     queries: np.ndarray
 
 
 @dataclass(frozen=True, kw_only=True)
 class Locality(PooledTask):
-    """Settings of one evaluation."""
+    """Settings of a locality evaluation."""
 
     COST: ClassVar[float] = 2.0
 
     tiles: PositiveInt = 4  # validation images in a mosaic, a square number
-    # sides of the candidate boxes, as shares of the mosaic's; the paper has five, and does not state them
+    # Sides of the candidate boxes, as shares of the mosaic's. The paper has five scales and does not state them.
     scales: OneOrMoreDifferent[Fraction] = (0.2, 0.35, 0.5, 0.65, 0.8)
-    locations: PositiveInt = 5  # random places of a box of each scale
+    locations: PositiveInt = 5  # random positions of a box at each scale
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.tiles < 2 or round(self.tiles**0.5) ** 2 != self.tiles:
-            raise ValueError(f"tiles={self.tiles}: a mosaic is square, so give 4, 9 or 16")
+            raise ValueError(f"tiles={self.tiles}: a mosaic is square, so give a square number such as 4, 9 or 16")
 
     @property
     def boxes(self) -> int:
-        """K, candidates in a mosaic."""
+        """K, the number of candidate boxes in a mosaic."""
         return len(self.scales) * self.locations
 
     def features(self, export: FrozenExport, space: Workspace) -> dict[str, tuple[FeatureKind, ...]]:
-        return {}  # of a few training images alone
+        return {}  # it reads only a few training images
 
     def summary(self, spec: FrozenSpec, images: Mapping[str, int]) -> dict[str, Any]:
         mosaics, queries = -(-images["val"] // self.tiles), min(images.values())
@@ -66,98 +71,104 @@ class Locality(PooledTask):
         return summary | {"mosaics": mosaics, "boxes in each": self.boxes}
 
     def cost(self, scale: Scale) -> Work:
-        spec, sizes = scale.spec, self.summary(scale.spec, scale.images)
-        crops = sizes["mosaics"] * self.boxes
+        spec, summary = scale.spec, self.summary(scale.spec, scale.images)
+        passes, crops = summary["forward passes"], summary["mosaics"] * self.boxes
         parts = (
             feature_pass(spec, crops, f"boxes of {self.tiles} tiles"),
-            feature_pass(spec, sizes["forward passes"] - crops, "queries of train"),
+            feature_pass(spec, passes - crops, "queries of train"),
         )
-        held = feature_bytes(spec, sizes["forward passes"])
-        return Work(parts=parts, memory=max(held, forward_bytes(scale)), disk=held)
+        features = feature_bytes(spec, passes)
+        return Work(parts=parts, memory=max(features, forward_bytes(scale)), disk=features)
 
     def evaluate(self, export: FrozenExport, space: Workspace) -> Outcome:
         train, val = open_splits(space)
         check_labels(train.labels, val.labels, train)
         transform = transform_of(export, space, self)
         search = self.search(train, val, transform, space.seed)
-        distinct, which = np.unique(search.queries, return_inverse=True)
-        asked = train.subset(distinct, f"locality-seed{space.seed}")
-        queries = extract(export, asked, [self.kind], space, transform)
+        distinct, query_of = np.unique(search.queries, return_inverse=True)
+        query_images = train.subset(distinct, f"locality-seed{space.seed}")
+        queries = extract(export, query_images, [self.kind], space, transform)
         crops = search.mosaics.image_set(f"mosaics-{self.tiles}-seed{space.seed}")
-        whole = replace(transform, crop=1.0)  # the crops have the network's size
-        gallery = extract(export, crops, [self.kind], space, whole)
-        similar = similarities(
-            self.placed(gallery, len(crops)), self.placed(queries, len(asked))[which], search, self.boxes
-        )
-        return self.outcome(similar, search, val, queries, gallery)
+        # The crops already have the network's size.
+        gallery = extract(export, crops, [self.kind], space, replace(transform, crop=1.0))
+        query_rows = self.all_rows(queries, len(query_images))[query_of]
+        similarities = query_box_similarities(self.all_rows(gallery, len(crops)), query_rows, search, self.boxes)
+        return self.outcome(similarities, search, val, queries, gallery)
 
     def search(self, train: ImageSet, val: ImageSet, transform: EvalTransform, seed: int) -> Search:
-        """Mosaics of the validation images, and a training image of the class of each."""
+        """Mosaics of the validation images, and a training image of the class of each validation image."""
         tiles = tile_numbers(val.labels, self.tiles)
         height, width = transform.window
-        across = round(self.tiles**0.5)
-        size = (across * width, across * height)
+        side = round(self.tiles**0.5)
+        size = (side * width, side * height)
         boxes = candidate_boxes(len(tiles), size, (width, height), self.scales, self.locations, seed)
         mosaics = Mosaics(source=val, transform=transform, tiles=tiles, boxes=boxes)
-        _, sought = np.unique(tiles.ravel(), return_index=True)  # where a tile repeats an image, its first place
-        return Search(mosaics, sought, queries_of(train.labels, val.labels, seed))
+        _, targets = np.unique(tiles.ravel(), return_index=True)  # the first tile of an image that is on two
+        return Search(mosaics, targets, draw_queries(train.labels, val.labels, seed))
 
-    def placed(self, features: FeatureSet, images: int) -> np.ndarray:
-        """Unit vectors (images, D) of a set, NaN where an image was skipped."""
+    def all_rows(self, features: FeatureSet, images: int) -> np.ndarray:
+        """Unit vectors (images, D) of all images of a set, NaN for skipped ones."""
         rows = np.full((images, features[self.kind].shape[1]), np.nan, np.float32)
         rows[features.indices] = unit_rows(features[self.kind])
         return rows
 
     def outcome(
-        self, similar: np.ndarray, search: Search, val: ImageSet, queries: FeatureSet, gallery: FeatureSet
+        self, similarities: np.ndarray, search: Search, val: ImageSet, queries: FeatureSet, gallery: FeatureSet
     ) -> Outcome:
-        """similar (N, K): of each query to the boxes of its mosaic."""
-        read = np.flatnonzero(~np.isnan(similar).any(axis=1))
+        """Accuracy and overlap of the most similar box. similarities: (N, K), NaN where images were skipped."""
+        read = np.flatnonzero(~np.isnan(similarities).any(axis=1))
         if not len(read):
             raise ValueError(f"{val.url}: no mosaic has all its images; see what is unreadable with bench data check")
-        right, overlaps = self.judged(search, val.labels)
-        best = similar[read].argmax(axis=1)
-        iou = np.take_along_axis(overlaps[read], best[:, None], axis=1)[:, 0]
+        is_correct, overlaps = (array[read] for array in self.box_targets(search, val.labels))  # (n, K) each
+        best = similarities[read].argmax(axis=1)
+        rows = np.arange(len(read))
+        iou = overlaps[rows, best]
         mean_iou = Metric(value=100 * float(iou.mean()), per_image=spread_out(iou, read, len(val)))
-        chance = {"top1": 100 * float(right[read].mean()), "iou": 100 * float(overlaps[read].mean())}
+        chance = {"top1": 100 * float(is_correct.mean()), "iou": 100 * float(overlaps.mean())}
         bound = {
-            "top1": 100 * float(right[read].any(axis=1).mean()),
-            "iou": 100 * float(overlaps[read].max(axis=1).mean()),
+            "top1": 100 * float(is_correct.any(axis=1).mean()),
+            "iou": 100 * float(overlaps.max(axis=1).mean()),
         }
         return Outcome(
-            metrics={"top1": accuracy(right[read, best], read, len(val)), "iou": mean_iou},
+            metrics={"top1": accuracy(is_correct[rows, best], read, len(val)), "iou": mean_iou},
             arrays={"box": spread_out(best, read, len(val))},
             facts={"train": queries.facts, "val": gallery.facts, "chance": chance, "at_most": bound},
             cost=cost(queries, gallery),
         )
 
-    def judged(self, search: Search, labels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """For each validation image and box of its mosaic: is the box's centre on a tile of the image's class
-        (N, K) bool; the box's intersection over union with the image's own tile (N, K)."""
+    def box_targets(self, search: Search, labels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """For each validation image (N,) and each box of its mosaic (K,): (N, K) bool, whether the centre of the box is
+        on a tile of the image's class; and (N, K), the box's intersection over union with the image's own tile.
+        """
         mosaics = search.mosaics
-        mosaic, tile = np.divmod(search.sought, self.tiles)
-        centres = centre_tiles(mosaics.boxes, mosaics.tile, mosaics.across)[mosaic]  # (N, K)
+        mosaic, tile = np.divmod(search.targets, self.tiles)
+        centres = centre_tiles(mosaics.boxes, mosaics.tile_size, mosaics.side)[mosaic]  # (N, K)
         classes = labels[mosaics.tiles[mosaic]]  # (N, T)
-        overlaps = tile_overlaps(mosaics.boxes, mosaics.tile, mosaics.across)[mosaic]  # (N, K, T)
-        of_tile = np.take_along_axis(overlaps, tile[:, None, None], axis=2)[..., 0]
-        return np.take_along_axis(classes, centres, axis=1) == labels[:, None], of_tile
+        overlaps = tile_overlaps(mosaics.boxes, mosaics.tile_size, mosaics.side)[mosaic]  # (N, K, T)
+        own_overlaps = np.take_along_axis(overlaps, tile[:, None, None], axis=2)[..., 0]
+        return np.take_along_axis(classes, centres, axis=1) == labels[:, None], own_overlaps
 
 
-def similarities(gallery: np.ndarray, queries: np.ndarray, search: Search, boxes: int) -> np.ndarray:
-    """Crops (M K, D), queries (N, D), unit vectors -> cosines (N, K) of each query and the boxes of its mosaic."""
+def query_box_similarities(gallery: np.ndarray, queries: np.ndarray, search: Search, boxes: int) -> np.ndarray:
+    """Cosine similarities (N, K) of each query to the boxes of its mosaic.
+
+    gallery: (M K, D) and queries: (N, D), unit vectors. boxes: K.
+    """
     tiles = search.mosaics.tiles.shape[1]
     crops = gallery.reshape(-1, boxes, gallery.shape[1])
-    return np.stack([crops[place // tiles] @ query for place, query in zip(search.sought, queries, strict=True)])
+    return np.stack([crops[target // tiles] @ query for target, query in zip(search.targets, queries, strict=True)])
 
 
-def queries_of(trained: np.ndarray, evaluated: np.ndarray, seed: int) -> np.ndarray:
-    """Labels of both splits -> a random training image of its class for each validation image; a class's training
-    images come again only when all of them have been taken."""
-    shuffled = np.random.RandomState([seed, 1]).permutation(len(trained))
-    queries = np.empty(len(evaluated), np.int64)
-    for label in np.unique(evaluated):
-        own, places = shuffled[trained[shuffled] == label], np.flatnonzero(evaluated == label)
-        queries[places] = own[np.arange(len(places)) % len(own)]
+def draw_queries(train_labels: np.ndarray, val_labels: np.ndarray, seed: int) -> np.ndarray:
+    """A random training image (N,) of the class of each validation image.
+
+    A training image is used again only after all others of its class.
+    """
+    shuffled = np.random.RandomState([seed, 1]).permutation(len(train_labels))
+    queries = np.empty(len(val_labels), np.int64)
+    for label in np.unique(val_labels):
+        of_class, indices = shuffled[train_labels[shuffled] == label], np.flatnonzero(val_labels == label)
+        queries[indices] = of_class[np.arange(len(indices)) % len(of_class)]
     return queries
 
 

@@ -1,8 +1,10 @@
-"""Detection of images from other sets by frozen features: how near an image's k-th nearest training image is.
+"""Detection of out-of-distribution images by the distance of frozen features to the training images.
 
-Nothing is trained (Sun et al. 2022, Out-of-Distribution Detection with Deep Nearest Neighbors): the score is the cosine
-to the k-th neighbour. Validation images should score high, images of the sets that the user names low. Q images of a
-set, D width.
+Nothing is trained (Sun et al. 2022, Out-of-Distribution Detection with Deep Nearest Neighbors). The score of an image
+is its cosine similarity to the k-th nearest training image, which should be high for validation images and low for
+images of the sets that the user names.
+
+Q: images of a set.
 """
 
 from collections.abc import Mapping
@@ -24,28 +26,28 @@ from probes.features.kinds import feature_bytes, feature_pass
 from probes.scores import cost, gather_in_order
 from probes.splits import open_splits
 
-ACCEPTED = 0.95  # share of the validation images that the threshold of the false positive rate accepts
+TRUE_POSITIVE_RATE = 0.95  # of the validation images, at the threshold for the false positive rate
 
 
 @dataclass(frozen=True, kw_only=True)
 class Ood(PooledTask):
-    """Settings of one evaluation."""
+    """Settings of an out-of-distribution detection."""
 
-    WITHOUT_VALUES: ClassVar[tuple[str, ...]] = ("auroc*", "fpr95*")  # of pairs of images
+    WITHOUT_VALUES: ClassVar[tuple[str, ...]] = ("auroc*", "fpr95*")  # computed from pairs of images
     COST: ClassVar[float] = 1.1  # after k-NN, which reads the same features
 
-    sets: OneOrMoreDifferent[str] = ("noisydigits:",)  # URLs of image sets whose validation images are of another kind
-    k: PositiveInt = 50  # neighbour by which an image is judged; fewer in a smaller gallery
-    backend: Literal["faiss", "torch"] = "faiss"  # library of the search
+    sets: OneOrMoreDifferent[str] = ("noisydigits:",)  # URLs of sets whose validation images are out of distribution
+    k: PositiveInt = 50  # rank of the neighbour that gives the score, or the number of training images if smaller
+    backend: Literal["faiss", "torch"] = "faiss"  # library that searches for neighbours
 
     def check_images(self, space: Workspace) -> None:
         for url in self.sets:
             parse_url(url)
         if space.data in self.sets:
-            raise ValueError(f"{space.data}: is evaluated on and cannot be foreign, too; add --set ood.sets=OTHER")
+            raise ValueError(f"{space.data}: cannot be out of distribution for itself; give --set ood.sets=OTHER")
 
     def passes(self, images: Mapping[str, int]) -> dict[str, int]:
-        """Images that go through the network, of both splits and of each set of another kind."""
+        """Number of images of each split and of each out-of-distribution set."""
         return dict(images) | {f"val of {url}": len(open_set(url, "val")) for url in self.sets}
 
     def summary(self, spec: FrozenSpec, images: Mapping[str, int]) -> dict[str, Any]:
@@ -59,8 +61,7 @@ class Ood(PooledTask):
             Part(kind="comparisons", count=gallery * queries, flops=2 * spec.width),
             Part(kind="libraries", count=1, of=self.backend),
         )
-        searched = search_bytes(gallery, queries, spec.width, self.k)
-        memory = max(searched, forward_bytes(scale))
+        memory = max(search_bytes(gallery, queries, spec.width, self.k), forward_bytes(scale))
         return Work(parts=parts, memory=memory, disk=feature_bytes(spec, gallery + queries))
 
     def benchmark(self, export: FrozenExport, space: Workspace, seconds: float) -> dict[Kind, float]:
@@ -71,10 +72,11 @@ class Ood(PooledTask):
         train, val = open_splits(space)
         others = [open_set(url, "val") for url in self.sets]
         transform = transform_of(export, space, self)
-        found = [extract(export, images, [self.kind], space, transform) for images in (train, val, *others)]
-        gallery, known, *foreign = found
-        near = self.scores(gallery, known, space)
-        rates = [detection(near, self.scores(gallery, features, space)) for features in foreign]
+        gallery, known, *foreign = (
+            extract(export, images, [self.kind], space, transform) for images in (train, val, *others)
+        )
+        known_scores = self.scores(gallery, known, space)
+        rates = [detection_rates(known_scores, self.scores(gallery, features, space)) for features in foreign]
         metrics = {
             "auroc": Metric(value=float(np.mean([auroc for auroc, _ in rates]))),
             "fpr95": Metric(value=float(np.mean([fpr for _, fpr in rates])), higher_is_better=False),
@@ -88,21 +90,23 @@ class Ood(PooledTask):
             "sets": [features.facts for features in foreign],
             "k": min(self.k, len(gallery)),
         }
-        return Outcome(metrics=metrics, facts=facts, cost=cost(*found), random=False)
+        return Outcome(metrics=metrics, facts=facts, cost=cost(gallery, known, *foreign), random=False)
 
     def scores(self, gallery: FeatureSet, queries: FeatureSet, space: Workspace) -> np.ndarray:
-        """Cosine (Q,) of each query and its k-th nearest image of the gallery, in every process."""
+        """Cosine similarity (Q,) of each query to its k-th nearest image of the gallery, in every process."""
         k = min(self.k, len(gallery))
         rows = gallery[self.kind], queries[self.kind]
         near = search(*rows, k, self.backend, space.device, prepare=unit_rows, world=space.world)
         return gather_in_order(space.world, lambda: (near.places, near.similarities[:, -1]))[1]
 
 
-def detection(known: np.ndarray, foreign: np.ndarray) -> tuple[float, float]:
-    """AUROC and the false positive rate at a true positive rate of 95 %, in percent, of scores (Q,) that should be
-    high for known images and low for foreign ones."""
+def detection_rates(known: np.ndarray, foreign: np.ndarray) -> tuple[float, float]:
+    """AUROC, and the false positive rate at a true positive rate of 95 %, in percent.
+
+    known, foreign: scores (Q,) of images in and out of distribution; known images should have higher ones.
+    """
     is_known = np.concatenate([np.ones(len(known)), np.zeros(len(foreign))])
-    threshold = np.sort(known)[::-1][int(np.ceil(ACCEPTED * len(known))) - 1]
+    threshold = np.sort(known)[::-1][int(np.ceil(TRUE_POSITIVE_RATE * len(known))) - 1]
     auroc = roc_auc_score(is_known, np.concatenate([known, foreign]))
     return 100 * float(auroc), 100 * float((foreign >= threshold).mean())
 

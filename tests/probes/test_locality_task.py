@@ -97,8 +97,8 @@ def test_shuffled_crops_are_at_chance(trained, tints, tmp_path, monkeypatch):
         crops = np.take_along_axis(gallery.reshape(-1, boxes, gallery.shape[1]), order[..., None], axis=1)
         return true(crops.reshape(gallery.shape), queries, search, boxes)
 
-    true = locality.similarities
-    monkeypatch.setattr(locality, "similarities", shuffled)
+    true = locality.query_box_similarities
+    monkeypatch.setattr(locality, "query_box_similarities", shuffled)
     outcome = evaluated(trained, tints, tmp_path)
     assert abs(outcome.numbers["top1"] - 25) < 10
     assert abs(outcome.numbers["iou"] - outcome.facts["chance"]["iou"]) < 4

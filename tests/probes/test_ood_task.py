@@ -8,18 +8,18 @@ from sklearn.metrics import roc_curve
 from test_health_task import export
 
 from engine.tasks import Workspace
-from probes.tasks.ood import Ood, detection
+from probes.tasks.ood import Ood, detection_rates
 
 
 def test_rates_are_those_of_the_roc_curve():
     random = np.random.RandomState(0)
     known, foreign = random.normal(1, 1, 400), random.normal(0, 1, 300)
-    auroc, fpr = detection(known, foreign)
+    auroc, fpr = detection_rates(known, foreign)
     false, true, _ = roc_curve(np.r_[np.ones(400), np.zeros(300)], np.r_[known, foreign], drop_intermediate=False)
     assert fpr == pytest.approx(100 * false[np.argmax(true >= 0.95)])
     pairs = (known[:, None] > foreign).mean()  # second opinion: the share of pairs in the right order
     assert auroc == pytest.approx(100 * pairs)
-    assert detection(known, known) == (pytest.approx(50), pytest.approx(95))
+    assert detection_rates(known, known) == (pytest.approx(50), pytest.approx(95))
 
 
 def test_digits_among_shapes_are_foreign_and_several_sets_are_averaged(tmp_path):
