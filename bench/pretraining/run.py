@@ -37,7 +37,7 @@ from pretrain.loop.trainer import Run, Trainer, build
 from pretrain.loop.updates import Precision
 from pretrain.method import Method, TrainProgress
 from probes.splits import open_splits
-from probes.tasks.health import RANKED, Health
+from probes.tasks.health import MAX_RANK_IMAGES, Health
 from probes.tasks.knn import Knn
 
 K = 20  # neighbours as reported by the papers: the best of DINO's four values, and MOCA's only one
@@ -149,7 +149,9 @@ def trainer_run(options: PretrainOptions, device: str, precision: Precision, wor
         world=world,
     )
     knn = OnlineKnn(space=space, k=options.knn_k or K, fraction=options.knn_fraction or 1.0)
-    health_space = replace(space, data=options.health_data or options.images, limit=options.health_limit or RANKED)
+    health_space = replace(
+        space, data=options.health_data or options.images, limit=options.health_limit or MAX_RANK_IMAGES
+    )
     return Run(
         out=options.out,
         device=device,
