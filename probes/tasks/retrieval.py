@@ -1,8 +1,10 @@
 """Image retrieval with frozen features: revisited Oxford and Paris, and images of the same class in any labelled set.
 
-Revisited sets (`revisited:FOLDER`) are evaluated as in DINO's eval_image_retrieval.py: whole images whose longer side
-fits a size, one at a time, at one scale or the mean of three; Easy, Medium and Hard, without what each leaves out. In a
-set of classes, validation images look for training images of their class. N images of the database, Q queries, D width.
+Revisited sets (`revisited:FOLDER`) are evaluated as in DINO's eval_image_retrieval.py: whole images, resized to a
+maximal length of the longer side, one at a time, at one scale or averaged over three; at the levels easy, medium and
+hard, each of which ignores some images. In other sets, validation images search for training images of their class.
+
+N: images of the database. Q: queries. D: width.
 """
 
 from collections.abc import Mapping
@@ -30,18 +32,18 @@ from probes.retrieved import KAPPAS, SCALES, describe_images, level_scores, mult
 from probes.scores import cost, mean_metric
 from probes.splits import check_labels, open_splits
 
-QUERIES = 1000  # of a set of classes at most, evenly spread: each is compared with the whole database
+MAX_QUERIES = 1000  # of a labelled set, evenly spread; each is compared with the whole database
 
 
 @dataclass(frozen=True, kw_only=True)
 class Retrieval(PooledTask):
-    """Settings of one evaluation."""
+    """Settings of an image retrieval."""
 
-    COST: ClassVar[float] = 1.1  # after k-NN, which reads the same features of a set of classes
+    COST: ClassVar[float] = 1.1  # after k-NN, which reads the same features of a labelled set
 
-    size: PositiveInt = 224  # longer side of revisited sets' images, which are never enlarged
-    scales: Literal["one", "three"] = "one"  # of revisited sets' images: whole, or also by 0.7 and 0.5
-    crop: Fraction = 0.875  # of sets of classes: images are resized to the network's image size / crop
+    size: PositiveInt = 224  # maximal length of the longer side of images of revisited sets
+    scales: Literal["one", "three"] = "one"  # of images of revisited sets; three: also scaled by 0.7 and 0.5
+    crop: Fraction = 0.875  # for labelled sets: images are resized to the network's image size / crop
 
     def features(self, export: FrozenExport, space: Workspace) -> dict[str, tuple[FeatureKind, ...]]:
         return {} if parse_url(space.data)[0] == "revisited" else super().features(export, space)
@@ -60,54 +62,56 @@ class Retrieval(PooledTask):
         return self.revisited(export, space) if is_revisited else self.by_class(export, space)
 
     def by_class(self, export: FrozenExport, space: Workspace) -> Outcome:
-        """Right is an image of the query's class."""
+        """The outcome on a labelled set: training images of the query's class are positives."""
         train, val = open_splits(space)
         transform = transform_of(export, space, self)
         gallery, queries = (extract(export, images, [self.kind], space, transform) for images in (train, val))
         check_labels(gallery.labels, queries.labels, train)
-        chosen = evenly_spaced(len(queries), min(QUERIES, len(queries)))
+        chosen = evenly_spaced(len(queries), min(MAX_QUERIES, len(queries)))
         database = unit_rows(gallery[self.kind])
         scores = []
         for query in chosen.tolist():
             order = nearest_first(database, unit_rows(queries[self.kind], slice(query, query + 1)))
-            same = np.flatnonzero(gallery.labels == queries.labels[query])
-            scores.append(level_scores(order, [{"easy": same.tolist(), "hard": [], "junk": []}], "easy"))
+            positives = np.flatnonzero(gallery.labels == queries.labels[query]).tolist()
+            scores.append(level_scores(order, [{"easy": positives, "hard": [], "junk": []}], "easy"))
         average, at = (np.concatenate(values) for values in zip(*scores, strict=True))
-        places = queries.indices[chosen]
-        metrics = {"map": mean_metric(average, places, len(val))}
-        metrics |= {f"mp{kappa}": mean_metric(at[:, column], places, len(val)) for column, kappa in enumerate(KAPPAS)}
+        indices = queries.indices[chosen]
+        metrics = {"map": mean_metric(average, indices, len(val))}
+        metrics |= {f"mp{kappa}": mean_metric(at[:, column], indices, len(val)) for column, kappa in enumerate(KAPPAS)}
         facts = {"train": gallery.facts, "val": queries.facts, "queries": len(chosen)}
         return Outcome(metrics=metrics, facts=facts, cost=cost(gallery, queries), random=False)
 
     def revisited(self, export: FrozenExport, space: Workspace) -> Outcome:
-        """Right is what the set's ground truth says of a level."""
+        """The outcome on a revisited set, by its ground truth for each level."""
         database, queries = (space.images(split, open_set) for split in ("train", "val"))
         truth, path = ground_truth(parse_url(space.data)[1])
         if (len(truth["imlist"]), len(truth["qimlist"])) != (len(database), len(queries)):
             raise ValueError(
-                f"{space.data}: {path} is of the whole database, so a limit leaves none of it; drop --limit"
+                f"{space.data}: {path} is for all images of the set, so they cannot be limited; drop --limit"
             )
-        rows, asked = (self.described(export, images, space) for images in (database, queries))
-        order = nearest_first(rows, asked)
-        metrics, places = {}, np.arange(len(queries))
-        for level in ("medium", "hard", "easy"):  # the papers' first
+        rows, query_rows = (self.descriptors(export, images, space) for images in (database, queries))
+        order = nearest_first(rows, query_rows)
+        metrics, indices = {}, np.arange(len(queries))
+        for level in ("medium", "hard", "easy"):  # the papers' numbers first
             scores = level_scores(order, truth["gnd"], level)
-            if np.isnan(scores.average).all():  # no query has such images
+            if np.isnan(scores.average).all():  # no query has positives
                 continue
-            metrics[f"map_{level}"] = mean_metric(scores.average, places, len(queries))
+            metrics[f"map_{level}"] = mean_metric(scores.average, indices, len(queries))
             for column, kappa in enumerate(KAPPAS):
-                metrics[f"mp{kappa}_{level}"] = mean_metric(scores.at[:, column], places, len(queries))
+                metrics[f"mp{kappa}_{level}"] = mean_metric(scores.at[:, column], indices, len(queries))
         facts = {"train": database.facts, "val": queries.facts}
-        return Outcome(metrics=metrics, facts=facts, cost={"forwards": len(rows) + len(asked)}, random=False)
+        return Outcome(metrics=metrics, facts=facts, cost={"forwards": len(rows) + len(query_rows)}, random=False)
 
-    def described(self, export: FrozenExport, images: ImageSet, space: Workspace) -> np.ndarray:
-        """Unit vectors (N, D) of whole images."""
+    def descriptors(self, export: FrozenExport, images: ImageSet, space: Workspace) -> np.ndarray:
+        """Unit vectors (N, D) of whole images, at one or three scales."""
         backbone = Backbone(export, space.device, space.precision, space.compiled)
         scales = SCALES if self.scales == "three" else SCALES[:1]
 
         def encode(pixels: Tensor) -> Tensor:
             patch = export.spec.patch_size or 1
-            height, width = (side // patch * patch for side in pixels.shape[-2:])  # as a strided convolution does
+            height, width = (
+                side // patch * patch for side in pixels.shape[-2:]
+            )  # cut to whole patches, as by the source's strided convolution
             features = backbone.views(pixels[..., :height, :width], [(self.kind.layer, self.kind.norm)])
             return self.kind.of(features[self.kind.layer, self.kind.norm])
 
@@ -119,7 +123,7 @@ class Retrieval(PooledTask):
 
 
 def nearest_first(database: np.ndarray, queries: np.ndarray) -> np.ndarray:
-    """(N, Q): the places of unit vectors (N, D) by their product with each query (Q, D), equals in their order."""
+    """Indices (N, Q) of the database (N, D), by descending dot product with each query (Q, D); ties by index."""
     return np.argsort(-(database @ queries.T), axis=0, kind="stable")
 
 

@@ -1,20 +1,20 @@
 """Semi-supervised classification: fine-tuning on 1 or 10 % of the training images, for a thousand epochs.
 
 The head reads the first layer of the pretrained projector, as in SimCLR-v2 (Chen et al. 2020). The training is that of
-probes/tasks/finetune.py. Subsets are drawn by the seed, unless `lists` names a folder with the published ones.
+probes/tasks/finetune.py. Subsets are drawn by the seed, unless `lists` names a folder with the published lists.
 """
 
 from dataclasses import asdict, dataclass, replace
 from typing import ClassVar
 
 from engine.tasks import Protocol, as_reported, smoke_protocol
-from probes.lowshot.shots import OFFICIAL
+from probes.lowshot.shots import PUBLISHED_LISTS
 from probes.tasks.finetune import BEIT, SMOKE, Finetune
 
 
 @dataclass(frozen=True, kw_only=True)
 class SemiSupervised(Finetune):
-    """Settings of one training, those of fine-tuning."""
+    """Settings of a semi-supervised training, which are those of fine-tuning."""
 
     COST: ClassVar[float] = 100.0  # a thousand epochs of a hundredth to a tenth of the images
 
@@ -30,8 +30,8 @@ EXTREMA = replace(
     projector=True,
     size="",
 )
-# Peak 5e-6 * 1024 / 512 is the floor: after its warm-up the rate is constant. timm's optimiser and schedule, whose
-# weight decay spares the tokens only of networks that ask for it, as iBOT's does not.
+# The peak 5e-6 * 1024 / 512 equals the floor, so the learning rate is constant after the warm-up. Optimiser and
+# schedule are timm's, which exempts tokens from weight decay only if the network requests it; iBOT's does not.
 IBOT = replace(
     EXTREMA, lr_rule="batch/512", schedule="deit", start=1e-6, floor=1e-5, head_scale=1.0, decay_tokens=True, repeats=3
 )
@@ -55,12 +55,12 @@ CLASS_SOURCE = (
 )
 
 
-def parts_of(name: str, task: SemiSupervised, source: str, version: int) -> dict[str, Protocol]:
-    """The recipe on 1 and on 10 % of the images."""
-    shares = {"1percent": 0.01, "10percent": 0.1}
+def subset_protocols(name: str, task: SemiSupervised, source: str, version: int) -> dict[str, Protocol]:
+    """The protocols of a recipe on 1 and on 10 % of the images."""
+    fractions = {"1percent": 0.01, "10percent": 0.1}
     return {
-        f"{name}_{part}": Protocol(task=replace(task, fraction=share), version=version, source=source)
-        for part, share in shares.items()
+        f"{name}_{suffix}": Protocol(task=replace(task, fraction=fraction), version=version, source=source)
+        for suffix, fraction in fractions.items()
     }
 
 
@@ -69,20 +69,20 @@ PROTOCOLS = {
         SemiSupervised(**asdict(replace(SMOKE, fraction=0.5, batch=16))),
         "half of the images for seconds, without a projector",
     ),
-    **parts_of("semi@extrema", EXTREMA, EXTREMA_SOURCE, 3),
-    **parts_of("semi@ibot", IBOT, IBOT_SOURCE, 3),
-    **parts_of("semi@extrema_avg", replace(EXTREMA, pool="avg", projector=False), PLAIN_SOURCE, 3),
-    **parts_of("semi@extrema_cls", replace(EXTREMA, projector=False), CLASS_SOURCE, 3),
+    **subset_protocols("semi@extrema", EXTREMA, EXTREMA_SOURCE, 3),
+    **subset_protocols("semi@ibot", IBOT, IBOT_SOURCE, 3),
+    **subset_protocols("semi@extrema_avg", replace(EXTREMA, pool="avg", projector=False), PLAIN_SOURCE, 3),
+    **subset_protocols("semi@extrema_cls", replace(EXTREMA, projector=False), CLASS_SOURCE, 3),
 }
 
-# ExtreMA's code follows BEiT's, which reports the best epoch on val.
+# ExtreMA's code is based on BEiT's, which reports the best epoch on val.
 for recipe, version in (("semi@extrema", 3), ("semi@ibot", 2)):
     reported = {name: PROTOCOLS[name] for name in PROTOCOLS if name.startswith(recipe)}
-    PROTOCOLS |= as_reported(reported, version, lists=OFFICIAL)
+    PROTOCOLS |= as_reported(reported, version, lists=PUBLISHED_LISTS)
 
 SUITES = {
     "smoke": ("semi@smoke",),
-    "full": ("semi@extrema_cls_1percent",),  # the one that asks for no projector, which few exports carry
+    "full": ("semi@extrema_cls_1percent",),  # needs no projector, which few exports contain
     "everything": ("semi@ibot_1percent", "semi@ibot_10percent"),
     "paper:extrema": ("semi@extrema_1percent_paper", "semi@extrema_10percent_paper"),
 }
