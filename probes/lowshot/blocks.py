@@ -1,19 +1,18 @@
-"""Features as the classifier sees them, prepared as they are read, and logistic regression on more of them than memory
-holds: objective and gradient in blocks, read from the features' file.
+"""How is a logistic regression fitted to more rows than fit into memory? Rows are read from their file in blocks.
 
-The descent is that of probes/lowshot/logistic.py, on the same objective, to the same certified gap. Only the rows are
-read anew for every evaluation: two products with each row, as a step of the fit in memory, whose logits are carried.
-Products are float32 as far as it leads, then float64; all sums over blocks are exact. Under several processes each one
-has a run of blocks, rank 0 descends, and the others compute their blocks' sums for the weights that it sends.
+Objective, gap and solver are those of probes/lowshot/logistic.py. Only the rows are read again for each evaluation,
+which needs two matrix products with each row: as many as a step of the fit in memory, which keeps the logits. Products
+are float32 for as long as it makes progress, then float64; sums over blocks are exact. With several processes each has
+a run of blocks: rank 0 runs the solver, and the others compute the sums of their blocks for the weights that it sends.
 
-Blocks are of fixed size, and what they sum up to is added as integers (`Whole`): where products round alike, as they do
-on one kind of processor with as many threads, neither the number of processes nor their order changes a bit.
+Blocks have a fixed size, and their sums are added as integers (`ExactSum`). So neither the number of processes nor
+their order changes a bit, where products round alike: on one kind of processor with the same number of threads.
 
-Memory of a process: 8 D C (2 HISTORY + 8) bytes for the weights, gradients and history of a descent, 12 D BLOCK_ROWS
-for a block of rows, 8 D^2 3 for their second moments, about 40 bytes for each of logistic.BLOCK logits, and 16 n
-for labels and places. For D = 768, C = 1000, n = 1.28 M these are 172 + 75 + 14 + 42 + 20 = 323 MB.
+Memory of a process: 8 D C (2 HISTORY + 8) bytes for weights, gradients and the history of the solver, 12 D BLOCK_ROWS
+for a block of rows, 8 D^2 3 for their second moments, about 40 bytes for each of logistic.BLOCK_LOGITS logits, and 16 n
+for labels and row numbers. For D = 768, C = 1000, n = 1.28 M these are 172 + 75 + 14 + 42 + 20 = 323 MB.
 
-N rows of the file, n of a fit, B of a block, D width, C classes.
+N rows of the file, n of a fit, B of a block, D width, C classes, R principal axes.
 """
 
 import math
@@ -28,19 +27,30 @@ from torch import Tensor
 from engine.distributed import World
 from engine.rows import Rows, copy_rows, row_slices
 from probes.lowshot import logistic
-from probes.lowshot.logistic import Along, Fit, Point, add_gradient, dot, margins_of, point_of, rows_of_block
+from probes.lowshot.logistic import (
+    Fit,
+    LinePoint,
+    Point,
+    add_gradient,
+    dot,
+    margins_of,
+    point_from_sums,
+    rows_per_block,
+)
 
 Preprocess = Literal["centre_and_normalise", "normalise", "none"]
-READ = 8192  # rows prepared at once
+READ_ROWS = 8192  # rows that are prepared at a time
+BLOCK_ROWS = 8192  # rows that a process reads before it adds their sums to the total
+SUM_BITS = 62  # of the integers that sums are kept in
 
 
 @dataclass(frozen=True, kw_only=True)
 class PreparedRows:
-    """The rows of `features` (N, D) prepared in the way `how`, on `device`. Nothing is kept in memory."""
+    """The rows of features (N, D) on disk, preprocessed whenever they are read. Nothing is kept in memory."""
 
     features: Rows
-    how: Preprocess
-    device: str = "cpu"
+    preprocess: Preprocess
+    device: str = "cpu"  # of the rows that are returned
 
     def __len__(self) -> int:
         return len(self.features)
@@ -50,81 +60,80 @@ class PreparedRows:
         return self.features.shape[1]
 
     def read(self, rows: np.ndarray) -> Tensor:
-        """Some rows (B,) -> (B, D) float32."""
-        return torch.from_numpy(preprocessed(copy_rows(self.features, rows), self.how)[0]).to(self.device)
+        """Rows (B,) -> features (B, D) float32."""
+        prepared, _ = prepare_rows(copy_rows(self.features, rows), self.preprocess)
+        return torch.from_numpy(prepared).to(self.device)
 
     def pieces(self, rows: np.ndarray) -> Iterator[Tensor]:
-        """The same, at most READ rows at a time."""
-        return (self.read(rows[part]) for part in row_slices(len(rows), READ))
+        """Features (B, D) float32 of rows (n,), at most READ_ROWS at a time."""
+        return (self.read(rows[part]) for part in row_slices(len(rows), READ_ROWS))
 
-    def shapeless(self, rows: np.ndarray) -> int:
-        """How many of some rows (n,) have no direction."""
-        parts = row_slices(len(rows), READ)
-        return sum(preprocessed(copy_rows(self.features, rows[part]), self.how)[1] for part in parts)
+    def count_constant(self, rows: np.ndarray) -> int:
+        """How many of the rows (n,) are constant, as in `prepare_rows`."""
+        parts = row_slices(len(rows), READ_ROWS)
+        return sum(prepare_rows(copy_rows(self.features, rows[part]), self.preprocess)[1] for part in parts)
 
 
-def preprocessed(rows: np.ndarray, how: Preprocess) -> tuple[np.ndarray, int]:
-    """Features (N, D) float32 as the classifier sees them, and how many have no direction.
+def prepare_rows(rows: np.ndarray, preprocess: Preprocess) -> tuple[np.ndarray, int]:
+    """Features (N, D) float32 as the classifier reads them, and how many of them are constant.
 
     "centre_and_normalise" subtracts from each row the mean over its D values and divides by its length (cyanure's
-    preprocess with columns=False, MSN logistic_eval.py:172 and :214), "normalise" divides only. Rows without direction,
-    constant or zero, become zero here, on which all classes score alike. cyanure gives them a random direction (its
-    matrix.h, normalize); iBOT's and MOCA's own code divide by something near zero.
+    preprocess with columns=False, MSN logistic_eval.py:172 and :214), "normalise" only divides. Constant rows, or with
+    "normalise" zero rows, have no direction: they become zero, with equal scores for all classes. cyanure gives them a
+    random direction (its matrix.h, normalize); iBOT's and MOCA's code divides by a number near zero.
     """
-    if how == "none":
+    if preprocess == "none":
         return np.array(rows), 0
-    moved = rows - rows.mean(axis=1, keepdims=True) if how == "centre_and_normalise" else np.array(rows)
-    lengths = np.linalg.norm(moved, axis=1, keepdims=True)
-    # What float32 leaves of a constant row after centring is rounding, not zero.
-    shapeless = lengths <= 1e-6 * np.linalg.norm(rows, axis=1, keepdims=True)
-    moved /= np.where(shapeless, np.float32(np.inf), lengths)
-    return moved, int(shapeless.sum())
-
-
-BLOCK_ROWS = 8192  # that a process reads before it adds their sums to the others'
-BITS = 62  # of the integers that sums are kept in
+    prepared = rows - rows.mean(axis=1, keepdims=True) if preprocess == "centre_and_normalise" else np.array(rows)
+    lengths = np.linalg.norm(prepared, axis=1, keepdims=True)
+    # In float32, centring a constant row leaves rounding errors, not zeros.
+    is_constant = lengths <= 1e-6 * np.linalg.norm(rows, axis=1, keepdims=True)
+    prepared /= np.where(is_constant, np.float32(np.inf), lengths)
+    return prepared, int(is_constant.sum())
 
 
 @dataclass(frozen=True, kw_only=True)
 class BlockedRows:
-    """The rows that a fit is made on: `rows` (n,) of a file of features, with labels (n,), shared by the processes."""
+    """The rows of a fit, which the processes share in blocks of BLOCK_ROWS."""
 
     source: PreparedRows
-    rows: np.ndarray
-    labels: Tensor  # on the device
+    rows: np.ndarray  # (n,) of `source`
+    labels: Tensor  # (n,) on the device
     world: World
 
     def __len__(self) -> int:
         return len(self.rows)
 
-    def mine(self) -> list[slice]:
-        """This process's blocks: a run of all."""
+    def own_blocks(self) -> list[slice]:
+        """The blocks of this process, which follow each other."""
         blocks = list(row_slices(len(self), BLOCK_ROWS))
         first, last = (rank * len(blocks) // self.world.size for rank in (self.world.rank, self.world.rank + 1))
         return blocks[first:last]
 
+    def read(self, block: slice) -> Tensor:
+        """The features (B, D) of a block."""
+        return self.source.read(self.rows[block])
+
     def pieces(self, block: slice, size: int) -> Iterator[tuple[Tensor, Tensor]]:
-        """Features (B, D) and labels (B,) of a block, `size` rows at a time: what caches hold."""
+        """Features (B, D) and labels (B,) of a block, at most `size` rows at a time."""
         for part in row_slices(block.stop - block.start, size):
-            rows = slice(block.start + part.start, block.start + part.stop)
-            yield self.source.read(self.rows[rows]), self.labels[rows]
+            piece = slice(block.start + part.start, block.start + part.stop)
+            yield self.read(piece), self.labels[piece]
 
 
-class Whole:
-    """Sum of many (D, C) float tensors, kept as integers of 2^-shift: exact, and the same in any order.
+class ExactSum:
+    """Sum of many float tensors, kept in integer multiples of 2^-shift: the same in any order."""
 
-    largest: of the absolute values of the sum, at any time. What an addend loses is below largest * 2^-61.
-    """
-
-    def __init__(self, shape: Sequence[int], largest: float, device: torch.device) -> None:
-        self.scale = 2.0 ** (BITS - math.frexp(largest)[1]) if largest > 0 else 1.0
+    def __init__(self, shape: Sequence[int], max_value: float, device: torch.device) -> None:
+        """max_value: bound of the absolute values of the sum at any time. An addend loses at most max_value * 2^-61."""
+        self.scale = 2.0 ** (SUM_BITS - math.frexp(max_value)[1]) if max_value > 0 else 1.0
         self.total = torch.zeros(tuple(shape), dtype=torch.int64, device=device)
 
-    def add(self, part: Tensor) -> None:
-        self.total += (part.double() * self.scale).round_().to(torch.int64)
+    def add(self, values: Tensor) -> None:
+        self.total += (values.double() * self.scale).round_().to(torch.int64)
 
     def value(self, world: World) -> Tensor:
-        """The sum over all processes, float64; all of them call it."""
+        """The sum over all processes, float64. All of them must call it."""
         world.all_reduce(self.total)
         return self.total.double() / self.scale
 
@@ -138,60 +147,59 @@ def fit_in_blocks(
     max_iterations: int = 1000,
     start: Tensor | None = None,
 ) -> Fit:
-    """`logistic.fit_lbfgs` for rows that stay in their file. All processes call it, and all get the result."""
-    logistic.check_posed(features.labels, classes, penalty)
-    largest = largest_value(features)
-    moments = second_moments(features, largest)
-    task = Blocks(features=features, classes=classes, penalty=penalty, largest=largest)
+    """`logistic.fit_lbfgs` for rows that stay in their file. All processes must call it; all get the result."""
+    logistic.check_labels_and_penalty(features.labels, classes, penalty)
+    max_feature = max_absolute_value(features)
+    moments = second_moments(features, max_feature)
+    objective = BlockObjective(features=features, classes=classes, penalty=penalty, max_feature=max_feature)
 
     def work() -> Fit | None:
         if not features.world.is_rank0:
-            serve(task)
+            serve(objective)
             return None
         try:
-            fit = led(task, moments, tolerance, max_iterations, start)
+            fit = solve(objective, moments, tolerance, max_iterations, start)
         except Exception as error:
-            if not hasattr(error, "reported_by"):  # else the others have raised it as well
+            if not hasattr(error, "reported_by"):  # otherwise the other processes have raised it, too
                 features.world.from_rank0(None)
             raise
         features.world.from_rank0(None)
         return fit
 
     fit = features.world.gather_results(work)[0]
-    assert fit is not None  # rank 0 has it
+    assert fit is not None  # that of rank 0
     return fit
 
 
-def led(task: "Blocks", moments: Tensor, tolerance: float, max_iterations: int, start: Tensor | None) -> Fit:
-    """What rank 0 does: descend in the principal axes."""
-    weights = moments.new_zeros(len(moments), task.classes) if start is None else start.to(moments)
+def solve(
+    objective: "BlockObjective", moments: Tensor, tolerance: float, max_iterations: int, start: Tensor | None
+) -> Fit:
+    """Run the solver in rank 0. moments: X^T X / n (D, D). start: (D, C) initial weights; zeros if None."""
+    weights = moments.new_zeros(len(moments), objective.classes) if start is None else start.to(moments)
 
-    def in_axes(dtype: torch.dtype) -> tuple[Blocks, Tensor, Tensor]:
-        axes, spectrum = logistic.axes_of(moments, dtype)
-        return replace(task, axes=axes, dtype=dtype), axes, spectrum
+    def objective_in_axes(dtype: torch.dtype) -> tuple[BlockObjective, Tensor, Tensor]:
+        axes, spectrum = logistic.axes_of_moments(moments, dtype)
+        return replace(objective, axes=axes, dtype=dtype), axes, spectrum
 
-    return logistic.fit(in_axes, task.at, weights, tolerance, max_iterations)
+    return logistic.fit_in_axes(objective_in_axes, objective.at, weights, tolerance, max_iterations)
 
 
-def serve(task: "Blocks") -> None:
-    """What the other processes do: their blocks' sums, for the weights that rank 0 sends, until it sends none."""
-    while (asked := task.features.world.from_rank0(None)) is not None:
-        weights, dtype = asked
-        replace(task, dtype=dtype).sums(weights)
+def serve(objective: "BlockObjective") -> None:
+    """In the other processes: compute sums for the weights that rank 0 sends, until it sends None."""
+    while (request := objective.features.world.from_rank0(None)) is not None:
+        weights, dtype = request
+        replace(objective, dtype=dtype).sums(weights)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Blocks:
-    """f for rows in blocks; weights (R, C) are along `axes` (D, R), all float64; products are of `dtype`.
-
-    largest: absolute value in the features.
-    """
+class BlockObjective:
+    """f for rows in blocks. Weights (R, C) are along `axes`, in float64; products are of `dtype`."""
 
     features: BlockedRows
     classes: int
     penalty: float
-    largest: float
-    axes: Tensor | None = None
+    max_feature: float  # largest absolute value in the features
+    axes: Tensor | None = None  # (D, R); None: those of the features
     dtype: torch.dtype = torch.float64
 
     @property
@@ -205,77 +213,79 @@ class Blocks:
         return BlockLine(self, start, direction)
 
     def at(self, weights: Tensor) -> Point:
-        """Where weights (R, C) stand; rank 0 alone calls it."""
-        wide = weights if self.axes is None else self.axes @ weights
-        self.features.world.from_rank0((wide, self.dtype))
-        loss, gradient, curvature = self.sums(wide)
+        """f at weights (R, C). Rank 0 alone calls it, while the others `serve`."""
+        feature_weights = weights if self.axes is None else self.axes @ weights  # (D, C)
+        self.features.world.from_rank0((feature_weights, self.dtype))
+        loss, gradient, curvature = self.sums(feature_weights)
         gradient = gradient if self.axes is None else self.axes.T @ gradient
-        return point_of(loss, gradient, curvature, len(self.features), weights, self.penalty)
+        return point_from_sums(loss, gradient, curvature, len(self.features), weights, self.penalty)
 
     def sums(self, weights: Tensor) -> tuple[float, Tensor, float]:
-        """Cross-entropy, gradient (D, C) and p(1 - p) at weights (D, C), summed over the rows of all processes."""
+        """At weights (D, C): cross-entropy, gradient (D, C) and p (1 - p), summed over the rows of all processes."""
         world = self.features.world
         weights = weights.to(self.features.labels.device)
-        # p - y is within -1 and 1, so that no sum over rows exceeds this.
-        whole = Whole(weights.shape, len(self.features) * self.largest, weights.device)
-        near = weights.to(self.dtype)
-        parts = world.gather_results(lambda: [self.of_block(block, near, whole) for block in self.features.mine()])
-        losses, curvatures = zip(*(pair for part in parts for pair in part), strict=True)
-        return math.fsum(losses), whole.value(world), math.fsum(curvatures)
+        # p - y is between -1 and 1, so no sum over rows exceeds n times the largest feature.
+        gradient = ExactSum(weights.shape, len(self.features) * self.max_feature, weights.device)
+        rounded = weights.to(self.dtype)
+        sums_by_rank = world.gather_results(
+            lambda: [self.add_block(block, rounded, gradient) for block in self.features.own_blocks()]
+        )
+        losses, curvatures = zip(*(sums for of_rank in sums_by_rank for sums in of_rank), strict=True)
+        return math.fsum(losses), gradient.value(world), math.fsum(curvatures)
 
-    def of_block(self, block: slice, weights: Tensor, whole: Whole) -> tuple[float, float]:
-        """Add a block's gradient to the whole; returns its sums of cross-entropies and of p(1 - p)."""
+    def add_block(self, block: slice, weights: Tensor, total_gradient: ExactSum) -> tuple[float, float]:
+        """Add the gradient of a block to the total. Returns the block's sums of cross-entropies and of p (1 - p)."""
         gradient, sums = torch.zeros_like(weights), []
-        for features, labels in self.features.pieces(block, min(BLOCK_ROWS, rows_of_block(weights))):
+        for features, labels in self.features.pieces(block, min(BLOCK_ROWS, rows_per_block(weights))):
             features = features.to(weights.dtype)
             sums.append(add_gradient(gradient, features, labels, margins_of(features, labels, weights)))
-        whole.add(gradient)
+        total_gradient.add(gradient)
         losses, curvatures = zip(*sums, strict=True)
         return math.fsum(losses), math.fsum(curvatures)
 
 
 class BlockLine:
-    """Points along a direction. Each costs as much as a gradient, and gives one, which the next step begins with."""
+    """f along a direction. A point costs as much as a gradient and has one, which the next step of the solver uses."""
 
-    def __init__(self, problem: Blocks, start: Point, direction: Tensor) -> None:
-        self.problem, self.start, self.direction = problem, start, direction
-        self.slope = dot(start.gradient, direction)
-        self.asked: Point | None = None
+    def __init__(self, objective: BlockObjective, start: Point, direction: Tensor) -> None:
+        self.objective, self.start, self.direction = objective, start, direction
+        self.start_slope = dot(start.gradient, direction)
+        self.point: Point | None = None  # the last one that was computed
 
-    def at(self, step: float) -> Along:
-        """f and its slope; the curvature is the mean over the step, from the two slopes."""
-        self.asked = self.problem.at(self.start.weights + step * self.direction)
-        slope = dot(self.asked.gradient, self.direction)
-        return Along(self.asked.objective, slope, (slope - self.slope) / step)
+    def at(self, step: float) -> LinePoint:
+        """f and its slope; the curvature is the mean over the step, from the slopes at its ends."""
+        self.point = self.objective.at(self.start.weights + step * self.direction)
+        slope = dot(self.point.gradient, self.direction)
+        return LinePoint(self.point.objective, slope, (slope - self.start_slope) / step)
 
     def end(self, step: float) -> Point:
-        assert self.asked is not None
-        return self.asked
+        assert self.point is not None
+        return self.point
 
 
-def largest_value(features: BlockedRows) -> float:
-    """Largest absolute value of all rows. ValueError for rows that are not finite."""
+def max_absolute_value(features: BlockedRows) -> float:
+    """The largest absolute value in all rows. ValueError for rows that are not finite."""
 
     def work() -> float:
         largest = 0.0
-        for block in features.mine():
-            rows = features.source.read(features.rows[block])
-            logistic.check_rows(rows, block.start)
+        for block in features.own_blocks():
+            rows = features.read(block)
+            logistic.check_finite(rows, block.start)
             largest = max(largest, rows.abs().max().item())
         return largest
 
     return max(features.world.gather_results(work))
 
 
-def second_moments(features: BlockedRows, largest: float) -> Tensor:
-    """X^T X / n (D, D) float64, of float32 products in each block."""
+def second_moments(features: BlockedRows, max_feature: float) -> Tensor:
+    """X^T X / n (D, D) float64, from float32 products of each block."""
     width, count = features.source.width, len(features)
-    whole = Whole((width, width), count * largest**2, features.labels.device)
+    total = ExactSum((width, width), count * max_feature**2, features.labels.device)
 
     def work() -> None:
-        for block in features.mine():
-            rows = features.source.read(features.rows[block])
-            whole.add(rows.T @ rows)
+        for block in features.own_blocks():
+            rows = features.read(block)
+            total.add(rows.T @ rows)
 
     features.world.on_all_ranks(work)
-    return whole.value(features.world) / count
+    return total.value(features.world) / count

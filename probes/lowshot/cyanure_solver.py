@@ -1,8 +1,8 @@
-"""The objective of probes/lowshot/logistic.py through cyanure (Mairal 2019), the solver behind MSN's and MOCA's
-numbers.
+"""How does cyanure (Mairal 2019), the solver of MSN's and MOCA's numbers, fit a logistic regression?
 
-Called as MSN's logistic_eval.py:175-187 calls release 0.22, translated to the names of 1.2: stochastic MISO under an
-accelerator, its choice ("auto") depending on n and lambda. Slower than ours (tests/benchmarks/lowshot.py).
+With the objective of probes/lowshot/logistic.py, called as MSN's logistic_eval.py:175-187 calls release 0.22,
+translated to the names of 1.2: stochastic MISO with an accelerator, which cyanure ("auto") chooses by n and lambda.
+Slower than our solver (tests/benchmarks/lowshot.py).
 
 n rows, D width, C classes.
 """
@@ -20,10 +20,11 @@ import torch
 from torch import Tensor
 
 from engine.optional import require
-from probes.lowshot.logistic import Fit, certified, check_solvable
+from probes.lowshot.logistic import Fit, certify, check_inputs
 
-CHECK_EVERY = 10  # epochs between two looks at the gap, MSN's it0
-ROUNDING = 1e-6  # cyanure sums its dual objective in float32: up to 2e-7 too high on the recorded data
+CHECK_EVERY = 10  # epochs between two computations of the gap: MSN's it0
+# Added to cyanure's gap, which sums the dual objective in float32: up to 2e-7 too high on the recorded data.
+ROUNDING = 1e-6
 
 
 def fit_cyanure(
@@ -36,34 +37,42 @@ def fit_cyanure(
     max_iterations: int = 300,
     algorithm: str = "auto",
 ) -> Fit:
-    """Minimise f for features (n, D) and labels (n,) in 0..C-1, each class present. penalty: lambda.
+    """Minimise f for features (n, D) and labels (n,) in 0..C-1, where each class occurs.
 
-    In float32 as its callers do, and again in float64 where that stalls above tolerance, as it can for small lambda.
-    `iterations` of the result are epochs. Its gap is the smaller of cyanure's duality gap, which has seen better dual
-    variables, and the bound of `certified`. ValueError as in probes.lowshot.logistic, and for a class without a row.
+    In float32 as in the sources, and again in float64 if float32 stalls above the tolerance, as it may for a small
+    lambda. `iterations` of the result are epochs. Its gap is the smaller of `certify`'s and of cyanure's duality gap,
+    whose dual variables may be better.
+
+    Args:
+        penalty: lambda.
+        max_iterations: Epochs in each precision.
+        algorithm: cyanure's `solver`.
+
+    Raises:
+        ValueError: As `logistic.fit_lbfgs`, and for a class without a row.
     """
-    check_solvable(features, labels, classes, penalty)
+    check_inputs(features, labels, classes, penalty)
     if len(absent := np.setdiff1d(np.arange(classes), labels.cpu().numpy())):
         raise ValueError(f"class {absent[0]} has no training row, which cyanure cannot fit; use solver lbfgs")
-    rows, answers = features.cpu().numpy(), labels.cpu().numpy()
-    spent = 0
+    feature_array, label_array = features.cpu().numpy(), labels.cpu().numpy()
+    total_epochs = 0
     for dtype in (np.float32, np.float64):
-        solution, dual, epochs = solved(
-            rows.astype(dtype, order="C"), answers, penalty, tolerance, max_iterations, algorithm
-        )
-        spent += epochs
+        rows = feature_array.astype(dtype, order="C")
+        solution, dual, epochs = solve(rows, label_array, penalty, tolerance, max_iterations, algorithm)
+        total_epochs += epochs
         weights = torch.from_numpy(solution.astype(np.float64)).to(features.device)
-        objective, gap = certified(features, labels, weights, penalty)
+        objective, gap = certify(features, labels, weights, penalty)
         gap = min(gap, max(0.0, (objective - dual) / objective) + ROUNDING)
         if gap <= tolerance:
             break
-    return Fit(weights=weights, objective=objective, gap=gap, iterations=spent)
+    return Fit(weights=weights, objective=objective, gap=gap, iterations=total_epochs)
 
 
-def solved(
+def solve(
     rows: np.ndarray, labels: np.ndarray, penalty: float, tolerance: float, max_iterations: int, algorithm: str
 ) -> tuple[np.ndarray, float, int]:
-    """Weights (D, C), the best value of the dual objective, and the epochs it took, for rows (n, D) in their dtype."""
+    """Weights (D, C), the best value of the dual objective, and the number of epochs, for rows (n, D) in their
+    dtype."""
     require("cyanure")
     from cyanure.estimators import Classifier
 
@@ -88,31 +97,31 @@ def solved(
 
 @contextmanager
 def silenced() -> Iterator[None]:
-    """Keep back cyanure's logging and warnings, and what its C++ part writes to standard output and error.
+    """Discard cyanure's log messages and warnings, and what its C++ code writes to standard output and error.
 
-    The gap of a result says whether it converged. What other threads print meanwhile is lost as well.
+    Whether it converged is known from the gap. What other threads print in the meantime is lost, too.
     """
     logger = logging.getLogger("Cyanure")
     level = logger.level
     flush()
-    kept = {stream: os.dup(stream) for stream in (1, 2)}
-    with open(os.devnull, "w") as nowhere, warnings.catch_warnings():
+    copies = {stream: os.dup(stream) for stream in (1, 2)}
+    with open(os.devnull, "w") as devnull, warnings.catch_warnings():
         warnings.simplefilter("ignore")
         logger.setLevel(logging.ERROR)
-        for stream in kept:
-            os.dup2(nowhere.fileno(), stream)
+        for stream in copies:
+            os.dup2(devnull.fileno(), stream)
         try:
             yield
         finally:
             flush()
-            for stream, copy in kept.items():
+            for stream, copy in copies.items():
                 os.dup2(copy, stream)
                 os.close(copy)
             logger.setLevel(level)
 
 
 def flush() -> None:
-    """Write out what Python and the C library hold back, so that it goes where it was meant to."""
+    """Flush the buffers of Python and of the C library."""
     sys.stdout.flush()
     sys.stderr.flush()
     ctypes.CDLL(None).fflush(None)

@@ -1,14 +1,13 @@
-"""Logistic regressions on prepared features: fit rows, select lambda, evaluate on the validation images.
+"""How are logistic regressions fitted to subsets of images, with which lambda, and how good are they?
 
-The sources' lambda means different things: iBOT takes it as the coefficient of 0.5 ||W||^2 against the mean loss, MSN,
-MOCA and (as 1 / C) DINOv2 divide it by n first. Undivided, 0.1 fits nothing, and accuracy alone does not show it; so
-every fit records both numbers and its certified gap, and warns where nothing was fitted.
+The sources' lambda means different things. In iBOT it is the coefficient of 0.5 ||W||^2 against the mean loss; MSN,
+MOCA and (as 1 / C) DINOv2 divide it by n first. Undivided, 0.1 fits nothing, which the accuracy alone does not show. So
+each fit records both numbers and its gap, and warns if nothing was fitted.
 
-n training rows, D width, C classes, V validation images.
+The processes of a run share the fits in jobs: a subset with a chain of lambdas. All processes together do a large job,
+of which each has some rows; one process does each of the others. The division changes no number.
 
-The processes of a run share the fits of several subsets and lambdas by units, a subset with a chain of lambdas each.
-All processes together make a large one, which they share by rows; each of the others is made by one process. Who makes
-what changes no number.
+N training images, n of them in a subset, D width, C classes, V validation images.
 """
 
 import math
@@ -29,17 +28,17 @@ from probes.lowshot.blocks import BlockedRows, PreparedRows, fit_in_blocks
 from probes.scores import class_mean
 
 Solver = Literal["lbfgs", "cyanure"]
-# What minimises, to which certified relative gap, in how many iterations at most. MSN and MOCA give cyanure 1e-3 and
-# 300 epochs (logistic_eval.py:175-187).
+# Solver -> its function, tolerance (largest gap) and most iterations. MSN and MOCA give cyanure 1e-3 and 300 epochs
+# (logistic_eval.py:175-187).
 SOLVERS: Mapping[Solver, tuple[Callable[..., logistic.Fit], float, int]] = {
     "lbfgs": (logistic.fit_lbfgs, 1e-6, 5000),
     "cyanure": (cyanure_solver.fit_cyanure, 1e-3, 300),
 }
-# Rows times classes, or times D where that is more, up to which a fit holds its rows and logits in memory: at 16 bytes
-# for each of both kinds 0.5 GB. 1 % of ImageNet is below, 10 % above.
-IN_MEMORY = 1 << 24
-CHAIN = 5  # lambdas whose fits begin with the weights of the one before; fixed, so that processes can share the others
-UNFITTED = 0.9  # of ln C, the objective at W = 0
+# Largest number of rows times classes, or rows times D, with which a fit keeps its rows and logits in memory: 0.5 GB
+# with 16 bytes for each element of both. 1 % of ImageNet is below, 10 % above.
+MAX_IN_MEMORY = 1 << 24
+CHAIN = 5  # lambdas in a row that start from each other's weights; fixed, so that processes can share the chains
+UNFITTED = 0.9  # an objective above this part of ln C, which it is at W = 0, means that nothing was fitted
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,221 +57,244 @@ class FitSettings(Validated):
     max_iterations: PositiveInt | None = None  # of a fit, epochs for cyanure; none: the solver's own
 
     @property
-    def gap_allowed(self) -> float:
+    def max_gap(self) -> float:
         return SOLVERS[self.solver][1] if self.tolerance is None else self.tolerance
 
     @property
-    def iterations_allowed(self) -> int:
+    def most_iterations(self) -> int:
         return self.max_iterations or SOLVERS[self.solver][2]
 
-    def effective(self, raw: float, count: int) -> float:
-        """Coefficient of 0.5 ||W||^2 against the mean loss of `count` images, for a lambda."""
-        return raw / count if self.lambda_convention == "divided by n" else raw
+    def effective_lambda(self, raw_lambda: float, images: int) -> float:
+        """Coefficient of 0.5 ||W||^2 against the mean loss of `images`, for a lambda as the source writes it."""
+        return raw_lambda / images if self.lambda_convention == "divided by n" else raw_lambda
 
 
 @dataclass(frozen=True, kw_only=True)
-class Fitted:
-    """One fit and how it does.
+class EvaluatedFit:
+    """A fit on the validation images."""
 
-    correct: (V,) bool. predicted: (V,) int32. confidence: the probability of these classes, (V,) float32. nll: minus
-    the logarithm of the true classes' probability, (V,) float32. record: JSON values about it. warning: why to doubt
-    it, or empty.
-    """
-
-    raw: float
-    correct: np.ndarray
-    predicted: np.ndarray
-    confidence: np.ndarray
-    nll: np.ndarray
-    record: Mapping[str, Any]
-    warning: str
+    raw_lambda: float  # as the source writes it
+    correct: np.ndarray  # (V,) bool
+    predicted: np.ndarray  # (V,) int32, classes
+    confidence: np.ndarray  # (V,) float32, probabilities of the predicted classes
+    nll: np.ndarray  # (V,) float32, minus the log-probabilities of the true classes
+    record: Mapping[str, Any]  # JSON values about the fit
+    warning: str  # why to doubt it; "" if there is no reason
 
 
-class Tried(NamedTuple):
-    """A lambda tried on held-out rows. top1, per_class (mean over the classes): accuracies in percent."""
+class HeldOutResult(NamedTuple):
+    """A lambda fitted without the held-out images, and evaluated on them."""
 
-    raw: float
-    top1: float
-    per_class: float
+    raw_lambda: float
+    top1: float  # percent
+    per_class: float  # mean of the accuracies in each class, percent
     gap: float
     iterations: int
 
     @property
     def record(self) -> dict[str, float]:
-        return {"lambda": self.raw, "top1": self.top1, "per_class": self.per_class, "gap": self.gap}
+        return {"lambda": self.raw_lambda, "top1": self.top1, "per_class": self.per_class, "gap": self.gap}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Fitter:
-    """Settings of the fits, and what they work on.
+    """Fits subsets of the training images and evaluates them.
 
-    train (N, D), val (V, D): prepared features in their files. labels (N,), val_labels (V,): int64 in 0..C-1.
-    per_class: whether held-out rows select lambda by the mean of the accuracies in each class, else by top-1 accuracy
-    (dinov2 eval/log_regression.py:328).
-    Where `is_large` says so, the rows of a fit stay in their file (probes/lowshot/blocks.py), and the processes of the
-    world given share them; any other fit is one process's own, with its rows in memory.
+    Where `is_large` is true, the rows of a fit stay in their file (probes/lowshot/blocks.py), and the processes of
+    `world` share them. One process does any other fit, with the rows in memory.
     """
 
     settings: FitSettings
-    train: PreparedRows
-    labels: np.ndarray
-    val: PreparedRows
-    val_labels: np.ndarray
+    train: PreparedRows  # (N, D)
+    labels: np.ndarray  # (N,) int64 in 0..C-1
+    val: PreparedRows  # (V, D)
+    val_labels: np.ndarray  # (V,) int64 in 0..C-1
     classes: int
     seed: int
+    # Choose lambda by the mean of the accuracies in each class, not by top-1 accuracy (dinov2
+    # eval/log_regression.py:328).
     per_class: bool = False
 
-    def is_large(self, count: int) -> bool:
-        """Whether a fit of `count` rows is made in blocks. Decided by sizes alone, so that numbers do not depend on the
-        machine."""
-        return self.settings.solver == "lbfgs" and count * max(self.classes, self.train.width) > IN_MEMORY
+    def is_large(self, rows: int) -> bool:
+        """Whether a fit of so many rows is done in blocks. It depends on sizes alone, so the machine changes no
+        number."""
+        return self.settings.solver == "lbfgs" and rows * max(self.classes, self.train.width) > MAX_IN_MEMORY
 
-    def chains(self) -> list[Sequence[float]]:
-        """The lambdas, a few at a time: those whose fits begin where the one before ended."""
+    def lambda_chains(self) -> list[Sequence[float]]:
+        """The lambdas in chains, within which each fit starts from the weights of the one before."""
         lambdas = self.settings.lambdas
         return [lambdas[start : start + CHAIN] for start in range(0, len(lambdas), CHAIN)]
 
     def fit(
-        self, name: str, rows: np.ndarray, lambdas: Sequence[float], tried: Sequence[Tried], world: World
-    ) -> list[Fitted]:
-        """A fit of some rows for every lambda. tried: what selected them, for the record.
+        self,
+        name: str,
+        rows: np.ndarray,
+        lambdas: Sequence[float],
+        held_out_results: Sequence[HeldOutResult],
+        world: World,
+    ) -> list[EvaluatedFit]:
+        """Fit training rows (n,) with every lambda, and evaluate on the validation images.
 
-        Raises ValueError, beginning with `name`, where the certified gap is above tolerance.
+        name: of the subset, for messages. held_out_results: what chose the lambda, for the record. Raises ValueError if
+        a gap is above the tolerance.
         """
         fits, weights = [], None
-        for raw in lambdas:
-            fit = self.minimised(rows, raw, weights, world)
-            self.demand(name, raw, len(rows), fit.gap, fit.iterations)
-            fits.append(self.evaluated(rows, raw, fit, tried, world))
+        for raw_lambda in lambdas:
+            fit = self.minimise(rows, raw_lambda, weights, world)
+            self.check_gap(name, raw_lambda, len(rows), fit.gap, fit.iterations)
+            fits.append(self.evaluate(rows, raw_lambda, fit, held_out_results, world))
             weights = fit.weights
         return fits
 
-    def try_out(self, name: str, rows: np.ndarray, lambdas: Sequence[float], world: World) -> list[Tried]:
-        """How fits of some rows, but for a share of each class, do on that share. Gaps are recorded, not demanded."""
+    def try_lambdas(self, name: str, rows: np.ndarray, lambdas: Sequence[float], world: World) -> list[HeldOutResult]:
+        """Fit rows (n,) without a held-out share of each class, and evaluate on that share. Any gap is accepted."""
         counts = np.bincount(self.labels[rows], minlength=self.classes)
         total = round(self.settings.holdout * len(rows))
-        shares = quotas(counts, total)
-        if (shares >= counts).any():  # not always: equal shares of other classes would change with these bounds
-            shares = quotas(counts - 1, total)
-        if not shares.any():
+        held_out_counts = quotas(counts, total)
+        if (held_out_counts >= counts).any():
+            # Leave one image of each class. Only here, because these bounds may change the counts of other classes.
+            held_out_counts = quotas(counts - 1, total)
+        if not held_out_counts.any():
             raise ValueError(
                 f"{name}: holding out {self.settings.holdout:g} of {len(rows)} images leaves nothing to choose lambda "
                 "by; --set lowshot.holdout=0, or use more images"
             )
-        held = np.zeros(len(rows), bool)
-        held[stratified_sample(self.labels[rows], shares, self.seed)] = True
-        tried, weights = [], None
-        for raw in lambdas:
-            fit = self.minimised(rows[~held], raw, weights, world)
+        is_held_out = np.zeros(len(rows), bool)
+        is_held_out[stratified_sample(self.labels[rows], held_out_counts, self.seed)] = True
+        fitted_rows, held_out_rows = rows[~is_held_out], rows[is_held_out]
+        results, weights = [], None
+        for raw_lambda in lambdas:
+            fit = self.minimise(fitted_rows, raw_lambda, weights, world)
             weights = fit.weights
-            right = self.right(rows[held], weights, world)
-            of_classes = class_mean(right, self.labels[rows[held]])
-            tried.append(Tried(raw, 100.0 * float(right.mean()), of_classes, fit.gap, fit.iterations))
-        return tried
+            correct = self.correct_predictions(held_out_rows, weights, world)
+            per_class = class_mean(correct, self.labels[held_out_rows])
+            top1 = 100.0 * float(correct.mean())
+            results.append(HeldOutResult(raw_lambda, top1, per_class, fit.gap, fit.iterations))
+        return results
 
-    def choose(self, name: str, rows: np.ndarray, tried: Sequence[Tried]) -> float:
-        """The lambda that did best on held-out rows, the first of equals; fits above tolerance are not chosen."""
-        certain = [entry for entry in tried if entry.gap <= self.settings.gap_allowed]
-        if not certain:
-            self.demand(name, tried[-1].raw, len(rows), tried[-1].gap, tried[-1].iterations)
-        return max(certain, key=lambda entry: entry.per_class if self.per_class else entry.top1).raw
+    def choose_lambda(self, name: str, rows: np.ndarray, results: Sequence[HeldOutResult]) -> float:
+        """The best lambda on held-out images, the first of equals, among those with a gap within the tolerance.
 
-    def minimised(self, rows: np.ndarray, raw: float, start: Tensor | None, world: World) -> logistic.Fit:
-        """The fit of some rows, begun from `start` (D, C) by the solver that can; the caller checks its gap."""
+        Raises ValueError if there is none.
+        """
+        converged = [result for result in results if result.gap <= self.settings.max_gap]
+        if not converged:
+            last = results[-1]
+            self.check_gap(name, last.raw_lambda, len(rows), last.gap, last.iterations)
+        best = max(converged, key=lambda result: result.per_class if self.per_class else result.top1)
+        return best.raw_lambda
+
+    def minimise(self, rows: np.ndarray, raw_lambda: float, start: Tensor | None, world: World) -> logistic.Fit:
+        """Fit training rows (n,). The caller checks the gap.
+
+        start: (D, C) initial weights, which cyanure ignores; zeros if None.
+        """
         settings, labels = self.settings, torch.from_numpy(self.labels[rows]).to(self.train.device)
-        penalty, gap, most = settings.effective(raw, len(rows)), settings.gap_allowed, settings.iterations_allowed
+        penalty = settings.effective_lambda(raw_lambda, len(rows))
+        limits: dict[str, Any] = {"tolerance": settings.max_gap, "max_iterations": settings.most_iterations}
         if self.is_large(len(rows)):
-            blocks = BlockedRows(source=self.train, rows=rows, labels=labels, world=world)
-            return fit_in_blocks(blocks, self.classes, penalty, tolerance=gap, max_iterations=most, start=start)
-        begin = {"start": start} if settings.solver == "lbfgs" else {}
-        minimise, features = SOLVERS[settings.solver][0], self.train.read(rows)
-        return minimise(features, labels, self.classes, penalty, tolerance=gap, max_iterations=most, **begin)
+            blocked_rows = BlockedRows(source=self.train, rows=rows, labels=labels, world=world)
+            return fit_in_blocks(blocked_rows, self.classes, penalty, start=start, **limits)
+        if settings.solver == "lbfgs":
+            limits["start"] = start
+        solve, features = SOLVERS[settings.solver][0], self.train.read(rows)
+        return solve(features, labels, self.classes, penalty, **limits)
 
-    def right(self, rows: np.ndarray, weights: Tensor, world: World) -> np.ndarray:
-        """Which of some training rows weights (D, C) get right (n,) bool; the processes share them."""
+    def correct_predictions(self, rows: np.ndarray, weights: Tensor, world: World) -> np.ndarray:
+        """(n,) bool, which training rows (n,) weights (D, C) classify correctly. The processes share the rows."""
         bounds = [rank * len(rows) // world.size for rank in range(world.size + 1)]
         own = rows[bounds[world.rank] : bounds[world.rank + 1]]
 
         def work() -> np.ndarray:
-            # A loop's variable would keep one piece while the next is read.
-            guesses = map(lambda features: predictions(features, weights), self.train.pieces(own))
-            return np.concatenate([np.empty(0, np.int64), *guesses]) == self.labels[own]
+            # map, because the variable of a loop would keep one piece in memory while the next one is read.
+            classes = map(lambda features: predictions(features, weights), self.train.pieces(own))
+            return np.concatenate([np.empty(0, np.int64), *classes]) == self.labels[own]
 
         return np.concatenate(world.gather_results(work))
 
-    def demand(self, name: str, raw: float, count: int, gap: float, iterations: int) -> None:
-        """ValueError for a fit that is not certified to be near the optimum: no number comes of it."""
+    def check_gap(self, name: str, raw_lambda: float, images: int, gap: float, iterations: int) -> None:
+        """ValueError for a fit whose gap is above the tolerance, so that it is not evaluated."""
         settings = self.settings
-        if not gap <= settings.gap_allowed:
+        if not gap <= settings.max_gap:
             raise ValueError(
-                f"{name}: the optimum for lambda {raw:g} ({settings.effective(raw, count):.3g} against the mean loss) "
-                f"was not reached: gap {gap:.1e} after {iterations} iterations of {settings.solver}, "
-                f"{settings.gap_allowed:.0e} asked; raise --set lowshot.max_iterations=N, or lambdas"
+                f"{name}: the optimum for lambda {raw_lambda:g} ({settings.effective_lambda(raw_lambda, images):.3g} "
+                f"against the mean loss) was not reached: gap {gap:.1e} after {iterations} iterations of "
+                f"{settings.solver}, {settings.max_gap:.0e} asked; raise --set lowshot.max_iterations=N, or lambdas"
             )
 
-    def evaluated(
-        self, rows: np.ndarray, raw: float, fit: logistic.Fit, tried: Sequence[Tried], world: World
-    ) -> Fitted:
-        """Accuracy of a fit, and what it rests on."""
-        predicted, confidence, nll = judged(self.val, self.val_labels, fit.weights)
+    def evaluate(
+        self,
+        rows: np.ndarray,
+        raw_lambda: float,
+        fit: logistic.Fit,
+        held_out_results: Sequence[HeldOutResult],
+        world: World,
+    ) -> EvaluatedFit:
+        """Evaluate a fit of training rows (n,) on the validation images."""
+        predicted, confidence, nll = evaluated_predictions(self.val, self.val_labels, fit.weights)
         correct = predicted == self.val_labels
-        fitted = self.right(rows, fit.weights, world)
+        train_correct = self.correct_predictions(rows, fit.weights, world)
         record: dict[str, Any] = {
             "images": len(rows),
-            "lambda": raw,
+            "lambda": raw_lambda,
             "lambda_convention": self.settings.lambda_convention,
-            "lambda_effective": self.settings.effective(raw, len(rows)),
+            "lambda_effective": self.settings.effective_lambda(raw_lambda, len(rows)),
             "objective": fit.objective,
             "gap": fit.gap,
             "iterations": fit.iterations,
-            "train_top1": 100.0 * float(fitted.mean()),
+            "train_top1": 100.0 * float(train_correct.mean()),
             "top1": 100.0 * float(correct.mean()),
         }
-        record |= {"holdout": [entry.record for entry in tried]} if tried else {}
-        return Fitted(
-            raw=raw,
+        if held_out_results:
+            record["holdout"] = [result.record for result in held_out_results]
+        return EvaluatedFit(
+            raw_lambda=raw_lambda,
             correct=correct,
             predicted=predicted.astype(np.int32),
             confidence=confidence,
             nll=nll,
             record=record,
-            warning=self.doubt(raw, len(rows), fit.objective),
+            warning=self.unfitted_warning(raw_lambda, len(rows), fit.objective),
         )
 
-    def doubt(self, raw: float, count: int, objective: float) -> str:
-        """Why this is not a fit, or nothing."""
-        untouched = math.log(self.classes)
-        if objective <= UNFITTED * untouched:
+    def unfitted_warning(self, raw_lambda: float, images: int, objective: float) -> str:
+        """A warning if the objective shows that nothing was fitted, else ""."""
+        initial_objective = math.log(self.classes)
+        if objective <= UNFITTED * initial_objective:
             return ""
-        convention, penalty = self.settings.lambda_convention, self.settings.effective(raw, count)
+        convention, penalty = self.settings.lambda_convention, self.settings.effective_lambda(raw_lambda, images)
         remedy = "; MSN and MOCA divide lambda by n" if convention == "as is" else ""
         return (
             f"nothing was fitted: the objective ends at {objective:.4f} and began at ln {self.classes} = "
-            f"{untouched:.4f}; lambda {raw:g}, {convention}, is {penalty:.3g} against the mean loss, too much for "
-            f"these features{remedy}"
+            f"{initial_objective:.4f}; lambda {raw_lambda:g}, {convention}, is {penalty:.3g} against the mean loss, "
+            f"too much for these features{remedy}"
         )
 
 
-def judged(source: PreparedRows, labels: np.ndarray, weights: Tensor) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """What weights (D, C) say of all rows of features, whose labels are (n,): the classes (n,) that score highest, the
-    probabilities of these (n,) float32, and minus the logarithms of the labels' probabilities (n,) float32.
+def evaluated_predictions(
+    source: PreparedRows, labels: np.ndarray, weights: Tensor
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Predictions of weights (D, C) for all rows of `source`, with labels (n,).
 
-    Unlike `hits_of`, which ranks five classes, it gives the first of equal ones, as all are for a row of zeros.
+    Returns (n,) classes with the highest scores, (n,) float32 their probabilities, and (n,) float32 minus the
+    log-probabilities of the labels. Unlike `hits_of`, which ranks five classes, it predicts the first of classes with
+    equal scores, as all are for a zero row.
     """
     parts, end = [], 0
     for features in source.pieces(np.arange(len(source))):
         start, end = end, end + len(features)
         logits = features @ weights.to(features.device, features.dtype)
-        chosen, total = logits.argmax(dim=1, keepdim=True), logits.logsumexp(dim=1, keepdim=True)
-        own = torch.from_numpy(labels[start:end]).to(logits.device)[:, None]
-        sure, nll = (logits.gather(1, chosen) - total).exp().float(), (total - logits.gather(1, own)).float()
-        parts.append((chosen.squeeze(1), sure.squeeze(1), nll.squeeze(1)))
-    predicted, confidence, nll = (torch.cat(part).cpu().numpy() for part in zip(*parts, strict=True))
-    return predicted, confidence, nll
+        predicted, normalizer = logits.argmax(dim=1, keepdim=True), logits.logsumexp(dim=1, keepdim=True)
+        true = torch.from_numpy(labels[start:end]).to(logits.device)[:, None]
+        confidence = (logits.gather(1, predicted) - normalizer).exp().float()
+        nll = (normalizer - logits.gather(1, true)).float()
+        parts.append((predicted.squeeze(1), confidence.squeeze(1), nll.squeeze(1)))
+    predicted_classes, confidences, nlls = (torch.cat(part).cpu().numpy() for part in zip(*parts, strict=True))
+    return predicted_classes, confidences, nlls
 
 
 def predictions(features: Tensor, weights: Tensor) -> np.ndarray:
-    """Classes (N,) that score highest for features (N, D) under weights (D, C)."""
+    """(n,) classes with the highest scores of features (n, D) under weights (D, C)."""
     weights = weights.to(features.device, features.dtype)
     return (features @ weights).argmax(dim=1).cpu().numpy()
 
@@ -281,78 +303,86 @@ Trial = TypeVar("Trial")
 Result = TypeVar("Result")
 
 
-class Unit(NamedTuple):
-    """Work on one subset. part: its number."""
+class FitJob(NamedTuple):
+    """Fits of one subset that a process, or all together, do at a time."""
 
-    part: int
+    subset: int  # its number
     lambdas: Sequence[float]
 
 
-def fits_of_subsets(
+def fit_subsets(
     fitter: Fitter, names: Sequence[str], rows: Sequence[np.ndarray], world: World
-) -> list[list[Fitted]]:
-    """For every subset, called by a name and given by its rows (n,): a fit for every lambda, or for the best one.
+) -> list[list[EvaluatedFit]]:
+    """For each subset, an evaluated fit for every lambda, or, with a holdout, for the one that is chosen.
 
-    All processes call it and get the same. ValueError for a fit that is not certified, as in Fitter.
+    All processes must call it; all get the results. names: of the subsets, for messages. rows: (n,) of each. Raises
+    ValueError for a fit whose gap is above the tolerance.
     """
-    return shared_fits(
+    return run_fits(
         fitter,
         rows,
         world,
-        lambda unit, team: fitter.try_out(names[unit.part], rows[unit.part], unit.lambdas, team),
-        lambda tried: [fitter.choose(*subset) for subset in zip(names, rows, tried, strict=True)],
-        lambda unit, tried, team: fitter.fit(names[unit.part], rows[unit.part], unit.lambdas, tried, team),
+        lambda job, team: fitter.try_lambdas(names[job.subset], rows[job.subset], job.lambdas, team),
+        lambda trials: [fitter.choose_lambda(*subset) for subset in zip(names, rows, trials, strict=True)],
+        lambda job, trials, team: fitter.fit(names[job.subset], rows[job.subset], job.lambdas, trials, team),
     )
 
 
-def shared_fits(
+def run_fits(
     fitter: Fitter,
     rows: Sequence[np.ndarray],
     world: World,
-    try_out: Callable[[Unit, World], list[Trial]],
-    choose: Callable[[list[list[Trial]]], Sequence[float]],
-    fit: Callable[[Unit, list[Trial], World], list[Result]],
+    try_lambdas: Callable[[FitJob, World], list[Trial]],
+    choose_lambdas: Callable[[list[list[Trial]]], Sequence[float]],
+    fit: Callable[[FitJob, list[Trial], World], list[Result]],
 ) -> list[list[Result]]:
-    """The fits of each subset of rows (n,), of every lambda or, with a holdout, of the one chosen; in every process.
+    """Fit subsets with every lambda, or, with a holdout, with the lambda that is chosen for each; shared by the
+    processes.
 
-    The processes share the work: large units are done by all together first, each of the others by one process. An
-    error in one process is raised in all. try_out, fit: the work of a unit, done by the processes given, for each of
-    its lambdas; `fit` is also given what was tried on its subset. choose: of what was tried on all -> a lambda each.
+    All processes must call it; all get the results of each subset, and an error of one process is raised in all.
+
+    Args:
+        fitter: Its settings say which lambdas and whether there is a holdout.
+        rows: (n,) of each subset.
+        try_lambdas: (job, processes that do it) -> for each of its lambdas, a result on held-out images.
+        choose_lambdas: Results on held-out images of each subset -> a lambda for each subset.
+        fit: (job, results on held-out images of its subset, processes that do it) -> a result for each of its lambdas.
     """
-    parts = range(len(rows))
-    units = [Unit(part, chain) for part in parts for chain in fitter.chains()]
-    total = len(units) + (len(rows) if fitter.settings.holdout else 0)
+    jobs = [FitJob(subset, chain) for subset in range(len(rows)) for chain in fitter.lambda_chains()]
+    total = len(jobs) + (len(rows) if fitter.settings.holdout else 0)
     with Progress("logistic regression", total, "fits", quiet=not world.is_rank0) as progress:
 
-        def done(units: Sequence[Unit], work: Callable[[Unit, World], list[Any]]) -> list[list[Any]]:
-            def run(unit: Unit, team: World) -> list[Any]:
-                results_of_unit = work(unit, team)
+        def run_all(jobs: Sequence[FitJob], work: Callable[[FitJob, World], list[Any]]) -> list[list[Any]]:
+            def run(job: FitJob, team: World) -> list[Any]:
+                results = work(job, team)
                 progress.advance(1)
-                return results_of_unit
+                return results
 
-            results = {unit: run(unit, world) for unit in units if fitter.is_large(len(rows[unit.part]))}
-            sizes = [(unit, len(rows[unit.part]) * len(unit.lambdas)) for unit in units if unit not in results]
-            own = even_shares(sizes, world.size)[world.rank]
-            for share in world.gather_results(lambda: {unit: run(unit, World()) for unit in own}):
-                results |= share
-            return [
-                [each for unit in units if unit.part == part for each in results[unit]] for part in range(len(rows))
-            ]
+            results = {job: run(job, world) for job in jobs if fitter.is_large(len(rows[job.subset]))}
+            small_jobs = [(job, len(rows[job.subset]) * len(job.lambdas)) for job in jobs if job not in results]
+            own_jobs = even_shares(small_jobs, world.size)[world.rank]
+            for results_of_rank in world.gather_results(lambda: {job: run(job, World()) for job in own_jobs}):
+                results |= results_of_rank
+            by_subset: list[list[Any]] = [[] for _ in rows]
+            for job in jobs:
+                by_subset[job.subset] += results[job]
+            return by_subset
 
-        tried: list[list[Trial]] = [[] for _ in rows]
+        trials: list[list[Trial]] = [[] for _ in rows]
         if fitter.settings.holdout:
-            tried = done(units, try_out)
-            best = world.on_rank0(lambda: choose(tried))
-            units = [Unit(part, (raw,)) for part, raw in enumerate(best)]
-        return done(units, lambda unit, team: fit(unit, tried[unit.part], team))
+            trials = run_all(jobs, try_lambdas)
+            lambdas = world.on_rank0(lambda: choose_lambdas(trials))
+            jobs = [FitJob(subset, (raw_lambda,)) for subset, raw_lambda in enumerate(lambdas)]
+        return run_all(jobs, lambda job, team: fit(job, trials[job.subset], team))
 
 
-def even_shares(sizes: Sequence[tuple[Unit, int]], processes: int) -> list[list[Unit]]:
-    """The units of each process: the largest first, each to the process that has least so far."""
-    shares: list[list[Unit]] = [[] for _ in range(processes)]
+def even_shares(sizes: Sequence[tuple[FitJob, int]], processes: int) -> list[list[FitJob]]:
+    """Divide jobs, given with their sizes, among processes: the largest first, each to the process with the least
+    work."""
+    shares: list[list[FitJob]] = [[] for _ in range(processes)]
     loads = [0] * processes
-    for unit, size in sorted(sizes, key=lambda entry: -entry[1]):
+    for job, size in sorted(sizes, key=lambda pair: -pair[1]):
         least = loads.index(min(loads))
-        shares[least].append(unit)
+        shares[least].append(job)
         loads[least] += size
     return shares

@@ -1,16 +1,21 @@
-"""Multinomial logistic regression with an L2 penalty and no intercept, solved to a certified gap.
+"""How is a multinomial logistic regression solved, and how near is the solution to the optimum?
 
-    f(W) = (1/n) sum_i CE(x_i W, y_i) + (lambda/2) ||W||_F^2        the objective of MSN's logistic_eval.py:175-187
+With an L2 penalty and no intercept, as in MSN's logistic_eval.py:175-187:
 
-The solver is L-BFGS (Nocedal and Wright 2006, algorithm 7.4) in three steps of its own:
-- In the features' principal axes, of which min(n, D) hold the optimum, and in which the Hessian is nearly diagonal: an
-  initial inverse Hessian from the spectrum takes down to a tenth of the steps on real features.
-- Logits are carried along: a line search needs no matrix product, so that a step costs two, one with X, one with X^T.
-- float32 as far as it leads, then float64; the gap is certified in float64 on the features as given.
-f is lambda-strongly convex, so f(W) - f* <= ||grad f(W)||^2 / (2 lambda). With the probabilities as dual variables the
-duality gap is this same number, so one test serves both.
+    f(W) = (1/n) sum_i CE(x_i W, y_i) + (lambda/2) ||W||_F^2
 
-n rows, D width, C classes, R principal axes kept.
+The solver is L-BFGS (Nocedal and Wright 2006, algorithm 7.4) with three changes:
+- It works in the principal axes of the features, of which min(n, D) contain the optimum. The Hessian is nearly diagonal
+  there, and an initial inverse Hessian from the spectrum reduces the steps on real features, at best to a tenth.
+- It keeps the logits of all rows. So the line search needs no matrix product, and a step needs two: one with X, one
+  with X^T.
+- It uses float32 for as long as it makes progress, then float64. The gap is computed in float64 from the original
+  features.
+
+f is lambda-strongly convex, so f(W) - f* <= ||grad f(W)||^2 / (2 lambda): the gap, relative to f(W). If the
+probabilities are taken as dual variables, the duality gap is the same number.
+
+n rows, D width, C classes, R principal axes, B rows of a block.
 """
 
 from collections import deque
@@ -25,44 +30,63 @@ from torch.nn.functional import softplus
 
 from engine.rows import row_slices
 
-HISTORY = 10  # pairs of steps and gradient changes; 20 need as many iterations
-# Geometric means of the variances, added to each in the initial Hessian, which is flatter than the spectrum since rows
-# that are fitted hardly curve it. Of 0 to 3 means or medians, too, this took fewest steps on digits and synthetic sets.
+HISTORY = 10  # pairs of steps and gradient changes in L-BFGS; 20 need as many iterations
+# Added to the variance of each axis, in geometric means of all variances: the Hessian is flatter than the spectrum,
+# because well-fitted rows contribute little curvature. Of 0 to 3 means or medians, this needed the fewest steps on
+# digits and synthetic sets.
 DAMPING = 3.0
-FLATTER = 0.5  # a step is long enough when the slope along it has halved
-TRIALS = 40  # of a line search; one or two are the rule
-PATIENCE = 10  # iterations without progress before a precision is given up
-BLOCK = {"cpu": 1 << 20, "cuda": 1 << 26}  # logits handled at once: on a CPU what its caches hold
+MAX_SLOPE_RATIO = 0.5  # a line search ends when the slope is at most this part of the first one
+MAX_TRIALS = 40  # of a line search; one or two are usual
+MAX_IDLE_ITERATIONS = 10  # without progress, before the solver gives up a precision
+BLOCK_LOGITS = {"cpu": 1 << 20, "cuda": 1 << 26}  # computed at a time: on a CPU as many as fit its caches
 
 
 @dataclass(frozen=True, kw_only=True)
 class Fit:
-    """weights: (D, C) float64. objective: f(W). gap: certified bound of (f(W) - f*) / f(W). iterations: steps taken."""
+    """The solution of a fit."""
 
-    weights: Tensor
-    objective: float
-    gap: float
+    weights: Tensor  # (D, C) float64
+    objective: float  # f(W)
+    gap: float  # upper bound of (f(W) - f*) / f(W)
     iterations: int
 
 
 class Point(NamedTuple):
-    """Where a descent stands. weights, gradient: (R, C). curvature: mean of p(1 - p) over rows and classes. margins:
-    (n, C) of the rows, where they are carried along."""
+    """f and its derivatives at given weights."""
 
-    weights: Tensor
+    weights: Tensor  # (R, C)
     objective: float
-    gradient: Tensor
-    curvature: float
+    gradient: Tensor  # (R, C)
+    curvature: float  # mean of p (1 - p) over rows and classes
     gap: float
-    margins: Tensor | None = None
+    margins: Tensor | None = None  # (n, C) of all rows, if they are kept
 
 
-class Along(NamedTuple):
-    """f and its first two derivatives along a line."""
+class LinePoint(NamedTuple):
+    """f and its first two derivatives with respect to the step along a line."""
 
     value: float
     slope: float
     curvature: float
+
+
+class Line(Protocol):
+    """f along a direction from a starting point."""
+
+    def at(self, step: float) -> LinePoint: ...
+    def end(self, step: float) -> Point: ...  # the point at the step that `at` was last called with
+
+
+class Objective(Protocol):
+    """f in principal axes. Implementations differ in where the rows are: in memory, or read in blocks from a file."""
+
+    @property
+    def penalty(self) -> float: ...  # lambda
+    @property
+    def precision(self) -> float: ...  # relative rounding error of its matrix products
+
+    def start(self, weights: Tensor) -> Point: ...  # (R, C)
+    def line(self, start: Point, direction: Tensor) -> Line: ...  # (R, C)
 
 
 def fit_lbfgs(
@@ -75,60 +99,68 @@ def fit_lbfgs(
     max_iterations: int = 1000,
     start: Tensor | None = None,
 ) -> Fit:
-    """Minimise f for features (n, D) and labels (n,) in 0..C-1. penalty: lambda. start: (D, C), zeros unless given.
+    """Minimise f for features (n, D) and labels (n,) in 0..C-1.
 
-    Ends when the certified gap is at most `tolerance`, when `max_iterations` are spent, or when float64 has no more
-    digits to give; the caller looks at `gap`. ValueError for features that are not finite and labels out of range.
+    Ends when the gap is at most `tolerance`, after `max_iterations`, or when float64 allows no more progress; the
+    caller checks the gap.
+
+    Args:
+        penalty: lambda.
+        start: (D, C) initial weights; zeros if None.
+
+    Raises: ValueError: For features that are not finite, labels out of range, fewer than two classes and a lambda of 0
+        or less.
     """
-    check_solvable(features, labels, classes, penalty)
+    check_inputs(features, labels, classes, penalty)
     weights = features.new_zeros(features.shape[1], classes, dtype=torch.float64) if start is None else start
 
-    def in_axes(dtype: torch.dtype) -> tuple["Problem", Tensor, Tensor]:
+    def objective_in_axes(dtype: torch.dtype) -> tuple["MemoryObjective", Tensor, Tensor]:
         rows = features.to(dtype)
         axes, spectrum = principal_axes(rows)
-        return Problem(rows @ axes, labels, penalty), axes, spectrum
+        return MemoryObjective(rows @ axes, labels, penalty), axes, spectrum
 
-    return fit(in_axes, Problem(features, labels, penalty).at, weights, tolerance, max_iterations)
+    original = MemoryObjective(features, labels, penalty)
+    return fit_in_axes(objective_in_axes, original.at, weights, tolerance, max_iterations)
 
 
-def fit(
-    in_axes: "Callable[[torch.dtype], tuple[Objective, Tensor, Tensor]]",
-    at: Callable[[Tensor], Point],
+def fit_in_axes(
+    objective_in_axes: Callable[[torch.dtype], tuple[Objective, Tensor, Tensor]],
+    point_at: Callable[[Tensor], Point],
     weights: Tensor,
     tolerance: float,
     max_iterations: int,
 ) -> Fit:
-    """Descend from weights (D, C) in float32, and on in float64 where the gap is still above `tolerance`.
+    """Minimise from weights (D, C) in float32, and then in float64 if the gap is still above `tolerance`.
 
-    in_axes: precision -> f in the principal axes, these (D, R), and the mean squares along them (R, 1). at: where
-    weights (D, C) float64 stand on the features as given.
+    Args: objective_in_axes: Precision -> f in principal axes, the axes (D, R) and the spectrum (R, 1), as
+        `principal_axes`. point_at: Weights (D, C) float64 -> f and its gap on the original features.
     """
     iterations = 0
     for dtype in (torch.float32, torch.float64):
-        problem, axes, spectrum = in_axes(dtype)
-        begin, remaining = axes.T @ weights.to(axes.dtype), max_iterations - iterations
-        solution, spent = descend(problem, spectrum, begin, 0.9 * tolerance, remaining)
-        weights, iterations = axes.double() @ solution.double(), iterations + spent
-        point = at(weights)
+        objective, axes, spectrum = objective_in_axes(dtype)
+        start, remaining = axes.T @ weights.to(axes.dtype), max_iterations - iterations
+        solution, steps = lbfgs(objective, spectrum, start, 0.9 * tolerance, remaining)
+        weights, iterations = axes.double() @ solution.double(), iterations + steps
+        point = point_at(weights)
         if point.gap <= tolerance:
             break
     return Fit(weights=weights, objective=point.objective, gap=point.gap, iterations=iterations)
 
 
-def certified(features: Tensor, labels: Tensor, weights: Tensor, penalty: float) -> tuple[float, float]:
-    """f at weights (D, C), and the bound of its distance to the optimum relative to it; computed in float64."""
-    point = Problem(features, labels, penalty).at(weights.double())
+def certify(features: Tensor, labels: Tensor, weights: Tensor, penalty: float) -> tuple[float, float]:
+    """f at weights (D, C) and its gap, computed in float64."""
+    point = MemoryObjective(features, labels, penalty).at(weights.double())
     return point.objective, point.gap
 
 
-def check_solvable(features: Tensor, labels: Tensor, classes: int, penalty: float) -> None:
-    """ValueError for what has no solution."""
-    check_posed(labels, classes, penalty)
-    check_rows(features, 0)
+def check_inputs(features: Tensor, labels: Tensor, classes: int, penalty: float) -> None:
+    """ValueError for a problem without a solution."""
+    check_labels_and_penalty(labels, classes, penalty)
+    check_finite(features, 0)
 
 
-def check_posed(labels: Tensor, classes: int, penalty: float) -> None:
-    """ValueError for labels (n,), a number of classes or a lambda that have no solution."""
+def check_labels_and_penalty(labels: Tensor, classes: int, penalty: float) -> None:
+    """ValueError for labels (n,), a number of classes or a lambda for which there is no solution."""
     if classes < 2:
         raise ValueError(f"{classes} classes: a classifier needs two or more")
     if not penalty > 0:
@@ -140,8 +172,8 @@ def check_posed(labels: Tensor, classes: int, penalty: float) -> None:
         )
 
 
-def check_rows(features: Tensor, first: int) -> None:
-    """ValueError for features (B, D) that are not finite; the first one is row number `first`."""
+def check_finite(features: Tensor, first: int) -> None:
+    """ValueError for features (B, D) that are not finite. first: row number of the first one, for the message."""
     if not torch.isfinite(features).all():
         row = first + int((~torch.isfinite(features).all(dim=1)).nonzero()[0])
         raise ValueError(f"features of row {row} are not finite; check the checkpoint")
@@ -150,230 +182,237 @@ def check_rows(features: Tensor, first: int) -> None:
 def principal_axes(features: Tensor) -> tuple[Tensor, Tensor]:
     """Orthonormal axes (D, R) of features (n, D), R = min(n, D), and the mean squares along them (R, 1).
 
-    Beyond n axes there is nothing. Mean squares too small for the precision count as the smallest that it can tell.
+    Mean squares below the precision are raised to the smallest that it can represent relative to the largest.
     """
     count, width = features.shape
-    if count < width:  # within what the rows span: 3072 x 3072 has 5 s of eigenvectors for the sake of 10 rows
+    if count < width:  # within the span of the rows: eigenvectors of 3072 x 3072 take 5 s, even for 10 rows
         basis = torch.linalg.qr(features.T).Q  # (D, n)
         axes, squares = principal_axes(features @ basis)
         return basis @ axes, squares
-    return axes_of(features.T @ features / count, features.dtype)
+    return axes_of_moments(features.T @ features / count, features.dtype)
 
 
-def axes_of(moments: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """The same of second moments X^T X / n (D, D), for features of this dtype."""
+def axes_of_moments(moments: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """`principal_axes` from the second moments X^T X / n (D, D) of features of this dtype."""
     squares, axes = torch.linalg.eigh(moments)  # ascending
     floor = squares[-1] * torch.finfo(dtype).eps
     return axes, squares[:, None].clamp(min=floor.item())
 
 
 @dataclass(frozen=True)
-class Problem:
-    """f for features (n, R); computes in the weights' dtype.
+class MemoryObjective:
+    """f for features (n, R) and labels (n,) in memory; computes in the weights' dtype.
 
-    Margins (n, C) stand for logits: z_k - z_y, and -inf at the label itself. So the loss, log(1 + sum_k exp(z_k - z_y))
-    over the other classes, and 1 - p_y, their probabilities' sum, keep their digits when a row is fitted well.
+    Margins (n, C) replace logits z: z_k - z_y for label y, and -inf for class y itself. With them the loss,
+    log(1 + sum_k exp(z_k - z_y)) over the other classes, and 1 - p_y, the sum of their probabilities, stay accurate for
+    rows that are fitted well.
     """
 
     features: Tensor
     labels: Tensor
     penalty: float
 
-    def margins(self, weights: Tensor, rows: slice = slice(None), at_label: float = -torch.inf) -> Tensor:
-        """Margins of `rows` under weights (R, C); `at_label` is 0 for those of a direction."""
-        return margins_of(self.features[rows].to(weights.dtype), self.labels[rows], weights, at_label)
+    @property
+    def precision(self) -> float:
+        return torch.finfo(self.features.dtype).eps
+
+    def start(self, weights: Tensor) -> Point:
+        return self.at(weights, self.margins(weights))
+
+    def line(self, start: Point, direction: Tensor) -> "MemoryLine":
+        assert start.margins is not None  # lbfgs begins with `start`, whose points keep their margins
+        return MemoryLine(self, start, start.margins, direction, self.margins(direction, at_label=0.0))
 
     def at(self, weights: Tensor, margins: Tensor | None = None) -> Point:
-        """Where weights (R, C) stand; from `margins` (n, C), which are carried along, when they are known."""
+        """f at weights (R, C). margins: (n, C), if they are known."""
         loss = curvature = 0.0
         gradient = torch.zeros_like(weights)
-        for rows in self.blocks(weights):
-            margin = self.margins(weights, rows) if margins is None else margins[rows]
-            here = add_gradient(gradient, self.features[rows].to(weights.dtype), self.labels[rows], margin)
-            loss, curvature = loss + here[0], curvature + here[1]
-        return point_of(loss, gradient, curvature, len(self.labels), weights, self.penalty)._replace(margins=margins)
+        for rows in self.row_blocks(weights):
+            block_margins = self.margins(weights, rows) if margins is None else margins[rows]
+            features = self.features[rows].to(weights.dtype)
+            block_loss, block_curvature = add_gradient(gradient, features, self.labels[rows], block_margins)
+            loss, curvature = loss + block_loss, curvature + block_curvature
+        point = point_from_sums(loss, gradient, curvature, len(self.labels), weights, self.penalty)
+        return point._replace(margins=margins)
 
-    def along(self, margins: Tensor, changes: Tensor, penalty: Along, step: float) -> Along:
-        """f at `step` on the line where margins move by `changes` and the penalty is `penalty` at 0."""
+    def along(self, margins: Tensor, changes: Tensor, penalty: LinePoint, step: float) -> LinePoint:
+        """f at `step` on a line.
+
+        Args:
+            margins: (n, C) at the start of the line.
+            changes: (n, C) of the margins for a step of 1.
+            penalty: (lambda/2) ||W||^2 and its derivatives at the start.
+        """
         value = slope = curvature = 0.0
-        for rows in self.blocks(margins):
+        for rows in self.row_blocks(margins):
             losses, others = probabilities(margins[rows] + step * changes[rows])
-            moving = others.mul_(changes[rows])
-            mean = moving.sum(dim=1)
+            weighted = others.mul_(changes[rows])
+            means = weighted.sum(dim=1)  # of the changes under the probabilities
             value += losses.sum(dtype=torch.float64).item()
-            slope += mean.sum(dtype=torch.float64).item()
-            curvature += (moving.mul_(changes[rows]).sum() - mean.square().sum()).item()
+            slope += means.sum(dtype=torch.float64).item()
+            curvature += (weighted.mul_(changes[rows]).sum() - means.square().sum()).item()
         count = len(self.labels)
-        return Along(
+        return LinePoint(
             value / count + penalty.value + step * (penalty.slope + step / 2 * penalty.curvature),
             slope / count + penalty.slope + step * penalty.curvature,
             curvature / count + penalty.curvature,
         )
 
-    def start(self, weights: Tensor) -> Point:
-        return self.at(weights, self.margins(weights))
+    def margins(self, weights: Tensor, rows: slice = slice(None), at_label: float = -torch.inf) -> Tensor:
+        """Margins (B, C) of `rows` under weights (R, C). at_label: value for the label's class; 0 for a direction."""
+        return margins_of(self.features[rows].to(weights.dtype), self.labels[rows], weights, at_label)
 
-    def line(self, start: Point, direction: Tensor) -> "CarriedLine":
-        assert start.margins is not None  # descend begins with `start`
-        return CarriedLine(self, start, start.margins, direction, self.margins(direction, at_label=0.0))
-
-    @property
-    def precision(self) -> float:
-        return torch.finfo(self.features.dtype).eps
-
-    def blocks(self, like: Tensor) -> Iterator[slice]:
-        return row_slices(len(self.labels), rows_of_block(like))
+    def row_blocks(self, logits: Tensor) -> Iterator[slice]:
+        return row_slices(len(self.labels), rows_per_block(logits))
 
 
-def rows_of_block(like: Tensor) -> int:
-    """How many rows' logits are handled at once, of the shape and on the device of `like` (_, C)."""
-    return max(1, BLOCK.get(like.device.type, BLOCK["cpu"]) // like.shape[1])
+@dataclass(frozen=True)
+class MemoryLine:
+    """f along a direction. Evaluating it needs no matrix product."""
+
+    objective: MemoryObjective
+    start: Point
+    margins: Tensor  # (n, C) at the start
+    direction: Tensor  # (R, C)
+    changes: Tensor  # (n, C) of the margins, for a step of 1
+
+    @cached_property
+    def penalty(self) -> LinePoint:
+        """(lambda/2) ||W||^2 and its derivatives at the start."""
+        weights, direction = self.start.weights, self.direction
+        products = dot(weights, weights), dot(weights, direction), dot(direction, direction)
+        value, slope, curvature = (self.objective.penalty * product for product in products)
+        return LinePoint(value / 2, slope, curvature)
+
+    def at(self, step: float) -> LinePoint:
+        return self.objective.along(self.margins, self.changes, self.penalty, step)
+
+    def end(self, step: float) -> Point:
+        weights = self.start.weights + step * self.direction
+        margins = self.margins.add_(self.changes, alpha=step)  # in place: the start is not needed any more
+        return self.objective.at(weights, margins)
+
+
+def rows_per_block(logits: Tensor) -> int:
+    """Number of rows whose logits are computed at a time. logits: a tensor (_, C) on their device."""
+    return max(1, BLOCK_LOGITS.get(logits.device.type, BLOCK_LOGITS["cpu"]) // logits.shape[1])
 
 
 def margins_of(features: Tensor, labels: Tensor, weights: Tensor, at_label: float = -torch.inf) -> Tensor:
-    """Margins (B, C) of features (B, R) under weights (R, C), of one dtype."""
+    """Margins (B, C) of features (B, R) under weights (R, C) of the same dtype."""
     logits, own = features @ weights, labels[:, None]
     return logits.sub_(logits.gather(1, own)).scatter_(1, own, at_label)
 
 
-def add_gradient(gradient: Tensor, features: Tensor, labels: Tensor, margins: Tensor) -> tuple[float, float]:
-    """Add X^T (p - y) of a block of features (B, R) with these margins (B, C) to `gradient` (R, C).
+def probabilities(margins: Tensor) -> tuple[Tensor, Tensor]:
+    """Margins (B, C) -> cross-entropies (B,) and the probabilities (B, C) of the other classes, 0 for the label's."""
+    losses = softplus(margins.logsumexp(dim=1))
+    return losses, (margins - losses[:, None]).exp_()
 
-    Returns the sums of its cross-entropies and of p(1 - p).
+
+def add_gradient(gradient: Tensor, features: Tensor, labels: Tensor, margins: Tensor) -> tuple[float, float]:
+    """Add X^T (p - y) of a block of features (B, R) with margins (B, C) to `gradient` (R, C).
+
+    Returns the block's sums of cross-entropies and of p (1 - p).
     """
     losses, others = probabilities(margins)
-    wrong = others.sum(dim=1, keepdim=True)
-    curvature = (others.sum() - others.square().sum() + (wrong - wrong.square()).sum()).item()
-    gradient.addmm_(features.T, others.scatter_(1, labels[:, None], -wrong))
+    label_errors = others.sum(dim=1, keepdim=True)  # 1 - p_y
+    curvature = (others.sum() - others.square().sum() + (label_errors - label_errors.square()).sum()).item()
+    gradient.addmm_(features.T, others.scatter_(1, labels[:, None], -label_errors))
     return losses.sum(dtype=torch.float64).item(), curvature
 
 
-def point_of(loss: float, gradient: Tensor, curvature: float, count: int, weights: Tensor, penalty: float) -> Point:
-    """The point at weights (R, C), from sums over `count` rows; `gradient` (R, C) is divided in place."""
+def point_from_sums(
+    loss: float, gradient: Tensor, curvature: float, count: int, weights: Tensor, penalty: float
+) -> Point:
+    """The point at weights (R, C), from sums of losses, gradients (R, C; overwritten) and p (1 - p) over `count`
+    rows."""
     gradient.div_(count).add_(weights, alpha=penalty)
     objective = loss / count + penalty / 2 * dot(weights, weights)
     gap = dot(gradient, gradient) / (2 * penalty) / objective
     return Point(weights, objective, gradient, curvature / (count * weights.shape[1]), gap)
 
 
-def probabilities(margins: Tensor) -> tuple[Tensor, Tensor]:
-    """Margins (B, C) -> cross-entropies (B,) and the probabilities of the classes other than the label (B, C)."""
-    losses = softplus(margins.logsumexp(dim=1))
-    return losses, (margins - losses[:, None]).exp_()
-
-
-class Line(Protocol):
-    """The points from where a descent stands along a direction."""
-
-    def at(self, step: float) -> Along: ...
-    def end(self, step: float) -> Point: ...  # there, for the step that `at` was last asked for
-
-
-class Objective(Protocol):
-    """f, however its rows are read."""
-
-    @property
-    def penalty(self) -> float: ...
-    @property
-    def precision(self) -> float: ...  # relative, of its matrix products
-
-    def start(self, weights: Tensor) -> Point: ...  # (R, C)
-    def line(self, start: Point, direction: Tensor) -> Line: ...
-
-
-@dataclass(frozen=True)
-class CarriedLine:
-    """What `changes` (n, C) of the margins make of f; no step along it costs a product."""
-
-    problem: Problem
-    start: Point
-    margins: Tensor
-    direction: Tensor
-    changes: Tensor
-
-    @cached_property
-    def penalty(self) -> Along:
-        weights, direction = self.start.weights, self.direction
-        squares = [dot(one, other) for one, other in ((weights, weights), (weights, direction), (direction, direction))]
-        value, slope, curvature = (self.problem.penalty * square for square in squares)
-        return Along(value / 2, slope, curvature)
-
-    def at(self, step: float) -> Along:
-        return self.problem.along(self.margins, self.changes, self.penalty, step)
-
-    def end(self, step: float) -> Point:
-        weights = self.start.weights + step * self.direction
-        return self.problem.at(weights, self.margins.add_(self.changes, alpha=step))  # the start needs them no more
-
-
-def descend(
-    problem: Objective, spectrum: Tensor, weights: Tensor, tolerance: float, max_iterations: int
+def lbfgs(
+    objective: Objective, spectrum: Tensor, weights: Tensor, tolerance: float, max_iterations: int
 ) -> tuple[Tensor, int]:
-    """L-BFGS from weights (R, C) until the gap is met, iterations are spent or the precision gives no more.
+    """Minimise from weights (R, C) until the gap is at most `tolerance`, or the precision allows no more progress.
 
-    spectrum: (R, 1) mean squares of the features along their axes. Returns weights and the number of steps.
+    spectrum: (R, 1) mean squares of the features along their axes. Returns weights (R, C) and the number of steps.
     """
-    point = problem.start(weights)
-    history: deque[tuple[Tensor, Tensor, float]] = deque(maxlen=HISTORY)
-    damped = spectrum + DAMPING * spectrum.log().mean().exp()
-    smallest, idle = point.gap, 0
+    point = objective.start(weights)
+    history: deque[tuple[Tensor, Tensor, float]] = deque(maxlen=HISTORY)  # s, y and s^T y, from the oldest
+    damped_spectrum = spectrum + DAMPING * spectrum.log().mean().exp()
+    smallest_gap, idle = point.gap, 0
     for iteration in range(max_iterations):
-        if point.gap <= tolerance or idle == PATIENCE:
+        if point.gap <= tolerance or idle == MAX_IDLE_ITERATIONS:
             return point.weights, iteration
         before = point
-        scale = 1 / (before.curvature * damped + problem.penalty)
-        direction = quasi_newton(before.gradient, history, scale)
-        line = problem.line(before, direction)
-        step = line_search(line, dot(before.gradient, direction), before.objective, problem.precision)
+        inverse_hessian = 1 / (before.curvature * damped_spectrum + objective.penalty)
+        direction = two_loop_recursion(before.gradient, history, inverse_hessian)
+        line = objective.line(before, direction)
+        step = line_search(line, dot(before.gradient, direction), before.objective, objective.precision)
         if step is None:
             return point.weights, iteration
         point = line.end(step)
-        moved, turned = step * direction, point.gradient - before.gradient
-        if (product := dot(moved, turned)) > 0:
-            history.append((moved, turned, product))
-        gained = before.objective - point.objective > problem.precision * point.objective
-        worked = gained or point.gap < 0.9 * smallest
-        smallest, idle = min(smallest, point.gap), 0 if worked else idle + 1
+        s, y = step * direction, point.gradient - before.gradient
+        if (product := dot(s, y)) > 0:
+            history.append((s, y, product))
+        is_lower = before.objective - point.objective > objective.precision * point.objective
+        is_idle = not (is_lower or point.gap < 0.9 * smallest_gap)
+        smallest_gap, idle = min(smallest_gap, point.gap), idle + 1 if is_idle else 0
     return point.weights, max_iterations
 
 
-def quasi_newton(gradient: Tensor, history: deque[tuple[Tensor, Tensor, float]], scale: Tensor) -> Tensor:
-    """Direction (R, C): minus the inverse Hessian, as `history` and the diagonal `scale` have it, times gradient."""
+def two_loop_recursion(
+    gradient: Tensor, history: deque[tuple[Tensor, Tensor, float]], inverse_hessian: Tensor
+) -> Tensor:
+    """The quasi-Newton direction (R, C) (Nocedal and Wright 2006, algorithm 7.4).
+
+    Args: gradient: (R, C). history: Steps s (R, C), gradient changes y (R, C) and s^T y, from the oldest.
+        inverse_hessian: (R, 1) diagonal of the initial inverse Hessian, up to a factor, which the newest pair
+        determines.
+    """
     direction = -gradient
-    shares = []
-    for moved, turned, product in reversed(history):
-        shares.append(dot(moved, direction) / product)
-        direction.sub_(turned, alpha=shares[-1])
-    direction *= scale
+    alphas = []
+    for s, y, product in reversed(history):
+        alphas.append(dot(s, direction) / product)
+        direction.sub_(y, alpha=alphas[-1])
+    direction *= inverse_hessian
     if history:
-        _, turned, product = history[-1]
-        direction *= product / dot(turned, scale * turned)
-    for (moved, turned, product), share in zip(history, reversed(shares), strict=True):
-        direction.add_(moved, alpha=share - dot(turned, direction) / product)
+        _, y, product = history[-1]
+        direction *= product / dot(y, inverse_hessian * y)
+    for (s, y, product), alpha in zip(history, reversed(alphas), strict=True):
+        direction.add_(s, alpha=alpha - dot(y, direction) / product)
     return direction
 
 
 def line_search(line: Line, slope: float, objective: float, precision: float) -> float | None:
-    """A step along which the slope has halved and f has not grown beyond rounding; None when rounding hides any.
+    """A step at which the slope is at most half as steep and f has not grown beyond rounding; None if rounding hides
+    it.
 
-    slope, objective: at the beginning. Newton's method on the slope, held in a bracket. The tolerance on f is that of
-    Hager and Zhang 2005 (section 4.1): a strict test would fail for ever close to the optimum.
+    Newton's method on the slope within a bracket. f may grow by rounding errors as in Hager and Zhang 2005 (section
+    4.1): a strict test would fail close to the optimum.
+
+    slope, objective: at the start of the line. precision: relative rounding error of f.
     """
     if not slope < 0:
         return None
-    highest = objective * (1 + 10 * precision)
+    max_value = objective * (1 + 10 * precision)
     low, high, step = 0.0, float("inf"), 1.0
-    for _ in range(TRIALS):
-        here = line.at(step)
-        if abs(here.slope) <= FLATTER * abs(slope) and here.value <= highest:
+    for _ in range(MAX_TRIALS):
+        point = line.at(step)
+        if abs(point.slope) <= MAX_SLOPE_RATIO * abs(slope) and point.value <= max_value:
             return step
-        low, high = (step, high) if here.slope < 0 else (low, step)
-        guess = step - here.slope / here.curvature if here.curvature > 0 else float("inf")
-        guess = min(guess, 10 * step)
-        step = guess if low < guess < high else (low + high) / 2 if high < float("inf") else 2 * step
+        low, high = (step, high) if point.slope < 0 else (low, step)
+        next_step = step - point.slope / point.curvature if point.curvature > 0 else float("inf")  # Newton's
+        next_step = min(next_step, 10 * step)
+        if not low < next_step < high:
+            next_step = (low + high) / 2 if high < float("inf") else 2 * step
+        step = next_step
     return None
 
 
 def dot(one: Tensor, other: Tensor) -> float:
-    """Sum of products of two tensors of one shape."""
+    """Sum of the products of the elements of two tensors of the same shape."""
     return torch.dot(one.flatten(), other.flatten()).item()

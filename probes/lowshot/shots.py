@@ -1,7 +1,9 @@
-"""Training subsets of low-shot protocols: so many images per class, or a share of all, drawn or read from list files.
+"""Which images do low-shot protocols train on? So many of each class, or a share of all: drawn, or read from lists.
 
-MSN's lists (facebookresearch/msn, also shipped by MOCA) are nested: in one split the image of 1-shot is among those of
-2-shot, and these among those of 5-shot. Draws with one seed are nested in the same way.
+MSN's lists (facebookresearch/msn, also in MOCA's repository) are nested: the images of 1-shot are among those of 2-shot
+of the same split, and these among those of 5-shot. Draws with one seed are nested in the same way.
+
+n images of a subset, m images that could be read.
 """
 
 from collections.abc import Sequence
@@ -13,41 +15,50 @@ import numpy as np
 from imagesets.sets import ImageSet, parse_url
 from imagesets.subsets import class_counts, few_shot, fraction, from_list
 
-OFFICIAL = "published"  # value of `lists`: those of MSN and SimCLR, which lie in the folder of the images
+PUBLISHED_LISTS = "published"  # value of `lists`: the lists of MSN and SimCLR, in the folder of the images
 
 
 @dataclass(frozen=True, kw_only=True)
 class Subset:
-    """Images to train on. name: of the metric, "5shot" or "1percent". split: number of the draw or list, from 0."""
+    """Images to train on."""
 
-    name: str
-    split: int
+    name: str  # in metrics: "5shot" or "1percent"
+    split: int  # number of the draw or list, from 0
     images: ImageSet
 
 
 def subsets(
     train: ImageSet, shots: Sequence[int], shares: Sequence[float], splits: int, seed: int, lists: str = ""
 ) -> list[Subset]:
-    """`splits` draws for every number of shots and one for every share; from the folder `lists` when it is given.
+    """`splits` subsets for each number of images per class, and one for each share of all images.
 
-    Seeds 0, 1, ... of a run share no draw. ValueError where a class has fewer images than shots, and for lists that are
-    absent or do not fit the set.
+    Args:
+        train: The training images.
+        shots: Numbers of images per class.
+        shares: Shares of all images.
+        splits: Draws or lists of each number of shots.
+        seed: Different seeds have different draws.
+        lists: Folder of lists, or PUBLISHED_LISTS; empty: draw.
+
+    Raises:
+        ValueError: For a class with fewer images than shots, and for lists that are absent or do not fit the images.
     """
     seeds = range(seed * splits, (seed + 1) * splits)
-    parts = []
+    drawn = []
     for count in shots:
         for split in range(splits):
-            images = images_of_list(train, lists, count, split) if lists else few_shot(train, count, seeds[split])
-            parts.append(Subset(name=f"{count}shot", split=split, images=images))
+            images = read_shot_list(train, lists, count, split) if lists else few_shot(train, count, seeds[split])
+            drawn.append(Subset(name=f"{count}shot", split=split, images=images))
     for share in shares:
-        parts.append(Subset(name=percentage(share), split=0, images=part_of(train, share, seeds[0], lists)))
-    return parts
+        drawn.append(Subset(name=percentage(share), split=0, images=draw_share(train, share, seeds[0], lists)))
+    return drawn
 
 
-def possible_shots(train: ImageSet, shots: Sequence[int], others: bool) -> tuple[tuple[int, ...], str]:
-    """The numbers of shots that every class has images for, and a sentence about those that are left out, "" if none.
+def possible_shots(train: ImageSet, shots: Sequence[int], has_shares: bool) -> tuple[tuple[int, ...], str]:
+    """The numbers of images per class that all classes have, and a warning about the others, "" if there are none.
 
-    others: whether there is something else to evaluate on. ValueError where nothing is left, or a class has no image.
+    has_shares: whether shares of all images are evaluated, too. Raises ValueError if nothing is left to evaluate, or if
+    a class has no image.
     """
     counts = class_counts(train)
     fewest, name = int(counts.min()), train.classes[int(counts.argmin())]
@@ -56,31 +67,31 @@ def possible_shots(train: ImageSet, shots: Sequence[int], others: bool) -> tuple
     possible = tuple(count for count in shots if count <= fewest)
     if possible == tuple(shots):
         return possible, ""
-    asked = f"{' and '.join(str(count) for count in shots if count > fewest)} images per class"
+    impossible = f"{' and '.join(str(count) for count in shots if count > fewest)} images per class"
     reason = f"class {name!r} has {fewest} training image{'s' * (fewest > 1)}"
-    if not (possible or others):
-        raise ValueError(f"{train.url}: {asked} asked, but {reason}; --set lowshot.shots={fewest}, or add images")
-    return possible, f"{asked} left out: {reason}"
+    if not (possible or has_shares):
+        raise ValueError(f"{train.url}: {impossible} asked, but {reason}; --set lowshot.shots={fewest}, or add images")
+    return possible, f"{impossible} left out: {reason}"
 
 
-def part_of(train: ImageSet, share: float, seed: int, lists: str) -> ImageSet:
-    """A share of the images; there is one list of it, in the first folder."""
+def draw_share(train: ImageSet, share: float, seed: int, lists: str) -> ImageSet:
+    """A share of the images, drawn or read from its one list."""
     if share == 1:
         return train
     if not lists:
         return fraction(train, share, seed)
     folder, name = lists_folder(train, lists), f"{percentage(share)}.txt"
-    of_simclr = folder / "imagenet_subsets" / name  # where google-research/simclr has its 1 % and 10 %
-    return from_list(train, of_simclr if of_simclr.is_file() else existing(folder / "imagenet_subsets1" / name))
+    simclr_list = folder / "imagenet_subsets" / name  # where google-research/simclr has its 1 % and 10 %
+    return from_list(train, simclr_list if simclr_list.is_file() else checked_list(folder / "imagenet_subsets1" / name))
 
 
 def lists_folder(train: ImageSet, lists: str) -> Path:
-    """The folder that `lists` names: itself, or that of the images. ValueError for images without a folder."""
-    if lists != OFFICIAL:
+    """The folder of lists; with PUBLISHED_LISTS that of the images. ValueError for images without a folder."""
+    if lists != PUBLISHED_LISTS:
         return Path(lists).expanduser()
-    place = parse_url(train.url.partition("#")[0])[1]
-    folder = Path(place)
-    if not (place and folder.is_dir()):
+    path = parse_url(train.url.partition("#")[0])[1]
+    folder = Path(path)
+    if not (path and folder.is_dir()):
         raise ValueError(
             f"{train.url}: the published lists name ImageNet's files and lie beside them, imagenet_subsets1 to 3 in "
             "the ROOT of imagenet:ROOT; evaluate on that, or choose a protocol that draws its subsets"
@@ -88,9 +99,9 @@ def lists_folder(train: ImageSet, lists: str) -> Path:
     return folder
 
 
-def images_of_list(train: ImageSet, lists: str, count: int, split: int) -> ImageSet:
-    """The images of a split's list, as many of each class as its name says."""
-    path = shot_list(lists_folder(train, lists), count, split)
+def read_shot_list(train: ImageSet, lists: str, count: int, split: int) -> ImageSet:
+    """The images of a split's list. ValueError unless they are `count` of each class."""
+    path = shot_list_path(lists_folder(train, lists), count, split)
     images = from_list(train, path)
     counts = class_counts(images)
     if len(wrong := np.flatnonzero(counts != count)):
@@ -106,20 +117,21 @@ def percentage(share: float) -> str:
     return f"{100 * share:g}percent"
 
 
-def shot_list(folder: Path, count: int, split: int) -> Path:
-    """The list of `count` images per class of a split, numbered from 1 in the names of its folders.
+def shot_list_path(folder: Path, count: int, split: int) -> Path:
+    """Path of the list with `count` images per class of a split, numbered from 0. ValueError if there is none.
 
-    MSN ships the third 5-shot list as 3imgs_class.txt, with five images of each class; MOCA has it under its own name.
+    MSN's third list of 5 images per class is called 3imgs_class.txt; MOCA's has the correct name.
     """
-    place = folder / f"imagenet_subsets{split + 1}"
-    path = place / f"{count}imgs_class.txt"
-    misnamed = place / "3imgs_class.txt"
+    split_folder = folder / f"imagenet_subsets{split + 1}"
+    path = split_folder / f"{count}imgs_class.txt"
+    misnamed = split_folder / "3imgs_class.txt"
     if not path.exists() and (count, split) == (5, 2) and misnamed.exists():
         return misnamed
-    return existing(path)
+    return checked_list(path)
 
 
-def existing(path: Path) -> Path:
+def checked_list(path: Path) -> Path:
+    """The path. ValueError if there is no such file."""
     if not path.is_file():
         raise ValueError(
             f"{path}: no such list; name the folder that holds imagenet_subsets1 to 3 of github.com/facebookresearch/"
@@ -129,29 +141,31 @@ def existing(path: Path) -> Path:
     return path
 
 
-def indices_of(train: ImageSet, parts: Sequence[Subset]) -> list[np.ndarray]:
-    """Places (n,) in `train` of the images of every part, in the part's order.
+def subset_indices(train: ImageSet, drawn: Sequence[Subset]) -> list[np.ndarray]:
+    """For each subset the indices (n,) in `train` of its images, in the subset's order.
 
-    One walk through the paths of `train` for all parts; only the paths that parts need are held in memory.
+    Goes through the paths of `train` once for all subsets, and keeps only the paths of the subsets in memory.
     """
-    places_of: dict[str, int] = {}
-    drawn = [part for part in parts if part.images is not train]
-    for part in drawn:
-        places_of |= dict.fromkeys((part.images.path(index) for index in range(len(part.images))), -1)
-    for index in range(len(train) if drawn else 0):
-        if (path := train.path(index)) in places_of:
-            places_of[path] = index
+    smaller = [subset for subset in drawn if subset.images is not train]
+    index_by_path: dict[str, int] = {}
+    for subset in smaller:
+        index_by_path |= dict.fromkeys((subset.images.path(index) for index in range(len(subset.images))), -1)
+    for index in range(len(train) if smaller else 0):
+        if (path := train.path(index)) in index_by_path:
+            index_by_path[path] = index
 
-    def places(part: Subset) -> np.ndarray:
-        if part.images is train:
+    def indices(images: ImageSet) -> np.ndarray:
+        if images is train:
             return np.arange(len(train))
-        return np.array([places_of[part.images.path(index)] for index in range(len(part.images))], np.int64)
+        return np.array([index_by_path[images.path(index)] for index in range(len(images))], np.int64)
 
-    return [places(part) for part in parts]
+    return [indices(subset.images) for subset in drawn]
 
 
-def rows_among(indices: np.ndarray, read: np.ndarray) -> np.ndarray:
-    """Rows of some images (n,) in features of the images `read` (m,), ascending; images that were skipped as
-    unreadable have none."""
-    rows = np.searchsorted(read, indices)
-    return rows[read[np.minimum(rows, len(read) - 1)] == indices]
+def rows_of_images(indices: np.ndarray, read_indices: np.ndarray) -> np.ndarray:
+    """Rows of images (n,) in features of the images `read_indices` (m,), which ascend.
+
+    Images without features, because they were unreadable, are left out.
+    """
+    rows = np.searchsorted(read_indices, indices)
+    return rows[read_indices[np.minimum(rows, len(read_indices) - 1)] == indices]

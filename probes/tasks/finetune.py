@@ -38,7 +38,7 @@ from probes.finetune.training_groups import (
     mixed_groups,
     training_transform,
 )
-from probes.lowshot.shots import part_of
+from probes.lowshot.shots import draw_share
 from probes.scores import with_class_means
 from probes.splits import check_labels, held_out, open_splits, without_held_out
 
@@ -133,7 +133,7 @@ class Finetune(FinetuneSettings, Task):
     def split_training_images(self, train: ImageSet, seed: int) -> tuple[ImageSet, ImageSet | None, str]:
         """The images to train on; the held-out ones, None unless select=holdout; and a warning about classes of which
         no image is held out, "" for none."""
-        train = part_of(train, self.fraction, seed, self.lists)
+        train = draw_share(train, self.fraction, seed, self.lists)
         if self.select != "holdout":
             return train, None, ""
         warning = without_held_out(train.labels, train.classes)

@@ -23,10 +23,10 @@ from probes.features.extract import Extraction, FeatureSet, extract, forward_byt
 from probes.features.fallbacks import PooledTask
 from probes.features.kinds import FeatureKind, feature_bytes, feature_pass
 from probes.lowshot.blocks import BLOCK_ROWS, PreparedRows, Preprocess
-from probes.lowshot.fitting import IN_MEMORY, SOLVERS, FitSettings, Fitted, Fitter, fits_of_subsets
-from probes.lowshot.logistic import BLOCK, HISTORY
+from probes.lowshot.fitting import MAX_IN_MEMORY, SOLVERS, EvaluatedFit, FitSettings, Fitter, fit_subsets
+from probes.lowshot.logistic import BLOCK_LOGITS, HISTORY
 from probes.lowshot.several_labels import ClassByClass
-from probes.lowshot.shots import OFFICIAL, Subset, indices_of, possible_shots, rows_among, subsets
+from probes.lowshot.shots import PUBLISHED_LISTS, Subset, possible_shots, rows_of_images, subset_indices, subsets
 from probes.scores import cost, log_likelihood, mean_average_precision, prediction_arrays, spread_out, with_class_means
 from probes.splits import open_splits, without_held_out
 
@@ -38,10 +38,10 @@ SPREAD = 3.0  # standard deviation around the class means that the features of a
 
 def fit_bytes(count: int, width: int, classes: int) -> float:
     """Memory of a fit to `count` rows, in memory or in blocks (probes/lowshot/blocks.py), beyond libraries."""
-    if count * max(width, classes) <= IN_MEMORY:
+    if count * max(width, classes) <= MAX_IN_MEMORY:
         return 16.0 * count * (width + classes)
     weights = 8.0 * width * classes * (2 * HISTORY + 8)
-    return weights + 12.0 * width * BLOCK_ROWS + 24.0 * width**2 + 40.0 * BLOCK["cpu"] + 16.0 * count
+    return weights + 12.0 * width * BLOCK_ROWS + 24.0 * width**2 + 40.0 * BLOCK_LOGITS["cpu"] + 16.0 * count
 
 
 def features_around_means(count: int, width: int, classes: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -141,9 +141,9 @@ class LowShot(FitSettings, PooledTask):
         few, times, (fit, gap, _) = max(most // 4, classes), [], SOLVERS[self.solver]
         for count in (few, few, most):  # the first one is slower
             features, labels = (rows.to(space.device) for rows in features_around_means(count, width, classes))
-            penalty = self.effective(max(self.lambdas), count)
+            penalty = self.effective_lambda(max(self.lambdas), count)
             started = time.perf_counter()
-            fit(features, labels, classes, penalty, tolerance=gap, max_iterations=self.iterations_allowed)
+            fit(features, labels, classes, penalty, tolerance=gap, max_iterations=self.most_iterations)
             times.append(time.perf_counter() - started)
         row = max(times[2] - times[1], 0.0) / (most - few)
         return {"fits": max(times[1] - few * row, 0.0), "fit rows": row}
@@ -154,23 +154,23 @@ class LowShot(FitSettings, PooledTask):
             return self.class_by_class(export, space, train, val)
         shots, left_out = possible_shots(train, self.shots, bool(self.fractions))
         parts = subsets(train, shots, self.fractions, self.splits, space.seed, self.lists)
-        transform, indices = transform_of(export, space, self), indices_of(train, parts)
+        transform, indices = transform_of(export, space, self), subset_indices(train, parts)
         reads_all = world.gather_objects(self.wants_all(export, train, transform, space))[0]
         needed = np.arange(len(train)) if reads_all else np.unique(np.concatenate(indices))
         images = train if reads_all else train.subset(needed, f"union-of-{len(parts)}-subsets")
         gallery = extract(export, images, [self.kind], space, transform)
         queries = extract(export, val, [self.kind], space, transform)
-        rows = [rows_among(part, needed[gallery.indices]) for part in indices]
+        rows = [rows_of_images(part, needed[gallery.indices]) for part in indices]
         check_classes(parts, rows, gallery.labels, train.classes)
         per_class = val.reports == "mean per class"
         fitter = self.fitter(gallery, queries, len(train.classes), space, per_class)
         names = [f"{part.name} of split {part.split}" for part in parts]
-        fits_by_subset = list(zip(parts, fits_of_subsets(fitter, names, rows, world), strict=True))
+        fits_by_subset = list(zip(parts, fit_subsets(fitter, names, rows, world), strict=True))
         used = np.unique(np.concatenate(rows))
         shapeless = world.on_rank0(
             lambda: {
-                "train": fitter.train.shapeless(used),
-                "val": fitter.val.shapeless(np.arange(len(queries))),
+                "train": fitter.train.count_constant(used),
+                "val": fitter.val.count_constant(np.arange(len(queries))),
             }
         )
         doubts = [left_out] if left_out else []
@@ -213,7 +213,7 @@ class LowShot(FitSettings, PooledTask):
     ) -> Fitter:
         """The fits' settings and features; per_class: whether lambda is chosen by the mean over classes."""
         train, val = (
-            PreparedRows(features=features[self.kind], how=self.preprocess, device=space.device)
+            PreparedRows(features=features[self.kind], preprocess=self.preprocess, device=space.device)
             for features in (gallery, queries)
         )
         return Fitter(
@@ -229,7 +229,7 @@ class LowShot(FitSettings, PooledTask):
 
     def outcome(
         self,
-        fits_by_subset: Sequence[tuple[Subset, Sequence[Fitted]]],
+        fits_by_subset: Sequence[tuple[Subset, Sequence[EvaluatedFit]]],
         gallery: FeatureSet,
         queries: FeatureSet,
         val: ImageSet,
@@ -238,11 +238,11 @@ class LowShot(FitSettings, PooledTask):
     ) -> Outcome:
         """Mean and population standard deviation over the splits, as in MOCA's README_LOWSHOT.md; of the first metric
         what the fit of its first split predicts, and the mean log loss of its fits."""
-        groups: dict[str, list[Fitted]] = {}
+        groups: dict[str, list[EvaluatedFit]] = {}
         records = []
         for part, fits in fits_by_subset:
             for fitted in fits:
-                suffix = f"_lambda{fitted.raw:g}" if len(fits) > 1 else ""
+                suffix = f"_lambda{fitted.raw_lambda:g}" if len(fits) > 1 else ""
                 groups.setdefault(f"top1_{part.name}{suffix}", []).append(fitted)
                 subset = {"subset": part.name, "split": part.split, "fingerprint": part.images.fingerprint}
                 records.append(subset | dict(fitted.record))
@@ -366,7 +366,7 @@ PROTOCOLS |= {
     f"{name}_paper": PROTOCOLS[name].changed(
         version=1,
         source=f"{name} on MSN's lists, solved by cyanure to 1e-3 in 300 epochs at most: {PROTOCOLS[name].source}",
-        lists=OFFICIAL,
+        lists=PUBLISHED_LISTS,
         solver="cyanure",
     )
     for name in ("lowshot@moca", "lowshot@msn")

@@ -23,7 +23,7 @@ from sklearn.linear_model import LogisticRegression
 
 from engine.machine import keep_memory
 from probes.lowshot import cyanure_solver, logistic
-from probes.lowshot.blocks import preprocessed
+from probes.lowshot.blocks import prepare_rows
 from probes.lowshot.fitting import predictions
 
 SHOTS, TESTS = 13, 5_000
@@ -53,7 +53,7 @@ def main() -> None:
         chosen = predictions(queries, best.weights)
         print(f"{'solver':<20}{'wall s':>9}{'CPU s':>9}{'ratio':>8}{'gap':>10}{'top-1':>8}{'as optimum':>12}")
         for name, weights in found.items():
-            gap = logistic.certified(features, labels, weights, penalty)[0] / best.objective - 1
+            gap = logistic.certify(features, labels, weights, penalty)[0] / best.objective - 1
             guesses = predictions(queries, weights)
             print(
                 f"{name:<20}{wall[name]:9.3f}{spent[name]:9.3f}{spent[name] / spent['ours']:8.2f}{gap:10.1e}"
@@ -71,7 +71,7 @@ def data(classes: int, width: int, noise: float = 5.0) -> tuple[torch.Tensor, to
     found = []
     for labels in (np.arange(classes * SHOTS) % classes, random.integers(0, classes, TESTS)):
         rows = centres[labels] + noise * random.standard_normal((len(labels), width), dtype=np.float32)
-        found += [torch.from_numpy(preprocessed(rows, "centre_and_normalise")[0]), labels]
+        found += [torch.from_numpy(prepare_rows(rows, "centre_and_normalise")[0]), labels]
     features, labels, queries, answers = found
     return features, torch.from_numpy(labels), queries, answers
 
@@ -86,7 +86,7 @@ def solvers_of(
         if tolerance == tolerances[-1]:
             break
         weights = sklearn_weights(features, labels, penalty, tolerance)
-        if logistic.certified(features, labels, weights, penalty)[0] / optimum - 1 <= reached:
+        if logistic.certify(features, labels, weights, penalty)[0] / optimum - 1 <= reached:
             break
     return {
         "ours": lambda: logistic.fit_lbfgs(*problem).weights,

@@ -28,7 +28,7 @@ from engine.machine import keep_memory
 from engine.neighbours import _faiss, search, search_bytes, unit_rows
 from probes.features.kinds import FeatureKind
 from probes.linear.batches import CachedBatches, EpochPlan, Table, window_size
-from probes.lowshot.blocks import BlockedRows, Blocks, PreparedRows, largest_value, second_moments
+from probes.lowshot.blocks import BlockedRows, BlockObjective, PreparedRows, max_absolute_value, second_moments
 from probes.lowshot.fitting import FitSettings, Fitter
 from probes.tasks.knn import vote
 from probes.tasks.lowshot import fit_bytes
@@ -110,12 +110,12 @@ def bare(rows: np.ndarray, labels: np.ndarray, queries: int) -> Counted:
 
 def lowshot(rows: np.ndarray, labels: np.ndarray, queries: int) -> Counted:
     few = np.linspace(0, len(rows) - 1, len(rows) // 100).astype(np.int64)
-    source = PreparedRows(features=rows, how="centre_and_normalise")
+    source = PreparedRows(features=rows, preprocess="centre_and_normalise")
     fitter = Fitter(
         settings=FitSettings(),
         train=source,
         labels=labels,
-        val=PreparedRows(features=rows[:5000], how="centre_and_normalise"),
+        val=PreparedRows(features=rows[:5000], preprocess="centre_and_normalise"),
         val_labels=labels[:5000],
         classes=CLASSES,
         seed=0,
@@ -128,14 +128,14 @@ def lowshot(rows: np.ndarray, labels: np.ndarray, queries: int) -> Counted:
 
 def evaluation(rows: np.ndarray, labels: np.ndarray, queries: int) -> Counted:
     blocks = BlockedRows(
-        source=PreparedRows(features=rows, how="normalise"),
+        source=PreparedRows(features=rows, preprocess="normalise"),
         rows=np.arange(len(rows)),
         labels=torch.from_numpy(labels),
         world=World(),
     )
-    largest = largest_value(blocks)
+    largest = max_absolute_value(blocks)
     second_moments(blocks, largest)
-    task = Blocks(features=blocks, classes=CLASSES, penalty=0.01, largest=largest, dtype=torch.float32)
+    task = BlockObjective(features=blocks, classes=CLASSES, penalty=0.01, max_feature=largest, dtype=torch.float32)
     task.at(torch.zeros(rows.shape[1], CLASSES, dtype=torch.float64))
     flops = rows.size * (4.0 * CLASSES + 2.0 * rows.shape[1])
     return flops, fit_bytes(len(rows), rows.shape[1], CLASSES)

@@ -92,7 +92,7 @@ def test_logistic_regression_in_blocks_has_the_cpus_optimum(on_gpu, monkeypatch)
     features, labels = torch.randn(60, 16), torch.randint(0, 5, (60,))
     here = fit_lbfgs(features, labels, 5, 1e-3)
     with on_gpu() as device:
-        source = PreparedRows(features=features.numpy(), how="none", device=device)
+        source = PreparedRows(features=features.numpy(), preprocess="none", device=device)
         rows = blocks.BlockedRows(source=source, rows=np.arange(60), labels=labels.to(device), world=World())
         there = blocks.fit_in_blocks(rows, 5, 1e-3)
         weights = there.weights.cpu()

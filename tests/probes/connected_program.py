@@ -28,7 +28,7 @@ def small_pieces() -> Iterator[None]:
     with (
         mock.patch.multiple(neighbours, GALLERY=128, QUERIES=64),
         mock.patch.object(blocks, "BLOCK_ROWS", 64),
-        mock.patch.object(fitting, "IN_MEMORY", 200 * 32),
+        mock.patch.object(fitting, "MAX_IN_MEMORY", 200 * 32),
     ):
         yield
 

@@ -32,12 +32,12 @@ def knn(rows: np.ndarray, labels: np.ndarray) -> None:
 
 
 def fitter(rows: np.ndarray, labels: np.ndarray) -> Fitter:
-    source = PreparedRows(features=rows, how="centre_and_normalise")
+    source = PreparedRows(features=rows, preprocess="centre_and_normalise")
     return Fitter(
         settings=FitSettings(lambda_convention="as is"),
         train=source,
         labels=labels,
-        val=PreparedRows(features=rows[:500], how="normalise"),
+        val=PreparedRows(features=rows[:500], preprocess="normalise"),
         val_labels=labels[:500],
         classes=CLASSES,
         seed=0,
@@ -50,9 +50,9 @@ def lowshot(rows: np.ndarray, labels: np.ndarray) -> None:
 
 
 def logreg(rows: np.ndarray, labels: np.ndarray) -> None:
-    blocks.BLOCK_ROWS, fitting.IN_MEMORY = 2048, 0
+    blocks.BLOCK_ROWS, fitting.MAX_IN_MEMORY = 2048, 0
     task = fitter(rows, labels)
-    task.train.shapeless(np.arange(len(rows)))
+    task.train.count_constant(np.arange(len(rows)))
     task.fit("100percent", np.arange(len(rows)), (0.1,), (), World())
 
 

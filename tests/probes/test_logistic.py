@@ -43,9 +43,9 @@ def best_of_scipy(features, labels, classes, penalty):
 def test_blocks_change_nothing(monkeypatch):
     features, labels = problem()
     weights = torch.randn(8, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-    whole = logistic.Problem(features, labels, 0.1).at(weights)
-    monkeypatch.setitem(logistic.BLOCK, "cpu", 28)  # 7 rows of 4 classes: 60 rows are no multiple
-    split = logistic.Problem(features, labels, 0.1).at(weights)
+    whole = logistic.MemoryObjective(features, labels, 0.1).at(weights)
+    monkeypatch.setitem(logistic.BLOCK_LOGITS, "cpu", 28)  # 7 rows of 4 classes: 60 rows are no multiple
+    split = logistic.MemoryObjective(features, labels, 0.1).at(weights)
     assert split.objective == pytest.approx(whole.objective, rel=1e-13)
     torch.testing.assert_close(split.gradient, whole.gradient)
     assert logistic.fit_lbfgs(features, labels, 4, 1e-3).gap <= 1e-6
@@ -154,7 +154,7 @@ def test_cyanure_goes_on_in_float64_where_float32_stalls(capfd):
     rows = (rows / np.linalg.norm(rows, axis=1, keepdims=True)).astype(np.float32)
     posed = (torch.from_numpy(rows), torch.from_numpy(labels), 10, 1e-6)
     best = logistic.fit_lbfgs(*posed).objective
-    _, dual, epochs = cyanure_solver.solved(rows, labels, 1e-6, 1e-3, 300, "auto")
+    _, dual, epochs = cyanure_solver.solve(rows, labels, 1e-6, 1e-3, 300, "auto")
     assert 1 - dual / best > 1e-3 and epochs < 300
     fit = cyanure_solver.fit_cyanure(*posed)
     assert fit.gap <= 1e-3 and fit.objective == pytest.approx(best, rel=1e-3)

@@ -11,22 +11,22 @@ from toy_exports import export_of_size, workspace
 
 from engine.distributed import World
 from probes.lowshot import blocks, fitting, logistic
-from probes.lowshot.blocks import BlockedRows, PreparedRows, Whole, fit_in_blocks
-from probes.lowshot.fitting import Unit, even_shares
+from probes.lowshot.blocks import BlockedRows, ExactSum, PreparedRows, fit_in_blocks
+from probes.lowshot.fitting import FitJob, even_shares
 from probes.tasks.lowshot import PROTOCOLS, LowShot
 
 
 @pytest.fixture(autouse=True)
 def small_blocks(monkeypatch):
     monkeypatch.setattr(blocks, "BLOCK_ROWS", 64)
-    monkeypatch.setitem(logistic.BLOCK, "cpu", 60)  # logits: 15 rows of 4 classes
+    monkeypatch.setitem(logistic.BLOCK_LOGITS, "cpu", 60)  # logits: 15 rows of 4 classes
 
 
 def posed(rows=500, world=World(), **settings):  # noqa: B008
     """All rows but every third, of a file that has them all."""
     features, labels = problem(rows=rows, **settings)
     chosen = np.flatnonzero(np.arange(rows) % 3)
-    source = PreparedRows(features=features.numpy(), how="none")
+    source = PreparedRows(features=features.numpy(), preprocess="none")
     return features[chosen], BlockedRows(source=source, rows=chosen, labels=labels[chosen], world=world)
 
 
@@ -40,7 +40,7 @@ def test_the_optimum_is_that_of_memory_and_scipys(penalty, skew):
         fit = fit_in_blocks(rows, 4, penalty, tolerance=tolerance)
         assert fit.gap <= tolerance and -1e-9 < fit.objective / best - 1 <= fit.gap + 1e-9
         assert (fit.objective, fit.gap) == pytest.approx(
-            logistic.certified(features, rows.labels, fit.weights, penalty), rel=1e-6, abs=1e-14
+            logistic.certify(features, rows.labels, fit.weights, penalty), rel=1e-6, abs=1e-14
         )
     assert fit.objective == pytest.approx(memory.objective, rel=1e-8)
     torch.testing.assert_close(fit.weights, memory.weights, rtol=0, atol=2e-2 * float(memory.weights.abs().max()))
@@ -83,7 +83,7 @@ def test_an_error_in_one_process_is_raised_in_all(broken):
 @pytest.mark.parametrize("broken", [0, 1])
 def test_an_error_on_the_way_is_raised_in_all(broken, monkeypatch):
     """Rank 0 descends, the others serve; a disk fails when the third evaluation begins."""
-    real, calls = blocks.Blocks.sums, [0, 0]
+    real, calls = blocks.BlockObjective.sums, [0, 0]
 
     def sums(task, weights):
         rank = task.features.world.rank
@@ -92,7 +92,7 @@ def test_an_error_on_the_way_is_raised_in_all(broken, monkeypatch):
             task = replace(task, features=replace(task.features, rows=task.features.rows + 10**6))
         return real(task, weights)
 
-    monkeypatch.setattr(blocks.Blocks, "sums", sums)
+    monkeypatch.setattr(blocks.BlockObjective, "sums", sums)
 
     def work(world):
         with pytest.raises((IndexError, RuntimeError)) as caught:
@@ -103,7 +103,7 @@ def test_an_error_on_the_way_is_raised_in_all(broken, monkeypatch):
 
 
 def test_rank_0_tells_the_others_when_it_fails_by_itself(monkeypatch):
-    monkeypatch.setattr(logistic, "descend", lambda *arguments: 1 / 0)
+    monkeypatch.setattr(logistic, "lbfgs", lambda *arguments: 1 / 0)
 
     def work(world):
         with pytest.raises((ZeroDivisionError, RuntimeError), match="division by zero") as caught:
@@ -116,14 +116,14 @@ def test_rank_0_tells_the_others_when_it_fails_by_itself(monkeypatch):
 def test_sums_are_exact_and_the_same_in_any_order():
     random = np.random.default_rng(0)
     parts = [torch.from_numpy(random.standard_normal((3, 4)) * 10.0 ** random.integers(-6, 3)) for _ in range(60)]
-    wholes = [Whole((3, 4), 1e5, torch.device("cpu")) for _ in range(2)]
+    wholes = [ExactSum((3, 4), 1e5, torch.device("cpu")) for _ in range(2)]
     for whole, order in zip(wholes, (parts, parts[::-1]), strict=True):
         for part in order:
             whole.add(part)
     one, other = (whole.value(World()) for whole in wholes)
     assert torch.equal(one, other)
     torch.testing.assert_close(one, torch.stack(parts).sum(0), rtol=0, atol=60 * 1e5 * 2.0**-61)
-    nothing = Whole((2, 2), 0.0, torch.device("cpu"))
+    nothing = ExactSum((2, 2), 0.0, torch.device("cpu"))
     nothing.add(torch.zeros(2, 2))
     assert not nothing.value(World()).any()
 
@@ -142,9 +142,9 @@ def test_a_task_in_blocks_has_the_numbers_of_memory(protocol, tmp_path, monkeypa
     task = PROTOCOLS[protocol].task
     task = replace(task, lambdas=task.lambdas[:14:7] if len(task.lambdas) > 3 else task.lambdas)
     space, export = workspace(tmp_path, "digits:", limit=200), export_of_size(16)
-    monkeypatch.setitem(logistic.BLOCK, "cpu", 1 << 20)
+    monkeypatch.setitem(logistic.BLOCK_LOGITS, "cpu", 1 << 20)
     memory = task.run(export, space)
-    monkeypatch.setattr(fitting, "IN_MEMORY", 0)
+    monkeypatch.setattr(fitting, "MAX_IN_MEMORY", 0)
     apart = task.run(export, space)
     assert apart.numbers == pytest.approx(memory.numbers, abs=0.51)
     for one, other in zip(apart.facts["fits"], memory.facts["fits"], strict=True):
@@ -154,8 +154,8 @@ def test_a_task_in_blocks_has_the_numbers_of_memory(protocol, tmp_path, monkeypa
 
 def test_processes_share_subsets_chains_and_rows(tmp_path, monkeypatch):
     """Seven small subsets and a large one, seven lambdas in two chains; the same whoever fits them."""
-    monkeypatch.setattr(fitting, "IN_MEMORY", 100 * 32)
-    monkeypatch.setitem(logistic.BLOCK, "cpu", 1 << 20)
+    monkeypatch.setattr(fitting, "MAX_IN_MEMORY", 100 * 32)
+    monkeypatch.setitem(logistic.BLOCK_LOGITS, "cpu", 1 << 20)
     task = LowShot(shots=(1, 2), splits=3, fractions=(0.1, 1.0), lambdas=(9.0, 3.0, 1.0, 0.5, 0.3, 0.2, 0.1))
     space, export = workspace(tmp_path, "digits:", limit=150), export_of_size(16)
     alone = task.run(export, space)
@@ -166,7 +166,7 @@ def test_processes_share_subsets_chains_and_rows(tmp_path, monkeypatch):
 
 
 def test_units_are_shared_evenly():
-    sizes = [(Unit(number, ()), size) for number, size in enumerate([13, 5, 5, 5, 2, 2, 2, 1, 1, 1])]
+    sizes = [(FitJob(number, ()), size) for number, size in enumerate([13, 5, 5, 5, 2, 2, 2, 1, 1, 1])]
     found = even_shares(sizes, 3)
-    assert sorted(unit.part for part in found for unit in part) == list(range(10))
-    assert [sum(sizes[unit.part][1] for unit in part) for part in found] == [13, 12, 12]
+    assert sorted(job.subset for jobs in found for job in jobs) == list(range(10))
+    assert [sum(sizes[job.subset][1] for job in jobs) for jobs in found] == [13, 12, 12]

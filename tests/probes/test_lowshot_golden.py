@@ -8,7 +8,7 @@ import torch
 from recordings import facts, matches, tensors
 
 from probes.lowshot import cyanure_solver, logistic
-from probes.lowshot.blocks import preprocessed
+from probes.lowshot.blocks import prepare_rows
 from probes.lowshot.fitting import predictions
 
 DATA = {name: tensor.numpy() for name, tensor in tensors("lowshot/data.safetensors").items()}
@@ -26,7 +26,7 @@ SOLVERS = ("lbfgs", "cyanure")
 def fitted(name, solver):
     case = CASES[name]
     rows = DATA[f"{name}/indices"]
-    features = torch.from_numpy(preprocessed(DATA["pool_features"][rows], PREPROCESS[case["mode"]])[0])
+    features = torch.from_numpy(prepare_rows(DATA["pool_features"][rows], PREPROCESS[case["mode"]])[0])
     labels = torch.from_numpy(DATA["pool_labels"][rows])
     problem = (features, labels, RECORDED["n_classes"], case["lambda_effective"])
     if solver == "cyanure":
@@ -35,7 +35,7 @@ def fitted(name, solver):
 
 
 def predicted(name, solver):
-    queries, _ = preprocessed(DATA["test_features"], PREPROCESS[CASES[name]["mode"]])
+    queries, _ = prepare_rows(DATA["test_features"], PREPROCESS[CASES[name]["mode"]])
     return predictions(torch.from_numpy(queries), fitted(name, solver).weights)
 
 
@@ -45,7 +45,7 @@ def hits(name, solver):
 
 
 def test_preparation_is_cyanures():
-    ours, shapeless = preprocessed(DATA["test_features"], "centre_and_normalise")
+    ours, shapeless = prepare_rows(DATA["test_features"], "centre_and_normalise")
     np.testing.assert_allclose(ours, DATA["test_features_preprocessed"], rtol=0, atol=2e-7)
     assert shapeless == 0
 

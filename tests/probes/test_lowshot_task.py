@@ -14,8 +14,8 @@ from toy_exports import coloured_folder, workspace
 from imagesets.sets import open_set
 from probes.features.extract import transform_of
 from probes.lowshot import blocks, fitting
-from probes.lowshot.blocks import PreparedRows, preprocessed
-from probes.lowshot.shots import OFFICIAL, Subset, indices_of, part_of, rows_among, subsets
+from probes.lowshot.blocks import PreparedRows, prepare_rows
+from probes.lowshot.shots import PUBLISHED_LISTS, Subset, draw_share, rows_of_images, subset_indices, subsets
 from probes.tasks import lowshot
 from probes.tasks.knn import Knn
 from probes.tasks.lowshot import PROTOCOLS, LowShot
@@ -78,7 +78,7 @@ def test_what_weights_say_of_features(monkeypatch):
     monkeypatch.setattr(blocks, "READ", 2)
     random = np.random.default_rng(0)
     rows, weights = random.normal(size=(5, 4)).astype(np.float32), random.normal(size=(4, 3))
-    source, labels = PreparedRows(features=rows, how="none", device="cpu"), np.array([0, 2, 1, 1, 0])
+    source, labels = PreparedRows(features=rows, preprocess="none", device="cpu"), np.array([0, 2, 1, 1, 0])
     predicted, confidence, nll = fitting.judged(source, labels, torch.from_numpy(weights))
     scores = np.exp(rows @ weights)
     probabilities = scores / scores.sum(axis=1, keepdims=True)
@@ -114,13 +114,13 @@ def test_draws_are_nested_balanced_and_differ_between_splits_and_seeds():
 def test_rows_are_found_whatever_was_extracted():
     train = open_set("digits:", "train")
     parts = [*subsets(train, (2, 5), (0.02,), 3, seed=0), Subset(name="100percent", split=0, images=train)]
-    indices = indices_of(train, parts)
+    indices = subset_indices(train, parts)
     assert [paths(train.subset(place, "")) for place in indices] == [paths(part.images) for part in parts]
     union = np.unique(np.concatenate(indices[:-1]))
     assert len(union) < sum(map(len, indices[:-1]))
     for read in (np.arange(1, len(train)), union[1:]):  # the first image was unreadable
         for place in indices[:-1]:
-            assert read[rows_among(place, read)].tolist() == [image for image in place if image in read]
+            assert read[rows_of_images(place, read)].tolist() == [image for image in place if image in read]
 
 
 def test_large_sets_are_extracted_in_part_with_the_same_numbers(export, tmp_path, monkeypatch):
@@ -203,13 +203,13 @@ def test_held_out_training_images_choose(export, tmp_path):
 
 def test_features_without_direction_are_zero_and_said(export, tmp_path):
     rows = np.array([[3.3, 3.3, 3.3], [0, 0, 0], [1, 2, 4]], np.float32)
-    centred, count = preprocessed(rows, "centre_and_normalise")
+    centred, count = prepare_rows(rows, "centre_and_normalise")
     assert count == 2 and not centred[:2].any()
     np.testing.assert_allclose(np.linalg.norm(centred[2]), 1, rtol=1e-6)
     assert abs(centred[2].mean()) < 1e-7
-    scaled, count = preprocessed(rows, "normalise")
+    scaled, count = prepare_rows(rows, "normalise")
     assert count == 1 and not scaled[1].any() and np.allclose(scaled[0], 3**-0.5)
-    kept, count = preprocessed(rows, "none")
+    kept, count = prepare_rows(rows, "none")
     assert count == 0 and np.array_equal(kept, rows) and kept is not rows
 
 
@@ -255,14 +255,18 @@ def test_published_lists_lie_beside_the_images(export, tmp_path):
     train = open_set(url, "train")
     write_lists(tmp_path / "lists", train)
     write_lists(tmp_path / "images", train)
-    named, beside = (subsets(train, (1, 2, 5), (0.01,), 3, 0, lists) for lists in (str(tmp_path / "lists"), OFFICIAL))
+    named, beside = (
+        subsets(train, (1, 2, 5), (0.01,), 3, 0, lists) for lists in (str(tmp_path / "lists"), PUBLISHED_LISTS)
+    )
     assert [part.images.fingerprint for part in named] == [part.images.fingerprint for part in beside]
-    outcome = replace(SMALL, shots=(1, 2, 5), fractions=(0.01,), lists=OFFICIAL).run(export, workspace(tmp_path, url))
+    outcome = replace(SMALL, shots=(1, 2, 5), fractions=(0.01,), lists=PUBLISHED_LISTS).run(
+        export, workspace(tmp_path, url)
+    )
     assert len(outcome.facts["fits"]) == len(named)
     names = [Path(train.path(index)).name for index in range(3)]
     (tmp_path / "images/imagenet_subsets").mkdir()
     (tmp_path / "images/imagenet_subsets/10percent.txt").write_text("\n".join(names))
-    listed = part_of(train.subset(np.arange(20), "x"), 0.1, 0, OFFICIAL)
+    listed = draw_share(train.subset(np.arange(20), "x"), 0.1, 0, PUBLISHED_LISTS)
     assert [Path(listed.path(index)).name for index in range(len(listed))] == names
     with pytest.raises(ValueError, match=r"^digits:: the published lists name ImageNet's files and lie beside them"):
-        subsets(open_set("digits:", "train"), (1,), (), 3, 0, OFFICIAL)
+        subsets(open_set("digits:", "train"), (1,), (), 3, 0, PUBLISHED_LISTS)

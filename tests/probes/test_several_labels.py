@@ -32,7 +32,7 @@ from probes.tasks.lowshot import PROTOCOLS, LowShot
 
 ONE = np.ones((1, 6))
 TASK = LowShot(shots=(), fractions=(1.0,), lambdas=(100.0, 1.0, 0.01), holdout=0.2, preprocess="none", pool="avg")
-NOTHING = PreparedRows(features=np.empty((0, 6), np.float32), how="none")
+NOTHING = PreparedRows(features=np.empty((0, 6), np.float32), preprocess="none")
 FITTER = Fitter(
     settings=FitSettings(lambdas=(0.5, 0.1, 0.02), tolerance=1e-10),
     train=NOTHING,
@@ -114,7 +114,7 @@ def test_one_fit_is_sklearns_binary_regression():
     random = np.random.RandomState(1)
     features = random.randn(80, 6).astype(np.float32)
     labels = (features[:, :2].sum(1) + random.randn(80) > 0).astype(np.int64)
-    rows = PreparedRows(features=features, how="none")
+    rows = PreparedRows(features=features, preprocess="none")
     fitter = replace(FITTER, train=rows, val=rows)
     (fit,) = ClassByClass(fitter=fitter, classes=("a",), labels=labels[:, None]).fit(World())
     # In float32 scikit-learn stops up to 5e-5 from the optimum, at a place that depends on the processor.
