@@ -224,7 +224,7 @@ def _mmcv() -> Iterator[Check]:
     version = f"{package} {installed(package)}"
     try:
         with quiet_libraries():
-            source = operators.install()
+            source = operators.install_operators()
     except Exception as error:  # binary packages fail with anything from ImportError to SystemError
         text = f"{version}: its compiled operators cannot be loaded (built for another torch?): {_reason(error)}"
         fix = "pip cache remove onedl_mmcv; pip install --force-reinstall --no-deps --no-cache-dir onedl-mmcv"

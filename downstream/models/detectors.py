@@ -1,7 +1,7 @@
-"""mmdet's Mask R-CNN and Cascade Mask R-CNN around a ViT-export.
+"""mmdet's Mask R-CNN and Cascade Mask R-CNN with an export as the backbone.
 
-Numbers are those of mmdet's own configs/_base_/models/mask-rcnn_r50_fpn.py and cascade-mask-rcnn_r50_fpn.py, which the
-forks of Swin, iBOT and CAE start from, but for what `configuration` changes.
+All numbers are those of mmdet's configs/_base_/models/mask-rcnn_r50_fpn.py and cascade-mask-rcnn_r50_fpn.py, from which
+the forks of Swin, iBOT and CAE start, except for the changes in `detector_config`.
 """
 
 from math import lcm
@@ -22,8 +22,8 @@ from downstream.detection_settings import DetectionSettings
 from downstream.models.backbone import DenseBackbone, Pyramid
 from engine.seeding import START, seeded
 
-BASES = Path(mmdet.__file__).parent / ".mim" / "configs" / "_base_" / "models"  # where its package has them
-LEVELS = 5  # of the feature pyramid: the four scales, and every second pixel of the coarsest
+BASES = Path(mmdet.__file__).parent / ".mim" / "configs" / "_base_" / "models"  # in the installed package
+LEVELS = 5  # of the feature pyramid: the four scales, and the coarsest one subsampled by 2
 
 
 def detector(
@@ -35,16 +35,24 @@ def detector(
     seed: int,
     masks: bool = True,
 ) -> TwoStageDetector:
-    """The whole model, its new parts drawn by `seed`. masks: with a mask head, without which it is (Cascade) Faster
-    R-CNN.
+    """The detector, with its neck and heads initialised from `seed`.
 
-    Images are normalised by the export's own statistics, and padded to multiples of 32 and of the patch.
+    Images are normalised with the export's mean and deviation, and padded to multiples of 32 and of the patch size.
+
+    Args:
+        settings: settings of the task.
+        backbone: the export's network.
+        export: the export, for its width, patch size and normalisation.
+        classes: number of classes.
+        synchronised: batch norms over all processes.
+        seed: seed of the initial weights.
+        masks: with a mask head; otherwise it is a (Cascade) Faster R-CNN.
     """
-    spec, config = export.spec, configuration(settings, classes, synchronised, masks)
-    norm = nn.SyncBatchNorm if synchronised else nn.BatchNorm2d
+    spec, config = export.spec, detector_config(settings, classes, synchronised, masks)
+    batch_norm = nn.SyncBatchNorm if synchronised else nn.BatchNorm2d
     with seeded(START, seed):
-        scales = Pyramid(spec.width, spec.patch_size, norm)
-        neck = Sequential(scales, FPN(in_channels=[spec.width] * 4, out_channels=settings.channels, num_outs=LEVELS))
+        pyramid = Pyramid(spec.width, spec.patch_size, batch_norm)
+        neck = Sequential(pyramid, FPN(in_channels=[spec.width] * 4, out_channels=settings.channels, num_outs=LEVELS))
         model = (CascadeRCNN if settings.CASCADE else MaskRCNN)(
             backbone=ConfigDict(type=lambda: backbone),
             neck=ConfigDict(type=lambda: neck),
@@ -65,9 +73,12 @@ def detector(
     return model
 
 
-def configuration(settings: DetectionSettings, classes: int, synchronised: bool, masks: bool = True) -> ConfigDict:
-    """mmdet's base file with the numbers of the settings and other box heads: convolutions with batch norm and a linear
-    layer; boxes of each class by GIoU x 10, as in Swin, iBOT and CAE, or offsets by L1."""
+def detector_config(settings: DetectionSettings, classes: int, synchronised: bool, masks: bool = True) -> ConfigDict:
+    """mmdet's base configuration with the numbers of the settings and other box heads.
+
+    A box head has convolutions with batch norm and a linear layer, and predicts boxes for each class, trained with 10 x
+    GIoU as in Swin, iBOT and CAE, or offsets, trained with L1.
+    """
     config = Config.fromfile(BASES / f"{'cascade-' if settings.CASCADE else ''}mask-rcnn_r50_fpn.py").model
     channels, heads, train, test = settings.channels, config.roi_head, config.train_cfg, config.test_cfg
     config.rpn_head.update(in_channels=channels, feat_channels=channels, num_convs=settings.rpn_convs)
@@ -76,7 +87,7 @@ def configuration(settings: DetectionSettings, classes: int, synchronised: bool,
     heads.mask_head.update(
         num_convs=settings.mask_convs, in_channels=channels, conv_out_channels=channels, num_classes=classes
     )
-    overlap = settings.box_loss == "giou"
+    giou = settings.box_loss == "giou"
     box_head = {
         "type": ConvFCBBoxHead,
         "num_shared_convs": settings.box_convs,
@@ -86,11 +97,11 @@ def configuration(settings: DetectionSettings, classes: int, synchronised: bool,
         "fc_out_channels": settings.hidden,
         "num_classes": classes,
         "reg_class_agnostic": False,
-        "reg_decoded_bbox": overlap,
+        "reg_decoded_bbox": giou,
         "norm_cfg": {"type": "SyncBN" if synchronised else "BN", "requires_grad": True},
-        "loss_bbox": {"type": GIoULoss, "loss_weight": 10.0} if overlap else {"type": L1Loss, "loss_weight": 1.0},
+        "loss_bbox": {"type": GIoULoss, "loss_weight": 10.0} if giou else {"type": L1Loss, "loss_weight": 1.0},
     }
-    # One or, of a cascade, three stages; they keep their box coders and classification losses.
+    # One stage, or three in a cascade, which keep their box coders and classification losses.
     for head in heads.bbox_head if settings.CASCADE else [heads.bbox_head]:
         del head["loss_bbox"]
         head.update(box_head)

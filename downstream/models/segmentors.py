@@ -1,6 +1,6 @@
-"""mmseg's models around a ViT-export: UPerNet, a linear layer per patch, Segmenter's mask transformer.
+"""mmseg's models with an export as the backbone: UPerNet, a linear layer on patches, Segmenter's mask transformer.
 
-Built from class objects; the registries' names are for mmseg's own inner parts. D width of the backbone, K classes.
+Our configurations name classes by the class objects; names in registries are only used within mmseg's own parts.
 """
 
 from collections.abc import Mapping, Sequence
@@ -23,7 +23,7 @@ from downstream.metrics.scores import scores
 from downstream.models.backbone import DenseBackbone, Pyramid
 from engine.seeding import START, seeded
 
-BASES = Path(mmseg.__file__).parent / ".mim" / "configs" / "_base_" / "models"  # where its package has them
+BASES = Path(mmseg.__file__).parent / ".mim" / "configs" / "_base_" / "models"  # in the installed package
 Config = Mapping[str, Any]
 
 
@@ -36,11 +36,19 @@ def segmentor(
     seed: int,
     pyramid: Config | None = None,
 ) -> EncoderDecoder:
-    """The whole model, its new parts drawn by `seed`. heads: the deciding one, then possibly an auxiliary one. crop,
-    stride: side of the evaluation windows, and between them; the last ones are flush with the border.
+    """The model, with its neck and heads initialised from `seed`.
 
-    Images are normalised by the export's own statistics. Smaller ones than a crop are padded, and the padding is cut
-    off again.
+    Images are normalised with the export's mean and deviation. Images smaller than a crop are padded, and the padding
+    is cut off from the prediction.
+
+    Args:
+        backbone: the export's network.
+        heads: configurations of the head that predicts and, optionally, of an auxiliary head.
+        export: the export, for its normalisation.
+        crop: side of training crops and evaluation windows in pixels.
+        stride: pixels from one window to the next; the last windows are aligned with the border.
+        seed: seed of the initial weights.
+        pyramid: configuration of the neck.
     """
     size = (crop, crop)
     with seeded(START, seed):
@@ -64,15 +72,23 @@ def segmentor(
 
 
 def pyramid(export: FrozenExport, synchronised: bool) -> Config:
-    """Four scales of the four taps. synchronised: batch statistics over all processes."""
+    """Configuration of a `Pyramid` on four feature maps. synchronised: batch norms over all processes."""
     batch_norm = nn.SyncBatchNorm if synchronised else nn.BatchNorm2d
     spec = export.spec
     return {"type": Pyramid, "width": spec.width, "patch_size": spec.patch_size, "batch_norm": batch_norm}
 
 
 def upernet_heads(width: int, classes: int, channels: int, synchronised: bool) -> list[Config]:
-    """UPerHead, and FCNHead on the third scale with weight 0.4, of mmseg's own upernet_mae.py, the same in BEiT, iBOT
-    and CAE. As there, ignored pixels count in the denominator of the loss's mean."""
+    """UPerHead, and an auxiliary FCNHead on the third scale with weight 0.4, as in mmseg's upernet_mae.py.
+
+    BEiT, iBOT and CAE use the same heads. As there, the loss is a mean over all pixels, including ignored ones.
+
+    Args:
+        width: channels of the four feature maps.
+        classes: number of classes.
+        channels: channels of UPerHead; the auxiliary head has at most 256.
+        synchronised: batch norms over all processes.
+    """
     config = MMConfig.fromfile(BASES / "upernet_mae.py").model
     decode, auxiliary = config.decode_head, config.auxiliary_head
     decode.update(in_channels=[width] * 4, channels=channels)
@@ -83,9 +99,9 @@ def upernet_heads(width: int, classes: int, channels: int, synchronised: bool) -
 
 
 def linear_head(width: int, classes: int, maps: int, over_valid: bool, std: float) -> list[Config]:
-    """One linear layer on the channels of all `maps` side by side: no convolution, no norm, no dropout.
+    """One linear layer on the concatenated channels of `maps` feature maps, without convolution, norm or dropout.
 
-    over_valid: the loss's mean is over labelled pixels alone. std: of the initial weights.
+    over_valid: whether the loss is a mean over labelled pixels only. std: standard deviation of the initial weights.
     """
     head = {
         "type": FCNHead,
@@ -99,14 +115,16 @@ def linear_head(width: int, classes: int, maps: int, over_valid: bool, std: floa
         "num_classes": classes,
         "align_corners": False,
         "init_cfg": {"type": "TruncNormal", "std": std, "override": {"name": "conv_seg"}},
-        "loss_decode": _loss(1.0, over_valid),
+        "loss_decode": _cross_entropy(over_valid),
     }
     return [head]
 
 
 class MaskHead(SegmenterMaskTransformerHead):
-    """mmseg's mask transformer with the initial class tokens and projections of rstrudel/segmenter
-    segm/model/decoder.py:60-79; mmseg leaves the tokens at std 1 and draws the projections at 0.02."""
+    """mmseg's mask transformer with Segmenter's initial class tokens and projections.
+
+    rstrudel/segmenter segm/model/decoder.py:60-79; mmseg has a std of 1 for the tokens and of 0.02 for the projections.
+    """
 
     def init_weights(self) -> None:
         super().init_weights()
@@ -116,8 +134,10 @@ class MaskHead(SegmenterMaskTransformerHead):
 
 
 def mask_head(width: int, classes: int, layers: int) -> list[Config]:
-    """Segmenter's decoder of `layers` blocks: heads of 64 channels, dropout 0.1, no drop path (segm/config.yml,
-    segm/model/factory.py:81-98)."""
+    """Segmenter's decoder with `layers` blocks: heads of 64 channels, dropout 0.1, no drop path.
+
+    Source: rstrudel/segmenter segm/config.yml, segm/model/factory.py:81-98.
+    """
     head = {
         "type": MaskHead,
         "in_channels": width,
@@ -131,15 +151,16 @@ def mask_head(width: int, classes: int, layers: int) -> list[Config]:
         "dropout_ratio": 0.0,
         "num_classes": classes,
         "align_corners": False,
-        "loss_decode": _loss(1.0, over_valid=True),
+        "loss_decode": _cross_entropy(over_valid=True),
     }
     return [head]
 
 
 class AreasMetric(IoUMetric):
-    """mmseg's IoUMetric, with the areas of every image kept and percentages that are not rounded to two decimals.
+    """mmseg's IoUMetric with percentages that are not rounded to two decimals, and with the areas of each image.
 
-    arrays["areas"]: (N, K, 3), see downstream/metrics/scores.py; and what `preview_masks` gives.
+    arrays: after an evaluation, "areas" (N, K, 3) of N images and K classes, see downstream/metrics/scores.py, and the
+    arrays of `preview_masks`.
     """
 
     def __init__(self) -> None:
@@ -147,18 +168,18 @@ class AreasMetric(IoUMetric):
         self.arrays: dict[str, Any] = {}
 
     def process(self, data_batch: dict, data_samples: Sequence[dict]) -> None:
-        before = len(self.results)
+        first = len(self.results)
         super().process(data_batch, data_samples)
         masks = [thumbnail(sample["pred_sem_seg"]["data"].squeeze(0)) for sample in data_samples]
-        self.results[before:] = [(*areas, mask) for areas, mask in zip(self.results[before:], masks, strict=True)]
+        self.results[first:] = [(*areas, mask) for areas, mask in zip(self.results[first:], masks, strict=True)]
 
     def compute_metrics(self, results: list) -> dict[str, float]:
-        right, _, predicted, labelled, masks = zip(*results, strict=True)
-        areas = torch.stack([torch.stack(column) for column in (right, predicted, labelled)], dim=-1)
-        counts = areas.round().to(torch.int32).numpy()
-        self.arrays = {"areas": counts} | preview_masks(masks)
-        return scores(counts)
+        intersection, _, predicted, labelled, masks = zip(*results, strict=True)
+        pixels = torch.stack([torch.stack(column) for column in (intersection, predicted, labelled)], dim=-1)
+        areas = pixels.round().to(torch.int32).numpy()
+        self.arrays = {"areas": areas} | preview_masks(masks)
+        return scores(areas)
 
 
-def _loss(weight: float, over_valid: bool) -> Config:
-    return {"type": CrossEntropyLoss, "use_sigmoid": False, "loss_weight": weight, "avg_non_ignore": over_valid}
+def _cross_entropy(over_valid: bool) -> Config:
+    return {"type": CrossEntropyLoss, "use_sigmoid": False, "loss_weight": 1.0, "avg_non_ignore": over_valid}

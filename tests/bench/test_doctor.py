@@ -129,7 +129,7 @@ def test_whose_operators_run_here(bench):
     expected = "its compiled nms and roi_align run" if compiled else "without compiled operators; torchvision's nms"
     assert expected in line_of(out, "mmcv")
     operators, extension = (importlib.import_module(name) for name in ("downstream.models.operators", "mmcv._ext"))
-    assert operators.which() == ("compiled" if compiled else "torchvision")
+    assert operators.operators_in_use() == ("compiled" if compiled else "torchvision")
     assert (extension.nms is operators.nms) == (not compiled)
 
 

@@ -28,8 +28,8 @@ from downstream.tasks.maskrcnn_coco import PROTOCOLS as MASK
 
 def compiled() -> ModuleType | None:
     """mmcv's own operators, if there are any here."""
-    if operators.which() == "compiled":
-        return sys.modules[operators.NAME]
+    if operators.operators_in_use() == "compiled":
+        return sys.modules[operators.EXTENSION]
     if "MMCV_EXT" not in os.environ:
         return None
     spec = spec_from_file_location("_ext", os.environ["MMCV_EXT"])

@@ -61,7 +61,7 @@ def trained(monkeypatch):
 def test_heads_and_rules_are_mmdets(settings, file):
     """At the default settings all but the box heads, which are iBOT's."""
     base = Config.fromfile(detectors.BASES / file).model
-    ours = detectors.configuration(settings, 80, synchronised=False)
+    ours = detectors.detector_config(settings, 80, synchronised=False)
     assert ours.rpn_head.pop("num_convs") == 1
     for config in (ours, base):
         heads = config.roi_head.pop("bbox_head")
@@ -71,7 +71,7 @@ def test_heads_and_rules_are_mmdets(settings, file):
 
 def test_the_rules_of_the_base_files_are_the_published_ones():
     """Another version of mmdet that changed them would change the protocols."""
-    config = detectors.configuration(Cascade(), 80, synchronised=False)
+    config = detectors.detector_config(Cascade(), 80, synchronised=False)
     stages, rpn, test = config.train_cfg.rcnn, config.train_cfg.rpn, config.test_cfg
     assert [stage.assigner.pos_iou_thr for stage in stages] == [0.5, 0.6, 0.7]
     assert {(stage.sampler.num, stage.sampler.pos_fraction, stage.mask_size) for stage in stages} == {(512, 0.25, 28)}
@@ -83,7 +83,7 @@ def test_the_rules_of_the_base_files_are_the_published_ones():
 @pytest.mark.parametrize(("name", "kept"), [("extrema", 2000), ("ibot", 2000), ("mae", 1000)])
 def test_proposals_are_the_sources(name, kept):
     """CAE configs/_base_/models/mask_rcnn_vit_fpn.py:90-98 and iBOT's base file; mmdet's own 1000 in ViTDet's."""
-    config = detectors.configuration(MASK[f"maskrcnn@{name}"].task, 80, synchronised=False)
+    config = detectors.detector_config(MASK[f"maskrcnn@{name}"].task, 80, synchronised=False)
     training, testing = config.train_cfg.rpn_proposal, config.test_cfg.rpn
     assert (training.nms_pre, training.max_per_img) == (2000, kept)
     assert (testing.nms_pre, testing.max_per_img) == (1000, 1000)

@@ -18,7 +18,7 @@ with quiet_libraries():
     from mmcv.ops import RoIAlign, batched_nms, nms, roi_align
     from mmcv.ops.nms import soft_nms
 
-COMPILED = operators.which() == "compiled"
+COMPILED = operators.operators_in_use() == "compiled"
 
 
 def boxes_of(count: int, seed: int, side: float = 40.0) -> torch.Tensor:
@@ -96,6 +96,6 @@ def test_other_operators_say_that_they_are_not_covered():
 
 
 def test_compiled_operators_are_left_alone(monkeypatch):
-    module = ModuleType(operators.NAME)
-    monkeypatch.setitem(sys.modules, operators.NAME, module)
-    assert operators.install() == "compiled" and sys.modules[operators.NAME] is module
+    module = ModuleType(operators.EXTENSION)
+    monkeypatch.setitem(sys.modules, operators.EXTENSION, module)
+    assert operators.install_operators() == "compiled" and sys.modules[operators.EXTENSION] is module
