@@ -47,7 +47,7 @@ def hits_of(logits: Tensor, labels: Tensor) -> Hits:
     return Hits(*(values.cpu().numpy() for values in arrays))
 
 
-def joined_hits(parts: Sequence[Hits]) -> Hits:
+def concatenate_hits(parts: Sequence[Hits]) -> Hits:
     """Hits of consecutive parts of the images as those of all images."""
     return Hits(*(np.concatenate(arrays) for arrays in zip(*parts, strict=True)))
 

@@ -47,7 +47,7 @@ def held_out(train: ImageSet, share: float, seed: int) -> np.ndarray:
     return indices
 
 
-def without_held_out(labels: np.ndarray, classes: Sequence[str]) -> str:
+def not_held_out_warning(labels: np.ndarray, classes: Sequence[str]) -> str:
     """A warning about classes with one training image, which is not held out; "" if there are none. labels: (N,)."""
     single = np.flatnonzero(np.bincount(labels, minlength=len(classes)) == 1)
     if not len(single):

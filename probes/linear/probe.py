@@ -47,14 +47,14 @@ from probes.linear.train_transform import Augmentation
 from probes.scores import (
     Hits,
     accuracy,
+    concatenate_hits,
     cost,
     hits_of,
-    joined_hits,
     log_likelihood,
     prediction_arrays,
     with_class_means,
 )
-from probes.splits import check_labels, held_out, open_splits, without_held_out
+from probes.splits import check_labels, held_out, not_held_out_warning, open_splits
 
 # Of a training's state on disk; raise it when the same settings would give a different training. 2: augmented images
 # are in the order of all images, without those held out.
@@ -373,7 +373,7 @@ class Probe:
                 f"batches of {plan.batch}, all there is to train on, and not of {plan.requested_batch}; rates are "
                 "scaled by it"
             )
-        if self.task.select == "holdout" and (warning := without_held_out(train.labels, train.classes)):
+        if self.task.select == "holdout" and (warning := not_held_out_warning(train.labels, train.classes)):
             warnings.append(warning)
         absent = np.setdiff1d(np.arange(len(train.classes)), self.val_features.labels)
         if len(absent):
@@ -390,7 +390,7 @@ class Probe:
 
         def hits_of_head(head: Any) -> Hits:
             blocks = table.blocks(np.arange(len(table.labels)))
-            return joined_hits([hits_of(head.logits(features)[:, 0], labels) for features, labels in blocks])
+            return concatenate_hits([hits_of(head.logits(features)[:, 0], labels) for features, labels in blocks])
 
         return self.gather_hits(
             lambda: {metric: hits_of_head(head) for metric, head in sweep.own_reported_heads().items()}

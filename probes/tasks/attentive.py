@@ -1,10 +1,11 @@
-"""Attentive probes: heads that pool the frozen tokens by attention: CAPI, V-JEPA 2, efficient probing, CAE, AIM.
+"""Attentive probes: heads that pool frozen tokens by attention, from CAPI, V-JEPA 2, efficient probing, CAE and AIM.
 
-All heads of a sweep train on one stream of augmented images, in company with augmented linear probes of the same crops.
-Tokens of an image take L times the room of one vector, so they are never cached: after each epoch the images that
-select a head go through the backbone, and at the end the validation images. Of these, only mean patches are on disk.
+All heads of a sweep train on one stream of augmented images, which they share with augmented linear probes of the same
+crops. The tokens of an image take L times the memory of one vector, so they are never stored: the images that select a
+head go through the backbone after each epoch, and the validation images once at the end. Only their mean patches are on
+disk.
 
-B images of a batch, T tokens, D width.
+B: images of a batch. L: patches. T: tokens to which a head attends. D: width.
 """
 
 from collections.abc import Callable, Mapping
@@ -42,33 +43,33 @@ from probes.linear.probe import Probe, SweepTask
 from probes.linear.stream import FeatureStream
 from probes.linear.sweep import Sweep
 from probes.linear.train_transform import Augmentation
-from probes.scores import Hits, hits_of, joined_hits
+from probes.scores import Hits, concatenate_hits, hits_of
 from probes.splits import open_splits
 
 CAE_FLOOR = 1e-6  # learning rate at the end (tools/run_attentive.py --min_lr)
-AIM_FLOOR, AIM_CLIP = 1e-5, 3.0  # learning rate at the end, largest norm of the gradient (AIMv2 table A2)
-Judge = Callable[[dict[str, Tensor], Tensor], None]  # told tokens (B, T, D) by readout, and labels (B,)
+AIM_FLOOR, AIM_CLIP = 1e-5, 3.0  # learning rate at the end, maximal gradient norm (AIMv2 table A2)
+OnTokens = Callable[[dict[str, Tensor], Tensor], None]  # called with readout -> tokens (B, T, D), and labels (B,)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Attentive(SweepTask):
-    """A sweep of attentive heads."""
+    """Settings of a sweep of attentive heads."""
 
-    head: Literal["capi", "vjepa2", "ep", "cae", "aim"] = "capi"  # whose head, optimiser and schedule
-    # What a head attends to: the patches, or the class token too; a network without patches is read by its one vector.
+    head: Literal["capi", "vjepa2", "ep", "cae", "aim"] = "capi"  # source of head, optimiser and schedule
+    # Tokens to which a head attends: the patches, or also the class token; cls for networks without patches.
     readout: Literal["patches", "cls+patches", "cls"] = "patches"
-    blocks: PositiveInt = 1  # of vjepa2's head: self-attention blocks and the cross-attention behind them
-    attention_heads: PositiveInt = 16  # of vjepa2's and cae's blocks; capi's are 64 wide
-    queries: PositiveInt = 32  # of ep's head
-    start_lr: NonNegativeFloat = 0.0  # vjepa2's learning rate at the start of the warm-up, for 256 images
-    # Learning rate, for 256 images, and weight decay of one more head of vjepa2's, the first of the sweep, which has no
-    # warm-up and whose weight decay falls to 0.
+    blocks: PositiveInt = 1  # for vjepa2: blocks of the head, of which the last is cross-attention
+    attention_heads: PositiveInt = 16  # for vjepa2 and cae; capi's and aim's have a fixed width
+    queries: PositiveInt = 32  # for ep
+    start_lr: NonNegativeFloat = 0.0  # for vjepa2: learning rate at the start of the warm-up, for 256 images
+    # For vjepa2: learning rate, for 256 images, and weight decay of an additional head, the first of the sweep, which
+    # has no warm-up and whose weight decay falls to 0.
     falling: tuple[PositiveFloat, NonNegativeFloat] | None = field(default=None, metadata=ADDED)
-    # timm's name of AutoAugment's or RandAugment's policy for the training crops; "": none.
+    # timm's name of a policy of AutoAugment or RandAugment for the training crops; empty: none.
     policy: Literal["", "original", "rand-m9-mstd0.5-inc1"] = field(default="", metadata=ADDED)
-    erase: UnitInterval = field(default=0.0, metadata=ADDED)  # with it, share of them that get a rectangle of noise
-    # CAPI's sources of features, linear ones among them, whose heads share one loss; those of the others change no more
-    # of these heads than how much Adam's eps weighs, and are not trained.
+    erase: UnitInterval = field(default=0.0, metadata=ADDED)  # chance of a rectangle of noise in a crop, with a policy
+    # For capi: number of feature sources, also linear ones, whose heads share one loss. Only heads of one source are
+    # trained; those of the others would change nothing for them but the relative size of Adam's eps.
     sources: PositiveInt = field(default=1, metadata=ADDED)
 
     @property
@@ -91,10 +92,12 @@ class Attentive(SweepTask):
         }
         return schedules[self.head]
 
-    def made(self, width: int, classes: int) -> nn.Module:
-        """A head. ValueError for a width that its settings do not fit."""
-        if self.head in ("capi", "aim"):
-            return CapiHead(width, classes) if self.head == "capi" else AimHead(width, classes)
+    def build_head(self, width: int, classes: int) -> nn.Module:
+        """A new head. Raises ValueError for a width that does not fit the settings."""
+        if self.head == "capi":
+            return CapiHead(width, classes)
+        if self.head == "aim":
+            return AimHead(width, classes)
         if self.head == "ep":
             return ep_head(width, classes, self.queries)
         if self.head == "cae":
@@ -102,14 +105,23 @@ class Attentive(SweepTask):
         return Vjepa2Head(width, classes, self.blocks, self.attention_heads)
 
     def grid(self, scale: float) -> list[Head]:
-        """All heads in CAPI's order, rate by rate, by which equals are decided. scale: of the rates for 256 images."""
-        pairs = [(lr, decay) for lr in self.lrs for decay in self.weight_decays]
-        heads = [Head(readout=self.readout, lr=lr * scale, weight_decay=decay) for lr, decay in pairs]
+        """All heads in CAPI's order, by learning rate; the first of equally good ones is selected.
+
+        scale: factor on the learning rates for 256 images.
+        """
+        heads = [
+            Head(readout=self.readout, lr=lr * scale, weight_decay=weight_decay)
+            for lr in self.lrs
+            for weight_decay in self.weight_decays
+        ]
         if self.falling is None:
             return heads
-        lr, decay = self.falling
-        fall = CosineAhead()
-        return [Head(readout=self.readout, lr=lr * scale, weight_decay=decay, schedule=fall, decay=fall), *heads]
+        lr, weight_decay = self.falling
+        schedule = CosineAhead()
+        falling = Head(
+            readout=self.readout, lr=lr * scale, weight_decay=weight_decay, schedule=schedule, decay=schedule
+        )
+        return [falling, *heads]
 
     @property
     def decays_and_lrs(self) -> list[tuple[float, float]]:
@@ -124,7 +136,7 @@ class Attentive(SweepTask):
         optimizers = {"capi": capi_optimizer, "ep": ep_optimizer, "cae": cae_optimizer}
         return AttentiveHeads(
             self.grid(scale),
-            lambda readout: self.made(width, classes),
+            lambda readout: self.build_head(width, classes),
             optimizers.get(self.head, torch_adamw),
             replace(self, start_lr=self.start_lr * scale).schedule,
             sources=self.sources if self.head == "capi" else 0,
@@ -135,32 +147,38 @@ class Attentive(SweepTask):
         )
 
     def with_supported_readouts(self, spec: FrozenSpec) -> tuple[Self, dict[str, str]]:
-        read = self.readout
+        used = self.readout
         if not spec.has_patches:
-            read = "cls"
+            used = "cls"
         elif not spec.has_class_token:
-            read = "patches"
-        return replace(self, readout=read), {self.readout: read}
+            used = "patches"
+        return replace(self, readout=used), {self.readout: used}
 
     def tokens(self, spec: FrozenSpec) -> int:
-        """T, what a head attends to."""
+        """T, the number of tokens to which a head attends."""
         readouts = self.with_supported_readouts(spec)[0].kinds_by_readout
         return sum(kind.vectors(spec) for kinds in readouts.values() for kind in kinds)
 
     def check_network(self, spec: FrozenSpec) -> None:
         with torch.device("meta"):
-            self.made(spec.width, 2)
+            self.build_head(spec.width, 2)
 
     def probe(self, export: FrozenExport, space: Workspace) -> "AttentiveProbe":
         return AttentiveProbe.of(self, export, space)
 
     def passes(self, images: Mapping[str, int]) -> dict[str, int]:
-        """Images of forward passes: crops that heads train on, and those without augmentation, which select a head
-        after each epoch or are reported in the end; of each once for what is on disk."""
-        plan, held = self.epoch_plan(images["train"])
-        judged, val = held or images["val"], images["val"]
-        crops = self.epochs * plan.images_per_epoch
-        return {"crops": crops, "plain": val + held, "judged": self.epochs * judged + val}
+        """Images of forward passes.
+
+        crops: augmented training images. stored: validation and held-out images, whose mean patches are stored.
+        evaluated: the images that select a head, in each epoch, and at the end the validation images.
+        """
+        plan, held_out = self.epoch_plan(images["train"])
+        val = images["val"]
+        return {
+            "crops": self.epochs * plan.images_per_epoch,
+            "stored": val + held_out,
+            "evaluated": self.epochs * (held_out or val) + val,
+        }
 
     def summary(self, spec: FrozenSpec, images: Mapping[str, int]) -> dict[str, Any]:
         self.check_network(spec)
@@ -174,32 +192,31 @@ class Attentive(SweepTask):
         spec, passes = scale.spec, self.passes(scale.images)
         plan, _ = self.epoch_plan(scale.images["train"])
         tokens, parameters = self.tokens(spec), self.parameters(spec.width, scale.classes)
-        flops = 2.0 * len(self.decays_and_lrs) * (parameters + 2 * tokens * spec.width * self.rows(spec.width))
-        flops += len(self.decays_and_lrs) * 24.0 * (self.blocks - 1) * tokens * spec.width**2
+        heads, steps = len(self.decays_and_lrs), self.epochs * plan.steps_per_epoch
+        flops = 2.0 * heads * (parameters + 2 * tokens * spec.width * self.attention_maps(spec.width))
+        flops += heads * 24.0 * (self.blocks - 1) * tokens * spec.width**2
         parts = (
             feature_pass(spec, passes["crops"], "augmented", "crops"),
-            feature_pass(spec, passes["plain"], "val and held out"),
-            feature_pass(spec, passes["judged"], "tokens of images that judge"),
-            Part(kind="head steps", count=self.epochs * plan.steps_per_epoch, flops=3 * flops * plan.batch),
-            Part(kind="head images", count=passes["judged"], flops=flops),
+            feature_pass(spec, passes["stored"], "val and held out"),
+            feature_pass(spec, passes["evaluated"], "tokens of evaluated images"),
+            Part(kind="head steps", count=steps, flops=3 * flops * plan.batch),
+            Part(kind="head images", count=passes["evaluated"], flops=flops),
         )
-        # Gathered pieces and the batch cut out of them; of a head weights, gradients and two moments.
-        batch = 2 * FLOAT * plan.batch * tokens * spec.width
-        weights = 4 * FLOAT * len(self.decays_and_lrs) * parameters
-        disk = feature_bytes(spec, passes["plain"]) + 2 * weights
+        batch = 2 * FLOAT * plan.batch * tokens * spec.width  # gathered features, and a copy of the batch
+        weights = 4 * FLOAT * heads * parameters  # with gradients and two moments
+        disk = feature_bytes(spec, passes["stored"]) + 2 * weights
         memory = forward_bytes(scale) + batch + weights
-        return Work(parts=parts, iterations=self.epochs * plan.steps_per_epoch, memory=memory, disk=disk)
+        return Work(parts=parts, iterations=steps, memory=memory, disk=disk)
 
     def parameters(self, width: int, classes: int) -> int:
-        """Numbers that a head trains."""
+        """Number of parameters of a head."""
         with torch.device("meta"):
-            return sum(value.numel() for value in self.made(width, classes).parameters())
+            return sum(value.numel() for value in self.build_head(width, classes).parameters())
 
-    def rows(self, width: int) -> int:
-        """Softmaxes over the tokens that a head computes for an image."""
-        return {"capi": width // CAPI_WIDTH, "aim": width // AIM_WIDTH, "ep": self.queries}.get(
-            self.head, self.attention_heads
-        )
+    def attention_maps(self, width: int) -> int:
+        """Number of attention maps, softmaxes over the tokens, that a head computes for an image."""
+        maps = {"capi": width // CAPI_WIDTH, "aim": width // AIM_WIDTH, "ep": self.queries}
+        return maps.get(self.head, self.attention_heads)
 
     def benchmark(self, export: FrozenExport, space: Workspace, seconds: float) -> dict[Kind, float]:
         train, _ = open_splits(space)
@@ -209,14 +226,16 @@ class Attentive(SweepTask):
         tokens = dict.fromkeys(heads.readouts, torch.randn(batch, self.tokens(spec), spec.width, device=space.device))
         progress = TrainProgress(step=1, steps_per_epoch=1, epochs=2)
         step = seconds_of(lambda: heads.step(tokens, labels, progress).sum().item(), seconds / 2)
-        judging = seconds_of(lambda: heads.hits(tokens, labels).sum().item(), seconds / 2)
-        return {"head steps": step, "head images": judging / batch}
+        evaluation = seconds_of(lambda: heads.hits(tokens, labels).sum().item(), seconds / 2)
+        return {"head steps": step, "head images": evaluation / batch}
 
 
 @dataclass(frozen=True, kw_only=True)
 class AttentiveProbe(Probe):
-    """The training of attentive heads; `train_features` and `val_features` say which images can be read, and hold their
-    means."""
+    """The training of attentive heads.
+
+    `train_features` and `val_features` contain only mean patches; they record which images can be read.
+    """
 
     task: Attentive
 
@@ -225,55 +244,57 @@ class AttentiveProbe(Probe):
         return [self.task.parameters(self.export.spec.width, len(self.train.classes))] * len(self.task.decays_and_lrs)
 
     @cached_property
-    def plain_stream(self) -> FeatureStream:
-        """Of images without augmentation: the machinery is the same."""
+    def evaluation_stream(self) -> FeatureStream:
+        """A stream for images without augmentation."""
         return self.stream()
 
-    def judge_by(self, features: FeatureSet, images: ImageSet, judge: Judge) -> None:
-        """Call `judge` with the tokens of all readable images, in order and in every process."""
+    def for_each_batch(self, features: FeatureSet, images: ImageSet, on_tokens: OnTokens) -> None:
+        """Call `on_tokens` with the tokens of all readable images, in order and in every process."""
         readable = images.subset(features.indices, "readable")
         labels = torch.from_numpy(features.labels)
         ((readout, kinds),) = self.task.kinds_by_readout.items()
         spans = batch_spans(len(readable), self.chunk)
 
-        def consume(places: range, rows: Tensor, bad: Mapping[int, str]) -> None:
-            if bad:
-                raise ValueError(f"{readable.path(min(bad))}: could be read before and cannot now; run the same again")
-            judge({readout: rows}, labels[places.start : places.stop].to(rows.device))
+        def on_round(positions: range, tokens: Tensor, unreadable: Mapping[int, str]) -> None:
+            if unreadable:
+                path = readable.path(min(unreadable))
+                raise ValueError(f"{path}: could be read before and cannot be read now; run the same again")
+            on_tokens({readout: tokens}, labels[positions.start : positions.stop].to(tokens.device))
 
         transform = transform_of(self.export, self.space, self.task)
-        self.plain_stream.compute_features(readable, transform, [kinds], spans, consume)
+        self.evaluation_stream.compute_features(readable, transform, [kinds], spans, on_round)
 
     def step_heads(self, heads: Any, features: Mapping[str, Tensor], labels: Tensor, progress: TrainProgress) -> None:
         width = self.export.spec.width
-        heads.step({name: rows.unflatten(1, (-1, width)) for name, rows in features.items()}, labels, progress)
+        tokens = {readout: rows.unflatten(1, (-1, width)) for readout, rows in features.items()}
+        heads.step(tokens, labels, progress)
 
     def count_hits(self, heads: Any) -> Tensor:
         hits = torch.zeros(len(heads.own), dtype=torch.int64)
 
-        def judge(tokens: dict[str, Tensor], labels: Tensor) -> None:
+        def add_hits(tokens: dict[str, Tensor], labels: Tensor) -> None:
             if heads.own:
                 hits.add_(heads.hits(tokens, labels).cpu())
 
         images = self.val if self.task.select == "val" else self.train.subset(self.held_out_indices, "held-out")
-        self.judge_by(self.selection_features[0], images, judge)
+        self.for_each_batch(self.selection_features[0], images, add_hits)
         return hits
 
     def hits(self, sweep: Sweep) -> dict[str, Hits]:
-        chosen = sweep.own_reported_heads()
-        parts: dict[str, list[Hits]] = {name: [] for name in chosen}
+        heads = sweep.own_reported_heads()
+        parts: dict[str, list[Hits]] = {metric: [] for metric in heads}
 
-        def judge(tokens: dict[str, Tensor], labels: Tensor) -> None:
-            for name, head in chosen.items():
-                parts[name].append(hits_of(head.logits(tokens)[:, 0], labels))
+        def add_hits(tokens: dict[str, Tensor], labels: Tensor) -> None:
+            for metric, head in heads.items():
+                parts[metric].append(hits_of(head.logits(tokens)[:, 0], labels))
 
-        self.judge_by(self.val_features, self.val, judge)
-        return self.gather_hits(lambda: {name: joined_hits(of_one) for name, of_one in parts.items()})
+        self.for_each_batch(self.val_features, self.val, add_hits)
+        return self.gather_hits(lambda: {metric: concatenate_hits(hits) for metric, hits in parts.items()})
 
     def cost(self, sweep: Sweep, bears_cost: bool) -> dict[str, float]:
         cost = super().cost(sweep, bears_cost)
-        tokens = self.task.epochs * len(self.selection_features[1]) + len(self.val_features)
-        return cost | {"forwards": cost["forwards"] + cost["augmented_forwards"] + tokens}
+        evaluated = self.task.epochs * len(self.selection_features[1]) + len(self.val_features)
+        return cost | {"forwards": cost["forwards"] + cost["augmented_forwards"] + evaluated}
 
 
 MAE_CROPS = Attentive(crop_rule="mae", train_interpolation="bicubic", drop_last=True)

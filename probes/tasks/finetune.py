@@ -40,7 +40,7 @@ from probes.finetune.training_groups import (
 )
 from probes.lowshot.shots import draw_share
 from probes.scores import with_class_means
-from probes.splits import check_labels, held_out, open_splits, without_held_out
+from probes.splits import check_labels, held_out, not_held_out_warning, open_splits
 
 VERSION = 3  # of training states on disk; raise it when the same settings would train differently
 MAX_MICRO_BATCH = {"cpu": 32, "cuda": 128}  # images in a forward pass, unless --batch-size is given
@@ -136,7 +136,7 @@ class Finetune(FinetuneSettings, Task):
         train = draw_share(train, self.fraction, seed, self.lists)
         if self.select != "holdout":
             return train, None, ""
-        warning = without_held_out(train.labels, train.classes)
+        warning = not_held_out_warning(train.labels, train.classes)
         places, name = held_out(train, self.holdout, seed), f"{self.holdout:g}-seed{seed}"
         rest = np.setdiff1d(np.arange(len(train)), places)
         return train.subset(rest, f"without-holdout-{name}"), train.subset(places, f"holdout-{name}"), warning

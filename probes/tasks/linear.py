@@ -1,11 +1,11 @@
 """Linear classifiers on frozen features: by SGD as in DINO, iBOT, MOCA, DINOv2 and MSN, by LARS as in MAE and ExtreMA.
 
-All heads of a sweep (learning rate x readout x weight decay) train together on the same batches. With `augment` the
-frozen backbone runs once on every augmented batch, as in the papers; without it the heads train on one cached feature
-of each image, which is a protocol of its own (`..._cached`).
+All heads of a sweep (learning rate x readout x weight decay) train together on the same batches. With `augment`, the
+frozen backbone computes features of every augmented batch, as in the papers; without it, heads train on one cached
+feature of each image, which is a protocol of its own (`..._cached`).
 
 Head and epoch are selected on held-out training images (`select` holdout) or, as in the papers, on the validation
-images that are reported (`select` val).
+images for which the result is reported (`select` val).
 """
 
 from collections.abc import Mapping
@@ -32,7 +32,7 @@ from probes.splits import open_splits
 
 @dataclass(frozen=True, kw_only=True)
 class Linear(HeadSettings, SweepTask):
-    """A sweep of linear heads."""
+    """Settings of a sweep of linear heads."""
 
     VARIATIONS = (
         "crop=1.0",
@@ -54,23 +54,26 @@ class Linear(HeadSettings, SweepTask):
         "seed=1",
     )
 
-    # What heads read: clsN, the class tokens of the last N blocks; avg, the mean of the last patches; clsN+avg, both;
-    # avg@N, the mean of the patches of the Nth block, and cls+avg@N, its class token and mean.
+    # Inputs of heads: clsN, the class tokens of the last N blocks; avg, the mean patch of the last block; clsN+avg,
+    # both; avg@N, the mean patch of the Nth block; cls+avg@N, its class token and mean patch.
     readouts: OneOrMoreDifferent[str] = ("cls1",)
-    augment: bool = True  # train on random crops and mirror images; false: on one cached feature of each image
-    pace: Pace = "epoch"  # how often the rate moves on along its half cosine
-    # Blocks that are evaluated: with all, a sweep of the same heads on every other block too, whose main metrics are
-    # called NAME_blockN, N from 1 on.
+    augment: bool = True  # train on random crops and flips; false: on one cached feature of each image
+    pace: Pace = "epoch"  # how often the learning rate changes along its half cosine
+    # Blocks to evaluate. all: also trains the same heads on each earlier block and reports their main metric as
+    # NAME_blockN, N from 1.
     layers: Literal["last", "all"] = field(default="last", metadata=ADDED)
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if (self.entry == "layer_norm") != (self.optimizer == "msn"):
-            raise ValueError(f"entry={self.entry}, optimizer={self.optimizer}: layer_norm and msn go together alone")
+            raise ValueError(
+                f"entry={self.entry}, optimizer={self.optimizer}: layer_norm and msn can only be used together"
+            )
         for readout in self.readouts:
             kinds_of(readout, self.norm)
-        reads_one_block = len(self.readouts) == 1 and Readout.parse(self.readouts[0])[1::2] == (1, 0)
-        if self.layers == "all" and (self.augment or not reads_one_block):
+        first = Readout.parse(self.readouts[0])
+        reads_last_block = len(self.readouts) == 1 and first.blocks == 1 and not first.block
+        if self.layers == "all" and (self.augment or not reads_last_block):
             raise ValueError(
                 f"layers=all: give augment=false and one readout of the last block (cls1, avg or cls1+avg), not "
                 f"augment={str(self.augment).lower()} and readouts={','.join(self.readouts)}"
@@ -85,7 +88,7 @@ class Linear(HeadSettings, SweepTask):
         return PacedCosine(warmup=self.warmup_epochs, pace=self.pace)
 
     def heads(self, width: int, classes: int, batch: int, space: Workspace, own: range | None = None) -> Heads:
-        """All heads of the grid, readout by readout, then weight decay by weight decay; own: those of this process."""
+        """All heads of the grid, by readout, then by weight decay, then by learning rate."""
         grid = [
             Head(readout=readout, lr=lr * batch / LR_BATCH, weight_decay=weight_decay)
             for readout in self.readouts
@@ -94,83 +97,90 @@ class Linear(HeadSettings, SweepTask):
         widths = self.widths(width)
         return Heads(grid, widths, classes, self, batch=batch, seed=space.seed, device=space.device, own=own)
 
-    def of_every_block(self, spec: FrozenSpec) -> Self:
-        """With layers=all, the sweep whose readouts are those of all blocks that the network has, the last first."""
+    def with_all_blocks(self, spec: FrozenSpec) -> Self:
+        """With layers=all, the task whose readouts are those of all blocks, the last first."""
         blocks = range(1, 1 if self.layers == "last" or spec.class_attention else spec.depth)
-        others = (str(Readout.parse(self.readouts[0])._replace(block=block)) for block in blocks)
-        return replace(self, layers="last", readouts=(*self.readouts, *others)).with_supported_readouts(spec)[0]
+        earlier = (str(Readout.parse(self.readouts[0])._replace(block=block)) for block in blocks)
+        return replace(self, layers="last", readouts=(*self.readouts, *earlier)).with_supported_readouts(spec)[0]
 
     def with_supported_readouts(self, spec: FrozenSpec) -> tuple[Self, dict[str, str]]:
-        read = {readout: supported_readout(readout, spec) for readout in self.readouts}
-        # The last block's training is the same with layers=all.
-        return replace(self, readouts=tuple(dict.fromkeys(read.values())), layers="last"), read
+        used = {readout: supported_readout(readout, spec) for readout in self.readouts}
+        # layers=last, because the training on the last block is the same with layers=all.
+        return replace(self, readouts=tuple(dict.fromkeys(used.values())), layers="last"), used
 
     def probe(self, export: FrozenExport, space: Workspace) -> Probe:
         wanted = {**self.features(export, space), **space.wanted} if self.layers == "all" else space.wanted
         return super().probe(export, replace(space, wanted=wanted))
 
     def with_further_evaluations(self, outcome: Outcome, probe: Probe, sweep: Sweep) -> Outcome:
-        alone = {
-            Readout.parse(readout).block: replace(self, layers="last", readouts=(readout,))
-            for readout in self.of_every_block(probe.export.spec).readouts[len(self.readouts) :]
-        }
-        by_block = {block: task.run(probe.export, probe.space) for block, task in alone.items()}
+        by_block = {}
+        for readout in self.with_all_blocks(probe.export.spec).readouts[len(self.readouts) :]:
+            task = replace(self, layers="last", readouts=(readout,))
+            by_block[Readout.parse(readout).block] = task.run(probe.export, probe.space)
         return with_blocks(outcome, by_block)
 
     def features(self, export: FrozenExport, space: Workspace) -> dict[str, tuple[FeatureKind, ...]]:
         if self.augment:
             return {}
-        return {transform_of(export, space, self).name: self.of_every_block(export.spec).kinds}
+        return {transform_of(export, space, self).name: self.with_all_blocks(export.spec).kinds}
 
     def summary(self, spec: FrozenSpec, images: Mapping[str, int]) -> dict[str, Any]:
-        readouts, (plan, held) = self.of_every_block(spec).readouts, self.epoch_plan(images["train"])
-        trained = self.epochs * plan.images_per_epoch + held if self.augment else images["train"]
-        heads = len(self.lrs) * len(readouts) * len(self.weight_decays)
-        steps, passes = self.epochs * plan.steps_per_epoch, trained + images["val"]
-        summary = {"image size": spec.image_size, "heads": heads, "epochs": self.epochs, "steps": steps}
-        shared = {"shared stream": self.augmentation.name} if self.augment else {}
-        return summary | {"batch": plan.batch, "forward passes": passes} | shared
+        task, (plan, held_out) = self.with_all_blocks(spec), self.epoch_plan(images["train"])
+        train_passes = self.epochs * plan.images_per_epoch + held_out if self.augment else images["train"]
+        summary = {
+            "image size": spec.image_size,
+            "heads": len(self.lrs) * len(task.readouts) * len(self.weight_decays),
+            "epochs": self.epochs,
+            "steps": self.epochs * plan.steps_per_epoch,
+            "batch": plan.batch,
+            "forward passes": train_passes + images["val"],
+        }
+        return summary | ({"shared stream": self.augmentation.name} if self.augment else {})
 
     def cost(self, scale: Scale) -> Work:
-        """All heads, trained on the training images and judged by those held out, or else by those of validation. A
-        step costs two products with the features, one for the logits and one for the gradient."""
+        """Heads train on the training images and are evaluated on held-out ones, or on the validation images.
+
+        A step needs two matrix products with the features: one for the logits, one for the gradient.
+        """
         spec, train, val, classes = scale.spec, scale.images["train"], scale.images["val"], scale.classes
-        task, (plan, held) = self.of_every_block(spec), self.epoch_plan(train)
+        task, (plan, held_out) = self.with_all_blocks(spec), self.epoch_plan(train)
         widths = [width for width in task.widths(spec.width).values() for _ in task.decays_and_lrs]
-        seen = plan.images_per_epoch
+        steps = task.epochs * plan.steps_per_epoch
         product = 2.0 * sum(widths) * classes
-        passes = (
-            (feature_pass(spec, task.epochs * seen, "augmented", "crops"), feature_pass(spec, held, "held out"))
-            if task.augment
-            else (feature_pass(spec, train, "train"),)
-        )
+        if task.augment:
+            crops = feature_pass(spec, task.epochs * plan.images_per_epoch, "augmented", "crops")
+            train_passes = [crops, feature_pass(spec, held_out, "held out")]
+        else:
+            train_passes = [feature_pass(spec, train, "train")]
         parts = (
-            *passes,
+            *train_passes,
             feature_pass(spec, val, "val"),
-            Part(kind="head steps", count=task.epochs * plan.steps_per_epoch, flops=2 * product * plan.batch),
-            Part(kind="head images", count=task.epochs * (held or val) + val, flops=product),
+            Part(kind="head steps", count=steps, flops=2 * product * plan.batch),
+            Part(kind="head images", count=task.epochs * (held_out or val) + val, flops=product),
         )
-        kept = feature_bytes(spec, val + (held if task.augment else train), len(task.kinds))
+        features = feature_bytes(spec, val + (held_out if task.augment else train), len(task.kinds))
         weights = 3 * FLOAT * sum(widths) * classes  # with momentum and gradient
         memory = forward_bytes(scale) + weights + FLOAT * plan.batch * (sum(widths) / len(widths) + 3 * classes)
-        return Work(parts=parts, iterations=task.epochs * plan.steps_per_epoch, memory=memory, disk=kept + 2 * weights)
+        return Work(parts=parts, iterations=steps, memory=memory, disk=features + 2 * weights)
 
     def benchmark(self, export: FrozenExport, space: Workspace, seconds: float) -> dict[Kind, float]:
-        """On noise around class means, of which heads become sure within a few steps, as in training: their gradients
-        underflow, and subnormal numbers make a step up to four times as slow on some CPUs."""
-        task, (train, _) = self.of_every_block(export.spec), open_splits(space)
+        """Times steps on noise around class means.
+
+        As in real trainings, heads fit it within a few steps. Their gradients then underflow, and subnormal numbers
+        make a step up to four times as slow on some CPUs.
+        """
+        task, (train, _) = self.with_all_blocks(export.spec), open_splits(space)
         batch, classes, width = min(self.batch, len(train)), len(train.classes), export.spec.width
         heads = task.heads(width, classes, batch, space)
         labels = torch.randint(classes, (batch,), device=space.device)
-        inputs = {
-            name: torch.randn(classes, size, device=space.device)[labels]
-            + torch.randn(batch, size, device=space.device)
-            for name, size in task.widths(width).items()
-        }
+        inputs = {}
+        for readout, size in task.widths(width).items():
+            means = torch.randn(classes, size, device=space.device)
+            inputs[readout] = means[labels] + torch.randn(batch, size, device=space.device)
         step = seconds_of(lambda: heads.step(inputs, labels, 1.0).sum().item(), seconds / 2)
-        few = {name: value[:BLOCK] for name, value in inputs.items()}
-        judging = seconds_of(lambda: heads.hits(few, labels[:BLOCK]).sum().item(), seconds / 2)
-        return {"head steps": step, "head images": judging / min(batch, BLOCK)}
+        block = {readout: features[:BLOCK] for readout, features in inputs.items()}
+        evaluation = seconds_of(lambda: heads.hits(block, labels[:BLOCK]).sum().item(), seconds / 2)
+        return {"head steps": step, "head images": evaluation / min(batch, BLOCK)}
 
 
 IBOT_LRS = tuple(float(f"{n}e{k}") for k in range(-4, 1) for n in range(1, 10))
@@ -267,7 +277,7 @@ PAPERS = {
     ),
 }
 
-# Of other sizes, of other networks of a paper's tables, and where little is stated.
+# For other network sizes, for other networks in a paper's tables, and for papers that state little about the probe.
 OTHERS = {
     "linear_lars@mae_L": Protocol(
         task=replace(MAE, epochs=50),
@@ -326,7 +336,7 @@ OTHERS = {
 }
 CACHED = {
     f"{name}_cached": paper.changed(
-        version=paper.version,  # the last change is of both: of the order of augmented images, and of cached ones
+        version=paper.version,  # its last change, the order of images, concerns both
         source=f"ours: {name} on un-augmented features, one an image; not to be compared with published numbers",
         augment=False,
     )
@@ -347,13 +357,13 @@ PROTOCOLS |= as_reported(
     {name: paper for name, paper in (PAPERS | OTHERS).items() if paper.task != paper.task.selecting("val")}
 )
 PROTOCOLS |= as_reported({"linear@msn": PAPERS["linear@msn"]}, version=2)
-# Table 12's one rate is the paper's, iBOT's sweep the code's.
+# The paper has the one rate of table 12, the code iBOT's sweep.
 PROTOCOLS |= as_reported({"linear_sgd@moca": PAPERS["linear_sgd@moca"]}, lrs=(0.04,))
 
 SUITES = {
     "smoke": ("linear_sgd@ibot_base_cached",),
     "frozen": ("linear_sgd@ibot_base_cached",),
-    "full": ("linear_sgd@ibot_base",),  # a sweep: one rate rarely suits a checkpoint of another source
+    "full": ("linear_sgd@ibot_base",),  # a sweep, because one rate rarely suits checkpoints of other sources
     "today": ("linear@dinov2",),
     "everything": tuple(PAPERS | CACHED | LAYERS),
     "layers": tuple(LAYERS),

@@ -28,7 +28,7 @@ from probes.lowshot.logistic import BLOCK_LOGITS, HISTORY
 from probes.lowshot.several_labels import ClassByClass
 from probes.lowshot.shots import PUBLISHED_LISTS, Subset, possible_shots, rows_of_images, subset_indices, subsets
 from probes.scores import cost, log_likelihood, mean_average_precision, prediction_arrays, spread_out, with_class_means
-from probes.splits import open_splits, without_held_out
+from probes.splits import not_held_out_warning, open_splits
 
 # A fit in float32 takes tens of steps, another ten in float64 (docs/log.md); each has two products.
 STEPS = 60
@@ -174,7 +174,7 @@ class LowShot(FitSettings, PooledTask):
             }
         )
         doubts = [left_out] if left_out else []
-        doubts += [without_held_out(gallery.labels, train.classes)] if self.holdout else []
+        doubts += [not_held_out_warning(gallery.labels, train.classes)] if self.holdout else []
         return self.outcome(fits_by_subset, gallery, queries, val, shapeless, [doubt for doubt in doubts if doubt])
 
     @property
