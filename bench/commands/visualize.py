@@ -3,22 +3,20 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from bench.cli.options import CommandOptions, Positional
+from bench.reporting.kinds import KINDS
 from engine.extensions import one_line
 from engine.settings import NonNegativeInt, PositiveFloat, PositiveInt
 
-if TYPE_CHECKING:
-    from bench.reporting.drawing import FigureFormat
-
-KINDS = sorted((Path(__file__).parents[1] / "reporting" / "kinds").glob("[!_]*.py"))
-FIGURES = {  # figures of results and trainings; all other kinds show images
+FIGURES = {  # kinds that show results and trainings; all others show images
     "curves": "k-NN over k, low-shot over shots, accuracy over blocks, and pretrainings over epochs, images or hours",
     "scatter": "accuracy against parameters, GFLOP and time, accuracy on shifted test sets against clean accuracy",
 }
-KINDS_AND_FIGURES = {path.stem.replace("_", "-"): one_line(path) for path in KINDS} | FIGURES
-EPILOG = "\n".join(["kinds:", *(f"  {name:17}{text}" for name, text in KINDS_AND_FIGURES.items())])
+ANIMATED = {"apng", "gif", "webp"}  # formats; each frame shows one image
+DESCRIPTIONS = {name: one_line(path) for name, path in KINDS.items()} | FIGURES
+EPILOG = "\n".join(["kinds:", *(f"  {name:17}{text}" for name, text in DESCRIPTIONS.items())])
 EPILOG += """
 
 examples:
@@ -60,29 +58,28 @@ class Options(CommandOptions):
 
 def run(options: Options) -> int:
     """0: all pictures are written; the same input gives the same bytes."""
-    from bench.cli.names import check_writable, chosen_device
-    from bench.reporting.visualize import PictureRequest, chosen_kind, draw_pictures
     from engine.optional import require
     from engine.printing import did_you_mean, say
 
     require("matplotlib")
-    if options.kind not in KINDS_AND_FIGURES:
+    if options.kind not in DESCRIPTIONS:
         raise ValueError(
-            f"no kind of picture is called {options.kind!r}{did_you_mean(options.kind, list(KINDS_AND_FIGURES))}"
+            f"no kind of picture is called {options.kind!r}{did_you_mean(options.kind, list(DESCRIPTIONS))}"
         )
-    formats: Any = tuple(dict.fromkeys(options.format or ("png",)))
-    animated = sorted({"apng", "gif", "webp"} & set(formats))
-    if animated and options.kind in FIGURES:
-        raise ValueError(
-            f"--format {animated[0]}: {options.kind} cannot be animated, only images can; choose png, svg or pdf"
-        )
+    draw = _draw_figures if options.kind in FIGURES else _draw_images
+    for path in draw(options, tuple(dict.fromkeys(options.format or ("png",)))):
+        say(f"written: {path}")
+    return 0
+
+
+def _draw_images(options: Options, formats: Sequence[Any]) -> Iterator[Path]:
+    """Draw what checkpoints see in images, in every format; yields the path of each file once it is written."""
+    from bench.cli.names import check_writable, chosen_device
+    from bench.reporting.visualize import PictureRequest, chosen_kind, draw_pictures
+
+    animated = sorted(ANIMATED & set(formats))
     if animated and len(formats) > 1:
         raise ValueError(f"--format {animated[0]}: an animated format excludes all others; give it alone")
-    if options.kind in FIGURES:
-        check_writable(options.out)
-        for path in _draw_figures(options, formats):
-            say(f"written: {path}")
-        return 0
     if not options.images:
         raise ValueError("--images is missing: name image files, folders of images, or URLs such as digits:")
     if "pdf" in formats:
@@ -100,18 +97,22 @@ def run(options: Options) -> int:
         device=chosen_device(options.device),
     )
     check_writable(options.out)
-    for path in draw_pictures(kind, request, options.out, formats, options.fps):
-        say(f"written: {path}")
-    return 0
+    yield from draw_pictures(kind, request, options.out, formats, options.fps)
 
 
-def _draw_figures(options: Options, formats: Sequence["FigureFormat"]) -> Iterator[Path]:
+def _draw_figures(options: Options, formats: Sequence[Any]) -> Iterator[Path]:
     """Draw curves or scatter plots in every format; yields the path of each file once it is written."""
+    from bench.cli.names import check_writable
     from bench.reporting.drawing import encoded_figure
     from bench.reporting.figures import paper_figures
     from bench.results.record import check_folder
     from engine.files import write_atomic
 
+    if animated := sorted(ANIMATED & set(formats)):
+        raise ValueError(
+            f"--format {animated[0]}: {options.kind} cannot be animated, only images can; choose png, svg or pdf"
+        )
+    check_writable(options.out)
     if options.results:
         check_folder(options.results)
     if not 2 <= options.width <= 20:
@@ -119,7 +120,7 @@ def _draw_figures(options: Options, formats: Sequence["FigureFormat"]) -> Iterat
     kind: Any = options.kind  # one of FIGURES
     figures = paper_figures(kind, options.results, options.checkpoint, options.along, options.width)
     for name, figure in figures.items():
-        for form in formats:
-            path = options.out / f"{name.replace(',', '').replace(' ', '-')}.{form}"
-            write_atomic(path, encoded_figure(figure, form))
+        for file_format in formats:
+            path = options.out / f"{name.replace(',', '').replace(' ', '-')}.{file_format}"
+            write_atomic(path, encoded_figure(figure, file_format))
             yield path

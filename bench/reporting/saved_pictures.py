@@ -1,7 +1,7 @@
-"""Pictures of `bench visualize` in a folder of results: those that a report shows, and the command that draws some.
+"""Pictures of `bench visualize` in a folder of results: those that a report shows, and the commands that draw some.
 
-A PNG of `bench visualize` holds a record as a text: its kind, its note and the digests of the checkpoints that it
-shows, so that a picture and what it is of cannot be parted.
+A PNG of `bench visualize` contains a record as a text: its kind, its note and the digests of the checkpoints that it
+shows. So a picture that is moved or renamed is still recognised.
 """
 
 import base64
@@ -20,35 +20,36 @@ from bench.reporting.panels import RECORD
 from downstream.data.scenes import layout_of
 from imagesets.decoding import open_image
 
-OTHERS = ("cache", "exports", "removed", "results")  # folders of results without pictures
-PLACES = ("*.png", "*/*.png", "*/*/*.png")  # below the folder of results
-FILES = 500  # PNG files that are looked at
-PAGE = 6 << 20  # bytes of a page that pictures take, at most
-SMALL = 100_000  # bytes of a PNG that stays as it is
-QUALITY = 82  # of the others, as WebP
-CSS_DPI = 96  # pixels of an inch in a browser
-BEST = 3  # checkpoints of the command that makes pictures
+FOLDERS_WITHOUT_PICTURES = ("cache", "exports", "removed", "results")  # in a folder of results
+PATTERNS = ("*.png", "*/*.png", "*/*/*.png")  # of pictures in a folder of results
+MAX_FILES = 500  # PNG files that are opened
+MAX_PAGE_BYTES = 6 << 20  # of the pictures of a page
+MAX_PNG_BYTES = 100_000  # a larger PNG is embedded as WebP
+WEBP_QUALITY = 82
+CSS_DPI = 96  # CSS pixels of an inch
+MAX_CHECKPOINTS = 3  # in a command that draws pictures
 
 
 def report_pictures(out: Path, report: ReportContents) -> dict[str, Any]:
-    """The pictures below a folder of results that show checkpoints of its board, or need none.
+    """The pictures below a folder of results that show checkpoints of its report, or need none.
 
-    shown: a dictionary each (`shown_picture`). left_out: files for which there is no room. commands: that draw some
-    (`drawing_commands`); none where there are some.
+    Returns:
+        shown: a dictionary for each picture (`shown_picture`). left_out: files beyond MAX_PAGE_BYTES. commands: those
+        that draw pictures (`drawing_commands`), if there are none.
     """
     names = {str(checkpoint["digest"]): str(checkpoint["name"]) for checkpoint in report.checkpoints}
     shown: list[dict[str, Any]] = []
     left_out: list[str] = []
-    room, seen = PAGE, set[bytes]()
+    page_bytes, copies = 0, set[bytes]()
     for path in picture_files(out):
-        with contextlib.suppress(OSError, ValueError, SyntaxError):  # what Pillow raises of a damaged file
+        with contextlib.suppress(OSError, ValueError, SyntaxError):  # raised by Pillow for a damaged file
             data = path.read_bytes()
-            picture = None if data in seen else shown_picture(data, path.relative_to(out).as_posix(), names)
+            picture = None if data in copies else shown_picture(data, path.relative_to(out).as_posix(), names)
             if picture is None:
                 continue
-            seen.add(data)
-            room -= len(picture["url"])
-            if room < 0:
+            copies.add(data)
+            page_bytes += len(picture["url"])
+            if page_bytes > MAX_PAGE_BYTES:
                 left_out.append(picture["file"])
             else:
                 shown.append(picture)
@@ -57,15 +58,22 @@ def report_pictures(out: Path, report: ReportContents) -> dict[str, Any]:
 
 
 def picture_files(out: Path) -> list[Path]:
-    """PNG files of a folder of results and the folders below it, FILES at most, in the order of their names."""
-    paths = (path for pattern in PLACES for path in out.glob(pattern))
-    return sorted(path for path in paths if path.relative_to(out).parts[0] not in OTHERS)[:FILES]
+    """The first MAX_FILES PNG files in a folder of results and the folders in it, sorted by path."""
+    paths = (path for pattern in PATTERNS for path in out.glob(pattern))
+    return sorted(path for path in paths if path.relative_to(out).parts[0] not in FOLDERS_WITHOUT_PICTURES)[:MAX_FILES]
 
 
 def shown_picture(data: bytes, file: str, names: Mapping[str, str]) -> dict[str, Any] | None:
-    """kind, note, file; of: the board's checkpoints in the picture; url (data:); width as drawn, in CSS pixels.
+    """A picture that `bench visualize` drew of checkpoints of the report; None for any other file.
 
-    None for a file that `bench visualize` did not draw, or drew of other checkpoints. names: digest -> name.
+    Args:
+        data: the bytes of the file.
+        file: its path, as shown.
+        names: digest -> name of each checkpoint of the report.
+
+    Returns:
+        kind, note and checkpoints: of `PictureRecord`. of: names of the checkpoints. file: its path. url: a data: URL.
+        width: in CSS pixels, at which the picture has the size that it was drawn for.
     """
     image = open_image(data)
     record = record_in(str(image.info.get(RECORD, "")))
@@ -78,13 +86,13 @@ def shown_picture(data: bytes, file: str, names: Mapping[str, str]) -> dict[str,
     ]
     if record["checkpoints"] and not checkpoints:
         return None
-    dots = float(image.info.get("dpi", (CSS_DPI,))[0]) or CSS_DPI
-    width = round(image.width * CSS_DPI / dots)
+    dpi = float(image.info.get("dpi", (CSS_DPI,))[0]) or CSS_DPI
+    width = round(image.width * CSS_DPI / dpi)
     return {**record, "of": checkpoints, "file": file, "url": embedded(data, image), "width": width}
 
 
 class PictureRecord(TypedDict):
-    """What a PNG says of itself."""
+    """The description that `bench visualize` stores in a PNG."""
 
     kind: str
     note: str
@@ -92,47 +100,62 @@ class PictureRecord(TypedDict):
 
 
 def record_in(text: str) -> PictureRecord | None:
-    """The record that a text holds; None for any other text."""
+    """The record in a text of a PNG; None for any other text."""
     with contextlib.suppress(msgspec.DecodeError):
         return msgspec.json.decode(text, type=PictureRecord)
     return None
 
 
 def embedded(data: bytes, image: Image.Image) -> str:
-    """A PNG as a data: URL; a large one as WebP, where that is smaller."""
-    form = "png"
-    if len(data) > SMALL:
+    """A PNG as a data: URL; a large one as WebP, if that is smaller. data: the bytes of the image."""
+    media_type = "image/png"
+    if len(data) > MAX_PNG_BYTES:
         buffer = io.BytesIO()
         with contextlib.suppress(OSError, ValueError):  # more than 16 383 pixels a side
-            image.convert("RGB").save(buffer, "WEBP", quality=QUALITY)
+            image.convert("RGB").save(buffer, "WEBP", quality=WEBP_QUALITY)
         if 0 < len(buffer.getvalue()) < len(data):
-            data, form = buffer.getvalue(), "webp"
-    return f"data:image/{form};base64,{base64.b64encode(data).decode()}"
+            data, media_type = buffer.getvalue(), "image/webp"
+    return f"data:{media_type};base64,{base64.b64encode(data).decode()}"
 
 
 def drawing_commands(out: Path, report: ReportContents) -> list[list[str]]:
-    """Commands, in lines each, that draw what the best checkpoints see of the measured images, and what each task on
-    frozen patches predicts."""
+    """Commands, each as lines, that draw pictures of the best checkpoints of a report.
+
+    One draws a PCA of the patches of the measured images; another, for each task on frozen patches, its predictions.
+    """
     from bench.reporting.kinds.predictions import PROTOCOLS
 
-    checkpoints = {c["name"]: c for c in report.checkpoints if c["kind"] == "measured" and has_reference(c)}
-    commands: dict[str, list[list[str]]] = {}
+    checkpoints = {
+        checkpoint["name"]: checkpoint
+        for checkpoint in report.checkpoints
+        if checkpoint["kind"] == "measured" and has_reference(checkpoint)
+    }
+    commands: dict[str, list[list[str]]] = {}  # task of predictions, "" for the PCA -> words of each line
     for table in report.tables:
-        best = [row.name for row in table.rows if row.name in checkpoints][:BEST]
-        result, kind, of = table.result, ["pca"], ""
-        if layout_of(result.data.url):
-            own = result.protocol.name in PROTOCOLS and not result.protocol.changes
-            best, of = best if own else [], result.task
-            settings = f"protocol={result.protocol.name}", f"results={out}", f"precision={result.precision}"
-            kind = ["predictions", "--set", *settings]
+        result, protocol = table.result, table.result.protocol
+        best = [row.name for row in table.rows if row.name in checkpoints][:MAX_CHECKPOINTS]
+        if not best:
+            continue
+        if not layout_of(result.data.url):
+            task, kind = "", ["pca"]
+        elif protocol.name in PROTOCOLS and not protocol.changes:
+            settings = f"protocol={protocol.name}", f"results={out}", f"precision={result.precision}"
+            task, kind = result.task, ["predictions", "--set", *settings]
+        else:
+            continue
         saved = {name: out / "exports" / f"{name}-{str(checkpoints[name]['digest'])[:8]}" for name in best}
         references = [str(saved[name] if saved[name].is_dir() else checkpoints[name]["source"]) for name in best]
-        lines = [["bench", "visualize", *kind], ["--checkpoint", *references], ["--name", *best]]
-        if best:
-            commands.setdefault(of, [*lines, ["--images", result.data.url], ["--out", str(out / "pictures")]])
+        lines = [
+            ["bench", "visualize", *kind],
+            ["--checkpoint", *references],
+            ["--name", *best],
+            ["--images", result.data.url],
+            ["--out", str(out / "pictures")],
+        ]
+        commands.setdefault(task, lines)  # the first table of a task
     return [[shlex.join(line) for line in lines] for lines in commands.values()]
 
 
 def has_reference(checkpoint: Mapping[str, object]) -> bool:
-    """Whether a command can name the network: one that a Python program held has no reference."""
+    """Whether a command can name the network; one that was only in the memory of a Python program has no reference."""
     return bool(checkpoint["source"]) and not str(checkpoint["source"]).startswith("module:memory:")

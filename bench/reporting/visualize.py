@@ -99,19 +99,15 @@ class NamedImage:
 
 @dataclass(frozen=True, kw_only=True)
 class PictureRequest:
-    """The checkpoints and images of one `bench visualize`, and how they are drawn.
+    """The checkpoints and images of one `bench visualize`, and the options that all kinds of pictures share."""
 
-    size: length of the images' short side in pixels for the networks; None: as each network was trained. square: only
-    the middle of each image.
-    """
-
-    references: tuple[str, ...]  # checkpoints as the user wrote them
-    names: tuple[str, ...] | None = None  # of the checkpoints
-    sources: tuple[str, ...]  # files, folders, URLs
-    split: str | None = None  # of URLs; None: val where there is one
+    references: tuple[str, ...]  # to checkpoints, as the user wrote them
+    names: tuple[str, ...] | None = None  # of the checkpoints; None: `Viewer.name`
+    sources: tuple[str, ...]  # of images: files, folders, URLs
+    split: str | None = None  # of URLs; None: val if there is one
     limit: int | None = 4  # images of each folder or URL; None: all
-    size: int | None = None
-    square: bool = False
+    size: int | None = None  # pixels of the images' short side for the networks; None: as each was trained
+    square: bool = False  # crop each image to the square in its middle
     seed: int = 0
     device: str = "cpu"
 
@@ -158,7 +154,7 @@ class PictureRequest:
         return central_square(image) if self.square else image
 
     def sides(self, spec: ViTSpec, image: Image.Image) -> tuple[int, int]:
-        """Height and width to which an image is resized for a network: multiples of the patch size, nearest to its shape.
+        """Height and width to which an image is resized for a network: the nearest multiples of the patch size.
 
         ValueError for a size that the network cannot process, or that would take too much memory.
         """
@@ -239,7 +235,7 @@ def read_image(path: str) -> Image.Image:
 
 
 def image_set_of(source: str, split: str | None) -> ImageSet:
-    """The image set of a folder or URL. split: None for val, if there is one. ValueError, naming `--images`, if invalid."""
+    """The image set of a folder or URL. split: None for val, if it exists. ValueError, naming --images, if invalid."""
     url = f"images:{source}" if os.path.isdir(source) else source
     with errors_naming(f"--images {source}"):
         if ":" not in url:
@@ -307,9 +303,7 @@ def points_at(at: Sequence[float]) -> tuple[Spot, ...]:
 def patches_at(points: Sequence[Spot], grid: tuple[int, int]) -> list[int]:
     """The index, row by row, of the patch in which each point lies. grid: rows and columns of patches."""
     rows, columns = grid
-    return [
-        min(int(point.y * rows), rows - 1) * columns + min(int(point.x * columns), columns - 1) for point in points
-    ]
+    return [min(int(point.y * rows), rows - 1) * columns + min(int(point.x * columns), columns - 1) for point in points]
 
 
 def check_heads(heads: str) -> None:

@@ -113,7 +113,7 @@ def test_pictures_of_the_boards_checkpoints_are_shown(board, monkeypatch):
     text = report_page(board)
     assert "c1 (here &lt;mine&gt;)" in text and "A &lt;note&gt;." in text and text.count("data:image/png;base64,") == 1
     assert ">copy/pca.png</span>" in text and not re.search("others/|cache/pca|torn|photo|bench visualize pca", text)
-    monkeypatch.setattr(saved_pictures, "PAGE", 1000)
+    monkeypatch.setattr(saved_pictures, "MAX_PAGE_BYTES", 1000)
     assert "Left out to keep this page small: copy/pca.png" in report_page(board)
 
 

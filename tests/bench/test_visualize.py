@@ -10,16 +10,17 @@ import pytest
 import torch
 from PIL import Image
 
+from bench.reporting.kinds import KINDS
 from bench.reporting.kinds.attention import Attention
 from bench.reporting.kinds.class_attention import ClassAttention
-from bench.reporting.kinds.inversion import DeepImagePrior, Level, for_network, inverted, visible_tokens
+from bench.reporting.kinds.inversion import DeepImagePrior, Level, invert, normalise, visible_tokens
 from bench.reporting.kinds.locality import PROBE, LocalityPicture, best_box, mosaic_scenes, overlap
 from bench.reporting.kinds.norms import Norms
 from bench.reporting.kinds.pca import Pca, at_border, in_lab, is_foreground, principal_components
 from bench.reporting.kinds.retrieval import Retrieval
 from bench.reporting.panels import RECORD, Box, Panel, PanelRow, Picture, encoded, frames_of
 from bench.reporting.saved_pictures import record_in
-from bench.reporting.visualize import KINDS, PictureRequest, Viewer, chosen_kind, points_at
+from bench.reporting.visualize import PictureRequest, Viewer, chosen_kind, points_at
 from checkpoints.export import ViTExport
 from checkpoints.resolve import load
 from checkpoints.spec import Preparation, ViTSpec
@@ -267,12 +268,12 @@ class TestLocality:
             image = tile_numbers(val.labels, 4)[mosaic, number % 4]
             box, _ = best_box(viewer, scene)
             assert box == outcome.arrays["box"][image] and scene.label == val.classes[val.labels[image]]
-            inside = 100 * overlap(scene.boxes[box], scene.known)
+            inside = 100 * overlap(scene.boxes[box], scene.truth)
             assert inside == pytest.approx(100 * outcome.metrics["iou"].per_image[image], rel=1e-4)
 
     def test_with_a_query_of_ones_own_the_images_are_scenes(self, tiny, photos):
         request = request_of(tiny, photos)
-        scenes = LocalityPicture(query=str(photos / "square.png")).own(viewer_of(request), request)
+        scenes = LocalityPicture(query=str(photos / "square.png")).image_scenes(viewer_of(request), request)
         assert [scene.label for scene in scenes] == ["high", "square", "wide"] and len(scenes[0].boxes) == 25
         wide = scenes[2]
         assert wide.image.size == (90, 40) and {crop.size for crop in wide.crops} == {(32, 32)}
@@ -289,7 +290,7 @@ class TestInversion:
         vit, keep = viewer.backbone.vit, torch.tensor([[0, 3, 6, 9, 12]])
 
         def run(steps: int) -> tuple[torch.Tensor, list[float]]:
-            return inverted(vit, for_network(viewer, image), keep, partial(for_network, viewer), steps, 1e-2, seed=0)
+            return invert(vit, normalise(viewer, image), keep, partial(normalise, viewer), steps, 1e-2, seed=0)
 
         (first, _), (found, losses) = run(1), run(40)
         assert losses[-1] < 0.3 * losses[0] and torch.equal(run(1)[0], first)

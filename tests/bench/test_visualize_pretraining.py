@@ -8,8 +8,8 @@ import torch
 from PIL import Image
 from small_trainings import digits, trainer
 
-from bench.reporting.kinds.masks import Masks, given_views, panel_rows, view_panel, visible_patches
-from bench.reporting.kinds.reconstruction import TrainedRun, pixel_error, rebuilt_image
+from bench.reporting.kinds.masks import Masks, encoder_inputs, input_panel, panel_rows, visible_patches
+from bench.reporting.kinds.reconstruction import TrainedRun, pixel_error, reconstructed
 from bench.reporting.visualize import PictureRequest, as_image, method_views
 from engine.extensions import load_extension, source_files
 from pretrain.loop.trainer import build
@@ -31,9 +31,9 @@ class TestMasks:
     @pytest.mark.parametrize("name", source_files("methods"))
     def test_every_method_shows_what_its_networks_get(self, name, photo):
         method = smoke(name)
-        views = given_views(method, method_views(method, photo, 0, 0))
+        views = encoder_inputs(method, method_views(method, photo, 0, 0))
         assert any(view.network == "student" for view in views)
-        again = given_views(method, method_views(method, photo, 0, 0))
+        again = encoder_inputs(method, method_views(method, photo, 0, 0))
         assert len(views) == len(again) and all(map(lambda one, other: one.same_as(other), views, again))
 
     @pytest.mark.parametrize("name", ["mae", "simmim", "extrema"])
@@ -41,7 +41,7 @@ class TestMasks:
         method = smoke(name)
         views = method_views(method, photo, 0, 0)
         order = order_of(views["noise"].reshape(1, -1))[0].numpy()
-        seen = [view for view in given_views(method, views) if view.network == "student"]
+        seen = [view for view in encoder_inputs(method, views) if view.network == "student"]
         if name == "extrema":
             expected = [order[part * method.keep : (part + 1) * method.keep] for part in range(method.settings.masks)]
         elif name == "simmim":
@@ -54,8 +54,8 @@ class TestMasks:
     def test_hidden_patches_are_grey_and_the_others_the_view(self, photo):
         method = smoke("mae")
         views = method_views(method, photo, 0, 0)
-        (view,) = given_views(method, views)
-        shown, whole = view_panel(view, method.preparation).values, as_image(views["image"][0], method.preparation)
+        (view,) = encoder_inputs(method, views)
+        shown, whole = input_panel(view, method.preparation).values, as_image(views["image"][0], method.preparation)
         hidden = np.kron(view.hidden, np.ones((4, 4), bool))
         assert (shown[hidden] == 127).all() and np.array_equal(shown[~hidden], whole[~hidden])
 
@@ -67,7 +67,7 @@ class TestMasks:
     def test_no_view_is_left_out_unless_asked(self, photo):
         """DINO's two global and many local crops, and the teacher's two, in rows of eight."""
         method = smoke("dino")
-        views = given_views(method, method_views(method, photo, 0, 0))
+        views = encoder_inputs(method, method_views(method, photo, 0, 0))
         panels = Masks().panels(views, method.preparation)
         assert len(panels) == len(views) and panels[-1].title.startswith("teacher")
         rows = panel_rows(panels[0], [panels[0]] * 11, "dino")
@@ -118,9 +118,9 @@ class TestReconstruction:
         run = TrainedRun(*PictureRequest(references=(str(tmp_path / "run"),), sources=()).checkpoints)
         assert run.name == "mae, epoch 12"
         images = [digits().image(index) for index in range(6)]
-        after = np.mean([pixel_error(rebuilt_image(run, image, 0, 0), run.method) for image in images])
+        after = np.mean([pixel_error(reconstructed(run, image, 0, 0), run.method) for image in images])
         run.method.load_state_dict(smoke("mae").state_dict())
-        before = np.mean([pixel_error(rebuilt_image(run, image, 0, 0), run.method) for image in images])
+        before = np.mean([pixel_error(reconstructed(run, image, 0, 0), run.method) for image in images])
         assert after < 0.9 * before
         words = ("--checkpoint", tmp_path / "run", "--images", "digits:", "--limit", "1", "--out", tmp_path / "out")
         assert bench("visualize", "reconstruction", *words, "--format", "svg")[0] == 0
@@ -128,10 +128,10 @@ class TestReconstruction:
         assert "mae, epoch 12" in text and "75% hidden" in text and "error " in text
         words = ("visualize", "reconstruction", "--checkpoint", tmp_path / "run/export", *words[2:])
         code, _, error = bench(*words)
-        assert code == 2 and f"holds the encoder alone: name {tmp_path / 'run'}" in error
+        assert code == 2 and f"contains only the encoder: name {tmp_path / 'run'}" in error
 
     def test_a_method_without_pixels_says_so(self, tmp_path, bench):
         trainer("dino", tmp_path / "run", recipe={"epochs": 1}).train()
         words = ("--checkpoint", tmp_path / "run", "--images", "digits:", "--out", tmp_path / "out")
         code, _, error = bench("visualize", "reconstruction", *words)
-        assert code == 2 and "dino, epoch 1 rebuilds no pixels: MAE, SimMIM, LUT, MST and CAN do" in error
+        assert code == 2 and "dino, epoch 1 predicts no pixels: MAE, SimMIM, LUT, MST and CAN do" in error

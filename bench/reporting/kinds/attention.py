@@ -1,7 +1,7 @@
-"""What chosen patches attend to, in any block and head of a ViT.
+"""Attention of chosen patches to all patches, in any block and head of a ViT.
 
-ExtreMA figures 1 and 9: four query patches, last block, mean over the heads; a map's frame has its query's colour. The
-maps are the softmax's own: each sums to one over all tokens, of which the patches are drawn.
+ExtreMA figures 1 and 9: four query patches, last block, mean over the heads; a map's frame has its query's colour. Maps
+are outputs of the softmax: each sums to one over all tokens, of which the patches are drawn.
 """
 
 from collections.abc import Iterator
@@ -22,7 +22,7 @@ class Attention(Validated):
     """Settings of the picture."""
 
     layer: int = -1  # block, negative from the end
-    heads: str = "mean"  # of the heads, or all of them in rows, or numbers from 0 such as 0,3
+    heads: str = "mean"  # mean over the heads; all: each head in a row; or numbers of heads from 0, such as 0,3
     # the query patches: x,y of each as shares of width and height, from the top left
     at: tuple[float, ...] = visualize.QUARTERS
 
@@ -32,7 +32,7 @@ class Attention(Validated):
         visualize.check_heads(self.heads)
 
     def pictures(self, request: PictureRequest) -> Iterator[Picture]:
-        """One picture: rows are images, or heads of each; columns are the queries under each checkpoint."""
+        """One picture: rows are images, or heads of each image; columns are the queries of each checkpoint."""
         points = visualize.points_at(self.at)
         yield arranged(
             "attention",
@@ -42,21 +42,21 @@ class Attention(Validated):
         )
 
     def block(self, viewer: Viewer, image: NamedImage) -> Block:
-        """Rows of heads, columns of queries."""
+        """Maps of one image: rows of heads, columns of queries."""
         maps, grid = self.maps(viewer, image.image)
         with errors_naming(viewer.name):
             by_head = visualize.maps_by_head(maps[..., viewer.spec.prefix :].unflatten(-1, grid), self.heads)
         return [
             [
-                map_panel(query, image.size, f"query {number + 1}, {head}" if head else f"query {number + 1}", number)
-                for number, query in enumerate(queries)
+                map_panel(values, image.size, f"query {number + 1}, {head}" if head else f"query {number + 1}", number)
+                for number, values in enumerate(maps_of_head)
             ]
-            for head, queries in by_head.items()
+            for head, maps_of_head in by_head.items()
         ]
 
     @torch.inference_mode()
     def maps(self, viewer: Viewer, image: Image.Image) -> tuple[Tensor, tuple[int, int]]:
-        """Attention (H, Q, N) of the query patches to all tokens, and the grid of the patches."""
+        """Attention (heads, Q, N) of Q query patches to all N tokens, and the grid (rows, columns) of the patches."""
         tensor = viewer.tensor(image)
         grid = viewer.grid(tensor)
         with errors_naming(viewer.name):

@@ -1,6 +1,6 @@
-"""What the class token attends to: in a block of the ViT, or in ExtreMA's class-attention blocks.
+"""Attention of the class token to all patches, in a block of the ViT or in ExtreMA's class-attention blocks.
 
-ExtreMA figure 1, right; DINO's figure 1. A map sums to one over all tokens, of which the patches are drawn.
+ExtreMA figure 1, right; DINO figure 1. A map sums to one over all tokens, of which the patches are drawn.
 """
 
 from collections.abc import Iterator
@@ -20,15 +20,15 @@ from engine.settings import Validated
 class ClassAttention(Validated):
     """Settings of the picture."""
 
-    layer: int = -1  # block, negative from the end; of models with class-attention blocks one of those
-    heads: str = "mean"  # of the heads, or all of them in columns, or numbers from 0 such as 0,3
+    layer: int = -1  # block, negative from the end; in a model with class-attention blocks one of these
+    heads: str = "mean"  # mean over the heads; all: each head in a column; or numbers of heads from 0, such as 0,3
 
     def __post_init__(self) -> None:
         super().__post_init__()
         visualize.check_heads(self.heads)
 
     def pictures(self, request: PictureRequest) -> Iterator[Picture]:
-        """One picture: rows are images, columns are heads under each checkpoint."""
+        """One picture: rows are images, columns are heads of each checkpoint."""
         yield arranged(
             "class-attention",
             [image_panel(image.image) for image in request.images],
@@ -37,7 +37,7 @@ class ClassAttention(Validated):
         )
 
     def block(self, viewer: Viewer, image: NamedImage) -> Block:
-        """One row of heads."""
+        """Maps of one image: a row of heads."""
         maps, grid = self.maps(viewer, image.image)
         with errors_naming(viewer.name):
             by_head = visualize.maps_by_head(maps[:, -grid[0] * grid[1] :].unflatten(-1, grid), self.heads)
@@ -45,7 +45,7 @@ class ClassAttention(Validated):
 
     @torch.inference_mode()
     def maps(self, viewer: Viewer, image: Image.Image) -> tuple[Tensor, tuple[int, int]]:
-        """The class token's attention (H, N) to all tokens, and the grid of the patches."""
+        """Attention (heads, N) of the class token to all N tokens, and the grid (rows, columns) of the patches."""
         tensor = viewer.tensor(image)
         with errors_naming(viewer.name):
             return viewer.backbone.vit.class_token_attention(tensor, self.layer)[0].float().cpu(), viewer.grid(tensor)

@@ -1,10 +1,12 @@
-"""The image that a deep image prior finds for what a ViT says of some patches, at several mask ratios.
+"""Images that a deep image prior reconstructs from a ViT's tokens of the visible patches, at several mask ratios.
 
-ExtreMA figure 2 and appendix C: f is the pretrained ViT, t what it computes from the visible patches of x alone. r(z),
-z being fixed noise, is fitted so that f(r(z)) is t at these patches, and is the image. The network r is not named
-there; ours is that of the deep image prior's feature inversion (Ulyanov et al. 2018; DmitryUlyanov/deep-image-prior
-feature_inversion.ipynb, models/skip.py), which has the same rate and number of steps. One is fitted to each image and
-ratio, in thousands of steps: minutes on a GPU. H x W pixels, L patches, l visible ones, D width.
+ExtreMA figure 2 and appendix C: f is the pretrained ViT, and t = f(visible patches of x). A network r, whose input z is
+fixed noise, is fitted so that f(r(z)) equals t at these patches; r(z) is the reconstruction. ExtreMA does not specify
+r; we use that of the deep image prior's feature inversion (Ulyanov et al. 2018; DmitryUlyanov/deep-image-prior
+feature_inversion.ipynb, models/skip.py), which has the same learning rate and number of steps. One network is fitted to
+each image and ratio, in thousands of steps: minutes on a GPU.
+
+In shapes, H x W are pixels, L is the number of patches and l of visible ones, and D is the width.
 """
 
 from collections.abc import Callable, Iterator
@@ -24,64 +26,71 @@ from engine.progress import Progress
 from engine.settings import BelowOne, NonEmpty, PositiveFloat, PositiveInt, Validated
 from pretrain.parts.masking import visible_count
 
-CHANNELS = (16, 32, 64, 128, 128, 128)  # of the levels, down and up
+# feature_inversion.ipynb, of each level, in the encoder and the decoder.
+CHANNELS = (16, 32, 64, 128, 128, 128)
 KERNELS = (7, 7, 5, 5, 3, 3)
-SKIPPED = 4  # channels that go across at each level
-NOISE, STRENGTH = 32, 0.1  # channels of z, and its largest value
+SKIP_CHANNELS = 4  # of the skip connection of each level
+NOISE_CHANNELS, MAX_NOISE = 32, 0.1  # of z
 SLOPE = 0.2  # of the leaky ReLU
-SMALLEST = 4  # pixels of a side at the deepest level
+MIN_SIDE = 4  # pixels at the deepest level
 
 
 class Level(nn.Module):
-    """One level of the hourglass: (B, C, H, W) -> (B, channels, H, W). inner: what lies below, of the same channels."""
+    """One level of the encoder and decoder: (B, in_channels, H, W) -> (B, channels, H, W).
 
-    def __init__(self, incoming: int, channels: int, kernel: int, inner: nn.Module | None, deeper: int) -> None:
+    inner: the next deeper level, with `inner_channels` outputs; None for the deepest.
+    """
+
+    def __init__(
+        self, in_channels: int, channels: int, kernel: int, inner: nn.Module | None, inner_channels: int
+    ) -> None:
         super().__init__()
-        self.across = _convolved(incoming, SKIPPED, 1)
+        self.across = _conv_norm_relu(in_channels, SKIP_CHANNELS, 1)
         self.down = nn.Sequential(
-            nn.Conv2d(incoming, channels, kernel, padding=kernel // 2),
+            nn.Conv2d(in_channels, channels, kernel, padding=kernel // 2),
             nn.AvgPool2d(2),
             nn.BatchNorm2d(channels),
             nn.LeakyReLU(SLOPE),
-            *_convolved(channels, channels, kernel),
+            *_conv_norm_relu(channels, channels, kernel),
         )
         self.inner = inner or nn.Identity()
         self.up = nn.Sequential(
-            nn.BatchNorm2d(SKIPPED + deeper),
-            *_convolved(SKIPPED + deeper, channels, kernel),
-            *_convolved(channels, channels, 1),
+            nn.BatchNorm2d(SKIP_CHANNELS + inner_channels),
+            *_conv_norm_relu(SKIP_CHANNELS + inner_channels, channels, kernel),
+            *_conv_norm_relu(channels, channels, 1),
         )
 
-    def forward(self, values: Tensor) -> Tensor:
-        below = F.interpolate(self.inner(self.down(values)), scale_factor=2, mode="nearest")
-        return self.up(torch.cat([self.across(values), below], dim=1))
+    def forward(self, x: Tensor) -> Tensor:
+        upsampled = F.interpolate(self.inner(self.down(x)), scale_factor=2, mode="nearest")
+        return self.up(torch.cat([self.across(x), upsampled], dim=1))
 
 
-def _convolved(incoming: int, channels: int, kernel: int) -> nn.Sequential:
-    convolution = nn.Conv2d(incoming, channels, kernel, padding=kernel // 2)
+def _conv_norm_relu(in_channels: int, channels: int, kernel: int) -> nn.Sequential:
+    convolution = nn.Conv2d(in_channels, channels, kernel, padding=kernel // 2)
     return nn.Sequential(convolution, nn.BatchNorm2d(channels), nn.LeakyReLU(SLOPE))
 
 
 class DeepImagePrior(nn.Module):
-    """r: fixed noise -> an image (1, 3, H, W) from 0 to 1. Initial weights and noise are drawn by `seed`.
+    """The network r and its fixed noise z; `forward()` returns r(z), an image (1, 3, H, W) from 0 to 1.
 
-    Six levels for 224 pixels, as in the source; fewer where the deepest would have fewer than SMALLEST pixels a side.
+    It has six levels for 224 pixels, as in the source, and fewer for images whose deepest level would have fewer than
+    MIN_SIDE pixels a side. size: (H, W). seed: of the initial weights and of z.
     """
 
     def __init__(self, size: tuple[int, int], seed: int) -> None:
         super().__init__()
         self.size = size
-        levels = max(1, min(len(CHANNELS), round(log2(min(size) / SMALLEST))))
-        step = 2**levels
-        height, width = (-(-side // step) * step for side in size)
+        levels = max(1, min(len(CHANNELS), round(log2(min(size) / MIN_SIDE))))
+        multiple = 2**levels
+        height, width = (-(-side // multiple) * multiple for side in size)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
-            self.register_buffer("noise", STRENGTH * torch.rand(1, NOISE, height, width))
+            self.register_buffer("noise", MAX_NOISE * torch.rand(1, NOISE_CHANNELS, height, width))
             inner: nn.Module | None = None
             for level in reversed(range(levels)):
-                incoming = CHANNELS[level - 1] if level else NOISE
-                deeper = CHANNELS[level + 1] if inner else CHANNELS[level]
-                inner = Level(incoming, CHANNELS[level], KERNELS[level], inner, deeper)
+                in_channels = CHANNELS[level - 1] if level else NOISE_CHANNELS
+                inner_channels = CHANNELS[level + 1] if inner else CHANNELS[level]
+                inner = Level(in_channels, CHANNELS[level], KERNELS[level], inner, inner_channels)
             self.layers = nn.Sequential(inner, nn.Conv2d(CHANNELS[0], 3, 1), nn.Sigmoid())
 
     def forward(self) -> Tensor:
@@ -89,14 +98,17 @@ class DeepImagePrior(nn.Module):
 
 
 def visible_tokens(vit: ViT, images: Tensor, keep: Tensor | None) -> Tensor:
-    """Outputs of the last block for the patches `keep` (1, l), where it gets no others -> (1, l, D); None: of all."""
+    """Tokens (1, l, D) of the last block for an image (1, 3, H, W) of which the ViT gets only the visible patches.
+
+    keep: indices (1, l) of the visible patches; None: all.
+    """
     patch = vit.spec.patch_size
     grid = (images.shape[-2] // patch, images.shape[-1] // patch)
     tokens = vit.encode(vit.add_positions(vit.project(images), grid), keep, norm=False, grid=grid)[0]
     return tokens[:, -(grid[0] * grid[1] if keep is None else keep.shape[1]) :]
 
 
-def inverted(
+def invert(
     vit: ViT,
     image: Tensor,
     keep: Tensor | None,
@@ -106,10 +118,20 @@ def inverted(
     seed: int,
     advance: Callable[[int], None] = lambda count: None,
 ) -> tuple[Tensor, list[float]]:
-    """A normalised image (1, 3, H, W) of which the frozen ViT sees the patches `keep` (1, l) -> the image (1, 3, H, W),
-    from 0 to 1, that is found for what it says of them; and the loss of each step.
+    """Reconstruct an image from a frozen ViT's tokens of its visible patches.
 
-    normalised: from 0 to 1 -> as the ViT gets images. advance: called after each step.
+    Args:
+        vit: the frozen ViT.
+        image: normalised, (1, 3, H, W).
+        keep: indices (1, l) of the visible patches; None: all.
+        normalised: a function that normalises images from 0 to 1 as the ViT was trained.
+        steps: of Adam.
+        lr: learning rate.
+        seed: of the deep image prior.
+        advance: called after each step with 1.
+
+    Returns:
+        The reconstruction (1, 3, H, W), from 0 to 1, and the loss of each step.
     """
     with torch.no_grad():
         target = visible_tokens(vit, image, keep)
@@ -128,19 +150,17 @@ def inverted(
         return prior(), losses
 
 
-UNIFORM = (0.5, 0.6, 0.75, 0.8, 0.9)
-
-
 @dataclass(frozen=True, kw_only=True)
 class Inversion(Validated):
     """Settings of the picture."""
 
-    mask_ratios: NonEmpty[BelowOne] = UNIFORM  # shares of hidden patches, from 0 on; the text does not name figure 2's
+    # shares of hidden patches, from 0 to below 1; ExtreMA does not state those of its figure 2
+    mask_ratios: NonEmpty[BelowOne] = (0.5, 0.6, 0.75, 0.8, 0.9)
     steps: PositiveInt = 3000  # of the fit (appendix C)
     lr: PositiveFloat = 1e-3  # of Adam (appendix C)
 
     def pictures(self, request: PictureRequest) -> Iterator[Picture]:
-        """One picture: of each image what is seen and, below, what is found; columns are mask ratios."""
+        """One picture: rows are masked images, each above its reconstruction; columns are mask ratios."""
         viewers = request.viewers()
         fits = len(self.mask_ratios) * len(request.images) * len(viewers)
         with Progress("inversion", fits * self.steps, "steps") as progress:
@@ -152,12 +172,13 @@ class Inversion(Validated):
             "inversion",
             [image_panel(image.image) for image in request.images],
             blocks,
-            note=f"Below what a network sees, the image that a deep image prior finds for what it says of it, in "
-            f"{self.steps} steps. The error is the root mean square over the hidden pixels, of 255 grey levels.",
+            note="Below the visible patches, the image that a deep image prior reconstructs from a network's tokens "
+            f"of them in {self.steps} steps. The error is the root mean square over the hidden pixels, of 255 grey "
+            "levels.",
         )
 
     def block(self, viewer: Viewer, request: PictureRequest, number: int, progress: Progress) -> Block:
-        """Two rows: seen, and found."""
+        """Two rows for image `number`: visible patches, and reconstructions."""
         image = viewer.tensor(request.images[number].image)
         columns = [self.column(viewer, image, ratio, (request.seed, number), progress) for ratio in self.mask_ratios]
         return [list(row) for row in zip(*columns, strict=True)]
@@ -165,7 +186,7 @@ class Inversion(Validated):
     def column(
         self, viewer: Viewer, image: Tensor, ratio: float, seeds: tuple[int, int], progress: Progress
     ) -> tuple[Panel, Panel]:
-        """The image (1, 3, H, W) with a share of its patches hidden, and what is found for it."""
+        """An image (1, 3, H, W) with a share of its patches hidden, and its reconstruction."""
         preparation, grid = viewer.export.preparation, viewer.grid(image)
         order = np.random.RandomState(seeds).permutation(grid[0] * grid[1])  # the same patches first at every ratio
         hidden = np.ones(len(order), bool)
@@ -174,33 +195,35 @@ class Inversion(Validated):
         with errors_naming(viewer.name):
             if hidden.any() and viewer.spec.relative_position != "none":
                 raise ValueError("relative positions need all patches of an image; add --set mask_ratios=0")
-            inversions, _ = inverted(
+            reconstructions, _ = invert(
                 viewer.backbone.vit,
                 image,
                 keep,
-                partial(for_network, viewer),
+                partial(normalise, viewer),
                 self.steps,
                 self.lr,
                 seeds[0],
                 progress.advance,
             )
-        seen = as_image(image[0], preparation, hidden.reshape(grid))
-        drawn = inversions[0].cpu().mul(255).round().to(torch.uint8).permute(1, 2, 0).numpy()
-        error = hidden_error(as_image(image[0], preparation), drawn, hidden.reshape(grid))
+        masked = as_image(image[0], preparation, hidden.reshape(grid))
+        reconstruction = reconstructions[0].cpu().mul(255).round().to(torch.uint8).permute(1, 2, 0).numpy()
+        error = hidden_error(as_image(image[0], preparation), reconstruction, hidden.reshape(grid))
         return (
-            Panel(values=seen, size=seen.shape[:2], title=f"{hidden.mean():.0%} hidden"),
-            Panel(values=drawn, size=drawn.shape[:2], title="found", caption=f"error {error:.1f}"),
+            Panel(values=masked, size=masked.shape[:2], title=f"{hidden.mean():.0%} hidden"),
+            Panel(values=reconstruction, size=reconstruction.shape[:2], title="found", caption=f"error {error:.1f}"),
         )
 
 
-def for_network(viewer: Viewer, images: Tensor) -> Tensor:
-    """Images (B, 3, H, W) from 0 to 1 as the network gets them."""
+def normalise(viewer: Viewer, images: Tensor) -> Tensor:
+    """Images (B, 3, H, W) from 0 to 1, normalised as the network was trained."""
     return (images - viewer.backbone.mean) / viewer.backbone.std
 
 
-def hidden_error(image: np.ndarray, inversion: np.ndarray, hidden: np.ndarray) -> float:
-    """Root mean square difference of colours (H, W, 3) uint8 over the hidden patches (h, w); over all where all are
-    seen."""
-    side = image.shape[0] // hidden.shape[0]
-    where = np.kron(hidden, np.ones((side, side), bool)) if hidden.any() else np.ones(image.shape[:2], bool)
-    return float(np.sqrt(np.square(image[where].astype(np.float64) - inversion[where]).mean()))
+def hidden_error(image: np.ndarray, reconstruction: np.ndarray, hidden: np.ndarray) -> float:
+    """Root mean square difference of images (H, W, 3) uint8 over the hidden patches; over all pixels if none is hidden.
+
+    hidden: (h, w) bool, True for hidden patches.
+    """
+    patch = image.shape[0] // hidden.shape[0]
+    is_hidden = np.kron(hidden, np.ones((patch, patch), bool)) if hidden.any() else np.ones(image.shape[:2], bool)
+    return float(np.sqrt(np.square(image[is_hidden].astype(np.float64) - reconstruction[is_hidden]).mean()))

@@ -1,7 +1,7 @@
-"""ExtreMA's locality probe as a picture: the box of a scene that is most like an image of a class.
+"""ExtreMA's locality probe as a picture: the box of a scene whose features are nearest to those of a query image.
 
-Figure 3 of the paper. Scenes, boxes and queries are those of `bench run --suite locality@extrema`, which gives the
-number. With a query of one's own, each image is a scene.
+Figure 3 of the paper. Scenes, boxes and queries are those of `bench run --suite locality@extrema`, which computes the
+number. With the setting `query`, each image is a scene in which this query is searched.
 """
 
 from collections.abc import Iterator
@@ -32,15 +32,14 @@ from probes.tasks.locality import EXTREMA_LOCALITY as PROBE
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Scene:
-    """query, crops: square images of the network's size. boxes: of the crops. known: where the query's class is.
-    shown_query: the query for people."""
+    """An image in which the box that is most similar to a query is searched."""
 
     image: Image.Image
-    shown_query: Image.Image
-    query: Image.Image
-    crops: tuple[Image.Image, ...]
+    shown_query: Image.Image  # as drawn
+    query: Image.Image  # at the size of the network
+    crops: tuple[Image.Image, ...]  # the contents of the boxes, at the size of the network
     boxes: tuple[Box, ...]
-    known: Box | None
+    truth: Box | None  # where the class of the query is; None if unknown
     label: str
 
 
@@ -48,10 +47,12 @@ class Scene:
 class LocalityPicture(Validated):
     """Settings of the picture."""
 
-    query: str = ""  # an image file, looked for in each of --images; else --images are a labelled set, such as digits:
+    query: str = (
+        ""  # image file that is searched in each of --images; by default --images is a labelled set like digits:
+    )
 
     def pictures(self, request: PictureRequest) -> Iterator[Picture]:
-        """One picture: rows are scenes; columns are the query, the scene, and the box that each checkpoint finds."""
+        """One picture: rows are scenes; columns are the query, the scene, and the nearest box of each checkpoint."""
         columns, scenes = [], []
         for viewer in request.viewers():
             scenes = self.scenes(viewer, request)
@@ -61,21 +62,21 @@ class LocalityPicture(Validated):
             for scene, *panels in zip(scenes, *columns, strict=True)
         ]
         names = [(viewer.name, 1) for viewer in request.viewers()]
-        known = "" if self.query else "; dashed: where the class is"
+        truth = "" if self.query else "; dashed: where the class is"
         yield Picture(
             name="locality",
             rows=tuple(rows),
             headings=(("query", 1), ("scene", 1), *names),
             note=f"The box, of {PROBE.boxes} of {len(PROBE.scales)} sizes, whose representation is nearest to that of "
-            f"the query{known}.",
+            f"the query{truth}.",
         )
 
     def scenes(self, viewer: Viewer, request: PictureRequest) -> list[Scene]:
-        """As this network sees them; boxes and images are the same for all."""
-        return self.own(viewer, request) if self.query else mosaic_scenes(viewer, request)
+        """The scenes, with crops at the size of this network; images and boxes are the same for all networks."""
+        return self.image_scenes(viewer, request) if self.query else mosaic_scenes(viewer, request)
 
-    def own(self, viewer: Viewer, request: PictureRequest) -> list[Scene]:
-        """The images, with the boxes of the probe's sizes at random places."""
+    def image_scenes(self, viewer: Viewer, request: PictureRequest) -> list[Scene]:
+        """The requested images as scenes, with boxes of the probe's sizes at random positions."""
         query, shape = read_image(self.query), viewer.spec.size[::-1]
         scenes = []
         for number, scene in enumerate(request.images):
@@ -89,7 +90,7 @@ class LocalityPicture(Validated):
                     query=query.resize(shape, FILTERS["bilinear"]),
                     crops=tuple(crop.resize(shape, FILTERS["bilinear"]) for crop in crops),
                     boxes=tuple(box_of(box, scene.image.size) for box in boxes),
-                    known=None,
+                    truth=None,
                     label=scene.name,
                 )
             )
@@ -97,7 +98,7 @@ class LocalityPicture(Validated):
 
 
 def mosaic_scenes(viewer: Viewer, request: PictureRequest) -> list[Scene]:
-    """Some of the probe's mosaics, evenly spread, with one of the images that are looked for in each."""
+    """Some of the probe's mosaics, evenly spaced, each with one of its queries. ValueError for unlabelled sets."""
     if len(request.sources) != 1 or ":" not in request.sources[0]:
         raise ValueError("--images: name one labelled set, such as digits:, or a query of your own: --set query=FILE")
     with errors_naming(f"--images {request.sources[0]}"):
@@ -121,7 +122,7 @@ def mosaic_scenes(viewer: Viewer, request: PictureRequest) -> list[Scene]:
                 query=Image.fromarray(transform(train, example).permute(1, 2, 0).numpy()),
                 crops=tuple(mosaics.image(mosaic * PROBE.boxes + box) for box in range(PROBE.boxes)),
                 boxes=tuple(box_of(box, size) for box in mosaics.boxes[mosaic].tolist()),
-                known=box_of([left, top, wide, high], size),
+                truth=box_of([left, top, wide, high], size),
                 label=val.classes[val.labels[image]],
             )
         )
@@ -129,27 +130,27 @@ def mosaic_scenes(viewer: Viewer, request: PictureRequest) -> list[Scene]:
 
 
 def best_box(viewer: Viewer, scene: Scene) -> tuple[int, float]:
-    """Which box is nearest to the query, and its cosine."""
+    """Index of the box that is nearest to the query, and its cosine similarity."""
     kind = with_supported_pool(PROBE, viewer.spec).kind
     pixels = np.stack([planes(image).numpy() for image in (scene.query, *scene.crops)])
     images = viewer.backbone.prepare(viewer.backbone.mean.new_tensor(pixels))
     query, *boxes = unit_rows(feature_rows(viewer.backbone, images, [kind])[kind])
-    similar = np.stack(boxes) @ query
-    return int(similar.argmax()), float(similar.max())
+    similarities = np.stack(boxes) @ query
+    return int(similarities.argmax()), float(similarities.max())
 
 
 def box_panel(scene: Scene, box: int, similarity: float) -> Panel:
-    """The scene with the box, and where the class is."""
-    nearest, known = scene.boxes[box], scene.known
+    """The scene with box number `box`, and with the true box if it is known."""
+    nearest, truth = scene.boxes[box], scene.truth
     caption = f"cosine {similarity:.2f}"
-    if known:
-        caption += f", overlap {overlap(nearest, known):.0%}"
-    boxes = (nearest,) if known is None else (replace(known, style=1), nearest)
-    return image_panel(scene.image, boxes=boxes, caption=caption)
+    if truth is None:
+        return image_panel(scene.image, boxes=(nearest,), caption=caption)
+    caption += f", overlap {overlap(nearest, truth):.0%}"
+    return image_panel(scene.image, boxes=(replace(truth, style=1), nearest), caption=caption)
 
 
 def overlap(first: Box, second: Box) -> float:
-    """Intersection over union."""
+    """Intersection over union of two boxes."""
     width = min(first.right, second.right) - max(first.left, second.left)
     height = min(first.bottom, second.bottom) - max(first.top, second.top)
     common = max(width, 0.0) * max(height, 0.0)
@@ -158,7 +159,12 @@ def overlap(first: Box, second: Box) -> float:
 
 
 def box_of(box: list[int], size: tuple[int, int]) -> Box:
-    """Left, top, width and height in pixels of an image of size = (width, height)."""
+    """A box in pixels as shares of the image. box: left, top, width, height. size: width and height of the image."""
     left, top, width, height = box
-    across, down = size
-    return Box(left=left / across, top=top / down, right=(left + width) / across, bottom=(top + height) / down)
+    image_width, image_height = size
+    return Box(
+        left=left / image_width,
+        top=top / image_height,
+        right=(left + width) / image_width,
+        bottom=(top + height) / image_height,
+    )

@@ -1,7 +1,9 @@
-"""What pretraining methods show their networks: crops, colours and masks, of a recipe, without weights.
+"""Inputs of the networks of pretraining methods: crops, colours and masks of a recipe, without trained weights.
 
-It is recorded from each method's own forward pass, with its initial weights, so it holds for any method. A patch is
-hidden where an encoder gets none for it, or another one than its projection (a mask token, say). L patches, D width.
+They are recorded during a forward pass of the method with its initial weights, so this works for any method. A patch is
+hidden if an encoder does not get it, or gets another token in its place, such as a mask token.
+
+In shapes, L is the number of patches of an image, and D the width.
 """
 
 from collections.abc import Iterator, Mapping
@@ -25,19 +27,19 @@ from engine.settings import PositiveInt, Validated
 from pretrain.loop.trainer import build
 from pretrain.method import Method
 
-ACROSS = 8  # panels beside an image; further ones stand below
+MAX_COLUMNS = 8  # panels next to an image; further ones are in rows below
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class GivenView:
-    """One image as one network gets it. pixels (3, H, W), normalised; hidden (h, w) bool, True: not seen."""
+class EncoderInput:
+    """One image as a network gets it."""
 
-    network: str  # "student", which learns by gradients, or "teacher"
-    pixels: Tensor
-    hidden: np.ndarray
+    network: str  # "student", which is trained by gradients, or "teacher"
+    pixels: Tensor  # (3, H, W), normalised
+    hidden: np.ndarray  # (h, w) bool, True for hidden patches
 
-    def same_as(self, other: "GivenView") -> bool:
-        """Whether both are the same image with the same patches hidden, of the same network."""
+    def same_as(self, other: "EncoderInput") -> bool:
+        """Whether both have the same network, pixels and hidden patches."""
         same_pixels = torch.equal(self.pixels, other.pixels)
         return same_pixels and self.network == other.network and np.array_equal(self.hidden, other.hidden)
 
@@ -46,9 +48,9 @@ class GivenView:
 class Masks(Validated):
     """Settings of the picture."""
 
-    methods: tuple[str, ...] = ()  # such as mae,lut; all, where none is named
-    recipe: str = ""  # of all these methods, such as 32px; the first recipe of each, where none is named
-    views: PositiveInt | None = None  # of each network, student and teacher, at most; all, where no number is named
+    methods: tuple[str, ...] = ()  # such as mae,lut; by default all
+    recipe: str = ""  # of all these methods, such as 32px; by default the first of each method
+    views: PositiveInt | None = None  # most views of each network, student and teacher, that are shown; by default all
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -57,15 +59,15 @@ class Masks(Validated):
                 raise ValueError(f"methods={name}: there is no such method{did_you_mean(name, known)}")
 
     def pictures(self, request: PictureRequest) -> Iterator[Picture]:
-        """One picture: rows are methods and images, columns what their networks see."""
+        """One picture: rows are methods and images, columns the inputs of their networks."""
         rows = []
         for name in self.methods or sorted(source_files("methods")):
             recipe = self.recipe or next(iter(load_extension("methods", name).RECIPES))
             chosen = choose_recipe(name, recipe, ())
             method = build(chosen.module, chosen.recipe, request.seed)
             for number, image in enumerate(request.images):
-                views = given_views(method, method_views(method, image.image, request.seed, number))
-                panels = self.panels(views, method.preparation)
+                inputs = encoder_inputs(method, method_views(method, image.image, request.seed, number))
+                panels = self.panels(inputs, method.preparation)
                 rows += panel_rows(image_panel(image.image), panels, f"{name} {recipe}")
         yield Picture(
             name="masks",
@@ -73,66 +75,66 @@ class Masks(Validated):
             note="What the networks of each method are given; hidden patches are grey. Only students get gradients.",
         )
 
-    def panels(self, views: list[GivenView], preparation: Preparation) -> list[Panel]:
-        """The students' views, then the teachers'; of each network the first ones, and how many are not shown."""
+    def panels(self, inputs: list[EncoderInput], preparation: Preparation) -> list[Panel]:
+        """Panels of the student's inputs, then of the teacher's; the last caption says how many are not shown."""
         panels = []
         for network in ("student", "teacher"):
-            of_network = [view_panel(view, preparation) for view in views if view.network == network]
-            first = of_network[: self.views]
-            if left_out := len(of_network) - len(first):
-                first[-1] = replace(first[-1], caption=f"{left_out} more are not shown")
-            panels += first
+            of_network = [input_panel(view, preparation) for view in inputs if view.network == network]
+            shown = of_network[: self.views]
+            if left_out := len(of_network) - len(shown):
+                shown[-1] = replace(shown[-1], caption=f"{left_out} more are not shown")
+            panels += shown
         return panels
 
 
 def panel_rows(image: Panel, panels: list[Panel], label: str) -> list[PanelRow]:
-    """The image, and its panels in as many rows of ACROSS as they need."""
-    parts = [panels[start : start + ACROSS] for start in range(0, len(panels), ACROSS)]
+    """The image and its panels, in rows of MAX_COLUMNS panels."""
+    groups = [panels[start : start + MAX_COLUMNS] for start in range(0, len(panels), MAX_COLUMNS)]
     return [
-        PanelRow(panels=(None if number else image, *part), label="" if number else label)
-        for number, part in enumerate(parts)
+        PanelRow(panels=(None if number else image, *group), label="" if number else label)
+        for number, group in enumerate(groups)
     ]
 
 
-def view_panel(view: GivenView, preparation: Preparation) -> Panel:
-    """What a network sees of one view."""
-    colours = as_image(view.pixels, preparation, view.hidden)
+def input_panel(view: EncoderInput, preparation: Preparation) -> Panel:
+    """An input of a network, with hidden patches in grey."""
+    image = as_image(view.pixels, preparation, view.hidden)
     share = view.hidden.mean()
-    title = f"{view.network}, {colours.shape[1]} px" + (f", {share:.0%} hidden" if share else "")
-    return Panel(values=colours, size=colours.shape[:2], title=title)
+    title = f"{view.network}, {image.shape[1]} px" + (f", {share:.0%} hidden" if share else "")
+    return Panel(values=image, size=image.shape[:2], title=title)
 
 
 @torch.no_grad()
-def given_views(method: Method, views: Mapping[str, Tensor]) -> list[GivenView]:
-    """What a forward pass on the views of one image gives to encoders, each once, in the order of the pass."""
-    given: list[GivenView] = []
+def encoder_inputs(method: Method, views: Mapping[str, Tensor]) -> list[EncoderInput]:
+    """The different inputs of all encoders in a forward pass, in its order. views: of one image (`method_views`)."""
+    inputs: list[EncoderInput] = []
     with ExitStack() as stack:
         for module in method.modules():
             if isinstance(module, ViT):
-                stack.enter_context(_recorded(module, given))
+                stack.enter_context(_record_inputs(module, inputs))
         stack.enter_context(seeded(DROP, 0))
-        method.eval()(views)  # batch norms of one image have no statistics
-    return [view for place, view in enumerate(given) if not any(view.same_as(other) for other in given[:place])]
+        method.eval()(views)  # in training mode, batch norm would need statistics of more than one image
+    return [view for number, view in enumerate(inputs) if not any(view.same_as(other) for other in inputs[:number])]
 
 
 @contextmanager
-def _recorded(vit: ViT, given: list[GivenView]) -> Iterator[None]:
-    """A block in which all that `vit` encodes is appended to `given`."""
+def _record_inputs(vit: ViT, inputs: list[EncoderInput]) -> Iterator[None]:
+    """Within the block, append every image that `vit` encodes to `inputs`."""
     network = "student" if any(parameter.requires_grad for parameter in vit.parameters()) else "teacher"
-    entered: dict[str, Any] = {}
+    projected: dict[str, Any] = {}  # images and patches of the last call of `project`
 
     def project(images: Tensor) -> Tensor:
-        entered["images"], entered["patches"] = images, ViT.project(vit, images)
-        return entered["patches"]
+        projected["images"], projected["patches"] = images, ViT.project(vit, images)
+        return projected["patches"]
 
-    def encode(patches: Tensor, keep: Tensor | None = None, *more: Any, **besides: Any) -> list[Tensor]:
-        images, patch = entered["images"], vit.spec.patch_size
+    def encode(patches: Tensor, keep: Tensor | None = None, *args: Any, **kwargs: Any) -> list[Tensor]:
+        images, patch = projected["images"], vit.spec.patch_size
         grid = (images.shape[-2] // patch, images.shape[-1] // patch)
-        whole = vit.add_positions(entered["patches"], grid)
-        for row, seen in enumerate(visible_patches(whole, patches, keep)):
-            hidden = ~seen.reshape(grid).numpy()
-            given.append(GivenView(network=network, pixels=images[row % len(images)], hidden=hidden))
-        return ViT.encode(vit, patches, keep, *more, **besides)
+        all_patches = vit.add_positions(projected["patches"], grid)
+        for row, visible in enumerate(visible_patches(all_patches, patches, keep)):
+            hidden = ~visible.reshape(grid).numpy()
+            inputs.append(EncoderInput(network=network, pixels=images[row % len(images)], hidden=hidden))
+        return ViT.encode(vit, patches, keep, *args, **kwargs)
 
     vit.project, vit.encode = project, encode  # type: ignore[method-assign]
     try:
@@ -141,15 +143,20 @@ def _recorded(vit: ViT, given: list[GivenView]) -> Iterator[None]:
         del vit.project, vit.encode
 
 
-def visible_patches(whole: Tensor, given: Tensor, keep: Tensor | None) -> Tensor:
-    """All placed patches of images (B, L, D), those that an encoder is given (R, l, D), and which of these it keeps
-    (R, l') -> which patches it sees (R, L) bool. R is B, or a multiple of it, mask by mask."""
-    whole = whole.repeat(len(given) // len(whole), 1, 1)
-    if given.shape[1] != whole.shape[1]:
-        # A part that was taken before: where a patch is, its position tells.
-        return (whole[:, :, None] == given[:, None]).all(dim=-1).any(dim=-1)
-    same = (whole == given).all(dim=-1)
+def visible_patches(all_patches: Tensor, encoded: Tensor, keep: Tensor | None) -> Tensor:
+    """Mask (R, L) bool of the patches that an encoder sees, True for visible. R is B, or M * B for M masks per image.
+
+    Args:
+        all_patches: all patches of the images, with positions, (B, L, D).
+        encoded: the patches that the encoder gets, (R, L, D) with mask tokens, or (R, l, D) without hidden patches.
+        keep: indices (R, l) of the patches in `encoded` that it keeps; None: all.
+    """
+    all_patches = all_patches.repeat(len(encoded) // len(all_patches), 1, 1)
+    if encoded.shape[1] != all_patches.shape[1]:
+        # Hidden patches were removed before. With their positions, patches are unique and can be found by value.
+        return (all_patches[:, :, None] == encoded[:, None]).all(dim=-1).any(dim=-1)
+    is_unchanged = (all_patches == encoded).all(dim=-1)
     if keep is None:
-        return same
-    kept = torch.zeros_like(same).scatter_(1, keep, True)
-    return same & kept
+        return is_unchanged
+    is_kept = torch.zeros_like(is_unchanged).scatter_(1, keep, True)
+    return is_unchanged & is_kept

@@ -33,7 +33,7 @@ class Norms(Validated):
         )
 
     def blocks(self, viewer: Viewer, request: PictureRequest) -> list[Block]:
-        """A map for each image."""
+        """A map of norms for each image."""
         maps = [np.linalg.norm(viewer.patches(image.image, self.layer, False), axis=-1) for image in request.images]
         cutoff = self.cutoff or OUTLYING * float(np.median(np.concatenate([norms.ravel() for norms in maps])))
         blocks: list[Block] = []

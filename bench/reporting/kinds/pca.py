@@ -1,6 +1,6 @@
 """Principal components of the patch tokens of all images together, as colours.
 
-DINOv2's figure 1 and DINOv3's: what has one colour in several images is alike to the network.
+Figure 1 of DINOv2 and of DINOv3: patches with the same colour, also in different images, have similar tokens.
 """
 
 from collections.abc import Iterator
@@ -24,72 +24,80 @@ TO_RGB = np.array(
         [-0.0041960863, -0.7034186147, 1.7076147010],
     ]
 )
-LIGHT = (0.25, 0.92)  # lightness of the least and the largest value
-CHROMA = 0.11  # of the largest value of the other components; more leaves sRGB
-TAILS = (1, 99)  # percentiles between which a component is spread
+LIGHTNESS = (0.25, 0.92)  # of the lowest and the highest value
+MAX_CHROMA = 0.11  # of OKLab; colours with more are outside of sRGB
+PERCENTILES = (1, 99)  # of a component that get the darkest and the lightest colour
 
 
 def principal_components(tokens: np.ndarray, count: int = 3) -> tuple[np.ndarray, np.ndarray]:
-    """Tokens (N, D) -> their first components (N, K), and the shares (K,) of the variance that these hold.
+    """The first K components (N, K) of tokens (N, D), and their shares (K,) of the variance.
 
-    A direction and its opposite are the same component: the one is taken whose largest entry is positive.
+    The sign of a component is such that its largest entry is positive.
     """
     from sklearn.decomposition import PCA
 
-    with np.errstate(invalid="ignore"):  # tokens that are all the same have no variance to share
+    with np.errstate(invalid="ignore"):  # 0 / 0 for identical tokens, which have no variance
         fitted = PCA(count, svd_solver="covariance_eigh").fit(tokens.astype(np.float64))
     return fitted.transform(tokens), np.nan_to_num(fitted.explained_variance_ratio_)
 
 
 def is_foreground(component: np.ndarray, on_border: np.ndarray) -> np.ndarray:
-    """First component (N,), which patches lie at an image's border (N,) bool -> which are foreground (N,) bool.
+    """Mask (N,) of the foreground patches, True for foreground; all patches if the component does not separate them.
 
-    The component is cut where that divides it best into two (Otsu 1979); the foreground is the side of which a smaller
-    share lies at a border.
+    Patches are separated by Otsu's threshold of the first component; the foreground is the side of which a smaller
+    share lies at an image's border.
+
+    Args:
+        component: first principal component (N,).
+        on_border: (N,) bool, True for patches at the border of an image.
     """
-    upper = component > _threshold(component)
-    if upper.all() or not upper.any():
+    is_above = component > _otsu_threshold(component)
+    if is_above.all() or not is_above.any():
         return np.ones(len(component), bool)
-    return upper if on_border[upper].mean() <= on_border[~upper].mean() else ~upper
+    return is_above if on_border[is_above].mean() <= on_border[~is_above].mean() else ~is_above
 
 
-def _threshold(values: np.ndarray) -> float:
-    # Otsu's: the greatest variance between the two sides.
+def _otsu_threshold(values: np.ndarray) -> float:
+    """The threshold of values (N,) with the largest variance between the two sides (Otsu 1979)."""
+    if len(values) < 2:
+        return 0.0
     ordered = np.sort(values)
-    below = np.arange(1, len(ordered))
+    count_below = np.arange(1, len(ordered))
+    count_above = len(ordered) - count_below
     sums = ordered.cumsum()
-    means = sums[:-1] / below, (sums[-1] - sums[:-1]) / (len(ordered) - below)
-    between = below * (len(ordered) - below) * np.square(means[0] - means[1])
-    return float(ordered[between.argmax()]) if len(ordered) > 1 else 0.0
+    mean_below, mean_above = sums[:-1] / count_below, (sums[-1] - sums[:-1]) / count_above
+    variance_between = count_below * count_above * np.square(mean_below - mean_above)
+    return float(ordered[variance_between.argmax()])
 
 
 def spread_evenly(components: np.ndarray) -> np.ndarray:
-    """(N, K) -> values from 0 to 1, between the percentiles TAILS of each."""
-    low, high = np.percentile(components, TAILS, axis=0)
+    """Components (N, K) scaled to values from 0 to 1 between their PERCENTILES."""
+    low, high = np.percentile(components, PERCENTILES, axis=0)
     return np.clip((components - low) / np.maximum(high - low, 1e-12), 0, 1)
 
 
 def in_rgb(values: np.ndarray) -> np.ndarray:
-    """Values (..., 3) from 0 to 1 as red, green and blue -> uint8."""
+    """Values (..., 3) from 0 to 1 as red, green and blue (..., 3) uint8."""
     return np.rint(255 * values).astype(np.uint8)
 
 
 def in_lab(values: np.ndarray) -> np.ndarray:
-    """Values (..., 3) from 0 to 1 as lightness, blue to yellow and green to red of OKLab -> sRGB uint8.
+    """Values (..., 3) from 0 to 1 as lightness, blue to yellow and green to red of OKLab; sRGB (..., 3) uint8.
 
-    A grey print shows the first, and nearly all colour-blind readers see the second.
+    The first is visible in grey prints, the second to nearly all colour-blind readers.
     """
-    lightness = LIGHT[0] + (LIGHT[1] - LIGHT[0]) * values[..., 0]
-    yellow, red = (CHROMA * (2 * values[..., part] - 1) for part in (1, 2))
+    darkest, lightest = LIGHTNESS
+    lightness = darkest + (lightest - darkest) * values[..., 0]
+    yellow, red = (MAX_CHROMA * (2 * values[..., component] - 1) for component in (1, 2))
     cones = np.stack([lightness, red, yellow], axis=-1) @ TO_CONES.T
     linear = np.clip(cones**3 @ TO_RGB.T, 0, 1)
-    curved = np.where(linear <= 0.0031308, 12.92 * linear, 1.055 * linear ** (1 / 2.4) - 0.055)  # IEC 61966-2-1
-    return in_rgb(curved)
+    srgb = np.where(linear <= 0.0031308, 12.92 * linear, 1.055 * linear ** (1 / 2.4) - 0.055)  # IEC 61966-2-1
+    return in_rgb(srgb)
 
 
 COLOURINGS = {"lab": in_lab, "rgb": in_rgb}
-EMPTY = 255  # white, for the background
-LEAST = 4  # patches, for three components
+BACKGROUND = 255  # white
+MIN_PATCHES = 4  # for three components
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,10 +105,11 @@ class Pca(Validated):
     """Settings of the picture."""
 
     layer: int = -1  # block, negative from the end
-    # which patches are analysed: all, or the foreground by the first component of all, the others being left white
+    # all patches are analysed, or only the foreground, which the first component of all patches separates from the
+    # background, shown white
     patches: Literal["all", "foreground"] = "all"
-    # lab: the first component is the lightness, the second blue to yellow, the third green to red, which can be read in
-    # grey and by colour-blind readers; rgb: red, green and blue, as DINOv2's
+    # lab: the first component is the lightness, the second blue to yellow, the third green to red; this can be read in
+    # grey and by colour-blind readers. rgb: red, green and blue, as in DINOv2
     colours: Literal["lab", "rgb"] = "lab"
 
     def pictures(self, request: PictureRequest) -> Iterator[Picture]:
@@ -117,37 +126,40 @@ class Pca(Validated):
         """A panel for each image."""
         maps = [viewer.patches(image.image, self.layer) for image in request.images]
         coloured, shares = self.coloured(maps)
-        last, caption = len(coloured) - 1, ", ".join(f"{share:.0%}" for share in shares)
+        captions = [""] * (len(coloured) - 1) + [", ".join(f"{share:.0%}" for share in shares)]
         return [
-            [[Panel(values=colours, size=image.size, caption=caption if place == last else "")]]
-            for place, (image, colours) in enumerate(zip(request.images, coloured, strict=True))
+            [[Panel(values=colours, size=image.size, caption=caption)]]
+            for image, colours, caption in zip(request.images, coloured, captions, strict=True)
         ]
 
     def coloured(self, maps: list[np.ndarray]) -> tuple[list[np.ndarray], np.ndarray]:
-        """Patch tokens (h, w, D) of each image -> colours (h, w, 3) uint8, and the components' shares of the variance.
+        """Colours (h, w, 3) uint8 of each image, and the shares (3,) of the components in the variance.
 
-        ValueError for too few patches.
+        maps: patch tokens (h, w, D) of each image. ValueError for too few patches.
         """
         tokens = np.concatenate([grid.reshape(-1, grid.shape[-1]) for grid in maps])
-        chosen = self.chosen(tokens, np.concatenate([at_border(grid.shape[:2]) for grid in maps]))
-        if chosen.sum() < LEAST or tokens.shape[1] < 3:
-            raise ValueError(f"{chosen.sum()} patches are too few for three components; add images, or raise --size")
-        components, shares = principal_components(tokens[chosen])
-        colours = np.full((len(tokens), 3), EMPTY, np.uint8)
-        colours[chosen] = COLOURINGS[self.colours](spread_evenly(components))
+        on_border = np.concatenate([at_border(grid.shape[:2]) for grid in maps])
+        is_analysed = self.analysed_patches(tokens, on_border)
+        if is_analysed.sum() < MIN_PATCHES or tokens.shape[1] < 3:
+            raise ValueError(
+                f"{is_analysed.sum()} patches are too few for three components; add images, or raise --size"
+            )
+        components, shares = principal_components(tokens[is_analysed])
+        colours = np.full((len(tokens), 3), BACKGROUND, np.uint8)
+        colours[is_analysed] = COLOURINGS[self.colours](spread_evenly(components))
         ends = np.cumsum([grid.shape[0] * grid.shape[1] for grid in maps])[:-1]
-        parts = np.split(colours, ends)
-        return [part.reshape(*grid.shape[:2], 3) for part, grid in zip(parts, maps, strict=True)], shares
+        colours_of_images = np.split(colours, ends)
+        return [part.reshape(*grid.shape[:2], 3) for part, grid in zip(colours_of_images, maps, strict=True)], shares
 
-    def chosen(self, tokens: np.ndarray, on_border: np.ndarray) -> np.ndarray:
-        """Which patches (N,) are analysed."""
+    def analysed_patches(self, tokens: np.ndarray, on_border: np.ndarray) -> np.ndarray:
+        """Mask (N,), True for patches that are analysed. tokens: (N, D). on_border: (N,), from `at_border`."""
         if self.patches == "all":
             return np.ones(len(tokens), bool)
         return is_foreground(principal_components(tokens, 1)[0][:, 0], on_border)
 
 
 def at_border(grid: tuple[int, int]) -> np.ndarray:
-    """Which patches of a grid, row by row, lie at its border (L,) bool."""
-    inner = np.ones(grid, bool)
-    inner[1:-1, 1:-1] = False
-    return inner.ravel()
+    """Mask (h * w,) of the patches of a grid, row by row, True at its border. grid: (h, w)."""
+    on_border = np.ones(grid, bool)
+    on_border[1:-1, 1:-1] = False
+    return on_border.ravel()

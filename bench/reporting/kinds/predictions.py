@@ -1,7 +1,7 @@
-"""What tasks on frozen patches predict beside the truth: depth, masks of a video, keypoints of a pair, boxes.
+"""Predictions of tasks on frozen patches next to the ground truth: depth, masks of a video, keypoints of a pair, boxes.
 
-The linear head of a depth map is that which `bench run` trained; one is trained first where the cache holds none of
-this checkpoint, protocol and data. H x W pixels.
+Depth is predicted by the linear head that `bench run` trained; if the cache has none for this checkpoint, protocol and
+data, it is trained first. In shapes, H x W are pixels.
 """
 
 from collections import Counter
@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from PIL import Image
 
-from bench.reporting.panels import MAP, Box, Panel, Picture, Spot, arranged
+from bench.reporting.panels import COLOUR_MAP, Box, Panel, Picture, Spot, arranged
 from bench.reporting.scenes import class_colours, tinted
 from bench.reporting.visualize import GREY, MAX_PANEL, PictureRequest, errors_naming, image_panel
 from checkpoints.backbone import Backbone
@@ -23,7 +23,7 @@ from checkpoints.frozen import FrozenExport
 from downstream.data.scenes import SceneSet, open_scenes, scene_depth, scene_image, scene_pair, serves
 from downstream.frozen.task import FrozenTask, backbone_of
 from downstream.tasks import correspondence, depth_linear, discovery, video_propagation
-from downstream.tasks.discovery import overlaps
+from downstream.tasks.discovery import box_ious
 from engine.printing import did_you_mean
 from engine.settings import Validated
 from engine.tasks import Split, Workspace
@@ -40,20 +40,20 @@ PROTOCOLS = {
 class Predictions(Validated):
     """Settings of the picture."""
 
-    protocol: str = "depth_linear@dinov3"  # whose predictions are drawn: of depth, video, correspondence or discovery
-    results: str = "bench-results"  # folder of the `bench run --out` that trained heads of depth
+    protocol: str = "depth_linear@dinov3"  # a protocol of depth, video, correspondence or discovery
+    results: str = "bench-results"  # folder of the `bench run --out` that trained the head of depth
     precision: Literal["float32", "bfloat16"] = "float32"  # of that run
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.protocol not in PROTOCOLS:
             raise ValueError(
-                f"protocol={self.protocol}: none of that name{did_you_mean(self.protocol, list(PROTOCOLS))}"
+                f"protocol={self.protocol}: there is no such protocol{did_you_mean(self.protocol, list(PROTOCOLS))}"
             )
 
     def pictures(self, request: PictureRequest) -> Iterator[Picture]:
-        """One picture: rows are validation images, videos or pairs; columns the image, the truth, and each
-        checkpoint's."""
+        """One picture: rows are validation images, videos or pairs; columns are the image, the ground truth, and the
+        prediction of each checkpoint."""
         task = PROTOCOLS[self.protocol].task
         assert isinstance(task, FrozenTask)
         if len(request.sources) != 1:
@@ -89,7 +89,7 @@ class Predictions(Validated):
 
 
 class Drawer:
-    """Panels of a task's rows, by default the images of a set."""
+    """The panels of a task. A row is what the task predicts at once: here the index of an image."""
 
     note: str
 
@@ -97,29 +97,29 @@ class Drawer:
         self.task, self.scenes = task, scenes
 
     def rows(self) -> Sequence[Any]:
-        """What may be a row."""
+        """All rows that can be drawn."""
         return range(len(self.scenes))
 
     def image(self, row: Any) -> Panel:
-        """What the networks see."""
+        """The panel of the input."""
         return image_panel(scene_image(self.scenes, row))
 
     def truth(self, row: Any) -> Panel:
-        """What they should predict."""
+        """The panel of the ground truth."""
         raise NotImplementedError
 
     def predictions(self, export: FrozenExport, space: Workspace, rows: Sequence[Any]) -> list[Panel]:
-        """What a network predicts of each row."""
+        """The panels of a network's predictions for some rows."""
         backbone = backbone_of(export, space)
         return [self.prediction(backbone, row) for row in rows]
 
     def prediction(self, backbone: Backbone, row: Any) -> Panel:
-        """What a network predicts of a row."""
+        """The panel of a network's prediction for a row."""
         raise NotImplementedError
 
 
 class DepthDrawer(Drawer):
-    """Depth in colours."""
+    """Depth maps of images."""
 
     note = (
         "Depth by a linear head; yellow is an image's farthest measured depth, grey was not measured. The error is "
@@ -127,7 +127,7 @@ class DepthDrawer(Drawer):
     )
 
     def measured(self, row: int) -> np.ndarray:
-        """Metres (H, W)."""
+        """Measured depth in metres (H, W), 0 where it was not measured."""
         return scene_depth(self.scenes, row, scene_image(self.scenes, row).size[::-1])
 
     def truth(self, row: int) -> Panel:
@@ -135,22 +135,22 @@ class DepthDrawer(Drawer):
         return depth_panel(depth, float(depth.max()), "measured")
 
     def predictions(self, export: FrozenExport, space: Workspace, rows: Sequence[int]) -> list[Panel]:
-        state = self.task.train_heads(export, *self.task.opened(export, space), space)[-1].state
-        self.head = self.task.head(export.spec, 0).to(space.device).eval()
+        state = self.task.train_heads(export, *self.task.load_scenes(export, space), space)[-1].state
+        self.head = self.task.build_head(export.spec, 0).to(space.device).eval()
         self.head.load_state_dict(dict(state))
         return super().predictions(export, space, rows)
 
     def prediction(self, backbone: Backbone, row: int) -> Panel:
-        depth, truth, counted = self.task.predicted(backbone, self.head, self.scenes, row)
+        depth, truth, counted = self.task.predict(backbone, self.head, self.scenes, row)
         error = torch.nn.functional.mse_loss(depth[counted], truth[counted]).sqrt().item()
         return depth_panel(depth.numpy(), float(self.measured(row).max()), "predicted", f"RMSE {error:.2f} m")
 
 
 def depth_panel(depth: np.ndarray, farthest: float, title: str, caption: str = "") -> Panel:
-    """Metres (H, W) from 0 to `farthest` in colours; grey where there are none."""
+    """A depth map in metres (H, W), with colours from 0 to `farthest`; pixels with depth 0 are grey."""
     import matplotlib
 
-    colours = matplotlib.colormaps[MAP](depth / farthest, bytes=True)[..., :3].copy()
+    colours = matplotlib.colormaps[COLOUR_MAP](depth / farthest, bytes=True)[..., :3].copy()
     colours[depth == 0] = GREY
     image = Image.fromarray(colours)
     image.thumbnail((MAX_PANEL, MAX_PANEL), Image.Resampling.NEAREST)
@@ -158,41 +158,41 @@ def depth_panel(depth: np.ndarray, farthest: float, title: str, caption: str = "
 
 
 class VideoDrawer(Drawer):
-    """The last frame that is scored of each video, a list of frames, under the colours of its objects."""
+    """Masks of videos, on the last frame that is scored. A row is the list of a video's frames."""
 
     note = "Masks of the first frame, propagated to the last frame that is scored; colours are objects."
 
     def rows(self) -> list[list[int]]:
-        return video_propagation.videos_of(self.scenes)
+        return video_propagation.group_videos(self.scenes)
 
     def image(self, row: list[int]) -> Panel:
         return super().image(row[-2])
 
     def painted(self, row: list[int], masks: np.ndarray, title: str, caption: str = "") -> Panel:
-        """The frame under object numbers (H, W)."""
+        """The frame with the colours of its objects. masks: object numbers (H, W)."""
         colours = class_colours(Counter(range(1, 8)), len(self.scenes.classes))
         return image_panel(tinted(scene_image(self.scenes, row[-2]), masks, colours, 0), title=title, caption=caption)
 
     def truth(self, row: list[int]) -> Panel:
-        return self.painted(row, video_propagation.truth_of(self.scenes, row)[-2], "truth")
+        return self.painted(row, video_propagation.read_truth(self.scenes, row)[-2], "truth")
 
     def prediction(self, backbone: Backbone, row: list[int]) -> Panel:
-        truth = video_propagation.truth_of(self.scenes, row)
-        masks = self.task.predicted(backbone, self.scenes, row, truth[0])
-        score = 100 * video_propagation.scored(masks, truth)[:, [0, 3]].mean()
+        truth = video_propagation.read_truth(self.scenes, row)
+        masks = self.task.predict(backbone, self.scenes, row, truth[0])
+        score = 100 * video_propagation.object_statistics(masks, truth)[:, [0, 3]].mean()
         return self.painted(row, masks[-2], "propagated", f"J&F {score:.1f} of the video")
 
 
 class PairDrawer(Drawer):
-    """Keypoints of pairs, by number."""
+    """Numbered keypoints of pairs of images. A row is the index of a pair."""
 
     note = "Numbered keypoints of the left image, and where they are in the other image of the pair."
 
     def rows(self) -> list[int]:
-        return self.task.drawn(self.scenes, np.arange(len(self.scenes))).numbers.tolist()
+        return self.task.select_pairs(self.scenes, np.arange(len(self.scenes))).numbers.tolist()
 
     def marked(self, row: int, end: int, points: np.ndarray, **text: str) -> Panel:
-        """The source (end 0) or target of a pair with those of the points (K, 2), in pixels, that lie in it."""
+        """The source (end 0) or target (end 1) of a pair with the points (K, 2), in pixels, that are inside of it."""
         image = scene_image(self.scenes, int(self.scenes.image_pairs.ends[row, end]))
         spots = [Spot(x=x / image.width, y=y / image.height, number=n) for n, (x, y) in enumerate(points.tolist())]
         inside = [spot for spot in spots if spot.x <= 1 and spot.y <= 1]
@@ -206,8 +206,8 @@ class PairDrawer(Drawer):
 
     def prediction(self, backbone: Backbone, row: int) -> Panel:
         ends = self.scenes.image_pairs.ends[row].tolist()
-        patches = {index: self.task.patches_of(backbone, self.scenes, index) for index in ends}
-        places, errors = self.task.matched(self.scenes, row, patches)
+        patches = {index: self.task.read_patches(backbone, self.scenes, index) for index in ends}
+        places, errors = self.task.match_pair(self.scenes, row, patches)
         caption = f"{np.count_nonzero(errors < self.task.threshold)} of {len(errors)} found"
         points, size = places * max(patches[ends[1]].size), patches[ends[1]].size
         if padded := np.count_nonzero((points > size).any(axis=1)):
@@ -216,12 +216,12 @@ class PairDrawer(Drawer):
 
 
 class BoxDrawer(Drawer):
-    """Boxes of images."""
+    """Boxes of objects in images."""
 
     note = "Boxes of the objects, and the one that is discovered without labels; IoU with the nearest of them."
 
     def boxed(self, row: int, boxes: np.ndarray, **text: str) -> Panel:
-        """The image with boxes (B, 4) in pixels."""
+        """The image with boxes (B, 4): x1, y1, x2, y2 in pixels."""
         image = scene_image(self.scenes, row)
         shares = boxes / (2 * image.size)
         drawn = [Box(left=x1, top=y1, right=x2, bottom=y2) for x1, y1, x2, y2 in shares.tolist()]
@@ -231,8 +231,8 @@ class BoxDrawer(Drawer):
         return self.boxed(row, discovery.object_boxes(self.scenes, row), title="truth")
 
     def prediction(self, backbone: Backbone, row: int) -> Panel:
-        (box,) = discovery.boxes_of([self.task], backbone, self.scenes, row)
-        overlap = overlaps(box, discovery.object_boxes(self.scenes, row)).max(initial=0.0)
+        (box,) = discovery.discover_boxes([self.task], backbone, self.scenes, row)
+        overlap = box_ious(box, discovery.object_boxes(self.scenes, row)).max(initial=0.0)
         return self.boxed(row, box[None], title="discovered", caption=f"IoU {overlap:.2f}")
 
 

@@ -1,6 +1,6 @@
-"""What MAE, SimMIM, LUT, MST and CAN rebuild of patches that they do not see, from the folders of their pretrainings.
+"""Hidden patches as reconstructed by MAE, SimMIM, LUT, MST and CAN, from the folders of their pretrainings.
 
-Exports hold encoders alone; decoders are in the states of a training, which stay when it ends.
+Exports contain only encoders; decoders are in the states of a training, which stay in its folder when it ends.
 """
 
 from collections.abc import Iterator
@@ -36,13 +36,13 @@ class TrainedRun:
         if is_run(path):
             return path
         runs = [parent for parent in (path.absolute().parent, path.absolute().parent.parent) if is_run(parent)]
-        where = f"name {runs[0]}" if runs else "name the folder of its training, --out of bench pretrain"
-        what = "is an export, which" if is_export(path) else "is no folder of a pretraining; a checkpoint"
-        raise ValueError(f"--checkpoint {reference}: this {what} holds the encoder alone: {where}")
+        fix = f"name {runs[0]}" if runs else "name the folder of its training, --out of bench pretrain"
+        problem = "is an export, which" if is_export(path) else "is no folder of a pretraining; a checkpoint"
+        raise ValueError(f"--checkpoint {reference}: this {problem} contains only the encoder: {fix}")
 
     @cached_property
     def trained(self) -> tuple[Method, int]:
-        """The method in evaluation mode, and the updates that it has done. ValueError where there is no state."""
+        """The method in evaluation mode, and the number of its updates. ValueError if the folder has no state."""
         method, state = trained_method(self.folder)
         return method.eval().requires_grad_(False), state.facts["step"]
 
@@ -52,7 +52,7 @@ class TrainedRun:
 
     @cached_property
     def name(self) -> str:
-        """The given name, else recipe and epochs: `mae-32px, epoch 5`."""
+        """The name that the user gave, or recipe and epochs: `mae-32px, epoch 5`."""
         if self.checkpoint.given_name:
             return self.checkpoint.given_name
         identity = identity_in(self.folder)
@@ -65,50 +65,58 @@ class Reconstruction:
     """The picture has no settings."""
 
     def pictures(self, request: PictureRequest) -> Iterator[Picture]:
-        """One picture: rows are images; columns are what each network sees, and what it makes of it."""
+        """One picture: rows are images; columns are the masked image and the reconstruction of each checkpoint."""
         runs = [TrainedRun(checkpoint) for checkpoint in request.viewers()]
-        blocks = [(run.name, [self.block(run, request, place) for place in range(len(request.images))]) for run in runs]
+        blocks = [
+            (run.name, [self.block(run, request, number) for number in range(len(request.images))]) for run in runs
+        ]
         squares = [image_panel(central_square(image.image)) for image in request.images]
         yield arranged(
             "reconstruction",
             squares,
             blocks,
             note="Hidden patches are grey. The error is the root mean square over the pixels that a network predicts, "
-            "of 255 grey levels. Where it predicts normalised ones, a patch is drawn with its true mean and deviation.",
+            "of 255 grey levels. If it predicts normalised pixels, a patch is drawn with its true mean and deviation.",
         )
 
-    def block(self, run: TrainedRun, request: PictureRequest, place: int) -> Block:
-        """One row: the masked image, and the rebuilt one."""
+    def block(self, run: TrainedRun, request: PictureRequest, number: int) -> Block:
+        """One row for image `number`: the masked image, and its reconstruction."""
         preparation, grid = run.method.preparation, run.method.spec.grid
-        rebuilt = rebuilt_image(run, request.images[place].image, request.seed, place)
-        hidden = rebuilt.hidden[0].reshape(grid).numpy()
-        seen, drawn = as_image(rebuilt.images[0], preparation, hidden), as_image(rebuilt.prediction[0], preparation)
-        error = pixel_error(rebuilt, run.method)
+        pixels = reconstructed(run, request.images[number].image, request.seed, number)
+        hidden = pixels.hidden[0].reshape(grid).numpy()
+        masked, prediction = (
+            as_image(pixels.images[0], preparation, hidden),
+            as_image(pixels.prediction[0], preparation),
+        )
+        error = pixel_error(pixels, run.method)
         return [
             [
-                Panel(values=seen, size=seen.shape[:2], title="seen", caption=f"{hidden.mean():.0%} hidden"),
-                Panel(values=drawn, size=drawn.shape[:2], title="rebuilt", caption=f"error {error:.1f}"),
+                Panel(values=masked, size=masked.shape[:2], title="seen", caption=f"{hidden.mean():.0%} hidden"),
+                Panel(values=prediction, size=prediction.shape[:2], title="rebuilt", caption=f"error {error:.1f}"),
             ]
         ]
 
 
 @torch.no_grad()
-def rebuilt_image(run: TrainedRun, image: Image.Image, *seeds: int) -> ReconstructedPixels:
-    """The middle of an image as a run's method rebuilds it, with masks drawn by the seeds."""
+def reconstructed(run: TrainedRun, image: Image.Image, *seeds: int) -> ReconstructedPixels:
+    """The central square of an image as reconstructed by the method of a run.
+
+    seeds: of the masks. ValueError if the method predicts no pixels.
+    """
     method = run.method
     side = method.spec.side
     square = central_square(image).resize((side, side), FILTERS[method.preparation.interpolation])
     views = {name: values[:1] for name, values in method_views(method, square, *seeds).items()}
-    rebuilt = method.reconstruct(Tensors(method.preparation)(square)[None], views)
-    if rebuilt is None:
+    pixels = method.reconstruct(Tensors(method.preparation)(square)[None], views)
+    if pixels is None:
         raise ValueError(
-            f"--checkpoint {run.checkpoint.reference}: {run.name} rebuilds no pixels: MAE, SimMIM, LUT, MST and CAN do"
+            f"--checkpoint {run.checkpoint.reference}: {run.name} predicts no pixels: MAE, SimMIM, LUT, MST and CAN do"
         )
-    return rebuilt
+    return pixels
 
 
-def pixel_error(rebuilt: ReconstructedPixels, method: Method) -> float:
+def pixel_error(pixels: ReconstructedPixels, method: Method) -> float:
     """Root mean square error over the predicted patches, in grey levels from 0 to 255."""
-    deviation = torch.tensor(method.preparation.std).view(1, 3, 1, 1)
-    errors = patchify(255 * deviation * (rebuilt.prediction - rebuilt.images), method.spec.patch_size)
-    return float(errors[rebuilt.predicted].square().mean().sqrt())
+    std = torch.tensor(method.preparation.std).view(1, 3, 1, 1)
+    errors = patchify(255 * std * (pixels.prediction - pixels.images), method.spec.patch_size)
+    return float(errors[pixels.predicted].square().mean().sqrt())

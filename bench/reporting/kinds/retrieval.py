@@ -1,6 +1,6 @@
-"""The patches of other images that are most like chosen patches, by the cosine of their tokens.
+"""The patches of other images whose tokens have the highest cosine similarity to those of chosen patches.
 
-What is alike to the network: the same part of a thing, the same texture, the same place in the image.
+They show what the network considers similar: the same part of an object, texture, or position in the image.
 """
 
 from collections.abc import Iterator, Sequence
@@ -24,12 +24,12 @@ from engine.neighbours import search, unit_rows
 from engine.settings import NonNegativeInt, PositiveInt, Validated
 
 
-class Near(NamedTuple):
+class Neighbour(NamedTuple):
     """One neighbour of a query."""
 
-    image: int
-    patch: int  # of that image, row by row
-    similarity: float
+    image: int  # index of the image
+    patch: int  # index of the patch in it, row by row
+    similarity: float  # cosine
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,7 +38,7 @@ class Retrieval(Validated):
 
     layer: int = -1  # block, negative from the end
     at: tuple[float, ...] = (0.5, 0.5)  # the query patches of each image: x,y of each as shares of width and height
-    neighbours: PositiveInt = 5  # shown of each query
+    neighbours: PositiveInt = 5  # number of neighbours of each query
     context: NonNegativeInt = 3  # patches that are shown around a neighbour, in each direction
 
     def __post_init__(self) -> None:
@@ -46,7 +46,7 @@ class Retrieval(Validated):
         check_places(self.at)
 
     def pictures(self, request: PictureRequest) -> Iterator[Picture]:
-        """One picture: rows are queries of each image, columns their neighbours under each checkpoint."""
+        """One picture: rows are queries of each image, columns their neighbours according to each checkpoint."""
         if len(request.images) < 2:
             raise ValueError("--images: neighbours come from other images: name two or more, or raise --limit")
         points = points_at(self.at)
@@ -60,44 +60,53 @@ class Retrieval(Validated):
         )
 
     def blocks(self, viewer: Viewer, request: PictureRequest) -> list[Block]:
-        """For each image: a row for each query, which comes first, then its neighbours."""
+        """For each image: a row for each query, with the query first and then its neighbours."""
         maps = [viewer.patches(image.image, self.layer) for image in request.images]
         return [self.block(request.images, maps, number) for number in range(len(maps))]
 
     def block(self, images: Sequence[NamedImage], maps: Sequence[np.ndarray], number: int) -> Block:
-        """Of one image; maps: tokens (h, w, D) of all images."""
+        """The rows of image `number`. maps: tokens (h, w, D) of each image."""
         grids, points = [tokens.shape[:2] for tokens in maps], points_at(self.at)
-        asked, rows = patches_at(points, grids[number]), []
-        for point, patch, nearest in zip(points, asked, self.nearest(maps, number, asked), strict=True):
-            row = [self.panel(images[number], grids[number], patch, point, f"query {point.number + 1}")]
-            for near in nearest:
-                caption = f"cosine {near.similarity:.2f}"
-                row.append(self.panel(images[near.image], grids[near.image], near.patch, point, caption))
+        queries, rows = patches_at(points, grids[number]), []
+        for point, query, neighbours in zip(points, queries, self.nearest(maps, number, queries), strict=True):
+            row = [self.panel(images[number], grids[number], query, point, f"query {point.number + 1}")]
+            for neighbour in neighbours:
+                caption = f"cosine {neighbour.similarity:.2f}"
+                row.append(self.panel(images[neighbour.image], grids[neighbour.image], neighbour.patch, point, caption))
             rows.append(row)
         return rows
 
-    def nearest(self, maps: Sequence[np.ndarray], image: int, patches: Sequence[int]) -> list[list[Near]]:
-        """Tokens (h, w, D) of all images -> the neighbours of some patches of one image in the others, the nearest
-        first."""
+    def nearest(self, maps: Sequence[np.ndarray], image: int, patches: Sequence[int]) -> list[list[Neighbour]]:
+        """The neighbours of some patches of one image among the patches of all other images, the nearest first.
+
+        maps: tokens (h, w, D) of each image. image: index of the image. patches: indices, row by row.
+        """
         others = [number for number in range(len(maps)) if number != image]
-        rows = [unit_rows(tokens.reshape(-1, tokens.shape[-1])) for tokens in maps]
-        owner = np.concatenate([np.full(len(rows[number]), number) for number in others])
-        place = np.concatenate([np.arange(len(rows[number])) for number in others])
-        gallery = np.concatenate([rows[number] for number in others])
-        near = search(gallery, rows[image][list(patches)], min(self.neighbours, len(gallery)), "torch")
+        tokens = [unit_rows(grid.reshape(-1, grid.shape[-1])) for grid in maps]  # of each image (h * w, D)
+        gallery = np.concatenate([tokens[number] for number in others])
+        image_of_row = np.concatenate([np.full(len(tokens[number]), number) for number in others])
+        patch_of_row = np.concatenate([np.arange(len(tokens[number])) for number in others])
+        found = search(gallery, tokens[image][list(patches)], min(self.neighbours, len(gallery)), "torch")
         return [
-            [Near(int(owner[index]), int(place[index]), float(value)) for index, value in zip(*pair, strict=True)]
-            for pair in zip(near.indices, near.similarities, strict=True)
+            [
+                Neighbour(int(image_of_row[row]), int(patch_of_row[row]), float(similarity))
+                for row, similarity in zip(rows, similarities, strict=True)
+            ]
+            for rows, similarities in zip(found.indices, found.similarities, strict=True)
         ]
 
     def panel(self, image: NamedImage, grid: tuple[int, int], patch: int, point: Spot, caption: str = "") -> Panel:
-        """A patch, boxed, in its surroundings, which are moved into the image where they would leave it."""
-        (top, height), (left, width) = (
-            surroundings(place, count, self.context) for place, count in zip(divmod(patch, grid[1]), grid, strict=True)
-        )
+        """A patch, marked by a box, and its surroundings. patch: its index, row by row, in the grid."""
         row, column = divmod(patch, grid[1])
-        down, across = image.size[0] / grid[0], image.size[1] / grid[1]  # pixels of a patch
-        edges = round(left * across), round(top * down), round((left + width) * across), round((top + height) * down)
+        top, height = surroundings(row, grid[0], self.context)
+        left, width = surroundings(column, grid[1], self.context)
+        patch_height, patch_width = image.size[0] / grid[0], image.size[1] / grid[1]  # pixels
+        edges = (
+            round(left * patch_width),
+            round(top * patch_height),
+            round((left + width) * patch_width),
+            round((top + height) * patch_height),
+        )
         box = Box(
             left=(column - left) / width,
             right=(column + 1 - left) / width,
@@ -108,7 +117,7 @@ class Retrieval(Validated):
         return image_panel(image.image.crop(edges), boxes=(box,), frame=point.number, caption=caption)
 
 
-def surroundings(place: int, count: int, context: int) -> tuple[int, int]:
-    """Along one side of a grid of `count` patches: the first patch of a window around `place`, and its length."""
+def surroundings(index: int, count: int, context: int) -> tuple[int, int]:
+    """First patch and length of a window around patch `index` of `count` in a row or column, within the image."""
     length = min(2 * context + 1, count)
-    return min(max(place - context, 0), count - length), length
+    return min(max(index - context, 0), count - length), length
