@@ -1,8 +1,8 @@
 """cifar10:PATH, CIFAR-10 (https://www.cs.toronto.edu/~kriz/cifar.html), 50 000 training and 10 000 test images.
 
-Two layouts: a tree of files, PATH/{train,test}/CLASS/IMAGE, or the official Python batches, PATH/data_batch_1..5,
-test_batch and batches.meta (also with cifar-10-batches-py/ between). The batches are pickles, which can run any code
-when loaded by pickle.load; engine/pickles.py reads them here, and builds nothing but what CIFAR's files contain.
+Two layouts: class folders, PATH/{train,test}/CLASS/IMAGE, or the official Python batches, PATH/data_batch_1..5,
+test_batch and batches.meta (also in PATH/cifar-10-batches-py/). The batches are pickles, which can run any code if
+loaded by pickle.load. Here engine/pickles.py reads them, and builds only the types in CIFAR's files.
 """
 
 import os
@@ -19,65 +19,72 @@ from imagesets.sets import ImageSet, MemoryImages, Split
 
 PLACE = "PATH"
 SPLITS = ("train", "val")
-# The official order, which is alphabetical, so that it is also the order of the tree's folders.
+# The official order, which is also that of the class folders, since it is alphabetical.
 CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 BATCHES = {"train": tuple(f"data_batch_{number}" for number in range(1, 6)), "val": ("test_batch",)}
-SIDE = 32
+SIDE = 32  # pixels
 
 
 def open_split(place: str, split: Split) -> ImageSet:
-    """Open one split below `place`; test is val. Raises ValueError for other layouts or classes, unsafe pickles."""
+    """Open one split below `place`; split val is CIFAR's test set.
+
+    Raises ValueError for other layouts or classes, and for pickles that could run code.
+    """
     url = f"cifar10:{place}"
     require_folder(place, url)
     for folder in (place, os.path.join(place, "cifar-10-batches-py")):
         if any(os.path.isfile(os.path.join(folder, name)) for name in ("batches.meta", *sum(BATCHES.values(), ()))):
             return open_batches(url, Path(folder), split)
-    opened = open_tree(url, place, split)
-    if opened.classes != CLASSES:
+    image_set = open_tree(url, place, split)
+    if image_set.classes != CLASSES:
         raise ValueError(f"{url}: the class folders are not CIFAR-10's ({', '.join(CLASSES)}); use folder:{place}")
-    return opened
+    return image_set
 
 
 def open_batches(url: str, folder: Path, split: Split) -> ImageSet:
-    """Open the official Python batches in `folder`."""
+    """Open one split of the official Python batches in `folder`. Raises ValueError for missing or other files."""
     batches = [read_batch(url, folder / name) for name in BATCHES[split]]
     meta = load_cifar_pickle(url, folder / "batches.meta")
     if not isinstance(meta, dict) or tuple(meta.get("label_names", ())) != CLASSES:
         raise ValueError(f"{url}: {folder / 'batches.meta'} does not name CIFAR-10's classes; unpack the archive again")
-    files = [
-        f"{folder.name}/{name}:{file}"
-        for name, (_, _, files) in zip(BATCHES[split], batches, strict=True)
-        for file in files
+    names = [
+        f"{folder.name}/{batch_name}:{file_name}"
+        for batch_name, (_, _, file_names) in zip(BATCHES[split], batches, strict=True)
+        for file_name in file_names
     ]
+    pixels = np.concatenate([pixels for pixels, _, _ in batches])
+    notes = [f"official Python batches in {folder}, read without running them"]
+    if split == "val":
+        notes.append("test is val")
     return ImageSet(
         url=url,
         split=split,
         classes=CLASSES,
         labels=np.concatenate([labels for _, labels, _ in batches]),
-        images=MemoryImages(names=PackedNames.pack(files), pixels=np.concatenate([pixels for pixels, _, _ in batches])),
-        notes=(
-            f"official Python batches in {folder}, read without running them",
-            *(["test is val"] * (split == "val")),
-        ),
+        images=MemoryImages(names=PackedNames.pack(names), pixels=pixels),
+        notes=tuple(notes),
     )
 
 
 def read_batch(url: str, path: Path) -> tuple[np.ndarray, np.ndarray, list[str]]:
-    """One batch file -> pixels (N, 32, 32, 3) uint8, labels (N,) int64, file names (N)."""
+    """Pixels (N, 32, 32, 3) uint8, labels (N,) int64 and N file names of a batch file. Raises ValueError for others."""
     batch = load_cifar_pickle(url, path)
     try:
-        planes = batch["data"].array().reshape(-1, 3, SIDE, SIDE)  # each row: the red plane, the green, the blue
+        pixels = batch["data"].array().reshape(-1, 3, SIDE, SIDE)
         labels, names = np.array(batch["labels"], np.int64), list(batch["filenames"])
-        if not len(planes) == len(labels) == len(names) or not np.isin(labels, range(len(CLASSES))).all():
+        if not len(pixels) == len(labels) == len(names) or not np.isin(labels, range(len(CLASSES))).all():
             raise ValueError("data, labels and filenames do not fit together")
     except (AttributeError, KeyError, TypeError, ValueError) as error:
-        why = " ".join(f"{type(error).__name__} {error}".split())
-        raise ValueError(f"{url}: {path} is not a CIFAR-10 batch ({why}); unpack the archive again") from error
-    return np.ascontiguousarray(planes.transpose(0, 2, 3, 1)), labels, names
+        reason = " ".join(f"{type(error).__name__} {error}".split())
+        raise ValueError(f"{url}: {path} is not a CIFAR-10 batch ({reason}); unpack the archive again") from error
+    return np.ascontiguousarray(pixels.transpose(0, 2, 3, 1)), labels, names
 
 
 def load_cifar_pickle(url: str, path: Path) -> Any:
-    """Unpickle a CIFAR file without running any code of it. Raises ValueError for anything it should not contain."""
+    """The value in one of CIFAR's pickles, read without running code of it.
+
+    Raises ValueError for a missing or damaged file, and for names other than those of `stand_ins`.
+    """
     try:
         with open(path, "rb") as file:
             return read_pickle(file, stand_ins(), "latin1")
@@ -86,14 +93,14 @@ def load_cifar_pickle(url: str, path: Path) -> Any:
     except MemoryError:
         raise
     except Exception as error:  # a damaged pickle makes the unpickler raise nearly anything
-        why = " ".join(f"{type(error).__name__} {error}".split())
-        raise ValueError(f"{url}: {path} is refused ({why}); use the official cifar-10-python.tar.gz") from error
+        reason = " ".join(f"{type(error).__name__} {error}".split())
+        raise ValueError(f"{url}: {path} is refused ({reason}); use the official cifar-10-python.tar.gz") from error
 
 
 def stand_ins() -> dict[str, Callable[..., Any]]:
-    """What CIFAR's pickles may name, each replaced by Python code of this file: no numpy constructor is reached.
+    """Names that CIFAR's pickles may use -> replacements defined here, so that no NumPy constructor is called.
 
-    They are made anew for every file, so that one file cannot alter what the next one meets.
+    They are created for each file, so that one file cannot alter those of the next.
     """
 
     class ByteType:
@@ -102,7 +109,7 @@ def stand_ins() -> dict[str, Callable[..., Any]]:
                 raise ValueError(f"array of type {code!r} instead of bytes")
 
         def __setstate__(self, state: Any) -> None:
-            pass  # byte order and alignment, without meaning for bytes
+            pass  # byte order and alignment, which bytes do not have
 
     class ByteArray:
         def __setstate__(self, state: tuple) -> None:

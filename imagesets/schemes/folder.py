@@ -1,8 +1,8 @@
-"""folder:PATH, images in the folders of their classes, or with a table of labels.
+"""folder:PATH, images in class folders, or images with tables of labels.
 
-Class folders are torchvision's ImageFolder: PATH/train/CLASS/IMAGE and PATH/val/CLASS/IMAGE; PATH/test stands in for a
-missing PATH/val, and the set's notes say so. Tables (imagesets/label_tables.py) are metadata.csv as in Hugging Face's
-imagefolder, labels.csv, train.csv and the like.
+Class folders are those of torchvision's ImageFolder: PATH/train/CLASS/IMAGE and PATH/val/CLASS/IMAGE. PATH/test is used
+if there is no PATH/val, with a note. Tables (imagesets/label_tables.py) are metadata.csv as in Hugging Face's
+imagefolder, labels.csv, train.csv and similar ones.
 """
 
 from imagesets.label_tables import find_tables, labelled_files
@@ -17,9 +17,10 @@ OPTIONS = ("labels", "image", "label", "separator")
 def open_split(
     place: str, split: Split, labels: str = "", image: str = "", label: str = "", separator: str = ""
 ) -> ImageSet:
-    """Open one split below `place`. ValueError for whatever is none of the layouts above.
+    """Open one split below `place`. Raises ValueError for other layouts than those above.
 
-    labels: names of tables, with commas between. image, label: their columns. separator: between labels of one image.
+    labels: file names of tables, separated by commas. image, label: names of their columns. separator: between several
+    labels of an image.
     """
     url = f"folder:{place}"
     require_folder(place, url)

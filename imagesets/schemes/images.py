@@ -1,4 +1,4 @@
-"""images:PATH, every image file below a folder, without labels: for pretraining alone."""
+"""images:PATH, all image files below a folder, without labels: only for pretraining."""
 
 import os
 
@@ -13,9 +13,10 @@ SPLITS = ("train",)
 
 
 def open_split(place: str, split: Split) -> ImageSet:
-    """All images below `place`, folders by path and files by name, as split train; every label is -1.
+    """All images below `place` as split train, folders sorted by path and files by name; every label is -1.
 
-    Raises ValueError for split val, which only sets with labels have, and for a folder without images.
+    Raises ValueError for split val, because without labels there is nothing to evaluate, and for a folder without
+    images.
     """
     url = f"images:{place}"
     require_folder(place, url)
@@ -30,7 +31,7 @@ def open_split(place: str, split: Split) -> ImageSet:
     folders = len({os.path.dirname(name) for name in images.names})
     notes = [f"no labels: for pretraining alone; images in {folders} folder{'s' * (folders > 1)}"]
     if {"train", "val"} <= set(subfolders(place)):
-        notes.append(f"train and val are both taken; for the training images alone write {url.rstrip('/')}/train")
+        notes.append(f"train and val are both read; for the training images alone write {url.rstrip('/')}/train")
     return ImageSet(
         url=url,
         split=split,

@@ -1,7 +1,7 @@
-"""noisydigits:, scikit-learn's digits at random places and in random colours on noisy grounds of 48 x 48 pixels.
+"""noisydigits:, scikit-learn's digits at random positions, in random colours, on noisy images of 48 x 48 pixels.
 
-Real handwriting of which raw pixels say little, as the same digit is elsewhere in the next image: for `bench demo`.
-Same pixels on every machine.
+Real handwriting on which raw pixels score low, because digits of a class are in different places: for `bench demo`. The
+pixels are the same on every machine.
 """
 
 import numpy as np
@@ -13,16 +13,16 @@ from imagesets.sets import ImageSet, MemoryImages, Split
 PLACE = ""
 SPLITS = ("train", "val")
 SEEDS = {"train": 1, "val": 2}
-SIDE = 48
-DIGIT = 16  # pixels of a digit's side, of 8 in the source
-STEP = 4  # pixels between two places, 9 x 9 in all
-GROUND = 10  # brightest colour of a ground
-INK = 180  # darkest colour of a digit
-NOISE = 40  # largest noise of each value
+SIDE = 48  # pixels
+DIGIT_SIDE = 16  # pixels; 8 in the source
+POSITION_STEP = 4  # pixels between neighbouring positions of a digit; 9 x 9 positions in all
+MAX_BACKGROUND = 10  # brightest colour of a background, of 255
+MIN_INK = 180  # darkest colour of a digit
+MAX_NOISE = 40  # added to or subtracted from each value
 
 
 def open_split(place: str, split: Split) -> ImageSet:
-    """Draw one split from the same split of `digits:`. Raises ValueError when given a path."""
+    """Draw one split from the same split of `digits:`. Raises ValueError if `place` is not empty."""
     if place:
         raise ValueError(f"noisydigits:{place}: the set is drawn in memory and takes no path; write noisydigits:")
     source = digits.open_split("", split)
@@ -33,27 +33,31 @@ def open_split(place: str, split: Split) -> ImageSet:
         classes=source.classes,
         labels=source.labels,
         images=MemoryImages(
-            names=PackedNames.pack(f"noisydigits:{split}/{number}" for number in range(len(source))),
-            pixels=drawn(enlarged(source), random),
+            names=PackedNames.pack(f"noisydigits:{split}/{index}" for index in range(len(source))),
+            pixels=draw_scenes(enlarge_digits(source), random),
         ),
         notes=(f"scikit-learn's {len(source)} {split} digits of `digits:`, each at a random place on a noisy ground",),
     )
 
 
-def enlarged(source: ImageSet) -> np.ndarray:
-    """(N, DIGIT, DIGIT) uint8, 255 where the pen was."""
-    size = (DIGIT, DIGIT)
+def enlarge_digits(source: ImageSet) -> np.ndarray:
+    """Strokes (N, DIGIT_SIDE, DIGIT_SIDE) uint8 of N digits, 255 where the pen was."""
+    size = (DIGIT_SIDE, DIGIT_SIDE)
     return np.stack([np.asarray(source.image(index).convert("L").resize(size)) for index in range(len(source))])
 
 
-def drawn(strokes: np.ndarray, random: np.random.RandomState) -> np.ndarray:
-    """(N, SIDE, SIDE, 3) uint8: each of the strokes (N, DIGIT, DIGIT) somewhere, in a light colour on a dark one."""
+def draw_scenes(strokes: np.ndarray, random: np.random.RandomState) -> np.ndarray:
+    """Images (N, SIDE, SIDE, 3) uint8, each with strokes (N, DIGIT_SIDE, DIGIT_SIDE) at a random position.
+
+    Digits have a random light colour on a random dark background, both with noise.
+    """
     count = len(strokes)
-    rows, columns = STEP * random.randint(0, (SIDE - DIGIT) // STEP + 1, size=(2, count, 1))
-    span = np.arange(DIGIT)
-    ink = np.zeros((count, SIDE, SIDE, 1), np.int64)
-    ink[np.arange(count)[:, None, None], (rows + span)[:, :, None], (columns + span)[:, None, :]] = strokes[..., None]
-    ground = random.randint(0, GROUND + 1, size=(count, 1, 1, 3))
-    colour = random.randint(INK, 256, size=(count, 1, 1, 3))
-    noise = random.randint(-NOISE, NOISE + 1, size=(count, SIDE, SIDE, 3))
-    return np.clip(ground + (colour - ground) * ink // 255 + noise, 0, 255).astype(np.uint8)
+    rows, columns = POSITION_STEP * random.randint(0, (SIDE - DIGIT_SIDE) // POSITION_STEP + 1, size=(2, count, 1))
+    offsets = np.arange(DIGIT_SIDE)
+    opacity = np.zeros((count, SIDE, SIDE, 1), np.int64)  # 0..255
+    images, rows, columns = np.arange(count)[:, None, None], (rows + offsets)[:, :, None], (columns + offsets)[:, None]
+    opacity[images, rows, columns] = strokes[..., None]
+    background = random.randint(0, MAX_BACKGROUND + 1, size=(count, 1, 1, 3))
+    ink = random.randint(MIN_INK, 256, size=(count, 1, 1, 3))
+    noise = random.randint(-MAX_NOISE, MAX_NOISE + 1, size=(count, SIDE, SIDE, 3))
+    return np.clip(background + (ink - background) * opacity // 255 + noise, 0, 255).astype(np.uint8)

@@ -1,11 +1,11 @@
-"""wds:PATH, webdataset shards: tar files in which KEY.jpg (or .png, ...) stands beside KEY.cls or KEY.json.
+"""wds:PATH, webdataset shards: tar files with KEY.jpg (or .png, ...) next to KEY.cls or KEY.json.
 
 PATH is a folder of *.tar, or a pattern in quotes, such as "/data/in1k-*.tar". The shards of a split have its name in
-theirs: train, and val, validation or test. KEY.cls holds the number of the class, KEY.json has it as "label". A file
-classes.txt beside the shards names the classes, a line each; without it their numbers are their names.
+theirs: train, or val, validation or test. KEY.cls holds the index of the class, KEY.json has it as "label". A file
+classes.txt beside the shards names the classes, one a line; without it their indices are their names.
 
-Shards are read in place, by random access: their headers once, which is kept in the user's cache. Compressed archives
-are refused.
+Shards are read in place, by random access. Their headers are read once and cached for the user. Compressed archives are
+refused.
 """
 
 import io
@@ -26,26 +26,26 @@ from imagesets.walk import EXTENSIONS
 
 PLACE = "PATH"
 SPLITS = ("train", "val")
-VERSION = 1  # of an index; raise it when the same shards would be read otherwise
-MAX_LABEL = 4096  # bytes of a .cls or .json file
-MAX_HEADER = 1 << 20  # bytes of a tar header, with names and attributes of any length
-NUMBER = re.compile(rb"\s*\d{1,18}\s*")
+VERSION = 1  # of an index; raise it if the same shards would be read differently
+MAX_LABEL_BYTES = 4096  # of a .cls or .json file
+MAX_HEADER_BYTES = 1 << 20  # of a tar header, with long names and attributes
+DIGITS = re.compile(rb"\s*\d{1,18}\s*")
 
 
 @dataclass(frozen=True, eq=False)
 class TarStore:
-    """Bytes of shards. An image's place is its row in `shards` and `offsets` (N,), `sizes` (N,)."""
+    """Reads images out of tar files. Argument of `read` is an index of the arrays."""
 
     files: tuple[str, ...]
-    shards: np.ndarray
-    offsets: np.ndarray
-    sizes: np.ndarray
+    shards: np.ndarray  # (N,) index of the file that holds each image
+    offsets: np.ndarray  # (N,) first byte of each image in its file
+    sizes: np.ndarray  # (N,) bytes
 
     def read(self, place: int) -> bytes:
         path, size = self.files[self.shards[place]], int(self.sizes[place])
         if size > MAX_BYTES:
             raise ValueError(f"{size:,} bytes, more than the limit of {MAX_BYTES:,}")
-        with open(path, "rb", buffering=0) as file:  # anew: threads and processes share nothing
+        with open(path, "rb", buffering=0) as file:  # opened each time, so that threads and processes share nothing
             file.seek(self.offsets[place])
             data = file.read(size)
         if len(data) < size:
@@ -57,31 +57,34 @@ class TarStore:
         return self.files[self.shards[places[0]]], int(self.offsets[places].min()), int(ends.max())
 
     def keeping(self, shards: int) -> "TarStore":
-        return self  # the system's cache does
+        return self  # the system's page cache is enough
 
 
 class HeaderReader(io.BufferedReader):
-    """A shard whose headers are read; data of images is not."""
+    """Reads the headers of a tar file. Raises ValueError for a header so large that it would fill the memory."""
 
     def read(self, size: int | None = -1, /) -> bytes:
-        if size is None or not 0 <= size <= MAX_HEADER:
+        if size is None or not 0 <= size <= MAX_HEADER_BYTES:
             raise ValueError(f"a header of {size} bytes")
         return super().read(size)
 
 
 def open_split(place: str, split: Split) -> ImageSet:
-    """Open one split. ValueError for missing shards, images without a label, labels that are no class."""
+    """Open one split of the shards at `place`. Raises ValueError for missing shards and missing or invalid labels."""
     url = f"wds:{place}"
     files = split_files(url, place, split, ".tar")
-    index = cached_index(files, VERSION, lambda: index_of(url, files))
-    listed = Path(files[0]).parent / "classes.txt"
+    index = cached_index(files, VERSION, lambda: read_index(url, files))
     labels = index["labels"]
-    named = listed.is_file()
+    classes_file = Path(files[0]).parent / "classes.txt"
+    has_names = classes_file.is_file()
     try:
-        classes = tuple(listed.read_text(encoding="utf-8").split("\n")) if named else numbered_classes(labels)
+        if has_names:
+            lines = classes_file.read_text(encoding="utf-8").split("\n")
+            classes = tuple(name.strip() for name in lines if name.strip())
+        else:
+            classes = numbered_classes(labels)
     except ValueError as error:
         raise ValueError(f"{url}: {error}") from error
-    classes = tuple(name.strip() for name in classes if name.strip())
     images = StoredImages(
         store=TarStore(tuple(files), index["shards"], index["offsets"], index["sizes"]),
         where=place,
@@ -90,24 +93,31 @@ def open_split(place: str, split: Split) -> ImageSet:
         places=np.arange(len(labels)),
         changed=changes_of_files(files, index["shards"]),
     )
-    notes = [f"{len(files)} shards", f"classes of {listed}" if named else "no classes.txt: classes are numbers"]
+    notes = [
+        f"{len(files)} shards",
+        f"classes of {classes_file}" if has_names else "no classes.txt: classes are numbers",
+    ]
     return stored_set(url=url, split=split, classes=classes, labels=labels, images=images, notes=notes)
 
 
-def index_of(url: str, files: list[str]) -> dict[str, np.ndarray]:
-    """Names, labels and places of all images in shards, from their headers. ValueError names a shard that is none."""
+def read_index(url: str, files: list[str]) -> dict[str, np.ndarray]:
+    """Arrays that describe all N images of tar files, from their headers.
+
+    names, ends: their PackedNames. labels, shards, offsets, sizes: (N,), see TarStore. Raises ValueError with the path
+    of a file that is no tar file, or has images without labels.
+    """
     names_by_shard: list[PackedNames] = []
-    numbers = [np.empty((0, 4), np.int64)]  # label, shard, offset, size
+    columns_by_shard = [np.empty((0, 4), np.int64)]  # label, shard, offset, size
     for shard, path in enumerate(files):
         try:
-            rows = _rows(shard, path)
+            rows = _read_shard(shard, path)
         except (tarfile.TarError, OSError, ValueError) as error:
-            why = " ".join(str(error).split())
-            raise ValueError(f"{url}: {path}: {why}; is it an uncompressed tar file?") from error
-        names_by_shard.append(PackedNames.pack(row[0] for row in rows))
-        numbers.append(np.array([row[1:] for row in rows], np.int64).reshape(-1, 4))
+            reason = " ".join(str(error).split())
+            raise ValueError(f"{url}: {path}: {reason}; is it an uncompressed tar file?") from error
+        names_by_shard.append(PackedNames.pack(name for name, *_ in rows))
+        columns_by_shard.append(np.array([numbers for _, *numbers in rows], np.int64).reshape(-1, 4))
     names = PackedNames.joined(names_by_shard)
-    columns = np.concatenate(numbers)
+    columns = np.concatenate(columns_by_shard)
     return {
         "names": np.frombuffer(names.blob, np.uint8),
         "ends": names.ends,
@@ -118,8 +128,9 @@ def index_of(url: str, files: list[str]) -> dict[str, np.ndarray]:
     }
 
 
-def _rows(shard: int, path: str) -> list[tuple[str, int, int, int, int]]:
-    pictures: dict[str, tuple[str, int, int]] = {}
+def _read_shard(shard: int, path: str) -> list[tuple[str, int, int, int, int]]:
+    """File name, label, `shard`, offset and size of each image in a tar file. Raises ValueError for missing labels."""
+    images: dict[str, tuple[str, int, int]] = {}  # key -> file name, offset, size
     labels: dict[str, int] = {}
     with HeaderReader(io.FileIO(path)) as file, tarfile.open(fileobj=file, mode="r:") as archive:
         for member in archive:
@@ -127,23 +138,24 @@ def _rows(shard: int, path: str) -> list[tuple[str, int, int, int, int]]:
                 continue
             if member.issparse():
                 raise ValueError(f"{member.name} is stored with holes (a sparse file); pack the shard without --sparse")
-            # webdataset's rule: a key ends at the first dot of the last part of its path.
+            # webdataset's rule: a key ends at the first dot of the file name.
             folder, name = os.path.split(member.name)
-            key, _, ending = name.partition(".")
-            key = os.path.join(folder, key)
+            stem, _, ending = name.partition(".")
+            key = os.path.join(folder, stem)
             if f".{ending.lower()}" in EXTENSIONS:
-                pictures[key] = (name, member.offset_data, member.size)
-            elif ending in ("cls", "json") and member.size <= MAX_LABEL:
-                labels[key] = _label(archive.extractfile(member).read(), ending, member.name)  # type: ignore[union-attr]
-    if lacking := [key for key in pictures if key not in labels]:
-        raise ValueError(f"{len(lacking)} of {len(pictures)} images have no label, such as {lacking[0]}.cls")
-    return [(name, labels[key], shard, offset, size) for key, (name, offset, size) in pictures.items()]
+                images[key] = (name, member.offset_data, member.size)
+            elif ending in ("cls", "json") and member.size <= MAX_LABEL_BYTES:
+                data = archive.extractfile(member).read()  # type: ignore[union-attr]  # it is a regular file
+                labels[key] = _parse_label(data, ending, member.name)
+    if unlabelled := [key for key in images if key not in labels]:
+        raise ValueError(f"{len(unlabelled)} of {len(images)} images have no label, such as {unlabelled[0]}.cls")
+    return [(name, labels[key], shard, offset, size) for key, (name, offset, size) in images.items()]
 
 
-def _label(data: bytes, ending: str, name: str) -> int:
-    """The number of a class. ValueError for any other value: 1.9 is no class."""
+def _parse_label(data: bytes, ending: str, name: str) -> int:
+    """The class index in a file KEY.cls or KEY.json. Raises ValueError for anything but an integer of 0 or more."""
     try:
-        label = int(data) if ending == "cls" and NUMBER.fullmatch(data) else json.loads(data)["label"]
+        label = int(data) if ending == "cls" and DIGITS.fullmatch(data) else json.loads(data)["label"]
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise ValueError(f"{name} holds no number of a class") from error
     if type(label) is not int or not 0 <= label <= np.iinfo(np.int64).max:

@@ -3,7 +3,15 @@
 import numpy as np
 import pytest
 
-from imagesets.schemes.noisydigits import DIGIT, GROUND, INK, NOISE, SIDE, STEP, drawn
+from imagesets.schemes.noisydigits import (
+    DIGIT_SIDE,
+    MAX_BACKGROUND,
+    MAX_NOISE,
+    MIN_INK,
+    POSITION_STEP,
+    SIDE,
+    draw_scenes,
+)
 from imagesets.sets import SPLITS, open_set
 
 
@@ -28,14 +36,15 @@ def test_digits_stay_in_their_split_under_their_label(splits):
 
 
 def test_a_digit_is_drawn_whole_at_any_place():
-    images = drawn(np.full((400, DIGIT, DIGIT), 255, np.uint8), np.random.RandomState(0)).astype(int)  # squares
-    light = images.mean(-1) > (GROUND + INK) / 2
+    squares = np.full((400, DIGIT_SIDE, DIGIT_SIDE), 255, np.uint8)
+    images = draw_scenes(squares, np.random.RandomState(0)).astype(int)
+    light = images.mean(-1) > (MAX_BACKGROUND + MIN_INK) / 2
     rows, columns = (light.mean(axis) > 0.2 for axis in (2, 1))
-    assert (light.sum((1, 2)) == DIGIT**2).mean() > 0.9
+    assert (light.sum((1, 2)) == DIGIT_SIDE**2).mean() > 0.9
     for places in (rows, columns):
-        assert (places.sum(1) == DIGIT).all()
-        assert set(places.argmax(1)) == set(range(0, SIDE - DIGIT + 1, STEP))
-    assert images[~light].mean() == pytest.approx(GROUND / 2 + NOISE / 4, abs=6)
+        assert (places.sum(1) == DIGIT_SIDE).all()
+        assert set(places.argmax(1)) == set(range(0, SIDE - DIGIT_SIDE + 1, POSITION_STEP))
+    assert images[~light].mean() == pytest.approx(MAX_BACKGROUND / 2 + MAX_NOISE / 4, abs=6)
 
 
 def test_raw_pixels_say_little(splits):

@@ -124,11 +124,11 @@ def test_a_set_is_the_same_in_all_forms(form, split, folder, tmp_path):
 def test_as_many_row_groups_are_kept_as_memory_allows(folder, tmp_path, monkeypatch):
     url = f"parquet:{as_parquet(folder, tmp_path / 'tables')}"
     for allowed, groups in ((1 << 20, 4), (0, 1)):
-        monkeypatch.setattr(parquet, "KEPT", allowed)
+        monkeypatch.setattr(parquet, "CACHED_BYTES", allowed)
         found = open_set(url, "train")
         wanted = [open_set(f"folder:{folder}", "train").encoded(index) for index in range(len(found))]
         assert [found.encoded(index) for index in range(len(found))] == wanted
-        assert len(found.images.store.opened.groups) == groups
+        assert len(found.images.store.cache.groups) == groups
 
 
 @pytest.mark.parametrize(("form", "shards", "size"), [("wds", 2, 6), ("parquet", 4, 3)])
@@ -152,10 +152,10 @@ def test_row_groups_of_a_window_are_decompressed_once(folder, tmp_path, monkeypa
     """Images of three row groups in turn, where memory is for one group; after pickling for a loader process, too."""
     plain = open_set(f"parquet:{as_parquet(folder, tmp_path / 'tables')}", "train")
     windows = with_shuffle_window(plain, 3)
-    decompressed, decompress = [], ParquetStore._decompressed
-    monkeypatch.setattr(parquet, "KEPT", 0)
+    decompressed, decompress = [], ParquetStore._decompress
+    monkeypatch.setattr(parquet, "CACHED_BYTES", 0)
     monkeypatch.setattr(
-        ParquetStore, "_decompressed", lambda store, *key: decompressed.append(key) or decompress(store, *key)
+        ParquetStore, "_decompress", lambda store, *key: decompressed.append(key) or decompress(store, *key)
     )
     for images, times in ((plain, 9), (pickle.loads(pickle.dumps(windows)), 3)):
         decompressed.clear()
