@@ -1,4 +1,4 @@
-"""Settings of a fine-tuning, and what follows from them alone."""
+"""Which settings does a fine-tuning have? With the peak learning rate and the schedule that they define."""
 
 from dataclasses import dataclass, field
 from math import sqrt
@@ -22,7 +22,7 @@ from imagesets.augmentation import check_policy
 
 Select = Literal["last", "holdout", "val"]
 PooledNorm = Literal["fresh", "pretrained"]
-RULES = {
+LR_FACTORS = {  # lr_rule -> factor of the learning rate, for a batch
     "batch/256": lambda batch: batch / 256,
     "batch/512": lambda batch: batch / 512,
     "sqrt(batch)/8": lambda batch: sqrt(batch) / 8,
@@ -86,8 +86,8 @@ class FinetuneSettings(Validated):
 
     @property
     def peak(self) -> float:
-        """Highest learning rate, of the head."""
-        return self.lr * RULES[self.lr_rule](self.batch)
+        """Peak learning rate of the head."""
+        return self.lr * LR_FACTORS[self.lr_rule](self.batch)
 
     def rates(self) -> LayerSchedule:
         """The schedule that `schedule` names."""
@@ -95,8 +95,8 @@ class FinetuneSettings(Validated):
             return WarmupCosine(warmup=self.warmup_epochs, floor=self.floor)
         if self.schedule == "beit":
             return TableCosine(warmup=self.warmup_epochs, floor=self.floor)
-        told: Literal["update", "epoch"] = "update" if self.schedule == "simmim" else "epoch"
-        return TimmCosine(warmup=self.warmup_epochs, floor=self.floor, start=self.start, told=told)
+        interval: Literal["update", "epoch"] = "update" if self.schedule == "simmim" else "epoch"
+        return TimmCosine(warmup=self.warmup_epochs, floor=self.floor, start=self.start, told=interval)
 
     @property
     def mixes(self) -> bool:

@@ -1,8 +1,10 @@
-"""Train a classifier end to end, resumable at any step with the same bits.
+"""How is a classifier trained end to end? A training can be resumed at any step with the same bits.
 
-A state holds the weights, both moments of AdamW, the averaged weights, those of the epoch to report and the
-evaluations' results (engine/training/states.py). Processes share each batch, and each share is split into micro-batches
-that fit the device, so that a batch always has the recipe's size.
+A state holds the weights, both moments of AdamW, the averaged weights, the weights of the epoch to report, and the
+results of evaluations (engine/training/states.py). Processes share each batch, and each share is split into
+micro-batches that fit the device, so a batch always has the recipe's size.
+
+m images of a micro-batch, S side in pixels, C classes.
 """
 
 from collections import deque
@@ -39,18 +41,22 @@ from probes.finetune.classifier import Classifier
 from probes.finetune.settings import FinetuneSettings
 from probes.finetune.training_groups import GroupPlan, MixedGroup
 
-SAVE_EVERY = 60.0  # seconds of work that a kill may cost; more where saving is slow
+SAVE_EVERY = 60.0  # seconds of work that a kill may cost; more if saving is slow
 
 
 class Training:
-    """A training of a classifier.
+    """The training of a classifier.
 
-    plan: how images make up steps and groups. groups: those of each step that this process works on. micro_batch_size:
-    images in a forward pass. folder: of the training states. step: updates done. evaluated_at: updates before the last
-    evaluation. history: a JSON entry for each evaluated epoch. arrays: by name, what the best and the last epoch got
-    right. skipped: paths of unreadable images -> reason, of those to train on and held-out ones ("train") and of "val".
-    reported: weights of the epoch to report, once it is known, on the CPU. request: of this process to stop;
-    is_leaving: whether any process has been asked to stop, the same in all.
+    Attributes:
+        groups: The groups of each step that this process computes.
+        step: Updates done.
+        evaluated_at: Updates done at the last evaluation.
+        history: JSON values of each evaluated epoch.
+        arrays: Results on the validation images of the best and the last epoch, by name.
+        skipped: Path of each unreadable image -> reason; "train": images to train on and held-out ones, "val".
+        reported: Weights of the epoch to report on the CPU, once it is known.
+        request: Whether this process was asked to stop.
+        stops: Whether any process was asked to stop; the same in all of them.
     """
 
     def __init__(
@@ -63,6 +69,7 @@ class Training:
         micro_batch_size: int,
         folder: Path,
     ) -> None:
+        """plan: steps and groups of images. micro_batch_size: images of a forward pass. folder: of the states."""
         self.settings, self.space, self.world = settings, space, space.world
         self.plan, self.micro_batch_size, self.folder = plan, micro_batch_size, folder
         share = plan.groups // self.world.size
@@ -74,17 +81,17 @@ class Training:
         parameters, depth = self.classifier.timm_parameters(), classifier.vit.spec.depth
         groups = layer_groups(parameters, depth, settings.layer_decay, settings.weight_decay, settings.decay_tokens)
         self.optimizer, self.schedule = torch.optim.AdamW(groups, lr=settings.peak, fused=True), settings.rates()
-        self.averaged: nn.Module | None = None
+        self.ema: nn.Module | None = None
         if settings.average:
             from timm.utils import ModelEmaV3
 
-            self.averaged = ModelEmaV3(self.classifier, decay=settings.average)
+            self.ema = ModelEmaV3(self.classifier, decay=settings.average)
         self.network: nn.Module = self.classifier
         if self.world.size > 1:
-            # No module has buffers that change, so none need to be sent.
+            # No module has buffers that change, so they need not be broadcast.
             self.network = DistributedDataParallel(self.classifier, broadcast_buffers=False)
         self.step, self.evaluated_at = 0, 0
-        self.request, self.is_leaving = StopRequest(), False
+        self.request, self.stops = StopRequest(), False
         self.history: list[dict[str, Any]] = []
         self.arrays: dict[str, np.ndarray] = {}
         self.skipped: dict[str, dict[str, str]] = {"train": {}, "val": {}}
@@ -96,12 +103,12 @@ class Training:
 
     @property
     def evaluated(self) -> Classifier:
-        """The network that is evaluated: the averaged one, where there is one."""
-        return self.averaged.module if self.averaged is not None else self.classifier
+        """The network that is evaluated: the one with averaged weights, if there is one."""
+        return self.ema.module if self.ema is not None else self.classifier
 
     @property
     def progress(self) -> TrainProgress:
-        """Where the training stands."""
+        """Updates done, for schedules."""
         return TrainProgress(step=self.step, steps_per_epoch=self.plan.steps_per_epoch, epochs=self.settings.epochs)
 
     @property
@@ -111,16 +118,18 @@ class Training:
 
     @property
     def epoch(self) -> int:
-        """Epochs that are over."""
+        """Epochs done."""
         return self.progress.epoch
 
-    def alone(self) -> AbstractContextManager[None]:
-        """Lock this training for the length of a block; wait while another run does the same."""
+    def lock(self) -> AbstractContextManager[None]:
+        """Lock this training in a `with` block; waits while another run has it."""
         return self.world.held_by_rank0(locked(self.folder.with_suffix(".lock"), "it does the same training"))
 
     def resume(self, needs_weights: bool = False) -> None:
-        """Load the newest state, where there is one. needs_weights: train again where a training of an earlier version
-        is over, which kept none."""
+        """Load the newest state, if there is one.
+
+        needs_weights: train again if the training has ended in an earlier version, which did not keep the weights.
+        """
 
         def newest() -> Path | None:
             path = newest_intact(self.folder)
@@ -135,118 +144,131 @@ class Training:
             self.world.on_all_ranks(lambda: self.load(path))
 
     def run(self, batches: Iterator[MixedGroup], evaluate: Callable[["Training"], None], label: str) -> None:
-        """Train to the end. batches: this process's groups from `step` on. evaluate: records an epoch.
+        """Train to the end.
 
-        ValueError for a loss that is not finite, and whatever reading images raises; the last state stays on disk.
-        Stopped, in all processes after the same step, once a signal has asked one of them to stop.
+        Args:
+            batches: Groups of this process, from `step` on.
+            evaluate: Called with this training after an epoch; records its results.
+            label: Name of the training for messages.
+
+        Raises:
+            ValueError: For a loss that is not finite, and whatever reading images raises. The last state stays on disk.
+            Stopped: In all processes after the same step, when one of them was asked to stop.
         """
-        steps, saving = self.steps, Timer(SAVE_EVERY)
+        steps, save_timer = self.steps, Timer(SAVE_EVERY)
         progress = Progress(label, steps, "steps", quiet=not self.world.is_rank0)
         self.network.train()
         with listening(self.request.ask), progress:
             progress.resume(self.step)
             while self.evaluated_at < steps:
-                if self.is_due():
+                if self.evaluation_is_due():
                     self.run_evaluation(evaluate)
                 else:
                     self.update(batches)
                     self.step += 1
                     progress.advance(1)
-                if self.is_leaving or saving.is_due() or self.evaluated_at == steps:
-                    with saving:
+                if self.stops or save_timer.is_due() or self.evaluated_at == steps:
+                    with save_timer:
                         self.save()
-                if self.is_leaving:
+                if self.stops:
                     raise Stopped.after(self.step, steps, label, self.folder)
 
-    def is_due(self) -> bool:
-        """Whether an epoch has ended that is to be evaluated and has not been."""
-        settings, (epoch, within) = self.settings, divmod(self.step, self.plan.steps_per_epoch)
-        return (
-            self.evaluated_at < self.step
-            and within == 0
-            and (epoch % settings.judge_every == 0 or epoch == settings.epochs)
-        )
+    def evaluation_is_due(self) -> bool:
+        """Whether an epoch has just ended that is to be evaluated and was not evaluated yet."""
+        epoch, step_in_epoch = divmod(self.step, self.plan.steps_per_epoch)
+        is_chosen = epoch % self.settings.judge_every == 0 or epoch == self.settings.epochs
+        return self.evaluated_at < self.step and step_in_epoch == 0 and is_chosen
 
     def run_evaluation(self, evaluate: Callable[["Training"], None]) -> None:
-        """Evaluate the current weights."""
+        """Evaluate the current weights, and exchange requests to stop."""
         self.network.eval()
         evaluate(self)
         self.network.train()
         self.evaluated_at = self.step
-        self.is_leaving = any(self.world.gather_objects(self.request.asked))
+        self.stops = any(self.world.gather_objects(self.request.asked))
 
     def update(self, batches: Iterator[MixedGroup]) -> None:
-        """One step of the optimiser on one batch of the recipe's size."""
+        """One step of the optimizer, on one batch of the recipe's size."""
         for group in self.optimizer.param_groups:
             group["lr"] = self.rate(group["lr_scale"])
         self.optimizer.zero_grad(set_to_none=True)
-        last: list[Tensor] = []
-        # Whatever can fail in one process alone comes before their first collective: the last backward pass.
-        shares = self.world.gather_results(lambda: self.forward_backward(batches, last))
+        last_loss: list[Tensor] = []
+        # The last backward pass averages gradients over the processes. All that may fail in one process comes before
+        # it.
+        shares = self.world.gather_results(lambda: self.forward_backward(batches, last_loss))
         for share in shares:
             self.skipped["train"] |= share.unreadable
-        self.check(fmean(share.loss for share in shares))
-        last[0].backward()
+        self.check_loss(fmean(share.loss for share in shares))
+        last_loss[0].backward()
         if self.settings.clip:
             nn.utils.clip_grad_norm_(self.classifier.parameters(), self.settings.clip)
         self.optimizer.step()
-        if self.averaged is not None:
-            self.averaged.update(self.classifier)
-        self.is_leaving = any(share.asked for share in shares)
+        if self.ema is not None:
+            self.ema.update(self.classifier)
+        self.stops = any(share.stop_requested for share in shares)
 
     def rate(self, scale: float = 1.0) -> float:
-        """The learning rate of this update for a layer's `scale`."""
+        """Learning rate of this update. scale: factor of a layer."""
         return self.schedule.at(self.settings.peak, self.progress, scale)
 
-    def forward_backward(self, batches: Iterator[MixedGroup], last: list[Tensor]) -> "Share":
-        """This process's share of a step. The last micro-batch's loss goes to `last`, without its backward pass."""
+    def forward_backward(self, batches: Iterator[MixedGroup], last_loss: list[Tensor]) -> "StepShare":
+        """This process's share of a step. Appends the loss of the last micro-batch to `last_loss`, and leaves its
+        backward pass to the caller."""
         count = len(self.groups) * self.plan.group // self.micro_batch_size
         total = torch.zeros((), device=self.space.device)
         unreadable: dict[str, str] = {}
-        for number, (images, targets, place) in enumerate(self.micro_batches(batches, unreadable), start=1):
+        for number, (images, targets, position) in enumerate(self.micro_batches(batches, unreadable), start=1):
             is_last = number == count
             with nullcontext() if is_last or self.world.size == 1 else self.network.no_sync():
-                loss = self.loss(images, targets, place) / count
+                loss = self.loss(images, targets, position) / count
                 total += loss.detach()
                 if is_last:
-                    last.append(loss)
+                    last_loss.append(loss)
                 else:
                     loss.backward()
-        return Share(total.item(), unreadable, self.request.asked)
+        return StepShare(total.item(), unreadable, self.request.asked)
 
     def micro_batches(
         self, batches: Iterator[MixedGroup], unreadable: dict[str, str]
     ) -> Iterator[tuple[Tensor, Tensor, tuple[int, int]]]:
-        """Micro-batches of this step on the device: images, targets, and their place (group, first image in it)."""
+        """This step's micro-batches on the device: images (m, 3, S, S), targets (m, C), (group, first image in it).
+
+        Adds the unreadable images to `unreadable`.
+        """
         for number in self.groups:
             group = next(batches)
             unreadable |= group.unreadable
             for first in range(0, len(group.images), self.micro_batch_size):
-                chosen = slice(first, first + self.micro_batch_size)
-                images, targets = (t[chosen].to(self.space.device, non_blocking=True) for t in group[:2])
+                rows = slice(first, first + self.micro_batch_size)
+                images = group.images[rows].to(self.space.device, non_blocking=True)
+                targets = group.targets[rows].to(self.space.device, non_blocking=True)
                 yield images, targets, (number, first)
 
-    def loss(self, images: Tensor, targets: Tensor, place: tuple[int, int]) -> Tensor:
-        """Cross-entropy with target probabilities. Drop path is seeded by the place in the training."""
-        with seeded(DROP, self.space.seed, self.step, *place, device=self.space.device), self.autocast():
+    def loss(self, images: Tensor, targets: Tensor, position: tuple[int, int]) -> Tensor:
+        """Mean cross-entropy of images (m, 3, S, S) with target probabilities (m, C).
+
+        position: group and first image of the micro-batch; seeds drop path, together with the step.
+        """
+        with seeded(DROP, self.space.seed, self.step, *position, device=self.space.device), self.autocast():
             logits = self.network(images)
         return F.cross_entropy(logits.float(), targets)
 
-    def check(self, loss: float) -> None:
-        """ValueError for a loss that is not finite."""
+    def check_loss(self, loss: float) -> None:
+        """Record the loss of a step. ValueError if it is not finite."""
         progress = self.progress
         where = f"step {self.step} of {progress.steps} (epoch {progress.time:.2f}, learning rate {self.rate():.3g})"
         check_finite(loss, "loss", where, self.losses, "lower lr, or use float32 if this was bfloat16")
         self.losses.append(loss)
 
     def save(self) -> None:
-        """Save the state; at the end of the training, the evaluations' results and the reported weights alone."""
-        over = self.evaluated_at == self.steps
-        # A broken gradient would show in the next step's loss only.
-        finite = all(bool(parameter.isfinite().all()) for parameter in self.classifier.parameters())
-        if not self.world.is_rank0 or not (over or finite):
+        """Save the state in rank 0; at the end of the training, only the reported weights and results of
+        evaluations."""
+        is_finished = self.evaluated_at == self.steps
+        # A gradient that is not finite would not show in the loss before the next step.
+        is_finite = all(bool(parameter.isfinite().all()) for parameter in self.classifier.parameters())
+        if not self.world.is_rank0 or not (is_finished or is_finite):
             return
-        tensors = {} if over else self.state()
+        tensors = {} if is_finished else self.state()
         tensors |= {f"reported.{name}": tensor for name, tensor in self.reported.items()}
         tensors |= {f"train_state.{name}": torch.tensor(array) for name, array in self.arrays.items()}
         facts = {
@@ -256,21 +278,21 @@ class Training:
             "history": self.history,
             "skipped": self.skipped,
         }
-        save_state(self.folder, self.step, State(tensors=tensors, facts=facts), kept=1 if over else KEPT)
+        save_state(self.folder, self.step, State(tensors=tensors, facts=facts), kept=1 if is_finished else KEPT)
 
     def state(self) -> dict[str, Tensor]:
         """Everything that the next step depends on."""
         tensors = {f"network.{name}": tensor for name, tensor in self.classifier.state_dict().items()}
-        if self.averaged is not None:
-            tensors |= {f"averaged.{name}": tensor for name, tensor in self.averaged.module.state_dict().items()}
+        if self.ema is not None:
+            tensors |= {f"averaged.{name}": tensor for name, tensor in self.ema.module.state_dict().items()}
         return tensors | optimizer_tensors(self.optimizer)
 
     def load(self, path: Path) -> None:
-        """Load a state."""
+        """Resume from a state."""
         state = load_state(path)
         facts = state.facts
         self.step = facts["step"]
-        self.evaluated_at = facts.get("judged", self.step)  # states before signals were heard have none
+        self.evaluated_at = facts.get("judged", self.step)  # absent in states of versions that did not handle signals
         self.losses.extend(facts["losses"])
         self.history = facts["history"]
         self.skipped = facts["skipped"]
@@ -279,14 +301,14 @@ class Training:
         if self.evaluated_at == self.steps:
             return
         self.classifier.load_state_dict(state.under("network."))
-        if self.averaged is not None:
-            self.averaged.module.load_state_dict(state.under("averaged."))
+        if self.ema is not None:
+            self.ema.module.load_state_dict(state.under("averaged."))
         load_optimizer(self.optimizer, state)
 
 
-class Share(NamedTuple):
-    """One process's part in a step."""
+class StepShare(NamedTuple):
+    """What one process computed of a step."""
 
     loss: float  # mean over its images
     unreadable: dict[str, str]  # path -> reason
-    asked: bool  # whether a signal has asked this process to stop
+    stop_requested: bool  # whether this process was asked to stop

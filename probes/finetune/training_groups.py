@@ -1,8 +1,8 @@
-"""Training images for fine-tuning: timm's augmentation, with mixup and cutmix inside groups.
+"""Which augmented images does each step of a fine-tuning train on? With timm's augmentation, mixup and cutmix.
 
-A batch consists of groups, whose images are mixed with each other; in the sources a group is what one GPU holds.
-Everything random about image i in epoch e comes from (seed, e, i, repeat), and about a mix from (seed, step, group), so
-a training depends neither on the number of loader processes nor on being killed.
+A batch consists of groups, and images are mixed within a group: in the sources, the images of one GPU. The draws of
+image i in epoch e depend on (seed, e, i, repeat) alone, and those of mixing on (seed, step, group). So neither the
+number of loader processes nor a kill changes a training.
 
 m images of a group, S side in pixels, C classes.
 """
@@ -27,13 +27,13 @@ from imagesets.sets import ImageSet
 from imagesets.transforms import Photo
 from probes.finetune.settings import FinetuneSettings
 
-LOADERS = 8  # at most; a core makes 150 to 190 augmented ImageNet files a second
+MAX_LOADERS = 8  # loader processes for a GPU; a core decodes and augments 150 to 190 ImageNet files per second
 
 
 def training_transform(
     settings: FinetuneSettings, size: int, mean: Sequence[float], std: Sequence[float]
 ) -> Callable[[Image.Image], Tensor]:
-    """Image -> (3, size, size) float32, normalised; draws from the global generators."""
+    """The augmentation: RGB image -> (3, size, size) float32, normalised; draws from the global random generators."""
     return random_transform(
         size,
         mean,
@@ -50,15 +50,15 @@ def training_transform(
 class GroupPlan:
     """How the training images of an epoch are divided into steps and groups.
 
-    Images that do not fill a batch are left out, others in every epoch.
+    Images that do not fill a batch are left out: different ones in each epoch.
     """
 
     count: int  # training images
     batch: int  # images of a step, over all processes
     group: int  # images of a group
     seed: int  # of the order
-    # Times that an epoch shows an image (DeiT's RASampler); it then shows fewer images. The repeats of an image lie
-    # next to each other in the batch, and so go to different groups, as far as there are enough.
+    # How often an epoch repeats an image, of which it then has fewer (DeiT's RASampler). The repeats are next to each
+    # other in a batch, so they are in different groups if there are enough groups.
     repeats: int = 1
 
     @property
@@ -71,17 +71,17 @@ class GroupPlan:
         return self.batch // self.group
 
     def images(self, step: int, group: int) -> list[tuple[int, int]]:
-        """(place in the training set, number of the repeat) of each image of one group of `step`."""
-        epoch, within = divmod(step, self.steps_per_epoch)
+        """(index in the training set, number of the repeat) of each image in a group of `step`."""
+        epoch, step_in_epoch = divmod(step, self.steps_per_epoch)
         order = shuffled(self.count, self.seed, epoch)
-        first = within * self.batch + group
+        first = step_in_epoch * self.batch + group
         positions = range(first, first + self.groups * self.group, self.groups)
         return [(int(order[position // self.repeats]), position % self.repeats) for position in positions]
 
 
-def group_size(share: int, largest: int, even: bool) -> int:
-    """The largest divisor of `share` images up to `largest`, an even one if `even`. ValueError where there is none."""
-    if size := micro_batch_size(share, largest, even):
+def group_size(share: int, max_size: int, even: bool) -> int:
+    """The largest divisor of `share` images up to `max_size`; an even one if `even`. ValueError if there is none."""
+    if size := micro_batch_size(share, max_size, even):
         return size
     raise ValueError(
         f"{share} images for each process and step cannot be mixed in pairs; give an even batch for each process, or "
@@ -90,60 +90,61 @@ def group_size(share: int, largest: int, even: bool) -> int:
 
 
 class MixedGroup(NamedTuple):
-    """The images of a group, mixed."""
+    """The images of a group, after mixup and cutmix."""
 
     images: Tensor  # (m, 3, S, S) float32
     targets: Tensor  # (m, C) probabilities
-    unreadable: dict[str, str]  # path -> reason; the next readable image took its place
+    unreadable: dict[str, str]  # path -> reason; the next readable image replaces it
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class MixedGroups:
-    """Groups of one process, step by step."""
+    """A sequence of the groups of one process, step by step."""
 
     image_set: ImageSet
     plan: GroupPlan
     steps: range
-    groups: range  # of each step
-    settings: FinetuneSettings  # how images are mixed
+    groups: range  # of each step, those of this process
+    settings: FinetuneSettings  # of smoothing, mixup and cutmix
     transform: Callable[[Image.Image], Tensor]
     decode: Literal["exact", "fast"] = "exact"
 
     def __len__(self) -> int:
         return len(self.steps) * len(self.groups)
 
-    def augmented(self, numbers: tuple[int, ...], place: int) -> Tensor:
-        """The image at a place, with draws that depend on the numbers alone. Raises UnreadableImage."""
+    def augment(self, numbers: tuple[int, ...], index: int) -> Tensor:
+        """(3, S, S), image `index` of the set. Draws depend on the numbers alone. Raises UnreadableImage."""
         with seeded(AUGMENT, *numbers):
-            return self.transform(Photo(self.image_set, place).opened(self.decode))
+            return self.transform(Photo(self.image_set, index).opened(self.decode))
 
     def __getitem__(self, item: int) -> MixedGroup:
         step, group = self.steps[item // len(self.groups)], self.groups[item % len(self.groups)]
-        epoch, seed, classes = step // self.plan.steps_per_epoch, self.plan.seed, len(self.image_set.classes)
+        epoch, seed = step // self.plan.steps_per_epoch, self.plan.seed
         unreadable: dict[int, str] = {}
         images, labels = [], []
         for index, repeat in self.plan.images(step, group):
-            make = partial(self.augmented, (seed, epoch, index, repeat))
-            image, place = self.image_set.next_readable(index, unreadable, make)
+            augment = partial(self.augment, (seed, epoch, index, repeat))
+            image, read_index = self.image_set.next_readable(index, unreadable, augment)
             images.append(image)
-            labels.append(int(self.image_set.labels[place]))
-        batch, targets = torch.stack(images), smoothed(torch.tensor(labels), classes, self.settings.smoothing)
+            labels.append(int(self.image_set.labels[read_index]))
+        batch = torch.stack(images)
+        targets = smoothed(torch.tensor(labels), len(self.image_set.classes), self.settings.smoothing)
         if self.settings.mixes:
             with seeded(MIX, seed, step, group):
                 batch, targets = mixed(batch, targets, drawn_mix(self.settings.mixup, self.settings.cutmix))
-        return MixedGroup(batch, targets, {self.image_set.path(place): why for place, why in unreadable.items()})
+        return MixedGroup(batch, targets, {self.image_set.path(index): why for index, why in unreadable.items()})
 
 
-def loaders(space: Workspace) -> int:
-    """Loader processes: as asked, else some for a GPU and none for a CPU, whose cores the training needs."""
+def loader_processes(space: Workspace) -> int:
+    """Number of loader processes: `space.workers`, or else some for a GPU and none for a CPU, which needs its cores."""
     if space.workers is not None:
         return space.workers
-    return min(LOADERS, own_cores()) if torch.device(space.device).type == "cuda" else 0
+    return min(MAX_LOADERS, own_cores()) if torch.device(space.device).type == "cuda" else 0
 
 
 def mixed_groups(groups: MixedGroups, space: Workspace) -> Iterator[MixedGroup]:
-    """All groups in order. Raises UnreadableImage unless `space.skip_bad`."""
-    for group in read_ahead(groups, loaders(space), space.device, ahead=2):
+    """The groups in order, loaded ahead of their use. Raises UnreadableImage unless `space.skip_bad`."""
+    for group in read_ahead(groups, loader_processes(space), space.device, ahead=2):
         if group.unreadable and not space.skip_bad:
             raise UnreadableImage(*next(iter(group.unreadable.items())))
         yield group

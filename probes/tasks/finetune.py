@@ -159,7 +159,7 @@ class Finetune(FinetuneSettings, Task):
     ) -> Outcome:
         """Train on `train` and report on `val`. held: images that select the epoch, or None."""
         training, selection, groups_of = self.prepare(export, train, held, val, space)
-        with training.alone():
+        with training.lock():
             training.resume(self.NEEDS_WEIGHTS)
             groups = mixed_groups(groups_of(range(training.step, training.steps)), space)
             training.run(groups, selection, f"fine-tuning on {space.data.removesuffix(':')}")
@@ -190,7 +190,7 @@ class Finetune(FinetuneSettings, Task):
         selection = ModelSelection(
             select=self.select,
             val=Evaluator(image_set=val, transform=transform, space=space),
-            held=Evaluator(image_set=held, transform=transform, space=space) if held else None,
+            held_out=Evaluator(image_set=held, transform=transform, space=space) if held else None,
             mean=export.mean,
             std=export.std,
         )

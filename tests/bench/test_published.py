@@ -26,7 +26,7 @@ from bench.run.runner import branch_of
 from checkpoints.export import ViTExport
 from downstream.metrics.scores import AP_THRESHOLDS, scores
 from downstream.tasks.depth_linear import METRICS as DEPTH_METRICS
-from downstream.tasks.video_propagation import averaged
+from downstream.tasks.video_propagation import mean_scores
 from engine.extensions import load_extension, source_files
 from engine.tasks import Workspace
 from probes.finetune.model_selection import ModelSelection
@@ -124,10 +124,10 @@ def metrics_of(protocol, export, cache, asked) -> set[str]:
     if protocol.key == "depth_linear":
         return set(DEPTH_METRICS)
     if protocol.key == "video_propagation":
-        return set(averaged(np.zeros((1, 6)), np.zeros(1, int), np.ones((1, 1))))
+        return set(mean_scores(np.zeros((1, 6)), np.zeros(1, int), np.ones((1, 1))))
     if protocol.key in ("finetune", "semi"):
         arrays = {f"{epoch}_{top}": np.ones(4) for epoch in ("best", "last") for top in ("top1", "top5")}
-        selection = ModelSelection(select=task.select, val=None, held=None, mean=(), std=())
+        selection = ModelSelection(select=task.select, val=None, held_out=None, mean=(), std=())
         return set(selection.metrics(arrays))
     if protocol.layout == "coco":
         return {f"{kind}_{name}" for kind in ("box", "mask") for name in AP_THRESHOLDS}
