@@ -1,8 +1,10 @@
-"""Logistic regression on frozen features of few images: 1, 2 or 5 per class over three splits, or a share of all.
+"""Logistic regression on frozen features of few images: 1, 2 or 5 per class in three splits, or a share of all.
 
-MSN's evaluation (Assran et al. 2022; github facebookresearch/msn, logistic_eval.py), which is also MOCA's, and those of
-iBOT and DINOv2 on all images. Objective and solver: probes/lowshot/logistic.py; conventions of lambda:
-probes/lowshot/fitting.py.
+The evaluations of MSN (Assran et al. 2022; facebookresearch/msn, logistic_eval.py), which MOCA uses as well, and those
+of iBOT and DINOv2 on all images. probes/lowshot/logistic.py has objective and solver, probes/lowshot/fitting.py the
+conventions for lambda.
+
+n: images of a subset. V: validation images that were read. C: classes. D: width.
 """
 
 import time
@@ -30,14 +32,18 @@ from probes.lowshot.shots import PUBLISHED_LISTS, Subset, possible_shots, rows_o
 from probes.scores import cost, log_likelihood, mean_average_precision, prediction_arrays, spread_out, with_class_means
 from probes.splits import not_held_out_warning, open_splits
 
-# A fit in float32 takes tens of steps, another ten in float64 (docs/log.md); each has two products.
+# With up to so many training images, features of all are extracted, because other tasks read them, too. With more, only
+# those of the subsets are, unless all are on disk.
+EXTRACT_ALL_UP_TO = 100_000
+
+# For plans: iterations of a fit, tens in float32 and another ten in float64 (docs/log.md), of two matrix products each.
 STEPS = 60
-ROWS = 2000  # of the larger of two timed fits, at most
-SPREAD = 3.0  # standard deviation around the class means that the features of a timed fit have, in units of theirs
+MAX_TIMED_ROWS = 2000  # of the larger of two timed fits
+SPREAD = 3.0  # standard deviation of features in timed fits around class means, whose own is 1
 
 
 def fit_bytes(count: int, width: int, classes: int) -> float:
-    """Memory of a fit to `count` rows, in memory or in blocks (probes/lowshot/blocks.py), beyond libraries."""
+    """Memory of a fit to `count` rows, in memory or in blocks (probes/lowshot/blocks.py), without libraries."""
     if count * max(width, classes) <= MAX_IN_MEMORY:
         return 16.0 * count * (width + classes)
     weights = 8.0 * width * classes * (2 * HISTORY + 8)
@@ -45,7 +51,7 @@ def fit_bytes(count: int, width: int, classes: int) -> float:
 
 
 def features_around_means(count: int, width: int, classes: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Unit features (n, D), and labels (n,) of all classes."""
+    """Random unit vectors (n, D) around the means of classes, and their labels (n,)."""
     generator = torch.Generator().manual_seed(0)
     labels = torch.arange(count) % classes
     means = torch.randn(classes, width, generator=generator)
@@ -53,14 +59,9 @@ def features_around_means(count: int, width: int, classes: int) -> tuple[torch.T
     return torch.nn.functional.normalize(features), labels
 
 
-# Up to here all training images are extracted, since other tasks read them too: minutes. Beyond, only those needed,
-# unless all are on disk already.
-SMALL = 100_000
-
-
 @dataclass(frozen=True, kw_only=True)
 class LowShot(FitSettings, PooledTask):
-    """Settings of one evaluation: a logistic regression for every subset and lambda."""
+    """Settings of a low-shot evaluation: a logistic regression for every subset and lambda."""
 
     VARIATIONS = (
         "crop=1.0",
@@ -77,24 +78,24 @@ class LowShot(FitSettings, PooledTask):
         "layer=-2",
         "splits=10",
     )
-    COST: ClassVar[float] = 1.5  # after k-NN, whose pass over the training images may serve this task as well
+    COST: ClassVar[float] = 1.5  # after k-NN, which extracts the same features
 
-    shots: Different[PositiveInt] = (1, 2, 5)  # training images of each class
-    splits: PositiveInt = 3  # draws of each number of shots, whose mean is reported
-    fractions: Different[Fraction] = (0.01,)  # shares of all training images, class-balanced, one draw of each
-    # Folder with MSN's lists of images, in place of draws by the seed; published: that of the images.
+    shots: Different[PositiveInt] = (1, 2, 5)  # numbers of training images per class
+    splits: PositiveInt = 3  # random subsets for each number of shots; their mean is reported
+    fractions: Different[Fraction] = (0.01,)  # shares of all training images, class-balanced, one subset each
+    # Folder with MSN's lists of images, in place of random subsets; published: the folder of the images.
     lists: str = ""
-    # Of each feature: its own mean over D values subtracted and scaled to unit length, scaled alone, or left as it is.
+    # Of each feature vector: subtract the mean of its D values and scale to unit length, only scale, or neither.
     preprocess: Preprocess = "centre_and_normalise"
     pool: Literal["cls", "avg"] = "avg"  # feature: the class token, or the mean of the patches
-    layer: int = -1  # block that it is read from; -1 is the last
-    norm: bool = False  # read behind the network's final norm
-    interpolation: Literal["bilinear", "bicubic", "lanczos"] = "bilinear"  # of that resizing
+    layer: int = -1  # block whose output is the feature; -1 is the last
+    norm: bool = False  # apply the network's final norm
+    interpolation: Literal["bilinear", "bicubic", "lanczos"] = "bilinear"  # of resizing images
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if not self.shots and not self.fractions:
-            raise ValueError("shots=(): must be 1 or more different values, where there are no fractions either")
+            raise ValueError("shots=(): must be 1 or more different values, because fractions are empty as well")
 
     @property
     def kind(self) -> FeatureKind:
@@ -107,87 +108,89 @@ class LowShot(FitSettings, PooledTask):
 
     def summary(self, spec: FrozenSpec, images: Mapping[str, int]) -> dict[str, Any]:
         forwards = images["train"] + images["val"]
-        passes = forwards if images["train"] <= SMALL else f"up to {forwards}"
+        passes = forwards if images["train"] <= EXTRACT_ALL_UP_TO else f"up to {forwards}"
         subsets = len(self.shots) * self.splits + len(self.fractions)
         fits = subsets * (len(self.lambdas) + bool(self.holdout))
         return {"image size": spec.image_size, "forward passes": passes, "subsets": subsets, "fits": fits}
 
     def cost(self, scale: Scale) -> Work:
         spec, train, val = scale.spec, scale.images["train"], scale.images["val"]
-        counts, classes = self.counts(train, scale.classes), scale.classes
-        if scale.several_labels:  # a fit to two classes for each
+        counts, classes = self.subset_sizes(train, scale.classes), scale.classes
+        if scale.several_labels:  # a fit with two classes for each class
             counts, classes = counts * scale.classes, 2
-        lambdas, read = len(self.lambdas) + bool(self.holdout), train if train <= SMALL else min(train, sum(counts))
+        fits = len(self.lambdas) + bool(self.holdout)  # of each subset
+        read = train if train <= EXTRACT_ALL_UP_TO else min(train, sum(counts))
         product = 2.0 * min(max(counts, default=1), spec.width) * classes
         parts = (
             feature_pass(spec, read, "train" if read == train else "few of train"),
             feature_pass(spec, val, "val"),
-            Part(kind="fits", count=lambdas * len(counts)),
-            Part(kind="fit rows", count=lambdas * sum(counts), flops=2 * STEPS * product),
+            Part(kind="fits", count=fits * len(counts)),
+            Part(kind="fit rows", count=fits * sum(counts), flops=2 * STEPS * product),
         )
-        fits = max(fit_bytes(count, spec.width, classes) for count in [*counts, 1])
-        return Work(parts=parts, memory=max(fits, forward_bytes(scale)), disk=feature_bytes(spec, read + val))
+        memory = max(fit_bytes(count, spec.width, classes) for count in [*counts, 1])
+        return Work(parts=parts, memory=max(memory, forward_bytes(scale)), disk=feature_bytes(spec, read + val))
 
-    def counts(self, images: int, classes: int) -> list[int]:
-        """Images of each subset."""
-        few = [min(shots * classes, images) for shots in self.shots for _ in range(self.splits)]
-        return [*few, *(round(share * images) for share in self.fractions)]
+    def subset_sizes(self, images: int, classes: int) -> list[int]:
+        """Number of images of each subset. images: number of training images."""
+        few_shot = [min(shots * classes, images) for shots in self.shots for _ in range(self.splits)]
+        return [*few_shot, *(round(share * images) for share in self.fractions)]
 
     def benchmark(self, export: FrozenExport, space: Workspace, seconds: float) -> dict[Kind, float]:
-        """Two fits to features around class means, of some rows and of a quarter as many."""
+        """Times a fit to a number of rows, and one to a quarter of them."""
         train, _ = open_splits(space, several_labels=self.takes_several_labels)
         classes, width = 2 if train.has_several_labels else len(train.classes), export.spec.width
-        most = max(min(max(self.counts(len(train), classes)), ROWS), 2 * classes)
-        few, times, (fit, gap, _) = max(most // 4, classes), [], SOLVERS[self.solver]
-        for count in (few, few, most):  # the first one is slower
+        many = max(min(max(self.subset_sizes(len(train), classes)), MAX_TIMED_ROWS), 2 * classes)
+        few = max(many // 4, classes)
+        fit, gap, _ = SOLVERS[self.solver]
+        times = []
+        for count in (few, few, many):  # the first fit is slower and not used
             features, labels = (rows.to(space.device) for rows in features_around_means(count, width, classes))
             penalty = self.effective_lambda(max(self.lambdas), count)
             started = time.perf_counter()
             fit(features, labels, classes, penalty, tolerance=gap, max_iterations=self.most_iterations)
             times.append(time.perf_counter() - started)
-        row = max(times[2] - times[1], 0.0) / (most - few)
-        return {"fits": max(times[1] - few * row, 0.0), "fit rows": row}
+        per_row = max(times[2] - times[1], 0.0) / (many - few)
+        return {"fits": max(times[1] - few * per_row, 0.0), "fit rows": per_row}
 
     def evaluate(self, export: FrozenExport, space: Workspace) -> Outcome:
         world, (train, val) = space.world, open_splits(space, several_labels=self.takes_several_labels)
         if train.has_several_labels:
             return self.class_by_class(export, space, train, val)
-        shots, left_out = possible_shots(train, self.shots, bool(self.fractions))
-        parts = subsets(train, shots, self.fractions, self.splits, space.seed, self.lists)
-        transform, indices = transform_of(export, space, self), subset_indices(train, parts)
-        reads_all = world.gather_objects(self.wants_all(export, train, transform, space))[0]
+        shots, shots_warning = possible_shots(train, self.shots, bool(self.fractions))
+        drawn = subsets(train, shots, self.fractions, self.splits, space.seed, self.lists)
+        transform, indices = transform_of(export, space, self), subset_indices(train, drawn)
+        reads_all = world.gather_objects(self.extracts_all(export, train, transform, space))[0]
         needed = np.arange(len(train)) if reads_all else np.unique(np.concatenate(indices))
-        images = train if reads_all else train.subset(needed, f"union-of-{len(parts)}-subsets")
+        images = train if reads_all else train.subset(needed, f"union-of-{len(drawn)}-subsets")
         gallery = extract(export, images, [self.kind], space, transform)
         queries = extract(export, val, [self.kind], space, transform)
-        rows = [rows_of_images(part, needed[gallery.indices]) for part in indices]
-        check_classes(parts, rows, gallery.labels, train.classes)
+        rows = [rows_of_images(subset_images, needed[gallery.indices]) for subset_images in indices]
+        check_classes(drawn, rows, gallery.labels, train.classes)
         per_class = val.reports == "mean per class"
         fitter = self.fitter(gallery, queries, len(train.classes), space, per_class)
-        names = [f"{part.name} of split {part.split}" for part in parts]
-        fits_by_subset = list(zip(parts, fit_subsets(fitter, names, rows, world), strict=True))
+        names = [f"{subset.name} of split {subset.split}" for subset in drawn]
+        fits_by_subset = list(zip(drawn, fit_subsets(fitter, names, rows, world), strict=True))
         used = np.unique(np.concatenate(rows))
-        shapeless = world.on_rank0(
+        constant = world.on_rank0(
             lambda: {
                 "train": fitter.train.count_constant(used),
                 "val": fitter.val.count_constant(np.arange(len(queries))),
             }
         )
-        doubts = [left_out] if left_out else []
-        doubts += [not_held_out_warning(gallery.labels, train.classes)] if self.holdout else []
-        return self.outcome(fits_by_subset, gallery, queries, val, shapeless, [doubt for doubt in doubts if doubt])
+        warnings = [shots_warning, not_held_out_warning(gallery.labels, train.classes) if self.holdout else ""]
+        return self.outcome(fits_by_subset, gallery, queries, val, constant, [text for text in warnings if text])
 
     @property
     def takes_several_labels(self) -> bool:
-        """Whether images may show several classes: where all are trained on, and one fit is reported."""
-        one = bool(self.holdout) or len(self.lambdas) == 1
-        return not self.shots and self.fractions == (1.0,) and one
+        """Whether images may have several labels: if all training images are used, and one fit is reported."""
+        reports_one_fit = bool(self.holdout) or len(self.lambdas) == 1
+        return not self.shots and self.fractions == (1.0,) and reports_one_fit
 
     def takes(self, images: ImageSet) -> bool:
         return self.takes_several_labels or not images.has_several_labels
 
     def class_by_class(self, export: FrozenExport, space: Workspace, train: ImageSet, val: ImageSet) -> Outcome:
-        """`evaluate` where images show several classes: mean average precision of a fit for each class."""
+        """`evaluate` for images with several labels: mean average precision of a fit for each class."""
         transform = transform_of(export, space, self)
         gallery, queries = (extract(export, images, [self.kind], space, transform) for images in (train, val))
         fitter = self.fitter(gallery, queries, 2, space)
@@ -201,9 +204,9 @@ class LowShot(FitSettings, PooledTask):
             cost=cost(gallery, queries),
         )
 
-    def wants_all(self, export: FrozenExport, train: ImageSet, transform: EvalTransform, space: Workspace) -> bool:
-        """Whether to read features of all training images: they are few, or on disk already."""
-        if len(train) <= SMALL:
+    def extracts_all(self, export: FrozenExport, train: ImageSet, transform: EvalTransform, space: Workspace) -> bool:
+        """Whether to extract features of all training images: if they are few, or on disk."""
+        if len(train) <= EXTRACT_ALL_UP_TO:
             return True
         extraction = Extraction(export=export, image_set=train, kinds=(self.kind,), space=space, transform=transform)
         return extraction.is_complete(extraction.open_store())
@@ -211,7 +214,7 @@ class LowShot(FitSettings, PooledTask):
     def fitter(
         self, gallery: FeatureSet, queries: FeatureSet, classes: int, space: Workspace, per_class: bool = False
     ) -> Fitter:
-        """The fits' settings and features; per_class: whether lambda is chosen by the mean over classes."""
+        """The fits on these features. per_class: choose lambda by mean per-class accuracy."""
         train, val = (
             PreparedRows(features=features[self.kind], preprocess=self.preprocess, device=space.device)
             for features in (gallery, queries)
@@ -233,66 +236,71 @@ class LowShot(FitSettings, PooledTask):
         gallery: FeatureSet,
         queries: FeatureSet,
         val: ImageSet,
-        shapeless: dict[str, int],
-        doubts: Sequence[str],
+        constant: dict[str, int],
+        warnings: Sequence[str],
     ) -> Outcome:
-        """Mean and population standard deviation over the splits, as in MOCA's README_LOWSHOT.md; of the first metric
-        what the fit of its first split predicts, and the mean log loss of its fits."""
+        """Mean and population standard deviation over the splits, as in MOCA's README_LOWSHOT.md.
+
+        Predictions are those of the first metric's first split; `nll` is the mean over its splits. constant: split ->
+        number of images with constant features.
+        """
         groups: dict[str, list[EvaluatedFit]] = {}
         records = []
-        for part, fits in fits_by_subset:
-            for fitted in fits:
-                suffix = f"_lambda{fitted.raw_lambda:g}" if len(fits) > 1 else ""
-                groups.setdefault(f"top1_{part.name}{suffix}", []).append(fitted)
-                subset = {"subset": part.name, "split": part.split, "fingerprint": part.images.fingerprint}
-                records.append(subset | dict(fitted.record))
-        metrics, warnings, repeated = {}, list(doubts), {}
+        for subset, fits in fits_by_subset:
+            for fit in fits:
+                suffix = f"_lambda{fit.raw_lambda:g}" if len(fits) > 1 else ""
+                groups.setdefault(f"top1_{subset.name}{suffix}", []).append(fit)
+                names = {"subset": subset.name, "split": subset.split, "fingerprint": subset.images.fingerprint}
+                records.append(names | dict(fit.record))
+        metrics, all_warnings, repeated = {}, list(warnings), {}
         for metric, fits in groups.items():
-            values = [fitted.record["top1"] for fitted in fits]
-            right = np.mean([fitted.correct for fitted in fits], axis=0)
-            shares = spread_out(right, queries.indices, len(val))
-            metrics[metric] = Metric(value=float(np.mean(values)), per_image=shares)
+            values = [fit.record["top1"] for fit in fits]
+            share_correct = np.mean([fit.correct for fit in fits], axis=0)
+            per_image = spread_out(share_correct, queries.indices, len(val))
+            metrics[metric] = Metric(value=float(np.mean(values)), per_image=per_image)
             if len(values) > 1:
-                repeated[metric] = [spread_out(fitted.correct, queries.indices, len(val)) for fitted in fits]
-                spread = float(np.std(values))
-                metrics[f"{metric}_std"] = Metric(value=spread, higher_is_better=None, deviation_of=metric)
-            warnings += [f"{metric}: {fitted.warning}" for fitted in fits if fitted.warning][:1]
-        for split, count in shapeless.items():
-            warnings += [f"{count} {split} images have constant features, taken as zero"] if count else []
+                repeated[metric] = [spread_out(fit.correct, queries.indices, len(val)) for fit in fits]
+                deviation = float(np.std(values))
+                metrics[f"{metric}_std"] = Metric(value=deviation, higher_is_better=None, deviation_of=metric)
+            all_warnings += [f"{metric}: {fit.warning}" for fit in fits if fit.warning][:1]
+        for split, count in constant.items():
+            all_warnings += [f"{count} {split} images have constant features, taken as zero"] if count else []
+        first_subset = fits_by_subset[0][0]
         facts = {
             "train": gallery.facts,
             "val": queries.facts,
             "fits": records,
             "solver": self.solver,
             "per_image": "share of the splits in which the image is right",
-            "predictions": f"{fits_by_subset[0][0].name} of split {fits_by_subset[0][0].split}",
-            "warnings": warnings,
+            "predictions": f"{first_subset.name} of split {first_subset.split}",
+            "warnings": all_warnings,
         }
-        first = next(iter(groups.values()))
-        arrays = prediction_arrays(first[0].predicted, first[0].confidence, queries.indices, len(val))
-        nll = np.mean([fitted.nll for fitted in first], axis=0)
+        first_fits = next(iter(groups.values()))
+        predicted, confidence = first_fits[0].predicted, first_fits[0].confidence
+        arrays = prediction_arrays(predicted, confidence, queries.indices, len(val))
+        nll = np.mean([fit.nll for fit in first_fits], axis=0)
         metrics["nll"] = log_likelihood(nll, queries.indices, len(val))
-        named = with_class_means(metrics, val, repeated)
-        return Outcome(metrics=named, arrays=arrays, facts=facts, cost=cost(gallery, queries))
+        metrics = with_class_means(metrics, val, repeated)
+        return Outcome(metrics=metrics, arrays=arrays, facts=facts, cost=cost(gallery, queries))
 
 
 def precision_metric(scores: np.ndarray, queries: FeatureSet, images: int) -> Metric:
-    """mAP of scores (V, C) of the images read, with its values on resamples of all `images`."""
-    labels, read = queries.labels, queries.indices
-    drawn = resampled(lambda weights: {"": mean_average_precision(scores, labels, weights[:, read])}, images)[""]
+    """mAP of scores (V, C) of the images that were read, with its values on resamples of all `images`."""
+    labels, indices = queries.labels, queries.indices
+    values = resampled(lambda weights: {"": mean_average_precision(scores, labels, weights[:, indices])}, images)[""]
     value = float(mean_average_precision(scores, labels, np.ones((1, len(labels))))[0])
-    return Metric(value=value, resampled=drawn)
+    return Metric(value=value, resampled=values)
 
 
 def check_classes(
-    parts: Sequence[Subset], rows: Sequence[np.ndarray], labels: np.ndarray, classes: Sequence[str]
+    drawn: Sequence[Subset], rows: Sequence[np.ndarray], labels: np.ndarray, classes: Sequence[str]
 ) -> None:
-    """ValueError for a subset that has lost a class because its images were unreadable."""
-    for part, chosen in zip(parts, rows, strict=True):
-        if len(lost := np.setdiff1d(np.arange(len(classes)), labels[chosen])):
-            raise ValueError(
-                f"{part.images.url}: no image of class {classes[lost[0]]!r} can be read; repair or replace them"
-            )
+    """Raises ValueError for a subset without a readable image of some class."""
+    for subset, subset_rows in zip(drawn, rows, strict=True):
+        missing = np.setdiff1d(np.arange(len(classes)), labels[subset_rows])
+        if len(missing):
+            name = classes[missing[0]]
+            raise ValueError(f"{subset.images.url}: no image of class {name!r} can be read; repair or replace them")
 
 
 MOCA = LowShot(pool="avg", norm=False, lambdas=(0.1,), interpolation="bilinear")
@@ -360,8 +368,8 @@ PROTOCOLS = {
     ),
 }
 
-# What the sources report: on their lists and by cyanure, by which both computed their numbers (the default of MOCA's
-# released code is scikit-learn).
+# As the sources report it: on their lists, and solved by cyanure, with which both computed their numbers (the default
+# of MOCA's released code is scikit-learn).
 PROTOCOLS |= {
     f"{name}_paper": PROTOCOLS[name].changed(
         version=1,

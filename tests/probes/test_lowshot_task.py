@@ -126,7 +126,7 @@ def test_rows_are_found_whatever_was_extracted():
 def test_large_sets_are_extracted_in_part_with_the_same_numbers(export, tmp_path, monkeypatch):
     task = LowShot(shots=(1, 2), fractions=(), lambdas=(0.0025,), splits=2)
     whole = task.run(export, workspace(tmp_path / "a", "digits:"))
-    monkeypatch.setattr(lowshot, "SMALL", 100)
+    monkeypatch.setattr(lowshot, "EXTRACT_ALL_UP_TO", 100)
     part = task.run(export, workspace(tmp_path / "b", "digits:"))
     assert whole.facts["train"]["images"] == 1297 and part.facts["train"]["images"] < 41
     assert part.numbers == pytest.approx(whole.numbers, abs=0.5)
