@@ -31,9 +31,9 @@ from engine.work import SLOWER, Kind, Part, Scale, Work, count_flops, product_ra
 if TYPE_CHECKING:
     from downstream.loop.running import TrainedModel
 
-FORWARD_BACKWARD = 3.0  # cost of a forward and backward pass, in forward passes
-CALLS = 8  # approximate number of timed calls, including an evaluation
-STATE_BYTES = 16e6  # largest state that is saved for timing
+FORWARD_BACKWARD = 3.0  # FLOPs of a forward and backward pass, in forward passes
+TIMED_CALLS = 8  # approximate number of timed calls, including an evaluation
+MAX_TIMED_STATE = 16e6  # bytes of a state that is saved for timing
 Flops = Mapping[Literal["training", "evaluation"], float]  # of a model on one image
 
 
@@ -50,13 +50,13 @@ class Source:
 class Lengths(NamedTuple):
     """How much a task trains.
 
-    trainings: their number. steps: optimiser steps of each training. read: images read in these steps.
-    evaluations: passes over the validation images, of all trainings together.
+    trainings: their number. steps: optimiser steps of each training. images_read: training images that each training
+    reads. evaluations: passes over the validation images, of all trainings together.
     """
 
     trainings: int
     steps: int
-    read: int
+    images_read: int
     evaluations: int
 
 
@@ -89,7 +89,7 @@ class DenseTask(Task):
         raise NotImplementedError
 
     def score(self, images: int, classes: int) -> Score:
-        """A score of made-up predictions for `images` validation images, for timing resamples."""
+        """The score of made-up predictions for `images` validation images, to time resamples."""
         raise NotImplementedError
 
     def model_flops(self, spec: FrozenSpec, classes: int) -> Flops:
@@ -122,50 +122,57 @@ class DenseTask(Task):
 
     def cost(self, scale: Scale) -> Work:
         self.summary(scale.spec, scale.images)  # raises ValueError for settings that do not fit
-        flops, val = self.model_flops(scale.spec, scale.classes), scale.images["val"]
-        trainings, steps, read, evaluations = self.lengths(scale.images["train"])
+        flops = self.model_flops(scale.spec, scale.classes)
+        trainings, steps, images_read, evaluations = self.lengths(scale.images["train"])
+        val_images = scale.images["val"]
         parts = (
             Part(kind="libraries", count=1, of="mmengine"),
             Part(kind="start", count=trainings),
-            Part(kind="training", count=trainings * read, flops=flops["training"]),
+            Part(kind="training", count=trainings * images_read, flops=flops["training"]),
             Part(kind="updates", count=trainings * steps),
             Part(kind="states", count=trainings * (steps // save_interval(steps))),
-            Part(kind="evaluation", count=evaluations * val, flops=flops["evaluation"]),
-            Part(kind="closing", count=resamples_of(val)),
+            Part(kind="evaluation", count=evaluations * val_images, flops=flops["evaluation"]),
+            Part(kind="closing", count=resamples_of(val_images)),
         )
-        at_once = min(scale.batch_size or self.MAX_MICRO_BATCH, self.batch)
-        memory = (frozen_bytes if self.frozen else training_bytes)(scale.spec, at_once, self.side(scale.spec))
+        micro_batch = min(scale.batch_size or self.MAX_MICRO_BATCH, self.batch)
+        memory = (frozen_bytes if self.frozen else training_bytes)(scale.spec, micro_batch, self.side(scale.spec))
+        # Two states of each training, which hold all but the gradients: 12 of 16 bytes per parameter.
         disk = 2 * trainings * 12 * training_bytes(scale.spec, 0) / 16
         return Work(parts=parts, iterations=trainings * steps, memory=memory, disk=disk)
 
     def benchmark(self, export: FrozenExport, space: Workspace, seconds: float) -> dict[Kind, float]:
-        """Measured on steps of the recipe if they are short enough, else on smaller images in smaller batches."""
+        """Measured on steps of the recipe if they are short enough, otherwise on smaller images in smaller batches."""
         self.check_network(export.spec)
         times: dict[Kind, float] = {"libraries": loading_seconds()}  # before anything else that loads the libraries
         self.check_images(space)
         train, val = open_both(space)
         plan, classes = self.plan(export, train, val, space.seed), len(val.classes)
         times["closing"] = closing_seconds(self.score(len(val), classes), len(val))
-        affordable = seconds / CALLS * product_rate(space.device) / SLOWER  # FLOPs of a call
-        flops, timed = self.model_flops(export.spec, classes), self
-        at_once = min(space.batch_size or plan.max_micro_batch, plan.batch)
-        if at_once * flops["training"] > affordable:
-            at_once = min(at_once, 2)  # a batch norm over one pixel needs two images
-            share = (affordable / (at_once * flops["training"])) ** 0.5
-            timed = self.smaller(share) if share < 1 else self
+        call_seconds = seconds / TIMED_CALLS
+        affordable = call_seconds * product_rate(space.device) / SLOWER  # FLOPs of a call
+        flops, timed_task = self.model_flops(export.spec, classes), self
+        micro_batch = min(space.batch_size or plan.max_micro_batch, plan.batch)
+        if micro_batch * flops["training"] > affordable:
+            micro_batch = min(micro_batch, 2)  # a batch norm over one pixel needs two images
+            share = (affordable / (micro_batch * flops["training"])) ** 0.5
+            timed_task = self.smaller(share) if share < 1 else self
         with quiet_libraries(), warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            read = [seconds_of(partial(images.__getitem__, 0), seconds / CALLS, 4) for images in plan.build_data()[:2]]
+            train_read, val_read = (
+                seconds_of(partial(images.__getitem__, 0), call_seconds, 4) for images in plan.build_data()[:2]
+            )
             started = time.perf_counter()
-            model = TimedModel(timed.plan(export, train, val, space.seed), at_once, space)
+            model = TimedModel(timed_task.plan(export, train, val, space.seed), micro_batch, space)
             times["start"] = time.perf_counter() - started
-            step = seconds_of(model.step, seconds / 3) / at_once
-            rate = step / timed.model_flops(export.spec, classes)["training"]  # seconds of an operation
-            times["training"] = read[0] + rate * flops["training"]
-            # Validation images may keep their size when crops are made smaller, so their seconds follow from the FLOPs.
-            predicting = seconds_of(model.evaluate, seconds / CALLS) if timed is self else rate * flops["evaluation"]
-            times["evaluation"] = read[1] + predicting
-            times["updates"] = seconds_of(model.optimiser.step, seconds / CALLS)
+            step_seconds = seconds_of(model.step, seconds / 3) / micro_batch
+            flop_seconds = step_seconds / timed_task.model_flops(export.spec, classes)["training"]
+            times["training"] = train_read + flop_seconds * flops["training"]
+            # Smaller crops may leave the size of validation images unchanged, so their time follows from the FLOPs.
+            predict_seconds = flop_seconds * flops["evaluation"]
+            if timed_task is self:
+                predict_seconds = seconds_of(model.evaluate, call_seconds)
+            times["evaluation"] = val_read + predict_seconds
+            times["updates"] = seconds_of(model.optimizer.step, call_seconds)
             times["states"] = model.state_seconds()
         return times
 
@@ -188,19 +195,20 @@ class DenseTask(Task):
         source = self.SOURCE
         if len(train.classes) == source.classes or train.url.startswith(TINY):
             return []
-        values = (getattr(self, name) for name in source.settings)
-        texts = (",".join(map(str, value)) if isinstance(value, tuple) else str(value) for value in values)
-        settings = " ".join(f"{name}={text}" for name, text in zip(source.settings, texts, strict=True))
+        settings = []
+        for name in source.settings:
+            value = getattr(self, name)
+            settings.append(f"{name}={','.join(map(str, value)) if isinstance(value, tuple) else value}")
         return [
-            f"{settings} were chosen for {source.name}, with {source.images} training images and {source.classes} "
-            f"classes; this set has {len(train)} and {len(train.classes)}"
+            f"{' '.join(settings)} were chosen for {source.name}, with {source.images} training images and "
+            f"{source.classes} classes; this set has {len(train)} and {len(train.classes)}"
         ]
 
 
 def untrained_export(spec: FrozenSpec, image_size: int | None = None) -> FrozenExport:
-    """An export of this architecture with zero weights, for building models: drawing weights would take seconds.
+    """An export of this architecture with zero weights, to build models from: drawing weights would take seconds.
 
-    A user's own network is returned unchanged, from its function.
+    spec: of an export, or of a user's own network, which is returned as its function makes it.
     """
     if isinstance(spec, OwnSpec):
         return own_network(spec.reference)
@@ -214,20 +222,20 @@ def untrained_export(spec: FrozenSpec, image_size: int | None = None) -> FrozenE
 
 
 def flops_on_meta(
-    model: Any, image: tuple[int, int], heads: Callable[[Any, torch.Tensor], object]
+    model: Any, image: tuple[int, int], run_model: Callable[[Any, torch.Tensor], object]
 ) -> tuple[float, float]:
-    """FLOPs of the backbone and of the heads on one image.
+    """FLOPs of the backbone, and of neck and heads, on one image.
 
     Args:
         model: moved to the device "meta", and not usable afterwards.
         image: height and width in pixels.
-        heads: calls the whole model, backbone and heads, with images (1, 3, H, W).
+        run_model: calls the whole model, which is its first argument, with images (1, 3, H, W).
     """
     with torch.device("meta"), torch.no_grad():
         model.to("meta").eval()
         images = torch.zeros(1, 3, *image)
-        backbone = count_flops(lambda: model.backbone(images))[1]
-        return backbone, count_flops(lambda: heads(model, images))[1] - backbone
+        backbone_flops = count_flops(lambda: model.backbone(images))[1]
+        return backbone_flops, count_flops(lambda: run_model(model, images))[1] - backbone_flops
 
 
 @cache
@@ -243,15 +251,15 @@ def loading_seconds() -> float:
 class TimedModel:
     """The model of a training on the device, with its optimiser and a batch of real scenes."""
 
-    def __init__(self, plan: Plan, at_once: int, space: Workspace) -> None:
+    def __init__(self, plan: Plan, batch_size: int, space: Workspace) -> None:
         from mmengine.dataset import pseudo_collate
 
-        self.space, self.images = space, at_once
+        self.space = space
         self.model: Any = plan.build_model(False).to(space.device)
-        self.optimiser = plan.build_optimizer(self.model)
+        self.optimizer = plan.build_optimizer(self.model)
         train_images, val_images, self.metric = plan.build_data()
         self.metric.dataset_meta = val_images.metainfo
-        self.batch = pseudo_collate([train_images[index % len(train_images)] for index in range(at_once)])
+        self.batch = pseudo_collate([train_images[index % len(train_images)] for index in range(batch_size)])
         self.val_batch = pseudo_collate([val_images[0]])
         self.model.train()
 
@@ -260,7 +268,7 @@ class TimedModel:
         with autocast(self.space.device, self.space.precision):
             losses = self.model(**self.model.data_preprocessor(self.batch, True), mode="loss")
         loss, _ = self.model.parse_losses(losses)
-        self.optimiser.zero_grad()
+        self.optimizer.zero_grad()
         loss.backward()
         return loss.item()
 
@@ -273,8 +281,8 @@ class TimedModel:
 
     def state_seconds(self) -> float:
         """Seconds for saving weights and optimiser, extrapolated from a part of the state if it is large."""
-        size = 12.0 * sum(parameter.numel() for parameter in self.model.parameters())  # with two moments
-        part = torch.zeros(int(min(size, STATE_BYTES)) // 4)
+        size = 12.0 * sum(parameter.numel() for parameter in self.model.parameters())  # bytes, with two moments
+        part = torch.zeros(int(min(size, MAX_TIMED_STATE)) // 4)
         started = time.perf_counter()
         save_state(self.space.cache / "timed", 1, State(tensors={"part": part}))
-        return (time.perf_counter() - started) * max(1.0, size / STATE_BYTES)
+        return (time.perf_counter() - started) * max(1.0, size / MAX_TIMED_STATE)

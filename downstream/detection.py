@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from torch import nn
 
 
-SMALLEST = 64  # smallest side of an image in a timed step, in pixels
+MIN_TIMED_SIDE = 64  # side of an image in a timed step, in pixels
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,7 +50,7 @@ class Detection(DetectionSettings, DenseTask):
     )
 
     def check_network(self, spec: FrozenSpec) -> None:
-        """Raise ValueError for patch sizes from which strides 4, 8, 16, 32 cannot be made, and for other networks."""
+        """Raise ValueError for a network that is not a ViT, or whose patch size does not fit strides 4, 8, 16, 32."""
         vit_spec(spec, "detectors are trained with four blocks of a ViT")
         if spec.patch_size not in (4, 8, 16, 32):
             raise ValueError(
@@ -83,19 +83,28 @@ class Detection(DetectionSettings, DenseTask):
         loading_seconds()  # before anything else that loads the libraries
         with quiet_libraries():
             model = self.model(export, classes, False, 0)
-        short = self.long if self.augment == "jitter" else sorted(self.short)[len(self.short) // 2]
-        train = (short, min(self.long, short if self.augment == "jitter" else short * 4 // 3))
+        if self.augment == "jitter":
+            train = (self.long, self.long)
+        else:
+            median = sorted(self.short)[len(self.short) // 2]
+            train = (median, min(self.long, median * 4 // 3))
         val = (min(self.val), min(max(self.val), min(self.val) * 4 // 3))
         return {
-            "training": FORWARD_BACKWARD * self.flops_of(model, train, self.regions, self.regions // 4),
-            "evaluation": self.flops_of(model, val, self.proposals[1], self.detections),
+            "training": FORWARD_BACKWARD * self.image_flops(model, train, self.regions, self.regions // 4),
+            "evaluation": self.image_flops(model, val, self.proposals[1], self.detections),
         }
 
-    def flops_of(self, model: Any, size: tuple[int, int], boxes: int, masks: int) -> float:
-        """FLOPs on an image of `size` (height, width), padded to multiples of 32, with this number of regions in each
-        box head and in each mask head."""
+    def image_flops(self, model: Any, size: tuple[int, int], boxes: int, masks: int) -> float:
+        """FLOPs of the detector on one image.
 
-        def whole(detector: Any, images: torch.Tensor) -> None:
+        Args:
+            model: mmdet's detector, which is not usable afterwards.
+            size: height and width in pixels, which are padded to multiples of 32.
+            boxes: number of regions in each box head.
+            masks: number of regions in each mask head.
+        """
+
+        def run_detector(detector: Any, images: torch.Tensor) -> None:
             detector.rpn_head(detector.extract_feat(images))
             heads = detector.roi_head
             for head in heads.bbox_head if self.CASCADE else [heads.bbox_head]:
@@ -104,18 +113,18 @@ class Detection(DetectionSettings, DenseTask):
                 head(torch.zeros(masks, self.channels, 14, 14))
 
         height, width = (-(-side // 32) * 32 for side in size)
-        return sum(flops_on_meta(model, (height, width), whole))
+        return sum(flops_on_meta(model, (height, width), run_detector))
 
     def smaller(self, share: float) -> Self:
         def sides(values: tuple[int, ...]) -> tuple[int, ...]:
-            return tuple(dict.fromkeys(max(SMALLEST, round(share * side)) for side in values))
+            return tuple(dict.fromkeys(max(MIN_TIMED_SIDE, round(share * side)) for side in values))
 
         proposals = max(16, round(share**2 * self.proposals[1]))
         return replace(
             self,
             short=sides(self.short),
             long=max(sides((self.long,))[0], max(sides(self.short))),
-            val=(max(SMALLEST, round(share * self.val[0])), max(SMALLEST, round(share * self.val[1]))),
+            val=(max(MIN_TIMED_SIDE, round(share * self.val[0])), max(MIN_TIMED_SIDE, round(share * self.val[1]))),
             regions=max(16, round(share**2 * self.regions)),
             proposals=(proposals, proposals),
         )
@@ -127,36 +136,36 @@ class Detection(DetectionSettings, DenseTask):
         self.check_network(export.spec)
         self.check_images(space)
         plan = self.plan(export, *open_both(space), space.seed)
-        train, val, trained = plan.train, plan.val, self.run_training(plan, space)
+        train, val, result = plan.train, plan.val, self.run_training(plan, space)
         from downstream.metrics.detection_metric import evaluator_version
 
-        warnings = self.recipe_warnings(export, train, trained.batch)
-        if not with_masks(train, val):
+        warnings = self.recipe_warnings(export, train, result.batch)
+        if not uses_masks(train, val):
             warnings.append("objects have only boxes: no mask head was trained")
         facts = {
             "train": train.facts,
             "val": val.facts,
             "notes": list(dict.fromkeys([*train.notes, *val.notes])),
-            "floor": {"prediction": "nothing", "metrics": dict.fromkeys(trained.metrics, 0.0)},
-            "evaluations": [trained.history],
-            "reported_step": [trained.step],
-            "detections": int((trained.arrays["classes"] >= 0).sum()),
+            "floor": {"prediction": "nothing", "metrics": dict.fromkeys(result.metrics, 0.0)},
+            "evaluations": [result.history],
+            "reported_step": [result.step],
+            "detections": int((result.arrays["classes"] >= 0).sum()),
             "evaluated_by": evaluator_version(),
             "libraries": libraries_used(),
-            "batch": dict(trained.batch),
+            "batch": dict(result.batch),
             "epochs": self.epochs,
             "warnings": warnings,
         }
-        drawn = resampled(lambda weights: weighted_ap(trained.arrays, weights), len(val))
-        metrics = {name: Metric(value=value, resampled=drawn[name]) for name, value in trained.metrics.items()}
-        return Outcome(metrics=metrics, arrays=dict(trained.arrays), facts=facts)
+        on_resamples = resampled(lambda weights: weighted_ap(result.arrays, weights), len(val))
+        metrics = {name: Metric(value=value, resampled=on_resamples[name]) for name, value in result.metrics.items()}
+        return Outcome(metrics=metrics, arrays=dict(result.arrays), facts=facts)
 
     def plan(self, export: FrozenExport, train: SceneSet, val: SceneSet, seed: int) -> Plan:
         """The plan of the training, on the training images that have objects."""
         self.check_network(export.spec)
         assert isinstance(export, ViTExport)
         train = trainable_scenes(train, val)
-        steps = -(-len(train) // self.batch)  # of an epoch
+        steps_per_epoch = -(-len(train) // self.batch)
         return Plan(
             task=self.KEY,
             export=export,
@@ -169,29 +178,38 @@ class Detection(DetectionSettings, DenseTask):
                 schedule=StepDecay(milestones=self.milestones), updates=self.warmup, start=self.start
             ),
             epochs=self.epochs,
-            steps_per_epoch=steps,
-            judge_every=self.judge_every * steps,
+            steps_per_epoch=steps_per_epoch,
+            judge_every=self.judge_every * steps_per_epoch,
             build_data=lambda: self.build_data(train, val),
             build_model=lambda synchronised: self.model(
-                export, len(val.classes), synchronised, seed, with_masks(train, val)
+                export, len(val.classes), synchronised, seed, uses_masks(train, val)
             ),
             build_optimizer=lambda model: adamw_by_layer(model, export.spec.depth, self),
             label=f"{self.KEY} on {train.url}",
         )
 
     def build_data(self, train: SceneSet, val: SceneSet) -> tuple[Any, Any, Any]:
-        """Training images, validation images, metric, as mmdet's objects."""
+        """Training dataset, validation dataset and metric, objects of mmdet."""
         with quiet_libraries():
             from downstream.data.detection_data import detection_training_images, detection_validation_images
             from downstream.metrics.detection_metric import DetectionMetric
 
             metric = DetectionMetric(val.instances, self.detections)
-            images = detection_training_images(train, self, with_masks(train, val))
+            images = detection_training_images(train, self, uses_masks(train, val))
             return images, detection_validation_images(val, self), metric
 
     def model(self, export: ViTExport, classes: int, synchronised: bool, seed: int, masks: bool = True) -> "nn.Module":
-        """mmdet's detector with the export as its backbone; its position table is stored at the export's size and
-        interpolated for every image."""
+        """mmdet's detector with the export as its backbone.
+
+        The position table is trained at the export's size, and interpolated for every image.
+
+        Args:
+            export: the export.
+            classes: number of classes.
+            synchronised: batch norms over all processes.
+            seed: seed of the initial weights of neck and heads.
+            masks: with a mask head.
+        """
         from downstream.models.backbone import DenseBackbone, default_taps, dense_network
         from downstream.models.detectors import detector
 
@@ -209,36 +227,41 @@ def trainable_scenes(train: SceneSet, val: SceneSet) -> SceneSet:
     """The training images that have objects.
 
     Raises:
-        ValueError: no image of a split has an object, or the splits have different classes.
+        ValueError: no image of a split has an object, or the splits have different categories.
     """
     if dict(train.instances.categories) != dict(val.instances.categories):
         raise ValueError(
             f"{train.url}: {train.instances.annotations} and {val.instances.annotations} name other categories"
         )
-    for scenes, has_objects in ((train, len(train.instances.trainable)), (val, any(val.instances.objects))):
+    trainable = train.instances.trainable
+    for scenes, has_objects in ((train, len(trainable) > 0), (val, any(val.instances.objects))):
         if not has_objects:
             raise ValueError(
                 f"{scenes.url}: no image of {scenes.split} has an object, according to {scenes.instances.annotations}"
             )
-    return train.subset(train.instances.trainable, "with-objects")
+    return train.subset(trainable, "with-objects")
 
 
-def with_masks(train: SceneSet, val: SceneSet) -> bool:
+def uses_masks(train: SceneSet, val: SceneSet) -> bool:
     """Whether masks are trained and scored in addition to boxes: if objects of both splits have outlines."""
     return train.instances.has_outlines and val.instances.has_outlines
 
 
-def random_detections(images: int, most: int, classes: int) -> dict[str, np.ndarray]:
-    """Random detections in the form that an evaluation stores: `most` of each image, a third of them right, and seven
-    objects per image as in COCO."""
+def random_detections(images: int, max_detections: int, classes: int) -> dict[str, np.ndarray]:
+    """Random detections in the form of a DetectionMetric's arrays, to time resamples.
+
+    Each image has `max_detections`, of which a third are hits, and on average seven objects, as in COCO.
+    """
     generator = np.random.RandomState(0)
-    right = np.where(generator.random_sample((images, most)) < 1 / 3, 1023, 0).astype(np.uint16)
-    none = np.zeros((images, most), np.uint16)
+    shape = (images, max_detections)
+    hits = np.where(generator.random_sample(shape) < 1 / 3, 1023, 0).astype(np.uint16)  # 1023: at all ten thresholds
+    passed = np.zeros(shape, np.uint16)
     return {
-        "classes": generator.randint(0, classes, (images, most)),
-        "scores": generator.random_sample((images, most)),
+        "classes": generator.randint(0, classes, shape),
+        "scores": generator.random_sample(shape),
         "objects": generator.poisson(7 / classes, (images, classes)),
-        **{
-            f"{kind}_{name}": values for kind in ("box", "mask") for name, values in (("hits", right), ("passed", none))
-        },
+        "box_hits": hits,
+        "box_passed": passed,
+        "mask_hits": hits,
+        "mask_passed": passed,
     }

@@ -23,13 +23,13 @@ if TYPE_CHECKING:
     from downstream.loop.running import TrainedModel
 
 
-SMALLEST = 64  # smallest side of a crop in a timed step, in pixels
+MIN_TIMED_CROP = 64  # side of a crop in a timed step, in pixels
 
 
 class Segmentation(DenseTask):
     """Base of the segmentation tasks. Annotations without values are settings that all subclasses define."""
 
-    TRAINED: ClassVar[str]  # why only a ViT can be trained
+    TRAINED: ClassVar[str]  # what is trained and needs a ViT, for the message that refuses other networks
     RESIZE_VAL: ClassVar[bool] = True  # whether validation images are resized to fit `scale`, or keep their size
 
     crop: int
@@ -43,7 +43,10 @@ class Segmentation(DenseTask):
         raise NotImplementedError
 
     def model(self, export: FrozenExport, classes: int, synchronised: bool, seed: int) -> "nn.Module":
-        """mmseg's EncoderDecoder with the export as its backbone. synchronised: batch norms over all processes."""
+        """mmseg's EncoderDecoder with the export as its backbone.
+
+        synchronised: batch norms over all processes. seed: seed of the initial weights of neck and heads.
+        """
         raise NotImplementedError
 
     def check_network(self, spec: FrozenSpec) -> None:
@@ -65,21 +68,22 @@ class Segmentation(DenseTask):
         self.check_network(spec)
         side = self.side(spec)
 
-        def whole(segmentor: Any, images: torch.Tensor) -> None:
+        def run_segmentor(segmentor: Any, images: torch.Tensor) -> None:
             maps = segmentor.extract_feat(images)
-            for head in (segmentor.decode_head, *([segmentor.auxiliary_head] if segmentor.with_auxiliary_head else [])):
-                head(maps)
+            segmentor.decode_head(maps)
+            if segmentor.with_auxiliary_head:
+                segmentor.auxiliary_head(maps)
 
         loading_seconds()  # before anything else that loads the libraries
         with quiet_libraries():
             model = self.model(untrained_export(spec, side), classes, False, 0)
-        backbone, heads = flops_on_meta(model, (side, side), whole)
-        window_count = windows(*self.val_size, side, self.stride)
+        backbone, heads = flops_on_meta(model, (side, side), run_segmentor)
+        windows = window_count(*self.val_size, side, self.stride)
         training = backbone * (1.0 if self.frozen else FORWARD_BACKWARD) + heads * FORWARD_BACKWARD
-        return {"training": training, "evaluation": window_count * (backbone + heads)}
+        return {"training": training, "evaluation": windows * (backbone + heads)}
 
     def smaller(self, share: float) -> Self:
-        crop = min(self.crop, max(SMALLEST, round(share * self.crop)))
+        crop = min(self.crop, max(MIN_TIMED_CROP, round(share * self.crop)))
         share = crop / self.crop
         scale = tuple(max(crop, round(share * side)) for side in self.scale)
         changes: dict[str, Any] = {"crop": crop, "stride": max(1, round(share * self.stride)), "scale": scale}
@@ -89,20 +93,22 @@ class Segmentation(DenseTask):
         return partial(weighted_scores, [np.ones((images, classes, 3), np.int64)])
 
     def load_scenes(self, space: Workspace) -> tuple[SceneSet, SceneSet, dict[str, list[str]]]:
-        """Training and validation scenes, and for each split lines on classes without pixels, which are also printed.
+        """Training and validation scenes, and warnings on ignored pixels and absent classes of each split.
+
+        The warnings are also printed.
 
         Raises:
             ValueError: the masks of a split contain only one class.
         """
         self.check_images(space)
         train, val = open_both(space)
-        lacking = space.world.on_rank0(lambda: {str(scenes.split): _lacking(scenes) for scenes in (train, val)})
+        warnings = space.world.on_rank0(lambda: {str(scenes.split): _mask_warnings(scenes) for scenes in (train, val)})
         if space.world.is_rank0:
-            say(*(f"{train.url}: {line}" for lines in lacking.values() for line in lines), errors=True)
-        return train, val, lacking
+            say(*(f"{train.url}: {line}" for lines in warnings.values() for line in lines), errors=True)
+        return train, val, warnings
 
     def build_data(self, train: SceneSet, val: SceneSet, spec: FrozenSpec) -> tuple[Any, Any, Any]:
-        """Training images, validation images, metric, as mmseg's objects."""
+        """Training dataset, validation dataset and metric, objects of mmseg."""
         with quiet_libraries():
             from downstream.data.segmentation_data import segmentation_training_images, segmentation_validation_images
             from downstream.models.segmentors import AreasMetric
@@ -116,59 +122,58 @@ class Segmentation(DenseTask):
         return [f"crops of {side} px, not {self.crop}: patches are {spec.patch_size} px"] if side != self.crop else []
 
 
-def windows(longer: int, shorter: int, crop: int, stride: int) -> int:
+def window_count(longer: int, shorter: int, crop: int, stride: int) -> int:
     """Number of evaluation windows of an image with these sides in pixels."""
     across, down = (max(0, -(-(side - crop) // stride)) + 1 for side in (longer, shorter))
     return across * down
 
 
-def _lacking(scenes: SceneSet) -> list[str]:
+def _mask_warnings(scenes: SceneSet) -> list[str]:
+    """Warnings on the masks of a split. Raises ValueError if they contain only one class."""
     scenes.pixels.check()
     return [] if scenes.url.startswith(TINY) else scenes.pixels.warnings()
 
 
 def segmentation_outcome(
-    trained: Sequence["TrainedModel"],
+    results: Sequence["TrainedModel"],
     train: Sequence[SceneSet],
     val: SceneSet,
-    lacking: Mapping[str, Sequence[str]],
-    rest: dict,
+    mask_warnings: Mapping[str, Sequence[str]],
+    further_facts: dict,
     chosen_on_val: bool = False,
 ) -> Outcome:
     """The outcome: mean metrics over the trainings, their values on resampled images, and areas of every image.
 
     Args:
-        trained: results of the trainings.
+        results: results of the trainings.
         train: training scenes of each training.
         val: validation scenes.
-        lacking: split -> lines on classes without pixels.
-        rest: further facts.
+        mask_warnings: split -> warnings on its masks.
+        further_facts: facts of the task.
         chosen_on_val: whether validation images chose the reported evaluation.
     """
-    several = len(trained) > 1
-    constant, floor = constant_scores(trained[0].arrays["areas"])
-    areas = {
-        f"areas_{number}" if several else "areas": training.arrays["areas"] for number, training in enumerate(trained)
-    }
+    first, several = results[0], len(results) > 1
+    floor_class, floor_scores = constant_scores(first.arrays["areas"])
     facts = {
         "train": [scenes.facts for scenes in train],
         "val": val.facts,
         "notes": list(dict.fromkeys([*train[0].notes, *val.notes])),
-        "masks": {split: list(lines) for split, lines in lacking.items()},
-        "floor": {"prediction": f"{val.classes[constant]} everywhere", "metrics": floor},
-        "evaluations": [training.history for training in trained],
-        "reported_step": [training.step for training in trained],
+        "masks": {split: list(lines) for split, lines in mask_warnings.items()},
+        "floor": {"prediction": f"{val.classes[floor_class]} everywhere", "metrics": floor_scores},
+        "evaluations": [result.history for result in results],
+        "reported_step": [result.step for result in results],
         "libraries": libraries_used(),
-        "batch": dict(trained[0].batch),
-        **rest,
+        "batch": dict(first.batch),
+        **further_facts,
     }
+    areas = {f"areas_{number}" if several else "areas": result.arrays["areas"] for number, result in enumerate(results)}
     on_resamples = resampled(lambda weights: weighted_scores(list(areas.values()), weights), len(val))
     metrics = {}
-    for name in trained[0].metrics:
-        mean = float(np.mean([training.metrics[name] for training in trained]))
+    for name in first.metrics:
+        mean = float(np.mean([result.metrics[name] for result in results]))
         metrics[name] = Metric(value=mean, resampled=on_resamples[name], chosen_on_val=chosen_on_val)
     if several:
-        spread = float(np.std([training.metrics["mIoU"] for training in trained], ddof=1))
-        metrics["mIoU_std"] = Metric(value=spread, higher_is_better=None, deviation_of="mIoU")
-    previews = {name: values for name, values in trained[0].arrays.items() if name.startswith("shown_")}
+        deviation = float(np.std([result.metrics["mIoU"] for result in results], ddof=1))
+        metrics["mIoU_std"] = Metric(value=deviation, higher_is_better=None, deviation_of="mIoU")
+    previews = {name: array for name, array in first.arrays.items() if name.startswith("shown_")}
     return Outcome(metrics=metrics, arrays=areas | previews, facts=facts)

@@ -1,7 +1,7 @@
-"""Small predictions on a few validation images, which results keep so that `bench report` can show them.
+"""Small predictions for a few validation images, stored in results so that `bench report` can show them.
 
-S previews. Arrays of a result: "shown_of" (S,), indices of the images; "shown_masks" (S, SIDE, SIDE), small masks in
-the upper left corner; "shown_sizes" (S, 2), heights and widths of these.
+The arrays of a result for S images: "shown_of" (S,), indices of the images; "shown_masks" (S, SIDE, SIDE) uint8, small
+masks in the upper left corner; "shown_sizes" (S, 2), height and width of these masks.
 """
 
 from collections.abc import Mapping, Sequence
@@ -13,17 +13,18 @@ from torch import Tensor
 
 from downstream.data.listing import Instances
 
-IMAGES = 8  # of a validation set, at most
-SIDE = 128  # pixels of a small mask's longer side, at most
-MAX_NUMBERED_OBJECTS = 255  # objects of an image, as they are numbered in uint8
+MAX_IMAGES = 8  # of a validation set, which get a preview
+SIDE = 128  # longest side of a small mask in pixels
+MAX_NUMBERED_OBJECTS = 255  # objects of an image, because their numbers are uint8
 
 
 def thumbnail(mask: Tensor) -> np.ndarray:
-    """Classes (H, W) -> the same, uint8, of at most SIDE pixels a side, by the nearest pixel."""
+    """A mask of classes (H, W), subsampled to at most SIDE pixels a side, as uint8."""
     height, width = mask.shape
     scale = min(1.0, SIDE / max(height, width))
 
     def nearest(size: int) -> Tensor:
+        """Indices of the rows or columns to keep, of `size`."""
         count = max(1, round(scale * size))
         return ((torch.arange(count) + 0.5) * size / count).long()
 
@@ -31,21 +32,21 @@ def thumbnail(mask: Tensor) -> np.ndarray:
 
 
 def preview_indices(images: int) -> np.ndarray:
-    """Indices (S,), evenly spread, of the images of so many that get a preview."""
-    return np.unique(np.arange(IMAGES) * images // IMAGES)
+    """Evenly spaced indices (S,) of the images that get a preview, out of `images`."""
+    return np.unique(np.arange(MAX_IMAGES) * images // MAX_IMAGES)
 
 
 def preview_masks(masks: Sequence[np.ndarray]) -> dict[str, np.ndarray]:
-    """Thumbnails of all images' masks -> the previews' arrays."""
+    """The arrays of the previews, from the thumbnails of all images."""
     indices = preview_indices(len(masks))
     return _arrays(indices, [masks[index] for index in indices])
 
 
 def preview_detections(listing: Instances, detections: Sequence[Mapping[str, Any]]) -> dict[str, np.ndarray]:
-    """Detections in all images (see detection_metric.py) -> the previews' arrays.
+    """The arrays of the previews, from the detections of all images (see detection_metric.py).
 
-    A mask numbers the best detections from 1 on, as many as the image has labelled objects (at least one), the best in
-    front; 0 where there is none.
+    A mask numbers the detections with the highest scores from 1 on, as many as the image has labelled objects but at
+    least one, the best in front; 0 is background.
     """
     indices, masks = preview_indices(len(detections)), []
     for index in indices:
@@ -56,8 +57,10 @@ def preview_detections(listing: Instances, detections: Sequence[Mapping[str, Any
 
 
 def number_outlines(outlines: Sequence[Any], height: int, width: int) -> np.ndarray:
-    """COCO's outlines (polygons or run lengths) in an image -> (h, w) uint8, at most SIDE pixels a side: the number,
-    from 1 on, of the first one that covers a pixel, or 0."""
+    """A thumbnail (h, w) uint8 with the number, from 1 on, of the first outline that covers a pixel; 0 for none.
+
+    outlines: COCO's outlines (polygons or run lengths) in an image of this height and width.
+    """
     from pycocotools import mask
 
     numbers = np.zeros((height, width), np.uint8)

@@ -8,7 +8,7 @@ from toy_scenes import SPECS, export_of, workspace
 
 from checkpoints.flops import forward_flops
 from downstream.models.operators import quiet_libraries
-from downstream.segmentation import windows
+from downstream.segmentation import window_count
 from downstream.tasks.maskrcnn_coco import PROTOCOLS as MASK
 from downstream.tasks.segmenter_cityscapes import PROTOCOLS as CITY
 from downstream.tasks.upernet_ade20k import PROTOCOLS as ADE
@@ -44,8 +44,12 @@ def test_steps_evaluations_and_states_are_counted():
 
 
 def test_windows_of_an_image():
-    assert windows(2048, 1024, 768, 512) == 4 * 2  # Cityscapes under Segmenter
-    assert windows(683, 512, 512, 341) == 2 and windows(96, 64, 48, 48) == 2 * 2 and windows(30, 20, 32, 16) == 1
+    assert window_count(2048, 1024, 768, 512) == 4 * 2  # Cityscapes under Segmenter
+    assert (
+        window_count(683, 512, 512, 341) == 2
+        and window_count(96, 64, 48, 48) == 2 * 2
+        and window_count(30, 20, 32, 16) == 1
+    )
 
 
 @pytest.mark.parametrize(("head", "frozen"), [("upernet", False), ("linear", True)])
@@ -70,7 +74,7 @@ def test_operations_of_segmentation_are_those_of_a_step(head, frozen):
 def test_operations_of_a_linear_head_are_those_of_its_product():
     """One linear layer on the four maps side by side, at each patch: of 4 x 4 patches, 4 D numbers and K classes."""
     task, spec = replace(UPERNET, head="linear"), export_of().spec
-    flops, looks = task.model_flops(spec, 10), windows(*task.val_size, 32, 32)
+    flops, looks = task.model_flops(spec, 10), window_count(*task.val_size, 32, 32)
     head, backbone = 2 * 16 * 4 * spec.width * 10, pytest.approx(forward_flops(spec), rel=0.01)
     assert flops["training"] - 3 * head == backbone and flops["evaluation"] / looks - head == backbone
 

@@ -13,7 +13,7 @@ from refusals import refusal
 
 from downstream.data.scenes import decode_scenes, open_scenes, tiny_folder
 from downstream.data.tiny_scenes import COUNTS
-from downstream.detection import trainable_scenes, with_masks
+from downstream.detection import trainable_scenes, uses_masks
 from downstream.detection_settings import DetectionSettings
 from downstream.layouts.coco import decode_run_lengths
 from downstream.models.operators import quiet_libraries
@@ -244,7 +244,7 @@ def test_boxes_of_pascal_voc_are_those_of_the_same_scenes(opened, tmp_path):
         for own, wanted in zip(ours.listing.objects, theirs.listing.objects, strict=True):
             assert [thing["bbox"] for thing in own] == [thing["bbox"] for thing in wanted]
             assert all(thing["area"] == thing["bbox"][2] * thing["bbox"][3] for thing in own)
-    assert not with_masks(opened["train"], ours)
+    assert not uses_masks(opened["train"], ours)
 
 
 XML = "<annotation>{}<object><name>a</name>{}<bndbox>{}</bndbox></object></annotation>"
