@@ -34,50 +34,50 @@ LR_FACTORS = {  # lr_rule -> factor of the learning rate, for a batch
 class FinetuneSettings(Validated):
     """Settings of one training."""
 
-    lr: PositiveFloat = 1e-3  # peak learning rate, of the head; times lr_rule
-    lr_rule: Literal["batch/256", "batch/512", "sqrt(batch)/8", "absolute"] = "batch/256"  # factor; absolute: 1
-    batch: PositiveInt = 1024  # images in an update, whatever the machine
+    lr: PositiveFloat = 1e-3  # peak learning rate of the head, before the factor of lr_rule
+    lr_rule: Literal["batch/256", "batch/512", "sqrt(batch)/8", "absolute"] = "batch/256"  # factor of lr; absolute: 1
+    batch: PositiveInt = 1024  # images of an update, over all processes
     epochs: PositiveInt = 100  # passes over the training images
-    warmup_epochs: NonNegativeFloat = 5.0  # over which the rate rises
-    schedule: Literal["mae", "beit", "simmim", "deit"] = "mae"  # whose warm-up and half cosine it is
-    floor: NonNegativeFloat = 1e-6  # rate at the end
-    start: NonNegativeFloat = 0.0  # rate at the start of the warm-up, under simmim's schedule alone
-    layer_decay: Fraction = 0.65  # factor on the rate for every block further from the head
+    warmup_epochs: NonNegativeFloat = 5.0  # epochs over which the learning rate rises
+    schedule: Literal["mae", "beit", "simmim", "deit"] = "mae"  # code whose warm-up and half cosine are used
+    floor: NonNegativeFloat = 1e-6  # learning rate at the end
+    start: NonNegativeFloat = 0.0  # learning rate at the start of the warm-up; only for simmim's schedule
+    layer_decay: Fraction = 0.65  # factor of the learning rate for each block further from the head
     weight_decay: NonNegativeFloat = 0.05  # of matrices; biases and norms have none
-    decay_tokens: bool = False  # weight decay on class token and position table too
-    drop_path: BelowOne = 0.1  # chance of the last block to be skipped; it rises linearly from 0 at the first
-    clip: NonNegativeFloat = 0.0  # largest norm of the gradient; 0: any
-    average: BelowOne = 0.0  # decay of averaged weights, which are then evaluated; 0: none
-    pool: Literal["avg", "cls"] = "avg"  # the head reads the mean of the patches behind a new norm, or the class token
+    decay_tokens: bool = False  # weight decay of class token and position table, too
+    drop_path: BelowOne = 0.1  # probability of dropping the last block; rises linearly from 0 for the first block
+    clip: NonNegativeFloat = 0.0  # largest norm of the gradient; 0: no clipping
+    average: BelowOne = 0.0  # decay of averaged weights (EMA), which are then evaluated; 0: none
+    pool: Literal["avg", "cls"] = "avg"  # the head reads the mean of the patches after a new norm, or the class token
     head_std: NonNegativeFloat = 2e-5  # standard deviation of the head's initial weights
     head_scale: NonNegativeFloat = 1.0  # factor on these weights
     # Relative position tables: a shared one copied into every block or kept, or fresh ones for a network that has none.
     tables: Tables = "per_block"
-    # Train the position table that is added to the patches.
+    # Train the position table that is added to the patch tokens.
     train_positions: bool = field(default=True, metadata=ADDED)
-    # Weights at the start of the norm behind the mean of the patches, under pool=avg.
+    # Initial weights of the norm after the mean of the patches, with pool=avg.
     pooled_norm: PooledNorm = field(default="fresh", metadata=ADDED)
     projector: bool = False  # the head reads the first layer of the pretrained projector
     policy: str = "rand-m9-mstd0.5-inc1"  # timm's name of a RandAugment policy; empty: none
-    crop_scale: Fraction = 0.08  # least share of the image that a random crop takes
-    flip: UnitInterval = 0.5  # chance of a mirror image
-    erase: UnitInterval = 0.25  # chance of a rectangle of noise
-    mixup: NonNegativeFloat = 0.8  # alpha; 0: none. Where there is cutmix too, either is as likely
+    crop_scale: Fraction = 0.08  # smallest fraction of the image's area in a random crop
+    flip: UnitInterval = 0.5  # probability of a horizontal flip
+    erase: UnitInterval = 0.25  # probability of random erasing
+    mixup: NonNegativeFloat = 0.8  # alpha; 0: none. With cutmix, each is used with probability 1/2
     cutmix: NonNegativeFloat = 1.0  # alpha; 0: none
-    smoothing: BelowOne = 0.1  # of the labels
-    train_interpolation: Literal["bilinear", "bicubic"] = "bicubic"  # of resizing, for training
-    mixed_together: PositiveInt = 128  # images that mixup and cutmix draw from; in the source those of one GPU
-    repeats: PositiveInt = 1  # of an image in an epoch, which then shows fewer images
-    fraction: Fraction = 1.0  # share of the training images, class-balanced, drawn by the seed
-    lists: str = ""  # folder with MSN's lists of images, in place of the draw; published: that of the images
+    smoothing: BelowOne = 0.1  # label smoothing
+    train_interpolation: Literal["bilinear", "bicubic"] = "bicubic"  # for resizing random crops
+    mixed_together: PositiveInt = 128  # images that are mixed with each other; in the source, those of one GPU
+    repeats: PositiveInt = 1  # how often an epoch repeats an image; it then has fewer images
+    fraction: Fraction = 1.0  # of the training images, class-balanced, drawn with the seed
+    lists: str = ""  # folder with MSN's lists of images, instead of drawing; published: that of the images
     image_size: PositiveInt | None = None  # pixels; none: the export's own
     crop: Fraction = 0.875  # of the evaluation: images are resized to image_size / crop, and the centre is taken
-    interpolation: Literal["bilinear", "bicubic"] = "bicubic"  # of resizing, for evaluation
+    interpolation: Literal["bilinear", "bicubic"] = "bicubic"  # for resizing in evaluations
     select: Select = "last"  # epoch to report: the last, the best on held-out training images, or the best on val
-    holdout: ProperFraction = 0.05  # share of the training images that is held out for this
+    holdout: ProperFraction = 0.05  # fraction of the training images that is held out
     judge_every: PositiveInt = 1  # epochs between evaluations
-    size: str = ""  # of the network that the recipe is for (S, B, ...); a result of another one says so
-    branch: str = ""  # of a checkpoint that the source fine-tunes; a result of another one says so
+    size: str = ""  # network size of the recipe (S, B, ...); results of other sizes say so
+    branch: str = ""  # branch of a checkpoint that the source fine-tunes; results of others say so
 
     def __post_init__(self) -> None:
         super().__post_init__()

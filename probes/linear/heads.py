@@ -50,7 +50,7 @@ class HeadSettings(Validated):
 
     optimizer: Optimizer = "sgd"  # sgd with momentum, LARS, MSN's own SGD, or AdamW
     momentum: BelowOne = 0.9  # of the optimizer
-    entry: Entry = "plain"  # norm in front of a head: none, batch norm without parameters, or MSN's trained layer norm
+    entry: Entry = "plain"  # norm before a head: none, batch norm without parameters, or MSN's trained layer norm
     eps: PositiveFloat = 1e-5  # of that norm
 
 

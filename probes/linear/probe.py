@@ -70,19 +70,19 @@ class SweepTask(Task):
 
     COST: ClassVar[float] = 2.0  # after k-NN, whose pass over the images also serves the cached protocols
 
-    lrs: OneOrMoreDifferent[PositiveFloat] = (0.001,)  # learning rates for 256 images; times batch / 256
+    lrs: OneOrMoreDifferent[PositiveFloat] = (0.001,)  # learning rates for a batch of 256 images, scaled by batch / 256
     weight_decays: OneOrMoreDifferent[NonNegativeFloat] = (0.0,)  # of the heads
-    norm: bool = True  # read behind the network's final norm
-    crop_rule: CropRule = "torchvision"  # whose random crop it is
-    train_interpolation: Literal["bilinear", "bicubic"] = "bilinear"  # of resizing the random crops
-    batch: TwoOrMore = 1024  # images in a step; all training images where they are fewer
+    norm: bool = True  # apply the network's final norm to features
+    crop_rule: CropRule = "torchvision"  # whose random resized crop: torchvision's or MAE's
+    train_interpolation: Literal["bilinear", "bicubic"] = "bilinear"  # for resizing random crops
+    batch: TwoOrMore = 1024  # images of a step; all training images if they are fewer
     epochs: PositiveInt = 100  # passes over the training images
-    warmup_epochs: NonNegativeInt = 0  # over which the rate rises from 0
+    warmup_epochs: NonNegativeInt = 0  # epochs over which the learning rate rises from 0
     drop_last: bool = False  # leave out the images of an epoch that do not fill a batch
-    # shards of `wds:` or `parquet:` among which random crops are shuffled and read from start to end; 0: all images
+    # number of shards of `wds:` or `parquet:` that are read at a time and shuffled; 0: all images are shuffled
     shuffle_window: NonNegativeInt = field(default=0, metadata=ADDED)
-    select: SelectOn = "holdout"  # images that select head and epoch: held-out ones, or validation's
-    holdout: ProperFraction = 0.1  # share of the training images that is held out for this
+    select: SelectOn = "holdout"  # images that select head and epoch: held-out training images, or validation images
+    holdout: ProperFraction = 0.1  # fraction of the training images that is held out
     crop: Fraction = 0.875  # images are resized to the network's image size / crop, and the centre is taken
     interpolation: Literal["bilinear", "bicubic", "lanczos"] = "bicubic"  # of that resizing
 

@@ -45,16 +45,16 @@ UNFITTED = 0.9  # an objective above this part of ln C, which it is at W = 0, me
 class FitSettings(Validated):
     """How every subset is fitted."""
 
-    lambdas: OneOrMoreDifferent[PositiveFloat] = (0.1,)  # weights of the penalty, as the source writes them
+    lambdas: OneOrMoreDifferent[PositiveFloat] = (0.1,)  # weights of the L2 penalty, as the source states them
     # How a lambda becomes the coefficient of 0.5 ||W||^2 against the mean loss: divided by the number n of training
-    # images, or as it is.
+    # images, or unchanged.
     lambda_convention: Literal["divided by n", "as is"] = "divided by n"
-    # Share of the training images that chooses among the lambdas, of which one is then fitted to all images and
-    # reported; 0: every lambda is reported.
+    # Fraction of the training images that is held out to choose a lambda, with which all images are then fitted; 0:
+    # every lambda is reported.
     holdout: BelowOne = 0.0
-    solver: Solver = "lbfgs"  # library that minimises: ours, or cyanure as in the source
-    tolerance: PositiveFloat | None = None  # certified relative gap to stop at; none: the solver's own
-    max_iterations: PositiveInt | None = None  # of a fit, epochs for cyanure; none: the solver's own
+    solver: Solver = "lbfgs"  # our L-BFGS, or cyanure as in the source
+    tolerance: PositiveFloat | None = None  # relative gap at which a fit ends; none: the solver's own
+    max_iterations: PositiveInt | None = None  # of a fit; epochs for cyanure; none: the solver's own
 
     @property
     def max_gap(self) -> float:
