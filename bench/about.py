@@ -1,6 +1,6 @@
-"""`bench list NAME`: describes a suite, a protocol or an extension of any kind, with its settings and their meanings.
+"""`bench list NAME`: the description of a suite, a protocol or an extension, with its settings and their meanings.
 
-If several of these share a name, all are described.
+If several of these have the same name, all are described.
 """
 
 import ast
@@ -26,7 +26,7 @@ MAX_VALUE = 40  # characters of a value on a line of a terminal
 
 
 def about(name: str) -> Iterator[str]:
-    """Describe everything that has the name. ValueError, with the most similar name, for an unknown one."""
+    """Lines that describe everything with this name. ValueError, suggesting a similar name, if there is nothing."""
     known = catalogue()
     warn_of(known.broken)
     by_kind = {kind: extensions(kind) for kind in DESCRIBED}
@@ -41,8 +41,8 @@ def about(name: str) -> Iterator[str]:
         yield from _suite(name, known)
     if name in known.protocols:
         yield from _protocol(known.protocols[name], known)
-    if of_task := [chosen for chosen in known.protocols.values() if name in (chosen.key, chosen.family)]:
-        yield from _task(name, of_task, known)
+    if protocols := [chosen for chosen in known.protocols.values() if name in (chosen.key, chosen.family)]:
+        yield from _task(name, protocols, known)
     for kind, describe in DESCRIBED.items():
         if name in by_kind[kind]:
             yield from describe(by_kind[kind][name])
@@ -80,7 +80,7 @@ def _task(name: str, protocols: Sequence[ChosenProtocol], known: Catalogue) -> I
     yield f"  settings, changed by --set {name}.NAME=VALUE; the most frequent value, and how many protocols have it:"
     task = protocols[0].task
     values = {
-        field.name: _most_frequent([setting_text(getattr(chosen.task, field.name, "")) for chosen in protocols])
+        field.name: _most_frequent([setting_text(getattr(protocol.task, field.name, "")) for protocol in protocols])
         for field in dataclasses.fields(task)
     }
     yield from _settings(values, meanings(type(task)), choices_of(task))
@@ -107,7 +107,7 @@ def _method(extension: Extension) -> Iterator[str]:
     by_recipe = {name: _values(recipe) for name, recipe in recipes.items()}
     names = dict.fromkeys(name for values in by_recipe.values() for name in values)
     values = {
-        name: _by_owner({recipe: values[name] for recipe, values in by_recipe.items() if name in values})
+        name: _value_or_values({recipe: values[name] for recipe, values in by_recipe.items() if name in values})
         for name in names
     }
     yield from _settings(values, _meanings_in(recipes.values()), _choices_in(recipes.values()))
@@ -123,9 +123,10 @@ def _image_set(extension: Extension) -> Iterator[str]:
 
 def _layout(extension: Extension) -> Iterator[str]:
     key = extension.key
-    served = (key, *served_layouts(key))
-    protocols = [chosen for chosen in catalogue().protocols.values() if chosen.layout in served]
-    tasks, names = dict.fromkeys(chosen.key for chosen in protocols), sorted(chosen.name for chosen in protocols)
+    layouts = (key, *served_layouts(key))
+    protocols = [protocol for protocol in catalogue().protocols.values() if protocol.layout in layouts]
+    tasks = dict.fromkeys(protocol.key for protocol in protocols)
+    names = sorted(protocol.name for protocol in protocols)
     yield f"scene layout {key}: bench data check {key}:ROOT, or {TINY}{key}: for a tiny generated set"
     yield from _docstring(extension)
     yield _row("tasks", ", ".join(tasks) or "none")
@@ -138,11 +139,13 @@ DESCRIBED = {"importers": _importer, "methods": _method, "imagesets": _image_set
 
 
 def _values(recipe: Recipe) -> dict[str, str]:
+    """Name of a setting, as in `--set` -> its value in a recipe."""
     names = names_by_path(recipe)
     return {names[path]: setting_text(value) for path, value in values_by_path(recipe).items()}
 
 
 def _meanings_in(recipes: Iterable[Recipe]) -> dict[str, str]:
+    """Name of a setting, as in `--set` -> its meaning."""
     texts: dict[str, str] = {}
     for recipe in recipes:
         for path, name in names_by_path(recipe).items():
@@ -153,6 +156,7 @@ def _meanings_in(recipes: Iterable[Recipe]) -> dict[str, str]:
 
 
 def _choices_in(recipes: Iterable[Recipe]) -> dict[str, str]:
+    """Name of a setting, as in `--set` -> its possible values."""
     choices: dict[str, str] = {}
     for recipe in recipes:
         names = names_by_path(recipe)
@@ -168,21 +172,26 @@ def choices_of(settings: Task | Recipe) -> dict[str, str]:
 
 
 def _most_frequent(values: Sequence[str]) -> str:
+    """The value that all protocols have; or the most frequent one with its count: `cls (5 of 8)`."""
     ((value, count),) = Counter(values).most_common(1)
     return value if count == len(values) else f"{value} ({count} of {len(values)})"
 
 
-def _by_owner(values: Mapping[str, str]) -> str:
-    """The value that all owners share, or every value with its owners in brackets. values: owner -> value."""
-    if len(set(values.values())) == 1:
-        return next(iter(values.values()))
-    owners: dict[str, list[str]] = {}
-    for owner, value in values.items():
-        owners.setdefault(value, []).append(owner)
-    return "; ".join(f"{value} ({', '.join(names)})" for value, names in owners.items())
+def _value_or_values(values: Mapping[str, str]) -> str:
+    """The value that all recipes have; or every value with its recipes: `100 (smoke); 800 (vit_b, vit_l)`.
+
+    values: recipe -> value.
+    """
+    recipes: dict[str, list[str]] = {}
+    for recipe, value in values.items():
+        recipes.setdefault(value, []).append(recipe)
+    if len(recipes) == 1:
+        return next(iter(recipes))
+    return "; ".join(f"{value} ({', '.join(names)})" for value, names in recipes.items())
 
 
 def _docstring(extension: Extension) -> Iterator[str]:
+    """The indented docstring of an extension's file."""
     text = ast.get_docstring(ast.parse(extension.path.read_text())) or ""
     yield from (f"  {line}".rstrip() for line in text.splitlines())
 

@@ -1,8 +1,8 @@
-"""`bench reproduce`: numbers of papers and model cards, those measured here, and the commands that measure them.
+"""`bench reproduce`: published numbers, the numbers measured here, and the commands that measure them.
 
 A published value can be measured by a named protocol, by a protocol with changed settings, or, for a stated reason, not
-at all; its weights are given by the user, or trained first. Measurements come from the results of a folder, or from the
-log of a training.
+at all; its weights are given by the user, or trained first. Measurements are read from the results in a folder, or from
+the log of a training.
 """
 
 import json
@@ -48,10 +48,10 @@ STATUSES: tuple[Status, ...] = ("named", "set", "none")
 
 @cache
 def protocols() -> Mapping[str, ChosenProtocol]:
-    """All protocols of this installation by name; warns of task files that cannot be loaded."""
-    tasks = catalogue()
-    warn_of(tasks.broken)
-    return tasks.protocols
+    """All protocols of this installation by name; prints a warning for each task file that cannot be loaded."""
+    known = catalogue()
+    warn_of(known.broken)
+    return known.protocols
 
 
 def statuses(value: PublishedValue) -> tuple[Status, Status]:
@@ -59,10 +59,10 @@ def statuses(value: PublishedValue) -> tuple[Status, Status]:
 
     Each is "named" (by a named protocol or recipe), "set" (with settings changed by --set) or "none".
     """
-    changes = trained_by(value)[2]
+    _, _, recipe_changes = trained_by(value)
     return (
         "none" if unmeasured(value) else "set" if value.settings else "named",
-        "none" if untrained(value) else "set" if changes else "named",
+        "none" if untrained(value) else "set" if recipe_changes else "named",
     )
 
 
@@ -71,14 +71,14 @@ def unmeasured(value: PublishedValue) -> str:
     if value.protocol == LOG:
         return untrained(value)
     try:
-        chosen(value)
+        protocol_of(value)
     except ValueError as error:
         return str(error)
     return ""
 
 
-def chosen(value: PublishedValue) -> ChosenProtocol:
-    """The protocol of a value, with its settings. ValueError if there is no such protocol or setting."""
+def protocol_of(value: PublishedValue) -> ChosenProtocol:
+    """The protocol that measures a value, with its settings. ValueError if there is no such protocol or setting."""
     if value.protocol not in protocols():
         raise ValueError(
             f"there is no protocol {value.protocol}" if value.protocol else "no protocol here matches its source's"
@@ -88,7 +88,7 @@ def chosen(value: PublishedValue) -> ChosenProtocol:
 
 
 def untrained(value: PublishedValue) -> str:
-    """Why the weights cannot be trained with the methods of this installation; "" if they can."""
+    """Why the weights of a value cannot be trained with the methods of this installation; "" if they can."""
     method, recipe, changes = trained_by(value)
     if not method:
         return "no method here trains these weights"
@@ -105,7 +105,7 @@ def untrained(value: PublishedValue) -> str:
 
 
 def trained_by(value: PublishedValue) -> tuple[str, str, Sequence[str]]:
-    """Method, recipe and changed settings that train a value's weights; empty if nothing here does."""
+    """Method, recipe and changed settings `FIELD=VALUE` that train a value's weights; empty if no method here does."""
     method, recipe, *changes = [*value.pretraining.split(), "", ""]
     return method, recipe, list(filter(None, changes))
 
@@ -118,11 +118,11 @@ HEADER = """#!/usr/bin/env bash
 
 @dataclass(frozen=True, kw_only=True)
 class Setup:
-    """What the user has: checkpoint name -> reference, image set name -> URL; and the folder and processes to use."""
+    """The weights and images of the user, and the folder and processes for the commands."""
 
-    checkpoints: Mapping[str, str]
-    data: Mapping[str, str]
-    out: Path
+    checkpoints: Mapping[str, str]  # name of published weights -> reference
+    data: Mapping[str, str]  # name of a published image set -> URL
+    out: Path  # folder of results and trainings
     processes: int = 1  # of torchrun; 1: without torchrun
 
     def url(self, data: str) -> str:
@@ -134,17 +134,17 @@ class Setup:
         return self.out / "pretraining" / value.checkpoint
 
     def export(self, value: PublishedValue) -> Path:
-        """The export, in the training's folder, of the network that the value was measured on."""
+        """The export, in the training's folder, of the network on which the value was measured."""
         names = {"": EXPORT, START: START}
         return self.training(value) / names.get(value.network, f"{EXPORT}-{value.network}")
 
-    def given(self, value: PublishedValue) -> str:
-        """The reference that the user gave for the value's network, or else for its checkpoint; "" if none."""
+    def reference(self, value: PublishedValue) -> str:
+        """The user's reference to the value's network, or else to its checkpoint; "" if there is none."""
         return self.checkpoints.get(run_name(value)) or self.checkpoints.get(value.checkpoint, "")
 
 
 def run_name(value: PublishedValue) -> str:
-    """The name of the weights in results: the checkpoint's, followed by the network's if it is not the usual one."""
+    """The name of the weights in results: that of the checkpoint, followed by the network's unless it is the first."""
     return value.checkpoint + (f"-{value.network}" if value.network not in ("", START) else "")
 
 
@@ -174,22 +174,33 @@ def commands_of(value: PublishedValue, setup: Setup) -> list[list[str]]:
     commands, reference = weights_of(value, setup)
     if value.protocol == LOG:
         return commands
-    words = ["bench", "run", "--checkpoint", reference, "--name", run_name(value), "--suite", value.protocol]
-    words += ["--data", f"{value.data}={setup.url(value.data)}", "--out", str(setup.out)]
-    words += ["--set", *(f"{value.protocol}.{change}" for change in value.settings.split())] if value.settings else []
-    return [*commands, launched(words, setup)]
+    return [*commands, run_command(reference, run_name(value), [value.protocol], value.settings, [value.data], setup)]
+
+
+def run_command(
+    reference: str, name: str, protocols: Sequence[str], settings: str, data: Iterable[str], setup: Setup
+) -> list[str]:
+    """The words of the `bench run` that evaluates a checkpoint.
+
+    settings: changes `FIELD=VALUE ...` of each of the protocols. data: names of published image sets.
+    """
+    words = ["bench", "run", "--checkpoint", reference, "--name", name, "--suite", ",".join(protocols)]
+    words += ["--data", *(f"{image_set}={setup.url(image_set)}" for image_set in data), "--out", str(setup.out)]
+    if settings:
+        words += ["--set", *(f"{protocol}.{change}" for protocol in protocols for change in settings.split())]
+    return with_torchrun(words, setup)
 
 
 def weights_of(value: PublishedValue, setup: Setup) -> tuple[list[list[str]], str]:
     """The commands that obtain the weights, and the reference to them for `bench run --checkpoint`."""
-    if (reference := setup.given(value)) and value.protocol != LOG:
-        return _imported(value, reference, setup)
+    if (reference := setup.reference(value)) and value.protocol != LOG:
+        return _import_if_needed(value, reference, setup)
     if not untrained(value):
-        return [launched(_pretrain(value, setup), setup)], str(setup.export(value))
+        return [with_torchrun(_pretrain_command(value, setup), setup)], str(setup.export(value))
     return [], f"PATH-OF-{run_name(value)}"
 
 
-def _pretrain(value: PublishedValue, setup: Setup) -> list[str]:
+def _pretrain_command(value: PublishedValue, setup: Setup) -> list[str]:
     method, recipe, changes = trained_by(value)
     name, example = PRETRAINED_ON[value.images]
     words = ["bench", "pretrain", method, "--recipe", recipe, "--images", setup.data.get(name, example)]
@@ -197,20 +208,20 @@ def _pretrain(value: PublishedValue, setup: Setup) -> list[str]:
     return [*words, "--set", *changes] if changes else words
 
 
-def launched(words: list[str], setup: Setup) -> list[str]:
-    """The command, under torchrun if there are several processes."""
+def with_torchrun(words: list[str], setup: Setup) -> list[str]:
+    """The command, started by torchrun if there are several processes."""
     if setup.processes == 1:
         return words
     return ["torchrun", "--nproc-per-node", str(setup.processes), "--no-python", *words]
 
 
-def _imported(value: PublishedValue, reference: str, setup: Setup) -> tuple[list[list[str]], str]:
-    """`weights_of` for weights that the user has: `bench import` is needed if it takes options, such as --branch."""
+def _import_if_needed(value: PublishedValue, reference: str, setup: Setup) -> tuple[list[list[str]], str]:
+    """`weights_of` for the user's weights: `bench run` imports them, unless an option such as --branch is needed."""
     scheme, importer = reference.partition(":")[0], value.importer.split()
     is_file = scheme not in (*source_files("importers"), *TIMM_SCHEMES) and not Path(reference).expanduser().is_dir()
     source = f"{importer[0]}:{reference}" if is_file and importer else reference
-    own_network = run_name(value) in setup.checkpoints and run_name(value) != value.checkpoint
-    branch = [] if own_network or value.network in ("", START) else ["--branch", value.network]
+    is_of_network = run_name(value) in setup.checkpoints and run_name(value) != value.checkpoint
+    branch = [] if is_of_network or value.network in ("", START) else ["--branch", value.network]
     options = [*branch, *importer[1:]]
     if scheme in TIMM_SCHEMES:  # timm's models lack only the image size at which the weights were evaluated
         options = importer[1:] if importer[1:2] == ["--image-size"] else []
@@ -221,15 +232,15 @@ def _imported(value: PublishedValue, reference: str, setup: Setup) -> tuple[list
 
 
 def other_weights(value: PublishedValue, method: str, architecture: str, epochs: float = 0) -> str:
-    """How weights differ from the published ones, as far as is known: `of mae, not moca`; "" if no difference is known.
+    """How weights differ from the published ones: `of mae, not moca`; "" if no difference is known.
 
     method: of the export or the importer; timm and transformers do not name one. epochs: 0 if unknown.
     """
-    differences, own = [], {*value.importer.split()[:1], trained_by(value)[0]} - {""}
     if method in (SCHEME, "pixels"):
         return "not a checkpoint of a pretraining method, so its weights cannot be identified"
-    if method not in ("", "timm", "transformers", *own):
-        differences.append(f"of {method}, not {' or '.join(sorted(own)) or value.model}")
+    differences, published_methods = [], {*value.importer.split()[:1], trained_by(value)[0]} - {""}
+    if method not in ("", "timm", "transformers", *published_methods):
+        differences.append(f"of {method}, not {' or '.join(sorted(published_methods)) or value.model}")
     if architecture and not architecture.startswith(value.architecture):
         differences.append(f"a {architecture}, not a {value.architecture}")
     if epochs and value.epochs and abs(epochs - float(value.epochs)) >= 1:
@@ -238,7 +249,7 @@ def other_weights(value: PublishedValue, method: str, architecture: str, epochs:
 
 
 def _difference_of(value: PublishedValue, reference: str) -> str:
-    """`other_weights` for a reference, by an export's or training's facts or by its scheme; weights are not read."""
+    """`other_weights` for a reference: from the facts of an export or training, or the scheme; no weights are read."""
     scheme, path = reference.partition(":")[0], Path(reference).expanduser()
     if is_run(path):
         path = finished_export(path) or path
@@ -252,7 +263,7 @@ def _difference_of(value: PublishedValue, reference: str) -> str:
 
 
 def missing_for(value: PublishedValue, setup: Setup) -> list[str]:
-    """What is missing to measure a value: `weights`, `data`, or a protocol or method; empty if nothing is."""
+    """What is missing to measure a value: `weights`, `data`, or a protocol or method; empty if nothing is missing."""
     if reason := unmeasured(value):
         return list(dict.fromkeys(filter(None, (reason, untrained(value)))))
     if value.protocol == LOG:
@@ -261,7 +272,7 @@ def missing_for(value: PublishedValue, setup: Setup) -> list[str]:
 
 
 def _missing_weights(value: PublishedValue, setup: Setup) -> list[str]:
-    if reference := setup.given(value):
+    if reference := setup.reference(value):
         if path := None if reference.startswith(f"{SCHEME}:") else absent_file(reference):
             return [f"weights, as {path} does not exist"]
         difference = _difference_of(value, reference)
@@ -276,7 +287,7 @@ def _missing_data(name: str, setup: Setup) -> list[str]:
     return [f"data, as {path} does not exist"] if path else []
 
 
-def _examples(table: str, setup: Setup) -> Iterator[str]:
+def _example_comments(table: str, setup: Setup) -> Iterator[str]:
     """A comment for every example URL in the script that the user has to replace."""
     urls = {value.data: SETS[value.data].url for value in values_of(table) if value.data}
     urls |= dict(PRETRAINED_ON[value.images] for value in values_of(table) if value.pretraining and value.images)
@@ -286,9 +297,9 @@ def _examples(table: str, setup: Setup) -> Iterator[str]:
 
 
 def script(table: str, setup: Setup) -> Iterator[str]:
-    """The lines of a shell script that measures a table: every command once, with the values that it is for."""
+    """The lines of a shell script that measures a table: every command once, below the value that it measures."""
     yield HEADER.format(table=table, caption=TABLES[table])
-    yield from _examples(table, setup)
+    yield from _example_comments(table, setup)
     yield "set -euo pipefail"
     written: set[str] = set()
     for value in values_of(table):
@@ -308,11 +319,11 @@ def script(table: str, setup: Setup) -> Iterator[str]:
 
 @dataclass(frozen=True, kw_only=True)
 class Measurement:
-    """A number measured here, in the unit of the published one. remarks: why it may not be the same quantity."""
+    """A number measured here."""
 
-    number: float
+    number: float  # in the unit of the published one
     interval: tuple[float, float] | None = None
-    remarks: tuple[str, ...] = ()
+    remarks: tuple[str, ...] = ()  # why it may not be comparable with the published one
 
 
 def measurement(
@@ -320,25 +331,22 @@ def measurement(
     results: Sequence[StoredResult],
     setup: Setup,
 ) -> Measurement | None:
-    """The number measured here for `value`, the mean over seeds; None if there is none."""
+    """The number measured here for a published value, the mean over seeds; None if there is none."""
     if value.protocol == LOG:
         return measured_cost(setup.training(value), value.metric)
-    own = [stored.result for stored in results if _is_of(stored.result, value)]
-    if not own:
+    matching = [stored.result for stored in results if _is_of(stored.result, value)]
+    if not matching:
         return None
-    group = min(own, key=lambda result: _distance(result, value)).group
+    group = min(matching, key=lambda result: _distance(result, value)).group
     column = group, value.metric
-    cell = next(cells[column] for cells in leaderboard_of(own).rows.values() if column in cells)
-    first = next(result for result in own if result.group == group)
+    cell = next(cells[column] for cells in leaderboard_of(matching).rows.values() if column in cells)
+    first = next(result for result in matching if result.group == group)
     return Measurement(number=cell.mean, interval=cell.interval, remarks=_remarks(first, value))
 
 
 def _distance(result: Result, value: PublishedValue) -> tuple[bool, int, str]:
-    """Sort key of results, the closest to the published measurement first.
-
-    Results on the published images come first, then those with fewer variations such as a lower precision, then by
-    name.
-    """
+    """Sort key of results, the closest to the published measurement first: on the published images, with the fewest
+    variations such as a lower precision, by name."""
     return not _on_published_images(result, value), len(result.variant), result.group
 
 
@@ -350,7 +358,7 @@ def _is_of(result: Result, value: PublishedValue) -> bool:
     """Whether a result measures a published value: the same weights, protocol, settings and image set."""
     if result.protocol.name != value.protocol or result.checkpoint.name != run_name(value):
         return False
-    protocol = chosen(value)
+    protocol = protocol_of(value)
     return (
         result.status == "ok"
         and result.limit is None
@@ -379,7 +387,7 @@ def _counts(images: Mapping[str, int]) -> str:
 
 
 def measured_cost(folder: Path, metric: str) -> Measurement | None:
-    """Hours, minutes of an epoch, or GPU memory (GB) of the training in `folder`; None if not known yet.
+    """Hours, minutes of an epoch, or GPU memory (GB) of the training in `folder`; None if unknown.
 
     Hours are extrapolated to all epochs from the speed so far.
     """
@@ -404,7 +412,7 @@ LEGEND = (
 
 
 def listing() -> Iterator[str]:
-    """A line for each table: id, number of values, how they can be measured, caption."""
+    """A line for each table: id, number of values, how many can be measured in which way, caption."""
     width = max(map(len, TABLES))
     for table, caption in TABLES.items():
         values, named, changed, none, *_ = count_of(table)
@@ -415,13 +423,13 @@ def listing() -> Iterator[str]:
 
 
 def summary() -> Iterator[str]:
-    """The counts of every table and of all tables, and the reasons for values that are out of reach."""
+    """The counts of every table and of all tables, and why the other values cannot be measured or trained here."""
     counts = {table: count_of(table) for table in TABLES}
     counts["all"] = [sum(column) for column in zip(*counts.values(), strict=True)]
     yield from text_table([HEADS, *((name, *row) for name, row in counts.items())], right=range(1, len(HEADS)))
     yield from ("", *LEGEND)
     for title, reason_of in (("not measured here", unmeasured), ("weights not trained here", untrained)):
-        yield from _counted_reasons(title, [(value.table, reason_of(value)) for value in published_values()])
+        yield from _count_reasons(title, [(value.table, reason_of(value)) for value in published_values()])
 
 
 def count_of(table: str) -> list[int]:
@@ -431,8 +439,8 @@ def count_of(table: str) -> list[int]:
     return [len(pairs), *(count[status] for count in counts for status in STATUSES)]
 
 
-def _counted_reasons(title: str, reasons: Iterable[tuple[str, str]]) -> Iterator[str]:
-    """A line for each reason, with its number of values and their tables. reasons: (table, reason or "") by value."""
+def _count_reasons(title: str, reasons: Iterable[tuple[str, str]]) -> Iterator[str]:
+    """A line for each reason, with its number of values and their tables. reasons: (table, reason or "") per value."""
     tables_by_reason: dict[str, list[str]] = {}
     for table, reason in reasons:
         if reason:
@@ -442,7 +450,7 @@ def _counted_reasons(title: str, reasons: Iterable[tuple[str, str]]) -> Iterator
 
 
 def table_lines(table: str, setup: Setup, results: Sequence[StoredResult]) -> Iterator[str]:
-    """A table value by value: published, measured, difference and interval, commands, and what is missing."""
+    """For each value of a table: published and measured number, difference and interval, commands, what is missing."""
     values = values_of(table)
     yield f"{table}: {TABLES[table]}; {values[0].source}"
     heading = ""
@@ -463,7 +471,8 @@ def _compared(measured: Measurement | None, value: PublishedValue) -> str:
     """The measured value, and its difference from the published one with the interval of the difference."""
     if measured is None:
         return "not measured here"
-    digits, difference = interval_decimals(measured.number, value.unit), measured.number - value.value
+    difference = measured.number - value.value
+    digits = interval_decimals(measured.number, value.unit)
     ends = [f"{end - value.value:+.{digits}f}" for end in measured.interval or ()]
     interval = f" [{', '.join(ends)}]" if ends else ""
     text = f"measured {measured.number:.2f}{suffix(value.unit)}, difference {difference:+.2f}{interval}"

@@ -1,7 +1,8 @@
-"""`bench reproduce --plan today`: a script, safe to repeat, that evaluates eight published networks by the same
-protocols and by those of their published numbers; `bench reproduce today`: the published next to the measured numbers.
+"""`bench reproduce --plan today`: a script that evaluates eight published networks, and the table of its results.
 
-The weights are timm's copies on the Hub, which anyone can download, except for iBOT's file.
+All networks are evaluated by the same protocols, and each by those of its published numbers. `bench reproduce today`
+prints published next to measured numbers. The weights are timm's copies on the Hub, which anyone can download, except
+for iBOT's file.
 """
 
 import shlex
@@ -9,11 +10,12 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from typing import NamedTuple
 
 from bench.cli.names import absent_file
 from bench.cli.output import in_one_line
 from bench.published.values import SETS, PublishedValue, published_values
-from bench.reproduce import Measurement, Setup, chosen, launched, measurement, unmeasured
+from bench.reproduce import Measurement, Setup, measurement, protocol_of, run_command, unmeasured
 from bench.results.record import DataUsed, MetricRecord, interval_decimals, suffix
 from bench.results.store import StoredResult
 from bench.run.calibration import Machine
@@ -32,7 +34,7 @@ PLAN = "today"
 SUITE = "knn@dino,linear@dinov2,attentive@ep,lowshot@msn,segmentation_linear@dinov3,depth_linear@dinov3"
 IMAGES = ("imagenet", "ade20k", "nyu")
 HEADS = ("weights", "protocol", "metric", "published", "measured", "difference", "in standard errors", "source")
-Z95 = 1.959964  # half the width of a normal distribution's 95 % interval, in standard errors
+Z95 = 1.959964  # half the width of a 95 % interval in standard errors, of a normal distribution
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,32 +72,39 @@ NETWORKS = {
 
 
 def published_of(name: str, suite: str) -> list[PublishedValue]:
-    """Published values of a network that protocols of the suite measure; for the plan's own suite, also those that
-    other protocols of the same tasks measure."""
-    protocols = choose_protocols(suite, catalogue())
-    keys, names = {protocol.key for protocol in protocols}, {protocol.name for protocol in protocols}
-    values = [v for v in published_values() if v.checkpoint == name and not v.network and v.data in IMAGES]
-    within = [v for v in values if not unmeasured(v) and chosen(v).key in keys]
-    return within if suite == SUITE else [v for v in within if v.protocol in names]
+    """The published values of a network that the protocols of a suite measure.
 
-
-Call = tuple[Sequence[ChosenProtocol], str, int | None]  # protocols, changed settings, image size of one `bench run`
-
-
-def calls(name: str, suite: str, setup: Setup) -> Iterator[Call]:
-    """The arguments of each `bench run` of a network.
-
-    Protocols of the suite or of published values; changed settings as in published.csv; the image size to which
-    position embeddings are resized, None for dense tasks, which start from the original ones.
+    For the plan's own suite also the values that other protocols of the same tasks measure.
     """
+    protocols = choose_protocols(suite, catalogue())
+    tasks, names = {protocol.key for protocol in protocols}, {protocol.name for protocol in protocols}
+    values = []
+    for value in published_values():
+        if value.checkpoint != name or value.network or value.data not in IMAGES or unmeasured(value):
+            continue
+        if value.protocol in names or (suite == SUITE and protocol_of(value).key in tasks):
+            values.append(value)
+    return values
+
+
+class Run(NamedTuple):
+    """One `bench run` of a network."""
+
+    protocols: Sequence[ChosenProtocol]  # of the suite or of published values; either all dense, or none
+    settings: str  # changed settings, as in published.csv
+    image_size: int | None  # to which position embeddings are resized; None for dense tasks, which keep the original
+
+
+def runs_of(name: str, suite: str, setup: Setup) -> Iterator[Run]:
+    """The runs that measure a network."""
     by_settings = {"": {protocol.name: protocol for protocol in choose_protocols(suite, catalogue())}}
     for value in published_of(name, suite):
-        by_settings.setdefault(value.settings, {}).setdefault(value.protocol, chosen(value))
+        by_settings.setdefault(value.settings, {}).setdefault(value.protocol, protocol_of(value))
     image_size = None if name in setup.checkpoints else NETWORKS[name].image_size
     for settings, protocols in by_settings.items():
-        for on_scenes in (False, True):
-            if own := [protocol for protocol in protocols.values() if bool(protocol.layout) == on_scenes]:
-                yield own, settings, None if on_scenes else image_size
+        for is_dense in (False, True):
+            if selected := [protocol for protocol in protocols.values() if bool(protocol.layout) == is_dense]:
+                yield Run(selected, settings, None if is_dense else image_size)
 
 
 def reference_of(name: str, setup: Setup) -> str:
@@ -104,23 +113,19 @@ def reference_of(name: str, setup: Setup) -> str:
 
 
 def commands(name: str, suite: str, setup: Setup) -> Iterator[list[str]]:
-    """All commands of a network as lists of words: imports at other image sizes, if necessary, and its runs."""
+    """All commands of a network as lists of words: the import at another image size, if necessary, and its runs."""
     reference, folder = reference_of(name, setup), str(setup.out / "imports" / name)
-    planned = list(calls(name, suite, setup))
-    for resized in {image_size for _, _, image_size in planned if image_size}:
-        yield ["bench", "import", reference, "--out", folder, "--image-size", str(resized)]
-    for protocols, settings, image_size in planned:
-        sets = dict.fromkeys(protocol.layout or IMAGES[0] for protocol in protocols)
-        changes = [f"{protocol.name}.{change}" for protocol in protocols for change in settings.split()]
-        words = ["bench", "run", "--checkpoint", folder if image_size else reference, "--name", name]
-        words += ["--suite", ",".join(protocol.name for protocol in protocols)]
-        words += ["--data", *(f"{data}={setup.url(data)}" for data in sets)]
-        words += ["--set", *changes] if changes else []
-        yield launched([*words, "--out", str(setup.out)], setup)
+    runs = list(runs_of(name, suite, setup))
+    for image_size in {run.image_size for run in runs if run.image_size}:
+        yield ["bench", "import", reference, "--out", folder, "--image-size", str(image_size)]
+    for run in runs:
+        data = dict.fromkeys(protocol.layout or IMAGES[0] for protocol in run.protocols)
+        protocols = [protocol.name for protocol in run.protocols]
+        yield run_command(folder if run.image_size else reference, name, protocols, run.settings, data, setup)
 
 
 def missing(setup: Setup) -> Iterator[str]:
-    """A line for each image set that cannot be opened or is not the published one, and each missing weights file."""
+    """Lines about image sets that cannot be opened or differ from the published ones, and about missing weights."""
     for data in IMAGES:
         url = setup.url(data)
         try:
@@ -147,7 +152,7 @@ def cached_file(network: Network) -> Path | None:
 
 @cache
 def sized_export(reference: str, timm: str, image_size: int | None) -> FrozenExport:
-    """A network for counting work: that of a reference or, without one, timm's architecture with random weights."""
+    """A network for counting work: that of a reference or, if it is "", timm's architecture with random weights."""
     if reference:
         return load(reference)
     from timm import create_model
@@ -162,17 +167,17 @@ def forecasts(name: str, suite: str, setup: Setup, machine: Machine) -> Iterator
     space = Workspace(cache=setup.out / "cache", data="", device="cpu", precision="bfloat16")
     data = [DataUsed(name=images, url=SETS[images].url, images=SETS[images].images) for images in IMAGES]
     by_size: dict[int | None, list[ChosenProtocol]] = {}
-    for protocols, _, image_size in calls(name, suite, setup):
-        by_size.setdefault(image_size, []).extend(protocols)
-    for image_size, selected in by_size.items():
+    for run in runs_of(name, suite, setup):
+        by_size.setdefault(run.image_size, []).extend(run.protocols)
+    for image_size, protocols in by_size.items():
         export = sized_export("" if absent_file(reference) else reference, architecture, image_size)
         loaded = LoadedCheckpoint(used=describe(export, name, reference), spec=export.spec, reference=reference)
-        _, [(_, jobs)], _ = plan_jobs(setup.out, space, [loaded], data, selected)
+        _, [(_, jobs)], _ = plan_jobs(setup.out, space, [loaded], data, protocols)
         yield from (forecast.timed(machine) for forecast in count_jobs(jobs, export, space))
 
 
 def total_cost(jobs: Iterable[Forecast]) -> str:
-    """Time and disk space of some jobs together: `about 3.1 h, 40 GB of disk`."""
+    """Total time and disk space of jobs: `about 3.1 h, 40 GB of disk`."""
     jobs = list(jobs)
     seconds, disk = sum(job.seconds or 0.0 for job in jobs), sum(job.work.disk for job in jobs)
     unknown = sum(job.seconds is None for job in jobs)
@@ -182,22 +187,24 @@ def total_cost(jobs: Iterable[Forecast]) -> str:
 
 def script(suite: str, setup: Setup, machine: Machine) -> Iterator[str]:
     """The lines of a shell script that measures all networks, with forecasts of time and disk space."""
-    planned = {name: list(forecasts(name, suite, setup, machine)) for name in NETWORKS}
+    jobs_of = {name: list(forecasts(name, suite, setup, machine)) for name in NETWORKS}
     out, cache = str(setup.out), shlex.quote(str(setup.out / "cache"))
-    checked = ["--data", *(f"{data}={setup.url(data)}" for data in IMAGES), "--out", out]
-    checked += ["--checkpoints", *(f"{n}={path}" for n, path in setup.checkpoints.items())] if setup.checkpoints else []
+    check = ["bench", "reproduce", PLAN, "--check"]
+    check += ["--data", *(f"{data}={setup.url(data)}" for data in IMAGES), "--out", out]
+    if setup.checkpoints:
+        check += ["--checkpoints", *(f"{name}={reference}" for name, reference in setup.checkpoints.items())]
     yield "#!/usr/bin/env bash"
     yield f"# Plan {PLAN}: {suite}"
     yield "# and the protocols of published numbers, on eight networks. Every command, and the script, can be repeated:"
     yield "# finished work is skipped, interrupted work is resumed."
-    yield f"# In all {total_cost(job for jobs in planned.values() for job in jobs)};"
+    yield f"# In all {total_cost(job for jobs in jobs_of.values() for job in jobs)};"
     yield f"# features of a network can be removed when it is finished: rm -r {cache}"
     yield from (f"# {line}" for line in machine.lines())
     yield from ("set -euo pipefail", "", "# Lists what is missing, and stops if anything is.")
-    yield shlex.join(["bench", "reproduce", PLAN, "--check", *checked])
+    yield shlex.join(check)
     for name, network in NETWORKS.items():
         checksum = f"model.safetensors has SHA-256 {network.sha256}" if network.sha256 else "SHA-256 not found"
-        cost = total_cost(planned[name])
+        cost = total_cost(jobs_of[name])
         yield from ("", f"# {name}: {cost}" if name in setup.checkpoints else f"# {name}: {cost}; {checksum}")
         yield from (shlex.join(words) for words in commands(name, suite, setup))
     yield from ("", shlex.join(["bench", "record", out, "--to", f"{out}-record"]))
@@ -206,7 +213,7 @@ def script(suite: str, setup: Setup, machine: Machine) -> Iterator[str]:
 
 def table(setup: Setup, results: Sequence[StoredResult]) -> Iterator[str]:
     """A Markdown table of published and measured numbers, followed by measured numbers that no source published."""
-    compared: set[tuple[str, str]] = set()
+    compared: set[tuple[str, str]] = set()  # (network, protocol) of published values
     rows: list[tuple[str, ...]] = []
     for name in NETWORKS:
         for value in published_of(name, SUITE):
@@ -219,8 +226,8 @@ def table(setup: Setup, results: Sequence[StoredResult]) -> Iterator[str]:
     ):
         name = result.checkpoint.name
         if name in NETWORKS and result.status == "ok" and (name, result.protocol.name) not in compared:
-            metric, measured = next(iter(result.metrics.items()))
-            rows.append((name, result.protocol.name, metric, "", str(measured), "", "", ""))
+            metric, record = next(iter(result.metrics.items()))
+            rows.append((name, result.protocol.name, metric, "", str(record), "", "", ""))
     yield from markdown_table([HEADS, *(map(in_markdown, row) for row in rows)])
     yield from ("", "In brackets: 95 % intervals over the validation images. Standard errors are of the same images;")
     yield "published numbers are taken as exact."

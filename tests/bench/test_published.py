@@ -20,7 +20,7 @@ from bench.published.values import (
     tolerance_of,
     values_of,
 )
-from bench.reproduce import chosen, statuses, trained_by, untrained
+from bench.reproduce import protocol_of, statuses, trained_by, untrained
 from bench.results.record import CheckpointUsed, DataUsed, ProtocolUsed, Result, result_path, write_result
 from bench.run.runner import branch_of
 from checkpoints.export import ViTExport
@@ -74,7 +74,7 @@ def test_protocols_and_settings_exist(protocol):
     assert statuses(value)[0] == ("set" if value.settings else "named")
     layout = SETS[value.data].url.partition(":")[0]
     serves = load_extension("layouts", layout) if layout in source_files("layouts") else None
-    assert chosen(value).layout in (layout if serves else "", *getattr(serves, "SERVES", ()))
+    assert protocol_of(value).layout in (layout if serves else "", *getattr(serves, "SERVES", ()))
 
 
 @pytest.mark.parametrize("pretraining", sorted({value.pretraining for value in VALUES if value.pretraining}))
@@ -91,12 +91,12 @@ def test_importers_and_networks_exist():
             assert value.network in list(load_extension("importers", key).BRANCHES)[1:]
 
 
-@pytest.mark.parametrize("task", sorted({chosen(value).key for value in MEASURED}))
+@pytest.mark.parametrize("task", sorted({protocol_of(value).key for value in MEASURED}))
 def test_metrics_exist(task, exports, tmp_path):
     """By what the task's own code gives; settings that decide about time and about no name are cheap ones here."""
     export = ViTExport.load(exports[0])
     for value in {(each.protocol, each.metric): each for each in MEASURED}.values():
-        protocol = chosen(value)
+        protocol = protocol_of(value)
         if protocol.key == task:
             assert value.metric in metrics_of(protocol, export, tmp_path, value.metric), (value.protocol, value.metric)
 
