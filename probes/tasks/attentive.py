@@ -356,7 +356,7 @@ PROTOCOLS = {
         version=1,
         source="AIMv2 (arXiv 2411.14402) table A2, IN-1k: batch 1024, so that rates for 256 images are a quarter; head "
         "as in apple/ml-aim 3762121 aim-v1/aim/v1/torch/layers.py; it reports the best of the sweep; its colour jitter "
-        "has no effect beside timm's policy; ours: that patches alone are read, and that the whole head decays",
+        "has no effect with timm's policy; ours: only patches are read, and weight decay applies to the whole head",
     ),
     "attentive@cae": Protocol(
         task=Attentive(

@@ -426,8 +426,7 @@ PROTOCOLS = {
     "finetune@moca_L": Protocol(
         task=replace(MOCA, size="L"),
         version=2,
-        source="MOCA table 9 has a ViT-L at 84.9 and says nothing of its training; ours: that it is that of "
-        "finetune@moca",
+        source="MOCA table 9 has a ViT-L at 84.9 without stating its training; ours: the training of finetune@moca",
     ),
     "finetune@ibot_S": Protocol(
         task=replace(IBOT, epochs=200, layer_decay=0.75, drop_path=0.1, size="S"), version=3, source=IBOT_SOURCE

@@ -107,12 +107,13 @@ def vote(
             votes_of_k = votes.candidates[: np.searchsorted(votes.ranks, k)]
             count = int(votes_of_k.max(initial=-1)) + 1  # candidates with votes, which come first
             has_own = own_candidates < count
-            own = np.minimum(own_candidates, count)[queries[:count]]  # of each candidate's query
+            own_of_candidates = np.minimum(own_candidates, count)[queries[:count]]
             for temperature, weights in zip(temperatures, weights_by_temperature, strict=True):
-                scores = np.bincount(votes_of_k, weights[: len(votes_of_k)], count + 1)  # the last one is 0
-                own_scores, scores = scores[own], scores[:count]
+                # The additional score is 0, for queries whose class has no votes.
+                scores = np.bincount(votes_of_k, weights[: len(votes_of_k)], count + 1)
+                own_scores, scores = scores[own_of_candidates], scores[:count]
                 is_ahead = (scores > own_scores) | (wins_ties[:count] & (scores == own_scores))
-                ahead = np.bincount(queries[:count][is_ahead], minlength=len(own_labels))
+                ahead = np.bincount(queries[:count][is_ahead], minlength=len(own_labels))  # classes, of each query
                 hits[k, temperature].top1[rows] = has_own & (ahead < 1)
                 hits[k, temperature].top5[rows] = has_own & (ahead < 5)
 
@@ -188,7 +189,7 @@ def _deciding_votes(
     runs = np.cumsum(starts_run) - 1  # (Q K,) run of each neighbour
     places_in_run = np.arange(len(runs)) - starts[runs]
     is_kept = np.zeros(len(starts), bool)
-    is_kept[runs[places_in_run >= own_nearer]] = True  # one neighbour that is not behind its counterpart suffices
+    is_kept[runs[places_in_run >= own_nearer]] = True  # if one of its neighbours is not behind its counterpart
 
     kept = np.flatnonzero(is_kept)
     kept = kept[_order_by_rank(ranks[starts[kept]], size)]

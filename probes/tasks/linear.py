@@ -244,8 +244,8 @@ PAPERS = {
     "linear_sgd@mst": Protocol(
         task=Linear(lrs=(0.00024,)),
         version=2,
-        source="MST (NeurIPS 2021) appendix: 0.00024, batch 1024, 100 epochs, class token of the last block; that the "
-        "rate is for 256 images, as in DINO's code, is ours",
+        source="MST (NeurIPS 2021) appendix: 0.00024, batch 1024, 100 epochs, class token of the last block; ours: a "
+        "rate for 256 images, as in DINO's code",
     ),
     "linear@msn": Protocol(
         task=Linear(
@@ -288,7 +288,7 @@ OTHERS = {
         task=replace(EXTREMA, readouts=("avg",)),
         version=2,
         source="ExtreMA section 5.2: BEiT, MAE and data2vec have no holistic representation and are probed on the mean "
-        "of their patches, under table 14; ours: that it is read before the final norm too, see linear_lars@extrema",
+        "of their patches, with the settings of table 14; ours: read before the final norm, as in linear_lars@extrema",
     ),
     "linear@mocov3": Protocol(
         task=Linear(lrs=(3.0,), epochs=90, interpolation="bilinear"),
@@ -314,24 +314,24 @@ OTHERS = {
         task=replace(MAE, readouts=("avg@8",), norm=False),
         version=2,
         source="SimMIM section 4.2, table 6 (an intermediate layer of ViT-B; its authors in microsoft/SimMIM issue 14: "
-        "the mean patch of the 8th); ours: the training, which is not stated and is that of linear_lars@mae",
+        "the mean patch of the 8th); its training is not stated; ours: that of linear_lars@mae",
     ),
     "linear_lars@lut": Protocol(
         task=MAE,
         version=2,
-        source="ours: LUT's table B gives linear probes of ViT-B without a setting; naver-ai/lut has MAE's "
-        "util/lars.py and no script, so linear_lars@mae",
+        source="ours: LUT's table B has linear probes of ViT-B without settings; naver-ai/lut has MAE's util/lars.py "
+        "but no script, so the settings are those of linear_lars@mae",
     ),
     "linear_sgd@moca_readme": Protocol(
         task=replace(MOCA, select="val"),
         version=1,
         source="valeoai/MOCA README (79.5, --avgpool_patchtokens 2): linear_sgd@moca on all training images, the best "
-        "of 45 rates and of the epochs on the validation images; of table 9's ViT-L nothing else is said",
+        "of 45 rates and of the epochs on the validation images; table 9 states nothing else for its ViT-L",
     ),
     "linear_lars@cae": Protocol(
         task=MAE,
         version=2,
-        source="lxtGH/CAE scripts/cae_base_800e.sh: MAE's probe at batch 512 x 32, so linear_lars@mae",
+        source="lxtGH/CAE scripts/cae_base_800e.sh: MAE's probe at batch 512 x 32, as linear_lars@mae",
     ),
 }
 CACHED = {

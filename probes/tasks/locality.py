@@ -178,8 +178,8 @@ PROTOCOLS = {
         task=EXTREMA_LOCALITY,
         version=1,
         source="ExtreMA section 4 and figure 3 (25 boxes, 5 scales x 5 random places, another image of the category as "
-        "the query, instance representation, nearest box); no code released and no number given: mosaics, which say "
-        "where the category is, the sides of the boxes and cosine are ours",
+        "the query, instance representation, nearest box); no code released and no number given; ours: mosaics, in "
+        "which the positions of categories are known, the sizes of the boxes and cosine similarity",
     ),
 }
 

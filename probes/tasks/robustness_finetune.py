@@ -74,7 +74,7 @@ class RobustnessFinetune(Shifts, Finetune):
 
 def robustness_of(name: str, version: int, **shifts: Any) -> Protocol:
     """The protocol that evaluates the networks fine-tuned by the protocol `name`, with settings of `Shifts`."""
-    source = f"networks of {name} on the sets of robustness@dinov2, by its rules; ours: that they are fine-tuned"
+    source = f"networks of {name} on the sets of robustness@dinov2, by its rules; ours: with fine-tuned networks"
     return protocol_on_shifts(RobustnessFinetune, FINETUNE[name], version, source, **shifts)
 
 

@@ -37,8 +37,8 @@ IBOT = replace(
 )
 EXTREMA_SOURCE = (
     "ExtreMA section 4 (head behind the projector's first layer, AdamW, lr 5e-6, 1000 epochs, batch 1024, BEiT's "
-    "augmentation); no code released: that the rate is for 256 images, as in its finetune/run_class_finetuning.py:395, "
-    "layer decay, warm-up and the floor of 1e-6 are ours, after iBOT and BEiT"
+    "augmentation); no code released; ours, after iBOT and BEiT: a rate for 256 images, as in its "
+    "finetune/run_class_finetuning.py:395, layer decay, warm-up and the floor of 1e-6"
 )
 IBOT_SOURCE = (
     "bytedance/ibot evaluation/semi_supervised/eval_cls.py:44-166, 207-256, 641-642, 706-720, 782-787, 860, "
@@ -46,11 +46,11 @@ IBOT_SOURCE = (
     "reports the best epoch on val: select=val"
 )
 PLAIN_SOURCE = (
-    "ExtreMA table 10's networks without a projector, BEiT and MAE: that the head reads the mean of their patches, as "
-    f"in BEiT's fine-tuning, is ours; else {EXTREMA_SOURCE}"
+    "for the networks of ExtreMA table 10 without a projector, BEiT and MAE; ours: the head reads the mean of their "
+    f"patches, as in BEiT's fine-tuning; else {EXTREMA_SOURCE}"
 )
 CLASS_SOURCE = (
-    "ours, for files that hold a backbone without its projector: the head reads the class token itself; else "
+    "ours, for files that contain a backbone without its projector: the head reads the class token itself; else "
     f"{EXTREMA_SOURCE}"
 )
 
