@@ -195,10 +195,8 @@ def kinds_to_extract(
     kinds_by_transform = dict(space.wanted)
     for task in tasks if len(tasks) > 1 else ():
         with suppress(ValueError):  # a task that cannot evaluate the network fails on its own
-            transform, kinds = (
-                transform_of(export, space, task).name,
-                task.with_supported_readouts(export.spec)[0].kinds,
-            )
+            transform = transform_of(export, space, task).name
+            kinds = task.with_supported_readouts(export.spec)[0].kinds
             kinds_by_transform[transform] = tuple(dict.fromkeys([*kinds_by_transform.get(transform, ()), *kinds]))
     return kinds_by_transform
 

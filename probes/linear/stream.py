@@ -103,7 +103,7 @@ class FeatureStream:
         by_augmentation: dict[Augmentation, list[EpochBatches]] = {}
         for batches in remaining:
             by_augmentation.setdefault(batches.consumer.augmentation, []).append(batches)
-        buffers = [FeatureBuffer(batches, spec) for batches in by_augmentation.values()]
+        buffers = [FeatureBuffer(all_batches, spec) for all_batches in by_augmentation.values()]
         transforms = [
             TrainTransform(
                 **vars(augmentation),
@@ -157,15 +157,15 @@ class FeatureStream:
         gatherer = ChunkGatherer(spans, (vectors, spec.width), on_round, space.world, device)
         extractors = [Extractor(backbone=self.backbone, kinds=crop_kinds, image_set=images) for crop_kinds in kinds]
 
-        def extract(loaded: DecodedBatch, span: range) -> None:
-            pixels = loaded.pixels.to(device, non_blocking=True)
+        def extract(chunk: DecodedBatch, span: range) -> None:
+            pixels = chunk.pixels.to(device, non_blocking=True)
             crops = pixels.view(len(span), -1, *pixels.shape[-3:]).unbind(1)  # R times (B, 3, H, W)
             features = []
             for extractor, crop in zip(extractors, crops, strict=True):
-                by_kind = extractor(loaded._replace(pixels=crop.contiguous()), span)
+                by_kind = extractor(chunk._replace(pixels=crop.contiguous()), span)
                 features += [by_kind[kind].reshape(len(span), -1, spec.width) for kind in extractor.kinds]
             joined = torch.from_numpy(np.concatenate(features, axis=1))
-            gatherer.add(Chunk(loaded.number, joined, loaded.unreadable))
+            gatherer.add(Chunk(chunk.number, joined, chunk.unreadable))
 
         try:
             reader = Reader(images, transform, gatherer.own_spans, space.skip_bad)
@@ -192,10 +192,10 @@ class FeatureStream:
         if not (shard_parts and world.is_first_on_machine):
             return (position for position in range(0))
         assert isinstance(images, StoredImages)
-        last_chunks = [
-            max(chunk for chunks in chunks_by_rank for chunk in chunks) for chunks_by_rank in rounds_of(spans, world)
-        ]
-        positions = [spans[min(spans)].start, *(spans[last].stop - 1 for last in last_chunks)]
+        positions = [spans[min(spans)].start]  # of the first image, and then of the last one of each round
+        for chunks_by_rank in rounds_of(spans, world):
+            last_chunk = max(chunk for chunks in chunks_by_rank for chunk in chunks)
+            positions.append(spans[last_chunk].stop - 1)
         steps = [int(epoch_positions[position]) for position in positions]
         remaining_parts = (
             (start, part) for start, part in shard_parts if start + (len(part) - 1) * self.shuffle_window >= steps[0]
@@ -206,8 +206,8 @@ class FeatureStream:
     def _count_forwards(self, buffers: Sequence["FeatureBuffer"], forwards: int) -> None:
         """Add an epoch's forward passes to the consumers' counts; those of one augmentation get equal shares."""
         for buffer in buffers:
-            share, rest = divmod(forwards, len(buffer.batches))
-            for number, batches in enumerate(buffer.batches):
+            share, rest = divmod(forwards, len(buffer.all_batches))
+            for number, batches in enumerate(buffer.all_batches):
                 batches.consumer.stream_forwards += forwards
                 batches.consumer.augmented_forwards += share + (number < rest)
 
@@ -231,11 +231,11 @@ def remaining_batches(
     for own in epoch_positions:
         is_needed[own] = True
     order, stream_positions = epoch_order[is_needed], np.cumsum(is_needed) - 1
-    batches = [
+    all_batches = [
         EpochBatches(consumer, stream_positions[own], order, labels)
         for consumer, own in zip(consumers, epoch_positions, strict=True)
     ]
-    return [of_one for of_one in batches if not of_one.are_done], order
+    return [batches for batches in all_batches if not batches.are_done], order
 
 
 class EpochBatches:
@@ -274,10 +274,10 @@ class EpochBatches:
 class FeatureBuffer:
     """Features of one augmentation at consecutive positions, back to the first that a batch still needs."""
 
-    def __init__(self, batches: Sequence[EpochBatches], spec: FrozenSpec) -> None:
-        """batches: of the consumers that train on this augmentation."""
-        self.batches = batches
-        self.kinds = list(dict.fromkeys(kind for of_one in batches for kind in of_one.consumer.kinds))
+    def __init__(self, all_batches: Sequence[EpochBatches], spec: FrozenSpec) -> None:
+        """all_batches: of the consumers that train on this augmentation."""
+        self.all_batches = all_batches
+        self.kinds = list(dict.fromkeys(kind for batches in all_batches for kind in batches.consumer.kinds))
         ends = list(accumulate(kind.vectors(spec) for kind in self.kinds))
         self.columns = {
             kind: list(range(end - kind.vectors(spec), end)) for kind, end in zip(self.kinds, ends, strict=True)
@@ -294,9 +294,9 @@ class FeatureBuffer:
         self._rounds.append((positions, features))
         self.unreadable |= unreadable
         self.end, self.device = positions.stop, features.device
-        for batches in self.batches:
+        for batches in self.all_batches:
             batches.train(self)
-        first = min(batches.first_position for batches in self.batches)
+        first = min(batches.first_position for batches in self.all_batches)
         self._rounds = [(span, features) for span, features in self._rounds if span.stop > first]
         self.unreadable = {position: reason for position, reason in self.unreadable.items() if position >= first}
 
@@ -389,8 +389,11 @@ class ChunkGatherer:
         with self._waiting_lock:
             own = [self._waiting.pop(number) for number in chunks_by_rank[self.world.rank]]
         self._next_round += 1
-        reports = self.world.gather_results(lambda: [chunk.unreadable for chunk in own])
-        unreadable = {place: reason for report in reports for chunk in report for place, reason in chunk.items()}
+        by_rank = self.world.gather_results(lambda: [chunk.unreadable for chunk in own])
+        unreadable: dict[int, str] = {}
+        for unreadable_by_chunk in by_rank:
+            for unreadable_of_chunk in unreadable_by_chunk:
+                unreadable |= unreadable_of_chunk
         features = self._gather(own, chunks_by_rank)
         positions = range(self.spans[min(features)].start, self.spans[max(features)].stop)
         self.on_round(positions, torch.cat([features[number] for number in sorted(features)]), unreadable)
