@@ -5,11 +5,12 @@ queries, so that any number of processes finds the same similarities, in all bit
 searches consecutive tiles in the order of the gallery. It reads one block of the gallery at a time from its file, and
 queries when it needs them.
 
-Memory of a process in addition to libraries: 4 D (GALLERY + 2 QUERIES) bytes for a block and its queries (405 MB for
-D = 384, 811 MB for D = 768), 12 Q k bytes for the neighbours (120 MB for Q = 50 000, k = 200), and at most 150 MB for
-the libraries' search (torch: 4 QUERIES TOGETHER, 0.5 GiB). It does not depend on the size of the gallery, N.
+Memory of a process in addition to libraries: 4 D (TILE_ROWS + 2 TILE_QUERIES) bytes for a block and its queries (405
+MB for D = 384, 811 MB for D = 768), 12 Q k bytes for the neighbours (120 MB for Q = 50 000, k = 200), and at most 150
+MB for the libraries' search (torch: 4 TILE_QUERIES TORCH_ROWS, 0.5 GiB). It does not depend on N, the size of the
+gallery.
 
-Letters: N gallery rows, Q queries, D width, k neighbours.
+N: rows of the gallery. Q: queries, of which a tile has q. D: width. k: neighbours.
 """
 
 import time
@@ -31,15 +32,15 @@ Prepare = Callable[[Rows, slice], np.ndarray]  # some rows of a file -> contiguo
 Pair = tuple[np.ndarray, np.ndarray]  # similarities (q, k) and indices (q, k)
 Find = Callable[[np.ndarray], Pair]  # queries (q, D) -> their neighbours in a block
 
-QUERIES = 2048  # queries of a tile
-# Gallery rows of a tile: a multiple of the 1024 that FAISS multiplies at once, so that its products equal those of one
-# search of the whole gallery. Selecting the 200 best starts anew in each block, which costs 2 % of the block's search
-# (4 % in blocks half as large).
-GALLERY = 1 << 18
-TOGETHER = 65536  # gallery rows that torch compares with a tile's queries at once
-GPU_NEIGHBOURS = 2048  # largest k of FAISS on a GPU (faiss/gpu/utils/DeviceDefs.cuh)
-NORMALISED = 16384  # rows normalised at once
-SMALLEST_NORM = 1e-12  # torch.nn.functional.normalize, which all official codes call
+TILE_QUERIES = 2048  # queries of a tile
+# Rows of the gallery in a tile: a multiple of the 1024 that FAISS multiplies at once, so that its products equal those
+# of one search of the whole gallery. Selecting the 200 best starts anew in each block, which costs 2 % of the block's
+# search (4 % in blocks half as large).
+TILE_ROWS = 1 << 18
+TORCH_ROWS = 65536  # gallery rows that torch compares with a tile's queries at once
+MAX_GPU_NEIGHBOURS = 2048  # largest k of FAISS on a GPU (faiss/gpu/utils/DeviceDefs.cuh)
+NORMALISED_ROWS = 16384  # rows that are normalised at once
+MIN_NORM = 1e-12  # of torch.nn.functional.normalize, which all official codes call
 
 
 class Neighbours(NamedTuple):
@@ -57,13 +58,13 @@ def unit_rows(features: Rows, rows: slice = slice(None)) -> np.ndarray:
     """
     start, stop, _ = rows.indices(len(features))
     unit = np.empty((stop - start, features.shape[1]), np.float32)
-    for part in row_slices(stop - start, NORMALISED):
+    for part in row_slices(stop - start, NORMALISED_ROWS):
         values = np.asarray(features[start + part.start : start + part.stop], np.float32)
         lengths = np.sqrt(np.einsum("nd,nd->n", values, values))
         if not np.isfinite(lengths).all():
             row = start + part.start + int(np.argmin(np.isfinite(lengths)))
             raise ValueError(f"features of row {row} are NaN, infinite or too large; extract them again")
-        np.divide(values, np.maximum(lengths, SMALLEST_NORM)[:, None], out=unit[part])
+        np.divide(values, np.maximum(lengths, MIN_NORM)[:, None], out=unit[part])
         release_pages(features)
     return unit
 
@@ -84,12 +85,14 @@ def search(
     world: World = World(),  # noqa: B008  (frozen)
     label: str = "",
 ) -> Neighbours:
-    """The k rows of `gallery` (N, D) with the largest inner product, for this process's share of `queries` (Q, D).
+    """The k rows of a gallery with the largest inner products, for this process's share of the queries.
 
     All processes of `world` call it with the same features; a single process gets all queries, in their order. Equal
     similarities are ordered by index, but if several tie for the k-th place of a tile, the backend chooses among them.
 
     Args:
+        gallery: (N, D), queries: (Q, D).
+        k: 1 to N.
         prepare: reads rows of a file and returns the vectors to compare.
         device: of both backends; a FAISS built without GPU support uses the CPU.
         label: of the progress bar; "" for none.
@@ -101,74 +104,77 @@ def search(
         raise ValueError(f"k={k} neighbours from a gallery of {len(gallery)} images; choose k from 1 to {len(gallery)}")
 
     index_block = {"faiss": _faiss, "torch": _torch}[backend]
-    best = np.full((len(queries), k), -np.inf, np.float32), np.full((len(queries), k), -1, np.int64)
+    similarities = np.full((len(queries), k), -np.inf, np.float32)
+    indices = np.full((len(queries), k), -1, np.int64)
+    blocks = tiles_of(len(gallery), len(queries), world)
+    tiles = sum(len(slice_numbers) for _, slice_numbers in blocks)
 
-    tiles = tiles_of(len(gallery), len(queries), world)
-    count = sum(len(numbers) for _, numbers in tiles)
-
-    def work() -> None:
-        for rows, numbers in tiles:
+    def search_tiles() -> None:
+        for rows, slice_numbers in blocks:
             find = index_block(prepare(gallery, rows), min(k, rows.stop - rows.start), device)
-            for part in (query_slice(number, len(queries)) for number in numbers):
-                nearest = _in_tile(find, prepare(queries, part), rows.start)
-                best[0][part], best[1][part] = merged([(best[0][part], best[1][part]), nearest], k)
+            for part in (query_slice(number, len(queries)) for number in slice_numbers):
+                tile_similarities, tile_indices = find(prepare(queries, part))
+                tile_indices += rows.start
+                order_ties(tile_similarities, tile_indices)
+                best_so_far = similarities[part], indices[part]
+                similarities[part], indices[part] = merge([best_so_far, (tile_similarities, tile_indices)], k)
                 progress.advance(1)
             del find  # frees the block before the next one is read
 
-    with Progress(label, count, "tiles", quiet=not (label and world.is_rank0)) as progress:
-        world.on_all_ranks(work)
-        return _merge_processes(best, world)
+    with Progress(label, tiles, "tiles", quiet=not (label and world.is_rank0)) as progress:
+        world.on_all_ranks(search_tiles)
+        return _merge_processes(similarities, indices, world)
 
 
 def search_bytes(gallery: int, queries: int, width: int, k: int) -> float:
     """Bytes of memory that a search needs in addition to libraries: the formula at the top of this file."""
-    return 4.0 * width * (min(gallery, GALLERY) + 2 * min(queries, QUERIES)) + 12.0 * queries * k
+    return 4.0 * width * (min(gallery, TILE_ROWS) + 2 * min(queries, TILE_QUERIES)) + 12.0 * queries * k
 
 
 def tiles_of(gallery: int, queries: int, world: World) -> list[tuple[slice, range]]:
-    """This process's tiles: blocks of gallery rows, ascending, each with the numbers of the query slices to search."""
-    blocks, across = list(row_slices(gallery, GALLERY)), -(-queries // QUERIES)
-    tiles = len(blocks) * across
-    first, last = (rank * tiles // world.size for rank in (world.rank, world.rank + 1))
-    own = []
+    """This process's tiles: blocks of gallery rows, ascending, each with the numbers of the query slices to search.
+
+    Tiles are numbered block by block, and each process gets an equal share of consecutive numbers.
+    """
+    slices_per_block = -(-queries // TILE_QUERIES)
+    blocks = list(row_slices(gallery, TILE_ROWS))
+    tiles = len(blocks) * slices_per_block
+    first_tile, end_tile = (rank * tiles // world.size for rank in (world.rank, world.rank + 1))
+    own_blocks = []
     for number, rows in enumerate(blocks):
-        slices = range(max(first - number * across, 0), min(last - number * across, across))
-        own += [(rows, slices)] if slices else []
-    return own
+        first = max(first_tile - number * slices_per_block, 0)
+        end = min(end_tile - number * slices_per_block, slices_per_block)
+        if first < end:
+            own_blocks.append((rows, range(first, end)))
+    return own_blocks
 
 
 def query_slice(number: int, queries: int) -> slice:
     """Slice `number` of all queries, those of one tile."""
-    return slice(number * QUERIES, min((number + 1) * QUERIES, queries))
+    return slice(number * TILE_QUERIES, min((number + 1) * TILE_QUERIES, queries))
 
 
-def _in_tile(find: Find, queries: np.ndarray, first: int) -> Pair:
-    similarities, indices = find(queries)
-    indices += first
-    order_ties(similarities, indices)
-    return similarities, indices
-
-
-def merged(parts: Sequence[Pair], k: int) -> Pair:
+def merge(parts: Sequence[Pair], k: int) -> Pair:
     """The best k of several parts (q, k) whose indices ascend from part to part; ties go to the earlier part."""
     similarities, indices = (np.concatenate(arrays, axis=1) for arrays in zip(*parts, strict=True))
     order = np.argsort(-similarities, axis=1, kind="stable")[:, :k]
     return np.take_along_axis(similarities, order, axis=1), np.take_along_axis(indices, order, axis=1)
 
 
-def _merge_processes(best: Pair, world: World) -> Neighbours:
+def _merge_processes(similarities: np.ndarray, indices: np.ndarray, world: World) -> Neighbours:
     """Merge the neighbours (Q, k) of all processes; process r keeps the slices r, r + size, ... of the queries."""
-    (count, k), own = best[0].shape, []
+    queries, k = similarities.shape
     if world.size == 1:
-        return Neighbours(np.arange(count), *best)
-    for number in range(-(-count // QUERIES)):
-        part = query_slice(number, count)
-        parts = world.gather_objects((best[0][part], best[1][part]))
+        return Neighbours(np.arange(queries), similarities, indices)
+    own_queries = [np.empty(0, np.int64)]
+    for number in range(-(-queries // TILE_QUERIES)):
+        part = query_slice(number, queries)
+        parts = world.gather_objects((similarities[part], indices[part]))
         if number % world.size == world.rank:
-            best[0][part], best[1][part] = merged(parts, k)
-            own.append(np.arange(part.start, part.stop))
-    places = np.concatenate([np.empty(0, np.int64), *own])
-    return Neighbours(places, best[0][places], best[1][places])
+            similarities[part], indices[part] = merge(parts, k)
+            own_queries.append(np.arange(part.start, part.stop))
+    places = np.concatenate(own_queries)
+    return Neighbours(places, similarities[places], indices[places])
 
 
 @cache
@@ -192,7 +198,7 @@ def _faiss(gallery: np.ndarray, k: int, device: str) -> Find:
             "'ssl-vit-bench[gpu]' (never both) for those with one; or search with --set knn.backend=torch"
         ) from error
     on_gpu = torch.device(device).type == "cuda" and getattr(faiss, "get_num_gpus", lambda: 0)()
-    if on_gpu and k > GPU_NEIGHBOURS:
+    if on_gpu and k > MAX_GPU_NEIGHBOURS:
         return _torch(gallery, k, device)
     if not on_gpu:
         # What IndexFlatIP.search runs, but without copying the block into an index.
@@ -214,16 +220,16 @@ def gpu_memory() -> Any:
 
 def _torch(gallery: np.ndarray, k: int, device: str) -> Find:
     # A GPU holds the block for all queries: copying it again for each slice of them would take longer than searching.
-    parts = [(rows.start, torch.from_numpy(gallery[rows]).to(device)) for rows in row_slices(len(gallery), TOGETHER)]
+    parts = [(rows.start, torch.from_numpy(gallery[rows]).to(device)) for rows in row_slices(len(gallery), TORCH_ROWS)]
 
     def find(queries: np.ndarray) -> Pair:
         on_device = torch.from_numpy(queries).to(device)
-        best = []
+        nearest_by_part = []
         for start, part in parts:
             similarities, indices = (on_device @ part.T).topk(min(k, len(part)))
-            best.append((similarities, indices + start))
-        similarities, places = torch.cat([values for values, _ in best], dim=1).topk(k)
-        indices = torch.cat([indices for _, indices in best], dim=1).gather(1, places)
+            nearest_by_part.append((similarities, indices + start))
+        similarities, places = torch.cat([similarities for similarities, _ in nearest_by_part], dim=1).topk(k)
+        indices = torch.cat([indices for _, indices in nearest_by_part], dim=1).gather(1, places)
         return similarities.cpu().numpy(), indices.cpu().numpy()
 
     return find

@@ -27,7 +27,7 @@ KIND = FeatureKind("cls")
 
 
 def knn(rows: np.ndarray, labels: np.ndarray) -> None:
-    neighbours.GALLERY, neighbours.QUERIES = 8192, 256
+    neighbours.TILE_ROWS, neighbours.TILE_QUERIES = 8192, 256
     neighbours.search(rows, rows[:QUERIES], K, prepare=neighbours.unit_rows)
 
 

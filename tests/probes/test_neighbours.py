@@ -62,7 +62,7 @@ def test_a_faiss_with_gpus_searches_on_that_of_this_process(device, k, places, m
         faiss, "index_cpu_to_gpu", lambda memory, number, index: (used.append(number), index)[1], raising=False
     )
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 3)
-    monkeypatch.setattr(neighbours, "GPU_NEIGHBOURS", 6)
+    monkeypatch.setattr(neighbours, "MAX_GPU_NEIGHBOURS", 6)
     monkeypatch.setattr(neighbours, "_torch", lambda gallery, k, device: by_torch(gallery, k, "cpu"))
     found = search(gallery, asked, k, device=device)
     np.testing.assert_array_equal(found.indices, sorted_product(gallery, asked, k)[1])
@@ -81,9 +81,9 @@ def test_equal_neighbours_come_in_the_order_of_the_gallery(backend):
 def test_tiles_merge_to_the_whole(backend, monkeypatch):
     gallery, asked = points(503), points(41, seed=2)
     whole = search(gallery, asked, 60, backend)
-    monkeypatch.setattr(neighbours, "TOGETHER", 17)
-    monkeypatch.setattr(neighbours, "GALLERY", 37)  # fewer rows than k in every tile
-    monkeypatch.setattr(neighbours, "QUERIES", 23)
+    monkeypatch.setattr(neighbours, "TORCH_ROWS", 17)
+    monkeypatch.setattr(neighbours, "TILE_ROWS", 37)  # fewer rows than k in every tile
+    monkeypatch.setattr(neighbours, "TILE_QUERIES", 23)
     shown = []
     monkeypatch.setattr(neighbours.Progress, "advance", lambda bar, count: shown.append((bar.label, bar.total)))
     parts = search(gallery, asked, 60, backend, label="tiles")
@@ -96,7 +96,7 @@ def test_faiss_in_blocks_of_its_own_size_has_the_bits_of_one_search(monkeypatch)
     """FAISS multiplies 1024 rows at once, so its products do not change where a block ends after a multiple of them."""
     gallery, asked = points(5000, width=48), points(300, width=48, seed=1)
     whole = search(gallery, asked, 120)
-    monkeypatch.setattr(neighbours, "GALLERY", 2048)
+    monkeypatch.setattr(neighbours, "TILE_ROWS", 2048)
     parts = search(gallery, asked, 120)
     np.testing.assert_array_equal(parts.similarities, whole.similarities)
     np.testing.assert_array_equal(parts.indices, whole.indices)
@@ -105,8 +105,8 @@ def test_faiss_in_blocks_of_its_own_size_has_the_bits_of_one_search(monkeypatch)
 
 @pytest.mark.parametrize("size", [2, 3, 5, 40])
 def test_processes_share_the_tiles_and_find_what_one_finds(size, monkeypatch):
-    monkeypatch.setattr(neighbours, "GALLERY", 50)
-    monkeypatch.setattr(neighbours, "QUERIES", 23)
+    monkeypatch.setattr(neighbours, "TILE_ROWS", 50)
+    monkeypatch.setattr(neighbours, "TILE_QUERIES", 23)
     gallery, asked = np.repeat(points(130), 4, axis=0), points(100, seed=2)  # each row four times: ties everywhere
     whole = search(gallery, asked, 61)
     parts = together(size, lambda world: search(gallery, asked, 61, world=world))
@@ -155,7 +155,7 @@ def test_without_faiss_the_message_says_what_to_install(monkeypatch):
 
 
 def test_normalised_is_torchs_normalize(monkeypatch):
-    monkeypatch.setattr(neighbours, "NORMALISED", 5)
+    monkeypatch.setattr(neighbours, "NORMALISED_ROWS", 5)
     features = np.random.default_rng(3).standard_normal((23, 8)).astype(np.float32)
     features[4] = 0
     expected = torch.nn.functional.normalize(torch.from_numpy(features), dim=1)
@@ -164,7 +164,7 @@ def test_normalised_is_torchs_normalize(monkeypatch):
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
 def test_broken_features_are_refused_with_their_row(value, monkeypatch):
-    monkeypatch.setattr(neighbours, "NORMALISED", 5)
+    monkeypatch.setattr(neighbours, "NORMALISED_ROWS", 5)
     features = np.ones((20, 4), np.float32)
     features[13, 2] = value
     with pytest.raises(ValueError, match="row 13 "):
