@@ -27,7 +27,7 @@ class Subset:
     images: ImageSet
 
 
-def subsets(
+def draw_subsets(
     train: ImageSet, shots: Sequence[int], shares: Sequence[float], splits: int, seed: int, lists: str = ""
 ) -> list[Subset]:
     """`splits` subsets for each number of images per class, and one for each share of all images.
@@ -44,14 +44,14 @@ def subsets(
         ValueError: For a class with fewer images than shots, and for lists that are absent or do not fit the images.
     """
     seeds = range(seed * splits, (seed + 1) * splits)
-    drawn = []
+    all_subsets = []
     for count in shots:
         for split in range(splits):
             images = read_shot_list(train, lists, count, split) if lists else few_shot(train, count, seeds[split])
-            drawn.append(Subset(name=f"{count}shot", split=split, images=images))
+            all_subsets.append(Subset(name=f"{count}shot", split=split, images=images))
     for share in shares:
-        drawn.append(Subset(name=percentage(share), split=0, images=draw_share(train, share, seeds[0], lists)))
-    return drawn
+        all_subsets.append(Subset(name=percentage(share), split=0, images=draw_share(train, share, seeds[0], lists)))
+    return all_subsets
 
 
 def possible_shots(train: ImageSet, shots: Sequence[int], has_shares: bool) -> tuple[tuple[int, ...], str]:
@@ -141,12 +141,12 @@ def checked_list(path: Path) -> Path:
     return path
 
 
-def subset_indices(train: ImageSet, drawn: Sequence[Subset]) -> list[np.ndarray]:
+def subset_indices(train: ImageSet, all_subsets: Sequence[Subset]) -> list[np.ndarray]:
     """For each subset the indices (n,) in `train` of its images, in the subset's order.
 
     Goes through the paths of `train` once for all subsets, and keeps only the paths of the subsets in memory.
     """
-    smaller = [subset for subset in drawn if subset.images is not train]
+    smaller = [subset for subset in all_subsets if subset.images is not train]
     index_by_path: dict[str, int] = {}
     for subset in smaller:
         index_by_path |= dict.fromkeys((subset.images.path(index) for index in range(len(subset.images))), -1)
@@ -159,7 +159,7 @@ def subset_indices(train: ImageSet, drawn: Sequence[Subset]) -> list[np.ndarray]
             return np.arange(len(train))
         return np.array([index_by_path[images.path(index)] for index in range(len(images))], np.int64)
 
-    return [indices(subset.images) for subset in drawn]
+    return [indices(subset.images) for subset in all_subsets]
 
 
 def rows_of_images(indices: np.ndarray, read_indices: np.ndarray) -> np.ndarray:

@@ -28,7 +28,7 @@ from probes.lowshot.blocks import BLOCK_ROWS, PreparedRows, Preprocess
 from probes.lowshot.fitting import MAX_IN_MEMORY, SOLVERS, EvaluatedFit, FitSettings, Fitter, fit_subsets
 from probes.lowshot.logistic import BLOCK_LOGITS, HISTORY
 from probes.lowshot.several_labels import ClassByClass
-from probes.lowshot.shots import PUBLISHED_LISTS, Subset, possible_shots, rows_of_images, subset_indices, subsets
+from probes.lowshot.shots import PUBLISHED_LISTS, Subset, draw_subsets, possible_shots, rows_of_images, subset_indices
 from probes.scores import cost, log_likelihood, mean_average_precision, prediction_arrays, spread_out, with_class_means
 from probes.splits import not_held_out_warning, open_splits
 
@@ -157,7 +157,7 @@ class LowShot(FitSettings, PooledTask):
         if train.has_several_labels:
             return self.class_by_class(export, space, train, val)
         shots, shots_warning = possible_shots(train, self.shots, bool(self.fractions))
-        drawn = subsets(train, shots, self.fractions, self.splits, space.seed, self.lists)
+        drawn = draw_subsets(train, shots, self.fractions, self.splits, space.seed, self.lists)
         transform, indices = transform_of(export, space, self), subset_indices(train, drawn)
         reads_all = world.gather_objects(self.extracts_all(export, train, transform, space))[0]
         needed = np.arange(len(train)) if reads_all else np.unique(np.concatenate(indices))

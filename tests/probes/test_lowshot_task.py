@@ -15,7 +15,7 @@ from imagesets.sets import open_set
 from probes.features.extract import transform_of
 from probes.lowshot import blocks, fitting
 from probes.lowshot.blocks import PreparedRows, prepare_rows
-from probes.lowshot.shots import PUBLISHED_LISTS, Subset, draw_share, rows_of_images, subset_indices, subsets
+from probes.lowshot.shots import PUBLISHED_LISTS, Subset, draw_share, draw_subsets, rows_of_images, subset_indices
 from probes.tasks import lowshot
 from probes.tasks.knn import Knn
 from probes.tasks.lowshot import PROTOCOLS, LowShot
@@ -101,19 +101,19 @@ def test_both_solvers_agree_on_digits(export, tmp_path):
 
 def test_draws_are_nested_balanced_and_differ_between_splits_and_seeds():
     train = open_set("digits:", "train")
-    parts = {(part.name, part.split): part.images for part in subsets(train, (1, 2, 5), (0.01,), 3, seed=0)}
+    parts = {(part.name, part.split): part.images for part in draw_subsets(train, (1, 2, 5), (0.01,), 3, seed=0)}
     for split in range(3):
         one, two, five = (set(paths(parts[f"{count}shot", split])) for count in (1, 2, 5))
         assert one < two < five and len(five) == 50
         assert np.bincount(parts["5shot", split].labels).tolist() == [5] * 10
     drawn = [frozenset(paths(parts["5shot", split])) for split in range(3)]
-    drawn += [frozenset(paths(part.images)) for part in subsets(train, (5,), (), 3, seed=1)]
+    drawn += [frozenset(paths(part.images)) for part in draw_subsets(train, (5,), (), 3, seed=1)]
     assert len(set(drawn)) == 6
 
 
 def test_rows_are_found_whatever_was_extracted():
     train = open_set("digits:", "train")
-    parts = [*subsets(train, (2, 5), (0.02,), 3, seed=0), Subset(name="100percent", split=0, images=train)]
+    parts = [*draw_subsets(train, (2, 5), (0.02,), 3, seed=0), Subset(name="100percent", split=0, images=train)]
     indices = subset_indices(train, parts)
     assert [paths(train.subset(place, "")) for place in indices] == [paths(part.images) for part in parts]
     union = np.unique(np.concatenate(indices[:-1]))
@@ -138,7 +138,7 @@ def test_msns_lists_are_read_with_the_misnamed_one(export, tmp_path):
     url = write_set(tmp_path / "set")
     train = open_set(url, "train")
     lists = write_lists(tmp_path / "lists", train)
-    parts = {(part.name, part.split): part.images for part in subsets(train, (1, 2, 5), (0.01,), 3, 0, lists)}
+    parts = {(part.name, part.split): part.images for part in draw_subsets(train, (1, 2, 5), (0.01,), 3, 0, lists)}
     named = (tmp_path / "lists" / "imagenet_subsets3" / "3imgs_class.txt").read_text().split()
     assert [path.rpartition("/")[2] for path in paths(parts["5shot", 2])] == named
     assert len(parts["1percent", 0]) == 6
@@ -150,15 +150,15 @@ def test_lists_that_are_absent_or_wrong(tmp_path):
     train = open_set(write_set(tmp_path / "set"), "train")
     lists = write_lists(tmp_path / "lists", train)
     with pytest.raises(ValueError, match=r"imagenet_subsets1/3imgs_class\.txt: no such list"):
-        subsets(train, (3,), (), 3, 0, lists)
+        draw_subsets(train, (3,), (), 3, 0, lists)
     with pytest.raises(ValueError, match=r"imagenet_subsets1/10percent\.txt: no such list"):
-        subsets(train, (), (0.1,), 3, 0, lists)
+        draw_subsets(train, (), (0.1,), 3, 0, lists)
     with pytest.raises(ValueError, match=r"no such list.*facebookresearch/msn"):
-        subsets(train, (1,), (), 3, 0, str(tmp_path / "nowhere"))
+        draw_subsets(train, (1,), (), 3, 0, str(tmp_path / "nowhere"))
     path = tmp_path / "lists" / "imagenet_subsets2" / "1imgs_class.txt"
     path.write_text("\n".join(path.read_text().split()[1:]))
     with pytest.raises(ValueError, match="lists 0 images of class 'n0', 1 expected"):
-        subsets(train, (1,), (), 3, 0, lists)
+        draw_subsets(train, (1,), (), 3, 0, lists)
 
 
 def test_an_undivided_lambda_is_doubted(export, tmp_path):
@@ -256,7 +256,7 @@ def test_published_lists_lie_beside_the_images(export, tmp_path):
     write_lists(tmp_path / "lists", train)
     write_lists(tmp_path / "images", train)
     named, beside = (
-        subsets(train, (1, 2, 5), (0.01,), 3, 0, lists) for lists in (str(tmp_path / "lists"), PUBLISHED_LISTS)
+        draw_subsets(train, (1, 2, 5), (0.01,), 3, 0, lists) for lists in (str(tmp_path / "lists"), PUBLISHED_LISTS)
     )
     assert [part.images.fingerprint for part in named] == [part.images.fingerprint for part in beside]
     outcome = replace(SMALL, shots=(1, 2, 5), fractions=(0.01,), lists=PUBLISHED_LISTS).run(
@@ -269,4 +269,4 @@ def test_published_lists_lie_beside_the_images(export, tmp_path):
     listed = draw_share(train.subset(np.arange(20), "x"), 0.1, 0, PUBLISHED_LISTS)
     assert [Path(listed.path(index)).name for index in range(len(listed))] == names
     with pytest.raises(ValueError, match=r"^digits:: the published lists name ImageNet's files and lie beside them"):
-        subsets(open_set("digits:", "train"), (1,), (), 3, 0, PUBLISHED_LISTS)
+        draw_subsets(open_set("digits:", "train"), (1,), (), 3, 0, PUBLISHED_LISTS)
