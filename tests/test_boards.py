@@ -39,7 +39,7 @@ def cifar(tmp_path, monkeypatch):
 
 def test_smaller_parts_lie_in_larger_ones_and_none_holds_held_out_images(cifar, tmp_path):
     made = board.Board(cifar, tmp_path / "out", tflop=1.0)
-    small, large = (open_set(made.part(images), "train") for images in (100, 200))
+    small, large = (open_set(made.training_subset(images), "train") for images in (100, 200))
     held_out = open_set(f"{cifar}?val={board.HELD_OUT}&seed=0", "val")
     names = [{images.images.path(index) for index in range(len(images))} for images in (small, large, held_out)]
     assert [len(paths) for paths in names] == [100, 200, 40]

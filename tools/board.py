@@ -1,12 +1,12 @@
-"""`python -m tools.board` pretrains small ViTs by all methods with the same work, and evaluates them: docs/boards.md.
+"""`python -m tools.board` pretrains small ViTs by all methods with the same FLOPs, and evaluates them: docs/boards.md.
 
     python -m tools.board --images cifar10:PATH --out runs/board --budget 1 --record records/cifar10-1tflop
-    python -m tools.board ... --seeds 1 2 --methods mae dino --evaluate knn@dino    two trainings more of these methods
+    python -m tools.board ... --seeds 1 2 --methods mae dino --evaluate knn@dino    two more trainings of these methods
     python -m tools.board --table records/cifar10-5tflop                the table, from the record alone
     python -m tools.board --figure records/cifar10-5tflop docs/board.png     the picture of README.md, from the record
 
-Trainings and evaluations are calls of `import bench`. What lies in --out already is not done again, so after a kill the
-same command goes on. The record is written from the methods that are finished.
+Trainings and evaluations are calls of `import bench`. Results in --out are not computed again, so the same command
+resumes after a kill. The record contains the methods that are finished.
 """
 
 import argparse
@@ -35,7 +35,7 @@ METHODS = [  # in the order in which they are trained
     "capi",
 ]
 NETWORK = {"patch_size": 8, "batch": 64}  # of the recipe 32px: a ViT-128x4, here with 4 x 4 patches
-# Masks and cells of the recipe, which has 8 x 8 patches, do not fit 4 x 4.
+# The recipe's masks and HOG cells are for 8 x 8 patches and do not fit 4 x 4.
 CHANGES: dict[str, dict[str, Any]] = {
     "beit": {"num_mask_patches": 6, "min_mask_patches_per_block": 2},
     "cae": {"num_mask_patches": 8, "min_mask_patches_per_block": 2},
@@ -43,13 +43,13 @@ CHANGES: dict[str, dict[str, Any]] = {
     "ijepa": {"min_keep": 1},
     "maskfeat": {"hog_cell": 8},
 }
-RATES = (1 / 3, 1.0, 3.0)  # times the recipe's learning rate
-SEARCH_IMAGES = 2000  # of the gallery, and of the held-out queries, that choose the rate
-HELD_OUT = 0.1  # share of the training images on which rates are chosen and nothing is trained
+RATES = (1 / 3, 1.0, 3.0)  # multiples of the recipe's learning rate that are tried
+SEARCH_IMAGES = 2000  # in the gallery, and held-out queries, of the k-NN that selects the rate
+HELD_OUT = 0.1  # share of the training images on which rates are selected and no network is trained
 PER_CLASS = 5000  # training images of each of CIFAR-10's ten classes
 
 LIMIT = 2500  # images of each split that evaluations read
-STARTS = "knn@dino,knn@moca,linear_sgd@ibot_base_cached"  # also of raw pixels and of the weights before training
+STARTS = "knn@dino,knn@moca,linear_sgd@ibot_base_cached"  # also evaluated on raw pixels and on initial weights
 QUICK = f"{STARTS},lowshot@bench,health@val"
 SUITES = [QUICK, "robustness@cached", "finetune@smoke", "attentive@smoke"]
 PROBE = {"epochs": 20, "batch": 256}
@@ -61,7 +61,7 @@ SETTINGS: dict[str, Any] = {
     **{"attentive.epochs": 20, "attentive.batch": 128},
     **{"attentive.attention_heads": 4, "attentive.lrs": (0.0005, 0.002, 0.005)},
 }
-PIXELS, START, SEED = "pixels-32", "-start", "-seed"  # of names
+PIXELS, START, SEED = "pixels-32", "-start", "-seed"  # parts of the names in results
 SIGNIFICANT = 0.01  # p after Holm's correction
 COLUMNS = (  # header, protocol, metric
     ("k-NN, class token", "knn@dino", "top1_k20"),
@@ -73,7 +73,7 @@ COLUMNS = (  # header, protocol, metric
     ("corruptions, mCE", "robustness@cached", "generated_mce_of7"),
     ("RankMe", "health@val", "rankme"),
 )
-TESTED = COLUMNS[:3]  # against the start and raw pixels
+TESTED = COLUMNS[:3]  # columns with paired tests against initial weights and raw pixels
 OPTIONS = bench.Options(workers=0)
 PAGE = """# CIFAR-10, {tflop:g} TFLOP a method
 
@@ -120,46 +120,49 @@ class Board:
     def __init__(self, images: str, out: Path, tflop: float, search_share: float = 0.25) -> None:
         self.images, self.out, self.tflop, self.search_share = images, out, tflop, search_share
 
-    def part(self, images: int) -> str:
-        """The URL of so many training images, as many of each class. A smaller part lies inside a larger one, and the
-        held-out images lie outside all."""
+    def training_subset(self, images: int) -> str:
+        """The URL of a number of training images, the same number of each class.
+
+        Larger subsets contain the smaller ones, and none contains the held-out images.
+        """
         return f"{self.images}?val={1 - ceil(images / 10) / PER_CLASS:.4f}&seed=0"
 
-    def pretrained(self, method: str, images: str, run: Path, seed: int = 0, **settings: Any) -> Path:
-        """The folder of a finished training, which is begun or continued if need be."""
+    def pretrain(self, method: str, images: str, run: Path, seed: int = 0, **settings: Any) -> Path:
+        """Run or resume a training, unless it is finished; returns its folder `run`."""
         if not (run / "export" / "cost.json").exists():
             changes = NETWORK | CHANGES.get(method, {}) | settings
             bench.pretrain(method, "32px", images, run, settings=changes, resume=True, seed=seed, options=OPTIONS)
         return run
 
-    def trained(self, method: str, seed: int, rate: float, share: float) -> Path:
-        """A training with a share of the budget, at `rate` times the recipe's learning rate.
+    def train(self, method: str, seed: int, rate: float, share: float) -> Path:
+        """Train with a share of the budget, at `rate` times the recipe's learning rate; returns the folder.
 
-        It has the epochs of the recipe, each of as many updates as come closest to the budget, or more epochs where
-        there are not enough images. What an image costs is counted by a training of one update an epoch.
+        The number of epochs is the recipe's, and the number of updates in each is that which comes closest to the
+        budget; if there are not enough images, there are more epochs. A training of one update per epoch counts the
+        FLOPs of an image.
         """
         batch = NETWORK["batch"]
-        count = self.pretrained(method, self.part(batch), self.out / "counts" / method)
-        gflop = json.loads((count / "export" / "cost.json").read_text())["gflop_per_image"]
-        recipe = json.loads((count / "run.json").read_text())["settings"]
-        images = share * self.tflop * 1e3 / gflop
-        epochs = max(recipe["epochs"], ceil(images / (10 * PER_CLASS * (1 - HELD_OUT))))
-        part = self.part(max(1, round(images / epochs / batch)) * batch)
+        counting_run = self.pretrain(method, self.training_subset(batch), self.out / "counts" / method)
+        gflop_per_image = json.loads((counting_run / "export" / "cost.json").read_text())["gflop_per_image"]
+        recipe = json.loads((counting_run / "run.json").read_text())["settings"]
+        images_seen = share * self.tflop * 1e3 / gflop_per_image
+        epochs = max(recipe["epochs"], ceil(images_seen / (10 * PER_CLASS * (1 - HELD_OUT))))
+        updates = max(1, round(images_seen / epochs / batch))  # of an epoch
         run = self.out / ("runs" if share == 1 else "search") / f"{method}-seed{seed}-lr{rate:.2g}"
         lr = float(f"{recipe['lr'] * rate:.3g}")
-        return self.pretrained(method, part, run, seed, epochs=epochs, lr=lr)
+        return self.pretrain(method, self.training_subset(updates * batch), run, seed, epochs=epochs, lr=lr)
 
-    def searched(self, method: str) -> dict[str, float]:
+    def search_rate(self, method: str) -> dict[str, float]:
         """Rate -> k-NN accuracy on held-out training images, of the class token or the mean patch."""
         path = self.out / "search" / f"{method}.json"
         if not path.exists():
             path.parent.mkdir(parents=True, exist_ok=True)
-            runs = {f"{rate:.2g}": self.trained(method, 0, rate, self.search_share) for rate in RATES}
+            runs = {f"{rate:.2g}": self.train(method, 0, rate, self.search_share) for rate in RATES}
             path.write_text(json.dumps({rate: self.heldout_top1(run) for rate, run in runs.items()}, indent=1) + "\n")
         return json.loads(path.read_text())
 
     def heldout_top1(self, run: Path) -> float:
-        """The better accuracy of the two readouts."""
+        """k-NN accuracy on held-out training images, of the class token or the mean patch, whichever is better."""
         results = bench.evaluate_suite(
             [run / "export"],
             "knn@dino,knn@moca",
@@ -172,10 +175,10 @@ class Board:
         )
         return max(result.numbers["top1_k20"] for result in results)
 
-    def final(self, method: str, seed: int) -> Path:
-        """The training with the whole budget, at the best rate."""
-        accuracies = self.searched(method)
-        return self.trained(method, seed, max(RATES, key=lambda rate: accuracies[f"{rate:.2g}"]), 1.0)
+    def train_at_best_rate(self, method: str, seed: int) -> Path:
+        """Train with the whole budget, at the best rate; returns the folder."""
+        accuracies = self.search_rate(method)
+        return self.train(method, seed, max(RATES, key=lambda rate: accuracies[f"{rate:.2g}"]), 1.0)
 
     @property
     def seeds(self) -> list[int]:
@@ -184,12 +187,12 @@ class Board:
         return sorted({int(name.partition(SEED)[2].partition("-")[0]) for name in names})
 
     def finished(self, seed: int) -> dict[str, Path]:
-        """Method -> folder of its training with the whole budget, for finished trainings."""
+        """Method -> folder of its finished training with the whole budget."""
         folders = {method: list(self.out.glob(f"runs/{method}-seed{seed}-lr*/export/cost.json")) for method in METHODS}
         return {method: paths[0].parents[1] for method, paths in folders.items() if paths}
 
     def starts(self, seed: int) -> dict[str, str]:
-        """Trained network -> name of its initial weights; of weights that several share, that of the first."""
+        """Trained network -> name of its initial weights; networks with the same initial weights share a name."""
         names: dict[str, str] = {}
         return {
             label(method, seed): names.setdefault(bench.load(run / "start").digest, f"{label(method, seed)}{START}")
@@ -197,15 +200,17 @@ class Board:
         }
 
     def evaluate(self, seed: int, suites: Sequence[str]) -> None:
-        """Evaluate what is finished: first raw pixels and the initial weights, then by one suite after another."""
+        """Evaluate raw pixels and initial weights, and then all finished trainings by one suite after another."""
         runs = {label(method, seed): run for method, run in self.finished(seed).items()}
         initial = {f"{name}{START}": run / "start" for name, run in runs.items()}
-        named = set(self.starts(seed).values())
-        self.results({PIXELS: "pixels:32"} | {name: run for name, run in initial.items() if name in named}, STARTS)
+        different = set(self.starts(seed).values())
+        starts: dict[str, Path | str] = {name: run for name, run in initial.items() if name in different}
+        self.run_suite({PIXELS: "pixels:32"} | starts, STARTS)
         for suite in suites:
-            self.results({name: run / "export" for name, run in runs.items()}, suite)
+            self.run_suite({name: run / "export" for name, run in runs.items()}, suite)
 
-    def results(self, checkpoints: Mapping[str, Path | str], suite: str) -> None:
+    def run_suite(self, checkpoints: Mapping[str, Path | str], suite: str) -> None:
+        """Evaluate checkpoints, name -> reference, by a suite."""
         bench.evaluate_suite(
             list(checkpoints.values()),
             suite,
@@ -217,8 +222,8 @@ class Board:
             options=OPTIONS,
         )
 
-    def write(self, folder: Path) -> None:
-        """The record of all that is finished, and two files beside it."""
+    def write_record(self, folder: Path) -> None:
+        """Write the record of all finished trainings and evaluations, and its two companion files."""
         from bench.sharing.card import Publication
         from bench.sharing.record import write_record
 
@@ -232,29 +237,32 @@ class Board:
 
 
 def companion_file(folder: Path, ending: str) -> Path:
-    """FOLDER.json holds what no result file states, FOLDER.md the page; a record holds only what it can check."""
+    """A file next to a record, which itself contains only what `bench record --check` can check.
+
+    FOLDER.json has the budget, the search and the names of initial weights; FOLDER.md is the page.
+    """
     return folder.with_name(f"{folder.name}.{ending}")
 
 
 def label(method: str, seed: int) -> str:
-    """Name of a trained network in results."""
+    """The name of a trained network in results."""
     return f"{method}{SEED}{seed}" if seed else method
 
 
 def settings_for(suite: str) -> dict[str, Any]:
-    """The entries of SETTINGS whose task is in the suite."""
+    """The entries of SETTINGS for the tasks of a suite."""
     return {name: value for name, value in SETTINGS.items() if name.partition(".")[0] in suite}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Record:
-    """A record and what lies beside it."""
+    """A record and its companion files: the numbers of the page."""
 
     folder: Path
 
     @cached_property
     def about(self) -> dict[str, Any]:
-        """The budget; the initial weights of each network; the search."""
+        """The contents of FOLDER.json: budget, initial weights of each network, search."""
         return json.loads(companion_file(self.folder, "json").read_text())
 
     @property
@@ -266,19 +274,20 @@ class Record:
     def results(self) -> dict[tuple[str, str], StoredResult]:
         """(checkpoint, protocol) -> its result."""
         stored = [StoredResult(path=path, result=read_result(path)) for path in result_files(self.folder)]
-        return {(it.result.checkpoint.name, it.result.protocol.name): it for it in stored}
+        return {(entry.result.checkpoint.name, entry.result.protocol.name): entry for entry in stored}
 
     @cached_property
     def tests(self) -> dict[tuple[str, str, str], tuple[PairedTest, float]]:
-        """(network, other checkpoint, header) -> the paired test against its initial weights and raw pixels, and its p
-        after Holm's correction over all of them."""
+        """(network, initial weights or raw pixels, header of the column) -> paired test, and p after Holm's correction
+        over all of these tests."""
         tests = {}
         for name, start in self.networks.items():
-            # Not by linear probes against raw pixels, which overfit: 3072 numbers an image, 2500 images.
+            # Linear probes of raw pixels overfit, with 3072 numbers per image of 2500, so they are not compared.
             for other, (header, protocol, metric) in [*product([start], TESTED), *product([PIXELS], TESTED[:2])]:
-                sides = [[self.results[key]] for key in ((name, protocol), (other, protocol)) if key in self.results]
-                matches = match_results(sides[0], sides[1], (name, other))[0] if len(sides) == 2 else []
-                if matches:
+                if (name, protocol) not in self.results or (other, protocol) not in self.results:
+                    continue
+                own_result, other_result = self.results[name, protocol], self.results[other, protocol]
+                if matches := match_results([own_result], [other_result], (name, other))[0]:
                     tests[name, other, header] = paired_test(matches[0], metric)
         corrected = holm([test.p for test in tests.values()])
         return {key: (test, p) for (key, test), p in zip(tests.items(), corrected, strict=True)}
@@ -288,7 +297,7 @@ class Record:
         return stored.result.metrics.get(metric) if stored else None
 
     def marks(self, name: str, header: str) -> str:
-        """` s`, ` p`, ` -s`, ` -p`: what is significant in a cell."""
+        """Marks of significant tests: ` s` better than initial weights, ` p` than raw pixels; ` -s` and ` -p` worse."""
         marks = ""
         for other, mark in ((self.networks.get(name, ""), "s"), (PIXELS, "p")):
             test, p = self.tests.get((name, other, header), (None, 1.0))
@@ -297,7 +306,7 @@ class Record:
         return marks
 
     def cell(self, name: str, header: str, protocol: str, metric: str) -> str:
-        """A number with its interval, where it is tested, and marks."""
+        """A number with its marks and, in the TESTED columns, its interval; "" if there is no result."""
         number = self.number(name, protocol, metric)
         if not number:
             return ""
@@ -367,7 +376,7 @@ class Record:
         )
 
     def seeds(self) -> str:
-        """What other seeds change, of the methods that have several; empty where none has."""
+        """The section on methods with several seeds; "" if there are none."""
         rows = []
         for method in self.networks:
             names = [name for name in self.about["starts"] if name == method or name.startswith(f"{method}{SEED}")]
@@ -377,7 +386,7 @@ class Record:
         return SEEDS.format(table="\n".join(markdown_table([header, *rows], "---:"))) if rows else ""
 
     def over_seeds(self, names: Sequence[str], protocol: str, metric: str) -> str:
-        """Mean, deviation, and gain on the initial weights with its interval."""
+        """Mean and standard deviation over the networks of a method; mean gain on initial weights with its interval."""
         values = np.array([self.results[name, protocol].result.metrics[metric].value for name in names])
         starts = [self.results[self.about["starts"][name], protocol].result.metrics[metric].value for name in names]
         gains = values - starts
@@ -385,12 +394,12 @@ class Record:
         return f"{values.mean():.1f} \u00b1 {values.std(ddof=1):.1f}, {gains.mean():+.1f} {interval_text(*interval)}"
 
     def trainings(self) -> str:
-        """What each training took, and held-out accuracy by learning rate, the chosen one bold."""
+        """Table of the cost of each training, and of held-out accuracy by learning rate, with the chosen rate bold."""
         rows = []
         for name in self.networks:
             used = self.results[name, TESTED[0][1]].result.checkpoint
-            kept = self.folder / "checkpoints" / used.unique_name
-            run, cost = (json.loads((kept / file).read_text()) for file in ("run.json", "cost.json"))
+            folder = self.folder / "checkpoints" / used.unique_name
+            run, cost = (json.loads((folder / file).read_text()) for file in ("run.json", "cost.json"))
             settings, gflop = run["settings"], cost["gflop_per_image"]
             updates = run["data"]["images"] // settings["batch"]
             tflop = settings["epochs"] * updates * settings["batch"] * gflop / 1e3
@@ -404,7 +413,7 @@ class Record:
 
 
 def page(folder: Path) -> str:
-    """FOLDER.md, from the record and FOLDER.json."""
+    """The text of FOLDER.md, made from the record and FOLDER.json."""
     record = Record(folder=folder)
     tflop, trained = record.about["tflop"], record.networks
     untrained = [method for method in METHODS if method not in trained]
@@ -427,7 +436,7 @@ def page(folder: Path) -> str:
 
 
 def main() -> None:
-    """The board, from counting to the record; or the table of one."""
+    """Make a board, from counting FLOPs to the record; or print or draw the numbers of a record."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--table", type=Path, metavar="FOLDER", help="print the table of a record, and do nothing else")
     parser.add_argument(
@@ -456,10 +465,10 @@ def main() -> None:
     board = Board(arguments.images, arguments.out, arguments.budget, arguments.search_share)
     for seed in arguments.seeds:
         for method in arguments.methods:
-            say(f"seed {seed}: {board.final(method, seed)}")
+            say(f"seed {seed}: {board.train_at_best_rate(method, seed)}")
         board.evaluate(seed, arguments.evaluate)
     if arguments.record:
-        board.write(arguments.record)
+        board.write_record(arguments.record)
 
 
 if __name__ == "__main__":

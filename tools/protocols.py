@@ -1,9 +1,8 @@
-"""`python -m tools.protocols` records the versions and settings of all protocols, and says what changed.
+"""`python -m tools.protocols` records versions and digests of all protocols, prints changes, writes docs/protocols.md.
 
 `tests/golden/protocols.json` maps a protocol to [version, digest of its settings]. tests/test_task_contract.py compares
-it with the code, so that no setting changes unnoticed.
-
-docs/protocols.md is written from the code: every protocol with its version, suites, settings and source.
+it with the code, so that no setting changes unnoticed. docs/protocols.md lists every protocol with its version, suites,
+settings and source.
 """
 
 import dataclasses
@@ -27,7 +26,7 @@ Versions = Mapping[str, tuple[int, str]]  # protocol -> version, digest of its s
 
 
 def own_tasks() -> dict[str, ModuleType]:
-    """Task file -> module, of this project alone: other packages keep records of their own."""
+    """Key of a task -> module of its file, without the tasks of plugins, which keep their own records."""
     return {
         key: load_extension(kind, key)
         for kind in KINDS
@@ -37,7 +36,7 @@ def own_tasks() -> dict[str, ModuleType]:
 
 
 def protocol_versions(tasks: Mapping[str, ModuleType]) -> Versions:
-    """What the record should hold now."""
+    """Versions and digests of the code, as the record should have them."""
     protocols = {name: protocol for module in tasks.values() for name, protocol in module.PROTOCOLS.items()}
     return {name: (protocols[name].version, digest(settings_of(protocols[name].task))) for name in sorted(protocols)}
 
@@ -49,7 +48,7 @@ def read_record(root: Path) -> Versions:
 
 
 def update_record(root: Path, now: Versions) -> list[str]:
-    """Write the record; returns a line for each difference. ValueError, and nothing is written, for a refused one."""
+    """Write the record; returns a line for each difference. ValueError, without writing, for a silent change."""
     before = read_record(root)
     refuse_silent_changes(before, now)
     write_atomic(root / RECORD, json.dumps(now, indent=1) + "\n")
@@ -57,14 +56,17 @@ def update_record(root: Path, now: Versions) -> list[str]:
 
 
 def refuse_silent_changes(before: Versions, now: Versions) -> None:
-    """ValueError for protocols whose settings changed under the same version, or whose version fell."""
-    shared = before.keys() & now.keys()
-    if fallen := sorted(name for name in shared if now[name][0] < before[name][0]):
-        raise ValueError(f"versions only rise: set that of {fallen[0]} to {before[fallen[0]][0]} or more")
-    kept = sorted(name for name in shared if now[name][0] == before[name][0] and now[name][1] != before[name][1])
-    if kept:
+    """ValueError for protocols whose settings changed under the same version, or whose version was lowered."""
+    changed = []
+    for name in sorted(before.keys() & now.keys()):
+        (version_before, digest_before), (version, settings_digest) = before[name], now[name]
+        if version < version_before:
+            raise ValueError(f"versions only rise: set that of {name} to {version_before} or more")
+        if version == version_before and settings_digest != digest_before:
+            changed.append(name)
+    if changed:
         raise ValueError(
-            f"settings of {', '.join(kept)} changed and the version did not: raise `version` in PROTOCOLS, or "
+            f"settings of {', '.join(changed)} changed and the version did not: raise `version` in PROTOCOLS, or "
             "put the settings back (a new default of the dataclass changes every protocol that does not set the field)"
         )
 
@@ -77,12 +79,12 @@ def record_differences(before: Versions, now: Versions) -> Iterator[str]:
         elif name not in now:
             yield f"gone: {name}, version {before[name][0]}"
         elif before[name] != now[name]:
-            what = "other settings" if before[name][1] != now[name][1] else "the same settings"
-            yield f"changed: {name}, version {before[name][0]} -> {now[name][0]}, {what}"
+            settings = "other settings" if before[name][1] != now[name][1] else "the same settings"
+            yield f"changed: {name}, version {before[name][0]} -> {now[name][0]}, {settings}"
 
 
 PAGE = Path("docs/protocols.md")
-MAX_SHOWN = 12  # values of a setting; a sweep of 45 rates says less than its ends
+MAX_SHOWN = 12  # values of a setting; of a longer sweep only the first and last are shown
 INTRODUCTION = """# Protocols
 
 A protocol is a task with the settings of one source, such as `knn@dino`. Its version rises when a setting changes; the
@@ -94,7 +96,7 @@ several with commas between them.
 
 
 def protocol_page(tasks: Mapping[str, ModuleType]) -> str:
-    """The whole page, of task files by name."""
+    """The text of docs/protocols.md. tasks: `own_tasks`."""
     return "\n".join([INTRODUCTION, *_suites(tasks), *(line for key in tasks for line in _task(key, tasks[key]))])
 
 
@@ -125,16 +127,15 @@ def _row(*cells: object) -> str:
 
 
 def _defaults(kind: type[Task]) -> dict[str, Any]:
-    return {entry.name: entry.default for entry in _fields(kind) if entry.default is not dataclasses.MISSING}
+    defaults = {field.name: field.default for field in dataclasses.fields(kind)}
+    return {name: default for name, default in defaults.items() if default is not dataclasses.MISSING}
 
 
 def _changes(protocol: Protocol) -> dict[str, Any]:
-    values = {entry.name: (getattr(protocol.task, entry.name), entry.default) for entry in _fields(type(protocol.task))}
-    return {name: value for name, (value, default) in values.items() if value != default}
-
-
-def _fields(kind: Any) -> tuple[dataclasses.Field, ...]:
-    return dataclasses.fields(kind)
+    """The settings of a protocol that differ from the defaults of its task."""
+    values = {field.name: getattr(protocol.task, field.name) for field in dataclasses.fields(protocol.task)}
+    defaults = _defaults(type(protocol.task))
+    return {name: value for name, value in values.items() if name not in defaults or value != defaults[name]}
 
 
 def _settings(values: Mapping[str, Any]) -> str:
@@ -142,7 +143,7 @@ def _settings(values: Mapping[str, Any]) -> str:
 
 
 def _value(value: Any) -> str:
-    """As `--set` takes it; a long sweep by its ends."""
+    """A value in the syntax of `--set`; of a long sweep the first and last value."""
     if not isinstance(value, tuple):
         return str(value)
     if len(value) > MAX_SHOWN:
@@ -151,7 +152,7 @@ def _value(value: Any) -> str:
 
 
 def main() -> None:
-    """Record the protocols of the code, write the page, and say what changed."""
+    """Record the protocols of the code, write the page, and print what changed."""
     tasks = own_tasks()
     lines = update_record(ROOT, protocol_versions(tasks))
     write_atomic(ROOT / PAGE, protocol_page(tasks))

@@ -1,7 +1,7 @@
-"""The table of a result file's fields in docs/results.md, made from the types of bench/results/record.py.
+"""`python -m tools.result_fields` writes the table in docs/results.md of the fields of a result file.
 
-`python -m tools.result_fields` writes it anew. Types are those of the JSON schema that msgspec makes of them; what a
-field means is the comment beside it.
+The table is made from the types in bench/results/record.py: from their JSON schema, which msgspec makes, and from the
+comment of each field.
 """
 
 from collections.abc import Iterator, Mapping
@@ -14,7 +14,7 @@ from bench.cli.settings import meanings
 from bench.results.record import Result
 from engine.files import write_atomic
 
-DOCUMENT = Path(__file__).parents[1] / "docs" / "results.md"
+PAGE = Path(__file__).parents[1] / "docs" / "results.md"
 START, END = "<!-- fields: python -m tools.result_fields -->\n", "<!-- end of fields -->\n"
 
 
@@ -26,36 +26,37 @@ def table() -> str:
 
 
 def with_table(text: str) -> str:
-    """A document with the table between its two marks. ValueError where it lacks one."""
+    """A page with the table between START and END. ValueError if one of these lines is missing."""
     before, start, rest = text.partition(START)
     _, end, after = rest.partition(END)
     if not start or not end:
-        raise ValueError(f"{DOCUMENT}: has no lines {START.strip()} and {END.strip()} around the table of fields")
+        raise ValueError(f"{PAGE}: has no lines {START.strip()} and {END.strip()} around the table of fields")
     return before + start + table() + end + after
 
 
 def _rows(kind: type, schema: Mapping[str, Any], prefix: str) -> Iterator[str]:
+    """Rows for the fields of a type, each followed by those of a type inside it. schema: name of a type -> schema."""
     texts = meanings(kind)
     for name, hint in get_type_hints(kind).items():
-        yield f"| `{prefix}{name}` | {_type(schema[kind.__name__]['properties'][name])} | {texts[name]} |"
-        for inside, place in ((hint, name), *((part, f"{name}.<name>") for part in get_args(hint))):
-            if getattr(inside, "__name__", "") in schema:
-                yield from _rows(inside, schema, f"{prefix}{place}.")
+        yield f"| `{prefix}{name}` | {_type_text(schema[kind.__name__]['properties'][name])} | {texts[name]} |"
+        for inner_type, path in ((hint, name), *((value_type, f"{name}.<name>") for value_type in get_args(hint))):
+            if getattr(inner_type, "__name__", "") in schema:
+                yield from _rows(inner_type, schema, f"{prefix}{path}.")
 
 
-def _type(schema: Mapping[str, Any]) -> str:
-    # JSON's own words: `number or null`, `array of string`, `"failed" or "ok"`.
+def _type_text(schema: Mapping[str, Any]) -> str:
+    """A type in the words of JSON: `number or null`, `array of strings`, `"failed" or "ok"`."""
     if choices := schema.get("anyOf"):
-        return " or ".join(map(_type, choices))
+        return " or ".join(map(_type_text, choices))
     if choices := schema.get("enum"):
         return " or ".join(f"`{choice}`" for choice in choices)
     if "$ref" in schema:
         return "object"
-    inside = schema.get("additionalProperties") or schema.get("items")
     if items := schema.get("prefixItems"):
-        return f"array of {len(items)} {_type(items[0])}s"
-    return f"{schema['type']} of {_type(inside)}s" if inside else schema["type"]
+        return f"array of {len(items)} {_type_text(items[0])}s"
+    values = schema.get("additionalProperties") or schema.get("items")
+    return f"{schema['type']} of {_type_text(values)}s" if values else schema["type"]
 
 
 if __name__ == "__main__":
-    write_atomic(DOCUMENT, with_table(DOCUMENT.read_text(encoding="utf-8")))
+    write_atomic(PAGE, with_table(PAGE.read_text(encoding="utf-8")))

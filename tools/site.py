@@ -1,12 +1,10 @@
-"""Hooks of mkdocs for the documentation site (mkdocs.yml). They add pages made from the code, pages from the root of
-the repository, and the source files that pages link to.
+"""Hooks of mkdocs, which builds the documentation site (mkdocs.yml), and an extension of griffe for the API reference.
 
-Also an extension of griffe, which reads the code for the API's reference: the comment beside a field of a dataclass is
-what the field means, as everywhere in this project.
+The hooks add the files of the repository that pages link to, the boards of records/, which `bench site` checks, and
+pages generated from the code at every build: methods with their recipes and numbers, importers, image sets, scene
+layouts, and the meaning of every setting. A new extension appears on them without a change here.
 
-Pages made from the code each time: methods with their recipes and numbers, importers, image sets, scene layouts, and
-what every setting means, as `bench list` tells on a terminal. A new extension is on these pages by itself. The site
-holds the boards of records/, too, as `bench site` makes and checks them.
+The extension of griffe makes the comment of a dataclass field its docstring.
 """
 
 import dataclasses
@@ -40,14 +38,14 @@ from downstream.data.scenes import TINY
 from engine.extensions import load_extensions
 from pretrain.recipe import Recipe
 
-WRITTEN = "This page is made from the code.\n"
+GENERATED = "This page is made from the code.\n"
 ROOT = Path(__file__).parents[1]
 RECORDS = ROOT / "records"
-BOARDS = "boards"  # folder of the site with the pages of records, where there are some
+BOARDS = "boards"  # folder of the site with the pages of records, if there are any
 
 
 def reference_pages() -> dict[str, str]:
-    """Path in the site -> Markdown."""
+    """Path in the site -> Markdown of each generated page."""
     return {
         "recipes.md": "\n".join(recipes_page(load_extensions("methods"))),
         **method_pages(load_extensions("methods")),
@@ -59,13 +57,13 @@ def reference_pages() -> dict[str, str]:
 
 
 def records() -> list[Path]:
-    """Folders of RECORDS that the site shows; docs/boards.md has the table of further trainings of their networks."""
+    """Folders of RECORDS that the site shows: all but those of further seeds, whose table is in docs/boards.md."""
     folders = (path.parent for path in RECORDS.glob("*/record.json"))
     return sorted(folder for folder in folders if not folder.name.endswith("-seeds"))
 
 
 def board_page() -> Iterator[str]:
-    """The way to the boards, and what they are made of."""
+    """The page that links to the boards."""
     yield "# Boards\n"
     if records():
         names = ", ".join(f"`records/{record.name}`" for record in records())
@@ -77,18 +75,18 @@ def board_page() -> Iterator[str]:
 
 
 def recipes_page(methods: Mapping[str, ModuleType]) -> Iterator[str]:
-    """Every method, which leads to its page, with its recipes."""
-    yield f"# Methods and recipes\n\n`bench pretrain METHOD --recipe RECIPE` trains with one of these. {WRITTEN}"
+    """All methods, linked to their pages, with their recipes."""
+    yield f"# Methods and recipes\n\n`bench pretrain METHOD --recipe RECIPE` trains with one of these. {GENERATED}"
     rows = (
-        (f"[{key}](methods/{key}.md)", what_it_is(module), ", ".join(f"`{name}`" for name in module.RECIPES))
+        (f"[{key}](methods/{key}.md)", first_paragraph(module), ", ".join(f"`{name}`" for name in module.RECIPES))
         for key, module in methods.items()
     )
-    yield from markdown_rows(("method", "what it is", "recipes"), rows)
+    yield from markdown_rows(("method", "description", "recipes"), rows)
 
 
 def method_pages(methods: Mapping[str, ModuleType]) -> dict[str, str]:
-    """Path in the site -> a method's recipes and the numbers of its trainings, measured here and published."""
-    results, places = merged_results(records())
+    """Path in the site -> page of each method: its recipes, and numbers of its trainings, measured and published."""
+    results, record_of_checkpoint = merged_results(records())
     board = leaderboard_of(stored.result for stored in results)
     pages = {}
     for key, module in methods.items():
@@ -102,11 +100,11 @@ def method_pages(methods: Mapping[str, ModuleType]) -> dict[str, str]:
             lines.append(
                 f'## Measured here\n\nOn the <a href="../{BOARDS}/index.html">boards</a>, with 95 % intervals.\n'
             )
-            heads = {used: f"{used.name}, {places[used.key].name}" for used in trained}
-            lines += measured_rows(board, heads)
-            logs = {heads[used]: log for used in trained if (log := training_log(places[used.key], used))}
-            if drawing := svg_of(training_figure(logs), f"curves of {key}"):
-                lines.append(f"<div>{' '.join(drawing.split())}</div>\n")
+            names = {used: f"{used.name}, {record_of_checkpoint[used.key].name}" for used in trained}
+            lines += measured_rows(board, names)
+            logs = {names[used]: log for used in trained if (log := training_log(record_of_checkpoint[used.key], used))}
+            if svg := svg_of(training_figure(logs), f"curves of {key}"):
+                lines.append(f"<div>{' '.join(svg.split())}</div>\n")
         published = [
             value
             for value in published_values()
@@ -124,35 +122,36 @@ def method_pages(methods: Mapping[str, ModuleType]) -> dict[str, str]:
 
 
 def paper_link(entry: str) -> str:
-    """Title, venue and year of a BibTeX entry; the title leads to arXiv where the paper is there."""
+    """Title, venue and year of a BibTeX entry, with a link to arXiv if the paper is there."""
     pairs = re.findall(r"^  (\w+) = {(.*)},$", entry, re.MULTILINE)
     fields = {name: re.sub(r"[{}]", "", value) for name, value in pairs}
     title = f"[{fields['title']}](https://arxiv.org/abs/{fields['eprint']})" if "eprint" in fields else fields["title"]
     return f"{title}, {fields.get('booktitle') or fields.get('journal') or 'preprint'} {fields['year']}"
 
 
-def measured_rows(board: Leaderboard, heads: Mapping[CheckpointUsed, str]) -> Iterator[str]:
-    """A table of main metrics, protocols down and checkpoints across, under their heads."""
+def measured_rows(board: Leaderboard, names: Mapping[CheckpointUsed, str]) -> Iterator[str]:
+    """A table of main metrics: a row for each protocol, a column for each checkpoint. names: heads of the columns."""
     rows = []
     for group, (metric, *_) in board.groups.items():
-        cells = [board.rows[used].get((group, metric)) for used in heads]
-        if any(cells):  # an interval does not break
-            rows.append((f"`{group}`", metric, *(cell_text(cell).replace(", ", ",&nbsp;") for cell in cells)))
-    yield from markdown_rows(("protocol", "metric", *heads.values()), rows)
+        cells = [board.rows[used].get((group, metric)) for used in names]
+        if any(cells):
+            texts = [cell_text(cell).replace(", ", ",&nbsp;") for cell in cells]  # no line break within an interval
+            rows.append((f"`{group}`", metric, *texts))
+    yield from markdown_rows(("protocol", "metric", *names.values()), rows)
 
 
 SETTINGS = "[settings](settings.md) lists what `--set` changes"
 
 
 def importers_page(importers: Mapping[str, ModuleType]) -> Iterator[str]:
-    """Every importer: what it reads, which networks of a file, and what it drops."""
-    yield f"# Importers\n\n`bench import IMPORTER:PATH --out FOLDER` reads checkpoints of these sources. {WRITTEN}"
+    """All importers: the files that they read, the networks in a file, and the tensors that are dropped."""
+    yield f"# Importers\n\n`bench import IMPORTER:PATH --out FOLDER` reads checkpoints of these sources. {GENERATED}"
     yield "Every tensor of a file is used, or dropped for one of the reasons below. The first branch is taken unless"
     yield "`--branch` names another.\n"
     rows = (
         (
             f"`{key}`",
-            what_it_is(module),
+            first_paragraph(module),
             ", ".join(module.BRANCHES),
             ", ".join(dict.fromkeys(module.DROPPED.values())) or "nothing",
             module.SOURCE,
@@ -163,9 +162,9 @@ def importers_page(importers: Mapping[str, ModuleType]) -> Iterator[str]:
 
 
 def image_sets_page(sets: Mapping[str, ModuleType], layouts: Mapping[str, ModuleType]) -> Iterator[str]:
-    """Every scheme of URLs."""
+    """All schemes of URLs, of image sets and of scene sets."""
     yield "# Image sets and scenes\n\n`--data NAME=URL`, `--images URL` and `bench data check URL` take these."
-    yield f"{WRITTEN}\n## Image sets\n"
+    yield f"{GENERATED}\n## Image sets\n"
     for key, module in sets.items():
         yield f"### {key}:{module.PLACE}\n\n{docstring_in(module)}\n\nSplits: {', '.join(module.SPLITS)}.\n"
     yield f"## Scenes\n\nFor dense tasks. `{TINY}NAME:` is a tiny generated set of each.\n"
@@ -174,14 +173,14 @@ def image_sets_page(sets: Mapping[str, ModuleType], layouts: Mapping[str, Module
 
 
 def settings_page() -> Iterator[str]:
-    """Every setting of tasks, methods, recipes and the encoder, with its default and what it means."""
-    yield f"# Settings\n\n`--set` changes them, and marks what came of it. {WRITTEN}"
+    """All settings of tasks, methods, recipes and the encoder, with defaults and meanings."""
+    yield f"# Settings\n\n`--set` changes them, and results are marked. {GENERATED}"
     yield "`bench list NAME` shows the values of a protocol, or of the recipes of a method.\n"
     yield "## Of evaluations\n\n`bench run --set TASK.NAME=VALUE`.\n"
     for module in (load_extensions("probes") | load_extensions("downstream")).values():
         tasks = {type(protocol.task): protocol.task for protocol in module.PROTOCOLS.values()}
         for task in tasks.values():
-            yield f"### {module.__name__.rpartition('.')[2]}\n\n{literal(what_it_is(module))}\n"
+            yield f"### {module.__name__.rpartition('.')[2]}\n\n{literal(first_paragraph(module))}\n"
             yield from settings_table(type(task), choices_of(task))
     yield "## Of pretraining\n\n`bench pretrain METHOD --set NAME=VALUE`.\n"
     yield "### Every recipe\n"
@@ -191,12 +190,12 @@ def settings_page() -> Iterator[str]:
     for key, module in load_extensions("methods").items():
         recipe = next(iter(module.RECIPES.values()))
         choices = {path.removeprefix("settings."): text for path, text in choices_of(recipe).items()}
-        yield f"### {key}\n\n{literal(what_it_is(module))}\n"
+        yield f"### {key}\n\n{literal(first_paragraph(module))}\n"
         yield from settings_table(type(recipe.settings), choices)
 
 
 def settings_table(kind: type, choices: Mapping[str, str]) -> Iterator[str]:
-    """Rows: field, default, meaning; a field without a default is set by every recipe."""
+    """A table of the fields of a dataclass: default, meaning, choices. All recipes set the fields without a default."""
     texts = meanings(kind)
     rows = (
         (
@@ -211,7 +210,7 @@ def settings_table(kind: type, choices: Mapping[str, str]) -> Iterator[str]:
 
 
 def default_of(field: "dataclasses.Field[Any]") -> str:
-    """As `--set` takes it; empty where there is none."""
+    """The default of a field in the syntax of `--set`; "" if there is none."""
     if field.default is not dataclasses.MISSING:
         return setting_text(field.default)
     if field.default_factory is not dataclasses.MISSING:
@@ -220,7 +219,7 @@ def default_of(field: "dataclasses.Field[Any]") -> str:
 
 
 def markdown_rows(header: Iterable[str], rows: Iterable[Iterable[str]]) -> Iterator[str]:
-    """A Markdown table, and an empty line; a backtick begins and ends what is code already."""
+    """A Markdown table, and an empty line. Cells are literal text, apart from code between backticks."""
     cells = tuple(header)
     yield f"| {' | '.join(cells)} |"
     yield f"|{'---|' * len(cells)}"
@@ -229,22 +228,22 @@ def markdown_rows(header: Iterable[str], rows: Iterable[Iterable[str]]) -> Itera
     yield ""
 
 
-def what_it_is(module: ModuleType) -> str:
+def first_paragraph(module: ModuleType) -> str:
     """The first paragraph of a file's docstring."""
     return (module.__doc__ or "").strip().partition("\n\n")[0].replace("\n", " ")
 
 
 def docstring_in(module: ModuleType) -> str:
-    """The whole docstring of a file as Markdown, in which indented lines are code."""
+    """The whole docstring of a file as Markdown; indented lines are code."""
     lines = (module.__doc__ or "").strip().split("\n")
     return "\n".join(line if line.startswith("    ") else literal(line) for line in lines)
 
 
 def literal(text: str) -> str:
-    """Text in which signs of Markdown and HTML stand for themselves; what is between backticks stays code."""
-    signs: dict[str, str | int | None] = {"*": "&#42;", "<": "&lt;", "|": "&#124;"}
+    """Text with the special characters of Markdown and HTML escaped, apart from code between backticks."""
+    escapes: dict[str, str | int | None] = {"*": "&#42;", "<": "&lt;", "|": "&#124;"}
     parts = re.split(r"(`[^`]*`)", text)
-    return "".join(part if part.startswith("`") else part.translate(str.maketrans(signs)) for part in parts)
+    return "".join(part if part.startswith("`") else part.translate(str.maketrans(escapes)) for part in parts)
 
 
 NOTEBOOK = "docs/notebook.ipynb"
@@ -264,11 +263,11 @@ LANGUAGES = {
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """Add the pages that are no files of docs/."""
+    """Hook of mkdocs: add the pages that are not files of docs/."""
     for uri, text in reference_pages().items():
         files.append(File.generated(config, uri, content=text))
     for name in ("CONTRIBUTING.md", "CHANGELOG.md"):
-        text = linked_from(f"docs/{SITE_NAMES[name]}", (ROOT / name).read_text(encoding="utf-8"), at=name)
+        text = with_site_links(f"docs/{SITE_NAMES[name]}", (ROOT / name).read_text(encoding="utf-8"), at=name)
         files.append(File.generated(config, SITE_NAMES[name], content=text))
     files.append(File.generated(config, SITE_NAMES[NOTEBOOK], content=notebook_page()))
     for path in sorted(linked_sources(files)):
@@ -276,7 +275,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
         if uri.endswith(".md"):
             text = (ROOT / path).read_text(encoding="utf-8")
             if path.endswith(".md"):
-                text = linked_from(f"docs/{uri}", text, at=path)
+                text = with_site_links(f"docs/{uri}", text, at=path)
             else:
                 text = f"# {path}\n\n````{LANGUAGES[Path(path).suffix]}\n{text}````\n"
             files.append(File.generated(config, uri, content=text))
@@ -286,7 +285,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_post_build(config: MkDocsConfig) -> None:
-    """Add the boards of the records. PluginError for a record that does not agree with its results."""
+    """Hook of mkdocs: add the boards of the records. PluginError for a record that does not agree with its results."""
     if records():
         try:
             write_site(records(), Path(config.site_dir) / BOARDS, "Boards")
@@ -295,7 +294,7 @@ def on_post_build(config: MkDocsConfig) -> None:
 
 
 def notebook_page() -> str:
-    """The cells of the notebook, without what they showed."""
+    """The cells of the notebook as Markdown, without outputs."""
     cells = json.loads((ROOT / NOTEBOOK).read_text(encoding="utf-8"))["cells"]
     texts = ["".join(cell["source"]) for cell in cells]
     codes = [cell["cell_type"] == "code" for cell in cells]
@@ -303,8 +302,8 @@ def notebook_page() -> str:
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Links that lead out of docs/ lead to the pages that stand for their targets."""
-    return linked_from(f"docs/{page.file.src_uri}", markdown, at=f"docs/{page.file.src_uri}")
+    """Hook of mkdocs: point links to files outside of docs/ to the pages of the site with these files."""
+    return with_site_links(f"docs/{page.file.src_uri}", markdown, at=f"docs/{page.file.src_uri}")
 
 
 CELL = re.compile(r"<td>.*?</td>", re.DOTALL)
@@ -312,7 +311,7 @@ WORD = re.compile(r"[^\s,]+,?")
 
 
 def on_page_content(html: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Code in tables breaks at spaces and after commas, not within a word (docs/extra.css)."""
+    """Hook of mkdocs: let code in tables break at spaces and after commas, not within words (docs/extra.css)."""
 
     def whole_words(code: re.Match[str]) -> str:
         return "<code>" + WORD.sub(r'<span class="whole">\g<0></span><wbr>', code[1]) + "</code>"
@@ -331,12 +330,12 @@ def linked_sources(files: Files) -> set[str]:
 
 
 def target_of(link: str, at: str) -> str:
-    """The path in the repository that a link in the file `at` means."""
+    """The path in the repository to which a link in the file `at` points."""
     return posixpath.normpath(posixpath.join(posixpath.dirname(at), link))
 
 
 def site_uri(path: str) -> str:
-    """Where the site has a file of the repository, relative to docs/."""
+    """The path in the site of a file of the repository."""
     if path in SITE_NAMES:
         return SITE_NAMES[path]
     if path.startswith("docs/"):
@@ -344,28 +343,31 @@ def site_uri(path: str) -> str:
     return f"source/{path}.md" if Path(path).suffix in LANGUAGES else f"source/{path}"
 
 
-def linked_from(place: str, markdown: str, at: str) -> str:
-    """The Markdown of the file `at` as a page at `place`: every link leads where the site has its target."""
+def with_site_links(page: str, markdown: str, at: str) -> str:
+    """The Markdown of the file `at` for a page of the site: links point to the pages of the site with their targets.
 
-    def link(match: re.Match[str]) -> str:
-        uri = posixpath.relpath(f"docs/{site_uri(target_of(match[1], at))}", posixpath.dirname(place))
+    page: path of the page in the site, with docs/ before it.
+    """
+
+    def site_link(match: re.Match[str]) -> str:
+        uri = posixpath.relpath(f"docs/{site_uri(target_of(match[1], at))}", posixpath.dirname(page))
         return f"]({uri}{match[2] or ''})"
 
-    return LINK.sub(link, markdown)
+    return LINK.sub(site_link, markdown)
 
 
 class FieldComments(griffe.Extension):
-    """The comment beside a field, or the lines of it above, as the field's docstring."""
+    """Uses the comment on the line of a field, or on the lines above, as the field's docstring."""
 
     def on_attribute_instance(self, *, attr: griffe.Attribute, **_: Any) -> None:
         if attr.docstring is None and attr.lineno and isinstance(attr.filepath, Path):
             lines = attr.filepath.read_text(encoding="utf-8").splitlines()
-            text = lines[(attr.endlineno or attr.lineno) - 1].partition("  # ")[2]
-            if comment := text or comment_above(lines[: attr.lineno - 1]):
+            comment_on_line = lines[(attr.endlineno or attr.lineno) - 1].partition("  # ")[2]
+            if comment := comment_on_line or comment_above(lines[: attr.lineno - 1]):
                 attr.docstring = griffe.Docstring(comment, parent=attr)
 
 
 def comment_above(lines: Sequence[str]) -> str:
-    """The comment with which the lines end."""
-    above = list(takewhile(lambda line: line.startswith("#"), (line.strip() for line in reversed(lines))))
-    return " ".join(line.lstrip("# ") for line in reversed(above))
+    """The text of the comment at the end of `lines`; "" if there is none."""
+    comment = list(takewhile(lambda line: line.startswith("#"), (line.strip() for line in reversed(lines))))
+    return " ".join(line.lstrip("# ") for line in reversed(comment))

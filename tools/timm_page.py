@@ -1,4 +1,4 @@
-"""`python -m tools.timm_page` writes docs/timm.md: which ViTs of timm are imported, and why others are not."""
+"""`python -m tools.timm_page` writes docs/timm.md: which ViTs of timm can be imported, and why others cannot."""
 
 from collections.abc import Iterator
 from functools import lru_cache
@@ -34,7 +34,7 @@ take any number of patches (Qwen, Gemma, DeepSeek); `bench import` refuses each 
 
 
 def pretrained_names() -> dict[str, list[str]]:
-    """timm's ViT-family architectures that have weights -> the tags of these weights."""
+    """Architecture of timm's ViT files that has weights -> the tags of these weights."""
     tags: dict[str, list[str]] = {}
     family = set(timm.list_models(module=FAMILY))
     for name in timm.list_pretrained():
@@ -45,11 +45,11 @@ def pretrained_names() -> dict[str, list[str]]:
 
 
 def timm_page() -> str:
-    """The whole page; builds each architecture without memory for its weights, a minute in all."""
+    """The text of docs/timm.md. Builds every architecture without memory for its weights, which takes a minute."""
     names = pretrained_names()
-    outcomes = {architecture: outcome(architecture) for architecture in names}
-    refused = {name: answer for name, answer in outcomes.items() if isinstance(answer, str)}
-    imported = {name: answer for name, answer in outcomes.items() if isinstance(answer, ViTSpec)}
+    outcomes = {architecture: spec_or_reason(architecture) for architecture in names}
+    refused = {name: reason for name, reason in outcomes.items() if isinstance(reason, str)}
+    imported = {name: spec for name, spec in outcomes.items() if isinstance(spec, ViTSpec)}
     introduction = INTRODUCTION.format(
         family=", ".join(f"`{module}.py`" for module in sorted({_file(name) for name in names})),
         names=sum(map(len, names.values())),
@@ -67,22 +67,22 @@ def timm_page() -> str:
 
 
 @lru_cache(maxsize=1)
-def outline(architecture: str) -> nn.Module:
-    """timm's model of that name without memory for its weights."""
+def model_without_weights(architecture: str) -> nn.Module:
+    """timm's model of an architecture, without memory for its weights (on the meta device)."""
     with torch.device("meta"), skip_init():
         return timm.create_model(architecture)
 
 
-def outcome(architecture: str) -> ViTSpec | str:
-    """What timm's model of that name is, or why it is not imported."""
+def spec_or_reason(architecture: str) -> ViTSpec | str:
+    """The spec of timm's model of an architecture, or the reason why it cannot be imported."""
     try:
-        return spec_of(outline(architecture), architecture)
+        return spec_of(model_without_weights(architecture), architecture)
     except ValueError as error:
         return str(error).removeprefix(architecture).removeprefix(" cannot be imported:").strip()
 
 
 def description_of(spec: ViTSpec) -> str:
-    """One line: size, image, and the representation that timm evaluates."""
+    """One line: size of the network and of images, and the representation that timm evaluates."""
     return f"{spec.label}, {spec.size_text}, {'class token' if spec.pool == 'cls' else 'pooled patches'}"
 
 

@@ -153,7 +153,7 @@ def test_changed_settings_have_their_own_names():
 
 def test_the_table_of_fields_is_that_of_the_types():
     """When this fails, run: python -m tools.result_fields"""
-    text = result_fields.DOCUMENT.read_text(encoding="ascii")
+    text = result_fields.PAGE.read_text(encoding="ascii")
     assert result_fields.with_table(text) == text
     rows = result_fields.table()
     assert "| `metrics.<name>.interval` | array of 2 numbers or null | low and high end" in rows

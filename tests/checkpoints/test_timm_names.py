@@ -15,7 +15,7 @@ from timm.models import save_for_hf
 
 from checkpoints.export import ViTExport
 from checkpoints.resolve import load
-from tools.timm_page import description_of, outcome, outline, pretrained_names
+from tools.timm_page import description_of, model_without_weights, pretrained_names, spec_or_reason
 
 NAMES = pretrained_names()
 PAGE = (Path(__file__).parents[2] / "docs/timm.md").read_text()
@@ -39,7 +39,7 @@ SIDES = {"vit_so400m_patch14_siglip_384": 58}
 
 def small(architecture: str) -> dict:
     """timm's arguments for a small network of the same kind."""
-    model = outline(architecture)
+    model = model_without_weights(architecture)
     patch, (rows, columns) = model.patch_embed.patch_size[0], model.patch_embed.grid_size
     size = (4 * patch, 4 * patch if rows == columns else 3 * patch)
     sizes: dict = dict(img_size=SIDES.get(architecture, size), num_classes=3)
@@ -108,7 +108,7 @@ def test_the_page_holds_every_name():
 @pytest.mark.parametrize("architecture", NAMES)
 def test_every_name(architecture, tmp_path):
     said = ROWS[architecture][1]
-    answer = outcome(architecture)
+    answer = spec_or_reason(architecture)
     if isinstance(answer, str):
         assert answer == said
     else:
