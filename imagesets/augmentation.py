@@ -1,10 +1,11 @@
-"""Augmentation for training with labels: what DeiT, BEiT and MAE's fine-tuning do to an image and to a batch.
+"""Augmentation of images and batches in supervised training: that of DeiT, BEiT and MAE's fine-tuning.
 
-`random_transform` is timm's. Mixup and CutMix (Zhang et al. 2018, Yun et al. 2019) are as timm's Mixup computed them
-for a whole batch when the sources were written: DeiT, MAE, BEiT and what followed them, with timm 0.3.2 to 0.4.12.
-There (data/mixup.py, rand_bbox) a box reaches as far beyond its centre as before it, so that one with an odd number of
-rows or columns has one less. timm 1.0 no longer leaves it out, which is why its Mixup is not used here. Images are
-mixed with those of the reversed batch. B images, K classes.
+`random_transform` is timm's. Mixup and CutMix (Zhang et al. 2018, Yun et al. 2019) reproduce timm 0.3.2 to 0.4.12,
+which DeiT, MAE, BEiT and later sources used, in its mode for whole batches: each image is mixed with that of the
+reversed batch. In these versions (data/mixup.py, rand_bbox) a box extends equally far on both sides of its centre, so
+an odd number of rows or columns becomes one smaller. timm 1.0 changed this, so its Mixup is not used here.
+
+Shapes: B images, K classes.
 """
 
 import random
@@ -32,19 +33,27 @@ def random_transform(
     erase: float,
     interpolation: Literal["bilinear", "bicubic"],
 ) -> Compose:
-    """RGB image -> (3, size, size) float32, normalised; draws from the global generators. A random crop is the first of
-    its transforms.
+    """Transform from an RGB image to (3, size, size) float32, normalised; its first step is the random crop.
 
-    policy: timm's name of a RandAugment or AutoAugment policy, or empty. crop_scale: area of the random crop. flip:
-    chance of a mirror image. erase: chance of one rectangle of noise.
+    Random numbers come from the global generators.
+
+    Args:
+        size: Side of the crop in pixels, or height and width.
+        mean: Mean of each channel.
+        std: Standard deviation of each channel.
+        policy: timm's name of a RandAugment or AutoAugment policy, or "".
+        crop_scale: Smallest and largest area of the crop, as a share of the image's.
+        flip: Probability of a horizontal flip.
+        erase: Probability of random erasing, one rectangle of noise.
+        interpolation: Filter for resizing the crop.
     """
     from timm.data import create_transform
 
-    chain = create_transform(
+    transform = create_transform(
         input_size=size,
         is_training=True,
         hflip=flip,
-        color_jitter=None,  # DeiT's 0.3, BEiT's and ExtreMA's 0.4 are without effect beside a policy
+        color_jitter=None,  # DeiT's 0.3, BEiT's and ExtreMA's 0.4 have no effect when there is a policy
         auto_augment=policy or None,
         interpolation=interpolation,
         re_prob=erase,
@@ -53,21 +62,22 @@ def random_transform(
         mean=tuple(mean),
         std=tuple(std),
     )
-    # In place of timm's own; the draws and the pixels are the same.
-    chain.transforms[0] = RandomResizedCrop(
+    # Replaces timm's crop, with the same random numbers and pixels.
+    transform.transforms[0] = RandomResizedCrop(
         size=size, scale=crop_scale, interpolation=interpolation, draws=PythonDraws()
     )
-    for operation in (operation for step in chain.transforms for operation in getattr(step, "ops", ())):
-        if operation.name.startswith("Posterize"):
-            operation.aug_fn = posterized
-    return chain
+    for step in transform.transforms:
+        for operation in getattr(step, "ops", ()):
+            if operation.name.startswith("Posterize"):
+                operation.aug_fn = posterize
+    return transform
 
 
-def posterized(image: Image.Image, bits: int, **unused: Any) -> Image.Image:
-    """The image with the upper `bits` of each channel.
+def posterize(image: Image.Image, bits: int, **unused: Any) -> Image.Image:
+    """The image reduced to the upper `bits` of each channel.
 
-    At magnitude 10, which m9-mstd0.5 reaches, timm asks for 0 bits: a black image with the Pillow of the published
-    numbers, an error with Pillow 13.
+    At magnitude 10, which m9-mstd0.5 reaches, timm asks for 0 bits: a black image with the Pillow versions of the
+    published numbers, but an error in Pillow 13.
     """
     if bits >= 8:
         return image
@@ -75,47 +85,55 @@ def posterized(image: Image.Image, bits: int, **unused: Any) -> Image.Image:
 
 
 def check_policy(policy: str) -> None:
-    """ValueError for what is neither empty nor the name of a RandAugment policy."""
+    """Raise ValueError unless `policy` is "" or the name of a RandAugment policy."""
     if policy and not policy.startswith("rand-"):
         raise ValueError(f"policy={policy!r}: give a RandAugment policy of timm, rand-m9-mstd0.5-inc1, or none")
 
 
-def drawn_mix(mixup: float, cutmix: float) -> Tensor:
-    """(4,) share lambda of the image itself, 1 for a box and 0 for a blend, row and column of the box's centre in
-    [0, 1). mixup, cutmix: alpha of each, 0 for none; with both, either is as likely. Draws from the global generators.
+def draw_mix(mixup: float, cutmix: float) -> Tensor:
+    """Random numbers (4,) for `mix_batch`, from the global generators.
+
+    They are lambda, the share of the image itself; 1 for CutMix or 0 for mixup; and row and column of the box's centre
+    in [0, 1). mixup, cutmix: alpha of each, 0 to switch it off; if both are on, each is used half of the time.
     """
-    boxed = cutmix > 0 and (mixup == 0 or random.random() < 0.5)
-    alpha = cutmix if boxed else mixup
-    return torch.tensor([np.random.beta(alpha, alpha), float(boxed), random.random(), random.random()])
+    is_cutmix = cutmix > 0 and (mixup == 0 or random.random() < 0.5)
+    alpha = cutmix if is_cutmix else mixup
+    return torch.tensor([np.random.beta(alpha, alpha), float(is_cutmix), random.random(), random.random()])
 
 
-def mixed(images: Tensor, targets: Tensor, draws: Tensor) -> tuple[Tensor, Tensor]:
-    """(B, 3, H, W), (B, K) probabilities, (4,) of `drawn_mix` -> images and targets, mixed with the reversed batch's.
+def mix_batch(images: Tensor, targets: Tensor, draws: Tensor) -> tuple[Tensor, Tensor]:
+    """Images (B, 3, H, W) and target probabilities (B, K), both mixed with those of the reversed batch.
 
-    The targets' share is the area that is left, where a box was cut off by the border (timm's correct_lam).
+    draws: (4,) from `draw_mix`. If the border cuts off a CutMix box, the weight of the targets is the remaining area
+    (timm's correct_lam).
     """
-    share, boxed, row, column = draws
+    weight, is_cutmix, row, column = draws
     height, width = images.shape[-2:]
-    down, across = (_within(centre, side, share) for centre, side in ((row, height), (column, width)))
-    outside = 1.0 - down[:, None] * across[None, :]  # (H, W)
-    own = torch.where(boxed > 0, outside, share)
-    images = (own * images).add_(images.flip(0).mul_(1.0 - own))  # in place: fewer large tensors, 0.6 of the time
-    share = own.mean()
-    return images, share * targets + (1.0 - share) * targets.flip(0)
+    rows, columns = _box_interval(row, height, weight), _box_interval(column, width, weight)
+    outside = 1.0 - rows[:, None] * columns[None, :]  # (H, W)
+    pixel_weights = torch.where(is_cutmix > 0, outside, weight)
+    # In place: fewer large tensors, 0.6 of the time.
+    images = (pixel_weights * images).add_(images.flip(0).mul_(1.0 - pixel_weights))
+    weight = pixel_weights.mean()
+    return images, weight * targets + (1.0 - weight) * targets.flip(0)
 
 
-def _within(centre: Tensor, side: int, share: Tensor) -> Tensor:
-    """(side,) 1 for the rows (columns) of the box with an area of about 1 - share around `centre`, else 0."""
-    half, middle = ((side * (1.0 - share).sqrt()).floor() / 2).floor(), (side * centre).floor()
-    places = torch.arange(side, device=centre.device)
-    inside = (places >= middle - half) & (places < middle + half)
-    return inside.to(share.dtype)
+def _box_interval(centre: Tensor, side: int, weight: Tensor) -> Tensor:
+    """Mask (side,), 1 for rows (or columns) in the CutMix box, else 0.
+
+    centre: of the box, in [0, 1). side: of the image in pixels. The box has about 1 - weight of the image's area.
+    """
+    half, middle = ((side * (1.0 - weight).sqrt()).floor() / 2).floor(), (side * centre).floor()
+    positions = torch.arange(side, device=centre.device)
+    inside = (positions >= middle - half) & (positions < middle + half)
+    return inside.to(weight.dtype)
 
 
-def smoothed(labels: Tensor, classes: int, smoothing: float) -> Tensor:
-    """Labels (B,) -> (B, K) probabilities: `smoothing` of each is spread over all classes (Szegedy et al. 2016).
+def smooth_labels(labels: Tensor, classes: int, smoothing: float) -> Tensor:
+    """Target probabilities (B, K) of labels (B,) with label smoothing (Szegedy et al. 2016).
 
-    Rounded as by timm's mixup_target: both values are computed in float64 and rounded once.
+    `smoothing` of the probability is spread over all classes. As in timm's mixup_target, both values are computed in
+    float64 and rounded once.
     """
     spread = smoothing / classes
     return torch.where(F.one_hot(labels, classes).bool(), 1.0 - smoothing + spread, spread)

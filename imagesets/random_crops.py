@@ -1,8 +1,8 @@
-"""The random resized crop of every training: a window of random area and aspect ratio, resized to the network's image.
+"""The random resized crop of all trainings: a window of random area and aspect ratio, resized to the network's input.
 
-There are two rules for the window and one way to apply it. What the sources' codes differ in beside the rule is who
-draws the numbers: torch (torchvision, in pretraining), Python (timm, in fine-tuning), or a generator of the image's own
-(ours, in linear probes). Their draws come in one order: area, ratio, top, left.
+The sources differ in the rule for the window (torchvision's or MAE's) and in the random generator: torch's (in
+pretraining, by torchvision), Python's (in fine-tuning, by timm), or one for each image (in linear probes, this
+project's). Random numbers are always drawn in the order area, ratio, top, left.
 """
 
 import math
@@ -17,23 +17,23 @@ from torch import Tensor
 from torchvision.transforms.v2.functional import resize_image, to_pil_image
 
 from engine.settings import FactorRange, Validated
-from imagesets.transforms import FAST_MODES, FILTERS, FastImage, Photo, planes
+from imagesets.transforms import FAST_MODES, FILTERS, FastImage, Photo, image_to_tensor
 
 CropRule = Literal["torchvision", "mae"]
 Window = tuple[int, int, int, int]  # left, top, right, bottom in pixels
 
-AREA = (0.08, 1.0)  # of the image; torchvision's, which every supervised training leaves as it is
-RATIO = (3 / 4, 4 / 3)  # width to height; torchvision's, which every source leaves as it is
+AREA = (0.08, 1.0)  # share of the image's area; torchvision's default, which all supervised trainings use
+RATIO = (3 / 4, 4 / 3)  # width by height; torchvision's default, which all sources use
 LOG_RATIO = (math.log(RATIO[0]), math.log(RATIO[1]))
-TRIES = 10
+MAX_TRIES = 10  # torchvision's
 
 
 class Draws(Protocol):
-    """Where random numbers come from."""
+    """A source of random numbers."""
 
     def uniform(self, low: float, high: float) -> float: ...
     def ratio(self) -> float: ...  # exp of a uniform number in LOG_RATIO
-    def below(self, count: int) -> int: ...
+    def below(self, count: int) -> int: ...  # a uniform integer in 0..count-1
 
 
 class TorchDraws:
@@ -64,8 +64,8 @@ class PythonDraws:
 
 
 @dataclass(frozen=True)
-class OwnDraws:
-    """A generator of one image's own. RandomState's streams are frozen for ever (NumPy NEP 19)."""
+class GeneratorDraws:
+    """A generator that the caller passes, such as one for each image. RandomState's streams never change (NEP 19)."""
 
     generator: RandomState
 
@@ -81,32 +81,30 @@ class OwnDraws:
 
 @dataclass(frozen=True, kw_only=True)
 class RandomResizedCrop(Validated):
-    """RGB image -> a window of it at size x size pixels, by Pillow; of a FastImage by `fast`.
+    """Transform from an RGB image to a random window of it, resized by Pillow; a FastImage is resized by `crop_fast`.
 
-    scale: least and largest area of the window, of which those above the image's are drawn again. size: or height and
-    width. Ratios are then relative to that shape, so that squares stay about square (ours). rule: torchvision's ten
-    tries for a window inside the image, else the largest central one of an allowed ratio; or MAE's one try, cut down to
-    the image (util/crop.py:22-42).
+    The rule "torchvision" tries MAX_TRIES times to draw a window inside the image, and falls back to the largest
+    central one with an allowed ratio. "mae" draws once and cuts the window down to the image (util/crop.py:22-42).
     """
 
-    size: int | tuple[int, int]
-    scale: FactorRange = AREA
+    size: int | tuple[int, int]  # of the result in pixels: side, or height and width; ratios are relative to its shape
+    scale: FactorRange = AREA  # smallest and largest area of a window, as a share of the image's
     interpolation: Literal["bilinear", "bicubic"]
     rule: CropRule = "torchvision"
     draws: Draws
 
     def __call__(self, image: Image.Image) -> Image.Image:
         if isinstance(image, FastImage):
-            # Of several crops, later ones take what was decoded in whole for an earlier one.
-            return to_pil_image(self.fast(image.photo, reduced=not image.photo.decoded_fast))
+            # If an earlier crop has decoded the whole image, this one reuses it.
+            return to_pil_image(self.crop_fast(image.photo, reduced=not image.photo.is_decoded_fast))
         height, width = self.size if isinstance(self.size, tuple) else (self.size, self.size)
         return image.crop(self.window(*image.size)).resize((width, height), FILTERS[self.interpolation])
 
-    def fast(self, photo: Photo, reduced: bool = True) -> Tensor:
-        """`--decode fast`: the window of an image -> (3, H, W) uint8. Raises UnreadableImage.
+    def crop_fast(self, photo: Photo, reduced: bool = True) -> Tensor:
+        """The crop (3, H, W) uint8 of an image under `--decode fast`. Raises UnreadableImage.
 
-        torchvision decodes and resizes. If the window has twice the sides of the result or more, Pillow decodes a JPEG
-        at 1/2, 1/4 or 1/8, such that the window is still no smaller than the result; not with `reduced` false.
+        torchvision decodes and resizes. reduced: allows Pillow to decode a JPEG at 1/2, 1/4 or 1/8 of its sides, if the
+        window is then still at least as large as the result.
         """
         height, width = self.size if isinstance(self.size, tuple) else (self.size, self.size)
         left, top, right, bottom = self.window(*photo.header.size)
@@ -114,38 +112,40 @@ class RandomResizedCrop(Validated):
         if reduced and photo.encoded and photo.header.format == "JPEG" and ratio >= 2:
             shrink = 1 << min(ratio.bit_length() - 1, 3)
             box = (left / shrink, top / shrink, right / shrink, bottom / shrink)
-            return planes(photo.shrunk(shrink).resize((width, height), FILTERS[self.interpolation], box=box))
-        # In this layout resizing takes 0.7 of the time, with the same bits.
+            resized = photo.shrunk(shrink).resize((width, height), FILTERS[self.interpolation], box=box)
+            return image_to_tensor(resized)
+        # In this memory layout resizing takes 0.7 of the time, with the same bits.
         window = photo.pixels[None, :, top:bottom, left:right].contiguous(memory_format=torch.channels_last)
         resized = resize_image(window, [height, width], FAST_MODES[self.interpolation], antialias=True)
         return resized[0].expand(3, -1, -1)
 
     @property
     def shape(self) -> float:
-        """Width by height."""
+        """Aspect ratio of the result, width by height."""
         return self.size[1] / self.size[0] if isinstance(self.size, tuple) else 1.0
 
     def window(self, width: int, height: int) -> Window:
-        """The next window of an image of width x height pixels."""
+        """A random window of an image of width x height pixels."""
         if self.rule == "mae":
-            wide, high = self.sides(width, height)
-            return self.placed(width, height, min(max(wide, 1), width), min(max(high, 1), height))
-        for _ in range(TRIES):
-            wide, high = self.sides(width, height)
-            if 0 < wide <= width and 0 < high <= height:
-                return self.placed(width, height, wide, high)
-        wide = min(width, round(height * (RATIO[1] * self.shape)))
-        high = min(height, round(width / (RATIO[0] * self.shape)))
-        left, top = (width - wide) // 2, (height - high) // 2
-        return left, top, left + wide, top + high
+            window_width, window_height = self.window_size(width, height)
+            window_width, window_height = min(max(window_width, 1), width), min(max(window_height, 1), height)
+            return self.random_position(width, height, window_width, window_height)
+        for _ in range(MAX_TRIES):
+            window_width, window_height = self.window_size(width, height)
+            if 0 < window_width <= width and 0 < window_height <= height:
+                return self.random_position(width, height, window_width, window_height)
+        window_width = min(width, round(height * (RATIO[1] * self.shape)))
+        window_height = min(height, round(width / (RATIO[0] * self.shape)))
+        left, top = (width - window_width) // 2, (height - window_height) // 2
+        return left, top, left + window_width, top + window_height
 
-    def sides(self, width: int, height: int) -> tuple[int, int]:
-        """Width and height of a window; it may be larger than the image."""
+    def window_size(self, width: int, height: int) -> tuple[int, int]:
+        """Random width and height of a window, which may exceed those of the image."""
         area = width * height * self.draws.uniform(*self.scale)
         ratio = self.draws.ratio() * self.shape
         return round(math.sqrt(area * ratio)), round(math.sqrt(area / ratio))
 
-    def placed(self, width: int, height: int, wide: int, high: int) -> Window:
-        """A window of these sides somewhere in the image."""
-        top, left = self.draws.below(height - high + 1), self.draws.below(width - wide + 1)
-        return left, top, left + wide, top + high
+    def random_position(self, width: int, height: int, window_width: int, window_height: int) -> Window:
+        """A window of this size at a random position in an image of width x height pixels."""
+        top, left = self.draws.below(height - window_height + 1), self.draws.below(width - window_width + 1)
+        return left, top, left + window_width, top + window_height

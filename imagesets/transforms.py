@@ -1,10 +1,11 @@
-"""The evaluation transform: decode, resize the short side, crop the centre, as unsigned bytes; and normalisation.
+"""The evaluation transform: decode an image, resize its short side, crop the centre; and normalisation of batches.
 
-Decoders: "exact" gives the bytes of the published recipes, torchvision's Resize + CenterCrop on Pillow images;
-"fast" decodes JPEG by torchvision.io and resizes tensors, about twice as fast, and differs by up to 2 grey levels.
-"Exact" means the bytes of the installed Pillow, whose version results record: from 13 on it resizes some tall images
-(300 x 900, not 375 x 500) vertically first, with other roundings than Pillow 11 and 12 (its pull request 9549).
-Letters: B images, H x W crop in pixels, S its side where it is square.
+There are two decoders. "exact" reproduces the published recipes: torchvision's Resize and CenterCrop on Pillow images.
+"fast" decodes JPEG by torchvision.io and resizes tensors; it is about twice as fast and differs by up to 2 grey levels.
+Exact means the bytes of the installed Pillow, whose version results record: since version 13 it resizes some tall
+images (300 x 900, not 375 x 500) vertically first, with other rounding than versions 11 and 12 (pull request 9549).
+
+Shapes: B images, H x W crop in pixels, S its side if it is square.
 """
 
 import math
@@ -28,23 +29,28 @@ FILTERS = {
     "bicubic": Image.Resampling.BICUBIC,
     "lanczos": Image.Resampling.LANCZOS,
 }
-# torchvision resizes tensors with antialiasing by these two alone.
+# The only two that torchvision offers for tensors with antialiasing.
 FAST_MODES = {"bilinear": InterpolationMode.BILINEAR, "bicubic": InterpolationMode.BICUBIC}
 
 
 @dataclass(frozen=True, kw_only=True)
 class EvalTransform(Validated):
-    """Resize the short side to floor(size / crop), crop size x size from the centre.
+    """Resize the short side to floor(size / crop), then crop size x size from the centre.
 
-    size: crop side in pixels, or its height and width: then the image is resized, its shape kept, until it just covers
-    floor(height / crop) x floor(width / crop), as in timm (data/transforms.py, ResizeKeepRatio). crop: the fraction of
-    the resized side that is kept, timm's crop_pct and, with 0.875, the papers' Resize(256) + CenterCrop(224). Raises
-    ValueError for settings outside their range.
+    Attributes:
+        size: Side of the crop in pixels, or its height and width: then the image is resized so that it just covers
+            floor(height / crop) x floor(width / crop), as in timm (data/transforms.py, ResizeKeepRatio).
+        crop: Share of the resized side that is kept: timm's crop_pct. 0.875 is the papers' Resize(256) and
+            CenterCrop(224).
+        interpolation: A key of FILTERS, or of FAST_MODES if decode is "fast".
+        decode: The decoder, see above.
+
+    Raises ValueError for invalid settings.
     """
 
     size: PositiveInt | tuple[PositiveInt, PositiveInt] = 224
     crop: Fraction = 0.875
-    interpolation: str = "bicubic"  # a key of FILTERS; "fast" has two of them
+    interpolation: str = "bicubic"
     decode: Literal["exact", "fast"] = "exact"
 
     def __post_init__(self) -> None:
@@ -53,8 +59,9 @@ class EvalTransform(Validated):
             object.__setattr__(self, "size", self.size[0])
         choices = FILTERS if self.decode == "exact" else FAST_MODES
         if self.interpolation not in choices:
-            where = f"with decode={self.decode}, choose one of {', '.join(choices)}"
-            raise ValueError(f"interpolation={self.interpolation!r}: {where}")
+            raise ValueError(
+                f"interpolation={self.interpolation!r}: with decode={self.decode}, choose one of {', '.join(choices)}"
+            )
 
     @property
     def window(self) -> tuple[int, int]:
@@ -63,37 +70,39 @@ class EvalTransform(Validated):
 
     @property
     def shape(self) -> tuple[int, int, int]:
-        """Of what is made of an image."""
+        """Shape (3, H, W) of a transformed image."""
         return 3, *self.window
 
     @property
     def resize(self) -> int | tuple[int, int]:
-        """Length of the short side after resizing, in pixels; of another shape, the height and width to cover."""
+        """Short side after resizing in pixels; or height and width to cover, if the crop is not square."""
         if isinstance(self.size, int):
             return math.floor(self.size / self.crop)
         return math.floor(self.size[0] / self.crop), math.floor(self.size[1] / self.crop)
 
     @property
     def name(self) -> str:
-        """All that decides about pixels, e.g. resize256-bicubic_crop224_exact."""
-        return f"resize{_text(self.resize)}-{self.interpolation}_crop{_text(self.size)}_{self.decode}"
+        """Text that identifies the transform, such as resize256-bicubic_crop224_exact."""
+        return f"resize{_size_text(self.resize)}-{self.interpolation}_crop{_size_text(self.size)}_{self.decode}"
 
     @releasing_large_images()
     def __call__(self, image_set: ImageSet, index: int) -> Tensor:
-        """Image `index` of the set -> (3, H, W) uint8. Raises UnreadableImage."""
+        """Image `index` of the set as (3, H, W) uint8. Raises UnreadableImage."""
         if self.decode == "fast":
             return self._crop_tensor(Photo(image_set, index).pixels)
-        return planes(self._crop_image(image_set.image(index)))
+        return image_to_tensor(self._crop_image(image_set.image(index)))
 
     def _crop_image(self, image: Image.Image) -> Image.Image:
+        """The centre crop of a Pillow image."""
         # Resizing only the window (`box`), or cropping between two one-axis passes, would save 13 % of the time, but
-        # is not the same bits: `box` is float32, and which axis Pillow 13 resizes first is its own affair.
+        # gives other bits: `box` is float32, and Pillow 13 decides itself which axis to resize first.
         width, height = resized_size(*image.size, self.resize)
         resized = image if image.size == (width, height) else image.resize((width, height), FILTERS[self.interpolation])
         left, top = window_start(width, self.window[1]), window_start(height, self.window[0])
         return resized.crop((left, top, left + self.window[1], top + self.window[0]))
 
     def _crop_tensor(self, pixels: Tensor) -> Tensor:
+        """The centre crop (3, H, W) of pixels (3, h, w) or (1, h, w) uint8."""
         height, width = pixels.shape[1:]
         new_width, new_height = resized_size(width, height, self.resize)
         resized = resize_image(pixels, [new_height, new_width], FAST_MODES[self.interpolation], antialias=True)
@@ -103,9 +112,9 @@ class EvalTransform(Validated):
 
 
 def resized_size(width: int, height: int, short: int | tuple[int, int]) -> tuple[int, int]:
-    """(width, height) after torchvision's Resize(short): the long side is cut down to whole pixels.
+    """(width, height) of an image after torchvision's Resize(short), which truncates the long side to whole pixels.
 
-    short: or the height and width to cover, after timm's ResizeKeepRatio, which rounds.
+    short: may also be the height and width to cover, as in timm's ResizeKeepRatio, which rounds.
     """
     if isinstance(short, tuple):
         ratio = min(height / short[0], width / short[1])
@@ -115,8 +124,8 @@ def resized_size(width: int, height: int, short: int | tuple[int, int]) -> tuple
     return int(short * width / height), short
 
 
-def _text(size: int | tuple[int, int]) -> str:
-    """224, or 224x336 of height and width."""
+def _size_text(size: int | tuple[int, int]) -> str:
+    """224, or 224x336 for a height and width."""
     return "x".join(map(str, size)) if isinstance(size, tuple) else str(size)
 
 
@@ -125,25 +134,28 @@ def window_start(length: int, crop: int) -> int:
     return round((length - crop) / 2)
 
 
-def planes(image: Image.Image) -> Tensor:
-    """RGB image -> (3, H, W) uint8 that owns its memory; torchvision's PILToTensor with one copy fewer."""
+def image_to_tensor(image: Image.Image) -> Tensor:
+    """RGB image as (3, H, W) uint8 that owns its memory; torchvision's PILToTensor with one copy fewer."""
     width, height = image.size
-    joined = bytearray().join([image.getchannel(band).tobytes() for band in range(3)])
-    return torch.frombuffer(joined, dtype=torch.uint8).view(3, height, width)
+    channels = bytearray().join([image.getchannel(band).tobytes() for band in range(3)])
+    return torch.frombuffer(channels, dtype=torch.uint8).view(3, height, width)
 
 
 class Photo:
-    """Image `index` of a set, which is read and decoded once for all that is made of it. Raises UnreadableImage."""
+    """Image `index` of a set, read and decoded at most once, whatever is computed from it.
 
-    # Kept without cached_property, which before Python 3.12 lets one thread at a time compute, of all photos.
+    Its properties raise UnreadableImage.
+    """
+
+    # Has its own cache, because before Python 3.12 cached_property holds one lock for the photos of all threads.
     def __init__(self, image_set: ImageSet, index: int) -> None:
         self.image_set, self.index = image_set, index
-        self._kept: dict[str, Any] = {}
+        self._cache: dict[str, Any] = {}
 
-    def _once(self, name: str, make: Callable[[], Any]) -> Any:
-        if name not in self._kept:
-            self._kept[name] = make()
-        return self._kept[name]
+    def _cached(self, name: str, compute: Callable[[], Any]) -> Any:
+        if name not in self._cache:
+            self._cache[name] = compute()
+        return self._cache[name]
 
     @property
     def path(self) -> str:
@@ -151,44 +163,46 @@ class Photo:
 
     @property
     def encoded(self) -> bytes | None:
-        """The bytes of its file, None of an image in memory."""
-        return self._once("encoded", lambda: self.image_set.encoded(self.index))
+        """The bytes of the image's file, or None for an image in memory."""
+        return self._cached("encoded", lambda: self.image_set.encoded(self.index))
 
     @property
     def header(self) -> Image.Image:
-        """With its size and format, not decoded yet where it is a file."""
+        """The image with its size and format; a file is not decoded yet."""
         data = self.encoded
-        return self.image if data is None else self._once("header", lambda: open_header(data, self.path))
+        return self.image if data is None else self._cached("header", lambda: open_header(data, self.path))
 
-    def opened(self, decode: Literal["exact", "fast"]) -> Image.Image:
-        """For transforms of Pillow's images."""
+    def pil_image(self, decode: Literal["exact", "fast"]) -> Image.Image:
+        """The image for transforms of Pillow images; with "fast" it is decoded when a transform needs it."""
         return self.image if decode == "exact" else FastImage(self)
 
     @property
     def image(self) -> Image.Image:
-        """Decoded exactly."""
-        return self._once("image", lambda: self.image_set.image(self.index))
+        """The RGB image, decoded exactly."""
+        return self._cached("image", lambda: self.image_set.image(self.index))
 
     @property
     def pixels(self) -> Tensor:
-        """(3, H, W) uint8, or (1, H, W) of a grey JPEG, decoded by `fast_decoded`."""
+        """(3, H, W) uint8, or (1, H, W) for a grey JPEG, decoded by `decode_fast`."""
         data = self.encoded
-        return self._once("pixels", lambda: planes(self.image) if data is None else fast_decoded(data, self.path))
+        if data is None:
+            return self._cached("pixels", lambda: image_to_tensor(self.image))
+        return self._cached("pixels", lambda: decode_fast(data, self.path))
 
     @property
-    def decoded_fast(self) -> bool:
-        """Whether `pixels` are there already."""
-        return "pixels" in self._kept
+    def is_decoded_fast(self) -> bool:
+        """Whether `pixels` have been computed."""
+        return "pixels" in self._cache
 
     def shrunk(self, shrink: int) -> Image.Image:
-        """A JPEG file decoded at 1 / shrink of its sides."""
-        return self._once(f"shrunk {shrink}", lambda: decode_rgb(self.encoded or b"", self.path, shrink))
+        """The image of a JPEG file, decoded at 1 / shrink of its sides (2, 4 or 8)."""
+        return self._cached(f"shrunk {shrink}", lambda: decode_rgb(self.encoded or b"", self.path, shrink))
 
 
 class FastImage(Image.Image):
-    """A photo as Pillow's RGB image, which `fast_decoded` decodes when a transform needs it, so that any can take it.
+    """A Photo in the form of a Pillow RGB image, decoded by `decode_fast` once a transform needs size or pixels.
 
-    `RandomResizedCrop` takes the photo instead. Raises UnreadableImage where size or pixels are asked for.
+    `RandomResizedCrop` uses the photo itself. Raises UnreadableImage when decoded.
     """
 
     def __init__(self, photo: Photo) -> None:
@@ -204,34 +218,35 @@ class FastImage(Image.Image):
         return self.photo.header.size
 
     def load(self) -> Any:
-        """Decode, where that has not been done; Pillow calls it before it reads pixels."""
+        """Decode the photo, unless that is done already. Pillow calls this before it reads pixels."""
         if super().load() is None:
             self.im = to_pil_image(self.photo.pixels.expand(3, -1, -1)).im
         return super().load()
 
 
-def fast_decoded(data: bytes, path: str) -> Tensor:
-    """An image file's bytes -> (3, H, W) uint8, or (1, H, W) for a grey JPEG. Raises UnreadableImage.
+def decode_fast(data: bytes, path: str) -> Tensor:
+    """Pixels (3, H, W) uint8, or (1, H, W) for a grey JPEG, of the bytes of an image file. Raises UnreadableImage.
 
-    torchvision takes JPEGs of one or three channels, where its pixels are Pillow's. What it refuses, and all other
-    formats, go to Pillow, so that both decoders agree on which files are readable and on how CMYK or alpha is dropped.
+    torchvision decodes JPEGs of one or three channels, with the same pixels as Pillow. Pillow decodes those that it
+    refuses and all other formats, so that both decoders read the same files and convert CMYK and alpha alike.
+
+    path: for messages.
     """
     if data.startswith(b"\xff\xd8\xff"):  # a JPEG's start-of-image marker and the next marker's first byte
         try:
-            wait_for_room(open_image(data))  # torchvision has no limit of its own
+            wait_for_room(open_image(data))  # torchvision has no limit on the number of pixels
             pixels = decode_jpeg(torch.frombuffer(bytearray(data), dtype=torch.uint8), ImageReadMode.UNCHANGED)
             if pixels.shape[0] in (1, 3):
                 return pixels
         except MemoryError:
             raise
-        except Exception:  # of any type, as in decode_rgb, which has the last word
+        except Exception:  # of any type; decode_rgb decides below whether the file is readable
             pass
-    return planes(decode_rgb(data, path))
+    return image_to_tensor(decode_rgb(data, path))
 
 
 def normalise(batch: Tensor, mean: tuple[float, ...], std: tuple[float, ...]) -> Tensor:
-    """(B, 3, S, S) uint8 -> float32, (x / 255 - mean) / std; bit for bit torchvision's ToTensor and Normalize."""
-    mean_, std_ = (
-        torch.tensor(values, dtype=torch.float32, device=batch.device).view(-1, 1, 1) for values in (mean, std)
-    )
-    return batch.to(torch.float32).div_(255).sub_(mean_).div_(std_)
+    """(x / 255 - mean) / std in float32 of a batch x (B, 3, H, W) uint8; the bits of ToTensor and Normalize."""
+    channel_means = torch.tensor(mean, dtype=torch.float32, device=batch.device).view(-1, 1, 1)
+    channel_stds = torch.tensor(std, dtype=torch.float32, device=batch.device).view(-1, 1, 1)
+    return batch.to(torch.float32).div_(255).sub_(channel_means).div_(channel_stds)

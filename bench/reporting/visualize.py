@@ -34,7 +34,7 @@ from engine.seeding import AUGMENT, seeded
 from imagesets.decoding import UnreadableImage, decode_rgb, read_bytes
 from imagesets.selection import evenly_spaced
 from imagesets.sets import ImageSet, open_set, parse_url, splits_of
-from imagesets.transforms import FILTERS, planes, resized_size, window_start
+from imagesets.transforms import FILTERS, image_to_tensor, resized_size, window_start
 from pretrain.method import Method
 
 MAX_GRID = 128  # patches of a side; attention of more takes gigabytes
@@ -212,7 +212,7 @@ class Viewer:
 
     def tensor(self, image: Image.Image) -> Tensor:
         """The resized image (1, 3, H, W), normalised as the network was trained, on the device."""
-        return self.backbone.prepare(planes(self.resized(image))[None])
+        return self.backbone.prepare(image_to_tensor(self.resized(image))[None])
 
     def grid(self, tensor: Tensor) -> tuple[int, int]:
         """Rows and columns of the patches of an image (1, 3, H, W)."""

@@ -70,7 +70,8 @@ def open_split(place: str, split: Split, image: str = "", label: str = "") -> Im
     if split == "val" and label_column is None:
         raise ValueError(f"{url}: which of its columns, {choices}, holds the labels? say so with '?label=NAME'")
     notes = [f"split {name}, images in column {image_column}"]
-    classes, labels = (), None
+    classes: tuple[str, ...] = ()
+    labels = None
     if label_column:
         others = [datasets_by_name[other] for other in split_names.values() if other not in (None, name)]
         classes, labels = _classes_and_labels(url, label_column, dataset, others)

@@ -124,8 +124,7 @@ def hold(name: str, train: Any, val: Any = None) -> HeldSets:
             "train": np.setdiff1d(np.arange(len(whole)), val_indices),
             "val": val_indices,
         }
-        for split in SPLITS:
-            part = indices[split]
+        for split, part in indices.items():
             sets[split] = replace(whole, split=split, labels=whole.labels[part], images=whole.images.take(part))
     _sets_by_url[url] = held_sets = HeldSets(url=url, splits=sets)
     return held_sets
@@ -241,8 +240,8 @@ def _classes_and_labels(
         count = labels[0].shape[1]
         if not all(array.shape[1] == count and np.isin(array, (-1, 0, 1)).all() for array in labels):
             raise ValueError(f"{url}: several labels an image are 0, 1 or -1 (not judged), one for each class")
-        names = names if names and len(names) == count else range(count)
-        return tuple(map(str, names)), [array.astype(np.int64) for array in labels]
+        class_names = names if names and len(names) == count else range(count)
+        return tuple(str(name) for name in class_names), [array.astype(np.int64) for array in labels]
     values = np.unique(np.concatenate(labels))
     if names and values.dtype.kind in "iu" and values[0] >= 0 and values[-1] < len(names):
         return tuple(map(str, names)), labels

@@ -196,7 +196,7 @@ class MicroBatches:
         make = self.views.unfinished if self.unfinished and isinstance(self.views, ImageViews) else self.views
 
         def views_of(index: int) -> dict[str, Any]:
-            image = Photo(self.image_set, index).opened(self.decode)
+            image = Photo(self.image_set, index).pil_image(self.decode)
             seed(AUGMENT, self.plan.seed, epoch, place, *([repeat] if repeat else []))
             return make(image)
 

@@ -17,7 +17,7 @@ from checkpoints.vit import ViT
 from engine.precision import to_float32
 from engine.settings import AreaRange, BelowOne, NonNegativeFloat, PositiveInt, UnitInterval, Validated
 from engine.training.schedules import TimmCosine
-from imagesets.augmentation import check_policy, drawn_mix, mixed, random_transform, smoothed
+from imagesets.augmentation import check_policy, draw_mix, mix_batch, random_transform, smooth_labels
 from pretrain.method import Encoder, Group, Method, Step, decay_groups
 from pretrain.parts.heads import class_token
 from pretrain.parts.views import ImageViews
@@ -71,14 +71,12 @@ class Supervised(Method):
             interpolation="bicubic",
         )
         mixes = settings.mixup or settings.cutmix
-        return ImageViews(
-            {"image": make}, {"mix": partial(drawn_mix, settings.mixup, settings.cutmix)} if mixes else {}
-        )
+        return ImageViews({"image": make}, {"mix": partial(draw_mix, settings.mixup, settings.cutmix)} if mixes else {})
 
     def forward(self, views: Mapping[str, Tensor]) -> Step:
-        images, targets = views["image"], smoothed(views["label"], self.settings.classes, self.settings.smoothing)
+        images, targets = views["image"], smooth_labels(views["label"], self.settings.classes, self.settings.smoothing)
         if "mix" in views:
-            images, targets = mixed(images, targets, views["mix"][0])  # the first image's numbers decide for all
+            images, targets = mix_batch(images, targets, views["mix"][0])  # the first image's numbers decide for all
         logits = self.head(class_token(self.vit, images))
         return Step(F.cross_entropy(to_float32(logits), targets), {})
 

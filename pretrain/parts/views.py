@@ -18,7 +18,7 @@ from torchvision.transforms import InterpolationMode
 
 from checkpoints.spec import Preparation
 from imagesets.random_crops import RandomResizedCrop, TorchDraws
-from imagesets.transforms import planes
+from imagesets.transforms import image_to_tensor
 from pretrain.parts.colours import Colours, coloured_batch
 
 Transform = Callable[[Image.Image], Image.Image]
@@ -121,7 +121,7 @@ class View:
         for step in steps:
             image = step(image)
         scale = torch.tensor([self.preparation.mean, self.preparation.std])
-        return Unfinished(planes(image), colours.draw().row(), scale)
+        return Unfinished(image_to_tensor(image), colours.draw().row(), scale)
 
 
 def view(steps: Sequence[Transform], preparation: Preparation) -> View:

@@ -21,7 +21,7 @@ from engine.seeding import AUGMENT, MIX, seeded, shuffled
 from engine.tasks import Workspace
 from engine.training.loading import read_ahead
 from engine.training.schedules import micro_batch_size
-from imagesets.augmentation import drawn_mix, mixed, random_transform, smoothed
+from imagesets.augmentation import draw_mix, mix_batch, random_transform, smooth_labels
 from imagesets.decoding import UnreadableImage
 from imagesets.sets import ImageSet
 from imagesets.transforms import Photo
@@ -115,7 +115,7 @@ class MixedGroups:
     def augment(self, numbers: tuple[int, ...], index: int) -> Tensor:
         """(3, S, S), image `index` of the set. Draws depend on the numbers alone. Raises UnreadableImage."""
         with seeded(AUGMENT, *numbers):
-            return self.transform(Photo(self.image_set, index).opened(self.decode))
+            return self.transform(Photo(self.image_set, index).pil_image(self.decode))
 
     def __getitem__(self, item: int) -> MixedGroup:
         step, group = self.steps[item // len(self.groups)], self.groups[item % len(self.groups)]
@@ -128,10 +128,10 @@ class MixedGroups:
             images.append(image)
             labels.append(int(self.image_set.labels[read_index]))
         batch = torch.stack(images)
-        targets = smoothed(torch.tensor(labels), len(self.image_set.classes), self.settings.smoothing)
+        targets = smooth_labels(torch.tensor(labels), len(self.image_set.classes), self.settings.smoothing)
         if self.settings.mixes:
             with seeded(MIX, seed, step, group):
-                batch, targets = mixed(batch, targets, drawn_mix(self.settings.mixup, self.settings.cutmix))
+                batch, targets = mix_batch(batch, targets, draw_mix(self.settings.mixup, self.settings.cutmix))
         return MixedGroup(batch, targets, {self.image_set.path(index): why for index, why in unreadable.items()})
 
 

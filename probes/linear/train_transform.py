@@ -20,9 +20,9 @@ from torch import Tensor
 from engine.seeding import AUGMENT, seeded
 from imagesets.augmentation import random_transform
 from imagesets.decoding import releasing_large_images
-from imagesets.random_crops import AREA, CropRule, OwnDraws, RandomResizedCrop
+from imagesets.random_crops import AREA, CropRule, GeneratorDraws, RandomResizedCrop
 from imagesets.sets import ImageSet
-from imagesets.transforms import Photo, planes
+from imagesets.transforms import Photo, image_to_tensor
 
 FLIP = 0.5  # chance of a horizontal flip, in every source
 TIMM_LOCK = threading.Lock()  # timm draws from the global random generators, which all threads share
@@ -101,15 +101,15 @@ class TrainTransform(Augmentation):
             return (255 * (pixels * std + mean)).round().clamp(0, 255).byte()
         generator = RandomState(numbers)
         crop = RandomResizedCrop(
-            size=self.size, interpolation=self.interpolation, rule=self.rule, draws=OwnDraws(generator)
+            size=self.size, interpolation=self.interpolation, rule=self.rule, draws=GeneratorDraws(generator)
         )
         if self.decode == "fast":
-            pixels = crop.fast(photo)
+            pixels = crop.crop_fast(photo)
             return (pixels.flip(-1) if generator.random_sample() < FLIP else pixels).contiguous()
         image = crop(photo.image)
         if generator.random_sample() < FLIP:
             image = image.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
-        return planes(image)
+        return image_to_tensor(image)
 
 
 @dataclass(frozen=True, kw_only=True)

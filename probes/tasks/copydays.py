@@ -23,7 +23,7 @@ from engine.settings import PositiveInt
 from engine.tasks import Outcome, Protocol, Task, Workspace
 from imagesets.schemes.copydays import COPIES, DISTRACTORS
 from imagesets.sets import open_set, parse_url
-from imagesets.transforms import planes
+from imagesets.transforms import image_to_tensor
 from probes.retrieved import average_precision, copy_descriptor, describe_images, whiten
 from probes.scores import mean_metric
 from probes.splits import open_splits
@@ -58,7 +58,7 @@ class Copydays(Task):
         backbone = Backbone(export, space.device, space.precision, space.compiled)
 
         def describe(image: Image.Image) -> Tensor:
-            pixels = planes(image.resize((self.size, self.size), Image.Resampling.BICUBIC))
+            pixels = image_to_tensor(image.resize((self.size, self.size), Image.Resampling.BICUBIC))
             features = backbone.views(backbone.prepare(pixels[None]), [(-1, True)])[-1, True]
             assert features.cls is not None  # check_network
             return copy_descriptor(features.cls, features.patches.flatten(1, 2))[0]

@@ -24,7 +24,7 @@ from engine.work import Scale, Work
 from imagesets.schemes.revisited import ground_truth
 from imagesets.selection import evenly_spaced
 from imagesets.sets import ImageSet, open_set, parse_url
-from imagesets.transforms import planes
+from imagesets.transforms import image_to_tensor
 from probes.features.extract import extract, forward_bytes, transform_of
 from probes.features.fallbacks import PooledTask
 from probes.features.kinds import FeatureKind, feature_bytes, feature_pass
@@ -117,7 +117,7 @@ class Retrieval(PooledTask):
 
         def describe(image: Image.Image) -> Tensor:
             image.thumbnail((self.size, self.size), Image.Resampling.LANCZOS)
-            return multiscale(encode, backbone.prepare(planes(image)[None]), scales)[0]
+            return multiscale(encode, backbone.prepare(image_to_tensor(image)[None]), scales)[0]
 
         return describe_images(images, describe, space)
 

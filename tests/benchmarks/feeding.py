@@ -23,7 +23,7 @@ from torchvision.transforms.v2.functional import resize_image
 from checkpoints.spec import Preparation
 from imagesets.decoding import decode_rgb, read_bytes
 from imagesets.sets import ImageSet, open_set
-from imagesets.transforms import EvalTransform, Photo, fast_decoded, planes
+from imagesets.transforms import EvalTransform, Photo, decode_fast, image_to_tensor
 from pretrain.parts.colours import Colours
 from pretrain.parts.views import crop, multi_crop, view
 from probes.features.extract import Reader
@@ -72,7 +72,7 @@ def stages(images: ImageSet) -> dict[str, Callable[[int], object]]:
     """Name -> what is done to the image at a place."""
     encoded = [images.encoded(index) or b"" for index in range(len(images))]
     decoded = [decode_rgb(data, "") for data in encoded]
-    pixels = [fast_decoded(data, "").expand(3, -1, -1) for data in encoded]
+    pixels = [decode_fast(data, "").expand(3, -1, -1) for data in encoded]
     small = [image.resize((224, 224)) for image in decoded]
     epoch = dict(interpolation="bilinear", rule="torchvision", seed=0, image_numbers=np.arange(len(images)))
     left, top, right, bottom = WINDOW
@@ -96,7 +96,7 @@ def stages(images: ImageSet) -> dict[str, Callable[[int], object]]:
     two, ten = multi_crop((large,) * 2), multi_crop((large,) * 2, (local,) * 8)
     return {
         "read": lambda index: read_bytes(images.path(index)),
-        "decode, libjpeg-turbo by torchvision": lambda index: fast_decoded(encoded[index], ""),
+        "decode, libjpeg-turbo by torchvision": lambda index: decode_fast(encoded[index], ""),
         "decode, Pillow": lambda index: decode_rgb(encoded[index], ""),
         "decode at 1/2, Pillow": lambda index: decode_rgb(encoded[index], "", 2),
         "crop and resize, Pillow": lambda index: decoded[index].crop(WINDOW).resize((224, 224), Image.BICUBIC),
@@ -104,7 +104,7 @@ def stages(images: ImageSet) -> dict[str, Callable[[int], object]]:
             pixels[index][:, top:bottom, left:right], [224, 224], InterpolationMode.BICUBIC, antialias=True
         ),
         "colours and blur of a view": lambda index: view([colours], Preparation())(small[index]),
-        "to tensor": lambda index: planes(small[index]),
+        "to tensor": lambda index: image_to_tensor(small[index]),
         "evaluation, Pillow bare": bare,
         "evaluation, exact": lambda index: EvalTransform()(images, index),
         "evaluation, fast": lambda index: EvalTransform(decode="fast")(images, index),
@@ -116,7 +116,7 @@ def stages(images: ImageSet) -> dict[str, Callable[[int], object]]:
         "linear stream of 3 crops, fast": train(3, "fast", together=True),
         **{
             f"pretraining, {name}, {decode}": lambda index, make=make, decode=decode: make(
-                Photo(images, index).opened(decode)
+                Photo(images, index).pil_image(decode)
             )
             for name, make in (
                 ("1 plain crop", one),

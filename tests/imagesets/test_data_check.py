@@ -24,7 +24,7 @@ def test_a_sound_set_is_counted(pets, encode):
     assert totals == [309] and sum(steps) == 309 and len(steps) > 2
     train, val = report.splits
     assert [split.image_set.split for split in report.splits] == ["train", "val"]
-    assert len(train.extents) == 307 and val.extents.max(axis=0).tolist() == [70, 90]
+    assert len(train.sizes) == 307 and val.sizes.max(axis=0).tolist() == [70, 90]
     text, size = render(report), sum(path.stat().st_size for path in (pets / "train").rglob("*.jpg"))
     assert f"train: 307 images, 2 classes, {size / 1e6:.1f} MB\n" in text
     assert "smallest class ant: 7; largest class bee: 300\n" in text
@@ -85,7 +85,7 @@ def test_one_split_and_listing_alone(pets):
     (pets / "val/ant/v.jpg").write_bytes(b"")
     report = check_image_set(f"folder:{pets}", "val", read_all=False)
     assert report.ok and [split.image_set.split for split in report.splits] == ["val"]
-    assert not len(report.splits[0].extents) and " px" not in render(report) and "listed, not decoded" in render(report)
+    assert not len(report.splits[0].sizes) and " px" not in render(report) and "listed, not decoded" in render(report)
 
 
 @pytest.mark.parametrize("url", ["digits:", "tiny:"])

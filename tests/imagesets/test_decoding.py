@@ -155,8 +155,8 @@ def test_a_file_beyond_the_limit_is_not_read(tree, tmp_path):
 def test_large_images_share_room_over_threads(tree, tmp_path, monkeypatch, decode):
     root = tree(tmp_path, *(f"train/ant/{number}.jpg" for number in range(8)), "val/ant/c.jpg")
     image_set, transform = open_set(f"folder:{root}", "train"), EvalTransform(size=16, crop=1.0, decode=decode)
-    monkeypatch.setattr(decoding, "LARGE", 1000)  # each has 40 x 30 pixels
-    monkeypatch.setattr(decoding, "LARGE_TOGETHER", 2500)
+    monkeypatch.setattr(decoding, "LARGE_IMAGE", 1000)  # each has 40 x 30 pixels
+    monkeypatch.setattr(decoding, "MAX_LARGE_PIXELS", 2500)
     held, all_at_once = [], threading.Barrier(4)
     original = decoding.wait_for_room
 
@@ -164,22 +164,22 @@ def test_large_images_share_room_over_threads(tree, tmp_path, monkeypatch, decod
         all_at_once.wait(10) if image.size == (40, 30) and len(held) < 4 else None
         original(image)
         time.sleep(0.05)  # for the others to come in, if they may
-        held.append(sum(decoding._large_held.values()))
+        held.append(sum(decoding._large_pixels.values()))
 
     monkeypatch.setattr(decoding, "wait_for_room", wait)
     monkeypatch.setattr("imagesets.transforms.wait_for_room", wait)
     with ThreadPoolExecutor(4) as pool:
         pixels = list(pool.map(lambda index: transform(image_set, index), range(4)))
-    assert len(pixels) == 4 and max(held) == 2400 and not decoding._large_held
-    monkeypatch.setattr(decoding, "LARGE_TOGETHER", 10)
+    assert len(pixels) == 4 and max(held) == 2400 and not decoding._large_pixels
+    monkeypatch.setattr(decoding, "MAX_LARGE_PIXELS", 10)
     held[:] = [0] * 4
     transform(image_set, 0)  # larger than all room: alone
     assert held[-1] == 1200
 
 
 def test_images_that_the_caller_keeps_wait_for_nothing(tree, tmp_path, monkeypatch):
-    monkeypatch.setattr(decoding, "LARGE", 10)
-    monkeypatch.setattr(decoding, "LARGE_TOGETHER", 10)
+    monkeypatch.setattr(decoding, "LARGE_IMAGE", 10)
+    monkeypatch.setattr(decoding, "MAX_LARGE_PIXELS", 10)
     image_set = open_set(
         f"folder:{tree(tmp_path, *(f'train/ant/{n}.jpg' for n in range(4)), 'val/ant/c.jpg')}", "train"
     )

@@ -302,9 +302,9 @@ def test_a_parquet_table_of_paths_names_the_way_that_works(folder, tmp_path):
 
 
 def test_a_check_lists_some_unreadable_images_and_counts_the_rest(folder):
-    from imagesets.check import MOST, render
+    from imagesets.check import MAX_LISTED, render
 
-    for number in range(MOST + 7):
+    for number in range(MAX_LISTED + 7):
         (folder / f"train/ant/broken{number}.jpg").write_bytes(b"none")
     lines = render(check_image_set(f"folder:{folder}")).split("\n")
-    assert sum("unreadable: " in line for line in lines) == MOST and "    and 7 more" in lines
+    assert sum("unreadable: " in line for line in lines) == MAX_LISTED and "    and 7 more" in lines

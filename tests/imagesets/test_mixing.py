@@ -9,7 +9,7 @@ from timm.data import Mixup
 from timm.data.mixup import mixup_target
 
 from engine.seeding import AUGMENT, seeded
-from imagesets.augmentation import drawn_mix, mixed, smoothed
+from imagesets.augmentation import draw_mix, mix_batch, smooth_labels
 
 CLASSES, SMOOTHING = 7, 0.1
 GENERATOR = torch.Generator().manual_seed(0)
@@ -48,7 +48,7 @@ def by_timm(images: torch.Tensor, draws: list[float], monkeypatch) -> tuple[torc
 )
 def test_mixing_is_timms(size, draws, monkeypatch):
     images = torch.randn(4, 3, *size, generator=GENERATOR)
-    ours = mixed(images, smoothed(LABELS, CLASSES, SMOOTHING), torch.tensor(draws))
+    ours = mix_batch(images, smooth_labels(LABELS, CLASSES, SMOOTHING), torch.tensor(draws))
     for found, expected in zip(ours, by_timm(images, draws, monkeypatch), strict=True):
         torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-6)
 
@@ -56,19 +56,19 @@ def test_mixing_is_timms(size, draws, monkeypatch):
 @pytest.mark.parametrize("classes", [7, 10, 100, 1000])
 def test_smoothing_is_timms_to_the_last_bit(classes):
     torch.testing.assert_close(
-        smoothed(LABELS, classes, SMOOTHING), mixup_target(LABELS, classes, 1.0, SMOOTHING), rtol=0, atol=0
+        smooth_labels(LABELS, classes, SMOOTHING), mixup_target(LABELS, classes, 1.0, SMOOTHING), rtol=0, atol=0
     )
 
 
 def test_labels_without_smoothing_are_one_hot():
-    assert torch.equal(smoothed(LABELS, CLASSES, 0.0), torch.eye(CLASSES)[LABELS])
+    assert torch.equal(smooth_labels(LABELS, CLASSES, 0.0), torch.eye(CLASSES)[LABELS])
 
 
 @pytest.mark.parametrize(("mixup", "cutmix", "boxes"), [(0.8, 0.0, 0), (0.0, 1.0, 400), (0.8, 1.0, 200)])
 def test_draws(mixup, cutmix, boxes):
     """Beta(0.8, 0.8) has mean 0.5 and variance 1 / 10.4, Beta(1, 1) 1 / 12; either kind is as likely with both."""
     with seeded(AUGMENT, 0):
-        draws = torch.stack([drawn_mix(mixup, cutmix) for _ in range(400)])
+        draws = torch.stack([draw_mix(mixup, cutmix) for _ in range(400)])
     share, kind, row, column = draws.T
     assert abs(Counter(kind.tolist())[1.0] - boxes) < 40 and set(kind.tolist()) <= {0.0, 1.0}
     for values in (share, row, column):

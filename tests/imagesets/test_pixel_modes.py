@@ -8,7 +8,7 @@ from deep_images import BY_HEADER, GREY, SCALED, WITHOUT_WHITE
 from PIL import Image
 
 from imagesets.check import check_image_set, render
-from imagesets.decoding import EIGHT_BITS, UnreadableImage, as_rgb, decode_rgb
+from imagesets.decoding import EIGHT_BIT_MODES, UnreadableImage, as_rgb, decode_rgb
 from imagesets.sets import open_set
 from imagesets.transforms import EvalTransform
 
@@ -49,7 +49,7 @@ def test_pixels_without_a_white_stop_with_the_file_and_the_fix(name, decode, tmp
 def test_every_mode_of_pillow_is_converted_or_refused(mode):
     image = Image.new(mode, (4, 4))
     assert f"`{mode}`" in DOCUMENTED.read_text()
-    if mode in EIGHT_BITS:
+    if mode in EIGHT_BIT_MODES:
         assert as_rgb(image).tobytes() == image.convert("RGB").tobytes()
     else:  # from no file, so that no format says what is white
         with pytest.raises(ValueError, match=f"Pillow's mode {mode}: nothing says which value is white"):

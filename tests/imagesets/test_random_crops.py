@@ -15,9 +15,9 @@ from torchvision.transforms.functional import pil_to_tensor
 
 import imagesets.transforms
 from imagesets.decoding import UnreadableImage, decode_rgb
-from imagesets.random_crops import AREA, RATIO, OwnDraws, PythonDraws, RandomResizedCrop, TorchDraws
+from imagesets.random_crops import AREA, RATIO, GeneratorDraws, PythonDraws, RandomResizedCrop, TorchDraws
 from imagesets.sets import open_set
-from imagesets.transforms import Photo, fast_decoded
+from imagesets.transforms import Photo, decode_fast
 
 MODES = {"bilinear": InterpolationMode.BILINEAR, "bicubic": InterpolationMode.BICUBIC}
 # Landscape, portrait, square, so narrow that no window of an allowed ratio fits, and smaller than the crop.
@@ -62,7 +62,9 @@ def test_timms_pixels_and_draws(scale, mode):
 
 
 def crop_of(rule: str, number: int) -> RandomResizedCrop:
-    return RandomResizedCrop(size=8, interpolation="bilinear", rule=rule, draws=OwnDraws(RandomState([0, number])))
+    return RandomResizedCrop(
+        size=8, interpolation="bilinear", rule=rule, draws=GeneratorDraws(RandomState([0, number]))
+    )
 
 
 def windows(rule: str, width: int, height: int, count: int = 2000) -> np.ndarray:
@@ -125,15 +127,17 @@ def test_fast_crops_show_the_exact_windows(tmp_path, encode, mode, size, shrink,
     monkeypatch.setattr(imagesets.transforms, "decode_rgb", lambda *by: (shrinks.extend(by[2:]), decode_rgb(*by))[1])
     for number in range(8):
         exact, fast = (
-            RandomResizedCrop(size=size, scale=(0.9, 1.0), interpolation="bicubic", draws=OwnDraws(RandomState(number)))
+            RandomResizedCrop(
+                size=size, scale=(0.9, 1.0), interpolation="bicubic", draws=GeneratorDraws(RandomState(number))
+            )
             for _ in range(2)
         )
-        gap = (pil_to_tensor(exact(images.image(0))).int() - fast.fast(Photo(images, 0)).int()).abs().float()
+        gap = (pil_to_tensor(exact(images.image(0))).int() - fast.crop_fast(Photo(images, 0)).int()).abs().float()
         assert gap.max() <= (2 if shrink == 1 else 8) and gap.mean() < (0.3 if shrink == 1 else 1)
     assert set(shrinks) == ({shrink} if shrink > 1 else set())
     file.write_bytes(file.read_bytes()[:3000])
     with pytest.raises(UnreadableImage, match="truncated"):
-        fast.fast(Photo(images, 0))
+        fast.crop_fast(Photo(images, 0))
 
 
 @pytest.mark.parametrize("mode", ["RGB", "L", "CMYK"])
@@ -142,15 +146,13 @@ def test_every_transform_takes_a_photo_that_is_decoded_fast(tmp_path, encode, mo
     (tmp_path / "train/ant").mkdir(parents=True)
     (tmp_path / "train/ant/a.jpg").write_bytes(encode(mode=mode, width=60, height=45, quality=95))
     photo, decoded, by_pillow = Photo(open_set(f"folder:{tmp_path}", "train"), 0), [], Image.Image.resize
-    monkeypatch.setattr(
-        "imagesets.transforms.fast_decoded", lambda *file: (decoded.append(file), fast_decoded(*file))[1]
-    )
-    image, exact = photo.opened("fast"), photo.opened("exact")
+    monkeypatch.setattr("imagesets.transforms.decode_fast", lambda *file: (decoded.append(file), decode_fast(*file))[1])
+    image, exact = photo.pil_image("fast"), photo.pil_image("exact")
     assert (image.mode, image.size, decoded) == ("RGB", (60, 45), [])
     resized = []
     monkeypatch.setattr(Image.Image, "resize", lambda *given: (resized.append(given), by_pillow(*given))[1])
-    crop = RandomResizedCrop(size=40, interpolation="bicubic", draws=OwnDraws(RandomState(0)))
-    assert torch.equal(pil_to_tensor(crop(image)), replace(crop, draws=OwnDraws(RandomState(0))).fast(photo))
+    crop = RandomResizedCrop(size=40, interpolation="bicubic", draws=GeneratorDraws(RandomState(0)))
+    assert torch.equal(pil_to_tensor(crop(image)), replace(crop, draws=GeneratorDraws(RandomState(0))).crop_fast(photo))
     assert not resized
     for transform in (
         *(transforms.Resize(20), transforms.RandomCrop(30, padding=2), transforms.ColorJitter(0.4, 0.4, 0.2, 0.1)),

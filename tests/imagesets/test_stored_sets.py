@@ -308,7 +308,7 @@ def test_two_images_of_one_name_are_one_line(folder, tmp_path):
     pq.write_table(pa.concat_tables([second, second]), root / "train-00001-of-00002.parquet")
     assert (
         "two images of train are called 'ant/ant-" in (said := set_refusal(f"parquet:{root}"))
-        and "of their own" in said
+        and "rename" in said
     )
 
 

@@ -12,7 +12,7 @@ from torch.utils.data import default_collate
 from torchvision import transforms
 
 from checkpoints.spec import Preparation
-from imagesets.transforms import planes
+from imagesets.transforms import image_to_tensor
 from pretrain.methods.lut import View2Colours
 from pretrain.parts.colours import ADJUSTMENTS, Changes, Colours, coloured_batch, coloured_image
 from pretrain.parts.views import Several, crop, view
@@ -31,7 +31,7 @@ def photo(seed: int, width: int = 24, height: int = 24) -> Image.Image:
 
 def batch(images: list[Image.Image], changes: list[Changes]) -> torch.Tensor:
     return coloured_batch(
-        torch.stack([planes(image) for image in images]), torch.stack([each.row() for each in changes])
+        torch.stack([image_to_tensor(image) for image in images]), torch.stack([each.row() for each in changes])
     )
 
 
@@ -85,7 +85,9 @@ def test_one_adjustment_of_a_batch_is_pillows(kind):
     order = (kind, *({0, 1, 2, 3} - {kind}))
     changes = [Changes(order, tuple(factor if one == kind else nan for one in range(4))) for factor in factors]
     images = [photo(number) for number in range(len(factors))]
-    expected = [planes(ADJUSTMENTS[kind](image, factor)) for image, factor in zip(images, factors, strict=True)]
+    expected = [
+        image_to_tensor(ADJUSTMENTS[kind](image, factor)) for image, factor in zip(images, factors, strict=True)
+    ]
     assert torch.equal(batch(images, changes), torch.stack(expected))
 
 
@@ -95,7 +97,8 @@ def test_blurs_are_pillows_at_any_radius(size):
     radii = [0.01, 0.1, 0.7, 0.99, 1.0, 1.5, 2.0, 3.3, 12.0]
     images = [photo(number, *size) if min(size) > 2 else photo(number).resize(size) for number in range(len(radii))]
     expected = [
-        planes(image.filter(ImageFilter.GaussianBlur(radius))) for image, radius in zip(images, radii, strict=True)
+        image_to_tensor(image.filter(ImageFilter.GaussianBlur(radius)))
+        for image, radius in zip(images, radii, strict=True)
     ]
     changes = [Changes(radius=radius) for radius in radii]
     assert torch.equal(batch(images, changes), torch.stack(expected))
@@ -104,10 +107,10 @@ def test_blurs_are_pillows_at_any_radius(size):
 def test_all_changes_of_a_batch_together_are_pillows():
     torch.manual_seed(0), random.seed(0)
     images, changes = [photo(number) for number in range(100)], [EVERYTHING.draw() for _ in range(100)]
-    expected = [planes(coloured_image(image, each)) for image, each in zip(images, changes, strict=True)]
+    expected = [image_to_tensor(coloured_image(image, each)) for image, each in zip(images, changes, strict=True)]
     found = batch(images, changes)
     assert torch.equal(found, torch.stack(expected))
-    changed = (found != torch.stack([planes(image) for image in images])).flatten(1).any(1)
+    changed = (found != torch.stack([image_to_tensor(image) for image in images])).flatten(1).any(1)
     assert 80 < changed.sum() < 100  # and some stay as they are
 
 

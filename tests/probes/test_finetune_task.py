@@ -19,7 +19,7 @@ from checkpoints.vit import ViT
 from engine.extensions import load_extension
 from engine.seeding import seeded
 from engine.training import interruptions
-from imagesets.augmentation import posterized
+from imagesets.augmentation import posterize
 from imagesets.decoding import UnreadableImage
 from imagesets.sets import open_set
 from imagesets.transforms import Photo
@@ -137,7 +137,7 @@ def test_images_are_augmented_as_timm_does():
 def test_randaugment_survives_magnitude_ten():
     """Pillow 13 refuses to keep no bits, which the recipes' magnitude of 9 +- 0.5 asks for now and then."""
     image = Image.new("RGB", (4, 4), (200, 100, 50))
-    assert posterized(image, 0).getpixel((0, 0)) == (0, 0, 0) and posterized(image, 1).getpixel((0, 0)) == (128, 0, 0)
+    assert posterize(image, 0).getpixel((0, 0)) == (0, 0, 0) and posterize(image, 1).getpixel((0, 0)) == (128, 0, 0)
     strong = training_transform(replace(QUICK, policy="rand-m10-inc1-n8"), 16, (0.5,) * 3, (0.5,) * 3)
     for _ in range(20):
         assert strong(open_set("digits:", "train").image(0)).isfinite().all()
@@ -158,7 +158,7 @@ def test_fast_crops_show_the_same_parts_of_images(tmp_path):
             with seeded(0, number):
                 expected = transform(photo.image)
             with seeded(0, number):
-                gaps.append(255 * (transform(photo.opened("fast")) - expected).abs())
+                gaps.append(255 * (transform(photo.pil_image("fast")) - expected).abs())
         assert 0 < torch.stack(gaps).mean() < 1.5 and max(gap.quantile(0.9) for gap in gaps) < 5
 
 

@@ -20,7 +20,7 @@ from engine.seeding import joined_order, shuffled, windowed
 from engine.tasks import Workspace
 from imagesets import sets
 from imagesets.decoding import UnreadableImage, decode_rgb
-from imagesets.random_crops import OwnDraws, RandomResizedCrop
+from imagesets.random_crops import GeneratorDraws, RandomResizedCrop
 from imagesets.sets import open_set
 from imagesets.stored import shards_of
 from probes.features.kinds import kinds_of
@@ -46,7 +46,7 @@ def test_pixels_are_torchvisions_of_the_same_window(interpolation):
     flipped = 0
     for index in range(20):
         image = images.image(index)
-        draws = OwnDraws(np.random.RandomState([3, 2, index]))
+        draws = GeneratorDraws(np.random.RandomState([3, 2, index]))
         crop = RandomResizedCrop(size=16, interpolation=interpolation, draws=draws)
         left, top, right, bottom = crop.window(*image.size)
         expected = resized_crop(image, top, left, bottom - top, right - left, [16, 16], TORCHVISION[interpolation])

@@ -9,7 +9,7 @@ from timm.data.transforms import ResizeKeepRatio
 from torchvision.transforms import CenterCrop, Compose, PILToTensor
 from toy_exports import export_of_size, workspace
 
-from imagesets.random_crops import OwnDraws, RandomResizedCrop
+from imagesets.random_crops import GeneratorDraws, RandomResizedCrop
 from imagesets.sets import open_set
 from imagesets.transforms import EvalTransform
 from probes.features.extract import extract, transform_of
@@ -53,7 +53,7 @@ def test_the_fast_decoder_cuts_out_the_same_window():
 
 def test_random_crops_keep_the_shape_of_things():
     """Windows are as wide for their height as the network's image, up to the usual range of ratios."""
-    crop = RandomResizedCrop(size=SIZE, interpolation="bilinear", draws=OwnDraws(RandomState(0)))
+    crop = RandomResizedCrop(size=SIZE, interpolation="bilinear", draws=GeneratorDraws(RandomState(0)))
     windows = np.array([crop.window(2000, 1000) for _ in range(400)])
     ratios = (windows[:, 2] - windows[:, 0]) / (windows[:, 3] - windows[:, 1]) / 2.5
     assert 0.74 < ratios.min() < 0.8 and 1.25 < ratios.max() < 1.35

@@ -23,7 +23,7 @@ from engine.neighbours import unit_rows
 from engine.settings import Validated
 from imagesets.selection import evenly_spaced
 from imagesets.sets import open_set
-from imagesets.transforms import FILTERS, EvalTransform, planes
+from imagesets.transforms import FILTERS, EvalTransform, image_to_tensor
 from probes.features.fallbacks import with_supported_pool
 from probes.features.kinds import feature_rows
 from probes.mosaics import candidate_boxes
@@ -132,7 +132,7 @@ def mosaic_scenes(viewer: Viewer, request: PictureRequest) -> list[Scene]:
 def best_box(viewer: Viewer, scene: Scene) -> tuple[int, float]:
     """Index of the box that is nearest to the query, and its cosine similarity."""
     kind = with_supported_pool(PROBE, viewer.spec).kind
-    pixels = np.stack([planes(image).numpy() for image in (scene.query, *scene.crops)])
+    pixels = np.stack([image_to_tensor(image).numpy() for image in (scene.query, *scene.crops)])
     images = viewer.backbone.prepare(viewer.backbone.mean.new_tensor(pixels))
     query, *boxes = unit_rows(feature_rows(viewer.backbone, images, [kind])[kind])
     similarities = np.stack(boxes) @ query
