@@ -92,7 +92,7 @@ class FrozenTask(Task):
         if space.decode != "exact":
             raise ValueError(f"{space.data}: dense tasks read images exactly; run them without --decode {space.decode}")
 
-    def open_splits(self, export: FrozenExport, space: Workspace) -> tuple[UsableScenes, UsableScenes]:
+    def load_scenes(self, export: FrozenExport, space: Workspace) -> tuple[UsableScenes, UsableScenes]:
         """Usable training and validation scenes.
 
         Raises:
@@ -273,7 +273,10 @@ def pad_to_patches(images: Tensor, patch: int) -> Tensor:
 
 
 def pad_centred(images: Tensor, patch: int) -> Tensor:
-    """Pad images (B, 3, H, W) with zeros on all sides to multiples of the patch size; an odd zero goes right or below."""
+    """Pad images (B, 3, H, W) with zeros on all sides to multiples of the patch size.
+
+    An odd row or column of zeros goes below or right.
+    """
     height, width = -images.shape[-2] % patch, -images.shape[-1] % patch
     return F.pad(images, (width // 2, width - width // 2, height // 2, height - height // 2))
 

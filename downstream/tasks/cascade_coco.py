@@ -1,6 +1,6 @@
 """COCO object detection and instance segmentation by Cascade Mask R-CNN, end to end: box and mask AP on val2017.
 
-mmdet's Cascade Mask R-CNN, three stages of box and mask heads, around an export as Mask R-CNN of maskrcnn_coco is.
+mmdet's Cascade Mask R-CNN, with three stages of box and mask heads, on the backbone of maskrcnn_coco.
 """
 
 from dataclasses import dataclass, replace
@@ -15,7 +15,7 @@ from engine.tasks import Protocol, smoke_protocol
 class Cascade(Detection):
     """Settings of one training, see downstream/detection_settings.py."""
 
-    COST: ClassVar[float] = 1300.0  # as Mask R-CNN, with three times its heads
+    COST: ClassVar[float] = 1300.0  # as Mask R-CNN with three times the heads
     KEY: ClassVar[str] = "cascade_coco"
     CASCADE: ClassVar[bool] = True
 

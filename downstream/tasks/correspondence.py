@@ -1,12 +1,12 @@
-"""Correspondence: keypoints of one image are found in another by the most similar patch. SPair-71k, as in Probe3D.
+"""Semantic correspondence: keypoints of one image are matched to another by the most similar patch. SPair-71k, Probe3D.
 
-Nothing is trained. A keypoint is found where it lies less than a tenth of the target's box away (PCK@0.1). By point all
-keypoints of a class weigh equally, and the classes do; by image all pairs do. A pair's difficulty is how much the
-viewpoint differs: 0, 1 or 2.
+Nothing is trained. A keypoint is correct if its match is nearer to the true place than a tenth of the longer side of
+the target's box (PCK@0.1). PCK by point weighs all keypoints of a class equally, and all classes; PCK by image weighs
+all pairs equally. The viewpoints of a pair's images differ by 0, 1 or 2, which is the pair's difficulty.
 
-Intervals resample images and not pairs, because pairs share images. In simulations of all pairs of 25 images they had
-the right width where scores vary between images, and were 1.8 times too wide where they vary between pairs alone.
-Resampled pairs would give a fifth to a half of the right width where scores vary between images.
+Intervals resample images instead of pairs, because pairs share images. In simulations with all pairs of 25 images they
+had the right width where scores vary between images, and were 1.8 times too wide where scores vary only between pairs.
+Intervals from resampled pairs would have a fifth to a half of the right width where scores vary between images.
 """
 
 import random
@@ -29,96 +29,109 @@ from downstream.frozen.task import (
     IMAGENET,
     FrozenTask,
     backbone_of,
-    centre_padded,
     check_features,
-    normalised,
+    evaluation_work,
+    map_across_processes,
+    normalise,
+    pad_centred,
     patch_maps,
     resampled_metrics,
-    resamples,
-    shared_out,
-    whole_patches,
-    work_of_images,
+    resampling_part,
+    round_up_to_patch,
 )
 from downstream.metrics.scores import closing_seconds
 from engine.settings import PositiveFloat, PositiveInt
 from engine.tasks import Outcome, Protocol, Workspace, smoke_protocol
 from engine.work import Kind, Scale, Work, seconds_of
 
-SEED = 20  # of the pairs that are drawn
-# K keypoints, D width, h x w patches.
+# N images, P pairs, K keypoints of a pair or an image, D width, h x w patches.
 
+SEED = 20  # with which the source shuffles pairs
 VIEWS = (0, 1, 2)  # differences of viewpoint
-ROWS = (*(f"view{view}" for view in VIEWS), "all")
-IMAGES_OF_A_CLASS = 30  # of SPair's test images, about, by which memory is counted
+SUBSETS = (*(f"view{view}" for view in VIEWS), "all")  # of the pairs, each drawn by itself
+IMAGES_PER_CLASS = 30  # approximate number of SPair's test images of a class, for counting memory
 WHITE = 255
 
 
-def squared(image: Image.Image, side: int) -> Image.Image:
-    """An image, white to its right or below it up to a square, resized to `side`: bicubic."""
+def pad_to_square(image: Image.Image, side: int) -> Image.Image:
+    """An image padded with white at the right or bottom to a square, and resized to `side` pixels, bicubic."""
     canvas = Image.new("RGB", (max(image.size),) * 2, (WHITE,) * 3)
     canvas.paste(image, (0, 0))
     return canvas.resize((side, side), Image.Resampling.BICUBIC)
 
 
-def scaled_keypoints(points: Sequence[Sequence[float] | None], longest: int, side: int) -> Tensor:
-    """Keypoints (x, y) of an image, None where not visible -> (K, 3) int64: whole pixels x and y of the square of
-    `side`, cut and not rounded, and whether it is visible."""
-    known = torch.tensor([[*point, 1] if point else [0, 0, 0] for point in points], dtype=torch.float32).reshape(-1, 3)
-    known[:, :2] *= side / longest
-    return known.long()
+def scale_keypoints(points: Sequence[Sequence[float] | None], longest: int, side: int) -> Tensor:
+    """Keypoints in the square of `side` pixels: x, y and visibility (K, 3) int64.
+
+    points: x and y in the image, None for a keypoint that is not visible. longest: the image's longer side in pixels.
+    Coordinates are truncated, not rounded.
+    """
+    scaled = torch.tensor([[*point, 1] if point else [0, 0, 0] for point in points], dtype=torch.float32).reshape(-1, 3)
+    scaled[:, :2] *= side / longest
+    return scaled.long()
 
 
-def best_places(source: Tensor, target: Tensor, points: Tensor, side: int) -> Tensor:
-    """The most similar patch of `target` for each keypoint of `source`: column and row (K, 2) int64.
+def match_keypoints(source: Tensor, target: Tensor, points: Tensor, side: int) -> Tensor:
+    """Column and row (K, 2) int64 of the patch of `target` that is most similar to the source at each keypoint.
 
-    source, target: features (D, h, w). points: (K, 2) pixels x and y of the square of `side`.
+    source, target: features (D, h, w). points: x and y (K, 2) in the square of `side` pixels.
     """
     source, target = F.normalize(source, dim=0), F.normalize(target, dim=0)
-    places = 2 * points.to(source) / side - 1
-    described = F.grid_sample(source[None], places[None, None], mode="bilinear", align_corners=True)[0, :, 0].T
-    best = (described @ target.flatten(1)).argmax(1)
+    coordinates = 2 * points.to(source) / side - 1
+    descriptors = F.grid_sample(source[None], coordinates[None, None], mode="bilinear", align_corners=True)[0, :, 0].T
+    best = (descriptors @ target.flatten(1)).argmax(1)
     return torch.stack([best % target.shape[2], best // target.shape[2]], dim=1)
 
 
-def errors_of(source: Tensor, target: Tensor, best: Tensor, shape: tuple[int, int], side: int, scale: float) -> Tensor:
-    """Distances (K, K) between where each keypoint of the source is found and each keypoint of the target, in units of
-    the length `scale`, a share of the square's side; inf where one of the two is not visible.
+def keypoint_errors(
+    source: Tensor, target: Tensor, matches: Tensor, grid: tuple[int, int], side: int, scale: float
+) -> Tensor:
+    """Distances (K, K) from the match of each keypoint of the source to each keypoint of the target.
 
-    source, target: keypoints (K, 3). best: (K, 2) of `best_places`; its place is the patch's upper left corner.
+    Args:
+        source, target: keypoints (K, 3) of `scale_keypoints`.
+        matches: (K, 2) of `match_keypoints`; the place of a patch is its upper left corner.
+        grid: rows and columns of patches.
+        side: of the square in pixels.
+        scale: unit of the result, as a share of `side`.
+
+    Returns:
+        Distances in units of `scale`; infinite if one of the two keypoints is not visible.
     """
-    found = best / torch.tensor(shape[::-1])
-    distances = (found[:, None] - target[None, :, :2] / side).norm(dim=2) / scale
+    places = matches / torch.tensor(grid[::-1])
+    distances = (places[:, None] - target[None, :, :2] / side).norm(dim=2) / scale
     visible = (source[:, None, 2] > 0) & (target[None, :, 2] > 0)
     return distances.masked_fill(~visible, float("inf"))
 
 
 def threshold_scale(box: Sequence[float], size: Sequence[int]) -> float:
-    """The longer side of the object's box (x1, y1, x2, y2) in units of the image's longer side."""
+    """The longer side of an object's box (x1, y1, x2, y2) in units of the longer side of the image (width, height)."""
     return max(box[2] - box[0], box[3] - box[1]) / max(size)
 
 
 def pck(errors: Sequence[np.ndarray], threshold: float) -> Mapping[str, float]:
-    """Percent of correct keypoints of pairs: errors of each pair's (K,). By point all keypoints weigh equally, by image
-    all pairs. A keypoint is correct below the threshold."""
-    shares = [np.mean(own < threshold) for own in errors if len(own)]
+    """Percent of correct keypoints of some pairs, averaged by "image" (each pair equally) and by "point".
+
+    errors: of the keypoints (K,) of each pair. threshold: correct keypoints have a smaller error.
+    """
+    shares = [np.mean(of_pair < threshold) for of_pair in errors if len(of_pair)]
     return {"image": 100 * float(np.mean(shares)), "point": 100 * float(np.mean(np.concatenate(errors) < threshold))}
 
 
-class DrawnPairs(NamedTuple):
-    """The pairs that are evaluated, class after class. numbers: (P,) in the listing. ends: (P, 2) source and target
-    image. classes: (P,). rows: (P, 4) whether a pair is drawn for each of ROWS."""
+class SelectedPairs(NamedTuple):
+    """The pairs that are evaluated, class by class."""
 
-    numbers: np.ndarray
-    ends: np.ndarray
-    classes: np.ndarray
-    rows: np.ndarray
+    numbers: np.ndarray  # (P,) indices of the pairs in the listing
+    ends: np.ndarray  # (P, 2) indices of the source and the target image
+    classes: np.ndarray  # (P,) indices of their classes
+    in_subset: np.ndarray  # (P, 4) bool, whether a pair belongs to each of SUBSETS
 
 
 class ImagePatches(NamedTuple):
-    """Patches (D, h, w) of an image, and its width and height in pixels."""
+    """Features of an image's patches, and the size of the image."""
 
-    patches: Tensor
-    size: tuple[int, int]
+    patches: Tensor  # (D, h, w)
+    size: tuple[int, int]  # width and height in pixels
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -129,132 +142,150 @@ class Correspondence(FrozenTask):
     LAYOUT: ClassVar[str] = "spair"
     KEY: ClassVar[str] = "correspondence"
 
-    side: PositiveInt = 800  # of the squares that images are made to in pixels, padded to a multiple of the patch
-    pairs: PositiveInt = 200  # of each class that are drawn for each difference of viewpoint, and for all of them
-    threshold: PositiveFloat = 0.1  # of the longer side of the target's box, below which a keypoint is found
-    final_norm: bool = False  # the network's final norm follows the last block
+    side: PositiveInt = 800  # side in pixels of the squares that images are resized to, then padded to whole patches
+    pairs: PositiveInt = 200  # drawn of each class for each difference of viewpoint, and for all together
+    threshold: PositiveFloat = 0.1  # error below which a keypoint is correct, by the longer side of the target's box
+    final_norm: bool = False  # apply the network's final norm to the last block
 
     def summary(self, spec: FrozenSpec, images: Mapping[str, int]) -> dict[str, Any]:
         self.check_network(spec)
-        side = whole_patches(self.side, spec)
+        side = round_up_to_patch(self.side, spec)
         patches = (side // spec.patch_size) ** 2
         return {"image size": side, "patches of an image": patches, "pairs of a class": self.pairs}
 
     def cost(self, scale: Scale) -> Work:
         patches = self.summary(scale.spec, scale.images)["patches of an image"]
-        maps = 4.0 * scale.spec.width * patches * IMAGES_OF_A_CLASS
-        return work_of_images(scale, whole_patches(self.side, scale.spec), 0.0, maps, resamples(scale))
+        maps = 4.0 * scale.spec.width * patches * IMAGES_PER_CLASS
+        return evaluation_work(scale, round_up_to_patch(self.side, scale.spec), 0.0, maps, resampling_part(scale))
 
     def benchmark(self, export: FrozenExport, space: Workspace, seconds: float) -> dict[Kind, float]:
-        """Seconds of an image, with the pair that it makes, and of one resample of the images."""
-        _, val = self.opened(export, space)
-        drawn, backbone = self.drawn(val.scenes, val.places), backbone_of(export, space)
-        pair, number = DrawnPairs(*(values[:1] for values in drawn)), int(drawn.classes[0])
-        of_pair = seconds_of(lambda: self.errors_of_class(backbone, val.scenes, pair, number), seconds)
-        score = partial(averaged, drawn, np.ones((len(drawn.numbers), 2), np.int64))
-        return {"evaluation": of_pair / 2, "closing": closing_seconds(score, len(val.scenes))}
+        """Seconds of an image, as half of a pair, and of a resample of the images."""
+        _, val = self.load_scenes(export, space)
+        pairs, backbone = self.select_pairs(val.scenes, val.indices), backbone_of(export, space)
+        first, label = SelectedPairs(*(values[:1] for values in pairs)), int(pairs.classes[0])
+        pair_seconds = seconds_of(lambda: self.match_class(backbone, val.scenes, first, label), seconds)
+        score = partial(weighted_pck, pairs, np.ones((len(pairs.numbers), 2), np.int64))
+        return {"evaluation": pair_seconds / 2, "closing": closing_seconds(score, len(val.scenes))}
 
-    def drawn(self, scenes: SceneSet, usable: np.ndarray) -> DrawnPairs:
-        """The evaluated pairs, of those whose images are usable (n,). For each class and difference of viewpoint the
-        pairs, sorted by the names of their files, are shuffled with random.seed(20), and the first are taken. The
-        source shuffles them in the order of its file system."""
+    def select_pairs(self, scenes: SceneSet, usable: np.ndarray) -> SelectedPairs:
+        """Draw the evaluated pairs from those whose two images are among the `usable` indices (n,).
+
+        For each class and difference of viewpoint the pairs, sorted by file name, are shuffled with random.seed(20),
+        and the first ones are taken. The source shuffles them in the order of its file system.
+        """
         listing = scenes.image_pairs
         numbers = np.flatnonzero(np.isin(listing.ends, usable).all(1))
         if not len(numbers):
             raise ValueError(f"{scenes.url}: no pair of {scenes.split} is left; raise --limit")
         views = np.array([scene_pair(scenes, number, {}).viewpoint_variation for number in numbers.tolist()])
-        titles = np.array(listing.class_of)[listing.ends[numbers, 0]]
-        rows = np.zeros((len(numbers), len(VIEWS) + 1), bool)
-        for title in np.unique(titles):
+        class_names = np.array(listing.image_classes)[listing.ends[numbers, 0]]
+        in_subset = np.zeros((len(numbers), len(SUBSETS)), bool)
+        for class_name in np.unique(class_names):
             for column, view in enumerate((*VIEWS, None)):
-                places = np.flatnonzero((titles == title) & (view is None or views == view)).tolist()
-                random.Random(SEED).shuffle(places)
-                rows[places[: self.pairs], column] = True
-        classes = np.searchsorted(listing.classes, titles)
-        kept = np.argsort(classes, kind="stable")
-        kept = kept[rows[kept].any(1)]
-        return DrawnPairs(numbers[kept], listing.ends[numbers[kept]], classes[kept], rows[kept])
+                candidates = np.flatnonzero((class_names == class_name) & (view is None or views == view)).tolist()
+                random.Random(SEED).shuffle(candidates)
+                in_subset[candidates[: self.pairs], column] = True
+        classes = np.searchsorted(listing.classes, class_names)
+        order = np.argsort(classes, kind="stable")
+        order = order[in_subset[order].any(1)]
+        return SelectedPairs(numbers[order], listing.ends[numbers[order]], classes[order], in_subset[order])
 
     def run(self, export: FrozenExport, space: Workspace) -> Outcome:
-        _, val = self.opened(export, space)
+        _, val = self.load_scenes(export, space)
         scenes, backbone = val.scenes, backbone_of(export, space)
-        drawn = self.drawn(scenes, val.places)
-        numbers, errors_of = np.unique(drawn.classes), partial(self.errors_of_class, backbone, scenes, drawn)
-        of_classes = shared_out(numbers, errors_of, space, f"matching keypoints of {scenes.url}", "classes")
-        errors = [own for of_class in of_classes.values() for own in of_class]
-        counts = np.array([[np.count_nonzero(own < self.threshold), len(own)] for own in errors])
+        pairs = self.select_pairs(scenes, val.indices)
+        match_class = partial(self.match_class, backbone, scenes, pairs)
+        labels, progress = np.unique(pairs.classes), f"matching keypoints of {scenes.url}"
+        by_class = map_across_processes(labels, match_class, space, progress, "classes")
+        errors = [of_pair for of_class in by_class.values() for of_pair in of_class]
+        counts = np.array([[np.count_nonzero(of_pair < self.threshold), len(of_pair)] for of_pair in errors])
         if not counts[:, 1].any():
             raise ValueError(f"{scenes.url}: no pair of {scenes.split} has a keypoint that both images show")
+
+        class_facts: dict[str, dict[str, Any]] = {}
+        for label in labels.tolist():
+            by_subset = class_facts[scenes.classes[label]] = {}
+            for subset, is_in in zip(SUBSETS, pairs.in_subset.T, strict=True):
+                rows = np.flatnonzero(is_in & (pairs.classes == label))
+                if counts[rows, 1].any():
+                    by_subset[subset] = pck([errors[row] for row in rows], self.threshold)
         facts = {
             "val": val.facts,
             "notes": list(scenes.notes),
             "pairs": len(counts),
             "keypoints": int(counts[:, 1].sum()),
-            "classes": {
-                scenes.classes[number]: {
-                    row: pck([errors[place] for place in np.flatnonzero(own)], self.threshold)
-                    for row, column in zip(ROWS, drawn.rows.T, strict=True)
-                    if counts[own := column & (drawn.classes == number), 1].any()
-                }
-                for number in numbers.tolist()
-            },
+            "classes": class_facts,
         }
         return Outcome(
-            metrics=resampled_metrics(partial(averaged, drawn, counts), len(scenes)),
-            arrays={"counts": counts, "ends": drawn.ends, "classes": drawn.classes, "rows": drawn.rows},
+            metrics=resampled_metrics(partial(weighted_pck, pairs, counts), len(scenes)),
+            arrays={"counts": counts, "ends": pairs.ends, "classes": pairs.classes, "rows": pairs.in_subset},
             facts=facts,
             random=False,
         )
 
-    def errors_of_class(
-        self, backbone: Backbone, scenes: SceneSet, drawn: DrawnPairs, number: int
-    ) -> Sequence[np.ndarray]:
-        """Errors (K,) of the keypoints of a class's pairs, each of whose images goes through the network once."""
-        own = drawn.classes == number
-        patches = {index: self.patches_of(backbone, scenes, index) for index in np.unique(drawn.ends[own]).tolist()}
-        return [self.matched(scenes, pair, patches)[1] for pair in drawn.numbers[own].tolist()]
+    def match_class(self, backbone: Backbone, scenes: SceneSet, pairs: SelectedPairs, label: int) -> list[np.ndarray]:
+        """Errors (K,) of each pair of a class, whose images go through the network once."""
+        of_class = pairs.classes == label
+        indices = np.unique(pairs.ends[of_class]).tolist()
+        patches = {index: self.read_patches(backbone, scenes, index) for index in indices}
+        return [self.match_pair(scenes, number, patches)[1] for number in pairs.numbers[of_class].tolist()]
 
-    def patches_of(self, backbone: Backbone, scenes: SceneSet, index: int) -> ImagePatches:
+    def read_patches(self, backbone: Backbone, scenes: SceneSet, index: int) -> ImagePatches:
+        """The patches of an image, padded to a square."""
         image = scene_image(scenes, index)
-        pixels = vision.pil_to_tensor(squared(image, self.side))
-        view = centre_padded(normalised(pixels, *IMAGENET)[None], backbone.spec.patch_size)
-        patches = patch_maps(backbone, view, [(-1, self.final_norm)])[0][0]
+        pixels = vision.pil_to_tensor(pad_to_square(image, self.side))
+        padded = pad_centred(normalise(pixels, *IMAGENET)[None], backbone.spec.patch_size)
+        patches = patch_maps(backbone, padded, [(-1, self.final_norm)])[0][0]
         check_features(patches, scenes.image_path(index))
         return ImagePatches(patches, image.size)
 
-    def matched(
+    def match_pair(
         self, scenes: SceneSet, number: int, patches: Mapping[int, ImagePatches]
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Where the keypoints of a pair's source are found in its target: x and y (K, 2) as shares of the longer side;
-        and how far that is from where they are (K,), in units of the target's box."""
-        ends = scenes.image_pairs.ends[number].tolist()
-        (source, source_size), (target, target_size) = (patches[index] for index in ends)
-        pair = scene_pair(scenes, number, dict(zip(ends, (source_size, target_size), strict=True)))
-        known = scaled_keypoints(pair.src_kps, max(source_size), self.side)
-        truth = scaled_keypoints(pair.trg_kps, max(target_size), self.side)
-        best = best_places(source, target, known[:, :2].to(source.device), self.side).cpu()
+        """Match the K keypoints of a pair's source to its target.
+
+        patches: of both images, by index.
+
+        Returns:
+            x and y (K, 2) of the matches as shares of the target's longer side; their distances (K,) from the true
+            places in units of the longer side of the target's box.
+        """
+        source_index, target_index = scenes.image_pairs.ends[number].tolist()
+        source, source_size = patches[source_index]
+        target, target_size = patches[target_index]
+        pair = scene_pair(scenes, number, {source_index: source_size, target_index: target_size})
+        source_points = scale_keypoints(pair.src_kps, max(source_size), self.side)
+        target_points = scale_keypoints(pair.trg_kps, max(target_size), self.side)
+        matches = match_keypoints(source, target, source_points[:, :2].to(source.device), self.side).cpu()
         grid, scale = (target.shape[1], target.shape[2]), threshold_scale(pair.trg_bndbox, target_size)
-        errors = errors_of(known, truth, best, grid, self.side, scale).diagonal()
-        return (best / torch.tensor(grid[::-1])).numpy(), errors.numpy()
+        errors = keypoint_errors(source_points, target_points, matches, grid, self.side, scale).diagonal()
+        return (matches / torch.tensor(grid[::-1])).numpy(), errors.numpy()
 
 
-def averaged(drawn: DrawnPairs, counts: np.ndarray, weights: np.ndarray) -> dict[str, np.ndarray]:
-    """Keypoints found and all (P, 2) of pairs, weights (R, N) of images -> metric -> (R,) percent. A pair counts as
-    often as its two images together."""
-    of_pairs = weights[:, drawn.ends[:, 0]] * weights[:, drawn.ends[:, 1]]
-    of_class = drawn.classes[:, None] == np.unique(drawn.classes)  # (P, K)
+def weighted_pck(pairs: SelectedPairs, counts: np.ndarray, weights: np.ndarray) -> dict[str, np.ndarray]:
+    """Metric -> (R,) percent. A pair counts as often as its two images' weights multiplied.
 
-    def by_point(row: np.ndarray) -> np.ndarray:
-        found, known = (of_pairs @ (of_class * (row * column)[:, None]) for column in counts.T)
-        recall = np.divide(found, known, out=np.full(found.shape, np.nan), where=known > 0)
-        return 100 * np.ma.masked_invalid(recall).mean(axis=1).filled(np.nan)  # classes without pairs are left out
+    counts: correct keypoints and all keypoints (P, 2) of each pair. weights: (R, N), how often each image counts.
+    """
+    pair_weights = weights[:, pairs.ends[:, 0]] * weights[:, pairs.ends[:, 1]]  # (R, P)
+    of_class = pairs.classes[:, None] == np.unique(pairs.classes)  # (P, classes)
 
-    *by_view, whole = drawn.rows.T
-    known = np.where(whole & (counts[:, 1] > 0), of_pairs, 0.0)
-    shares, total = counts[:, 0] / np.maximum(counts[:, 1], 1), known.sum(1)
-    by_image = 100 * np.divide(known @ shares, total, out=np.full(len(total), np.nan), where=total > 0)
-    views = {f"PCK_point_{name}": by_point(row) for name, row in zip(ROWS[:-1], by_view, strict=True) if row.any()}
-    return {"PCK_point": by_point(whole), "PCK_image": by_image, **views}
+    def by_point(is_in: np.ndarray) -> np.ndarray:
+        """Mean over the classes that have keypoints in a subset (P,) of the pairs."""
+        correct, known = (pair_weights @ (of_class * (is_in * column)[:, None]) for column in counts.T)
+        recall = np.divide(correct, known, out=np.full(correct.shape, np.nan), where=known > 0)
+        return 100 * np.ma.masked_invalid(recall).mean(axis=1).filled(np.nan)
+
+    *in_view, in_all = pairs.in_subset.T
+    image_weights = np.where(in_all & (counts[:, 1] > 0), pair_weights, 0.0)
+    shares, total = counts[:, 0] / np.maximum(counts[:, 1], 1), image_weights.sum(1)
+    by_image = 100 * np.divide(image_weights @ shares, total, out=np.full(len(total), np.nan), where=total > 0)
+    by_view = {
+        f"PCK_point_{subset}": by_point(is_in)
+        for subset, is_in in zip(SUBSETS[:-1], in_view, strict=True)
+        if is_in.any()
+    }
+    return {"PCK_point": by_point(in_all), "PCK_image": by_image, **by_view}
 
 
 SOURCE = (

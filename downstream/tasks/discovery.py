@@ -1,7 +1,8 @@
-"""Discovery: the box of one object in an image, found without labels by the keys of the last block. LOST and TokenCut.
+"""Object discovery: the box of one object per image, found without labels from the keys of the last block.
 
-Nothing is trained. CorLoc is the share of the images whose box overlaps that of any object by half or more; images
-without objects do not count. Images keep their size. Both methods read the same keys, which a run computes once.
+Nothing is trained; the methods are LOST and TokenCut. CorLoc is the share of images whose box has an IoU of 0.5 or more
+with any object's box; images without objects do not count. Images keep their size. Both methods read the same keys,
+which a run computes once.
 """
 
 import math
@@ -25,11 +26,11 @@ from downstream.frozen.task import (
     UsableScenes,
     backbone_of,
     check_features,
-    normalised,
-    shared_out,
-    to_whole_patches,
-    whole_patches,
-    work_of_images,
+    evaluation_work,
+    map_across_processes,
+    normalise,
+    pad_to_patches,
+    round_up_to_patch,
 )
 from engine.settings import PositiveFloat, PositiveInt, ProperFraction
 from engine.tasks import Metric, Outcome, Protocol, Workspace, smoke_protocol
@@ -37,28 +38,44 @@ from engine.work import Kind, Scale, Work, seconds_of
 
 # L = h x w patches in raster order, D width; boxes are x1, y1, x2, y2 in pixels.
 
-SHAPE = (375, 500)  # of most of VOC's images, by which the work is counted
-OVERLAP = 0.5  # of a box with an object's, from which on it counts
-TIMED = 2  # images that a plan times
+IMAGE_SIZE = (375, 500)  # height and width of most of VOC's images, as plans assume
+MIN_IOU = 0.5  # of a correct box with an object's
+TIMED_IMAGES = 2  # images that a plan times
 
 
 def lost_seed(keys: Tensor, k: int) -> tuple[int, Tensor, Tensor]:
-    """Keys (L, D) -> the patch that is like the fewest others, those of the k fewest that are like it, and whether each
-    patch is foreground (L,).
+    """LOST's seed and the foreground that grows from it.
 
-    Of equals the first is the seed; the source's sort leaves it open.
+    Two patches are similar if the inner product of their keys is positive.
+
+    Args:
+        keys: (L, D).
+        k: candidates: the k patches with the fewest similar patches.
+
+    Returns:
+        The seed, which is the patch with the fewest similar patches (the first of equals; the source's sort leaves it
+        open); the candidates (m,) that are similar to it; and a mask (L,), True for foreground.
     """
-    alike = keys @ keys.T
-    degree = (alike > 0).fill_diagonal_(False).sum(1)
+    products = keys @ keys.T
+    degree = (products > 0).fill_diagonal_(False).sum(1)
     order = degree.argsort(stable=True)
     candidates = order[:k]
-    similar = candidates[alike[order[0], candidates] > 0]
-    return int(order[0]), similar, alike[similar].sum(0) > 0
+    similar = candidates[products[order[0], candidates] > 0]
+    return int(order[0]), similar, products[similar].sum(0) > 0
 
 
 def tokencut_seed(keys: Tensor, tau: float, eps: float) -> tuple[int, np.ndarray, np.ndarray]:
-    """Keys (L, D) -> the patch with the largest entry of the second eigenvector, whether each patch is on its side of
-    the mean (L,), and that eigenvector (L,), of (D - W) x = l D x."""
+    """TokenCut's seed and foreground, by the second eigenvector of (D - W) x = l D x; D holds the row sums of W.
+
+    Args:
+        keys: (L, D).
+        tau: cosine above which two patches are similar.
+        eps: weight in W of patches that are not similar; similar ones have weight 1.
+
+    Returns:
+        The seed, which is the patch with the largest absolute entry; a mask (L,), True for patches on the seed's side
+        of the mean; and the eigenvector (L,).
+    """
     unit = torch.nn.functional.normalize(keys, dim=1)
     weights = torch.where(unit @ unit.T > tau, 1.0, eps).double().cpu().numpy()
     degrees = np.diag(weights.sum(1))
@@ -67,26 +84,27 @@ def tokencut_seed(keys: Tensor, tau: float, eps: float) -> tuple[int, np.ndarray
     return seed, foreground if foreground[seed] else ~foreground, vector
 
 
-def component(foreground: np.ndarray, seed: int) -> np.ndarray:
-    """Foreground (h, w) bool -> the part (h, w) bool of it that holds patch `seed`; diagonal neighbours are apart."""
+def connected_component(foreground: np.ndarray, seed: int) -> np.ndarray:
+    """The connected part (h, w) of a mask (h, w) that holds patch `seed`; diagonal neighbours are not connected."""
     parts, _ = label(foreground)
     return parts == parts.flat[seed]
 
 
-def box_of(part: np.ndarray, patch: int, size: tuple[int, int]) -> np.ndarray:
-    """Patches (h, w) bool of an image of `size` (height, width), which may end within the last -> their box (4,)."""
-    rows, columns = np.flatnonzero(part.any(1)), np.flatnonzero(part.any(0))
+def bounding_box(mask: np.ndarray, patch: int, size: tuple[int, int]) -> np.ndarray:
+    """Box (4,) around the True patches of a mask (h, w), clipped to an image of `size` (height, width)."""
+    rows, columns = np.flatnonzero(mask.any(1)), np.flatnonzero(mask.any(0))
     x2, y2 = patch * (columns[-1] + 1), patch * (rows[-1] + 1)
     return np.array([patch * columns[0], patch * rows[0], min(x2, size[1]), min(y2, size[0])], np.float64)
 
 
-def overlaps(box: np.ndarray, boxes: np.ndarray | Sequence[Sequence[float]]) -> np.ndarray:
-    """Intersection over union (B,) of a box (4,) with each of `boxes` (B, 4)."""
-    boxes, tiny = np.asarray(boxes, np.float64).reshape(-1, 4), 1e-7  # datasets.py:282
+def box_ious(box: np.ndarray, boxes: np.ndarray | Sequence[Sequence[float]]) -> np.ndarray:
+    """Intersection over union (B,) of a box (4,) with each of `boxes` (B, 4), with the source's epsilon."""
+    boxes, epsilon = np.asarray(boxes, np.float64).reshape(-1, 4), 1e-7  # datasets.py:282
     sides = np.minimum(box[2:], boxes[:, 2:]) - np.maximum(box[:2], boxes[:, :2])
-    shared = sides.clip(min=0).prod(1)
-    areas = [(each[:, 2] - each[:, 0]) * (each[:, 3] - each[:, 1] + tiny) for each in (box[None], boxes)]
-    return shared / (areas[0] + areas[1] - shared + tiny)
+    intersection = sides.clip(min=0).prod(1)
+    area = (box[2] - box[0]) * (box[3] - box[1] + epsilon)
+    areas = (boxes[:, 2] - boxes[:, 0]) * (boxes[:, 3] - boxes[:, 1] + epsilon)
+    return intersection / (area + areas - intersection + epsilon)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,9 +116,9 @@ class Discovery(FrozenTask):
     KEY: ClassVar[str] = "discovery"
 
     method: Literal["lost", "tokencut"] = "lost"  # how the object's patches are found
-    k: PositiveInt = 100  # of LOST: patches with the fewest similar ones, from which the object grows
-    tau: ProperFraction = 0.2  # of TokenCut: cosine from which on two patches are similar
-    eps: PositiveFloat = 1e-5  # of TokenCut: weight between patches that are not
+    k: PositiveInt = 100  # LOST: patches with the fewest similar ones, from which the object grows
+    tau: ProperFraction = 0.2  # TokenCut: cosine above which two patches are similar
+    eps: PositiveFloat = 1e-5  # TokenCut: weight of two patches that are not similar
 
     def check_network(self, spec: FrozenSpec) -> None:
         super().check_network(spec)
@@ -109,22 +127,22 @@ class Discovery(FrozenTask):
 
     def summary(self, spec: FrozenSpec, images: Mapping[str, int]) -> dict[str, Any]:
         self.check_network(spec)
-        rows, columns = (whole_patches(side, spec) // spec.patch_size for side in SHAPE)
+        rows, columns = (round_up_to_patch(side, spec) // spec.patch_size for side in IMAGE_SIZE)
         return {"images": images["val"], "patches of 375 x 500": rows * columns}
 
     def cost(self, scale: Scale) -> Work:
         pairs = float(self.summary(scale.spec, scale.images)["patches of 375 x 500"]) ** 2
-        area = math.prod(whole_patches(side, scale.spec) for side in SHAPE)
+        area = math.prod(round_up_to_patch(side, scale.spec) for side in IMAGE_SIZE)
         similarities = 8.0 * pairs * (3 if self.method == "tokencut" else 1)
-        side = whole_patches(round(area**0.5), scale.spec)
-        return work_of_images(scale, side, 2.0 * scale.spec.width * pairs, similarities)
+        side = round_up_to_patch(round(area**0.5), scale.spec)
+        return evaluation_work(scale, side, 2.0 * scale.spec.width * pairs, similarities)
 
     def benchmark(self, export: FrozenExport, space: Workspace, seconds: float) -> dict[Kind, float]:
         """Seconds of an image, from reading to its box."""
-        _, val = self.opened(export, space)
-        few, backbone = val.places[:TIMED].tolist(), backbone_of(export, space)
-        timed = seconds_of(lambda: [boxes_of([self], backbone, val.scenes, index) for index in few], seconds)
-        return {"evaluation": timed / len(few)}
+        _, val = self.load_scenes(export, space)
+        timed, backbone = val.indices[:TIMED_IMAGES].tolist(), backbone_of(export, space)
+        total = seconds_of(lambda: [discover_boxes([self], backbone, val.scenes, index) for index in timed], seconds)
+        return {"evaluation": total / len(timed)}
 
     def stream(self, export: FrozenExport, space: Workspace) -> str:
         return "keys"
@@ -138,69 +156,71 @@ class Discovery(FrozenTask):
     def together(
         cls, tasks: Sequence["Discovery"], export: FrozenExport, space: Workspace
     ) -> Iterator[tuple[int, Outcome | Exception]]:
-        _, val = tasks[0].opened(export, space)
+        _, val = tasks[0].load_scenes(export, space)
         scenes, backbone = val.scenes, backbone_of(export, space)
-        boxes = shared_out(
-            val.places,
-            lambda index: boxes_of(tasks, backbone, scenes, index),
+        boxes = map_across_processes(
+            val.indices,
+            lambda index: discover_boxes(tasks, backbone, scenes, index),
             space,
             f"discovering objects of {scenes.url}",
         )
-        for place in range(len(tasks)):
-            yield place, outcome_of(val, {index: found[place] for index, found in boxes.items()})
+        for number in range(len(tasks)):
+            yield number, corloc_outcome(val, {index: of_tasks[number] for index, of_tasks in boxes.items()})
 
-    def box(self, keys: torch.Tensor, patch: int, size: tuple[int, int]) -> np.ndarray:
-        """Keys (h, w, D) of the patches of an image of `size` (height, width) -> the box (4,) of its object."""
+    def find_box(self, keys: Tensor, patch: int, size: tuple[int, int]) -> np.ndarray:
+        """The box (4,) of the object in an image of `size` (height, width) from the keys (h, w, D) of its patches."""
         flat, grid = keys.flatten(0, 1), (keys.shape[0], keys.shape[1])
         if len(flat) == 1:  # the image is one patch, and cannot be cut
             seed, foreground = 0, np.ones(1, bool)
         elif self.method == "lost":
-            seed, _, similar = lost_seed(flat, self.k)
-            foreground = similar.cpu().numpy()
+            seed, _, mask = lost_seed(flat, self.k)
+            foreground = mask.cpu().numpy()
         else:
             seed, foreground, _ = tokencut_seed(flat, self.tau, self.eps)
-        return box_of(component(foreground.reshape(grid), seed), patch, size)
+        return bounding_box(connected_component(foreground.reshape(grid), seed), patch, size)
 
 
-def boxes_of(tasks: Sequence[Discovery], backbone: Backbone, scenes: SceneSet, index: int) -> list[np.ndarray]:
+def discover_boxes(tasks: Sequence[Discovery], backbone: Backbone, scenes: SceneSet, index: int) -> list[np.ndarray]:
     """The box (4,) that each task finds in an image, which goes through the network once."""
     image, patch = scene_image(scenes, index), backbone.spec.patch_size
     scenes.instances.check_size(index, image.height, image.width)
-    pixels = to_whole_patches(normalised(vision.pil_to_tensor(image), *IMAGENET)[None], patch)
+    pixels = pad_to_patches(normalise(vision.pil_to_tensor(image), *IMAGENET)[None], patch)
     keys = backbone.keys(pixels.to(backbone.mean.device))[0]
     check_features(keys, scenes.image_path(index))
-    return [task.box(keys, patch, (image.height, image.width)) for task in tasks]
+    return [task.find_box(keys, patch, (image.height, image.width)) for task in tasks]
 
 
 def object_boxes(scenes: SceneSet, index: int) -> np.ndarray:
-    """Boxes (B, 4) of an image's objects in whole pixels, without crowds."""
-    objects = [entry["bbox"] for entry in scenes.instances.objects[index] if not entry["iscrowd"]]
-    corners = np.array(objects, np.float64).reshape(-1, 4)
-    corners[:, 2:] += corners[:, :2]
+    """Boxes (B, 4) of an image's objects, without crowds, rounded to whole pixels."""
+    boxes = [annotation["bbox"] for annotation in scenes.instances.objects[index] if not annotation["iscrowd"]]
+    corners = np.array(boxes, np.float64).reshape(-1, 4)
+    corners[:, 2:] += corners[:, :2]  # from width and height
     return np.round(corners)
 
 
-def outcome_of(images: UsableScenes, boxes: Mapping[int, np.ndarray]) -> Outcome:
-    """Outcome of the boxes (4,) that a method finds in the usable images, by place."""
+def corloc_outcome(images: UsableScenes, boxes: Mapping[int, np.ndarray]) -> Outcome:
+    """Outcome of a task from the box (4,) that it found in each usable image, by index."""
     scenes = images.scenes
-    found, whole = np.full((2, len(scenes)), np.nan)  # whether the box, and that of the image, overlap an object
+    # For each image with objects 1 if the box is correct, else 0; and the same for the box of the whole image.
+    correct, floor = np.full((2, len(scenes)), np.nan)
     for index, box in boxes.items():
         entry, objects = scenes.instances.entries[index], object_boxes(scenes, index)
         if len(objects):
-            own = np.array([0, 0, entry["width"], entry["height"]], np.float64)
-            found[index], whole[index] = (overlaps(one, objects).max() >= OVERLAP for one in (box, own))
-    if np.isnan(found).all():
+            whole_image = np.array([0, 0, entry["width"], entry["height"]], np.float64)
+            correct[index] = box_ious(box, objects).max() >= MIN_IOU
+            floor[index] = box_ious(whole_image, objects).max() >= MIN_IOU
+    if np.isnan(correct).all():
         raise ValueError(f"{scenes.url}: no image of {scenes.split} has an object's box; raise --limit")
     array = np.full((len(scenes), 4), np.nan)
     array[list(boxes)] = list(boxes.values())
     return Outcome(
-        metrics={"CorLoc": Metric(value=100 * float(np.nanmean(found)), per_image=found)},
+        metrics={"CorLoc": Metric(value=100 * float(np.nanmean(correct)), per_image=correct)},
         arrays={"boxes": array},
         facts={
             "val": images.facts,
             "notes": list(scenes.notes),
-            "images with objects": int(np.isfinite(found).sum()),
-            "floor": {"prediction": "the whole image", "metrics": {"CorLoc": 100 * float(np.nanmean(whole))}},
+            "images with objects": int(np.isfinite(correct).sum()),
+            "floor": {"prediction": "the whole image", "metrics": {"CorLoc": 100 * float(np.nanmean(floor))}},
         },
         random=False,
     )

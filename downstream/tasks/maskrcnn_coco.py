@@ -1,6 +1,7 @@
 """COCO object detection and instance segmentation by Mask R-CNN, end to end: box and mask AP on val2017.
 
-mmdet's Mask R-CNN on four scales of four blocks' patches through a feature pyramid, AdamW with layer-wise rate decay.
+mmdet's Mask R-CNN on a feature pyramid from the patches of four blocks, resized to four scales; AdamW with layer-wise
+learning rate decay.
 """
 
 from dataclasses import dataclass, replace

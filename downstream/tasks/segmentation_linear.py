@@ -1,27 +1,24 @@
 """Segmentation by one linear layer on the frozen patches of the last block, without mmsegmentation: DINOv3's protocol.
 
-Batch norm and a 1x1 convolution are trained on crops of 512 pixels for 40,000 steps; mIoU in sliding windows. DINOv3
-reports the best of eight evaluations on the validation images; here held-out training images choose, and NAME_paper
-does as the source.
+A batch norm and a 1x1 convolution are trained for 40,000 steps on crops of 512 pixels; mIoU is computed in sliding
+windows. DINOv3 reports the best of eight evaluations on the validation images. Here held-out training images choose
+among the eight; NAME_paper chooses as the source does.
 
-Which one to take: this one beside DINOv3's numbers, for Pascal VOC, Cityscapes and masks of one's own, and where
-mmsegmentation cannot be installed. ade_linear@ibot (upernet_ade20k, by mmseg) beside iBOT's: its linear layer reads
-four blocks and is trained for 160,000 steps. segmentation_linear@capi beside CAPI's: logistic regressions on one pass
-over the images, no training on crops. The three numbers are not comparable.
+Use segmentation_linear@dinov3 to compare with DINOv3's numbers, for Pascal VOC, Cityscapes and masks of your own, and
+where mmsegmentation cannot be installed. To compare with iBOT's, use ade_linear@ibot (upernet_ade20k, by mmseg), whose
+linear layer reads four blocks and is trained for 160,000 steps. To compare with CAPI's, use segmentation_linear@capi:
+logistic regressions on one pass over the images, without training on crops. These three numbers are not comparable.
 """
 
 import math
-import time
-from collections import ChainMap
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import partial, reduce
 from typing import Any, ClassVar
 
 import numpy as np
 import torch
 from PIL import Image
-from scipy.optimize import minimize
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torchvision.transforms import functional as vision
@@ -31,24 +28,23 @@ from checkpoints.flops import forward_flops
 from checkpoints.frozen import FrozenExport, FrozenSpec
 from downstream.data.listing import IGNORED
 from downstream.data.scenes import SceneSet, scene_image, scene_mask
+from downstream.frozen.capi import CapiLogistic
 from downstream.frozen.heads import HeadTask
-from downstream.frozen.patches import READ, CapiTask, Choice, PatchRows, file_labels
 from downstream.frozen.task import (
     Random,
-    areas_of,
     backbone_of,
     check_classes,
-    nearest,
-    normalised,
+    class_areas,
+    normalise,
+    pad_to_patches,
     patch_maps,
     resampled_metrics,
-    resamples,
-    to_whole_patches,
-    whole_patches,
+    resampling_part,
+    resize_nearest,
+    round_up_to_patch,
 )
 from downstream.metrics.previews import preview_indices, preview_masks, thumbnail
 from downstream.metrics.scores import constant_scores, scores, weighted_scores
-from engine.rows import row_slices
 from engine.seeding import stream_seeds
 from engine.settings import (
     BelowOne,
@@ -63,34 +59,24 @@ from engine.settings import (
 )
 from engine.tasks import Outcome, Protocol, SelectOn, Workspace, smoke_protocol
 from engine.training.schedules import FallingOneCycle
-from engine.work import Kind, Part, Scale, Work
+from engine.work import Part, Scale
 
-TIMED_ROWS = 2000  # that a plan fits
-HELD_OUT = 7  # of stream_seeds: which training images choose
-# logspace(-6, 5, 8)
-STRENGTHS = (
-    1e-06,
-    3.72759372031494e-05,
-    0.00138949549437314,
-    0.0517947467923121,
-    1.93069772888325,
-    71.9685673001151,
-    2682.69579527973,
-    100000.0,
-)
-LANDSCAPE = 4 / 3  # width by height of an image, as plans assume
-REDRAWN = 10  # times, at most, that a crop is drawn again
-MOST_OF_ONE = 0.75  # of a crop's labelled pixels, above which it is drawn again
-BRIGHTNESS = 32.0  # added, at most
-FACTORS = (0.5, 1.5)  # of contrast and saturation
-HUE = 0.5  # turns of the circle of hues, at most: mmseg's 18 of 180 are a tenth of it
-ROWS_LOGITS = 1 << 22  # logits that a logistic regression holds at once
-# Settings and quirks are those of the sources of the protocols below, written anew. B images, H x W pixels, C crop, D
-# width, K classes, h x w patches. Images are float, normalised, unless said.
+HOLDOUT_STREAM = 7  # stream of random numbers (stream_seeds) that draws the held-out training images
+ASPECT_RATIO = 4 / 3  # width by height of an image, as plans assume
+# Augmentation: dinov3 eval/segmentation/transforms.py.
+MAX_REDRAWS = 10  # times that a crop is drawn again
+MAX_CLASS_SHARE = 0.75  # share of a crop's labelled pixels that one class must stay below, or it is drawn again
+MAX_BRIGHTNESS_SHIFT = 32.0  # of pixels from 0 to 255
+COLOUR_FACTORS = (0.5, 1.5)  # range of the factors on contrast and saturation
+MAX_HUE_SHIFT = 0.5  # of the circle of hues; mmseg's is 18 of OpenCV's 180, a tenth
+# Other settings and quirks are those of the protocols' sources; the code is our own.
+# B images, H x W pixels, D width, K classes, h x w patches. Image tensors are float32 and normalised unless noted.
+
+Window = tuple[slice, slice]  # rows and columns of an image
 
 
 class SegmentationHead(nn.Module):
-    """Batch norm and a 1x1 convolution on patches (B, D, h, w) -> logits (B, K, h, w). Names are the source's."""
+    """Batch norm and a 1x1 convolution: patches (B, D, h, w) -> logits (B, K, h, w). Names are the source's."""
 
     def __init__(self, width: int, classes: int, dropout: float) -> None:
         super().__init__()
@@ -101,27 +87,30 @@ class SegmentationHead(nn.Module):
         nn.init.zeros_(self.conv.bias)
 
     def forward(self, patches: Tensor, keep: Tensor | None = None) -> Tensor:
-        """keep: (B, D), 1 for channels that dropout leaves in an image; None: all, as they are."""
+        """keep: (B, D), 1 for the channels of an image that dropout keeps; None for no dropout."""
         if keep is not None:
             patches = patches * (keep.to(patches) / (1 - self.dropout))[..., None, None]
         return self.conv(self.batchnorm_layer(patches))
 
 
 def segmentation_loss(logits: Tensor, labels: Tensor) -> Tensor:
-    """Cross entropy of logits (B, K, h, w), enlarged to labels (B, H, W), over all pixels: ignored ones count as 0, so
-    that crops with many of them weigh less (loss.py:256)."""
+    """Cross entropy of logits (B, K, h, w), enlarged to the size of the labels (B, H, W).
+
+    It is the mean over all pixels, to which ignored pixels contribute 0: crops with many of them weigh less
+    (loss.py:256).
+    """
     enlarged = F.interpolate(logits, size=labels.shape[-2:], mode="bilinear", align_corners=False)
     return F.cross_entropy(enlarged, labels.long(), ignore_index=IGNORED, reduction="sum") / labels.numel()
 
 
-def resized_sides(height: int, width: int, short: int) -> tuple[int, int]:
-    """Height and width with the shorter side `short`; the other one is rounded."""
+def resized_size(height: int, width: int, short: int) -> tuple[int, int]:
+    """Height and width of an image whose shorter side is resized to `short`; the longer side is rounded."""
     long = int(short * max(height, width) / min(height, width) + 0.5)
     return (short, long) if height < width else (long, short)
 
 
-def resized(image: Image.Image, size: tuple[int, int]) -> Image.Image:
-    """To (height, width), bilinear with antialias."""
+def resize_bilinear(image: Image.Image, size: tuple[int, int]) -> Image.Image:
+    """Resize to (height, width), bilinear with antialiasing."""
     return image.resize(size[::-1], Image.Resampling.BILINEAR)
 
 
@@ -129,75 +118,87 @@ def training_crop(
     image: Image.Image,
     labels: np.ndarray,
     crop: int,
-    scale: int,
+    short: int,
     ratios: tuple[float, float],
     random: Random,
     flip: float = 0.5,
-    most_of_one: float = MOST_OF_ONE,
+    max_class_share: float = MAX_CLASS_SHARE,
 ) -> tuple[Tensor, Tensor]:
-    """A random crop in random colours: pixels (3, h, w) uint8, h and w up to `crop`, and labels (h, w) uint8.
+    """A random crop with random colours (transforms.py:391-448).
 
-    scale: shorter side in pixels, times a random factor. labels: (H, W) uint8, IGNORED where there is no class. flip:
-    chance of a mirror image. most_of_one: share of the labelled pixels above which a crop is drawn again.
-    Nothing is drawn for a colour change that is off (transforms.py:391-448).
+    Args:
+        labels: (H, W) uint8, IGNORED for unlabelled pixels.
+        crop: side of the crop in pixels.
+        short: shorter side in pixels that the image is resized to, times a random factor.
+        ratios: range of that factor.
+        flip: probability of a mirror image.
+        max_class_share: share of the labelled pixels that one class must stay below, or the crop is drawn again.
+
+    Returns:
+        Pixels (3, h, w) uint8 and labels (h, w) uint8; h and w are `crop`, or less if the resized image is smaller.
     """
     low, high = ratios
     height, width = labels.shape
-    size = resized_sides(height, width, int(scale * (random.random_sample() * (high - low) + low)))
-    pixels = np.asarray(resized(image, size))
-    labels = nearest(labels, size)
-    rows, columns = _drawn_window(labels, crop, random)
-    for _ in range(REDRAWN):
-        if _is_varied(labels[rows, columns], most_of_one):
+    size = resized_size(height, width, int(short * (random.random_sample() * (high - low) + low)))
+    pixels = np.asarray(resize_bilinear(image, size))
+    labels = resize_nearest(labels, size)
+    rows, columns = _random_window(labels, crop, random)
+    for _ in range(MAX_REDRAWS):
+        if _has_variety(labels[rows, columns], max_class_share):
             break
-        rows, columns = _drawn_window(labels, crop, random)
+        rows, columns = _random_window(labels, crop, random)
     pixels, labels = pixels[rows, columns], labels[rows, columns]
     if random.rand() < flip:
         pixels, labels = pixels[:, ::-1], labels[:, ::-1]
-    coloured = _recoloured(torch.from_numpy(pixels.transpose(2, 0, 1).copy()), random)
-    return coloured, torch.from_numpy(labels.copy())
+    distorted = _photometric_distortion(torch.from_numpy(pixels.transpose(2, 0, 1).copy()), random)
+    return distorted, torch.from_numpy(labels.copy())
 
 
-def _drawn_window(labels: np.ndarray, crop: int, random: Random) -> tuple[slice, slice]:
-    tops, lefts = (max(side - crop, 0) for side in labels.shape)
-    top, left = random.randint(0, tops + 1), random.randint(0, lefts + 1)
+def _random_window(labels: np.ndarray, crop: int, random: Random) -> Window:
+    max_top, max_left = (max(side - crop, 0) for side in labels.shape)
+    top, left = random.randint(0, max_top + 1), random.randint(0, max_left + 1)
     return slice(top, top + crop), slice(left, left + crop)
 
 
-def _is_varied(labels: np.ndarray, most_of_one: float) -> bool:
-    """Whether more than one class occurs and none has so large a share of the labelled pixels."""
+def _has_variety(labels: np.ndarray, max_class_share: float) -> bool:
+    """Whether labels (h, w) hold more than one class, each with less than `max_class_share` of the labelled pixels."""
     counts = np.bincount(labels[labels != IGNORED])
-    return np.count_nonzero(counts) > 1 and counts.max() / counts.sum() < most_of_one
+    return np.count_nonzero(counts) > 1 and counts.max() / counts.sum() < max_class_share
 
 
-def _recoloured(pixels: Tensor, random: Random) -> Tensor:
-    """mmseg's photometric distortion on RGB (3, H, W) uint8, each step with a chance of one half."""
+def _photometric_distortion(pixels: Tensor, random: Random) -> Tensor:
+    """mmseg's photometric distortion of RGB (3, H, W) uint8: each of four changes with probability 1/2.
 
-    def contrast(pixels: Tensor) -> Tensor:
-        return (pixels.float() * random.uniform(*FACTORS)).clip(0, 255).byte() if random.randint(2) else pixels
+    Contrast changes either before or after saturation and hue. Nothing is drawn for a change that does not happen.
+    """
+
+    def change_contrast(pixels: Tensor) -> Tensor:
+        return (pixels.float() * random.uniform(*COLOUR_FACTORS)).clip(0, 255).byte() if random.randint(2) else pixels
 
     if random.randint(2):
-        pixels = (pixels.float() + random.uniform(-BRIGHTNESS, BRIGHTNESS)).clip(0, 255).byte()
+        shift = random.uniform(-MAX_BRIGHTNESS_SHIFT, MAX_BRIGHTNESS_SHIFT)
+        pixels = (pixels.float() + shift).clip(0, 255).byte()
     contrast_first = random.randint(2)
-    pixels = contrast(pixels) if contrast_first else pixels
+    if contrast_first:
+        pixels = change_contrast(pixels)
     if random.randint(2):
-        pixels = vision.adjust_saturation(pixels, random.uniform(*FACTORS))
+        pixels = vision.adjust_saturation(pixels, random.uniform(*COLOUR_FACTORS))
     if random.randint(2):
-        pixels = vision.adjust_hue(pixels, random.uniform(-HUE, HUE))
-    return pixels if contrast_first else contrast(pixels)
+        pixels = vision.adjust_hue(pixels, random.uniform(-MAX_HUE_SHIFT, MAX_HUE_SHIFT))
+    return pixels if contrast_first else change_contrast(pixels)
 
 
-def padded(image: Tensor, labels: Tensor, crop: int) -> tuple[Tensor, Tensor]:
-    """Normalised image (3, h, w) and labels (h, w) with zeros and IGNORED at the right and bottom, crop x crop."""
+def pad_crop(image: Tensor, labels: Tensor, crop: int) -> tuple[Tensor, Tensor]:
+    """Pad an image (3, h, w) with zeros and labels (h, w) with IGNORED, at the right and bottom, to crop x crop."""
     edges = (0, crop - labels.shape[1], 0, crop - labels.shape[0])
     return F.pad(image, edges), F.pad(labels, edges, value=IGNORED)
 
 
-def sliding_windows(size: tuple[int, int], crop: int, stride: int) -> list[tuple[slice, slice]]:
-    """Rows and columns of the windows of an image (H, W), row by row, the last ones shifted back inside.
+def sliding_windows(size: tuple[int, int], crop: int, stride: int) -> list[Window]:
+    """The windows of an image of `size` (H, W), row by row; the last ones are shifted back inside.
 
-    An image smaller than the window in both directions is cut into squares of its shorter side, as in the source
-    (inference.py:93-149).
+    An image that is smaller than the window in both directions is cut into squares of its shorter side, as in the
+    source (inference.py:93-149).
     """
     crop = min(size) if max(size) < crop else crop
 
@@ -213,34 +214,41 @@ def sliding_windows(size: tuple[int, int], crop: int, stride: int) -> list[tuple
     ]
 
 
-def joined_logits(logits: Tensor, windows: Sequence[tuple[slice, slice]], size: tuple[int, int]) -> Tensor:
-    """Logits (W, K, h, w) of all windows of an image, each resized to its window -> their mean (1, K, H, W)."""
+def merge_windows(logits: Tensor, windows: Sequence[Window], size: tuple[int, int]) -> Tensor:
+    """Mean logits (1, K, H, W) of an image from those of its W windows (W, K, h, w), each resized to its window."""
     total = logits.new_zeros(1, logits.shape[1], *size)
     count = logits.new_zeros(1, 1, *size)
-    for own, (rows, columns) in zip(logits.split(1), windows, strict=True):
+    for window_logits, (rows, columns) in zip(logits.split(1), windows, strict=True):
         shape = rows.stop - rows.start, columns.stop - columns.start
-        total[..., rows, columns] += F.interpolate(own, size=shape, mode="bilinear", align_corners=False)
+        total[..., rows, columns] += F.interpolate(window_logits, size=shape, mode="bilinear", align_corners=False)
         count[..., rows, columns] += 1
     return total / count
 
 
-def evaluation_sides(height: int, width: int, short: int, ratios: Sequence[float]) -> list[tuple[int, int]]:
-    """Height and width of an image at each ratio of the scale `short`; smaller ones are rounded up to multiples of 32
-    (inference with test-time augmentation)."""
-    sides = []
+def evaluation_sizes(height: int, width: int, short: int, ratios: Sequence[float]) -> list[tuple[int, int]]:
+    """Height and width of an image at each ratio times the shorter side `short`.
+
+    At ratios below 1 the shorter side is rounded up to a multiple of 32, as in the source's test-time augmentation.
+    """
+    sizes = []
     for ratio in ratios:
         side = int(short * ratio)
-        sides.append(resized_sides(height, width, side if ratio >= 1 else math.ceil(side / 32) * 32))
-    return sides
+        sizes.append(resized_size(height, width, side if ratio >= 1 else math.ceil(side / 32) * 32))
+    return sizes
 
 
-def class_probabilities(logits: Sequence[Tensor], flipped: Sequence[bool], size: tuple[int, int]) -> Tensor:
-    """Mean probabilities (K, *size) of the logits (1, K, H, W) of one image at several scales, some mirrored."""
-    total: Tensor | float = 0.0
-    for values, mirrored in zip(logits, flipped, strict=True):
-        shares = F.interpolate(values, size=size, mode="bilinear", align_corners=False).softmax(dim=1)
-        total = total + (shares.flip(-1) if mirrored else shares)
-    return (total / len(logits))[0]  # type: ignore[index]
+def mean_probabilities(logits: Sequence[Tensor], flipped: Sequence[bool], size: tuple[int, int]) -> Tensor:
+    """Mean class probabilities (K, *size) of several views of one image.
+
+    logits: of each view, (1, K, H, W) in its own size. flipped: whether it shows the mirror image.
+    """
+
+    def probabilities(view: Tensor, is_flipped: bool) -> Tensor:
+        enlarged = F.interpolate(view, size=size, mode="bilinear", align_corners=False).softmax(dim=1)
+        return enlarged.flip(-1) if is_flipped else enlarged
+
+    total = reduce(torch.add, map(probabilities, logits, flipped))
+    return (total / len(logits))[0]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -250,25 +258,25 @@ class SegmentationLinear(HeadTask):
     COST: ClassVar[float] = 180.0  # 40,000 steps of 16 crops are 32 passes, at five times the pixels of 224 x 224
     LAYOUT: ClassVar[str] = "ade20k"
     KEY: ClassVar[str] = "segmentation_linear"
-    AFTER_TRAINING: ClassVar[tuple[str, ...]] = ("stride", "scales", "flip")
+    EVALUATION_ONLY: ClassVar[tuple[str, ...]] = ("stride", "scales", "flip")
 
-    lr: OneOrMoreDifferent[PositiveFloat] = (1e-3,)  # learning rates to try: a head each, all on the same features
+    lr: OneOrMoreDifferent[PositiveFloat] = (1e-3,)  # learning rates to try: one head each, all on the same features
     steps: PositiveInt = 40000  # of the optimizer
     warmup: NonNegativeInt = 1500  # steps over which the rate rises
     batch: PositiveInt = 16  # crops in a step
-    weight_decay: NonNegativeFloat = 1e-3  # of all weights, batch norm's too
+    weight_decay: NonNegativeFloat = 1e-3  # of all parameters, including the batch norm's
     beta2: BelowOne = 0.999  # second beta of AdamW
     clip: NonNegativeFloat = 0.0  # largest norm of the gradients; 0: no limit
-    dropout: BelowOne = 0.1  # share of the channels that are left out, image by image
-    # side of training crops and evaluation windows in pixels, up to the next multiple of the patch
+    dropout: BelowOne = 0.1  # share of the channels that are dropped, drawn for each image
+    # side of training crops and evaluation windows in pixels, rounded up to a multiple of the patch
     crop_size: PositiveInt = 512
     stride: PositiveInt = 341  # pixels from one evaluation window to the next
-    short: PositiveInt = 512  # shorter side of evaluated images in pixels, and of training images times a factor
-    ratios: FactorRange = (0.5, 2.0)  # range of that random factor
-    scales: OneOrMoreDifferent[PositiveFloat] = (1.0,)  # of evaluated images: probabilities are averaged
-    flip: bool = False  # evaluate mirror images too
-    kept: PositiveInt = 8  # times that heads are kept during the training, evenly; the best of them is reported
-    select: SelectOn = "holdout"  # images that choose among kept heads and rates: training images held out, or val
+    short: PositiveInt = 512  # shorter side of images in pixels; of training images times a random factor
+    ratios: FactorRange = (0.5, 2.0)  # range of that factor
+    scales: OneOrMoreDifferent[PositiveFloat] = (1.0,)  # scales of evaluated images, whose probabilities are averaged
+    flip: bool = False  # also evaluate mirror images
+    kept: PositiveInt = 8  # snapshots of each head, at even intervals of the training; the best is reported
+    select: SelectOn = "holdout"  # images that choose among snapshots and rates: held-out training images, or val
     holdout: ProperFraction = 0.1  # share of the training images that choose
 
     def __post_init__(self) -> None:
@@ -286,78 +294,76 @@ class SegmentationLinear(HeadTask):
     def schedule(self) -> FallingOneCycle:
         return FallingOneCycle(warmup=self.warmup, start=1e-6, delayed=True)
 
-    def crop_side(self, spec: FrozenSpec) -> tuple[int, int]:
-        side = whole_patches(self.crop_size, spec)
+    def input_size(self, spec: FrozenSpec) -> tuple[int, int]:
+        side = round_up_to_patch(self.crop_size, spec)
         return side, side
 
-    def crop(self, export: FrozenExport, scenes: SceneSet, index: int, random: Random) -> tuple[Tensor, Tensor]:
-        image, side = scene_image(scenes, index), self.crop_side(export.spec)[0]
+    def read_crop(self, export: FrozenExport, scenes: SceneSet, index: int, random: Random) -> tuple[Tensor, Tensor]:
+        image, side = scene_image(scenes, index), self.input_size(export.spec)[0]
         labels = scene_mask(scenes, index, image.size[::-1])
         pixels, labels = training_crop(image, labels, side, self.short, self.ratios, random)
-        return padded(normalised(pixels, export.mean, export.std), labels, side)
+        return pad_crop(normalise(pixels, export.mean, export.std), labels, side)
 
-    def head(self, spec: FrozenSpec, classes: int) -> nn.Module:
+    def build_head(self, spec: FrozenSpec, classes: int) -> nn.Module:
         return SegmentationHead(spec.width, classes, self.dropout)
 
-    def maps(self, backbone: Backbone, images: Tensor) -> Tensor:
+    def head_inputs(self, backbone: Backbone, images: Tensor) -> Tensor:
         return patch_maps(backbone, images, [(-1, True)])[0]
 
-    def loss(self, head: nn.Module, maps: Tensor, targets: Tensor, step: int, random: Random) -> Tensor:
-        keep = torch.from_numpy(random.random_sample(maps.shape[:2]) >= self.dropout)
-        return segmentation_loss(head(maps, keep.to(maps.device)), targets)
+    def loss(self, head: nn.Module, features: Tensor, targets: Tensor, step: int, random: Random) -> Tensor:
+        keep = torch.from_numpy(random.random_sample(features.shape[:2]) >= self.dropout)
+        return segmentation_loss(head(features, keep.to(features.device)), targets)
 
-    def held_out(self, train: int) -> int:
-        """How many of the training images choose among heads: none where validation images do, or nothing is chosen."""
+    def holdout_size(self, train: int) -> int:
+        """How many of the training images choose among heads; 0 if the validation images do, or nothing is chosen."""
         return max(1, round(self.holdout * train)) if self.select == "holdout" and self.chooses else 0
 
     def summary(self, spec: FrozenSpec, images: Mapping[str, int]) -> dict[str, Any]:
         self.check_network(spec)
-        held = self.held_out(images["train"])
+        held_out = self.holdout_size(images["train"])
         return {
-            "crop": self.crop_side(spec)[0],
+            "crop": self.input_size(spec)[0],
             "steps": self.steps,
             "batch": self.batch,
-            "epochs": f"{self.steps * self.batch / max(images['train'] - held, 1):.1f}",
+            "epochs": f"{self.steps * self.batch / max(images['train'] - held_out, 1):.1f}",
             "heads to choose from": len(self.lr) * self.kept,
-            "images that choose": held or ("validation" if self.chooses else 0),
+            "images that choose": held_out or ("validation" if self.chooses else 0),
         }
 
-    def evaluation(self, scale: Scale) -> list[Part]:
-        side, images = self.crop_side(scale.spec)[0], scale.images["val"] + self.held_out(scale.images["train"])
-        windows = len(sliding_windows((self.short, round(LANDSCAPE * self.short)), side, self.stride))
-        flops = (1 + self.flip) * windows * sum(scale**2 for scale in self.scales) * forward_flops(scale.spec, side)
-        return [Part(kind="evaluation", count=images, flops=float(flops)), resamples(scale)]
+    def evaluation_parts(self, scale: Scale) -> list[Part]:
+        side, images = self.input_size(scale.spec)[0], scale.images["val"] + self.holdout_size(scale.images["train"])
+        windows = len(sliding_windows((self.short, round(ASPECT_RATIO * self.short)), side, self.stride))
+        flops = (1 + self.flip) * windows * sum(ratio**2 for ratio in self.scales) * forward_flops(scale.spec, side)
+        return [Part(kind="evaluation", count=images, flops=float(flops)), resampling_part(scale)]
 
     def run(self, export: FrozenExport, space: Workspace) -> Outcome:
-        train, val = self.opened(export, space)
+        train, val = self.load_scenes(export, space)
         check_classes(space, train, val)
-        count, held = len(train.places), self.held_out(len(train.places))
-        if held >= count:
+        count, held_out = len(train.indices), self.holdout_size(len(train.indices))
+        if held_out >= count:
             raise ValueError(f"{train.scenes.url}: {count} training images, none to hold out; --select val")
-        order = np.random.RandomState(stream_seeds(HELD_OUT, space.seed)).permutation(count)
-        learnt = train.subset(order[held:])
-        heads, backbone = self.train_heads(export, learnt, val, space), backbone_of(export, space)
-        best, tried, by_val = len(heads) - 1, [], self.chooses and not held
+        order = np.random.RandomState(stream_seeds(HOLDOUT_STREAM, space.seed)).permutation(count)
+        learnt = train.subset(order[held_out:])
+        snapshots, backbone = self.train_heads(export, learnt, val, space), backbone_of(export, space)
+
+        best, tried, chosen_on_val = 0, [], self.chooses and not held_out
         if self.chooses:
-            judged = self.evaluated(backbone, heads, train.subset(order[:held]) if held else val, space)
-            tried = [
-                {
-                    "lr": head.lr,
-                    "step": head.step,
-                    "mIoU": scores(np.stack([areas[n] for areas, _ in judged.values()]))["mIoU"],
-                }
-                for n, head in enumerate(heads)
-            ]
-            best = max(range(len(heads)), key=lambda n: tried[n]["mIoU"])
-        chosen = heads[best]
-        if not by_val:
-            judged, best = self.evaluated(backbone, [chosen], val, space), 0
+            choosing = train.subset(order[:held_out]) if held_out else val
+            results = self.evaluate(backbone, snapshots, choosing, space)
+            for number, head in enumerate(snapshots):
+                miou = scores(np.stack([areas[number] for areas, _ in results.values()]))["mIoU"]
+                tried.append({"lr": head.lr, "step": head.step, "mIoU": miou})
+            best = max(range(len(tried)), key=lambda number: tried[number]["mIoU"])
+        chosen = snapshots[best]
+        if not chosen_on_val:
+            results, best = self.evaluate(backbone, [chosen], val, space), 0
+
         areas = np.zeros((len(val.scenes), len(val.scenes.classes), 3), np.int64)
-        places = preview_indices(len(areas)).tolist()
-        masks = [np.full((1, 1), IGNORED, np.uint8) for _ in areas]
-        for index, (of_heads, small) in judged.items():
-            areas[index] = of_heads[best]
-            masks[index] = small[best] if small else masks[index]
+        previews = [np.full((1, 1), IGNORED, np.uint8) for _ in areas]
+        for index, (areas_of_heads, previews_of_heads) in results.items():
+            areas[index] = areas_of_heads[best]
+            if previews_of_heads:
+                previews[index] = previews_of_heads[best]
         constant, floor = constant_scores(areas)
         facts = {
             "train": train.facts,
@@ -367,159 +373,58 @@ class SegmentationLinear(HeadTask):
             "learning_rate": chosen.lr,
             "tried": tried,
             "selection": {
-                "on": "validation images" if by_val else "training images held out" if held else "nothing",
-                "images": held,
-                "training images": len(learnt.places),
+                "on": "validation images" if chosen_on_val else "training images held out" if held_out else "nothing",
+                "images": held_out,
+                "training images": len(learnt.indices),
             },
             "floor": {"prediction": f"{val.scenes.classes[constant]} everywhere", "metrics": floor},
         }
+        metrics = resampled_metrics(partial(weighted_scores, [areas]), len(areas))
         return Outcome(
-            metrics={
-                name: replace(metric, chosen_on_val=by_val)
-                for name, metric in resampled_metrics(partial(weighted_scores, [areas]), len(areas)).items()
-            },
-            arrays={"areas": areas, **(preview_masks(masks) if places else {})},
+            metrics={name: replace(metric, chosen_on_val=chosen_on_val) for name, metric in metrics.items()},
+            arrays={"areas": areas, **preview_masks(previews)},
             facts=facts,
         )
 
-    def judged(
+    def evaluate_scene(
         self, backbone: Backbone, heads: Sequence[nn.Module], scenes: SceneSet, index: int
     ) -> tuple[np.ndarray, list[np.ndarray]]:
-        """Areas (heads, K, 3), and the heads' small masks if the scene gets a preview."""
-        labels, predictions = self.predicted(backbone, heads, scenes, index)
-        areas = [areas_of(prediction.numpy(), labels, len(scenes.classes)) for prediction in predictions]
-        shown = index in preview_indices(len(scenes))
-        return np.stack(areas), [thumbnail(prediction) for prediction in predictions] if shown else []
+        """Areas (heads, K, 3), and a preview of each head's mask if the scene is one that gets previews."""
+        labels, predictions = self.predict(backbone, heads, scenes, index)
+        areas = [class_areas(prediction.numpy(), labels, len(scenes.classes)) for prediction in predictions]
+        has_preview = index in preview_indices(len(scenes))
+        return np.stack(areas), [thumbnail(prediction) for prediction in predictions] if has_preview else []
 
     @torch.no_grad()
-    def predicted(
+    def predict(
         self, backbone: Backbone, heads: Sequence[nn.Module], scenes: SceneSet, index: int
     ) -> tuple[np.ndarray, list[Tensor]]:
-        """Labels (H, W) of a scene, and the classes (H, W) that each head predicts."""
+        """The labels (H, W) of a scene, and the classes (H, W) that each head predicts, on the CPU."""
         image = scene_image(scenes, index)
         labels = scene_mask(scenes, index, image.size[::-1])
-        side, patch = self.crop_side(backbone.spec)[0], backbone.spec.patch_size
-        logits: list[list[Tensor]] = [[] for _ in heads]
+        side, patch = self.input_size(backbone.spec)[0], backbone.spec.patch_size
+        logits: list[list[Tensor]] = [[] for _ in heads]  # of each head and view
         flipped = []
         for flip in (False, True) if self.flip else (False,):
-            for size in evaluation_sides(image.height, image.width, self.short, self.scales):
-                pixels = torch.from_numpy(np.asarray(resized(image, size)).copy()).permute(2, 0, 1)
+            for size in evaluation_sizes(image.height, image.width, self.short, self.scales):
+                pixels = torch.from_numpy(np.asarray(resize_bilinear(image, size)).copy()).permute(2, 0, 1)
                 view = backbone.prepare(pixels[None])
                 view = view.flip(-1) if flip else view
                 windows = sliding_windows(size, side, self.stride)
-                cut = [to_whole_patches(view[..., rows, columns], patch) for rows, columns in windows]
-                maps = torch.cat([self.maps(backbone, window) for window in cut])
+                crops = [pad_to_patches(view[..., rows, columns], patch) for rows, columns in windows]
+                features = torch.cat([self.head_inputs(backbone, crop) for crop in crops])
                 flipped.append(flip)
-                for own, head in zip(logits, heads, strict=True):
-                    own.append(joined_logits(head(maps), windows, size))
+                for head, head_logits in zip(heads, logits, strict=True):
+                    head_logits.append(merge_windows(head(features), windows, size))
         shape = (labels.shape[0], labels.shape[1])
-        return labels, [class_probabilities(own, flipped, shape).argmax(0).cpu() for own in logits]
+        return labels, [mean_probabilities(views, flipped, shape).argmax(0).cpu() for views in logits]
 
 
 @dataclass(frozen=True, kw_only=True)
 class OnCityscapes(SegmentationLinear):
-    """The same on Cityscapes' scenes."""
+    """DINOv3's settings on Cityscapes."""
 
     LAYOUT: ClassVar[str] = "cityscapes"
-
-
-@dataclass(frozen=True, kw_only=True)
-class PatchLogistic(CapiTask):
-    """Settings of CAPI's logistic regression on standardised patches, each labelled with its most frequent class."""
-
-    COST: ClassVar[float] = 20.0  # an image of each split at 224 x 224, and nine fits
-    LAYOUT: ClassVar[str] = "ade20k"
-    KEY: ClassVar[str] = "segmentation_linear"
-
-    side: PositiveInt = 224  # of the squares that images are squashed to in pixels, up to a multiple of the patch
-    strengths: OneOrMoreDifferent[PositiveFloat] = STRENGTHS  # C of  C sum CE + |W|^2 / 2  to choose from
-    iterations: PositiveInt = 1000  # of L-BFGS, at most
-    holdout: ProperFraction = 0.1  # share of the training images that choose
-
-    @property
-    def choices(self) -> list[Choice]:
-        return [{"C": strength} for strength in self.strengths]
-
-    def cost(self, scale: Scale) -> Work:
-        self.check_network(scale.spec)
-        width, fits = scale.spec.width, float(len(self.strengths) + 1)
-        train, val = (self.patches(scale.spec) * scale.images[split] for split in ("train", "val"))
-        parts = [
-            *(self.pass_of(scale, split) for split in scale.images),
-            Part(kind="fits", count=fits),
-            Part(kind="fit rows", count=fits * train, flops=4.0 * width * scale.classes * self.iterations),
-        ]
-        return self.work(scale, parts, train + val, 4.0 * width * train)
-
-    def benchmark(self, export: FrozenExport, space: Workspace, seconds: float) -> dict[Kind, float]:
-        """And of a row in a fit, from random features, at the middle one of the strengths."""
-        random, strength = np.random.RandomState(0), sorted(self.strengths)[len(self.strengths) // 2]
-        classes = file_labels(self.opened(export, space)[0].scenes)[1]
-        labels = torch.arange(TIMED_ROWS) % classes
-        means = random.standard_normal((classes, export.spec.width))[labels]
-        noisy = torch.from_numpy(means + random.standard_normal(means.shape)).float()
-        features, labels = noisy.to(space.device), labels.to(space.device)
-        started = time.perf_counter()
-        logistic_weights(features, labels, classes, strength, self.iterations)
-        row = (time.perf_counter() - started) / TIMED_ROWS
-        return super().benchmark(export, space, seconds) | {"fits": 0.0, "fit rows": row}
-
-    def predicted(
-        self, choices: Sequence[Choice], memory: PatchRows, queries: PatchRows, space: Workspace
-    ) -> Iterator[tuple[Choice, np.ndarray]]:
-        own = range(space.world.rank, len(choices), space.world.size)
-
-        def predictions() -> dict[int, np.ndarray]:
-            if not own:
-                return {}
-            values, labels = np.unique(memory.file.labels[memory.rows], return_inverse=True)
-            features = torch.from_numpy(memory.standardised()).to(space.device)
-            truth, classes = torch.from_numpy(labels).to(space.device), len(values)
-            fits = {n: logistic_weights(features, truth, classes, choices[n]["C"], self.iterations) for n in own}
-            predicted = {number: np.empty((len(queries.rows), 1), np.uint8) for number in own}
-            for part in row_slices(len(queries.rows), READ):
-                standardised = queries.standardised(part)
-                for number, (weights, biases) in fits.items():
-                    predicted[number][part, 0] = values[(standardised @ weights.T + biases).argmax(1)]
-            return predicted
-
-        predicted = ChainMap(*space.world.gather_results(predictions))
-        yield from ((choice, predicted[number]) for number, choice in enumerate(choices))
-
-
-def logistic_weights(
-    features: Tensor, labels: Tensor, classes: int, strength: float, iterations: int = 1000
-) -> tuple[np.ndarray, np.ndarray]:
-    """Weights (K, D) and biases (K,) of least  C sum CE + |W|^2 / 2,  biases free, by L-BFGS in float64.
-
-    features: (M, D). labels: (M,), below K. strength: C. Rows are read in parts, so that logits stay small.
-    """
-    width, rows = features.shape[1], ROWS_LOGITS // classes
-    onto = features.device
-
-    def objective(flat: np.ndarray) -> tuple[float, np.ndarray]:
-        weights = torch.from_numpy(flat).to(onto).view(classes, width + 1)
-        loss, gradient = 0.0, torch.zeros_like(weights)
-        for start in range(0, len(features), rows):
-            part, truth = features[start : start + rows].double(), labels[start : start + rows]
-            logits = part @ weights[:, :-1].T + weights[:, -1]
-            logs = logits.log_softmax(dim=1)
-            loss -= float(logs.gather(1, truth[:, None]).sum())
-            error = logs.exp()
-            error[torch.arange(len(truth), device=onto), truth] -= 1
-            gradient[:, :-1] += error.T @ part
-            gradient[:, -1] += error.sum(0)
-        # Divided by C M, so that the solver's tolerances mean the same at every C.
-        scale = 1.0 / (strength * len(features))
-        loss = loss / len(features) + scale * float(weights[:, :-1].square().sum()) / 2
-        gradient = gradient / len(features)
-        gradient[:, :-1] += scale * weights[:, :-1]
-        return loss, gradient.flatten().cpu().numpy()
-
-    options = {"maxiter": iterations, "maxfun": 4 * iterations, "ftol": 1e-15, "gtol": 1e-10, "maxcor": 20}
-    solution = minimize(objective, np.zeros(classes * (width + 1)), jac=True, method="L-BFGS-B", options=options)
-    weights = solution.x.reshape(classes, width + 1)
-    return weights[:, :-1], weights[:, -1]
 
 
 SOURCE = (
@@ -540,13 +445,13 @@ PROTOCOLS = {
         task=OnCityscapes(), version=1, source=f"{SOURCE}; its settings of ADE20K on Cityscapes are ours"
     ),
     "segmentation_linear@capi": Protocol(
-        task=PatchLogistic(),
+        task=CapiLogistic(),
         version=1,
         source="CAPI (facebookresearch/capi 98b4fa1) eval_segmentation.py, logistic regression on patches; L-BFGS of "
         "scipy in float64, which goes on longer than cuML's",
     ),
     "segmentation_linear@capi_smoke": smoke_protocol(
-        PatchLogistic(side=64, strengths=(1e-3, 1e-1), iterations=100), "CAPI's logistic regression in seconds"
+        CapiLogistic(side=64, strengths=(1e-3, 1e-1), iterations=100), "CAPI's logistic regression in seconds"
     ),
 }
 DENSE = ("segmentation_linear@dinov3", "segmentation_linear_cityscapes@dinov3", "segmentation_linear@capi")

@@ -1,7 +1,8 @@
-"""Cityscapes semantic segmentation as Segmenter does it: a linear layer on the frozen network, or a mask transformer.
+"""Cityscapes semantic segmentation by Segmenter: a linear layer on the frozen network, or a mask transformer.
 
-MOCA's protocol: 100, 372 or all 2975 training images, three splits of French et al. for the few, the learning rate
-searched on the first split and kept for the others, the mean over splits of mIoU on the 500 validation images.
+MOCA's protocol: 100, 372 or all 2975 training images. For 100 and 372, there are three splits by French et al.; the
+learning rate is searched on the first and used for the others, and mIoU on the 500 validation images is averaged over
+the splits.
 """
 
 from collections.abc import Mapping
@@ -35,17 +36,17 @@ if TYPE_CHECKING:
 
     from downstream.loop.running import TrainedModel
 
-STD = 0.02  # of Segmenter's initial weights
+STD = 0.02  # standard deviation of Segmenter's initial weights
 
 
 @dataclass(frozen=True, kw_only=True)
 class Segmenter(Segmentation):
-    """Settings of one evaluation: a training for every split, and for every rate that is tried on the first."""
+    """Settings of one evaluation: one training per learning rate on the first split, and one on each other split."""
 
     COST: ClassVar[float] = 800.0  # 216 epochs, each crop twelve times the pixels of 224 x 224; times the rates tried
     LAYOUT: ClassVar[str] = "cityscapes"
     KEY: ClassVar[str] = "segmenter_cityscapes"
-    TRAINED: ClassVar[str] = "the mask transformer is trained with the blocks of a ViT"
+    VIT_REASON: ClassVar[str] = "the mask transformer is trained with the blocks of a ViT"
     RESIZE_VAL: ClassVar[bool] = False
     SOURCE: ClassVar[Source] = Source(
         name="Cityscapes",
@@ -88,7 +89,7 @@ class Segmenter(Segmentation):
 
     @property
     def val_size(self) -> tuple[int, int]:
-        """As large as training images are scaled to: all of Cityscapes are 2048 x 1024."""
+        """As training images, which are scaled to the size of Cityscapes' images, 2048 x 1024."""
         return self.scale
 
     def summary(self, spec: FrozenSpec, images: Mapping[str, int]) -> dict[str, Any]:
@@ -112,7 +113,7 @@ class Segmenter(Segmentation):
         return Lengths(trainings, self.epochs * -(-count // self.batch), self.epochs * count, evaluations)
 
     def check_count(self, images: int, where: str = "") -> None:
-        """ValueError for fewer training images than a split takes."""
+        """ValueError if a split needs more than these training images. where: beginning of the message."""
         if self.images > images:
             raise ValueError(
                 f"{where}there are {images} training images, not {self.images}; --set {self.KEY}.images={images}"
@@ -120,27 +121,25 @@ class Segmenter(Segmentation):
 
     def run(self, export: FrozenExport, space: Workspace) -> Outcome:
         self.check_network(export.spec)
-        everything, val, lacking = self.load_scenes(space)
-        splits = self.training_sets(everything)
+        train, val, missing_classes = self.load_scenes(space)
+        splits = self.training_sets(train)
         tried = {lr: self.run_training(self.plan_at(lr, export, splits[0], val, space.seed), space) for lr in self.lr}
         best = max(tried, key=lambda lr: tried[lr].metrics["mIoU"])
         others = [self.run_training(self.plan_at(best, export, split, val, space.seed), space) for split in splits[1:]]
-        facts = self.facts(tried, best) | {"warnings": self.recipe_warnings(export, everything, tried[best].batch)}
+        facts = self.facts(tried, best) | {"warnings": self.recipe_warnings(export, train, tried[best].batch)}
         chosen_on_val = bool(facts["chosen_on"])
-        return segmentation_outcome([tried[best], *others], splits, val, lacking, facts, chosen_on_val)
+        return segmentation_outcome([tried[best], *others], splits, val, missing_classes, facts, chosen_on_val)
 
-    def training_sets(self, everything: SceneSet) -> list[SceneSet]:
-        """The scenes of each split."""
+    def training_sets(self, train: SceneSet) -> list[SceneSet]:
+        """The training scenes of each split, or all scenes."""
         if not self.images:
-            return [everything]
-        count = len(everything)
-        self.check_count(count, f"{everything.url}: ")
-        return [
-            everything.subset(few_image_split(count, self.images, s), f"{self.images}-seed{s}") for s in self.splits
-        ]
+            return [train]
+        count = len(train)
+        self.check_count(count, f"{train.url}: ")
+        return [train.subset(few_image_split(count, self.images, s), f"{self.images}-seed{s}") for s in self.splits]
 
     def facts(self, tried: dict[float, "TrainedModel"], best: float) -> dict[str, Any]:
-        """What was chosen, and on what."""
+        """The learning rates that were tried, the best of them, and what was chosen on validation images."""
         return {
             "learning_rate": best,
             "per_learning_rate": [{"lr": lr, "mIoU": trained.metrics["mIoU"]} for lr, trained in tried.items()],
@@ -154,7 +153,7 @@ class Segmenter(Segmentation):
         return self.plan_at(self.lr[0], export, self.training_sets(train)[0], val, seed)
 
     def plan_at(self, lr: float, export: FrozenExport, train: SceneSet, val: SceneSet, seed: int) -> Plan:
-        """One training at one rate."""
+        """The plan of one training at one learning rate."""
         steps = -(-len(train) // self.batch)  # of an epoch; Segmenter's loader keeps the last, smaller batch
         settings = {name: value for name, value in settings_of(self).items() if name not in ("lr", "splits", "images")}
         return Plan(
@@ -177,7 +176,7 @@ class Segmenter(Segmentation):
         )
 
     def model(self, export: FrozenExport, classes: int, synchronised: bool, seed: int) -> "nn.Module":
-        """On the last block's patches behind the final norm. There is no batch norm."""
+        """Segmenter on the patches of the last block after the final norm. It has no batch norm."""
         from downstream.models.backbone import DenseBackbone, dense_network
         from downstream.models.segmentors import linear_head, mask_head, segmentor
 
@@ -192,7 +191,7 @@ class Segmenter(Segmentation):
         return segmentor(backbone, heads, export, crop, self.stride, seed)
 
     def optimiser(self, model: "nn.Module", export: FrozenExport, lr: float) -> torch.optim.Optimizer:
-        """SGD with Nesterov's momentum, which is what timm's name "sgd" means, and no weight decay."""
+        """SGD with Nesterov momentum, which timm calls "sgd", without weight decay."""
         groups = optimizer_groups(model, export.spec.depth, 1.0, lr, 0.0, decay_tokens=False)
         parameters = [parameter for group in groups for parameter in group["params"]]
         return torch.optim.SGD(parameters, lr=lr, momentum=0.9, nesterov=True)

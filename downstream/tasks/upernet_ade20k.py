@@ -1,7 +1,8 @@
-"""ADE20K semantic segmentation, or of your own masks, by UPerNet, end to end, or by one linear layer on it, frozen.
+"""Semantic segmentation of ADE20K, or of your own masks: UPerNet trained end to end, or a linear layer, frozen network.
 
-mmseg's UPerHead with an auxiliary FCNHead on four scales of four blocks' patches, crops of 512, AdamW with layer-wise
-rate decay, mIoU over the 2000 validation images in sliding windows.
+UPerNet is mmseg's UPerHead with an auxiliary FCNHead on the patches of four blocks, resized to four scales. It is
+trained on crops of 512 pixels by AdamW with layer-wise learning rate decay. The metric is mIoU over the 2000 validation
+images, predicted in sliding windows.
 """
 
 from collections.abc import Mapping
@@ -33,7 +34,7 @@ from engine.training.schedules import MultipliedWarmup, Polynomial
 if TYPE_CHECKING:
     from torch import nn
 
-MMSEG_STD = 0.01  # of its heads' last layer; there a normal, here a normal cut at two standard deviations
+MMSEG_STD = 0.01  # standard deviation of the last layer's initial weights; ours are cut at two of it
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,7 +44,7 @@ class UperNet(Segmentation):
     COST: ClassVar[float] = 1000.0  # 160 000 steps of 16 crops: 127 passes, at five times the pixels of 224 x 224
     LAYOUT: ClassVar[str] = "ade20k"
     KEY: ClassVar[str] = "upernet_ade20k"
-    TRAINED: ClassVar[str] = "UPerNet is trained with four blocks of a ViT"
+    VIT_REASON: ClassVar[str] = "UPerNet is trained with four blocks of a ViT"
     SOURCE: ClassVar[Source] = Source(
         name="ADE20K",
         classes=150,
@@ -87,7 +88,7 @@ class UperNet(Segmentation):
 
     @property
     def val_size(self) -> tuple[int, int]:
-        """Of 4 : 3, as most of ADE20K are."""
+        """Of an image of 4 : 3, like most of ADE20K, fitted into `scale`."""
         shorter = min(self.scale)
         return min(max(self.scale), shorter * 4 // 3), shorter
 
@@ -111,10 +112,10 @@ class UperNet(Segmentation):
 
     def run(self, export: FrozenExport, space: Workspace) -> Outcome:
         self.check_network(export.spec)
-        train, val, lacking = self.load_scenes(space)
+        train, val, missing_classes = self.load_scenes(space)
         trained = self.run_training(self.plan(export, train, val, space.seed), space)
         facts = {"steps": self.steps, "warnings": self.recipe_warnings(export, train, trained.batch)}
-        return segmentation_outcome([trained], [train], val, lacking, facts)
+        return segmentation_outcome([trained], [train], val, missing_classes, facts)
 
     def plan(self, export: FrozenExport, train: SceneSet, val: SceneSet, seed: int) -> Plan:
         return Plan(
@@ -126,7 +127,7 @@ class UperNet(Segmentation):
             batch=self.batch,
             max_micro_batch=self.MAX_MICRO_BATCH,
             schedule=MultipliedWarmup(schedule=Polynomial(), updates=self.warmup),
-            epochs=self.steps,  # of one step, as the source counts in steps
+            epochs=self.steps,  # of one step each, because the source counts steps
             judge_every=self.judge_every,
             build_data=lambda: self.build_data(train, val, export.spec),
             build_model=lambda synchronised: self.model(export, len(train.classes), synchronised, seed),
@@ -155,7 +156,7 @@ class UperNet(Segmentation):
         return segmentor(backbone, heads, export, crop, self.stride, seed, necks)
 
     def optimiser(self, model: "nn.Module", export: FrozenExport) -> torch.optim.Optimizer:
-        """AdamW over what trains; of a linear head the bias decays too, as where nobody groups parameters."""
+        """AdamW. A linear head's bias has weight decay too, because mmseg does not group the parameters there."""
         if self.frozen:
             trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
             return torch.optim.AdamW(trained, lr=self.lr, weight_decay=self.weight_decay)

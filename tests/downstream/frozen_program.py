@@ -1,4 +1,4 @@
-"""Run as a program, by torchrun: tasks on frozen patches; every process prints what they came to.
+"""Run as a program, by torchrun: tasks on frozen patches; every process prints their metrics.
 
 frozen_program.py FOLDER
 """
@@ -42,10 +42,10 @@ TASKS: dict[str, tuple[Task, str]] = {
 
 def numbers(folder: Path, world: World) -> dict[str, dict[str, float]]:
     """Metrics of every task."""
-    found = {}
+    metrics = {}
     for name, (task, url) in TASKS.items():
-        found[name] = task.run(export_of(), workspace(folder, url, world=world)).numbers
-    return found
+        metrics[name] = task.run(export_of(), workspace(folder, url, world=world)).numbers
+    return metrics
 
 
 if __name__ == "__main__":

@@ -17,11 +17,11 @@ def errors_of_pair(recorded, config, pair):
     """(K, K) errors of a recorded pair."""
     side, (source, target) = config["image_size"], recorded[f"{pair}.features"]
     points = [recorded[f"{pair}.keypoints_{of}"].long() for of in ("source", "target")]
-    best = official.best_places(source, target, points[0][:, :2], side)
+    best = official.match_keypoints(source, target, points[0][:, :2], side)
     visible = points[0][:, 2] > 0
     assert torch.equal(best[visible], recorded[f"{pair}.heatmap_argmax"][visible])
     scale = config["annotations"][pair]["thresh_scale"]
-    return official.errors_of(*points, best, tuple(config["patch_grid"]), side, scale)
+    return official.keypoint_errors(*points, best, tuple(config["patch_grid"]), side, scale)
 
 
 @pytest.mark.parametrize("path", FILES)
@@ -31,7 +31,7 @@ def test_keypoints_and_thresholds(path):
         if not config["use_bbox"]:
             for of in ("source", "target"):
                 own = annotation[of]
-                points = official.scaled_keypoints(list(own["kps"].values()), max(own["size"]), config["image_size"])
+                points = official.scale_keypoints(list(own["kps"].values()), max(own["size"]), config["image_size"])
                 assert torch.equal(points, recorded[f"{pair}.keypoints_{of}"].long()), pair
             scale = official.threshold_scale(annotation["target"]["bndbox"], annotation["target"]["size"])
             assert scale == pytest.approx(annotation["thresh_scale"], abs=1e-6)
@@ -64,7 +64,7 @@ def test_errors_and_recall(path):
 @pytest.mark.parametrize("path", FILES)
 def test_images(path):
     recorded, config = tensors(path), facts(path)
-    image = official.squared(Image.fromarray(recorded["in.image"].numpy()), config["image_size"])
+    image = official.pad_to_square(Image.fromarray(recorded["in.image"].numpy()), config["image_size"])
     values = np.asarray(image, np.float32) / 255
     values = (values - np.float32([0.485, 0.456, 0.406])) / np.float32([0.229, 0.224, 0.225])
     assert np.allclose(values.transpose(2, 0, 1), recorded["out.image"], rtol=0, atol=1e-5)
@@ -74,7 +74,7 @@ def test_distances_by_another_way():
     random = torch.Generator().manual_seed(0)
     best, side, shape = torch.randint(0, 5, (6, 2), generator=random), 70, (5, 7)
     points = torch.cat([torch.randint(0, 70, (6, 2), generator=random), torch.ones(6, 1, dtype=torch.long)], dim=1)
-    found = official.errors_of(points, points, best, shape, side, 0.25)
+    found = official.keypoint_errors(points, points, best, shape, side, 0.25)
     other = cdist(best.numpy() / np.array([7, 5]), points[:, :2].numpy() / side) / 0.25
     assert np.allclose(found, other, rtol=0, atol=1e-6)
 
@@ -84,4 +84,4 @@ def test_an_image_finds_itself():
     features = torch.eye(16, dtype=torch.float64).view(16, 4, 4)
     places = torch.cartesian_prod(torch.arange(4), torch.arange(4))
     points = (places.double() * 90 / 3).long()
-    assert torch.equal(official.best_places(features, features, points, 90), places)
+    assert torch.equal(official.match_keypoints(features, features, points, 90), places)

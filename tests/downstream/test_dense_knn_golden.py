@@ -7,10 +7,10 @@ from recordings import ROOT, facts, tensors
 from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import jaccard_score
 
-from downstream.frozen.patches import moments, most_frequent, patch_pixels
-from downstream.frozen.task import areas_of
+from downstream.frozen.capi import fit_logistic, mean_and_std, vote_on_pixels
+from downstream.frozen.patches import most_frequent, patchify_labels, unpatchify_labels
+from downstream.frozen.task import class_areas
 from downstream.tasks import dense_knn as official
-from downstream.tasks.segmentation_linear import logistic_weights
 
 FOLDER = "dense_knn"
 HUMMINGBIRD = sorted(f"{FOLDER}/{path.name}" for path in (ROOT / FOLDER).glob("hummingbird*.safetensors"))
@@ -24,7 +24,7 @@ def test_memory_and_labels_of_hummingbird(path):
     features = recorded["in.train.features"].numpy()
     labels = np.where(recorded["in.train.labels"] == ignored, 0, recorded["in.train.labels"])[:, 0]
     labels = np.tile(labels, (len(features) // len(labels), 1, 1))
-    pixels = np.stack([patch_pixels(image, patch) for image in labels])
+    pixels = np.stack([patchify_labels(image, patch) for image in labels])
     chosen = [np.arange(grid * grid)] * len(pixels)
     if config["memory_size"] is not None:
         count = config["memory_size"] // len(pixels)
@@ -43,18 +43,18 @@ def test_memory_and_labels_of_hummingbird(path):
     found = np.argsort(-(unit @ bank.T), axis=1)[:, : config["neighbours"]]
     assert np.array_equal(np.sort(found), np.sort(recorded["search.indices"]))
     cosines = np.take_along_axis(unit @ bank.T, found, axis=1)
-    shares = official.attended_labels(cosines, bank_pixels[found], classes, config["beta"])
+    shares = official.attend_labels(cosines, bank_pixels[found], classes, config["beta"])
     assert np.allclose(shares.reshape(recorded["label_hat"].shape), recorded["label_hat"], rtol=0, atol=1e-5)
 
     truth = recorded["in.val.labels"][:, 0].numpy()
     grids = torch.from_numpy(shares).view(len(truth), grid, grid, classes)
-    predicted = np.stack([official.enlarged_labels(each, truth.shape[1:]) for each in grids])
-    counts = official.confusion(predicted, truth, classes, [ignored])
-    mapping = official.matched_classes(counts)
+    predicted = np.stack([official.upsample_labels(each, truth.shape[1:]) for each in grids])
+    counts = official.confusion_matrix(predicted, truth, classes, [ignored])
+    mapping = official.match_classes(counts)
     assert np.array_equal(counts, recorded["confusion"]) and np.array_equal(mapping, recorded["mapping"])
     matched = mapping[predicted]
     assert np.array_equal(matched[truth != ignored], recorded["prediction"])
-    right, shown, labelled = areas_of(matched, truth, classes, [ignored]).T
+    right, shown, labelled = class_areas(matched, truth, classes, [ignored]).T
     assert np.array_equal([right, shown - right, labelled - right], recorded["tp_fp_fn"])
     iou = right / np.maximum(shown + labelled - right, 1)
     assert iou.mean() == pytest.approx(config["miou"], abs=1e-6)
@@ -65,7 +65,7 @@ def test_memory_and_labels_of_hummingbird(path):
 
 def scores_of(predicted: np.ndarray, labels: np.ndarray, ignored: list[int]) -> tuple[float, float]:
     """CAPI's mIoU and accuracy, from areas of the values 0 to 255."""
-    right, shown, labelled = areas_of(predicted, labels, 256, ignored).T
+    right, shown, labelled = class_areas(predicted, labels, 256, ignored).T
     occurs = shown + labelled > 0
     iou = right[occurs] / (shown + labelled - right)[occurs]
     return iou.mean(), right.sum() / labelled.sum()
@@ -86,7 +86,7 @@ def voted(bank: np.ndarray, pixels: np.ndarray, queries: np.ndarray, k: int, dis
     if distance == "cosine":
         unit, other = (rows / np.linalg.norm(rows, axis=1, keepdims=True) for rows in (queries, bank))
         near = -(unit.astype(np.float64) @ other.T)
-    return official.voted_pixels(pixels[np.argsort(near, axis=1, kind="stable")[:, :k]])
+    return vote_on_pixels(pixels[np.argsort(near, axis=1, kind="stable")[:, :k]])
 
 
 @pytest.mark.parametrize("path", CAPI)
@@ -95,7 +95,7 @@ def test_votes_of_capi(path):
     train, pixels, held, test, asked = prepared(path)
     ignored, results = config["ignore_labels"], config["results"]
     kept = ~np.isin(most_frequent(pixels, axis=1), ignored)
-    mean, spread = moments(train, np.flatnonzero(~held))
+    mean, spread = mean_and_std(train, np.flatnonzero(~held))
     scaled = ((train - mean) / spread).astype(np.float32)
     found = {}
     for k in config["num_neighbors"]:
@@ -123,13 +123,13 @@ def test_logistic_regressions_of_capi(path):
     ignored, results = config["ignore_labels"], config["results"]
     labels = most_frequent(pixels, axis=1)
     kept = ~np.isin(labels, ignored)
-    mean, spread = moments(train, np.flatnonzero(~held))
+    mean, spread = mean_and_std(train, np.flatnonzero(~held))
     scaled = ((train - mean) / spread).astype(np.float32)
 
     def fitted(rows: np.ndarray, strength: float) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         values, own = np.unique(labels[rows], return_inverse=True)
         features = torch.from_numpy(scaled[rows])
-        return values, *logistic_weights(features, torch.from_numpy(own), len(values), strength)
+        return values, *fit_logistic(features, torch.from_numpy(own), len(values), strength)
 
     found = {}
     for name in (name for name in results if "logreg.mIoU_C=" in name):
@@ -166,6 +166,6 @@ def test_the_smallest_of_ties_is_the_most_frequent():
 
 def test_pixels_of_patches_and_back():
     labels = np.arange(6 * 10).reshape(6, 10)
-    pixels = patch_pixels(labels, 2)
+    pixels = patchify_labels(labels, 2)
     assert pixels.shape == (15, 4) and pixels[0].tolist() == [0, 1, 10, 11]
-    assert np.array_equal(official.image_of_patches(pixels, (3, 5)), labels)
+    assert np.array_equal(unpatchify_labels(pixels, (3, 5)), labels)

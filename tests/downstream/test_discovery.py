@@ -1,4 +1,4 @@
-"""Boxes discovered end to end on drawn scenes: keys, what is shared between methods, sets, and what is refused."""
+"""Discovery end to end on generated scenes: keys, the pass that methods share, image sets, errors."""
 
 from dataclasses import replace
 
@@ -30,7 +30,7 @@ def test_keys_are_those_of_the_projection(spec, tmp_path):
     images = torch.randn(2, 3, 40, 24, generator=torch.Generator().manual_seed(0))
     keys = backbone.keys(images)
     assert keys.shape[:3] == (2, 5, 3)
-    network, seen = backbone.of_size(images).vit, []
+    network, seen = backbone.for_images(images).vit, []
     attention = network.trunk.blocks[-1].attn
     attention.register_forward_pre_hook(lambda module, inputs: seen.append(inputs[0]))
     with torch.no_grad():
@@ -46,30 +46,30 @@ def test_methods_share_the_pass_over_the_images(tmp_path, monkeypatch):
     monkeypatch.setattr(Backbone, "keys", lambda self, images: calls.append(1) or keys(self, images))
     together = dict(type(LOST).together([LOST, TOKENCUT], export_of(), workspace(tmp_path, "tiny-trainval:", limit=6)))
     assert len(calls) == 6
-    for place, found in together.items():
-        assert dict(found.metrics) == dict(alone[place].metrics) and found.facts == alone[place].facts
+    for place, result in together.items():
+        assert dict(result.metrics) == dict(alone[place].metrics) and result.facts == alone[place].facts
     assert not np.array_equal(alone[0].arrays["boxes"], alone[1].arrays["boxes"])
 
 
 def test_numbers_follow_from_the_boxes(tmp_path):
     """Difficult objects count; images without objects do not."""
-    scenes, found = open_scenes("tiny-trainval:", "val", tmp_path / "cache"), outcome(tmp_path)
+    scenes, result = open_scenes("tiny-trainval:", "val", tmp_path / "cache"), outcome(tmp_path)
     hits = []
-    for box, objects in zip(found.arrays["boxes"], scenes.listing.objects, strict=True):
+    for box, objects in zip(result.arrays["boxes"], scenes.listing.objects, strict=True):
         corners = torch.tensor([entry["bbox"] for entry in objects]).reshape(-1, 4)
         corners[:, 2:] += corners[:, :2]
         hits.append(float(box_iou(torch.tensor(box)[None].float(), corners).max() >= 0.5) if len(objects) else np.nan)
-    assert np.array_equal(found.metrics["CorLoc"].per_image, hits, equal_nan=True) and np.isnan(hits).sum() == 1
-    assert found.numbers["CorLoc"] == pytest.approx(100 * np.nanmean(hits))
-    assert found.facts["floor"]["metrics"]["CorLoc"] == 0 and found.facts["images with objects"] == 23
+    assert np.array_equal(result.metrics["CorLoc"].per_image, hits, equal_nan=True) and np.isnan(hits).sum() == 1
+    assert result.numbers["CorLoc"] == pytest.approx(100 * np.nanmean(hits))
+    assert result.facts["floor"]["metrics"]["CorLoc"] == 0 and result.facts["images with objects"] == 23
 
 
-def test_a_bright_object_is_found(tmp_path):
+def test_a_bright_object_is_discovered(tmp_path):
     """One square on black ground, by the pixels of the patches themselves."""
     keys = torch.full((8, 12, 3), -1.0)
     keys[2:5, 6:9] = 1.0
     for task in (LOST, TOKENCUT):
-        assert task.box(keys, 8, (64, 96)).tolist() == [48, 16, 72, 40]
+        assert task.find_box(keys, 8, (64, 96)).tolist() == [48, 16, 72, 40]
 
 
 def test_sets_of_voc_and_coco(tmp_path):
@@ -103,13 +103,13 @@ def test_what_cannot_be_evaluated(tmp_path):
     with pytest.raises(ValueError, match=f"{xml.stem}.jpg: the image is 96 x 64 pixels") as caught:
         outcome(tmp_path, f"trainval:{voc}")
     assert "\n" not in str(caught.value)
-    found = outcome(tmp_path, f"trainval:{voc}", skip_bad=True)
-    assert np.isnan(found.arrays["boxes"][2]).all() and len(found.facts["val"]["skipped"]) == 1
+    result = outcome(tmp_path, f"trainval:{voc}", skip_bad=True)
+    assert np.isnan(result.arrays["boxes"][2]).all() and len(result.facts["val"]["skipped"]) == 1
 
 
 def test_an_image_of_one_patch_is_its_own_box(tmp_path):
     for task in (LOST, TOKENCUT):
-        assert task.box(torch.ones(1, 1, 4), 8, (7, 5)).tolist() == [0, 0, 5, 7]
+        assert task.find_box(torch.ones(1, 1, 4), 8, (7, 5)).tolist() == [0, 0, 5, 7]
 
 
 def test_features_that_are_not_finite_are_named(tmp_path):
@@ -122,7 +122,7 @@ def test_features_that_are_not_finite_are_named(tmp_path):
 
 def test_patches_of_fourteen_pixels(tmp_path):
     """Zeros to the right and below make whole patches; boxes end with the image."""
-    found = LOST.run(
+    result = LOST.run(
         export_of(replace(PLAIN, patch_size=14, image_size=28)), workspace(tmp_path, "tiny-trainval:", limit=4)
     )
-    assert (found.arrays["boxes"][:, 2:] <= [96, 64]).all()
+    assert (result.arrays["boxes"][:, 2:] <= [96, 64]).all()

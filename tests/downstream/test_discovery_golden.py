@@ -25,10 +25,10 @@ def test_lost(path, image):
         border = sorted(scores.tolist(), reverse=True)[config["k_patches"] - 1 : config["k_patches"] + 1]
         if len(set(border)) == len(border):
             assert set(similar.tolist()) == set(recorded[f"{image}.lost.similars"].tolist())
-    part = official.component(foreground.view(own["grid"]).numpy(), seed)
-    box = official.box_of(part, own["patch_size"], tuple(own["image"]))
+    part = official.connected_component(foreground.view(own["grid"]).numpy(), seed)
+    box = official.bounding_box(part, own["patch_size"], tuple(own["image"]))
     assert np.array_equal(box, recorded[f"{image}.lost.box"])
-    iou = official.overlaps(box, recorded[f"{image}.gt"].numpy())
+    iou = official.box_ious(box, recorded[f"{image}.gt"].numpy())
     assert np.allclose(iou, recorded[f"{image}.lost.iou"], rtol=0, atol=1e-6)
     assert (iou >= 0.5).any() == config["corloc_lost"][int(image.removeprefix("im"))]
 
@@ -41,11 +41,11 @@ def test_tokencut(path, image):
     truth = recorded[f"{image}.tokencut.eigenvector"].flatten().numpy()
     assert np.allclose(vector * np.sign(vector @ truth), truth, rtol=0, atol=1e-7)
     assert abs(abs(truth[seed]) - abs(truth[recorded[f"{image}.tokencut.seed"]])) <= 1e-9
-    part = official.component(foreground.reshape(own["grid"]), seed)
+    part = official.connected_component(foreground.reshape(own["grid"]), seed)
     assert np.array_equal(part, recorded[f"{image}.tokencut.mask"])
-    box = official.box_of(part, own["patch_size"], tuple(own["image"]))
+    box = official.bounding_box(part, own["patch_size"], tuple(own["image"]))
     assert np.array_equal(box, recorded[f"{image}.tokencut.box"])
-    iou = official.overlaps(box, recorded[f"{image}.gt"].numpy())
+    iou = official.box_ious(box, recorded[f"{image}.gt"].numpy())
     assert np.allclose(iou, recorded[f"{image}.tokencut.iou"], rtol=0, atol=1e-6)
     assert (iou >= 0.5).any() == config["corloc_tokencut"][int(image.removeprefix("im"))]
 
@@ -53,7 +53,7 @@ def test_tokencut(path, image):
 def test_overlaps_by_another_way():
     boxes = torch.rand(20, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64) * 50
     boxes[:, 2:] += boxes[:, :2] + 1
-    assert np.allclose(official.overlaps(boxes[0].numpy(), boxes.numpy()), box_iou(boxes[:1], boxes)[0], atol=1e-6)
+    assert np.allclose(official.box_ious(boxes[0].numpy(), boxes.numpy()), box_iou(boxes[:1], boxes)[0], atol=1e-6)
 
 
 def test_the_cut_between_two_groups():

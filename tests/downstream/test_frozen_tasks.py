@@ -1,4 +1,4 @@
-"""Tasks on frozen patches end to end on drawn scenes: what they find, share, keep through kills, and refuse."""
+"""Tasks on frozen patches end to end on drawn scenes: metrics, shared work, resumption after kills, and errors."""
 
 import json
 import os
@@ -38,42 +38,42 @@ def outcome(name: str, folder: Path, **settings) -> Outcome:
 
 
 @pytest.fixture(scope="module")
-def quiet(tmp_path_factory) -> Callable[[str], Outcome]:
+def uninterrupted(tmp_path_factory) -> Callable[[str], Outcome]:
     """The outcome of a task, by its name, that nothing interrupted."""
     return cache(lambda name: outcome(name, tmp_path_factory.mktemp(name)))
 
 
 @pytest.fixture(scope="module")
-def alone(tmp_path_factory) -> tuple[dict[str, dict[str, float]], list[str]]:
-    """Metrics of every task in a new process, and the modules that it imported."""
+def single_process(tmp_path_factory) -> tuple[dict[str, dict[str, float]], list[str]]:
+    """Metrics of every task in a new process, and the names of the modules that it imported."""
     program = (
         "from engine.extensions import load_extensions; load_extensions('downstream');"
         "from frozen_program import *; metrics = numbers(Path(sys.argv[1]), World());"
         "print(json.dumps([metrics, list(sys.modules)]))"
     )
-    command = [sys.executable, "-c", program, tmp_path_factory.mktemp("alone")]
+    command = [sys.executable, "-c", program, tmp_path_factory.mktemp("single_process")]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(PROGRAM.parent), *sys.path])}
     return json.loads(subprocess.run(command, capture_output=True, env=environment, check=True).stdout)
 
 
 @pytest.mark.slow
-def test_no_mm_library_is_imported(alone):
-    """Neither where tasks are listed, of which some need them, nor by those on frozen patches."""
-    _, modules = alone
+def test_no_mm_library_is_imported(single_process):
+    """Neither by listing all tasks, some of which need them, nor by running the tasks on frozen patches."""
+    _, modules = single_process
     assert "downstream.tasks.dense_knn" in modules
     assert not {"mmengine", "mmcv", "mmseg", "mmdet", "pycocotools", "cv2"} & set(modules)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("size", [3, pytest.param(2, marks=pytest.mark.exhaustive)])
-def test_processes_share_the_work_and_find_the_same(alone, size, tmp_path):
-    """A training has the same batches and the same bits; a search the same tiles."""
-    for each in [json.loads(process.end()) for process in ranks(size, PROGRAM, tmp_path)]:
-        assert each == alone[0]
+def test_processes_share_the_work_and_agree(single_process, size, tmp_path):
+    """Trainings have the same batches and bits, searches the same tiles, on any number of processes."""
+    for metrics in [json.loads(process.end()) for process in ranks(size, PROGRAM, tmp_path)]:
+        assert metrics == single_process[0]
 
 
-def test_numbers_follow_from_what_is_kept(quiet):
-    segmentation, depth, capi = map(quiet, ("segmentation", "depth", "capi"))
+def test_metrics_follow_from_the_arrays(uninterrupted):
+    segmentation, depth, capi = map(uninterrupted, ("segmentation", "depth", "capi"))
     assert segmentation.numbers == pytest.approx(scores(segmentation.arrays["areas"]))
     assert scores(capi.arrays["areas"])["mIoU"] == pytest.approx(capi.numbers["mIoU"])
     assert segmentation.arrays["areas"][..., 2].sum(1).min() > 0.8 * 64 * 96
@@ -82,19 +82,19 @@ def test_numbers_follow_from_what_is_kept(quiet):
         assert metric.value == pytest.approx(scale * np.nanmean(metric.per_image)), name
     assert not any(metric.chosen_on_val for metric in segmentation.metrics.values())
     tried = segmentation.facts["tried"]
-    assert len(tried) == 4 and segmentation.facts["learning_rate"] == max(tried, key=lambda each: each["mIoU"])["lr"]
+    assert len(tried) == 4 and segmentation.facts["learning_rate"] == max(tried, key=lambda trial: trial["mIoU"])["lr"]
 
 
 def test_selection_on_the_validation_images_is_marked(tmp_path):
     task = SEGMENTER.selecting("val")
-    found = task.run(export_of(), workspace(tmp_path, "tiny-ade20k:"))
-    assert all(metric.chosen_on_val for metric in found.metrics.values())
-    assert found.numbers["mIoU"] == max(each["mIoU"] for each in found.facts["tried"])
+    result = task.run(export_of(), workspace(tmp_path, "tiny-ade20k:"))
+    assert all(metric.chosen_on_val for metric in result.metrics.values())
+    assert result.numbers["mIoU"] == max(trial["mIoU"] for trial in result.facts["tried"])
     assert task.selecting("holdout") == SEGMENTER and DEPTHS.selecting("val") == DEPTHS
 
 
-def test_scales_and_mirror_images_change_no_training(tmp_path):
-    """Only the evaluation, of probabilities averaged over them."""
+def test_evaluation_settings_do_not_change_the_training(tmp_path):
+    """Scales and mirror images reuse the trained heads and change the metrics."""
     plain = outcome("segmentation", tmp_path)
     folders = {path.name for path in (tmp_path / "cache/segmentation_linear").iterdir()}
     several = replace(SEGMENTER, scales=(0.5, 1.0), flip=True).run(export_of(), workspace(tmp_path, "tiny-ade20k:"))
@@ -103,8 +103,8 @@ def test_scales_and_mirror_images_change_no_training(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["segmentation", "depth"])
-def test_killed_and_continued(name, quiet, tmp_path):
-    """In the fourth step, behind the state of the third: the rest has the same bits."""
+def test_killed_training_resumes(name, uninterrupted, tmp_path):
+    """Killed in the fourth step, after the state of the third was saved: the result has the same bits."""
     child = os.fork()
     if not child:
         update = HeadTraining.update
@@ -121,10 +121,10 @@ def test_killed_and_continued(name, quiet, tmp_path):
     states = [path.name for path in (tmp_path / "killed").rglob("step-*.safetensors")]
     assert max(states).startswith("step-000000003-")
     again = outcome(name, tmp_path / "killed")
-    assert dict(again.metrics) == dict(quiet(name).metrics) and again.facts == quiet(name).facts
+    assert dict(again.metrics) == dict(uninterrupted(name).metrics) and again.facts == uninterrupted(name).facts
 
 
-def test_stopped_by_a_signal_and_continued(quiet, tmp_path, monkeypatch):
+def test_stopped_training_resumes(uninterrupted, tmp_path, monkeypatch):
     update = HeadTraining.update
 
     def signalled(self, maps, targets):
@@ -137,11 +137,11 @@ def test_stopped_by_a_signal_and_continued(quiet, tmp_path, monkeypatch):
     with pytest.raises(Stopped, match="after step 2 of 6 of depth_linear on tiny-nyu:"):
         outcome("depth", tmp_path / "stopped")
     monkeypatch.setattr(HeadTraining, "update", update)
-    assert dict(outcome("depth", tmp_path / "stopped").metrics) == dict(quiet("depth").metrics)
+    assert dict(outcome("depth", tmp_path / "stopped").metrics) == dict(uninterrupted("depth").metrics)
 
 
-def test_an_extraction_goes_on_behind_a_kill_and_is_shared(tmp_path, monkeypatch):
-    """By tasks that read the same images in the same size."""
+def test_interrupted_extraction_resumes_and_is_shared(tmp_path, monkeypatch):
+    """Shared by tasks that read the same images at the same size."""
     seen, image_of = [], patches.scene_image
 
     def failing(scenes, index):
@@ -162,13 +162,13 @@ def test_an_extraction_goes_on_behind_a_kill_and_is_shared(tmp_path, monkeypatch
 
 @pytest.mark.parametrize("spec", SPECS)
 def test_every_architecture_is_read(spec, tmp_path):
-    """Registers and class tokens are no patches; odd sizes and patches of 14 pixels are padded or rounded up."""
+    """Registers and class tokens are not read as patches; sides are padded or rounded up to patches of 14 pixels."""
     odd = replace(SPECS[spec], patch_size=14, image_size=28) if SPECS[spec].family == "vit" else SPECS[spec]
     export = export_of(odd)
     for task, url in ((DEPTHS, "tiny-nyu:"), (HUMMINGBIRD, "tiny-voc:")):
         short = replace(task, steps=2) if hasattr(task, "steps") else task
-        found = short.run(export, workspace(tmp_path, url, limit=4))
-        assert all(np.isfinite(metric.value) for metric in found.metrics.values())
+        result = short.run(export, workspace(tmp_path, url, limit=4))
+        assert all(np.isfinite(metric.value) for metric in result.metrics.values())
 
 
 def test_a_bad_scene_is_named_or_counted(tmp_path):
@@ -181,13 +181,13 @@ def test_a_bad_scene_is_named_or_counted(tmp_path):
         with pytest.raises(ValueError) as caught:
             task.run(export_of(), workspace(tmp_path, url))
         assert str(caught.value).startswith(f"{file}: ") and "\n" not in str(caught.value)
-        found = task.run(export_of(), workspace(tmp_path, url, skip_bad=True))
-        assert len(found.facts["val"]["skipped"]) == 1 and not found.facts["train"]["skipped"]
-    assert np.isnan(found.metrics["rmse"].per_image).tolist() == [True] + 7 * [False]
+        result = task.run(export_of(), workspace(tmp_path, url, skip_bad=True))
+        assert len(result.facts["val"]["skipped"]) == 1 and not result.facts["train"]["skipped"]
+    assert np.isnan(result.metrics["rmse"].per_image).tolist() == [True] + 7 * [False]
 
 
 @pytest.mark.parametrize(
-    ("values", "said"),
+    ("values", "message"),
     [
         (np.zeros((60, 80), np.uint16), "no pixel has a depth"),
         (np.full((60, 80), 5, np.uint16), "read as 0.005 m"),
@@ -197,18 +197,18 @@ def test_a_bad_scene_is_named_or_counted(tmp_path):
         (np.full((60, 80, 3), 200, np.uint8), "16-bit grey PNG"),
     ],
 )
-def test_depths_that_cannot_be(values, said, tmp_path):
+def test_impossible_depths_are_refused(values, message, tmp_path):
     nyu = tiny_folder("nyu", tmp_path)
     scenes = open_scenes(f"nyu:{nyu}", "val", tmp_path)
     Image.fromarray(values).save(nyu / scenes.listing.depths[3])
-    with pytest.raises(ValueError, match=said):
+    with pytest.raises(ValueError, match=message):
         scene_depth(scenes, 3, (60, 80))
     (line,) = decode_scenes(scenes)[0].values()
-    assert scenes.listing.depths[3] in line and said in line
+    assert scenes.listing.depths[3] in line and message in line
 
 
 def test_depths_in_centimetres_are_suspected(tmp_path, capsys):
-    """Each of them could be that of a near thing; all of them are no rooms."""
+    """One map could show something near, but all of them cannot be rooms."""
     nyu = tiny_folder("nyu", tmp_path)
     DEPTHS.run(export_of(), workspace(tmp_path, f"nyu:{nyu}", limit=4))
     assert "another unit" not in capsys.readouterr().err
@@ -222,19 +222,19 @@ def test_depths_in_centimetres_are_suspected(tmp_path, capsys):
 @pytest.mark.parametrize("task", [SEGMENTER, HUMMINGBIRD, CAPI])
 @pytest.mark.parametrize("skip_bad", [False, True])
 def test_masks_of_one_class_are_refused(task, skip_bad, tmp_path):
-    """As binary masks of 0 and 255 are, whose 255 is of no class."""
+    """Such as binary masks of 0 and 255, because 255 means unlabelled."""
     voc = tiny_folder("voc", tmp_path)
     for path in (voc / "SegmentationClass").iterdir():
         mask = np.asarray(Image.open(path))
         Image.fromarray(np.where(mask > 0, 255, 0).astype(np.uint8)).save(path)
     if skip_bad:
         path.write_bytes(b"")
-    with pytest.raises(ValueError, match=r"background alone.*255"):
+    with pytest.raises(ValueError, match=r"background single_process.*255"):
         task.run(export_of(), workspace(tmp_path, f"voc:{voc}", skip_bad=skip_bad))
 
 
 def test_lists_of_nyu(tmp_path):
-    """Beside the folder of the scenes, too; sorted; a line that is wrong is named."""
+    """Lists are sorted, may lie beside the folder of the scenes, and a wrong line is named."""
     nyu = tiny_folder("nyu", tmp_path)
     first = open_scenes(f"nyu:{nyu}", "train", tmp_path)
     assert first.listing.images == tuple(sorted(first.listing.images))
@@ -248,7 +248,7 @@ def test_lists_of_nyu(tmp_path):
         open_scenes(f"nyu:{nyu}", "val", tmp_path)
 
 
-def test_counts_of_the_work():
+def test_counted_work():
     spec = replace(PLAIN, depth=4)
     scale = Scale(spec=spec, images={"train": 40, "val": 8}, classes=150)
     for task in (SEGMENTER, DEPTHS):
@@ -266,19 +266,19 @@ def test_counts_of_the_work():
             assert protocol.task.cost(scale).memory > 0 and protocol.task.summary(spec, scale.images)
 
 
-def test_rates_of_work_are_timed(tmp_path):
-    """All kinds that a plan of the task has, but for those that are measured once for all."""
+def test_benchmark_times_the_units_of_the_work(tmp_path):
+    """All kinds of work of the task, except those that are timed once for all tasks."""
     for task, url in TASKS.values():
         space = workspace(tmp_path, url)
-        train, val = task.opened(export_of(), space)
-        images = {"train": len(train.places), "val": len(val.places)}
+        train, val = task.load_scenes(export_of(), space)
+        images = {"train": len(train.indices), "val": len(val.indices)}
         work = task.cost(Scale(spec=PLAIN, images=images, classes=len(val.scenes.classes)))
         units = task.benchmark(export_of(), space, 0.1)
         assert {part.kind for part in work.parts} - {"states"} <= units.keys()
         assert all(units[kind] > 0 for kind in units.keys() - {"fits"})
 
 
-def test_what_cannot_be_evaluated_is_refused(tmp_path, monkeypatch):
+def test_unsuitable_networks_and_images_are_refused(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(str(tmp_path))
     write_networks(tmp_path)
     vector = load_frozen("module:toynets:vector").spec

@@ -105,23 +105,23 @@ def test_training_and_evaluation_images():
         chances = config["flip_prob"], config["cat_max_ratio"]
         cut = official.training_crop(image, labels, crop, config["img_size"], ratios, random, *chances)
         assert next(random.draws, None) is None
-        pixels, target = official.padded(official.normalised(cut[0], MEAN, STD), cut[1], crop)
+        pixels, target = official.pad_crop(official.normalise(cut[0], MEAN, STD), cut[1], crop)
         assert torch.equal(target, recorded[f"train{place}.label"][0])
         assert torch.allclose(pixels, recorded[f"train{place}.image"], rtol=0, atol=1e-5)
-        shown = official.resized(image, official.resized_sides(*labels.shape, config["img_size"]))
+        shown = official.resize_bilinear(image, official.resized_size(*labels.shape, config["img_size"]))
         assert torch.allclose(prepared(shown), recorded[f"eval{place}.image"], rtol=0, atol=1e-5)
         assert np.array_equal(recorded[f"eval{place}.label"][0], recorded[f"in{place}.label"])
 
 
 def prepared(image: Image.Image) -> torch.Tensor:
-    return official.normalised(torch.from_numpy(np.asarray(image).transpose(2, 0, 1).copy()), MEAN, STD)
+    return official.normalise(torch.from_numpy(np.asarray(image).transpose(2, 0, 1).copy()), MEAN, STD)
 
 
 def test_images_of_test_time_augmentation():
     recorded, config = (read(f"{FOLDER}/seg_augment.safetensors") for read in (tensors, facts))
     image = Image.fromarray(recorded["in0.image"].numpy())
-    sides = official.evaluation_sides(image.height, image.width, config["img_size"], config["tta_ratios"])
-    views = [prepared(official.resized(image, size)) for size in sides]
+    sides = official.evaluation_sizes(image.height, image.width, config["img_size"], config["tta_ratios"])
+    views = [prepared(official.resize_bilinear(image, size)) for size in sides]
     for number, view in enumerate([*views, *(view.flip(-1) for view in views)]):
         assert torch.allclose(view, recorded[f"tta0.image{number}"], rtol=0, atol=1e-5), number
 
@@ -137,7 +137,7 @@ def test_sliding_windows_and_scores(path):
 
     def logits_of(images: torch.Tensor) -> torch.Tensor:
         with torch.no_grad():
-            return head(torch.tanh(F.conv2d(official.to_whole_patches(images, patch), weight, stride=patch)))
+            return head(torch.tanh(F.conv2d(official.pad_to_patches(images, patch), weight, stride=patch)))
 
     areas = []
     for number in range(len(matches(r"in\d+\.gt", recorded))):
@@ -152,15 +152,15 @@ def test_sliding_windows_and_scores(path):
             size = tuple(view.shape[-2:])
             windows = official.sliding_windows(size, config["crop"], config["stride"])
             cut = torch.cat([logits_of(view[..., rows, columns]) for rows, columns in windows])
-            logits.append(official.joined_logits(cut, windows, size))
+            logits.append(official.merge_windows(cut, windows, size))
         flipped = [config["tta"] and place >= len(views) // 2 for place in range(len(views))]
-        shares = official.class_probabilities(logits, flipped, labels.shape)
-        first = official.class_probabilities(logits[:1], [False], labels.shape)
+        shares = official.mean_probabilities(logits, flipped, labels.shape)
+        first = official.mean_probabilities(logits[:1], [False], labels.shape)
         assert torch.allclose(logits[0], recorded[f"out{number}.slide"], rtol=0, atol=1e-9)
         assert torch.allclose(first, recorded[f"out{number}.probabilities"][0], rtol=0, atol=1e-9)
         predicted = shares.argmax(0).numpy()
         assert np.array_equal(predicted, recorded[f"out{number}.prediction"][0])
-        areas.append(official.areas_of(predicted, np.array(CLASS_OF_VALUE, np.uint8)[labels], config["classes"]))
+        areas.append(official.class_areas(predicted, np.array(CLASS_OF_VALUE, np.uint8)[labels], config["classes"]))
     right, shown, truth = np.moveaxis(np.stack(areas), -1, 0)
     whole = np.stack([right, shown + truth - right, shown, truth], axis=1)
     assert np.array_equal(whole, recorded["areas"])
@@ -174,7 +174,7 @@ def test_scores():
     recorded, config = (read(f"{FOLDER}/seg_metrics.safetensors") for read in (tensors, facts))
     predicted, labels = recorded["prediction"].numpy(), np.array(CLASS_OF_VALUE, np.uint8)[recorded["label"].numpy()]
     classes = config["classes"]
-    areas = np.stack([official.areas_of(*pair, classes) for pair in zip(predicted, labels, strict=True)])
+    areas = np.stack([official.class_areas(*pair, classes) for pair in zip(predicted, labels, strict=True)])
     right, shown, truth = np.moveaxis(areas, -1, 0)
     assert np.array_equal(np.stack([right, shown + truth - right, shown, truth], axis=1), recorded["areas"])
     found, named = scores(areas), dict(zip(config["metrics"], recorded["metrics"].tolist(), strict=True))

@@ -1,4 +1,4 @@
-"""Masks propagated end to end on drawn videos: what is scored, left out and refused."""
+"""Video propagation end to end on generated videos: scores, videos left out, errors."""
 
 from dataclasses import replace
 
@@ -8,7 +8,7 @@ from PIL import Image
 from toy_scenes import export_of, workspace
 
 from downstream.data.scenes import decode_scenes, open_scenes, tiny_folder
-from downstream.tasks.video_propagation import PROTOCOLS, averaged
+from downstream.tasks.video_propagation import PROTOCOLS, mean_scores
 from engine.tasks import Outcome
 
 TASK = PROTOCOLS["video_propagation@smoke"].task
@@ -19,15 +19,15 @@ def outcome(folder, url="tiny-davis:", **settings) -> Outcome:
 
 
 def test_objects_weigh_equally_and_videos_are_drawn(tmp_path):
-    found = outcome(tmp_path)
-    objects, of_video = found.arrays["objects"], found.arrays["videos"]
-    assert objects.shape == (6, 6) and of_video.tolist() == [0, 0, 1, 1, 2, 2]
-    assert found.numbers["JF_mean"] == pytest.approx(100 * (objects[:, 0].mean() + objects[:, 3].mean()) / 2)
-    assert found.numbers["J_recall"] == pytest.approx(100 * objects[:, 1].mean())
-    alone = averaged(objects, of_video, np.array([[0.0, 3.0, 0.0]]))
-    assert alone["F_mean"] == pytest.approx(100 * objects[2:4, 3].mean())
-    assert len(np.unique(found.metrics["JF_mean"].resampled)) > 5
-    assert not found.metrics["J_decay"].higher_is_better
+    result = outcome(tmp_path)
+    objects, video_of_object = result.arrays["objects"], result.arrays["videos"]
+    assert objects.shape == (6, 6) and video_of_object.tolist() == [0, 0, 1, 1, 2, 2]
+    assert result.numbers["JF_mean"] == pytest.approx(100 * (objects[:, 0].mean() + objects[:, 3].mean()) / 2)
+    assert result.numbers["J_recall"] == pytest.approx(100 * objects[:, 1].mean())
+    one_video = mean_scores(objects, video_of_object, np.array([[0.0, 3.0, 0.0]]))
+    assert one_video["F_mean"] == pytest.approx(100 * objects[2:4, 3].mean())
+    assert len(np.unique(result.metrics["JF_mean"].resampled)) > 5
+    assert not result.metrics["J_decay"].higher_is_better
 
 
 def test_a_video_that_stands_still_keeps_its_masks(tmp_path):
@@ -51,9 +51,9 @@ def test_bad_videos_are_named_or_counted(tmp_path):
     with pytest.raises(ValueError, match="no object to follow") as caught:
         outcome(tmp_path, url)
     assert str(caught.value).startswith(f"{empty}: ") and "\n" not in str(caught.value)
-    found = outcome(tmp_path, url, skip_bad=True)
-    assert found.facts["videos"] == ["val2"] and list(found.facts["videos left out"]) == ["val1", "val0"]
-    assert found.facts["val"]["skipped"].keys() == {str(small).replace("Annotations", "JPEGImages")[:-3] + "jpg"}
+    result = outcome(tmp_path, url, skip_bad=True)
+    assert result.facts["videos"] == ["val2"] and list(result.facts["videos left out"]) == ["val1", "val0"]
+    assert result.facts["val"]["skipped"].keys() == {str(small).replace("Annotations", "JPEGImages")[:-3] + "jpg"}
     (line,) = decode_scenes(open_scenes(url, "val", tmp_path))[0].values()
     assert str(small) in line
 

@@ -23,15 +23,15 @@ def test_masks_of_every_frame(path):
     first = official.first_masks(annotation[0], grid)
     assert torch.equal(first, recorded["first.onehot"][0].long())
     features = recorded["features"].double()
-    near = official.near(grid, config["size_mask_neighborhood"])
+    near = official.neighbourhood_mask(grid, config["size_mask_neighborhood"])
     queue: deque = deque(maxlen=config["n_last_frames"])
-    for frame, own in enumerate(features[1:]):
+    for frame, target in enumerate(features[1:]):
         context, masks = zip((features[0], first), *queue, strict=True)
-        soft = official.propagated(context, masks, own, near, config["topk"], config["temperature"])
+        soft = official.propagate(context, masks, target, near, config["topk"], config["temperature"])
         assert torch.allclose(soft, recorded["soft"][frame], rtol=0, atol=1e-9), frame
-        labels = official.labels_of(soft, config["patch"], tuple(config["original"]))
+        labels = official.masks_to_labels(soft, config["patch"], tuple(config["original"]))
         assert np.array_equal(labels, recorded["prediction"][frame + 1]), frame
-        queue.append((own, soft))
+        queue.append((target, soft))
 
 
 @pytest.mark.parametrize("path", FILES)
@@ -40,8 +40,8 @@ def test_frames(path):
     size = official.frame_size(*config["original"], config["short_side"], config["patch"])
     assert [side // config["patch"] for side in size] == config["grid"]
     bgr = recorded["frame1.image_bgr"].numpy()
-    frame = Image.fromarray(official.resized_frame(bgr[..., ::-1], size))
-    frame = official.normalised_pixels(frame, official.MEAN, official.STD)
+    frame = Image.fromarray(official.resize_like_opencv(bgr[..., ::-1], size))
+    frame = official.normalised_tensor(frame, official.MEAN, official.STD)
     assert torch.allclose(frame, recorded["frame1.normalised"], rtol=0, atol=1e-5)
 
 
@@ -51,9 +51,9 @@ def test_scores(path):
     predicted, truth = recorded["prediction"].numpy(), recorded["annotation"].numpy()
     scores = official.frame_scores(predicted, truth)
     means = []
-    for name, own in zip("JF", scores, strict=True):
-        assert np.allclose(own, recorded[name], rtol=0, atol=1e-9)
-        statistics = official.statistics(own)
+    for name, of_frames in zip("JF", scores, strict=True):
+        assert np.allclose(of_frames, recorded[name], rtol=0, atol=1e-9)
+        statistics = official.statistics(of_frames)
         assert np.allclose(statistics, recorded[f"{name}.statistics"], rtol=0, atol=1e-9)
         means.append(statistics[:, 0].mean())
     assert np.mean(means) == pytest.approx(config["J_and_F"], abs=1e-9)
@@ -69,7 +69,7 @@ def disk_f(predicted, truth, reach):
     return 2 * precision * recall / (precision + recall)
 
 
-def test_scores_by_other_ways():
+def test_scores_against_other_implementations():
     random = np.random.RandomState(0)
     truth = np.zeros((40, 60), bool)
     truth[10:30, 20:45] = True
@@ -82,12 +82,14 @@ def test_scores_by_other_ways():
     assert official.region_similarity(truth, empty) == official.contour_accuracy(truth, empty) == 0
 
 
-def test_a_frame_like_the_one_before_keeps_its_masks():
-    """Orthogonal patches: each is like itself alone."""
+def test_a_shifted_frame_takes_the_shifted_masks():
+    """Orthogonal patches: each is similar only to itself."""
     features, masks = 50 * torch.eye(12, dtype=torch.float64), torch.zeros(2, 3, 4, dtype=torch.float64)
     masks[0, :, :2], masks[1, :, 2:] = 1, 1
     moved = features[torch.arange(12).view(3, 4).roll(1, 1).flatten()]
-    soft = official.propagated([features], [masks], moved, official.near((3, 4), 0), k=1, temperature=0.1)
+    soft = official.propagate([features], [masks], moved, official.neighbourhood_mask((3, 4), 0), k=1, temperature=0.1)
     assert torch.allclose(soft, masks.roll(1, 2), rtol=0, atol=1e-12)
-    held = official.propagated([features], [masks], features, official.near((3, 4), 1), k=1, temperature=0.01)
-    assert torch.allclose(held, masks, rtol=0, atol=1e-12)
+    unchanged = official.propagate(
+        [features], [masks], features, official.neighbourhood_mask((3, 4), 1), k=1, temperature=0.01
+    )
+    assert torch.allclose(unchanged, masks, rtol=0, atol=1e-12)
