@@ -12,7 +12,7 @@ from bench.cli.options import EvaluationOptions
 from bench.pretraining.recipes import choose_recipe
 from bench.pretraining.run import prepared
 from bench.reporting.page import report_page
-from bench.run.runner import run_suite
+from bench.run.runner import run_jobs
 from bench.statistics.compare import compare, conclusion
 from bench.statistics.paired import holm
 from engine.distributed import World
@@ -81,8 +81,8 @@ def evaluate_demo(network: Path, out: Path, seed: int) -> int:
         seed=seed,
         limit=LIMIT,
     )
-    if code := run_suite(options):
-        return code
+    if run_jobs(options).failed:
+        return 1
     comparisons = [
         comparison
         for other in ("raw-pixels", f"{METHOD}-initial")

@@ -32,6 +32,10 @@ def run(options: Options) -> int:
         from bench.cluster.submit import launch_evaluation
 
         return launch_evaluation(cluster)
-    from bench.run.runner import run_suite
+    if options.dry_run:
+        from bench.run.forecast import dry_run
 
-    return run_suite(options, options.dry_run)
+        return dry_run(options)
+    from bench.run.runner import run_jobs
+
+    return 1 if run_jobs(options).failed else 0

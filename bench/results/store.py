@@ -184,7 +184,8 @@ def find_results(out: Path, options: Mapping[str, str | None]) -> dict[Path, Res
             choices = {
                 name
                 for path, content in contents.items()
-                for name in (names[path][option] if isinstance(content, Result) or option != "protocol" else ())
+                if isinstance(content, Result) or option != "protocol"  # an unreadable file's protocol is a guess
+                for name in names[path][option]
             }
             raise ValueError(f"--{option} {word}: {out} has no such result{did_you_mean(word, sorted(choices))}")
     matching = [path for path in contents if all(word in names[path][option] for option, word in filters.items())]

@@ -17,6 +17,7 @@ from shlex import quote
 from types import FrameType
 from typing import Any
 
+from bench.cli.names import ready_device
 from bench.cli.options import EvaluationOptions
 from bench.cli.output import in_one_line, table
 from bench.cli.settings import setting_text
@@ -27,6 +28,7 @@ from bench.run.checkpoints import LoadedCheckpoint
 from bench.run.prepare import Job, Preparation, checkpoint_title, group_of, prepare
 from bench.run.suites import ChosenProtocol
 from checkpoints.frozen import FrozenExport
+from engine.distributed import start_world
 from engine.files import digest
 from engine.machine import cores
 from engine.printing import say
@@ -213,8 +215,15 @@ INDENT = 6  # spaces before lines about a job or a protocol
 MAX_LISTED = 8  # protocols whose settings are listed
 
 
-def show_dry_run(preparation: Preparation) -> int:
-    """Print what a run would do. Returns 1 if a checkpoint or a task would fail."""
+def dry_run(options: EvaluationOptions) -> int:
+    """Prepare a run and print what it would do. Returns 1 if a checkpoint or a task would fail."""
+    with start_world(ready_device(options.device, options.compiled)) as world:
+        preparation = prepare(options, world, dry_run=True)
+        return world.on_rank0(lambda: _show(preparation))
+
+
+def _show(preparation: Preparation) -> int:
+    say(*preparation.left_out)
     all_jobs = [job for _, jobs in preparation.jobs for job in jobs]
     names = {job.chosen.name for job in all_jobs}
     selected = [chosen for chosen in preparation.protocols if chosen.name in names or not preparation.jobs]

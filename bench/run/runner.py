@@ -261,18 +261,6 @@ class Tally:
     errors: list[Exception] = field(default_factory=list)  # of the failed jobs
 
 
-def run_suite(options: EvaluationOptions, dry_run: bool = False) -> int:
-    """Run all jobs, or show them in a dry run, and return the exit code. ValueError for invalid options."""
-    if not dry_run:
-        return 1 if run_jobs(options).failed else 0
-    from bench.run.forecast import show_dry_run
-
-    with start_world(ready_device(options.device, options.compiled)) as world:
-        preparation = prepare(options, world, dry_run=True)
-        say(*(preparation.left_out if world.is_rank0 else ()))
-        return world.on_rank0(lambda: show_dry_run(preparation))
-
-
 def run_jobs(options: EvaluationOptions, show: bool = True, variations: Variations = ((),)) -> Tally:
     """Run all jobs, and print and return how they ended. ValueError for invalid options.
 
@@ -331,7 +319,7 @@ def _run_checkpoint(preparation: Preparation, checkpoint: LoadedCheckpoint, jobs
     export = world.on_all_ranks(lambda: export or _loaded(checkpoint))
     features = _features_of(export, jobs, space)
     if not export.spec.has_class_token:
-        say("  it has no class token: protocols that read it read avg, the mean of the patches, instead")
+        say_once("  it has no class token: protocols that read it read avg, the mean of the patches, instead")
     for group in grouped(jobs, export, space):
         reason = ""
         if group[0].state == "done":

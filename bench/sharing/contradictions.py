@@ -115,9 +115,9 @@ def _of_metrics(result: Result, arrays: Mapping[str, np.ndarray], without: Colle
     named = {metric.array for metric in result.metrics.values() if metric.array}
     yield from (f"array {name}: missing" for name in sorted({*named, *result.arrays} - arrays.keys()))
     yield from (f"array {name}: belongs to no metric" for name in sorted(arrays.keys() - named - {*result.arrays}))
-    methods, problems = set(), []
+    methods, all_fit = set(), named <= arrays.keys()
     for name, metric in result.metrics.items():
-        of, values = metric.deviation_of, arrays.get(metric.array or "")
+        of = metric.deviation_of
         if not isfinite(metric.value):
             yield f"{name} is not a finite number"
         if of and (of not in result.metrics or metric.unit != result.metrics[of].unit or metric.value < 0):
@@ -128,25 +128,21 @@ def _of_metrics(result: Result, arrays: Mapping[str, np.ndarray], without: Colle
             needs_none = any(fnmatchcase(name, pattern) for pattern in without)
             if metric.interval or not (of or result.protocol.plugin or needs_none):
                 yield f"{name} has no values that it could follow from"
-            continue
-        if metric.array != (name if metric.array_over == "images" else f"{name}_resampled"):
+        elif metric.array != (name if metric.array_over == "images" else f"{name}_resampled"):
             yield f"{name} refers to the array {metric.array} over {metric.array_over}, which is not its own"
-        elif values is not None:
-            interval, method, problem = _interval(result, name, values)
+        elif metric.array in arrays:
+            interval, method, problem = _interval(result, name, arrays[metric.array])
             methods |= {method} if interval else set()
-            problems += [problem] if problem else []
             if problem:
-                continue
-            if bool(interval) != bool(metric.interval):
-                mismatch = (
-                    "no interval, but its values give one" if interval else "an interval, but its values give none"
-                )
-                yield f"{name} has {mismatch}"
+                all_fit = False
+                yield problem
+            elif interval and not metric.interval:
+                yield f"{name} has no interval, but its values give one"
+            elif metric.interval and not interval:
+                yield f"{name} has an interval, but its values give none"
             elif interval and not all(map(NEAR, interval, metric.interval or ())):
-                low, high = interval
-                yield f"{name}: its values give another interval, [{low:.4f}, {high:.4f}]"
-    yield from problems
-    if not problems and named <= arrays.keys() and result.interval_method != "; ".join(sorted(methods)):
+                yield f"{name}: its values give another interval, [{interval[0]:.4f}, {interval[1]:.4f}]"
+    if all_fit and result.interval_method != "; ".join(sorted(methods)):
         yield f"its intervals were not computed by {result.interval_method!a:.80}"
 
 

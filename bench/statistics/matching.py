@@ -160,11 +160,12 @@ def _by_protocol(results: Sequence[StoredResult]) -> dict[str, dict[str, BySeed]
 def _difference(left: Mapping[str, BySeed], right: Mapping[str, BySeed]) -> str:
     # What differs between the two most similar results.
     sides = [[next(iter(seeds.values())).result.conditions for seeds in side.values()] for side in (left, right)]
-    candidates = []
+    candidates: list[list[str]] = []
     for one, other in product(*sides):
         keys = [key for key in one | other if one.get(key) != other.get(key)]
         candidates.append([f"{key} {_text(one.get(key))} against {_text(other.get(key))}" for key in keys])
-    return ", ".join(min(candidates, key=len))
+    fewest = min(candidates, key=len)
+    return ", ".join(fewest)
 
 
 def _text(value: Any) -> str:

@@ -97,3 +97,8 @@ def test_a_request_that_cannot_be_met_is_one_line_of_one_rank(start, tmp_path):
     assert codes == [2, 2], said
     lines = [line for text in said for line in text.splitlines() if "warning" not in line]
     assert len(lines) == 1 and lines[0].startswith("bench: error: --")
+
+
+def test_what_a_checkpoint_lacks_is_said_by_the_first_rank_alone(start):
+    codes, said = two_ranks(start, "--checkpoint", "pixels:8", "--suite", "toy@one")
+    assert codes == [0, 0] and "no class token" in said[0] and "no class token" not in said[1], said
