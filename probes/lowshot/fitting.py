@@ -231,7 +231,7 @@ class Fitter:
         world: World,
     ) -> EvaluatedFit:
         """Evaluate a fit of training rows (n,) on the validation images."""
-        predicted, confidence, nll = evaluated_predictions(self.val, self.val_labels, fit.weights)
+        predicted, confidence, nll = predictions_and_losses(self.val, self.val_labels, fit.weights)
         correct = predicted == self.val_labels
         train_correct = self.correct_predictions(rows, fit.weights, world)
         record: dict[str, Any] = {
@@ -271,7 +271,7 @@ class Fitter:
         )
 
 
-def evaluated_predictions(
+def predictions_and_losses(
     source: PreparedRows, labels: np.ndarray, weights: Tensor
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Predictions of weights (D, C) for all rows of `source`, with labels (n,).

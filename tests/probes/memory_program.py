@@ -57,7 +57,7 @@ def logreg(rows: np.ndarray, labels: np.ndarray) -> None:
 
 
 def linear(rows: np.ndarray, labels: np.ndarray) -> None:
-    linear_batches.WINDOW = 8192
+    linear_batches.MAX_WINDOW = 8192
     kept = ChosenRows(rows, np.arange(1, len(rows)))
     assert not are_equal(kept)
     table = Table(arrays={KIND: kept}, labels=labels, readouts={"cls1": (KIND,)}, device="cpu")

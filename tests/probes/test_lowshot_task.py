@@ -75,11 +75,11 @@ def test_metrics_facts_and_per_image(export, tmp_path):
 
 
 def test_what_weights_say_of_features(monkeypatch):
-    monkeypatch.setattr(blocks, "READ", 2)
+    monkeypatch.setattr(blocks, "READ_ROWS", 2)
     random = np.random.default_rng(0)
     rows, weights = random.normal(size=(5, 4)).astype(np.float32), random.normal(size=(4, 3))
     source, labels = PreparedRows(features=rows, preprocess="none", device="cpu"), np.array([0, 2, 1, 1, 0])
-    predicted, confidence, nll = fitting.judged(source, labels, torch.from_numpy(weights))
+    predicted, confidence, nll = fitting.predictions_and_losses(source, labels, torch.from_numpy(weights))
     scores = np.exp(rows @ weights)
     probabilities = scores / scores.sum(axis=1, keepdims=True)
     assert np.array_equal(predicted, scores.argmax(axis=1))

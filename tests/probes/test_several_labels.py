@@ -170,7 +170,7 @@ def test_the_lambda_is_the_best_on_held_out_images(export, tmp_path):
     alone = run(replace(TASK, lambdas=(raw,), holdout=0.0), export, tmp_path)
     assert alone.facts["fits"] == chosen.facts["fits"] and alone.metrics == chosen.metrics
     by_class = ClassByClass(fitter=FITTER, classes=("a", "b"), labels=np.eye(2))
-    assert by_class.choose(np.array([[50.0, 60.0, 90.0], [np.nan, 70.0, -1.0]])) == [0.1, 0.1]  # means of 50, 65, none
+    assert by_class.choose_lambdas(np.array([[50.0, 60.0, 90.0], [np.nan, 70.0, -1.0]])) == [0.1, 0.1]  # means of 50, 65, none
 
 
 def test_a_plan_counts_a_fit_for_each_class(export):
