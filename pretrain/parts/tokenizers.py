@@ -154,14 +154,15 @@ class DalleBlock(nn.Module):
 
     def __init__(self, channels_in: int, channels: int, blocks: int) -> None:
         super().__init__()
-        hidden, path = channels // 4, {}
-        sizes = ((channels_in, hidden, 3), (hidden, hidden, 3), (hidden, hidden, 3), (hidden, channels, 1))
-        for number, (conv_in, conv_out, side) in enumerate(sizes, start=1):
-            path[f"relu_{number}"] = nn.ReLU()
-            path[f"conv_{number}"] = nn.Conv2d(conv_in, conv_out, side, padding=side // 2)
+        hidden = channels // 4
+        widths = (channels_in, hidden, hidden, hidden, channels)
+        layers: dict[str, nn.Module] = {}
+        for number, kernel in enumerate((3, 3, 3, 1), start=1):
+            layers[f"relu_{number}"] = nn.ReLU()
+            layers[f"conv_{number}"] = nn.Conv2d(widths[number - 1], widths[number], kernel, padding=kernel // 2)
         self.gain = 1 / blocks**2
         self.id_path = nn.Conv2d(channels_in, channels, 1) if channels_in != channels else nn.Identity()
-        self.res_path = named(path)
+        self.res_path = named(layers)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.id_path(x) + self.gain * self.res_path(x)

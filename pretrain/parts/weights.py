@@ -19,7 +19,7 @@ TOKEN_STD = 0.02
 def xavier_(network: nn.Module) -> nn.Module:
     """Xavier-uniform linear layers with zero bias; norms with gain 1 and bias 0 (MAE models_mae.py:82-93, MOCA, LUT,
     ExtreMA)."""
-    return _drawn(network, nn.init.xavier_uniform_)
+    return _initialise(network, nn.init.xavier_uniform_)
 
 
 def truncated_(network: nn.Module, std: float = 0.02, limit: float = 2.0) -> nn.Module:
@@ -27,7 +27,7 @@ def truncated_(network: nn.Module, std: float = 0.02, limit: float = 2.0) -> nn.
 
     DINO and timm truncate at +-2 (vision_transformer.py:161-172), SimMIM at +-std (simmim.py:66-67).
     """
-    return _drawn(network, lambda weight: nn.init.trunc_normal_(weight, std=std, a=-limit, b=limit))
+    return _initialise(network, lambda weight: nn.init.trunc_normal_(weight, std=std, a=-limit, b=limit))
 
 
 def cut_truncated_(network: nn.Module) -> nn.Module:
@@ -36,11 +36,11 @@ def cut_truncated_(network: nn.Module) -> nn.Module:
     return truncated_(network, TOKEN_STD, limit=TOKEN_STD)
 
 
-def _drawn(network: nn.Module, draw: Callable[[Tensor], Tensor]) -> nn.Module:
-    """Apply `draw` to the weights of linear layers; set biases to 0, and norms to gain 1 and bias 0."""
+def _initialise(network: nn.Module, draw_: Callable[[Tensor], Tensor]) -> nn.Module:
+    """Fill the weights of linear layers by `draw_`, in place; set biases to 0, and norms to gain 1 and bias 0."""
     for module in network.modules():
         if isinstance(module, nn.Linear):
-            draw(module.weight)
+            draw_(module.weight)
             if module.bias is not None:
                 nn.init.zeros_(module.bias)
         elif isinstance(module, nn.LayerNorm):
