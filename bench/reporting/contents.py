@@ -34,8 +34,8 @@ class TableNumber:
 
     text: str
     value: float | None = None  # None: the checkpoint has no number here
-    first: bool = False  # the best network of its column, or tied with it
-    tied: bool = False  # first, together with others
+    is_best: bool = False  # the best network of its column, or tied with it
+    is_tied: bool = False  # the best together with others
     results: tuple[int, ...] = ()  # the results behind the number, as indices into ReportContents.results
     shade: int | None = None  # from 0, the worst of its column, to SHADES, the best
     interval: tuple[float, float] | None = None
@@ -62,11 +62,11 @@ class ReportTable:
     about: str  # description of the task; "" if it is not installed
     metrics: tuple[str, ...]
     unit: str  # of the first metric
-    higher: bool  # whether higher is better for the first metric
+    higher_is_better: bool  # of the first metric
     axis: tuple[float, float] | None  # ends of the axis on which the first column and its intervals are drawn
     rows: tuple[TableRow, ...]
     caveats: tuple[str, ...]
-    tested: bool  # whether paired tests compared the first column's best network with the others
+    is_tested: bool  # whether paired tests compared the first column's best network with the others
     beats_pixels: bool | None  # whether a network is significantly better than raw pixels; None: not tested
 
     @property
@@ -228,15 +228,15 @@ def _table(
         for metric in metrics:
             cell = cells[checkpoint].get((group, metric))
             is_tested = checkpoint in networks.rows and (group, metric) in networks.ties
-            first = is_tested and networks.is_best(checkpoint, (group, metric))
-            tied = first and has_ties[metric]
-            letters = networks.letters.get((group, metric), {}).get(checkpoint.key, "a" if tied else "")
+            is_best = is_tested and networks.is_best(checkpoint, (group, metric))
+            is_tied = is_best and has_ties[metric]
+            letters = networks.letters.get((group, metric), {}).get(checkpoint.key, "a" if is_tied else "")
             numbers.append(
                 TableNumber(
                     text=cell_text(cell, with_interval=metric == metrics[0]),
                     value=cell.mean if cell else None,
-                    first=first,
-                    tied=tied,
+                    is_best=is_best,
+                    is_tied=is_tied,
                     letters=letters,
                     results=own_results,
                     interval=cell.interval if cell else None,
@@ -260,11 +260,11 @@ def _table(
         about=about_task(result.task),
         metrics=metrics,
         unit=unit,
-        higher=all(row[main].higher_is_better is not False for row in cells.values() if main in row),
+        higher_is_better=all(row[main].higher_is_better is not False for row in cells.values() if main in row),
         axis=axis_of([row[main] for row in cells.values() if main in row]),
         rows=tuple(rows),
         caveats=merged_notes(leaderboard.caveats[group], [leaderboard.names[used] for used in cells]),
-        tested=main in networks.ties,
+        is_tested=main in networks.ties,
         beats_pixels=_beats_pixels(leaderboard, networks, main),
     )
 

@@ -199,7 +199,9 @@ def _draw_scatter(
     texts: Texts,
     axes: "Axes",
 ) -> Texts:
-    front = pareto({name: (cost, number.value or 0.0) for name, (cost, number) in points.items()}, table.higher)
+    front = pareto(
+        {name: (cost, number.value or 0.0) for name, (cost, number) in points.items()}, table.higher_is_better
+    )
     axes.plot(*zip(*front, strict=True), color=INK, alpha=0.5, linewidth=1, drawstyle="steps-post")
     for name, point in points.items():
         _draw_numbers(axes, name, [point], styles[name])

@@ -12,7 +12,7 @@ MAX_LISTED = 8  # networks whose best block is listed, and notes that are listed
 
 def headline(report: ReportContents) -> str:
     """A few sentences on what paired tests show over all tables."""
-    contested = [table for table in report.tables if len(competing(table)) > 1 and table.tested]
+    contested = [table for table in report.tables if len(competing(table)) > 1 and table.is_tested]
     if not contested:
         return "No two networks were measured and tested under one protocol yet, so there is nothing to compare."
     total = f"of {len(contested)} protocol{'s' if len(contested) > 1 else ''}"
@@ -42,7 +42,7 @@ def headline(report: ReportContents) -> str:
 def leaders_of(table: ReportTable) -> list[str]:
     """Names of the best network of a table and of all networks tied with it."""
     rows = competing(table)
-    return [row.name for row in rows if row.numbers[0].first] or [row.name for row in rows[:1]]
+    return [row.name for row in rows if row.numbers[0].is_best] or [row.name for row in rows[:1]]
 
 
 def evidence(report: ReportContents) -> list[str]:
@@ -86,7 +86,7 @@ def verdict(table: ReportTable) -> str:
         return "No trained network was measured."
     if len(rows) == 1:
         sentence = f"Only {leaders[0]} was measured, {images}."
-    elif not table.tested:
+    elif not table.is_tested:
         sentence = f"{leaders[0]} has the best number {images}; there is no paired test of this metric."
     elif len(leaders) == 1:
         sentence = (
@@ -108,7 +108,7 @@ def best_blocks(table: ReportTable) -> str:
     for row in competing(table)[:MAX_LISTED]:
         if points := sweep_of(row, table, BLOCK):
             values = {block: number.value or 0.0 for block, number in points}
-            best = (max if table.higher else min)(values, key=values.__getitem__)
+            best = (max if table.higher_is_better else min)(values, key=values.__getitem__)
             last = points[-1][0]
             loss = "the last" if best == last else f"the last is {abs(values[best] - values[last]):.3g} worse"
             parts.append(f"{row.name} {best:.0f} of {last:.0f} ({loss})")

@@ -49,8 +49,8 @@ def test_checkpoints_that_are_level_share_a_rank():
         ("raw (floor)", "", "floor"),
         ("c", "3", "measured"),
     ]
-    assert [row.numbers[0].first for row in table.rows] == [True, True, False, False]
-    assert [row.numbers[0].tied for row in table.rows] == [True, True, False, False]
+    assert [row.numbers[0].is_best for row in table.rows] == [True, True, False, False]
+    assert [row.numbers[0].is_tied for row in table.rows] == [True, True, False, False]
     assert verdict(table) == (
         "a and b lead on 500 validation images; a paired test on the same images does not tell them apart (5 %, Holm)."
     )
@@ -119,7 +119,9 @@ def test_a_number_that_no_paired_test_compares_wins_nothing(tmp_path):
     board = made_leaderboard(results)
     assert board.best and ties_with_best(board.columns, board.best, board.results, p_value_cache(tmp_path)) == {}
     found = report_of(results)
-    assert not any(row.numbers[0].first for row in found.tables[0].rows) and not any(row.rank for row in found.overview)
+    assert not any(row.numbers[0].is_best for row in found.tables[0].rows) and not any(
+        row.rank for row in found.overview
+    )
     assert "there is no paired test" in verdict(found.tables[0]) and "nothing to compare" in headline(found)
 
 
@@ -129,7 +131,7 @@ def test_neither_raw_pixels_nor_initial_weights_win():
     results = [result(a, 60.0), result(b, 50.0), result(start, 70.0), result(floor, 80.0)]
     found = report_of(results, level_of(floor, start))
     assert [row.kind for row in found.tables[0].rows] == ["floor", "initial", "measured", "measured"]
-    assert not any(row.numbers[0].first for row in found.tables[0].rows if row.kind != "measured")
+    assert not any(row.numbers[0].is_best for row in found.tables[0].rows if row.kind != "measured")
     assert [row.name for row in found.overview] == ["a", "b", "raw (floor)", "a-start"]
     told = headline(found) + verdict(found.tables[0])
     assert "raw (floor)" not in told and "a-start" not in told

@@ -56,7 +56,7 @@ def test_ties_are_those_of_bench_compare(compared):
         protocol = table.result.protocol.name
         p = [compare(compared, [leader, other], protocol=protocol).found[0].paired.p for other in others]
         level = {leader} | {name for name, corrected in zip(others, holm(p), strict=True) if corrected > LEVEL}
-        assert {row.name for row in table.rows if row.numbers[0].first} == level
+        assert {row.name for row in table.rows if row.numbers[0].is_best} == level
         assert {"n0", "n1"} <= level and not {"n2", "n3"} & level and table.beats_pixels is False
 
 
