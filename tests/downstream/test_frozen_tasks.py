@@ -229,7 +229,7 @@ def test_masks_of_one_class_are_refused(task, skip_bad, tmp_path):
         Image.fromarray(np.where(mask > 0, 255, 0).astype(np.uint8)).save(path)
     if skip_bad:
         path.write_bytes(b"")
-    with pytest.raises(ValueError, match=r"background single_process.*255"):
+    with pytest.raises(ValueError, match=r"background alone.*255"):
         task.run(export_of(), workspace(tmp_path, f"voc:{voc}", skip_bad=skip_bad))
 
 
