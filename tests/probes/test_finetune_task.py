@@ -285,7 +285,7 @@ def test_an_rmsnorm_is_followed_by_another():
 
 
 def test_a_head_behind_a_projector_needs_one(export, tmp_path):
-    with pytest.raises(ValueError, match=r"carries no projector.* --set semi\.projector=false"):
+    with pytest.raises(ValueError, match=r"no projector.* --set semi\.projector=false"):
         replace(QUICK, pool="cls", projector=True).run(export, workspace(tmp_path, "digits:", limit=100))
 
 
