@@ -26,7 +26,7 @@ PROTOCOLS = attentive.PROTOCOLS | knn.PROTOCOLS | lowshot.PROTOCOLS
 def small_pieces() -> Iterator[None]:
     """Small enough that a search of 300 x 300 has several tiles, and a fit to 300 images several blocks."""
     with (
-        mock.patch.multiple(neighbours, GALLERY=128, QUERIES=64),
+        mock.patch.multiple(neighbours, TILE_ROWS=128, TILE_QUERIES=64),
         mock.patch.object(blocks, "BLOCK_ROWS", 64),
         mock.patch.object(fitting, "MAX_IN_MEMORY", 200 * 32),
     ):
