@@ -45,6 +45,11 @@ def in_words(words: Sequence[str]) -> str:
     return f"{', '.join(words[:-1])} and {words[-1]}"
 
 
+def counted(number: int, noun: str) -> str:
+    """`1 checkpoint`, `2 checkpoints`."""
+    return f"{number} {noun}{'' if number == 1 else 's'}"
+
+
 def in_markdown(text: object) -> str:
     """Text escaped for Markdown, so that it starts no table cell, link, image, definition or HTML."""
     return re.sub(r"[\\|<]|(?<=\])[(:]", r"\\\g<0>", printable(text))

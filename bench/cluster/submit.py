@@ -43,7 +43,7 @@ from bench.run.prepare import Job, prepare, without_problems
 from checkpoints.frozen import FrozenExport
 from engine.files import locked
 from engine.optional import require
-from engine.printing import say
+from engine.printing import counted, say
 from engine.progress import span
 from engine.settings import annotations
 from engine.tasks import Workspace
@@ -331,23 +331,21 @@ def submit_to_slurm(out: Path, tasks: Sequence[TaskRecord], options: ClusterOpti
     nodes = f" on {options.nodes} nodes" if options.nodes > 1 else ""
     gpus = f" with {options.gpus} GPUs per node" if options.gpus else ", without a GPU (no --gpus)"
     limit = f", at most {options.jobs} at once" if options.jobs else ""
-    count = f"{len(tasks)} job{'s' * (len(tasks) != 1)}"
-    say(f"{count} of {size}{nodes}{gpus} submitted{limit}; to follow: {status_command(out)}")
+    say(f"{counted(len(tasks), 'job')} of {size}{nodes}{gpus} submitted{limit}; to follow: {status_command(out)}")
     return 0
 
 
 def run_locally(out: Path, tasks: Sequence[TaskRecord], options: ClusterOptions) -> int:
     """Run the tasks on this machine; the exit code of all together."""
     require("submitit")
-    count = len(tasks)
     follow = f"to follow them elsewhere: {status_command(out)}"
-    say(f"{count} job{'s' * (count != 1)}, {options.jobs} at once; Ctrl-C stops them; {follow}")
+    say(f"{counted(len(tasks), 'job')}, {options.jobs} at once; Ctrl-C stops them; {follow}")
     with _submission_folder(out) as folder:
         write_submission(folder, Submission(cluster="local", date=now(), at_once=options.jobs, tasks=tuple(tasks)))
     with locked(lock_of(folder), "it starts these jobs"):
         codes = LocalQueue(out, folder, tasks, options).run()
     failed, stopped = sum(code not in (0, STOPPED) for code in codes), codes.count(STOPPED)
-    say(f"{count - failed - stopped} done, {stopped} stopped, {failed} failed; {GO_ON}")
+    say(f"{len(tasks) - failed - stopped} done, {stopped} stopped, {failed} failed; {GO_ON}")
     if (out / "results").is_dir():  # these were evaluations
         say(f"to see the results: bench leaderboard --out {shlex.quote(str(out))}")
     return STOPPED if stopped else 1 if failed else 0

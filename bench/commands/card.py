@@ -32,7 +32,7 @@ class Options(PublicationOptions):
 def run(options: Options) -> int:
     """0: the card is written."""
     from bench.results.record import check_folder
-    from bench.sharing.card import publication_from, results_on, shared_groups, subject_of, without_dataset, write_card
+    from bench.sharing.card import publication_from, results_on, shared_groups, subject_of, write_card
     from engine.printing import say
 
     subject = subject_of(options.checkpoint)
@@ -50,7 +50,7 @@ def run(options: Options) -> int:
         say(f"written: {path}")
     if not subject.licence(publication):
         say("licence: unknown, as the card states; give it by --licence, such as --licence apache-2.0", errors=True)
-    for name in without_dataset(groups, publication):
+    for name in sorted({group.first.data.name for group in groups if not publication.dataset(group.first.data)}):
         say(
             f"{name}: not in .eval_results, because its id on the Hub is unknown; give --hub-dataset {name}=ORG/NAME",
             errors=True,

@@ -7,7 +7,7 @@ import tempfile
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from bench.cli.options import CommandOptions, Positional
 from bench.cli.output import in_one_line

@@ -22,7 +22,7 @@ from engine import blas_kernel
 from engine.extensions import FOLDERS, extensions, loaded, refused
 from engine.machine import SWITCH, cores, cpu_model, installed, memory_bytes
 from engine.optional import OPTIONAL, install_command
-from engine.printing import say
+from engine.printing import counted, say
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -184,7 +184,7 @@ def _faiss() -> Iterator[Check]:
         return
     gpus = module.get_num_gpus() if hasattr(module, "get_num_gpus") else 0
     build = "faiss-gpu" if gpu else "faiss-cpu"
-    searching = f"searches on {_counted(gpus, 'GPU')}" if gpus else "searches on the CPU"
+    searching = f"searches on {counted(gpus, 'GPU')}" if gpus else "searches on the CPU"
     yield Check("faiss", "ok", f"{build} {gpu or cpu or module.__version__}, {searching}")
 
 
@@ -282,16 +282,12 @@ def _machine() -> Iterator[Check]:
     torch = quietly_imported("torch")
     threads = 0 if isinstance(torch, str) else torch.get_num_threads()
     setting = f" (OMP_NUM_THREADS={os.environ['OMP_NUM_THREADS']})" if "OMP_NUM_THREADS" in os.environ else ""
-    text = f"{cpu_model()}, {_counted(cores(), 'usable core')}, torch uses {_counted(threads, 'thread')}{setting}"
+    text = f"{cpu_model()}, {counted(cores(), 'usable core')}, torch uses {counted(threads, 'thread')}{setting}"
     if threads > cores():
         yield Check("cpu", "note", text, fix=f"export OMP_NUM_THREADS={cores()}")
     else:
         yield Check("cpu", "ok", text)
     yield Check("memory", "ok", f"{memory_bytes() / 2**30:.1f} GiB")
-
-
-def _counted(number: int, thing: str) -> str:
-    return f"{number} {thing}{'' if number == 1 else 's'}"
 
 
 def _disk() -> Iterator[Check]:

@@ -1,11 +1,11 @@
 """Turn a published checkpoint into an export."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from bench.cli.options import CommandOptions, Positional, options_from
-from checkpoints.import_options import ImportOptions
+from checkpoints.import_options import ImportOptions, check_reference
 
 if TYPE_CHECKING:
     from checkpoints.export import ViTExport
@@ -29,11 +29,7 @@ class Options(ImportOptions, CommandOptions):
 
 def run(options: Options) -> int:
     """0: the export is written and, read back, reproduces its fingerprint."""
-    from checkpoints.import_options import check_reference
-
     check_reference(options.source)  # before torch is imported
-    from dataclasses import replace
-
     from bench.cli.names import check_new_export
     from bench.commands.inspect import export_lines
     from bench.run.checkpoints import checked_name

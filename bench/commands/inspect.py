@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from bench.cli.options import CommandOptions, Positional, options_from
 from bench.cli.output import epochs_of, table
-from checkpoints.import_options import ImportOptions
+from checkpoints.import_options import ImportOptions, check_reference
 
 if TYPE_CHECKING:
     from checkpoints.export import ViTExport
@@ -27,8 +27,6 @@ class Options(ImportOptions, CommandOptions):
 
 def run(options: Options) -> int:
     """Always 0: whether the recorded activations are reproduced is printed, not judged."""
-    from checkpoints.import_options import check_reference
-
     check_reference(options.checkpoint)  # before torch is imported
     from bench.run.checkpoints import load_export
     from engine.printing import say

@@ -5,7 +5,9 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import ClassVar
 
+from bench.cli.names import check_names, chosen_device
 from bench.cli.options import EvaluationOptions, options_from
+from engine.printing import say
 
 EPILOG = """examples:
   bench plan --checkpoint a.pth --suite full --data cifar10=folder:/data/cifar10 --out results
@@ -32,15 +34,11 @@ class Options(EvaluationOptions):
 
 def run(options: Options) -> int:
     """0, or 1 if a job would fail."""
-    from bench.cli.names import check_names
-
     # For an assumed machine, --data may be a name without a URL, such as `imagenet`.
     check_names(options.checkpoint, options.suite, [text for text in options.data if "=" in text])
-    from bench.cli.names import chosen_device
     from bench.cluster.submit import words_of_run
     from bench.run.calibration import free_memory, machine
     from bench.run.forecast import entries, plan, script_lines, totals
-    from engine.printing import say
 
     if options.json and options.script:
         raise ValueError("--json and --script: give one of them, not both")

@@ -43,7 +43,7 @@ def run(options: Options) -> int:
     from bench.results.record import check_folder
     from bench.sharing.card import publication_from
     from bench.sharing.record import check_record, comparison_scope, signer, write_record
-    from engine.printing import say
+    from engine.printing import counted, say
 
     if options.out:
         check_folder(options.out)
@@ -57,7 +57,7 @@ def run(options: Options) -> int:
         signature = f"; signed with {key}" if (key := signer(options.check)[0]) else ""
         agrees = f"board and records agree{signature}"
         say(f"compared: {comparison_scope(options.check)}")
-        say(f"{differences} difference{'s' if differences > 1 else ''}" if differences else agrees)
+        say(counted(differences, "difference") if differences else agrees)
         return int(differences > 0)
     if not options.out or not options.to:
         raise ValueError("which results? give the folder of results that `bench run` wrote: bench record OUT --to DIR")

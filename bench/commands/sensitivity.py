@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from pathlib import Path
 
+from bench.cli.names import check_names
 from bench.cli.options import CheckpointOptions, EvaluationOptions, Positional, options_from
 from engine.settings import NonNegativeInt, PositiveInt
 
@@ -43,8 +44,6 @@ class Options(MeasuringOptions):
 
 def run(options: Options) -> int:
     """0: the variations are measured; those that could not be are listed with the reason."""
-    from bench.cli.names import check_names
-
     if not (options.checkpoint and options.out):
         raise ValueError("give --checkpoint X, --data NAME=URL and --out DIR")
     if len(options.data) != 1:

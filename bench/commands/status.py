@@ -1,5 +1,6 @@
 """Show the state of jobs submitted with --cluster: which run, wait, failed and finished, and what remains to do."""
 
+import json
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,8 +24,6 @@ class Options(CommandOptions):
 
 def run(options: Options) -> int:
     """0: all jobs finished, wait or run; 1: some failed or were stopped."""
-    import json
-
     from bench.cluster.status import rows_of, status_json, status_lines
     from engine.printing import say
 

@@ -20,6 +20,7 @@ from bench.statistics.intervals import LEVEL
 from bench.statistics.matching import array_of
 from bench.statistics.paired import holm
 from bench.statistics.significance import Column, Key
+from engine.printing import counted
 from engine.tasks import resampled
 
 RESAMPLES = 1000
@@ -55,7 +56,7 @@ class MeanRanks:
             return ""
         keys = list(self.means)
         best = min(range(len(keys)), key=lambda index: self.means[keys[index]])
-        over = f"over the {self.columns} protocol{'s' if self.columns > 1 else ''} that all networks have"
+        over = f"over the {counted(self.columns, 'protocol')} that all networks have"
         if self.drawn is None:
             return f"{names[keys[best]]} has the lowest mean rank {over}; whether by chance was not tested."
         others = np.delete(self.drawn, best, axis=1)
@@ -159,10 +160,11 @@ def health_correlations(networks: Leaderboard) -> list[RankCorrelation]:
     correlations = []
     for data, groups in groups_by_set.items():
         pairs = [pair for pair in product(groups["health"], groups["linear"]) if set(pair) <= networks.groups.keys()]
+        if not pairs:
+            continue
         columns = {pair: _shared_columns(networks, *pair) for pair in pairs}
-        (_, probe), chosen = max(
-            columns.items(), key=lambda item: max(map(len, item[1].values()), default=0), default=(("", ""), {})
-        )
+        widest = max(columns, key=lambda pair: max(map(len, columns[pair].values()), default=0))
+        probe, chosen = widest[1], columns[widest]
         tests = {metric: spearman(*np.array(values).T) for metric, values in chosen.items()}
         corrected = holm([p for _, p in tests.values()])
         correlations += [

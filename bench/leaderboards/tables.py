@@ -34,7 +34,7 @@ from bench.results.record import (
 )
 from bench.results.store import StoredResult, comparable_results
 from bench.statistics.significance import Column, Key, PairedTestCache, p_value_cache, ties_with_best
-from engine.printing import text_of
+from engine.printing import counted, text_of
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -259,8 +259,8 @@ def caveats_of(result: Result, label: str) -> Iterator[str]:
     if result.decode != "exact":
         yield f"Images prepared by the {result.decode} decoder, which differs from PIL by a few grey levels."
     if result.skipped:
-        number = f"{result.skipped} unreadable image{'s' if result.skipped > 1 else ''}"
-        yield f"{number} left out (--skip-bad): not comparable with numbers on all images."
+        images = counted(result.skipped, "unreadable image")
+        yield f"{images} left out (--skip-bad): not comparable with numbers on all images."
     if chosen := [name for name, metric in result.metrics.items() if metric.chosen_on_val]:
         yield f"Chosen on the validation images, so that number and interval are too good: {', '.join(chosen)}."
     for line in result.facts.get("masks", {}).get("val", ()):
@@ -385,7 +385,7 @@ def to_terminal(leaderboard: Leaderboard, width: int, groups: Collection[str] | 
         if groups is not None and group not in groups:
             continue
         header, body = ["checkpoint", *metrics], _text_rows(leaderboard, group, with_interval=len(metrics))
-        if _width(header, body) > width:
+        if sum(size + 2 for size in _column_widths(header, body)) > width:  # two spaces before every column
             body = _text_rows(leaderboard, group, with_interval=1)
         caveats = [caveat for caveat in leaderboard.caveats[group] if caveat not in caveats_above]
         caveats_above.update(caveats)
@@ -427,8 +427,3 @@ def text_table(header: Sequence[str], body: Sequence[Sequence[str]], width: int)
 
 def _column_widths(header: Sequence[str], body: Sequence[Sequence[str]]) -> list[int]:
     return [max(map(len, column)) for column in zip(header, *body, strict=True)]
-
-
-def _width(header: Sequence[str], body: Sequence[Sequence[str]]) -> int:
-    # Two spaces before every column.
-    return sum(size + 2 for size in _column_widths(header, body))

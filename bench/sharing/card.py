@@ -418,11 +418,6 @@ def eval_files(groups: Sequence[SharedGroup], publication: Publication) -> dict[
     return files
 
 
-def without_dataset(groups: Sequence[SharedGroup], publication: Publication) -> list[str]:
-    """Names of the image sets without an id on the Hub, for which no file of `.eval_results/` is written."""
-    return sorted({group.first.data.name for group in groups if not publication.dataset(group.first.data)})
-
-
 def hub_terms(metric: str) -> tuple[str, str]:
     """The Hub's names of a main metric's task and of the metric: `image-classification`, `accuracy`."""
     return next((terms for start, terms in TASKS.items() if metric.startswith(start)), (OTHER_TASK, metric))

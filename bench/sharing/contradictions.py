@@ -7,6 +7,7 @@ lists what cannot be found, such as numbers that were edited together with every
 
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import replace
 from fnmatch import fnmatchcase
 from functools import partial
 from math import isclose, isfinite
@@ -283,18 +284,7 @@ class CrossCheck:
             other, count = self.counts.setdefault(fingerprint, (place, result.data.images[split]))
             if count != result.data.images[split]:
                 yield f"{split}: {result.data.images[split]} images, but {count} with the same fingerprint in {other}"
-        metrics = [
-            (
-                name,
-                metric.unit,
-                metric.higher_is_better,
-                metric.chosen_on_val,
-                metric.deviation_of,
-                metric.array,
-                metric.array_over,
-            )
-            for name, metric in result.metrics.items()
-        ]
+        metrics = [(name, replace(metric, value=0.0, interval=None)) for name, metric in result.metrics.items()]
         key = f"{result.protocol.name} {result.settings} {result.versions} {result.data.fingerprints} {result.limit}"
         other, expected = self.metrics.setdefault(key, (place, metrics))
         if metrics != expected and not result.skipped:

@@ -45,7 +45,7 @@ from bench.statistics.significance import Key, PairedTestCache
 from checkpoints.export import CARD, COST, is_export
 from engine.files import folder_atomic, sha256_of_file, write_atomic
 from engine.machine import git_commit, installed
-from engine.printing import in_words, printable
+from engine.printing import counted, in_words, printable
 from pretrain.loop.exporting import EXPORT, RUN, is_run
 from pretrain.loop.records import LOG
 
@@ -107,7 +107,7 @@ def citation(results: Sequence[Result], publication: Publication) -> str:
         "cff-version": "1.2.0",
         "message": "Cite this record, the tool, and the papers of paper/references.bib.",
         "type": "dataset",
-        "title": f"{count(len(checkpoints), 'checkpoint')} measured by {count(len(protocols), 'protocol')} on "
+        "title": f"{counted(len(checkpoints), 'checkpoint')} measured by {counted(len(protocols), 'protocol')} on "
         f"{in_words(sets)}",
         "authors": [{"name": publication.organization or "unknown: bench record --organization says it"}],
         "date-released": max(result.date for result in results)[:10],
@@ -133,7 +133,7 @@ def how_measured(results: Sequence[Result]) -> str:
     were = "was" if len(used) == 1 else "were"
     sentences = [
         "% How the numbers of leaderboard.tex were measured; made by bench record of the results alone.",
-        f"{count(len(used), 'checkpoint')} {were} measured by {in_latex(tool)}{cite(['bench'])}: "
+        f"{counted(len(used), 'checkpoint')} {were} measured by {in_latex(tool)}{cite(['bench'])}: "
         f"{in_words(list(map(checkpoint_text, used.values())))}.",
     ]
     for name, images in sorted({(r.data.name, tuple(r.data.images.items())) for r in results}):
@@ -176,11 +176,6 @@ def gpu_or_cpu(result: Result) -> str:
     if result.device.startswith("cuda") and gpus:
         return f"{result.processes} x {gpus[0]}"
     return str(result.hardware.get("cpu") or "unknown")
-
-
-def count(number: int, noun: str) -> str:
-    """`1 checkpoint`, `2 checkpoints`."""
-    return f"{number} {noun}{'s' if number != 1 else ''}"
 
 
 HEADER = """#!/usr/bin/env bash
@@ -367,7 +362,10 @@ def copied_files(out: Path, publication: Publication) -> Iterator[tuple[str, byt
         raise ValueError(f"--verified-by {min(unknown)}: this checkpoint has no results; choose one of {names}")
     for checkpoint in used.values():
         if source := _export_of(out, checkpoint):
-            for path in (*(source / name for name in CHECKPOINT_FILES[:2]), *_training_files(source)):
+            files = [source / name for name in CHECKPOINT_FILES[:2]]
+            if source.name.startswith(EXPORT) and is_run(source.parent):  # else it was not trained here
+                files += [source.parent / name for name in CHECKPOINT_FILES[2:]]
+            for path in files:
                 if path.is_file():
                     yield f"checkpoints/{checkpoint.unique_name}/{path.name}", _public_content(path)
 
@@ -511,12 +509,6 @@ def _public_content(path: Path) -> bytes:
     if path.suffix == ".json":
         return _json(without_folders(json.loads(path.read_bytes())))
     return without_folders(path.read_text(encoding="utf-8", errors="replace")).encode()
-
-
-def _training_files(export: Path) -> list[Path]:
-    """Settings and log of the pretraining that wrote an export; none for an export from elsewhere."""
-    is_of_run = export.name.startswith(EXPORT) and is_run(export.parent)
-    return [export.parent / name for name in (RUN, LOG)] if is_of_run else []
 
 
 def _read(path: Path, out: Path) -> Any:

@@ -23,7 +23,7 @@ from bench.statistics.intervals import LEVEL
 from bench.statistics.matching import Match, label_of, match_results, paired_test, results_by_label
 from bench.statistics.paired import PairedTest, holm
 from bench.statistics.significance import PairedTestCache
-from engine.printing import did_you_mean, in_csv, text_of
+from engine.printing import counted, did_you_mean, in_csv, text_of
 
 COLUMNS = (
     *("metric", "A", "B", "of A", "of B", "difference [95 %]", "A only", "B only"),
@@ -73,11 +73,14 @@ def to_text(comparisons: Comparisons) -> str:
         tables.setdefault(comparison_title(comparison), []).append(comparison)
     for title, rows in tables.items():
         lines += [title, *_table(rows), ""]
-    mains, count = main_comparisons(comparisons.found), len(comparisons.found)
+    count = len(comparisons.found)
+    mains: dict[tuple[str, str, str], Comparison] = {}  # first metric of each pair and protocol
+    for comparison in comparisons.found:
+        mains.setdefault((comparison.first, comparison.second, comparison.group), comparison)
     if len(mains) <= MAX_CONCLUSIONS:
-        lines += [conclusion(comparison, count) for comparison in mains] + [""] * bool(mains)
+        lines += [conclusion(comparison, count) for comparison in mains.values()] + [""] * bool(mains)
     if count:
-        covers = f"Holm's correction covers {count} comparison{'s' if count > 1 else ''}"
+        covers = f"Holm's correction covers {counted(count, 'comparison')}"
         lines += [
             f"{covers}; by default of each protocol's main metric (--metric NAME, --metric all).",
             "Difference: A - B, in percentage points or in the metric's unit; its interval is not corrected.",
@@ -85,14 +88,6 @@ def to_text(comparisons: Comparisons) -> str:
         ]
     lines += [f"not compared: {reason}" for reason in comparisons.left_out]
     return text_of(lines)
-
-
-def main_comparisons(comparisons: Sequence[Comparison]) -> list[Comparison]:
-    """The first comparison of each pair and protocol, that of the main metric."""
-    first: dict[tuple[str, str, str], Comparison] = {}
-    for comparison in comparisons:
-        first.setdefault((comparison.first, comparison.second, comparison.group), comparison)
-    return list(first.values())
 
 
 def conclusion(comparison: Comparison, over: int) -> str:
