@@ -69,7 +69,7 @@ def test_a_protocol_is_told_with_all_its_settings(bench):
     names = [line.split()[0] for line in lines if line.startswith("    ") and line[4] != " "]
     assert names == [field.name for field in fields(PROTOCOLS["linear_sgd@ibot"].task)]
     row = next(line for line in lines if line.startswith("    batch "))
-    assert row.split(maxsplit=2)[1:] == ["1024", "images in a step; all training images where they are fewer"]
+    assert row.split(maxsplit=2)[1:] == ["1024", "images of a step; all training images if they are fewer"]
     assert any(line.split()[:2] == ["pace", "epoch"] and line.endswith("[epoch, iteration]") for line in lines)
     (_, values, _) = next(line for line in lines if line.startswith("    lrs ")).split(maxsplit=2)
     assert values == ",".join(map(str, PROTOCOLS["linear_sgd@ibot"].task.lrs))

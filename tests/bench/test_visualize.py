@@ -423,10 +423,10 @@ def test_predictions_stand_beside_the_truth(protocol, url, caption, tiny, tmp_pa
 
 
 def test_keypoints_predicted_in_the_padding_are_counted_not_drawn(tiny, tmp_path, monkeypatch):
-    def matched(self, scenes, number, patches):
+    def match_pair(self, scenes, number, patches):
         return np.array([[0.0, 0.0], [1.5, 0.0], [0.0, 1.5]]), np.zeros(3)
 
-    monkeypatch.setattr(correspondence.Correspondence, "matched", matched)
+    monkeypatch.setattr(correspondence.Correspondence, "match_pair", match_pair)
     kind = chosen_kind("predictions", ["protocol=correspondence@smoke", f"results={tmp_path}"])
     (picture,) = kind.pictures(request_of(tiny, "tiny-spair:", limit=1))
     predicted = picture.rows[0].panels[2]
