@@ -141,7 +141,7 @@ class DepthMaps(SceneFiles):
             ValueError: the values are colours, do not fit an image of `size` (height, width), or are in another unit.
         """
         if values.ndim != 2 or values.dtype == bool:
-            raise ValueError("the file holds no depth but colours, or black and white; save it as a 16-bit grey PNG")
+            raise ValueError("the file holds colours, or black and white, not depth; save depth as a 16-bit grey PNG")
         if values.shape != tuple(size):
             raise ValueError(
                 f"the depth is {' x '.join(map(str, values.shape))} pixels and its image {size[0]} x {size[1]}; take "
@@ -150,15 +150,15 @@ class DepthMaps(SceneFiles):
         lowest, highest = self.range
         if values.dtype.kind != "f" and (limit := np.iinfo(values.dtype).max / self.per_metre) < highest:
             raise ValueError(
-                f"depths of {8 * values.dtype.itemsize} bits end at {limit:g} m, and are read as {self.per_metre:g} "
-                f"for each metre, up to {highest:g} m; save them so, as a 16-bit PNG"
+                f"depths of {8 * values.dtype.itemsize} bits end at {limit:g} m, with {self.per_metre:g} for each metre, "
+                f"but an image may show {highest:g} m; save a 16-bit PNG"
             )
         if not values.any():
             raise ValueError("no pixel has a depth: all values are 0")
         depth = values.astype(np.float32) / np.float32(self.per_metre)
         if not lowest <= depth.max() <= highest:
             raise ValueError(
-                f"the largest value is {values.max():g}, read as {depth.max():g} m: an image's largest depth must be "
+                f"the largest value is {values.max():g}, read as {depth.max():g} m, but an image's largest depth must be "
                 f"from {lowest:g} to {highest:g} m; is it in another unit? Save {self.per_metre:g} for each metre"
             )
         return depth
@@ -190,7 +190,7 @@ class PairAnnotation(msgspec.Struct, frozen=True):
             name, stated_size, keypoints = "target", self.trg_imsize, self.trg_kps
         if stated_size[:2] != size:
             raise ValueError(
-                f"the {name} is said to be {stated_size[0]} x {stated_size[1]} pixels (width x height), and its image "
+                f"the {name} should have {stated_size[0]} x {stated_size[1]} pixels (width x height), but its image "
                 f"has {size[0]} x {size[1]}; take both from the same download"
             )
         for x, y in keypoints:

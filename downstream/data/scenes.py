@@ -82,7 +82,8 @@ class SceneSet:
     def _listing_of_kind(self, kind: type[Kind], example: str) -> Kind:
         if not isinstance(self.listing, kind):
             raise ValueError(
-                f"{self.url}: it holds {self.listing.HOLDS}, no {kind.HOLDS}; give a set of these, such as {example}:"
+                f"{self.url}: it holds {self.listing.HOLDS}, no {kind.HOLDS}; give a set with them, such as "
+                f"{example}:ROOT"
             )
         return self.listing
 
@@ -427,5 +428,5 @@ class ClassPixels:
             raise ValueError(
                 f"{self.scenes.url}: the masks of {self.scenes.split} hold {', '.join(present) or 'no class'} alone, "
                 f"and {100 * self.ignored:.1f} % of their pixels are of no class; a score needs two classes. If 255 is "
-                "a class, give its number: lines '0 background' and '255 cell' in classes.txt"
+                "a class, list the classes with their values: '0 background' and '255 cell' in classes.txt"
             )

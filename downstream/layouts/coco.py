@@ -98,8 +98,8 @@ def recognised(root: Path) -> Path:
     """`root`, if it has annotations/, or an annotation file next to the training images."""
     if not (root / "annotations").is_dir() and not any((root / file).is_file() for file in FILES["train"]):
         raise ValueError(
-            "no folder annotations/ there; unpack annotations_trainval2017.zip beside train2017/, val2017/, or put "
-            "your own into annotations/instances_train.json and instances_val.json beside train/, val/"
+            "no folder annotations/ there; unpack annotations_trainval2017.zip next to train2017/ and val2017/, or put "
+            "your own annotations into annotations/instances_train.json and instances_val.json next to train/ and val/"
         )
     return root
 
@@ -208,8 +208,8 @@ def _check_annotation(
     _check_coordinates(name, number, "box", [x, y, x + width, y + height], size)
     if has_outlines and not outline:
         raise ValueError(
-            f"{name}: annotation {number} has a box but no outline, and others have one; give each thing its polygon, "
-            "or none of them, for boxes alone"
+            f"{name}: annotation {number} has a box but no outline, while others have outlines; give all objects "
+            "polygons, or none of them to use only boxes"
         )
     if isinstance(outline, dict):
         _check_run_lengths(name, number, outline, size)
@@ -227,8 +227,8 @@ def _check_coordinates(name: str, number: int, shape: str, values: Sequence[floa
     if not (isfinite(sum(values)) and -longer <= min(values) and max(values) <= 2 * longer):
         wrong = next((value for value in values if not -longer <= value <= 2 * longer), sum(values))
         raise ValueError(
-            f"{name}: the {shape} of annotation {number} holds the coordinate {wrong:g}, and its image is {size[0]} x "
-            f"{size[1]} pixels; correct it or leave it out"
+            f"{name}: the {shape} of annotation {number} holds the coordinate {wrong:g}, but its image is {size[0]} x "
+            f"{size[1]} pixels (height x width); correct or remove the annotation"
         )
 
 
@@ -244,7 +244,7 @@ def _check_run_lengths(name: str, number: int, outline: Mapping[str, Any], size:
     if sum(lengths) != size[0] * size[1] or min(lengths, default=0) < 0:
         raise ValueError(
             f"{name}: the run lengths of annotation {number} are no mask of {size[0]} x {size[1]} pixels: they add up "
-            f"to {sum(lengths)}, the least is {min(lengths, default=0)}; correct them or leave it out"
+            f"to {sum(lengths)}, the least is {min(lengths, default=0)}; correct or remove the annotation"
         )
 
 

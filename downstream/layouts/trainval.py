@@ -29,7 +29,7 @@ def recognised(root: Path) -> Path:
     try:
         return vocboxes.recognised(root)
     except ValueError as error:
-        raise ValueError(f"{error}; or, of COCO 20k, put {COCO_LIST} beside annotations/") from None
+        raise ValueError(f"{error}; or, for COCO 20k, put {COCO_LIST} next to annotations/") from None
 
 
 def listed(root: Path, split: Split) -> Instances:
