@@ -1,4 +1,4 @@
-"""Backbone: an export frozen for evaluation. Images in, features of the requested layers out; nothing is trained."""
+"""Backbone: an export frozen for evaluation, which computes features of images at the requested layers."""
 
 from collections.abc import Sequence
 from typing import Literal, NamedTuple
@@ -11,22 +11,24 @@ from engine.precision import autocast, compile_blocks, fit_attention
 
 
 class Features(NamedTuple):
-    """Features of B images at one layer. D width, h x w patch grid.
+    """Features of B images at one layer, with width D and a grid of h x w patches.
 
-    cls: (B, D), or None if the model has no class token at this layer. patches: (B, h, w, D). If a network returns a
-    single vector per image, h = w = 0 and cls is that vector.
-    avg: (B, D) mean of the patches, NaN if there are none. If the model's final norm follows the mean, it is applied.
+    If a network returns a single vector per image, cls is that vector and h = w = 0.
     """
 
-    cls: Tensor | None
-    patches: Tensor
-    avg: Tensor
+    cls: Tensor | None  # (B, D) class token; None if the model has none at this layer
+    patches: Tensor  # (B, h, w, D)
+    avg: Tensor  # (B, D) mean of the patches, with the final norm if it follows the mean; NaN without patches
 
 
 class Backbone(nn.Module):
-    """Frozen network on `device`. bfloat16 runs matrix products under autocast; results are float32 in any case.
+    """Frozen network on a device.
 
-    compiled: by torch.compile, from the first pass on.
+    Args:
+        export: The network.
+        device: Name of the device.
+        precision: bfloat16 computes matrix products under autocast; features are float32 in any case.
+        compiled: Compile the blocks by torch.compile in the first pass.
     """
 
     def __init__(
@@ -52,31 +54,32 @@ class Backbone(nn.Module):
         return super().train(False)
 
     def prepare(self, images: Tensor) -> Tensor:
-        """(B, 3, H, W) uint8 -> float32 on the device, normalised with the export's own statistics."""
+        """Images (B, 3, H, W) uint8 as float32 on the device, normalised with the export's statistics."""
         return (images.to(self.mean.device).float() / 255 - self.mean) / self.std
 
     @torch.inference_mode()
     def views(self, images: Tensor, layers_and_norms: Sequence[tuple[int, bool]]) -> dict[tuple[int, bool], Features]:
-        """Prepared images -> (layer, with final norm?) -> Features, all from one pass."""
+        """Features of prepared images (B, 3, H, W) for each pair (layer, with final norm?), from one forward pass."""
         layers = sorted({layer for layer, _ in layers_and_norms})
         grid = self.spec.grid_of(images.shape[-2:])
         features = {}
         with autocast(images.device.type, self.precision):
             for layer, raw in zip(layers, self.vit(images, layers=layers, norm=False), strict=True):
-                for norm in {norm for of_layer, norm in layers_and_norms if of_layer == layer}:
+                for norm in {norm for other_layer, norm in layers_and_norms if other_layer == layer}:
                     tokens = self.vit.normalise(raw, layer) if norm else raw
                     features[layer, norm] = self._split(tokens.float(), grid, norm)
         return features
 
     @torch.inference_mode()
     def keys(self, images: Tensor) -> Tensor:
-        """Prepared images -> keys (B, h, w, D) of the patches in the last block (`ViT.keys`)."""
+        """Keys (B, h, w, D) of the patches of prepared images (B, 3, H, W) in the last block, see `ViT.keys`."""
         grid = self.spec.grid_of(images.shape[-2:])
         with autocast(images.device.type, self.precision):
             keys = self.vit.keys(images)
         return keys[:, keys.shape[1] - grid[0] * grid[1] :].unflatten(1, grid).float()
 
     def _split(self, tokens: Tensor, grid: tuple[int, int], norm: bool) -> Features:
+        """Features from tokens (B, P+L, D). norm: whether the final norm is to be applied."""
         patches = tokens[:, tokens.shape[1] - grid[0] * grid[1] :]
         has_class = self.spec.class_token or tokens.shape[1] > patches.shape[1] + self.spec.registers
         average = patches.mean(dim=1)

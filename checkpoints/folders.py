@@ -113,7 +113,7 @@ def transformers_snapshot(place: str) -> Path | None:
     """
     name, _, revision = place.partition("@")
     try:
-        with cache_alone_if_unreachable():
+        with offline_if_unreachable():
             config = Path(hf_hub_download(name, "config.json", revision=revision or None))
             if not is_transformers(config.parent):
                 return None
@@ -125,7 +125,7 @@ def transformers_snapshot(place: str) -> Path | None:
 
 
 @contextmanager
-def cache_alone_if_unreachable() -> Iterator[None]:
+def offline_if_unreachable() -> Iterator[None]:
     """Use only the hub's cache if the hub is unreachable, because its client would retry for minutes.
 
     Raises ConnectionError for files that the cache lacks.

@@ -1,18 +1,18 @@
 """Networks for frozen evaluation: a ViT-export, or a network of the user's own.
 
-Tasks on frozen features use only what the two have in common: of the spec `size`, `patch_size`, `grid`, `width`,
-`depth`, `has_class_token` and `label`; of the export `preparation`, `digest`, `facts`, `parameters` and `build()`, a
-module that maps (B, 3, H, W) to tokens (B, P+L, D) for each layer, P prefix tokens before L patches. Tasks that need
-a ViT call `vit_spec`, which refuses other networks.
+Tasks on frozen features use only what these have in common: `size`, `patch_size`, `grid`, `width`, `depth`,
+`has_class_token` and `label` of the spec; `preparation`, `digest`, `facts`, `parameters` and `build()` of the export.
+`build()` returns a module that maps images (B, 3, H, W) to tokens (B, P+L, D) for each layer, P prefix tokens before L
+patches. Tasks that need a ViT call `vit_spec`, which refuses other networks.
 
 A network of the user's own is `module:PACKAGE:FUNCTION`, or a module in a Python program. FUNCTION() returns an
-nn.Module with attributes that define how its images are prepared (`image_size`, `mean`, `std`; optionally `crop` and
-`interpolation`). It maps (B, 3, H, W) to one vector (B, D), or to a class token (B, D) or None, patch tokens
-(B, h*w, D), (B, h, w, D) or (B, D, h, w), and their grid (h, w). docs/your-own-network.md has an example. This is the
-only kind of reference that runs code from outside.
+nn.Module with attributes that say how its images are prepared: `image_size`, `mean` and `std`, optionally `crop` and
+`interpolation`. The module maps (B, 3, H, W) to one vector (B, D); or to a class token (B, D) or None, patch tokens
+(B, h*w, D), (B, h, w, D) or (B, D, h, w), and their grid (h, w). docs/your-own-network.md has an example. No other kind
+of reference runs code from outside.
 
-On a CPU several threads extract features. As a forward pass may change state in the network, as hooks do, threads take
-turns, unless the network has the attribute `thread_safe = True`.
+On a CPU, features are extracted by several threads. Only one at a time calls the network, because a forward pass may
+change state in it, as hooks do, unless the network has the attribute `thread_safe = True`.
 """
 
 import copy
@@ -42,29 +42,30 @@ from engine.files import digest
 from engine.work import count_flops
 
 SCHEME = "module"
-FORM = "write module:PACKAGE:FUNCTION, as in module:mynets:resnet18"
-RETURNS = (
+REFERENCE_ADVICE = "write module:PACKAGE:FUNCTION, as in module:mynets:resnet18"
+OUTPUT_ADVICE = (
     "it has to return one vector (B, D), or class token (B, D) or None, patch tokens, and their grid (rows, columns)"
 )
-FRESH = (
+RANDOM_WEIGHTS = (
     "its weights are random: the function returned different ones when it was called again, so every run and process "
     "would measure another network; load weights in it, or draw them from a seed"
 )
-HELD = f"{SCHEME}:memory:"  # prefix of references to networks in a Python program
-Forward = Callable[[nn.Module, Tensor], Any]  # network, images (B, 3, H, W) -> what a network may return
+MEMORY_PREFIX = f"{SCHEME}:memory:"  # of references to networks in a Python program
+PREPARATION_ATTRIBUTES = ("image_size", "mean", "std", "crop", "interpolation")  # of a network; the last two optional
+Forward = Callable[[nn.Module, Tensor], Any]  # network, images (B, 3, H, W) -> output in one of the forms above
 
 
 @dataclass(frozen=True, kw_only=True)
 class OwnSpec(ImageGrid):
-    """Sizes of a network of the user's own, as measured. It counts as one layer without registers or final norm."""
+    """Measured sizes of a network of the user's own, which counts as one layer without registers or final norm."""
 
     reference: str  # module:PACKAGE:FUNCTION
     label: str  # name of its class
     image_size: int | tuple[int, int]  # side in pixels, or height and width
     patch_size: int  # side of a patch in pixels; 0: the network returns one vector and no patches
     width: int  # D
-    class_token: bool  # whether it returns a class token; a single vector counts as one
-    parameters: int  # number of values in it
+    class_token: bool  # it returns a class token; a single vector counts as one
+    parameters: int  # number of values
     flops: int  # floating-point operations for one image
     depth: ClassVar[int] = 1
     registers: ClassVar[int] = 0
@@ -81,19 +82,22 @@ class OwnSpec(ImageGrid):
 
 
 class OwnNetwork(nn.Module):
-    """Adapter that gives the user's module the interface of a ViT: images -> tokens (B, P+L, D) of its one layer."""
+    """Adapter that gives the user's module the interface of a ViT with one layer."""
 
     def __init__(self, network: nn.Module, spec: OwnSpec) -> None:
         super().__init__()
         self.network, self.spec = network, spec
-        safe = getattr(network, "thread_safe", False)
-        self.turn: AbstractContextManager[Any] = nullcontext() if safe else threading.Lock()
+        is_thread_safe = getattr(network, "thread_safe", False)
+        self.lock: AbstractContextManager[Any] = nullcontext() if is_thread_safe else threading.Lock()
 
     def forward(self, images: Tensor, layers: Sequence[int] = (-1,), norm: bool = True) -> list[Tensor]:
-        """Tokens for each requested layer. ValueError, in one line, if the network fails or returns other shapes."""
+        """Tokens (B, P+L, D) of images (B, 3, H, W), for each of `layers`, which may be 0 or -1.
+
+        Raises a one-line ValueError if the network fails or returns other shapes.
+        """
         if any(layer not in (-1, 0) for layer in layers):
             raise ValueError(f"{self.spec.reference} has only one layer: use layer=-1")
-        with self.turn:
+        with self.lock:
             tokens, grid = network_tokens(self.network, images, self.spec.reference)
         expected = self.spec.grid_of(images.shape[-2:])
         if grid != expected or tokens.shape[1:] != (self.spec.prefix + grid[0] * grid[1], self.spec.width):
@@ -104,25 +108,25 @@ class OwnNetwork(nn.Module):
         return [tokens] * len(layers)
 
     def normalise(self, tokens: Tensor, layer: int = -1) -> Tensor:
-        """The tokens unchanged: a final norm is part of the user's network."""
+        """The tokens unchanged, because a final norm is part of the user's network."""
         return tokens
 
     def train(self, mode: bool = True) -> "OwnNetwork":
-        """Stays in evaluation mode."""
+        """Keep evaluation mode, even if a surrounding module is set to training."""
         return super().train(False)
 
 
 @dataclass(frozen=True, kw_only=True)
 class OwnExport(PreparesImages):
-    """Stands where a ViTExport does, for frozen evaluation."""
+    """A network of the user's own in place of a ViTExport, for frozen evaluation."""
 
     spec: OwnSpec
     preparation: Preparation
     network: nn.Module = field(repr=False)
-    files: Mapping[str, str]  # name of each source file of the network, or piece of code -> SHA-256
-    package: str = ""  # installed package that FUNCTION is from, with its version
-    name: str = ""  # in results, where the reference does not say it
-    assumed: tuple[str, ...] = ()  # what nobody said
+    files: Mapping[str, str]  # name of a source file, class or function of the network -> SHA-256
+    package: str = ""  # name and version of the installed package that it comes from, if any
+    name: str = ""  # for results, if the reference does not contain it
+    assumed: tuple[str, ...] = ()  # assumptions that the user should check
 
     @property
     def parameters(self) -> int:
@@ -138,9 +142,9 @@ class OwnExport(PreparesImages):
 
     @cached_property
     def digest(self) -> str:
-        """Hex SHA-256 over parameters, buffers, preparation and source files: what features depend on."""
+        """Hex SHA-256 over all that features depend on: parameters, buffers, preparation, source code."""
         facts = digest([asdict(self.spec), asdict(self.preparation), dict(self.files)])
-        return digest([facts, digest_of_tensors(_tensors(self.network))])
+        return digest([facts, digest_of_tensors(_parameters_and_buffers(self.network))])
 
     def build(self, drop_path: float = 0.0) -> OwnNetwork:
         """A copy of the network, on the CPU."""
@@ -152,17 +156,17 @@ class OwnExport(PreparesImages):
         raise AttributeError(f"{self.spec.reference} is a network of your own, without the {name} of a ViT-export")
 
 
-def _tensors(network: nn.Module) -> dict[str, Tensor]:
-    """Parameters and buffers by name."""
+def _parameters_and_buffers(network: nn.Module) -> dict[str, Tensor]:
+    """Parameters and buffers of a network by name, on the CPU."""
     tensors = {**dict(network.named_parameters()), **dict(network.named_buffers())}
     return {name: tensor.detach().cpu() for name, tensor in tensors.items()}
 
 
-_held: WeakValueDictionary[str, OwnExport] = WeakValueDictionary()  # reference -> network that a program holds
+_exports_in_memory: WeakValueDictionary[str, OwnExport] = WeakValueDictionary()  # by reference
 
 
 class WithForward(nn.Module):
-    """A network whose features a function of the user's reads: `forward(network, images)`."""
+    """A network whose features are read by a function: `function(network, images)`."""
 
     def __init__(self, network: nn.Module, function: Forward) -> None:
         super().__init__()
@@ -179,37 +183,44 @@ def held_network(
     image_size: int | tuple[int, int] | None = None,
     statistics: Preparation | None = None,
 ) -> OwnExport:
-    """A copy of a module in memory, as a frozen network. The program has to hold the answer while it is evaluated.
+    """An export of a copy of a module in memory. Its reference is valid as long as the program holds the export.
 
-    forward: reads the features; by default the module itself, of timm's models what its classifier would read.
-    image_size, statistics: as in the attributes of the module (`image_size`, `mean`, `std`), or in timm's
-    `pretrained_cfg`, where it has them. Digests cover weights, structure and the code of classes and functions outside
-    of installed packages. ValueError says in one line what is wrong.
+    The digest covers weights, structure, and the source of classes and functions outside of installed packages.
+
+    Args:
+        network: The module. It is not changed.
+        forward: Reads the features; by default the output of the module, or for a timm model the classifier's input.
+        image_size: Side in pixels, or height and width; by default the module's attribute, or timm's `pretrained_cfg`.
+        statistics: Mean and std of images; the same default.
+
+    Raises:
+        ValueError: One line, if the module cannot be copied, lacks attributes, fails, or returns other shapes.
     """
     name = type(network).__name__
-    of_timm = type(network).__module__.startswith("timm.") and hasattr(network, "pretrained_cfg")
-    attributes: dict[str, Any] = {}
-    if of_timm:
-        known = network.pretrained_cfg
-        attributes = {"image_size": known["input_size"][1:], "crop": known["crop_pct"]}
-        attributes |= {key: known[key] for key in ("mean", "std", "interpolation")}
-        name = known["architecture"]
-    attributes |= {"image_size": image_size} if image_size is not None else {}
-    attributes |= {"mean": statistics.mean, "std": statistics.std} if statistics else {}
-    attributes = _attributes(network) | attributes
-    code, package = _code_of(network, forward), _distribution(type(network).__module__)
+    is_timm = type(network).__module__.startswith("timm.") and hasattr(network, "pretrained_cfg")
+    attributes = _preparation_attributes(network)
+    if is_timm:
+        config = network.pretrained_cfg
+        attributes |= {"image_size": config["input_size"][1:], "crop": config["crop_pct"]}
+        attributes |= {key: config[key] for key in ("mean", "std", "interpolation")}
+        name = config["architecture"]
+    if image_size is not None:
+        attributes["image_size"] = image_size
+    if statistics:
+        attributes |= {"mean": statistics.mean, "std": statistics.std}
+    code, package = _code_digests(network, forward), _package_of(type(network).__module__)
     try:
         network = copy.deepcopy(network).cpu().float().eval().requires_grad_(False)
-    except Exception as error:  # of any type: the module decides
-        raise ValueError(f"{name} cannot be copied, and so not be evaluated ({_message(error)})") from error
-    if of_timm or type(network).__module__.startswith("torchvision."):
+    except Exception as error:  # a module may raise any type
+        raise ValueError(f"{name} cannot be copied, and so not be evaluated ({_one_line(error)})") from error
+    if is_timm or type(network).__module__.startswith("torchvision."):
         network.thread_safe = True
-    if forward or of_timm:
-        network = WithForward(network, forward or _before_classifier)
+    if forward or is_timm:
+        network = WithForward(network, forward or _timm_classifier_input)
     preparation, size = _preparation(attributes, name)
-    # What the digest has to cover before there is a name that says it.
-    key = digest([code, asdict(preparation), size, digest_of_tensors(_tensors(network))])[:8]
-    reference = f"{HELD}{name}-{key}"
+    # Identifies the network in its reference, which the digest of the export includes.
+    key = digest([code, asdict(preparation), size, digest_of_tensors(_parameters_and_buffers(network))])[:8]
+    reference = f"{MEMORY_PREFIX}{name}-{key}"
     spec = replace(_measure_spec(network, reference, preparation, size), label=name)
     export = OwnExport(
         spec=spec,
@@ -218,28 +229,32 @@ def held_network(
         files=code,
         package=package,
         name=name,
-        assumed=() if forward else _classifier_in(network, spec.width),
+        assumed=() if forward else _assumption_on_classifier(network, spec.width),
     )
-    return _held.setdefault(reference, export)
+    return _exports_in_memory.setdefault(reference, export)
 
 
-def _classifier_in(network: nn.Module, width: int) -> tuple[str, ...]:
-    """The assumption to note where the features seem to be a classifier's output."""
-    last = [(name, module) for name, module in network.named_modules() if isinstance(module, nn.Linear)][-1:]
-    return tuple(
-        f"its layer {name} ({module.in_features} -> {width}) is no classifier; if it is, put torch.nn.Identity() there"
-        for name, module in last
-        if module.out_features == width and name.partition(".")[0] in ("fc", "head", "heads", "classifier", "linear")
+def _assumption_on_classifier(network: nn.Module, width: int) -> tuple[str, ...]:
+    """A sentence if features of this width seem to be the output of a classifier; else ()."""
+    linear_layers = [(name, module) for name, module in network.named_modules() if isinstance(module, nn.Linear)]
+    if not linear_layers:
+        return ()
+    name, layer = linear_layers[-1]
+    has_classifier_name = name.partition(".")[0] in ("fc", "head", "heads", "classifier", "linear")
+    if layer.out_features != width or not has_classifier_name:
+        return ()
+    return (
+        f"its layer {name} ({layer.in_features} -> {width}) is no classifier; if it is, put torch.nn.Identity() there",
     )
 
 
-def _before_classifier(network: nn.Module, images: Tensor) -> Tensor:
-    """(B, D) what the classifier of a timm model would read."""
+def _timm_classifier_input(network: nn.Module, images: Tensor) -> Tensor:
+    """The input (B, D) of a timm model's classifier for images (B, 3, H, W)."""
     return network.forward_head(network.forward_features(images), pre_logits=True)
 
 
-def _code_of(network: nn.Module, forward: Forward | None) -> dict[str, str]:
-    """Names of the user's classes and functions in a network -> SHA-256 of their source; "structure": of its repr."""
+def _code_digests(network: nn.Module, forward: Forward | None) -> dict[str, str]:
+    """Name of a class or function outside of installed packages -> SHA-256 of its source; "structure": of the repr."""
     hashes = {"structure": hashlib.sha256(repr(network).encode()).hexdigest()}
     items: list[Any] = [*dict.fromkeys(map(type, network.modules())), *([forward] if forward else [])]
     for item in items:
@@ -247,7 +262,7 @@ def _code_of(network: nn.Module, forward: Forward | None) -> dict[str, str]:
             continue
         try:
             source = inspect.getsource(item).encode()
-        except (OSError, TypeError):  # typed at a prompt
+        except (OSError, TypeError):  # no source, as in an interactive session: use the compiled code
             codes = [getattr(member, "__code__", None) for member in (item, *getattr(item, "__dict__", {}).values())]
             source = b"".join(marshal.dumps(code) for code in codes if code)
         hashes[getattr(item, "__qualname__", type(item).__name__)] = hashlib.sha256(source).hexdigest()
@@ -255,77 +270,80 @@ def _code_of(network: nn.Module, forward: Forward | None) -> dict[str, str]:
 
 
 def own_network(reference: str) -> OwnExport:
-    """Import PACKAGE, call FUNCTION and look at what it gives. ValueError says in one line what is wrong."""
-    if reference.startswith(HELD):
-        if reference not in _held:
+    """The export of the network that FUNCTION of PACKAGE returns, or of one in memory.
+
+    Raises a one-line ValueError if import or call fails, or as `held_network`.
+    """
+    if reference.startswith(MEMORY_PREFIX):
+        if reference not in _exports_in_memory:
             raise ValueError(f"{reference} is a network that another Python program held; give the module again")
-        return _held[reference]
-    function, drawn = _function(reference), torch.get_rng_state()
+        return _exports_in_memory[reference]
+    function, random_state = _import_function(reference), torch.get_rng_state()
     network = _call_function(function, reference)
-    weights = digest_of_tensors(_tensors(network))
-    is_fresh = not torch.equal(drawn, torch.get_rng_state()) and weights != digest_of_tensors(
-        _tensors(_call_function(function, reference))
-    )
-    preparation, size = _preparation(_attributes(network), reference)
+    has_random_weights = False
+    if not torch.equal(random_state, torch.get_rng_state()):  # the function drew random numbers
+        weights = digest_of_tensors(_parameters_and_buffers(network))
+        second_network = _call_function(function, reference)
+        has_random_weights = weights != digest_of_tensors(_parameters_and_buffers(second_network))
+    preparation, size = _preparation(_preparation_attributes(network), reference)
     spec = _measure_spec(network, reference, preparation, size)
     modules = dict.fromkeys([function.__module__, type(network).__module__])
-    files = {file.name: hashlib.sha256(file.read_bytes()).hexdigest() for file in map(_source, modules) if file}
-    package = _distribution(function.__module__)
+    files = {file.name: hashlib.sha256(file.read_bytes()).hexdigest() for file in map(_source_file, modules) if file}
     return OwnExport(
         spec=spec,
         preparation=preparation,
         network=network,
         files=files,
-        package=package,
-        assumed=(FRESH,) if is_fresh else (),
+        package=_package_of(function.__module__),
+        assumed=(RANDOM_WEIGHTS,) if has_random_weights else (),
     )
 
 
 def _call_function(function: Callable[[], Any], reference: str) -> nn.Module:
-    """The module that FUNCTION returns, on the CPU and frozen. ValueError where it fails or returns something else."""
+    """The module that FUNCTION returns, on the CPU and frozen. Raises ValueError if it fails or returns no module."""
     try:
         network = function()
     except Exception as error:
-        raise ValueError(f"{reference}: the function raised an error: {_message(error)}") from error
+        raise ValueError(f"{reference}: the function raised an error: {_one_line(error)}") from error
     if not isinstance(network, nn.Module):
         raise ValueError(f"{reference} returns a {type(network).__name__}; it has to return an nn.Module")
     return network.cpu().eval().requires_grad_(False)
 
 
-def _function(reference: str) -> Callable[[], Any]:
+def _import_function(reference: str) -> Callable[[], Any]:
+    """FUNCTION of a reference. Raises ValueError if PACKAGE cannot be imported or has no such function."""
     package, colon, name = reference.removeprefix(f"{SCHEME}:").partition(":")
     if not (package and colon and name.isidentifier()):
-        raise ValueError(f"{reference}: {FORM}")
-    if (here := os.getcwd()) not in sys.path:
-        sys.path.append(here)  # behind all others: a file of the working folder hides no installed package
+        raise ValueError(f"{reference}: {REFERENCE_ADVICE}")
+    if (working_folder := os.getcwd()) not in sys.path:
+        sys.path.append(working_folder)  # at the end, so that its files hide no installed package
     try:
         module = importlib.import_module(package)
     except Exception as error:
-        where = f"PACKAGE is an installed one or a file of {here}"
-        raise ValueError(f"{reference}: {package} cannot be imported ({_message(error)}); {where}") from error
+        raise ValueError(
+            f"{reference}: {package} cannot be imported ({_one_line(error)}); PACKAGE is an installed one or a file of "
+            f"{working_folder}"
+        ) from error
     function = getattr(module, name, None)
     if not callable(function):
         raise ValueError(f"{reference}: {package} has no function {name!r}")
     return function
 
 
-PREPARED = ("image_size", "mean", "std", "crop", "interpolation")
-
-
-def _attributes(network: nn.Module) -> dict[str, Any]:
-    """The attributes by which a network says how its images are prepared."""
-    return {name: getattr(network, name) for name in PREPARED if hasattr(network, name)}
+def _preparation_attributes(network: nn.Module) -> dict[str, Any]:
+    """Those of PREPARATION_ATTRIBUTES that a network has."""
+    return {name: getattr(network, name) for name in PREPARATION_ATTRIBUTES if hasattr(network, name)}
 
 
 def _preparation(attributes: Mapping[str, Any], reference: str) -> tuple[Preparation, int | tuple[int, int]]:
-    """Preparation and image size from attributes under the names of PREPARED. ValueError names what is missing."""
-    if lacking := [name for name in PREPARED[:3] if name not in attributes]:
+    """Preparation and image size from PREPARATION_ATTRIBUTES. Raises ValueError for missing or invalid values."""
+    if missing := [name for name in PREPARATION_ATTRIBUTES[:3] if name not in attributes]:
         in_python = "; or bench.load(network, image_size=..., statistics=...)" if ":" not in reference else ""
         raise ValueError(
-            f"{reference}: the network has no attribute {', '.join(lacking)}; set image_size (pixels a side, or height "
+            f"{reference}: the network has no attribute {', '.join(missing)}; set image_size (pixels a side, or height "
             f"and width) and mean and std of its images (three numbers each, of pixels from 0 to 1){in_python}"
         )
-    optional = {name: attributes[name] for name in PREPARED[3:] if name in attributes}
+    optional = {name: attributes[name] for name in PREPARATION_ATTRIBUTES[3:] if name in attributes}
     try:
         size = [int(side) for side in torch.as_tensor(attributes["image_size"]).flatten()]
         mean, std = (tuple(map(float, torch.as_tensor(attributes[name]).flatten())) for name in ("mean", "std"))
@@ -333,12 +351,15 @@ def _preparation(attributes: Mapping[str, Any], reference: str) -> tuple[Prepara
             raise ValueError(f"image_size={size}, mean={mean}, std={std}: give whole pixels and three numbers each")
         preparation = Preparation(mean=mean, std=std, **optional)
     except (TypeError, ValueError, RuntimeError) as error:
-        raise ValueError(f"{reference}: {_message(error)}") from error
+        raise ValueError(f"{reference}: {_one_line(error)}") from error
     return preparation, size[0] if len({*size}) == 1 else (size[0], size[1])
 
 
 def _measure_spec(network: nn.Module, reference: str, preparation: Preparation, size: int | tuple[int, int]) -> OwnSpec:
-    """The spec of a network, from two passes over a synthetic image. ValueError unless both give the same features."""
+    """The spec of a network, measured on a synthetic image of a size in pixels.
+
+    Raises ValueError if the network fails, returns other shapes, or other features when called a second time.
+    """
     height, width = size if isinstance(size, tuple) else (size, size)
     mean, std = (torch.tensor(values).view(1, 3, 1, 1) for values in (preparation.mean, preparation.std))
     image = (synthetic_image((height, width)).float() - mean) / std
@@ -346,8 +367,9 @@ def _measure_spec(network: nn.Module, reference: str, preparation: Preparation, 
         (tokens, grid), flops = count_flops(lambda: network_tokens(network, image, reference))
         if not torch.equal(network_tokens(network, image, reference)[0], tokens):
             raise ValueError(f"{reference} gives other features when asked twice: switch off what it draws at random")
-    vector, patch = grid == (0, 0), height // grid[0] if grid[0] else 0
-    if not vector and (not patch or (grid[0] * patch, grid[1] * patch) != (height, width)):
+    is_vector = grid == (0, 0)
+    patch_size = height // grid[0] if grid[0] else 0
+    if not is_vector and (not patch_size or (grid[0] * patch_size, grid[1] * patch_size) != (height, width)):
         raise ValueError(
             f"{reference} gives a grid of {grid[0]} x {grid[1]} for images of {height} x {width} px: patches must be "
             "square and fill the image; give another image_size"
@@ -356,7 +378,7 @@ def _measure_spec(network: nn.Module, reference: str, preparation: Preparation, 
         reference=reference,
         label=type(network).__name__,
         image_size=size,
-        patch_size=patch,
+        patch_size=patch_size,
         width=tokens.shape[2],
         class_token=tokens.shape[1] > grid[0] * grid[1],
         parameters=sum(parameter.numel() for parameter in network.parameters()),
@@ -365,49 +387,59 @@ def _measure_spec(network: nn.Module, reference: str, preparation: Preparation, 
 
 
 def network_tokens(network: nn.Module, images: Tensor, reference: str) -> tuple[Tensor, tuple[int, int]]:
-    """Tokens (B, P+L, D), a class token in front where there is one, and their grid; of one vector (B, D) that as the
-    class token, L = 0. ValueError as in `OwnNetwork`."""
+    """Tokens (B, P+L, D) and grid (h, w) from the output of a network for images (B, 3, H, W).
+
+    P = 1 if there is a class token, which comes first. A single vector (B, D) becomes the class token, with L = 0 and a
+    grid of (0, 0). Raises a one-line ValueError if the network fails or returns other shapes.
+    """
     try:
         output = network(images)
     except Exception as error:
-        raise ValueError(f"{reference} fails on images {tuple(images.shape)}: {_message(error)}") from error
+        raise ValueError(f"{reference} fails on images {tuple(images.shape)}: {_one_line(error)}") from error
     if isinstance(output, Tensor) and output.ndim == 2 and len(output) == len(images):
         return output.unsqueeze(1), (0, 0)
     if not (isinstance(output, tuple | list) and len(output) == 3):
-        shape = f" {tuple(output.shape)} for {len(images)} images" if isinstance(output, Tensor) else ""
-        maps = isinstance(output, Tensor) and output.ndim == 4
-        hint = "; of maps (B, D, h, w) return their mean over h and w, or (None, maps, maps.shape[-2:])" if maps else ""
-        raise ValueError(f"{reference} returns a {type(output).__name__}{shape}; {RETURNS}{hint}")
-    token, patches, grid = output
+        shape, hint = "", ""
+        if isinstance(output, Tensor):
+            shape = f" {tuple(output.shape)} for {len(images)} images"
+            if output.ndim == 4:
+                hint = "; of maps (B, D, h, w) return their mean over h and w, or (None, maps, maps.shape[-2:])"
+        raise ValueError(f"{reference} returns a {type(output).__name__}{shape}; {OUTPUT_ADVICE}{hint}")
+    class_token, patches, grid = output
     try:
         height, width = map(int, grid)
-        patches = _in_rows(patches, len(images), (height, width))
-        if token is not None:
-            patches = torch.cat([token.unsqueeze(1), patches], dim=1)
+        tokens = _flatten_patches(patches, len(images), (height, width))
+        if class_token is not None:
+            tokens = torch.cat([class_token.unsqueeze(1), tokens], dim=1)
     except (TypeError, ValueError, AttributeError, RuntimeError) as error:
         shapes = [tuple(part.shape) if isinstance(part, Tensor) else part for part in output]
-        problem = f"{shapes} for {len(images)} images ({_message(error)})"
-        raise ValueError(f"{reference} returns {problem}; {RETURNS}") from error
-    return patches, (height, width)
+        problem = f"{shapes} for {len(images)} images ({_one_line(error)})"
+        raise ValueError(f"{reference} returns {problem}; {OUTPUT_ADVICE}") from error
+    return tokens, (height, width)
 
 
-def _in_rows(patches: Tensor, count: int, grid: tuple[int, int]) -> Tensor:
-    """Patch tokens (B, L, D), row by row."""
+def _flatten_patches(patches: Tensor, count: int, grid: tuple[int, int]) -> Tensor:
+    """Patch tokens (B, h*w, D), row by row, from (B, h*w, D), (B, h, w, D) or (B, D, h, w).
+
+    count: B. grid: (h, w). Raises ValueError for other shapes, and if both axes orders would fit.
+    """
     if patches.ndim == 3 and patches.shape[:2] == (count, grid[0] * grid[1]):
         return patches
-    last, first = (patches.ndim == 4 and patches.shape[at : at + 2] == grid for at in (1, 2))
-    if len(patches) != count or last == first:
+    is_channels_last = patches.ndim == 4 and patches.shape[1:3] == grid
+    is_channels_first = patches.ndim == 4 and patches.shape[2:4] == grid
+    if len(patches) != count or is_channels_last == is_channels_first:
         raise ValueError(f"patch tokens that are not, or doubly, on a grid of {grid[0]} x {grid[1]}")
-    return (patches if last else patches.permute(0, 2, 3, 1)).flatten(1, 2)
+    return (patches if is_channels_last else patches.permute(0, 2, 3, 1)).flatten(1, 2)
 
 
-def _source(module: str) -> Path | None:
+def _source_file(module: str) -> Path | None:
+    """The file of an imported module, or None if it has none."""
     file = getattr(sys.modules.get(module), "__file__", None)
     return Path(file) if file and Path(file).is_file() else None
 
 
-def _distribution(module: str) -> str:
-    """`mynets 1.0`, if the module is of an installed package."""
+def _package_of(module: str) -> str:
+    """Name and version, such as `mynets 1.0`, of the installed package of a module; "" if it is not installed."""
     if not _is_installed(module):
         return ""
     names = packages_distributions().get(module.partition(".")[0], [])  # takes a second
@@ -415,22 +447,29 @@ def _distribution(module: str) -> str:
 
 
 def _is_installed(module: str) -> bool:
-    file = _source(module)
+    """Whether the file of a module is in a folder of installed packages."""
+    file = _source_file(module)
     return file is not None and bool({"site-packages", "dist-packages"} & {*file.parts})
 
 
-def _message(error: BaseException) -> str:
+def _one_line(error: BaseException) -> str:
+    """Message of an exception in one line, with its type unless that is ValueError."""
     name = "" if isinstance(error, ValueError) and str(error) else f"{type(error).__name__}: "
     return " ".join(f"{name}{error}".split())[:200]
 
 
 FrozenSpec = ViTSpec | OwnSpec
 FrozenExport = ViTExport | OwnExport
-FROZEN = "what reads frozen features can be run, such as k-NN, linear, low-shot, segmenter_linear and ade_linear"
 
 
-def vit_spec(spec: FrozenSpec, why: str) -> ViTSpec:
-    """The spec, if it is a ViT's. ValueError for a network of the user's own; why: what the task needs a ViT for."""
+def vit_spec(spec: FrozenSpec, reason: str) -> ViTSpec:
+    """The spec, if it is a ViT's. Raises ValueError for a network of the user's own.
+
+    reason: why the task needs a ViT, as a main clause.
+    """
     if isinstance(spec, ViTSpec):
         return spec
-    raise ValueError(f"{spec.reference} is a frozen network of your own, and {why}; {FROZEN}")
+    raise ValueError(
+        f"{spec.reference} is a frozen network of your own, and {reason}; what reads frozen features can be run, such "
+        "as k-NN, linear, low-shot, segmenter_linear and ade_linear"
+    )

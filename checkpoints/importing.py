@@ -1,18 +1,18 @@
-"""How a checkpoint file is imported: choose a branch, convert it, and account for every tensor on both sides.
+"""Import a checkpoint file: choose a branch, convert it, and account for every tensor of the file and of the network.
 
 An importer (one file in importers/) defines
     SOURCE           the official code whose tensor names it reads
-    BRANCHES         branch -> prefixes under which its trunk may lie; the first branch is the default
-    DROPPED          pattern of full tensor names -> why they are not part of an export
+    BRANCHES         branch -> prefixes that its trunk may have in a file; the first branch is the default
+    DROPPED          pattern of full tensor names -> why these are not part of an export
     recognise(file)  whether a file was written by that code
 and, if the trunk has timm's names,
     VIT(branch, tensors) -> ViTSpec, by default `plain_vit`
-    EPOCH            what the file's `epoch` is: the number of "finished" epochs, or the index of the "last" one; may be
-                     absent
+    EPOCH            meaning of the file's `epoch`: the number of "finished" epochs, or the index of the "last" one;
+                     optional
 or, for any other trunk,
     convert(branch)  -> Conversion
-No tensor of the network may be missing: no source needs exceptions, so none can be declared. An importer whose trunks
-do not begin with timm's patch embedding lists the tensors that they begin with in FIRST.
+No tensor of the network may be missing; an importer cannot declare exceptions, because no source needs them. If trunks
+do not have timm's patch embedding, FIRST lists the tensors that identify them.
 """
 
 import re
@@ -30,16 +30,16 @@ from checkpoints.dotted import LIGHTNING, UNFOLD, without_wrappers
 from checkpoints.export import Misfit, ViTExport, some
 from checkpoints.import_options import ImportOptions
 from checkpoints.reading import ForeignFile
-from checkpoints.recognition import TRUNK, beyond, table_kind
+from checkpoints.recognition import TRUNK, table_kind, unsupported_reason
 from checkpoints.spec import Preparation, ViTSpec
 from engine.extensions import Extension, extension_of
 
-# What training code stores in a checkpoint besides weights; never part of a network.
+# Pattern of full tensor names -> what training code stores under them; never part of a network.
 TRAINING_STATE = {
     r"(optimizer|optim|opt|optimizer_states?)\..*": "optimiser state",
     r"(scaler|scaler_state|fp16_scaler|loss_scaler|amp|lr_scheduler|lr_schedulers)\..*": "training state",
 }
-PATCHES = ("patch_embed.proj.weight",)
+PATCH_EMBEDDING = ("patch_embed.proj.weight",)  # default of an importer's FIRST
 ASSUMED_STATISTICS = "ImageNet's mean and std (--statistics)"
 # width -> heads of the published models: ViT-Ti/S/B/L, LUT's M (512), MAE's and I-JEPA's H (1280), I-JEPA's g (1408),
 # DINOv2's g (1536), Web-SSL's 2B to 7B (2688 and wider)
@@ -57,98 +57,105 @@ HEADS = {
     3584: 28,
     4096: 32,
 }
-# width -> the timm name whose other defaults an export builds on; every size is overridden
+# width -> timm name of a plain ViT; fields of the spec override all its sizes
 ARCHITECTURES = {192: "vit_tiny_patch16_224", 384: "vit_small_patch16_224", 1024: "vit_large_patch16_224"}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Conversion:
-    """The result of an importer: the network's spec, and its tensors under timm's names."""
+    """Result of an importer."""
 
     spec: ViTSpec
-    tensors: Mapping[str, Tensor]
-    extra: Mapping[str, Tensor] = field(default_factory=dict)
+    tensors: Mapping[str, Tensor]  # of the trunk, under timm's names
+    extra: Mapping[str, Tensor] = field(default_factory=dict)  # of class-attention blocks and projectors
     preparation: Preparation | None = None  # None: that of the options
     epochs: int | None = None  # finished epochs; None: unknown
-    check: Callable[[ViTExport], None] | None = None  # a final comparison with the source; raises ValueError
+    check: Callable[[ViTExport], None] | None = None  # final comparison with the source; raises ValueError
 
 
 @dataclass(kw_only=True)
 class BranchTensors:
-    """The tensors under one prefix of a file. `take` and `take_trunk` record which were used."""
+    """The tensors of a file whose names begin with one prefix. `take` and `take_trunk` record which were used."""
 
     file: ForeignFile
-    importer: str
-    name: str
+    importer: str  # key
+    name: str  # of the branch
     prefix: str
     options: ImportOptions
-    used: set[str] = field(default_factory=set)
-    sources: dict[str, str] = field(default_factory=dict)  # our name of a tensor that was taken -> its name in the file
+    used: set[str] = field(default_factory=set)  # names in the file
+    sources: dict[str, str] = field(default_factory=dict)  # new name of a used tensor -> its name in the file
     assumed: set[str] = field(default_factory=set)  # facts that neither the file nor the user stated
 
     @property
     def names(self) -> list[str]:
-        return [full[len(self.prefix) :] for full in self.file.tensors if full.startswith(self.prefix)]
+        """Names of the branch's tensors, without the prefix."""
+        return [name[len(self.prefix) :] for name in self.file.tensors if name.startswith(self.prefix)]
 
     def take(self, pattern: str, replacement: str, biased: bool = True) -> dict[str, Tensor]:
         """All tensors of the branch whose names match `pattern`, renamed by `replacement`.
 
-        If `biased`, every layer must have both a weight and a bias of matching shapes; ValueError otherwise.
+        Raises ValueError if two get the same name or, if `biased`, a layer lacks its weight or its bias or these have
+        different lengths.
         """
         names = [name for name in self.names if re.fullmatch(pattern, name)]
-        paired = [name for name in names if name.endswith((".weight", ".bias"))] if biased else []
-        for layer in {name.rpartition(".")[0] for name in paired}:
-            pair = [self.file.tensors.get(f"{self.prefix}{layer}.{kind}") for kind in ("weight", "bias")]
-            if pair[0] is None or pair[1] is None or pair[0].shape[:1] != pair[1].shape[:1]:
+        layer_names = [name for name in names if name.endswith((".weight", ".bias"))] if biased else []
+        for layer in {name.rpartition(".")[0] for name in layer_names}:
+            weight, bias = (self.file.tensors.get(f"{self.prefix}{layer}.{part}") for part in ("weight", "bias"))
+            if weight is None or bias is None or weight.shape[:1] != bias.shape[:1]:
                 raise ValueError(f"{self.file.path}: weight and bias of {self.prefix}{layer} do not fit each other")
         return self._take((name, re.sub(pattern, replacement, name)) for name in names)
 
     def take_trunk(self, renames: Mapping[str, str] | None = None) -> dict[str, Tensor]:
-        """All tensors that, after the `renames` (pattern -> replacement), have a name of timm's trunk."""
+        """All tensors of the branch that have a name in timm's trunk after the `renames` (pattern -> replacement).
+
+        Raises ValueError if two get the same name.
+        """
         pairs = []
         for name in self.names:
-            new = name
+            new_name = name
             for pattern, replacement in (renames or {}).items():
-                new = re.sub(pattern, replacement, new)
-            if TRUNK.fullmatch(new):
-                pairs.append((name, new))
+                new_name = re.sub(pattern, replacement, new_name)
+            if TRUNK.fullmatch(new_name):
+                pairs.append((name, new_name))
         return self._take(pairs)
 
     def _take(self, pairs: Iterable[tuple[str, str]]) -> dict[str, Tensor]:
-        taken: dict[str, Tensor] = {}
-        for old, new in pairs:
-            if new in taken:
-                raise ValueError(f"{self.file.path}: two tensors would become {new}, {self.prefix}{old} is one")
-            taken[new] = self.file.tensors[self.prefix + old]
-            self.used.add(self.prefix + old)
-            self.sources[new] = self.prefix + old
-        return taken
+        """Tensors under new names, from pairs (name in the branch, new name); records them as used."""
+        tensors: dict[str, Tensor] = {}
+        for name, new_name in pairs:
+            if new_name in tensors:
+                raise ValueError(f"{self.file.path}: two tensors would become {new_name}, {self.prefix}{name} is one")
+            tensors[new_name] = self.file.tensors[self.prefix + name]
+            self.used.add(self.prefix + name)
+            self.sources[new_name] = self.prefix + name
+        return tensors
 
-    def own_name(self, name: str) -> str:
-        """The file's name of a tensor; of a missing one the name it should have, as inferred from other blocks."""
+    def name_in_file(self, name: str) -> str:
+        """The name in the file of our tensor `name`; that of a missing tensor is inferred from other blocks."""
         if name in self.sources:
             return self.sources[name]
-        _, number, rest = [*name.split(".", 2), "", ""][:3]
-        for new, old in self.sources.items():
-            other = re.fullmatch(rf"blocks\.(\d+)\.{re.escape(rest)}", new)
-            if other and name.startswith("blocks.") and old.count(f".{other[1]}.") == 1:
-                return old.replace(f".{other[1]}.", f".{number}.")
-        return self.prefix + name if self.prefix + PATCHES[0] in self.file.tensors else name
+        _, block, rest = [*name.split(".", 2), "", ""][:3]
+        for new_name, source in self.sources.items():
+            match = re.fullmatch(rf"blocks\.(\d+)\.{re.escape(rest)}", new_name)
+            if match and name.startswith("blocks.") and source.count(f".{match[1]}.") == 1:
+                return source.replace(f".{match[1]}.", f".{block}.")
+        return self.prefix + name if self.prefix + PATCH_EMBEDDING[0] in self.file.tensors else name
 
     def epochs(self, last: bool = False) -> int | None:
-        """Number of finished epochs, from the file's `epoch`, which is that number or, if `last`, one less.
+        """Number of finished epochs, from the file's `epoch`.
 
-        None if the file has no epoch, or was written by Lightning, whose number depends on when it was saved.
+        last: `epoch` is the index of the last epoch, one less than that number. None if the file has no epoch, or was
+        written by Lightning, whose number depends on when it was saved.
         """
-        stored = self.file.facts.get("epoch")
-        if type(stored) is not int or stored < 0 or LIGHTNING in self.file.facts:
+        epoch = self.file.facts.get("epoch")
+        if type(epoch) is not int or epoch < 0 or LIGHTNING in self.file.facts:
             return None
-        return stored + 1 if last else stored
+        return epoch + 1 if last else epoch
 
     def heads(self, width: int, table: Mapping[int, int] = HEADS) -> int:
-        """Number of attention heads: the requested one, else that of the published model of this width.
+        """Number of attention heads: that of the options, else that of published models of this width, in `table`.
 
-        No tensor determines it. Raises ValueError for an unknown width if none was requested.
+        Tensors do not show it. Raises ValueError for an unknown width without an option.
         """
         heads = self.options.heads or table.get(width)
         if heads is None:
@@ -164,23 +171,33 @@ class BranchTensors:
 def plain_vit(
     branch: BranchTensors, tensors: Mapping[str, Tensor], heads: Mapping[int, int] = HEADS, **facts: Any
 ) -> ViTSpec:
-    """Spec of a plain VisionTransformer: sizes from its `tensors`, conventions from the importer's `facts`.
+    """Spec of a plain VisionTransformer.
 
     In a fine-tuned file (fc_norm instead of norm) the norm is applied after the average over patches.
+
+    Args:
+        branch: The branch that is imported.
+        tensors: Its trunk under timm's names, which shows the sizes.
+        heads: width -> number of heads of the source's models.
+        facts: Fields of the spec that the tensors do not show.
+
+    Raises:
+        ValueError: Tensors are missing or of other shapes, or the position table is of another kind than `facts` say.
     """
-    sizes = sizes_in(branch, tensors)
-    table = _need(branch, tensors, "pos_embed", 3)
+    sizes = trunk_and_mlp_sizes(branch, tensors)
+    table = _require_tensor(branch, tensors, "pos_embed", 3)
     tokens = int(facts.get("class_token", True)) + facts.get("registers", 0)
     prefix = tokens if facts.get("class_position", True) else 0
-    rows = table.shape[1] - prefix
-    side = square(branch, rows, f"the position table has {table.shape[1]} rows: {prefix} before the patches")
-    fine_tuned = "fc_norm.weight" in tensors and "norm.weight" not in tensors
-    if fine_tuned:
+    patches = table.shape[1] - prefix
+    side = square(branch, patches, f"the position table has {table.shape[1]} rows: {prefix} before the patches")
+    is_fine_tuned = "fc_norm.weight" in tensors and "norm.weight" not in tensors
+    if is_fine_tuned:
         facts |= {"final_norm": "pooled", "pool": "avg"}
-    if (kind := table_kind(table, rows, fine_tuned)) != facts.get("position", "learned"):
+    expected_kind = facts.get("position", "learned")
+    if (kind := table_kind(table, patches, is_fine_tuned)) != expected_kind:
         raise ValueError(
-            f"{branch.file.path}: its position table is {kind}, but that of {branch.importer} is "
-            f"{facts.get('position', 'learned')}; it is a file of another method"
+            f"{branch.file.path}: its position table is {kind}, but that of {branch.importer} is {expected_kind}; it "
+            "is a file of another method"
         )
     return ViTSpec(
         architecture=facts.pop("architecture", ARCHITECTURES.get(sizes["width"], "vit_base_patch16_224")),
@@ -192,58 +209,65 @@ def plain_vit(
 
 
 def relative_vit(branch: BranchTensors, tensors: Mapping[str, Tensor], **facts: Any) -> ViTSpec:
-    """Spec of the BEiT family: relative position bias, shared or per block; q and v biases; optional layer scale."""
-    sizes = sizes_in(branch, tensors)
-    shared = "rel_pos_bias.relative_position_bias_table" in tensors
-    name = "rel_pos_bias.relative_position_bias_table" if shared else "blocks.0.attn.relative_position_bias_table"
-    rows, heads = _need(branch, tensors, name, 2).shape
+    """Spec of the BEiT family: relative position bias, shared or per block; query and value biases; layer scale or not.
+
+    Args and Raises as in `plain_vit`; the tensors show the number of heads.
+    """
+    sizes = trunk_and_mlp_sizes(branch, tensors)
+    is_shared = "rel_pos_bias.relative_position_bias_table" in tensors
+    name = "rel_pos_bias.relative_position_bias_table" if is_shared else "blocks.0.attn.relative_position_bias_table"
+    rows, heads = _require_tensor(branch, tensors, name, 2).shape
     if branch.options.heads not in (None, heads):
         raise ValueError(f"{branch.file.path}: {name} is for {heads} heads, not {branch.options.heads}")
-    # (2 side - 1)^2 offsets and three rows for the class token
-    offsets = square(branch, rows - 3, f"{name} has {rows} rows: 3 for the class token")
-    pooled = "fc_norm.weight" in tensors and "norm.weight" not in tensors
+    # The table has a row for each of (2 side - 1)^2 offsets between patches, and three for the class token.
+    offsets_per_side = square(branch, rows - 3, f"{name} has {rows} rows: 3 for the class token")
+    is_fine_tuned = "fc_norm.weight" in tensors and "norm.weight" not in tensors
     facts = {"position": "learned" if "pos_embed" in tensors else "none"} | facts
     return ViTSpec(
         architecture="beit_base_patch16_224",
-        image_size=(offsets + 1) // 2 * sizes["patch_size"],
+        image_size=(offsets_per_side + 1) // 2 * sizes["patch_size"],
         heads=heads,
         layer_scale="blocks.0.gamma_1" in tensors,
         class_position="pos_embed" in tensors,
-        relative_position="shared" if shared else "per_block",
+        relative_position="shared" if is_shared else "per_block",
         position_resize="relative_spline",
-        final_norm="pooled" if pooled else "all",
+        final_norm="pooled" if is_fine_tuned else "all",
         pool="avg",
         **sizes,
         **facts,
     )
 
 
-def sizes_in(branch: BranchTensors, tensors: Mapping[str, Tensor]) -> dict[str, Any]:
-    """The sizes of a plain trunk, read from its tensors."""
-    return shown_sizes(branch, tensors) | {"mlp_hidden": _need(branch, tensors, "blocks.0.mlp.fc1.bias", 1).shape[0]}
+def trunk_and_mlp_sizes(branch: BranchTensors, tensors: Mapping[str, Tensor]) -> dict[str, Any]:
+    """Fields of a ViTSpec with the sizes of a trunk with plain MLPs, from its tensors."""
+    fc1_bias = _require_tensor(branch, tensors, "blocks.0.mlp.fc1.bias", 1)
+    return trunk_sizes(branch, tensors) | {"mlp_hidden": fc1_bias.shape[0]}
 
 
-def shown_sizes(branch: BranchTensors, tensors: Mapping[str, Tensor]) -> dict[str, Any]:
-    """Those that the tensors of any trunk show."""
-    patch = _need(branch, tensors, "patch_embed.proj.weight", 4)
+def trunk_sizes(branch: BranchTensors, tensors: Mapping[str, Tensor]) -> dict[str, Any]:
+    """Fields of a ViTSpec with the sizes that tensors of any trunk show: patch_size, width, depth."""
+    patch_embedding = _require_tensor(branch, tensors, "patch_embed.proj.weight", 4)
+    blocks = {int(name.split(".")[1]) for name in tensors if name.startswith("blocks.")}
     return {
-        "patch_size": patch.shape[-1],
-        "width": patch.shape[0],
-        "depth": 1 + max((int(name.split(".")[1]) for name in tensors if name.startswith("blocks.")), default=-1),
+        "patch_size": patch_embedding.shape[-1],
+        "width": patch_embedding.shape[0],
+        "depth": 1 + max(blocks, default=-1),
     }
 
 
-def _need(branch: BranchTensors, tensors: Mapping[str, Tensor], name: str, axes: int) -> Tensor:
+def _require_tensor(branch: BranchTensors, tensors: Mapping[str, Tensor], name: str, axes: int) -> Tensor:
+    """The tensor `name`. Raises ValueError if it is missing, empty, or has another number of axes."""
     if name not in tensors:
         raise ValueError(f"{branch.file.path}: no {name} under {branch.prefix!r}; the file is not complete")
-    one = name != "pos_embed" or tensors[name].shape[:1] == (1,)
-    if tensors[name].ndim != axes or not tensors[name].numel() or not one:
-        raise ValueError(f"{branch.file.path}: {name} is {tuple(tensors[name].shape)}, which is no ViT's")
-    return tensors[name]
+    tensor = tensors[name]
+    is_batch_of_one = name != "pos_embed" or tensor.shape[:1] == (1,)
+    if tensor.ndim != axes or not tensor.numel() or not is_batch_of_one:
+        raise ValueError(f"{branch.file.path}: {name} is {tuple(tensor.shape)}, which is no ViT's")
+    return tensor
 
 
 def square(branch: BranchTensors, rows: int, where: str) -> int:
-    """Patches a side of a square grid of `rows` patches. ValueError, which begins with `where`, if it is none."""
+    """Side of a square with `rows` entries. Raises ValueError, with `where` in front, if it is no square."""
     side = isqrt(max(rows, 0))
     if side**2 != rows or not side:
         raise ValueError(
@@ -253,35 +277,39 @@ def square(branch: BranchTensors, rows: int, where: str) -> int:
 
 
 def named_vit(branch: BranchTensors, tensors: Mapping[str, Tensor]) -> ViTSpec:
-    """The spec that a file itself names, field by field, under `spec`."""
-    stored = {name[5:]: value for name, value in branch.file.facts.items() if name.startswith("spec.")}
+    """The spec that a file holds, field by field, under `spec`. Raises ValueError if fields are missing or unknown."""
+    prefix = "spec."
+    fields = {name[len(prefix) :]: value for name, value in branch.file.facts.items() if name.startswith(prefix)}
     try:
-        return ViTSpec(**stored)
+        return ViTSpec(**fields)
     except TypeError as error:
         raise ValueError(f"{branch.file.path}: its `spec` is not one of this version ({error})") from error
 
 
 def import_file(importer: ModuleType, file: ForeignFile, options: ImportOptions) -> ViTExport:
-    """Run one importer over a file and prove that nothing was lost. ValueError names what does not add up."""
+    """Convert a file by one importer, and check that every tensor is used or known not to be needed.
+
+    Raises ValueError for a missing branch, missing, unknown or misshapen tensors, and options that do not apply.
+    """
     extension = extension_of("importers", importer)
     key = extension.key
     if options.architecture and key != "timm":
         raise ValueError(f"{file.path} as {key}: --architecture is for files of timm's models; say timm:{file.path}")
-    branch = _branch(key, importer, file, options)
+    branch = _choose_branch(key, importer, file, options)
     try:
-        conversion = _converted(importer, extension, branch)
-        dropped, unknown = _account(importer, branch)
+        conversion = _convert(importer, extension, branch)
+        dropped, unknown = _unused_tensors(importer, branch)
         if unknown:
             raise ValueError(f"tensors that are neither used nor known to be dropped: {some(unknown)}")
-        _check_sizes(branch)
+        _check_storage(branch)
         export = ViTExport.make(
             conversion.spec, conversion.preparation or options.preparation, conversion.tensors, conversion.extra
         )
     except ValueError as error:
         table = file.tensors.get(f"{branch.prefix}pos_embed")
-        known = options.architecture is not None or (not extension.plugin and importer.recognise(file))
-        message = error.message(branch.own_name) if isinstance(error, Misfit) else str(error)
-        reason = beyond(branch.names, table, named=known) or message.removeprefix(f"{file.path}: ")
+        is_known = options.architecture is not None or (not extension.plugin and importer.recognise(file))
+        message = error.message(branch.name_in_file) if isinstance(error, Misfit) else str(error)
+        reason = unsupported_reason(branch.names, table, is_known) or message.removeprefix(f"{file.path}: ")
         raise ValueError(f"{file.path} as {key}: {reason}") from error
     facts = {
         "method": key,
@@ -301,8 +329,10 @@ def import_file(importer: ModuleType, file: ForeignFile, options: ImportOptions)
     }
     if not conversion.preparation and not options.statistics:
         branch.assumed.add(ASSUMED_STATISTICS)
-    facts |= {"assumed": sorted(branch.assumed)} if branch.assumed else {}
-    facts |= {"plugin": extension.plugin} if extension.plugin else {}
+    if branch.assumed:
+        facts["assumed"] = sorted(branch.assumed)
+    if extension.plugin:
+        facts["plugin"] = extension.plugin
     export = replace(export, facts=facts)
     if conversion.check:
         conversion.check(export)
@@ -310,11 +340,13 @@ def import_file(importer: ModuleType, file: ForeignFile, options: ImportOptions)
     return export if size in (None, conversion.spec.image_size) else export.at_size(size)
 
 
-def _converted(importer: ModuleType, extension: Extension, branch: BranchTensors) -> Conversion:
-    """What the importer makes of the branch. ValueError for whatever a plugin fails with, and for tensors of shapes for
-    which an importer's arithmetic fails."""
+def _convert(importer: ModuleType, extension: Extension, branch: BranchTensors) -> Conversion:
+    """The importer's conversion of a branch.
+
+    Raises ValueError instead of any exception of a plugin, and if shapes make an importer's arithmetic fail.
+    """
     try:
-        return importer.convert(branch) if hasattr(importer, "convert") else _declared(importer, branch)
+        return importer.convert(branch) if hasattr(importer, "convert") else _convert_timm_trunk(importer, branch)
     except Exception as error:
         if isinstance(error, ValueError):
             raise
@@ -329,92 +361,100 @@ def _converted(importer: ModuleType, extension: Extension, branch: BranchTensors
         ) from error
 
 
-def _declared(importer: ModuleType, branch: BranchTensors) -> Conversion:
-    """What an importer's VIT and EPOCH say of a trunk under timm's names."""
+def _convert_timm_trunk(importer: ModuleType, branch: BranchTensors) -> Conversion:
+    """Conversion of a trunk under timm's names by the importer's VIT and EPOCH."""
     tensors, epoch = branch.take_trunk(), getattr(importer, "EPOCH", None)
     spec = getattr(importer, "VIT", plain_vit)(branch, tensors)
     return Conversion(spec=spec, tensors=tensors, epochs=branch.epochs(epoch == "last") if epoch else None)
 
 
-def _branch(key: str, importer: ModuleType, file: ForeignFile, options: ImportOptions) -> BranchTensors:
+def _choose_branch(key: str, importer: ModuleType, file: ForeignFile, options: ImportOptions) -> BranchTensors:
+    """The requested branch, or the importer's default. Raises ValueError if the file does not hold it."""
     name = options.branch or next(iter(importer.BRANCHES))
     if name not in importer.BRANCHES:
         raise ValueError(f"{file.path}: no branch {name!r}; choose one of {', '.join(importer.BRANCHES)}")
     prefixes = [without_wrappers(options.prefix)] if options.prefix else importer.BRANCHES[name]
     for prefix in prefixes:
-        if _holds(file, [prefix], getattr(importer, "FIRST", PATCHES)):
-            name = options.branch or prefix.rstrip(".") if options.prefix else name
+        if _has_trunk(file, [prefix], getattr(importer, "FIRST", PATCH_EMBEDDING)):
+            if options.prefix:
+                name = options.branch or prefix.rstrip(".")
             return BranchTensors(file=file, importer=key, name=name, prefix=prefix, options=options)
-    places = ", ".join(map(repr, prefixes))
-    branches = [other for other, prefixes in importer.BRANCHES.items() if _holds(file, prefixes)]
-    advice = f"it holds the branches: {', '.join(branches)}" if branches and not options.prefix else ""
-    advice = advice or beyond(file.tensors) or trunks_elsewhere(key, file) or f"it is not a file of {key}"
-    raise ValueError(f"{file.path}: no patch embedding for branch {name!r} under {places}; {advice}")
+    prefix_list = ", ".join(map(repr, prefixes))
+    present = [other for other, prefixes in importer.BRANCHES.items() if _has_trunk(file, prefixes)]
+    if present and not options.prefix:
+        advice = f"it holds the branches: {', '.join(present)}"
+    else:
+        advice = unsupported_reason(file.tensors) or prefix_advice(key, file) or f"it is not a file of {key}"
+    raise ValueError(f"{file.path}: no patch embedding for branch {name!r} under {prefix_list}; {advice}")
 
 
-def trunks_elsewhere(key: str, file: ForeignFile) -> str:
-    """Where a file holds ViTs that timm's names show, and how to import one; empty where it shows none."""
-    places = [name.removesuffix(PATCHES[0]) for name in file.tensors if name.endswith(f".{PATCHES[0]}")]
-    if not places:
+def prefix_advice(key: str, file: ForeignFile) -> str:
+    """Under which prefixes a file holds ViTs with timm's names, and how to import one; "" if there are none."""
+    ending = PATCH_EMBEDDING[0]
+    prefixes = [name.removesuffix(ending) for name in file.tensors if name.endswith(f".{ending}")]
+    if not prefixes:
         return ""
-    named = "a ViT lies" if len(places) == 1 else "ViTs lie"
-    command = f"{import_command(key, file)} --prefix {places[0]}"
-    return f"{named} under {', '.join(places[:4])}: say which with --prefix, as in {command}"
+    subject = "a ViT lies" if len(prefixes) == 1 else "ViTs lie"
+    command = f"{import_command(key, file)} --prefix {prefixes[0]}"
+    return f"{subject} under {', '.join(prefixes[:4])}: say which with --prefix, as in {command}"
 
 
 def import_command(key: str, file: ForeignFile) -> str:
-    """How a user imports the file, as typed."""
+    """The command by which a user imports the file with an importer."""
     return f"bench import {shlex.quote(f'{key}:{file.path}')} --out FOLDER"
 
 
-def _holds(file: ForeignFile, prefixes: Iterable[str], first: tuple[str, ...] = PATCHES) -> bool:
+def _has_trunk(file: ForeignFile, prefixes: Iterable[str], first: tuple[str, ...] = PATCH_EMBEDDING) -> bool:
+    """Whether a file has one of the tensors `first` under one of the prefixes."""
     return any(prefix + name in file.tensors for prefix in prefixes for name in first)
 
 
 def _other_branches(importer: ModuleType, branch: BranchTensors) -> dict[str, str]:
-    """Patterns of the tensors under the branches that were not asked for."""
-    return {
-        re.escape(prefix) + ".*": f"branch {name}"
-        for name, prefixes in importer.BRANCHES.items()
-        for prefix in prefixes
-        if name != branch.name and prefix and not branch.prefix.startswith(prefix) and _holds(branch.file, [prefix])
-    }
+    """Pattern of the names of tensors in other branches of the file -> reason to drop them."""
+    patterns = {}
+    for name, prefixes in importer.BRANCHES.items():
+        for prefix in prefixes:
+            is_other = name != branch.name and prefix and not branch.prefix.startswith(prefix)
+            if is_other and _has_trunk(branch.file, [prefix]):
+                patterns[re.escape(prefix) + ".*"] = f"branch {name}"
+    return patterns
 
 
-def _account(importer: ModuleType, branch: BranchTensors) -> tuple[dict[str, int], list[str]]:
-    """Tensors that were not used: reason -> how many are dropped for it, and the names that no pattern knows."""
+def _unused_tensors(importer: ModuleType, branch: BranchTensors) -> tuple[dict[str, int], list[str]]:
+    """Tensors of the file that were not used: reason to drop them -> how many; and the names without a reason."""
     patterns = _other_branches(importer, branch) | importer.DROPPED | TRAINING_STATE
     if branch.options.prefix:
         patterns |= {f"(?!{re.escape(branch.prefix)}).*": f"outside {branch.prefix}"}
-    reasons: dict[str, int] = {}
+    dropped: dict[str, int] = {}
     unknown = []
     for name in branch.file.tensors:
         if name in branch.used:
             continue
-        reason = next((why for pattern, why in patterns.items() if re.fullmatch(pattern, name)), None)
+        reason = next((reason for pattern, reason in patterns.items() if re.fullmatch(pattern, name)), None)
         if reason is None:
             unknown.append(name)
         else:
-            reasons[reason] = reasons.get(reason, 0) + 1
-    return reasons, unknown
+            dropped[reason] = dropped.get(reason, 0) + 1
+    return dropped, unknown
 
 
 def leaves_unknown_tensors(importer: ModuleType, file: ForeignFile) -> bool:
-    """Whether the file has tensors that the importer neither uses nor drops. False where it cannot convert the file."""
+    """Whether a file has tensors that the importer neither uses nor drops. False if it cannot convert the file."""
     extension = extension_of("importers", importer)
-    options = ImportOptions(heads=1, statistics="imagenet")  # any will do: only the names of tensors count
+    options = ImportOptions(heads=1, statistics="imagenet")  # any values, because only names of tensors matter
     try:
-        branch = _branch(extension.key, importer, file, options)
-        _converted(importer, extension, branch)
+        branch = _choose_branch(extension.key, importer, file, options)
+        _convert(importer, extension, branch)
     except ValueError:
         return False
-    return bool(_account(importer, branch)[1])
+    _, unknown = _unused_tensors(importer, branch)
+    return bool(unknown)
 
 
-def _check_sizes(branch: BranchTensors) -> None:
-    """ValueError where the tensors in use hold more values than are stored: views that repeat the same memory."""
+def _check_storage(branch: BranchTensors) -> None:
+    """Raise ValueError if the used tensors have more values than stored bytes, being views that repeat memory."""
     used = [branch.file.tensors[name] for name in branch.used]
     storages = {tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes() for tensor in used}
-    values, stored = sum(tensor.numel() for tensor in used), sum(storages.values())
-    if values > stored:
-        raise ValueError(f"its tensors are views that make {values} values of {stored} bytes; {UNFOLD}")
+    values, stored_bytes = sum(tensor.numel() for tensor in used), sum(storages.values())
+    if values > stored_bytes:
+        raise ValueError(f"its tensors are views that make {values} values of {stored_bytes} bytes; {UNFOLD}")

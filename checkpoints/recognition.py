@@ -1,6 +1,6 @@
-"""Recognise a network by its tensors: a ViT trunk's names, the kind of its position table, and unsupported parts.
+"""Recognise a network by its tensors: the names of a ViT trunk, the kind of its position table, unsupported parts.
 
-Shapes: P tokens in front of the patches, L patches, D width.
+Shapes: P prefix tokens, L patches, D width.
 """
 
 import re
@@ -26,19 +26,22 @@ TRUNK = re.compile(
     r"|blocks\.\d+\.mlp\.(fc1|fc1_g|fc1_x|fc2|norm)\.(weight|bias)"
     r"|blocks\.\d+\.(ls1\.gamma|ls2\.gamma|gamma_1|gamma_2|attn\.q_bias|attn\.v_bias|attn\.relative_position_bias_table)"
 )
-# For the importers' patterns: a block of a plain ViT, and the tensors of a linear or batch-norm layer in a head.
+# Patterns for importers: the tensors in blocks of a plain ViT, and those of a linear or batch-norm layer in a head.
 BLOCK = r"blocks\.\d+\.(norm[12]|attn\.(qkv|proj)|mlp\.fc[12])\.(weight|bias)"
 LAYER = r"(weight|bias|running_mean|running_var|num_batches_tracked)"
 PLAIN = re.compile(rf"cls_token|pos_embed|patch_embed\.proj\.(weight|bias)|norm\.(weight|bias)|{BLOCK}")
 SCALE = re.compile(r"blocks\.\d+\.ls[12]\.gamma")
-BARE = ("", "backbone.", "state_dict.", "state_dict.backbone.", "model.", "model.backbone.")  # where a trunk alone lies
-WITHIN = r"((state_dict|model)\.)?(backbone\.)?"  # the same as a pattern
-MASK_TOKEN = "masked_embed|mask_token"  # iBOT's and DINOv2's, which their trunks keep
+# Prefixes of the trunk in a file that holds nothing else, and the same as a pattern.
+TRUNK_PREFIXES = ("", "backbone.", "state_dict.", "state_dict.backbone.", "model.", "model.backbone.")
+ANY_PREFIX = r"((state_dict|model)\.)?(backbone\.)?"
+MASK_TOKEN = "masked_embed|mask_token"  # iBOT's and DINOv2's, which are part of their trunks
 CLASSIFIER = r"head\.(weight|bias)"
-TABLE_DRIFT = 1e-2  # of a fixed table through years of averaging: 2.2e-4 of its values in 187 500 steps of ExtreMA
-LIKENESS = 0.5  # correlation with a sine-cosine table; fine-tuning leaves a table near 1, a learned one is near 0
-# Pattern of a name in the trunk -> the part that it belongs to, which no ViT here computes.
-BEYOND = {
+MAX_TABLE_DRIFT = 1e-2  # of a fixed table through averaging of weights; in ExtreMA 2.2e-4 after 187 500 steps
+MIN_TABLE_CORRELATION = (
+    0.5  # with sines and cosines; about 1 for a fine-tuned table of these, about 0 for a learned one
+)
+# Pattern of a name in the trunk -> the part that it belongs to, which checkpoints/vit.py cannot compute.
+UNSUPPORTED_PARTS = {
     r"layers\.\d+\.blocks\..*": "stages of blocks (Swin and the like)",
     r"rope\.freqs_\w+|rotary\w*\..*|freqs_c\w+|inv_freq|.*\.attn\.rope\..*": "rotary positions of another kind",
     r"blocks\.\d+\.attn\.rel_pos(_[hw]|\..*)": "relative positions of another kind than BEiT's",
@@ -47,8 +50,8 @@ BEYOND = {
     r"blocks\.\d+\.(attns\.|in_proj\.).*": "blocks with parallel parts",
     r"patch_embed\.(backbone|conv\w*|proj\.\d)\..*": "a patch embedding of more than one convolution",
 }
-# The same -> a part whose remaining settings no tensor shows: such a file is imported by timm's name of its model.
-NAMED = {
+# The same -> a part with settings that no tensor shows, so that users have to give timm's name of the model.
+PARTS_THAT_NEED_A_NAME = {
     "dist_token": "a distillation token",
     r"rope\w*(\..*)?": "rotary positions",
     r"blocks\.\d+\.attn\.[qkv]_proj\..*": "separate projections of queries, keys and values",
@@ -57,8 +60,8 @@ NAMED = {
     r"patch_embed\.norm\..*": "a norm after the patch embedding",
 }
 BY_NAME = "a file of one of timm's models is read as timm:FILE with bench import --architecture NAME"
-# Pattern of a name -> the library that names its tensors so.
-FOREIGN = {
+# Pattern of a name -> the library that uses such names.
+OTHER_LIBRARIES = {
     r"embeddings\.(patch_embedding|position_embedding)s?\b.*": "Hugging Face transformers",
     r"transformer\.resblocks\.\d+\..*": "OpenAI's CLIP",
     r"layers\.\d+\.ln1\..*": "mmpretrain",
@@ -66,12 +69,15 @@ FOREIGN = {
 }
 
 
-def trunk_of(file: ForeignFile, besides: str) -> dict[str, Tensor]:
-    """The trunk's tensors by timm's names; {} if there is no trunk or other tensors do not match `besides`."""
-    for prefix in BARE:
+def trunk_of(file: ForeignFile, other_names: str) -> dict[str, Tensor]:
+    """The tensors of the trunk under timm's names.
+
+    other_names: pattern of the names that a file may have besides. {} if there is no trunk or a name does not match.
+    """
+    for prefix in TRUNK_PREFIXES:
         names = [name.removeprefix(prefix) for name in file.tensors if name.startswith(prefix)]
         trunk = [name for name in names if TRUNK.fullmatch(name)]
-        if "patch_embed.proj.weight" in trunk and all(re.fullmatch(besides, name) for name in {*names} - {*trunk}):
+        if "patch_embed.proj.weight" in trunk and all(re.fullmatch(other_names, name) for name in {*names} - {*trunk}):
             return {name: file.tensors[prefix + name] for name in trunk}
     return {}
 
@@ -85,73 +91,83 @@ def is_plain(tensors: Mapping[str, Tensor], scaled: bool = False) -> bool:
 
 
 def is_bare_vit(file: ForeignFile, kind: PositionTable = "learned", scaled: bool = False) -> bool:
-    """Whether a file holds a plain ViT and at most a mask token, with a position table (1, 1+L, D) of this `kind`."""
+    """Whether a file holds only a plain ViT, and perhaps a mask token, with a position table (1, 1+L, D) of a kind.
+
+    scaled: as in `is_plain`.
+    """
     tensors = trunk_of(file, MASK_TOKEN)
     if not is_plain(tensors, scaled) or tensors["pos_embed"].ndim != 3:
         return False
-    rows = tensors["pos_embed"].shape[1] - 1
-    return rows > 0 and isqrt(rows) ** 2 == rows and kind_in(tensors) == kind
+    patches = tensors["pos_embed"].shape[1] - 1
+    return patches > 0 and isqrt(patches) ** 2 == patches and position_kind(tensors) == kind
 
 
-def kind_in(tensors: Mapping[str, Tensor]) -> PositionTable:
-    """Kind of a trunk's position table, with or without rows for a class token and registers."""
+def position_kind(tensors: Mapping[str, Tensor]) -> PositionTable:
+    """Kind of the position table of a trunk, with or without rows for a class token and registers."""
     table = tensors.get("pos_embed")
     if table is None or table.ndim != 3:
         return "none"
-    return table_kind(table, isqrt(table.shape[1]) ** 2, fine_tuned="fc_norm.weight" in tensors)
+    return table_kind(table, isqrt(table.shape[1]) ** 2, is_fine_tuned="fc_norm.weight" in tensors)
 
 
-def table_kind(table: Tensor, rows: int, fine_tuned: bool = False) -> PositionTable:
-    """What a table (1, P + rows, D) of a square grid holds: one of the two sine-cosine orders, or learned values.
+def table_kind(table: Tensor, patches: int, is_fine_tuned: bool = False) -> PositionTable:
+    """Kind of a position table (1, P+L, D) of a square grid: one of the two sine-cosine orders, or learned.
 
-    fine_tuned: a table that was trained on from sines and cosines counts as these.
+    patches: L. is_fine_tuned: accept values that were trained, starting from sines and cosines, as sines and cosines.
     """
     if len(table) != 1:
         return "learned"  # or broken
-    side, prefix = isqrt(rows), table.shape[1] - rows
-    for first, kind in SINCOS_ORDERS if table.shape[2] % 4 == 0 and rows else ():
+    side, prefix = isqrt(patches), table.shape[1] - patches
+    if table.shape[2] % 4 or not patches:
+        return "learned"
+    for first, kind in SINCOS_ORDERS:
         expected = sincos_positions((side, side), table.shape[2], first, prefix, torch.float64)
-        alike = fine_tuned and _correlation(table[:, prefix:], expected[:, prefix:]) > LIKENESS
-        if alike or (table - expected).abs().max() < TABLE_DRIFT:
+        if is_fine_tuned and _correlation(table[:, prefix:], expected[:, prefix:]) > MIN_TABLE_CORRELATION:
+            return kind
+        if (table - expected).abs().max() < MAX_TABLE_DRIFT:
             return kind
     return "learned"
 
 
 def _correlation(first: Tensor, second: Tensor) -> float:
     """Correlation of two tables (1, L, D) after subtracting each channel's mean over positions."""
-    flat = [(table.double() - table.double().mean(dim=1)).flatten() for table in (first, second)]
-    return float(torch.nn.functional.cosine_similarity(*flat, dim=0))
+    centred = [(table.double() - table.double().mean(dim=1)).flatten() for table in (first, second)]
+    return float(torch.nn.functional.cosine_similarity(*centred, dim=0))
 
 
-def beyond(names: Iterable[str], table: Tensor | None = None, named: bool = False) -> str:
-    """Why no importer can read a network whose tensors have these names; empty if the names show no reason.
+def unsupported_reason(names: Iterable[str], table: Tensor | None = None, is_known: bool = False) -> str:
+    """Why no importer can read a network whose tensors have these names; "" if the names show no reason.
 
-    table: its position table. CAE's encoder has EVA's names, but a fixed sine-cosine table.
-    named: the user named the timm model, or the importer recognised the file as its own.
+    Args:
+        names: Names of tensors.
+        table: The position table, if there is one: CAE's encoder has EVA's names, but fixed sines and cosines.
+        is_known: The user named the timm model, or the importer recognised the file as its own.
     """
     names = list(names)
-    for pattern, what in BEYOND.items():
-        if name := _first(pattern, names):
-            return f"it has {what} ({name}), which no ViT here computes"
-    for pattern, library in FOREIGN.items():
-        if not named and (name := _first(pattern, names)):
-            fix = "take the official file or timm's of the same model"
+    for pattern, part in UNSUPPORTED_PARTS.items():
+        if name := _first_match(pattern, names):
+            return f"it has {part} ({name}), which no ViT here computes"
+    for pattern, library in OTHER_LIBRARIES.items():
+        if not is_known and (name := _first_match(pattern, names)):
+            remedy = "take the official file or timm's of the same model"
             if library.startswith("Hugging Face"):
-                fix = f"give the folder that holds it and its config.json, or {fix}"
-            return f"its tensors are named by {library} ({name}); {fix}"
-    block, bias = _first(r"blocks\.\d+\.norm1\.weight", names), _first(r".*relative_position_bias_table", names)
-    if named or not block:
+                remedy = f"give the folder that holds it and its config.json, or {remedy}"
+            return f"its tensors are named by {library} ({name}); {remedy}"
+    if is_known or not _first_match(r"blocks\.\d+\.norm1\.weight", names):
         return ""
-    for pattern, what in NAMED.items():
-        if name := _first(pattern, names):
-            return f"it has {what} ({name}); {BY_NAME}"
-    if not bias and not _first("(decoder_)?pos_embed", names):
+    for pattern, part in PARTS_THAT_NEED_A_NAME.items():
+        if name := _first_match(pattern, names):
+            return f"it has {part} ({name}); {BY_NAME}"
+    has_relative_table = bool(_first_match(r".*relative_position_bias_table", names))
+    if not has_relative_table and not _first_match("(decoder_)?pos_embed", names):
         return f"it has no position table, so that nothing tells its positions (rotary ones, say); {BY_NAME}"
-    fixed = table is not None and kind_in({"pos_embed": table}) == "sincos_row_first"
-    if not (bias or fixed) and (name := _first(r"blocks\.\d+\.(gamma_1|attn\.q_bias)", names)):
-        return f"it is of EVA's kind ({name} without relative positions); {BY_NAME}"
+    is_sincos = table is not None and position_kind({"pos_embed": table}) == "sincos_row_first"
+    eva_name = _first_match(r"blocks\.\d+\.(gamma_1|attn\.q_bias)", names)
+    if eva_name and not has_relative_table and not is_sincos:
+        return f"it is of EVA's kind ({eva_name} without relative positions); {BY_NAME}"
     return ""
 
 
-def _first(pattern: str, names: Iterable[str]) -> str:
+def _first_match(pattern: str, names: Iterable[str]) -> str:
+    """The first name that matches the pattern, from its start or behind a dot; "" if there is none."""
     return next((name for name in names if re.fullmatch(rf"(.*\.)?({pattern})", name)), "")

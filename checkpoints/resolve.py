@@ -33,9 +33,9 @@ from checkpoints.folders import (
 )
 from checkpoints.frozen import SCHEME, Forward, FrozenExport, held_network, own_network
 from checkpoints.import_options import TIMM_SCHEMES, ImportOptions, check_reference, file_importers
-from checkpoints.importing import ASSUMED_STATISTICS, import_file, leaves_unknown_tensors, trunks_elsewhere
+from checkpoints.importing import ASSUMED_STATISTICS, import_file, leaves_unknown_tensors, prefix_advice
 from checkpoints.reading import ForeignFile, read_foreign
-from checkpoints.recognition import beyond
+from checkpoints.recognition import unsupported_reason
 from checkpoints.spec import Preparation, ViTSpec
 from checkpoints.vit import ViT
 from engine.extensions import extension_of, load_extension, load_extensions, warn_of
@@ -174,7 +174,7 @@ def detect(file: ForeignFile) -> str:
             f"{file.path} is a training state; bench run and bench inspect take {run}, the training's "
             f"folder, and `bench export {run}` writes its encoder"
         )
-    if not keys and (reason := beyond(file.tensors)):
+    if not keys and (reason := unsupported_reason(file.tensors)):
         raise ValueError(f"{file.path}: {reason}")
     if not keys:
         examples = ", ".join(list(file.tensors)[:3])
@@ -184,7 +184,7 @@ def detect(file: ForeignFile) -> str:
         )
         raise ValueError(
             f"{file.path}: no importer recognises its tensors ({examples}, ...); if you know the format, "
-            f"{trunks_elsewhere('IMPORTER', file) or advice}"
+            f"{prefix_advice('IMPORTER', file) or advice}"
         )
     if len(keys) > 1:
         choices = " or ".join(shlex.quote(f"{key}:{file.path}") for key in keys)

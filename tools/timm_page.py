@@ -8,7 +8,7 @@ import timm
 import torch
 from torch import nn
 
-from checkpoints.importers.timm import FAMILY, spec_of
+from checkpoints.importers.timm import VIT_MODULES, spec_of
 from checkpoints.spec import ViTSpec
 from checkpoints.vit import skip_init
 from engine.files import write_atomic
@@ -36,7 +36,7 @@ take any number of patches (Qwen, Gemma, DeepSeek); `bench import` refuses each 
 def pretrained_names() -> dict[str, list[str]]:
     """Architecture of timm's ViT files that has weights -> the tags of these weights."""
     tags: dict[str, list[str]] = {}
-    family = set(timm.list_models(module=FAMILY))
+    family = set(timm.list_models(module=VIT_MODULES))
     for name in timm.list_pretrained():
         architecture, _, tag = name.partition(".")
         if architecture in family:

@@ -1,18 +1,18 @@
-"""AIMv2 (Fini et al. 2025): the vision encoder, alone or of a LiT file. RMSNorm, SwiGLU, no biases, no class token.
+"""AIMv2 (Fini et al. 2025): the vision encoder, alone or in a LiT file. RMSNorm, SwiGLU, no biases, no class token.
 
-Image statistics are CLIP's, as Apple's image processors on the hub and timm have them. The `native` encoder computes
-its positions for each image's own grid: it is imported for one image size (--image-size, else 224) and stays there.
+Image statistics are CLIP's, as in Apple's image processors on the hub and in timm. The `native` encoder computes
+positions for the grid of each image: it is imported for one image size (--image-size, by default 224), which is then
+fixed.
 """
 
-from dataclasses import replace
 from typing import Any
 
 from torch import Tensor
 
-from checkpoints.importing import BranchTensors, Conversion, shown_sizes, square
+from checkpoints.importing import BranchTensors, Conversion, square, trunk_sizes
 from checkpoints.positions import sincos_positions
 from checkpoints.reading import ForeignFile
-from checkpoints.recognition import kind_in
+from checkpoints.recognition import position_kind
 from checkpoints.spec import CLIP_MEAN, CLIP_STD, Preparation, ViTSpec
 
 SOURCE = "apple/ml-aim 3762121, aim-v2/aim/v2/torch/, aim-v1/aim/v1/torch/"
@@ -34,25 +34,25 @@ RENAMES = {
     r"^trunk\.blocks\.": "blocks.",
     r"^trunk\.post_trunk_norm\.": "norm.",
 }
-CHANNELS = 128  # of a head, in all published models
-IMAGE = 224  # of the native encoder, unless another size is asked for
+HEAD_CHANNELS = 128  # in all published models
+IMAGE_SIZE = 224  # pixels; of the native encoder by default
 
 
 def recognise(file: ForeignFile) -> bool:
-    gated = any(name.endswith("trunk.blocks.0.mlp.fc3.weight") for name in file.tensors)  # AIM's first version is not
-    return gated and any(prefix + FIRST[0] in file.tensors for prefix in BRANCHES["encoder"])
+    has_gate = any(name.endswith("trunk.blocks.0.mlp.fc3.weight") for name in file.tensors)  # not in AIMv1
+    return has_gate and any(prefix + FIRST[0] in file.tensors for prefix in BRANCHES["encoder"])
 
 
 def convert(branch: BranchTensors) -> Conversion:
     tensors = branch.take_trunk(RENAMES)
-    sizes = shown_sizes(branch, tensors)
+    sizes = trunk_sizes(branch, tensors)
     gate = tensors.get("blocks.0.mlp.fc1_g.weight")
     if gate is None or gate.ndim != 2:
         raise ValueError(f"no trunk.blocks.0.mlp.fc1.weight under {branch.prefix!r}; the file is not complete")
-    tensors, positions = _positions(branch, tensors, sizes)
+    tensors, position_fields = _with_positions(branch, tensors, sizes)
     spec = ViTSpec(
         architecture="aimv2_large_patch14_224",
-        heads=branch.options.heads or max(1, sizes["width"] // CHANNELS),
+        heads=branch.options.heads or max(1, sizes["width"] // HEAD_CHANNELS),
         mlp_hidden=gate.shape[0],
         class_token=False,
         class_position=False,
@@ -60,25 +60,26 @@ def convert(branch: BranchTensors) -> Conversion:
         norm_eps=1e-5,  # AIMv2VisionEncoder
         pool="avg",
         **sizes,
-        **positions,
+        **position_fields,
     )
-    prepared = replace(Preparation(mean=CLIP_MEAN, std=CLIP_STD), crop=1.0)
-    own = branch.options.statistics is None
-    return Conversion(spec=spec, tensors=tensors, preparation=prepared if own else branch.options.preparation)
+    preparation = branch.options.preparation
+    if branch.options.statistics is None:
+        preparation = Preparation(mean=CLIP_MEAN, std=CLIP_STD, crop=1.0)
+    return Conversion(spec=spec, tensors=tensors, preparation=preparation)
 
 
-def _positions(
+def _with_positions(
     branch: BranchTensors, tensors: dict[str, Tensor], sizes: dict[str, Any]
 ) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """The tensors with a position table, and what the spec says of it."""
-    patch = sizes["patch_size"]
+    """The tensors with a position table, which is added for the native encoder; and the spec's fields on positions."""
+    patch_size = sizes["patch_size"]
     if "pos_embed" in tensors:
         rows = tensors["pos_embed"].shape[1] if tensors["pos_embed"].ndim == 3 else 0
         side = square(branch, rows, f"the position table has {rows} rows")
-        facts = dict(image_size=side * patch, position=kind_in(tensors), position_resize="bicubic_antialias")
-        return tensors, facts
-    asked = branch.options.image_size or IMAGE // patch * patch
-    size = asked if isinstance(asked, tuple) else (asked, asked)
-    table = sincos_positions((size[0] // patch, size[1] // patch), sizes["width"], "column")
-    facts = dict(image_size=asked, position="sincos_column_first", position_resize="fixed")
-    return tensors | {"pos_embed": table}, facts
+        kind = position_kind(tensors)
+        return tensors, dict(image_size=side * patch_size, position=kind, position_resize="bicubic_antialias")
+    image_size = branch.options.image_size or IMAGE_SIZE // patch_size * patch_size
+    height, width = image_size if isinstance(image_size, tuple) else (image_size, image_size)
+    table = sincos_positions((height // patch_size, width // patch_size), sizes["width"], "column")
+    fields = dict(image_size=image_size, position="sincos_column_first", position_resize="fixed")
+    return tensors | {"pos_embed": table}, fields

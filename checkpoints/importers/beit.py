@@ -1,7 +1,7 @@
 """BEiT (Bao et al. 2022): pretrained and fine-tuned encoders.
 
-Image statistics depend on the run: ImageNet's where --imagenet_default_mean_and_std was given (as for ImageNet-1k),
-0.5 otherwise (as for the ImageNet-22k releases). A file that keeps its arguments says which; else the user must.
+Image statistics depend on the training: ImageNet's with --imagenet_default_mean_and_std (ImageNet-1k), 0.5 without (the
+ImageNet-22k releases). A file that holds the arguments says which; otherwise users have to.
 """
 
 from dataclasses import replace

@@ -1,7 +1,7 @@
 """BYOL (Grill et al. 2020) on a ViT: the online encoder, from a file that names its spec (docs/export-format.md).
 
-The official release is JAX and ResNet only, so there is no official ViT checkpoint to read, and what is trained here is
-an export already: the layout is for training code of one's own.
+The official release has only ResNets in JAX, so no official ViT checkpoints exist, and `bench pretrain` writes exports.
+This layout is for users who train BYOL with their own code.
 """
 
 from checkpoints.importing import named_vit

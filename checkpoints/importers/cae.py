@@ -1,7 +1,7 @@
-"""CAE (Chen et al. 2022): the encoder of a pretraining file, of both official repositories, or a fine-tuned file.
+"""CAE (Chen et al. 2022): the encoder of a pretraining file of either official repository, or of a fine-tuned file.
 
-Its blocks are BEiT's: biases of queries and values, layer scale. A pretrained encoder has no relative positions, and
-becomes a plain ViT whose keys have a bias of zero; fine-tuning adds a table of them to every block.
+Its blocks are BEiT's, with biases for queries and values, and layer scale. A pretrained encoder has no relative
+positions, and becomes a plain ViT with zero biases for keys. Fine-tuning adds a relative position table to each block.
 """
 
 import re
@@ -11,7 +11,7 @@ from torch import Tensor
 
 from checkpoints.importing import BranchTensors, Conversion, plain_vit, relative_vit
 from checkpoints.reading import ForeignFile
-from checkpoints.recognition import CLASSIFIER, kind_in, trunk_of
+from checkpoints.recognition import CLASSIFIER, position_kind, trunk_of
 from checkpoints.spec import PositionTable
 
 SOURCE = (
@@ -20,7 +20,7 @@ SOURCE = (
 )
 BRANCHES = {"encoder": ("model.encoder.", "model.", "")}
 POSITION: PositionTable = "sincos_row_first"
-HEADS = {192: 12, 384: 12, 768: 12, 1024: 16}  # the S and Ti of its repositories have a B's
+HEADS = {192: 12, 384: 12, 768: 12, 1024: 16}  # its ViT-Ti and ViT-S have as many heads as a ViT-B
 WEIGHTS = r"(weight|bias|q_bias|v_bias)"
 PRETEXT = (
     r"(norm2?|head)\.(weight|bias)"
@@ -43,31 +43,34 @@ DROPPED = {
 def recognise(file: ForeignFile) -> bool:
     if any(re.match(r"model\.(pretext_neck|regresser)\.", name) for name in file.tensors):
         return True
-    tuned = trunk_of(file, f"{CLASSIFIER}|{INDEX}")
-    return "blocks.0.attn.q_bias" in tuned and kind_in(tuned) == POSITION
+    trunk = trunk_of(file, f"{CLASSIFIER}|{INDEX}")  # of a fine-tuned file
+    return "blocks.0.attn.q_bias" in trunk and position_kind(trunk) == POSITION
 
 
 def convert(branch: BranchTensors) -> Conversion:
     tensors = branch.take_trunk()
     epochs = branch.epochs(last=True)  # furnace/utils.py, save_model
     if any(name.endswith("relative_position_bias_table") for name in tensors):
-        if (kind := kind_in(tensors)) != POSITION:
+        if (kind := position_kind(tensors)) != POSITION:
             raise ValueError(f"its position table is {kind}, that of cae is {POSITION}; it is a file of another method")
         spec = relative_vit(branch, tensors, position=POSITION)
         return Conversion(spec=spec, tensors=tensors, epochs=epochs)
-    plain = with_joint_biases(tensors)
-    scaled = "blocks.0.ls1.gamma" in plain
-    spec = plain_vit(branch, plain, heads=HEADS, position=POSITION, layer_scale=scaled)
+    plain = beit_to_plain(tensors)
+    has_layer_scale = "blocks.0.ls1.gamma" in plain
+    spec = plain_vit(branch, plain, heads=HEADS, position=POSITION, layer_scale=has_layer_scale)
     return Conversion(spec=spec, tensors=plain, epochs=epochs)
 
 
-def with_joint_biases(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """BEiT's names of a trunk -> a plain ViT's: one bias for queries, keys (0) and values, and `ls1`, `ls2`."""
-    joint = {re.sub(r"\.gamma_([12])$", r".ls\1.gamma", name): tensor for name, tensor in tensors.items()}
-    for name in [name for name in joint if name.endswith(".attn.q_bias")]:
-        values = joint.pop(name.replace("q_bias", "v_bias"), None)
-        queries = joint.pop(name)
-        if values is None or values.shape != queries.shape:
+def beit_to_plain(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Tensors of a plain ViT from those of a BEiT: joint biases of queries, keys (zero) and values; `ls1` and `ls2`.
+
+    Raises ValueError if query and value biases do not fit each other.
+    """
+    plain = {re.sub(r"\.gamma_([12])$", r".ls\1.gamma", name): tensor for name, tensor in tensors.items()}
+    for name in [name for name in plain if name.endswith(".attn.q_bias")]:
+        value_bias = plain.pop(name.replace("q_bias", "v_bias"), None)
+        query_bias = plain.pop(name)
+        if value_bias is None or value_bias.shape != query_bias.shape:
             raise ValueError(f"{name} and its v_bias do not fit each other")
-        joint[name.replace("q_bias", "qkv.bias")] = torch.cat([queries, torch.zeros_like(queries), values])
-    return joint
+        plain[name.replace("q_bias", "qkv.bias")] = torch.cat([query_bias, torch.zeros_like(query_bias), value_bias])
+    return plain

@@ -1,7 +1,7 @@
-"""CAN (Mishra et al. 2022) in its first author's PyTorch version: MAE's layout, with two networks more.
+"""CAN (Mishra et al. 2022) in its first author's PyTorch code: MAE's layout with two more networks.
 
-The weights behind the published numbers were never released. Without the two networks, as in a fine-tuned file, the
-layout is MAE's; say `can:PATH`.
+The weights of the published numbers were never released. A file without the two networks, such as a fine-tuned one,
+looks like MAE's; say `can:PATH`.
 """
 
 from checkpoints.importers import mae

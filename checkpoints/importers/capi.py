@@ -1,15 +1,15 @@
 """CAPI (Darcet et al. 2025): the encoder of a release or of a file that its evaluations read; the predictor is dropped.
 
-Rotary positions from 0 to 1 of patches and registers, no class token, RMSNorms, no bias but the patch embedding's. Its
-last norm has no gain: here it has one of ones. The vector of an image that the source's probes may read, the mean of
-the predictor's first block over all positions, is not part of the encoder.
+The encoder has rotary positions from 0 to 1 for patches and registers, no class token, RMSNorms, and only the patch
+embedding has a bias. Its final norm has no gain; the export gets a gain of ones. Probes of the source may also read a
+vector for the whole image, the mean of the predictor's first block; it is not available here.
 """
 
 from typing import Any
 
 import torch
 
-from checkpoints.importing import BranchTensors, Conversion, shown_sizes
+from checkpoints.importing import BranchTensors, Conversion, trunk_sizes
 from checkpoints.reading import ForeignFile
 from checkpoints.spec import ViTSpec
 
@@ -29,9 +29,9 @@ RENAMES = {
     r"^encoder\.blocks\.(\d+)\.residual1\.fn\.": r"blocks.\1.attn.",
     r"^encoder\.blocks\.(\d+)\.residual2\.fn\.": r"blocks.\1.mlp.",
 }
-RATES = r"encoder\.blocks\.(\d+)\.residual1\.fn\.rope\.freqs"
-IMAGE = 224  # default_pretrain_config.yaml
-# What the encoder is beside its sizes, here and in pretraining.
+FREQUENCIES = r"encoder\.blocks\.(\d+)\.residual1\.fn\.rope\.freqs"
+IMAGE_SIZE = 224  # pixels; default_pretrain_config.yaml
+# Fields of the spec besides the sizes, here and in pretraining.
 ENCODER: dict[str, Any] = dict(
     architecture="eva02_base_patch14_224",
     class_token=False,
@@ -54,20 +54,20 @@ def recognise(file: ForeignFile) -> bool:
 
 def convert(branch: BranchTensors) -> Conversion:
     tensors = branch.take_trunk(RENAMES)
-    rates = branch.take(RATES, r"rope.freqs.\1", biased=False)
-    sizes = shown_sizes(branch, tensors)
-    first, hidden = rates.get("rope.freqs.0"), tensors.get("blocks.0.mlp.fc1.weight")
-    if first is None or not first.numel() or hidden is None:
+    frequencies = branch.take(FREQUENCIES, r"rope.freqs.\1", biased=False)
+    sizes = trunk_sizes(branch, tensors)
+    first_frequencies, fc1 = frequencies.get("rope.freqs.0"), tensors.get("blocks.0.mlp.fc1.weight")
+    if first_frequencies is None or not first_frequencies.numel() or fc1 is None:
         raise ValueError(f"no encoder.blocks.0 under {branch.prefix!r}; the file is not complete")
-    heads = sizes["width"] // first.shape[-1]
+    heads = sizes["width"] // first_frequencies.shape[-1]
     if branch.options.heads not in (None, heads):
         raise ValueError(f"its rotary rates are for {heads} heads, not {branch.options.heads}")
     spec = ViTSpec(
         **ENCODER,
-        image_size=IMAGE // sizes["patch_size"] * sizes["patch_size"],
+        image_size=IMAGE_SIZE // sizes["patch_size"] * sizes["patch_size"],
         heads=heads,
-        mlp_hidden=len(hidden),
+        mlp_hidden=len(fc1),
         registers=tensors["reg_token"].shape[1] if "reg_token" in tensors else 0,
         **sizes,
     )
-    return Conversion(spec=spec, tensors=tensors | rates | {"norm.weight": torch.ones(sizes["width"])})
+    return Conversion(spec=spec, tensors=tensors | frequencies | {"norm.weight": torch.ones(sizes["width"])})

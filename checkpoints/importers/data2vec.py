@@ -1,4 +1,4 @@
-"""data2vec for vision (Baevski et al. 2022): the student encoder, or its EMA teacher; fine-tuned files too.
+"""data2vec for vision (Baevski et al. 2022): the student encoder or its EMA teacher; also fine-tuned files.
 
 Pretraining used ImageNet's statistics (README's --imagenet_default_mean_and_std).
 """
@@ -21,5 +21,4 @@ EPOCH = "last"  # beit/utils.py, save_model
 
 def recognise(file: ForeignFile) -> bool:
     head = file.tensors.get("model.lm_head.weight")
-    features = head is not None and head.ndim == 2 and head.shape[0] == head.shape[1]
-    return features  # where BEiT predicts token ids
+    return head is not None and head.ndim == 2 and head.shape[0] == head.shape[1]  # predicts features; BEiT token ids

@@ -1,18 +1,18 @@
 """DINO (Caron et al. 2021): the teacher's backbone, from a full checkpoint or a backbone file.
 
-A file that holds nothing but a ViT could be iBOT's as well; say `dino:PATH`. The layers of the branch's projection head
-before its prototypes are kept as `projector.*`, for semi-supervised recipes that start from the first one.
-Positions for other sizes follow DINO's own rule, which adds 0.1 to the grid (vision_transformer.py:174-194).
+A file that holds only a ViT could also be iBOT's; say `dino:PATH`. The layers of the projection head before its
+prototypes are kept as `projector.*`, for semi-supervised recipes that start from the first one. Positions are resized
+by DINO's rule, which adds 0.1 to the sides of the grid (vision_transformer.py:174-194).
 """
 
 from dataclasses import replace
 
 from checkpoints.importing import BranchTensors, Conversion, plain_vit
 from checkpoints.reading import ForeignFile
-from checkpoints.recognition import BARE, LAYER, is_bare_vit
+from checkpoints.recognition import LAYER, TRUNK_PREFIXES, is_bare_vit
 
 SOURCE = "facebookresearch/dino 7c446df, main_dino.py:278-287"
-BRANCHES = {"teacher": ("teacher.backbone.", *BARE), "student": ("student.backbone.",)}
+BRANCHES = {"teacher": ("teacher.backbone.", *TRUNK_PREFIXES), "student": ("student.backbone.",)}
 HEAD = r"((student|teacher|state_dict|model)\.)?head"
 DROPPED = {
     rf"{HEAD}\.mlp\.\d\.{LAYER}": "projection head",
@@ -23,11 +23,12 @@ DROPPED = {
 
 
 def recognise(file: ForeignFile) -> bool:
-    full = "teacher.backbone.cls_token" in file.tensors and not any(
+    has_teacher = "teacher.backbone.cls_token" in file.tensors
+    is_other_method = any(
         name.startswith(("ibot_loss.", "student.decoder.", "student.backbone.mask")) or name.endswith("ls1.gamma")
         for name in file.tensors
     )
-    return full or is_bare_vit(file)
+    return (has_teacher and not is_other_method) or is_bare_vit(file)
 
 
 def convert(branch: BranchTensors) -> Conversion:

@@ -1,20 +1,20 @@
-"""DINOv2 (Oquab et al. 2024; registers: Darcet et al. 2024): backbone files and teacher checkpoints; Web-DINO's too.
+"""DINOv2 (Oquab et al. 2024; registers: Darcet et al. 2024): backbone files and teacher checkpoints; also Web-DINO.
 
-Without registers positions are resized with DINO's +0.1; with them exactly and antialiased (hub/backbones.py,
-interpolate_offset and interpolate_antialias). Register models get their class token's position added here, as timm
-keeps positions for patches only.
+Positions are resized with DINO's offset of 0.1, those of models with registers to the exact size with antialiasing
+(hub/backbones.py, interpolate_offset and interpolate_antialias). In models with registers timm has positions only for
+patches, so that of the class token is added to the token here.
 """
 
 from dataclasses import replace
 
 from checkpoints.importing import BranchTensors, Conversion, plain_vit
 from checkpoints.reading import ForeignFile
-from checkpoints.recognition import BARE, WITHIN, is_bare_vit
+from checkpoints.recognition import ANY_PREFIX, TRUNK_PREFIXES, is_bare_vit
 
 SOURCE = "facebookresearch/dinov2, models/vision_transformer.py, hub/backbones.py; facebookresearch/webssl, dinov2/"
-BRANCHES = {"teacher": ("teacher.backbone.", *BARE), "student": ("student.backbone.",)}
+BRANCHES = {"teacher": ("teacher.backbone.", *TRUNK_PREFIXES), "student": ("student.backbone.",)}
 DROPPED = {
-    rf"((student|teacher)\.backbone\.|{WITHIN})mask_token": "mask token",
+    rf"((student|teacher)\.backbone\.|{ANY_PREFIX})mask_token": "mask token",
     r"(student|teacher)\.(dino_head|ibot_head)\..*": "projection heads",
 }
 RENAMES = {
@@ -26,30 +26,29 @@ RENAMES = {
 
 
 def recognise(file: ForeignFile) -> bool:
-    scaled = any(name.endswith("ls1.gamma") for name in file.tensors)
-    own = any(name.endswith(("mask_token", "register_tokens")) for name in file.tensors)
-    full = "teacher.backbone.cls_token" in file.tensors
-    if any(name.endswith(("rope_embed.periods", "storage_tokens")) for name in file.tensors):
-        return False  # DINOv3's
-    if is_of_franca(file):
+    is_dinov3 = any(name.endswith(("rope_embed.periods", "storage_tokens")) for name in file.tensors)
+    if is_dinov3 or is_franca(file):
         return False
-    return (scaled and (own or full)) or is_bare_vit(file, scaled=True)
+    has_layer_scale = any(name.endswith("ls1.gamma") for name in file.tensors)
+    has_own_tokens = any(name.endswith(("mask_token", "register_tokens")) for name in file.tensors)
+    has_teacher = "teacher.backbone.cls_token" in file.tensors
+    return (has_layer_scale and (has_own_tokens or has_teacher)) or is_bare_vit(file, scaled=True)
 
 
-def is_of_franca(file: ForeignFile) -> bool:
-    """Whether a file of this layout has the marks of Franca's: a bare trunk under `teacher`, or a RASA head."""
-    bare = {"teacher.cls_token", "teacher.blocks.0.ls1.gamma"} <= file.tensors.keys()
-    chunked = {"teacher.cls_token", "teacher.blocks.0.0.ls1.gamma"} <= file.tensors.keys()
-    return bare or chunked or any(".rasa_head." in name for name in file.tensors)
+def is_franca(file: ForeignFile) -> bool:
+    """Whether a file in DINOv2's layout is Franca's: it has a trunk directly under `teacher`, or a RASA head."""
+    has_trunk = {"teacher.cls_token", "teacher.blocks.0.ls1.gamma"} <= file.tensors.keys()
+    has_chunked_trunk = {"teacher.cls_token", "teacher.blocks.0.0.ls1.gamma"} <= file.tensors.keys()
+    return has_trunk or has_chunked_trunk or any(".rasa_head." in name for name in file.tensors)
 
 
 def convert(branch: BranchTensors) -> Conversion:
     tensors = branch.take_trunk(RENAMES)
-    giant = any(".mlp.w12." in name for name in branch.names)
+    is_giant = any(".mlp.w12." in name for name in branch.names)
     spec = plain_vit(
         branch,
         tensors,
-        architecture="vit_giant_patch14_dinov2" if giant else "vit_base_patch14_dinov2",
+        architecture="vit_giant_patch14_dinov2" if is_giant else "vit_base_patch14_dinov2",
         layer_scale=True,
         position_resize="bicubic_offset",
     )

@@ -1,7 +1,7 @@
-"""ExtreMA (Wu et al. 2022): patches through the trunk, then a class token through CaiT class-attention blocks.
+"""ExtreMA (Wu et al. 2022): a trunk for patches, then CaiT class-attention blocks for the class token.
 
-The final norm is for the class token alone (vits.py:309-312). Frozen features come from the momentum encoder,
-fine-tuning from the online one. The projector is kept for semi-supervised training from its first layer.
+The final norm is applied only to the class token (vits.py:309-312). Frozen evaluations use the momentum encoder,
+fine-tuning the online one. The projector is kept for semi-supervised training that starts from its first layer.
 """
 
 from checkpoints.importing import BranchTensors, Conversion, plain_vit

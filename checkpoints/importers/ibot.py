@@ -6,13 +6,13 @@ layer (evaluation/semi_supervised/eval_cls.py:207-256).
 
 from checkpoints.importers import dino
 from checkpoints.reading import ForeignFile
-from checkpoints.recognition import BARE, LAYER, WITHIN, is_bare_vit
+from checkpoints.recognition import ANY_PREFIX, LAYER, TRUNK_PREFIXES, is_bare_vit
 
 SOURCE = "bytedance/ibot da316d8, main_ibot.py, extract_backbone_weights.py:27-41"
-BRANCHES = {"teacher": ("teacher.backbone.", *BARE), "student": ("student.backbone.",)}
+BRANCHES = {"teacher": ("teacher.backbone.", *TRUNK_PREFIXES), "student": ("student.backbone.",)}
 HEAD = r"((student|teacher|state_dict|model)\.)?head"
 DROPPED = {
-    rf"(student\.backbone\.|{WITHIN})masked_embed": "mask token",
+    rf"(student\.backbone\.|{ANY_PREFIX})masked_embed": "mask token",
     rf"{HEAD}\.mlp\.\d\.{LAYER}": "projection head",
     rf"{HEAD}\.last_layer2?\.(weight_g|weight_v)": "prototypes",
     rf"{HEAD}\.last_layer2?\.parametrizations\.weight\.original[01]": "prototypes",
@@ -23,5 +23,5 @@ convert = dino.convert  # main_ibot.py adds 1 to the epoch, too
 
 
 def recognise(file: ForeignFile) -> bool:
-    full = "student.backbone.masked_embed" in file.tensors or "ibot_loss.center2" in file.tensors
-    return full or is_bare_vit(file)
+    is_full = "student.backbone.masked_embed" in file.tensors or "ibot_loss.center2" in file.tensors
+    return is_full or is_bare_vit(file)

@@ -1,7 +1,7 @@
-"""I-JEPA (Assran et al. 2023): the target encoder, of whose patch tokens the paper evaluates the mean.
+"""I-JEPA (Assran et al. 2023): the target encoder. The paper evaluates the mean of its patch tokens.
 
-No class token; fixed sines and cosines, as MAE's. The official resizing of positions takes the first patch for a class
-token and fails on other grids, so their rule is MAE's.
+It has no class token, and MAE's fixed sine-cosine positions. The official code for resizing positions mistakes the
+first patch for a class token and fails on other grids, so MAE's rule is used.
 """
 
 from functools import partial

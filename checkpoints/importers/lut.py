@@ -24,5 +24,5 @@ EPOCH = "last"  # util/misc.py, save_dict
 
 
 def recognise(file: ForeignFile) -> bool:
-    names = file.tensors
-    return "model.pos_embed" in names and any(name.startswith("model.predictor.") for name in names)
+    has_predictor = any(name.startswith("model.predictor.") for name in file.tensors)
+    return has_predictor and "model.pos_embed" in file.tensors

@@ -1,8 +1,8 @@
-"""MaskFeat (Wei et al. 2022) on images: SlowFast's ViT, of a pretraining file or a fine-tuned one.
+"""MaskFeat (Wei et al. 2022) on images: SlowFast's ViT from a pretraining file or a fine-tuned file.
 
-The pretrained trunk has no norm of its own. The norm of its prediction head, which reads all tokens, becomes the
-trunk's, so that frozen features are those that the head was trained on; fine-tuning puts a new one behind the mean of
-the patches (slowfast/models/video_model_builder.py).
+The pretrained trunk has no final norm. That of its prediction head, which reads all tokens, takes this role here, so
+that frozen features are the input of the trained head. Fine-tuning adds a new norm after the mean of the patches
+(slowfast/models/video_model_builder.py).
 """
 
 from checkpoints.importing import BranchTensors, Conversion, plain_vit
@@ -26,12 +26,14 @@ def recognise(file: ForeignFile) -> bool:
         return False
     if "model_state.pred_head.transforms.0.0.weight" in file.tensors:
         return "model_state.decoder_embed.weight" not in file.tensors  # MAE's in the same code
+    if CLASSIFIER not in file.tensors:
+        return False
     names = [name.removeprefix("model_state.") for name in file.tensors if name.startswith("model_state.")]
-    return CLASSIFIER in file.tensors and all(PLAIN.fullmatch(n) or n.startswith("head.projection.") for n in names)
+    return all(PLAIN.fullmatch(name) or name.startswith("head.projection.") for name in names)
 
 
 def convert(branch: BranchTensors) -> Conversion:
-    tuned = CLASSIFIER in branch.file.tensors
-    tensors = branch.take_trunk({r"^norm\.": "fc_norm."} if tuned else {f"^{HEAD_NORM}": "norm."})
+    is_fine_tuned = CLASSIFIER in branch.file.tensors
+    tensors = branch.take_trunk({r"^norm\.": "fc_norm."} if is_fine_tuned else {f"^{HEAD_NORM}": "norm."})
     spec = plain_vit(branch, tensors, position_resize="bilinear", pool="avg")
     return Conversion(spec=spec, tensors=tensors, epochs=branch.epochs(last=True))  # utils/checkpoint.py:131

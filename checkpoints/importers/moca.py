@@ -1,6 +1,6 @@
 """MOCA (Gidaris et al. 2024): the teacher encoder, from a full checkpoint or an extracted one.
 
-util/extract_teacher_from_checkpoint.py writes {'model': teacher}, which looks like a MAE release; say `moca:PATH`.
+util/extract_teacher_from_checkpoint.py writes {'model': teacher}, which looks like a release of MAE; say `moca:PATH`.
 All of MOCA's protocols read the mean of the teacher's patch tokens.
 """
 
@@ -8,10 +8,10 @@ from functools import partial
 
 from checkpoints.importing import plain_vit
 from checkpoints.reading import ForeignFile
-from checkpoints.recognition import BARE, BLOCK, LAYER, is_bare_vit
+from checkpoints.recognition import BLOCK, LAYER, TRUNK_PREFIXES, is_bare_vit
 
 SOURCE = "valeoai/MOCA, util/model_utils.py:74-144, models_vit.py:33-61"
-BRANCHES = {"teacher": ("model.encoder_teacher.", *BARE), "student": ("model.encoder.",)}
+BRANCHES = {"teacher": ("model.encoder_teacher.", *TRUNK_PREFIXES), "student": ("model.encoder.",)}
 GENERATOR = r"layers_w\.\d+\.(generator\.b\d+_(fc|bn|last_layer)|skip)"
 DROPPED = {
     r"model\.mask_token(_cls_pt)?": "mask token",

@@ -1,7 +1,7 @@
 """MSN (Assran et al. 2022): the target encoder. MSN's own probes read the class token before the final norm.
 
-Its projection head is kept as `projector.*`, layers numbered as in nn.Sequential, for semi-supervised fine-tuning from
-its first layer (ExtreMA, Wu et al. 2022, table 10, has MSN so).
+Its projection head is kept as `projector.*`, layers numbered as in nn.Sequential, for semi-supervised fine-tuning that
+starts from its first layer (as for MSN in ExtreMA, Wu et al. 2022, table 10).
 """
 
 from torch import Tensor
@@ -25,20 +25,19 @@ def recognise(file: ForeignFile) -> bool:
 
 def convert(branch: BranchTensors) -> Conversion:
     tensors = branch.take_trunk()
-    # By the square root of the patch ratio: the exact size.
-    spec = plain_vit(branch, tensors, position_resize="bicubic")
+    spec = plain_vit(branch, tensors, position_resize="bicubic")  # src/deit.py: to the exact size of the grid
     extra = projector(branch)
     return Conversion(spec=spec, tensors=tensors, extra=extra, epochs=branch.epochs())  # src/msn_train.py adds 1
 
 
 def projector(branch: BranchTensors) -> dict[str, Tensor]:
-    """The head (src/msn_train.py:491-502) without its counters of batches; nothing where the file has none."""
+    """Tensors of the projection head (src/msn_train.py:491-502) without batch counters; {} if the file has no head."""
     has_norms = any(name.startswith("fc.bn") for name in branch.names)
     layers = [layer for layer in LAYERS if has_norms or not layer.startswith("bn")]
     tensors: dict[str, Tensor] = {}
-    for number, layer in enumerate(layers):
-        taken = branch.take(rf"fc\.{layer}\.(weight|bias|running_mean|running_var)", rf"projector.{number}.\1")
-        if layer.startswith("bn") and len(taken) != 4:
+    for index, layer in enumerate(layers):
+        layer_tensors = branch.take(rf"fc\.{layer}\.(weight|bias|running_mean|running_var)", rf"projector.{index}.\1")
+        if layer.startswith("bn") and len(layer_tensors) != 4:
             raise ValueError(f"{branch.file.path}: {branch.prefix}fc.{layer} is no batch norm with its statistics")
-        tensors |= taken
+        tensors |= layer_tensors
     return tensors

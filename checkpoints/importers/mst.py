@@ -1,7 +1,7 @@
-"""MST (Li et al. 2021): the teacher's backbone, from a file of DINO's layout with a decoder and a mask token.
+"""MST (Li et al. 2021): the teacher's backbone, from a file in DINO's layout with a decoder and a mask token.
 
-No official code was published, so the layout of other people's files is a guess: DINO's, on which MST builds. What
-`bench pretrain mst` trains is an export already.
+There is no official code. Files of other implementations are assumed to have the layout of DINO, on which MST builds;
+`bench pretrain mst` writes exports.
 """
 
 from functools import partial
@@ -22,5 +22,5 @@ EPOCH = "finished"  # as DINO counts
 
 
 def recognise(file: ForeignFile) -> bool:
-    decoder = any(name.startswith(("student.decoder.", "decoder.")) for name in file.tensors)
-    return decoder and "teacher.backbone.cls_token" in file.tensors
+    has_decoder = any(name.startswith(("student.decoder.", "decoder.")) for name in file.tensors)
+    return has_decoder and "teacher.backbone.cls_token" in file.tensors

@@ -1,10 +1,9 @@
-"""Hugging Face transformers: ViT, ViTMAE, DINOv2, DINOv3, I-JEPA, AIMv2, BEiT, data2vec, CLIP, SigLIP: a folder.
+"""Hugging Face transformers: folders of ViT, ViTMAE, DINOv2, DINOv3, I-JEPA, AIMv2, BEiT, data2vec, CLIP and SigLIP.
 
-It is as save_pretrained writes it. Of CLIP and SigLIP the vision towers are taken; DINOv2 may have registers.
-
-Sizes, head count, activation and LayerNorm eps come from config.json, image statistics from preprocessor_config.json.
-Without it, they are those of all published models of the type, where these agree.
-Positions go to another grid as the library's own interpolate_pos_encoding does. Heads and text towers are dropped.
+A folder is one that save_pretrained wrote. DINOv2 may have registers. Heads and the text towers of CLIP and SigLIP are
+dropped. Sizes, number of heads, activation and LayerNorm eps come from config.json, image statistics from
+preprocessor_config.json, or from all published models of the type if these agree. Positions are resized by the rule of
+the library's interpolate_pos_encoding.
 """
 
 import re
@@ -17,16 +16,17 @@ from torch import Tensor
 
 from checkpoints.importing import BranchTensors, Conversion, relative_vit
 from checkpoints.reading import ForeignFile
-from checkpoints.recognition import kind_in
+from checkpoints.recognition import position_kind
 from checkpoints.spec import Preparation, ViTSpec
 
 SOURCE = "huggingface/transformers 5.23, models/*/modeling_*.py"
 FIRST = (
-    *("embeddings.patch_embeddings.projection.weight", "embeddings.patch_embeddings.weight"),
+    "embeddings.patch_embeddings.projection.weight",
+    "embeddings.patch_embeddings.weight",
     "embeddings.patch_embedding.weight",
     "embeddings.patch_embed.weight",
 )
-TOWERS = (
+TRUNK_PREFIXES = (
     "",
     "vit.",
     "dinov2.",
@@ -37,7 +37,7 @@ TOWERS = (
     "data2vec_vision.",
     "vision_model.",
 )
-BRANCHES = {"encoder": TOWERS}
+BRANCHES = {"encoder": TRUNK_PREFIXES}
 TOWER = r"((vit|dinov2|dinov2_with_registers|ijepa|beit|data2vec_vision|vision_model)\.)?"
 DROPPED = {
     rf"{TOWER}pooler\.dense\.(weight|bias)": "pooler that pretraining did not train",
@@ -76,15 +76,15 @@ RENAMES = {
     r"^pre_layrnorm\.": "norm_pre.",
     r"^pooler\.layernorm\.": "fc_norm.",
 }
-# Type in config.json -> statistics on which the official code of its published models and the processors of the hub
-# agree. Of others they differ: "vit" is Google's (half) and DINO's (imagenet); of I-JEPA and data2vec the official
-# trainings have ImageNet's, the processors of the hub half.
+# Type in config.json -> image statistics, if the official code of all published models and the processors of the hub
+# agree on them. They do not for "vit", which is Google's (half) and DINO's (imagenet), nor for I-JEPA and data2vec,
+# which were trained with ImageNet's while the hub's processors have half.
 STATISTICS = {
     **dict.fromkeys(("vit_mae", "dinov2", "dinov2_with_registers", "dinov3_vit"), "imagenet"),
     **dict.fromkeys(("clip", "clip_vision_model", "aimv2", "aimv2_vision_model"), "clip"),
     **dict.fromkeys(("siglip", "siglip_vision_model", "beit"), "half"),
 }
-SATELLITE = "; those of satellite images have 0.430,0.411,0.296,0.213,0.156,0.143"
+SATELLITE_NOTE = "; those of satellite images have 0.430,0.411,0.296,0.213,0.156,0.143"
 Convert = Callable[[BranchTensors, dict[str, Tensor]], tuple[ViTSpec, dict[str, Tensor]]]
 
 
@@ -93,13 +93,14 @@ def recognise(file: ForeignFile) -> bool:
 
 
 def convert(branch: BranchTensors) -> Conversion:
-    kind = _kind(branch)
-    if kind not in KINDS:
-        raise ValueError(f"config.json says {kind!r}; models of {', '.join(KINDS)} are read, and for others none is")
+    model_type = _model_type(branch)
+    if model_type not in KINDS:
+        raise ValueError(f"config.json says {model_type!r}; models of {', '.join(KINDS)} can be read")
     renames = dict(RENAMES)
-    if _setting(branch, "use_gated_mlp", False) or kind.startswith("aimv2"):
+    if _setting(branch, "use_gated_mlp", False) or model_type.startswith("aimv2"):
         renames |= {r"\.mlp\.gate_proj\.": ".mlp.fc1_g.", r"\.mlp\.up_proj\.": ".mlp.fc1_x."}
-    renames[r"\.mlp\.up_proj\."] = renames.get(r"\.mlp\.up_proj\.", ".mlp.fc1.")
+    else:
+        renames[r"\.mlp\.up_proj\."] = ".mlp.fc1."
     tensors = branch.take_trunk(renames)
     if "cls_token" in tensors and tensors["cls_token"].ndim < 3:
         tensors["cls_token"] = tensors["cls_token"].reshape(1, 1, -1)
@@ -107,31 +108,37 @@ def convert(branch: BranchTensors) -> Conversion:
         tensors["pos_embed"] = tensors["pos_embed"].unsqueeze(0)
     if "reg_token" in tensors and not tensors["reg_token"].numel():
         del tensors["reg_token"]
-    spec, tensors = KINDS[kind](branch, with_joint_projections(tensors))
+    spec, tensors = KINDS[model_type](branch, join_projections(tensors))
     return Conversion(spec=spec, tensors=tensors, preparation=_preparation(branch, spec))
 
 
-def with_joint_projections(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """One projection of queries, keys and values in place of three; biases alike, or of queries and values alone."""
-    whole = {name: tensor for name, tensor in tensors.items() if not re.search(r"\.[qkv]_proj\.", name)}
-    for start in sorted({name.split("q_proj.")[0] for name in tensors if ".q_proj." in name}):
+def join_projections(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The tensors with one projection `qkv` in each block in place of `q_proj`, `k_proj` and `v_proj`.
+
+    Biases are joined as well; if keys have none, they become `q_bias` and `v_bias`. Raises ValueError if any other part
+    is missing.
+    """
+    joined = {name: tensor for name, tensor in tensors.items() if not re.search(r"\.[qkv]_proj\.", name)}
+    for prefix in sorted({name.split("q_proj.")[0] for name in tensors if ".q_proj." in name}):
         for kind in ("weight", "bias"):
-            parts = {part: tensors.get(f"{start}{part}_proj.{kind}") for part in "qkv"}
+            parts = {part: tensors.get(f"{prefix}{part}_proj.{kind}") for part in "qkv"}
             present = {part: tensor for part, tensor in parts.items() if tensor is not None}
             if len(present) == 3:
-                whole[f"{start}qkv.{kind}"] = torch.cat(list(present.values()))
+                joined[f"{prefix}qkv.{kind}"] = torch.cat(list(present.values()))
             elif {*present} == {"q", "v"} and kind == "bias":
-                whole |= {f"{start}q_bias": present["q"], f"{start}v_bias": present["v"]}
+                joined |= {f"{prefix}q_bias": present["q"], f"{prefix}v_bias": present["v"]}
             elif present:
-                raise ValueError(f"projections of {start} have a {kind} of {', '.join(present)} alone")
-    return whole
+                raise ValueError(f"projections of {prefix} have a {kind} of {', '.join(present)} alone")
+    return joined
 
 
-def _kind(branch: BranchTensors) -> str:
+def _model_type(branch: BranchTensors) -> str:
+    """The type of the model in config.json, such as "dinov2"."""
     return str(branch.file.facts.get("config.model_type"))
 
 
 def _setting(branch: BranchTensors, name: str, default: Any = None) -> Any:
+    """A value in config.json, or in its vision_config. Raises ValueError if there is none and no default."""
     value = branch.file.facts.get(f"config.{name}", branch.file.facts.get(f"config.vision_config.{name}", default))
     if value is None:
         raise ValueError(f"config.json has no {name}; take the folder as save_pretrained writes it")
@@ -139,53 +146,54 @@ def _setting(branch: BranchTensors, name: str, default: Any = None) -> Any:
 
 
 def _sizes(branch: BranchTensors) -> dict[str, Any]:
-    patch, size = _setting(branch, "patch_size"), _setting(branch, "image_size")
-    size = size if isinstance(size, list) else [size, size]
+    """Fields of a ViTSpec in config.json: sizes, number of heads, eps of the norms."""
+    patch_size, image_size = _setting(branch, "patch_size"), _setting(branch, "image_size")
+    sides = image_size if isinstance(image_size, list) else [image_size, image_size]
     heads = _setting(branch, "num_attention_heads")
     if branch.options.heads not in (None, heads):
         raise ValueError(f"config.json says {heads} heads, not {branch.options.heads}")
+    is_aimv2 = _model_type(branch).startswith("aimv2")
     return dict(
-        image_size=tuple(side // patch * patch for side in size),  # 378 of 384 px in patches of 14
-        patch_size=patch,
+        image_size=tuple(side // patch_size * patch_size for side in sides),  # 378 of 384 px if patches have 14
+        patch_size=patch_size,
         width=_setting(branch, "hidden_size"),
         depth=_setting(branch, "num_hidden_layers"),
         heads=heads,
-        norm_eps=_setting(branch, "rms_norm_eps" if _kind(branch).startswith("aimv2") else "layer_norm_eps"),
+        norm_eps=_setting(branch, "rms_norm_eps" if is_aimv2 else "layer_norm_eps"),
     )
 
 
-def _mlp_width(tensors: dict[str, Tensor]) -> int:
-    first = tensors.get("blocks.0.mlp.fc1.weight")
-    if first is None or first.ndim != 2:
-        raise ValueError("it has no MLP in its first block; the folder is not complete")
-    return first.shape[0]
-
-
-def _activation(branch: BranchTensors, architectures: dict[str, str]) -> str:
-    """timm's name of a network with the activation that config.json says."""
-    name = _setting(branch, "hidden_act")
-    if name not in architectures:
-        raise ValueError(f"hidden_act={name!r}: a model of this kind is read with {' or '.join(architectures)}")
-    return architectures[name]
+def _architecture(branch: BranchTensors, by_activation: dict[str, str]) -> str:
+    """timm's name of a network with the activation of config.json. Raises ValueError if `by_activation` has none."""
+    activation = _setting(branch, "hidden_act")
+    if activation not in by_activation:
+        raise ValueError(f"hidden_act={activation!r}: a model of this kind is read with {' or '.join(by_activation)}")
+    return by_activation[activation]
 
 
 def _plain(branch: BranchTensors, tensors: dict[str, Tensor], **facts: Any) -> tuple[ViTSpec, dict[str, Tensor]]:
+    """Spec and tensors of timm's VisionTransformer. facts: fields of the spec that differ from the usual ones."""
     if "architecture" not in facts:
-        facts["architecture"] = _activation(branch, {"gelu": "vit_base_patch16_224"})
-    spec = dict(
-        mlp_hidden=_mlp_width(tensors),
+        facts["architecture"] = _architecture(branch, {"gelu": "vit_base_patch16_224"})
+    fc1 = tensors.get("blocks.0.mlp.fc1.weight")
+    if fc1 is None or fc1.ndim != 2:
+        raise ValueError("it has no MLP in its first block; the folder is not complete")
+    fields = dict(
+        mlp_hidden=fc1.shape[0],
         qkv_bias="blocks.0.attn.qkv.bias" in tensors,
-        position=kind_in(tensors),
+        position=position_kind(tensors),
         position_resize="bicubic",
     )
-    return ViTSpec(**_sizes(branch) | spec | facts), tensors
+    return ViTSpec(**_sizes(branch) | fields | facts), tensors
 
 
 def _dinov2(branch: BranchTensors, tensors: dict[str, Tensor]) -> tuple[ViTSpec, dict[str, Tensor]]:
-    gated = _setting(branch, "use_swiglu_ffn", False)
-    name = "vit_giant_patch14_dinov2" if gated else _activation(branch, {"gelu": "vit_base_patch14_dinov2"})
-    facts: dict[str, Any] = dict(architecture=name, layer_scale=True)
-    if "reg_token" in tensors:  # timm keeps positions for patches only
+    if _setting(branch, "use_swiglu_ffn", False):
+        architecture = "vit_giant_patch14_dinov2"
+    else:
+        architecture = _architecture(branch, {"gelu": "vit_base_patch14_dinov2"})
+    facts: dict[str, Any] = dict(architecture=architecture, layer_scale=True)
+    if "reg_token" in tensors:  # timm has positions only for patches, so that of the class token is added to it
         tensors["cls_token"] = tensors["cls_token"] + tensors["pos_embed"][:, :1]
         tensors["pos_embed"] = tensors["pos_embed"][:, 1:]
         registers = tensors["reg_token"].shape[1]
@@ -194,8 +202,8 @@ def _dinov2(branch: BranchTensors, tensors: dict[str, Tensor]) -> tuple[ViTSpec,
 
 
 def _dinov3(branch: BranchTensors, tensors: dict[str, Tensor]) -> tuple[ViTSpec, dict[str, Tensor]]:
-    gated = bool(_setting(branch, "use_gated_mlp", False))
-    _activation(branch, {"silu" if gated else "gelu": ""})
+    is_gated = bool(_setting(branch, "use_gated_mlp", False))
+    _architecture(branch, {"silu" if is_gated else "gelu": ""})  # checks the activation
     tensors = {re.sub(r"\.ls([12])\.gamma$", r".gamma_\1", name): tensor for name, tensor in tensors.items()}
     theta = branch.file.facts.get("config.rope_theta", branch.file.facts.get("config.rope_parameters.rope_theta"))
     if theta is None:
@@ -203,7 +211,7 @@ def _dinov3(branch: BranchTensors, tensors: dict[str, Tensor]) -> tuple[ViTSpec,
     spec = ViTSpec(
         architecture="vit_base_patch16_dinov3",
         mlp_hidden=tensors["blocks.0.mlp.fc2.weight"].shape[1],
-        mlp="gated" if gated else "plain",
+        mlp="gated" if is_gated else "plain",
         registers=tensors["reg_token"].shape[1] if "reg_token" in tensors else 0,
         qkv_bias=any(name.endswith(("q_bias", "qkv.bias")) for name in tensors),
         key_bias="blocks.0.attn.qkv.bias" in tensors,
@@ -219,7 +227,7 @@ def _dinov3(branch: BranchTensors, tensors: dict[str, Tensor]) -> tuple[ViTSpec,
 
 
 def _beit(branch: BranchTensors, tensors: dict[str, Tensor]) -> tuple[ViTSpec, dict[str, Tensor]]:
-    _activation(branch, {"gelu": ""})
+    _architecture(branch, {"gelu": ""})  # checks the activation
     if not any(name.endswith("relative_position_bias_table") for name in tensors):
         raise ValueError("it has no relative positions, as BEiT's and data2vec's models have")
     if not {"norm.weight", "fc_norm.weight"} & {*tensors}:
@@ -229,17 +237,16 @@ def _beit(branch: BranchTensors, tensors: dict[str, Tensor]) -> tuple[ViTSpec, d
 
 def _clip(branch: BranchTensors, tensors: dict[str, Tensor]) -> tuple[ViTSpec, dict[str, Tensor]]:
     names = {"quick_gelu": "vit_base_patch16_clip_quickgelu_224", "gelu": "vit_base_patch16_clip_224"}
-    return _plain(branch, tensors, architecture=_activation(branch, names))
+    return _plain(branch, tensors, architecture=_architecture(branch, names))
 
 
 def _siglip(branch: BranchTensors, tensors: dict[str, Tensor]) -> tuple[ViTSpec, dict[str, Tensor]]:
-    name = _activation(branch, {"gelu_pytorch_tanh": "vit_base_patch32_siglip_gap_256"})
+    name = _architecture(branch, {"gelu_pytorch_tanh": "vit_base_patch32_siglip_gap_256"})
     return _plain(branch, tensors, architecture=name, class_token=False, class_position=False, pool="avg")
 
 
 def _aimv2(branch: BranchTensors, tensors: dict[str, Tensor]) -> tuple[ViTSpec, dict[str, Tensor]]:
-    """The activation is that of the gate."""
-    _activation(branch, {"silu": ""})
+    _architecture(branch, {"silu": ""})  # checks the activation, which is that of the gate
     if "pos_embed" not in tensors:
         raise ValueError("its positions are computed for each image's own grid: take the official file as aimv2:FILE")
     spec = ViTSpec(
@@ -248,7 +255,7 @@ def _aimv2(branch: BranchTensors, tensors: dict[str, Tensor]) -> tuple[ViTSpec, 
         class_token=False,
         class_position=False,
         qkv_bias=False,
-        position=kind_in(tensors),
+        position=position_kind(tensors),
         position_resize="bicubic_antialias",
         pool="avg",
         **_sizes(branch),
@@ -260,6 +267,7 @@ def _ijepa(branch: BranchTensors, tensors: dict[str, Tensor]) -> tuple[ViTSpec, 
     return _plain(branch, tensors, class_token=False, class_position=False, pool="avg")
 
 
+# Model type in config.json -> what makes a spec, and the tensors that fit it, of tensors under timm's names.
 KINDS: dict[str, Convert] = {
     "vit": _plain,
     "vit_mae": _plain,
@@ -276,26 +284,31 @@ KINDS: dict[str, Convert] = {
 
 
 def _preparation(branch: BranchTensors, spec: ViTSpec) -> Preparation:
-    """As preprocessor_config.json says; the user's statistics before it, those of the type in place of none."""
+    """How images are prepared: by the user's statistics, else preprocessor_config.json, else STATISTICS of the type.
+
+    Raises ValueError if none of these has image statistics.
+    """
     facts = branch.file.facts
-    mean, std = facts.get("preparation.image_mean"), facts.get("preparation.image_std")
     if branch.options.statistics is not None:
         return branch.options.preparation
+    mean, std = facts.get("preparation.image_mean"), facts.get("preparation.image_std")
     if not (isinstance(mean, list) and isinstance(std, list) and len(mean) == len(std) == 3):
-        kind = _kind(branch)
-        if kind not in STATISTICS:
+        model_type = _model_type(branch)
+        if model_type not in STATISTICS:
             raise ValueError(
                 f"there is no preprocessor_config.json with image_mean and image_std, and published models of type "
-                f"{kind!r} differ in them; use --statistics imagenet, half or clip"
+                f"{model_type!r} differ in them; use --statistics imagenet, half or clip"
             )
-        others = SATELLITE if kind == "dinov3_vit" else ""
-        assumption = f"the image statistics {STATISTICS[kind]!r}, as published models of type {kind!r} have"
-        branch.assumed.add(f"{assumption}{others} (--statistics)")
-        return replace(branch.options, statistics=STATISTICS[kind]).preparation
-    resized = facts.get("preparation.size.shortest_edge", facts.get("preparation.size"))
+        statistics = STATISTICS[model_type]
+        note = SATELLITE_NOTE if model_type == "dinov3_vit" else ""
+        branch.assumed.add(
+            f"the image statistics {statistics!r}, as published models of type {model_type!r} have{note} (--statistics)"
+        )
+        return replace(branch.options, statistics=statistics).preparation
+    resized_side = facts.get("preparation.size.shortest_edge", facts.get("preparation.size"))
     crop = 1.0
-    if facts.get("preparation.do_center_crop") and isinstance(resized, int) and resized > min(spec.size):
-        crop = min(spec.size) / resized
+    if facts.get("preparation.do_center_crop") and isinstance(resized_side, int) and resized_side > min(spec.size):
+        crop = min(spec.size) / resized_side
     return Preparation(
         mean=tuple(mean),
         std=tuple(std),

@@ -161,7 +161,7 @@ def test_our_statistics_reach_timm_and_not_its_default(tmp_path):
     ],
 )
 def test_what_timm_cannot_give_is_one_line(name, message, monkeypatch):
-    monkeypatch.setattr(timm_importer, "cache_alone_if_unreachable", None)  # no way to the hub is even tried
+    monkeypatch.setattr(timm_importer, "offline_if_unreachable", None)  # no way to the hub is even tried
     with pytest.raises(ValueError) as error:
         load(name)
     assert message in str(error.value) and "\n" not in str(error.value)
