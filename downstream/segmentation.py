@@ -29,7 +29,7 @@ MIN_TIMED_CROP = 64  # side of a crop in a timed step, in pixels
 class Segmentation(DenseTask):
     """Base of the segmentation tasks. Annotations without values are settings that all subclasses define."""
 
-    TRAINED: ClassVar[str]  # what is trained and needs a ViT, for the message that refuses other networks
+    VIT_REASON: ClassVar[str]  # why training needs a ViT, for the message that refuses other networks
     RESIZE_VAL: ClassVar[bool] = True  # whether validation images are resized to fit `scale`, or keep their size
 
     crop: int
@@ -51,7 +51,7 @@ class Segmentation(DenseTask):
 
     def check_network(self, spec: FrozenSpec) -> None:
         if not self.frozen:
-            vit_spec(spec, self.TRAINED)
+            vit_spec(spec, self.VIT_REASON)
         if not (isinstance(spec, ViTSpec) or spec.has_patches):
             raise ValueError(
                 f"{spec.reference} returns one vector per image, but segmentation reads patch tokens: let it return "

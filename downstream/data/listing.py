@@ -150,7 +150,7 @@ class DepthMaps(SceneFiles):
         lowest, highest = self.range
         if values.dtype.kind != "f" and (limit := np.iinfo(values.dtype).max / self.per_metre) < highest:
             raise ValueError(
-                f"depths of {8 * values.dtype.itemsize} bits end at {limit:g} m, with {self.per_metre:g} for each metre, "
+                f"depths of {8 * values.dtype.itemsize} bits end at {limit:g} m with {self.per_metre:g} per metre, "
                 f"but an image may show {highest:g} m; save a 16-bit PNG"
             )
         if not values.any():
@@ -158,8 +158,8 @@ class DepthMaps(SceneFiles):
         depth = values.astype(np.float32) / np.float32(self.per_metre)
         if not lowest <= depth.max() <= highest:
             raise ValueError(
-                f"the largest value is {values.max():g}, read as {depth.max():g} m, but an image's largest depth must be "
-                f"from {lowest:g} to {highest:g} m; is it in another unit? Save {self.per_metre:g} for each metre"
+                f"the largest value is {values.max():g}, read as {depth.max():g} m, but an image's largest depth must "
+                f"be from {lowest:g} to {highest:g} m; is it in another unit? Save {self.per_metre:g} for each metre"
             )
         return depth
 
