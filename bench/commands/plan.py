@@ -47,7 +47,8 @@ def run(options: Options) -> int:
     gpus *= options.nodes
     assumed = None
     if options.assume:
-        assumed = machine(options.assume, gpus, options.workers, "bfloat16", options.decode)
+        precision = "float32" if options.precision == "float32" else "bfloat16"
+        assumed = machine(options.assume, gpus, options.workers, precision, options.decode)
     silent = options.json or options.script  # whose output is printed at the end
     forecasts = plan(replace(options, device=device), assumed, options.fresh, (lambda *lines: None) if silent else say)
 

@@ -242,6 +242,8 @@ def test_known_images_need_no_files_on_an_assumed_machine(bench, exports, tmp_pa
     words = ("plan", "--checkpoint", exports[0], "--suite", "knn@dino,linear@dino", "--out", tmp_path)
     code, said, _ = bench(*words, "--data", "imagenet", "--assume", "h100")
     assert code == 0 and "1331167 images in 1.0 passes" in said and "assumed, not measured: 1 x NVIDIA H100" in said
+    code, said, _ = bench(*words, "--data", "imagenet", "--assume", "h100", "--precision", "float32")
+    assert code == 0 and "in float32 forward" in said
     code, _, err = bench(*words, "--data", "imagenet")
     assert code == 2 and "images are needed to measure this machine: give NAME=URL, or add --assume" in err
 
