@@ -126,12 +126,12 @@ class DepthDrawer(Drawer):
         "over the pixels that the evaluation counts."
     )
 
-    def measured(self, row: int) -> np.ndarray:
+    def measured_depth(self, row: int) -> np.ndarray:
         """Measured depth in metres (H, W), 0 where it was not measured."""
         return scene_depth(self.scenes, row, scene_image(self.scenes, row).size[::-1])
 
     def truth(self, row: int) -> Panel:
-        depth = self.measured(row)
+        depth = self.measured_depth(row)
         return depth_panel(depth, float(depth.max()), "measured")
 
     def predictions(self, export: FrozenExport, space: Workspace, rows: Sequence[int]) -> list[Panel]:
@@ -143,7 +143,7 @@ class DepthDrawer(Drawer):
     def prediction(self, backbone: Backbone, row: int) -> Panel:
         depth, truth, counted = self.task.predict(backbone, self.head, self.scenes, row)
         error = torch.nn.functional.mse_loss(depth[counted], truth[counted]).sqrt().item()
-        return depth_panel(depth.numpy(), float(self.measured(row).max()), "predicted", f"RMSE {error:.2f} m")
+        return depth_panel(depth.numpy(), float(self.measured_depth(row).max()), "predicted", f"RMSE {error:.2f} m")
 
 
 def depth_panel(depth: np.ndarray, farthest: float, title: str, caption: str = "") -> Panel:
@@ -158,7 +158,7 @@ def depth_panel(depth: np.ndarray, farthest: float, title: str, caption: str = "
 
 
 class VideoDrawer(Drawer):
-    """Masks of videos, on the last frame that is scored. A row is the list of a video's frames."""
+    """Masks of videos on the last scored frame, the second last of a video. A row is the list of a video's frames."""
 
     note = "Masks of the first frame, propagated to the last frame that is scored; colours are objects."
 
@@ -168,19 +168,19 @@ class VideoDrawer(Drawer):
     def image(self, row: list[int]) -> Panel:
         return super().image(row[-2])
 
-    def painted(self, row: list[int], masks: np.ndarray, title: str, caption: str = "") -> Panel:
+    def mask_panel(self, row: list[int], masks: np.ndarray, title: str, caption: str = "") -> Panel:
         """The frame with the colours of its objects. masks: object numbers (H, W)."""
-        colours = class_colours(Counter(range(1, 8)), len(self.scenes.classes))
+        colours = class_colours(Counter(range(1, 8)), len(self.scenes.classes))  # far apart for the first objects
         return image_panel(tinted(scene_image(self.scenes, row[-2]), masks, colours, 0), title=title, caption=caption)
 
     def truth(self, row: list[int]) -> Panel:
-        return self.painted(row, video_propagation.read_truth(self.scenes, row)[-2], "truth")
+        return self.mask_panel(row, video_propagation.read_truth(self.scenes, row)[-2], "truth")
 
     def prediction(self, backbone: Backbone, row: list[int]) -> Panel:
         truth = video_propagation.read_truth(self.scenes, row)
         masks = self.task.predict(backbone, self.scenes, row, truth[0])
         score = 100 * video_propagation.object_statistics(masks, truth)[:, [0, 3]].mean()
-        return self.painted(row, masks[-2], "propagated", f"J&F {score:.1f} of the video")
+        return self.mask_panel(row, masks[-2], "propagated", f"J&F {score:.1f} of the video")
 
 
 class PairDrawer(Drawer):
@@ -191,7 +191,7 @@ class PairDrawer(Drawer):
     def rows(self) -> list[int]:
         return self.task.select_pairs(self.scenes, np.arange(len(self.scenes))).numbers.tolist()
 
-    def marked(self, row: int, end: int, points: np.ndarray, **text: str) -> Panel:
+    def keypoint_panel(self, row: int, end: int, points: np.ndarray, **text: str) -> Panel:
         """The source (end 0) or target (end 1) of a pair with the points (K, 2), in pixels, that are inside of it."""
         image = scene_image(self.scenes, int(self.scenes.image_pairs.ends[row, end]))
         spots = [Spot(x=x / image.width, y=y / image.height, number=n) for n, (x, y) in enumerate(points.tolist())]
@@ -199,10 +199,12 @@ class PairDrawer(Drawer):
         return image_panel(image, points=tuple(inside), **text)
 
     def image(self, row: int) -> Panel:
-        return self.marked(row, 0, np.array(scene_pair(self.scenes, row, {}).src_kps).reshape(-1, 2))
+        return self.keypoint_panel(row, 0, np.array(scene_pair(self.scenes, row, {}).src_kps).reshape(-1, 2))
 
     def truth(self, row: int) -> Panel:
-        return self.marked(row, 1, np.array(scene_pair(self.scenes, row, {}).trg_kps).reshape(-1, 2), title="truth")
+        return self.keypoint_panel(
+            row, 1, np.array(scene_pair(self.scenes, row, {}).trg_kps).reshape(-1, 2), title="truth"
+        )
 
     def prediction(self, backbone: Backbone, row: int) -> Panel:
         ends = self.scenes.image_pairs.ends[row].tolist()
@@ -212,7 +214,7 @@ class PairDrawer(Drawer):
         points, size = places * max(patches[ends[1]].size), patches[ends[1]].size
         if padded := np.count_nonzero((points > size).any(axis=1)):
             caption += f"\n{padded} in the padding"
-        return self.marked(row, 1, points, title="most similar patch", caption=caption)
+        return self.keypoint_panel(row, 1, points, title="most similar patch", caption=caption)
 
 
 class BoxDrawer(Drawer):
@@ -220,20 +222,20 @@ class BoxDrawer(Drawer):
 
     note = "Boxes of the objects, and the one that is discovered without labels; IoU with the nearest of them."
 
-    def boxed(self, row: int, boxes: np.ndarray, **text: str) -> Panel:
+    def box_panel(self, row: int, boxes: np.ndarray, **text: str) -> Panel:
         """The image with boxes (B, 4): x1, y1, x2, y2 in pixels."""
         image = scene_image(self.scenes, row)
         shares = boxes / (2 * image.size)
-        drawn = [Box(left=x1, top=y1, right=x2, bottom=y2) for x1, y1, x2, y2 in shares.tolist()]
-        return image_panel(image, boxes=tuple(drawn), **text)
+        panel_boxes = [Box(left=x1, top=y1, right=x2, bottom=y2) for x1, y1, x2, y2 in shares.tolist()]
+        return image_panel(image, boxes=tuple(panel_boxes), **text)
 
     def truth(self, row: int) -> Panel:
-        return self.boxed(row, discovery.object_boxes(self.scenes, row), title="truth")
+        return self.box_panel(row, discovery.object_boxes(self.scenes, row), title="truth")
 
     def prediction(self, backbone: Backbone, row: int) -> Panel:
         (box,) = discovery.discover_boxes([self.task], backbone, self.scenes, row)
         overlap = box_ious(box, discovery.object_boxes(self.scenes, row)).max(initial=0.0)
-        return self.boxed(row, box[None], title="discovered", caption=f"IoU {overlap:.2f}")
+        return self.box_panel(row, box[None], title="discovered", caption=f"IoU {overlap:.2f}")
 
 
 DRAWERS: dict[type[FrozenTask], type[Drawer]] = {
