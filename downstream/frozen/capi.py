@@ -41,8 +41,7 @@ from engine.settings import OneOrMoreDifferent, PositiveFloat, PositiveInt, Prop
 from engine.tasks import Workspace
 from engine.work import Kind, Part, Scale, Work
 
-VOTING_ROWS = 4096  # patches whose neighbours' pixels are read at once
-MAX_LABELS = 1 << 22  # labels of neighbours that are counted at once
+MAX_LABELS = 1 << 22  # labels of neighbours' pixels that a vote reads at once
 MAX_LOGITS = 1 << 22  # logits that a logistic regression holds at once
 TIMED_ROWS = 2000  # rows that a plan fits
 # logspace(-6, 5, 8)
@@ -191,14 +190,6 @@ def prepare_search(memory: PatchRows, queries: PatchRows, distance: Distance) ->
     return prepare
 
 
-def vote_on_pixels(neighbour_pixels: np.ndarray) -> np.ndarray:
-    """Labels (Q, k, P) of neighbours -> labels (Q, P): at each pixel the most frequent of the k labels there."""
-    labels = np.empty((len(neighbour_pixels), neighbour_pixels.shape[2]), neighbour_pixels.dtype)
-    for part in row_slices(len(labels), max(1, MAX_LABELS // max(1, neighbour_pixels[:1].size))):
-        labels[part] = most_frequent(neighbour_pixels[part], axis=1)
-    return labels
-
-
 @dataclass(frozen=True, kw_only=True)
 class CapiKnn(CapiTask, SearchTask):
     """Settings of CAPI's k-NN on standardised patches."""
@@ -235,8 +226,10 @@ class CapiKnn(CapiTask, SearchTask):
             _, nearest = nearest_patches(memory.features, queries.features, largest, space, prepare)
             for choice in same_distance:
                 neighbours = memory.rows[nearest[:, : choice["k"]]]  # (Q, k) rows of the file
-                parts = row_slices(len(queries.rows), VOTING_ROWS)
-                yield choice, np.concatenate([vote_on_pixels(pixels[neighbours[part]]) for part in parts])
+                parts = row_slices(len(neighbours), max(1, MAX_LABELS // (choice["k"] * pixels.shape[1])))
+                # At each pixel of a patch the most frequent of the neighbours' labels there.
+                labels = [most_frequent(pixels[neighbours[part]], axis=1) for part in parts]
+                yield choice, np.concatenate(labels)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -35,7 +35,6 @@ from downstream.frozen.task import (
     check_features,
     patch_maps,
     placeholder_score,
-    rank_share,
     resampled_metrics,
     resampling_part,
     round_up_to_patch,
@@ -148,7 +147,7 @@ def extract_patches(
 
         def extract_share() -> int:
             """Compute this process's batches; returns their number of images."""
-            own = rank_share(missing, space).tolist()
+            own = missing[world.rank :: world.size].tolist()
             batches = [range(number * size, min((number + 1) * size, count)) for number in own]
             if not batches:
                 return 0

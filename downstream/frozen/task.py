@@ -176,7 +176,7 @@ def patch_maps(backbone: Backbone, images: Tensor, layers: Sequence[Layer], cls:
         if cls:
             token = features[layer].cls
             assert token is not None  # checked by check_network
-            patches = with_class_token(patches, token)
+            patches = torch.cat([patches, token[..., None, None].expand_as(patches)], dim=1)
         # A copy, because autograd refuses tensors made in inference mode; contiguous like the features that processes
         # exchange, because convolutions of another memory format round differently.
         maps.append(patches.clone(memory_format=torch.contiguous_format))
@@ -189,19 +189,9 @@ def check_features(features: Tensor, path: Path) -> None:
         raise ValueError(f"{path}: its features are not finite; check the image, or the checkpoint's weights")
 
 
-def with_class_token(patches: Tensor, cls: Tensor) -> Tensor:
-    """Patch map (B, D, h, w) and class tokens (B, D) concatenated: (B, 2D, h, w)."""
-    return torch.cat([patches, cls[..., None, None].expand_as(patches)], dim=1)
-
-
 def round_up_to_patch(side: int, spec: FrozenSpec) -> int:
     """`side` in pixels, rounded up to a multiple of the patch size."""
     return -(-side // spec.patch_size) * spec.patch_size
-
-
-def rank_share(items: np.ndarray, space: Workspace) -> np.ndarray:
-    """The items that this process works on."""
-    return items[space.world.rank :: space.world.size]
 
 
 def map_across_processes(
@@ -211,7 +201,7 @@ def map_across_processes(
     world = space.world
 
     def work_on_share() -> dict[int, Result]:
-        share, results = rank_share(items, space).tolist(), {}
+        share, results = items[world.rank :: world.size].tolist(), {}
         with Progress(label, len(share), unit, quiet=not world.is_rank0) as progress:
             for item in share:
                 results[item] = work(item)

@@ -121,7 +121,8 @@ def gradient_loss(predicted: Tensor, truth: Tensor, valid: Tensor, axes: tuple[i
     for stride in GRADIENT_STRIDES:
         strided, counted = error, valid
         for axis in axes:
-            strided, counted = _every_nth(strided, axis, stride), _every_nth(counted, axis, stride)
+            positions = torch.arange(0, error.shape[axis], stride, device=error.device)
+            strided, counted = strided.index_select(axis, positions), counted.index_select(axis, positions)
         for axis in axes:
             length = strided.shape[axis] - 2
             if length < 1:
@@ -130,10 +131,6 @@ def gradient_loss(predicted: Tensor, truth: Tensor, valid: Tensor, axes: tuple[i
             both = counted.narrow(axis, 2, length) & counted.narrow(axis, 0, length)
             total = total + (difference * both).sum() / counted.sum()
     return total
-
-
-def _every_nth(values: Tensor, axis: int, stride: int) -> Tensor:
-    return values.index_select(axis, torch.arange(0, values.shape[axis], stride, device=values.device))
 
 
 def scale_crop(crop: tuple[int, int, int, int], size: tuple[int, int]) -> tuple[slice, slice]:

@@ -7,7 +7,7 @@ from recordings import ROOT, facts, tensors
 from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import jaccard_score
 
-from downstream.frozen.capi import fit_logistic, mean_and_std, vote_on_pixels
+from downstream.frozen.capi import fit_logistic, mean_and_std
 from downstream.frozen.patches import most_frequent, patchify_labels, unpatchify_labels
 from downstream.frozen.task import class_areas
 from downstream.tasks import dense_knn as official
@@ -86,7 +86,7 @@ def voted(bank: np.ndarray, pixels: np.ndarray, queries: np.ndarray, k: int, dis
     if distance == "cosine":
         unit, other = (rows / np.linalg.norm(rows, axis=1, keepdims=True) for rows in (queries, bank))
         near = -(unit.astype(np.float64) @ other.T)
-    return vote_on_pixels(pixels[np.argsort(near, axis=1, kind="stable")[:, :k]])
+    return most_frequent(pixels[np.argsort(near, axis=1, kind="stable")[:, :k]], axis=1)
 
 
 @pytest.mark.parametrize("path", CAPI)

@@ -9,7 +9,7 @@ from recordings import ROOT, absent, facts, matches, tensors, under
 from sklearn.metrics import mean_absolute_error, root_mean_squared_error
 from torch.nn import functional as F
 
-from downstream.frozen.task import normalise, with_class_token
+from downstream.frozen.task import normalise
 from downstream.tasks import depth_linear as official
 from downstream.tasks.depth_linear import DepthHead
 from engine.training.schedules import FallingOneCycle, TrainProgress
@@ -181,10 +181,10 @@ def test_padding():
 @pytest.mark.parametrize("path", DINOV2)
 def test_heads_on_one_and_four_layers(path):
     recorded, config = tensors(path), facts(path)
-    layers = [
-        with_class_token(recorded[f"in.layer{place}.patch"], recorded[f"in.layer{place}.cls"]).double()
-        for place in range(config["layers"])
-    ]
+    layers = []
+    for place in range(config["layers"]):
+        patches, token = recorded[f"in.layer{place}.patch"].double(), recorded[f"in.layer{place}.cls"].double()
+        layers.append(torch.cat([patches, token[..., None, None].expand_as(patches)], dim=1))
     width, limits = sum(layer.shape[1] for layer in layers), (config["min_depth"], config["max_depth"])
     head = DepthHead(width, config["n_bins"], limits, norm=False, upsample=config["upsample"]).double()
     head.load_state_dict(under(recorded, "head."))
