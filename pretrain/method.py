@@ -1,11 +1,11 @@
 """The base class of pretraining methods: a module that turns views into a loss, with hooks that the trainer calls.
 
 A method file in methods/ defines `METHOD`, a subclass of `Method` that is built as METHOD(spec, settings), and
-`RECIPES`, name -> Recipe, including "smoke". Everything random about an image is drawn when its views are made: crops
-and colours, and the uniform numbers (noise) from which `forward` derives masks and choices. So `forward` is a function
-of weights, buffers and views: it draws nothing but drop path and dropout, and changes nothing but the running
-statistics of batch norms. State other than the student's weights (a teacher, a centre, a codebook) is updated in the
-hooks.
+`RECIPES`, name -> Recipe, including "smoke" and "32px". Everything random about an image is drawn when its views are
+made: crops and colours, and the uniform numbers (noise) from which `forward` derives masks and choices. So `forward` is
+a function of weights, buffers and views: it draws nothing but drop path and dropout, and changes nothing but the
+running statistics of batch norms. State other than the student's weights (a teacher, a centre, a codebook) is updated
+in the hooks.
 
 Letters: B images of this process in one forward pass, V views, L patches, D width.
 """
