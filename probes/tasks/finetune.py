@@ -76,8 +76,8 @@ class Finetune(FinetuneSettings, Task):
     def cost(self, scale: Scale) -> Work:
         summary = self.summary(scale.spec, scale.images)
         spec, val, updates, size = scale.spec, scale.images["val"], summary["steps"], self.image_size
-        held_out = round(scale.images["train"] * self.fraction * self.holdout) if self.select == "holdout" else 0
-        evaluated = summary["evaluations"] * (held_out or val) + (val if held_out else 0)
+        held = round(scale.images["train"] * self.fraction * self.holdout) if self.select == "holdout" else 0
+        evaluated = summary["evaluations"] * (held or val) + (val if held else 0)
         micro_batch_size = min(scale.batch_size or max_micro_batch(scale.device), self.batch)
         parts = (
             Part(kind="start", count=1),
@@ -137,9 +137,9 @@ class Finetune(FinetuneSettings, Task):
         if self.select != "holdout":
             return train, None, ""
         warning = not_held_out_warning(train.labels, train.classes)
-        places, name = held_out(train, self.holdout, seed), f"{self.holdout:g}-seed{seed}"
-        rest = np.setdiff1d(np.arange(len(train)), places)
-        return train.subset(rest, f"without-holdout-{name}"), train.subset(places, f"holdout-{name}"), warning
+        held, name = held_out(train, self.holdout, seed), f"{self.holdout:g}-seed{seed}"
+        rest = np.setdiff1d(np.arange(len(train)), held)
+        return train.subset(rest, f"without-holdout-{name}"), train.subset(held, f"holdout-{name}"), warning
 
     def run(self, export: ViTExport, space: Workspace) -> Outcome:
         self.check_network(export.spec)
@@ -209,9 +209,9 @@ class Finetune(FinetuneSettings, Task):
         return training, selection, groups_of
 
     def facts(self, training: Training, sets: dict[str, ImageSet]) -> dict[str, Any]:
-        """JSON values about the training and its images, by split."""
+        """JSON values about the training and its images. sets: the training and validation images, by split."""
         plan, world = training.plan, training.world
-        return {
+        facts: dict[str, Any] = {
             "learning_rate": self.peak,
             "steps": training.steps,
             "batch": {
@@ -222,16 +222,15 @@ class Finetune(FinetuneSettings, Task):
                 "mixed_together": plan.group,
             },
             **({"crops": "fast"} if training.space.decode == "fast" else {}),
-            **{
-                split: {
-                    "url": images.url,
-                    "fingerprint": images.fingerprint,
-                    "images": len(images),
-                    "skipped": dict(sorted(training.skipped[split].items())),
-                }
-                for split, images in sets.items()
-            },
         }
+        for split, images in sets.items():
+            facts[split] = {
+                "url": images.url,
+                "fingerprint": images.fingerprint,
+                "images": len(images),
+                "skipped": dict(sorted(training.skipped[split].items())),
+            }
+        return facts
 
     def plan(self, images: int, space: Workspace) -> tuple[GroupPlan, int]:
         """How batches are divided into groups, and how many images of a group one forward pass takes."""
