@@ -1,10 +1,10 @@
-"""The names that a foreign pickle may ask for, and the inert stand-ins that it gets for them.
+"""The names that a foreign pickle may use, and the inert stand-ins that replace them.
 
-torch's weights-only reader looks every name of a pickle up in a table instead of importing it. That table is torch's
-own plus what a process registered with `torch.serialization.add_safe_globals`. Here the registered part is replaced,
-for the time of one read, by `STAND_INS`: classes and functions of this file that only hold what they are given. No
-class of argparse, yacs, numpy, pathlib or mmengine is ever built, so none of their `__init__`, `__setstate__` or
-`__reduce__` can run, and none of them needs to be installed.
+torch's weights-only reader looks up each name of a pickle in a table instead of importing it. The table has torch's own
+names and those that the process registered by `torch.serialization.add_safe_globals`. During a read the registered ones
+are replaced by `STAND_INS`: classes and functions of this file that only store their arguments. No class of argparse,
+yacs, numpy, pathlib or mmengine is ever built, so none of their `__init__`, `__setstate__` or `__reduce__` can run, and
+none of them needs to be installed.
 """
 
 import re
@@ -18,7 +18,7 @@ import torch
 
 
 class Attributes:
-    """Stands for an object with attributes: keeps their values in a plain dict and sets none of them."""
+    """Stands for an object with attributes, whose values it stores in a plain dict, without setting them."""
 
     def __init__(self) -> None:
         self.values: dict[str, Any] = {}
@@ -37,7 +37,7 @@ class Ignored:
 
 
 class NumpyType:
-    """Stands for `numpy.dtype(code, align, copy)`, whose second part is a state with the byte order at index 1."""
+    """Stands for `numpy.dtype(code, align, copy)`, whose pickled state has the byte order at index 1."""
 
     def __init__(self, code: str, align: bool = False, copy: bool = False) -> None:
         self.code, self.order = code, "="
@@ -46,18 +46,18 @@ class NumpyType:
         self.order = state[1]
 
     def number(self, raw: bytes) -> Any:
-        """Python value of one scalar: boolean, integer, float or text, never an object or a record."""
+        """The Python value of one scalar. Raises ValueError unless it is a boolean, integer, float or text."""
         text = f"{self.order}{self.code}"
         if not re.fullmatch(r"[<>|=][biufU][0-9]{1,3}", text):
             raise ValueError(f"a numpy scalar of type {text!a:.40}")
         return np.frombuffer(raw, text)[0].item()
 
 
-def numpy_scalar(kind: NumpyType, raw: bytes) -> Any:
+def numpy_scalar(dtype: NumpyType, raw: bytes) -> Any:
     """Stands for `numpy.core.multiarray.scalar`."""
-    if type(kind) is not NumpyType:
+    if type(dtype) is not NumpyType:
         raise ValueError("a numpy scalar without a type")
-    return kind.number(raw)
+    return dtype.number(raw)
 
 
 def numpy_array(*_: Any) -> Ignored:
@@ -66,17 +66,17 @@ def numpy_array(*_: Any) -> Ignored:
 
 
 def default_dict(*_: Any) -> OrderedDict:
-    """Stands for `collections.defaultdict(factory)`: the items without the factory."""
+    """Stands for `collections.defaultdict(factory)`: keeps the items, but not the factory."""
     return OrderedDict()
 
 
 def path_text(*parts: str) -> str:
-    """Stands for a pathlib path, on any system: its parts as one text."""
+    """Stands for a pathlib path of any system: its parts, joined by slashes."""
     return "/".join(parts).replace("//", "/")
 
 
 def method_of_ignored(owner: Any, name: str) -> None:
-    """Stands for `getattr`, which mmengine's HistoryBuffer needs to name its own methods; refuses every other use."""
+    """Stands for `getattr`, by which mmengine's HistoryBuffer names its methods. Raises ValueError for other uses."""
     if owner is not Ignored:
         raise ValueError(f"builtins.getattr of {name!a:.40}")
 
@@ -84,7 +84,7 @@ def method_of_ignored(owner: Any, name: str) -> None:
 STAND_INS: dict[str, Any] = {
     "argparse.Namespace": Attributes,  # `args` of MAE, LUT, DINO, iBOT, MOCA, data2vec, BEiT
     "yacs.config.CfgNode": OrderedDict,  # `config` of SimMIM; its items are the settings, its attributes are flags
-    "collections.defaultdict": default_dict,  # `state` of torch optimisers where a file keeps it as it is
+    "collections.defaultdict": default_dict,  # `state` of torch optimisers, if a file stores them as they are
     "builtins.dict": dict,  # the usual factories of a defaultdict
     "builtins.list": list,
     "pathlib.PosixPath": path_text,  # output folders in `args` and in Lightning's hyper_parameters
@@ -101,7 +101,7 @@ STAND_INS: dict[str, Any] = {
     "builtins.getattr": method_of_ignored,
 }
 
-# Names of torch's own table that a checkpoint of dense tensors needs; the rest of that table is refused.
+# Names in torch's own table that a checkpoint of dense tensors needs; all others are refused.
 TORCH_NAMES = frozenset(
     {
         "collections.OrderedDict",
@@ -117,9 +117,12 @@ TORCH_NAMES = frozenset(
 )
 
 
-def is_allowed(name: str, opened: Collection[str] = ()) -> bool:
-    """Whether a pickle may ask for `name`: a stand-in, one of `opened`, or a tensor, storage or dtype name of torch."""
-    if name in STAND_INS or name in TORCH_NAMES or name in opened:
+def is_allowed(name: str, attribute_classes: Collection[str] = ()) -> bool:
+    """Whether a pickle may use a name: that of a stand-in, or of torch's tensors, storages and dtypes.
+
+    attribute_classes: further names that are allowed, for which `Attributes` stands.
+    """
+    if name in STAND_INS or name in TORCH_NAMES or name in attribute_classes:
         return True
     if re.fullmatch(r"torch\.(cuda\.|storage\.)?[A-Z][A-Za-z0-9]*Storage", name):
         return True
@@ -127,16 +130,17 @@ def is_allowed(name: str, opened: Collection[str] = ()) -> bool:
 
 
 @contextmanager
-def only_stand_ins(opened: Collection[str] = ()) -> Iterator[None]:
-    """Let torch's weights-only reader see `STAND_INS` and nothing that other code registered; undone at the end.
+def only_stand_ins(attribute_classes: Collection[str] = ()) -> Iterator[None]:
+    """Context in which torch's weights-only reader uses `STAND_INS` instead of what other code registered.
 
-    opened: further names, for which `Attributes` stands.
+    torch has one table for the whole process, so reads in other threads use it as well.
 
-    torch keeps one such table for the process: a read in another thread meanwhile sees these names too."""
+    attribute_classes: further names, for which `Attributes` stands.
+    """
     registered = torch.serialization.get_safe_globals()
-    stand_ins = dict.fromkeys(opened, Attributes) | STAND_INS
+    stand_ins = dict.fromkeys(attribute_classes, Attributes) | STAND_INS
     torch.serialization.clear_safe_globals()
-    torch.serialization.add_safe_globals([(value, name) for name, value in stand_ins.items()])
+    torch.serialization.add_safe_globals([(stand_in, name) for name, stand_in in stand_ins.items()])
     try:
         yield
     finally:

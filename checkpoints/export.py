@@ -1,9 +1,9 @@
-"""ViTExport: a folder that timm, Hugging Face users and every probe here can load. Layout: docs/export-format.md.
+"""ViTExport: the one format of checkpoints here, a folder that timm can load as well. Layout: docs/export-format.md.
 
-config.json           timm's hub layout; our facts under the root key `vit_export`
+config.json           timm's hub layout, with this project's facts under the key `vit_export`
 model.safetensors     the trunk under timm's names, float32
 extra.safetensors     only if needed: class-attention blocks, a projector
-cost.json             for our own pretrainings: time and FLOPs. A file of its own, as equal trainings differ in it
+cost.json             time and FLOPs of a pretraining; a separate file, because identical trainings differ in it
 """
 
 import hashlib
@@ -27,21 +27,19 @@ from checkpoints.vit import ViT, skip_init
 from engine.files import digest, folder_atomic, read_regular, write_atomic
 
 FORMAT = 1
-SHOWN = 6  # items that an error lists before "and N more"
-DESCRIPTIONS = ("tag", "license")  # keys of pretrained_cfg that do not affect the network
+MAX_LISTED = 6  # items that an error lists before "and N more"
+MAX_CONFIG_BYTES = 64 << 20  # of a config.json, which holds the fingerprint
+DESCRIPTIVE_KEYS = ("tag", "license")  # of pretrained_cfg; they do not affect the network
 ABSENT = "absent"
-COST = "cost.json"  # the fact "cost"
+COST = "cost.json"  # holds the fact "cost"
 FILES = {"config.json", "model.safetensors", "extra.safetensors", COST}
 CARD, EVALUATIONS = "README.md", ".eval_results"  # written by `bench card` for the Hub
 CARD_MARK = "<!-- written by bench card; delete this line to keep your changes -->"
-CLASS_ATTENTION = ("class_query", "class_attention.")
+CLASS_ATTENTION = ("class_query", "class_attention.")  # beginnings of names of tensors
 SHARED_TABLE = "rel_pos_bias.relative_position_bias_table"
-# Relative position tables for further training: "shared": one table for all blocks, as in the export; "per_block": a
-# copy of it in every block; "fresh": the same, and tables of zeros for a network without any.
+# Relative position tables for further training. "shared": one table for all blocks, as in the export; "per_block": a
+# copy of it in each block; "fresh": the same, or tables of zeros if the network has none.
 Tables = Literal["per_block", "shared", "fresh"]
-
-
-MAX_CONFIG = 64 << 20  # bytes of a config.json, which holds recorded activations
 
 
 class Misfit(ValueError):
@@ -51,26 +49,31 @@ class Misfit(ValueError):
     """
 
     def __init__(self, spec: ViTSpec, problems: Sequence[tuple[str, str, str]]) -> None:
-        super().__init__(spec, problems)  # both, as processes send each other their errors
+        super().__init__(spec, problems)  # sets `args`, so that the error survives pickling between processes
         self.spec, self.problems = spec, tuple(problems)
 
     def __str__(self) -> str:
         return self.message()
 
-    def message(self, named: Callable[[str], str] = str) -> str:
-        """The problems in one line. named: our name of a tensor -> its name in the file."""
+    def message(self, name_in_file: Callable[[str], str] = str) -> str:
+        """The problems in one line. name_in_file: timm's name of a tensor -> its name in the file."""
         sizes = f"{self.spec.label}, depth {self.spec.depth} and width {self.spec.width}"
-        problems = [f"{what}{named(name)}{shapes}" for what, name, shapes in self.problems]
-        return f"the tensors do not fit {sizes}: {some(problems, '; ')}"
+        problems = [f"{problem}{name_in_file(name)}{shapes}" for problem, name, shapes in self.problems]
+        return f"the tensors do not fit {sizes}: {short_text(problems, '; ')}"
 
 
 @dataclass(frozen=True, kw_only=True)
 class ViTExport(PreparesImages):
     """A checkpoint in the one format.
 
-    tensors: timm name -> float32 tensor of the trunk. extra: tensors that are not part of timm's trunk, such as
-    `class_query` and `class_attention.*`. facts: provenance as JSON (method, recipe, branch, source, importer, dropped
-    keys, data, epochs, licence, cost). fingerprint: see fingerprint.py; computed when the export is made.
+    Attributes:
+        spec: Architecture.
+        preparation: How its images are prepared.
+        tensors: timm's name -> float32 tensor of the trunk.
+        extra: Tensors outside of timm's trunk, such as `class_query`, `class_attention.*` and `projector.*`.
+        facts: Provenance as JSON values (method, recipe, branch, source, importer, dropped tensors, data, epochs,
+            licence, cost).
+        fingerprint: See fingerprint.py; computed by `make`.
     """
 
     spec: ViTSpec
@@ -89,21 +92,21 @@ class ViTExport(PreparesImages):
         extra: Mapping[str, Tensor] | None = None,
         facts: Mapping[str, Any] | None = None,
     ) -> "ViTExport":
-        """Check every tensor against the network that `spec` describes, then compute the fingerprint.
+        """An export of checked tensors, converted to float32, with its fingerprint.
 
-        Raises ValueError for tensors that do not fit, are not floating-point or are not finite.
+        Raises ValueError for tensors that do not fit the spec, are not floating-point or are not finite.
         """
         for name, tensor in {**tensors, **(extra or {})}.items():
             if tensor.is_complex():
                 raise ValueError(f"tensor {name} holds complex numbers, which no ViT has: the checkpoint is broken")
             if not tensor.is_floating_point():
                 raise ValueError(f"tensor {name} holds {tensor.dtype}: quantised weights cannot be read without scales")
-        plain = {name: tensor.detach().float().contiguous() for name, tensor in tensors.items()}
-        plain_extra = {name: tensor.detach().float().contiguous() for name, tensor in (extra or {}).items()}
-        for name, tensor in (plain | plain_extra).items():
+        tensors = {name: tensor.detach().float().contiguous() for name, tensor in tensors.items()}
+        extra = {name: tensor.detach().float().contiguous() for name, tensor in (extra or {}).items()}
+        for name, tensor in (tensors | extra).items():
             if not torch.isfinite(tensor).all():
                 raise ValueError(f"tensor {name} holds NaN or infinite values: the checkpoint is broken")
-        export = cls(spec=spec, preparation=preparation, tensors=plain, extra=plain_extra, facts=facts or {})
+        export = cls(spec=spec, preparation=preparation, tensors=tensors, extra=extra, facts=facts or {})
         return replace(export, fingerprint=fingerprint(export.build(), preparation))
 
     @classmethod
@@ -116,29 +119,31 @@ class ViTExport(PreparesImages):
     @property
     def parameters(self) -> int:
         """Number of values in the trunk and the class-attention blocks, position tables included."""
-        used = [*self.tensors.values(), *(t for name, t in self.extra.items() if name.startswith(CLASS_ATTENTION))]
-        return sum(tensor.numel() for tensor in used)
+        return sum(tensor.numel() for tensor in {**self.tensors, **self._class_attention_tensors()}.values())
+
+    def _class_attention_tensors(self) -> dict[str, Tensor]:
+        """The tensors of class-attention blocks in `extra`, which are part of the network, unlike a projector."""
+        return {name: tensor for name, tensor in self.extra.items() if name.startswith(CLASS_ATTENTION)}
 
     @cached_property
     def digest(self) -> str:
-        """Hex SHA-256 over spec, preparation and every tensor: equal digests compute equal features."""
+        """Hex SHA-256 over spec, preparation and all tensors: exports with equal digests compute equal features."""
         facts = digest([self.spec.to_json(), asdict(self.preparation)])
         return digest([facts, digest_of_tensors(self.tensors), digest_of_tensors(self.extra)])
 
     def difference(self, other: "ViTExport") -> str:
-        """How `other` differs but for this tool's version and what was assumed; empty where it is the same export."""
+        """How `other` differs from this export, for messages; "" if they differ at most in version and assumptions."""
         if self.digest != other.digest:
             return f"digest {self.digest[:12]}, not {other.digest[:12]}"
         keys = [key for key in {**self.facts, **other.facts} if key not in ("importer_version", "assumed")]
         keys = [key for key in keys if self.facts.get(key) != other.facts.get(key)]
-        return some([f"{key} {self.facts.get(key)!r}, not {other.facts.get(key)!r}" for key in keys])
+        return short_text([f"{key} {self.facts.get(key)!r}, not {other.facts.get(key)!r}" for key in keys])
 
     def build(self, drop_path: float = 0.0) -> ViT:
-        """The network with these weights. ValueError names every tensor that is missing, unknown or misshapen."""
-        with torch.device("meta"), skip_init():  # neither time nor memory until the shapes are known to fit
+        """The network with these weights, in evaluation mode. Raises Misfit for missing, unknown and misshapen ones."""
+        with torch.device("meta"), skip_init():  # takes no memory, and hardly any time, before the shapes are checked
             vit = ViT(self.spec, drop_path, initialise=False)
-        blocks = {name: t for name, t in self.extra.items() if name.startswith(CLASS_ATTENTION)}
-        stored = {f"trunk.{name}": tensor for name, tensor in self.tensors.items()} | blocks
+        stored = {f"trunk.{name}": tensor for name, tensor in self.tensors.items()} | self._class_attention_tensors()
         expected = vit.state_dict()
         problems = [("missing ", name, "") for name in expected if name not in stored]
         problems += [("unknown ", name, "") for name in stored if name not in expected]
@@ -148,9 +153,10 @@ class ViTExport(PreparesImages):
             if name in stored and stored[name].shape != expected[name].shape
         ]
         if problems:
-            raise Misfit(self.spec, [(what, name.removeprefix("trunk."), shapes) for what, name, shapes in problems])
+            problems = [(problem, name.removeprefix("trunk."), shapes) for problem, name, shapes in problems]
+            raise Misfit(self.spec, problems)
         for module in vit.modules():
-            if hasattr(module, "init_non_persistent_buffers"):  # timm's: what a state dict does not hold
+            if hasattr(module, "init_non_persistent_buffers"):  # timm's buffers that are in no state dict
                 module.to_empty(device="cpu", recurse=False)
                 module.init_non_persistent_buffers()
         vit.load_state_dict({name: tensor.clone() for name, tensor in stored.items()}, strict=True, assign=True)
@@ -159,57 +165,70 @@ class ViTExport(PreparesImages):
     def at_size(self, image_size: int | tuple[int, int]) -> "ViTExport":
         """The same network with its position tables resized, by the spec's rule, for another native image size.
 
-        image_size: side in pixels, or height and width."""
+        image_size: side in pixels, or height and width. Raises ValueError if the tables cannot be resized.
+        """
         spec = replace(self.spec, image_size=image_size)
         tensors = dict(self.tensors)
         for name, tensor in self.tensors.items():
             if name == "pos_embed":
-                rows = tensor.shape[1] - self.spec.grid[0] * self.spec.grid[1]
-                tensors[name] = resize_positions(tensor, self.spec.grid, spec.grid, spec.position_resize, prefix=rows)
+                prefix = tensor.shape[1] - self.spec.grid[0] * self.spec.grid[1]
+                tensors[name] = resize_positions(tensor, self.spec.grid, spec.grid, spec.position_resize, prefix=prefix)
             elif name.endswith("relative_position_bias_table"):
                 tensors[name] = resize_relative(tensor, self.spec.grid, spec.grid)
         facts = dict(self.facts) | {"resized_from": self.spec.image_size}
         return ViTExport.make(spec, self.preparation, tensors, self.extra, facts)
 
     def with_tables(self, tables: Tables) -> "ViTExport":
-        """The same function with relative position tables that train otherwise. ValueError where blocks take none."""
+        """The same network with relative position tables in each block, to train them; it computes the same features.
+
+        Raises ValueError if blocks that are not BEiT's would need new tables.
+        """
         spec, tensors = self.spec, dict(self.tensors)
-        if fresh := spec.relative_position == "none" and tables == "fresh":
-            offsets = (2 * spec.grid[0] - 1) * (2 * spec.grid[1] - 1) + 3  # three of the class token
-            table, spec, tensors = torch.zeros(offsets, spec.heads), *self._as_beit()
+        needs_new_tables = spec.relative_position == "none" and tables == "fresh"
+        if needs_new_tables:
+            rows = (2 * spec.grid[0] - 1) * (2 * spec.grid[1] - 1) + 3  # offsets of patches, and 3 for the class token
+            table = torch.zeros(rows, spec.heads)
+            spec, tensors = self._as_beit()
         elif spec.relative_position == "shared" and tables != "shared":
-            table, spec = tensors.pop(SHARED_TABLE), replace(spec, relative_position="per_block")
+            table = tensors.pop(SHARED_TABLE)
+            spec = replace(spec, relative_position="per_block")
         else:
             return self
         for block in range(spec.depth):
             tensors[f"blocks.{block}.attn.relative_position_bias_table"] = table.clone()
         export = replace(self, spec=spec, tensors=tensors, fingerprint={})
-        if fresh:
-            before = self.fingerprint or fingerprint(self.build(), self.preparation)
-            before = {name: point for name, point in before.items() if name.startswith("block")}
-            try:
-                after = fingerprint(export.build(), self.preparation)
-                is_beit = not fingerprint_differences(before, {name: after[name] for name in before})
-            except Misfit:
-                is_beit = False
-            if not is_beit:
-                raise ValueError(f"{self.spec.architecture}: its blocks are not BEiT's; use tables=per_block")
+        if needs_new_tables and not export._blocks_agree_with(self):
+            raise ValueError(f"{self.spec.architecture}: its blocks are not BEiT's; use tables=per_block")
         return export
 
+    def _blocks_agree_with(self, other: "ViTExport") -> bool:
+        """Whether each block computes the same as that of `other`, by the fingerprints."""
+        expected = other.fingerprint or fingerprint(other.build(), other.preparation)
+        expected = {name: point for name, point in expected.items() if name.startswith("block")}
+        try:
+            computed = fingerprint(self.build(), other.preparation)
+        except Misfit:
+            return False
+        return not fingerprint_differences(expected, {name: computed[name] for name in expected})
+
     def _as_beit(self) -> tuple[ViTSpec, dict[str, Tensor]]:
-        """Spec and tensors of BEiT's names, without the keys' bias, which a softmax over keys does not see."""
+        """Spec and tensors of a BEiT. The bias of keys is dropped, because it does not change a softmax over keys."""
         check_tables(self.spec, "fresh")
         tensors: dict[str, Tensor] = {}
         for name, tensor in self.tensors.items():
             if name.endswith("attn.qkv.bias"):
-                queries, _, values = tensor.chunk(3)
-                tensors |= {name.replace("qkv.bias", "q_bias"): queries, name.replace("qkv.bias", "v_bias"): values}
+                query_bias, _, value_bias = tensor.chunk(3)
+                tensors[name.replace("qkv.bias", "q_bias")] = query_bias
+                tensors[name.replace("qkv.bias", "v_bias")] = value_bias
             else:
                 tensors[re.sub(r"\.ls([12])\.gamma$", r".gamma_\1", name)] = tensor
         return replace(self.spec, architecture="beit_base_patch16_224", relative_position="per_block"), tensors
 
     def save(self, folder: Path | str) -> Path:
-        """Write the folder in one step; an older export there is replaced, anything else is not."""
+        """Write the export as a folder, atomically. An older export there is replaced.
+
+        Raises ValueError if the folder holds anything else, or the files cannot be written.
+        """
         folder = Path(folder)
         if folder.exists() and not _is_replaceable(folder):
             raise ValueError(f"{folder} holds something that is not an export: choose a new folder")
@@ -226,6 +245,7 @@ class ViTExport(PreparesImages):
         return folder
 
     def _config(self) -> dict[str, Any]:
+        """The content of config.json."""
         args, preparation = self.spec.timm_args(), self.preparation
         return {
             "architecture": self.spec.architecture,
@@ -261,46 +281,60 @@ class ViTExport(PreparesImages):
 
     @classmethod
     def load(cls, folder: Path | str, unchanged: bool = True) -> "ViTExport":
-        """Read a folder that `save` wrote. ValueError if a file is missing, broken or, if it must be `unchanged`,
-        holds other weights or settings than were written."""
+        """Read a folder that `save` wrote.
+
+        Raises ValueError if a file is missing or broken, or, if it must be `unchanged`, holds other weights or settings
+        than were written.
+        """
         folder = Path(folder)
         try:
             config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-            own, of_timm = dict(config["vit_export"]), read_by_timm(config)
-            if own.pop("format") != FORMAT:
+            stored, timm_settings = dict(config["vit_export"]), settings_for_timm(config)
+            if stored.pop("format") != FORMAT:
                 raise ValueError(f"{folder}: written by another version of the format; update this tool")
-            spec = ViTSpec(**own.pop("spec"))
-            prepared = own.pop("preparation")
-            preparation = Preparation(**prepared | {key: tuple(prepared[key]) for key in ("mean", "std")})
-            recorded, stored = own.pop("digest"), _checked_fingerprint(own.pop("fingerprint"))
+            spec = ViTSpec(**stored.pop("spec"))
+            fields = stored.pop("preparation")
+            preparation = Preparation(**fields | {key: tuple(fields[key]) for key in ("mean", "std")})
+            stored_digest = stored.pop("digest")
+            stored_fingerprint = _checked_fingerprint(stored.pop("fingerprint"))
+            facts = stored  # all other keys
             if (folder / COST).exists():
-                own["cost"] = json.loads((folder / COST).read_text(encoding="utf-8"))
+                facts["cost"] = json.loads((folder / COST).read_text(encoding="utf-8"))
         except (OSError, KeyError, TypeError, AttributeError, UnicodeDecodeError, json.JSONDecodeError) as error:
             raise ValueError(f"{folder} is not a ViT-export ({type(error).__name__}: {error})") from error
-        tensors = _read(folder / "model.safetensors")
-        extra = _read(folder / "extra.safetensors") if (folder / "extra.safetensors").exists() else {}
-        export = cls(spec=spec, preparation=preparation, tensors=tensors, extra=extra, facts=own, fingerprint=stored)
-        if unchanged and export.digest != recorded:
+        tensors = _read_tensors(folder / "model.safetensors")
+        extra = _read_tensors(folder / "extra.safetensors") if (folder / "extra.safetensors").exists() else {}
+        export = cls(
+            spec=spec,
+            preparation=preparation,
+            tensors=tensors,
+            extra=extra,
+            facts=facts,
+            fingerprint=stored_fingerprint,
+        )
+        if unchanged and export.digest != stored_digest:
             raise ValueError(f"{folder}: weights or settings changed since the export was written; import it again")
-        if unchanged and (changed := export.difference_for_timm(of_timm)):
-            raise ValueError(f"{folder}/config.json: what timm reads was changed: {changed}; import it again")
-        # Earlier versions left an architecture its own layer scale where the spec has none.
-        scaled = any(re.fullmatch(r"blocks\.0\.(ls1\.gamma|gamma_1)", name) for name in tensors)
-        return replace(export, spec=replace(spec, layer_scale=True)) if scaled and not spec.layer_scale else export
+        if unchanged and (changes := export.difference_for_timm(timm_settings)):
+            raise ValueError(f"{folder}/config.json: what timm reads was changed: {changes}; import it again")
+        # Earlier versions kept an architecture's own layer scale even if the spec has none.
+        has_layer_scale = any(re.fullmatch(r"blocks\.0\.(ls1\.gamma|gamma_1)", name) for name in tensors)
+        if has_layer_scale and not spec.layer_scale:
+            return replace(export, spec=replace(spec, layer_scale=True))
+        return export
 
     def difference_for_timm(self, settings: Mapping[str, Any]) -> str:
-        """Which `settings`, as `read_by_timm` gives them, are not those of this export; empty where all are."""
-        own = read_by_timm(self._config())
+        """How `settings`, from `settings_for_timm`, differ from this export's, for messages; "" if they do not."""
+        own = settings_for_timm(self._config())
         keys = [key for key in {**own, **settings} if own.get(key, ABSENT) != settings.get(key, ABSENT)]
-        return some([f"{key} is {settings.get(key, ABSENT)}, not {own.get(key, ABSENT)}" for key in keys], "; ")
+        return short_text([f"{key} is {settings.get(key, ABSENT)}, not {own.get(key, ABSENT)}" for key in keys], "; ")
 
     def verify(self) -> list[str]:
-        """Recompute the fingerprint; one line for each point that differs from the stored one, empty if proven."""
+        """One line for each point of the recomputed fingerprint that differs from the stored one; [] if none does."""
         return fingerprint_differences(self.fingerprint, fingerprint(self.build(), self.preparation))
 
 
 def check_tables(spec: ViTSpec, tables: Tables) -> None:
-    """ValueError for a network whose blocks cannot get relative position tables that it has not."""
+    """Raise ValueError if `tables` need new relative position tables and the network's blocks cannot have them."""
     is_plain = spec.family == "vit" and spec.class_token and not spec.registers and not spec.class_attention
     if tables == "fresh" and spec.relative_position == "none" and not is_plain:
         raise ValueError(
@@ -309,38 +343,38 @@ def check_tables(spec: ViTSpec, tables: Tables) -> None:
 
 
 def digest_of_tensors(tensors: Mapping[str, Tensor]) -> str:
-    """Hex SHA-256 over names, shapes and values."""
-    total = hashlib.sha256()
+    """Hex SHA-256 over names, types, shapes and values of tensors on the CPU."""
+    sha256 = hashlib.sha256()
     for name in sorted(tensors):
         tensor = tensors[name].contiguous()
-        total.update(f"{name} {tensor.dtype} {tuple(tensor.shape)} ".encode())
-        total.update(memoryview(tensor.reshape(-1).view(torch.uint8).numpy()))
-    return total.hexdigest()
+        sha256.update(f"{name} {tensor.dtype} {tuple(tensor.shape)} ".encode())
+        sha256.update(memoryview(tensor.reshape(-1).view(torch.uint8).numpy()))
+    return sha256.hexdigest()
 
 
-def some(words: Sequence[str], separator: str = ", ") -> str:
-    """A list for an error: the first SHOWN, and how many more there are."""
-    rest = f" and {len(words) - SHOWN} more" if len(words) > SHOWN else ""
-    return separator.join(words[:SHOWN]) + rest
+def short_text(items: Sequence[str], separator: str = ", ") -> str:
+    """The first MAX_LISTED items, joined, and the number of others, for an error."""
+    others = f" and {len(items) - MAX_LISTED} more" if len(items) > MAX_LISTED else ""
+    return separator.join(items[:MAX_LISTED]) + others
 
 
-def read_by_timm(config: Mapping[str, Any]) -> dict[str, Any]:
-    """What timm reads of a config.json, flat, as JSON values; without what describes and decides nothing."""
+def settings_for_timm(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings in a config.json that affect timm's network, as a flat dictionary of JSON values."""
     settings = {key: config.get(key) for key in ("architecture", "num_classes", "num_features", "global_pool")}
     for part in ("model_args", "pretrained_cfg"):
-        settings |= {f"{part}.{key}": value for key, value in config[part].items() if key not in DESCRIPTIONS}
+        settings |= {f"{part}.{key}": value for key, value in config[part].items() if key not in DESCRIPTIVE_KEYS}
     return json.loads(json.dumps(settings))
 
 
 def _is_replaceable(folder: Path) -> bool:
-    """Whether a folder is empty, or holds an export and nothing beside it but the card that was written for it."""
+    """Whether a folder is empty, or holds only an export and a card that `bench card` wrote."""
     names = {path.name for path in folder.iterdir()} if folder.is_dir() else {"a file"}
     known = FILES | ({CARD, EVALUATIONS} if is_card(folder / CARD) else set())
     return not names or (names <= known and is_export(folder))
 
 
 def is_card(path: Path) -> bool:
-    """Whether a file is a card as `bench card` wrote it, which may be written anew."""
+    """Whether a file is a card that `bench card` wrote and the user did not claim, so that it may be overwritten."""
     try:
         return CARD_MARK in path.read_text(encoding="utf-8").split("\n")
     except (OSError, UnicodeDecodeError):
@@ -348,7 +382,7 @@ def is_card(path: Path) -> bool:
 
 
 def is_export(folder: Path | str) -> bool:
-    """Whether a folder is in this format, whatever its version."""
+    """Whether a folder is an export, in any version of the format."""
     try:
         config = json.loads((Path(folder) / "config.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -357,16 +391,16 @@ def is_export(folder: Path | str) -> bool:
 
 
 def spec_in(folder: Path | str, digest: str) -> ViTSpec | None:
-    """Architecture of the export with this digest in a folder, whose tensors are not read; None where there is none."""
+    """Spec of the export in a folder, without reading its tensors; None if there is no export with this digest."""
     try:
-        own = json.loads(read_regular(Path(folder) / "config.json", MAX_CONFIG))["vit_export"]
-        return ViTSpec(**own["spec"]) if own["digest"] == digest else None
+        stored = json.loads(read_regular(Path(folder) / "config.json", MAX_CONFIG_BYTES))["vit_export"]
+        return ViTSpec(**stored["spec"]) if stored["digest"] == digest else None
     except (OSError, ValueError, KeyError, TypeError):
         return None
 
 
 def _checked_fingerprint(stored: Any) -> Fingerprint:
-    """ValueError unless `stored` has the form that fingerprint() gives."""
+    """A stored fingerprint. Raises TypeError unless it has the form of those that fingerprint() returns."""
     points = stored.values() if isinstance(stored, dict) else [None]
     for point in points:
         numbers = [point["mean"], point["std"], *point["probes"]] if isinstance(point, dict) else []
@@ -375,7 +409,8 @@ def _checked_fingerprint(stored: Any) -> Fingerprint:
     return stored
 
 
-def _read(path: Path) -> dict[str, Tensor]:
+def _read_tensors(path: Path) -> dict[str, Tensor]:
+    """The tensors of a safetensors file. Raises ValueError if it cannot be read."""
     try:
         return load_file(path)
     except (OSError, SafetensorError) as error:

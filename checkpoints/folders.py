@@ -1,9 +1,8 @@
-"""Checkpoints that are folders: those of Hugging Face transformers and the hub, weights in several files with an index,
-and torch.distributed.checkpoint (DCP).
+"""Read checkpoints that are folders: of transformers, several files with an index, distributed checkpoints.
 
-All weights go through reading.py like every foreign file; of JSON files only values are taken. DCP's `.metadata` is a
-pickle, which is built of inert stand-ins alone (engine/pickles.py); values that are no tensors are left out, and of the
-optimiser's state only names and shapes are taken. Layout: torch/distributed/checkpoint/metadata.py, filesystem.py.
+All weights are read by reading.py, like every foreign file. `.metadata` of torch.distributed.checkpoint (DCP) is a
+pickle, which is built only of inert stand-ins (engine/pickles.py). Values that are not tensors are left out, and the
+optimiser's state is read as names and shapes. Layout: torch/distributed/checkpoint/metadata.py, filesystem.py.
 """
 
 import json
@@ -28,16 +27,13 @@ from checkpoints.sniffing import INDEX_FILES, JOIN_DISTRIBUTED
 from engine.files import digest, open_regular, sha256_of_file
 from engine.pickles import read_pickle
 
-WEIGHTS = (
-    "model.safetensors",
-    "pytorch_model.bin",
-)  # in the order that transformers and timm (models/_hub.py) prefer
+WEIGHTS = ("model.safetensors", "pytorch_model.bin")  # transformers and timm (models/_hub.py) prefer the first
 PREPARATION = "preprocessor_config.json"
-PROCESSOR = "processor_config.json"  # of version 5 on: the same under "image_processor", beside a tokenizer
+PROCESSOR = "processor_config.json"  # since version 5; has the same settings under "image_processor"
 
 
 def is_transformers(folder: Path) -> bool:
-    """Whether a folder's config.json names one of transformers' kinds of models."""
+    """Whether a folder's config.json is that of a transformers model."""
     try:
         config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -46,46 +42,51 @@ def is_transformers(folder: Path) -> bool:
 
 
 def read_folder(folder: Path) -> ForeignFile:
-    """Tensors of all files; facts `config.*` and `preparation.*`. ValueError names what is missing or held twice."""
-    tree: dict[str, Any] = {"config": _json(folder / "config.json")}
+    """The checkpoint in a folder of transformers, with facts `config.*` and `preparation.*`.
+
+    Raises ValueError for missing files, and for a tensor that two files hold.
+    """
+    settings: dict[str, Any] = {"config": _read_json(folder / "config.json")}
     if (folder / PREPARATION).exists():
-        tree["preparation"] = _json(folder / PREPARATION)
+        settings["preparation"] = _read_json(folder / PREPARATION)
     elif (folder / PROCESSOR).exists():
-        tree["preparation"] = _json(folder / PROCESSOR).get("image_processor")
-    return _joined(folder, _files(folder), split(tree)[1])
+        settings["preparation"] = _read_json(folder / PROCESSOR).get("image_processor")
+    _, facts = split(settings)
+    return _read_files(folder, _weight_files(folder), facts)
 
 
 def is_in_parts(path: Path) -> bool:
-    """Whether a path is a multi-file checkpoint (its index file or its folder) without transformers' config.json."""
+    """Whether a path is a checkpoint in several files (its index or its folder) without transformers' config.json."""
     folder = path.parent if path.name in INDEX_FILES else path
     return not (folder / "config.json").exists() and any((folder / name).is_file() for name in INDEX_FILES)
 
 
 def read_parts(path: Path) -> ForeignFile:
-    """Tensors of all files that an index lists. ValueError as for `read_folder`."""
+    """The checkpoint in several files, named by its index or its folder. Raises ValueError as `read_folder`."""
     folder = path.parent if path.name in INDEX_FILES else path
-    return _joined(folder, _files(folder), {})
+    return _read_files(folder, _weight_files(folder), {})
 
 
-def _joined(folder: Path, names: list[str], facts: dict[str, Any]) -> ForeignFile:
+def _read_files(folder: Path, names: list[str], facts: dict[str, Any]) -> ForeignFile:
+    """The tensors of all files as one checkpoint. Raises ValueError for a tensor that two files hold."""
     files = [read_foreign(folder / name, part=len(names) > 1) for name in names]
     tensors: dict[str, Any] = {}
     for file in files:
-        if twice := tensors.keys() & file.tensors.keys():
-            raise ValueError(f"{file.path} holds {min(twice)!a} a second time")
+        if duplicates := tensors.keys() & file.tensors.keys():
+            raise ValueError(f"{file.path} holds {min(duplicates)!a} a second time")
         tensors |= file.tensors
     return ForeignFile(path=folder, sha256=digest([file.sha256 for file in files]), tensors=tensors, facts=facts)
 
 
-def _files(folder: Path) -> list[str]:
-    """Names of the weight files: one, or those that an index lists."""
+def _weight_files(folder: Path) -> list[str]:
+    """Names of the weight files in a folder: only one, or those of an index. Raises ValueError if one is missing."""
     if weights := next((name for name in WEIGHTS if (folder / name).exists()), None):
         return [weights]
     index = next((name for name in INDEX_FILES if (folder / name).exists()), None)
     if index is None:
         raise ValueError(f"there is no {' or '.join((*WEIGHTS, *INDEX_FILES))} in {folder}")
-    listed = _json(folder / index).get("weight_map")
-    names = set(listed.values()) if isinstance(listed, dict) else set()
+    weight_map = _read_json(folder / index).get("weight_map")
+    names = set(weight_map.values()) if isinstance(weight_map, dict) else set()
     if not names or any(not isinstance(name, str) or Path(name).name != name for name in names):
         raise ValueError(f"{folder / index} lists no files of this folder")
     if missing := sorted(name for name in names if not (folder / name).exists()):
@@ -93,7 +94,8 @@ def _files(folder: Path) -> list[str]:
     return sorted(names)
 
 
-def _json(path: Path) -> dict[str, Any]:
+def _read_json(path: Path) -> dict[str, Any]:
+    """The object in a JSON file. Raises ValueError if it cannot be read or holds something else."""
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
@@ -103,32 +105,32 @@ def _json(path: Path) -> dict[str, Any]:
     return content
 
 
-FILES = ["config.json", PREPARATION, PROCESSOR, "*.safetensors", "*.safetensors.index.json"]
+DOWNLOADED = ["config.json", PREPARATION, PROCESSOR, "*.safetensors", "*.safetensors.index.json"]
 
 
-def transformers_snapshot(place: str) -> Path | None:
-    """Folder of a hub repository, `user/name` or `user/name@revision`, that transformers wrote; None for any other.
+def transformers_snapshot(repository: str) -> Path | None:
+    """Folder of a downloaded transformers repository, `user/name` or `user/name@revision`; None for any other.
 
-    Weights are fetched as safetensors alone. Raises ValueError where there is no way to the hub.
+    Only weights in safetensors are downloaded. Raises ValueError if the hub is unreachable and its cache incomplete.
     """
-    name, _, revision = place.partition("@")
+    name, _, revision = repository.partition("@")
     try:
         with offline_if_unreachable():
             config = Path(hf_hub_download(name, "config.json", revision=revision or None))
             if not is_transformers(config.parent):
                 return None
-            return Path(snapshot_download(name, revision=revision or None, allow_patterns=FILES))
+            return Path(snapshot_download(name, revision=revision or None, allow_patterns=DOWNLOADED))
     except ConnectionError as error:
-        raise ValueError(f"hf-hub:{place} cannot be fetched: {error}") from error
-    except (OSError, ValueError, RuntimeError):  # what is wrong with the name is for timm to say
+        raise ValueError(f"hf-hub:{repository} cannot be fetched: {error}") from error
+    except (OSError, ValueError, RuntimeError):  # timm then says what is wrong with the name
         return None
 
 
 @contextmanager
 def offline_if_unreachable() -> Iterator[None]:
-    """Use only the hub's cache if the hub is unreachable, because its client would retry for minutes.
+    """Context in which only the hub's cache is used if the hub is unreachable, because its client retries for minutes.
 
-    Raises ConnectionError for files that the cache lacks.
+    Raises ConnectionError if the cache lacks a file.
     """
     if constants.HF_HUB_OFFLINE or _is_reachable():
         yield
@@ -146,23 +148,24 @@ def offline_if_unreachable() -> Iterator[None]:
 
 
 def _is_reachable() -> bool:
+    """Whether the hub answers a request."""
     try:
         get_session().head(constants.ENDPOINT, timeout=constants.HF_HUB_ETAG_TIMEOUT)
-    except Exception:  # of any type: they are those of the hub's own client
+    except Exception:  # any type of the hub's HTTP client
         return False
     return True
 
 
-METADATA = ".metadata"
-OPTIMISER = re.compile(r"(.*\.)?(optimi[sz]ers?|optim|opt)\..*")
+METADATA = ".metadata"  # file of a distributed checkpoint
+OPTIMISER = re.compile(r"(.*\.)?(optimi[sz]ers?|optim|opt)\..*")  # names of tensors of an optimiser
 Shape = tuple[int, ...]
-Boxes = list[tuple[Shape, Shape]]  # where each piece begins, and its sides
+Boxes = list[tuple[Shape, Shape]]  # first index and shape of each piece of a tensor
 
 
-def size_of(values: Any) -> Shape:
+def shape_from(values: Any) -> Shape:
     """Stands for torch.Size."""
     if not all(isinstance(value, int) and value >= 0 for value in values):
-        raise ValueError("a shape that is none")
+        raise ValueError(f"a shape with other entries than whole numbers ({values!a:.40})")
     return tuple(values)
 
 
@@ -171,7 +174,7 @@ def nothing(*_: Any) -> None:
 
 
 CHECKPOINT = "torch.distributed.checkpoint"
-SHARDED = "torch.distributed._shard.sharded_tensor.metadata"  # of older versions
+SHARDED_TENSOR = "torch.distributed._shard.sharded_tensor.metadata"  # in older versions
 STAND_INS: dict[str, Any] = {
     **{
         f"{CHECKPOINT}.metadata.{name}": Attributes
@@ -182,10 +185,10 @@ STAND_INS: dict[str, Any] = {
         f"{CHECKPOINT}.metadata.{name}": Ignored for name in ("BytesStorageMetadata", "StorageMeta", "TensorProperties")
     },
     f"{CHECKPOINT}.metadata._MEM_FORMAT_ENCODING": nothing,
-    f"{SHARDED}.TensorProperties": Ignored,
-    f"{SHARDED}.MEM_FORMAT_ENCODING": nothing,
+    f"{SHARDED_TENSOR}.TensorProperties": Ignored,
+    f"{SHARDED_TENSOR}.MEM_FORMAT_ENCODING": nothing,
     "torch.serialization._get_layout": nothing,
-    "torch.Size": size_of,
+    "torch.Size": shape_from,
     "collections.OrderedDict": OrderedDict,
     **{f"{module}.{kind}Path": path_text for module in ("pathlib", "pathlib._local") for kind in ("Posix", "Windows")},
     **{f"torch.{name}": value for name, value in vars(torch).items() if isinstance(value, torch.dtype)},
@@ -193,89 +196,106 @@ STAND_INS: dict[str, Any] = {
 
 
 def is_distributed(path: Path) -> bool:
+    """Whether a path is the folder of a distributed checkpoint."""
     return (path / METADATA).is_file()
 
 
 def read_distributed(folder: Path) -> ForeignFile:
-    """Tensors assembled from their pieces. Raises a one-line ValueError for missing, damaged or unsupported files."""
+    """The checkpoint of torch.distributed.checkpoint in a folder, its tensors assembled from pieces.
+
+    Raises a one-line ValueError for missing, damaged or unsupported files.
+    """
     try:
         with open_regular(folder / METADATA) as stream:
             metadata = read_pickle(stream, STAND_INS, "latin1").values
-        stored, places = metadata["state_dict_metadata"], metadata["storage_data"]
-        pieces = {(index.values["fqn"], index.values.get("offset")): place.values for index, place in places.items()}
+        entries, storage = metadata["state_dict_metadata"], metadata["storage_data"]
+        # (name of the tensor, first index of the piece, or None for a whole tensor) -> where its bytes are
+        pieces = {(index.values["fqn"], index.values.get("offset")): info.values for index, info in storage.items()}
         _check_lengths(folder, pieces.values())
         tensors = {
-            name: _tensor(folder, name, entry, pieces)
-            for name, entry in stored.items()
+            name: _assemble_tensor(folder, name, entry, pieces)
+            for name, entry in entries.items()
             if isinstance(entry, Attributes) and "chunks" in entry.values
         }
     except OSError as error:
         raise ValueError(
             f"{folder} cannot be read: {error.filename} ({error.strerror}); copy the whole folder"
         ) from error
-    except Exception as error:  # of any type: the files decide
+    except Exception as error:  # damaged files may raise any type
         reason = " ".join(str(error).split())[:200] or type(error).__name__
         raise ValueError(
             f"{folder} is a distributed checkpoint that cannot be read ({reason}); {JOIN_DISTRIBUTED}"
         ) from error
-    files = sorted({METADATA, *(place["relative_path"] for place in pieces.values())})
+    files = sorted({METADATA, *(info["relative_path"] for info in pieces.values())})
     return foreign_file(folder, digest([sha256_of_file(folder / name) for name in files]), tensors)
 
 
-def _check_lengths(folder: Path, places: Collection[Mapping[str, Any]]) -> None:
-    """ValueError unless the files are as long as all their pieces together, which bounds the memory that these take."""
-    claimed = sum(place["length"] for place in places)
-    held = sum((folder / name).stat().st_size for name in {_file_of(place) for place in places})
-    if not isinstance(claimed, int) or min((place["length"] for place in places), default=0) < 0 or claimed > held:
-        raise ValueError(f"its pieces are of {claimed} bytes, its files of {held}")
+def _check_lengths(folder: Path, pieces: Collection[Mapping[str, Any]]) -> None:
+    """Raise ValueError if all pieces together are longer than their files, which limits the memory that they take."""
+    total = sum(info["length"] for info in pieces)
+    file_bytes = sum((folder / name).stat().st_size for name in {_file_name(info) for info in pieces})
+    if not isinstance(total, int) or min((info["length"] for info in pieces), default=0) < 0 or total > file_bytes:
+        raise ValueError(f"its pieces are of {total} bytes, its files of {file_bytes}")
 
 
-def _tensor(folder: Path, name: str, stored: Attributes, pieces: Mapping[tuple[str, Any], dict[str, Any]]) -> Tensor:
-    size = stored.values["size"]
-    boxes: Boxes = [(chunk.values["offsets"], chunk.values["sizes"]) for chunk in stored.values["chunks"]]
-    places = [pieces[name, start if len(boxes) > 1 or (name, start) in pieces else None] for start, _ in boxes]
-    if prod(size) > sum(place["length"] for place in places):
+def _assemble_tensor(
+    folder: Path, name: str, entry: Attributes, pieces: Mapping[tuple[str, Any], dict[str, Any]]
+) -> Tensor:
+    """A tensor from its pieces; one of an optimiser without its values, on the device "meta".
+
+    entry: its metadata. pieces: where the bytes of all pieces are. Raises ValueError if pieces do not make the tensor.
+    """
+    shape = entry.values["size"]
+    boxes: Boxes = [(chunk.values["offsets"], chunk.values["sizes"]) for chunk in entry.values["chunks"]]
+    infos = [pieces[name, start if len(boxes) > 1 or (name, start) in pieces else None] for start, _ in boxes]
+    if prod(shape) > sum(info["length"] for info in infos):
         raise ValueError(f"{name} is larger than its files")
-    _check_boxes(name, size, boxes)
+    _check_boxes(name, shape, boxes)
     if OPTIMISER.fullmatch(name):
-        return torch.empty(size, device="meta")
-    whole: Tensor | None = None
-    for (start, sides), place in zip(boxes, places, strict=True):
-        piece = _piece(folder, place)
-        if piece.shape != sides:
-            raise ValueError(f"a piece of {name} is {tuple(piece.shape)}, not {sides}")
-        whole = piece.new_empty(size) if whole is None else whole
-        whole[tuple(slice(first, first + side) for first, side in zip(start, sides, strict=True))] = piece
-    return torch.empty(size) if whole is None else whole
+        return torch.empty(shape, device="meta")
+    tensor: Tensor | None = None
+    for (start, piece_shape), info in zip(boxes, infos, strict=True):
+        piece = _read_piece(folder, info)
+        if piece.shape != piece_shape:
+            raise ValueError(f"a piece of {name} is {tuple(piece.shape)}, not {piece_shape}")
+        tensor = piece.new_empty(shape) if tensor is None else tensor
+        tensor[_slices(start, piece_shape)] = piece
+    return torch.empty(shape) if tensor is None else tensor
 
 
-def _check_boxes(name: str, size: Shape, boxes: Boxes) -> None:
-    """ValueError unless the pieces cover the tensor, each value once."""
-    inside = all(
-        len(start) == len(sides) == len(size)
-        and all(first + side <= whole for first, side, whole in zip(start, sides, size, strict=True))
-        for start, sides in boxes
+def _slices(start: Shape, shape: Shape) -> tuple[slice, ...]:
+    """Index of a box by its first index and its shape."""
+    return tuple(slice(first, first + side) for first, side in zip(start, shape, strict=True))
+
+
+def _check_boxes(name: str, shape: Shape, boxes: Boxes) -> None:
+    """Raise ValueError unless the boxes cover a tensor of this shape, without overlap."""
+    are_inside = all(
+        len(start) == len(box_shape) == len(shape)
+        and all(first + side <= length for first, side, length in zip(start, box_shape, shape, strict=True))
+        for start, box_shape in boxes
     )
-    covered = inside and sum(prod(sides) for _, sides in boxes) == prod(size)
-    if covered and len(boxes) > 1:  # as many values as it has: each once, unless one is in no piece
-        seen = np.zeros(size, bool)
-        for start, sides in boxes:
-            seen[tuple(slice(first, first + side) for first, side in zip(start, sides, strict=True))] = True
-        covered = bool(seen.all())
-    if not covered:
-        raise ValueError(f"the pieces of {name} do not make a tensor of {size}")
+    is_covered = are_inside and sum(prod(box_shape) for _, box_shape in boxes) == prod(shape)
+    if is_covered and len(boxes) > 1:  # the number of values fits, so there is an overlap if any value is not covered
+        covered = np.zeros(shape, bool)
+        for start, box_shape in boxes:
+            covered[_slices(start, box_shape)] = True
+        is_covered = bool(covered.all())
+    if not is_covered:
+        raise ValueError(f"the pieces of {name} do not make a tensor of {shape}")
 
 
-def _file_of(place: Mapping[str, Any]) -> str:
-    """Name of the file in the folder that holds a piece."""
-    path, transforms = place["relative_path"], place.get("transform_descriptors")
+def _file_name(info: Mapping[str, Any]) -> str:
+    """Name of the file that holds a piece. Raises ValueError if it is elsewhere, or the piece is transformed."""
+    path, transforms = info["relative_path"], info.get("transform_descriptors")
     if transforms or not isinstance(path, str) or Path(path).name != path:
         raise ValueError(f"pieces that are transformed ({transforms}) or elsewhere ({path!a})")
     return path
 
 
-def _piece(folder: Path, place: Mapping[str, Any]) -> Tensor:
-    path, offset, length = _file_of(place), place["offset"], place["length"]
+def _read_piece(folder: Path, info: Mapping[str, Any]) -> Tensor:
+    """The tensor of a piece. Raises ValueError if its file ends before it."""
+    path, offset, length = _file_name(info), info["offset"], info["length"]
     with open_regular(folder / path) as stream:
         if not 0 <= offset <= offset + length <= os.fstat(stream.fileno()).st_size:
             raise ValueError(f"{path} ends before a piece of it")

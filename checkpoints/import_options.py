@@ -1,4 +1,4 @@
-"""What a user states about a checkpoint: its reference, and facts that its tensors do not show. Imports no torch."""
+"""What users say about a checkpoint: its reference, and facts that its tensors do not show. Does not import torch."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +12,7 @@ from engine.printing import closest, did_you_mean
 from engine.settings import PositiveInt
 
 TIMM_SCHEMES = ("timm", "hf-hub", "local-dir")
-OTHER_SCHEMES = (*TIMM_SCHEMES, "pixels", "module")  # besides those of the importers, which read a file
+OTHER_SCHEMES = (*TIMM_SCHEMES, "pixels", "module")  # schemes that are not importers of files
 ImageShape = Annotated[tuple[PositiveInt, PositiveInt], Meta(description="height x width, such as 384x512")]
 Channels = tuple[float, float, float]
 STATISTICS = {"imagenet": (IMAGENET_MEAN, IMAGENET_STD), "half": (HALF, HALF), "clip": (CLIP_MEAN, CLIP_STD)}
@@ -20,7 +20,7 @@ STATISTICS = {"imagenet": (IMAGENET_MEAN, IMAGENET_STD), "half": (HALF, HALF), "
 
 @dataclass(frozen=True, kw_only=True)
 class ImportOptions:
-    """Facts about a checkpoint that its file may not hold. None: read it from the file, or raise if it is not there."""
+    """Facts about a checkpoint that its file may not hold. None: read from the file, or an error if it lacks it."""
 
     # S: mean and std of the pretraining images, for checkpoint files that do not state them: imagenet, half, clip, or
     # six numbers M,M,M,S,S,S
@@ -33,18 +33,18 @@ class ImportOptions:
     architecture: str | None = None  # NAME: timm's name of the model, for a file of its weights
 
     def __post_init__(self) -> None:
-        _ = self.preparation  # raises for unknown statistics
+        _ = self.preparation  # raises ValueError for invalid statistics
 
     @property
     def preparation(self) -> Preparation:
-        """The requested image statistics, ImageNet's by default. ValueError for unknown ones."""
+        """Preparation with the requested statistics, by default ImageNet's. Raises ValueError for invalid ones."""
         name = self.statistics or "imagenet"
         mean, std = STATISTICS.get(name) or _six_numbers(name)
         return Preparation(mean=mean, std=std)
 
 
 def _six_numbers(text: str) -> tuple[Channels, Channels]:
-    """Mean and std of three channels from six numbers separated by commas, for pixel values from 0 to 1."""
+    """Mean and std of three channels from six numbers, separated by commas. Raises ValueError for anything else."""
     try:
         numbers = tuple(map(float, text.split(",")))
     except ValueError:
@@ -63,23 +63,24 @@ def file_importers() -> list[str]:
 
 
 def check_reference(reference: str) -> None:
-    """ValueError for a reference that neither begins with a known scheme nor names an existing file or folder."""
+    """Raise ValueError for a reference that neither begins with a known scheme nor names an existing file or folder."""
     scheme, colon, rest = reference.partition(":")
     path = Path(reference).expanduser()
     if path.exists() or (colon and scheme in (*OTHER_SCHEMES, *file_importers())):
         return
     if colon:
-        schemes = did_you_mean(scheme, [*OTHER_SCHEMES, *file_importers()], "`bench list importers`", f":{rest}")
-        raise ValueError(f"no checkpoint {reference!r}: {scheme!r} is no importer{schemes}")
+        suggestion = did_you_mean(scheme, [*OTHER_SCHEMES, *file_importers()], "`bench list importers`", f":{rest}")
+        raise ValueError(f"no checkpoint {reference!r}: {scheme!r} is no importer{suggestion}")
     raise ValueError(
-        f"no checkpoint {reference!r}: no such file or folder, nor timm:NAME, hf-hub:ID or IMPORTER:PATH{_beside(path)}"
+        f"no checkpoint {reference!r}: no such file or folder, nor timm:NAME, hf-hub:ID or IMPORTER:PATH"
+        f"{_suggestion(path)}"
     )
 
 
-def _beside(path: Path) -> str:
-    """`; did you mean F?` if the folder of a missing path holds a similar name; a hint for `pixels`, too; else ""."""
+def _suggestion(path: Path) -> str:
+    """`; did you mean FILE?` if a file next to a missing path has a similar name; advice for `pixels`; else ""."""
     if str(path) == "pixels":
         return "; raw pixels are pixels:SIDE, such as pixels:32"
     siblings = [child.name for child in path.parent.iterdir()] if path.parent.is_dir() else []
-    near = closest(path.name, siblings)
-    return f"; did you mean {path.parent / near}?" if near else ""
+    similar = closest(path.name, siblings)
+    return f"; did you mean {path.parent / similar}?" if similar else ""

@@ -27,7 +27,7 @@ from typing import Any
 from torch import Tensor
 
 from checkpoints.dotted import LIGHTNING, UNFOLD, without_wrappers
-from checkpoints.export import Misfit, ViTExport, some
+from checkpoints.export import Misfit, ViTExport, short_text
 from checkpoints.import_options import ImportOptions
 from checkpoints.reading import ForeignFile
 from checkpoints.recognition import TRUNK, table_kind, unsupported_reason
@@ -300,7 +300,7 @@ def import_file(importer: ModuleType, file: ForeignFile, options: ImportOptions)
         conversion = _convert(importer, extension, branch)
         dropped, unknown = _unused_tensors(importer, branch)
         if unknown:
-            raise ValueError(f"tensors that are neither used nor known to be dropped: {some(unknown)}")
+            raise ValueError(f"tensors that are neither used nor known to be dropped: {short_text(unknown)}")
         _check_storage(branch)
         export = ViTExport.make(
             conversion.spec, conversion.preparation or options.preparation, conversion.tensors, conversion.extra
@@ -375,17 +375,19 @@ def _choose_branch(key: str, importer: ModuleType, file: ForeignFile, options: I
         raise ValueError(f"{file.path}: no branch {name!r}; choose one of {', '.join(importer.BRANCHES)}")
     prefixes = [without_wrappers(options.prefix)] if options.prefix else importer.BRANCHES[name]
     for prefix in prefixes:
-        if _has_trunk(file, [prefix], getattr(importer, "FIRST", PATCH_EMBEDDING)):
+        if _has_trunk(importer, file, [prefix]):
             if options.prefix:
                 name = options.branch or prefix.rstrip(".")
             return BranchTensors(file=file, importer=key, name=name, prefix=prefix, options=options)
-    prefix_list = ", ".join(map(repr, prefixes))
-    present = [other for other, prefixes in importer.BRANCHES.items() if _has_trunk(file, prefixes)]
+    first = getattr(importer, "FIRST", PATCH_EMBEDDING)
+    expected = " or ".join(prefix + name for prefix in prefixes for name in first)
+    present = [other for other, prefixes in importer.BRANCHES.items() if _has_trunk(importer, file, prefixes)]
     if present and not options.prefix:
         advice = f"it holds the branches: {', '.join(present)}"
     else:
-        advice = unsupported_reason(file.tensors) or prefix_advice(key, file) or f"it is not a file of {key}"
-    raise ValueError(f"{file.path}: no patch embedding for branch {name!r} under {prefix_list}; {advice}")
+        other_source = f"it is not a file of {key}; its tensors are {short_text(list(file.tensors))}"
+        advice = unsupported_reason(file.tensors) or prefix_advice(key, file) or other_source
+    raise ValueError(f"{file.path}: no patch embedding for branch {name!r}: {expected}; {advice}")
 
 
 def prefix_advice(key: str, file: ForeignFile) -> str:
@@ -404,8 +406,9 @@ def import_command(key: str, file: ForeignFile) -> str:
     return f"bench import {shlex.quote(f'{key}:{file.path}')} --out FOLDER"
 
 
-def _has_trunk(file: ForeignFile, prefixes: Iterable[str], first: tuple[str, ...] = PATCH_EMBEDDING) -> bool:
-    """Whether a file has one of the tensors `first` under one of the prefixes."""
+def _has_trunk(importer: ModuleType, file: ForeignFile, prefixes: Iterable[str]) -> bool:
+    """Whether a file has the importer's patch embedding under one of the prefixes."""
+    first = getattr(importer, "FIRST", PATCH_EMBEDDING)
     return any(prefix + name in file.tensors for prefix in prefixes for name in first)
 
 
@@ -415,7 +418,7 @@ def _other_branches(importer: ModuleType, branch: BranchTensors) -> dict[str, st
     for name, prefixes in importer.BRANCHES.items():
         for prefix in prefixes:
             is_other = name != branch.name and prefix and not branch.prefix.startswith(prefix)
-            if is_other and _has_trunk(branch.file, [prefix]):
+            if is_other and _has_trunk(importer, branch.file, [prefix]):
                 patterns[re.escape(prefix) + ".*"] = f"branch {name}"
     return patterns
 

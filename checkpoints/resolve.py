@@ -1,14 +1,12 @@
-"""Resolve a checkpoint reference, as a user types it, to a ViTExport.
+"""Load a checkpoint by its reference, as users type it; or make one from a module in memory (`of_module`).
 
 FOLDER            an export, a timm folder, or a folder of Hugging Face transformers
-timm:NAME         a pretrained timm model; hf-hub:ID and local-dir:FOLDER likewise (timm:PATH is a file)
+timm:NAME         a pretrained timm model; likewise hf-hub:ID and local-dir:FOLDER (timm:PATH is a file)
 IMPORTER:PATH     a foreign file, read by the importer of that name
-PATH              a foreign file whose format is found from its keys; a folder of torch.distributed.checkpoint, or of
-                  a file in several parts with their index
+PATH              a foreign file, whose importer is found from its tensors; or a folder of torch.distributed.checkpoint
+                  or of a checkpoint in several files with an index
 pixels:SIDE       no network: the image itself, resized to SIDE pixels
-module:PACKAGE:FUNCTION   a network of the user's own, for frozen evaluation alone; its code runs
-
-And from a module that a Python program holds: `of_module`.
+module:PACKAGE:FUNCTION   a network of the user's own, only for frozen evaluation; its code is run
 """
 
 import copy
@@ -40,14 +38,14 @@ from checkpoints.spec import Preparation, ViTSpec
 from checkpoints.vit import ViT
 from engine.extensions import extension_of, load_extension, load_extensions, warn_of
 
-MAX_SIDE = 48  # 6912 values an image, nine times a ViT-B's: 35 GB for ImageNet
+MAX_SIDE = 48  # of raw pixels: 6912 values per image, nine times those of a ViT-B; 35 GB for ImageNet
 
 
 def pixels(side: int) -> ViTExport:
-    """Raw pixels as an export: its feature is the normalised image (3, S, S), resized to S and flattened.
+    """Raw pixels as an export, whose feature is the normalised image (3, S, S), resized to S pixels and flattened.
 
-    The baseline of every leaderboard, evaluated by the same code as a network: the whole image is one patch, whose
-    embedding is its D = 3 S S pixels, channel by channel; there are no weights. ValueError unless the side is 1 to
+    This is the baseline of every leaderboard, evaluated by the same code as networks: the whole image is one patch, and
+    its embedding the D = 3 S S pixels, channel by channel. There are no weights. Raises ValueError unless S is 1 to
     MAX_SIDE.
     """
     if not 1 <= side <= MAX_SIDE:
@@ -73,9 +71,9 @@ def pixels(side: int) -> ViTExport:
 
 
 def load_frozen(reference: str | Path, options: ImportOptions | None = None) -> FrozenExport:
-    """The checkpoint that a reference names, for evaluation of frozen features.
+    """The checkpoint that a reference names, for frozen evaluation.
 
-    Takes all that `load` takes, and module:PACKAGE:FUNCTION, a network of the user's own, whose code is run.
+    Accepts the references of `load`, and module:PACKAGE:FUNCTION, a network of the user's own, whose code is run.
     """
     if not str(reference).startswith(f"{SCHEME}:"):
         return load(reference, options)
@@ -94,22 +92,22 @@ def of_module(network: nn.Module, options: ImportOptions, forward: Forward | Non
     while isinstance(network, nn.DataParallel | nn.parallel.DistributedDataParallel):
         network = network.module
     network = getattr(network, "_orig_mod", network)
-    kind = getattr(getattr(network, "config", None), "model_type", None)
     if forward is None and isinstance(network, ViT):
         facts = {} if options.statistics else {"assumed": [ASSUMED_STATISTICS]}
         return ViTExport.from_vit(copy.deepcopy(network).cpu().float().eval(), options.preparation, facts)
-    if forward is None and kind in load_extension("importers", "transformers").KINDS:
+    importer = load_extension("importers", "transformers")
+    model_type = getattr(getattr(network, "config", None), "model_type", None)
+    if forward is None and model_type in importer.KINDS:
         tensors = {name: tensor.detach().cpu() for name, tensor in network.state_dict().items()}
-        facts = split({"config": json.loads(network.config.to_json_string(use_diff=False))})[1]
+        _, facts = split({"config": json.loads(network.config.to_json_string(use_diff=False))})
         file = ForeignFile(Path(type(network).__name__), digest_of_tensors(tensors), tensors, facts)
-        return import_file(load_extension("importers", "transformers"), file, options)
+        return import_file(importer, file, options)
     importer = load_extension("importers", "timm")
     if forward is None and importer.is_importable(network):
-        plain = copy.deepcopy(network).cpu().float()
-        model = importer.timm_model(plain, network.pretrained_cfg["architecture"])
+        model = importer.timm_model(copy.deepcopy(network).cpu().float(), network.pretrained_cfg["architecture"])
         if options.statistics:
-            asked = options.preparation
-            model = replace(model, preparation=replace(model.preparation, mean=asked.mean, std=asked.std))
+            mean, std = options.preparation.mean, options.preparation.std
+            model = replace(model, preparation=replace(model.preparation, mean=mean, std=std))
         return import_file(importer, model, replace(options, statistics=None))
     if replace(options, image_size=None, statistics=None) != ImportOptions():
         raise ValueError(
@@ -120,41 +118,41 @@ def of_module(network: nn.Module, options: ImportOptions, forward: Forward | Non
 
 
 def load(reference: str | Path, options: ImportOptions | None = None) -> ViTExport:
-    """The export that `reference` names, imported if necessary. Raises a one-line ValueError on failure."""
+    """The export that a reference names, imported if necessary. Raises a one-line ValueError on failure."""
     options = options or ImportOptions()
     reference = str(reference)
     scheme, colon, rest = reference.partition(":")
-    of_hub = rest.partition(":")[0] in TIMM_SCHEMES
     is_file = False
-    if scheme == "timm" and not of_hub:
+    if scheme == "timm" and rest.partition(":")[0] not in TIMM_SCHEMES:  # not timm:hf-hub:ID
         path = Path(rest)
         is_file = "/" in rest or path.is_file() or is_distributed(path) or is_in_parts(path)
     if colon and scheme in TIMM_SCHEMES and not is_file:
-        return _from_timm(rest if scheme == "timm" else reference, options)
+        return _load_timm(rest if scheme == "timm" else reference, options)
     if colon and scheme == "pixels":
         _check_no_options(scheme, options)
         return pixels(int(rest) if rest.isdecimal() else 0)
     if colon and scheme == SCHEME:
         raise ValueError(f"{reference} is a network of your own; frozen evaluation alone takes it, this needs a ViT")
     if colon and scheme in file_importers():
-        return import_file(load_extension("importers", scheme), _foreign(Path(rest).expanduser()), options)
+        return import_file(load_extension("importers", scheme), _read_file(Path(rest).expanduser()), options)
     path = Path(reference).expanduser()
     if path.is_dir() and is_transformers(path):
         return import_file(load_extension("importers", "transformers"), read_folder(path), options)
     if path.is_dir() and (path / "config.json").exists():
-        return _own(path, options) if is_export(path) else _from_timm(f"local-dir:{path.resolve()}", options)
+        return _load_export(path, options) if is_export(path) else _load_timm(f"local-dir:{path.resolve()}", options)
     check_reference(reference)
-    file = _foreign(path)
+    file = _read_file(path)
     return import_file(load_extension("importers", detect(file)), file, options)
 
 
 def _check_no_options(scheme: str, options: ImportOptions | None) -> None:
+    """Raise ValueError if there are options for imports, which do not apply to a scheme."""
     if (options or ImportOptions()) != ImportOptions():
         raise ValueError(f"{scheme}: names no file, so that options of imports do not apply; leave them out")
 
 
-def _foreign(path: Path) -> ForeignFile:
-    """Read a foreign file, or a folder that holds one checkpoint in several files."""
+def _read_file(path: Path) -> ForeignFile:
+    """A foreign checkpoint: a file, or a folder that holds it in several files."""
     if path.is_dir() and is_transformers(path):
         return read_folder(path)
     if path.is_dir() and is_distributed(path):
@@ -163,7 +161,10 @@ def _foreign(path: Path) -> ForeignFile:
 
 
 def detect(file: ForeignFile) -> str:
-    """Key of the one importer that recognises the file and knows all its tensors. ValueError if none or several do."""
+    """Key of the only importer that recognises a file, or the only one of these that knows all its tensors.
+
+    Raises ValueError if there is none, or more than one.
+    """
     importers = load_extensions("importers")
     keys = [key for key, importer in importers.items() if _recognises(importer, file)]
     if len(keys) > 1:
@@ -178,13 +179,12 @@ def detect(file: ForeignFile) -> str:
         raise ValueError(f"{file.path}: {reason}")
     if not keys:
         examples = ", ".join(list(file.tensors)[:3])
-        advice = (
+        advice = prefix_advice("IMPORTER", file) or (
             f"say IMPORTER:{file.path} with one of {', '.join(file_importers())}; a network that is no ViT is "
             "evaluated frozen, as module:PACKAGE:FUNCTION (docs/your-own-network.md)"
         )
         raise ValueError(
-            f"{file.path}: no importer recognises its tensors ({examples}, ...); if you know the format, "
-            f"{prefix_advice('IMPORTER', file) or advice}"
+            f"{file.path}: no importer recognises its tensors ({examples}, ...); if you know the format, {advice}"
         )
     if len(keys) > 1:
         choices = " or ".join(shlex.quote(f"{key}:{file.path}") for key in keys)
@@ -193,7 +193,7 @@ def detect(file: ForeignFile) -> str:
 
 
 def _recognises(importer: ModuleType, file: ForeignFile) -> bool:
-    """Whether an importer recognises the file. False, with a warning, if a plugin's recognise() fails."""
+    """Whether an importer recognises a file. False, with a warning, if a plugin's recognise() fails."""
     extension = extension_of("importers", importer)
     try:
         return bool(importer.recognise(file))
@@ -204,7 +204,8 @@ def _recognises(importer: ModuleType, file: ForeignFile) -> bool:
         return False
 
 
-def _own(folder: Path, options: ImportOptions) -> ViTExport:
+def _load_export(folder: Path, options: ImportOptions) -> ViTExport:
+    """The export in a folder, at the requested image size. Raises ValueError for any other option."""
     export = ViTExport.load(folder)
     if replace(options, image_size=None) != ImportOptions():
         raise ValueError(f"{folder} is an export already: only its image size can change")
@@ -213,9 +214,10 @@ def _own(folder: Path, options: ImportOptions) -> ViTExport:
     return export.at_size(options.image_size)
 
 
-def _from_timm(reference: str, options: ImportOptions) -> ViTExport:
-    kind, colon, place = reference.partition(":")
-    if colon and kind == "hf-hub" and (folder := transformers_snapshot(place)):
+def _load_timm(reference: str, options: ImportOptions) -> ViTExport:
+    """The export of a timm model (NAME, hf-hub:ID, local-dir:FOLDER), or of a transformers repository hf-hub:ID."""
+    scheme, colon, place = reference.partition(":")
+    if colon and scheme == "hf-hub" and (folder := transformers_snapshot(place)):
         return import_file(load_extension("importers", "transformers"), read_folder(folder), options)
     importer = load_extension("importers", "timm")
     return import_file(importer, importer.open_model(reference), options)

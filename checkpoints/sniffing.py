@@ -1,4 +1,4 @@
-"""File type detection: torch and safetensors checkpoints, and the other files that users mistake for one."""
+"""Detect the kind of a file: a torch or safetensors checkpoint, or one of many files that users mistake for one."""
 
 import json
 import re
@@ -12,7 +12,7 @@ DOWNLOAD_AGAIN = "download it again, from a source that you trust"
 NAME_INSIDE = "unpack it and name the checkpoint inside"
 CONVERT = "convert it to a torch or safetensors file first"
 
-# Leading bytes, what they mean, what to do.
+# First bytes of a file, what it is, what the user should do.
 SIGNATURES = (
     (b"version https://git-lfs", "a git-LFS pointer, not the file itself", "fetch the file with `git lfs pull`"),
     (b"\x1f\x8b", "a gzip archive", NAME_INSIDE),
@@ -28,23 +28,26 @@ SIGNATURES = (
     (b"\x89PNG", "a PNG picture", "name a checkpoint"),
     (b"%PDF", "a PDF document", "name a checkpoint"),
 )
-LONGEST_HEADER = 100_000_000  # bytes; safetensors' own limit. Eight characters of text are a larger number
+# Bytes; safetensors' own limit. The length is eight bytes, which as text would be a larger number.
+MAX_SAFETENSORS_HEADER = 100_000_000
 INDEX_FILES = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
 JOIN_DISTRIBUTED = (
     "join it by `python -m torch.distributed.checkpoint.format_utils dcp_to_torch FOLDER FILE` and name FILE"
 )
 ZERO = "join it by the script that DeepSpeed leaves beside it, `python zero_to_fp32.py FOLDER OUT`, and name OUT's file"
-SHARD = re.compile(r"(.+)-\d{5}-of-(\d{5})(\.\w+)")  # as transformers and timm number the parts of one checkpoint
+SHARD = re.compile(r"(.+)-\d{5}-of-(\d{5})(\.\w+)")  # name of one of several files, by transformers and timm
 
 
 def kind_of(path: Path, part: bool = False) -> Literal["archive", "safetensors", "pickle"]:
-    """Kind of checkpoint: torch's zip archive, safetensors, or a pickle as torch wrote until version 1.5.
+    """Kind of a checkpoint file: torch's zip archive, safetensors, or a pickle of torch before version 1.6.
 
-    "pickle" is the fallback; only reading the file shows whether it is one. Raises ValueError for files recognised as
-    something other than a checkpoint, OSError for unreadable ones. part: accept one file of a split checkpoint.
+    "pickle" is the fallback; only reading the file shows whether it is one. Raises ValueError for a file recognised as
+    something other than a checkpoint, OSError for one that cannot be read.
+
+    part: accept one file of a checkpoint in several files.
     """
     if path.is_dir():
-        raise ValueError(f"{path} is {_about_folder(path)}")
+        raise ValueError(f"{path} is {_describe_folder(path)}")
     if path.suffix == ".distcp" or path.name == ".metadata":
         raise ValueError(f"{path} is a part of a distributed checkpoint; name its folder: {path.parent}")
     if not part and (shard := SHARD.fullmatch(path.name)) and int(shard[2]) > 1:
@@ -59,7 +62,7 @@ def kind_of(path: Path, part: bool = False) -> Literal["archive", "safetensors",
     if head.startswith(b"PK"):
         check_archive(path)
         return "archive"
-    if head[8:9] == b"{" and int.from_bytes(head[:8], "little") <= LONGEST_HEADER:
+    if head[8:9] == b"{" and int.from_bytes(head[:8], "little") <= MAX_SAFETENSORS_HEADER:
         return "safetensors"
     for signature, meaning, remedy in SIGNATURES:
         if head.startswith(signature):
@@ -69,11 +72,11 @@ def kind_of(path: Path, part: bool = False) -> Literal["archive", "safetensors",
     if head.lstrip().lower().startswith((b"<!doctype", b"<html", b"<?xml", b"<head")):
         raise ValueError(f"{path} is a web page, often an error page in place of the file; {DOWNLOAD_AGAIN}")
     if head.lstrip().startswith(b"{"):
-        raise ValueError(f"{path} is {_about_json(path)}")
+        raise ValueError(f"{path} is {_describe_json(path)}")
     return "pickle"
 
 
-def unknown(path: Path) -> str:
+def unknown_file_message(path: Path) -> str:
     """One-line error message for a file of unknown kind."""
     with open(path, "rb") as file:
         head = file.read(512)
@@ -88,16 +91,18 @@ def check_archive(path: Path) -> None:
         with zipfile.ZipFile(path) as archive:
             records = archive.infolist()
             problem = _archive_problem(records)
-            # torch does not compare checksums when it reads, and writes zeros for them if so set
+            # torch does not compare checksums when it reads; with some settings it writes zeros for them
             if not problem and any(record.CRC for record in records) and (damaged := archive.testzip()):
                 problem = f"damaged: {damaged!a} does not match its checksum; {DOWNLOAD_AGAIN}"
     except (zipfile.BadZipFile, EOFError, NotImplementedError, RuntimeError, ValueError) as error:
-        raise ValueError(f"{path} is a damaged or truncated archive ({_short(error)}); {DOWNLOAD_AGAIN}") from error
+        reason = " ".join(str(error).split())[:120] or type(error).__name__
+        raise ValueError(f"{path} is a damaged or truncated archive ({reason}); {DOWNLOAD_AGAIN}") from error
     if problem:
         raise ValueError(f"{path} is {problem}")
 
 
 def _archive_problem(records: list[zipfile.ZipInfo]) -> str:
+    """What an archive is instead of a checkpoint, and what to do; "" for one of torch.save."""
     names = [record.filename for record in records]
     root = names[0].partition("/")[0] if names else ""
     if f"{root}/constants.pkl" in names:
@@ -115,27 +120,29 @@ def _archive_problem(records: list[zipfile.ZipInfo]) -> str:
     return ""
 
 
-def _about_folder(path: Path) -> str:
+def _describe_folder(path: Path) -> str:
+    """What a folder is, and what to do."""
     if (path / ".metadata").exists():
         return f"a distributed checkpoint folder; {JOIN_DISTRIBUTED}"
     if (path / "latest").is_file() or (path / "zero_to_fp32.py").exists() or any(path.glob("zero_pp_rank_*")):
         return f"a folder of DeepSpeed; name its mp_rank_00_model_states.pt (ZeRO stages 1 and 2), or {ZERO}"
-    if inner := next((place.parent for place in sorted(path.glob("*/.metadata"))), None):
-        return f"a folder of distributed checkpoints; name one of them: {inner}"
+    if metadata_files := sorted(path.glob("*/.metadata")):
+        return f"a folder of distributed checkpoints; name one of them: {metadata_files[0].parent}"
     if (path / "saved_model.pb").exists():
         return f"a TensorFlow SavedModel folder; {CONVERT}"
     if (path / "export" / "config.json").exists():
         return f"the folder of a training; name its export: {path / 'export'}"
     if (path / "run.json").exists():
         return f"the folder of a training; `bench export {path} --out FOLDER` writes its encoder"
-    kinds = (".pth", ".pt", ".bin", ".ckpt", ".tar", ".safetensors")
-    inside = sorted(child.name for child in path.iterdir() if child.suffix in kinds)
-    if not inside and (folders := sorted(path.glob("*/config.json")) + sorted(path.glob("*/run.json"))):
-        return f"a folder of checkpoints; name one of them: {', '.join(str(file.parent) for file in folders[:3])}"
-    return "a folder; name a file inside it" + (f": {', '.join(inside[:3])}" if inside else ", it holds no checkpoint")
+    endings = (".pth", ".pt", ".bin", ".ckpt", ".tar", ".safetensors")
+    names = sorted(child.name for child in path.iterdir() if child.suffix in endings)
+    if not names and (files := sorted(path.glob("*/config.json")) + sorted(path.glob("*/run.json"))):
+        return f"a folder of checkpoints; name one of them: {', '.join(str(file.parent) for file in files[:3])}"
+    return "a folder; name a file inside it" + (f": {', '.join(names[:3])}" if names else ", it holds no checkpoint")
 
 
-def _about_json(path: Path) -> str:
+def _describe_json(path: Path) -> str:
+    """What a JSON file is, and what to do."""
     try:
         with open(path) as file:
             content = json.loads(file.read(10_000_000))
@@ -144,7 +151,3 @@ def _about_json(path: Path) -> str:
     if path.name in INDEX_FILES or "weight_map" in content:
         return "the index of a checkpoint in several files; name its folder"
     return "a JSON file; name a checkpoint"
-
-
-def _short(error: Exception) -> str:
-    return " ".join(str(error).split())[:120] or type(error).__name__

@@ -1,8 +1,8 @@
-"""ViTSpec: every architectural fact of an exported Vision Transformer, validated; and how its images are prepared.
+"""ViTSpec: the architecture of an exported Vision Transformer, validated; and Preparation: how its images are prepared.
 
-timm builds the network: `VisionTransformer`, `Beit` where there is a relative position bias, `Eva` where queries and
-keys turn with their positions or keys have no bias. The fields below override the named timm architecture, so one base
-name serves every size. "pixels" is the one name that is not timm's: no network at all, see checkpoints/resolve.py.
+timm builds the network: a `Beit` if there is a relative position bias, an `Eva` if there are rotary positions or no key
+bias, else a `VisionTransformer`. Fields override the sizes of the named timm architecture, so that one name serves all
+sizes. "pixels" is the only name that is not timm's; it means raw pixels without a network, see checkpoints/resolve.py.
 """
 
 import re
@@ -22,7 +22,7 @@ Mlp = Literal["plain", "gated", "gated_packed"]
 
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)
-# (width, depth) -> size letter of the published models; M is LUT's, g DINOv2's
+# (width, depth) -> name of the size in publications; M is LUT's, g DINOv2's
 SIZES = {
     (192, 12): "Ti",
     (384, 12): "S",
@@ -32,16 +32,16 @@ SIZES = {
     (1280, 32): "H",
     (1536, 40): "g",
 }
-HALF = (0.5, 0.5, 0.5)  # the "inception" statistics of BEiT's first release
+HALF = (0.5, 0.5, 0.5)  # mean and std, timm's "inception" statistics: BEiT's first release
 CLIP_MEAN = (0.48145466, 0.4578275, 0.40821073)  # openai/CLIP, clip/clip.py, _transform
 CLIP_STD = (0.26862954, 0.26130258, 0.27577711)
-ROPE_TYPES = {"axial": "cat", "centred": "dinov3", "mixed": "mixed"}  # Rotary -> timm's name of it
-MAX_GRID = 256  # patches a side: 4096 px in patches of 16; attention over more needs terabytes
+ROPE_TYPES = {"axial": "cat", "centred": "dinov3", "mixed": "mixed"}  # Rotary -> timm's rope_type
+MAX_GRID = 256  # patches per side: 4096 px in patches of 16; attention over more needs terabytes
 MAX_BLOCKS = 256  # the deepest published ViTs have 64
 
 
 class ImageGrid:
-    """Sizes that follow from `image_size` and `patch_size`, which a dataclass adds."""
+    """Base of dataclasses with the fields `image_size` and `patch_size`: sizes of images and patch grids."""
 
     image_size: int | tuple[int, int]
     patch_size: int
@@ -53,12 +53,12 @@ class ImageGrid:
 
     @property
     def size_text(self) -> str:
-        """The same for people: 224 px, 1024 x 768 px."""
+        """The native size for users, such as 224 px or 1024 x 768 px."""
         return f"{' x '.join(map(str, dict.fromkeys(self.size)))} px"
 
     @property
     def side(self) -> int:
-        """Side of the native image. ValueError where it is not square, for what needs it to be."""
+        """Side of the native image in pixels. Raises ValueError if it is not square."""
         if isinstance(self.image_size, tuple):
             height, width = self.image_size
             raise ValueError(
@@ -74,7 +74,7 @@ class ImageGrid:
 
     @property
     def has_patches(self) -> bool:
-        """Whether the network gives patch tokens; one of the user's own may give a single vector of an image."""
+        """Whether the network returns patch tokens; a network of the user's own may return a single vector."""
         return self.patch_size > 0
 
     def grid_of(self, size: Sequence[int]) -> tuple[int, int]:
@@ -86,47 +86,47 @@ class ImageGrid:
 class ViTSpec(Validated, ImageGrid):
     """Architectural facts of a ViT."""
 
-    architecture: str  # timm name; decides what no field says (activation, kind of norm, SwiGLU of a plain ViT, ...)
-    # Of the image that the position table was made for; (height, width) if not square.
+    architecture: str  # timm's name; decides what has no field (activation, kind of norm, SwiGLU of a plain ViT, ...)
+    # Side in pixels of the images for which the position table was made, or (height, width).
     image_size: PositiveInt | tuple[PositiveInt, PositiveInt]
     patch_size: PositiveInt  # side of a patch in pixels
     width: PositiveInt  # D, channels of a token
     depth: PositiveInt  # blocks of the trunk
-    heads: PositiveInt  # of the attention
-    mlp_hidden: PositiveInt  # hidden channels of an MLP; where a plain ViT's first layer holds a gate too, of both
+    heads: PositiveInt  # attention heads
+    mlp_hidden: PositiveInt  # hidden channels of an MLP; with the gate's, if a plain ViT's first layer includes it
     class_token: bool = True  # the sequence begins with a class token
     registers: NonNegativeInt = 0  # register tokens after the class token
     qkv_bias: bool = True  # queries, keys and values have biases
-    layer_scale: bool = False  # blocks scale their outputs by trained factors
-    norm_eps: ProperFraction = 1e-6  # of every LayerNorm
+    layer_scale: bool = False  # blocks have LayerScale: trained factors for their outputs
+    norm_eps: ProperFraction = 1e-6  # of all norms
     position: PositionTable = "learned"  # table that is added to the patches
     class_position: bool = True  # the table's first rows belong to the class token and the registers
-    relative_position: RelativePosition = "none"  # bias tables of the attention, one for each block or one for all
-    position_resize: PositionRule = "bicubic"  # how the tables go to another grid, see checkpoints/positions.py
+    relative_position: RelativePosition = "none"  # relative position bias of the attention
+    position_resize: PositionRule = "bicubic"  # rule for resizing the tables, see checkpoints/positions.py
     class_attention: NonNegativeInt = 0  # CaiT class-attention blocks after the trunk (ExtreMA)
-    final_norm: FinalNorm = "all"  # which tokens the last LayerNorm is for; "pooled": after averaging the patches
-    pool: Literal["cls", "avg"] = "cls"  # the representation that the source evaluates
-    # The rest is for timm's Eva; of other families the architecture says it.
-    key_bias: bool = True  # keys have a bias like queries and values; BEiT's never have
-    rotary: Rotary = "none"  # positions by which queries and keys turn, see checkpoints/vit.py
+    final_norm: FinalNorm = "all"  # tokens that the final norm is applied to; "pooled": the mean of the patches
+    pool: Literal["cls", "avg"] = "cls"  # feature that the source evaluates: class token or mean of the patches
+    # The fields from here on are only for timm's Eva; for other families the architecture decides.
+    key_bias: bool = True  # keys have a bias, like queries and values
+    rotary: Rotary = "none"  # rotary position embeddings of queries and keys, see checkpoints/vit.py
     rotary_base: PositiveFloat = 10_000.0  # theta: about the longest period over the shortest
-    rotary_grid: NonNegativeInt = 0  # side of the grid that axial positions are scaled to; 0: they count patches
-    rotary_offset: float = 0.0  # added to every position
-    rotary_first: Literal["row", "column"] = "row"  # axis that turns the first half of the channels
-    rotary_pairs: Literal["neighbours", "halves"] = "neighbours"  # which two channels turn together
-    rotary_rounding: Rounding = "none"  # of the periods, as DINOv3's files hold them
-    split_qkv: bool = False  # queries, keys and values have projections of their own
-    query_norm: bool = False  # queries and keys are normed, head by head
-    attention_norm: bool = False  # a norm before the attention's last projection
-    mlp: Mlp = "plain"  # or SwiGLU, its gate in a layer of its own or in the first one
+    rotary_grid: NonNegativeInt = 0  # side of the grid that axial positions are scaled to; 0: patch indices, not scaled
+    rotary_offset: float = 0.0  # added to all positions
+    rotary_first: Literal["row", "column"] = "row"  # axis that rotates the first half of the channels
+    rotary_pairs: Literal["neighbours", "halves"] = "neighbours"  # which two channels are rotated together
+    rotary_rounding: Rounding = "none"  # of the periods, as in DINOv3's files
+    split_qkv: bool = False  # queries, keys and values have separate projections
+    query_norm: bool = False  # queries and keys are normalised, head by head
+    attention_norm: bool = False  # a norm before the attention's output projection
+    mlp: Mlp = "plain"  # "gated": SwiGLU with a layer for the gate; "gated_packed": with the gate in the first layer
     mlp_norm: bool = False  # a norm before the MLP's last layer
     first_norm: bool = False  # a norm before the first block
-    norm_after: bool = False  # blocks norm what attention and MLP give, not what they take
-    rms_norm: bool = False  # norms are RMSNorms, which have no bias, whatever the architecture's are
-    proj_bias: bool = True  # the attention's last projection and the MLP have biases
-    # Where registers are if they turn too, as with rotary="unit": around a box, or all in its first corner ...
+    norm_after: bool = False  # post-norm blocks: the outputs of attention and MLP are normalised, not their inputs
+    rms_norm: bool = False  # norms are RMSNorms, which have no bias, whatever the architecture has
+    proj_bias: bool = True  # the attention's output projection and the MLP have biases
+    # Positions of registers with rotary="unit": along the border of a box, or all in its first corner ...
     register_place: Literal["border", "corner"] = "border"
-    register_box: Literal["visible", "image"] = "visible"  # ... which holds the encoded patches, or the whole image
+    register_box: Literal["visible", "image"] = "visible"  # ... the bounding box of the encoded patches, or the image
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -158,7 +158,7 @@ class ViTSpec(Validated, ImageGrid):
         if self.family == "pixels":
             self._check_pixels()
         if self.family != "eva":
-            self._check_plain()
+            self._check_eva_fields()
         elif (self.width // self.heads) % 4 and self.rotary != "none":
             raise ValueError(f"heads={self.heads}: rotary positions need a multiple of 4 channels a head")
         if self.rotary == "unit" and self.class_token:
@@ -166,25 +166,25 @@ class ViTSpec(Validated, ImageGrid):
         if self.rotary == "unit" and self.register_place == "border" and self.registers % 4:
             raise ValueError(f"registers={self.registers}: a border of four sides needs a multiple of 4")
 
-    def _check_plain(self) -> None:
-        """Eva's fields in another family would be read by nobody."""
-        changed = [field for field in fields(self) if field.name in EVA_FIELDS]
-        for field in changed:
-            if getattr(self, field.name) != field.default:
+    def _check_eva_fields(self) -> None:
+        """Raise ValueError if a field that has an effect only in timm's Eva is changed in another family."""
+        for field in fields(self):
+            if field.name in EVA_FIELDS and getattr(self, field.name) != field.default:
                 raise ValueError(
                     f"{field.name}={getattr(self, field.name)!r}: only for rotary positions or keys without a bias"
                 )
 
     def _check_pixels(self) -> None:
-        plain = dict(width=3 * self.patch_size**2, depth=1, registers=0, position="none", class_attention=0)
-        wrong = [f"{name}={value}" for name, value in plain.items() if getattr(self, name) != value]
-        if wrong or self.class_token or self.final_norm not in ("none", "pooled"):
-            fix = ", ".join([*wrong, "class_token=False", "final_norm='none'"])
-            raise ValueError(f"architecture='pixels' has no network; set {fix}")
+        """Raise ValueError if a field does not fit raw pixels."""
+        required = dict(width=3 * self.patch_size**2, depth=1, registers=0, position="none", class_attention=0)
+        changes = [f"{name}={value}" for name, value in required.items() if getattr(self, name) != value]
+        if changes or self.class_token or self.final_norm not in ("none", "pooled"):
+            remedy = ", ".join([*changes, "class_token=False", "final_norm='none'"])
+            raise ValueError(f"architecture='pixels' has no network; set {remedy}")
 
     @property
     def family(self) -> Literal["vit", "beit", "eva", "pixels"]:
-        """Which timm class carries the weights; "pixels": none, as there are none."""
+        """Which of timm's classes holds the weights; "pixels": raw pixels, without weights."""
         if self.architecture == "pixels":
             return "pixels"
         if self.rotary != "none" or not self.key_bias:
@@ -193,12 +193,12 @@ class ViTSpec(Validated, ImageGrid):
 
     @property
     def has_class_token(self) -> bool:
-        """Whether there is a class token after the last block: the trunk's own, or that of class-attention blocks."""
+        """Whether there is a class token after the last block, in the trunk or in class-attention blocks."""
         return self.class_token or self.class_attention > 0
 
     @property
     def label(self) -> str:
-        """Name for people: ViT-S/16; ViT-64x4/4 where width and depth have no letter of their own."""
+        """Name for users, such as ViT-S/16, or ViT-64x4/4 if there is no name for width and depth."""
         if self.family == "pixels":
             return "raw pixels"
         size = SIZES.get((self.width, self.depth), f"{self.width}x{self.depth}")
@@ -210,18 +210,18 @@ class ViTSpec(Validated, ImageGrid):
 
     @property
     def prefix(self) -> int:
-        """Tokens in front of the patches inside the trunk: class token, then registers."""
+        """Number of tokens before the patches in the trunk: class token and registers."""
         return int(self.class_token) + self.registers
 
     @property
     def mlp_ratio(self) -> float:
-        """mlp_hidden over width, as timm wants it: it truncates width * mlp_ratio."""
+        """timm's argument mlp_ratio, chosen so that timm, which truncates width * mlp_ratio, gets mlp_hidden."""
         ratio = self.mlp_hidden / self.width
         return ratio if int(self.width * ratio) == self.mlp_hidden else (self.mlp_hidden + 0.5) / self.width
 
     def timm_args(self) -> dict[str, Any]:
-        """Arguments for `timm.create_model(architecture, ...)`; JSON values only, they go into config.json."""
-        shared: dict[str, Any] = dict(
+        """Arguments for `timm.create_model(architecture, ...)`, all JSON values, because config.json stores them."""
+        common: dict[str, Any] = dict(
             img_size=self.image_size,
             patch_size=self.patch_size,
             embed_dim=self.width,
@@ -234,16 +234,16 @@ class ViTSpec(Validated, ImageGrid):
             global_pool="avg" if self.pool == "avg" or not self.class_token else "token",
         )
         if self.family == "beit":
-            return shared | dict(
-                init_values=1.0 if self.layer_scale else 0.0,  # None would mean the architecture's own
+            return common | dict(
+                init_values=1.0 if self.layer_scale else 0.0,  # None would mean the architecture's default
                 use_abs_pos_emb=self.position != "none",
                 use_rel_pos_bias=self.relative_position == "per_block",
                 use_shared_rel_pos_bias=self.relative_position == "shared",
                 use_fc_norm=self.final_norm == "pooled",
             )
         if self.family == "eva":
-            return shared | self._eva_args()
-        return shared | dict(
+            return common | self._eva_args()
+        return common | dict(
             class_token=self.class_token,
             no_embed_class=not self.class_position,
             reg_tokens=self.registers,
@@ -253,6 +253,7 @@ class ViTSpec(Validated, ImageGrid):
         )
 
     def _eva_args(self) -> dict[str, Any]:
+        """Arguments for timm's Eva besides those for all families."""
         return dict(
             class_token=self.class_token,
             no_embed_class=not self.class_position,
@@ -265,38 +266,39 @@ class ViTSpec(Validated, ImageGrid):
             rope_grid_offset=self.rotary_offset,
             rope_grid_indexing="ij" if self.rotary_first == "row" else "xy",
             rope_rotate_half=self.rotary_pairs == "halves",
-            rope_rescale_coords=None,  # in training, timm would draw another scale for every pass
+            rope_rescale_coords=None,  # else timm draws a random scale in each training pass
             attn_type="rope" if self.key_bias else "eva",
             qkv_fused=not self.split_qkv,
             qk_norm=self.query_norm,
             scale_attn_inner=self.attention_norm,
             swiglu_mlp=self.mlp != "plain",
-            swiglu_align_to=int(self.mlp == "gated"),  # 1: a layer of its own for the gate, no channels added
+            swiglu_align_to=int(self.mlp == "gated"),  # 1: a separate layer for the gate, no channels added
             scale_mlp=self.mlp_norm,
             use_pre_transformer_norm=self.first_norm,
             use_post_norm=self.norm_after,
             use_post_transformer_norm=self.final_norm == "all",
             use_fc_norm=self.final_norm == "pooled",
-            dynamic_img_size=True,  # without it timm's rotary positions are for one grid
+            dynamic_img_size=True,  # else timm's rotary positions are for one grid
         )
 
     def to_json(self) -> dict[str, Any]:
-        """Plain JSON object; `ViTSpec(**object)` is the way back.
+        """A JSON object that `ViTSpec(**object)` restores.
 
-        Eva's fields are left out where they have their defaults, so that a digest made before they existed holds.
+        EVA_FIELDS with default values are omitted, so that digests from before these fields existed stay valid.
         """
-        plain = {field.name: field.default for field in fields(self) if field.name in EVA_FIELDS}
+        defaults = {field.name: field.default for field in fields(self) if field.name in EVA_FIELDS}
         values = asdict(self)
-        return {name: value for name, value in values.items() if name not in plain or value != plain[name]}
+        return {name: value for name, value in values.items() if name not in defaults or value != defaults[name]}
 
 
-# The fields of ViTSpec from key_bias on: timm's Eva alone has a choice there.
-EVA_FIELDS = frozenset(list(ViTSpec.__dataclass_fields__)[list(ViTSpec.__dataclass_fields__).index("key_bias") :])
+# Names of the fields from key_bias on, which have an effect only in timm's Eva.
+_FIELD_NAMES = [field.name for field in fields(ViTSpec)]
+EVA_FIELDS = frozenset(_FIELD_NAMES[_FIELD_NAMES.index("key_bias") :])
 
 
 @dataclass(frozen=True, kw_only=True)
 class Preparation(Validated):
-    """How the source prepares an image: resize the short side to size / crop, take the centre, normalise."""
+    """How images are prepared: resize the short side to size / crop, crop the centre, normalise."""
 
     mean: tuple[float, float, float] = IMAGENET_MEAN  # of the three channels, pixels being 0 to 1
     std: tuple[PositiveFloat, PositiveFloat, PositiveFloat] = IMAGENET_STD  # of the three channels
@@ -305,7 +307,7 @@ class Preparation(Validated):
 
 
 class PreparesImages:
-    """What a `preparation`, which a dataclass adds, says of images."""
+    """Base of dataclasses with the field `preparation`, whose fields it offers as properties."""
 
     preparation: Preparation
 

@@ -26,7 +26,7 @@ from bench.run.checkpoints import describe
 from bench.run.suites import ChosenProtocol, catalogue
 from bench.sharing.card import read_config
 from bench.statistics import intervals
-from checkpoints.export import ViTExport, read_by_timm
+from checkpoints.export import ViTExport, settings_for_timm
 from checkpoints.spec import Preparation, ViTSpec
 from checkpoints.vit import ViT, skip_init
 from downstream.metrics.scores import LABELLED, RIGHT, weighted_ap, weighted_scores
@@ -331,7 +331,7 @@ def _of_checkpoint(folder: Path, used: Sequence[CheckpointUsed]) -> Iterator[str
         preparation = Preparation(**stored | {key: tuple(stored[key]) for key in ("mean", "std")})
         spec, digest = ViTSpec(**own.pop("spec")), own.pop("digest")
         export = ViTExport(spec=spec, preparation=preparation, tensors={}, facts=own)
-        if changed := export.difference_for_timm(read_by_timm(config)):
+        if changed := export.difference_for_timm(settings_for_timm(config)):
             yield f"config.json: {changed}"
         with torch.device("meta"), skip_init():
             parameters = sum(tensor.numel() for tensor in ViT(spec, initialise=False).state_dict().values())

@@ -5,7 +5,7 @@ The encoder's projection head is kept as `projector.*`, for semi-supervised reci
 
 from torch import Tensor
 
-from checkpoints.export import some
+from checkpoints.export import short_text
 from checkpoints.importing import BranchTensors, Conversion, plain_vit
 from checkpoints.reading import ForeignFile
 from checkpoints.recognition import LAYER, TRUNK_PREFIXES, is_bare_vit
@@ -49,7 +49,7 @@ def projector(branch: BranchTensors, width: int) -> dict[str, Tensor]:
         return {}
     if missing := PROJECTOR - tensors.keys():
         path = branch.file.path
-        raise ValueError(f"{path}: the projection head lacks {some(sorted(missing))}; the file is not complete")
+        raise ValueError(f"{path}: the projection head lacks {short_text(sorted(missing))}; the file is not complete")
     inputs = width
     for layer in (0, 3, 6):
         weight, norm = tensors[f"projector.{layer}.weight"], f"projector.{layer + 1}."
