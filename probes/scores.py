@@ -80,7 +80,7 @@ def accuracy(correct: np.ndarray, indices: np.ndarray, images: int, chosen_on_va
     return Metric(value=percent(correct), per_image=values, chosen_on_val=chosen_on_val)
 
 
-def log_likelihood(nll: np.ndarray, indices: np.ndarray, images: int, chosen_on_val: bool = False) -> Metric:
+def nll_metric(nll: np.ndarray, indices: np.ndarray, images: int, chosen_on_val: bool = False) -> Metric:
     """Mean of `Hits.nll` (n,) of the images that were read."""
     values = spread_out(nll, indices, images)
     mean = float(np.nanmean(values, dtype=np.float64))
@@ -107,10 +107,10 @@ def prediction_arrays(
 def with_class_means(
     metrics: Mapping[str, Metric], val: ImageSet, repeated: Mapping[str, Sequence[np.ndarray]] | None = None
 ) -> dict[str, Metric]:
-    """The metrics; if papers report mean per-class accuracy for the image set, preceded by that of each top-1 accuracy.
+    """The metrics, preceded by mean per-class accuracies if papers report these for the image set.
 
-    Its name has per_class in place of top1. repeated: name of a top-1 accuracy -> correctness (N,) in each repetition,
-    whose standard deviation is then reported as well.
+    There is one for each top-1 accuracy, with per_class in its name in place of top1. repeated: name of a top-1
+    accuracy -> correctness (N,) in each repetition, whose standard deviation is reported as well.
     """
     if val.reports != "mean per class":
         return dict(metrics)

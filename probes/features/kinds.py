@@ -87,7 +87,7 @@ FLOAT = 4  # bytes of a float32
 
 
 def feature_pass(spec: FrozenSpec, images: float, of: str, kind: Kind = "features") -> Part:
-    """A pass of `images` through the frozen network, for plans. of: which images; tasks with the same share the pass."""
+    """The work of `images` through the frozen network. of: which images they are; tasks with equal ones share it."""
     return Part(kind=kind, count=images, flops=forward_flops(spec), of=of)
 
 

@@ -21,7 +21,7 @@ from imagesets.transforms import EvalTransform, normalise
 from probes.features.extract import DecodedBatch, Reader, batch_spans, for_each_batch, forward_batch
 from probes.finetune.settings import Select
 from probes.finetune.trainer import Training
-from probes.scores import Hits, hits_of, log_likelihood, percent, prediction_arrays
+from probes.scores import Hits, hits_of, nll_metric, percent, prediction_arrays
 
 Network = Callable[[Tensor], Tensor]  # (B, 3, S, S) uint8 on the CPU -> logits (B, C)
 
@@ -129,7 +129,7 @@ class ModelSelection:
         nll = arrays.get("last_nll" if self.select == "last" else "best_nll")
         if nll is not None:  # absent in trainings that were begun with an earlier version
             indices = np.flatnonzero(~np.isnan(nll))
-            metrics["nll"] = log_likelihood(nll[indices], indices, len(nll), self.select == "val")
+            metrics["nll"] = nll_metric(nll[indices], indices, len(nll), self.select == "val")
         return metrics
 
     def predictions(self, arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:

@@ -50,7 +50,7 @@ from probes.scores import (
     concatenate_hits,
     cost,
     hits_of,
-    log_likelihood,
+    nll_metric,
     prediction_arrays,
     with_class_means,
 )
@@ -427,7 +427,7 @@ class Probe:
             "warnings": self.warnings(),
         }
         best, spent = hits["top1"], self.cost(sweep, bears_cost)
-        metrics["nll"] = log_likelihood(best.nll, features.indices, len(self.val), by_val)
+        metrics["nll"] = nll_metric(best.nll, features.indices, len(self.val), by_val)
         arrays = prediction_arrays(best.predicted, best.confidence, features.indices, len(self.val))
         outcome = Outcome(metrics=with_class_means(metrics, self.val), arrays=arrays, facts=facts, cost=spent)
         return record_fallback(outcome, self.used_readouts, self.export.spec)

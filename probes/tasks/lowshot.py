@@ -29,7 +29,7 @@ from probes.lowshot.fitting import MAX_IN_MEMORY, SOLVERS, EvaluatedFit, FitSett
 from probes.lowshot.logistic import BLOCK_LOGITS, HISTORY
 from probes.lowshot.several_labels import ClassByClass
 from probes.lowshot.shots import PUBLISHED_LISTS, Subset, draw_subsets, possible_shots, rows_of_images, subset_indices
-from probes.scores import cost, log_likelihood, mean_average_precision, prediction_arrays, spread_out, with_class_means
+from probes.scores import cost, mean_average_precision, nll_metric, prediction_arrays, spread_out, with_class_means
 from probes.splits import not_held_out_warning, open_splits
 
 # With up to so many training images, features of all are extracted, because other tasks read them, too. With more, only
@@ -157,19 +157,19 @@ class LowShot(FitSettings, PooledTask):
         if train.has_several_labels:
             return self.class_by_class(export, space, train, val)
         shots, shots_warning = possible_shots(train, self.shots, bool(self.fractions))
-        drawn = draw_subsets(train, shots, self.fractions, self.splits, space.seed, self.lists)
-        transform, indices = transform_of(export, space, self), subset_indices(train, drawn)
+        subsets = draw_subsets(train, shots, self.fractions, self.splits, space.seed, self.lists)
+        transform, indices = transform_of(export, space, self), subset_indices(train, subsets)
         reads_all = world.gather_objects(self.extracts_all(export, train, transform, space))[0]
         needed = np.arange(len(train)) if reads_all else np.unique(np.concatenate(indices))
-        images = train if reads_all else train.subset(needed, f"union-of-{len(drawn)}-subsets")
+        images = train if reads_all else train.subset(needed, f"union-of-{len(subsets)}-subsets")
         gallery = extract(export, images, [self.kind], space, transform)
         queries = extract(export, val, [self.kind], space, transform)
         rows = [rows_of_images(subset_images, needed[gallery.indices]) for subset_images in indices]
-        check_classes(drawn, rows, gallery.labels, train.classes)
+        check_classes(subsets, rows, gallery.labels, train.classes)
         per_class = val.reports == "mean per class"
         fitter = self.fitter(gallery, queries, len(train.classes), space, per_class)
-        names = [f"{subset.name} of split {subset.split}" for subset in drawn]
-        fits_by_subset = list(zip(drawn, fit_subsets(fitter, names, rows, world), strict=True))
+        names = [f"{subset.name} of split {subset.split}" for subset in subsets]
+        fits_by_subset = list(zip(subsets, fit_subsets(fitter, names, rows, world), strict=True))
         used = np.unique(np.concatenate(rows))
         constant = world.on_rank0(
             lambda: {
@@ -279,7 +279,7 @@ class LowShot(FitSettings, PooledTask):
         predicted, confidence = first_fits[0].predicted, first_fits[0].confidence
         arrays = prediction_arrays(predicted, confidence, queries.indices, len(val))
         nll = np.mean([fit.nll for fit in first_fits], axis=0)
-        metrics["nll"] = log_likelihood(nll, queries.indices, len(val))
+        metrics["nll"] = nll_metric(nll, queries.indices, len(val))
         metrics = with_class_means(metrics, val, repeated)
         return Outcome(metrics=metrics, arrays=arrays, facts=facts, cost=cost(gallery, queries))
 
@@ -293,10 +293,10 @@ def precision_metric(scores: np.ndarray, queries: FeatureSet, images: int) -> Me
 
 
 def check_classes(
-    drawn: Sequence[Subset], rows: Sequence[np.ndarray], labels: np.ndarray, classes: Sequence[str]
+    subsets: Sequence[Subset], rows: Sequence[np.ndarray], labels: np.ndarray, classes: Sequence[str]
 ) -> None:
     """Raises ValueError for a subset without a readable image of some class."""
-    for subset, subset_rows in zip(drawn, rows, strict=True):
+    for subset, subset_rows in zip(subsets, rows, strict=True):
         missing = np.setdiff1d(np.arange(len(classes)), labels[subset_rows])
         if len(missing):
             name = classes[missing[0]]

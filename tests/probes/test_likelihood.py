@@ -8,7 +8,7 @@ from toy_exports import one_block_export
 
 from engine.tasks import Workspace
 from engine.training.states import load_state, newest_intact, save_state
-from probes.scores import hits_of, log_likelihood
+from probes.scores import hits_of, nll_metric
 from probes.tasks.finetune import Finetune
 from probes.tasks.linear import Linear
 
@@ -16,7 +16,7 @@ from probes.tasks.linear import Linear
 def test_the_likelihood_is_scikit_learns_and_skipped_images_do_not_count():
     logits, labels = torch.randn(50, 7, generator=torch.Generator().manual_seed(0)), torch.arange(50) % 7
     hits, indices = hits_of(logits, labels), np.arange(50) + (np.arange(50) > 20)
-    metric = log_likelihood(hits.nll, indices, 51)
+    metric = nll_metric(hits.nll, indices, 51)
     assert metric.value == pytest.approx(log_loss(labels, logits.double().softmax(dim=1)), rel=1e-6)
     assert np.flatnonzero(np.isnan(metric.per_image)).tolist() == [21]
 
