@@ -45,14 +45,14 @@ def test_each_change_is_that_of_two_results(study):
     assert set(settings[:-1]) == {"pool=avg", "crop=1.0", "statistics=half", "precision=bfloat16", "image_size=2x"}
     for name in ("one", "two"):
         by_variant = {result.variant: result.metrics["top1_k10"].value for result, _ in stored_results(study, name)}
-        plain = by_variant[("limit=150",)]
+        unchanged = by_variant[("limit=150",)]
         for setting, variant in (
             ("pool=avg", ("pool=avg", "limit=150")),
             ("precision=bfloat16", ("limit=150", "bfloat16")),
         ):
             row = rows[setting, name]
-            assert float(row["number"]) == pytest.approx(plain)
-            assert float(row["change"]) == pytest.approx(by_variant[variant] - plain)
+            assert float(row["number"]) == pytest.approx(unchanged)
+            assert float(row["change"]) == pytest.approx(by_variant[variant] - unchanged)
             assert float(row["low"]) <= float(row["change"]) <= float(row["high"])
         ((normalised, _),) = stored_results(study, f"{name}+statistics-half")
         assert float(rows["statistics=half", name]["varied"]) == pytest.approx(normalised.metrics["top1_k10"].value)
@@ -62,36 +62,38 @@ def test_the_two_largest_are_tried_together(study):
     sizes: dict[str, float] = {}
     for row in changes_of(study):
         sizes[row["setting"]] = sizes.get(row["setting"], 0) + abs(float(row["change"])) / 2
-    *singles, together = sizes
+    *singles, combined = sizes
     assert singles == sorted(singles, key=lambda setting: -sizes[setting])
-    assert together == " ".join(singles[:2])
+    assert combined == " ".join(singles[:2])
     markdown = (study / "sensitivity-knn@dino.md").read_text()
-    assert f"| {together} |" in markdown
+    assert f"| {combined} |" in markdown
     assert (study / "sensitivity-knn@dino.png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_features_of_one_transform_are_extracted_once(study):
     """The class token, the mean patch and the rest come off one pass."""
-    spent = [
+    forwards = [
         result.cost.get("forwards", 0) for result, _ in stored_results(study, "one") if result.precision == "float32"
     ]
-    assert len(spent) >= 3 and sorted(spent) == [0] * (len(spent) - 2) + [300, 300]  # crops of 0.875 and of 1
+    assert len(forwards) >= 3 and sorted(forwards) == [0] * (len(forwards) - 2) + [300, 300]  # crops of 0.875 and of 1
 
 
-def made(folder, name: str, right: slice, images: int = 200, **others) -> StoredResult:
-    """A result that is right on some images."""
+def save_result(folder, name: str, right: slice, images: int = 200, **fields) -> StoredResult:
+    """A stored result of a network that classifies the images `right` correctly."""
     values = np.zeros(images, np.float32)
     values[right] = 1
     metrics = {"top1": MetricRecord(value=100 * float(values.mean()), array="top1")}
     path = folder / f"{name}.json"
-    write_result(path, made_result(made_checkpoint(name), metrics, **others), {"top1": values})
+    write_result(path, made_result(made_checkpoint(name), metrics, **fields), {"top1": values})
     return StoredResult(path=path, result=read_result(path))
 
 
 def test_networks_that_change_places_are_counted(tmp_path):
-    plain = {name: made(tmp_path, name, slice(count)) for name, count in (("a", 100), ("b", 60), ("c", 59))}
-    varied = {name: made(tmp_path, f"{name}2", slice(count)) for name, count in (("a", 50), ("b", 90), ("c", 91))}
-    effect = sensitivity.effect_of(("k=1",), "10", plain, varied)
+    unchanged = {name: save_result(tmp_path, name, slice(count)) for name, count in (("a", 100), ("b", 60), ("c", 59))}
+    varied = {
+        name: save_result(tmp_path, f"{name}2", slice(count)) for name, count in (("a", 50), ("b", 90), ("c", 91))
+    }
+    effect = sensitivity.effect_of(("k=1",), "10", unchanged, varied)
     assert effect.pairs == 3 and (effect.swapped, effect.significant) == (
         3,
         2,
@@ -100,7 +102,7 @@ def test_networks_that_change_places_are_counted(tmp_path):
     assert effect.size == pytest.approx((25 + 15 + 16) / 3)
 
 
-def evaluated(bench, out, export, *words):
+def evaluate(bench, out, export, *words):
     assert (
         bench("run", "--suite", "knn@dino", "--checkpoint", export, *DATA, "--limit", 150, "--out", out, *words)[0] == 0
     )
@@ -108,8 +110,8 @@ def evaluated(bench, out, export, *words):
 
 def test_two_settings_that_were_changed_at_once_are_told_apart(bench, tmp_path, exports):
     """Another library that searches changes nothing, so that the mean patch explains the whole difference."""
-    evaluated(bench, tmp_path, exports[0])
-    evaluated(bench, tmp_path, exports[0], "--set", "knn.pool=avg", "knn.backend=torch")
+    evaluate(bench, tmp_path, exports[0])
+    evaluate(bench, tmp_path, exports[0], "--set", "knn.pool=avg", "knn.backend=torch")
     words = ("limit=150", "pool=avg backend=torch limit=150", "--out", tmp_path, "--to", tmp_path / "to")
     code, text, _ = bench("explain", *words)
     assert code == 0 and "differs: pool: cls -> avg" in text and "differs: backend: faiss -> torch" in text
@@ -139,8 +141,8 @@ CHANGES_TO_B = {
 
 
 def options_of(out, export) -> EvaluationOptions:
-    given = {"checkpoint": (str(export),), "suite": "knn@dino", "data": ("digits=digits:",)}
-    return EvaluationOptions(**given, out=out, limit=150, device="cpu")
+    arguments = {"checkpoint": (str(export),), "suite": "knn@dino", "data": ("digits=digits:",)}
+    return EvaluationOptions(**arguments, out=out, limit=150, device="cpu")
 
 
 @pytest.mark.parametrize("count", [2, 5])
