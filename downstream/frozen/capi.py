@@ -276,17 +276,17 @@ class CapiLogistic(CapiTask):
     def predict(
         self, choices: Sequence[Choice], memory: PatchRows, queries: PatchRows, space: Workspace
     ) -> Iterator[tuple[Choice, np.ndarray]]:
-        own = range(space.world.rank, len(choices), space.world.size)  # the choices that this process fits
+        own_choices = range(space.world.rank, len(choices), space.world.size)  # numbers of those that this process fits
 
         def predict_own() -> dict[int, np.ndarray]:
             """Number of a choice -> predicted labels (Q, 1)."""
-            if not own:
+            if not own_choices:
                 return {}
             values, labels = np.unique(memory.file.labels[memory.rows], return_inverse=True)
             features = torch.from_numpy(memory.standardised()).to(space.device)
             targets, classes = torch.from_numpy(labels).to(space.device), len(values)
-            fits = {n: fit_logistic(features, targets, classes, choices[n]["C"], self.iterations) for n in own}
-            predicted = {number: np.empty((len(queries.rows), 1), np.uint8) for number in own}
+            fits = {n: fit_logistic(features, targets, classes, choices[n]["C"], self.iterations) for n in own_choices}
+            predicted = {number: np.empty((len(queries.rows), 1), np.uint8) for number in own_choices}
             for part in row_slices(len(queries.rows), ROWS_READ):
                 standardised = queries.standardised(part)
                 for number, (weights, biases) in fits.items():

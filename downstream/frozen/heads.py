@@ -247,8 +247,10 @@ class HeadTraining:
     def batches(self, backbone: Backbone) -> Generator[tuple[Tensor, Tensor]]:
         """Features (B, D', h, w) and targets (B, H', W') of each remaining step, the same in all processes."""
         task, space = self.task, self.space
-        own = range(space.world.rank, task.batch // self.chunk, space.world.size)  # this process's chunks of a batch
-        starts = [step * task.batch + chunk * self.chunk for step in range(self.step, task.steps) for chunk in own]
+        own_chunks = range(space.world.rank, task.batch // self.chunk, space.world.size)  # of this process, in a batch
+        starts = [
+            step * task.batch + chunk * self.chunk for step in range(self.step, task.steps) for chunk in own_chunks
+        ]
         read = partial(read_numbered_crop, task, self.export, self.train, space.seed)
         reader = Batches(read, [range(start, start + self.chunk) for start in starts])
 
@@ -256,16 +258,16 @@ class HeadTraining:
             """Features and targets of this process's chunks of one step."""
             return [
                 (task.head_inputs(backbone, images.to(space.device, non_blocking=True)), targets.to(space.device))
-                for images, targets in islice(loaded, len(own))
+                for images, targets in islice(loaded, len(own_chunks))
             ]
 
         loaders = loader_processes(space, len(self.train.indices))
         with closing(read_ahead(reader, loaders, space.device)) as loaded:
             for _ in range(self.step, task.steps):
-                yield self.exchange(space.world.on_all_ranks(partial(own_features, loaded)), own)
+                yield self.exchange(space.world.on_all_ranks(partial(own_features, loaded)), own_chunks)
 
-    def exchange(self, chunks: Sequence[tuple[Tensor, Tensor]], own: range) -> tuple[Tensor, Tensor]:
-        """The whole batch, in every process, from this process's `chunks`, whose numbers in the batch are `own`.
+    def exchange(self, chunks: Sequence[tuple[Tensor, Tensor]], numbers: range) -> tuple[Tensor, Tensor]:
+        """The whole batch, in every process, from the `chunks` of this process and their `numbers` in the batch.
 
         Each process writes its chunks into zeros, and the batch is the sum over processes.
         """
@@ -277,7 +279,7 @@ class HeadTraining:
         feature_shape, target_shape, dtype = next(shapes[0] for shapes in world.gather_objects(described) if shapes)
         features = torch.zeros(self.task.batch, *feature_shape, device=self.space.device)
         targets = torch.zeros(self.task.batch, *target_shape, dtype=dtype, device=self.space.device)
-        for number, (own_features, own_targets) in zip(own, chunks, strict=True):
+        for number, (own_features, own_targets) in zip(numbers, chunks, strict=True):
             rows = slice(number * self.chunk, (number + 1) * self.chunk)
             features[rows], targets[rows] = own_features, own_targets
         world.all_reduce(features)

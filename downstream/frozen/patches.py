@@ -147,8 +147,8 @@ def extract_patches(
 
         def extract_share() -> int:
             """Compute this process's batches; returns their number of images."""
-            own = missing[world.rank :: world.size].tolist()
-            batches = [range(number * size, min((number + 1) * size, count)) for number in own]
+            own_batches = missing[world.rank :: world.size].tolist()
+            batches = [range(number * size, min((number + 1) * size, count)) for number in own_batches]
             if not batches:
                 return 0
             backbone, total, reader = backbone_of(export, space), sum(map(len, batches)), Batches(read, batches)

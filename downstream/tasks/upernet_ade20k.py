@@ -70,10 +70,10 @@ class UperNet(Segmentation):
     channels: PositiveInt | None = None  # of UPerHead; none: the network's width
     train_positions: bool = True  # train the position table, resized for the crop
     decay_tokens: bool = True  # weight decay on that table and the class token, as in the mm codebases
-    # Relative position tables: one that blocks share kept, or copied into every block, whose rate it then trains at, or
-    # beside that fresh ones for a network that has none.
+    # relative position tables: keep one that blocks share, or copy it into each block, which trains it at its own rate,
+    # or also add tables of zeros to a network that has none
     tables: Tables = field(default="shared", metadata=ADDED)
-    judge_every: NonNegativeInt = 0  # steps between evaluations; 0: at the end alone
+    judge_every: NonNegativeInt = 0  # steps between evaluations; 0: only at the end
     recompute: bool = False  # compute activations again in the backward pass, which takes less memory
     size: str = ""  # of the network that the recipe is for (S, B, ...); a result of another one says so
     branch: str = ""  # of a checkpoint that the source evaluates; a result of another one says so
