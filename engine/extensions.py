@@ -10,6 +10,7 @@ import importlib
 import importlib.util
 import os
 import sys
+import traceback
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -66,14 +67,14 @@ class Extension:
 
 def extensions(kind: str) -> dict[str, Extension]:
     """Key -> extension, of all usable ones of `kind`, built-in ones first; none is imported."""
-    clashes = refused(kind)
-    return _ours(kind) | {plugin.key: plugin for plugin in _plugins(kind) if plugin not in clashes}
+    clashes = refused_plugins(kind)
+    return _built_in(kind) | {plugin.key: plugin for plugin in _plugins(kind) if plugin not in clashes}
 
 
-def refused(kind: str) -> dict[Extension, str]:
+def refused_plugins(kind: str) -> dict[Extension, str]:
     """Plugins that cannot be used because their key is taken -> the reason, and how to resolve it."""
     kinds = SCHEMES if kind in SCHEMES else (kind,)
-    ours = {key for scheme in kinds for key in _ours(scheme)}
+    ours = {key for scheme in kinds for key in _built_in(scheme)}
     plugins = [plugin for scheme in kinds for plugin in _plugins(scheme)]
     count = Counter(plugin.key for plugin in plugins)
     reasons = {}
@@ -89,7 +90,7 @@ def refused(kind: str) -> dict[Extension, str]:
     return reasons
 
 
-def _ours(kind: str) -> dict[str, Extension]:
+def _built_in(kind: str) -> dict[str, Extension]:
     package = importlib.util.find_spec(FOLDERS[kind])
     folders = filter(os.path.isdir, (package and package.submodule_search_locations) or ())
     return _extensions_of(kind, tuple(os.path.join(folder, name) for folder in folders for name in os.listdir(folder)))
@@ -142,7 +143,7 @@ def one_line(path: Path) -> str:
     return _docstring(path).partition("\n")[0]
 
 
-def opening(path: Path) -> str:
+def opening_paragraphs(path: Path) -> str:
     """First two paragraphs of a file's docstring as one line; empty if the file is not valid Python."""
     return " ".join(" ".join(_docstring(path).split("\n\n")[:2]).split())
 
@@ -155,27 +156,28 @@ def _docstring(path: Path) -> str:
 
 
 def load_extension(kind: str, key: str) -> ModuleType:
-    """Import one extension. ValueError for an unknown key, with the choices, and for a plugin that cannot be used."""
+    """Import one extension. Raises ValueError if the key is unknown, with the choices, or the file cannot be used."""
     known = extensions(kind)
     if key not in known:
-        namesakes = {plugin.title: reason for plugin, reason in refused(kind).items() if plugin.key == key}
+        namesakes = {plugin.title: reason for plugin, reason in refused_plugins(kind).items() if plugin.key == key}
         why = [f"{title} is left out: {reason}" for title, reason in namesakes.items()]
         raise ValueError("; ".join(why) or f"no {WORDS[kind]} called {key!r}{did_you_mean(key, list(known))}")
     try:
-        return loaded(known[key])
+        return import_extension(known[key])
     except ValueError as error:
         raise ValueError(f"{known[key].title}: {error}") from error
 
 
-def loaded(extension: Extension) -> ModuleType:
-    """Import an extension's module. ValueError, which does not name the extension, if a plugin cannot be imported or a
-    required name is missing."""
+def import_extension(extension: Extension) -> ModuleType:
+    """Import an extension's module. Raises ValueError, without the extension's name, if its code fails or a required
+    name is missing."""
     try:
         module = importlib.import_module(extension.module)
     except (Exception, SystemExit) as error:
-        if not extension.plugin:
-            raise
-        raise ValueError(f"cannot be imported: {type(error).__name__}: {error}") from error
+        frames = traceback.extract_tb(error.__traceback__)
+        lines = [frame.lineno for frame in frames if frame.filename == str(extension.path)]
+        place = f" ({extension.path.name}, line {lines[-1]})" if lines else ""
+        raise ValueError(f"cannot be imported: {type(error).__name__}: {error}{place}") from error
     missing = [name for name in DEFINED[extension.kind] if not hasattr(module, name)]
     if missing:
         raise ValueError(f"does not define {', '.join(missing)}")
@@ -183,12 +185,18 @@ def loaded(extension: Extension) -> ModuleType:
 
 
 def load_extensions(kind: str) -> dict[str, ModuleType]:
-    """Import all extensions of `kind`: key -> module. One that cannot be used is left out with a warning."""
-    modules, left_out = {}, refused(kind)
+    """Import all extensions of `kind`: key -> module.
+
+    A plugin that cannot be used is left out with a warning. A built-in one raises ValueError: without one of the
+    importers, for example, a checkpoint could be taken for that of another source.
+    """
+    modules, left_out = {}, refused_plugins(kind)
     for key, extension in extensions(kind).items():
         try:
-            modules[key] = loaded(extension)
+            modules[key] = import_extension(extension)
         except ValueError as error:
+            if not extension.plugin:
+                raise ValueError(f"{extension.title}: {error}") from error
             left_out[extension] = str(error)
     warn_of(left_out)
     return modules

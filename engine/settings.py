@@ -19,6 +19,7 @@ import msgspec
 from msgspec import Meta
 
 T = TypeVar("T")
+SETTING_TYPES = (bool, int, float, str, tuple, list, dict)  # of values that look like a setting
 
 PositiveInt = Annotated[int, Meta(ge=1, description="a whole number of at least 1")]
 NonNegativeInt = Annotated[int, Meta(ge=0, description="a whole number of at least 0")]
@@ -78,6 +79,22 @@ def validate(settings: Any) -> None:
         except ValueError as error:
             raise ValueError(f"{getattr(settings, 'PREFIX', '')}{field.name}={value!r}: {error}") from None
         object.__setattr__(settings, field.name, value if checked == value else checked)
+
+
+def check_fields(kind: type) -> None:
+    """Raise ValueError for an attribute of a dataclass that looks like a setting but is not a field: the class lacks
+    @dataclass, or the attribute an annotation."""
+    names, hints = {entry.name for entry in fields(kind)}, annotations(kind)
+    if "__dataclass_fields__" not in vars(kind):
+        annotated = [name for name, hint in hints.items() if get_origin(hint) is not ClassVar]
+        if ignored := [name for name in annotated if name not in names]:
+            fix = f"write @dataclass(frozen=True, kw_only=True) above class {kind.__name__}"
+            raise ValueError(f"{kind.__name__} is not a dataclass, so {ignored[0]} is not a setting; {fix}")
+    for name, value in vars(kind).items():
+        looks_like_setting = isinstance(value, SETTING_TYPES) and name.islower() and not name.startswith("_")
+        if looks_like_setting and name not in hints:
+            fix = f"write {name}: TYPE = {value!r}"
+            raise ValueError(f"{kind.__name__}.{name} has no type, so it is not a setting; {fix}")
 
 
 @cache

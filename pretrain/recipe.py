@@ -18,6 +18,7 @@ from engine.settings import (
     PositiveFloat,
     PositiveInt,
     Validated,
+    check_fields,
     validate,
 )
 from pretrain.schedules import Constant, CosineTo, Multistep, Schedule, TableCosine, TrainProgress, WarmupCosine, cosine
@@ -54,6 +55,9 @@ class Recipe(Validated):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if not dataclasses.is_dataclass(self.settings):
+            raise ValueError(f"settings={self.settings!r}: must be an instance of the method's dataclass of settings")
+        check_fields(type(self.settings))
         validate(self.settings)  # a plugin's settings may be any dataclass
         warmup = getattr(self.schedule, "warmup", 0)
         if warmup >= self.epochs:

@@ -19,7 +19,7 @@ from typing import Literal
 from bench.cli.options import CommandOptions
 from bench.cli.output import in_one_line, memory_limit, table
 from engine import blas_kernel
-from engine.extensions import FOLDERS, extensions, loaded, refused
+from engine.extensions import FOLDERS, extensions, import_extension, refused_plugins
 from engine.machine import SWITCH, cores, cpu_model, installed, memory_bytes
 from engine.optional import OPTIONAL, install_command
 from engine.printing import counted, say
@@ -261,7 +261,7 @@ def _optional() -> Iterator[Check]:
 
 def _plugins() -> Iterator[Check]:
     plugins = [extension for kind in FOLDERS for extension in extensions(kind).values() if extension.plugin]
-    left_out = {extension: reason for kind in FOLDERS for extension, reason in refused(kind).items()}
+    left_out = {extension: reason for kind in FOLDERS for extension, reason in refused_plugins(kind).items()}
     if plugins:
         from bench.run.suites import catalogue
 
@@ -269,7 +269,7 @@ def _plugins() -> Iterator[Check]:
         left_out |= {task: reason for task, reason in catalogue().broken.items() if task.plugin}
     for plugin in [plugin for plugin in plugins if plugin not in left_out]:
         try:
-            loaded(plugin)
+            import_extension(plugin)
             yield Check("plugin", "ok", plugin.title)
         except ValueError as error:
             left_out[plugin] = in_one_line(error)

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from bench.cli.options import CommandOptions, Positional
 from bench.cli.output import table
-from engine.extensions import extensions, one_line, refused, source_files, warn_of
+from engine.extensions import extensions, one_line, refused_plugins, source_files, warn_of
 from engine.printing import say
 
 # Name on the command line -> kind of extension.
@@ -61,7 +61,7 @@ def run(options: Options) -> int:
         plugins = {key: f"  [plugin: {extension.plugin}]" * bool(extension.plugin) for key, extension in files.items()}
         rows = [(key, one_line(extension.path) + plugins[key]) for key, extension in sorted(files.items())]
         say(*table(rows, indent=2))
-        warn_of(refused(SECTIONS[title]))
+        warn_of(refused_plugins(SECTIONS[title]))
     if not name:
         say("suites: bench list suites", "details of any of these, or of a protocol: bench list NAME")
     return 0

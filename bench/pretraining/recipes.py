@@ -46,6 +46,7 @@ def choose_recipe(method: str, name: str | None, texts: Sequence[str]) -> Chosen
     if method not in (methods := source_files("methods")):
         raise ValueError(f"no method {method!r}{did_you_mean(method, list(methods))}")
     module = load_extension("methods", method)
+    check_method_file(method, module)
     if name is None or name not in module.RECIPES:
         problem = (
             f"--recipe: {method} has no recipe {name!r}" if name else f"--recipe is missing: which one of {method}"
@@ -57,6 +58,19 @@ def choose_recipe(method: str, name: str | None, texts: Sequence[str]) -> Chosen
     names = names_by_path(changed)
     changes = {names[path]: value for path, value in after.items() if path not in before or value != before[path]}
     return ChosenRecipe(method=method, module=module, name=name, recipe=changed, changes=changes)
+
+
+def check_method_file(method: str, module: ModuleType) -> None:
+    """Raise ValueError if METHOD or RECIPES of a method's file are not what the trainer needs."""
+    from pretrain.method import Method
+
+    if not (isinstance(module.METHOD, type) and issubclass(module.METHOD, Method)):
+        raise ValueError(
+            f"method {method!r}: its METHOD is {module.METHOD!r}, not a subclass of pretrain.method.Method"
+        )
+    for name, recipe in module.RECIPES.items():
+        if not isinstance(recipe, Recipe):
+            raise ValueError(f"method {method!r}: its RECIPES[{name!r}] is {recipe!r}, not a pretrain.recipe.Recipe")
 
 
 def costs(recipe: Recipe) -> str:

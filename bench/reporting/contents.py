@@ -17,7 +17,7 @@ from bench.results.record import CheckpointUsed, Result, images_seen, time_text
 from bench.statistics.significance import Column, Key, PairedTestCache, p_value_cache, tie_letters
 from checkpoints.export import spec_in
 from checkpoints.flops import forward_flops
-from engine.extensions import opening, source_files
+from engine.extensions import opening_paragraphs, source_files
 from engine.printing import in_words
 
 # measured: a trained network. floor: raw pixels. initial: weights before the first update of a pretraining. published:
@@ -200,7 +200,7 @@ def row_kind(leaderboard: Leaderboard, checkpoint: CheckpointUsed) -> Kind:
 def about_task(task: str) -> str:
     """The first two paragraphs of the docstring of a task's file; "" if the task is not installed."""
     files = source_files("probes") | source_files("downstream")
-    return opening(files[task]) if task in files else ""
+    return opening_paragraphs(files[task]) if task in files else ""
 
 
 def _table(

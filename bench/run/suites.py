@@ -4,19 +4,18 @@ Cheap tasks run first, in the order of their `COST`.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from types import ModuleType
-from typing import Any, ClassVar, get_origin
+from typing import Any
 
 from bench.cli.output import in_one_line
 from bench.cli.settings import changed, read_changes
-from engine.extensions import Extension, extensions, loaded, refused
+from engine.extensions import Extension, extensions, import_extension, refused_plugins
 from engine.printing import did_you_mean
-from engine.settings import annotations
+from engine.settings import check_fields
 from engine.tasks import Protocol, SelectOn, Task, settings_of
 
 KINDS = ("probes", "downstream")
-PLAIN = (bool, int, float, str, tuple, list, dict)  # values that a setting may have
 LAYOUT_IS = "dense tasks name the layout of their scenes, probes none"
 # Ending of protocols that select as their source does, on validation images: a task's name does not select them.
 AS_REPORTED = "_paper"
@@ -75,7 +74,7 @@ def catalogue(kinds: Sequence[str] = KINDS, suite: str = "") -> Catalogue:
     """
     protocols: dict[str, ChosenProtocol] = {}
     suites: dict[str, tuple[str, ...]] = {}
-    broken = {extension: reason for kind in kinds for extension, reason in refused(kind).items()}
+    broken = {extension: reason for kind in kinds for extension, reason in refused_plugins(kind).items()}
     files = [extension for kind in kinds for extension in extensions(kind).values()]
     words = [word.strip() for word in suite.split(",") if word.strip()]
     families = {word.partition("@")[0] for word in words}
@@ -83,7 +82,7 @@ def catalogue(kinds: Sequence[str] = KINDS, suite: str = "") -> Catalogue:
         files = [extension for extension in files if extension.key in families]
     for extension in sorted(files, key=lambda extension: bool(extension.plugin)):  # ours first: they keep their names
         try:
-            module = loaded(extension)
+            module = import_extension(extension)
             added, files_suites = _protocols(extension, module), dict(module.SUITES)
             _check_names(extension, added, files_suites, protocols)
         except Exception as error:  # a plugin may raise anything; the other files must stay usable
@@ -100,7 +99,7 @@ def _protocols(extension: Extension, module: ModuleType) -> dict[str, ChosenProt
     for name, value in module.PROTOCOLS.items():
         if not isinstance(value, Protocol) or not isinstance(value.task, Task):
             raise ValueError(f"the task of its protocol {name!r} is not an engine.tasks.Task; derive it from Task")
-        _check_settings(type(value.task))
+        check_fields(type(value.task))
         if not isinstance(value.task.COST, int | float) or not isinstance(value.task.LAYOUT, str):
             raise ValueError(f"the task of its protocol {name!r} needs a number as COST and a string as LAYOUT")
         if bool(value.task.LAYOUT) != (extension.kind == "downstream"):
@@ -109,21 +108,6 @@ def _protocols(extension: Extension, module: ModuleType) -> dict[str, ChosenProt
         name: ChosenProtocol(key=extension.key, name=name, protocol=value, plugin=extension.plugin)
         for name, value in module.PROTOCOLS.items()
     }
-
-
-def _check_settings(kind: type[Task]) -> None:
-    """ValueError for an attribute that looks like a setting and is none: no @dataclass, or no type."""
-    settings = {entry.name for entry in fields(kind)}
-    hints = annotations(kind)  # type: ignore[arg-type]  # mypy's: a type is hashable
-    if "__dataclass_fields__" not in vars(kind):
-        typed = [name for name, hint in hints.items() if get_origin(hint) is not ClassVar]
-        if lost := [name for name in typed if name not in settings]:
-            fix = f"write @dataclass(frozen=True, kw_only=True) above class {kind.__name__}"
-            raise ValueError(f"{kind.__name__} is not a dataclass, so {lost[0]} is not a setting; {fix}")
-    for name, value in vars(kind).items():
-        if isinstance(value, PLAIN) and name.islower() and not name.startswith("_") and name not in hints:
-            fix = f"write {name}: TYPE = {value!r}"
-            raise ValueError(f"{kind.__name__}.{name} has no type, so it is not a setting; {fix}")
 
 
 def _check_names(

@@ -1,12 +1,25 @@
 """Plugins: extensions of other packages, which take nobody's place, break nothing, and are named by what they made."""
 
 import json
+from types import SimpleNamespace
 
 import pytest
+import torch
 from small_exports import make_foreign
 from toy_packages import TOYS, install
 
-from engine.extensions import extensions, refused
+from bench.pretraining.recipes import check_method_file
+from checkpoints.resolve import load
+from engine.extensions import (
+    FOLDERS,
+    Extension,
+    extensions,
+    import_extension,
+    load_extension,
+    load_extensions,
+    refused_plugins,
+)
+from pretrain.method import Method
 
 LAYOUT = '''"""Files of one more layout: a plain ViT under `other.`."""
 from checkpoints.importing import Conversion, plain_vit
@@ -31,6 +44,10 @@ FILES = {
     "blind": LAYOUT.replace("def recognise", "def unused"),
     "touchy": LAYOUT.replace('"other.patch_embed.proj.weight" in file.tensors', 'file.tensors["nowhere"]'),
     "clumsy": LAYOUT.replace("take_trunk()", "nothing").replace('"other.', '"clumsy.'),
+    "renamed": LAYOUT.replace('{"model": ("other.",)}, {}', '{"teacher": ("teacher.",), "student": ("student.",)}, {}')
+    .replace("def recognise", 'FIRST = ("patchify.weight",)\n\n\ndef recognise')
+    .replace('"other.patch_embed.proj.weight"', '"student.patchify.weight"')
+    .replace("take_trunk()", 'take_trunk({r"^patchify\\.": "patch_embed.proj."})'),
     "leaving": "raise SystemExit(3)",
     "mine": "from pretrain.methods.mae import METHOD, RECIPES\n",
     "toy": TOYS.format(key="toy", cost=1).replace("def run", FEATURES),
@@ -45,7 +62,7 @@ FILES = {
     "text": TOYS.format(key="text", cost=1).replace('"toys": (', '"one": "text@one", "toys": ('),
     "vague": TOYS.format(key="vague", cost=1).replace('"toys": (', '"toys": ("vague@three", '),
 }
-IMPORTERS = ("layout", "blind", "touchy", "clumsy")
+IMPORTERS = ("layout", "blind", "touchy", "clumsy", "renamed")
 TASKS = ("toy", "bare", "thief", "undecorated", "untyped", "text", "vague", "leaving")
 POINTS = {
     "bench.importers": {key: f"others.{key}" for key in IMPORTERS} | {"mae": "others.layout"},
@@ -62,7 +79,7 @@ LEFT_OUT = {
     "importer 'mae' of others 2.1": TAKEN,
     "importer 'blind' of others 2.1": "does not define recognise",
     "task 'knn' of others 2.1": TAKEN,
-    "task 'leaving' of others 2.1": "cannot be imported: SystemExit: 3",
+    "task 'leaving' of others 2.1": "cannot be imported: SystemExit: 3 (leaving.py, line 1)",
     "task 'bare' of others 2.1": BARE,
     "task 'thief' of others 2.1": "the task 'knn' already has a protocol 'knn@dino'",
     "task 'undecorated' of others 2.1": (
@@ -100,7 +117,7 @@ def test_two_plugins_of_one_name_are_both_left_out(plugins, tmp_path, use_packag
     install(tmp_path, "rivals", "0.1", {"toy": FILES["toy"]}, {"bench.probes": {"toy": "rivals.toy"}})
     use_packages(tmp_path)
     assert "toy" not in extensions("probes")
-    reasons = {each.plugin: reason for each, reason in refused("probes").items() if each.key == "toy"}
+    reasons = {each.plugin: reason for each, reason in refused_plugins("probes").items() if each.key == "toy"}
     assert reasons == {
         "others 2.1": "rivals 0.1 has one of that name too; uninstall one of the packages",
         "rivals 0.1": "others 2.1 has one of that name too; uninstall one of the packages",
@@ -111,7 +128,7 @@ def test_doctor_says_of_every_plugin_whether_it_can_be_used(plugins, bench):
     _, out, _ = bench("doctor", "--json")
     checks = [check for check in json.loads(out)["checks"] if check["name"] == "plugin"]
     texts = {check["text"]: check["mark"] for check in checks}
-    good = [f"importer {key!r} of others 2.1" for key in ("clumsy", "layout", "touchy")]
+    good = [f"importer {key!r} of others 2.1" for key in ("clumsy", "layout", "renamed", "touchy")]
     good += ["task 'toy' of others 2.1", "method 'mine' of others 2.1"]
     expected = {f"{title} is left out: {reason}": "note" for title, reason in LEFT_OUT.items()}
     assert texts == dict.fromkeys(good, "ok") | expected
@@ -138,6 +155,19 @@ def test_a_checkpoint_is_imported_beside_broken_plugins_and_results_name_the_plu
     assert protocols == {"toy@one": "others 2.1", "knn@dino": ""}
     checkpoints = {(result["checkpoint"]["method"], result["checkpoint"]["plugin"]) for result in results}
     assert checkpoints == {("layout", "others 2.1")}
+
+
+def test_branches_are_recognised_by_the_importers_name_of_the_patch_embedding(plugins, tmp_path):
+    tensors = torch.load(make_foreign(tmp_path / "teacher.pth", "teacher"))
+    tensors |= torch.load(make_foreign(tmp_path / "student.pth", "student"))
+    path = tmp_path / "both.pth"
+    torch.save({name.replace("patch_embed.proj", "patchify"): tensor for name, tensor in tensors.items()}, path)
+    export = load(path)
+    assert export.facts["importer"] == "renamed" and export.facts["branch"] == "teacher"
+    assert export.facts["dropped"] == {"branch student": len(tensors) // 2}
+    torch.save({name: tensor for name, tensor in torch.load(path).items() if name.startswith("student")}, path)
+    with pytest.raises(ValueError, match=r"teacher\.patchify\.weight; it holds the branches: student"):
+        load(path)
 
 
 def test_an_export_of_ours_names_no_plugin(plugins, bench, exports, tmp_path):
@@ -173,8 +203,28 @@ def test_what_a_broken_plugin_was_asked_for_is_one_line(words, named, plugins, r
     assert not (tmp_path / "out").exists()
 
 
-def test_every_kind_of_ours_defines_what_plugins_must():
-    from engine.extensions import FOLDERS, loaded
+def test_a_built_in_file_whose_code_fails_is_named_with_the_line(tmp_path, monkeypatch):
+    """Also where all importers are loaded: without one of them, a checkpoint could be taken for another source's."""
+    path = tmp_path / "failing_importer.py"
+    path.write_text('"""An importer."""\n\nSOURCE = nowhere\n')
+    monkeypatch.syspath_prepend(tmp_path)
+    failing = Extension(kind="importers", key="failing", module=path.stem, path=path)
+    monkeypatch.setattr("engine.extensions.extensions", lambda kind: {"failing": failing})
+    for load_it in (lambda: load_extension("importers", "failing"), lambda: load_extensions("importers")):
+        with pytest.raises(ValueError, match=r"importer 'failing': .* 'nowhere' .*\(failing_importer\.py, line 3\)"):
+            load_it()
 
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [(dict(METHOD=torch.nn.Module), "METHOD is .*torch.*Module"), (dict(RECIPES={"smoke": {}}), r"RECIPES\['smoke'\]")],
+)
+def test_a_method_file_of_the_wrong_types_is_refused(changes, named):
+    module = SimpleNamespace(**{"METHOD": Method, "RECIPES": {}, **changes})
+    with pytest.raises(ValueError, match=f"method 'mine': its {named}"):
+        check_method_file("mine", module)
+
+
+def test_every_kind_of_ours_defines_what_plugins_must():
     for kind in FOLDERS:
-        assert [loaded(each) for each in extensions(kind).values()]
+        assert [import_extension(each) for each in extensions(kind).values()]

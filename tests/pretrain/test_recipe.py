@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 
 from checkpoints.spec import SIZES
+from engine.settings import PositiveInt, Validated
 from pretrain.methods import dino, extrema, ibot, lut, mae, moca, msn, simmim
 from pretrain.schedules import CosineTo, CountedCosine, Multistep, WarmupCosine
 
@@ -103,3 +104,19 @@ def test_simmims_baseline_is_trained_as_lut_on_it():
     ours, theirs = simmim.RECIPES["vit_b_100"], lut.RECIPES["simmim_vit_b"]
     for name in ("spec", "epochs", "batch", "lr", "lr_batch", "schedule", "weight_decay", "betas", "clip"):
         assert getattr(ours, name) == getattr(theirs, name), name
+
+
+class Undecorated(Validated):
+    steps: PositiveInt = 3
+
+
+@pytest.mark.parametrize(
+    ("settings", "named"),
+    [
+        (Undecorated(), "Undecorated is not a dataclass, so steps is not a setting"),
+        ({"steps": 3}, "settings=.*dataclass"),
+    ],
+)
+def test_settings_are_a_dataclass_with_their_fields(settings, named):
+    with pytest.raises(ValueError, match=named):
+        replace(MAE, settings=settings)
