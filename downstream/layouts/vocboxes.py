@@ -47,8 +47,14 @@ def read_boxes(root: Path, names: list[str], names_for_classes: list[str], split
     names_for_classes: images whose objects define the classes, including `names`. Raises ValueError if an image or
     annotation is missing or cannot be read.
     """
-    images = {path.stem: path.name for path in (root / "JPEGImages").iterdir() if path.suffix.lower() in EXTENSIONS}
+    files = sorted(path for path in (root / "JPEGImages").iterdir() if path.suffix.lower() in EXTENSIONS)
+    images = {path.stem: path.name for path in files}
     check_present(names, images, f"images of {split}", "JPEGImages")
+    for path in files:
+        if images[path.stem] != path.name and path.stem in names:
+            raise ValueError(
+                f"JPEGImages holds {path.name} and {images[path.stem]}, both named {path.stem}; remove one"
+            )
     annotations = {
         name: _read_annotation(root / "Annotations" / f"{name}.xml") for name in dict.fromkeys(names_for_classes)
     }

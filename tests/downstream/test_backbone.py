@@ -149,6 +149,6 @@ def test_the_largest_scale_of_patches_of_16():
     assert kinds == ["ConvTranspose2d", "BatchNorm2d", "GELU", "ConvTranspose2d"]
 
 
-def test_usual_taps():
+def test_default_taps():
     assert [default_taps(depth) for depth in (12, 24)] == [(3, 5, 7, 11), (7, 11, 15, 23)]
     assert default_taps(PLAIN.depth) == (0, 1, 1, 2)

@@ -280,6 +280,15 @@ def test_annotations_of_pascal_voc(size, tmp_path):
     )
 
 
+def test_two_images_with_the_name_in_a_list_are_refused(tmp_path):
+    """The order of the folder would decide which one is read."""
+    written(tmp_path, XML.format("", "", BOX))
+    Image.new("RGB", (30, 20)).save(tmp_path / "JPEGImages" / "test.jpg")
+    with pytest.raises(ValueError, match=r"JPEGImages holds test\.jpg and test\.png"):
+        open_scenes(f"vocboxes:{tmp_path}", "val", tmp_path)
+    assert len(open_scenes(f"vocboxes:{tmp_path}", "train", tmp_path)) == 1
+
+
 @pytest.mark.parametrize("place", ["JPEGImages/val.png", "Annotations/val.xml"])
 def test_a_pipe_among_images_and_annotations_is_named(place, tmp_path):
     """Opened like a file, it would be waited for without end."""
