@@ -57,9 +57,9 @@ class HeadSettings(Validated):
 class HeadGroup:
     """G heads on one readout, with their weights (D, G*C) and biases (G*C,) side by side."""
 
-    def __init__(self, heads: Sequence[Head], indices: range, weight: Tensor, recipe: HeadSettings) -> None:
+    def __init__(self, heads: Sequence[Head], indices: range, weight: Tensor, settings: HeadSettings) -> None:
         """indices: of these heads among all H. weight: (D, G*C) initial weights; biases begin at 0."""
-        self.indices, self.recipe, self.readout = indices, recipe, heads[0].readout
+        self.indices, self.settings, self.readout = indices, settings, heads[0].readout
         self.size, self.classes = len(heads), weight.shape[1] // len(heads)
         self.parameters = {"weight": weight, "bias": weight.new_zeros(weight.shape[1])}
         self.add_parameters()
@@ -78,7 +78,7 @@ class HeadGroup:
     def step(self, inputs: Tensor, labels: Tensor, factor: float) -> Tensor:
         """One step on inputs (B, D), labels (B,) at `factor` times each head's rate -> losses (G,) before the step."""
         errors, losses = residuals(self.logits(inputs), labels)
-        if self.recipe.optimizer == "sgd":
+        if self.settings.optimizer == "sgd":
             self._update_sgd_buffers(inputs, errors.flatten(1))
         else:
             self._update_lars_buffers(inputs, errors.flatten(1))
@@ -88,7 +88,7 @@ class HeadGroup:
 
     def _update_sgd_buffers(self, inputs: Tensor, errors: Tensor) -> None:
         # torch.optim.SGD: mu <- momentum mu + g + wd p, biases included. errors: (B, G*C)
-        share, momentum = 1 / len(inputs), self.recipe.momentum
+        share, momentum = 1 / len(inputs), self.settings.momentum
         self.buffers["weight"].addmm_(inputs.T, errors, beta=momentum, alpha=share)
         self.buffers["bias"].mul_(momentum).add_(errors.sum(dim=0), alpha=share)
         for name, buffer in self.buffers.items() if self.has_weight_decay else ():
@@ -100,8 +100,8 @@ class HeadGroup:
         gradient = (inputs.T @ errors).div_(len(inputs)).view(per_head)
         decay = self.weight_decay.view(per_head)
         direction = adapted(gradient, self.parameters["weight"].view(per_head), decay, heads=1)
-        self.buffers["weight"].mul_(self.recipe.momentum).add_(direction.flatten(1))
-        self.buffers["bias"].mul_(self.recipe.momentum).add_(errors.sum(dim=0), alpha=1 / len(inputs))
+        self.buffers["weight"].mul_(self.settings.momentum).add_(direction.flatten(1))
+        self.buffers["bias"].mul_(self.settings.momentum).add_(errors.sum(dim=0), alpha=1 / len(inputs))
 
     def _per_column(self, values: Sequence[float]) -> Tensor:
         # one value per head -> (G*C,)
@@ -137,7 +137,7 @@ class NormedGroup(HeadGroup):
     def _unit(self, inputs: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         # The head's inputs: vectors of unit length (B, D), their lengths before (B, 1), and the LayerNorm's output
         # before gain and shift (B, D).
-        normed = F.layer_norm(inputs, inputs.shape[1:], eps=self.recipe.eps)
+        normed = F.layer_norm(inputs, inputs.shape[1:], eps=self.settings.eps)
         scaled = torch.addcmul(self.parameters["shift"], normed, self.parameters["gain"])
         lengths = torch.linalg.vector_norm(scaled, dim=1, keepdim=True).clamp_min(1e-12)
         return scaled / lengths, lengths, normed
@@ -155,7 +155,7 @@ class NormedGroup(HeadGroup):
             "gain": (scaled_gradient * normed).sum(dim=0),
             "shift": scaled_gradient.sum(dim=0),
         }
-        rate, momentum = factor * float(self.lr[0]), self.recipe.momentum
+        rate, momentum = factor * float(self.lr[0]), self.settings.momentum
         for name, gradient in gradients.items():
             self.buffers[name].mul_(momentum).sub_(gradient, alpha=rate)
             self.parameters[name].sub_(gradient, alpha=rate).add_(self.buffers[name], alpha=momentum)
@@ -168,8 +168,8 @@ class NormedGroup(HeadGroup):
 class AdamGroup(HeadGroup):
     """Heads trained by torch.optim.AdamW with its defaults; biases decay too (BEiT run_linear_eval.py:135-138)."""
 
-    def __init__(self, heads: Sequence[Head], indices: range, weight: Tensor, recipe: HeadSettings) -> None:
-        super().__init__(heads, indices, weight, recipe)
+    def __init__(self, heads: Sequence[Head], indices: range, weight: Tensor, settings: HeadSettings) -> None:
+        super().__init__(heads, indices, weight, settings)
         self.buffers |= {f"{name}_square": torch.zeros_like(value) for name, value in self.parameters.items()}
         self.buffers["updates"] = torch.zeros_like(self.lr)
 
@@ -203,7 +203,7 @@ class Heads:
         heads: Sequence[Head],
         widths: Mapping[str, int],
         classes: int,
-        recipe: HeadSettings,
+        settings: HeadSettings,
         *,
         batch: int,
         seed: int = 0,
@@ -212,7 +212,7 @@ class Heads:
         own: range | None = None,
     ) -> None:
         """widths: readout -> D. batch: images of a step, which decides the size of groups. own: all heads if None."""
-        self.heads, self.recipe, self.classes = tuple(heads), recipe, classes
+        self.heads, self.settings, self.classes = tuple(heads), settings, classes
         self.own = range(len(heads)) if own is None else own
         generator = torch.Generator().manual_seed(seed)
         initial_weights: dict[int, Tensor] = {}
@@ -220,16 +220,16 @@ class Heads:
             weight = torch.randn(classes, widths[head.readout], generator=generator, dtype=dtype)
             if index in self.own:
                 initial_weights[index] = weight.mul_(INIT_STD).to(device)
-        group_class = {"msn": NormedGroup, "adamw": AdamGroup}.get(recipe.optimizer, HeadGroup)
+        group_class = {"msn": NormedGroup, "adamw": AdamGroup}.get(settings.optimizer, HeadGroup)
         readouts = [heads[index].readout for index in self.own]
         fitting_heads = max(1, MAX_LOGIT_BYTES // (batch * classes * dtype.itemsize))
-        max_heads = 1 if recipe.entry == "layer_norm" else fitting_heads
+        max_heads = 1 if settings.entry == "layer_norm" else fitting_heads
         self.groups = [
             group_class(
                 [heads[index] for index in indices],
                 indices,
                 torch.cat([initial_weights[index] for index in indices]).T.contiguous(),
-                recipe,
+                settings,
             )
             for indices in group_heads(readouts, max_heads, self.own.start)
         ]
@@ -240,7 +240,7 @@ class Heads:
                 torch.ones(widths[readout], device=device, dtype=dtype),
             )
             for readout in self.readouts
-            if recipe.entry == "batch_norm"
+            if settings.entry == "batch_norm"
         }
         self.steps = 0
         self.diverged = torch.full((len(self.own),), -1, dtype=torch.int64, device=device)
@@ -266,11 +266,16 @@ class Heads:
 
     def _normalized(self, features: Mapping[str, Tensor], training: bool) -> Mapping[str, Tensor]:
         # The BatchNorm in front of the heads has no parameters, so heads on one readout share it.
-        if self.recipe.entry != "batch_norm":
+        if self.settings.entry != "batch_norm":
             return features
         return {
             readout: F.batch_norm(
-                features[readout], mean, variance, training=training, momentum=BATCH_NORM_MOMENTUM, eps=self.recipe.eps
+                features[readout],
+                mean,
+                variance,
+                training=training,
+                momentum=BATCH_NORM_MOMENTUM,
+                eps=self.settings.eps,
             )
             for readout, (mean, variance) in self.running_statistics.items()
         }
@@ -280,7 +285,7 @@ class Heads:
         head = self.heads[index]
         tensors = self._head_tensors(index)
         width = len(tensors["parameter.weight"])
-        copy = Heads([head], {head.readout: width}, self.classes, self.recipe, batch=1)
+        copy = Heads([head], {head.readout: width}, self.classes, self.settings, batch=1)
         copy.groups[0].parameters = {
             name.removeprefix(PARAMETER): value.clone() for name, value in tensors.items() if name.startswith(PARAMETER)
         }

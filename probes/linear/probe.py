@@ -368,8 +368,8 @@ class Probe:
         warnings, train, plan = [], self.train, self.plan
         if plan.batch < plan.requested_batch:
             warnings.append(
-                f"batches of {plan.batch}, all there is to train on, and not of {plan.requested_batch}; rates are "
-                "scaled by it"
+                f"batches of {plan.batch} images, which are all training images, instead of {plan.requested_batch}; "
+                "learning rates are scaled to this batch"
             )
         if self.task.select == "holdout" and (warning := not_held_out_warning(train.labels, train.classes)):
             warnings.append(warning)
@@ -396,7 +396,9 @@ class Probe:
 
     def gather_hits(self, own_hits: Callable[[], dict[str, Hits]]) -> dict[str, Hits]:
         """Metric -> hits, of all processes, in every process. own_hits: computes those of this process's heads."""
-        hits = {metric: hits for own in self.space.world.gather_results(own_hits) for metric, hits in own.items()}
+        hits: dict[str, Hits] = {}
+        for hits_of_rank in self.space.world.gather_results(own_hits):
+            hits |= hits_of_rank
         return {metric: hits[metric] for metric in ("top1", "top1_last")}
 
     def cost(self, sweep: Sweep, bears_cost: bool) -> dict[str, float]:

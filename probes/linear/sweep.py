@@ -102,8 +102,8 @@ class Sweep:
             last = int(self.diverged.argmax())
             head: Head = self.heads.heads[last]
             self.error = ValueError(
-                f"the loss is no finite number from step {self.diverged[last]} on, with learning rate {head.lr:g} on "
-                f"{head.readout}, nor for any other head; give smaller learning rates (lrs)"
+                f"the loss is not finite from step {self.diverged[last]} on, with learning rate {head.lr:g} on "
+                f"{head.readout}, the last head to diverge; give smaller learning rates (lrs)"
             )
             return
         hits = np.where(converging, counts, -1)

@@ -219,7 +219,7 @@ class Fitter:
             raise ValueError(
                 f"{name}: the optimum for lambda {raw_lambda:g} ({settings.effective_lambda(raw_lambda, images):.3g} "
                 f"against the mean loss) was not reached: gap {gap:.1e} after {iterations} iterations of "
-                f"{settings.solver}, {settings.max_gap:.0e} asked; raise --set lowshot.max_iterations=N, or lambdas"
+                f"{settings.solver}, {settings.max_gap:.0e} required; raise --set lowshot.max_iterations=N, or lambdas"
             )
 
     def evaluate(

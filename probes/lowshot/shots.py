@@ -70,7 +70,9 @@ def possible_shots(train: ImageSet, shots: Sequence[int], has_shares: bool) -> t
     impossible = f"{' and '.join(str(count) for count in shots if count > fewest)} images per class"
     reason = f"class {name!r} has {fewest} training image{'s' * (fewest > 1)}"
     if not (possible or has_shares):
-        raise ValueError(f"{train.url}: {impossible} asked, but {reason}; --set lowshot.shots={fewest}, or add images")
+        raise ValueError(
+            f"{train.url}: {impossible} requested, but {reason}; --set lowshot.shots={fewest}, or add images"
+        )
     return possible, f"{impossible} left out: {reason}"
 
 

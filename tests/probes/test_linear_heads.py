@@ -48,13 +48,13 @@ def module_of(heads, place, dtype):
     head = heads.heads[place]
     entries = {"plain": nn.Identity, "batch_norm": nn.BatchNorm1d}
     parameters = heads.copy_head(place).groups[0].parameters
-    if heads.recipe.entry == "layer_norm":
+    if heads.settings.entry == "layer_norm":
         module = Normalised(WIDTHS[head.readout], heads.classes)
         linear = module.linear
     else:
-        options = {"affine": False, "eps": heads.recipe.eps} if heads.recipe.entry == "batch_norm" else {}
+        options = {"affine": False, "eps": heads.settings.eps} if heads.settings.entry == "batch_norm" else {}
         linear = nn.Linear(WIDTHS[head.readout], heads.classes)
-        module = nn.Sequential(entries[heads.recipe.entry](WIDTHS[head.readout], **options), linear)
+        module = nn.Sequential(entries[heads.settings.entry](WIDTHS[head.readout], **options), linear)
     module.to(dtype)
     with torch.no_grad():
         linear.weight.copy_(parameters["weight"].T)

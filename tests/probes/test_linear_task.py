@@ -37,7 +37,9 @@ def test_a_separable_set_is_solved(export, tmp_path):
         (readout, lr) for readout in SMALL.readouts for lr in SMALL.lrs
     ]
     assert facts["grid"][0]["lr_effective"] == pytest.approx(0.1 * 33 / 256)
-    assert facts["warnings"] == ["batches of 33, all there is to train on, and not of 64; rates are scaled by it"]
+    assert facts["warnings"] == [
+        "batches of 33 images, which are all training images, instead of 64; learning rates are scaled to this batch"
+    ]
 
 
 def test_the_chosen_head_is_the_one_that_is_reported(export, tmp_path):
@@ -96,7 +98,7 @@ def test_a_diverged_head_is_recorded_and_not_chosen(export, tmp_path):
     outcome = replace(SMALL, lrs=(1e38, 1.0), readouts=("avg",)).run(export, space)
     assert outcome.numbers["top1"] == 100.0 and outcome.facts["chosen"]["lr"] == 1.0
     assert outcome.facts["grid"][0]["diverged_at_step"] > 0 and "best" not in outcome.facts["grid"][0]
-    with pytest.raises(ValueError, match=r"no finite number from step \d+ on, with learning rate \S+ on avg"):
+    with pytest.raises(ValueError, match=r"not finite from step \d+ on, with learning rate \S+ on avg"):
         replace(SMALL, lrs=(1e38,), readouts=("avg",)).run(export, space)
 
 

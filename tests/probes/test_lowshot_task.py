@@ -230,7 +230,7 @@ def test_a_class_of_one_image_leaves_out_what_is_not_possible(export, tmp_path):
 
 def test_a_class_with_too_few_or_no_images_is_named(export, tmp_path):
     url = write_set(tmp_path / "set", train=4)
-    with pytest.raises(ValueError, match=r"5 images per class asked, but class 'n0' has 4 .*--set lowshot\.shots=4"):
+    with pytest.raises(ValueError, match=r"5 images per class requested, but class 'n0' has 4 .*--set lowshot\.shots=4"):
         replace(SMALL, shots=(5,), fractions=()).run(export, workspace(tmp_path, url))
     with pytest.raises(ValueError, match="class 'n0' has no training image"):
         SMALL.run(export, workspace(tmp_path, url, limit=1))
