@@ -91,7 +91,7 @@ class ModelSelection:
     def __call__(self, training: Training) -> None:
         """Evaluate an epoch that has just ended. Keeps the hits of the best and the last one, and the weights to
         report."""
-        classifier, history = training.evaluated, training.history
+        classifier, history = training.evaluated_network, training.history
 
         def network(pixels: Tensor) -> Tensor:
             with training.autocast():

@@ -56,7 +56,7 @@ class Training:
         skipped: Path of each unreadable image -> reason; "train": images to train on and held-out ones, "val".
         reported: Weights of the epoch to report on the CPU, once it is known.
         request: Whether this process was asked to stop.
-        stops: Whether any process was asked to stop; the same in all of them.
+        stop_requested: Whether any process was asked to stop; the same in all of them.
     """
 
     def __init__(
@@ -91,7 +91,7 @@ class Training:
             # No module has buffers that change, so they need not be broadcast.
             self.network = DistributedDataParallel(self.classifier, broadcast_buffers=False)
         self.step, self.evaluated_at = 0, 0
-        self.request, self.stops = StopRequest(), False
+        self.request, self.stop_requested = StopRequest(), False
         self.history: list[dict[str, Any]] = []
         self.arrays: dict[str, np.ndarray] = {}
         self.skipped: dict[str, dict[str, str]] = {"train": {}, "val": {}}
@@ -102,7 +102,7 @@ class Training:
         return autocast(self.space.device, self.space.precision)
 
     @property
-    def evaluated(self) -> Classifier:
+    def evaluated_network(self) -> Classifier:
         """The network that is evaluated: the one with averaged weights, if there is one."""
         return self.ema.module if self.ema is not None else self.classifier
 
@@ -167,10 +167,10 @@ class Training:
                     self.update(batches)
                     self.step += 1
                     progress.advance(1)
-                if self.stops or save_timer.is_due() or self.evaluated_at == steps:
+                if self.stop_requested or save_timer.is_due() or self.evaluated_at == steps:
                     with save_timer:
                         self.save()
-                if self.stops:
+                if self.stop_requested:
                     raise Stopped.after(self.step, steps, label, self.folder)
 
     def evaluation_is_due(self) -> bool:
@@ -185,7 +185,7 @@ class Training:
         evaluate(self)
         self.network.train()
         self.evaluated_at = self.step
-        self.stops = any(self.world.gather_objects(self.request.asked))
+        self.stop_requested = any(self.world.gather_objects(self.request.asked))
 
     def update(self, batches: Iterator[MixedGroup]) -> None:
         """One step of the optimizer, on one batch of the recipe's size."""
@@ -193,8 +193,7 @@ class Training:
             group["lr"] = self.rate(group["lr_scale"])
         self.optimizer.zero_grad(set_to_none=True)
         last_loss: list[Tensor] = []
-        # The last backward pass averages gradients over the processes. All that may fail in one process comes before
-        # it.
+        # The last backward pass averages gradients over processes. All that may fail in one process comes before it.
         shares = self.world.gather_results(lambda: self.forward_backward(batches, last_loss))
         for share in shares:
             self.skipped["train"] |= share.unreadable
@@ -205,7 +204,7 @@ class Training:
         self.optimizer.step()
         if self.ema is not None:
             self.ema.update(self.classifier)
-        self.stops = any(share.stop_requested for share in shares)
+        self.stop_requested = any(share.stop_requested for share in shares)
 
     def rate(self, scale: float = 1.0) -> float:
         """Learning rate of this update. scale: factor of a layer."""

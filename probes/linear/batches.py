@@ -56,7 +56,7 @@ def reading_order(rows: int, seed: int, epoch: int) -> np.ndarray:
     return order
 
 
-BLOCK = 1024  # rows that heads are evaluated on at a time
+BLOCK_ROWS = 1024  # rows that heads are evaluated on at a time
 
 # Called with a batch: its number in the epoch, features (B, D) of every readout, and labels (B,).
 Step = Callable[[int, Mapping[str, Tensor], Tensor], None]
@@ -117,9 +117,9 @@ class Table:
             read_ahead(values, rows)
 
     def blocks(self, rows: np.ndarray) -> Iterator[tuple[dict[str, Tensor], Tensor]]:
-        """Features (B, D) of every readout and labels (B,) of some rows, at most BLOCK rows at a time."""
-        for start in range(0, len(rows), BLOCK):
-            yield self.read(rows[start : start + BLOCK])
+        """Features (B, D) of every readout and labels (B,) of some rows, at most BLOCK_ROWS rows at a time."""
+        for start in range(0, len(rows), BLOCK_ROWS):
+            yield self.read(rows[start : start + BLOCK_ROWS])
             for values in self.arrays.values():
                 release_pages(values)
 

@@ -22,7 +22,7 @@ from engine.work import Kind, Part, Scale, Work, seconds_of
 from probes.features.extract import forward_bytes, transform_of
 from probes.features.fallbacks import supported_readout
 from probes.features.kinds import FLOAT, FeatureKind, Readout, feature_bytes, feature_pass, kinds_of
-from probes.linear.batches import BLOCK
+from probes.linear.batches import BLOCK_ROWS
 from probes.linear.heads import LR_BATCH, Head, Heads, HeadSettings
 from probes.linear.probe import Probe, SweepTask
 from probes.linear.sweep import Sweep
@@ -178,9 +178,9 @@ class Linear(HeadSettings, SweepTask):
             means = torch.randn(classes, size, device=space.device)
             inputs[readout] = means[labels] + torch.randn(batch, size, device=space.device)
         step = seconds_of(lambda: heads.step(inputs, labels, 1.0).sum().item(), seconds / 2)
-        block = {readout: features[:BLOCK] for readout, features in inputs.items()}
-        evaluation = seconds_of(lambda: heads.hits(block, labels[:BLOCK]).sum().item(), seconds / 2)
-        return {"head steps": step, "head images": evaluation / min(batch, BLOCK)}
+        block = {readout: features[:BLOCK_ROWS] for readout, features in inputs.items()}
+        evaluation = seconds_of(lambda: heads.hits(block, labels[:BLOCK_ROWS]).sum().item(), seconds / 2)
+        return {"head steps": step, "head images": evaluation / min(batch, BLOCK_ROWS)}
 
 
 IBOT_LRS = tuple(float(f"{n}e{k}") for k in range(-4, 1) for n in range(1, 10))
