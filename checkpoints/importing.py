@@ -258,7 +258,9 @@ def trunk_sizes(branch: BranchTensors, tensors: Mapping[str, Tensor]) -> dict[st
 def _require_tensor(branch: BranchTensors, tensors: Mapping[str, Tensor], name: str, axes: int) -> Tensor:
     """The tensor `name`. Raises ValueError if it is missing, empty, or has another number of axes."""
     if name not in tensors:
-        raise ValueError(f"{branch.file.path}: no {name} under {branch.prefix!r}; the file is not complete")
+        raise ValueError(
+            f"{branch.file.path}: no {name} under {branch.prefix!r}; the file is not complete, or has other names"
+        )
     tensor = tensors[name]
     is_batch_of_one = name != "pos_embed" or tensor.shape[:1] == (1,)
     if tensor.ndim != axes or not tensor.numel() or not is_batch_of_one:
@@ -382,7 +384,10 @@ def _choose_branch(key: str, importer: ModuleType, file: ForeignFile, options: I
     first = getattr(importer, "FIRST", PATCH_EMBEDDING)
     expected = " or ".join(prefix + name for prefix in prefixes for name in first)
     present = [other for other, prefixes in importer.BRANCHES.items() if _has_trunk(importer, file, prefixes)]
-    if present and not options.prefix:
+    wrapped = [prefix for prefix in prefixes if without_wrappers(prefix) != prefix and prefix]
+    if wrapped:
+        advice = f"names are read without wrappers: write {without_wrappers(wrapped[0])!r} in BRANCHES of {key}"
+    elif present and not options.prefix:
         advice = f"it holds the branches: {', '.join(present)}"
     else:
         other_source = f"it is not a file of {key}; its tensors are {short_text(list(file.tensors))}"

@@ -19,7 +19,7 @@ from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from types import ModuleType
 
-from engine.printing import did_you_mean, say
+from engine.printing import closest, did_you_mean, say
 
 FOLDERS = {
     "methods": "pretrain.methods",
@@ -180,7 +180,10 @@ def import_extension(extension: Extension) -> ModuleType:
         raise ValueError(f"cannot be imported: {type(error).__name__}: {error}{place}") from error
     missing = [name for name in DEFINED[extension.kind] if not hasattr(module, name)]
     if missing:
-        raise ValueError(f"does not define {', '.join(missing)}")
+        names = [name for name in vars(module) if name.isupper() == missing[0].isupper()]
+        similar = closest(missing[0], names)
+        hint = f"; rename {similar}" if similar else ""
+        raise ValueError(f"does not define {', '.join(missing)}{hint}")
     return module
 
 

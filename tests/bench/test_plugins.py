@@ -41,7 +41,7 @@ FEATURES = """def features(self, export, space):
     def run"""
 FILES = {
     "layout": LAYOUT,
-    "blind": LAYOUT.replace("def recognise", "def unused"),
+    "blind": LAYOUT.replace("def recognise", "def recognize"),
     "touchy": LAYOUT.replace('"other.patch_embed.proj.weight" in file.tensors', 'file.tensors["nowhere"]'),
     "clumsy": LAYOUT.replace("take_trunk()", "nothing").replace('"other.', '"clumsy.'),
     "renamed": LAYOUT.replace('{"model": ("other.",)}, {}', '{"teacher": ("teacher.",), "student": ("student.",)}, {}')
@@ -77,7 +77,7 @@ TWICE = "others 2.1 has one of that name too; uninstall one of the packages"
 BARE = "the task of its protocol 'bare@one' is not an engine.tasks.Task; derive it from Task"
 LEFT_OUT = {
     "importer 'mae' of others 2.1": TAKEN,
-    "importer 'blind' of others 2.1": "does not define recognise",
+    "importer 'blind' of others 2.1": "does not define recognise; rename recognize",
     "task 'knn' of others 2.1": TAKEN,
     "task 'leaving' of others 2.1": "cannot be imported: SystemExit: 3 (leaving.py, line 1)",
     "task 'bare' of others 2.1": BARE,
@@ -157,7 +157,7 @@ def test_a_checkpoint_is_imported_beside_broken_plugins_and_results_name_the_plu
     assert checkpoints == {("layout", "others 2.1")}
 
 
-def test_branches_are_recognised_by_the_importers_name_of_the_patch_embedding(plugins, tmp_path):
+def test_branches_are_recognised_by_the_importers_name_of_the_patch_embedding(plugins, tmp_path, monkeypatch):
     tensors = torch.load(make_foreign(tmp_path / "teacher.pth", "teacher"))
     tensors |= torch.load(make_foreign(tmp_path / "student.pth", "student"))
     path = tmp_path / "both.pth"
@@ -168,6 +168,9 @@ def test_branches_are_recognised_by_the_importers_name_of_the_patch_embedding(pl
     torch.save({name: tensor for name, tensor in torch.load(path).items() if name.startswith("student")}, path)
     with pytest.raises(ValueError, match=r"teacher\.patchify\.weight; it holds the branches: student"):
         load(path)
+    monkeypatch.setattr(load_extension("importers", "renamed"), "BRANCHES", {"teacher": ("teacher.module.",)})
+    with pytest.raises(ValueError, match=r"names are read without wrappers: write 'teacher\.' in BRANCHES of renamed"):
+        load(f"renamed:{path}")
 
 
 def test_an_export_of_ours_names_no_plugin(plugins, bench, exports, tmp_path):
