@@ -12,7 +12,7 @@ import math
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import closing
 from functools import partial
-from itertools import islice
+from itertools import cycle, islice
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
@@ -167,14 +167,11 @@ class HeadTask(FrozenTask):
     def benchmark(self, export: FrozenExport, space: Workspace, seconds: float) -> dict[Kind, float]:
         """Seconds of a crop through the network, of a step of all heads, of an evaluated image and of a resample."""
         train, val = self.load_scenes(export, space)
-        backbone, random, indices = (
-            backbone_of(export, space),
-            np.random.RandomState(0),
-            iter(np.tile(train.indices, 99)),
-        )
+        backbone, random = backbone_of(export, space), np.random.RandomState(0)
+        indices = cycle(train.indices.tolist())
 
         def read_features() -> tuple[Tensor, Tensor]:
-            crops = [self.read_crop(export, train.scenes, int(next(indices)), random) for _ in range(TIMED_CROPS)]
+            crops = [self.read_crop(export, train.scenes, next(indices), random) for _ in range(TIMED_CROPS)]
             images, targets = (torch.stack(tensors) for tensors in zip(*crops, strict=True))
             return self.head_inputs(backbone, images.to(space.device)), targets.to(space.device)
 
