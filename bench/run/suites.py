@@ -147,9 +147,9 @@ def choose_protocols(text: str, known: Catalogue) -> list[ChosenProtocol]:
         elif reasons := [f"{file.title}: {reason}" for file, reason in known.broken.items() if file.key == word]:
             raise ValueError(f"--suite: {reasons[0]}")
         else:
-            raise ValueError(
-                f"--suite: no suite, task or protocol {word!r}{did_you_mean(word, known.names(), LISTED_BY)}"
-            )
+            of_family = [name for name in known.protocols if name.startswith(f"{word.partition('@')[0]}@")]
+            hint = did_you_mean(word, of_family or known.names(), LISTED_BY)
+            raise ValueError(f"--suite: no suite, task or protocol {word!r}{hint}")
     if not names:
         raise ValueError(f"--suite is empty{did_you_mean('', known.names(), LISTED_BY)}")
     return [chosen for name, chosen in known.protocols.items() if name in names]

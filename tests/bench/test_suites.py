@@ -79,3 +79,9 @@ def test_protocols_by_the_names_of_their_files_import_these_alone():
     assert catalogue(suite="upernet@mae").protocols.keys() == catalogue().protocols.keys()
     with pytest.raises(ValueError, match="knn@dino"):
         choose_protocols("knn@dinno", catalogue(suite="knn@dinno"))
+
+
+def test_an_unknown_protocol_of_a_known_family_is_answered_with_the_protocols_of_the_family():
+    with pytest.raises(ValueError, match=r"'knn@smoke'; .*there are: knn@dino, .*knn@mst") as caught:
+        choose_protocols("knn@smoke", catalogue())
+    assert "maskrcnn" not in str(caught.value)
