@@ -451,12 +451,12 @@ def parse_url(url: str, others: Mapping[str, str] | None = None) -> tuple[str, s
     if colon and scheme in extensions("imagesets"):
         url_options(url)
         return scheme, os.path.expanduser(URL_OPTIONS.sub("", place))
-    places = {name: module.PLACE for name, module in load_extensions("imagesets").items()} | dict(others or {})
-    if not colon and scheme in places:
-        raise ValueError(f"{url!r} lacks its colon; write {url}:{places[scheme]}")
+    descriptions = {name: module.PLACE for name, module in load_extensions("imagesets").items()} | dict(others or {})
+    if not colon and scheme in descriptions:
+        raise ValueError(f"{url!r} lacks its colon; write {url}:{descriptions[scheme]}")
     if "/" in scheme or not colon:
         raise ValueError(f"{url!r} has no scheme; for a folder write folder:{url} (all: bench list imagesets)")
-    suggestion = did_you_mean(scheme, {name: f"{name}:{place}" for name, place in places.items()}, rest=f":{place}")
+    suggestion = did_you_mean(scheme, {name: f"{name}:{text}" for name, text in descriptions.items()}, rest=f":{place}")
     raise ValueError(f"{url!r} has the unknown scheme {scheme!r}{suggestion}")
 
 

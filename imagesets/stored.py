@@ -32,7 +32,7 @@ READ_BLOCK = 8 << 20  # bytes of one read when reading ahead
 class ImageStore(Protocol):
     """Reads the bytes of images by their number. It is pickled into loader processes, without open files."""
 
-    def read(self, place: int) -> bytes: ...
+    def read(self, index: int) -> bytes: ...
 
 
 @runtime_checkable
@@ -41,7 +41,7 @@ class ShardStore(ImageStore, Protocol):
 
     @property
     def shards(self) -> np.ndarray: ...  # (N,) shard of each image, ascending
-    def span(self, places: np.ndarray) -> tuple[str, int, int]: ...  # file, first and end byte of images of one shard
+    def span(self, indices: np.ndarray) -> tuple[str, int, int]: ...  # file, first and end byte of images of one shard
     def keeping(self, shards: int) -> "ShardStore": ...  # the same store, with a cache for this many shards
 
 
@@ -53,7 +53,7 @@ class StoredImages:
     where: str  # text before the name of an image in messages
     names: PackedNames  # (N) as in a folder of class folders
     sizes: np.ndarray  # (N,) int64, bytes
-    places: np.ndarray  # (N,) arguments of `store.read`
+    store_indices: np.ndarray  # (N,) arguments of `store.read`
     changed: np.ndarray  # (N, 2) int64, modification time (ns) and inode of the file that holds each image
 
     def path(self, index: int) -> str:
@@ -61,7 +61,7 @@ class StoredImages:
 
     def encoded(self, index: int) -> bytes:
         try:
-            return self.store.read(int(self.places[index]))
+            return self.store.read(int(self.store_indices[index]))
         except (OSError, ValueError) as error:
             raise UnreadableImage(self.path(index), " ".join(str(error).split())) from error
 
@@ -72,8 +72,8 @@ class StoredImages:
     def shards(self) -> list[np.ndarray]:
         """Image indices (n,) of each shard, in the order of its file."""
         assert isinstance(self.store, ShardStore)
-        indices = np.argsort(self.places)
-        return np.split(indices, np.flatnonzero(np.diff(self.store.shards[self.places[indices]])) + 1)
+        indices = np.argsort(self.store_indices)
+        return np.split(indices, np.flatnonzero(np.diff(self.store.shards[self.store_indices[indices]])) + 1)
 
     def read_ahead(
         self, shards: Iterator[tuple[int, np.ndarray]], steps: Iterable[int], distance: int
@@ -104,7 +104,7 @@ class StoredImages:
         assert isinstance(self.store, ShardStore)
         block = memoryview(bytearray(READ_BLOCK))
         with suppress(OSError):  # raised again when the image is decoded
-            path, start, end = self.store.span(self.places[indices])
+            path, start, end = self.store.span(self.store_indices[indices])
             with open(path, "rb", buffering=0) as file:
                 file.seek(start)
                 while start < end and (count := file.readinto(block[: end - start])):
@@ -116,7 +116,11 @@ class StoredImages:
     def take_renamed(self, indices: np.ndarray, names: PackedNames) -> "StoredImages":
         """The images at `indices` (M,), with other names (M)."""
         return replace(
-            self, names=names, sizes=self.sizes[indices], places=self.places[indices], changed=self.changed[indices]
+            self,
+            names=names,
+            sizes=self.sizes[indices],
+            store_indices=self.store_indices[indices],
+            changed=self.changed[indices],
         )
 
     def facts(self) -> tuple[bytes, ...]:

@@ -33,8 +33,8 @@ class ArrowStore:
     rows: Any  # datasets.Dataset with only the column of images, not decoded
     column: str
 
-    def read(self, place: int) -> bytes:
-        item = self.rows[place][self.column]
+    def read(self, index: int) -> bytes:
+        item = self.rows[index][self.column]
         if item["bytes"] is None and not item["path"]:
             raise ValueError("the set holds neither bytes nor a path for it")
         return item["bytes"] if item["bytes"] is not None else read_bytes(item["path"])
@@ -159,6 +159,6 @@ def _stored_images(place: str, dataset: Any, column: str) -> StoredImages:
         where=place,
         names=PackedNames.joined(names),
         sizes=np.concatenate(sizes),
-        places=np.arange(first),
+        store_indices=np.arange(first),
         changed=changed,
     )

@@ -33,20 +33,20 @@ class DatasetImages:
 
     dataset: Any
     name: str  # text before the index of an image in messages
-    places: np.ndarray  # (N,) indices of the items
+    item_indices: np.ndarray  # (N,) indices of the items
     digests: np.ndarray  # (N, 32) uint8, SHA-256 of the pixels of each image
 
     def path(self, index: int) -> str:
-        return f"{self.name}/{self.places[index]}"
+        return f"{self.name}/{self.item_indices[index]}"
 
     def encoded(self, index: int) -> None:
         return None
 
     def image(self, index: int) -> Image.Image:
-        return read_item(self.dataset, int(self.places[index]), self.path(index))[0]
+        return read_item(self.dataset, int(self.item_indices[index]), self.path(index))[0]
 
     def take(self, indices: np.ndarray) -> "DatasetImages":
-        return replace(self, places=self.places[indices], digests=self.digests[indices])
+        return replace(self, item_indices=self.item_indices[indices], digests=self.digests[indices])
 
     changed: ClassVar[None] = None
     contents: ClassVar[str] = ""  # the fingerprint covers the pixels
@@ -140,29 +140,29 @@ def _read_dataset(url: str, split: Split, dataset: Any) -> tuple[DatasetImages, 
         raise ValueError(f"{url}: {split} is a {type(dataset).__name__}; give a dataset with a length, or arrays")
     name, labels, digests = f"{url}/{split}", [], []
     with Progress(f"reading {name}", len(dataset)) as progress:
-        for place in range(len(dataset)):
+        for index in range(len(dataset)):
             try:
-                image, label = read_item(dataset, place, f"{name}/{place}")
+                image, label = read_item(dataset, index, f"{name}/{index}")
             except UnreadableImage as error:
                 raise ValueError(f"{error.path}: {error.reason}") from error
             digests.append(_pixel_digest(image))
             labels.append(label)
             progress.advance(1)
-    for place in range(min(IMAGES_READ_TWICE, len(dataset))):
-        if _pixel_digest(read_item(dataset, place, name)[0]) != digests[place]:
-            raise ValueError(f"{name}/{place} is another image when read again: leave random augmentation out")
+    for index in range(min(IMAGES_READ_TWICE, len(dataset))):
+        if _pixel_digest(read_item(dataset, index, name)[0]) != digests[index]:
+            raise ValueError(f"{name}/{index} is another image when read again: leave random augmentation out")
     digest_rows = np.frombuffer(b"".join(digests), np.uint8).reshape(-1, hashlib.sha256().digest_size)
-    return DatasetImages(dataset=dataset, name=name, places=np.arange(len(dataset)), digests=digest_rows), labels
+    return DatasetImages(dataset=dataset, name=name, item_indices=np.arange(len(dataset)), digests=digest_rows), labels
 
 
-def read_item(dataset: Any, place: int, path: str) -> tuple[Image.Image, Any]:
-    """RGB image and label of the dataset's item at index `place`.
+def read_item(dataset: Any, index: int, path: str) -> tuple[Image.Image, Any]:
+    """RGB image and label of the dataset's item at an index.
 
     Raises UnreadableImage if the item cannot be read or has another form; `path` names the image in its message.
     """
     try:
         with _dataset_lock:
-            item = dataset[place]
+            item = dataset[index]
         if isinstance(item, Mapping):
             image, label = _first_value(item, ("image", "img")), _first_value(item, ("label", "labels"))
         else:

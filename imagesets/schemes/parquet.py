@@ -64,8 +64,8 @@ class ParquetStore:
     cached_groups: int = 1  # row groups that a thread caches even if they exceed CACHED_BYTES
     cache: ThreadCache = field(default_factory=ThreadCache)
 
-    def read(self, place: int) -> bytes:
-        file, group, row = (int(number) for number in self.groups[place])
+    def read(self, index: int) -> bytes:
+        file, group, row = (int(number) for number in self.groups[index])
         groups, key = self.cache.groups, (self.files[file], group)
         if key not in groups:
             groups[key] = self._decompress(*key)
@@ -95,8 +95,8 @@ class ParquetStore:
         """(N,) index of the row group of each image, counted over all files."""
         return np.cumsum(np.diff(self.groups[:, :2], axis=0, prepend=self.groups[:1, :2]).any(axis=1))
 
-    def span(self, places: np.ndarray) -> tuple[str, int, int]:
-        file, group, _ = (int(number) for number in self.groups[places[0]])
+    def span(self, indices: np.ndarray) -> tuple[str, int, int]:
+        file, group, _ = (int(number) for number in self.groups[indices[0]])
         row_group = self._table(self.files[file]).metadata.row_group(group)
         columns = [row_group.column(index) for index in range(row_group.num_columns)]
         columns = [column for column in columns if column.path_in_schema.partition(".")[0] == self.column]
@@ -140,7 +140,7 @@ def open_split(place: str, split: Split, image: str = "", label: str = "") -> Im
         where=place,
         names=names,
         sizes=index["sizes"],
-        places=np.arange(len(names)),
+        store_indices=np.arange(len(names)),
         changed=changes_of_files(files, index["groups"][:, 0]),
     )
     classes, labels = (

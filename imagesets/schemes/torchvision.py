@@ -444,8 +444,8 @@ class PixelStore:
 
     pixels: np.ndarray  # (N, H, W, 3) or (N, H, W) uint8
 
-    def read(self, place: int) -> bytes:
-        return self.header + np.ascontiguousarray(self.pixels[place]).tobytes()
+    def read(self, index: int) -> bytes:
+        return self.header + np.ascontiguousarray(self.pixels[index]).tobytes()
 
     @property
     def header(self) -> bytes:
@@ -462,6 +462,6 @@ def pixel_images(where: str, pixels: np.ndarray) -> StoredImages:
         where=where,
         names=PackedNames.pack(f"{number:06d}.{ending}" for number in range(len(pixels))),
         sizes=np.full(len(pixels), len(store.header) + pixels[:1].size),
-        places=np.arange(len(pixels)),
+        store_indices=np.arange(len(pixels)),
         changed=np.array([(0, zlib.crc32(image.tobytes())) for image in pixels], np.int64).reshape(-1, 2),
     )

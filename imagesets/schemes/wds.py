@@ -41,20 +41,20 @@ class TarStore:
     offsets: np.ndarray  # (N,) first byte of each image in its file
     sizes: np.ndarray  # (N,) bytes
 
-    def read(self, place: int) -> bytes:
-        path, size = self.files[self.shards[place]], int(self.sizes[place])
+    def read(self, index: int) -> bytes:
+        path, size = self.files[self.shards[index]], int(self.sizes[index])
         if size > MAX_BYTES:
             raise ValueError(f"{size:,} bytes, more than the limit of {MAX_BYTES:,}")
         with open(path, "rb", buffering=0) as file:  # opened each time, so that threads and processes share nothing
-            file.seek(self.offsets[place])
+            file.seek(self.offsets[index])
             data = file.read(size)
         if len(data) < size:
             raise ValueError(f"{path} ends after {len(data)} of its {size} bytes; copy the shard again")
         return data
 
-    def span(self, places: np.ndarray) -> tuple[str, int, int]:
-        ends = self.offsets[places] + self.sizes[places]
-        return self.files[self.shards[places[0]]], int(self.offsets[places].min()), int(ends.max())
+    def span(self, indices: np.ndarray) -> tuple[str, int, int]:
+        ends = self.offsets[indices] + self.sizes[indices]
+        return self.files[self.shards[indices[0]]], int(self.offsets[indices].min()), int(ends.max())
 
     def keeping(self, shards: int) -> "TarStore":
         return self  # the system's page cache is enough
@@ -90,7 +90,7 @@ def open_split(place: str, split: Split) -> ImageSet:
         where=place,
         names=PackedNames(blob=index["names"].tobytes(), ends=index["ends"]),
         sizes=index["sizes"],
-        places=np.arange(len(labels)),
+        store_indices=np.arange(len(labels)),
         changed=changes_of_files(files, index["shards"]),
     )
     notes = [

@@ -37,7 +37,7 @@ def test_a_fifth_of_each_class_is_held_out():
     held = hold("images", (COLOURS, LABELS))
     train, val = open_set(held.url, "train"), open_set(held.url, "val")
     assert np.bincount(train.labels).tolist() == [4, 4] and np.bincount(val.labels).tolist() == [1, 1]
-    assert {*train.images.places, *val.images.places} == set(range(10)) and "20% of each class" in val.notes[0]
+    assert {*train.images.item_indices, *val.images.item_indices} == set(range(10)) and "20% of each class" in val.notes[0]
 
 
 class Dicts:

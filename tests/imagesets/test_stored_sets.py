@@ -139,7 +139,7 @@ def test_shards_are_stretches_of_files(form, shards, size, folder, tmp_path):
     images = found.images
     assert [len(shard) for shard in images.shards] == [size] * shards
     assert sorted(np.concatenate(images.shards)) == list(range(12))
-    stretches = [images.store.span(images.places[shard]) for shard in images.shards]
+    stretches = [images.store.span(images.store_indices[shard]) for shard in images.shards]
     assert all(first[0] != second[0] or first[2] <= second[1] for first, second in pairwise(stretches))
     for shard, (path, start, end) in zip(images.shards, stretches, strict=True):
         held = Path(path).read_bytes()[start:end]
@@ -306,10 +306,7 @@ def test_two_images_of_one_name_are_one_line(folder, tmp_path):
     root = as_parquet(folder, tmp_path / "tables")
     second = pq.read_table(root / "train-00001-of-00002.parquet")
     pq.write_table(pa.concat_tables([second, second]), root / "train-00001-of-00002.parquet")
-    assert (
-        "two images of train are called 'ant/ant-" in (said := set_refusal(f"parquet:{root}"))
-        and "rename" in said
-    )
+    assert "two images of train are called 'ant/ant-" in (said := set_refusal(f"parquet:{root}")) and "rename" in said
 
 
 def test_a_shard_cut_short_is_one_line(folder, tmp_path):

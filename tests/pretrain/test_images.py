@@ -177,7 +177,7 @@ def test_shards_are_read_ahead_once(tmp_path):
     images = with_shuffle_window(open_set(in_shards(tmp_path / "shards"), "train"), 2)
     shards = shards_of(images)
     plan = replace(batch_plan(24, 4, 1, None, 0), shards=shards, window=2)
-    spans = [images.images.store.span(images.images.places[shard]) for shard in shards]
+    spans = [images.images.store.span(images.images.store_indices[shard]) for shard in shards]
     total, before, end = sum(end - start for _, start, end in spans), read_bytes(), time.monotonic() + 60
     for step in reading_shards(parts_of(images, range(6), plan)):
         if step == 0:

@@ -6,7 +6,7 @@ import torch
 from small_trainings import forward_pass
 from toys import progress
 
-from checkpoints.vit import turns
+from checkpoints.vit import rotary_tables
 from pretrain.loop.exporting import exports_of
 from pretrain.methods.nepa import METHOD, RECIPES, Nepa, rotary_table
 
@@ -47,7 +47,7 @@ def test_layer_scale_of_zero_is_one_that_learns():
 
 def test_positions_are_those_of_the_exported_encoder_times_the_factor():
     method = nepa()
-    (table, *_) = turns(method.vit.trunk.rope, SMOKE.spec.depth, (4, 4), None)
+    (table, *_) = rotary_tables(method.vit.trunk.rope, SMOKE.spec.depth, (4, 4), None)
     periods = method.vit.trunk.rope.periods
     torch.testing.assert_close(rotary_table(periods, (4, 4), 1.0), table.double(), rtol=1e-6, atol=1e-6)
     torch.testing.assert_close(rotary_table(periods, (4, 4), 2.0), rotary_table(periods / 2, (4, 4), 1.0))
