@@ -269,11 +269,11 @@ def smoke_protocol(task: Task, what: str) -> Protocol:
 
 
 def as_reported(protocols: Mapping[str, Protocol], version: int = 1, **settings: Any) -> dict[str, Protocol]:
-    """For each protocol one called `NAME_paper` that selects as its source does; ours hold images out or keep the last
-    epoch.
+    """Variants `NAME_paper` of protocols, which choose hyperparameters as their sources do: on the validation images.
 
-    It trains on all images and reports the epoch (and head) that is best on the validation images. These numbers are
-    optimistic, and results mark them. version: of the new protocols. settings: further settings of the source.
+    They train on all images and report the epoch (and head) that is best on the validation images; the protocols
+    themselves hold out training images or keep the last epoch. The variants' numbers are optimistic, and results mark
+    them. version: of the variants. settings: further settings of the source.
     """
     changes = {"select": "val", **settings}
     listed = ", ".join(f"{name}={value}" for name, value in changes.items())

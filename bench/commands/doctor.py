@@ -189,7 +189,7 @@ def _faiss() -> Iterator[Check]:
 
 
 def _openblas() -> Iterator[Check]:
-    # The kernel of FAISS's matrix products decides how long a search on the CPU takes.
+    """The kernel of FAISS's matrix products, which decides how long a search on the CPU takes."""
     if isinstance(quietly_imported("faiss"), str):
         return
     kernel, best = blas_kernel.in_use(), blas_kernel.best_kernel(blas_kernel.processor_flags())
@@ -197,13 +197,13 @@ def _openblas() -> Iterator[Check]:
         text = "FAISS's BLAS does not report which kernel it uses"
         yield Check("openblas", "note", text, needed=False)
         return
-    setting, own = os.environ.get(blas_kernel.VARIABLE), blas_kernel.default_kernel()
+    setting, default = os.environ.get(blas_kernel.VARIABLE), blas_kernel.default_kernel()
     if setting is not None:
         reason, fix = f"with {blas_kernel.VARIABLE}={setting}", f"unset {blas_kernel.VARIABLE}"
-    elif own in (kernel, None):
+    elif default in (kernel, None):
         reason, fix = "its default", f"export {blas_kernel.VARIABLE}={best}"
     else:
-        reason, fix = f"set while FAISS loads in place of its default {own}", ""
+        reason, fix = f"set while FAISS loads in place of its default {default}", ""
     text = f"FAISS's OpenBLAS uses its {kernel} kernel, {reason}"
     if best and kernel in blas_kernel.WITHOUT_AVX:
         text += f"; {best} fits this processor and is several times as fast"

@@ -267,17 +267,17 @@ class DinoV2(MaskedDistillation, SelfDistillation):
 
     def __init__(self, spec: ViTSpec, settings: Settings) -> None:
         super().__init__(spec, settings)
-        self.batch_statistics |= settings.sinkhorn
+        self.batch_statistics |= settings.sinkhorn  # which balances the images of a forward pass
         self.zero_lr_epochs = settings.freeze_prototypes
+        uses_centre = settings.center and not settings.sinkhorn
+        self.centre.enabled = uses_centre
         patch_prototypes = settings.patch_prototypes if settings.separate_head else settings.prototypes
-        centred = settings.center and not settings.sinkhorn
-        self.centre.enabled = centred
-        self.patch_centre = Centre(patch_prototypes, settings.center_momentum, centred)
+        self.patch_centre = Centre(patch_prototypes, settings.center_momentum, uses_centre)
         if settings.gram_weight:
             if settings.gram_size:
                 check_crops(spec, gram_size=settings.gram_size)
             self.gram_teacher = frozen_copy(self.teacher.vit) if settings.gram_copies else None
-        self.gram_weight = 0.0
+        self.gram_weight = 0.0  # in the current update, see `before_forward`
 
     def new_patch_head(self) -> PrototypeHead:
         s = self.settings

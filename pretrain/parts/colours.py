@@ -108,11 +108,12 @@ def coloured_batch(pixels: Tensor, changes: Tensor) -> Tensor:
     pixels: (N, 3, H, W) uint8, on any device. changes: (N, 11), rows of `Changes`, on the CPU.
     """
     for pixels_part, changes_part in zip(pixels.split(AT_ONCE), changes.split(AT_ONCE), strict=True):
-        _colour_(pixels_part, changes_part)
+        _apply_changes_(pixels_part, changes_part)
     return pixels
 
 
-def _colour_(pixels: Tensor, changes: Tensor) -> None:
+def _apply_changes_(pixels: Tensor, changes: Tensor) -> None:
+    """Apply changes (N, 11) to pixels (N, 3, H, W), each kind to all images that get it next, in place."""
     order, factors, (grey, radius, solarise) = changes[:, :4], changes[:, 4:8], changes[:, 8:].unbind(1)
 
     def apply(change: Callable[..., Tensor], selected: Tensor, *arguments: Tensor) -> None:
