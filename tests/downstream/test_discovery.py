@@ -78,7 +78,7 @@ def test_sets_of_voc_and_coco(tmp_path):
     first.write_text(first.read_text().replace("</bndbox>", "</bndbox><difficult>1</difficult>"))
     difficult = open_scenes(f"trainval:{voc}", "val", tmp_path)
     assert not any(entry["iscrowd"] for objects in difficult.listing.objects for entry in objects)
-    with pytest.raises(ValueError, match=r"or, of COCO 20k, put coco_20k_filenames.txt"):
+    with pytest.raises(ValueError, match=r"COCO 20k, put coco_20k_filenames.txt"):
         open_scenes(f"trainval:{coco}", "val", tmp_path)
     lines = [f"train2014/COCO_train2014_{number:012d}.jpg" for number in (3, 9, 1)]
     (coco / "coco_20k_filenames.txt").write_text("\n".join(lines) + "\n")
