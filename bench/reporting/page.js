@@ -13,8 +13,8 @@
   });
   showTheme();
 
-  // Sorting by the contents of cells, numbers by value; empty cells stay last in both directions.
-  const keyOf = (cell) => {
+  // Buttons in the head of a table sort its rows: numbers by value, texts by alphabet, empty cells always last.
+  const sortKey = (cell) => {
     if (cell.dataset.value !== undefined) return Number(cell.dataset.value);
     const text = cell.textContent.trim();
     return text === "" ? null : /^\d/.test(text) ? parseFloat(text) : text.toLowerCase();
@@ -27,14 +27,14 @@
       if (!button) return;
       button.addEventListener("click", () => {
         const isNumeric = head.classList.contains("number");
-        const before = head.getAttribute("aria-sort");
-        const rising = before ? before === "descending" : !isNumeric;
+        const current = head.getAttribute("aria-sort");
+        const rising = current ? current === "descending" : !isNumeric; // the first click sorts numbers descending, texts ascending
         heads.forEach((other) => other.removeAttribute("aria-sort"));
         head.setAttribute("aria-sort", rising ? "ascending" : "descending");
         const body = table.tBodies[0];
-        const keyed = [...body.rows].map((row) => [keyOf(row.cells[column]), row]);
-        keyed.sort(([a], [b]) => (a === null || b === null ? (a === null) - (b === null) : rising ? compare(a, b) : compare(b, a)));
-        body.append(...keyed.map(([, row]) => row));
+        const rowsWithKeys = [...body.rows].map((row) => [sortKey(row.cells[column]), row]);
+        rowsWithKeys.sort(([a], [b]) => (a === null || b === null ? (a === null) - (b === null) : rising ? compare(a, b) : compare(b, a)));
+        body.append(...rowsWithKeys.map(([, row]) => row));
       });
     });
   }
@@ -51,7 +51,7 @@
     button.addEventListener("click", () => setBrief(button.getAttribute("aria-expanded") === "true"));
   }
 
-  // A note with interval, images and seeds for the number under the pointer or with the focus.
+  // A note with interval and number of images for the number under the pointer or with the focus.
   const note = document.getElementById("note");
   const explain = (event) => {
     const cell = event.target.closest?.("[data-note]");
@@ -67,7 +67,7 @@
   document.addEventListener("keydown", (event) => { if (event.key === "Escape") note.hidden = true; });
   document.addEventListener("scroll", () => { note.hidden = true; }, true);
 
-  // Marks the edges beyond which a table or figure can be scrolled.
+  // Mark the edges beyond which a table or figure can be scrolled (page.css).
   const markOverflow = (box) => {
     box.classList.toggle("whole", box.scrollWidth <= box.offsetWidth);
     box.classList.toggle("goes-right", box.scrollLeft + box.clientWidth < box.scrollWidth - 1);
@@ -79,18 +79,19 @@
     sizes.observe(box);
   }
 
+  // The filter hides the rows of checkpoints whose name does not contain its text.
   const filter = document.getElementById("filter");
   const shown = document.getElementById("shown");
-  const named = [...document.querySelectorAll("[data-name]")];
+  const elementsOfCheckpoints = [...document.querySelectorAll("[data-name]")];
   filter.form.addEventListener("submit", (event) => event.preventDefault());
   filter.addEventListener("input", () => {
-    const word = filter.value.toLowerCase();
+    const text = filter.value.toLowerCase();
     const names = new Set();
-    for (const element of named) {
-      element.hidden = !element.dataset.name.toLowerCase().includes(word);
+    for (const element of elementsOfCheckpoints) {
+      element.hidden = !element.dataset.name.toLowerCase().includes(text);
       if (!element.hidden) names.add(element.dataset.name);
     }
-    shown.textContent = word ? `${names.size} shown` : "";
+    shown.textContent = text ? `${names.size} shown` : "";
   });
 
   // The provenance of numbers is parsed when it is first needed: for 500 checkpoints it is most of the page.
