@@ -85,7 +85,25 @@ LETTERS = {chr(code) for code in range(0xC0, 0x100)} - set("\xd0\xd7\xde\xf0\xf7
 
 def to_latex(leaderboard: Leaderboard) -> str:
     """The leaderboard as LaTeX tables."""
-    return "\n".join([HEADER, *(_latex_table(leaderboard, group) for group in leaderboard.groups)])
+    lines = [HEADER]
+    for group, metrics in leaderboard.groups.items():
+        header, *rows = [" & ".join(cells) + r" \\" for cells in group_rows(leaderboard, group, in_latex, _latex_cell)]
+        caption = " ".join([f"{in_latex(group)}.", *map(in_latex, leaderboard.caveats[group])])
+        lines += [
+            r"\begin{table}[t]",
+            r"\centering",
+            rf"\caption{{{caption}}}",
+            rf"\begin{{tabular}}{{l{'r' * len(metrics)}}}",
+            r"\toprule",
+            header,
+            r"\midrule",
+            *rows,
+            r"\bottomrule",
+            r"\end{tabular}",
+            r"\end{table}",
+            "",
+        ]
+    return "\n".join(lines)
 
 
 def in_latex(text: object) -> str:
@@ -97,27 +115,6 @@ def _escaped(character: str) -> str:
     if character.isascii() or character in LETTERS:
         return ESCAPES.get(character, character)
     return f"{{[}}U+{ord(character):04X}{{]}}"
-
-
-def _latex_table(leaderboard: Leaderboard, group: str) -> str:
-    header, *rows = [" & ".join(cells) + r" \\" for cells in group_rows(leaderboard, group, in_latex, _latex_cell)]
-    caption = " ".join([f"{in_latex(group)}.", *map(in_latex, leaderboard.caveats[group])])
-    return "\n".join(
-        [
-            r"\begin{table}[t]",
-            r"\centering",
-            rf"\caption{{{caption}}}",
-            rf"\begin{{tabular}}{{l{'r' * len(leaderboard.groups[group])}}}",
-            r"\toprule",
-            header,
-            r"\midrule",
-            *rows,
-            r"\bottomrule",
-            r"\end{tabular}",
-            r"\end{table}",
-            "",
-        ]
-    )
 
 
 def _latex_cell(cell: Cell, bold: bool) -> str:

@@ -28,9 +28,9 @@ from bench.results.record import (
     TrainingCost,
     as_frame,
     decimals,
-    interval_decimals,
     labels_of,
     number_text,
+    number_with_interval,
 )
 from bench.results.store import StoredResult, comparable_results
 from bench.statistics.significance import Column, Key, PairedTestCache, p_value_cache, ties_with_best
@@ -364,11 +364,8 @@ def cell_text(cell: Cell | None, with_interval: bool = True) -> str:
     """`97.20 [96.1, 98.0]`, over seeds `97.20 [96.1, 98.0] +- 0.14 (n=3)`, `0.731 s [0.702, 0.760]`, or nothing."""
     if cell is None:
         return ""
-    digits = decimals(cell.mean, cell.unit)
-    ends = ", ".join(f"{end:.{interval_decimals(cell.mean, cell.unit)}f}" for end in cell.interval or ())
-    interval = f" [{ends}]" if ends and with_interval else ""
-    spread = f" +- {cell.std:.{digits}f} (n={cell.seeds})" if cell.seeds > 1 else ""
-    return f"{number_text(cell.mean, cell.unit)}{interval}{spread}"
+    spread = f" +- {cell.std:.{decimals(cell.mean, cell.unit)}f} (n={cell.seeds})" if cell.seeds > 1 else ""
+    return number_with_interval(cell.mean, cell.unit, cell.interval if with_interval else None) + spread
 
 
 def to_terminal(leaderboard: Leaderboard, width: int, groups: Collection[str] | None = None) -> str:
@@ -384,9 +381,9 @@ def to_terminal(leaderboard: Leaderboard, width: int, groups: Collection[str] | 
     for group, metrics in leaderboard.groups.items():
         if groups is not None and group not in groups:
             continue
-        header, body = ["checkpoint", *metrics], _text_rows(leaderboard, group, with_interval=len(metrics))
+        header, body = ["checkpoint", *metrics], _text_rows(leaderboard, group, intervals=len(metrics))
         if sum(size + 2 for size in _column_widths(header, body)) > width:  # two spaces before every column
-            body = _text_rows(leaderboard, group, with_interval=1)
+            body = _text_rows(leaderboard, group, intervals=1)
         caveats = [caveat for caveat in leaderboard.caveats[group] if caveat not in caveats_above]
         caveats_above.update(caveats)
         lines += [group, *text_table(header, body, width), *caveats, ""]
@@ -397,8 +394,8 @@ def to_terminal(leaderboard: Leaderboard, width: int, groups: Collection[str] | 
     return text_of(lines).rstrip() or "no results yet"
 
 
-def _text_rows(leaderboard: Leaderboard, group: str, with_interval: int) -> list[list[str]]:
-    """Names and numbers of a group's checkpoints. with_interval: number of leading metrics shown with intervals.
+def _text_rows(leaderboard: Leaderboard, group: str, intervals: int) -> list[list[str]]:
+    """Names and numbers of a group's checkpoints. intervals: number of leading metrics shown with intervals.
 
     ` ?` follows a doubtful number; a caveat below the table explains it.
     """
@@ -407,7 +404,7 @@ def _text_rows(leaderboard: Leaderboard, group: str, with_interval: int) -> list
         row = [leaderboard.names[checkpoint]]
         for position, metric in enumerate(leaderboard.groups[group]):
             cell = leaderboard.rows[checkpoint].get((group, metric))
-            row.append(cell_text(cell, position < with_interval) + " ?" * bool(cell and cell.is_doubtful))
+            row.append(cell_text(cell, position < intervals) + " ?" * bool(cell and cell.is_doubtful))
         rows.append(row)
     return rows
 

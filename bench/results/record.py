@@ -142,6 +142,12 @@ def number_text(value: float, unit: str) -> str:
     return f"{value:.{decimals(value, unit)}f}{suffix(unit)}"
 
 
+def number_with_interval(value: float, unit: str, interval: tuple[float, float] | None) -> str:
+    """A number with its interval, if it has one, as text: `97.60 [96.0, 98.7]`."""
+    ends = ", ".join(f"{end:.{interval_decimals(value, unit)}f}" for end in interval or ())
+    return number_text(value, unit) + (f" [{ends}]" if ends else "")
+
+
 def suffix(unit: str) -> str:
     """The unit as it follows a number, ` MB`; "" for a percentage."""
     return f" {unit}" if unit not in ("%", "") else ""
@@ -191,10 +197,7 @@ class MetricRecord:
     array_over: Literal["images", "resamples"] = "images"
 
     def __str__(self) -> str:
-        """The number with its interval: `97.60 [96.0, 98.7]`."""
-        digits = interval_decimals(self.value, self.unit)
-        ends = ", ".join(f"{end:.{digits}f}" for end in self.interval or ())
-        return number_text(self.value, self.unit) + (f" [{ends}]" if ends else "")
+        return number_with_interval(self.value, self.unit, self.interval)
 
 
 @dataclass(frozen=True, kw_only=True)
