@@ -30,6 +30,9 @@ from engine.work import Part, Scale
 # dinov2 hub/depthers.py:110-127: the blocks of layers="four" by depth of the network; for other depths, the last block
 # of each quarter.
 FOUR_BLOCKS = {24: (4, 11, 17, 23)}
+# The source's other ways to space depths and to weight them are compared with its recordings; protocols use "linear".
+Spacing = Literal["linear", "log", "chmv2_mixlog"]
+Weighting = Literal["linear", "softmax", "sigmoid", "chmv2_mixlog"]
 WEIGHT_FLOOR = 0.1  # added to the weight of each depth
 EPSILON = 1e-3  # metres, added before a logarithm
 GRADIENT_STRIDES = (1, 2, 4, 6)  # of the gradient loss
@@ -83,18 +86,35 @@ class DepthHead(nn.Module):
         return logits_to_depth(self.conv_depth(self.batchnorm_layer(torch.cat(list(layers), dim=1))), *self.depths)
 
 
-def logits_to_depth(logits: Tensor, least: float, most: float) -> Tensor:
-    """Logits (B, n, h, w) -> depths (B, 1, h, w): the weighted mean of n evenly spaced depths from `least` to `most`.
+def logits_to_depth(
+    logits: Tensor, least: float, most: float, spacing: Spacing = "linear", weighting: Weighting = "linear"
+) -> Tensor:
+    """Logits (B, n, h, w) -> depths (B, 1, h, w): the weighted mean of n depths from `least` to `most`.
 
     A single logit is no choice among bins but a depth: relu(logit) + least.
     """
-    bins = logits.shape[1]
-    if bins == 1:
+    if logits.shape[1] == 1:
         return logits.relu() + least
-    weights = logits.relu() + WEIGHT_FLOOR
+    weights = {
+        "linear": lambda: logits.relu() + WEIGHT_FLOOR,
+        "softmax": lambda: logits.softmax(dim=1),
+        "sigmoid": lambda: logits.sigmoid(),
+        "chmv2_mixlog": lambda: logits.relu() + 1e-8,
+    }[weighting]()
     weights = weights / weights.sum(dim=1, keepdim=True)
-    depths = torch.linspace(least, most, bins, dtype=torch.float64).to(logits)
+    depths = bin_depths(logits.shape[1], least, most, spacing).to(logits)
     return torch.einsum("bnhw,n->bhw", weights, depths)[:, None]
+
+
+def bin_depths(bins: int, least: float, most: float, spacing: Spacing) -> Tensor:
+    """Depths (n,) float64 to choose from: evenly spaced, evenly in the logarithm, or a mixture of both."""
+    if spacing == "linear":
+        return torch.linspace(least, most, bins, dtype=torch.float64)
+    if spacing == "log":
+        return torch.linspace(float(np.log(least)), float(np.log(most)), bins, dtype=torch.float64).exp()
+    # From even in the logarithm to even, over an eighth of the range.
+    log_depths, even_depths = (bin_depths(bins, least, most / 8, kind) for kind in ("log", "linear"))
+    return 8 * torch.lerp(log_depths, even_depths, torch.linspace(0, 1, bins, dtype=torch.float64))
 
 
 def scale_invariant_loss(predicted: Tensor, truth: Tensor, valid: Tensor, with_variance: bool) -> Tensor:
@@ -107,16 +127,18 @@ def scale_invariant_loss(predicted: Tensor, truth: Tensor, valid: Tensor, with_v
     return squared.abs().sqrt()
 
 
-def gradient_loss(predicted: Tensor, truth: Tensor, valid: Tensor, axes: tuple[int, int]) -> Tensor:
-    """Absolute differences between log errors two pixels apart, at several strides, averaged over the valid pixels.
+def gradient_loss(predicted: Tensor, truth: Tensor, valid: Tensor, axes: tuple[int, int], log: bool = True) -> Tensor:
+    """Absolute differences between errors two pixels apart, at several strides, averaged over the valid pixels.
 
     Args:
         predicted, truth: depths (B, 1, H, W).
         valid: (B, 1, H, W), True for pixels that count; both pixels of a difference must.
         axes: along which differences are taken. DINOv2 takes the first two, batch and channel, instead of height and
             width, so that its loss is 0 for two images.
+        log: take errors of the logarithms of depths.
     """
-    error = ((predicted + EPSILON).log() - (truth + EPSILON).log()) * valid
+    error = (predicted + EPSILON).log() - (truth + EPSILON).log() if log else predicted - truth
+    error = error * valid
     total = torch.zeros((), dtype=predicted.dtype, device=predicted.device)
     for stride in GRADIENT_STRIDES:
         strided, counted = error, valid
@@ -206,14 +228,29 @@ def evaluation_mask(truth: Tensor, depths: tuple[float, float], eigen: bool) -> 
     return valid
 
 
-def final_depth(predicted: Tensor, mirrored: Tensor | None, size: torch.Size, depths: tuple[float, float]) -> Tensor:
+def final_depth(
+    predicted: Tensor,
+    mirrored: Tensor | None,
+    size: torch.Size,
+    depths: tuple[float, float],
+    align_to: tuple[Tensor, Tensor] | None = None,
+) -> Tensor:
     """Depths (H, W) of `size`, clamped to the range `depths`, from predictions (1, 1, h, w).
 
-    mirrored: the prediction (1, 1, h, w) for the mirror image, to be averaged with the other; None for none.
+    Args:
+        mirrored: the prediction (1, 1, h, w) for the mirror image, to be averaged with the other; None for none.
+        align_to: truth (H, W) and mask (H, W) of valid pixels, which scale and shift of the prediction are fitted to by
+            least squares, an option of the source that no protocol uses; None for no alignment.
     """
     if mirrored is not None:
         predicted = (predicted + mirrored.flip(-1)) / 2
-    return F.interpolate(predicted, size=size, mode="bilinear", align_corners=False)[0, 0].clamp(*depths)
+    depth = F.interpolate(predicted, size=size, mode="bilinear", align_corners=False)[0, 0]
+    if align_to is not None:
+        truth, valid = align_to
+        columns = torch.stack([depth[valid], torch.ones_like(depth[valid])], dim=1)
+        scale, shift = torch.linalg.lstsq(columns, truth[valid][:, None]).solution[:, 0]
+        depth = scale * depth + shift
+    return depth.clamp(*depths)
 
 
 def depth_metrics(predicted: Tensor, truth: Tensor) -> Mapping[str, float]:

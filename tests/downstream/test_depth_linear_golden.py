@@ -16,11 +16,7 @@ from engine.training.schedules import FallingOneCycle, TrainProgress
 
 FOLDER = "depth_linear"
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
-EVALUATIONS = [
-    name
-    for name in sorted(f"{FOLDER}/{path.name}" for path in (ROOT / FOLDER).glob("depth_eval*.safetensors"))
-    if not facts(name)["align_least_squares"]
-]
+EVALUATIONS = sorted(f"{FOLDER}/{path.name}" for path in (ROOT / FOLDER).glob("depth_eval*.safetensors"))
 DINOV2 = sorted(f"{FOLDER}/{path.name}" for path in (ROOT / FOLDER).glob("depth_dinov2*.safetensors"))
 NAMES = {"a1": "delta1", "a2": "delta2", "a3": "delta3", "log_10": "log10"}
 
@@ -49,8 +45,9 @@ def test_rates_and_momenta():
 def test_bins():
     recorded, config = (read(f"{FOLDER}/depth_bins.safetensors") for read in (tensors, facts))
     limits = config["min_depth"], config["max_depth"]
-    depths = official.logits_to_depth(recorded["in.logits"].double(), *limits)
-    assert torch.allclose(depths, recorded["depth.linear.linear"], rtol=0, atol=1e-9)
+    for match in matches(r"depth\.(\w+)\.(\w+)", recorded):
+        depths = official.logits_to_depth(recorded["in.logits"].double(), *limits, *match.groups())
+        assert torch.allclose(depths, recorded[match[0]], rtol=0, atol=1e-9), match[0]
     depths = official.logits_to_depth(recorded["in.regression"].double(), *limits)
     assert torch.allclose(depths, recorded["depth.regression"], rtol=0, atol=1e-9)
 
@@ -62,17 +59,18 @@ def loss_of(name: str, predicted: torch.Tensor, truth: torch.Tensor, mask: torch
     if kind == "sigloss":
         late = int(rest.removeprefix("call")) > warmup if rest.startswith("call") else True  # nomask: without warm-up
         return official.scale_invariant_loss(predicted, truth, valid, with_variance=late)
-    gradient = official.gradient_loss(predicted, truth, valid, axes=(-2, -1))
-    if kind == "gradient_log_loss":
-        return gradient
-    assert kind == "multi"
-    return official.scale_invariant_loss(predicted, truth, valid, with_variance=False) + 0.5 * gradient
+    if kind in ("gradient_loss", "gradient_log_loss"):
+        return official.gradient_loss(predicted, truth, valid, axes=(-2, -1), log=kind == "gradient_log_loss")
+    if kind == "multi":
+        gradient = official.gradient_loss(predicted, truth, valid, axes=(-2, -1))
+        return official.scale_invariant_loss(predicted, truth, valid, with_variance=False) + 0.5 * gradient
+    return (predicted - truth)[valid].abs().mean()
 
 
 def test_losses_and_their_gradients():
     recorded, config = (read(f"{FOLDER}/depth_loss.safetensors") for read in (tensors, facts))
     truth, mask = recorded["gt"].double(), recorded["mask"].bool()
-    for found in matches(r"loss\.((sigloss|gradient_log_loss|multi).*)", recorded):
+    for found in matches(r"loss\.(.+)", recorded):
         predicted = recorded["pred"].double().requires_grad_()
         loss = loss_of(found[1], predicted, truth, mask, config["warm_iter"])
         (gradient,) = torch.autograd.grad(loss, predicted)
@@ -128,7 +126,8 @@ def test_evaluation(path):
         assert valid.sum() == recorded["valid_count"][place]
         both = recorded[f"in{place}.pred"].double().split(1)
         mirrored = both[1] if config["use_tta"] else None
-        shown = official.final_depth(both[0], mirrored, truth.shape, limits)
+        align_to = (truth, valid) if config["align_least_squares"] else None
+        shown = official.final_depth(both[0], mirrored, truth.shape, limits, align_to)
         found = official.depth_metrics(shown[valid], truth[valid])
         for name, value in zip(config["metrics"], recorded["metrics"][place].tolist(), strict=True):
             assert found[NAMES.get(name, name)] == pytest.approx(value, rel=1e-6, abs=1e-6), name
