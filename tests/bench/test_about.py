@@ -1,6 +1,6 @@
-"""`bench list NAME` and the meanings it shows: comments beside fields, for people who do not read the code."""
+"""`bench list NAME`: whatever has a name is described, settings by the comments beside their fields."""
 
-from dataclasses import dataclass, make_dataclass
+from dataclasses import dataclass, fields, make_dataclass
 
 import pytest
 
@@ -37,7 +37,7 @@ class Derived(Base):
     other: str = ""  # its own
 
 
-def test_a_meaning_is_the_comment_beside_or_above():
+def test_settings_are_described_by_the_comment_beside_or_above_the_field():
     assert meanings(Base) == {
         "rate": "first words; and more, with a # in it",
         "names": "Above, in one line, and in another.",
@@ -46,26 +46,22 @@ def test_a_meaning_is_the_comment_beside_or_above():
     }
 
 
-def test_meanings_are_inherited_and_replaced():
-    found = meanings(Derived)
-    assert found["rate"] == "first words; and more, with a # in it" and found["plain"] == "of the derived one"
-    assert found["other"] == "its own" and found["both"] == "beside"
+def test_descriptions_are_inherited_unless_the_subclass_has_its_own():
+    assert meanings(Derived) == meanings(Base) | {"plain": "of the derived one", "other": "its own"}
 
 
-def test_a_class_without_source_has_no_meanings():
+def test_a_class_without_source_has_no_descriptions():
     assert meanings(make_dataclass("Made", [("k", int, 1)])) == {}
 
 
-def test_a_protocol_is_told_with_all_its_settings(bench):
-    from dataclasses import fields
-
+def test_a_protocol_is_listed_with_all_its_settings(bench):
     from probes.tasks.linear import PROTOCOLS
 
-    code, said, _ = bench("list", "linear_sgd@ibot")
+    code, output, _ = bench("list", "linear_sgd@ibot")
     assert code == 0
-    lines = said.splitlines()
+    lines = output.splitlines()
     assert lines[0] == "protocol linear_sgd@ibot, version 2, of task linear"
-    assert "bytedance/ibot evaluation/eval_linear_multi.py" in said and "  suites    everything" in lines
+    assert "bytedance/ibot evaluation/eval_linear_multi.py" in output and "  suites    everything" in lines
     names = [line.split()[0] for line in lines if line.startswith("    ") and line[4] != " "]
     assert names == [field.name for field in fields(PROTOCOLS["linear_sgd@ibot"].task)]
     row = next(line for line in lines if line.startswith("    batch "))
@@ -94,25 +90,24 @@ def test_a_protocol_is_told_with_all_its_settings(bench):
         ("paper:mst", ["suite paper:mst: ", "  knn@mst ", "  linear_sgd@mst_paper"]),
     ],
 )
-def test_whatever_has_a_name_is_told(name, expected, bench, toys):
-    code, said, _ = bench("list", name)
+def test_list_describes_whatever_has_a_name(name, expected, bench, toys):
+    code, output, _ = bench("list", name)
     assert code == 0
-    assert not [text for text in expected if text not in said]
+    assert not [text for text in expected if text not in output]
 
 
-def test_no_line_of_a_protocol_is_too_long_for_a_terminal(bench, monkeypatch):
-    """Elsewhere, as in a pipe, a setting is one line."""
+def test_settings_are_wrapped_on_a_terminal_and_one_line_each_in_a_pipe(bench, monkeypatch):
     for name in ("maskrcnn@extrema", "logreg@dinov2", "segmenter_mask@moca"):
         piped = bench("list", name)[1].splitlines()
         with monkeypatch.context() as patched:
             patched.setenv("COLUMNS", "100")
             patched.setattr("sys.stdout.isatty", lambda: True)
-            shown = bench("list", name)[1].splitlines()
-        assert max(map(len, shown[1:])) <= 100 < max(map(len, piped)) and len(shown) > len(piped)
+            wrapped = bench("list", name)[1].splitlines()
+        assert max(map(len, wrapped[1:])) <= 100 < max(map(len, piped)) and len(wrapped) > len(piped)
 
 
 @pytest.mark.parametrize("terminal", [False, True])
-def test_tables_escape_text_from_outside(terminal, monkeypatch):
+def test_tables_escape_control_characters_and_show_markup_as_it_is(terminal, monkeypatch):
     monkeypatch.setattr("sys.stdout.isatty", lambda: terminal)
     monkeypatch.setenv("COLUMNS", "60")
     rows = [("a\x1b[2J", 1.5, "[red]b[/red] :smile:"), ("bb", 22.25, "line\nbreak")]
@@ -122,7 +117,7 @@ def test_tables_escape_text_from_outside(terminal, monkeypatch):
     ]
 
 
-def test_a_wide_cell_does_not_move_the_rows_beside_it_in_a_pipe():
+def test_a_wide_cell_does_not_shift_other_rows_in_a_pipe():
     rows = [("lr", "0.1", "rate"), ("corruptions", "x" * 200, "which"), ("floor", "1e-06", "rate at the end")]
     first, wide, last = table(rows, wrapped={1: 20})
     assert wide.split() == ["corruptions", "x" * 200, "which"]

@@ -1,4 +1,4 @@
-"""`import bench`: the page's code as it stands, the same results as the command line's, and errors of one line."""
+"""`import bench`: the code of docs/python.md runs, results equal those of the command line, errors are one line."""
 
 import re
 import subprocess
@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import timm
 import torch
 
 import bench as api
@@ -22,44 +23,44 @@ ROOT = Path(__file__).parents[2]
 HEAVY = {"torch", "numpy", "engine", "checkpoints", "matplotlib"}
 
 
-def test_the_code_of_the_page_runs(tmp_path, monkeypatch, capsys):
+def test_the_code_of_docs_python_runs(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     page = (ROOT / "docs/python.md").read_text()
     names: dict = {}
     for code in re.findall(r"^```python\n(.*?)^```", page, re.DOTALL | re.MULTILINE):
         exec(compile(code, "docs/python.md", "exec"), names)
-    said, _ = capsys.readouterr()
-    assert said.startswith("ViT-64x2/4 16 px")
-    assert "mae, knn@dino on digits: top1_k10 " in said
-    assert "did you mean 'knn@dino'" in said.splitlines()[-1]
+    printed, _ = capsys.readouterr()
+    assert printed.startswith("ViT-64x2/4 16 px")
+    assert "mae, knn@dino on digits: top1_k10 " in printed
+    assert "did you mean 'knn@dino'" in printed.splitlines()[-1]
     assert names["own"].score(names["val"].features, names["val"].labels) > 0.5
     assert names["result"].data.name == "digits" and names["short"].settings["k"] == [5]
     assert names["sample"].features.shape == (100, 64)
-    assert [each.checkpoint.name for each in names["results"]] == ["pixels", "mae", "initial"]
+    assert [result.checkpoint.name for result in names["results"]] == ["pixels", "mae", "initial"]
     assert names["again"].digest == names["encoder"].digest != ViTExport.load("runs/mae/start").digest
-    records = {each["checkpoint"]: each for each in names["board"].records if each["metric"] == "top1_k20"}
+    records = {row["checkpoint"]: row for row in names["board"].records if row["metric"] == "top1_k20"}
     assert records["mae"]["value"] == names["results"][1].numbers["top1_k20"] and records["mae"]["low"] > 0
     assert names["page"].read_text().startswith("<!")
-    shown = names["board"]._repr_html_()
-    assert shown.startswith("<iframe") and all(used.name in shown for used in names["board"].rows)
+    html = names["board"]._repr_html_()
+    assert html.startswith("<iframe") and all(checkpoint.name in html for checkpoint in names["board"].rows)
     assert names["board"]._repr_markdown_().startswith("# Leaderboard")
 
 
-def test_results_of_both_ways_in_are_the_same(bench, exports, tmp_path):
+def test_python_and_command_line_share_results(bench, exports, tmp_path):
     words = ("--checkpoint", exports[0], "--data", "digits=digits:", "--limit", 60, "--out", tmp_path)
     code, _, err = bench("run", *words, "--suite", "knn@dino")
     assert code == 0, err
     (path,) = result_files(tmp_path)
     export = api.load(exports[0])
-    found = api.evaluate(export, "knn@dino", "digits:", limit=60, out=tmp_path)
-    assert found == read_result(path)  # its date too: nothing was measured again
+    result = api.evaluate(export, "knn@dino", "digits:", limit=60, out=tmp_path)
+    assert result == read_result(path)  # its date too: nothing was measured again
     api.evaluate(export, "knn@dino", "digits:", limit=60, out=tmp_path, settings={"k": (5, 7)})
-    code, said, _ = bench("run", *words, "--suite", "knn", "--set", "knn@dino.k=5,7")
-    assert code == 0 and "knn@dino on digits with k=5+7: exists, skipped" in said
-    assert api.evaluate(exports[0], "knn@dino", "digits:", limit=60, out=tmp_path, rerun=True).date >= found.date
+    code, output, _ = bench("run", *words, "--suite", "knn", "--set", "knn@dino.k=5,7")
+    assert code == 0 and "knn@dino on digits with k=5+7: exists, skipped" in output
+    assert api.evaluate(exports[0], "knn@dino", "digits:", limit=60, out=tmp_path, rerun=True).date >= result.date
 
 
-def test_features_are_those_of_the_run(exports, tmp_path):
+def test_extract_returns_the_features_that_a_run_cached(exports, tmp_path):
     export = api.load(exports[0])
     api.evaluate(export, "knn@dino", "digits:", limit=60, out=tmp_path)
     val = api.extract(exports[0], "digits:", limit=60, out=tmp_path)
@@ -69,7 +70,7 @@ def test_features_are_those_of_the_run(exports, tmp_path):
     assert not np.array_equal(patches.features, val.features)
 
 
-def test_one_name_for_one_checkpoint(exports, tmp_path):
+def test_an_export_keeps_its_name_when_it_is_saved_elsewhere(exports, tmp_path):
     assert api.load(exports[0]).facts["name"] == "first"
     assert api.load("pixels:16").facts["name"] == "pixels-16"
     saved = api.load(exports[0]).save(tmp_path / "other")
@@ -92,7 +93,7 @@ def stripes():
 """
 
 
-def test_a_network_of_the_users_own(tmp_path, monkeypatch):
+def test_a_network_of_the_users_module_is_evaluated(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
     (tmp_path / "stripes.py").write_text(NETWORK)
@@ -104,7 +105,7 @@ def test_a_network_of_the_users_own(tmp_path, monkeypatch):
 
 
 GREY = np.random.default_rng(0).integers(0, 256, (60, 8, 8), np.uint8) // 4 + 60 * (np.arange(60) % 3)[:, None, None]
-KINDS = [["dark", "grey", "light"][number % 3] for number in range(60)]
+CLASSES = [["dark", "grey", "light"][number % 3] for number in range(60)]
 
 
 def small_network() -> torch.nn.Module:
@@ -115,39 +116,41 @@ def small_network() -> torch.nn.Module:
 
 def test_a_module_and_arrays_are_evaluated_in_one_call(tmp_path):
     network = small_network().train()
-    how = dict(images=GREY.astype(np.uint8), labels=KINDS, image_size=16, statistics="half", out=tmp_path)
-    first = api.evaluate(network, "knn@dino", "greys", **how)
+    settings = dict(images=GREY.astype(np.uint8), labels=CLASSES, image_size=16, statistics="half", out=tmp_path)
+    first = api.evaluate(network, "knn@dino", "greys", **settings)
     assert (first.checkpoint.name, first.data.name) == ("Sequential", "greys")
     assert first.data.images == {"train": 48, "val": 12}
     assert first.metrics["top1_k10"].value == 100 and network.training
-    assert api.evaluate(small_network(), "knn@dino", "greys", **how) == first  # its date too: the same weights and code
+    # Same weights and code: nothing is measured again, as the date shows.
+    assert api.evaluate(small_network(), "knn@dino", "greys", **settings) == first
     with torch.no_grad():
         network[0].weight[0] += 1
-    assert api.evaluate(network, "knn@dino", "greys", **how).checkpoint.digest != first.checkpoint.digest
-    other = api.evaluate(network, "knn@dino", "greys", **how | {"forward": lambda net, images: net(images)[:, :3]})
+    assert api.evaluate(network, "knn@dino", "greys", **settings).checkpoint.digest != first.checkpoint.digest
+    settings["forward"] = lambda network, images: network(images)[:, :3]
+    other = api.evaluate(network, "knn@dino", "greys", **settings)
     assert len({path.parent for path in result_files(tmp_path)}) == 3 and other.metrics["top1_k10"].value == 100
 
 
-def test_datasets_and_several_checkpoints(exports, tmp_path):
+def test_a_suite_takes_several_checkpoints_and_torch_datasets(exports, tmp_path):
     class Greys(torch.utils.data.Dataset):
-        def __init__(self, places):
-            self.places = places
+        def __init__(self, indices):
+            self.indices = indices
 
         def __len__(self):
-            return len(self.places)
+            return len(self.indices)
 
-        def __getitem__(self, place):
-            return torch.from_numpy(GREY[self.places[place]]).float()[None] / 255, self.places[place] % 3
+        def __getitem__(self, position):
+            index = self.indices[position]
+            return torch.from_numpy(GREY[index]).float()[None] / 255, index % 3
 
     pair = (Greys(range(40)), Greys(range(40, 60)))
-    own = api.load(small_network(), image_size=16, statistics="half")
-    results = api.evaluate_suite([own, exports[0]], "knn@dino", {"a": pair, "b": "digits:"}, limit=30, out=tmp_path)
-    assert [(each.checkpoint.name, each.data.name) for each in results] == [
-        *(("Sequential", "a"), ("Sequential", "b"), ("first", "a"), ("first", "b")),
-    ]
-    assert api.extract(own, pair, "train", out=tmp_path).features.shape == (40, 6)
+    network = api.load(small_network(), image_size=16, statistics="half")
+    results = api.evaluate_suite([network, exports[0]], "knn@dino", {"a": pair, "b": "digits:"}, limit=30, out=tmp_path)
+    names = [(result.checkpoint.name, result.data.name) for result in results]
+    assert names == [("Sequential", "a"), ("Sequential", "b"), ("first", "a"), ("first", "b")]
+    assert api.extract(network, pair, "train", out=tmp_path).features.shape == (40, 6)
     frame = results.to_pandas()
-    assert len(frame) == sum(len(each.metrics) for each in results)
+    assert len(frame) == sum(len(result.metrics) for result in results)
     top1 = results[0].metrics["top1_k10"]
     assert (frame.value[0], frame.low[0]) == (top1.value, top1.interval[0])
     assert results[2]._repr_html_().count("<tr>") == 1 + len(results[2].metrics)
@@ -155,8 +158,7 @@ def test_datasets_and_several_checkpoints(exports, tmp_path):
     assert set(board.checkpoint) == {"Sequential", "first"}
 
 
-def test_a_timm_vit_in_memory_is_an_export():
-    timm = pytest.importorskip("timm")
+def test_timm_networks_in_memory_are_loaded():
     network = timm.create_model("vit_tiny_patch16_224", depth=1, img_size=32, num_classes=3).train()
     export = api.load(network, statistics="half")
     assert isinstance(export, ViTExport) and export.mean == (0.5, 0.5, 0.5) and network.training
@@ -173,7 +175,7 @@ def test_a_timm_vit_in_memory_is_an_export():
     assert frozen.mean == pytest.approx((0.485, 0.456, 0.406))
 
 
-def test_what_looks_like_a_classifier_is_said(capsys):
+def test_a_layer_that_looks_like_a_classifier_is_reported(capsys):
     class Net(torch.nn.Module):
         image_size, mean, std = 16, (0.5,) * 3, (0.5,) * 3
 
@@ -198,7 +200,7 @@ def test_commands_in_messages_become_calls():
     assert in_python("--data x=folder:/y: no") == "data=x=folder:/y: no" and in_python("a--b -- c") == "a--b -- c"
 
 
-def test_pictures_and_the_version(exports, tmp_path):
+def test_visualize_and_the_version(exports, tmp_path):
     (path,) = api.visualize("pca", exports[0], "digits:", tmp_path, limit=2, size=32)
     assert path == tmp_path / "pca.png" and path.read_bytes()[:4] == b"\x89PNG"
     assert re.fullmatch(r"\d+\.\d+\.\d+\S*", api.__version__)
@@ -207,15 +209,15 @@ def test_pictures_and_the_version(exports, tmp_path):
 def test_a_table_without_pandas_is_one_line(exports, tmp_path, monkeypatch):
     result = api.evaluate(exports[0], "knn@dino", "digits:", limit=30, out=tmp_path)
     monkeypatch.setitem(sys.modules, "pandas", None)
-    for ask in (result.to_pandas, api.leaderboard(tmp_path).to_pandas):
+    for to_pandas in (result.to_pandas, api.leaderboard(tmp_path).to_pandas):
         with pytest.raises(ValueError, match=r"pandas is not installed.*\[tables\]") as caught:
-            ask()
+            to_pandas()
         assert "\n" not in str(caught.value)
 
 
-def evaluate(*given, **settings):
-    """A call that evaluates the export under `knn@dino`."""
-    return lambda export: api.evaluate(export, "knn@dino", *given, **settings)
+def evaluate(*images, **settings):
+    """A call that evaluates an export under `knn@dino`."""
+    return lambda export: api.evaluate(export, "knn@dino", *images, **settings)
 
 
 @pytest.mark.parametrize(
@@ -242,7 +244,7 @@ def evaluate(*given, **settings):
         (lambda export: evaluate("digits:", options=api.Options(device="tpu"))(export), "^Options.device=tpu: "),
         (evaluate(), "which images"),
         (evaluate(images=GREY), "images= and labels=: give both"),
-        (evaluate(images=(GREY, GREY), labels=KINDS), "each as a pair"),
+        (evaluate(images=(GREY, GREY), labels=CLASSES), "each as a pair"),
         (evaluate([1, 2]), "memory:images/train/0: TypeError"),
         (evaluate("x=digit:"), "^data=x=digit:: "),
         (evaluate("/no/where"), "^data=where=/no/where: "),
@@ -264,7 +266,7 @@ def evaluate(*given, **settings):
         (lambda export: api.pretrain("mae", "smoke", "digits:", "runs/a", settings={"q": 1}), "^settings=q: no such"),
     ],
 )
-def test_mistakes_are_one_line(call, message, exports, tmp_path, monkeypatch):
+def test_a_mistake_is_one_line_and_leaves_no_result(call, message, exports, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ValueError, match=message) as caught:
         call(exports[0])
@@ -283,17 +285,17 @@ def test_an_error_of_a_task_is_raised_and_recorded(exports, tmp_path, monkeypatc
     assert "no neighbours" in str(read_result(path))
 
 
-def test_a_stopped_training_says_how_to_go_on(tmp_path, monkeypatch):
-    asked = []
-    monkeypatch.setattr("bench.pretraining.run.run_pretraining", lambda options: asked.append(options) or 75)
+def test_a_stopped_training_says_how_to_resume(tmp_path, monkeypatch):
+    calls = []
+    monkeypatch.setattr("bench.pretraining.run.run_pretraining", lambda options: calls.append(options) or 75)
     with pytest.raises(Stopped, match="call it again with resume=True"):
         api.pretrain("mae", "smoke", "digits:", tmp_path, settings={"epochs": 3, "crop": (0.5, 1.0)}, knn_every=2)
-    (options,) = asked
+    (options,) = calls
     assert options.set == ("epochs=3", "crop=0.5,1.0")
     assert (options.knn_every, options.images) == (2, "digits:")
 
 
-def test_the_import_is_light_and_runs_no_module_of_the_user(tmp_path):
+def test_import_loads_nothing_heavy_and_no_module_of_the_user(tmp_path):
     (tmp_path / "engine.py").write_text("raise SystemExit('the user\\'s own module ran')\n")
     code = f"""import sys
 import bench
@@ -307,12 +309,12 @@ except ImportError as error:
     assert done.stdout.startswith(f"'{tmp_path / 'engine.py'}' hides the package 'engine' of bench"), done.stderr
 
 
-def test_no_module_hides_a_function():
+def test_no_module_has_the_name_of_a_function():
     for name in api.__all__:
         assert find_spec(f"bench.{name}") is None, f"importing bench/{name} would put it in the place of bench.{name}()"
 
 
-def test_options_have_the_words_and_defaults_of_the_command_line():
+def test_options_have_the_values_and_defaults_of_the_command_line():
     words = ["run", "--checkpoint", "pixels:8", "--suite", "knn", "--out", "results"]
     arguments = parsed(words)[1]
     for name in ("device", "precision", "decode", "skip_bad", "batch_size", "workers"):

@@ -1,4 +1,4 @@
-"""Jobs of one stream run together: in which groups, how each ends, and whose time it was."""
+"""Jobs that train on one stream of images run together: how they are grouped, how each ends, how time is divided."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,84 +12,81 @@ from engine.training.interruptions import Stopped
 
 EXPORT, SPACE = object(), None
 OUTCOME = Outcome(metrics={"top1": Metric(value=1.0)})
-CLOCK = [0.0]  # seconds, the last one the current
+CLOCK = [0.0]  # seconds; the last is the current time
 
 
 @dataclass(frozen=True, kw_only=True)
 class Streamed(Task):
-    """A toy that ends after some pauses; its stream is its first letter."""
+    """A toy that ends after some steps of 6 s; its stream is its first letter, its name says how it ends."""
 
     name: str = "a1"
-    pauses: int = 1
+    steps: int = 1
 
     def stream(self, export, space):
         return self.name[0] if self.name[0] != "-" else ""
 
     @classmethod
     def together(cls, tasks, export, space):
-        for pause in range(1, max(task.pauses for task in tasks) + 1):
+        for step in range(1, max(task.steps for task in tasks) + 1):
             CLOCK.append(CLOCK[-1] + 6.0)
-            for place, task in enumerate(tasks):
-                if task.name == "breaks" and pause == 2:
+            for index, task in enumerate(tasks):
+                if task.name == "breaks" and step == 2:
                     raise RuntimeError("all that are left")
-                if task.pauses == pause and task.name.endswith("stops"):
+                if task.steps == step and task.name.endswith("stops"):
                     raise Stopped.after(1, 2, "toys", Path("."))
-                if task.pauses == pause:
-                    others = {"fails": ValueError("alone"), "empty": Outcome(metrics={})}
-                    yield place, others.get(task.name.partition("-")[2], OUTCOME)
+                if task.steps == step:
+                    outcomes = {"fails": ValueError("alone"), "empty": Outcome(metrics={})}
+                    yield index, outcomes.get(task.name.partition("-")[2], OUTCOME)
 
 
 class OtherStreamed(Streamed):
-    """Another kind of task, whose streams are called alike."""
+    """Another task, whose streams have the same names."""
 
     @classmethod
     def together(cls, tasks, export, space):
         yield from super().together(tasks, export, space)
 
 
-def job(name, pauses=1, state="new", url="digits:", key="toy"):
+def job(name, steps=1, state="new", url="digits:", key="toy"):
     kind = Streamed if key == "toy" else OtherStreamed
-    chosen = SimpleNamespace(task=kind(name=name, pauses=pauses), key=key)
+    chosen = SimpleNamespace(task=kind(name=name, steps=steps), key=key)
     return SimpleNamespace(chosen=chosen, path=Path(f"{name}-{url}{key}"), state=state, data=SimpleNamespace(url=url))
 
 
-def names(jobs):
-    return [[each.chosen.task.name for each in group] for group in jobs]
+def names(groups):
+    return [[job.chosen.task.name for job in group] for group in groups]
 
 
-def test_jobs_on_augmented_images_of_one_task_image_set_and_state_stand_together():
+def test_jobs_of_one_stream_task_image_set_and_state_are_one_group():
     failed = [job(name, state="failed before") for name in ("a6", "b3", "a7")]
     jobs = [
-        *(job("-1"), job("a1"), job("b1"), job("-2"), job("a2"), job("a3", state="done")),
+        *(job("-1"), job("a1"), job("b1"), job("-2"), job("a2")),
         *(job("a4", url="tiny:"), job("a5", key="other"), *failed, job("b2")),
     ]
     assert names(grouped(jobs, EXPORT, SPACE)) == [
-        *(["-1"], ["a1", "b1", "a2", "b2"], ["-2"], ["a3"]),
+        *(["-1"], ["a1", "b1", "a2", "b2"], ["-2"]),
         *(["a4"], ["a5"], ["a6", "a7"], ["b3"]),
     ]
-    done = [job("a1", state="done"), job("a2", state="done")]
-    assert names(grouped(done, EXPORT, SPACE)) == [["a1"], ["a2"]]
 
 
-def test_each_job_ends_by_itself_and_time_is_divided(monkeypatch):
-    """The sum over jobs is what all took."""
+def test_each_job_ends_by_itself_and_the_time_is_divided_among_running_jobs(monkeypatch):
     monkeypatch.setattr("time.perf_counter", lambda: CLOCK[-1])
     jobs = [job("a1", 3), job("a-fails", 1), job("a3", 2)]
-    ended = [(job.chosen.task.name, how, seconds) for job, how, seconds in run_together(jobs, EXPORT, SPACE)]
+    ended = [(job.chosen.task.name, outcome, seconds) for job, outcome, seconds in run_together(jobs, EXPORT, SPACE)]
     assert [(name, seconds) for name, _, seconds in ended] == [("a-fails", 2.0), ("a3", 5.0), ("a1", 11.0)]
     assert str(ended[0][1]) == "alone" and ended[1][1] == ended[2][1] == OUTCOME
 
 
-def test_an_error_of_all_ends_those_that_are_left():
+def test_an_error_of_the_group_ends_the_jobs_that_still_run():
     ended = list(run_together([job("b1", 1), job("breaks", 3), job("b3", 3)], EXPORT, SPACE))
     assert [job.chosen.task.name for job, _, _ in ended] == ["b1", "breaks", "b3"]
     assert ended[0][1] == OUTCOME and [str(error) for _, error, _ in ended[1:]] == ["all that are left"] * 2
 
 
-def test_an_outcome_that_cannot_be_a_result_is_an_error_of_its_job_alone():
+def test_an_outcome_without_metrics_is_an_error_of_its_job_alone():
     jobs = [job("a1", 1), job("a-empty", 2), job("a3", 3)]
-    ended = {job.chosen.task.name: how for job, how, _ in run_together(jobs, EXPORT, SPACE)}
-    assert ended["a1"] == ended["a3"] == OUTCOME and "no metrics" in str(ended["a-empty"])
+    outcomes = {job.chosen.task.name: outcome for job, outcome, _ in run_together(jobs, EXPORT, SPACE)}
+    assert outcomes["a1"] == outcomes["a3"] == OUTCOME and "no metrics" in str(outcomes["a-empty"])
 
 
 def test_a_stop_is_no_failure():
