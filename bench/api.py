@@ -670,7 +670,7 @@ def visualize(
         loaded = [network if isinstance(network, str | Path) else load(network) for network in networks]
         request = PictureRequest(
             references=tuple(reference_to(network, Path(out)) for network in loaded),
-            names=tuple(names) or None,
+            names=tuple(names),
             sources=tuple(map(str, images if isinstance(images, list | tuple) else [images])),
             split=split,
             limit=limit,

@@ -74,6 +74,15 @@ def chosen_device(text: str) -> str:
     return text
 
 
+def with_names(references: Sequence[str], names: Sequence[str]) -> list[tuple[str, str | None]]:
+    """Each reference of `--checkpoint` with its name; None without `--name`. ValueError for another number of names."""
+    if names and len(names) != len(references):
+        raise ValueError(
+            f"--name: {len(names)} names for {len(references)} checkpoints; give one for each, in their order"
+        )
+    return list(zip(references, names or (None,) * len(references), strict=True))
+
+
 TASK_KINDS = ("probes", "downstream")
 NAME = r"[a-z0-9_]+@[A-Za-z0-9_.]+"
 

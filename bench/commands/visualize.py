@@ -87,7 +87,7 @@ def _draw_images(options: Options, formats: Sequence[Any]) -> Iterator[Path]:
     kind = chosen_kind(options.kind, options.set)
     request = PictureRequest(
         references=options.checkpoint,
-        names=options.name or None,
+        names=options.name,
         sources=options.images,
         split=options.split,
         limit=options.limit or (None if animated else 4),

@@ -17,6 +17,7 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
+from bench.cli.names import with_names
 from bench.cli.options import EvaluationOptions
 from bench.results.record import MetricRecord, Result, images_seen, read_result
 from bench.results.store import StoredResult
@@ -96,12 +97,11 @@ def evaluate_variations(options: EvaluationOptions, variations: Iterable[Variati
 
 
 def _load_checkpoints(options: EvaluationOptions) -> list[LoadedCheckpoint]:
-    """The checkpoints of the options, imported if necessary. ValueError if two have the same name."""
-    names = options.name or (None,) * len(options.checkpoint)
+    """The checkpoints of the options, imported if necessary. ValueError for a wrong number of names, or equal names."""
     imports = ImportOptions(statistics=options.statistics)
     checkpoints = [
         load_checkpoint(reference, name, options.out, save=True, options=imports)[0]
-        for reference, name in zip(options.checkpoint, names, strict=True)
+        for reference, name in with_names(options.checkpoint, options.name)
     ]
     used_names = [checkpoint.used.name for checkpoint in checkpoints]
     if len(set(used_names)) < len(used_names):

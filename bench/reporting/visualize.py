@@ -21,6 +21,7 @@ from PIL import Image
 from torch import Tensor
 from torch.utils.data import default_collate
 
+from bench.cli.names import with_names
 from bench.cli.settings import changed, read_changes
 from bench.reporting.kinds import KINDS
 from bench.reporting.panels import ANIMATED, FPS, Format, Panel, Spot, animated, encoded
@@ -102,7 +103,7 @@ class PictureRequest:
     """The checkpoints and images of one `bench visualize`, and the options that all kinds of pictures share."""
 
     references: tuple[str, ...]  # to checkpoints, as the user wrote them
-    names: tuple[str, ...] | None = None  # of the checkpoints; None: `Viewer.name`
+    names: tuple[str, ...] = ()  # of the checkpoints; (): `Viewer.name`
     sources: tuple[str, ...]  # of images: files, folders, URLs
     split: str | None = None  # of URLs; None: val if there is one
     limit: int | None = 4  # images of each folder or URL; None: all
@@ -112,18 +113,14 @@ class PictureRequest:
     device: str = "cpu"
 
     def __post_init__(self) -> None:
-        if self.names and len(self.names) != len(self.references):
-            raise ValueError(
-                f"--name: {len(self.names)} names for {len(self.references)} checkpoints; give one for each"
-            )
-        if self.names and len(set(self.names)) != len(self.names):
+        with_names(self.references, self.names)  # raises an error for a wrong number of names
+        if len(set(self.names)) != len(self.names):
             raise ValueError(f"--name {' '.join(self.names)}: each checkpoint needs a name of its own")
 
     @cached_property
     def checkpoints(self) -> tuple["Viewer", ...]:
         """A viewer for each checkpoint; none is loaded yet."""
-        names = self.names or (None,) * len(self.references)
-        return tuple(Viewer(reference, name, self) for reference, name in zip(self.references, names, strict=True))
+        return tuple(Viewer(reference, name, self) for reference, name in with_names(self.references, self.names))
 
     def viewers(self) -> tuple["Viewer", ...]:
         """A viewer for each checkpoint. ValueError if there is no checkpoint."""

@@ -6,7 +6,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
-from bench.cli.names import check_writable, chosen_device, named_url
+from bench.cli.names import check_writable, chosen_device, named_url, with_names
 from bench.cli.options import EvaluationOptions
 from bench.cli.output import in_one_line
 from bench.results.record import (
@@ -65,11 +65,11 @@ class Job:
 
 
 def group_of(job: Job, export: FrozenExport, space: Workspace) -> Hashable:
-    """A key, equal for jobs that train together on the augmented images of one set.
+    """A key of a job to run, equal for jobs that train together on the augmented images of one set.
 
     A job that failed before runs only with failed jobs of the same stream, because it might stop all others.
     """
-    stream = job.chosen.task.stream(export, space) if job.state != "done" else ""
+    stream = job.chosen.task.stream(export, space)
     together = job.chosen.task.together  # the same function for all tasks that can train together
     function = together.__module__, together.__qualname__
     failed_stream = stream if job.state == "failed before" else ""
@@ -125,9 +125,7 @@ def prepare(
     known: image sets that need not be opened, in addition to those of the options. dry_run: nothing is written.
     """
     space = workspace_of(options, world)
-    if options.name and len(options.name) != len(options.checkpoint):
-        counts = f"{len(options.name)} names for {len(options.checkpoint)} checkpoints"
-        raise ValueError(f"--name: {counts}; give one for each, in their order")
+    with_names(options.checkpoint, options.name)  # raises an error for a wrong number of names before images are opened
     protocols = world.on_all_ranks(lambda: _chosen_protocols(options, world, variations))
     data = [*known, *(_open_all(options, space) if options.data or not known else ())]
     exports: dict[tuple[str, str], FrozenExport] = {}
@@ -174,9 +172,9 @@ def _load_checkpoints(
     """
     if not dry_run:
         check_writable(options.out)  # rather than after the first task has run for hours
-    names, imports = options.name or (None,) * len(options.checkpoint), ImportOptions(statistics=options.statistics)
+    imports = ImportOptions(statistics=options.statistics)
     checkpoints, unavailable = {}, []
-    for reference, name in dict.fromkeys(zip(options.checkpoint, names, strict=True)):
+    for reference, name in dict.fromkeys(with_names(options.checkpoint, options.name)):
         try:
             checkpoint, export = load_checkpoint(reference, name, options.out, save=not dry_run, options=imports)
             checkpoints[checkpoint.used.key] = checkpoint

@@ -181,6 +181,11 @@ def test_a_wrong_variation_is_refused(tmp_path, exports, vary, names):
         sensitivity.sensitivity(options_of(tmp_path, exports[0]), [vary])
 
 
+def test_every_checkpoint_needs_a_name(refused, tmp_path, exports):
+    words = ("--checkpoint", exports[0], "--name", "a", "b", *DATA, "--out", tmp_path)
+    refused("sensitivity", "knn@dino", *words, named="--name: 2 names for 1 checkpoints")
+
+
 def test_a_setting_that_the_network_cannot_have_is_left_out_alone(bench, tmp_path):
     words = ("--checkpoint", "pixels:8", *DATA, "--limit", 60, "--out", tmp_path, "--vary", "layer=-2", "crop=1.0")
     code, out, _ = bench("sensitivity", "knn@dino", *words)
