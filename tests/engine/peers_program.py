@@ -1,8 +1,8 @@
 """Run as a program: fork connected processes, and print their exit codes as JSON once all have ended.
 
-peers_program.py FOLDER COUNT HOW VICTIM   pids and errors of the processes are in FOLDER, by rank
+peers_program.py FOLDER COUNT SCENARIO VICTIM   pids and errors of the processes are in FOLDER, by rank
 
-The victim is asked for last: until then the kernel keeps the signal that killed it.
+The victim is reaped last: until then the kernel keeps the signal that killed it.
 """
 
 import ctypes
@@ -20,31 +20,31 @@ from engine import distributed
 from engine.distributed import start_world
 
 
-def work(folder: Path, how: str, victim: int) -> None:
+def work(folder: Path, scenario: str, victim: int) -> None:
     with start_world("cpu") as world:
         (folder / f"pid{world.rank}").write_text(str(os.getpid()))
         world.barrier()
-        if how == "busy":  # in C, with Python's lock held, while the others wait in a collective
+        if scenario == "busy":  # in C with the GIL held, while the others wait in a collective
             if world.rank == victim:
                 ctypes.PyDLL(None).sleep(3)
-        elif how == "error":
-            distributed.PATIENCE = 1.0  # the other one would use all of it
+        elif scenario == "error":
+            distributed.PATIENCE = 1.0  # which the other process waits in full
             if world.rank == victim:
-                raise ValueError("an error of its own")
+                raise ValueError("error of one rank")
             time.sleep(60)
-        elif world.rank == victim or how == "hang":
+        elif world.rank == victim or scenario == "hang":
             with redirect_stderr(io.StringIO()):  # as a dense task silences its libraries
                 time.sleep(60)  # as in a collective of NCCL whose other side has gone
         world.barrier()
 
 
-def member(folder: Path, rank: int, how: str, victim: int) -> None:
+def run_member(folder: Path, rank: int, scenario: str, victim: int) -> None:
     """Never returns."""
     os.environ["RANK"], code = str(rank), 1
     with open(folder / f"errors{rank}", "w") as errors:
         os.dup2(errors.fileno(), 2)
     try:
-        work(folder, how, victim)
+        work(folder, scenario, victim)
         code = 0
     except Exception:
         traceback.print_exc()
@@ -54,7 +54,7 @@ def member(folder: Path, rank: int, how: str, victim: int) -> None:
 
 
 def main() -> None:
-    folder, count, how, victim = Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3], int(sys.argv[4])
+    folder, count, scenario, victim = Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3], int(sys.argv[4])
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(probe.getsockname()[1])}
@@ -62,10 +62,10 @@ def main() -> None:
     pids = {}
     for rank in range(count):
         if not (pid := os.fork()):
-            member(folder, rank, how, victim)
+            run_member(folder, rank, scenario, victim)
         pids[rank] = pid
-    order = sorted(pids, key=lambda rank: rank == victim)
-    codes = {rank: os.waitstatus_to_exitcode(os.waitpid(pids[rank], 0)[1]) for rank in order}
+    reaping_order = sorted(pids, key=lambda rank: rank == victim)
+    codes = {rank: os.waitstatus_to_exitcode(os.waitpid(pids[rank], 0)[1]) for rank in reaping_order}
     sys.stdout.write(json.dumps([codes[rank] for rank in range(count)]))
 
 

@@ -1,4 +1,4 @@
-"""torch.compile in place: the same names, the same numbers and random numbers; and what is said where it cannot be."""
+"""Blocks compiled in place keep names, numbers and random draws; a missing compiler is an error of one line."""
 
 import importlib.util
 import os
@@ -22,7 +22,7 @@ TINY = ViTSpec(
 )
 
 
-def test_states_and_updates_are_those_of_the_network_uncompiled():
+def test_compiled_updates_and_states_equal_uncompiled_ones():
     """Graphs captured but computed by torch itself: bit for bit, with drop path, gradients and a moving teacher."""
     recipe = small_recipe("dino")
     recipe = replace(recipe, settings=replace(recipe.settings, drop_path=0.5))
@@ -31,42 +31,48 @@ def test_states_and_updates_are_those_of_the_network_uncompiled():
     views = batches(plain.method, plan())
     for step in range(2):
         assert compiled.run(views, progress(plan(), step)) == plain.run(views, progress(plan(), step))
-    names = [[name for name, _ in each.method.named_modules()] for each in (plain, compiled)]
-    assert names[0] == names[1] and list(plain.method.state_dict()) == list(compiled.method.state_dict())
+    names, compiled_names = ([name for name, _ in run.method.named_modules()] for run in (plain, compiled))
+    assert names == compiled_names and list(plain.method.state_dict()) == list(compiled.method.state_dict())
     assert same(plain.method.state_dict(), compiled.method.state_dict())
 
 
-def test_the_work_of_an_update_is_counted_all_the_same():
-    """The counter sees operators, and a compiled block has none."""
+def test_flops_of_a_compiled_update_are_counted():
+    """A compiled block shows the counter no operators, so the uncompiled one has to be counted."""
     plain, compiled = (updates("mae", small_recipe("mae")) for _ in range(2))
     compile_blocks(compiled.method, "cpu", backend="eager")
     views = batches(plain.method, plan())
-    found = [count_flops(lambda each=each: each.run(views, progress(plan())))[1] for each in (plain, compiled)]
-    assert found[0] == found[1] > 0
+    flops, compiled_flops = (
+        count_flops(lambda run=run: run.run(views, progress(plan())))[1] for run in (plain, compiled)
+    )
+    assert flops == compiled_flops > 0
 
 
-def test_a_training_says_that_it_was_compiled(tmp_path, monkeypatch):
-    """In run.json and the exports, whose tensors have the usual names; another run of it may not go on uncompiled."""
-    compile_by = precision.compile_blocks
-    monkeypatch.setattr("pretrain.loop.updates.compile_blocks", lambda *given: compile_by(*given, backend="eager"))
+def test_a_compiled_training_is_recorded_as_such(tmp_path, monkeypatch):
+    """In run.json and the exports, whose tensors keep their names; resuming it uncompiled is refused."""
+    compile_with = precision.compile_blocks
+    monkeypatch.setattr(
+        "pretrain.loop.updates.compile_blocks", lambda *arguments: compile_with(*arguments, backend="eager")
+    )
     plain, compiled = trainer("mae", tmp_path / "plain"), trainer("mae", tmp_path / "compiled", compiled=True)
-    assert [each.train() for each in (plain, compiled)] == ["finished"] * 2
+    assert [run.train() for run in (plain, compiled)] == ["finished"] * 2
     first, second = (ViTExport.load(tmp_path / name / "export") for name in ("plain", "compiled"))
     assert same(first.tensors, second.tensors) and second.facts["compiled"] and "compiled" not in first.facts
-    with pytest.raises(ValueError, match="compiled is True, asked for None"):
+    with pytest.raises(ValueError, match="compiled is True"):
         trainer("mae", tmp_path / "compiled", resume=True).train()
 
 
-def test_compiled_features_are_those_of_the_network(monkeypatch):
+def test_compiled_features_equal_uncompiled_ones(monkeypatch):
     """Kernels of Inductor take minutes to compile on a CPU: tests/gpu has them."""
-    compile_by = precision.compile_blocks
-    monkeypatch.setattr("checkpoints.backbone.compile_blocks", lambda *given: compile_by(*given, backend="aot_eager"))
+    compile_with = precision.compile_blocks
+    monkeypatch.setattr(
+        "checkpoints.backbone.compile_blocks", lambda *arguments: compile_with(*arguments, backend="aot_eager")
+    )
     torch.manual_seed(0)
     export = ViTExport.from_vit(ViT(TINY), Preparation())
     images = torch.randn(4, 3, 16, 16)
-    first, second = (Backbone(export, compiled=each).views(images, [(-1, True)])[-1, True] for each in (False, True))
-    torch.testing.assert_close(second.cls, first.cls, rtol=1e-6, atol=1e-6)
-    torch.testing.assert_close(second.patches, first.patches, rtol=1e-6, atol=1e-6)
+    plain, compiled = (Backbone(export, compiled=flag).views(images, [(-1, True)])[-1, True] for flag in (False, True))
+    torch.testing.assert_close(compiled.cls, plain.cls, rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(compiled.patches, plain.patches, rtol=1e-6, atol=1e-6)
 
 
 @pytest.mark.parametrize(("device", "missing"), [("cpu", "g++, clang++ or c++"), ("cuda", "gcc, clang or cc")])
@@ -76,9 +82,9 @@ def test_a_missing_compiler_is_named(device, missing, monkeypatch, tmp_path):
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(ValueError, match=f"^--compile needs a compiler[^\n]*{missing.replace('+', '.')}[^\n]*$"):
         check_compiler(device)
-    own = tmp_path / "own"
-    own.touch(mode=0o755)
-    monkeypatch.setenv({"cpu": "CXX", "cuda": "CC"}[device], os.fspath(own))
+    compiler = tmp_path / "compiler"
+    compiler.touch(mode=0o755)
+    monkeypatch.setenv({"cpu": "CXX", "cuda": "CC"}[device], os.fspath(compiler))
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     monkeypatch.setattr(sysconfig, "get_path", lambda name: os.fspath(tmp_path))
     with pytest.raises(ValueError, match="Python's headers"):

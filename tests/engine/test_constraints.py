@@ -1,4 +1,4 @@
-"""Settings: a value that cannot be is refused, in Python and from text, in one line with field, value and rule."""
+"""Settings: an invalid value, in Python or as text, is an error of one line with the field, the value and the rule."""
 
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -39,7 +39,7 @@ class Inner:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Toy(Validated):
+class Example(Validated):
     kind: Literal["one", "two"] = "one"
     pair: tuple[float, float] = (0.5, 1.0)
     row: tuple[float, ...] = ()
@@ -77,20 +77,25 @@ class Toy(Validated):
     ],
 )
 def test_a_wrong_value_names_its_field(name, wrong):
-    """Made in Python, or changed there."""
-    for make in (lambda: Toy(**{name: wrong}), lambda: replace(Toy(), **{name: wrong})):
-        with pytest.raises(ValueError) as refused:
+    """On construction and by dataclasses.replace."""
+    for make in (lambda: Example(**{name: wrong}), lambda: replace(Example(), **{name: wrong})):
+        with pytest.raises(ValueError) as error:
             make()
-        assert str(refused.value).startswith((f"{name}={wrong!r}: must be ", f"{name}={wrong!r}: choose one of "))
-        assert "\n" not in str(refused.value)
+        assert str(error.value).startswith((f"{name}={wrong!r}: must be ", f"{name}={wrong!r}: choose one of "))
+        assert "\n" not in str(error.value)
 
 
-def test_values_are_kept_as_given():
+def test_values_keep_their_numeric_types():
     """Digests of settings tell 1 and 1.0 apart, but not lists and tuples."""
-    toy = Toy(number=1, row=[1, 0.5], side=[8, 4], limit=None, folder="there", words=np.array(["b", "c"]))
-    assert type(toy.number) is int and list(map(type, toy.row)) == [int, float]
-    assert (toy.row, toy.side, toy.folder, toy.words) == ((1, 0.5), (8, 4), Path("there"), ("b", "c"))
-    assert type(Toy(number=np.float32(0.5)).number) is float and type(Toy(side=np.int64(3)).side) is int
+    settings = Example(number=1, row=[1, 0.5], side=[8, 4], limit=None, folder="there", words=np.array(["b", "c"]))
+    assert type(settings.number) is int and list(map(type, settings.row)) == [int, float]
+    assert (settings.row, settings.side, settings.folder, settings.words) == (
+        (1, 0.5),
+        (8, 4),
+        Path("there"),
+        ("b", "c"),
+    )
+    assert type(Example(number=np.float32(0.5)).number) is float and type(Example(side=np.int64(3)).side) is int
 
 
 @pytest.mark.parametrize(
@@ -108,8 +113,8 @@ def test_values_are_kept_as_given():
         (BelowOne, [0, 0.99], [-0.1, 1, NAN], "below 1"),
     ],
 )
-def test_numbers(kind, good, bad, rule):
-    """Alone, as one of a tuple, and beside none."""
+def test_numeric_types_enforce_their_bounds(kind, good, bad, rule):
+    """As a value, as an item of a tuple, and where None is allowed too."""
 
     @dataclass(frozen=True, kw_only=True)
     class Settings(Validated):
@@ -135,7 +140,7 @@ def test_numbers(kind, good, bad, rule):
         (AreaRange, [(0.2, 1.0), (1.0, 1.0)], [(0.0, 1.0), (0.5, 0.2), (0.5, 1.1), (NAN, 1.0), (0.5, NAN)]),
     ],
 )
-def test_tuples(kind, good, bad):
+def test_tuple_types_enforce_their_rules(kind, good, bad):
     @dataclass(frozen=True, kw_only=True)
     class Settings(Validated):
         row: kind
@@ -147,14 +152,14 @@ def test_tuples(kind, good, bad):
             Settings(row=value)
 
 
-def test_two_fields_beside_each_other():
-    toy = Toy(number=0.5, limit=0.6, row=(0.5, 1.0))
-    check_less(toy, "number", "limit")
-    check_up_to(toy, "number", "row")
+def test_comparisons_name_both_fields():
+    settings = Example(number=0.5, limit=0.6, row=(0.5, 1.0))
+    check_less(settings, "number", "limit")
+    check_up_to(settings, "number", "row")
     with pytest.raises(ValueError, match=r"number=0\.5.*limit=0\.5"):
-        check_less(replace(toy, limit=0.5), "number", "limit")
+        check_less(replace(settings, limit=0.5), "number", "limit")
     with pytest.raises(ValueError, match=r"number=0\.5.*row=\(0\.4, 1\.0\)"):
-        check_up_to(replace(toy, row=(0.4, 1.0)), "number", "row")
+        check_up_to(replace(settings, row=(0.4, 1.0)), "number", "row")
 
 
 @pytest.mark.parametrize(
@@ -175,13 +180,13 @@ def test_two_fields_beside_each_other():
         ("no", bool | None, False),
     ],
 )
-def test_texts(text, kind, value):
+def test_text_is_converted_to_the_fields_type(text, kind, value):
     result = from_text(text, kind)
     assert result == value and type(result) is type(value)
 
 
 @pytest.mark.parametrize(
-    ("text", "kind", "said"),
+    ("text", "kind", "rule"),
     [
         ("maybe", bool, "true or false"),
         ("1.5", int, "a whole number"),
@@ -193,7 +198,7 @@ def test_texts(text, kind, value):
         ("{}", dict | None, "dict or none"),
     ],
 )
-def test_texts_that_do_not_fit(text, kind, said):
-    with pytest.raises(ValueError, match=said):
+def test_text_of_another_type_is_refused_with_the_rule(text, kind, rule):
+    with pytest.raises(ValueError, match=rule):
         from_text(text, kind)
-    assert said in describe(kind)
+    assert rule in describe(kind)

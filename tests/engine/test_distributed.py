@@ -1,17 +1,16 @@
-"""One process alone, and two connected by gloo through torchrun's variables."""
+"""Collectives of one process, and of two that gloo connects through torchrun's variables."""
 
 import os
 import socket
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from elsewhere import PATIENCE, started
+from elsewhere import PATIENCE, started, together
 
 from engine.distributed import World, current_world, start_world
 
 
-def test_alone():
+def test_one_process_needs_no_connection():
     with start_world("cpu") as world:
         assert world == World() == current_world()
         world.barrier()
@@ -26,17 +25,7 @@ def free_port() -> int:
         return listening.getsockname()[1]
 
 
-def in_two_processes(work: Callable[[int, int, str], None], folder: Path) -> None:
-    """Run `work(rank, port, folder)` in two processes, which end well and leave a file each."""
-    port = free_port()
-    processes = [started(work, rank, port, str(folder)) for rank in range(2)]
-    for process in processes:
-        process.join(PATIENCE)
-    assert [process.exitcode for process in processes] == [0, 0]
-    assert sorted(path.name for path in folder.iterdir()) == ["0", "1"]
-
-
-def member(rank: int, port: int, folder: str) -> None:
+def check_collectives(rank: int, port: int, folder: Path) -> None:
     os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2"}
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     with start_world("cpu") as world:
@@ -45,52 +34,51 @@ def member(rank: int, port: int, folder: str) -> None:
         with start_world("cpu") as inner:
             assert inner == world
         assert world.gather_results(lambda: rank * 10) == [0, 10]  # still connected
-        with pytest.raises(ValueError, match="only the second one fails"):
-            world.gather_results(lambda: fail_in_the_second(world))
-        for work in (world.on_rank0, world.on_all_ranks):
-            own = work == world.on_all_ranks or world.is_rank0
-            with pytest.raises(OSError if own else RuntimeError) as failed:
-                work(fail)
-            assert failed.value.reported_by == 0
+        with pytest.raises(ValueError, match="failure of rank 1"):
+            world.gather_results(lambda: fail_on_rank1(world))
+        for collective in (world.on_rank0, world.on_all_ranks):
+            raises_here = collective == world.on_all_ranks or world.is_rank0
+            with pytest.raises(OSError if raises_here else RuntimeError) as error:
+                collective(fail)
+            assert error.value.reported_by == 0
         assert world.on_rank0(lambda: rank) == 0 and world.on_all_ranks(lambda: object()) is not None
-        assert world.first_on_each_machine(lambda: was_there(f"{folder}/0")) == (not world.is_rank0)
+        assert world.first_on_each_machine(lambda: existed(folder / "shared")) == (not world.is_rank0)
         world.barrier()
     assert current_world() == World()
-    with open(f"{folder}/{rank}", "w") as file:
-        file.write("ended well")
+    (folder / str(rank)).touch()
 
 
-def was_there(path: str) -> bool:
-    there = os.path.exists(path)
-    open(path, "w").close()
-    return there
+def existed(path: Path) -> bool:
+    """Whether the file existed; it does now."""
+    before = path.exists()
+    path.touch()
+    return before
 
 
 def fail() -> int:
     raise OSError("no such disk")
 
 
-def fail_in_the_second(world: World) -> int:
+def fail_on_rank1(world: World) -> int:
     if not world.is_rank0:
-        raise ValueError("only the second one fails")
+        raise ValueError("failure of rank 1")
     return 1
 
 
 @pytest.mark.slow
 def test_two_processes_agree(tmp_path):
-    in_two_processes(member, tmp_path)
+    port = free_port()
+    processes = [started(check_collectives, rank, port, tmp_path) for rank in range(2)]
+    for process in processes:
+        process.join(PATIENCE)
+    assert [process.exitcode for process in processes] == [0, 0]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["0", "1", "shared"]
 
 
-def failing_member(rank: int, port: int, folder: str) -> None:
-    os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2"}
-    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-    with pytest.raises(ValueError, match="only the second one fails") as failed, start_world("cpu") as world:
-        world.on_all_ranks(lambda: fail_in_the_second(world))
-    assert failed.value.reported_by == 1
-    with open(f"{folder}/{rank}", "w") as file:
-        file.write("ended well")
+def fail_together(world: World) -> None:
+    world.on_all_ranks(lambda: fail_on_rank1(world))
 
 
 @pytest.mark.slow
-def test_a_common_failure_ends_every_process_in_order(tmp_path):
-    in_two_processes(failing_member, tmp_path)
+def test_an_error_of_one_rank_is_raised_on_all_and_they_end_in_order():
+    assert together(fail_together) == [("error", "failure of rank 1", 1)] * 2

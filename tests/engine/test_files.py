@@ -1,4 +1,4 @@
-"""Folders that are written whole or not at all: kills, replacements, and file systems that lack something."""
+"""Atomic folders and locks: kills, concurrent writers, and file systems that lack exchanges of names or locks."""
 
 import errno
 import fcntl
@@ -13,13 +13,13 @@ import pytest
 from engine import files
 from engine.files import folder_atomic, is_locked, locked, locked_or_refused
 
-KILLED = """
+KILLED_WRITE = """
 import os, sys
 from engine import files
 if sys.argv[2] == "between":
-    files._exchange = lambda one, other: False
+    files._exchange = lambda source, target: False
     replace = os.replace
-    os.replace = lambda one, other: os.kill(os.getpid(), 9) if str(other) == sys.argv[1] else replace(one, other)
+    os.replace = lambda old, new: os.kill(os.getpid(), 9) if str(new) == sys.argv[1] else replace(old, new)
 with files.folder_atomic(sys.argv[1]) as folder:
     (folder / "new").touch()
     if sys.argv[2] == "inside":
@@ -27,80 +27,80 @@ with files.folder_atomic(sys.argv[1]) as folder:
 """
 
 
-def written(path: Path, name: str) -> None:
+def write_folder(path: Path, name: str) -> None:
     with folder_atomic(path) as folder:
         (folder / name).touch()
 
 
-def names(folder: Path) -> list[str]:
+def names_in(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir())
 
 
-def killed(path: Path, when: str) -> None:
-    done = subprocess.run([sys.executable, "-c", KILLED, path, when], cwd=Path(files.__file__).parents[1])
-    assert done.returncode == -9
+def kill_while_writing(path: Path, when: str) -> None:
+    process = subprocess.run([sys.executable, "-c", KILLED_WRITE, path, when], cwd=Path(files.__file__).parents[1])
+    assert process.returncode == -9
 
 
 @pytest.mark.parametrize("when", ["inside", "between"])
-def test_what_a_kill_leaves_is_removed_by_the_next(when, tmp_path):
-    written(tmp_path / "rec", "old")
+def test_the_next_write_cleans_up_after_a_killed_one(when, tmp_path):
+    write_folder(tmp_path / "rec", "old")
     (tmp_path / ".rec.settings").mkdir()
-    killed(tmp_path / "rec", when)
-    assert len(names(tmp_path)) > 2
+    kill_while_writing(tmp_path / "rec", when)
+    assert len(names_in(tmp_path)) > 2
     with folder_atomic(tmp_path / "rec"):
-        assert names(tmp_path / "rec") == ["old"], "moved back where the kill was between two renames"
-    assert names(tmp_path) == [".rec.settings", "rec"] and names(tmp_path / "rec") == []
+        assert names_in(tmp_path / "rec") == ["old"], "a folder moved aside before the kill was not moved back"
+    assert names_in(tmp_path) == [".rec.settings", "rec"] and names_in(tmp_path / "rec") == []
 
 
-def test_what_another_process_writes_is_left_alone(tmp_path):
+def test_concurrent_writes_do_not_disturb_each_other(tmp_path):
     with folder_atomic(tmp_path / "rec") as first:
-        written(tmp_path / "rec", "second")
+        write_folder(tmp_path / "rec", "second")
         assert first.is_dir()
         (first / "first").touch()
-    assert names(tmp_path) == ["rec"] and names(tmp_path / "rec") == ["first"]
+    assert names_in(tmp_path) == ["rec"] and names_in(tmp_path / "rec") == ["first"]
 
 
 @pytest.mark.parametrize("lacking", ["", "_exchange", "flock"])
 def test_a_folder_is_replaced(lacking, tmp_path, monkeypatch):
-    """Also where two names cannot be exchanged, and where there are no locks."""
+    """Also on a file system that cannot exchange two names, or has no locks."""
     if lacking == "_exchange":
-        monkeypatch.setattr(files, "_exchange", lambda one, other: False)
+        monkeypatch.setattr(files, "_exchange", lambda source, target: False)
     if lacking == "flock":
         monkeypatch.setattr(files.fcntl, "flock", lambda *_: (_ for _ in ()).throw(OSError(95, "not supported")))
     for name in ("old", "new"):
-        written(tmp_path / "rec", name)
-    assert names(tmp_path) == ["rec"] and names(tmp_path / "rec") == ["new"]
+        write_folder(tmp_path / "rec", name)
+    assert names_in(tmp_path) == ["rec"] and names_in(tmp_path / "rec") == ["new"]
     with pytest.raises(ZeroDivisionError), folder_atomic(tmp_path / "rec"):
         _ = 1 / 0
-    assert names(tmp_path) == ["rec"] and names(tmp_path / "rec") == ["new"]
+    assert names_in(tmp_path) == ["rec"] and names_in(tmp_path / "rec") == ["new"]
 
 
-def test_there_is_no_moment_without_the_folder(tmp_path):
-    written(tmp_path / "rec", "0")
+def test_readers_find_the_folder_at_every_moment(tmp_path):
+    write_folder(tmp_path / "rec", "0")
     if not files._exchange(tmp_path / "rec", tmp_path / "rec"):
         pytest.skip("this file system cannot exchange two names")
-    absent, over = [], threading.Event()
+    missing, finished = [], threading.Event()
 
-    def look() -> None:
-        while not over.is_set():
+    def watch() -> None:
+        while not finished.is_set():
             try:
                 os.close(os.open(tmp_path / "rec", os.O_RDONLY))
             except FileNotFoundError:
-                absent.append(True)
+                missing.append(True)
 
-    reader = threading.Thread(target=look)
+    reader = threading.Thread(target=watch)
     reader.start()
     try:
         for number in range(200):
-            written(tmp_path / "rec", str(number))
+            write_folder(tmp_path / "rec", str(number))
     finally:
-        over.set()
+        finished.set()
         reader.join()
-    assert not absent and names(tmp_path) == ["rec"]
+    assert not missing and names_in(tmp_path) == ["rec"]
 
 
 @pytest.mark.parametrize("number", [errno.ENOLCK, errno.EOPNOTSUPP])
-def test_a_file_system_without_locks_is_said_and_used(number, tmp_path, monkeypatch, capsys):
+def test_a_file_system_without_locks_is_used_with_a_warning(number, tmp_path, monkeypatch, capsys):
     def refused(*_):
         raise OSError(number, os.strerror(number))
 
@@ -109,12 +109,12 @@ def test_a_file_system_without_locks_is_said_and_used(number, tmp_path, monkeypa
     with locked(tmp_path / "lock", "it works"), locked_or_refused(tmp_path / "other", "no"):
         assert not is_locked(tmp_path / "lock")
     assert capsys.readouterr().err.count("without locks") == 3
-    monkeypatch.setattr(fcntl, "flock", lambda *_: os.open(tmp_path / "nothing" / "there", os.O_RDONLY))
+    monkeypatch.setattr(fcntl, "flock", lambda *_: os.open(tmp_path / "missing" / "file", os.O_RDONLY))
     with pytest.raises(FileNotFoundError), locked(tmp_path / "lock", "it works"):
         pass
 
 
-WAITS = """
+HOLD_LOCK = """
 import sys, time
 from engine.files import locked
 with locked(sys.argv[1], "it waits"):
@@ -123,8 +123,8 @@ with locked(sys.argv[1], "it waits"):
 """
 
 
-def test_a_run_that_waits_goes_on_when_the_other_is_killed(tmp_path):
-    command = [sys.executable, "-c", WAITS, str(tmp_path / "lock")]
+def test_a_waiting_run_continues_when_the_lock_holder_is_killed(tmp_path):
+    command = [sys.executable, "-c", HOLD_LOCK, str(tmp_path / "lock")]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as first:
         assert first.stdout.readline() == "held\n"
         with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as second:

@@ -1,4 +1,4 @@
-"""Threads for cores; the allocator setting takes effect inside the process, and can be turned off."""
+"""One thread per core, and freed memory that the process keeps; BENCH_KEEP_MEMORY turns the latter off."""
 
 import os
 import subprocess
@@ -13,24 +13,24 @@ from engine.machine import own_cores, run_on_core_threads
 
 
 @pytest.mark.parametrize("threads", [1, 3, None])
-def test_every_item_once(threads):
+def test_every_item_is_processed_once(threads):
     done = []
     run_on_core_threads(done.append, range(100), threads)
     assert sorted(done) == list(range(100))
 
 
-def test_operators_use_one_thread_and_the_caller_keeps_its_own():
-    before = torch.get_num_threads()
-    seen = set()
-    meet = threading.Barrier(2)  # both threads are at work at once
+def test_workers_use_one_torch_thread_each_and_the_callers_number_is_restored():
+    threads_before = torch.get_num_threads()
+    threads_seen = set()
+    barrier = threading.Barrier(2)  # both threads work at the same time
 
     def work(item):
-        meet.wait(timeout=30)
-        seen.add((threading.current_thread().name, torch.get_num_threads()))
+        barrier.wait(timeout=30)
+        threads_seen.add((threading.current_thread().name, torch.get_num_threads()))
 
     run_on_core_threads(work, range(2), threads=2)
-    assert len(seen) == 2 and {threads for _, threads in seen} == {1}
-    assert torch.get_num_threads() == before
+    assert len(threads_seen) == 2 and {threads for _, threads in threads_seen} == {1}
+    assert torch.get_num_threads() == threads_before
 
 
 def test_the_first_error_stops_all_threads():
@@ -46,7 +46,7 @@ def test_the_first_error_stops_all_threads():
     assert len(done) < 9_999
 
 
-def test_cores_are_shared_by_the_processes_of_a_machine(monkeypatch):
+def test_cores_are_divided_among_the_processes_of_a_machine(monkeypatch):
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(16)))
     assert own_cores() == 16
     for processes, cores in (("8", 2), ("32", 1)):
@@ -75,32 +75,33 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
 """
 
 
-def churn(switch):
-    done = subprocess.run(
+def run_churn(switch):
+    """Whether the setting was applied, and the page faults."""
+    process = subprocess.run(
         [sys.executable, "-c", CHURN], env={"BENCH_KEEP_MEMORY": switch}, capture_output=True, text=True, check=True
     )
-    kept, faults = done.stdout.split()
+    kept, faults = process.stdout.split()
     return kept == "True", int(faults)
 
 
 @pytest.fixture(scope="module")
-def kept():
-    applied, faults = churn("1")
+def faults_when_kept():
+    applied, faults = run_churn("1")
     if not applied:
         pytest.skip("the C library is not glibc")
     return faults
 
 
-def test_freed_memory_is_reused(kept):
-    assert kept < 1000
+def test_freed_memory_is_reused(faults_when_kept):
+    assert faults_when_kept < 1000
 
 
-def test_the_switch_turns_it_off(kept):
-    applied, faults = churn("0")
+def test_memory_reuse_can_be_turned_off(faults_when_kept):
+    applied, faults = run_churn("0")
     assert not applied
-    assert faults > 100 * max(kept, 1)
+    assert faults > 100 * max(faults_when_kept, 1)
 
 
-def test_other_systems_are_left_alone(monkeypatch):
+def test_other_operating_systems_are_left_alone(monkeypatch):
     monkeypatch.setattr(machine.sys, "platform", "darwin")
     assert machine.keep_memory() is False

@@ -19,24 +19,24 @@ def is_scaled(case: str, shape: list[int]) -> bool:
     return len(shape) != 1 if case.startswith("dino") else len(shape) > 1
 
 
-@pytest.mark.parametrize("parameter", META["shapes"])
+@pytest.mark.parametrize("name", META["shapes"])
 @pytest.mark.parametrize("case", CASES)
-def test_steps_are_the_recorded_ones(case, parameter):
+def test_lars_steps_equal_the_recorded_ones(case, name):
     options, lrs = META["cases"][case]["kwargs"], META["cases"][case]["lrs"]
-    value = DATA[f"{case}/init/{parameter}"].clone()
+    value = DATA[f"{case}/init/{name}"].clone()
     buffer = torch.zeros_like(value)
     for step, lr in enumerate(lrs):
-        direction = DATA[f"{case}/grad{step}/{parameter}"]
-        if is_scaled(case, META["shapes"][parameter]):
+        direction = DATA[f"{case}/grad{step}/{name}"]
+        if is_scaled(case, META["shapes"][name]):
             trust = options.get("trust_coefficient", TRUST)
             direction = adapted(direction[None], value[None], options["weight_decay"], heads=0, trust=trust)[0]
         buffer.mul_(options.get("momentum", 0.9)).add_(direction)
         value.sub_(lr * buffer)
-        torch.testing.assert_close(buffer, DATA[f"{case}/buf{step}/{parameter}"], rtol=1e-6, atol=1e-7)
-        torch.testing.assert_close(value, DATA[f"{case}/param{step}/{parameter}"], rtol=1e-6, atol=1e-7)
+        torch.testing.assert_close(buffer, DATA[f"{case}/buf{step}/{name}"], rtol=1e-6, atol=1e-7)
+        torch.testing.assert_close(value, DATA[f"{case}/param{step}/{name}"], rtol=1e-6, atol=1e-7)
 
 
-def test_stacked_parameters_do_not_see_each_other():
+def test_stacked_heads_are_scaled_independently():
     generator = torch.Generator().manual_seed(0)
     values, gradients = torch.randn(2, 6, 5, 4, generator=generator, dtype=torch.float64)
     values[:, 2] = 0  # norm 0: not scaled
@@ -50,7 +50,7 @@ def test_stacked_parameters_do_not_see_each_other():
 
 
 @pytest.mark.parametrize("case", [name for name in CASES if not name.startswith("dino")])
-def test_optimizer_makes_the_recorded_steps(case):
+def test_the_lars_optimizer_makes_the_recorded_steps(case):
     options = dict(META["cases"][case]["kwargs"])
     options["trust"] = options.pop("trust_coefficient", TRUST)
     parameters = {name: torch.nn.Parameter(DATA[f"{case}/init/{name}"].clone()) for name in META["shapes"]}
@@ -68,22 +68,22 @@ RECORD = facts("layer_decay/layer_decay.json")
 MODELS = [name for name, entry in RECORD.items() if "groups" in entry]
 
 
-def parameter(name: str) -> nn.Parameter:
-    """Of the rank that timm's parameter of this name has."""
+def make_parameter(name: str) -> nn.Parameter:
+    """A parameter of the rank that timm's of this name has."""
     if name in ("cls_token", "pos_embed"):
         return nn.Parameter(torch.zeros(1, 1, 2))
     return nn.Parameter(torch.zeros(2) if name.endswith(".bias") or "norm" in name else torch.zeros(2, 2))
 
 
 @pytest.mark.parametrize("model", MODELS)
-def test_groups_are_those_of_the_official_code(model):
+def test_layer_decay_groups_equal_the_official_ones(model):
     entry = RECORD[model]
     recorded, official = entry["groups"], entry["params"]
     depth = depth_of(official)
     decay = max(group["lr_scale"] for group in recorded if group["lr_scale"] < 1)  # the last block's scale
     weight_decay = max(group["weight_decay"] for group in recorded)
     names = [name for group in recorded for name in group["params"]]
-    ours = layer_groups([(name, parameter(name)) for name in names], depth, decay, weight_decay)
+    ours = layer_groups([(name, make_parameter(name)) for name in names], depth, decay, weight_decay)
     assert [sorted(group["names"]) for group in ours] == [sorted(group["params"]) for group in recorded]
     for group in ours:
         for name in group["names"]:
@@ -100,11 +100,11 @@ def test_relative_tables_are_decayed_and_registers_are_not():
     assert layer_of("reg_token", 12) == 0 and not is_decayed("reg_token", nn.Parameter(torch.zeros(1, 4, 2)))
 
 
-def test_tokens_are_decayed_where_no_list_spares_them():
-    """timm's groups of a network that names no exceptions, as iBOT's does not, and of one that does."""
+def test_tokens_are_decayed_unless_the_network_exempts_them():
+    """As in timm's groups of a network that exempts nothing (iBOT's), and of one that exempts its tokens."""
     network = create_model("vit_tiny_patch16_224", depth=2)
-    for tokens, spared in ((True, ()), (False, network.no_weight_decay())):
-        groups = param_groups_weight_decay(network, 0.05, no_weight_decay_list=spared)
-        theirs = {id(parameter): group["weight_decay"] for group in groups for parameter in group["params"]}
+    for tokens, exempt in ((True, ()), (False, network.no_weight_decay())):
+        groups = param_groups_weight_decay(network, 0.05, no_weight_decay_list=exempt)
+        expected = {id(parameter): group["weight_decay"] for group in groups for parameter in group["params"]}
         for group in layer_groups(network.named_parameters(), 2, 1.0, 0.05, decay_tokens=tokens):
-            assert {theirs[id(parameter)] for parameter in group["params"]} == {group["weight_decay"]}
+            assert {expected[id(parameter)] for parameter in group["params"]} == {group["weight_decay"]}

@@ -1,4 +1,4 @@
-"""The form of attention: plain on a CPU in half precision alone, and the same function as the fused one."""
+"""Attention is unfused on a CPU in half precision alone, where both forms agree; autocast; TF32 is off."""
 
 import pytest
 import torch
@@ -8,16 +8,16 @@ from engine.distributed import start_world
 from engine.precision import autocast, fit_attention
 
 
-def fused(precision: str) -> bool:
+def keeps_fused_attention(precision: str) -> bool:
     network = torch.nn.Sequential(Attention(32, num_heads=2))
     fit_attention(network, "cpu", precision)
     return network[0].fused_attn
 
 
-def test_half_precision_on_a_cpu_is_plain():
-    assert not fused("bfloat16")
-    assert not fused("float16")
-    assert fused("float32")
+def test_half_precision_on_a_cpu_uses_unfused_attention():
+    assert not keeps_fused_attention("bfloat16")
+    assert not keeps_fused_attention("float16")
+    assert keeps_fused_attention("float32")
 
 
 def test_a_gpu_keeps_the_fused_kernel():
@@ -27,29 +27,29 @@ def test_a_gpu_keeps_the_fused_kernel():
 
 
 @pytest.mark.parametrize("tokens", [5, 17, 50])
-def test_both_forms_are_one_function(tokens):
-    """Outputs and gradients in bfloat16 are as near to float64's as the fused kernel's, up to a factor of 2."""
+def test_fused_and_unfused_attention_agree(tokens):
+    """Errors of outputs and gradients in bfloat16, against float64, are at most twice those of the fused kernel."""
     torch.manual_seed(0)
     network = Attention(64, num_heads=4)
     x = torch.randn(3, tokens, 64)
-    truth = passes(network.double(), x.double(), "float32")
+    expected = outputs_and_gradients(network.double(), x.double(), "float32")
     network.float()
-    kernel = passes(network, x, "bfloat16")
+    fused = outputs_and_gradients(network, x, "bfloat16")
     fit_attention(network, "cpu", "bfloat16")
-    plain = passes(network, x, "bfloat16")
-    for exact, theirs, ours in zip(truth, kernel, plain, strict=True):
+    plain = outputs_and_gradients(network, x, "bfloat16")
+    for exact, theirs, ours in zip(expected, fused, plain, strict=True):
         assert (ours - exact).norm() <= 2 * (theirs - exact).norm()
         assert (ours - exact).norm() < 0.02 * exact.norm()
 
 
-def passes(network: torch.nn.Module, x: torch.Tensor, precision: str) -> list[torch.Tensor]:
-    """Output, and gradients of the input and the qkv weights for a fixed direction."""
+def outputs_and_gradients(network: torch.nn.Module, x: torch.Tensor, precision: str) -> list[torch.Tensor]:
+    """The output, and gradients of the input and of the qkv weights for a fixed output gradient."""
     x = x.clone().requires_grad_()
     with autocast("cpu", precision):
         out = network(x)
     direction = torch.linspace(-1, 1, out.numel(), dtype=torch.float64).view_as(out).to(out.dtype)
     gradients = torch.autograd.grad(out, (x, network.qkv.weight), direction)
-    return [each.double() for each in (out, *gradients)]
+    return [tensor.double() for tensor in (out, *gradients)]
 
 
 def test_float32_runs_without_autocast():
@@ -59,16 +59,16 @@ def test_float32_runs_without_autocast():
         assert torch.is_autocast_enabled("cpu")
 
 
-def test_a_gpu_computes_float32_in_float32():
-    """Convolutions too, whose inputs torch would round to TF32; a CPU's run touches nothing."""
-    switches = torch.backends.cudnn, torch.backends.cuda.matmul
-    before = [each.allow_tf32 for each in switches]
+def test_float32_on_a_gpu_does_not_use_tf32():
+    """Convolutions too, whose inputs torch would round to TF32; a run on a CPU changes no setting."""
+    backends = torch.backends.cudnn, torch.backends.cuda.matmul
+    before = [backend.allow_tf32 for backend in backends]
     try:
         for device in ("cpu", "cuda"):
-            for each in switches:
-                each.allow_tf32 = True
+            for backend in backends:
+                backend.allow_tf32 = True
             with start_world(device):
-                assert [each.allow_tf32 for each in switches] == [device == "cpu"] * 2
+                assert [backend.allow_tf32 for backend in backends] == [device == "cpu"] * 2
     finally:
-        for each, value in zip(switches, before, strict=True):
-            each.allow_tf32 = value
+        for backend, value in zip(backends, before, strict=True):
+            backend.allow_tf32 = value

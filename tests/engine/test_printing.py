@@ -1,4 +1,4 @@
-"""What does not print is escaped, what does stays, and no text of a cell acts in Markdown or a spreadsheet."""
+"""Unprintable characters are escaped, and the text of a cell is inert in Markdown and in spreadsheets."""
 
 import pytest
 
@@ -6,7 +6,7 @@ from engine.printing import in_csv, in_markdown, printable, say
 
 
 @pytest.mark.parametrize(
-    ("text", "shown"),
+    ("text", "expected"),
     [
         ("plain text, 100 %", "plain text, 100 %"),
         ("\u00e9 \u65e5\u672c", "\u00e9 \u65e5\u672c"),
@@ -19,18 +19,17 @@ from engine.printing import in_csv, in_markdown, printable, say
         ("C:\\x1b", "C:\\x1b"),
     ],
 )
-def test_a_line_is_printable(text, shown):
-    assert printable(text) == shown == printable(shown)
+def test_unprintable_characters_are_escaped_once(text, expected):
+    assert printable(text) == expected == printable(expected)
 
 
-def test_say_prints_one_line_for_each(capsys):
+def test_say_prints_each_argument_as_one_line(capsys):
     say("a", 1, "b\nc", "")
     say("d", errors=True)
     assert capsys.readouterr() == ("a\n1\nb\\nc\n\n", "d\n")
 
 
-def test_cells():
+def test_cells_are_inert_in_markdown_and_csv():
     assert in_markdown("a|b \\ <i> [k=5] [x](y)") == "a\\|b \\\\ \\<i> [k=5] [x]\\(y)"
-    assert [in_csv(value) for value in ("=1+1", "+1", "-1", "@x", "a=1", -1.5, None)] == [
-        *("'=1+1", "'+1", "'-1", "'@x", "a=1", -1.5, None)
-    ]
+    values = ["=1+1", "+1", "-1", "@x", "a=1", -1.5, None]
+    assert [in_csv(value) for value in values] == ["'=1+1", "'+1", "'-1", "'@x", "a=1", -1.5, None]

@@ -1,4 +1,4 @@
-"""What is printed while work goes on, with a clock that the test moves."""
+"""Progress on a terminal and in a log, with a clock that the test moves."""
 
 import io
 import re
@@ -21,8 +21,8 @@ class Terminal(io.StringIO):
         return True
 
 
-def work(stream, steps, total=100, quiet=False, before=0):
-    """Run (seconds, count) steps after `before` units of an earlier run; return what was printed."""
+def printed(stream, steps, total=100, quiet=False, before=0):
+    """The output of steps of (seconds, units) after `before` units of an earlier run."""
     clock = Clock()
     with Progress("features", total, stream=stream, clock=clock, quiet=quiet) as progress:
         progress.resume(before)
@@ -33,12 +33,12 @@ def work(stream, steps, total=100, quiet=False, before=0):
 
 
 @pytest.mark.parametrize("stream", [io.StringIO, Terminal])
-def test_short_work_is_silent(stream):
-    assert work(stream(), [(0.5, 30)] * 3) == ""
+def test_short_work_prints_nothing(stream):
+    assert printed(stream(), [(0.5, 30)] * 3) == ""
 
 
-def test_heartbeats_after_two_seconds_then_every_thirty():
-    lines = work(io.StringIO(), [(1, 1)] * 65).splitlines()
+def test_a_log_has_lines_after_two_seconds_and_then_every_thirty():
+    lines = printed(io.StringIO(), [(1, 1)] * 65).splitlines()
     assert lines == [
         "features: 2/100 images, 1.0 images/s, 1 min 38 s left",
         "features: 32/100 images, 1.0 images/s, 1 min 08 s left",
@@ -47,8 +47,8 @@ def test_heartbeats_after_two_seconds_then_every_thirty():
     ]
 
 
-def test_parts_of_a_unit_are_counted_in_units():
-    """As the passes of an accumulated step, of which each takes long."""
+def test_parts_are_reported_as_units_and_a_fraction():
+    """As forward passes of an accumulated step that takes minutes."""
     stream, clock = io.StringIO(), Clock()
     with Progress("training", 24, "steps", parts=16, stream=stream, clock=clock) as progress:
         progress.resume(16)
@@ -63,7 +63,7 @@ def test_parts_of_a_unit_are_counted_in_units():
 
 
 def lines_of(text):
-    """What was drawn, line by line, without the control sequences of a terminal (ECMA-48)."""
+    """The lines that were drawn, without control sequences of a terminal (ECMA-48)."""
     return [
         line.strip()
         for line in re.split(r"[\r\n]|\x1b\[2K", re.sub(r"\x1b\[(?!2K)[0-9;?]*[a-zA-Z]", "", text))
@@ -73,37 +73,37 @@ def lines_of(text):
 
 def test_a_terminal_shows_one_line_that_is_rewritten(monkeypatch):
     monkeypatch.setenv("COLUMNS", "120")
-    text = work(Terminal(), [(2.5, 50), (0.01, 1), (2.5, 49)])
-    states = list(dict.fromkeys(lines_of(text)))
-    assert len(states) == 3  # the second step came too soon after the first to be drawn
-    assert states[0].startswith("features \u2501") and states[0].endswith(
+    text = printed(Terminal(), [(2.5, 50), (0.01, 1), (2.5, 49)])
+    drawn = list(dict.fromkeys(lines_of(text)))
+    assert len(drawn) == 3  # the second step came too soon after the first to be drawn
+    assert drawn[0].startswith("features \u2501") and drawn[0].endswith(
         "50/100 images, 20.0 images/s, unknown time left"
     )
-    assert "100/100 images" in states[1]
+    assert "100/100 images" in drawn[1]
     assert text.endswith("features: 100 of 100 images in 5 s\n")
 
 
 def test_a_line_fits_a_narrow_terminal(monkeypatch):
     """A longer one would be left behind, line by line, as only its last row is erased."""
     monkeypatch.setenv("COLUMNS", "50")
-    states = lines_of(work(Terminal(), [(2.5, 50), (2.5, 49)]))
-    assert len(states) > 1 and all(len(state) <= 50 for state in states[:-1])
+    drawn = lines_of(printed(Terminal(), [(2.5, 50), (2.5, 49)]))
+    assert len(drawn) > 1 and all(len(line) <= 50 for line in drawn[:-1])
 
 
-def test_resumed_work_shows_its_place_in_the_whole():
-    """The rate is that of this run alone, and so is the time that is left."""
-    lines = work(io.StringIO(), [(1, 1)] * 40, before=60).splitlines()
+def test_resumed_work_counts_from_the_beginning():
+    """Rate and remaining time are those of this run alone."""
+    lines = printed(io.StringIO(), [(1, 1)] * 40, before=60).splitlines()
     assert lines == [
         "features: 62/100 images, 1.0 images/s, 38 s left",
         "features: 92/100 images, 1.0 images/s, 8 s left",
         "features: 100 of 100 images, 40 of them now, in 40 s",
     ]
-    assert "65/100 images, 2.0 images/s" in work(Terminal(), [(0.5, 1), (2, 4)], before=60)
+    assert "65/100 images, 2.0 images/s" in printed(Terminal(), [(0.5, 1), (2, 4)], before=60)
 
 
-def test_the_first_units_do_not_count_in_the_time_that_is_left():
-    """They wait for loaders: by their rate alone, a run of seconds would seem to take a quarter of an hour."""
-    lines = work(io.StringIO(), [(9, 1), (30, 60), (1, 39)], total=100).splitlines()
+def test_the_remaining_time_ignores_the_first_units():
+    """They wait for the loaders, and by their rate a run of seconds would be announced as a quarter of an hour."""
+    lines = printed(io.StringIO(), [(9, 1), (30, 60), (1, 39)], total=100).splitlines()
     assert lines[:2] == [
         "features: 1/100 images, 0.1 images/s, unknown time left",
         "features: 61/100 images, 1.6 images/s, 20 s left",
@@ -111,7 +111,7 @@ def test_the_first_units_do_not_count_in_the_time_that_is_left():
 
 
 @pytest.mark.parametrize("quiet", [False, True])
-def test_a_line_of_its_own_leaves_the_bar_below_it(quiet):
+def test_a_message_is_printed_above_the_bar(quiet):
     stream, clock = Terminal(), Clock()
     with Progress("features", 10, stream=stream, clock=clock, quiet=quiet) as progress:
         clock.now += 3
@@ -123,8 +123,8 @@ def test_a_line_of_its_own_leaves_the_bar_below_it(quiet):
     assert lines == ([] if quiet else ["warning: odd", "features: 10 of 10 images in 6 s"])
 
 
-def test_finished_work_is_reported_before_what_its_user_prints():
-    """Who trains in a generator prints results between its last unit and its end."""
+def test_finished_work_is_reported_before_later_output():
+    """A training in a generator has its results printed between its last unit and its end."""
     stream, clock = io.StringIO(), Clock()
     with Progress("heads", 10, "steps", parts=2, stream=stream, clock=clock) as progress:
         clock.now += 3
@@ -135,43 +135,36 @@ def test_finished_work_is_reported_before_what_its_user_prints():
         progress.advance(0)
     assert stream.getvalue().splitlines()[1:] == ["heads: 10 of 10 steps in 3 s", "top1 20.00"]
     stream = io.StringIO()
-    assert work(stream, [(5, 100)]) == "features: 100 of 100 images in 5 s\n"  # and no line before it
+    assert printed(stream, [(5, 100)]) == "features: 100 of 100 images in 5 s\n"  # and no line before it
 
 
-def test_an_error_with_half_of_the_parts_done_is_no_end():
+def test_a_quiet_process_prints_nothing():
+    assert printed(io.StringIO(), [(5, 10)] * 10, quiet=True) == ""
+
+
+@pytest.mark.parametrize(("parts", "advanced", "units"), [(1, 4, 4), (2, 12, 6)])
+def test_an_error_is_raised_and_reported_as_a_stop(parts, advanced, units):
+    """Also where more parts are done than there are units."""
     stream, clock = io.StringIO(), Clock()
-    with pytest.raises(KeyError), Progress("training", 10, "steps", parts=2, stream=stream, clock=clock) as progress:
+    with pytest.raises(KeyError), Progress("features", 10, parts=parts, stream=stream, clock=clock) as progress:
         clock.now += 3
-        progress.advance(12)
+        progress.advance(advanced)
         raise KeyError
-    assert stream.getvalue().splitlines()[-1] == "training: 6 of 10 steps in 3 s, stopped"
+    assert stream.getvalue().splitlines()[-1] == f"features: {units} of 10 images in 3 s, stopped"
 
 
-def test_a_quiet_process_says_nothing():
-    assert work(io.StringIO(), [(5, 10)] * 10, quiet=True) == ""
-
-
-def test_an_error_is_not_hidden_and_ends_the_line():
-    stream, clock = io.StringIO(), Clock()
-    with pytest.raises(KeyError), Progress("features", 10, stream=stream, clock=clock) as progress:
-        clock.now += 3
-        progress.advance(4)
-        raise KeyError
-    assert stream.getvalue().splitlines()[-1] == "features: 4 of 10 images in 3 s, stopped"
-
-
-def test_nothing_done_yet_has_no_time_left():
-    assert "unknown time left" in work(io.StringIO(), [(3, 0)])
+def test_the_remaining_time_is_unknown_before_the_first_unit():
+    assert "unknown time left" in printed(io.StringIO(), [(3, 0)])
 
 
 @pytest.mark.parametrize(
     ("seconds", "text"), [(8.4, "8 s"), (59.6, "1 min 00 s"), (7500, "2 h 05 min"), (583 * 3600, "24 d 07 h")]
 )
-def test_spans(seconds, text):
+def test_durations_are_shown_in_two_units(seconds, text):
     assert span(seconds) == text
 
 
-def test_a_label_from_outside_is_escaped():
+def test_control_characters_of_a_label_are_escaped():
     stream, clock = io.StringIO(), Clock()
     with Progress("features of a\x1b[2J\nb", 2, stream=stream, clock=clock) as progress:
         clock.now += 3
@@ -179,7 +172,7 @@ def test_a_label_from_outside_is_escaped():
     assert stream.getvalue().startswith("features of a\\x1b[2J\\nb: 2 of 2 images")
 
 
-def test_a_generator_that_is_closed_when_all_is_done_was_not_stopped():
+def test_a_generator_closed_after_its_last_unit_is_not_reported_as_stopped():
     stream, times = io.StringIO(), iter(range(0, 100, 3))
 
     def steps():
@@ -188,7 +181,7 @@ def test_a_generator_that_is_closed_when_all_is_done_was_not_stopped():
                 progress.advance(1)
                 yield
 
-    going = steps()
-    next(going), next(going)
-    going.close()
+    generator = steps()
+    next(generator), next(generator)
+    generator.close()
     assert "2 of 2 steps" in stream.getvalue() and "stopped" not in stream.getvalue()

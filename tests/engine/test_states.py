@@ -1,4 +1,4 @@
-"""State files: exact, whole, few, and honest about what is broken."""
+"""Training states: exact, on disk before older ones are deleted, and checked before they are loaded."""
 
 import errno
 import os
@@ -25,22 +25,22 @@ STATE = State(
 )
 
 
-def test_a_state_comes_back_as_it_was(tmp_path):
-    found = load_state(save_state(tmp_path, 3, STATE))
-    assert found.facts == STATE.facts and found.tensors.keys() == STATE.tensors.keys()
+def test_a_state_is_loaded_as_it_was_saved(tmp_path):
+    loaded = load_state(save_state(tmp_path, 3, STATE))
+    assert loaded.facts == STATE.facts and loaded.tensors.keys() == STATE.tensors.keys()
     for name, tensor in STATE.tensors.items():
-        assert torch.equal(found.tensors[name], tensor) and found.tensors[name].dtype == tensor.dtype
-    assert found.under("a.").keys() == {"weight", "count"}
+        assert torch.equal(loaded.tensors[name], tensor) and loaded.tensors[name].dtype == tensor.dtype
+    assert loaded.under("a.").keys() == {"weight", "count"}
 
 
-def test_the_newest_are_kept(tmp_path):
+def test_the_newest_states_are_kept(tmp_path):
     paths = [save_state(tmp_path, step, STATE) for step in (9, 10, 100)]
     assert states(tmp_path) == paths[:0:-1] and len(states(tmp_path)) == KEPT
     assert newest_intact(tmp_path) == paths[-1]
 
 
-def test_a_state_is_on_disk_before_an_older_one_goes(tmp_path, monkeypatch):
-    """Its bytes under another name, then the folder with its own: a power cut at any time leaves a whole state."""
+def test_a_state_is_on_disk_before_an_older_one_is_deleted(tmp_path, monkeypatch):
+    """First its bytes under a temporary name, then the folder after the rename: a power cut leaves a complete state."""
     save_state(tmp_path, 1, STATE), save_state(tmp_path, 2, STATE)
     synced = []
 
@@ -54,32 +54,32 @@ def test_a_state_is_on_disk_before_an_older_one_goes(tmp_path, monkeypatch):
     assert synced == [("file", [two, one]), ("folder", [three, two, one])] and len(states(tmp_path)) == KEPT
 
 
-def test_there_is_none_at_first(tmp_path):
+def test_a_missing_folder_has_no_state(tmp_path):
     assert newest_intact(tmp_path / "nowhere") is None
 
 
-def test_every_flipped_bit_shows(tmp_path):
+def test_every_flipped_bit_is_detected(tmp_path):
     path = save_state(tmp_path, 1, STATE)
     content = path.read_bytes()
-    for place in range(0, len(content), 37):
-        path.write_bytes(content[:place] + bytes([content[place] ^ 1]) + content[place + 1 :])
+    for position in range(0, len(content), 37):
+        path.write_bytes(content[:position] + bytes([content[position] ^ 1]) + content[position + 1 :])
         with pytest.raises(ValueError, match="all 1 training states are broken"):
             newest_intact(tmp_path)
     path.write_bytes(content)
     assert newest_intact(tmp_path) == path
 
 
-def test_a_broken_one_goes_and_the_one_before_it_stays(tmp_path, capsys):
-    before, newest = save_state(tmp_path, 1, STATE), save_state(tmp_path, 2, STATE)
+def test_a_broken_state_is_deleted_and_the_one_before_it_is_kept(tmp_path, capsys):
+    older, newest = save_state(tmp_path, 1, STATE), save_state(tmp_path, 2, STATE)
     newest.write_bytes(b"")
-    assert newest_intact(tmp_path) == before and states(tmp_path) == [before]
+    assert newest_intact(tmp_path) == older and states(tmp_path) == [older]
     assert capsys.readouterr().err.count("\n") == 1
     save_state(tmp_path, 2, STATE)
-    assert before in states(tmp_path)
+    assert older in states(tmp_path)
 
 
-def test_a_disk_that_cannot_say_condemns_no_state(tmp_path, monkeypatch):
-    kept = [save_state(tmp_path, step, STATE) for step in (1, 2)]
+def test_a_failed_read_deletes_no_state(tmp_path, monkeypatch):
+    first, second = (save_state(tmp_path, step, STATE) for step in (1, 2))
 
     def fail_once(path):
         monkeypatch.undo()
@@ -88,12 +88,12 @@ def test_a_disk_that_cannot_say_condemns_no_state(tmp_path, monkeypatch):
     monkeypatch.setattr(state_files, "sha256_of_file", fail_once)
     with pytest.raises(OSError, match="Input/output error"):
         newest_intact(tmp_path)
-    assert states(tmp_path) == kept[::-1] and newest_intact(tmp_path) == kept[1]
+    assert states(tmp_path) == [second, first] and newest_intact(tmp_path) == second
 
 
-def test_what_a_kill_tore_goes(tmp_path):
+def test_the_remains_of_a_killed_save_are_deleted(tmp_path):
     torn = tmp_path / f"{WRITING}abc"
-    torn.write_bytes(b"half of a state")
+    torn.write_bytes(b"part of a state")
     assert newest_intact(tmp_path) is None
     save_state(tmp_path, 1, STATE)
     assert not torn.exists()
@@ -101,7 +101,7 @@ def test_what_a_kill_tore_goes(tmp_path):
 
 @pytest.mark.parametrize("error", [SafetensorError("I/O error: No space left on device"), OSError(28, "No space")])
 def test_a_write_that_fails_leaves_nothing(error, tmp_path, monkeypatch):
-    kept = save_state(tmp_path, 1, STATE)
+    saved = save_state(tmp_path, 1, STATE)
 
     def fail(tensors, path, metadata):
         raise error
@@ -109,31 +109,31 @@ def test_a_write_that_fails_leaves_nothing(error, tmp_path, monkeypatch):
     monkeypatch.setattr(state_files, "save_file", fail)
     with pytest.raises((ValueError, OSError), match="No space"):
         save_state(tmp_path, 2, STATE)
-    assert list(tmp_path.iterdir()) == [kept]
+    assert list(tmp_path.iterdir()) == [saved]
 
 
 def test_the_newest_state_is_read_while_another_process_replaces_it(tmp_path, monkeypatch):
-    """Both states of the first look are gone before they are read."""
+    """Both states of the first listing are deleted before they are read."""
     for step in (1, 2):
         save_state(tmp_path, step, STATE)
-    looked, is_intact = [], state_files.is_intact
+    checked, is_intact = [], state_files.is_intact
 
-    def slow(path):
-        looked.append(path)
-        if len(looked) == 1:
+    def replace_before_first_check(path):
+        checked.append(path)
+        if len(checked) == 1:
             for step in (3, 4):
                 save_state(tmp_path, step, replace(STATE, facts={"step": step}))
         return is_intact(path)
 
-    monkeypatch.setattr(state_files, "is_intact", slow)
-    found = newest_state(tmp_path, "a.")
-    assert found.facts == {"step": 4} and found.tensors.keys() == {"weight", "count"} and len(looked) == 3
+    monkeypatch.setattr(state_files, "is_intact", replace_before_first_check)
+    state = newest_state(tmp_path, "a.")
+    assert state.facts == {"step": 4} and state.tensors.keys() == {"weight", "count"} and len(checked) == 3
     assert newest_state(tmp_path / "nowhere", "") is None
 
 
 @pytest.mark.parametrize("metadata", [None, {"step": "3"}, {"facts": "[1]"}, {"facts": "{"}])
-def test_a_file_that_is_no_state_is_told_in_one_line(metadata, tmp_path):
-    """Under the name that its content gives it."""
+def test_a_file_that_is_no_state_is_refused_in_one_line(metadata, tmp_path):
+    """Even if its name holds the digest of its content."""
     save_file({"a": torch.ones(2)}, tmp_path / "made", metadata=metadata)
     name = f"step-000000003-{sha256_of_file(tmp_path / 'made')[:16]}.safetensors"
     (tmp_path / "made").rename(tmp_path / name)
@@ -142,9 +142,9 @@ def test_a_file_that_is_no_state_is_told_in_one_line(metadata, tmp_path):
 
 
 def test_reading_deletes_no_broken_state(tmp_path):
-    before, newest = save_state(tmp_path, 1, STATE), save_state(tmp_path, 2, replace(STATE, facts={}))
+    older, newest = save_state(tmp_path, 1, STATE), save_state(tmp_path, 2, replace(STATE, facts={}))
     newest.write_bytes(b"")
-    assert newest_state(tmp_path, "").facts == STATE.facts and states(tmp_path) == [newest, before]
-    before.write_bytes(b"")
+    assert newest_state(tmp_path, "").facts == STATE.facts and states(tmp_path) == [newest, older]
+    older.write_bytes(b"")
     with pytest.raises(ValueError, match="all 2 training states are broken"):
         newest_state(tmp_path, "")

@@ -1,6 +1,6 @@
-"""A real SLURM on this machine: munged, slurmctld and slurmd with a configuration of their own in one folder.
+"""A real SLURM of one node on this machine: munged, slurmctld and slurmd, configured in one folder.
 
-    python tests/slurm/one_node.py start FOLDER      prints the variable under which clients find it
+    python tests/slurm/one_node.py start FOLDER      prints the variable by which clients find it
     python tests/slurm/one_node.py stop FOLDER
 
 Needs root, Debian's slurm-wlm and munge; neither systemd nor control groups. Two partitions: jobs of `high` preempt
@@ -64,7 +64,7 @@ class NoSlurm(Exception):
 
 
 class OneNode:
-    """The daemons of one folder."""
+    """The daemons that are configured in one folder."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder.absolute()
@@ -72,7 +72,11 @@ class OneNode:
         self.variables = {"SLURM_CONF": str(self.conf)}
 
     def configure(self) -> None:
-        """Write key and configuration. NoSlurm where something is missing."""
+        """Write the key and the configuration.
+
+        Raises:
+            NoSlurm: a program is missing, or the user is not root.
+        """
         if missing := [name for name in NEEDED if not shutil.which(name)]:
             raise NoSlurm(f"{missing[0]} is not installed (apt-get install slurm-wlm munge)")
         if os.getuid() != 0:
@@ -87,50 +91,52 @@ class OneNode:
         self.conf.write_text(CONFIGURATION.format(host=host, folder=self.folder, ports=free_ports(2)))
 
     def start(self) -> None:
-        """Start all daemons, and wait until the node takes jobs. NoSlurm where it does not."""
+        """Start all daemons, and wait until the node takes jobs; NoSlurm if it does not."""
         self.configure()
         names = ("socket", "pid-file", "log-file", "seed-file", "key-file")
-        places = ("munge.socket", "munge.pid", "munge.log", "munge.seed", "munge.key")
-        options = [f"--{name}={self.folder / place}" for name, place in zip(names, places, strict=True)]
-        self.daemon(["munged", "--force", *options])
+        files = ("munge.socket", "munge.pid", "munge.log", "munge.seed", "munge.key")
+        options = [f"--{name}={self.folder / file}" for name, file in zip(names, files, strict=True)]
+        self.start_daemon(["munged", "--force", *options])
         self.start_slurm()
 
     def start_slurm(self) -> None:
-        """Start controller and node, anew after `kill_slurm`."""
-        self.daemon(["slurmctld"])
-        self.daemon(["slurmd"])
-        end = time.monotonic() + 60
-        while not self.said("sinfo", "--noheader", "--format=%T").startswith(("idle", "mixed", "allocated")):
-            if time.monotonic() > end:
+        """Start the controller and the node, also after they were killed."""
+        self.start_daemon(["slurmctld"])
+        self.start_daemon(["slurmd"])
+        deadline = time.monotonic() + 60
+        while not self.client("sinfo", "--noheader", "--format=%T").startswith(("idle", "mixed", "allocated")):
+            if time.monotonic() > deadline:
                 raise NoSlurm(f"its node does not come up, see {self.folder}/slurmd.log")
             time.sleep(0.2)
 
-    def daemon(self, command: Sequence[str]) -> None:
-        done = subprocess.run(command, env=os.environ | self.variables, capture_output=True, text=True, check=False)
-        if done.returncode:
-            raise NoSlurm(f"{command[0]}: {done.stderr.strip()}")
+    def start_daemon(self, command: Sequence[str]) -> None:
+        process = self.run(command)
+        if process.returncode:
+            raise NoSlurm(f"{command[0]}: {process.stderr.strip()}")
 
-    def said(self, *command: str) -> str:
-        """What a client program prints."""
-        done = subprocess.run(command, env=os.environ | self.variables, capture_output=True, text=True, check=False)
-        return done.stdout.strip()
+    def client(self, *command: str) -> str:
+        """The output of a client program."""
+        return self.run(command).stdout.strip()
+
+    def run(self, command: Sequence[str]) -> subprocess.CompletedProcess:
+        return subprocess.run(command, env=os.environ | self.variables, capture_output=True, text=True, check=False)
 
     def kill(self, name: str, number: int = signal.SIGKILL) -> None:
-        """Send a signal to a daemon, and wait for its end."""
+        """Send a signal to a daemon, and wait until it has ended."""
         path = self.folder / f"{name}.pid"
         with suppress(FileNotFoundError, ValueError, ProcessLookupError):
             pid = int(path.read_text())
             os.kill(pid, number)
-            end = time.monotonic() + 20
-            while Path(f"/proc/{pid}").exists() and time.monotonic() < end:
+            deadline = time.monotonic() + 20
+            while Path(f"/proc/{pid}").exists() and time.monotonic() < deadline:
                 time.sleep(0.05)
 
     def stop(self) -> None:
-        """Cancel what runs, and end all daemons."""
-        if (self.folder / "slurmctld.pid").exists() and self.said("squeue", "--noheader"):
-            self.said("scancel", f"--user={os.getuid()}")
-            end = time.monotonic() + 30
-            while self.said("squeue", "--noheader") and time.monotonic() < end:
+        """Cancel all jobs, and end all daemons."""
+        if (self.folder / "slurmctld.pid").exists() and self.client("squeue", "--noheader"):
+            self.client("scancel", f"--user={os.getuid()}")
+            deadline = time.monotonic() + 30
+            while self.client("squeue", "--noheader") and time.monotonic() < deadline:
                 time.sleep(0.2)
         for name in ("slurmd", "slurmctld", "munge"):
             self.kill(name, signal.SIGTERM)
@@ -138,9 +144,9 @@ class OneNode:
 
 def free_ports(count: int) -> list[int]:
     sockets = [socket.create_server(("", 0)) for _ in range(count)]
-    ports = [each.getsockname()[1] for each in sockets]
-    for each in sockets:
-        each.close()
+    ports = [listener.getsockname()[1] for listener in sockets]
+    for listener in sockets:
+        listener.close()
     return ports
 
 

@@ -1,5 +1,5 @@
-"""`--cluster slurm` on a real SLURM of one node: jobs that are preempted, queued again or cancelled, or lose
-their node, end in the results of an undisturbed run. Skipped where SLURM cannot be started (one_node.py).
+"""`--cluster slurm` on a real SLURM of one node: jobs that are preempted, requeued or cancelled, or lose their node,
+end in the results of an undisturbed run. Skipped where SLURM cannot be started (one_node.py).
 """
 
 import json
@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
@@ -29,16 +30,16 @@ PRETRAINING = ("mae", "--recipe", "smoke", "--images", "digits:", "--workers", "
 
 @pytest.fixture(scope="module")
 def node(tmp_path_factory):
-    started = OneNode(tmp_path_factory.mktemp("slurm"))
+    slurm = OneNode(tmp_path_factory.mktemp("slurm"))
     try:
-        started.start()
+        slurm.start()
     except NoSlurm as reason:
-        started.stop()
+        slurm.stop()
         pytest.skip(f"no SLURM: {reason}")
-    with pytest.MonkeyPatch.context() as changed:
-        changed.setenv("SLURM_CONF", str(started.conf))
-        yield started
-        started.stop()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("SLURM_CONF", str(slurm.conf))
+        yield slurm
+        slurm.stop()
 
 
 @pytest.fixture(scope="module")
@@ -54,14 +55,15 @@ def bench(*words: object) -> subprocess.CompletedProcess:
 
 @pytest.fixture(scope="module")
 def undisturbed(export, tmp_path_factory):
+    """The results of the same fine-tuning without SLURM."""
     out = tmp_path_factory.mktemp("undisturbed")
-    done = bench("run", "--checkpoint", export, *FINE_TUNING, *LENGTH, "--out", out)
-    assert done.returncode == 0, done.stderr
+    process = bench("run", "--checkpoint", export, *FINE_TUNING, *LENGTH, "--out", out)
+    assert process.returncode == 0, process.stderr
     return numbers_of(out)
 
 
 class Job:
-    """The one job of a folder."""
+    """The only job of an output folder."""
 
     def __init__(self, node: OneNode, out: Path) -> None:
         self.node, self.out = node, out
@@ -79,104 +81,104 @@ class Job:
         folder, _ = submissions(self.out)[-1]
         return read_attempt(folder, 0)
 
-    def printed(self) -> str:
+    def output(self) -> str:
         path = self.row.log
-        return path.read_text() if path and path.exists() else "nothing"
+        return path.read_text() if path and path.exists() else ""
 
-    def wait_for(self, what: str, happened) -> None:
-        end = time.monotonic() + 120
+    def wait_for(self, event: str, happened: Callable[[], object]) -> None:
+        deadline = time.monotonic() + 120
         while not happened():
-            assert time.monotonic() < end, f"no {what}: {self.row}\n{self.printed()}\n{self.node.said('squeue')}"
+            assert time.monotonic() < deadline, f"no {event}: {self.row}\n{self.output()}\n{self.node.client('squeue')}"
             time.sleep(0.2)
 
     def wait_for_steps(self, attempt: int, word: str) -> None:
-        """Until the training of an attempt has begun: it has said so."""
+        """Wait until an attempt prints `word`, as every training does once it makes steps."""
         self.wait_for(
             f"step of attempt {attempt}",
-            lambda: self.attempt and self.attempt.attempts == attempt and self.printed().count(word) >= attempt,
+            lambda: self.attempt and self.attempt.attempts == attempt and self.output().count(word) >= attempt,
         )
 
     def wait_for_end(self) -> None:
         self.wait_for("end", lambda: self.row.state not in ("waiting", "running"))
 
 
-def submitted(node: OneNode, out: Path, *words: object) -> Job:
-    done = bench(*words, "--out", out, "--cluster", "slurm", "--partition", "low", "--time", "1:00:00")
-    assert done.returncode == 0, done.stderr + done.stdout
-    assert "to follow them: bench status --out" in done.stdout
+def submit(node: OneNode, out: Path, *words: object) -> Job:
+    process = bench(*words, "--out", out, "--cluster", "slurm", "--partition", "low", "--time", "1:00:00")
+    assert process.returncode == 0, process.stderr + process.stdout
+    assert "to follow them: bench status --out" in process.stdout
     return Job(node, out)
 
 
 def processes_of(node: OneNode, job: Job) -> set[int]:
-    """Those of the job on this node: SLURM's steps, submitit's process and the command."""
-    marks = {f"SLURM_CONF={node.conf}".encode(), f"SLURM_JOB_ID={job.name.partition('_')[0]}".encode()}
-    found = set()
+    """The pids of the job on this node: SLURM's steps, submitit's process and the command."""
+    variables = {f"SLURM_CONF={node.conf}".encode(), f"SLURM_JOB_ID={job.name.partition('_')[0]}".encode()}
+    pids = set()
     for path in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):
-            if marks <= set((path / "environ").read_bytes().split(b"\0")):
-                found.add(int(path.name))
-    parents = {int(Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2].split()[1]) for pid in found}
-    return found | {pid for pid in parents if Path(f"/proc/{pid}/cmdline").read_bytes().startswith(b"slurmstepd")}
+            if variables <= set((path / "environ").read_bytes().split(b"\0")):
+                pids.add(int(path.name))
+    parents = {int(Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2].split()[1]) for pid in pids}
+    return pids | {pid for pid in parents if Path(f"/proc/{pid}/cmdline").read_bytes().startswith(b"slurmstepd")}
 
 
 def lose_the_node(node: OneNode, job: Job) -> None:
-    """Kill all of SLURM and of the job at once, as when the power goes, and start SLURM again."""
+    """Kill all of SLURM and of the job at once, as in a power cut, and start SLURM again."""
     for name in ("slurmctld", "slurmd"):
         node.kill(name)
     for pid in processes_of(node, job):
         with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
     node.start_slurm()
-    job.wait_for("queued job", lambda: node.said("squeue", "--noheader", "--format=%T") == "PENDING")
-    node.said("scontrol", "update", f"JobId={job.name}", "StartTime=now")  # it would wait two minutes
+    job.wait_for("pending job", lambda: node.client("squeue", "--noheader", "--format=%T") == "PENDING")
+    node.client("scontrol", "update", f"JobId={job.name}", "StartTime=now")  # it would wait two minutes
 
 
-def test_a_job_that_is_disturbed_in_every_way_ends_in_the_same_results(node, export, tmp_path, undisturbed):
-    """Queued again by hand, at the announced end of its time, by a job that preempts it, and when its node is lost."""
-    job = submitted(node, tmp_path, "run", "--checkpoint", export, *FINE_TUNING, *LENGTH)
-    disturbances = {
-        "requeue": lambda: node.said("scontrol", "requeue", job.name),
-        "time": lambda: node.said("scancel", "--signal=USR2", job.name),
-        "preemption": lambda: node.said("sbatch", "--partition=high", "--exclusive", "--wrap=sleep 1"),
+def test_a_job_interrupted_in_every_way_ends_in_the_same_results(node, export, tmp_path, undisturbed):
+    """Requeued by hand, at the announced end of its time, by preemption, and after its node was lost."""
+    job = submit(node, tmp_path, "run", "--checkpoint", export, *FINE_TUNING, *LENGTH)
+    interruptions = {
+        "requeue": lambda: node.client("scontrol", "requeue", job.name),
+        "time": lambda: node.client("scancel", "--signal=USR2", job.name),
+        "preemption": lambda: node.client("sbatch", "--partition=high", "--exclusive", "--wrap=sleep 1"),
         "node": lambda: lose_the_node(node, job),
     }
-    for attempt, (name, disturb) in enumerate(disturbances.items(), start=1):
+    for attempt, (name, interrupt) in enumerate(interruptions.items(), start=1):
         job.wait_for_steps(attempt, "steps/s")
         assert job.row.state == "running", name
-        disturb()
+        interrupt()
     job.wait_for_end()
-    assert (job.row.state, job.attempt.attempts) == ("finished", 5), job.printed()
+    assert (job.row.state, job.attempt.attempts) == ("finished", 5), job.output()
     assert numbers_of(tmp_path) == undisturbed
     assert "1 finished" in bench("status", "--out", tmp_path).stdout
 
 
-def test_a_cancelled_job_stays_so_until_the_same_command(node, export, tmp_path, undisturbed):
+def test_a_cancelled_job_stays_cancelled_until_it_is_submitted_again(node, export, tmp_path, undisturbed):
     words = ("run", "--checkpoint", export, *FINE_TUNING, *LENGTH)
-    job = submitted(node, tmp_path, *words)
+    job = submit(node, tmp_path, *words)
     job.wait_for_steps(1, "steps/s")
-    again = bench(*words, "--out", tmp_path, "--cluster", "slurm", "--partition", "low")
-    assert "1 jobs are submitted already, skipped" in again.stdout and "nothing is left" in again.stdout
-    node.said("scancel", job.name)
+    resubmission = bench(*words, "--out", tmp_path, "--cluster", "slurm", "--partition", "low")
+    assert "1 jobs are submitted already, skipped" in resubmission.stdout and "nothing is left" in resubmission.stdout
+    node.client("scancel", job.name)
     job.wait_for_end()
-    job.wait_for("free node", lambda: not node.said("squeue", "--noheader"))
+    job.wait_for("free node", lambda: not node.client("squeue", "--noheader"))
     status = json.loads(bench("status", "--json", "--out", tmp_path).stdout)
     assert [task["state"] for task in status["tasks"]] == ["stopped"]
     assert "its state is saved" in status["tasks"][0]["reason"], status
-    job = submitted(node, tmp_path, *words)
+    job = submit(node, tmp_path, *words)
     job.wait_for_end()
     assert numbers_of(tmp_path) == undisturbed
 
 
-def test_a_pretraining_is_queued_again_and_ends_in_the_same_export(node, tmp_path):
+def test_a_requeued_pretraining_ends_in_the_same_export(node, tmp_path):
     plain = tmp_path / "plain"
     words = ("pretrain", *PRETRAINING, "--set", "epochs=12")
-    done = bench(*words, "--out", plain)
-    assert done.returncode == 0, done.stderr
-    job = submitted(node, tmp_path / "job", *words)
+    process = bench(*words, "--out", plain)
+    assert process.returncode == 0, process.stderr
+    job = submit(node, tmp_path / "job", *words)
     for attempt, command in enumerate((("scontrol", "requeue"), ("scancel", "--signal=USR2")), start=1):
         job.wait_for("state", lambda: list((tmp_path / "job/states").glob("step-*")))
         job.wait_for_steps(attempt, "images/s")
-        node.said(*command, job.name)
+        node.client(*command, job.name)
     job.wait_for_end()
-    assert (job.row.state, job.attempt.attempts) == ("finished", 3), job.printed()
+    assert (job.row.state, job.attempt.attempts) == ("finished", 3), job.output()
     assert tensors_of(plain) == tensors_of(tmp_path / "job")
