@@ -101,14 +101,13 @@ def pass_seconds(kind: Kind, export: FrozenExport, space: Workspace, seconds: fl
     train = space.images("train", open_set)
     transform: Any = transform_of(export, space)
     if kind != "features":
-        names = np.arange(len(train))
         transform = TrainTransform(
             size=export.spec.size,
             interpolation="bilinear",
             rule="torchvision",
             seed=0,
             epoch=0,
-            image_numbers=names,
+            image_numbers=np.arange(len(train)),
             decode=space.decode,
         )
     chunk = space.batch_size or forward_batch(space.device)

@@ -312,22 +312,19 @@ def _run_checkpoint(preparation: Preparation, checkpoint: LoadedCheckpoint, jobs
     if checkpoint.used.assumed:
         say_once(f"  assumed: {checkpoint.used.assumed}")
     number = {job.path: f"[{count}/{len(jobs)}]" for count, job in enumerate(jobs, start=1)}
-    if all(job.state == "done" for job in jobs):
-        say_once(*(f"  {number[job.path]} {job.title}: exists, skipped" for job in jobs))
-        tally.skipped += len(jobs)
+    done = [job for job in jobs if job.state == "done"]
+    say_once(*(f"  {number[job.path]} {job.title}: exists, skipped" for job in done))
+    tally.skipped += len(done)
+    todo = [job for job in jobs if job.state != "done"]
+    if not todo:
         return
     export = world.on_all_ranks(lambda: export or _loaded(checkpoint))
-    features = _features_of(export, jobs, space)
+    features = _features_of(export, todo, space)
     if not export.spec.has_class_token:
         say_once("  it has no class token: protocols that read it read avg, the mean of the patches, instead")
-    for group in grouped(jobs, export, space):
-        reason = ""
-        if group[0].state == "done":
-            reason = "exists"
-        elif not space.reread and world.on_rank0(partial(_made_meanwhile, group, space.skip_bad)):
-            reason = "made by another run meanwhile"
-        if reason:
-            say_once(*(f"  {number[job.path]} {job.title}: {reason}, skipped" for job in group))
+    for group in grouped(todo, export, space):
+        if not space.reread and world.on_rank0(partial(_made_meanwhile, group, space.skip_bad)):
+            say_once(*(f"  {number[job.path]} {job.title}: made by another run meanwhile, skipped" for job in group))
             tally.skipped += len(group)
             continue
         say_once(*(f"  {number[job.path]} {job.title} ..." for job in group))
@@ -368,7 +365,7 @@ def _features_of(export: FrozenExport, jobs: Sequence[Job], space: Workspace) ->
     features: dict[str, tuple[Any, ...]] = {}
     for job in jobs:
         try:
-            of_job = job.chosen.task.features(export, space) if job.state != "done" else {}
+            of_job = job.chosen.task.features(export, space)
         except Exception:  # the same error will fail this job when it runs, and no other one
             continue
         for transform, kinds in of_job.items():
