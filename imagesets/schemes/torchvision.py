@@ -358,7 +358,7 @@ SPLITS = ("train", "val")
 
 
 def open_split(place: str, split: Split) -> ImageSet:
-    """Open one split. ValueError for an unknown NAME, and for files that are missing or not the official ones."""
+    """Open one split of NAME:ROOT. Raises ValueError for an unknown NAME, and for missing or unofficial files."""
     url = f"torchvision:{place}"
     name, _, root = place.partition(":")
     if name not in SETS:
@@ -422,7 +422,7 @@ def _concatenate(parts: Sequence[OfficialImages]) -> OfficialImages:
 
 
 def file_images(url: str, paths: Sequence[str]) -> FileImages:
-    """The image files at `paths` (N), which fingerprints know by their base names. ValueError if some are missing."""
+    """The image files at N paths, with their base names for fingerprints. Raises ValueError if some are missing."""
     base = os.path.commonpath([os.path.dirname(path) for path in paths])
     row_of = {path[len(base) + 1 :]: row for row, path in enumerate(paths)}
     listing, _ = images_below(base, ["."]) if os.path.isdir(base) else (None, None)
