@@ -84,6 +84,18 @@ def refused(bench):
     return call
 
 
+@pytest.fixture
+def compare(bench, tmp_path):
+    """The text that `bench compare NAMES OPTIONS` prints for the results of `tmp_path`."""
+
+    def call(*words: object) -> str:
+        code, text, errors = bench("compare", *words, "--out", tmp_path)
+        assert code == 0, errors
+        return text
+
+    return call
+
+
 @pytest.fixture(scope="module")
 def compared(tmp_path_factory):
     """Results of four networks and of raw pixels on the same images under two protocols: two networks are level."""

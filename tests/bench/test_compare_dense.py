@@ -1,8 +1,8 @@
-"""`bench compare` on mIoU and AP: real trainings are compared on the same resamples, and what cannot be is said."""
+"""`bench compare` on mIoU and AP: differences are tested on the same bootstrap samples of images."""
 
 import numpy as np
 import pytest
-from test_compare import DIGITS, left_out, save
+from test_compare import left_out, save
 
 from bench.leaderboards.files import write_leaderboard
 from bench.results.record import MetricRecord, read_arrays, read_result, result_files
@@ -11,69 +11,72 @@ from engine.tasks import MAX_RESAMPLES
 pytestmark = pytest.mark.slow
 
 GENERATOR = np.random.default_rng(0)
-IMAGES = GENERATOR.normal(size=MAX_RESAMPLES)  # what the resampled images do to any model
+SHARED = GENERATOR.normal(size=MAX_RESAMPLES)  # the influence of the resampled images, the same on every network
 
 
-def save_dense(out, name, number, draws=MAX_RESAMPLES, **others):
-    """A result whose mIoU is `number`, and near it on resamples."""
-    mean = MetricRecord(value=number, array="mIoU_resampled", array_over="resamples")
-    path = save(out, name, 0, metrics={"top1": MetricRecord(value=0.0), "mIoU": mean}, **others)
-    values = number + 3 * IMAGES[:draws] + 0.5 * GENERATOR.normal(size=draws)
+def save_dense(out, name, miou, resamples=MAX_RESAMPLES, **fields):
+    """Save a result with this mIoU, and values near it on resamples."""
+    metric = MetricRecord(value=miou, array="mIoU_resampled", array_over="resamples")
+    path = save(out, name, 0, metrics={"top1": MetricRecord(value=0.0), "mIoU": metric}, **fields)
+    values = miou + 3 * SHARED[:resamples] + 0.5 * GENERATOR.normal(size=resamples)
     np.savez(path.with_suffix(".npz"), mIoU_resampled=values)
     return path
 
 
-def test_the_verdict_is_one_sentence(bench, tmp_path):
-    save_dense(tmp_path, "low", 40.0)
-    save_dense(tmp_path, "high", 43.0)
-    save_dense(tmp_path, "alike", 42.9)
-    text = bench("compare", "low", "high", "alike", "--out", tmp_path, "--metric", "mIoU")[1]
+def save_three(out) -> None:
+    """Save results of three networks, two of them level."""
+    for name, miou in (("low", 40.0), ("high", 43.0), ("alike", 42.9)):
+        save_dense(out, name, miou)
+
+
+def test_differences_are_tested_by_a_bootstrap_over_images(compare, tmp_path):
+    save_three(tmp_path)
+    text = compare("low", "high", "alike", "--metric", "mIoU")
     assert "high is better than low on digits/knn@dino mIoU by 3.0 points [1." in text
     assert "high and alike cannot be told apart" in text and "after Holm over 3" in text
     assert "400 images; bootstrap over images; effect: Cohen's d_z" in text
 
 
-def test_seeds_are_averaged_on_the_same_images(bench, tmp_path):
+def test_seeds_are_averaged_on_the_same_images(compare, tmp_path):
     for seed in (0, 1):
         save_dense(tmp_path, "low", 40.0 + seed, seed=seed)
         save_dense(tmp_path, "high", 42.0 + seed, seed=seed)
-    text = bench("compare", "low", "high", "--out", tmp_path)[1]
+    text = compare("low", "high")
     assert "400 images, mean of 2 seeds; bootstrap over images" in text
     assert "high is better than low on digits/knn@dino mIoU by 2.0 points" in text
 
 
 @pytest.mark.parametrize(
-    ("others", "reason"),
+    ("fields", "reason"),
     [
-        ({"draws": 100}, "mIoU: 20000 resamples against 100; use --rerun for both"),
+        ({"resamples": 100}, "mIoU: 20000 resamples against 100; use --rerun for both"),
         ({"limit": 1}, "limit none against 1"),
     ],
 )
-def test_other_resamples_are_not_compared(bench, tmp_path, others, reason):
+def test_other_resamples_are_not_compared(compare, tmp_path, fields, reason):
     save_dense(tmp_path, "a", 40.0)
-    save_dense(tmp_path, "b", 50.0, **others)
-    text = bench("compare", "a", "b", "--out", tmp_path)[1]
+    save_dense(tmp_path, "b", 50.0, **fields)
+    text = compare("a", "b")
     assert any(reason in line for line in left_out(text)) and " better " not in text
 
 
-def test_one_image_and_lost_arrays_are_said(bench, tmp_path):
+def test_single_images_and_lost_arrays_are_named(compare, tmp_path):
     for name in "ab":
         save_dense(tmp_path, name, 40.0, limit=1)
         path = save_dense(tmp_path, name, 40.0)
     np.savez(path.with_suffix(".npz"), other=np.ones(3))
-    text = bench("compare", "a", "b", "--out", tmp_path)[1]
+    text = compare("a", "b")
     assert "mIoU: a single image cannot be resampled" in text and "no array 'mIoU_resampled'" in text
 
 
 def test_the_first_place_is_shared(tmp_path):
-    for name, number in (("low", 40.0), ("high", 43.0), ("alike", 42.9)):
-        save_dense(tmp_path, name, number, data=DIGITS)
+    save_three(tmp_path)
     write_leaderboard(tmp_path)
     text = (tmp_path / "leaderboard.md").read_text()
     assert "**43.00" in text and "**42.90" in text and "**40.00" not in text
 
 
-@pytest.mark.exhaustive  # test_contributing.py runs a dense task, test_contradictions.py checks such intervals
+@pytest.mark.exhaustive  # by default test_contributing.py runs a dense task, test_contradictions.py checks intervals
 @pytest.mark.parametrize(
     ("suite", "url", "changes", "metrics"),
     [
@@ -81,21 +84,25 @@ def test_the_first_place_is_shared(tmp_path):
         ("maskrcnn@smoke", "tiny-coco:", ("milestones=1", "epochs=2"), "box_AP box_AP50 box_AP75 mask_AP"),
     ],
 )
-def test_from_run_to_verdict(suite, url, changes, metrics, bench, tmp_path, exports):
-    """Two random networks: every number has an interval, and each is compared; the deviation of splits is a number."""
+def test_every_dense_metric_of_a_run_has_an_interval_and_is_compared(
+    suite, url, changes, metrics, bench, compare, tmp_path, exports
+):
     task = {"segmenter_linear@smoke": "segmenter_cityscapes", "maskrcnn@smoke": "maskrcnn_coco"}[suite]
     words = ("--suite", suite, "--data", f"tiny={url}", "--set", *(f"{task}.{change}" for change in changes))
     code, _, error = bench("run", "--checkpoint", *exports, *words, "--limit", 24, "--out", tmp_path)
     assert code == 0, error
     for path in result_files(tmp_path):
         result, arrays = read_result(path), read_arrays(path)
-        traced = {name: metric for name, metric in result.metrics.items() if metric.interval}
-        assert set(metrics.split()) <= set(traced) == {name for name, metric in result.metrics.items() if metric.array}
+        resampled = {name: metric for name, metric in result.metrics.items() if metric.interval}
+        assert (
+            set(metrics.split()) <= set(resampled) == {name for name, metric in result.metrics.items() if metric.array}
+        )
         assert result.interval_method == "95 % over validation images: bootstrap, expanded percentiles"
-        assert all(metric.array_over == "resamples" for metric in traced.values())
-        assert all(arrays[f"{name}_resampled"].shape == (MAX_RESAMPLES,) for name in traced)
-        assert set(arrays) == {f"{name}_resampled" for name in traced} | set(result.arrays)
-    text = bench("compare", "first", "second", "--out", tmp_path, "--metric", "all")[1]
-    assert text.count(f"after Holm over {len(traced)}\n") == 1 and all(f"\n  {name} " in text for name in traced)
+        assert all(metric.array_over == "resamples" for metric in resampled.values())
+        assert all(arrays[f"{name}_resampled"].shape == (MAX_RESAMPLES,) for name in resampled)
+        assert set(arrays) == {f"{name}_resampled" for name in resampled} | set(result.arrays)
+    text = compare("first", "second", "--metric", "all")
+    assert text.count(f"after Holm over {len(resampled)}\n") == 1
+    assert all(f"\n  {name} " in text for name in resampled)
     if "segmenter" in suite:
         assert "kept as numbers alone, not for each image: mIoU_std" in text
