@@ -1,4 +1,4 @@
-"""Plugins: extensions of other packages, which take nobody's place, break nothing, and are named by what they made."""
+"""Plugins: extensions of other packages replace none of ours, break nothing, and are named in what they produced."""
 
 import json
 from types import SimpleNamespace
@@ -113,29 +113,30 @@ def plugins(packages, use_packages):
     return use_packages(packages)
 
 
-def test_two_plugins_of_one_name_are_both_left_out(plugins, tmp_path, use_packages):
+def test_two_plugins_of_the_same_name_are_both_left_out(plugins, tmp_path, use_packages):
     install(tmp_path, "rivals", "0.1", {"toy": FILES["toy"]}, {"bench.probes": {"toy": "rivals.toy"}})
     use_packages(tmp_path)
     assert "toy" not in extensions("probes")
-    reasons = {each.plugin: reason for each, reason in refused_plugins("probes").items() if each.key == "toy"}
+    refused = refused_plugins("probes")
+    reasons = {extension.plugin: reason for extension, reason in refused.items() if extension.key == "toy"}
     assert reasons == {
         "others 2.1": "rivals 0.1 has one of that name too; uninstall one of the packages",
         "rivals 0.1": "others 2.1 has one of that name too; uninstall one of the packages",
     }
 
 
-def test_doctor_says_of_every_plugin_whether_it_can_be_used(plugins, bench):
+def test_doctor_reports_every_plugin_as_usable_or_left_out(plugins, bench):
     _, out, _ = bench("doctor", "--json")
     checks = [check for check in json.loads(out)["checks"] if check["name"] == "plugin"]
-    texts = {check["text"]: check["mark"] for check in checks}
-    good = [f"importer {key!r} of others 2.1" for key in ("clumsy", "layout", "renamed", "touchy")]
-    good += ["task 'toy' of others 2.1", "method 'mine' of others 2.1"]
+    marks = {check["text"]: check["mark"] for check in checks}
+    usable = [f"importer {key!r} of others 2.1" for key in ("clumsy", "layout", "renamed", "touchy")]
+    usable += ["task 'toy' of others 2.1", "method 'mine' of others 2.1"]
     expected = {f"{title} is left out: {reason}": "note" for title, reason in LEFT_OUT.items()}
-    assert texts == dict.fromkeys(good, "ok") | expected
+    assert marks == dict.fromkeys(usable, "ok") | expected
     assert {check["fix"] for check in checks} == {"", "repair it, or: pip uninstall others"}
 
 
-def test_list_shows_plugins_and_who_brings_them(plugins, bench):
+def test_list_shows_plugins_with_their_packages(plugins, bench):
     code, out, err = bench("list", "importers")
     assert code == 0
     (line,) = (line for line in out.splitlines() if line.split()[0] == "layout")
@@ -144,11 +145,11 @@ def test_list_shows_plugins_and_who_brings_them(plugins, bench):
     assert "bench: warning: importer 'mae' of others 2.1 is left out: bench has one of that name" in err
 
 
-def test_a_checkpoint_is_imported_beside_broken_plugins_and_results_name_the_plugins(plugins, bench, tmp_path):
+def test_broken_plugins_do_not_stop_an_import_and_results_name_the_plugins_used(plugins, bench, tmp_path):
     path, out = make_foreign(tmp_path / "tiny.pth", "other"), tmp_path / "out"
     words = ("run", "--checkpoint", path, "--suite", "toy@one,knn@dino", "--data", "tiny=tiny:", "--out", out)
-    code, said, err = bench(*words)
-    assert code == 0 and "2 done" in said
+    code, output, err = bench(*words)
+    assert code == 0 and "2 done" in output
     assert "importer 'touchy' of others 2.1 is left out: recognise() fails: KeyError: 'nowhere'" in err
     results = [json.loads(path.read_text()) for path in (out / "results").rglob("*.json")]
     protocols = {result["protocol"]["name"]: result["protocol"]["plugin"] for result in results}
@@ -157,7 +158,7 @@ def test_a_checkpoint_is_imported_beside_broken_plugins_and_results_name_the_plu
     assert checkpoints == {("layout", "others 2.1")}
 
 
-def test_branches_are_recognised_by_the_importers_name_of_the_patch_embedding(plugins, tmp_path, monkeypatch):
+def test_branches_are_recognised_by_the_name_in_FIRST_of_their_importer(plugins, tmp_path, monkeypatch):
     tensors = torch.load(make_foreign(tmp_path / "teacher.pth", "teacher"))
     tensors |= torch.load(make_foreign(tmp_path / "student.pth", "student"))
     path = tmp_path / "both.pth"
@@ -173,13 +174,13 @@ def test_branches_are_recognised_by_the_importers_name_of_the_patch_embedding(pl
         load(f"renamed:{path}")
 
 
-def test_an_export_of_ours_names_no_plugin(plugins, bench, exports, tmp_path):
+def test_results_on_an_export_name_no_importer_plugin(plugins, bench, exports, tmp_path):
     bench("run", "--checkpoint", exports[0], "--suite", "toy@one", "--data", "tiny=tiny:", "--out", tmp_path)
     (result,) = (json.loads(path.read_text()) for path in (tmp_path / "results").rglob("*.json"))
     assert result["checkpoint"]["plugin"] == "" and result["protocol"]["plugin"] == "others 2.1"
 
 
-def test_results_on_what_a_plugins_method_trained_name_the_plugin(plugins, bench, tmp_path):
+def test_results_on_a_network_trained_by_a_plugin_name_the_plugin(plugins, bench, tmp_path):
     words = ("--recipe", "smoke", "--images", "tiny:", "--set", "epochs=1", "schedule.warmup=0")
     assert bench("pretrain", "mine", *words, "--out", tmp_path / "run")[0] == 0
     words = ("--checkpoint", tmp_path / "run" / "export", "--suite", "toy@one", "--data", "tiny=tiny:")
@@ -200,14 +201,14 @@ def test_results_on_what_a_plugins_method_trained_name_the_plugin(plugins, bench
         ),
     ],
 )
-def test_what_a_broken_plugin_was_asked_for_is_one_line(words, named, plugins, refused, tmp_path):
+def test_a_request_for_a_broken_plugin_is_refused_in_one_line(words, named, plugins, refused, tmp_path):
     path = make_foreign(tmp_path / "tiny.pth", "clumsy")
     refused(*(word.format(path) for word in words), "--out", tmp_path / "out", named=named)
     assert not (tmp_path / "out").exists()
 
 
-def test_a_built_in_file_whose_code_fails_is_named_with_the_line(tmp_path, monkeypatch):
-    """Also where all importers are loaded: without one of them, a checkpoint could be taken for another source's."""
+def test_a_built_in_extension_that_fails_is_named_with_file_and_line(tmp_path, monkeypatch):
+    """Also when all importers are loaded: without one of them, a checkpoint might be recognized as another source's."""
     path = tmp_path / "failing_importer.py"
     path.write_text('"""An importer."""\n\nSOURCE = nowhere\n')
     monkeypatch.syspath_prepend(tmp_path)
@@ -222,12 +223,12 @@ def test_a_built_in_file_whose_code_fails_is_named_with_the_line(tmp_path, monke
     ("changes", "named"),
     [(dict(METHOD=torch.nn.Module), "METHOD is .*torch.*Module"), (dict(RECIPES={"smoke": {}}), r"RECIPES\['smoke'\]")],
 )
-def test_a_method_file_of_the_wrong_types_is_refused(changes, named):
+def test_a_method_file_with_wrong_types_is_refused(changes, named):
     module = SimpleNamespace(**{"METHOD": Method, "RECIPES": {}, **changes})
     with pytest.raises(ValueError, match=f"method 'mine': its {named}"):
         check_method_file("mine", module)
 
 
-def test_every_kind_of_ours_defines_what_plugins_must():
+def test_built_in_extensions_define_what_plugins_must_define():
     for kind in FOLDERS:
-        assert [import_extension(each) for each in extensions(kind).values()]
+        assert [import_extension(extension) for extension in extensions(kind).values()]

@@ -1,4 +1,4 @@
-"""`bench pretrain`: what it prints, writes and refuses, and that its online k-NN leaves the training alone."""
+"""`bench pretrain`: what it prints, writes and refuses, and that online probes do not change the training."""
 
 import json
 import re
@@ -35,17 +35,17 @@ def log(out: Path) -> list[dict]:
     return [json.loads(line) for line in (out / "log.jsonl").read_text().splitlines()]
 
 
-def test_it_ends_with_an_export_and_the_command_that_evaluates_it(pretrain, bench, tmp_path):
+def test_a_training_ends_with_an_export_and_the_command_to_evaluate_it(pretrain, bench, tmp_path):
     code, out, _ = pretrain()
     assert code == 0 and out.startswith(f"mae, recipe {CHANGED}: ours")
     export = ViTExport.load(tmp_path / "run/export")
     assert (export.spec.width, export.spec.depth, export.facts["epochs"]) == (16, 1, 2.0)
     assert export.facts["recipe"] == CHANGED
-    said, command = out.splitlines()[-2:]
-    assert said == f"finished after 8 updates; the encoder is in {tmp_path / 'run/export'}"
+    finished, command = out.splitlines()[-2:]
+    assert finished == f"finished after 8 updates; the encoder is in {tmp_path / 'run/export'}"
     assert re.search(r"^it took [\d.e-]+ (s|min), .* GFLOP an image, [\d.]+ GiB on 1 x CPU, ", out, flags=re.MULTILINE)
-    code, told, _ = bench("inspect", tmp_path / "run/export")
-    assert code == 0 and re.search(r"^  cost +[\d.e-]+ (s|min), .* on 1 x CPU, ", told, flags=re.MULTILINE)
+    code, inspected, _ = bench("inspect", tmp_path / "run/export")
+    assert code == 0 and re.search(r"^  cost +[\d.e-]+ (s|min), .* on 1 x CPU, ", inspected, flags=re.MULTILINE)
     words = shlex.split(command.removeprefix("evaluate it: bench "))
     assert words[words.index("--data") + 1] == "tiny=tiny:"
     words[words.index("frozen")], words[-1] = "knn@dino", tmp_path / "results"
@@ -53,7 +53,7 @@ def test_it_ends_with_an_export_and_the_command_that_evaluates_it(pretrain, benc
     assert code == 0 and "mae-smoke: mae, ViT-16x1/4" in out
 
 
-def test_a_training_starts_from_anothers_encoder(pretrain, tmp_path):
+def test_a_training_starts_from_the_encoder_of_another_training(pretrain, tmp_path):
     assert pretrain()[0] == 0
     first = ViTExport.load(tmp_path / "run/export")
     code, out, _ = pretrain("--init", tmp_path / "run", "--freeze-first-epochs", 1, out=tmp_path / "on")
@@ -65,7 +65,7 @@ def test_a_training_starts_from_anothers_encoder(pretrain, tmp_path):
     assert code == 2 and "--set width=16" in err and err.count("\n") == 1
 
 
-def test_a_dry_run_tells_all_and_writes_nothing(pretrain, tmp_path):
+def test_a_dry_run_prints_the_whole_plan_and_writes_nothing(pretrain, tmp_path):
     code, out, _ = pretrain("--dry-run", "--micro-batch", "4", "--knn-every", "5", "--set", "mask_ratio=0.5", "clip=3")
     assert code == 0 and list(tmp_path.iterdir()) == []
     values = {"lr": "0.00025", "lr_batch": "0", "betas": "0.9,0.95", "clip": "3.0", "schedule.warmup": "0.5"}
@@ -79,7 +79,7 @@ def test_a_dry_run_tells_all_and_writes_nothing(pretrain, tmp_path):
     assert out.endswith("nothing was trained or written (--dry-run)\n")
 
 
-def test_a_dry_run_shows_the_settings_of_its_own_optimiser(pretrain):
+def test_a_dry_run_shows_only_settings_of_the_chosen_optimizer(pretrain):
     assert "momentum = " not in pretrain("--dry-run")[1].replace("teacher_momentum", "")
     out = pretrain("--dry-run", "--set", "optimizer=lars")[1]
     assert "    momentum = 0.9\n" in out and "betas = " not in out
@@ -95,14 +95,14 @@ def test_a_dry_run_needs_no_images(bench, tmp_path):
     assert code == 2 and out == "" and err.count("\n") == 1
 
 
-def test_nothing_is_said_before_a_refusal(pretrain, tmp_path):
+def test_nothing_is_printed_before_a_refusal(pretrain, tmp_path):
     (tmp_path / "run").mkdir()
     (tmp_path / "run/notes.txt").touch()
     code, out, err = pretrain()
     assert code == 2 and out == "" and "holds other files" in err
 
 
-def test_a_dry_run_says_whose_tokens_are_predicted(bench, tmp_path):
+def test_a_dry_run_describes_the_tokenizer(bench, tmp_path):
     code, out, _ = bench(
         "pretrain", "beit", "--recipe", "smoke", "--images", "tiny:", "--out", tmp_path / "run", "--dry-run"
     )
@@ -153,20 +153,20 @@ WRONG = [
 
 
 @pytest.mark.parametrize("url", ["folder:{}", "{}"])
-def test_a_folder_without_labels_is_told_its_scheme(url, refused, tmp_path):
+def test_a_folder_without_labels_is_refused_with_the_scheme_for_it(url, refused, tmp_path):
     words = ("pretrain", *WORDS, "--out", tmp_path / "run", "--images", url.format(tmp_path))
     refused(*words, named=f"labels | images:{tmp_path} ")
 
 
 @pytest.mark.parametrize(("words", "named"), WRONG, ids=lambda value: " ".join(value) if type(value) is list else "")
-def test_a_mistake_is_one_line_before_anything_is_written(words, named, refused, tmp_path):
+def test_a_wrong_request_is_refused_in_one_line_before_anything_is_written(words, named, refused, tmp_path):
     recipe = [] if words[0].startswith("m") else ["mae", "--recipe", "smoke"]
     images = [] if "--images" in words else ["--images", "tiny:"]
     refused("pretrain", *recipe, *words, *images, "--out", tmp_path / "run", named=named)
     assert list(tmp_path.iterdir()) == []
 
 
-def test_missing_wandb_is_said_before_anything_is_written(pretrain, tmp_path, monkeypatch):
+def test_missing_wandb_is_reported_before_anything_is_written(pretrain, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "wandb", None)
     code, out, err = pretrain("--wandb", "project")
     assert (code, out) == (2, "") and "pip install 'ssl-vit-bench[wandb]'" in err
@@ -174,37 +174,37 @@ def test_missing_wandb_is_said_before_anything_is_written(pretrain, tmp_path, mo
 
 
 def test_precision_follows_the_device():
-    found = [training_precision("auto", device) for device in ("cpu", "cuda", "cuda:1")]
-    assert found == ["float32", "bfloat16", "bfloat16"]
+    chosen = [training_precision("auto", device) for device in ("cpu", "cuda", "cuda:1")]
+    assert chosen == ["float32", "bfloat16", "bfloat16"]
     assert training_precision("float16", "cuda") == "float16"
     assert training_precision("bfloat16", "cpu") == "bfloat16"
 
 
-def test_fast_decoding_is_named_and_never_mixed_with_exact(pretrain, tmp_path):
+def test_fast_decoding_is_recorded_and_never_mixed_with_exact(pretrain, tmp_path):
     for decode, other in (("fast", "exact"), ("exact", "fast")):
         out = tmp_path / decode
         assert pretrain("--decode", decode, out=out)[0] == 0
-        for held in (json.loads((out / "run.json").read_text()), ViTExport.load(out / "export").facts):
-            assert held.get("decode", "exact") == decode
+        for facts in (json.loads((out / "run.json").read_text()), ViTExport.load(out / "export").facts):
+            assert facts.get("decode", "exact") == decode
         code, _, err = pretrain("--resume", "--decode", other, out=out)
         assert code == 2 and "holds another run, decode is " in err and err.count("\n") == 1
     digests = [ViTExport.load(tmp_path / decode / "export").digest for decode in ("exact", "fast")]
     assert digests[0] != digests[1]
 
 
-def test_windows_of_shards_say_how_classes_are_mixed(pretrain, tmp_path):
-    """Shards of a class each are advised against, those packed in random order are not."""
+def test_shards_sorted_by_class_are_warned_about(pretrain, tmp_path):
+    """Shards of one class each are advised against; shards packed in random order are not."""
     images = open_set("tiny:", "train").limited(32)
     by_class = images.subset(np.argsort(images.labels, kind="stable"), "by-class")
-    for name, chosen, shuffled in (("mixed", images, True), ("sorted", by_class, False)):
-        url = in_shards(tmp_path / name, 8, chosen, shuffled=shuffled)
+    for name, image_set, shuffled in (("mixed", images, True), ("sorted", by_class, False)):
+        url = in_shards(tmp_path / name, 8, image_set, shuffled=shuffled)
         code, out, _ = pretrain("--images", url, "--shuffle-window", 2, "--dry-run")
         (line,) = (line for line in out.splitlines() if line.startswith("  order "))
         assert code == 0 and "2 of 8 shards" in line and "8 images" in line
         assert ("pack the shards in random order" in line) is not shuffled
 
 
-def test_resume_starts_where_there_is_nothing_and_ends_where_all_is_done(pretrain, tmp_path):
+def test_resume_starts_a_new_training_and_leaves_a_finished_one_alone(pretrain, tmp_path):
     (tmp_path / "run").mkdir()
     assert pretrain("--resume")[0] == 0
     written = (tmp_path / "run/log.jsonl").read_text()
@@ -217,13 +217,13 @@ def test_resume_starts_where_there_is_nothing_and_ends_where_all_is_done(pretrai
     assert code == 2 and "settings.lr is 0.00025, asked for 0.5; choose another --out" in err
 
 
-def test_changes_in_another_order_are_the_same_run(pretrain):
+def test_the_order_of_changes_does_not_matter_to_resume(pretrain):
     assert pretrain("--set", "lr=0.01", "mask_ratio=0.5")[0] == 0
     assert pretrain("--resume", "--set", "mask_ratio=0.5", "lr=0.01")[0] == 0
 
 
-def test_another_schedule_is_chosen_by_name(pretrain, tmp_path):
-    """SimMIM's for MAE: what both have stays, here the warm-up; the order of the changes does not matter."""
+def test_a_schedule_is_chosen_by_name(pretrain, tmp_path):
+    """SimMIM's schedule for MAE: settings of both schedules keep their values, whatever the order of the changes."""
     words = ("schedule.milestones=1", "schedule=Multistep", "schedule.start=0.1")
     decay = ("weight_decay_schedule=CosineTo", "weight_decay_schedule.end=0.2")
     code, out, _ = pretrain("--dry-run", "--set", *words, *decay)
@@ -238,14 +238,12 @@ def test_another_schedule_is_chosen_by_name(pretrain, tmp_path):
     assert settings["schedule"]["name"] == "Multistep" and settings["weight_decay_schedule"] == {"name": "Constant"}
 
 
-def test_images_without_labels(pretrain, bench, tmp_path):
-    from imagesets.sets import open_set
-
+def test_unlabelled_images_are_trained_on_but_not_probed(pretrain, bench, tmp_path):
     images = open_set("tiny:", "train")
     for index in range(32):
-        place = tmp_path / "pile" / str(index % 3)
-        place.mkdir(parents=True, exist_ok=True)
-        images.image(index).save(place / f"{index}.png")
+        folder = tmp_path / "pile" / str(index % 3)
+        folder.mkdir(parents=True, exist_ok=True)
+        images.image(index).save(folder / f"{index}.png")
     url = f"images:{tmp_path / 'pile'}"
     code, out, _ = pretrain("--images", url)
     assert code == 0 and f"32 of {url}; no labels: for pretraining alone" in out
@@ -264,22 +262,22 @@ def test_images_without_labels(pretrain, bench, tmp_path):
     assert ViTExport.load(tmp_path / "third/export").facts["skipped_images"] == 1
 
 
-def test_online_probes_are_those_of_bench_run_and_leave_the_training_alone(pretrain, bench, tmp_path):
-    """k-NN and health, each with a rhythm of its own."""
-    code, _, said = pretrain("--knn-every", "1", "--health-every", "2")
+def test_online_probes_equal_bench_run_and_do_not_change_the_training(pretrain, bench, tmp_path):
+    """k-NN every epoch and health every second one."""
+    code, _, err = pretrain("--knn-every", "1", "--health-every", "2")
     assert code == 0 and pretrain(out=tmp_path / "plain")[0] == 0
     watched, plain = tmp_path / "run", tmp_path / "plain"
     assert [path.name for path in watched.glob("states/*")] == [path.name for path in plain.glob("states/*")]
     assert ViTExport.load(watched / "export").digest == ViTExport.load(plain / "export").digest
-    found = [line for line in log(watched) if "knn_top1" in line]
-    assert f"epoch 2: knn_top1 {found[-1]['knn_top1']:.2f}, knn_top5 " in said
-    assert [line["step"] for line in found] == [4, 8] and not any("knn_top1" in line for line in log(plain))
+    knn_lines = [line for line in log(watched) if "knn_top1" in line]
+    assert f"epoch 2: knn_top1 {knn_lines[-1]['knn_top1']:.2f}, knn_top5 " in err
+    assert [line["step"] for line in knn_lines] == [4, 8] and not any("knn_top1" in line for line in log(plain))
     board = EventAccumulator(str(watched / "tensorboard")).Reload()
     assert [event.step for event in board.Scalars("knn_top1")] == [4, 8]
-    assert board.Scalars("knn_top1")[-1].value == pytest.approx(found[-1]["knn_top1"])
+    assert board.Scalars("knn_top1")[-1].value == pytest.approx(knn_lines[-1]["knn_top1"])
     assert not (watched / "online-features").exists()
     (health,) = [line for line in log(watched) if "health_rankme" in line]
-    assert health["step"] == 8 and f"health_rankme {health['health_rankme']:.2f}" in said
+    assert health["step"] == 8 and f"health_rankme {health['health_rankme']:.2f}" in err
     pool = f"health.pool={ViTExport.load(watched / 'export').spec.pool}"
     words = ("--suite", "knn@dino,health@val", "--set", pool, "--data", "tiny=tiny:", "--out", tmp_path / "results")
     assert bench("run", "--checkpoint", watched / "export", *words)[0] == 0
@@ -287,31 +285,31 @@ def test_online_probes_are_those_of_bench_run_and_leave_the_training_alone(pretr
         path.name.partition("@")[0]: json.loads(path.read_text())["metrics"]
         for path in (tmp_path / "results/results").rglob("*.json")
     }
-    assert all(metrics["knn"][f"{top}_k20"]["value"] == found[-1][f"knn_{top}"] for top in ("top1", "top5"))
+    assert all(metrics["knn"][f"{top}_k20"]["value"] == knn_lines[-1][f"knn_{top}"] for top in ("top1", "top5"))
     assert metrics["health"].keys() == {name.removeprefix("health_") for name in health} - {"step", "warnings"}
     assert all(metric["value"] == health[f"health_{name}"] for name, metric in metrics["health"].items())
 
 
-def test_a_collapse_is_warned_of_in_one_line(pretrain, tmp_path):
-    """Images that all look the same, without labels, of which no split is held out."""
+def test_a_collapse_is_reported_in_one_warning(pretrain, tmp_path):
+    """On unlabelled images of nearly one color, which have no held-out split."""
     folder = tmp_path / "alike"
     folder.mkdir()
     for number in range(40):
         Image.new("RGB", (16, 16), (90, 20, number % 2)).save(folder / f"{number}.png")
-    code, _, told = pretrain("--health-every", "2", "--health-data", f"images:{folder}")
-    warned = [line for line in told.splitlines() if "collapsed" in line]
-    assert code == 0 and len(warned) == 1 and "epoch 2" in warned[0] and f"images:{folder}" in warned[0]
+    code, _, err = pretrain("--health-every", "2", "--health-data", f"images:{folder}")
+    warnings = [line for line in err.splitlines() if "collapsed" in line]
+    assert code == 0 and len(warnings) == 1 and "epoch 2" in warnings[0] and f"images:{folder}" in warnings[0]
     (line,) = [line for line in log(tmp_path / "run") if "health_rankme" in line]
     assert line["health_rankme"] < 1.5 and len(line["warnings"]) == 1
 
 
-def test_online_knn_on_other_images_and_fewer(pretrain, tmp_path):
+def test_online_knn_on_a_few_other_images(pretrain, tmp_path):
     assert pretrain("--knn-every", "2", "--knn-data", "digits:", "--knn-limit", "50")[0] == 0
     (line,) = [line for line in log(tmp_path / "run") if "knn_top1" in line]
     assert line["step"] == 8 and line["knn_top1"] % 2 == 0  # of 50 images
 
 
-def test_online_knn_is_that_of_extremas_figures(pretrain, bench, tmp_path):
+def test_online_knn_equals_the_protocol_of_extremas_figures(pretrain, bench, tmp_path):
     """k=200 on 10 % of the training images (figures 4 and 5), here k=7 on half of them."""
     code, out, _ = pretrain("--knn-every", "2", "--knn-k", "7", "--knn-fraction", "0.5")
     assert code == 0 and "  k-NN      k=7 on 0.5 of tiny:, every 2 epochs\n" in out

@@ -1,4 +1,4 @@
-"""`bench pretrain` as processes: stopped by signals and continued, and as two processes of one training."""
+"""`bench pretrain` in processes of its own: stopped by signals and resumed, and distributed over two processes."""
 
 import json
 import os
@@ -15,19 +15,19 @@ from pretrain.loop.exporting import exports_in
 pytestmark = pytest.mark.slow
 
 SMALL = ("batch=16", "depth=1", "width=16", "heads=2", "mlp_hidden=32", "decoder_width=16")
-EPOCHS = 60  # enough to be at work when a signal comes
-STOPPED = 75
+EPOCHS = 60  # enough that the training still runs when a signal arrives
+STOPPED = 75  # exit code of a training that a signal stopped
 
 
 @pytest.fixture
 def start(tmp_path):
-    """Start `bench pretrain`, each process in a session of its own, whose processes can be signalled together."""
+    """Start `bench pretrain`, each process in its own session, so that it and its workers can be signalled together."""
     started = []
 
     def call(*words: str, out: str = "run", count: int = 1) -> list[Program]:
-        given = ("-m", "bench", "pretrain", "mae", "--recipe", "smoke", "--images", "tiny:", "--out", tmp_path / out)
-        given = (*given, "--set", *SMALL, *words)
-        started.extend(ranks(count, *given) if count > 1 else [program(*given)])
+        command = ("-m", "bench", "pretrain", "mae", "--recipe", "smoke", "--images", "tiny:", "--out", tmp_path / out)
+        command = (*command, "--set", *SMALL, *words)
+        started.extend(ranks(count, *command) if count > 1 else [program(*command)])
         return started[-count:]
 
     yield call
@@ -38,44 +38,45 @@ def start(tmp_path):
 
 
 def wait_for(path: Path, process: Program) -> None:
-    """Until the file has something in it."""
+    """Wait until the file is not empty."""
     end = time.monotonic() + 120
     while not (path.exists() and path.stat().st_size):
         assert process.poll() is None and time.monotonic() < end, process.communicate()
         time.sleep(0.02)
 
 
-def test_a_signal_to_all_of_a_job_stops_it_and_it_goes_on_as_if_nothing_had_been(start, tmp_path):
-    """SIGUSR1, SIGTERM and Ctrl-C, each in the same training; loader processes hear them too."""
+def test_a_training_stopped_by_signals_and_resumed_equals_an_uninterrupted_one(start, tmp_path):
+    """SIGUSR1, SIGTERM and Ctrl-C in turn, each sent to the training and its loader processes."""
     epochs = f"epochs={EPOCHS}"
-    for number, sent in enumerate((signal.SIGUSR1, signal.SIGTERM, signal.SIGINT), start=1):
+    for number, signal_number in enumerate((signal.SIGUSR1, signal.SIGTERM, signal.SIGINT), start=1):
         (process,) = start("--resume", "--workers", "1", "--set", epochs)
         wait_for(tmp_path / "run/log.jsonl", process)
         lines = len((tmp_path / "run/log.jsonl").read_text().splitlines())
         while len((tmp_path / "run/log.jsonl").read_text().splitlines()) == lines and process.poll() is None:
             time.sleep(0.02)
-        if number > 1:  # the state of the stop before, of a training that is running
+        if number > 1:  # a running training can be exported from the state of the previous stop
             _, encoder = next(exports_in(tmp_path / "run"))
             assert 0 < encoder.facts["unfinished"]["step"] < 4 * EPOCHS and process.poll() is None
-        os.killpg(process.pid, sent)
+        os.killpg(process.pid, signal_number)
         _, err = process.communicate(timeout=120)
         assert process.returncode == STOPPED, err
         assert "stopped by a signal after update " in err and err.endswith("again with --resume\n"), number
         assert "Traceback" not in err and not (tmp_path / "run/export").exists()
-    for out in ("run", "quiet"):
+    for out in ("run", "uninterrupted"):
         (process,) = start("--resume", "--workers", "0", "--set", epochs, out=out)
         _, err = process.communicate(timeout=300)
         assert process.returncode == 0, err
-    stopped, quiet = (ViTExport.load(tmp_path / out / "export") for out in ("run", "quiet"))
-    assert stopped.digest == quiet.digest
+    stopped, uninterrupted = (ViTExport.load(tmp_path / out / "export") for out in ("run", "uninterrupted"))
+    assert stopped.digest == uninterrupted.digest
     steps = [json.loads(line)["step"] for line in (tmp_path / "run/log.jsonl").read_text().splitlines()]
     assert steps == sorted(set(steps)) and steps[-1] == 4 * EPOCHS
 
 
 def test_two_processes_share_batches_and_online_probes(start, tmp_path):
-    said = [process.end() for process in start("--knn-every", "1", "--health-every", "2", "--set", "epochs=2", count=2)]
-    assert said[0].count("finished after 8 updates") == 1 and not said[1]
-    assert "1 x 2 of these (micro-batches x processes)" in said[0]
+    processes = start("--knn-every", "1", "--health-every", "2", "--set", "epochs=2", count=2)
+    outputs = [process.end() for process in processes]
+    assert outputs[0].count("finished after 8 updates") == 1 and not outputs[1]
+    assert "1 x 2 of these (micro-batches x processes)" in outputs[0]
     lines = [json.loads(line) for line in (tmp_path / "run/log.jsonl").read_text().splitlines()]
     assert [line["step"] for line in lines if "knn_top1" in line] == [4, 8]
     assert [line["step"] for line in lines if "health_rankme" in line] == [8]
@@ -83,10 +84,10 @@ def test_two_processes_share_batches_and_online_probes(start, tmp_path):
     assert ViTExport.load(tmp_path / "run/export").verify() == []
 
 
-def test_a_request_that_cannot_be_met_is_one_line_of_one_process(start, tmp_path):
+def test_a_wrong_request_is_refused_in_one_line_by_one_process(start, tmp_path):
     processes = start("--set", "batch=15", count=2)
     errors = "".join(process.communicate()[1] for process in processes)
     assert [process.returncode for process in processes] == [2, 2]
-    ours = [line for line in errors.splitlines() if "bench: error" in line]
-    assert len(ours) == 1 and ours[0].endswith("batch=15 cannot be shared by 2 processes; set batch=14")
+    error_lines = [line for line in errors.splitlines() if "bench: error" in line]
+    assert len(error_lines) == 1 and error_lines[0].endswith("batch=15 cannot be shared by 2 processes; set batch=14")
     assert not (tmp_path / "run").exists()

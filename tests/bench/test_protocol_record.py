@@ -1,4 +1,4 @@
-"""`python -m tools.protocols`: the record follows the code; settings changed under the same version are refused."""
+"""`python -m tools.protocols` records protocols; settings changed under the same version are refused."""
 
 import json
 from pathlib import Path
@@ -17,8 +17,8 @@ def checkout(tmp_path) -> Path:
     return tmp_path
 
 
-def recorded(checkout: Path, before: dict) -> None:
-    (checkout / RECORD).write_text(json.dumps(before))
+def write_record(checkout: Path, protocols: dict) -> None:
+    (checkout / RECORD).write_text(json.dumps(protocols))
 
 
 @pytest.mark.parametrize(
@@ -31,8 +31,8 @@ def recorded(checkout: Path, before: dict) -> None:
         (NOW | {"knn@a": [1, "new"]}, ["changed: knn@a, version 1 -> 2, the same settings"]),
     ],
 )
-def test_what_changed_is_said_and_recorded(checkout, before, lines):
-    recorded(checkout, before)
+def test_changes_are_listed_and_recorded(checkout, before, lines):
+    write_record(checkout, before)
     assert update_record(checkout, NOW) == lines
     assert read_record(checkout) == NOW
 
@@ -44,26 +44,26 @@ def test_what_changed_is_said_and_recorded(checkout, before, lines):
         ({"knn@a": [3, "old"], "knn@b": [1, "same"]}, "versions only rise: set that of knn@a to 3 or more"),
     ],
 )
-def test_other_settings_under_the_same_version_are_refused(checkout, before, message):
-    recorded(checkout, before)
+def test_changed_settings_under_the_same_version_are_refused(checkout, before, message):
+    write_record(checkout, before)
     with pytest.raises(ValueError, match=message):
         update_record(checkout, NOW)
     assert json.loads((checkout / RECORD).read_text()) == before
 
 
 def test_the_command_writes_the_record_and_the_page(checkout, monkeypatch, capsys):
-    tasks, now = own_tasks(), read_record(ROOT)
+    tasks, current = own_tasks(), read_record(ROOT)
     monkeypatch.setattr("tools.protocols.own_tasks", lambda: tasks)
     monkeypatch.setattr("tools.protocols.ROOT", checkout)
-    recorded(checkout, {name: entry for name, entry in now.items() if name != "knn@dino"})
+    write_record(checkout, {name: entry for name, entry in current.items() if name != "knn@dino"})
     main()
     assert capsys.readouterr().out.splitlines() == ["new: knn@dino, version 1", f"written: {RECORD}, {PAGE}"]
     assert (checkout / RECORD).read_text() == (ROOT / RECORD).read_text()
     assert (checkout / PAGE).read_text() == (ROOT / PAGE).read_text()
 
 
-def test_the_record_is_of_this_project_alone(toys):
-    """Every task file of its folders, and none that another installed package brings."""
+def test_the_record_covers_this_projects_tasks_alone(toys):
+    """All task files of its folders, and none from other installed packages."""
     files = [
         path for kind in ("probes", "downstream") for path in ROOT.glob(f"{FOLDERS[kind].replace('.', '/')}/[!_]*")
     ]

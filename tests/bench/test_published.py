@@ -1,4 +1,4 @@
-"""The table of published numbers: whole, with sources, and made of names that exist; beside measured ones."""
+"""The table of published numbers is complete, has sources and names what exists; comparison with measured numbers."""
 
 from collections import Counter
 from dataclasses import replace
@@ -50,36 +50,35 @@ def test_every_table_has_values_and_every_value_a_table():
 def test_every_value_has_its_source_and_images():
     for value in VALUES:
         assert value.source.split()[0].lower() == value.table.split(":")[0], value
-        place = value.table.split(":")[1].removeprefix("table").removeprefix("section")
-        assert place.lower() in value.source.lower() or "A.2" in value.source, value
+        table = value.table.split(":")[1].removeprefix("table").removeprefix("section")
+        assert table.lower() in value.source.lower() or "A.2" in value.source, value
         assert value.images in PRETRAINED_ON or not value.pretraining, value
         assert value.data in SETS or (value.protocol == LOG and not value.data)
         assert set(value.digest) <= set("0123456789abcdef") and len(value.digest) in (0, *range(8, 65))
 
 
-def test_weights_of_one_name_are_the_same():
+def test_each_checkpoint_name_stands_for_one_network():
     facts: dict[str, set] = {}
     for value in VALUES:
-        what = (value.model, value.architecture, value.epochs, value.images, value.pretraining, value.importer)
-        facts.setdefault(value.checkpoint, set()).add(what)
-    assert {name: each for name, each in facts.items() if len(each) > 1} == {}
+        description = (value.model, value.architecture, value.epochs, value.images, value.pretraining, value.importer)
+        facts.setdefault(value.checkpoint, set()).add(description)
+    assert {name: descriptions for name, descriptions in facts.items() if len(descriptions) > 1} == {}
     trained = {value.pretraining: value.checkpoint for value in VALUES if value.pretraining and not value.network}
-    both = Counter(name for name in trained.values())
-    assert max(both.values()) == 1  # and weights of two names are not
+    assert max(Counter(trained.values()).values()) == 1  # no network has two names
 
 
-@pytest.mark.parametrize("protocol", sorted({(each.protocol, each.settings) for each in MEASURED}))
+@pytest.mark.parametrize("protocol", sorted({(value.protocol, value.settings) for value in MEASURED}))
 def test_protocols_and_settings_exist(protocol):
-    value = next(each for each in MEASURED if (each.protocol, each.settings) == protocol)
+    value = next(value for value in MEASURED if (value.protocol, value.settings) == protocol)
     assert statuses(value)[0] == ("set" if value.settings else "named")
     layout = SETS[value.data].url.partition(":")[0]
-    serves = load_extension("layouts", layout) if layout in source_files("layouts") else None
-    assert protocol_of(value).layout in (layout if serves else "", *getattr(serves, "SERVES", ()))
+    layout_module = load_extension("layouts", layout) if layout in source_files("layouts") else None
+    assert protocol_of(value).layout in (layout if layout_module else "", *getattr(layout_module, "SERVES", ()))
 
 
 @pytest.mark.parametrize("pretraining", sorted({value.pretraining for value in VALUES if value.pretraining}))
 def test_methods_recipes_and_changes_exist(pretraining):
-    value = next(each for each in VALUES if each.pretraining == pretraining)
+    value = next(value for value in VALUES if value.pretraining == pretraining)
     assert statuses(value)[1] == ("set" if trained_by(value)[2] else "named"), untrained(value)
 
 
@@ -93,18 +92,18 @@ def test_importers_and_networks_exist():
 
 @pytest.mark.parametrize("task", sorted({protocol_of(value).key for value in MEASURED}))
 def test_metrics_exist(task, exports, tmp_path):
-    """By what the task's own code gives; settings that decide about time and about no name are cheap ones here."""
+    """As the code of the task names them, with settings that are cheap where they do not change names."""
     export = ViTExport.load(exports[0])
-    for value in {(each.protocol, each.metric): each for each in MEASURED}.values():
+    for value in {(value.protocol, value.metric): value for value in MEASURED}.values():
         protocol = protocol_of(value)
         if protocol.key == task:
             assert value.metric in metrics_of(protocol, export, tmp_path, value.metric), (value.protocol, value.metric)
 
 
-def metrics_of(protocol, export, cache, asked) -> set[str]:
+def metrics_of(protocol, export, cache, metric) -> set[str]:
     space, task = Workspace(cache=cache, data="tiny:"), protocol.task
     if protocol.key == "knn":
-        k = int(asked.split("_")[1].removeprefix("k"))
+        k = int(metric.split("_")[1].removeprefix("k"))
         assert k in task.k
         return {name.replace("k1", f"k{k}") for name in replace(task, k=(1,)).run(export, space).metrics}
     if protocol.key == "lowshot":
@@ -143,11 +142,11 @@ def measured(value: float, metric: str = "top1_k20_bestT", used: CheckpointUsed 
 
 
 def of_digest(digest: str, **others):
-    value = next(each for each in VALUES if (each.table, each.checkpoint) == ("moca:table9", "moca-b"))
+    value = next(value for value in VALUES if (value.table, value.checkpoint) == ("moca:table9", "moca-b"))
     return replace(value, digest=digest, **others)
 
 
-def test_weights_of_a_known_digest_are_held_against_the_published_number():
+def test_weights_of_a_known_digest_are_compared_with_the_published_number():
     (line,) = against_published(measured(76.1), DIGESTS, values=[of_digest("ffffffff")])
     parts = ("NOT AS PUBLISHED: top1_k20_bestT", " 77.2 in moca:table9", "difference -1.10", "tolerance of 0.5 (ours")
     assert all(part in line for part in parts), line
@@ -155,7 +154,7 @@ def test_weights_of_a_known_digest_are_held_against_the_published_number():
     assert line.startswith("as published: ") and "difference +0.20, within" in line
 
 
-def test_a_stated_deviation_is_the_tolerance():
+def test_the_tolerance_is_twice_a_published_deviation():
     assert tolerance_of(of_digest("", tolerance=0.1))[0] == pytest.approx(0.25)
     (line,) = against_published(measured(76.9), DIGESTS, values=[of_digest("ffffffff", tolerance=0.1)])
     assert line.startswith("NOT AS") and "twice the source's deviation of 0.1" in line
@@ -174,12 +173,12 @@ def test_a_stated_deviation_is_the_tolerance():
         (measured(1.0, protocol=ProtocolUsed(name="knn@dino", version=1)), of_digest("f" * 8)),
     ],
 )
-def test_nothing_is_said_of_another_quantity(result, value):
+def test_other_quantities_are_not_compared(result, value):
     assert list(against_published(result, DIGESTS, values=[value])) == []
     assert list(against_published(measured(1.0), DIGESTS, "student", [of_digest("ffffffff")])) == []
 
 
-def test_a_run_says_so_at_once(bench, exports, tmp_path, monkeypatch):
+def test_a_run_reports_a_number_that_is_not_as_published(bench, exports, tmp_path, monkeypatch):
     export = ViTExport.load(exports[0])
     monkeypatch.setitem(SETS, "imagenet", replace(SETS["imagenet"], images={"train": 64, "val": 32}))
     monkeypatch.setattr(values, "published_values", lambda: (of_digest(export.digest[:12], value=-50.0),))
@@ -201,10 +200,10 @@ def test_a_branch_is_named_unless_it_is_the_first_of_its_importer(exports, facts
     assert branch_of(replace(ViTExport.load(exports[0]), facts=facts)) == branch
 
 
-def test_published_rows_stand_beside_measured_ones_and_compete_with_none():
-    found = [measured(70.0), measured(60.0, used=replace(USED, name="other", digest="e" * 64))]
+def test_published_rows_are_shown_beside_measured_ones_and_are_never_best():
+    results = [measured(70.0), measured(60.0, used=replace(USED, name="other", digest="e" * 64))]
     column = ("in1k/knn@moca", "top1_k20_bestT")
-    board = with_published(made_leaderboard(found))
+    board = with_published(made_leaderboard(results))
     cells = {checkpoint.name: row[column].mean for checkpoint, row in board.rows.items()}
     assert cells["moca-b"] == 77.2 and cells["msn-b"] == 73.4 and "moca-b-100-lambda1" not in cells
     assert board.best[column] == 70.0
@@ -221,13 +220,12 @@ def test_published_rows_stand_beside_measured_ones_and_compete_with_none():
         {"precision": "bfloat16"},
     ],
 )
-def test_published_rows_are_of_the_same_protocol_and_images_alone(others):
-    found = [measured(70.0, **others)]
-    leaderboard = made_leaderboard(found)
+def test_published_rows_are_shown_for_the_same_protocol_and_images_alone(others):
+    leaderboard = made_leaderboard([measured(70.0, **others)])
     assert with_published(leaderboard) == leaderboard
 
 
-def test_published_rows_of_changed_settings_stand_beside_results_of_the_same_settings():
+def test_published_rows_of_changed_settings_are_shown_beside_results_of_the_same_settings():
     changes = {"norm": False, "batch": 4096}
     used = ProtocolUsed(name="linear_lars@mae_paper", version=2, modified=True, changes=changes)
     board = with_published(made_leaderboard([measured(70.0, "top1", protocol=used)]))
@@ -239,27 +237,27 @@ def test_published_rows_of_changed_settings_stand_beside_results_of_the_same_set
     )
 
 
-def test_depth_is_held_to_centimetres():
-    value = next(each for each in VALUES if (each.table, each.metric) == ("dinov3:card", "rmse"))
+def test_published_depth_errors_are_compared_to_the_centimetre():
+    value = next(value for value in VALUES if (value.table, value.metric) == ("dinov3:card", "rmse"))
     on_nyu = DataUsed(name="rooms", url="nyu:/data", images=SETS["nyu"].images)
     result = measured(value.value + 0.02, "rmse", protocol=ProtocolUsed(name=value.protocol, version=1), data=on_nyu)
     (line,) = against_published(result, [value.digest + "0" * 56])
     assert line.startswith("NOT AS PUBLISHED: rmse") and "tolerance of 0.01" in line
 
 
-def test_weights_that_predict_tokens_are_trained_with_the_tokenizer_of_their_papers():
+def test_token_predicting_methods_are_trained_with_the_tokenizer_of_their_papers():
     predicting = [value for value in VALUES if value.pretraining.split()[:1] in (["beit"], ["cae"])]
     assert predicting and all(value.pretraining.endswith(" tokenizer=encoder.pkl") for value in predicting)
 
 
-def test_a_board_beside_which_no_number_was_published_says_so(bench, tmp_path):
+def test_a_leaderboard_without_published_numbers_says_so(bench, tmp_path):
     write_result(result_path(tmp_path, USED, "in1k", "knn@moca-seed0"), measured(70.0, limit=100), {})
     code, out, err = bench("leaderboard", "--out", tmp_path, "--published")
     assert code == 0 and "(published)" not in out
     assert "no published number was measured by these protocols" in err
 
 
-def test_the_csv_holds_what_was_measured(bench, tmp_path):
+def test_published_rows_are_not_in_the_csv(bench, tmp_path):
     write_result(result_path(tmp_path, USED, "in1k", "knn@moca-seed0"), measured(70.0), {})
     code, out, _ = bench("leaderboard", "--out", tmp_path, "--published")
     assert code == 0 and "moca-b (published)" in out

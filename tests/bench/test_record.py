@@ -1,4 +1,4 @@
-"""`bench record`: a folder that holds what a board rests on and nothing private, and proves that it still agrees."""
+"""`bench record`: a folder of everything that a leaderboard is based on, nothing private, and checks that it agrees."""
 
 import json
 import re
@@ -19,7 +19,15 @@ from bench.run.runner import arrays_of, metric_records
 from bench.run.suites import catalogue
 from bench.sharing import record
 from bench.sharing.card import CardSubject, Publication, without_folders
-from bench.sharing.record import SIGNATURE, SUMS, check_record, derived_files, rerun_script, stored_results, write_record
+from bench.sharing.record import (
+    SIGNATURE,
+    SUMS,
+    check_record,
+    derived_files,
+    rerun_script,
+    stored_results,
+    write_record,
+)
 from checkpoints.export import ViTExport
 from engine.printing import printable
 from engine.tasks import Metric, Outcome, settings_of
@@ -29,9 +37,9 @@ LIMITED = {"limit": 8, "decode": "fast", "precision": "bfloat16", "skip_bad": Tr
 
 
 def measured_on_images(number: int, seed: int, images: int = 40, **others):
-    """A result of `images` of 40 images, and which of them were right."""
-    right = np.random.default_rng(number + seed).random(images) < 0.5 + number / 10
-    outcome = Outcome(metrics={"top1": Metric(value=100 * float(right.mean()), per_image=right)})
+    """Metrics, other fields and arrays of a result on `images` of 40 images."""
+    correct = np.random.default_rng(number + seed).random(images) < 0.5 + number / 10
+    outcome = Outcome(metrics={"top1": Metric(value=100 * float(correct.mean()), per_image=correct)})
     metrics, interval_method = metric_records(outcome, images)
     data = DataUsed(name="digits", url=f"folder:{PRIVATE}/digits", images={"val": 40}, fingerprints={"val": "f" * 64})
     facts, settings = {"read": f"{PRIVATE}/a.png"}, settings_of(catalogue().protocols["knn@dino"].task)
@@ -55,11 +63,11 @@ def folder(exports, tmp_path_factory) -> Path:
     (training / "run.json").write_text(json.dumps(identity))
     (training / "log.jsonl").write_text('{"loss": 1.0}\n')
     third = describe(other, "third", str(trained))
-    floor = made_checkpoint("pixels-32", 3, method="pixels", source="pixels:32")
-    for number, used in enumerate((first, second, floor, third)):
+    raw_pixels = made_checkpoint("pixels-32", 3, method="pixels", source="pixels:32")
+    for number, checkpoint in enumerate((first, second, raw_pixels, third)):
         for seed in (0, 1):
             metrics, fields, arrays = measured_on_images(number, seed)
-            save_result(out, made_result(used, metrics, **fields), arrays)
+            save_result(out, made_result(checkpoint, metrics, **fields), arrays)
     changed = ProtocolUsed(name="knn@dino", version=1, modified=True, changes={"k": [5, 10]})
     metrics, fields, arrays = measured_on_images(1, 0, 8, protocol=changed, **LIMITED)
     fields["settings"] = fields["settings"] | changed.changes
@@ -88,9 +96,9 @@ def contents(folder: Path) -> dict[str, bytes]:
     return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
-def test_a_record_agrees_and_is_always_the_same(bench, folder, written, tmp_path):
-    code, said, err = bench("record", "--check", written)
-    assert (code, said.splitlines()[-1], err) == (0, "board and records agree", "") and "byte by byte" in said
+def test_a_record_agrees_with_its_results_and_is_reproducible(bench, folder, written, tmp_path):
+    code, output, err = bench("record", "--check", written)
+    assert (code, output.splitlines()[-1], err) == (0, "board and records agree", "") and "byte by byte" in output
     assert bench("record", folder, "--check", written)[0] == 0
     before = contents(written)
     assert bench("record", folder, "--to", tmp_path / "again", "--hub-dataset", "digits=me/digits")[0] == 0
@@ -98,13 +106,13 @@ def test_a_record_agrees_and_is_always_the_same(bench, folder, written, tmp_path
     assert subprocess.run(["sha256sum", "-c", "--quiet", SUMS], cwd=written).returncode == 0
 
 
-def test_what_is_in_a_record(folder, written):
+def test_contents_of_a_record(folder, written):
     names = set(contents(written))
     digest, trained = next((folder / "exports").iterdir()).name, next(written.glob("checkpoints/third-*"))
-    wanted = {"README.md", "commands.sh", "leaderboard.csv", "leaderboard.md", "leaderboard.tex", "leaderboard.html"}
-    wanted |= {f"cards/{digest}/README.md", f"cards/{digest}/.eval_results/me_digits.yaml"}
-    wanted |= {f"checkpoints/{digest}/config.json", "results/second-00000000/digits/b@c-seed0.log"}
-    assert wanted <= names
+    expected = {"README.md", "commands.sh", "leaderboard.csv", "leaderboard.md", "leaderboard.tex", "leaderboard.html"}
+    expected |= {f"cards/{digest}/README.md", f"cards/{digest}/.eval_results/me_digits.yaml"}
+    expected |= {f"checkpoints/{digest}/config.json", "results/second-00000000/digits/b@c-seed0.log"}
+    assert expected <= names
     assert {name for name in names if name.endswith(".npz")} == {
         str(path.relative_to(folder)) for path in folder.rglob("*.npz")
     }
@@ -123,39 +131,40 @@ def test_nothing_private_is_in_a_record(folder, written):
     assert result.data.url.startswith("folder:path-") and result.data.url.endswith("/digits")
 
 
-def called(script: str, **places: str) -> tuple[list[list[str]], str]:
-    """The words of each `bench` that a script calls, and what it says to standard error."""
+def bench_calls(script: str, **places: str) -> tuple[list[list[str]], str]:
+    """The arguments of each `bench` call of a script, and its standard error."""
     stub = "bench() { printf '%s\\0' \"$@\"; printf '\\1'; }\n"
     done = subprocess.run(["bash"], input=stub + script, env=places, capture_output=True, text=True)
     return [call.split("\0")[:-1] for call in done.stdout.split("\1")[:-1]], done.stderr
 
 
-def test_the_commands_are_understood(written):
+def test_commands_of_a_record_repeat_its_runs(written):
     script = (written / "commands.sh").read_text()
-    assert called(script) == ([], "commands.sh: say at its top where CHECKPOINT_1 is\n")
-    asked = re.findall(r"^(CHECKPOINT_\d)=\$\{\1:-''\}$", script, re.MULTILINE)
-    places = {name: f"dino:/it's {name} $HOME.pth" for name in asked}
-    assert len(asked) == 3
-    calls, said = called(script, **places, IMAGES_1='folder:/my "digits"')
-    found = [parsed(words)[1] for words in calls]
-    assert said == "" and {each.checkpoint[0] for each in found} == {*places.values(), "pixels:32"}
-    assert {each.data[0] for each in found} == {'digits=folder:/my "digits"', "digits=digits:"}
+    assert bench_calls(script) == ([], "commands.sh: say at its top where CHECKPOINT_1 is\n")
+    variables = re.findall(r"^(CHECKPOINT_\d)=\$\{\1:-''\}$", script, re.MULTILINE)
+    places = {name: f"dino:/it's {name} $HOME.pth" for name in variables}
+    assert len(variables) == 3
+    calls, errors = bench_calls(script, **places, IMAGES_1='folder:/my "digits"')
+    parsed_calls = [parsed(words)[1] for words in calls]
+    assert errors == "" and {arguments.checkpoint[0] for arguments in parsed_calls} == {*places.values(), "pixels:32"}
+    assert {arguments.data[0] for arguments in parsed_calls} == {'digits=folder:/my "digits"', "digits=digits:"}
     assert f"# checkpoint second: digest {2:064x} (measured from dino:path-" in script
-    assert [words[0] for words in calls] == ["run"] * 10 and {each.suite for each in found} == {"knn@dino", "b@c"}
+    assert [words[0] for words in calls] == ["run"] * 10
+    assert {arguments.suite for arguments in parsed_calls} == {"knn@dino", "b@c"}
     assert ", trained by mae, recipe 32px (measured from " in script
-    changed = next(each for each in found if each.set)
+    changed = next(arguments for arguments in parsed_calls if arguments.set)
     assert changed.set == ("knn@dino.k=5,10",) and changed.skip_bad
     assert (changed.limit, changed.decode, changed.precision) == (8, "fast", "bfloat16")
 
 
-def test_no_name_in_a_result_runs_in_the_commands():
+def test_names_in_results_are_quoted_in_the_commands():
     for seed in range(8):
-        results = [each.result for each in any_board(Random(seed)).results]
+        results = [stored.result for stored in any_board(Random(seed)).results]
         subjects = {result.checkpoint.key: CardSubject(used=result.checkpoint) for result in results}
         script = harmless(rerun_script(results, subjects))
         places = {word: "x" for word in re.findall(r"^(?:CHECKPOINT|IMAGES)_\d+", script, re.MULTILINE)}
-        calls, said = called(script, **places)
-        assert said == "" and len({tuple(words) for words in calls}) == len(calls)
+        calls, errors = bench_calls(script, **places)
+        assert errors == "" and len({tuple(words) for words in calls}) == len(calls)
         assert {words[4] for words in calls} == {
             printable(without_folders(result.checkpoint.name)) for result in results
         }
@@ -167,17 +176,21 @@ def edit(path: Path, old: str, new: str) -> None:
     path.write_text(text.replace(old, new, 1))
 
 
-def rebuilt(folder: Path) -> None:
-    """As one would who means to deceive: everything follows from the results again, and so do the sums."""
+def rebuild(folder: Path) -> None:
+    """As a forger would: derive everything from the changed results again, the checksums too."""
     for name, text in derived_files(folder, stored_results(folder)).items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text(text)
+    write_sums(folder)
+
+
+def write_sums(folder: Path) -> None:
     names = sorted(set(contents(folder)) - {SUMS, SIGNATURE})
-    found = subprocess.run(["sha256sum", *names], cwd=folder, capture_output=True, text=True, check=True)
-    (folder / SUMS).write_text(found.stdout)
+    sums = subprocess.run(["sha256sum", *names], cwd=folder, capture_output=True, text=True, check=True)
+    (folder / SUMS).write_text(sums.stdout)
 
 
-def test_an_edited_table_is_found(bench, copy):
+def test_an_edited_table_is_detected(bench, copy):
     edit(copy / "leaderboard.md", "# Leaderboard", "# Our leaderboard")
     code, out, _ = bench("record", "--check", copy)
     assert code == 1 and out.splitlines() == [
@@ -188,7 +201,7 @@ def test_an_edited_table_is_found(bench, copy):
     ]
 
 
-def test_an_edited_number_is_found_even_where_all_else_follows_it(copy):
+def test_an_edited_number_is_detected_even_if_everything_is_rebuilt_from_it(copy):
     path = next(copy.glob("results/second-*/digits/knn@dino-seed0.json"))
     value = json.loads(path.read_text())["metrics"]["top1"]["value"]
     edit(path, f'"value": {value}', f'"value": {value + 10}')
@@ -196,22 +209,20 @@ def test_an_edited_number_is_found_even_where_all_else_follows_it(copy):
     lines = list(check_record(copy))
     assert lines[0] == f"{name}: changed later (SHA256SUMS has another digest)"
     assert "leaderboard.csv: not what the results give, first in line 4" in lines
-    rebuilt(copy)
+    rebuild(copy)
     assert list(check_record(copy)) == [f"{name}: top1 is not the mean of its values for the images"]
 
 
 @pytest.mark.parametrize("version", ["9.9", "0.1.0"])
-def test_another_version_compares_numbers_and_not_wording(bench, copy, monkeypatch, version):
-    """Versions without a commit are not taken for the same one even if their numbers agree."""
+def test_a_record_of_another_version_is_compared_by_numbers_not_wording(bench, copy, monkeypatch, version):
+    """Equal version numbers without a commit do not count as the same version."""
     monkeypatch.setattr(record, "tool_version", lambda: version)
-    about = json.loads((copy / record.ABOUT).read_text())
-    (copy / record.ABOUT).write_text(json.dumps(about | {"version": "0.1.0"}))
+    description = json.loads((copy / record.ABOUT).read_text())
+    (copy / record.ABOUT).write_text(json.dumps(description | {"version": "0.1.0"}))
     edit(copy / "leaderboard.md", "# Leaderboard", "# Our leaderboard")
     card = next(copy.glob("cards/second-*/README.md"))
     edit(card, "It turns an image into features", "Of an image it makes features")
-    names = sorted(set(contents(copy)) - {SUMS, SIGNATURE})
-    sums = subprocess.run(["sha256sum", *names], cwd=copy, capture_output=True, text=True, check=True)
-    (copy / SUMS).write_text(sums.stdout)
+    write_sums(copy)
     code, out, _ = bench("record", "--check", copy)
     assert code == 0 and "not their wording" in out and f"this is {version}" in out
     number = re.search(r"\d+\.\d\d", (copy / "leaderboard.md").read_text().partition("digits/")[2])[0]
@@ -223,7 +234,7 @@ def test_another_version_compares_numbers_and_not_wording(bench, copy, monkeypat
     ]
 
 
-def test_files_that_are_lost_or_added_are_found(copy):
+def test_lost_and_added_files_are_detected(copy):
     next(copy.glob("results/first-*/digits/knn@dino-seed0.npz")).unlink()
     (copy / "commands.sh").unlink()
     (copy / "cards" / "more.md").write_text("more")
@@ -233,23 +244,23 @@ def test_files_that_are_lost_or_added_are_found(copy):
 
 
 @pytest.mark.skipif(not shutil.which("ssh-keygen"), reason="ssh-keygen is not installed")
-def test_a_signature_is_of_these_sums(bench, folder, tmp_path):
+def test_a_signature_is_checked_against_the_sums(bench, folder, tmp_path):
     key = tmp_path / "key"
     subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", key], check=True)
     assert bench("record", folder, "--to", tmp_path / "signed", "--sign", key)[0] == 0
     print_of_key = subprocess.run(["ssh-keygen", "-lf", key], capture_output=True, text=True, check=True).stdout
-    code, said, _ = bench("record", "--check", tmp_path / "signed")
-    assert code == 0 and said.strip().endswith(print_of_key.split()[1])
+    code, output, _ = bench("record", "--check", tmp_path / "signed")
+    assert code == 0 and output.strip().endswith(print_of_key.split()[1])
     (tmp_path / "signed" / "README.md").write_text("mine")
-    rebuilt(tmp_path / "signed")
+    rebuild(tmp_path / "signed")
     (tmp_path / "signed" / SUMS).write_text((tmp_path / "signed" / SUMS).read_text() + "\n")
-    code, said, _ = bench("record", "--check", tmp_path / "signed")
-    assert code == 1 and "SHA256SUMS.sig: not of SHA256SUMS" in said
+    code, output, _ = bench("record", "--check", tmp_path / "signed")
+    assert code == 1 and "SHA256SUMS.sig: not of SHA256SUMS" in output
     code, _, err = bench("record", folder, "--to", tmp_path / "new", "--sign", tmp_path / "none")
     assert code == 2 and f"--sign {tmp_path / 'none'}" in err and not (tmp_path / "new").exists()
 
 
-def test_a_result_that_cannot_be_read_is_found(copy):
+def test_an_unreadable_result_is_detected(copy):
     path = next(copy.glob("results/second-*/digits/knn@dino-seed0.json"))
     path.write_text("{")
     name = str(path.relative_to(copy))
@@ -259,21 +270,21 @@ def test_a_result_that_cannot_be_read_is_found(copy):
     ]
 
 
-def test_a_record_is_held_against_later_results(bench, folder, written, tmp_path):
+def test_a_record_is_compared_with_later_results(bench, folder, written, tmp_path):
     out = Path(shutil.copytree(folder, tmp_path / "out"))
     path = next(out.glob("results/second-*/digits/knn@dino-seed1.json"))
     edit(path, '"seconds": 0.0', '"seconds": 1.0')
     next(out.glob("results/second-*/digits/knn@dino-seed0.json")).unlink()
     metrics, fields, arrays = measured_on_images(1, 7)
     new = save_result(out, made_result(made_checkpoint("new", 9), metrics, **fields), arrays).path.relative_to(out)
-    code, said, _ = bench("record", out, "--check", written)
-    assert code == 1 and said.splitlines()[-1] == "5 differences"
-    assert f"{path.relative_to(out)}: differs from that in {out}" in said
-    assert f"{new}: not in the record, but in {out}" in said
-    assert f"knn@dino-seed0.json: no longer in {out}" in said
+    code, output, _ = bench("record", out, "--check", written)
+    assert code == 1 and output.splitlines()[-1] == "5 differences"
+    assert f"{path.relative_to(out)}: differs from that in {out}" in output
+    assert f"{new}: not in the record, but in {out}" in output
+    assert f"knn@dino-seed0.json: no longer in {out}" in output
 
 
-def test_mistakes_of_records_get_one_line(refused, folder, tmp_path):
+def test_wrong_requests_are_refused_in_one_line(refused, folder, tmp_path):
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "file").write_text("mine")
     out = Path(shutil.copytree(folder, tmp_path / "out"))
@@ -290,7 +301,7 @@ def test_mistakes_of_records_get_one_line(refused, folder, tmp_path):
     assert not (tmp_path / "new").exists() and (tmp_path / "mine" / "file").read_text() == "mine"
 
 
-def test_a_record_of_the_first_form_is_not_asked_for_the_paper_kit(folder, tmp_path, monkeypatch):
+def test_a_record_of_format_1_needs_no_paper_files(folder, tmp_path, monkeypatch):
     monkeypatch.setattr(record, "FORMAT", 1)
     write_record(folder, tmp_path / "first", Publication())
     monkeypatch.undo()
@@ -299,5 +310,5 @@ def test_a_record_of_the_first_form_is_not_asked_for_the_paper_kit(folder, tmp_p
         assert (tmp_path / name / "CITATION.cff").exists() == (tmp_path / name / "paper").exists() == (name == "second")
         assert list(check_record(tmp_path / name, folder)) == []
     (tmp_path / "second/paper/measured.tex").write_text("We measured nothing.\n")
-    said = list(check_record(tmp_path / "second"))
-    assert any(line.startswith("paper/measured.tex: not what the results give") for line in said)
+    differences = list(check_record(tmp_path / "second"))
+    assert any(line.startswith("paper/measured.tex: not what the results give") for line in differences)
