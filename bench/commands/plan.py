@@ -48,6 +48,7 @@ def run(options: Options) -> int:
     assumed = None
     if options.assume:
         precision = "float32" if options.precision == "float32" else "bfloat16"
+        options = replace(options, precision=precision)  # the printed commands compute what is forecast
         assumed = machine(options.assume, gpus, options.workers, precision, options.decode)
     silent = options.json or options.script  # whose output is printed at the end
     forecasts = plan(replace(options, device=device), assumed, options.fresh, (lambda *lines: None) if silent else say)

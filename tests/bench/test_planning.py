@@ -245,14 +245,15 @@ def test_a_plan_as_json_and_as_a_shell_script(plan, tmp_path):
     assert not list((tmp_path / "out").rglob("calibration"))  # nothing was measured
 
 
-def test_known_image_sets_need_no_files_on_an_assumed_machine(bench, exports, tmp_path):
+def test_known_image_sets_need_no_files_on_an_assumed_machine(bench, refused, exports, tmp_path):
     words = ("plan", "--checkpoint", exports[0], "--suite", "knn@dino,linear@dino", "--out", tmp_path)
     code, output, _ = bench(*words, "--data", "imagenet", "--assume", "h100")
     assert code == 0 and "1331167 images in 1.0 passes" in output and "assumed, not measured: 1 x NVIDIA H100" in output
     code, output, _ = bench(*words, "--data", "imagenet", "--assume", "h100", "--precision", "float32")
     assert code == 0 and "in float32 forward" in output
-    code, _, err = bench(*words, "--data", "imagenet")
-    assert code == 2 and "images are needed to measure this machine: give NAME=URL, or add --assume" in err
+    code, output, _ = bench(*words, "--data", "imagenet", "--assume", "h100", "--script")
+    assert code == 0 and output.count("--precision=bfloat16") == 2  # as forecast
+    refused(*words, "--data", "imagenet", named="images are needed | NAME=URL | --assume")
 
 
 def test_a_plan_breaks_its_time_down_by_kind_of_work(bench, exports, tmp_path):
