@@ -1,4 +1,4 @@
-"""Small image trees, built where a test asks for them."""
+"""Fixtures that make small images, encoded files and folders of images."""
 
 import io
 import zlib
@@ -37,7 +37,7 @@ def encode(photo) -> Callable[..., bytes]:
 
 @pytest.fixture
 def tree(encode) -> Callable[..., Path]:
-    """(root, names) -> root, with a small JPEG, each another, under every relative name."""
+    """(root, names) -> root, with a different small JPEG under every relative name."""
 
     def make(root: Path, *names: str) -> Path:
         for name in names:

@@ -23,7 +23,7 @@ COLOURS = ("blue", "red")
 
 
 def picture(name: str, kind: str = "JPEG") -> bytes:
-    """A small image, another for every name."""
+    """A small image, different for every name."""
     random = np.random.RandomState(int(hashlib.md5(name.encode()).hexdigest()[:6], 16))
     file = io.BytesIO()
     Image.fromarray(random.randint(0, 256, (random.randint(4, 9), 5, 3), np.uint8)).save(file, kind)
@@ -42,18 +42,18 @@ def md5(path: Path) -> str:
 
 
 def food(root: Path, _) -> Splits:
-    found: Splits = {}
+    splits: Splits = {}
     for split, name in (("train", "train"), ("val", "test")):
-        listed = {colour: [f"{colour}/{split}{n}" for n in (2, 1)] for colour in ("red", "blue")}
-        put(root / f"food-101/meta/{name}.json", json.dumps(listed))
-        images = [f"{each}.jpg" for names in listed.values() for each in names]
-        found[split] = {each: put(root / "food-101/images" / each) for each in images}
-    return found
+        images_by_class = {colour: [f"{colour}/{split}{n}" for n in (2, 1)] for colour in ("red", "blue")}
+        put(root / f"food-101/meta/{name}.json", json.dumps(images_by_class))
+        images = [f"{name}.jpg" for names in images_by_class.values() for name in names]
+        splits[split] = {image: put(root / "food-101/images" / image) for image in images}
+    return splits
 
 
 def pets(root: Path, _) -> Splits:
     """Numbered by the list: the Abyssinian is 1, the American Bulldog 2."""
-    base, found = root / "oxford-iiit-pet", {}
+    base, splits = root / "oxford-iiit-pet", {}
     for split, name in (("train", "trainval"), ("val", "test")):
         rows = [
             (breed, f"{breed}_{n}{split}", label)
@@ -62,12 +62,12 @@ def pets(root: Path, _) -> Splits:
         ]
         put(base / f"annotations/{name}.txt", "".join(f"{image} {label} 1 1\n" for _, image, label in rows))
         titles = {"american_bulldog": "American Bulldog", "Abyssinian": "Abyssinian"}
-        found[split] = {f"{titles[breed]}/{image}.jpg": put(base / f"images/{image}.jpg") for breed, image, _ in rows}
-    return found
+        splits[split] = {f"{titles[breed]}/{image}.jpg": put(base / f"images/{image}.jpg") for breed, image, _ in rows}
+    return splits
 
 
 def flowers(root: Path, patch) -> Splits:
-    base, classes, found = root / "flowers-102", datasets.Flowers102.classes, {"train": {}, "val": {}}
+    base, classes, splits = root / "flowers-102", datasets.Flowers102.classes, {"train": {}, "val": {}}
     ids = np.arange(1, 307)
     parts = {"trnid": ids[::3], "valid": ids[1::3], "tstid": ids[2::3]}
     labels = (ids - 1) // 3 + 1
@@ -78,36 +78,38 @@ def flowers(root: Path, patch) -> Splits:
         for number in part:
             image = f"image_{number:05d}.jpg"
             content = put(base / "jpg" / image)
-            found["val" if name == "tstid" else "train"][f"{classes[labels[number - 1] - 1]}/{image}"] = content
+            splits["val" if name == "tstid" else "train"][f"{classes[labels[number - 1] - 1]}/{image}"] = content
     files = {"label": "imagelabels.mat", "setid": "setid.mat"}
     sums = {key: (name, md5(base / name)) for key, name in files.items()}
     patch.setattr(datasets.Flowers102, "_file_dict", datasets.Flowers102._file_dict | sums)
-    return found
+    return splits
 
 
 def textures(root: Path, _) -> Splits:
-    found: Splits = {"train": {}, "val": {}}
+    splits: Splits = {"train": {}, "val": {}}
     for name in ("train", "val", "test"):
         images = [f"{colour}/{colour}_{name}{n}.jpg" for colour in COLOURS for n in (1, 2)]
         put(root / f"dtd/dtd/labels/{name}1.txt", "\n".join(images))
-        found["val" if name == "test" else "train"] |= {each: put(root / "dtd/dtd/images" / each) for each in images}
-    return found
+        splits["val" if name == "test" else "train"] |= {
+            image: put(root / "dtd/dtd/images" / image) for image in images
+        }
+    return splits
 
 
 def aircraft(root: Path, _) -> Splits:
-    base, found = root / "fgvc-aircraft-2013b/data", {}
+    base, splits = root / "fgvc-aircraft-2013b/data", {}
     put(base / "variants.txt", "F/A-18\n707-320\n")
     for split, name in (("train", "trainval"), ("val", "test")):
         rows = [
             (f"{number}{len(split)}", variant) for number, variant in ((31, "F/A-18"), (12, "707-320"), (20, "707-320"))
         ]
         put(base / f"images_variant_{name}.txt", "".join(f"{image} {variant}\n" for image, variant in rows))
-        found[split] = {f"{v.replace('/', '_')}/{image}.jpg": put(base / f"images/{image}.jpg") for image, v in rows}
-    return found
+        splits[split] = {f"{v.replace('/', '_')}/{image}.jpg": put(base / f"images/{image}.jpg") for image, v in rows}
+    return splits
 
 
 def cars(root: Path, _) -> Splits:
-    base, found, classes = root / "stanford_cars", {}, ["Ram C/V Van 2012", "Acura TL 2012"]
+    base, splits, classes = root / "stanford_cars", {}, ["Ram C/V Van 2012", "Acura TL 2012"]
     (base / "devkit").mkdir(parents=True)
     savemat(base / "devkit/cars_meta.mat", {"class_names": np.array(classes, object)})
     kind = [("class", "O"), ("fname", "O")]
@@ -115,84 +117,86 @@ def cars(root: Path, _) -> Splits:
         folder = "cars_train" if split == "train" else "cars_test"
         rows = [(1, "00002.jpg"), (2, "00001.jpg"), (2, "00003.jpg")]
         savemat(base / path, {"annotations": np.array(rows, kind)})
-        found[split] = {f"{classes[c - 1].replace('/', '_')}/{name}": put(base / folder / name) for c, name in rows}
-    return found
+        splits[split] = {f"{classes[c - 1].replace('/', '_')}/{name}": put(base / folder / name) for c, name in rows}
+    return splits
 
 
 def scenes(root: Path, _) -> Splits:
     """Two images of each class are in no list."""
-    base, found = root / "SUN397", {}
+    base, splits = root / "SUN397", {}
     put(base / "ClassName.txt", "/a/abbey\n/a/airport/outside\n")
     for split, name in (("train", "Training_01.txt"), ("val", "Testing_01.txt")):
         images = [f"/a/{kind}/sun_{split}{n}.jpg" for kind in ("abbey", "airport/outside") for n in (2, 1)]
         put(base / "Partitions" / name, "\r\n".join(images))
-        found[split] = {}
-        for each in images:
-            scene, image = each.removeprefix("/a/").rsplit("/", 1)
-            found[split][f"{scene.replace('/', '_')}/{image}"] = put(base / each[1:])
-            put(base / each[1:].replace("sun_", "sun_other_"))
-    return found
+        splits[split] = {}
+        for path in images:
+            scene, image = path.removeprefix("/a/").rsplit("/", 1)
+            splits[split][f"{scene.replace('/', '_')}/{image}"] = put(base / path[1:])
+            put(base / path[1:].replace("sun_", "sun_other_"))
+    return splits
 
 
 def caltech(root: Path, _) -> Splits:
     """Splits are drawn: all images are under "all"."""
-    base, found = root / "caltech101/101_ObjectCategories", {}
+    base, contents = root / "caltech101/101_ObjectCategories", {}
     for name, count in (("BACKGROUND_Google", 33), ("accordion", 32), ("Faces", 31)):
         images = [f"{name}/image_{number:04d}.jpg" for number in range(1, count + 1)]
-        found |= {each: put(base / each) for each in images}
+        contents |= {image: put(base / image) for image in images}
     put(base / "BACKGROUND_Google/tmp", "no image")
-    return {"all": found}
+    return {"all": contents}
 
 
 def satellite(root: Path, _) -> Splits:
     images = [f"{kind}/{kind}_{n}.jpg" for kind in ("Forest", "River") for n in range(1, 11)]
-    return {"all": {each: put(root / "eurosat/2750" / each) for each in images}}
+    return {"all": {image: put(root / "eurosat/2750" / image) for image in images}}
 
 
 def objects(root: Path, _) -> Splits:
-    """Images that show several classes. found: of each image 1, 0 or -1 for aeroplane, bicycle and bird, as bytes."""
-    base, found = root / "VOCdevkit/VOC2007", {}
-    said = {"train": ["1 -1 -1", "0 1 -1", "-1 -1 1", "1 1 1"], "val": ["1 -1 0", "-1 1 -1", "-1 0 1"]}
+    """Images that show several classes; the result holds their labels, such as b"1 0 -1", in place of their bytes."""
+    base, splits = root / "VOCdevkit/VOC2007", {}
+    labels = {"train": ["1 -1 -1", "0 1 -1", "-1 -1 1", "1 1 1"], "val": ["1 -1 0", "-1 1 -1", "-1 0 1"]}
     for split, name in (("train", "trainval"), ("val", "test")):
-        numbers = [f"{number}{len(name)}" for number in (30, 10, 20, 40)[: len(said[split])]]
+        numbers = [f"{number}{len(name)}" for number in (30, 10, 20, 40)[: len(labels[split])]]
         put(base / f"ImageSets/Main/{name}.txt", "\n".join(numbers))
-        for place, kind in enumerate(("aeroplane", "bicycle", "bird")):
-            lines = [f"{number} {row.split()[place]:>2}" for number, row in zip(numbers, said[split], strict=True)]
+        for column, kind in enumerate(("aeroplane", "bicycle", "bird")):
+            lines = [f"{number} {row.split()[column]:>2}" for number, row in zip(numbers, labels[split], strict=True)]
             put(base / f"ImageSets/Main/{kind}_{name}.txt", "\n".join(lines))
         for number in numbers:
             put(base / f"JPEGImages/{number}.jpg")
-        found[split] = {f"{number}.jpg": row.encode() for number, row in zip(numbers, said[split], strict=True)}
-    return found
+        splits[split] = {f"{number}.jpg": row.encode() for number, row in zip(numbers, labels[split], strict=True)}
+    return splits
 
 
 def trees(*folders: str, ending: str = ".jpg", classes: Iterable[str] = COLOURS) -> Callable[..., Splits]:
     """Class folders in several folders, of which the last is val."""
 
-    def written(root: Path, _) -> Splits:
-        found: Splits = {"train": {}, "val": {}}
+    def write_set(root: Path, _) -> Splits:
+        splits: Splits = {"train": {}, "val": {}}
         for folder in folders:
             images = [f"{name}/{Path(folder).name}_{n}{ending}" for name in classes for n in (1, 0)]
-            found["val" if folder == folders[-1] else "train"] |= {each: put(root / folder / each) for each in images}
-        return found
+            splits["val" if folder == folders[-1] else "train"] |= {
+                image: put(root / folder / image) for image in images
+            }
+        return splits
 
-    return written
+    return write_set
 
 
 def listed_species(year: str) -> Callable[..., Splits]:
-    def written(root: Path, _) -> Splits:
-        found: Splits = {}
+    def write_set(root: Path, _) -> Splits:
+        splits: Splits = {}
         for split in ("train", "val"):
             images = [f"Aves/{kind}/{split}{n}.jpg" for kind in range(2) for n in (1, 0)]
-            entries = [{"id": n, "file_name": f"train_val{year}/{each}"} for n, each in enumerate(images)]
+            entries = [{"id": n, "file_name": f"train_val{year}/{image}"} for n, image in enumerate(images)]
             put(root / f"{split}{year}.json", json.dumps({"images": entries}))
-            found[split] = {each.replace("Aves/", "Aves_"): put(root / year / each) for each in images}
-        return found
+            splits[split] = {image.replace("Aves/", "Aves_"): put(root / year / image) for image in images}
+        return splits
 
-    return written
+    return write_set
 
 
 def places(kind: str) -> Callable[..., Splits]:
-    def written(root: Path, patch) -> Splits:
+    def write_set(root: Path, patch) -> Splits:
         put(root / "categories_places365.txt", "/a/airfield 0\n/b/bar 1\n")
         train = [
             (f"/{name[2:]}/0000{n}.jpg", name, label)
@@ -200,7 +204,7 @@ def places(kind: str) -> Callable[..., Splits]:
             for n in (2, 1)
         ]
         val = [("Places365_val_00000002.jpg", "a_a/airfield", 0), ("Places365_val_00000001.jpg", "b_b/bar", 1)]
-        found, meta = {}, {}
+        splits, meta = {}, {}
         lists = (
             ("train", "train-standard", "places365_train_standard.txt", train),
             ("val", "val", "places365_val.txt", val),
@@ -209,38 +213,38 @@ def places(kind: str) -> Callable[..., Splits]:
             put(root / name, "".join(f"{path} {label}\n" for path, _, label in rows))
             meta[key] = (name, md5(root / name))
             folder = root / (f"data_{kind}_standard" if split == "train" else f"val_{kind}")
-            found[split] = {
+            splits[split] = {
                 f"{c.replace('/', '_')[2:]}/{path.split('/')[-1]}": put(folder / path.lstrip("/"))
                 for path, c, _ in rows
             }
         categories = ("categories_places365.txt", md5(root / "categories_places365.txt"))
         patch.setattr(datasets.Places365, "_CATEGORIES_META", categories)
         patch.setattr(datasets.Places365, "_FILE_LIST_META", meta)
-        return found
+        return splits
 
-    return written
+    return write_set
 
 
 def signs(root: Path, _) -> Splits:
-    base, found = root / "gtsrb", {"train": {}, "val": {}}
+    base, splits = root / "gtsrb", {"train": {}, "val": {}}
     for sign in range(43):
         image = f"{sign:05d}/00000_00001.ppm"
-        found["train"][image] = put(base / "GTSRB/Training" / image, picture(image, "PPM"))
+        splits["train"][image] = put(base / "GTSRB/Training" / image, picture(image, "PPM"))
         name = f"{42 - sign:05d}.ppm"
-        found["val"][f"{sign:05d}/{name}"] = put(base / "GTSRB/Final_Test/Images" / name, picture(name, "PPM"))
+        splits["val"][f"{sign:05d}/{name}"] = put(base / "GTSRB/Final_Test/Images" / name, picture(name, "PPM"))
     rows = "".join(f"{42 - sign:05d}.ppm;5;5;0;0;4;4;{sign}\n" for sign in range(43))
     put(base / "GT-final_test.csv", f"Filename;Width;Height;Roi.X1;Roi.Y1;Roi.X2;Roi.Y2;ClassId\n{rows}")
-    return found
+    return splits
 
 
 def numbered(classes: Iterable[str], labels: Iterable[int], pixels: np.ndarray) -> dict[str, bytes]:
     """PPM and PGM files of pixels (N, H, W, 3) or (N, H, W), as Pillow writes them."""
-    found, names = {}, [name.replace("/", "_") for name in classes]
+    contents, names = {}, [name.replace("/", "_") for name in classes]
     for number, (label, image) in enumerate(zip(labels, pixels, strict=True)):
         file = io.BytesIO()
         Image.fromarray(image).save(file, "PPM")
-        found[f"{names[label]}/{number:06d}.{'ppm' if image.ndim == 3 else 'pgm'}"] = file.getvalue()
-    return found
+        contents[f"{names[label]}/{number:06d}.{'ppm' if image.ndim == 3 else 'pgm'}"] = file.getvalue()
+    return contents
 
 
 def pixels_of(seed: int, *shape: int) -> np.ndarray:
@@ -250,57 +254,57 @@ def pixels_of(seed: int, *shape: int) -> np.ndarray:
 def cifar(
     name: str, files: dict[str, list[str]], key: str, label_key: str, classes: list[str]
 ) -> Callable[..., Splits]:
-    def written(root: Path, patch) -> Splits:
-        kind, found = getattr(datasets, name), {}
+    def write_set(root: Path, patch) -> Splits:
+        kind, splits = getattr(datasets, name), {}
         base = root / kind.base_folder
         base.mkdir()
         for number, (split, batches) in enumerate(files.items()):
             labels = [label for label in range(len(classes)) for _ in batches]
             pixels = pixels_of(number, len(labels), 32, 32, 3)
-            found[split] = numbered(classes, labels, pixels)
+            splits[split] = numbered(classes, labels, pixels)
             rows = np.array_split(np.arange(len(labels)), len(batches))
-            for batch, own in zip(batches, rows, strict=True):
-                data = pixels[own].transpose(0, 3, 1, 2).reshape(len(own), -1)
-                content = {"data": data, label_key: [labels[row] for row in own]}
+            for batch, batch_rows in zip(batches, rows, strict=True):
+                data = pixels[batch_rows].transpose(0, 3, 1, 2).reshape(len(batch_rows), -1)
+                content = {"data": data, label_key: [labels[row] for row in batch_rows]}
                 (base / batch).write_bytes(pickle.dumps(content, protocol=2))
         (base / kind.meta["filename"]).write_bytes(pickle.dumps({key: classes}, protocol=2))
         patch.setattr(kind, "train_list", [[batch, md5(base / batch)] for batch in files["train"]])
         patch.setattr(kind, "test_list", [[batch, md5(base / batch)] for batch in files["val"]])
         patch.setattr(kind, "meta", kind.meta | {"md5": md5(base / kind.meta["filename"])})
-        return found
+        return splits
 
-    return written
+    return write_set
 
 
 def stl(root: Path, patch) -> Splits:
-    base, found, classes = root / "stl10_binary", {}, ["airplane", "bird"]
+    base, splits, classes = root / "stl10_binary", {}, ["airplane", "bird"]
     put(base / "class_names.txt", "airplane\nbird\n")
     for split, name in (("train", "train"), ("val", "test")):
         pixels, labels = pixels_of(len(name), 4, 96, 96, 3), [1, 0, 0, 1]
         put(base / f"{name}_X.bin", pixels.transpose(0, 3, 2, 1).tobytes())  # columns first
         put(base / f"{name}_y.bin", bytes(label + 1 for label in labels))
-        found[split] = numbered(classes, labels, pixels)
+        splits[split] = numbered(classes, labels, pixels)
     for split in ("train", "test"):
         patch.setattr(
             datasets.STL10, f"{split}_list", [[f"{split}_{x}.bin", md5(base / f"{split}_{x}.bin")] for x in "Xy"]
         )
-    return found
+    return splits
 
 
 def house_numbers(root: Path, patch) -> Splits:
-    found, files = {}, dict(datasets.SVHN.split_list)
+    splits, files = {}, dict(datasets.SVHN.split_list)
     for split, name in (("train", "train"), ("val", "test")):
         pixels, labels = pixels_of(len(name), 10, 32, 32, 3), np.arange(10)[::-1]
         path = root / f"{name}_32x32.mat"
         savemat(path, {"X": pixels.transpose(1, 2, 3, 0), "y": np.where(labels == 0, 10, labels)[:, None]})
         files[name] = [files[name][0], path.name, md5(path)]
-        found[split] = numbered(map(str, range(10)), labels, pixels)
+        splits[split] = numbered(map(str, range(10)), labels, pixels)
     patch.setattr(datasets.SVHN, "split_list", files)
-    return found
+    return splits
 
 
 def post(root: Path, _) -> Splits:
-    found = {}
+    splits = {}
     for split, name in (("train", "usps.bz2"), ("val", "usps.t.bz2")):
         labels, pixels = list(range(10)), np.zeros((10, 16, 16), np.uint8)
         pixels[:, 3, 4] = 255
@@ -309,21 +313,21 @@ def post(root: Path, _) -> Splits:
             for label, image in zip(labels, pixels, strict=True)
         ]
         (root / name).write_bytes(bz2.compress("\n".join(rows).encode()))
-        found[split] = numbered(map(str, range(10)), labels, pixels)
-    return found
+        splits[split] = numbered(map(str, range(10)), labels, pixels)
+    return splits
 
 
 def mnist(name: str) -> Callable[..., Splits]:
-    def written(root: Path, _) -> Splits:
-        found, classes = {}, getattr(datasets, name).classes
+    def write_set(root: Path, _) -> Splits:
+        splits, classes = {}, getattr(datasets, name).classes
         for split, part in (("train", "train"), ("val", "t10k")):
             pixels, labels = pixels_of(len(part), 20, 28, 28), [*range(10), *range(10)]
             put(root / f"{name}/raw/{part}-images-idx3-ubyte", struct.pack(">4I", 0x803, 20, 28, 28) + pixels.tobytes())
             put(root / f"{name}/raw/{part}-labels-idx1-ubyte", struct.pack(">2I", 0x801, 20) + bytes(labels))
-            found[split] = numbered(classes, labels, pixels)
-        return found
+            splits[split] = numbered(classes, labels, pixels)
+        return splits
 
-    return written
+    return write_set
 
 
 BATCHES = {"train": [f"data_batch_{n}" for n in range(1, 6)], "val": ["test_batch"]}
@@ -367,6 +371,6 @@ WRITERS: dict[str, Callable[..., Splits]] = {
 
 
 def write(name: str, root: Path, patch) -> Splits:
-    """Write the set below a root that is new."""
+    """Write the set below a new folder."""
     root.mkdir(parents=True, exist_ok=True)
     return WRITERS[name](root, patch)

@@ -1,4 +1,4 @@
-"""cifar10:PATH as a tree and as the official pickles; pickles that are not CIFAR's are refused and never run."""
+"""cifar10:PATH as class folders and as the official pickles; other pickles are refused without running their code."""
 
 import os
 import pickle
@@ -21,7 +21,7 @@ def batch(number: int) -> dict:
         "batch_label": f"batch {number}",
         "labels": random.randint(0, 10, PER_BATCH).tolist(),
         "data": random.randint(0, 256, (PER_BATCH, 3072), np.uint8),
-        "filenames": [f"image_{number}_{place}.png" for place in range(PER_BATCH)],
+        "filenames": [f"image_{number}_{index}.png" for index in range(PER_BATCH)],
     }
 
 
@@ -37,12 +37,12 @@ def batches(request, tmp_path):
     return folder
 
 
-def rejected(root, split="train") -> str:
+def cifar_refusal(root, split="train") -> str:
     return set_refusal(f"cifar10:{root}", split)
 
 
 @pytest.mark.parametrize("above", [False, True])
-def test_batches_hold_what_was_written(batches, above):
+def test_batches_give_the_written_images_and_labels(batches, above):
     root = batches.parent if above else batches
     train, val = open_set(f"cifar10:{root}", "train"), open_set(f"cifar10:{root}", "val")
     assert (len(train), len(val)) == (20, 4) and train.classes == CLASSES
@@ -80,15 +80,15 @@ def test_batches_written_by_python_2_are_read(batches):
     assert open_set(f"cifar10:{batches}", "train").fingerprint == by_python_3
 
 
-def test_tree_and_its_classes(tree, tmp_path):
+def test_class_folders_must_be_those_of_cifar10(tree, tmp_path):
     names = [f"{split}/{name}/{number}.jpg" for split in ("train", "test") for name in CLASSES for number in (1, 2)]
     val = open_set(f"cifar10:{tree(tmp_path / 'tree', *names)}", "val")
     assert val.classes == CLASSES and len(val) == 20 and any("test is used as val" in note for note in val.notes)
-    assert "use folder:" in rejected(tree(tmp_path / "pets", "train/cat/1.jpg", "test/cat/1.jpg"))
+    assert "use folder:" in cifar_refusal(tree(tmp_path / "pets", "train/cat/1.jpg", "test/cat/1.jpg"))
 
 
-class Runs:
-    """Unpickled by pickle.load, it calls a function on arguments."""
+class CallOnLoad:
+    """Calls a function when pickle.load reads it."""
 
     def __init__(self, function, *arguments):
         self.call = (function, arguments)
@@ -100,15 +100,15 @@ class Runs:
 def attacks(witness):
     command = f"touch {witness}"
     return {
-        "os.system": Runs(os.system, command),
-        "eval": Runs(eval, f"__import__('os').system({command!r})"),
-        "getattr": Runs(getattr, "", "upper"),
-        "open": Runs(open, str(witness), "w"),
+        "os.system": CallOnLoad(os.system, command),
+        "eval": CallOnLoad(eval, f"__import__('os').system({command!r})"),
+        "getattr": CallOnLoad(getattr, "", "upper"),
+        "open": CallOnLoad(open, str(witness), "w"),
         "ordered dict": OrderedDict(a=1),
-        "object array": np.array([Runs(os.system, command)], dtype=object),
+        "object array": np.array([CallOnLoad(os.system, command)], dtype=object),
         "float array": np.zeros(3),
-        "in a batch": {**batch(1), "filenames": [Runs(os.system, command)]},
-        "numpy function": Runs(np.fromfile, str(witness)),
+        "in a batch": {**batch(1), "filenames": [CallOnLoad(os.system, command)]},
+        "numpy function": CallOnLoad(np.fromfile, str(witness)),
     }
 
 
@@ -116,7 +116,7 @@ def attacks(witness):
 def test_pickles_that_are_not_cifars_are_refused_without_running(batches, tmp_path, name):
     witness = tmp_path / "witness"
     (batches / "data_batch_3").write_bytes(pickle.dumps(attacks(witness)[name], protocol=2))
-    assert "data_batch_3 is refused" in rejected(batches)
+    assert "data_batch_3 is refused" in cifar_refusal(batches)
     assert not witness.exists()
 
 
@@ -143,14 +143,14 @@ def test_hand_written_opcodes_are_refused(tmp_path, opcodes):
 
 
 def test_nesting_that_crashes_python_is_refused(tmp_path):
-    """Python crashes when it hashes the key."""
+    """Hashing such a key crashes Python."""
     levels = 300_000
     (tmp_path / "attack").write_bytes(b"\x80\x02})" + b"\x85" * levels + b"Ns.")
     with pytest.raises(ValueError, match=r"attack is refused .*more than 100 levels deep"):
         load_cifar_pickle("cifar10:x", tmp_path / "attack")
 
 
-def test_a_file_cannot_alter_what_the_next_one_meets(tmp_path):
+def test_a_pickle_cannot_change_how_the_next_one_is_read(tmp_path):
     """The opcode BUILD sets attributes, also of a function that the file may name."""
     opcodes = b"cnumpy.core.multiarray\n_reconstruct\n(N}S'mark'\nNstb."
     (tmp_path / "attack").write_bytes(opcodes)
@@ -160,7 +160,7 @@ def test_a_file_cannot_alter_what_the_next_one_meets(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("name", "content", "what"),
+    ("name", "content", "message"),
     [
         ("data_batch_2", b"", "is refused"),
         ("data_batch_2", b"\x80\x02}q\x01(U\x05", "is refused"),
@@ -174,12 +174,12 @@ def test_a_file_cannot_alter_what_the_next_one_meets(tmp_path):
         ("batches.meta", pickle.dumps(7), "does not name CIFAR-10's classes"),
     ],
 )
-def test_damaged_batches_are_refused(batches, name, content, what):
+def test_damaged_batches_are_refused(batches, name, content, message):
     (batches / name).write_bytes(content)
-    assert what in rejected(batches) and name in rejected(batches)
+    assert message in cifar_refusal(batches) and name in cifar_refusal(batches)
 
 
 @pytest.mark.parametrize("name", ["data_batch_5", "batches.meta"])
 def test_a_missing_batch_is_named(batches, name):
     (batches / name).unlink()
-    assert f"no {name} in {batches}" in rejected(batches)
+    assert f"no {name} in {batches}" in cifar_refusal(batches)

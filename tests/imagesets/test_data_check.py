@@ -1,4 +1,4 @@
-"""`check`: what it counts, that it finds every damaged file, and that its report says what to fix."""
+"""`check` counts images, finds every damaged file, and reports what to fix."""
 
 import shutil
 
@@ -16,7 +16,7 @@ def pets(tree, tmp_path):
     return tree(tmp_path / "pets", *NAMES, *VAL)
 
 
-def test_a_sound_set_is_counted(pets, encode):
+def test_images_and_sizes_of_a_sound_set_are_counted(pets, encode):
     (pets / "val/ant/v.jpg").write_bytes(encode(width=70, height=90))
     totals, steps = [], []
     report = check_image_set(f"folder:{pets}", workers=2, start=totals.append, advance=steps.append)
@@ -36,15 +36,15 @@ def test_every_unreadable_file_is_listed(pets):
     (pets / "train/bee/7.jpg").write_bytes((pets / "train/bee/7.jpg").read_bytes()[:-20])
     (pets / "val/bee/vv.jpg").write_text("<html>")
     report = check_image_set(f"folder:{pets}")
-    found = [path for split in report.splits for path, _ in split.unreadable]
-    assert found == [str(pets / name) for name in ("train/ant/3.jpg", "train/bee/7.jpg", "val/bee/vv.jpg")]
+    unreadable = [path for split in report.splits for path, _ in split.unreadable]
+    assert unreadable == [str(pets / name) for name in ("train/ant/3.jpg", "train/bee/7.jpg", "val/bee/vv.jpg")]
     text = render(report)
-    assert not report.ok and all(path in text for path in found)
+    assert not report.ok and all(path in text for path in unreadable)
     assert "FIX: 3 unreadable images" in text and "empty file" in text and "truncated" in text
 
 
 def test_files_that_no_run_reads_are_counted(pets):
-    """A set of GIF or HEIC beside JPEG would lose them without a word."""
+    """GIF or HEIC files beside JPEG would otherwise be left out silently."""
     assert "not read" not in render(check_image_set(f"folder:{pets}"))
     for name in ("ant/a.GIF", "ant/b.gif", "bee/README", "bee/.DS_Store"):
         (pets / "train" / name).write_bytes(b"GIF89a")
@@ -54,7 +54,7 @@ def test_files_that_no_run_reads_are_counted(pets):
     assert note.endswith(": 2 .gif, 1 no ending") and not any("not read" in note for note in report.splits[1].notes)
 
 
-def test_the_table_of_labels_counts_as_read(pets):
+def test_the_table_of_labels_is_not_counted_as_an_unread_file(pets):
     images = [path.relative_to(pets) for path in sorted(pets.rglob("*.jpg"))]
     rows = [f"{path},{path.parent.name},{path.parts[0]}" for path in images]
     (pets / "mine.csv").write_text("\n".join(["file_name,label,split", *rows]))
@@ -62,10 +62,10 @@ def test_the_table_of_labels_counts_as_read(pets):
     assert not any("not read" in note for split in report.splits for note in split.notes)
 
 
-def test_images_held_out_for_validation_leave_no_note_that_there_are_none(tree, tmp_path):
+def test_only_a_set_without_held_out_images_is_noted_to_have_no_val_split(tree, tmp_path):
     tree(tmp_path / "alone", *(f"train/{name}/{number}.jpg" for name in ("ant", "bee") for number in range(5)))
-    for url, said in ((f"folder:{tmp_path}/alone", True), (f"folder:{tmp_path}/alone?val=0.2", False)):
-        assert any("no val split" in note for note in open_set(url, "train").notes) == said
+    for url, has_note in ((f"folder:{tmp_path}/alone", True), (f"folder:{tmp_path}/alone?val=0.2", False)):
+        assert any("no val split" in note for note in open_set(url, "train").notes) == has_note
 
 
 def test_a_val_image_that_is_also_in_train_is_named(pets):
@@ -75,13 +75,13 @@ def test_a_val_image_that_is_also_in_train_is_named(pets):
     assert "FIX: 1 image of val also in train" in render(report)
 
 
-def test_two_unreadable_files_are_no_twins(pets):
+def test_two_empty_files_are_not_the_same_image_in_both_splits(pets):
     for name in ("train/ant/3.jpg", "val/ant/v.jpg"):
         (pets / name).write_bytes(b"")
     assert check_image_set(f"folder:{pets}").in_both_splits == ()
 
 
-def test_one_split_and_listing_alone(pets):
+def test_one_split_is_checked_without_decoding(pets):
     (pets / "val/ant/v.jpg").write_bytes(b"")
     report = check_image_set(f"folder:{pets}", "val", read_all=False)
     assert report.ok and [split.image_set.split for split in report.splits] == ["val"]
@@ -103,27 +103,27 @@ def test_one_class_is_too_few_to_evaluate_on(tree, tmp_path):
     assert check_image_set(f"images:{root}").ok
 
 
-def test_what_cannot_be_opened_is_a_problem_said_once(pets, tree, tmp_path):
+def test_a_split_or_set_that_cannot_be_opened_is_one_problem(pets, tree, tmp_path):
     shutil.rmtree(pets / "val")
     report = check_image_set(f"folder:{pets}")
     assert len(report.splits) == 1 and len(report.problems) == 1 and "no val or test folder" in report.problems[0]
     assert len(check_image_set(f"folder:{tmp_path}/gone").problems) == 1
-    said = render(check_image_set("fodler:x"))
-    assert "did you mean 'folder:x'?" in said and "decoded" not in said
+    text = render(check_image_set("fodler:x"))
+    assert "did you mean 'folder:x'?" in text and "decoded" not in text
     root = tree(tmp_path / "other", "train/a/1.jpg", "val/b/1.jpg")
     assert check_image_set(f"folder:{root}").problems[0].endswith("make them the same")
 
 
-def test_stacks_of_pages_are_counted(pets, photo):
+def test_images_with_several_pages_are_counted(pets, photo):
     pages = [photo(seed=number) for number in range(3)]
     stack = pets / "train/ant/stack.tif"
     pages[0].save(stack, save_all=True, append_images=pages[1:])
     photo().save(pets / "train/ant/single.tif")
     report = check_image_set(f"folder:{pets}")
-    (said,) = (problem for problem in report.problems if "pages" in problem)
-    assert "in train: 1, with 3 pages in all" in said
+    (pages_problem,) = (problem for problem in report.problems if "pages" in problem)
+    assert "in train: 1, with 3 pages in all" in pages_problem
     train = open_set(f"folder:{pets}", "train")
-    place = [train.path(index) for index in range(len(train))].index(str(stack))
-    assert "1 images of train: 1, with 3 pages in all" in train.subset([place], "stack").pages_note
+    stack_index = [train.path(index) for index in range(len(train))].index(str(stack))
+    assert "1 images of train: 1, with 3 pages in all" in train.subset([stack_index], "stack").pages_note
     assert open_set(f"folder:{pets}", "val").pages_note == ""
-    assert train.image(place).tobytes() == pages[0].tobytes()
+    assert train.image(stack_index).tobytes() == pages[0].tobytes()

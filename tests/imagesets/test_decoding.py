@@ -87,7 +87,7 @@ def test_damaged_files_stop_both_decoders_with_their_path(tree, tmp_path, encode
     assert "\n" not in str(error.value) and "BytesIO" not in str(error.value)
 
 
-def test_truncation_is_refused_even_where_another_library_allowed_it(encode, monkeypatch):
+def test_truncated_files_are_refused_even_if_pillow_is_set_to_accept_them(encode, monkeypatch):
     monkeypatch.setattr(ImageFile, "LOAD_TRUNCATED_IMAGES", True)
     with pytest.raises(UnreadableImage, match="truncated"):
         decode_rgb(encode(width=200, height=200)[:2000], "half.jpg")
@@ -99,12 +99,12 @@ def test_the_error_survives_pickling():
 
 
 @pytest.mark.parametrize("make", ["missing", "folder"])
-def test_a_path_that_is_no_file(tmp_path, make):
+def test_a_missing_file_or_a_folder_is_unreadable(tmp_path, make):
     with pytest.raises(UnreadableImage, match="No such file" if make == "missing" else "Is a directory"):
         read_bytes(str(tmp_path if make == "folder" else tmp_path / "gone.jpg"))
 
 
-def test_trouble_of_the_machine_is_not_blamed_on_the_file(monkeypatch):
+def test_errors_of_the_machine_are_not_reported_as_an_unreadable_image(monkeypatch):
     def no_more_files(*_):
         raise OSError(24, "Too many open files")
 
@@ -114,7 +114,7 @@ def test_trouble_of_the_machine_is_not_blamed_on_the_file(monkeypatch):
     assert not isinstance(error.value, UnreadableImage)
 
 
-def test_large_real_images_are_read_and_pillows_limit_stays(monkeypatch, encode):
+def test_large_images_are_read_without_changing_pillows_limit(monkeypatch, encode):
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 500)  # 40 x 30 is above twice this, where Pillow refuses
     with pytest.raises(Image.DecompressionBombError):
         Image.open(io.BytesIO(encode()))
@@ -124,7 +124,7 @@ def test_large_real_images_are_read_and_pillows_limit_stays(monkeypatch, encode)
     assert Image.MAX_IMAGE_PIXELS == 500
 
 
-def test_bombs_are_still_refused(monkeypatch, encode):
+def test_images_above_the_limit_are_refused(monkeypatch, encode):
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 500)
     monkeypatch.setattr("imagesets.decoding.MAX_PIXELS", 1000)
     with pytest.raises(UnreadableImage, match="exceeds limit"):
@@ -134,7 +134,7 @@ def test_bombs_are_still_refused(monkeypatch, encode):
 @pytest.mark.parametrize(
     "make", [os.mkfifo, lambda path: path.symlink_to("/dev/zero"), lambda path: path.symlink_to("/dev/tty0")]
 )
-def test_pipes_and_devices_are_no_images(tree, tmp_path, make):
+def test_pipes_and_devices_are_refused(tree, tmp_path, make):
     root = tree(tmp_path, "train/ant/a.jpg", "val/ant/c.jpg")
     make(root / "train/ant/b.jpg")
     image_set = open_set(f"folder:{root}", "train")
@@ -152,32 +152,32 @@ def test_a_file_beyond_the_limit_is_not_read(tree, tmp_path):
 
 
 @pytest.mark.parametrize("decode", ["exact", "fast"])
-def test_large_images_share_room_over_threads(tree, tmp_path, monkeypatch, decode):
+def test_threads_decode_large_images_within_a_memory_limit(tree, tmp_path, monkeypatch, decode):
     root = tree(tmp_path, *(f"train/ant/{number}.jpg" for number in range(8)), "val/ant/c.jpg")
     image_set, transform = open_set(f"folder:{root}", "train"), EvalTransform(size=16, crop=1.0, decode=decode)
     monkeypatch.setattr(decoding, "LARGE_IMAGE", 1000)  # each has 40 x 30 pixels
     monkeypatch.setattr(decoding, "MAX_LARGE_PIXELS", 2500)
-    held, all_at_once = [], threading.Barrier(4)
+    pixels_in_use, all_at_once = [], threading.Barrier(4)
     original = decoding.wait_for_room
 
     def wait(image):
-        all_at_once.wait(10) if image.size == (40, 30) and len(held) < 4 else None
+        all_at_once.wait(10) if image.size == (40, 30) and len(pixels_in_use) < 4 else None
         original(image)
         time.sleep(0.05)  # for the others to come in, if they may
-        held.append(sum(decoding._large_pixels.values()))
+        pixels_in_use.append(sum(decoding._large_pixels.values()))
 
     monkeypatch.setattr(decoding, "wait_for_room", wait)
     monkeypatch.setattr("imagesets.transforms.wait_for_room", wait)
     with ThreadPoolExecutor(4) as pool:
         pixels = list(pool.map(lambda index: transform(image_set, index), range(4)))
-    assert len(pixels) == 4 and max(held) == 2400 and not decoding._large_pixels
+    assert len(pixels) == 4 and max(pixels_in_use) == 2400 and not decoding._large_pixels
     monkeypatch.setattr(decoding, "MAX_LARGE_PIXELS", 10)
-    held[:] = [0] * 4
-    transform(image_set, 0)  # larger than all room: alone
-    assert held[-1] == 1200
+    pixels_in_use[:] = [0] * 4
+    transform(image_set, 0)  # larger than the limit: decoded alone
+    assert pixels_in_use[-1] == 1200
 
 
-def test_images_that_the_caller_keeps_wait_for_nothing(tree, tmp_path, monkeypatch):
+def test_full_size_images_for_the_caller_do_not_wait(tree, tmp_path, monkeypatch):
     monkeypatch.setattr(decoding, "LARGE_IMAGE", 10)
     monkeypatch.setattr(decoding, "MAX_LARGE_PIXELS", 10)
     image_set = open_set(

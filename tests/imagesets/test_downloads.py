@@ -1,4 +1,4 @@
-"""bench data get: every set from a local server, in tiny archives of the official layout."""
+"""`bench data get` fetches every set from a local server that offers tiny archives in the official layout."""
 
 import gzip
 import hashlib
@@ -16,7 +16,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from official_layouts import WRITERS, write
+from official_layouts import write
 from PIL import Image
 from small_exports import make_export
 from torchvision.datasets import utils
@@ -28,7 +28,7 @@ from imagesets.schemes.torchvision import SETS
 from imagesets.sets import open_set
 
 
-def packed(kind: str, files: dict[str, Path]) -> bytes:
+def pack(kind: str, files: dict[str, Path]) -> bytes:
     """An archive. files: name in it -> file or folder."""
     archive = io.BytesIO()
     if kind == ".zip":
@@ -43,7 +43,7 @@ def packed(kind: str, files: dict[str, Path]) -> bytes:
     return archive.getvalue()
 
 
-# Set -> archive -> name in it -> path in the layout; None: the file itself, gzipped where its name says so.
+# Set -> archive -> name in it -> path in the layout. A path instead of names: the file itself, gzipped if named .gz.
 PACKED: dict[str, dict[str, dict[str, str] | str]] = {
     "CIFAR10": {"cifar-10-python.tar.gz": {"cifar-10-batches-py": "cifar-10-batches-py"}},
     "CIFAR100": {"cifar-100-python.tar.gz": {"cifar-100-python": "cifar-100-python"}},
@@ -108,28 +108,28 @@ def archives_of(name: str, root: Path, patch) -> dict[str, bytes]:
             vocboxes.write_tiny(root / "VOCdevkit/VOC2007", split)
     if name == "Caltech101":
         inner = root / "101_ObjectCategories.tar.gz"
-        inner.write_bytes(packed(".gz", {inner.name.partition(".")[0]: root / "caltech101/101_ObjectCategories"}))
-        return {"caltech-101.zip": packed(".zip", {f"caltech-101/{inner.name}": inner})}
-    made = {}
+        inner.write_bytes(pack(".gz", {inner.name.partition(".")[0]: root / "caltech101/101_ObjectCategories"}))
+        return {"caltech-101.zip": pack(".zip", {f"caltech-101/{inner.name}": inner})}
+    archives = {}
     for archive, files in PACKED[name].items():
         if isinstance(files, str):
             content = (root / files).read_bytes()
-            made[archive] = gzip.compress(content) if archive.endswith(".gz") else content
+            archives[archive] = gzip.compress(content) if archive.endswith(".gz") else content
         else:
-            made[archive] = packed(Path(archive).suffix, {inside: root / path for inside, path in files.items()})
-    return made
+            archives[archive] = pack(Path(archive).suffix, {member: root / path for member, path in files.items()})
+    return archives
 
 
 class Server:
-    """What the official servers answer, here: archives by the last part of their URL.
+    """A local stand-in for the official servers: serves archives by the last part of their URL.
 
-    asked: names of archives, in the order of requests. cut: those whose next answer breaks off in the middle.
+    requested: names of archives, in order. truncated: those whose next transfer breaks off in the middle.
     """
 
     def __init__(self) -> None:
         self.files: dict[str, bytes] = {}
-        self.asked: list[str] = []
-        self.cut: set[str] = set()
+        self.requested: list[str] = []
+        self.truncated: set[str] = set()
         server = self
 
         class Handler(BaseHTTPRequestHandler):
@@ -143,9 +143,9 @@ class Server:
                 self.end_headers()
                 if "Method" in self.headers:  # torchvision looks for redirections first
                     return None
-                server.asked.append(name)
-                if name in server.cut:
-                    server.cut.remove(name)
+                server.requested.append(name)
+                if name in server.truncated:
+                    server.truncated.remove(name)
                     content = content[: len(content) // 2]
                 self.wfile.write(content)
 
@@ -158,7 +158,7 @@ class Server:
 
 @pytest.fixture
 def server(monkeypatch):
-    """A local server in place of all others; sums are those of its archives."""
+    """A local server in place of all others; its archives pass torchvision's comparison of MD5 sums."""
     local = Server()
 
     class ToLocal(urllib.request.HTTPHandler, urllib.request.HTTPSHandler):
@@ -170,9 +170,12 @@ def server(monkeypatch):
         https_open = http_open
 
     monkeypatch.setattr(urllib.request, "_opener", urllib.request.build_opener(ToLocal))
-    compared = utils.check_md5
-    whole = lambda path: Path(path).read_bytes() in local.files.values()  # noqa: E731
-    monkeypatch.setattr(utils, "check_md5", lambda path, md5: whole(path) or compared(path, md5))
+    official_check = utils.check_md5
+
+    def check_md5(path, md5) -> bool:
+        return Path(path).read_bytes() in local.files.values() or official_check(path, md5)
+
+    monkeypatch.setattr(utils, "check_md5", check_md5)
     yield local
     local.http.shutdown()
     local.http.server_close()
@@ -193,56 +196,56 @@ def get(server, tmp_path, monkeypatch, capsys):
 
 
 def free_disk(monkeypatch, count: int) -> None:
-    """As if so many bytes were free."""
+    """Pretend that this number of bytes is free."""
     monkeypatch.setattr(data.shutil, "disk_usage", lambda path: SimpleNamespace(free=count))
 
 
 def test_every_set_that_torchvision_downloads_is_offered():
     assert set(data.OFFERED) == {"VOC2012"} | {name for name in SETS if not SETS[name].advice}
-    assert set(PACKED) | {"Caltech101"} == set(data.OFFERED) and list(WRITERS) == list(SETS)
+    assert set(PACKED) | {"Caltech101"} == set(data.OFFERED)
 
 
 @pytest.mark.parametrize("name", data.OFFERED)
-def test_a_set_is_downloaded_whole(name, get, server, tmp_path):
-    """Size, licence and the argument come before the download, the argument again at the end; it opens the set."""
+def test_a_set_is_downloaded_once_and_opens(name, get, server, tmp_path):
+    """Licence and URL of the set are printed before the download, the URL again at the end."""
     code, out, err = get(name)
     assert code == 0, err
-    first, then, last = out.splitlines()
+    licence_line, url_line, last = out.splitlines()
     _, licence, page = data.OFFERED[name]
-    assert f"{licence} ({page})" in first and str(tmp_path / "data" / name) in then
-    for form in data.urls_of(name, tmp_path / "data" / name):
-        assert form in then and form in last
-        assert main(["data", "check", form.partition("=")[2]]) in (0, 1)  # 1: tiny sets may repeat an image
+    assert f"{licence} ({page})" in licence_line and str(tmp_path / "data" / name) in url_line
+    for argument in data.urls_of(name, tmp_path / "data" / name):
+        assert argument in url_line and argument in last
+        assert main(["data", "check", argument.partition("=")[2]]) in (0, 1)  # 1: tiny sets may repeat an image
     assert sorted(path.name for path in (tmp_path / "data").iterdir()) == [f".{name}.lock", name]
-    assert sorted(set(server.asked)) == sorted(server.files)
-    server.asked.clear()
-    assert get(name)[0] == 0 and not server.asked, "a set that is there is not fetched again"
+    assert sorted(set(server.requested)) == sorted(server.files)
+    server.requested.clear()
+    assert get(name)[0] == 0 and not server.requested, "a set that exists is not fetched again"
 
 
-def test_a_run_takes_the_argument(get, tmp_path, capsys):
+def test_the_printed_argument_works_in_bench_run(get, tmp_path, capsys):
     _, out, _ = get("OxfordIIITPet")
-    words = out.splitlines()[-1].partition(": bench ")[2].split()
-    words += ["--checkpoint", str(make_export(tmp_path / "export", 0)), "--suite", "knn@dino", "--out"]
-    assert main([*words, str(tmp_path / "results")]) == 0, capsys.readouterr().err
+    command = out.splitlines()[-1].partition(": bench ")[2].split()
+    command += ["--checkpoint", str(make_export(tmp_path / "export", 0)), "--suite", "knn@dino", "--out"]
+    assert main([*command, str(tmp_path / "results")]) == 0, capsys.readouterr().err
     assert list((tmp_path / "results").rglob("oxfordiiitpet/knn@dino-seed0.json"))
 
 
-def test_a_broken_download_goes_on_with_whole_archives(get, server, tmp_path):
-    """The line breaks in the second archive: no set, and the same command fetches the second one alone."""
-    server.cut = {"annotations.tar.gz"}
+def test_a_broken_download_resumes_with_the_missing_archive(get, server, tmp_path):
+    """After a broken transfer of the second archive, the same command fetches that archive alone."""
+    server.truncated = {"annotations.tar.gz"}
     code, _, err = get("OxfordIIITPet")
     assert code == 2 and "run the same command again" in err and not (tmp_path / "data/OxfordIIITPet").exists()
-    server.asked.clear()
-    assert get("OxfordIIITPet")[0] == 0 and server.asked == ["annotations.tar.gz"]
+    server.requested.clear()
+    assert get("OxfordIIITPet")[0] == 0 and server.requested == ["annotations.tar.gz"]
 
 
 @pytest.mark.parametrize("name", ["FGVCAircraft", "USPS"])
-def test_half_an_archive_whose_sum_torchvision_does_not_compare(name, get, server, tmp_path):
-    server.cut = {next(iter(PACKED[name]))}
+def test_a_truncated_archive_is_refused_where_torchvision_compares_no_sum(name, get, server, tmp_path):
+    server.truncated = {next(iter(PACKED[name]))}
     code, _, err = get(name)
     assert code == 2 and not (tmp_path / "data" / name).exists(), err
     assert get(name)[0] == 0
-    server.asked.clear()
+    server.requested.clear()
 
 
 def test_another_file_under_the_official_name_is_refused(get, server, tmp_path, monkeypatch):
@@ -253,32 +256,40 @@ def test_another_file_under_the_official_name_is_refused(get, server, tmp_path, 
     assert not (tmp_path / "data/FGVCAircraft").exists()
 
 
-def test_what_was_unpacked_before_a_kill_is_unpacked_anew(get, server, tmp_path):
+def test_a_partly_unpacked_set_is_unpacked_again(get, server, tmp_path):
     assert get("Food101")[0] == 0
-    whole = sorted(path.relative_to(tmp_path) for path in (tmp_path / "data/Food101").rglob("*"))
+    complete = sorted(path.relative_to(tmp_path) for path in (tmp_path / "data/Food101").rglob("*"))
     partial = tmp_path / "data/.Food101.partial"
-    (tmp_path / "data/Food101").rename(partial)  # as if killed after half of the images, with the archive whole
+    (tmp_path / "data/Food101").rename(partial)  # as if killed while unpacking a complete archive
     (partial / "food-101.tar.gz").write_bytes(server.files["food-101.tar.gz"])
     next(partial.rglob("*.jpg")).unlink()
-    server.asked.clear()
-    assert get("Food101")[0] == 0 and not server.asked
-    assert sorted(path.relative_to(tmp_path) for path in (tmp_path / "data/Food101").rglob("*")) == whole
+    server.requested.clear()
+    assert get("Food101")[0] == 0 and not server.requested
+    assert sorted(path.relative_to(tmp_path) for path in (tmp_path / "data/Food101").rglob("*")) == complete
 
 
 @pytest.mark.slow
-def test_a_set_of_the_hub(tmp_path):
-    """From a server that answers as the Hub does, in a process of its own, as libraries read its address once."""
+def test_a_set_of_the_hub_is_downloaded(tmp_path):
+    """From a server that answers as the Hub does; in another process, because libraries read the endpoint at import."""
     datasets = pytest.importorskip("datasets")
-    kinds = datasets.Features({"img": datasets.Image(), "label": datasets.ClassLabel(names=["circle", "square"])})
+    features = datasets.Features({"img": datasets.Image(), "label": datasets.ClassLabel(names=["circle", "square"])})
     files = {"README.md": b"---\nlicense: cc0-1.0\n---\n"}
     for split, count in (("train", 8), ("test", 4)):
         rows = {"img": [Image.new("RGB", (8, 8), (n, 0, 0)) for n in range(count)], "label": [0, 1] * (count // 2)}
         table = io.BytesIO()
-        datasets.Dataset.from_dict(rows, features=kinds).to_parquet(table)
+        datasets.Dataset.from_dict(rows, features=features).to_parquet(table)
         files[f"{split}-00000-of-00001.parquet"] = table.getvalue()
-    listed = [{"type": "file", "path": name, "rfilename": name, "size": len(files[name]), "oid": "1"} for name in files]
+    listing = [
+        {"type": "file", "path": name, "rfilename": name, "size": len(files[name]), "oid": "1"} for name in files
+    ]
     commit = "0" * 40
-    about = {"id": "me/tiny", "sha": commit, "private": False, "cardData": {"license": "cc0-1.0"}, "siblings": listed}
+    repository_info = {
+        "id": "me/tiny",
+        "sha": commit,
+        "private": False,
+        "cardData": {"license": "cc0-1.0"},
+        "siblings": listing,
+    }
 
     class Hub(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
@@ -289,9 +300,9 @@ def test_a_set_of_the_hub(tmp_path):
             if "/resolve/" in path:
                 body = files.get(name)
             elif "/tree/" in path:
-                body = json.dumps(listed if path.endswith(commit) else []).encode()
+                body = json.dumps(listing if path.endswith(commit) else []).encode()
             elif path.startswith("/api/datasets/me/tiny"):
-                body = json.dumps(about).encode()
+                body = json.dumps(repository_info).encode()
             self.send_response(404 if body is None else 200)
             self.send_header("Content-Length", str(len(body or b"")))
             self.send_header("ETag", f'"{hashlib.sha256(body or b"").hexdigest()}"')
@@ -309,21 +320,21 @@ def test_a_set_of_the_hub(tmp_path):
 
     http = ThreadingHTTPServer(("127.0.0.1", 0), Hub)
     threading.Thread(target=http.serve_forever, args=(0.02,), daemon=True).start()
-    place = {"HF_ENDPOINT": f"http://127.0.0.1:{http.server_port}", "HF_HOME": str(tmp_path / "home")}
-    words = [sys.executable, "-m", "bench", "data", "get", "hf:me/tiny", "--out", str(tmp_path)]
-    ours = {**os.environ, **place, "HF_HUB_OFFLINE": "0", "HF_HUB_DISABLE_XET": "1"}
-    done = subprocess.run(words, env=ours, capture_output=True, text=True)
+    endpoint = {"HF_ENDPOINT": f"http://127.0.0.1:{http.server_port}", "HF_HOME": str(tmp_path / "home")}
+    command = [sys.executable, "-m", "bench", "data", "get", "hf:me/tiny", "--out", str(tmp_path)]
+    environment = {**os.environ, **endpoint, "HF_HUB_OFFLINE": "0", "HF_HUB_DISABLE_XET": "1"}
+    process = subprocess.run(command, env=environment, capture_output=True, text=True)
     http.shutdown()
-    assert done.returncode == 0, done.stderr
-    assert "licence: cc0-1.0 (me/tiny on the Hub)" in done.stdout.splitlines()[0]
-    assert f"--data tiny=hf:{tmp_path}/me--tiny" in done.stdout.splitlines()[-1]
-    opened = open_set(f"hf:{tmp_path}/me--tiny", "val")
-    assert len(opened) == 4 and opened.classes == ("circle", "square")
+    assert process.returncode == 0, process.stderr
+    assert "licence: cc0-1.0 (me/tiny on the Hub)" in process.stdout.splitlines()[0]
+    assert f"--data tiny=hf:{tmp_path}/me--tiny" in process.stdout.splitlines()[-1]
+    image_set = open_set(f"hf:{tmp_path}/me--tiny", "val")
+    assert len(image_set) == 4 and image_set.classes == ("circle", "square")
     assert not (tmp_path / ".me--tiny.partial").exists()
 
 
-def test_refusals(get, server, tmp_path, monkeypatch, capsys):
-    for name, said in (
+def test_names_that_cannot_be_downloaded_are_refused(get, server, tmp_path, monkeypatch, capsys):
+    for name, message in (
         ("Food", "did you mean 'Food101'"),
         ("ImageNet", "docs/data.md"),
         ("SUN397", "Partitions.zip"),
@@ -332,18 +343,18 @@ def test_refusals(get, server, tmp_path, monkeypatch, capsys):
     ):
         server.files = {"": b""}
         code, out, err = get(name)
-        assert (code, out) == (2, "") and said in err and len(err.splitlines()) == 1
+        assert (code, out) == (2, "") and message in err and len(err.splitlines()) == 1
     assert main(["data", "get", "DTD"]) == 2 and "--out DIR" in capsys.readouterr().err
     assert main(["data", "get", "ImageNet"]) == 2 and "docs/data.md" in capsys.readouterr().err
     assert main(["data", "check"]) == 2
     free_disk(monkeypatch, 10**6)
     code, _, err = get("Food101")
-    assert code == 2 and "0.0 GB are free, and 11.0 GB are needed" in err and not server.asked
+    assert code == 2 and "0.0 GB are free, and 11.0 GB are needed" in err and not server.requested
     (tmp_path / "data/CIFAR10").mkdir()
     code, _, err = get("CIFAR10")
     assert code == 2 and "exists but cannot be used as CIFAR10" in err and "move it away" in err
 
 
-def test_the_list(capsys):
+def test_without_a_name_all_sets_are_listed(capsys):
     assert main(["data", "get"]) == 0
     assert [line.split()[0] for line in capsys.readouterr().out.splitlines()] == list(data.OFFERED)

@@ -1,4 +1,4 @@
-"""folder:PATH against torchvision's ImageFolder, and what is said about folders that are not laid out so."""
+"""folder:PATH lists images as torchvision's ImageFolder does and refuses folders in another layout."""
 
 import os
 
@@ -60,7 +60,7 @@ def test_a_broken_link_is_listed_and_unreadable(pets):
         ours.image(index)
 
 
-def test_the_test_folder_stands_in_for_val_and_is_said(pets):
+def test_a_test_folder_is_used_as_val_with_a_note(pets):
     (pets / "val").rename(pets / "test")
     ours = open_set(f"folder:{pets}", "val")
     assert len(ours) == 2 and any("test is used as val" in note for note in ours.notes)
@@ -68,7 +68,7 @@ def test_the_test_folder_stands_in_for_val_and_is_said(pets):
 
 @pytest.mark.parametrize(("scheme", "folders"), [("masks", "images masks"), ("vocboxes", "JPEGImages Annotations")])
 @pytest.mark.parametrize("options", ["", "?val=0.2"])
-def test_folders_of_scenes_are_no_classes(scheme, folders, options, tree, tmp_path):
+def test_folders_of_scenes_are_not_taken_for_classes(scheme, folders, options, tree, tmp_path):
     tree(tmp_path, *(f"{folder}/{number}.png" for folder in folders.split() for number in range(5)))
     for split in ("train", "val"):
         with pytest.raises(ValueError, match=f"write {scheme}:{tmp_path}"):
@@ -98,16 +98,16 @@ def test_home_is_expanded(pets, monkeypatch):
     assert open_set("folder:~/pets", "val").path(0).startswith(str(pets))
 
 
-def rejected(root, split="train") -> str:
+def folder_refusal(root, split="train") -> str:
     return set_refusal(f"folder:{root}", split)
 
 
-# What is done to the folder, the path below it that is asked for, the split, and what the line tells.
+# A change of the folder, the path below it that is opened, the split, and a part of the message.
 REFUSED = {
     "a missing folder": (lambda pets, tree: None, "a/b", "train", "exists as far as {pets}:"),
     "a file": (lambda pets, tree: (pets / "set.zip").write_bytes(b"PK"), "set.zip", "train", "is a file"),
     "a missing split": (lambda pets, tree: os.rename(pets / "val", pets / "x"), "", "val", "no val or test folder"),
-    "what is there": (lambda pets, tree: os.rename(pets / "val", pets / "other"), "", "val", "'other', 'train'"),
+    "other splits": (lambda pets, tree: os.rename(pets / "val", pets / "other"), "", "val", "'other', 'train'"),
     "a split's folder": (lambda pets, tree: None, "train", "train", "give the folder above it, {pets}"),
     "no class folders": (lambda pets, tree: tree(pets / "x", "train/a.jpg", "val/b.jpg"), "x", "train", "per class"),
     "an empty class": (lambda pets, tree: (pets / "train/.ipynb").mkdir(), "", "train", "'.ipynb'"),
@@ -122,16 +122,16 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("case", REFUSED)
-def test_what_is_no_folder_of_classes(pets, tree, case):
-    change, below, split, told = REFUSED[case]
+def test_a_path_without_class_folders_is_refused(pets, tree, case):
+    change, below, split, message = REFUSED[case]
     change(pets, tree)
-    assert told.format(pets=pets) in rejected(pets / below, split)
+    assert message.format(pets=pets) in folder_refusal(pets / below, split)
 
 
 @pytest.mark.parametrize("split", ["train", "val"])
-def test_classes_that_differ_are_named(pets, tree, split):
+def test_classes_of_one_split_alone_are_named(pets, tree, split):
     tree(pets, "train/cow/a.jpg", "val/dog/a.jpg")
-    assert "'cow' only in train; 'dog' only in val" in rejected(pets, split)
+    assert "'cow' only in train; 'dog' only in val" in folder_refusal(pets, split)
 
 
 def test_a_folder_that_may_not_be_listed_is_named(pets, monkeypatch):
@@ -143,4 +143,4 @@ def test_a_folder_that_may_not_be_listed_is_named(pets, monkeypatch):
         return system(path, *flags, **options)
 
     monkeypatch.setattr(os, "open", guarded)  # the tests may run as root, whom permissions do not stop
-    assert f"{pets}/train/Bee (Permission denied)" in rejected(pets)
+    assert f"{pets}/train/Bee (Permission denied)" in folder_refusal(pets)

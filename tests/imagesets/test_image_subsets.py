@@ -1,4 +1,4 @@
-"""Few-shot, fraction and list-file subsets: balance, nesting, repeatability, and the lists' sizes on ImageNet-1k."""
+"""Few-shot, fraction and list-file subsets: balance, nesting, repeatability and the sizes of SimCLR's lists."""
 
 import numpy as np
 import pytest
@@ -41,7 +41,7 @@ def test_few_shot_labels_stay_with_their_images(digits):
     assert all(label_of[chosen.path(index)] == chosen.labels[index] for index in range(len(chosen)))
 
 
-def test_few_shot_beyond_a_class_names_it(digits):
+def test_more_shots_than_a_class_has_images_are_refused(digits):
     with pytest.raises(ValueError, match=r"class '8' has 124; ask for 124 or fewer"):
         few_shot(digits, 125, seed=0)
     with pytest.raises(ValueError, match="give 1 or more"):
@@ -49,7 +49,7 @@ def test_few_shot_beyond_a_class_names_it(digits):
 
 
 @pytest.mark.parametrize(("share", "size"), [(0.01, 12), (0.1, 129), (0.5, 648), (1.0, 1297), (0.0001, 10)])
-def test_fraction_is_balanced_with_one_a_class_at_least(digits, share, size):
+def test_fraction_is_balanced_with_at_least_one_image_per_class(digits, share, size):
     chosen = fraction(digits, share, seed=0)
     assert len(chosen) == size
     assert class_counts(chosen).min() >= 1 and (share == 1 or np.ptp(class_counts(chosen)) <= 1)
@@ -63,7 +63,7 @@ def test_a_share_out_of_range_is_refused(digits, share):
 
 
 @pytest.mark.parametrize(("total", "thirteens"), [(12811, 811), (128116, None)])
-def test_quotas_give_the_sizes_of_simclrs_lists(total, thirteens):
+def test_quotas_equal_the_sizes_of_simclrs_lists(total, thirteens):
     """1percent.txt: 811 classes of 13 and 189 of 12 images; ImageNet-1k's classes have 732 to 1300 images."""
     shares = quotas(np.full(1000, 1281), total)
     assert shares.sum() == total and np.ptp(shares) == 1
@@ -76,12 +76,12 @@ def test_quotas_never_exceed_a_class():
     assert quotas(np.array([5, 5, 5, 5]), 2).tolist() == [0, 1, 0, 1]
 
 
-def test_evenly_covers_the_range():
+def test_evenly_spaced_indices_cover_the_range():
     assert evenly_spaced(10, 10).tolist() == list(range(10))
     assert evenly_spaced(100, 4).tolist() == [12, 37, 62, 87]
 
 
-def test_spread_and_drawn_by_hand():
+def test_balanced_and_stratified_samples_by_hand():
     labels = np.array([0, 1, 0, 1, 0, 1, 0, 1])
     assert balanced_indices(labels, 2, 2).tolist() == [4, 5]
     chosen = stratified_sample(labels, np.array([0, 3]), seed=0)
@@ -122,7 +122,7 @@ def test_a_list_that_cannot_be_read_is_refused(photos, tmp_path):
         from_list(photos, tmp_path / "photo.jpg")
 
 
-def test_a_name_that_two_images_bear_is_refused(tree, tmp_path):
+def test_a_name_of_two_images_is_refused(tree, tmp_path):
     root = tree(tmp_path / "pets", "train/a/1.jpg", "train/b/1.jpg")
     with pytest.raises(ValueError, match=r"more than one image called '1\.jpg'"):
         from_list(open_set(f"folder:{root}", "train"), write(tmp_path / "list.txt", "1.jpg"))

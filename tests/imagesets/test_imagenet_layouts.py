@@ -1,4 +1,4 @@
-"""imagenet:ROOT in every layout that it recognises, from every root that makes sense, and its refusals."""
+"""imagenet:ROOT in every layout that it recognises, from every possible root, and its refusals."""
 
 import numpy as np
 import pytest
@@ -36,7 +36,7 @@ def write_devkit(root):
 
 @pytest.fixture
 def kaggle(tree, tmp_path):
-    """Kaggle's archive, unpacked: ILSVRC/ and beside it the CSV."""
+    """Kaggle's unpacked archive: ILSVRC/ and the CSV beside it."""
     base = tmp_path / "kaggle/ILSVRC/Data/CLS-LOC"
     tree(base, *TRAIN, *(f"val/{name}.JPEG" for name in VAL), "test/ILSVRC2012_test_00000001.JPEG")
     write_solution(tmp_path / "kaggle" / SOLUTION)
@@ -54,7 +54,7 @@ def val_of(root):
     return [image_set.path(index).split("/")[-1] for index in range(len(image_set))], image_set
 
 
-def rejected(root, split="val") -> str:
+def imagenet_refusal(root, split="val") -> str:
     return set_refusal(f"imagenet:{root}", split)
 
 
@@ -83,7 +83,7 @@ def test_flat_val_with_the_devkit(flat, place):
     assert any("ground_truth" in note for note in val.notes)
 
 
-def test_devkit_goes_by_the_number_in_the_name_not_by_position(flat):
+def test_devkit_labels_go_by_the_number_in_the_file_name(flat):
     write_devkit(flat)
     (flat / f"val/{VAL[1]}.JPEG").unlink()
     _, val = val_of(flat)
@@ -91,7 +91,7 @@ def test_devkit_goes_by_the_number_in_the_name_not_by_position(flat):
     assert any("1 of the 6 images" in note for note in val.notes)
 
 
-def test_both_label_files_agree(flat, tmp_path):
+def test_kaggles_csv_and_the_devkit_give_the_same_set(flat, tmp_path):
     write_solution(flat / SOLUTION)
     by_solution = val_of(flat)[1].fingerprint
     (flat / SOLUTION).unlink()
@@ -111,15 +111,15 @@ def test_class_folders_in_both_splits(tree, tmp_path):
     assert val_of(root)[1].labels.tolist() == sorted(VAL_CLASSES)
 
 
-def test_no_labels_says_which_files_to_add(flat):
-    assert SOLUTION in rejected(flat) and "ILSVRC2012_devkit_t12" in rejected(flat)
+def test_a_refusal_without_labels_names_the_files_to_add(flat):
+    assert SOLUTION in imagenet_refusal(flat) and "ILSVRC2012_devkit_t12" in imagenet_refusal(flat)
     assert len(open_set(f"imagenet:{flat}", "train")) == 6
 
 
 def test_an_image_without_a_label_is_named(flat, tree):
     write_solution(flat / SOLUTION)
     tree(flat, "val/cat.JPEG")
-    assert "'cat.JPEG'" in rejected(flat)
+    assert "'cat.JPEG'" in imagenet_refusal(flat)
 
 
 def test_a_class_missing_from_flat_val_is_named(flat):
@@ -127,20 +127,20 @@ def test_a_class_missing_from_flat_val_is_named(flat):
     for name, label in zip(VAL, VAL_CLASSES, strict=True):
         if label == 1:
             (flat / f"val/{name}.JPEG").unlink()
-    assert f"'{WNIDS[1]}' only in train" in rejected(flat)
+    assert f"'{WNIDS[1]}' only in train" in imagenet_refusal(flat)
 
 
 @pytest.mark.parametrize(
-    ("content", "what"),
+    ("content", "message"),
     [
         (b"image,label\n", "does not start"),
         (b"ImageId,PredictionString\nx,\n", "line 2"),
         (b"PK\xff\xfe" * 20, "does not start"),
     ],
 )
-def test_a_damaged_csv_is_refused(flat, content, what):
+def test_a_damaged_csv_is_refused(flat, content, message):
     (flat / SOLUTION).write_bytes(content)
-    assert what in rejected(flat)
+    assert message in imagenet_refusal(flat)
 
 
 @pytest.mark.parametrize("damage", ["meta.mat", "truth", "no meta.mat"])
@@ -153,27 +153,27 @@ def test_a_damaged_devkit_is_refused(flat, damage):
         (data / "meta.mat").write_bytes(b"MATLAB 5.0" * 40)
     else:
         (data / "ILSVRC2012_validation_ground_truth.txt").write_text("1\n99\n")
-    assert "meta.mat" in rejected(flat) and "again" in rejected(flat)
+    assert "meta.mat" in imagenet_refusal(flat) and "again" in imagenet_refusal(flat)
 
 
-def test_other_class_folders_are_sent_to_folder(tree, tmp_path):
-    assert "use folder:PATH" in rejected(tree(tmp_path, "train/cat/1.jpg", "val/cat/1.jpg"))
+def test_other_class_folders_are_refused_with_the_url_to_write(tree, tmp_path):
+    assert "use folder:PATH" in imagenet_refusal(tree(tmp_path, "train/cat/1.jpg", "val/cat/1.jpg"))
 
 
-def test_classes_that_differ_are_named(tree, tmp_path):
+def test_classes_of_one_split_alone_are_refused(tree, tmp_path):
     root = tree(tmp_path, *TRAIN, f"val/{WNIDS[0]}/1.JPEG")
-    assert "only in train" in rejected(root, "train") and "only in train" in rejected(root, "val")
+    assert "only in train" in imagenet_refusal(root, "train") and "only in train" in imagenet_refusal(root, "val")
 
 
-def test_empty_folders(tmp_path):
+def test_empty_folders_are_refused_with_the_archives_to_unpack(tmp_path):
     for split in ("train", "val"):
-        assert f"no {split} folder" in rejected(tmp_path, split)
+        assert f"no {split} folder" in imagenet_refusal(tmp_path, split)
         (tmp_path / split).mkdir()
-    assert "ILSVRC2012_img_train.tar" in rejected(tmp_path, "train")
-    assert "ILSVRC2012_img_val.tar" in rejected(tmp_path, "val")
+    assert "ILSVRC2012_img_train.tar" in imagenet_refusal(tmp_path, "train")
+    assert "ILSVRC2012_img_val.tar" in imagenet_refusal(tmp_path, "val")
 
 
-def test_a_file_that_makes_scipys_reader_crash_is_one_line(flat, monkeypatch):
+def test_a_file_that_crashes_scipys_reader_is_refused(flat, monkeypatch):
     write_devkit(flat)
     monkeypatch.setattr(imagenet, "READ_SYNSETS", "import os; os.abort()")
-    assert "meta.mat makes scipy's reader crash" in rejected(flat)
+    assert "meta.mat makes scipy's reader crash" in imagenet_refusal(flat)

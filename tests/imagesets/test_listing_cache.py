@@ -1,4 +1,4 @@
-"""Kept listings: used again as long as the folders are what they were, noticed to be wrong when they are not."""
+"""Cached listings of folders are used again until the folders change."""
 
 import os
 import shutil
@@ -21,7 +21,7 @@ YEAR_2001 = 1_000_000_000  # seconds
 
 @pytest.fixture
 def pets(tree, tmp_path, monkeypatch):
-    """A tree that last changed long ago, of a size of which listings are kept."""
+    """Class folders that last changed long ago, large enough for their listing to be cached."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "home"))
     monkeypatch.setattr(walk, "MIN_CACHED_IMAGES", 6)
     monkeypatch.setattr(walk, "SETTLING_NS", -1e18)  # the kernel's own time of change cannot be set back
@@ -31,36 +31,36 @@ def pets(tree, tmp_path, monkeypatch):
 
 @pytest.fixture
 def listings(monkeypatch):
-    """Path -> how often a directory was listed."""
-    counted, scandir = Counter(), os.scandir
+    """Path -> number of times that the directory was listed."""
+    counts, scandir = Counter(), os.scandir
 
-    def noted(place):
-        counted[os.readlink(f"/proc/self/fd/{place}") if isinstance(place, int) else str(place)] += 1
+    def counting_scandir(place):
+        counts[os.readlink(f"/proc/self/fd/{place}") if isinstance(place, int) else str(place)] += 1
         return scandir(place)
 
-    monkeypatch.setattr(os, "scandir", noted)
-    return counted
+    monkeypatch.setattr(os, "scandir", counting_scandir)
+    return counts
 
 
-def opened(root) -> ImageSet:
+def open_train(root) -> ImageSet:
     return open_set(f"folder:{root}", "train")
 
 
-def kept() -> list:
+def cached_files() -> list:
     return sorted(walk.listings_folder().glob("*"))
 
 
 def test_a_set_is_listed_once(pets, listings):
-    first = opened(pets)
+    first = open_train(pets)
     assert listings[f"{pets}/train/Bee"] == listings[f"{pets}/train/ant/old"] == 1
-    again = opened(pets)
+    again = open_train(pets)
     assert listings[f"{pets}/train/Bee"] == listings[f"{pets}/train/ant/old"] == 1
     assert [again.path(index) for index in range(7)] == [first.path(index) for index in range(7)]
     assert (again.labels == first.labels).all() and again.fingerprint == first.fingerprint
     assert (again.classes, again.notes) == (first.classes, first.notes)
 
 
-def test_a_run_and_another_process_list_it_once(pets, listings, tmp_path):
+def test_several_runs_list_a_set_once(pets, listings, tmp_path):
     for out in ("one", "other"):
         space = Workspace(cache=tmp_path / out, data=f"folder:{pets}", limit=4)
         open_data("pets", space.data, space)
@@ -69,113 +69,123 @@ def test_a_run_and_another_process_list_it_once(pets, listings, tmp_path):
     assert listings[f"{pets}/train/Bee"] == listings[f"{pets}/train/ant/old"] == 1
 
 
-def add(root) -> None:
+def add_file(root) -> None:
     shutil.copy(root / "train/ant/0.jpg", root / "train/ant/9.jpg")
 
 
-def add_deep(root) -> None:
+def add_file_in_subfolder(root) -> None:
     shutil.copy(root / "train/ant/0.jpg", root / "train/ant/old/9.jpg")
 
 
-def remove(root) -> None:
+def remove_file(root) -> None:
     (root / "train/Bee/1.jpg").unlink()
 
 
-def rename(root) -> None:
+def rename_file(root) -> None:
     (root / "train/Bee/1.jpg").rename(root / "train/Bee/8.jpg")
 
 
-def replace_by_another(root) -> None:
+def replace_file(root) -> None:
     (root / "new").write_bytes((root / "train/Bee/1.jpg").read_bytes() + b"longer")
     os.replace(root / "new", root / "train/Bee/1.jpg")
 
 
-def overwrite(root) -> None:
+def append_to_file(root) -> None:
     with open(root / "train/Bee/1.jpg", "ab") as file:
         file.write(b"longer")
 
 
-def add_a_folder(root) -> None:
+def add_folder(root) -> None:
     shutil.copytree(root / "train/ant/old", root / "train/ant/older")
 
 
-def swap_two_folders(root) -> None:
+def swap_class_folders(root) -> None:
     for source, target in (("Bee", "x"), ("ant", "Bee"), ("x", "ant")):
         (root / "train" / source).rename(root / "train" / target)
 
 
-def change_behind_a_clock_set_back(root) -> None:
+def remove_file_and_restore_folder_time(root) -> None:
     before = os.stat(root / "train/Bee")
-    remove(root)
+    remove_file(root)
     os.utime(root / "train/Bee", ns=(before.st_atime_ns, before.st_mtime_ns))
 
 
-CHANGES = (add, add_deep, remove, rename, replace_by_another, overwrite, add_a_folder, swap_two_folders)
+CHANGES = (
+    add_file,
+    add_file_in_subfolder,
+    remove_file,
+    rename_file,
+    replace_file,
+    append_to_file,
+    add_folder,
+    swap_class_folders,
+    remove_file_and_restore_folder_time,
+)
 
 
-@pytest.mark.parametrize("change", (*CHANGES, change_behind_a_clock_set_back))
+@pytest.mark.parametrize("change", CHANGES)
 def test_changes_are_noticed(pets, change, monkeypatch):
-    before = opened(pets).fingerprint
+    before = open_train(pets).fingerprint
     change(pets)
-    found = opened(pets)
+    changed = open_train(pets)
     monkeypatch.setattr(walk, "MIN_CACHED_IMAGES", 1000)
     shutil.rmtree(walk.listings_folder())
-    assert found.fingerprint == opened(pets).fingerprint != before
+    assert changed.fingerprint == open_train(pets).fingerprint != before
 
 
-def test_a_class_more_is_noticed(pets):
-    opened(pets)
+def test_a_new_class_is_noticed(pets):
+    open_train(pets)
     for split in ("train", "val"):
         shutil.copytree(pets / split / "ant", pets / split / "cow")
-    assert opened(pets).classes == ("Bee", "ant", "cow")
+    assert open_train(pets).classes == ("Bee", "ant", "cow")
 
 
 def test_a_file_overwritten_in_place_is_noticed_when_it_is_read(pets, monkeypatch):
-    monkeypatch.setattr(walk, "SAMPLED_FILES", 1)  # and the others are not asked for
-    opened(pets)
-    overwrite(pets)
-    found = opened(pets)
+    monkeypatch.setattr(walk, "SAMPLED_FILES", 1)  # of which Bee/1.jpg is not one
+    open_train(pets)
+    append_to_file(pets)
+    stale = open_train(pets)
     with pytest.raises(ValueError, match=r"Bee/1.jpg: .* \d+ bytes, then \d+.* run the same command again"):
-        found.subset(np.array([1]), "one").image(0)
-    anew = opened(pets)
-    assert anew.image(1).size and anew.fingerprint != found.fingerprint
+        stale.subset(np.array([1]), "one").image(0)
+    anew = open_train(pets)
+    assert anew.image(1).size and anew.fingerprint != stale.fingerprint
 
 
 def test_a_check_of_all_images_lists_them_anew(pets, listings, monkeypatch):
     monkeypatch.setattr(walk, "SAMPLED_FILES", 1)
-    opened(pets)
-    overwrite(pets)
+    open_train(pets)
+    append_to_file(pets)
     url = f"folder:{pets}"
-    assert check_image_set(url, "train", read_all=False).splits[0].image_set.fingerprint == opened(pets).fingerprint
+    assert check_image_set(url, "train", read_all=False).splits[0].image_set.fingerprint == open_train(pets).fingerprint
     assert listings[f"{pets}/train/Bee"] == 1
     report = check_image_set(url, "train")
-    assert report.ok and report.splits[0].image_set.fingerprint == opened(pets).fingerprint
+    assert report.ok and report.splits[0].image_set.fingerprint == open_train(pets).fingerprint
     assert listings[f"{pets}/train/Bee"] == 2 and "no problems found" in render(report)
     assert listings[f"{pets}/train/Bee"] == 3  # once more to count the files that are no images
 
 
-def damage(path) -> None:
+def overwrite_middle(path) -> None:
     content = path.read_bytes()
     half = len(content) // 2
-    path.write_bytes(content[:half] + bytes(200) + content[half + 200 :])  # longer than what no checksum covers
+    path.write_bytes(content[:half] + bytes(200) + content[half + 200 :])  # more than the bytes that no checksum covers
 
 
-def cut(path) -> None:
+def truncate(path) -> None:
     path.write_bytes(path.read_bytes()[:-100])
 
 
-def put_pickle(path) -> None:
+def write_pickled_arrays(path) -> None:
     with np.load(path) as arrays:
         names = arrays.files
     with open(path, "wb") as file:
         np.savez(file, **dict.fromkeys(names, np.array([Exploding()], object)))
 
 
-def put_other_arrays(path) -> None:
+def write_arrays_of_unequal_length(path) -> None:
     with np.load(path) as arrays:
-        found = dict(arrays) | {"sizes": arrays["sizes"][:-1]}
+        spoilt = dict(arrays) | {"sizes": arrays["sizes"][:-1]}
     with open(path, "wb") as file:
-        np.savez(file, **found)
+        np.savez(file, **spoilt)
 
 
 class Exploding:
@@ -183,78 +193,85 @@ class Exploding:
         return os._exit, (1,)
 
 
-@pytest.mark.parametrize("spoil", (damage, cut, put_pickle, put_other_arrays, lambda path: path.write_bytes(b"")))
-def test_a_spoilt_file_is_made_again(pets, spoil, listings):
-    first = opened(pets)
-    (path,) = kept()
-    sound = path.read_bytes()
-    spoil(path)
-    assert opened(pets).fingerprint == first.fingerprint
-    assert kept() == [path] and len(path.read_bytes()) == len(sound)
+@pytest.mark.parametrize(
+    "damage",
+    (
+        overwrite_middle,
+        truncate,
+        write_pickled_arrays,
+        write_arrays_of_unequal_length,
+        lambda path: path.write_bytes(b""),
+    ),
+)
+def test_a_damaged_listing_is_replaced(pets, damage, listings):
+    first = open_train(pets)
+    (path,) = cached_files()
+    content = path.read_bytes()
+    damage(path)
+    assert open_train(pets).fingerprint == first.fingerprint
+    assert cached_files() == [path] and len(path.read_bytes()) == len(content)
     assert listings[f"{pets}/train/Bee"] == 2
 
 
-def test_what_changed_just_now_is_not_kept(pets, monkeypatch):
+def test_the_listing_of_folders_that_just_changed_is_not_cached(pets, monkeypatch):
     monkeypatch.setattr(walk, "SETTLING_NS", 1e18)
-    assert len(opened(pets)) == 7 and not kept()
+    assert len(open_train(pets)) == 7 and not cached_files()
 
 
-def test_a_small_set_is_not_kept(pets, monkeypatch):
+def test_the_listing_of_a_small_set_is_not_cached(pets, monkeypatch):
     monkeypatch.setattr(walk, "MIN_CACHED_IMAGES", 8)
-    assert len(opened(pets)) == 7 and not kept()
+    assert len(open_train(pets)) == 7 and not cached_files()
 
 
-def test_a_cache_that_cannot_be_written_is_done_without(pets, tmp_path):
+def test_sets_open_without_a_writable_cache(pets, tmp_path):
     (tmp_path / "home").write_text("a file, where a folder should be")
-    assert len(opened(pets)) == len(opened(pets)) == 7
+    assert len(open_train(pets)) == len(open_train(pets)) == 7
 
 
-def test_the_newest_are_kept(pets, monkeypatch):
+def test_the_newest_listings_are_kept(pets, monkeypatch):
     monkeypatch.setattr(walk, "MAX_CACHE_FILES", 2)
     for name in ("one", "two", "three"):
         shutil.copytree(pets, pets.parent / name)
-        opened(pets.parent / name)
-        for path in kept():
+        open_train(pets.parent / name)
+        for path in cached_files():
             os.utime(path, (YEAR_2001, os.stat(path).st_mtime - 10))
-    assert len(kept()) == 2
-    before = kept()
-    opened(pets.parent / "three"), opened(pets.parent / "two")
-    assert kept() == before
+    assert len(cached_files()) == 2
+    before = cached_files()
+    open_train(pets.parent / "three"), open_train(pets.parent / "two")
+    assert cached_files() == before
 
 
-def test_many_at_once_write_whole_files(pets):
+def test_concurrent_writers_leave_one_complete_listing(pets):
     with ThreadPoolExecutor(8) as pool:
-        found = list(pool.map(lambda _: opened(pets).fingerprint, range(32)))
-    assert len(set(found)) == 1 and len(kept()) == 1
-    assert opened(pets).fingerprint == found[0]
+        fingerprints = list(pool.map(lambda _: open_train(pets).fingerprint, range(32)))
+    assert len(set(fingerprints)) == 1 and len(cached_files()) == 1
+    assert open_train(pets).fingerprint == fingerprints[0]
 
 
-def test_odd_names_survive(pets, tree):
+def test_names_that_are_not_text_and_broken_links_are_cached(pets, tree):
     (pets / "train/ant" / os.fsdecode(b"gr\xfc\xdfe.JPG")).write_bytes(b"x")
     (pets / "train/ant/broken.png").symlink_to("nowhere")
-    first, again = opened(pets), opened(pets)
+    first, again = open_train(pets), open_train(pets)
     assert [again.path(index) for index in range(len(again))] == [first.path(index) for index in range(len(first))]
     assert again.images.sizes.tolist() == first.images.sizes.tolist() and -1 in again.images.sizes
     assert again.fingerprint == first.fingerprint == replace(first, images=again.images).fingerprint
 
 
 @pytest.mark.parametrize("scheme", ("images", "imagenet"))
-def test_images_side_by_side_are_kept_too(scheme, pets, listings, tree):
+def test_flat_folders_are_cached_too(scheme, pets, listings, tree):
     flat = pets / "val/flat" if scheme == "images" else pets / "other/val"
     tree(flat, *(f"ILSVRC2012_val_{number:08d}.JPEG" for number in range(1, 9)))
     rows = [f"ILSVRC2012_val_{number:08d},n0000000{number % 2} 1 2 3 4" for number in range(1, 9)]
     (flat.parent / "LOC_val_solution.csv").write_text("\n".join(["ImageId,PredictionString", *rows]))
     url, split = (f"images:{flat}", "train") if scheme == "images" else (f"imagenet:{flat.parent}", "val")
     first, again = open_set(url, split), open_set(url, split)
-    assert (
-        first.fingerprint == again.fingerprint
-        and first.path(7) == again.path(7) == f"{flat}/ILSVRC2012_val_00000008.JPEG"
-    )
-    assert kept() and again.image(3).size
+    assert first.fingerprint == again.fingerprint
+    assert first.path(7) == again.path(7) == f"{flat}/ILSVRC2012_val_00000008.JPEG"
+    assert cached_files() and again.image(3).size
 
 
-def other_pixels(path) -> None:
-    """Other bytes of the same number, and a later time of modification."""
+def reverse_content(path) -> None:
+    """Write other bytes of the same number, at a later time of modification."""
     data = path.read_bytes()
     with open(path, "r+b") as file:
         file.write(data[::-1])
@@ -262,17 +279,17 @@ def other_pixels(path) -> None:
 
 
 def test_a_file_overwritten_by_one_of_its_size_is_noticed(pets, monkeypatch):
-    before = opened(pets)
+    before = open_train(pets)
     path = pets / "train/Bee/1.jpg"
-    other_pixels(path)
-    assert opened(pets).contents != before.contents and opened(pets).fingerprint == before.fingerprint
-    monkeypatch.setattr(walk, "SAMPLED_FILES", 1)  # and it is not among them
-    before = opened(pets)
-    other_pixels(path)
-    assert opened(pets).contents == before.contents
+    reverse_content(path)
+    assert open_train(pets).contents != before.contents and open_train(pets).fingerprint == before.fingerprint
+    monkeypatch.setattr(walk, "SAMPLED_FILES", 1)  # of which Bee/1.jpg is not one
+    before = open_train(pets)
+    reverse_content(path)
+    assert open_train(pets).contents == before.contents
     with pytest.raises(ValueError, match=r"Bee/1.jpg: .* run the same command again"):
-        opened(pets).image(1)
-    other_pixels(path)
-    opened(pets)
-    other_pixels(path)
+        open_train(pets).image(1)
+    reverse_content(path)
+    open_train(pets)
+    reverse_content(path)
     assert open_uncached(f"folder:{pets}", "train").contents != before.contents

@@ -1,4 +1,4 @@
-"""Grey of more than 8 bits reads as the same picture of 8, pixels without a white stop, all modes are documented."""
+"""Images of more than 8 bits are read as their 8-bit version, or refused if no white value is defined."""
 
 from pathlib import Path
 
@@ -15,49 +15,49 @@ from imagesets.transforms import EvalTransform
 DOCUMENTED = Path(__file__).parents[2] / "docs" / "images.md"
 
 
-def folder(tmp_path: Path, content: bytes, copies: int = 1) -> str:
+def write_folder(tmp_path: Path, content: bytes, copies: int = 1) -> str:
     for split in ("train", "val"):
         for name in ("ant", "bee"):
-            place = tmp_path / split / name
-            place.mkdir(parents=True)
+            path = tmp_path / split / name
+            path.mkdir(parents=True)
             for number in range(copies):
-                (place / f"{number}.png").write_bytes(content)  # Pillow goes by the content
+                (path / f"{number}.png").write_bytes(content)  # Pillow goes by the content
     return f"folder:{tmp_path}"
 
 
 @pytest.mark.parametrize("name", [*SCALED, *BY_HEADER])
-def test_grey_of_more_bits_is_the_picture_of_eight(name, tmp_path):
+def test_grey_of_more_bits_equals_its_8_bit_version(name, tmp_path):
     content = (SCALED | BY_HEADER)[name]
-    found = np.asarray(decode_rgb(content, name))
+    pixels = np.asarray(decode_rgb(content, name))
     # Pillow rounds 12 bits of a PGM to 16 before the lower 8 are cut off.
-    assert np.abs(found.astype(int) - GREY[:, :, None]).max() <= (name in BY_HEADER)
-    image_set = open_set(folder(tmp_path, content), "val")
+    assert np.abs(pixels.astype(int) - GREY[:, :, None]).max() <= (name in BY_HEADER)
+    image_set = open_set(write_folder(tmp_path, content), "val")
     exact, fast = (EvalTransform(size=12, crop=1.0, decode=decode)(image_set, 0) for decode in ("exact", "fast"))
-    assert np.array_equal(exact, fast) and np.array_equal(exact, found[:, 2:14].transpose(2, 0, 1))
+    assert np.array_equal(exact, fast) and np.array_equal(exact, pixels[:, 2:14].transpose(2, 0, 1))
 
 
 @pytest.mark.parametrize("decode", ["exact", "fast"])
 @pytest.mark.parametrize("name", WITHOUT_WHITE)
-def test_pixels_without_a_white_stop_with_the_file_and_the_fix(name, decode, tmp_path):
-    image_set = open_set(folder(tmp_path, WITHOUT_WHITE[name]), "train")
+def test_pixels_without_a_white_value_are_refused_with_a_fix(name, decode, tmp_path):
+    image_set = open_set(write_folder(tmp_path, WITHOUT_WHITE[name]), "train")
     with pytest.raises(UnreadableImage, match=r"save it as 8-bit PNG, scaled to 0\.\.255\); replace the file") as error:
         EvalTransform(size=8, crop=1.0, decode=decode)(image_set, 1)
     assert str(error.value).startswith(f"{tmp_path}/train/bee/0.png: ") and "\n" not in str(error.value)
 
 
 @pytest.mark.parametrize("mode", Image.MODES)
-def test_every_mode_of_pillow_is_converted_or_refused(mode):
+def test_every_mode_of_pillow_is_documented_and_converted_or_refused(mode):
     image = Image.new(mode, (4, 4))
     assert f"`{mode}`" in DOCUMENTED.read_text()
     if mode in EIGHT_BIT_MODES:
         assert as_rgb(image).tobytes() == image.convert("RGB").tobytes()
-    else:  # from no file, so that no format says what is white
+    else:  # not from a file whose format would define white
         with pytest.raises(ValueError, match=f"Pillow's mode {mode}: nothing says which value is white"):
             as_rgb(image)
 
 
-def test_a_check_says_what_is_read_of_more_bits(tmp_path):
-    report = check_image_set(folder(tmp_path, SCALED["png"]), workers=1)
+def test_a_check_notes_that_the_upper_8_of_16_bits_are_read(tmp_path):
+    report = check_image_set(write_folder(tmp_path, SCALED["png"]), workers=1)
     assert "note: 2 images of 16-bit grey, of which the upper 8 bits are read" in render(report)
     assert not any("16-bit" in problem for problem in report.problems)
 
@@ -65,13 +65,15 @@ def test_a_check_says_what_is_read_of_more_bits(tmp_path):
 def test_a_check_finds_12_bits_in_files_of_16(tmp_path):
     low = Image.fromarray((GREY.astype(np.uint16) << 4) + 15)
     low.save(tmp_path / "low.png")
-    report = check_image_set(folder(tmp_path / "set", (tmp_path / "low.png").read_bytes()), workers=1)
-    found = [problem for problem in report.problems if "16-bit grey" in problem]
-    assert len(found) == 2 and found[0].startswith("none of the 2 images of 16-bit grey in train reaches a quarter")
-    assert "scale them up to 16" in found[0] and not report.ok
+    report = check_image_set(write_folder(tmp_path / "set", (tmp_path / "low.png").read_bytes()), workers=1)
+    problems = [problem for problem in report.problems if "16-bit grey" in problem]
+    assert len(problems) == 2 and problems[0].startswith(
+        "none of the 2 images of 16-bit grey in train reaches a quarter"
+    )
+    assert "scale them up to 16" in problems[0] and not report.ok
 
 
-def test_a_check_lists_pixels_without_a_white(tmp_path):
-    report = check_image_set(folder(tmp_path, WITHOUT_WHITE["float.tif"]), workers=1)
+def test_a_check_lists_images_without_a_white_value(tmp_path):
+    report = check_image_set(write_folder(tmp_path, WITHOUT_WHITE["float.tif"]), workers=1)
     assert [len(split.unreadable) for split in report.splits] == [2, 2]
     assert "floating-point pixels, Pillow's mode F" in render(report)

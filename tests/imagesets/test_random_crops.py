@@ -1,4 +1,4 @@
-"""The random resized crop: windows, pixels and draws of torchvision and timm, to the bit, and MAE's rule."""
+"""The random resized crop equals torchvision's and timm's in windows, pixels and draws; MAE's rule; fast decoding."""
 
 import random
 from dataclasses import replace
@@ -34,31 +34,29 @@ def seed(number: int) -> None:
     random.seed(number)
 
 
+def assert_same_crops(ours, theirs, draw) -> None:
+    """Equal pixels, and equal states of the generator afterwards: `draw` gives its next number."""
+    for number, image in enumerate(picture(*size) for size in SIZES * 8):
+        seed(number)
+        pixels, next_draw = np.asarray(ours(image)), draw()
+        seed(number)
+        assert np.array_equal(pixels, np.asarray(theirs(image))) and next_draw == draw(), image.size
+
+
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("scale", SCALES)
-def test_torchvisions_pixels_and_draws(scale, mode):
-    """And the generator stands where torchvision leaves it."""
+def test_pixels_and_draws_equal_torchvisions(scale, mode):
     ours = RandomResizedCrop(size=24, scale=scale, interpolation=mode, draws=TorchDraws())
     theirs = transforms.RandomResizedCrop(24, scale=scale, interpolation=MODES[mode], antialias=True)
-    for number, image in enumerate(picture(*size) for size in SIZES * 8):
-        found = []
-        for crop in (ours, theirs):
-            seed(number)
-            found.append((np.asarray(crop(image)), torch.rand(1).item()))
-        assert np.array_equal(found[0][0], found[1][0]) and found[0][1] == found[1][1], image.size
+    assert_same_crops(ours, theirs, lambda: torch.rand(1).item())
 
 
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("scale", SCALES)
-def test_timms_pixels_and_draws(scale, mode):
+def test_pixels_and_draws_equal_timms(scale, mode):
     ours = RandomResizedCrop(size=24, scale=scale, interpolation=mode, draws=PythonDraws())
     theirs = RandomResizedCropAndInterpolation(24, scale=scale, interpolation=mode)
-    for number, image in enumerate(picture(*size) for size in SIZES * 8):
-        found = []
-        for crop in (ours, theirs):
-            seed(number)
-            found.append((np.asarray(crop(image)), random.random()))
-        assert np.array_equal(found[0][0], found[1][0]) and found[0][1] == found[1][1], image.size
+    assert_same_crops(ours, theirs, random.random)
 
 
 def crop_of(rule: str, number: int) -> RandomResizedCrop:
@@ -72,26 +70,26 @@ def windows(rule: str, width: int, height: int, count: int = 2000) -> np.ndarray
 
 
 @pytest.mark.parametrize(("width", "height"), [(500, 375), (40, 300), (8, 8)])
-def test_windows_of_maes_rule_lie_inside(width, height):
+def test_windows_of_maes_rule_lie_inside_the_image(width, height):
     left, top, right, bottom = windows("mae", width, height, 500).T
     assert left.min() >= 0 and top.min() >= 0 and right.max() <= width and bottom.max() <= height
     assert (right > left).all() and (bottom > top).all()
 
 
-def test_own_draws_are_distributed_as_torchvisions():
+def test_draws_of_a_generator_are_distributed_as_torchvisions():
     ours = windows("torchvision", 500, 375)
     torch.manual_seed(0)
     image = Image.new("RGB", (500, 375))
     theirs = np.array([transforms.RandomResizedCrop.get_params(image, AREA, RATIO) for _ in range(len(ours))])
-    wide, high = (ours[:, 2:] - ours[:, :2]).T
+    width, height = (ours[:, 2:] - ours[:, :2]).T
     left, top = ours[:, :2].T
-    for mine, other in zip((top, left, high, wide), theirs.T, strict=True):
-        error = np.sqrt((mine.var() + other.var()) / len(mine))
-        assert abs(mine.mean() - other.mean()) < 4 * error
-        assert mine.std() == pytest.approx(other.std(), rel=0.1)
+    for our_values, their_values in zip((top, left, height, width), theirs.T, strict=True):
+        error = np.sqrt((our_values.var() + their_values.var()) / len(our_values))
+        assert abs(our_values.mean() - their_values.mean()) < 4 * error
+        assert our_values.std() == pytest.approx(their_values.std(), rel=0.1)
 
 
-def test_no_window_of_an_allowed_ratio_fits():
+def test_the_fallback_where_no_window_of_an_allowed_ratio_fits():
     """torchvision then takes the largest central one, MAE one that is cut off at the image's border."""
     assert crop_of("torchvision", 0).window(3, 400) == (0, 198, 3, 202)
     assert crop_of("torchvision", 0).window(400, 3) == (198, 0, 202, 3)
@@ -99,7 +97,7 @@ def test_no_window_of_an_allowed_ratio_fits():
     assert (right - left == 3).all() and (bottom - top > 4).all()
 
 
-# Recorded of the linear probes' crops when they had an implementation of their own.
+# Recorded when the linear probes had a separate implementation of these crops.
 RECORDED = {
     "torchvision": [(3, 5, 39, 34), (1, 0, 36, 33), (5, 133, 40, 164), (1, 269, 38, 297)],
     "mae": [(0, 184, 40, 240), (0, 27, 40, 75), (5, 133, 40, 164), (0, 26, 40, 82)],
@@ -107,24 +105,29 @@ RECORDED = {
 
 
 @pytest.mark.parametrize("rule", RECORDED)
-def test_a_linear_probe_sees_the_windows_that_it_always_saw(rule):
+def test_windows_of_linear_probes_equal_the_recorded_ones(rule):
     assert [crop_of(rule, number).window(40, 300) for number in range(4)] == RECORDED[rule]
 
 
-def test_a_scale_that_is_none_is_refused():
+def test_a_reversed_scale_is_refused():
     with pytest.raises(ValueError, match=r"scale=\(0\.5, 0\.2\)"):
         RandomResizedCrop(size=8, scale=(0.5, 0.2), interpolation="bilinear", draws=TorchDraws())
 
 
 @pytest.mark.parametrize("mode", ["RGB", "L", "CMYK"])
 @pytest.mark.parametrize(("size", "shrink"), [((200, 160), 1), (100, 2), (24, 8)])
-def test_fast_crops_show_the_exact_windows(tmp_path, encode, mode, size, shrink, monkeypatch):
-    """At full size within torchvision's rounding; from a smaller decoded JPEG within what its DCT leaves out."""
+def test_fast_crops_show_the_same_windows_as_exact_ones(tmp_path, encode, mode, size, shrink, monkeypatch):
+    """Within torchvision's rounding at full size; within the error of the DCT for a JPEG decoded at a smaller size."""
     (tmp_path / "train/ant").mkdir(parents=True)
     file = tmp_path / "train/ant/a.jpg"
     file.write_bytes(encode(mode=mode, width=400, height=300, quality=95))
     images, shrinks = open_set(f"folder:{tmp_path}", "train"), []
-    monkeypatch.setattr(imagesets.transforms, "decode_rgb", lambda *by: (shrinks.extend(by[2:]), decode_rgb(*by))[1])
+
+    def noting_decode(data, path, *shrink):
+        shrinks.extend(shrink)
+        return decode_rgb(data, path, *shrink)
+
+    monkeypatch.setattr(imagesets.transforms, "decode_rgb", noting_decode)
     for number in range(8):
         exact, fast = (
             RandomResizedCrop(
@@ -141,24 +144,26 @@ def test_fast_crops_show_the_exact_windows(tmp_path, encode, mode, size, shrink,
 
 
 @pytest.mark.parametrize("mode", ["RGB", "L", "CMYK"])
-def test_every_transform_takes_a_photo_that_is_decoded_fast(tmp_path, encode, mode, monkeypatch):
-    """Decoded once, and by a random crop's own way where it comes first."""
+def test_every_transform_accepts_a_photo_that_is_decoded_fast(tmp_path, encode, mode, monkeypatch):
+    """It is decoded once; a random crop that comes first uses its own fast path."""
     (tmp_path / "train/ant").mkdir(parents=True)
     (tmp_path / "train/ant/a.jpg").write_bytes(encode(mode=mode, width=60, height=45, quality=95))
-    photo, decoded, by_pillow = Photo(open_set(f"folder:{tmp_path}", "train"), 0), [], Image.Image.resize
+    photo, decoded, pillow_resize = Photo(open_set(f"folder:{tmp_path}", "train"), 0), [], Image.Image.resize
     monkeypatch.setattr("imagesets.transforms.decode_fast", lambda *file: (decoded.append(file), decode_fast(*file))[1])
     image, exact = photo.pil_image("fast"), photo.pil_image("exact")
     assert (image.mode, image.size, decoded) == ("RGB", (60, 45), [])
     resized = []
-    monkeypatch.setattr(Image.Image, "resize", lambda *given: (resized.append(given), by_pillow(*given))[1])
+    monkeypatch.setattr(
+        Image.Image, "resize", lambda *arguments: (resized.append(arguments), pillow_resize(*arguments))[1]
+    )
     crop = RandomResizedCrop(size=40, interpolation="bicubic", draws=GeneratorDraws(RandomState(0)))
     assert torch.equal(pil_to_tensor(crop(image)), replace(crop, draws=GeneratorDraws(RandomState(0))).crop_fast(photo))
     assert not resized
     for transform in (
         *(transforms.Resize(20), transforms.RandomCrop(30, padding=2), transforms.ColorJitter(0.4, 0.4, 0.2, 0.1)),
-        *(transforms.ToTensor(), ImageOps.flip, Image.Image.copy, lambda given: given.filter(ImageFilter.BLUR)),
-        lambda given: given.crop((3, 4, 50, 40)),
+        *(transforms.ToTensor(), ImageOps.flip, Image.Image.copy, lambda image: image.filter(ImageFilter.BLUR)),
+        lambda image: image.crop((3, 4, 50, 40)),
     ):
-        ours, theirs = ((seed(0), np.asarray(transform(given)))[1] for given in (image, exact))
+        ours, theirs = ((seed(0), np.asarray(transform(version)))[1] for version in (image, exact))
         assert np.array_equal(ours, theirs)
     assert len(decoded) == 1

@@ -1,4 +1,4 @@
-"""Sets inside larger files: parquet:, wds: and hf: give the fingerprint, subsets, pixels and errors of a folder."""
+"""Sets in larger files: parquet:, wds: and hf: give the fingerprint, subsets, pixels and errors of a folder."""
 
 import io
 import json
@@ -33,27 +33,27 @@ def own_cache(monkeypatch, tmp_path):
 
 @pytest.fixture
 def folder(tree, tmp_path) -> Path:
-    """Three classes, four and two images each."""
+    """Three classes of four images in train and two in val."""
     names = [
         f"{split}/{name}/{name}-{n}.jpg" for split, count in SPLITS.items() for name in CLASSES for n in range(count)
     ]
     return tree(tmp_path / "folder", *names)
 
 
-def rows(folder: Path, split: str) -> list[tuple[str, int, bytes]]:
-    """Name, label and bytes of each image, shuffled."""
+def shuffled_images(folder: Path, split: str) -> list[tuple[str, int, bytes]]:
+    """Name, label and bytes of each image, in random order."""
     paths = sorted((folder / split).glob("*/*.jpg"))
     order = np.random.RandomState(0).permutation(len(paths))
-    return [(paths[at].name, CLASSES.index(paths[at].parent.name), paths[at].read_bytes()) for at in order]
+    return [(paths[index].name, CLASSES.index(paths[index].parent.name), paths[index].read_bytes()) for index in order]
 
 
 def as_parquet(folder: Path, root: Path, names: bool = True, texts: bool = False, group: int = 3, **options) -> Path:
     root.mkdir()
     for split, word in (("train", "train"), ("val", "validation")):
-        found = rows(folder, split)
-        images = pa.array([{"bytes": data, "path": f"somewhere/{name}"} for name, _, data in found])
-        labels = pa.array([CLASSES[label] if texts else label for _, label, _ in found])
-        table = pa.table({"image": images, "label": labels})
+        images = shuffled_images(folder, split)
+        files = [{"bytes": data, "path": f"somewhere/{name}"} for name, _, data in images]
+        labels = [CLASSES[label] if texts else label for _, label, _ in images]
+        table = pa.table({"image": files, "label": labels})
         feature = {
             "info": {
                 "features": {"image": {"_type": "Image"}, "label": {"_type": "ClassLabel", "names": list(CLASSES)}}
@@ -61,7 +61,7 @@ def as_parquet(folder: Path, root: Path, names: bool = True, texts: bool = False
         }
         if names:
             table = table.replace_schema_metadata({b"huggingface": json.dumps(feature).encode()})
-        half = len(found) // 2
+        half = len(images) // 2
         for number, part in enumerate((table[:half], table[half:])):
             pq.write_table(part, root / f"{word}-{number:05d}-of-00002.parquet", row_group_size=group, **options)
     return root
@@ -70,10 +70,10 @@ def as_parquet(folder: Path, root: Path, names: bool = True, texts: bool = False
 def as_shards(folder: Path, root: Path, names: bool = True, kind: str = "cls") -> Path:
     root.mkdir()
     for split in SPLITS:
-        found = rows(folder, split)
+        images = shuffled_images(folder, split)
         for number in range(2):
             with tarfile.open(root / f"set-{split}-{number:04d}.tar", "w") as archive:
-                for name, label, data in found[number::2]:
+                for name, label, data in images[number::2]:
                     key = name.removesuffix(".jpg")
                     text = str(label) if kind == "cls" else json.dumps({"label": label, "caption": "x"})
                     for part, content in ((f"{key}.{kind}", text.encode()), (name, data)):
@@ -90,10 +90,10 @@ def as_arrow(folder: Path, root: Path) -> Path:
     features = datasets.Features({"image": datasets.Image(), "label": datasets.ClassLabel(names=list(CLASSES))})
     parts = {}
     for split, word in (("train", "train"), ("val", "validation")):
-        found = rows(folder, split)
+        images = shuffled_images(folder, split)
         columns = {
-            "image": [{"bytes": data, "path": name} for name, _, data in found],
-            "label": [row[1] for row in found],
+            "image": [{"bytes": data, "path": name} for name, _, data in images],
+            "label": [label for _, label, _ in images],
         }
         parts[word] = datasets.Dataset.from_dict(columns, features=features)
     datasets.disable_progress_bars()
@@ -106,50 +106,50 @@ FORMS = {"parquet": as_parquet, "wds": as_shards, "hf": as_arrow}
 
 @pytest.mark.parametrize("split", SPLITS)
 @pytest.mark.parametrize("form", FORMS)
-def test_a_set_is_the_same_in_all_forms(form, split, folder, tmp_path):
+def test_a_set_equals_its_folder_in_all_forms(form, split, folder, tmp_path):
     root = FORMS[form](folder, tmp_path / form)
-    wanted, found = open_set(f"folder:{folder}", split), open_set(f"{form}:{root}", split)
+    expected, image_set = open_set(f"folder:{folder}", split), open_set(f"{form}:{root}", split)
     for _ in range(2):
-        assert found.fingerprint == wanted.fingerprint and found.classes == wanted.classes == CLASSES
-        assert np.array_equal(found.labels, wanted.labels) and len(found) == 3 * SPLITS[split]
+        assert image_set.fingerprint == expected.fingerprint and image_set.classes == expected.classes == CLASSES
+        assert np.array_equal(image_set.labels, expected.labels) and len(image_set) == 3 * SPLITS[split]
         for index in (5, 0, 3):
-            assert found.encoded(index) == wanted.encoded(index)
-            assert np.array_equal(np.asarray(found.image(index)), np.asarray(wanted.image(index)))
-            assert found.path(index).endswith(wanted.images.names[index])
-        some = [each.limited(4) for each in (found, wanted)]
-        assert some[0].fingerprint == some[1].fingerprint and some[0].encoded(3) == some[1].encoded(3)
-        found = pickle.loads(pickle.dumps(open_set(f"{form}:{root}", split)))  # from the index, in a loader process
+            assert image_set.encoded(index) == expected.encoded(index)
+            assert np.array_equal(np.asarray(image_set.image(index)), np.asarray(expected.image(index)))
+            assert image_set.path(index).endswith(expected.images.names[index])
+        limited, expected_limited = image_set.limited(4), expected.limited(4)
+        assert limited.fingerprint == expected_limited.fingerprint and limited.encoded(3) == expected_limited.encoded(3)
+        image_set = pickle.loads(pickle.dumps(open_set(f"{form}:{root}", split)))  # from the index, in a loader process
 
 
-def test_as_many_row_groups_are_kept_as_memory_allows(folder, tmp_path, monkeypatch):
+def test_row_groups_are_cached_within_a_memory_limit(folder, tmp_path, monkeypatch):
     url = f"parquet:{as_parquet(folder, tmp_path / 'tables')}"
-    for allowed, groups in ((1 << 20, 4), (0, 1)):
-        monkeypatch.setattr(parquet, "CACHED_BYTES", allowed)
-        found = open_set(url, "train")
-        wanted = [open_set(f"folder:{folder}", "train").encoded(index) for index in range(len(found))]
-        assert [found.encoded(index) for index in range(len(found))] == wanted
-        assert len(found.images.store.cache.groups) == groups
+    for limit, groups in ((1 << 20, 4), (0, 1)):
+        monkeypatch.setattr(parquet, "CACHED_BYTES", limit)
+        image_set = open_set(url, "train")
+        expected = [open_set(f"folder:{folder}", "train").encoded(index) for index in range(len(image_set))]
+        assert [image_set.encoded(index) for index in range(len(image_set))] == expected
+        assert len(image_set.images.store.cache.groups) == groups
 
 
 @pytest.mark.parametrize(("form", "shards", "size"), [("wds", 2, 6), ("parquet", 4, 3)])
-def test_shards_are_stretches_of_files(form, shards, size, folder, tmp_path):
-    """One file, or one row group, each: its images are in its stretch, and no two stretches overlap."""
-    plain = {"compression": "none"} if form == "parquet" else {}
-    found = open_set(f"{form}:{FORMS[form](folder, tmp_path / form, **plain)}", "train")
-    images = found.images
+def test_shards_are_byte_ranges_of_files(form, shards, size, folder, tmp_path):
+    """A shard is one file or one row group: its images lie in its range, and no two ranges overlap."""
+    options = {"compression": "none"} if form == "parquet" else {}
+    image_set = open_set(f"{form}:{FORMS[form](folder, tmp_path / form, **options)}", "train")
+    images = image_set.images
     assert [len(shard) for shard in images.shards] == [size] * shards
     assert sorted(np.concatenate(images.shards)) == list(range(12))
-    stretches = [images.store.span(images.store_indices[shard]) for shard in images.shards]
-    assert all(first[0] != second[0] or first[2] <= second[1] for first, second in pairwise(stretches))
-    for shard, (path, start, end) in zip(images.shards, stretches, strict=True):
-        held = Path(path).read_bytes()[start:end]
-        assert all(found.encoded(index) in held for index in shard) and end <= os.path.getsize(path)
-    part = found.subset(np.array([7, 2, 11]), "part").images
+    ranges = [images.store.span(images.store_indices[shard]) for shard in images.shards]
+    assert all(first[0] != second[0] or first[2] <= second[1] for first, second in pairwise(ranges))
+    for shard, (path, start, end) in zip(images.shards, ranges, strict=True):
+        content = Path(path).read_bytes()[start:end]
+        assert all(image_set.encoded(index) in content for index in shard) and end <= os.path.getsize(path)
+    part = image_set.subset(np.array([7, 2, 11]), "part").images
     assert {len(shard) for shard in part.shards} <= {1, 2} and sorted(np.concatenate(part.shards)) == [0, 1, 2]
 
 
-def test_row_groups_of_a_window_are_decompressed_once(folder, tmp_path, monkeypatch):
-    """Images of three row groups in turn, where memory is for one group; after pickling for a loader process, too."""
+def test_row_groups_of_a_shuffle_window_are_decompressed_once(folder, tmp_path, monkeypatch):
+    """Images of three row groups in turn with room for one group, also after pickling for a loader process."""
     plain = open_set(f"parquet:{as_parquet(folder, tmp_path / 'tables')}", "train")
     windows = with_shuffle_window(plain, 3)
     decompressed, decompress = [], ParquetStore._decompress
@@ -163,13 +163,13 @@ def test_row_groups_of_a_window_are_decompressed_once(folder, tmp_path, monkeypa
         assert len(decompressed) == times
 
 
-def test_parquet_files_that_load_dataset_reads(folder, tmp_path):
+def test_hf_reads_parquet_files_as_load_dataset_does(folder, tmp_path):
     pytest.importorskip("datasets")
     root = as_parquet(folder, tmp_path / "tables")
     assert open_set(f"hf:{root}", "val").fingerprint == open_set(f"folder:{folder}", "val").fingerprint
 
 
-def test_labels_as_texts_and_as_bare_numbers(folder, tmp_path):
+def test_labels_may_be_texts_or_numbers_without_names(folder, tmp_path):
     texts = open_set(f"parquet:{as_parquet(folder, tmp_path / 'texts', names=False, texts=True)}", "val")
     assert texts.fingerprint == open_set(f"folder:{folder}", "val").fingerprint
     bare = open_set(f"parquet:{as_parquet(folder, tmp_path / 'bare', names=False)}", "val")
@@ -182,31 +182,35 @@ def test_images_without_labels_are_for_pretraining_alone(folder, tmp_path):
     root = tmp_path / "bare"
     root.mkdir()
     for split in SPLITS:
-        pq.write_table(pa.table({"image": [data for _, _, data in rows(folder, split)]}), root / f"{split}.parquet")
-    found = open_set(f"parquet:{root}", "train")
-    assert found.classes == () and set(found.labels) == {-1} and found.image(3).mode == "RGB"
+        pq.write_table(
+            pa.table({"image": [data for _, _, data in shuffled_images(folder, split)]}), root / f"{split}.parquet"
+        )
+    image_set = open_set(f"parquet:{root}", "train")
+    assert image_set.classes == () and set(image_set.labels) == {-1} and image_set.image(3).mode == "RGB"
     assert "no labels" in set_refusal(f"parquet:{root}", "val")
 
 
-def test_what_cannot_be_read_is_one_line(folder, tmp_path):
+def test_unreadable_shards_and_tables_are_refused(folder, tmp_path):
     root = as_shards(folder, tmp_path / "shards")
     assert "no file *.parquet there" in set_refusal(f"parquet:{root}")
     assert "no path after the colon" in set_refusal("wds:")
     (root / "set-train-0000.tar").write_bytes(b"\x1f\x8b no archive")
-    assert "set-train-0000.tar:" in (said := set_refusal(f"wds:{root}")) and "uncompressed tar file" in said
+    message = set_refusal(f"wds:{root}")
+    assert "set-train-0000.tar:" in message and "uncompressed tar file" in message
     for path in root.glob("set-val-*"):
         path.rename(root / path.name.replace("val", "other"))
     assert "files *.tar has val or validation or valid or" in set_refusal(f"wds:{root}", "val")
     tables = as_parquet(folder, tmp_path / "tables")
     pq.write_table(pa.table({"picture": [b""], "label": [0]}), tables / "train-00000-of-00002.parquet")
-    assert "'picture', 'label'" in (said := set_refusal(f"parquet:{tables}")) and "?image=NAME" in said
+    message = set_refusal(f"parquet:{tables}")
+    assert "'picture', 'label'" in message and "?image=NAME" in message
     (tables / "train-00000-of-00002.parquet").write_bytes(b"nothing")
     assert "train-00000-of-00002.parquet is no Parquet table" in set_refusal(f"parquet:{tables}")
     (tmp_path / "empty").mkdir()
     assert "datasets cannot load it" in set_refusal(f"hf:{tmp_path / 'empty'}")
 
 
-def test_wrong_labels_are_one_line(folder, tmp_path):
+def test_labels_that_do_not_fit_classes_txt_are_refused(folder, tmp_path):
     root = as_shards(folder, tmp_path / "shards")
     (root / "classes.txt").write_text("ant\nbee\n")
     assert "labels from 0 to 2, and 2 classes" in set_refusal(f"wds:{root}")
@@ -233,28 +237,28 @@ def test_wrong_labels_are_one_line(folder, tmp_path):
         ("json", b"[" * 4000),
     ],
 )
-def test_a_label_that_is_no_class_is_one_line(ending, label, encode, tmp_path):
+def test_a_label_in_a_shard_that_is_no_class_is_refused(ending, label, encode, tmp_path):
     with tarfile.open(tmp_path / "train.tar", "w") as archive:
         for name, content in ((f"x.{ending}", label), ("x.jpg", encode())):
             entry = tarfile.TarInfo(name)
             entry.size = len(content)
             archive.addfile(entry, io.BytesIO(content))
-    said = set_refusal(f"wds:{tmp_path}")
-    assert f"x.{ending} holds no number of a class" in said or "label 400000000000 of only 1 images" in said
+    message = set_refusal(f"wds:{tmp_path}")
+    assert f"x.{ending} holds no number of a class" in message or "label 400000000000 of only 1 images" in message
 
 
 @pytest.mark.parametrize("label", [400000000000, 1e300, 1.9, 1.0])
 @pytest.mark.parametrize("form", ["parquet", "hf"])
-def test_a_label_in_a_table_that_is_no_class_is_one_line(form, label, encode, tmp_path):
+def test_a_label_in_a_table_that_is_no_class_is_refused(form, label, encode, tmp_path):
     pq.write_table(
         pa.table({"image": [{"bytes": encode(), "path": "a.jpg"}], "label": [label]}), tmp_path / "train.parquet"
     )
     assert "column label: label" in set_refusal(f"{form}:{tmp_path}")
 
 
-def test_tar_headers_and_images_beyond_the_limits_are_one_line(encode, tmp_path):
-    def shard(name: str, kind: bytes, size: int) -> None:
-        """A file of 4 TB, nearly all of it a hole."""
+def test_tar_headers_and_images_above_the_limits_are_refused(encode, tmp_path):
+    def write_shard(name: str, kind: bytes, size: int) -> None:
+        """A sparse file of 4 TB."""
         entry, label = tarfile.TarInfo("x.png"), tarfile.TarInfo("x.cls")
         entry.type, entry.size, label.size = kind, size, 1
         (tmp_path / name).mkdir()
@@ -262,9 +266,9 @@ def test_tar_headers_and_images_beyond_the_limits_are_one_line(encode, tmp_path)
             file.write(label.tobuf() + b"0".ljust(512, b"\0") + entry.tobuf(tarfile.GNU_FORMAT))
             file.truncate(1 << 42)
 
-    shard("header", tarfile.XHDTYPE, 10**11)
+    write_shard("header", tarfile.XHDTYPE, 10**11)
     assert "train.tar: a header of 100000000000 bytes" in set_refusal(f"wds:{tmp_path / 'header'}")
-    shard("image", tarfile.REGTYPE, 10**12)
+    write_shard("image", tarfile.REGTYPE, 10**12)
     with pytest.raises(UnreadableImage, match=r"x\.png: .*1,000,000,000,000 bytes, more than the limit"):
         open_set(f"wds:{tmp_path / 'image'}", "train").image(0)
 
@@ -276,54 +280,54 @@ def test_a_pipe_among_shards_is_named(folder, tmp_path):
 
 
 @pytest.mark.parametrize("form", ["parquet", "wds"])
-def test_a_broken_image_names_itself(form, folder, tmp_path):
+def test_a_broken_image_is_named(form, folder, tmp_path):
     broken = folder / "train" / "bee" / "bee-1.jpg"
     broken.write_bytes(broken.read_bytes()[:200])
     root = FORMS[form](folder, tmp_path / form)
-    found = open_set(f"{form}:{root}", "train")
-    at = found.images.names.take(np.arange(len(found)))
-    index = list(at).index("bee/bee-1.jpg")
+    image_set = open_set(f"{form}:{root}", "train")
+    index = list(image_set.images.names.take(np.arange(len(image_set)))).index("bee/bee-1.jpg")
     with pytest.raises(UnreadableImage, match=r"bee/bee-1\.jpg: cannot be read as an image"):
-        found.image(index)
+        image_set.image(index)
 
 
-def test_the_index_is_made_once_and_again_when_a_file_changes(folder, tmp_path, monkeypatch):
+def test_shards_are_indexed_once_and_again_when_a_file_changes(folder, tmp_path, monkeypatch):
     root = as_shards(folder, tmp_path / "shards")
     opened, original = [], tarfile.open
     monkeypatch.setattr(tarfile, "open", lambda **options: (opened.append(options), original(**options))[1])
     first = open_set(f"wds:{root}", "train")
     assert len(opened) == 2 and open_set(f"wds:{root}", "train").fingerprint == first.fingerprint and len(opened) == 2
-    path = root / "set-train-0000.tar"
-    os.utime(path, ns=(1, 1))
+    changed = root / "set-train-0000.tar"
+    os.utime(changed, ns=(1, 1))
     open_set(f"wds:{root}", "train")
     assert len(opened) == 4
-    for kept in (tmp_path / "cache").rglob("*.npz"):
-        kept.write_bytes(b"damaged")
+    for index_file in (tmp_path / "cache").rglob("*.npz"):
+        index_file.write_bytes(b"damaged")
     assert open_set(f"wds:{root}", "train").fingerprint == first.fingerprint and len(opened) == 6
 
 
-def test_two_images_of_one_name_are_one_line(folder, tmp_path):
+def test_two_images_of_one_name_are_refused(folder, tmp_path):
     root = as_parquet(folder, tmp_path / "tables")
     second = pq.read_table(root / "train-00001-of-00002.parquet")
     pq.write_table(pa.concat_tables([second, second]), root / "train-00001-of-00002.parquet")
-    assert "two images of train are called 'ant/ant-" in (said := set_refusal(f"parquet:{root}")) and "rename" in said
+    message = set_refusal(f"parquet:{root}")
+    assert "two images of train are called 'ant/ant-" in message and "rename" in message
 
 
-def test_a_shard_cut_short_is_one_line(folder, tmp_path):
+def test_a_truncated_shard_is_reported(folder, tmp_path):
     root = as_shards(folder, tmp_path / "shards")
-    found = open_set(f"wds:{root}", "val")
+    image_set = open_set(f"wds:{root}", "val")
     for path in root.glob("set-val-*.tar"):
         with open(path, "r+b") as file:
             file.truncate(600)
     with pytest.raises(UnreadableImage, match="copy the shard again"):
-        for index in range(len(found)):
-            found.image(index)
+        for index in range(len(image_set)):
+            image_set.image(index)
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_threads_read_at_once(form, folder, tmp_path):
-    found = open_set(f"{form}:{FORMS[form](folder, tmp_path / form)}", "train")
-    wanted = [found.encoded(index) for index in range(len(found))]
-    order = np.random.RandomState(1).randint(len(found), size=2000).tolist()
+def test_threads_read_concurrently(form, folder, tmp_path):
+    image_set = open_set(f"{form}:{FORMS[form](folder, tmp_path / form)}", "train")
+    encoded = [image_set.encoded(index) for index in range(len(image_set))]
+    order = np.random.RandomState(1).randint(len(image_set), size=2000).tolist()
     with ThreadPoolExecutor(8) as pool:
-        assert list(pool.map(found.encoded, order)) == [wanted[index] for index in order]
+        assert list(pool.map(image_set.encoded, order)) == [encoded[index] for index in order]
