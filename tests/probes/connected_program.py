@@ -1,6 +1,6 @@
-"""Run as a program, by torchrun: evaluate a toy export on digits, and print how often the processes were connected.
+"""Run as a program in connected processes: evaluate a toy export on digits, and print how often they were connected.
 
-connected_program.py FOLDER PROTOCOL   prints a line for each process: connections, metrics and a digest as JSON
+connected_program.py FOLDER PROTOCOL   prints connections, metrics and a digest as JSON, one line for each process
 """
 
 import json
@@ -23,7 +23,7 @@ PROTOCOLS = attentive.PROTOCOLS | knn.PROTOCOLS | lowshot.PROTOCOLS
 
 
 @contextmanager
-def small_pieces() -> Iterator[None]:
+def small_blocks() -> Iterator[None]:
     """Small enough that a search of 300 x 300 has several tiles, and a fit to 300 images several blocks."""
     with (
         mock.patch.multiple(neighbours, TILE_ROWS=128, TILE_QUERIES=64),
@@ -33,18 +33,18 @@ def small_pieces() -> Iterator[None]:
         yield
 
 
-def evaluated(folder: Path, protocol: str) -> dict:
-    """Metrics, and a digest of all that must be the same however many processes share the work."""
-    with small_pieces(), start_world("cpu") as world:
+def run_probe(folder: Path, protocol: str) -> dict:
+    """Metrics, and a digest of everything that must not depend on the number of processes."""
+    with small_blocks(), start_world("cpu") as world:
         space = workspace(folder, "digits:", limit=300, world=world)
         outcome = PROTOCOLS[protocol].task.run(export_of_size(16), space)
     arrays = {name: metric.per_image for name, metric in outcome.metrics.items()}
-    right = {name: values.tolist() for name, values in arrays.items() if values is not None}
-    return {"metrics": outcome.numbers, "digest": digest({"facts": outcome.facts, "per_image": right})}
+    per_image = {name: values.tolist() for name, values in arrays.items() if values is not None}
+    return {"metrics": outcome.numbers, "digest": digest({"facts": outcome.facts, "per_image": per_image})}
 
 
 if __name__ == "__main__":
     connect, connections = distributed.init_process_group, []
-    distributed.init_process_group = lambda *words, **options: (connections.append(1), connect(*words, **options))
-    found = evaluated(Path(sys.argv[1]), sys.argv[2])
-    sys.stdout.write(json.dumps({"connections": len(connections)} | found) + "\n")
+    distributed.init_process_group = lambda *args, **options: (connections.append(1), connect(*args, **options))
+    record = run_probe(Path(sys.argv[1]), sys.argv[2])
+    sys.stdout.write(json.dumps({"connections": len(connections)} | record) + "\n")

@@ -1,7 +1,7 @@
 """Run as a program: extract the digits' training features into a folder, slowly enough to be killed on the way.
 
-extraction_program.py FOLDER         once; prints the images that went through the backbone
-extraction_program.py FOLDER KILLS   start it KILLS times and kill each run at a random moment after it kept something
+extraction_program.py FOLDER         once; prints the number of forward passes
+extraction_program.py FOLDER KILLS   start it KILLS times and kill each run at a random moment after its first batch
 """
 
 import os
@@ -32,23 +32,23 @@ class SlowTransform(EvalTransform):
         return super().__call__(image_set, index)
 
 
-def prepared(folder: Path) -> tuple:
-    """What `extract` is called with."""
+def extraction_arguments(folder: Path) -> tuple:
+    """The arguments of `extract`."""
     images = open_set("digits:", "train").limited(IMAGES)
     return export_of_size(16), images, KINDS, workspace(folder, "digits:"), SlowTransform(size=16)
 
 
-def kept(folder: Path) -> int:
-    """Bytes of all journals."""
+def journal_size(folder: Path) -> int:
+    """Size of all journals in bytes."""
     return sum(path.stat().st_size for path in folder.rglob("*.journal"))
 
 
-def killed_once(arguments: tuple, folder: Path) -> None:
-    before, child = kept(folder), os.fork()
+def kill_one_run(arguments: tuple, folder: Path) -> None:
+    size_before, child = journal_size(folder), os.fork()
     if not child:
         extract(*arguments)
         os._exit(0)
-    while kept(folder) == before:
+    while journal_size(folder) == size_before:
         time.sleep(0.001)
     time.sleep(random.uniform(0.0, 0.1))  # a whole run takes more than half a second
     os.kill(child, signal.SIGKILL)
@@ -57,10 +57,10 @@ def killed_once(arguments: tuple, folder: Path) -> None:
 
 if __name__ == "__main__":
     store.COMMIT_EVERY = 0.01
-    arguments = prepared(Path(sys.argv[1]))
+    arguments = extraction_arguments(Path(sys.argv[1]))
     if len(sys.argv) > 2:
         for _ in range(int(sys.argv[2])):
-            killed_once(arguments, Path(sys.argv[1]))
+            kill_one_run(arguments, Path(sys.argv[1]))
     else:
         with start_world("cpu") as world:
             export, images, kinds, space, transform = arguments

@@ -1,8 +1,8 @@
 """Run as a program: fine-tune a toy export on digits, and print the outcome.
 
 finetune_program.py FOLDER           once
-finetune_program.py FOLDER stop      undisturbed, and stopped by a signal to one process and continued; JSON
-finetune_program.py FOLDER STEP ...  start it and kill it at some moment after each STEP; prints the steps then saved
+finetune_program.py FOLDER stop      uninterrupted, and stopped by a signal to one process and continued; prints JSON
+finetune_program.py FOLDER STEP ...  start it and kill it soon after it has saved each STEP; prints the last saved step
 """
 
 import json
@@ -39,65 +39,65 @@ TASK = Finetune(
 LIMIT = 160  # 4 steps an epoch
 
 
-def outcome(folder: Path, **settings) -> Outcome:
+def finetune(folder: Path, **settings) -> Outcome:
     with start_world("cpu") as world:
         return TASK.run(export_of_size(16), workspace(folder, "digits:", limit=LIMIT, world=world, **settings))
 
 
-def described(found: Outcome) -> dict:
-    """All of an outcome as JSON gives it back."""
-    right = {name: metric.per_image for name, metric in found.metrics.items()}
-    per_image = {name: np.nan_to_num(values, nan=-1).tolist() for name, values in right.items()}
-    return json.loads(json.dumps({"metrics": found.numbers, "facts": found.facts, "per_image": per_image}))
+def as_json(outcome: Outcome) -> dict:
+    """An outcome after a round trip through JSON."""
+    arrays = {name: metric.per_image for name, metric in outcome.metrics.items()}
+    per_image = {name: np.nan_to_num(values, nan=-1).tolist() for name, values in arrays.items()}
+    return json.loads(json.dumps({"metrics": outcome.numbers, "facts": outcome.facts, "per_image": per_image}))
 
 
-def killed_once(folder: Path, step: int) -> None:
-    """Start a run and kill it at some moment after it has saved `step`."""
+def kill_one_run(folder: Path, step: int) -> None:
+    """Start a run and kill it soon after it has saved `step`."""
     child = os.fork()
     if not child:
-        outcome(folder)
+        finetune(folder)
         os._exit(0)
-    while steps_done(folder) < step:
+    while newest_saved_step(folder) < step:
         time.sleep(0.01)
     time.sleep(random.uniform(0.0, 0.05))
     os.kill(child, signal.SIGKILL)
     os.waitpid(child, 0)
 
 
-def steps_done(folder: Path) -> int:
-    """Of the saved state; 0 without any."""
+def newest_saved_step(folder: Path) -> int:
+    """The step of the newest saved state; 0 without one."""
     return max((int(path.name.split("-")[1]) for path in folder.rglob("step-*.safetensors")), default=0)
 
 
-def stopped_and_continued(folder: Path) -> dict:
-    """The last process is sent SIGUSR1 within its sixth update, before it tells the others what it was asked."""
-    undisturbed, update = described(outcome(folder / "undisturbed")), trainer.Training.update
+def stop_and_continue(folder: Path) -> dict:
+    """SIGUSR1 reaches the last process within its sixth update, before the ranks exchange their stop requests."""
+    undisturbed, update = as_json(finetune(folder / "undisturbed")), trainer.Training.update
 
-    def signalled(self, batches):
+    def update_after_signal(self, batches):
         if self.step == 5 and self.world.rank == self.world.size - 1:
             os.kill(os.getpid(), signal.SIGUSR1)
         update(self, batches)
 
-    trainer.Training.update = signalled
+    trainer.Training.update = update_after_signal
     try:
-        outcome(folder)
-        said = "nothing stopped it"
+        finetune(folder)
+        message = "nothing stopped it"
     except Stopped as stopped:
-        said = str(stopped)
+        message = str(stopped)
     trainer.Training.update = update
-    return {"undisturbed": undisturbed, "stopped": said, "continued": described(outcome(folder))}
+    return {"undisturbed": undisturbed, "stopped": message, "continued": as_json(finetune(folder))}
 
 
 if __name__ == "__main__":
     folder = Path(sys.argv[1])
     if sys.argv[2:] == ["stop"]:
         with start_world("cpu"):  # one connection for all runs
-            line = json.dumps(stopped_and_continued(folder)) + "\n"
-        os.write(1, line.encode())  # whole, beside the other process's
+            line = json.dumps(stop_and_continue(folder)) + "\n"
+        os.write(1, line.encode())  # in one piece, since the other process writes to the same pipe
     elif len(sys.argv) > 2:
         trainer.SAVE_EVERY, interruptions.SAVE_SHARE = 0.0, 1.0
         for step in map(int, sys.argv[2:]):
-            killed_once(folder, step)
-        sys.stdout.write(f"{steps_done(folder)}\n")
+            kill_one_run(folder, step)
+        sys.stdout.write(f"{newest_saved_step(folder)}\n")
     else:
-        sys.stdout.write(json.dumps(described(outcome(folder))) + "\n")
+        sys.stdout.write(json.dumps(as_json(finetune(folder))) + "\n")

@@ -1,10 +1,10 @@
 """Run as a program: linear probes on the digits, saved after every step, slowly enough to be killed on the way.
 
-linear_program.py FOLDER PROTOCOLS        once, all together; prints name -> metrics and facts as JSON
-linear_program.py FOLDER PROTOCOLS KILLS  start it KILLS times and kill each at a random moment after it saved
-linear_program.py FOLDER PROTOCOLS stop   signal the first process at its third step; prints what it says
+linear_program.py FOLDER PROTOCOLS        once, all together; prints metrics and facts by protocol as JSON
+linear_program.py FOLDER PROTOCOLS KILLS  start it KILLS times and kill each run at a random moment after it has saved
+linear_program.py FOLDER PROTOCOLS stop   signal rank 0 at its third step; prints the message of the stop
 
-PROTOCOLS: one, or several with a comma between them.
+PROTOCOLS: one, or several separated by commas.
 """
 
 import json
@@ -32,7 +32,7 @@ EPOCHS = 20
 
 
 def tasks_of(protocols: str) -> dict[str, Linear]:
-    """Short trainings, of a sweep's small rates alone: large ones would enlarge roundings."""
+    """Short trainings at the small rates of each sweep: large ones would amplify rounding."""
     tasks = {name: PROTOCOLS[name].task for name in protocols.split(",")}
     return {
         name: replace(
@@ -42,59 +42,60 @@ def tasks_of(protocols: str) -> dict[str, Linear]:
     }
 
 
-def evaluated(folder: Path, protocols: str) -> dict[str, Outcome]:
-    torch.set_num_threads(1)  # steps on more threads round otherwise
+def run_probes(folder: Path, protocols: str) -> dict[str, Outcome]:
+    torch.set_num_threads(1)  # rounding depends on the number of threads
     tasks = tasks_of(protocols)
     with start_world("cpu") as world:
         space = workspace(folder, "digits:", limit=200, world=world)
-        found = dict(Linear.together(list(tasks.values()), export_of_size(16), space))
-    assert not any(isinstance(each, Exception) for each in found.values()), found
-    return {name: found[place] for place, name in enumerate(tasks)}
+        outcomes = dict(Linear.together(list(tasks.values()), export_of_size(16), space))
+    assert not any(isinstance(outcome, Exception) for outcome in outcomes.values()), outcomes
+    return {name: outcomes[index] for index, name in enumerate(tasks)}
 
 
-def numbers(outcomes: dict[str, Outcome]) -> str:
-    return json.dumps({name: {"metrics": each.numbers, "facts": each.facts} for name, each in outcomes.items()})
+def numbers_json(outcomes: dict[str, Outcome]) -> str:
+    records = {name: {"metrics": outcome.numbers, "facts": outcome.facts} for name, outcome in outcomes.items()}
+    return json.dumps(records)
 
 
-def saved_at(folder: Path) -> int:
-    """How far the newest state is; 0 for none, and for those before the first step."""
+def newest_saved_step(folder: Path) -> int:
+    """The step of the newest state; 0 without one."""
     names = [path.name for path in (folder / "cache" / "linear").rglob("step-*.safetensors")]
     return max((int(name.split("-")[1]) for name in names), default=0)
 
 
-def killed_once(folder: Path, protocols: str) -> None:
-    before = saved_at(folder)
+def kill_one_run(folder: Path, protocols: str) -> None:
+    before = newest_saved_step(folder)
     child = os.fork()
     if not child:
         evaluate = Sweep.evaluate
 
-        def slowly(self):
+        def evaluate_slowly(self):
             time.sleep(0.02)
             return evaluate(self)
 
-        Sweep.evaluate = slowly
-        evaluated(folder, protocols)
+        Sweep.evaluate = evaluate_slowly
+        run_probes(folder, protocols)
         os._exit(0)
-    while saved_at(folder) <= before:
+    while newest_saved_step(folder) <= before:
         time.sleep(0.002)
     time.sleep(random.uniform(0, 0.08))
     os.kill(child, signal.SIGKILL)
     os.waitpid(child, 0)
 
 
-def stopped_once(folder: Path, protocols: str) -> str:
-    """What a run says of which the first process is sent SIGUSR1 at its third step."""
+def stop_one_run(folder: Path, protocols: str) -> str:
+    """The message of a run whose rank 0 is sent SIGUSR1 at its third step."""
     step, steps = Heads.step, []
 
-    def signalled(self, *batch):
+    def step_then_signal(self, *batch):
         steps.append(step(self, *batch))
         if len(steps) == 3 and os.environ.get("RANK", "0") == "0":
             os.kill(os.getpid(), signal.SIGUSR1)
         return steps[-1]
 
-    Heads.step = signalled
+    Heads.step = step_then_signal
     try:
-        evaluated(folder, protocols)
+        run_probes(folder, protocols)
     except Stopped as stopped:
         return str(stopped)
     finally:
@@ -104,13 +105,13 @@ def stopped_once(folder: Path, protocols: str) -> str:
 
 if __name__ == "__main__":
     sweep.SAVE_EVERY, interruptions.SAVE_SHARE = 0.0, 1.0
-    place, named = Path(sys.argv[1]), sys.argv[2]
+    folder, protocols = Path(sys.argv[1]), sys.argv[2]
     if sys.argv[3:] == ["stop"]:
-        said = stopped_once(place, named)
+        output = stop_one_run(folder, protocols)
     elif len(sys.argv) > 3:
         for _ in range(int(sys.argv[3])):
-            killed_once(place, named)
-        said = ""
+            kill_one_run(folder, protocols)
+        output = ""
     else:
-        said = numbers(evaluated(place, named))
-    os.write(1, f"{said}\n".encode())  # whole, beside the other process's
+        output = numbers_json(run_probes(folder, protocols))
+    os.write(1, f"{output}\n".encode())  # in one piece, since the other process writes to the same pipe

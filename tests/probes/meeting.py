@@ -1,4 +1,4 @@
-"""Several processes for tests, each a thread of this one: they exchange values through memory."""
+"""Worlds of several ranks for tests, each a thread of this process: they exchange values through memory."""
 
 import threading
 from collections.abc import Callable
@@ -12,7 +12,7 @@ Result = TypeVar("Result")
 
 
 class Meeting:
-    """Where the threads wait for each other."""
+    """The values that the threads exchange, and the barrier at which they wait for each other."""
 
     def __init__(self, size: int) -> None:
         self.barrier, self.values = threading.Barrier(size), [None] * size
@@ -20,7 +20,7 @@ class Meeting:
 
 @dataclass(frozen=True, kw_only=True)
 class Member(World):
-    """One of the threads, with the exchanges of a World."""
+    """The World of one thread."""
 
     meeting: Meeting = field(repr=False, compare=False)
 
@@ -38,8 +38,8 @@ class Member(World):
         value.copy_(sum(self.gather_objects(value.clone())))
 
 
-def together(size: int, work: Callable[[World], Result]) -> list[Result]:
-    """`work(world)` in as many threads as there are to be processes; their results in the order of ranks."""
+def run_in_threads(size: int, work: Callable[[World], Result]) -> list[Result]:
+    """The results of `work(world)`, by rank, from one thread for each of `size` ranks."""
     meeting = Meeting(size)
     members = [Member(rank=rank, size=size, meeting=meeting) for rank in range(size)]
     with ThreadPoolExecutor(size) as pool:

@@ -1,7 +1,7 @@
-"""Run as a program: do one kind of work on features in a file, and print how much memory it took.
+"""Run as a program: evaluate features that are in a file, and print how much memory that takes.
 
 memory_program.py FILE WORK ROWS...   prints as JSON: for each number of rows, smallest first, the peak in bytes beyond
-what the process held after a small round of the work
+what the process held after a small warm-up
 """
 
 import json
@@ -58,19 +58,20 @@ def logreg(rows: np.ndarray, labels: np.ndarray) -> None:
 
 def linear(rows: np.ndarray, labels: np.ndarray) -> None:
     linear_batches.MAX_WINDOW = 8192
-    kept = ChosenRows(rows, np.arange(1, len(rows)))
-    assert not are_equal(kept)
-    table = Table(arrays={KIND: kept}, labels=labels, readouts={"cls1": (KIND,)}, device="cpu")
-    plan = EpochPlan(images=len(kept), requested_batch=512, drop_last=False, seed=0)
-    batches = CachedBatches(table=table, rows=np.arange(len(kept)), plan=plan)
-    seen = []
-    batches.run(0, lambda number, features, labels: seen.append(len(labels)))
-    assert sum(seen) == len(kept)
-    for features, _ in table.blocks(np.arange(len(kept))):
+    chosen = ChosenRows(rows, np.arange(1, len(rows)))
+    assert not are_equal(chosen)
+    table = Table(arrays={KIND: chosen}, labels=labels, readouts={"cls1": (KIND,)}, device="cpu")
+    plan = EpochPlan(images=len(chosen), requested_batch=512, drop_last=False, seed=0)
+    batches = CachedBatches(table=table, rows=np.arange(len(chosen)), plan=plan)
+    sizes = []
+    batches.run(0, lambda number, features, labels: sizes.append(len(labels)))
+    assert sum(sizes) == len(chosen)
+    for features, _ in table.blocks(np.arange(len(chosen))):
         features["cls1"].sum()
 
 
-def status(name: str) -> int:
+def memory(name: str) -> int:
+    """A quantity of /proc/self/status in bytes."""
     lines = Path("/proc/self/status").read_text().splitlines()
     return next(int(line.split()[1]) << 10 for line in lines if line.startswith(name))
 
@@ -81,12 +82,12 @@ def main() -> None:
     rows = np.memmap(path, np.float32, mode="r").reshape(-1, WIDTH)
     labels = np.arange(len(rows)) % CLASSES
     work(rows[:3000], labels[:3000])
-    before, found = status("VmRSS"), []
+    before, peaks = memory("VmRSS"), []
     for count in counts:
-        Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
+        Path("/proc/self/clear_refs").write_text("5")  # resets the peak
         work(rows[:count], labels[:count])
-        found.append(status("VmHWM") - before)
-    sys.stdout.write(json.dumps(found))
+        peaks.append(memory("VmHWM") - before)
+    sys.stdout.write(json.dumps(peaks))
 
 
 if __name__ == "__main__":

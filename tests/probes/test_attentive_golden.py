@@ -27,11 +27,11 @@ from probes.linear.attention import (
 )
 from probes.linear.heads import Head
 
-VALUES, WEIGHTS = 1e-9, 1e-7  # limits of the recordings' README: losses and logits; gradients and trained weights
+VALUES, WEIGHTS = 1e-9, 1e-7  # tolerances of the recordings' README: losses and logits; gradients and trained weights
 
 
 class LinearHead(torch.nn.Module):
-    """CAPI's heads on one vector of an image, which train in one optimiser with those on patches."""
+    """CAPI's head on one vector per image, which shares an optimiser with those on patches."""
 
     def __init__(self, width, classes):
         super().__init__()
@@ -45,49 +45,49 @@ def cases(family):
     return [f"attentive/{path.name}" for path in sorted((ROOT / "attentive").glob(f"{family}*.safetensors"))]
 
 
-def case_of(family):
+def for_each_case(family):
     return pytest.mark.parametrize("path", cases(family) or [None])
 
 
-def opened(path):
+def recording(path):
     return (tensors(path), facts(path)) if path else absent("attentive heads")
 
 
-def close(ours, recorded, limit):
+def assert_close(ours, recorded, limit):
     torch.testing.assert_close(ours, recorded.double(), rtol=0, atol=limit * max(1.0, recorded.abs().max().item()))
 
 
-def close_weights(module, recorded, limit=WEIGHTS):
-    """All but biases of keys, whose gradient is 0."""
+def assert_weights_close(module, recorded, limit=WEIGHTS):
+    """Without the biases of keys, whose gradient is 0."""
     for name, value in module.state_dict().items():
-        ours, other = value, recorded[name]
+        ours, expected = value, recorded[name]
         if re.search(r"(^|\.)q?kv\.bias$", name):
             parts = 3 if "qkv" in name else 2
-            ours, other = (
-                torch.cat([*each.chunk(parts)[: parts - 2], each.chunk(parts)[-1]]) for each in (ours, other)
+            ours, expected = (
+                torch.cat([*bias.chunk(parts)[: parts - 2], bias.chunk(parts)[-1]]) for bias in (ours, expected)
             )
         if ours.is_floating_point():
-            assert (ours - other).norm() <= limit * max(1.0, other.norm().item()), name
+            assert (ours - expected).norm() <= limit * max(1.0, expected.norm().item()), name
 
 
-def in_float64(heads, data, prefix="head{}.init."):
+def load_initial_weights(heads, data, prefix="head{}.init."):
     for place, module in heads.modules.items():
         module.double().load_state_dict(under(data, prefix.format(place)))
     return heads
 
 
-def close_gradients(module, recorded):
+def assert_gradients_close(module, recorded):
     for name, value in module.named_parameters():
         if name in recorded and not re.search(r"kv\.bias$", name):
             assert (value.grad - recorded[name]).norm() <= WEIGHTS * max(1e-3, recorded[name].norm().item()), name
 
 
-@case_of("capi")
-def test_capi_trains_a_grid_and_selects(path):
-    data, config = opened(path)
-    named = [literal_eval(name) for name in config["heads"]]
+@for_each_case("capi")
+def test_capi_trains_a_grid_and_selects_the_recorded_heads(path):
+    data, config = recording(path)
+    entries = [literal_eval(name) for name in config["heads"]]
     scale = config["batch_size"] * config["world_size"] / 256
-    grid = [Head(readout=source, lr=lr * scale, weight_decay=decay) for source, (lr, decay) in named]
+    grid = [Head(readout=source, lr=lr * scale, weight_decay=decay) for source, (lr, decay) in entries]
 
     def make(source):
         kind = CapiHead if source in ("patch", "obj", "reg") else LinearHead
@@ -106,43 +106,43 @@ def test_capi_trains_a_grid_and_selects(path):
 
     schedule = CosineToTheEnd(warmup=config["warmup_iters"])
     heads = AttentiveHeads(grid, make, capi_optimizer, schedule, sources=1)
-    in_float64(heads, data)
+    load_initial_weights(heads, data)
     for name, value in under(data, "").items():
-        if found := re.fullmatch(r"head(\d+)\.logits0", name):
-            close(heads.logits(read("train", data["batches"][0]))[:, int(found[1])], value, VALUES)
+        if match := re.fullmatch(r"head(\d+)\.logits0", name):
+            assert_close(heads.logits(read("train", data["batches"][0]))[:, int(match[1])], value, VALUES)
     for number, rows in enumerate(data["batches"]):
         progress = TrainProgress(step=number, steps_per_epoch=1, epochs=config["n_iters"])
         assert schedule.at(1.0, progress) == pytest.approx(float(data["schedule"][number]), abs=1e-12)
         losses = heads.step(read("train", rows), data["in.train.labels"][rows], progress)
-        close(losses.mean(), data["loss"][number], VALUES)
+        assert_close(losses.mean(), data["loss"][number], VALUES)
         if not number:
             for place, module in heads.modules.items():
-                close_gradients(module, under(data, f"head{place}.grad0."))
+                assert_gradients_close(module, under(data, f"head{place}.grad0."))
     for place, module in heads.modules.items():
-        close_weights(module, under(data, f"head{place}.end."))
+        assert_weights_close(module, under(data, f"head{place}.end."))
     order = np.random.default_rng(42).permutation(config["n_train"])
-    held = data["split.val"]
-    assert order[-len(held) :].tolist() == held.tolist()
-    hits = heads.hits(read("train", held), data["in.train.labels"][held]).double() / len(held)
+    held_out = data["split.val"]
+    assert order[-len(held_out) :].tolist() == held_out.tolist()
+    hits = heads.hits(read("train", held_out), data["in.train.labels"][held_out]).double() / len(held_out)
     torch.testing.assert_close(hits, data["val.acc"].double(), rtol=0, atol=1e-12)
     chosen = [
-        max((p for p, h in enumerate(grid) if h.readout == source), key=lambda p: (hits[p], -p))
+        max((p for p, head in enumerate(grid) if head.readout == source), key=lambda p: (hits[p], -p))
         for source in dict.fromkeys(head.readout for head in grid)
     ]
     assert chosen == torch.nonzero(data["val.best"])[:, 0].tolist()
     test = heads.hits(read("test", slice(None)), data["in.test.labels"]).double() / config["n_test"]
-    by_name = {str(named[place]): float(test[place]) for place in chosen}
-    assert [by_name[name] for name in config["selected"]] == pytest.approx(data["test.acc"].tolist(), abs=1e-12)
+    accuracies = {str(entries[place]): float(test[place]) for place in chosen}
+    assert [accuracies[name] for name in config["selected"]] == pytest.approx(data["test.acc"].tolist(), abs=1e-12)
 
 
-@case_of("capi")
-def test_heads_of_one_source_train_alone_as_beside_the_linear_ones(path):
-    """A head meets those of the other sources in the loss alone, which is the mean over all."""
-    data, config = opened(path)
-    named = [literal_eval(name) for name in config["heads"]]
-    scale, sources = config["batch_size"] * config["world_size"] / 256, len({source for source, _ in named})
-    places = [place for place, (source, _) in enumerate(named) if source == "patch"]
-    grid = [Head(readout="patch", lr=lr * scale, weight_decay=wd) for lr, wd in (named[place][1] for place in places)]
+@for_each_case("capi")
+def test_heads_of_one_source_train_the_same_without_the_others(path):
+    """Heads of different sources share nothing but the loss, which is their mean."""
+    data, config = recording(path)
+    entries = [literal_eval(name) for name in config["heads"]]
+    scale, sources = config["batch_size"] * config["world_size"] / 256, len({source for source, _ in entries})
+    places = [place for place, (source, _) in enumerate(entries) if source == "patch"]
+    grid = [Head(readout="patch", lr=lr * scale, weight_decay=wd) for lr, wd in (entries[place][1] for place in places)]
     schedule = CosineToTheEnd(warmup=config["warmup_iters"])
 
     def make(source):
@@ -157,14 +157,14 @@ def test_heads_of_one_source_train_alone_as_beside_the_linear_ones(path):
         heads.step({"patch": tokens}, data["in.train.labels"][rows], progress)
         if not number:
             for module, place in zip(heads.modules.values(), places, strict=True):
-                close_gradients(module, under(data, f"head{place}.grad0."))
+                assert_gradients_close(module, under(data, f"head{place}.grad0."))
     for module, place in zip(heads.modules.values(), places, strict=True):
-        close_weights(module, under(data, f"head{place}.end."))
+        assert_weights_close(module, under(data, f"head{place}.end."))
 
 
-@case_of("vjepa2")
-def test_vjepa2_trains_heads_of_their_own_rates(path):
-    data, config = opened(path)
+@for_each_case("vjepa2")
+def test_vjepa2_trains_heads_at_separate_rates(path):
+    data, config = recording(path)
     for number, settings in enumerate(config["optimisers"]):
 
         def make(readout):
@@ -174,50 +174,52 @@ def test_vjepa2_trains_heads_of_their_own_rates(path):
         decay = CosineAhead(floor=settings["final_wd"])
         head = Head(readout="tokens", lr=settings["ref_lr"], weight_decay=settings["ref_wd"], decay=decay)
         heads = AttentiveHeads([head], make, torch_adamw, schedule)
-        in_float64(heads, under(data, f"head{number}.", "head0."))
+        load_initial_weights(heads, under(data, f"head{number}.", "head0."))
         module = heads.modules[0]
-        close(module.pooled(data["in.tokens"][0].double()), data[f"head{number}.pooled0"], VALUES)
-        close(heads.logits({"tokens": data["in.tokens"][0].double()})[:, 0], data[f"head{number}.logits0"], VALUES)
+        assert_close(module.pooled(data["in.tokens"][0].double()), data[f"head{number}.pooled0"], VALUES)
+        assert_close(
+            heads.logits({"tokens": data["in.tokens"][0].double()})[:, 0], data[f"head{number}.logits0"], VALUES
+        )
         for step, (tokens, labels) in enumerate(zip(data["in.tokens"].double(), data["in.labels"], strict=True)):
             progress = TrainProgress(step=step, steps_per_epoch=config["iterations_per_epoch"], epochs=config["epochs"])
             right = 100 * heads.hits({"tokens": tokens}, labels).double() / len(labels)
             assert float(right) == pytest.approx(float(data["acc"][step, number]), abs=1e-9)
             loss = heads.step({"tokens": tokens}, labels, progress)
-            close(loss[0], data["loss"][step, number], VALUES)
+            assert_close(loss[0], data["loss"][step, number], VALUES)
             (group,) = heads.optimizers[0].param_groups
             assert group["lr"] == pytest.approx(float(data["lr"][step, number]), abs=1e-12)
             assert group["weight_decay"] == pytest.approx(float(data["wd"][step, number]), abs=1e-12)
             if not step:
-                close_gradients(module, under(data, f"head{number}.grad0."))
-        close_weights(module, under(data, f"head{number}.end."))
+                assert_gradients_close(module, under(data, f"head{number}.grad0."))
+        assert_weights_close(module, under(data, f"head{number}.end."))
 
 
-@case_of("ep")
+@for_each_case("ep")
 def test_efficient_probing_trains_queries_by_lars(path):
-    data, config = opened(path)
+    data, config = recording(path)
     head = Head(readout="patches", lr=config["lr"], weight_decay=config["weight_decay"])
     schedule = WarmupCosine(warmup=config["warmup_epochs"])
 
     def make(readout):
         return ep_head(config["dim"], config["classes"], config["queries"], config["d_out"])
 
-    heads = in_float64(AttentiveHeads([head], make, ep_optimizer, schedule), data, "init.")
+    heads = load_initial_weights(AttentiveHeads([head], make, ep_optimizer, schedule), data, "init.")
     module = heads.modules[0]
     first = data["in.tokens"][0].double()
-    close(module[0](first), data["pooled0"], VALUES)
+    assert_close(module[0](first), data["pooled0"], VALUES)
     for step, (tokens, labels) in enumerate(zip(data["in.tokens"].double(), data["in.labels"], strict=True)):
         progress = TrainProgress(step=step, steps_per_epoch=config["iterations_per_epoch"], epochs=config["epochs"])
         loss = heads.step({"patches": tokens}, labels, progress)
-        close(loss[0], data["loss"][step], VALUES)
+        assert_close(loss[0], data["loss"][step], VALUES)
         assert heads.optimizers[0].param_groups[0]["lr"] == pytest.approx(float(data["lr"][step]), abs=1e-12)
         if not step:
-            close_gradients(module, under(data, "grad0."))
-    close_weights(module, under(data, "end."))
-    close(heads.logits({"patches": first})[:, 0], data["eval.logits"], VALUES)
+            assert_gradients_close(module, under(data, "grad0."))
+    assert_weights_close(module, under(data, "end."))
+    assert_close(heads.logits({"patches": first})[:, 0], data["eval.logits"], VALUES)
 
 
-def test_folded_attention_is_attention_of_keys_and_values():
-    """A second opinion on all heads: torch's attention on keys and values of every token."""
+def test_capi_and_cae_heads_equal_torch_attention():
+    """torch's attention on keys and values of every token as a second opinion."""
     torch.manual_seed(0)
     width, heads, tokens = 2 * CAPI_WIDTH, 2, torch.randn(3, 7, 2 * CAPI_WIDTH, dtype=torch.float64)
     capi, cae = CapiHead(width, 5).double(), CaeHead(width, 5, heads).double().eval()
@@ -238,7 +240,7 @@ def test_folded_attention_is_attention_of_keys_and_values():
     torch.testing.assert_close(cae(tokens), cae.head(cae.fc_norm(cae.proj(values))), rtol=0, atol=1e-12)
 
 
-def test_aims_head_is_attention_of_normalised_tokens():
+def test_aim_attends_to_normalised_tokens():
     torch.manual_seed(0)
     tokens, head = torch.randn(3, 7, 2 * AIM_WIDTH, dtype=torch.float64), AimHead(2 * AIM_WIDTH, 5).double()
     torch.nn.init.normal_(head.cls_token)
@@ -252,22 +254,19 @@ def test_aims_head_is_attention_of_normalised_tokens():
 
 
 def test_gradients_are_clipped_head_by_head():
-    tokens, labels = (
-        {"patches": 100 * torch.randn(8, 5, 8, generator=torch.Generator().manual_seed(0))},
-        torch.arange(8),
-    )
+    tokens = {"patches": 100 * torch.randn(8, 5, 8, generator=torch.Generator().manual_seed(0))}
     grid = [Head(readout="patches", lr=lr) for lr in (1.0, 2.0)]
     heads = AttentiveHeads(grid, lambda readout: CaeHead(8, 8, 2), cae_optimizer, CosineAhead(), clip=1e-3)
     before = [torch.nn.utils.parameters_to_vector(module.parameters()).clone() for module in heads.modules.values()]
     progress = TrainProgress(step=0, steps_per_epoch=1, epochs=10)
-    heads.step(tokens, labels, progress)
+    heads.step(tokens, torch.arange(8), progress)
     for head, module, old in zip(grid, heads.modules.values(), before, strict=True):
         moved = torch.nn.utils.parameters_to_vector(module.parameters()) - old
         assert moved.norm().item() == pytest.approx(1e-3 * CosineAhead().at(head.lr, progress), rel=1e-3)
 
 
 @pytest.mark.parametrize("optimizer", [capi_optimizer, cae_optimizer, ep_optimizer, torch_adamw])
-def test_a_state_continues_with_the_same_bits_however_heads_are_divided(optimizer):
+def test_a_resumed_state_has_the_same_bits_for_any_division_of_heads(optimizer):
     grid = [Head(readout="patches", lr=lr, weight_decay=0.01) for lr in (0.01, 0.03, 0.1)]
     schedule = CosineToTheEnd(warmup=1)
 
@@ -281,9 +280,9 @@ def test_a_state_continues_with_the_same_bits_however_heads_are_divided(optimize
             heads.step({"patches": tokens}, labels, TrainProgress(step=step, steps_per_epoch=2, epochs=2))
         return heads.state()
 
-    whole = trained(range(3), range(4))
-    begun = {name: value.clone() for name, value in trained(range(3), range(2)).items()}
-    parts = [trained(own, range(2, 4), begun) for own in (range(1), range(1, 3))]
-    resumed = parts[0] | parts[1]
-    assert whole.keys() == resumed.keys()
-    assert all(torch.equal(value, resumed[name]) for name, value in whole.items())
+    uninterrupted = trained(range(3), range(4))
+    saved = {name: value.clone() for name, value in trained(range(3), range(2)).items()}
+    first, second = (trained(own, range(2, 4), saved) for own in (range(1), range(1, 3)))
+    resumed = first | second
+    assert uninterrupted.keys() == resumed.keys()
+    assert all(torch.equal(value, resumed[name]) for name, value in uninterrupted.items())

@@ -1,4 +1,4 @@
-"""Attentive probes as a task: alone, in company with linear probes, continued after a stop, refused in one line."""
+"""Attentive probes as a task: beside linear probes, resumed after a stop, and settings that are refused."""
 
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -6,8 +6,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from test_health_task import export
+from refusals import refusal
 from timm.data import create_transform
+from toy_exports import varied_export
 
 from engine.seeding import AUGMENT, seeded
 from engine.tasks import Workspace
@@ -22,40 +23,41 @@ from probes.tasks.linear import Linear
 TASK = replace(PROTOCOLS["attentive@smoke"].task, epochs=3, lrs=(0.01, 0.03))
 
 
-def same(one, other):
+def assert_same_outcome(one, other):
     assert one.numbers == other.numbers and one.facts["grid"] == other.facts["grid"]
     assert all(np.array_equal(one.arrays[name], other.arrays[name]) for name in one.arrays)
 
 
-def test_company_changes_no_bit_and_shares_the_stream(tmp_path):
+def test_training_beside_a_linear_probe_changes_no_bit_and_shares_the_stream(tmp_path):
     linear = Linear(epochs=3, batch=32)
     assert linear.stream(None, None) == TASK.stream(None, None)
-    alone = TASK.run(export(), Workspace(cache=tmp_path / "alone", data="tiny:"))
-    together = dict(Attentive.together([linear, TASK], export(), Workspace(cache=tmp_path / "both", data="tiny:")))
-    same(alone, together[1])
+    alone = TASK.run(varied_export(), Workspace(cache=tmp_path / "alone", data="tiny:"))
+    space = Workspace(cache=tmp_path / "together", data="tiny:")
+    together = dict(Attentive.together([linear, TASK], varied_export(), space))
+    assert_same_outcome(alone, together[1])
     forwards = [outcome.cost["augmented_forwards"] for outcome in together.values()]
     assert sum(forwards) == 3 * alone.facts["training_images"] == alone.cost["augmented_forwards"]
-    same(linear.run(export(), Workspace(cache=tmp_path / "linear", data="tiny:")), together[0])
+    assert_same_outcome(linear.run(varied_export(), Workspace(cache=tmp_path / "linear", data="tiny:")), together[0])
 
 
 @pytest.mark.parametrize("changes", [{}, dict(policy="original", erase=0.25, falling=(0.01, 1e-3))])
-def test_a_stopped_training_continues_with_the_same_bits(changes, tmp_path, monkeypatch):
+def test_a_stopped_training_resumes_with_the_same_bits(changes, tmp_path, monkeypatch):
     task = replace(TASK, **changes)
-    whole = task.run(export(), Workspace(cache=tmp_path / "whole", data="tiny:"))
+    uninterrupted = task.run(varied_export(), Workspace(cache=tmp_path / "uninterrupted", data="tiny:"))
     space, calls = Workspace(cache=tmp_path / "stopped", data="tiny:"), []
     save_or_stop = ConcurrentSweeps.save_or_stop
 
-    def stopping(self):
+    def stop_at_fourth_call(self):
         calls.append(1)
         self.request = StopRequest() if len(calls) < 4 else self.request
         self.request.asked = len(calls) == 4
         save_or_stop(self)
 
-    monkeypatch.setattr(ConcurrentSweeps, "save_or_stop", stopping)
+    monkeypatch.setattr(ConcurrentSweeps, "save_or_stop", stop_at_fourth_call)
     with pytest.raises(Stopped):
-        task.run(export(), space)
+        task.run(varied_export(), space)
     monkeypatch.setattr(ConcurrentSweeps, "save_or_stop", save_or_stop)
-    same(whole, task.run(export(), space))
+    assert_same_outcome(uninterrupted, task.run(varied_export(), space))
 
 
 @pytest.mark.parametrize(
@@ -67,20 +69,19 @@ def test_a_stopped_training_continues_with_the_same_bits(changes, tmp_path, monk
         (dict(head="cae", attention_heads=3), ("attention_heads=3", "32")),
     ],
 )
-def test_widths_that_a_head_does_not_fit_are_refused_before_the_run(changes, words):
-    with pytest.raises(ValueError) as error:
-        replace(TASK, **changes).check_network(export().spec)
-    assert all(word in str(error.value) for word in words) and "\n" not in str(error.value)
+def test_a_head_that_does_not_fit_the_width_is_refused_before_the_run(changes, words):
+    message = refusal(replace(TASK, **changes).check_network, varied_export().spec)
+    assert all(word in message for word in words)
 
 
-def test_patches_tell_what_their_mean_does_not(tmp_path):
-    """Classes that differ in where a token is large, whose means are alike: attention finds them, the mean does not."""
+def test_attention_separates_classes_that_mean_patches_do_not(tmp_path):
+    """The classes differ in one token that attention can select; means over tokens are the same for both."""
     generator = torch.Generator().manual_seed(0)
     labels = torch.arange(256) % 2
     tokens = 0.1 * torch.randn(256, 8, 32, generator=generator)
     tokens[:, 0, 0] += 3
     tokens[:, 0, 1] += 2.0 * labels - 1
-    tokens[:, 1:, 1] -= (2.0 * labels[:, None] - 1) / 7  # the mean over tokens has none of it
+    tokens[:, 1:, 1] -= (2.0 * labels[:, None] - 1) / 7  # the mean over tokens does not differ
     space = Workspace(cache=tmp_path, data="none:")
     heads = replace(TASK, lrs=(0.01,), readout="patches").heads(32, 2, 256, space)
     for step in range(200):
@@ -88,32 +89,32 @@ def test_patches_tell_what_their_mean_does_not(tmp_path):
     assert heads.hits({"patches": tokens}, labels).item() > 250
 
 
-def test_vjepa2_sweeps_the_heads_of_its_configuration():
+def test_vjepa2_sweeps_the_heads_of_the_official_configuration():
     """configs/eval/vitl/in1k.yaml, whose batch is 1024; 20 epochs of 100 steps here."""
     task = PROTOCOLS["attentive@vjepa2"].task
     first, *others = task.grid(1024 / 256)
     assert (first.lr, first.weight_decay) == (1e-3, 1e-3) and len(others) == 20 == len(task.decays_and_lrs) - 1
     assert {head.lr for head in others} == {5e-4, 1e-3, 1.5e-3, 2e-3} and not any(head.decay for head in others)
     for step in (0, 700, 1999):
-        falling = (1 + np.cos(np.pi * (step + 1) / 2000)) / 2
+        factor = (1 + np.cos(np.pi * (step + 1) / 2000)) / 2
         progress = TrainProgress(step=step, steps_per_epoch=100, epochs=20)
         for schedule in (first.schedule, first.decay):
-            assert schedule.at(1e-3, progress) == pytest.approx(1e-3 * falling, abs=1e-12)
+            assert schedule.at(1e-3, progress) == pytest.approx(1e-3 * factor, abs=1e-12)
     assert task.augmentation != PROTOCOLS["attentive@capi"].task.augmentation
 
 
-def test_autoaugment_is_timms_whatever_the_threads():
+def test_autoaugment_equals_timms_on_any_number_of_threads():
     images, mean, std = open_set("tiny:", "train"), (0.48, 0.46, 0.41), (0.23, 0.22, 0.23)
     settings = dict(size=24, interpolation="bicubic", rule="torchvision", seed=3, epoch=2, image_numbers=np.arange(64))
     ours = TrainTransform(**settings, policy="original", erase=0.25, mean=mean, std=std)
     plain = create_transform(
         24, True, auto_augment="original", interpolation="bicubic", re_prob=0.25, mean=mean, std=std, re_mode="pixel"
     )
-    one_by_one = []
+    sequential = []
     for index in range(64):
         with seeded(AUGMENT, 3, 2, index):
             pixels = plain(images.image(index)) * torch.tensor(std)[:, None, None] + torch.tensor(mean)[:, None, None]
-        one_by_one.append((255 * pixels).round().clamp(0, 255).byte())
+        sequential.append((255 * pixels).round().clamp(0, 255).byte())
     with ThreadPoolExecutor(4) as pool:
-        together = list(pool.map(lambda index: ours(images, index), range(64)))
-    assert all(torch.equal(one, other) for one, other in zip(one_by_one, together, strict=True))
+        threaded = list(pool.map(lambda index: ours(images, index), range(64)))
+    assert all(torch.equal(one, other) for one, other in zip(sequential, threaded, strict=True))

@@ -1,4 +1,4 @@
-"""Which kernel is named to FAISS's OpenBLAS, by made-up processors; and in fresh processes, which one it then uses."""
+"""The kernel set for FAISS's OpenBLAS, on simulated processors; and the one it then uses, in fresh processes."""
 
 import os
 import subprocess
@@ -25,7 +25,7 @@ KNIGHTS_LANDING = HASWELL | {"avx512f", "avx512cd", "avx512er", "avx512pf"}
         (set(), None),
     ],
 )
-def test_the_kernel_that_fits_uses_only_what_the_processor_has(flags, kernel):
+def test_the_best_kernel_needs_only_instructions_of_the_processor(flags, kernel):
     assert blas_kernel.best_kernel(flags) == kernel
 
 
@@ -39,56 +39,56 @@ def test_flags_are_those_of_the_first_processor(tmp_path):
 
 
 @pytest.fixture
-def machine(monkeypatch):
-    """Pretend to be a fresh process on a processor with these flags, whose OpenBLAS makes this choice."""
+def simulate(monkeypatch):
+    """A function that simulates a fresh process: the processor's flags, and the kernel that OpenBLAS would choose."""
 
-    def call(flags, own):
+    def apply(flags, default):
         monkeypatch.delenv(blas_kernel.VARIABLE, raising=False)
         monkeypatch.delitem(sys.modules, "faiss", raising=False)
         monkeypatch.setattr(blas_kernel, "processor_flags", lambda: flags)
-        monkeypatch.setattr(blas_kernel, "default_kernel", lambda: own)
+        monkeypatch.setattr(blas_kernel, "default_kernel", lambda: default)
 
-    return call
+    return apply
 
 
 @pytest.mark.parametrize(
-    ("flags", "own", "kernel"),
+    ("flags", "default", "kernel"),
     [
         (SAPPHIRE_RAPIDS, "Prescott", "SkylakeX"),
         (HASWELL, "Prescott", "Haswell"),
         (HASWELL, "Nehalem", "Haswell"),
         (SAPPHIRE_RAPIDS, "SapphireRapids", None),
         (SAPPHIRE_RAPIDS, "Zen", None),
-        (SAPPHIRE_RAPIDS, "a kernel to come", None),
+        (SAPPHIRE_RAPIDS, "a future kernel", None),
         (SAPPHIRE_RAPIDS, None, None),
         (set(), "Prescott", None),
     ],
 )
-def test_only_a_choice_older_than_the_processor_is_replaced(flags, own, kernel, machine):
-    machine(flags, own)
+def test_only_a_default_kernel_without_avx_is_replaced(flags, default, kernel, simulate):
+    simulate(flags, default)
     with blas_kernel.fitting_kernel():
         assert os.environ.get(blas_kernel.VARIABLE) == kernel
     assert blas_kernel.VARIABLE not in os.environ
 
 
-def test_the_environment_is_restored_when_faiss_cannot_be_imported(machine):
-    machine(SAPPHIRE_RAPIDS, "Prescott")
+def test_the_environment_is_restored_when_faiss_cannot_be_imported(simulate):
+    simulate(SAPPHIRE_RAPIDS, "Prescott")
     with pytest.raises(ImportError), blas_kernel.fitting_kernel():
         raise ImportError
     assert blas_kernel.VARIABLE not in os.environ
 
 
 @pytest.mark.parametrize("setting", ["Prescott", "", "no such kernel"])
-def test_the_users_setting_is_never_replaced(setting, machine, monkeypatch):
-    machine(SAPPHIRE_RAPIDS, "Prescott")
+def test_the_users_setting_is_kept(setting, simulate, monkeypatch):
+    simulate(SAPPHIRE_RAPIDS, "Prescott")
     monkeypatch.setenv(blas_kernel.VARIABLE, setting)
     with blas_kernel.fitting_kernel():
         assert os.environ[blas_kernel.VARIABLE] == setting
     assert os.environ[blas_kernel.VARIABLE] == setting
 
 
-def test_a_loaded_faiss_is_left_alone(machine, monkeypatch):
-    machine(SAPPHIRE_RAPIDS, "Prescott")
+def test_no_kernel_is_set_once_faiss_is_loaded(simulate, monkeypatch):
+    simulate(SAPPHIRE_RAPIDS, "Prescott")
     monkeypatch.setitem(sys.modules, "faiss", None)
     assert blas_kernel.better_kernel() is None
 
@@ -104,8 +104,8 @@ def test_a_library_without_openblas_has_no_kernel(tmp_path):
 
 
 @pytest.fixture
-def fitting(monkeypatch):
-    """The kernel that fits the processor that runs this test."""
+def best_kernel(monkeypatch):
+    """The best kernel for the processor that runs this test."""
     monkeypatch.delenv(blas_kernel.VARIABLE, raising=False)
     blas_kernel.default_kernel.cache_clear()
     kernel = blas_kernel.best_kernel(blas_kernel.processor_flags())
@@ -115,7 +115,7 @@ def fitting(monkeypatch):
     blas_kernel.default_kernel.cache_clear()
 
 
-# FAISS's kernel, numpy's, and the environment's; its argument: what OpenBLAS is pretended to choose on a Haswell.
+# Prints the kernels of FAISS, of numpy and of the environment. Argument: the default kernel of a simulated Haswell.
 KERNELS = """
 import ctypes, os, sys
 from pathlib import Path
@@ -132,20 +132,20 @@ print(blas_kernel.in_use(), numpys().decode(), os.environ.get(blas_kernel.VARIAB
 """
 
 
-def printed(program, *arguments, **environment):
-    done = subprocess.run(
+def output_of(program, *arguments, **environment):
+    process = subprocess.run(
         [sys.executable, "-c", program, *arguments], env=os.environ | environment, capture_output=True, text=True
     )
-    assert done.returncode == 0, done.stderr
-    return done.stdout.strip().split(", ")
+    assert process.returncode == 0, process.stderr
+    return process.stdout.strip().split(", ")
 
 
-def test_faiss_alone_gets_the_kernel_that_fits(fitting):
-    own = blas_kernel.default_kernel()
-    kernel, numpys, _ = printed(KERNELS)
-    assert kernel == (fitting if own in blas_kernel.WITHOUT_AVX else own)
-    assert printed(KERNELS, "Prescott") == ["Haswell", numpys, "None"]
-    assert printed(KERNELS, "Prescott", OPENBLAS_CORETYPE="Nehalem")[0] == "Nehalem"
+def test_only_faiss_gets_the_best_kernel(best_kernel):
+    default = blas_kernel.default_kernel()
+    kernel, numpys, _ = output_of(KERNELS)
+    assert kernel == (best_kernel if default in blas_kernel.WITHOUT_AVX else default)
+    assert output_of(KERNELS, "Prescott") == ["Haswell", numpys, "None"]
+    assert output_of(KERNELS, "Prescott", OPENBLAS_CORETYPE="Nehalem")[0] == "Nehalem"
 
 
 SEARCH = """
@@ -163,5 +163,5 @@ print(np.abs(np.take_along_axis(product, indices, axis=1) - similarities).max() 
 """
 
 
-def test_a_search_uses_it_and_is_exact(fitting):
-    assert printed(SEARCH) == [fitting, "True", "True"]
+def test_a_search_uses_the_best_kernel_and_is_exact(best_kernel):
+    assert output_of(SEARCH) == [best_kernel, "True", "True"]

@@ -1,6 +1,7 @@
-"""Mean per-class accuracy of all probes, on sets whose papers report it."""
+"""Mean per-class accuracy of all probes, on image sets whose papers report it."""
 
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -21,25 +22,32 @@ from probes.tasks.lowshot import LowShot
 
 
 def uneven(split: str, reports: str = "mean per class") -> ImageSet:
-    """Three classes of the digits, 60, 30 and 10 images."""
+    """Three classes of digits: up to 45, 30 and 10 images."""
     digits = open_set("digits:", split)
     rows = [np.flatnonzero(digits.labels == label)[:count] for label, count in ((3, 45), (5, 30), (8, 10))]
-    labels = np.repeat(np.arange(3), [len(each) for each in rows])
+    labels = np.repeat(np.arange(3), [len(indices) for indices in rows])
     return replace(
         digits, labels=labels, classes=("3", "5", "8"), images=digits.images.take(np.concatenate(rows)), reports=reports
     )
 
 
-def test_the_mean_over_classes_is_sklearns_balanced_accuracy():
+def uneven_workspace(cache: Path, reports: str) -> Workspace:
+    sets = OpenedSets()
+    for split in ("train", "val"):
+        sets.get("digits:", split, lambda _, split: uneven(split, reports))
+    return Workspace(cache=cache, data="digits:", opened=sets)
+
+
+def test_mean_per_class_accuracy_equals_sklearns_balanced_accuracy():
     random = np.random.RandomState(0)
     labels, guesses = random.choice(5, 200, p=(0.5, 0.3, 0.1, 0.06, 0.04)), random.choice(5, 200)
     right = (labels == guesses).astype(float)
     assert class_mean(right, labels) == pytest.approx(100 * balanced_accuracy_score(labels, guesses), abs=1e-12)
     weights = random.multinomial(200, np.full(200, 1 / 200), size=7).astype(float)
-    found = class_means({"a": right}, labels, weights)["a"]
-    repeated = [np.repeat(np.arange(200), row.astype(int)) for row in weights]
-    wanted = [100 * balanced_accuracy_score(labels[rows], guesses[rows]) for rows in repeated]
-    assert np.allclose(found, wanted, atol=1e-12)
+    means = class_means({"a": right}, labels, weights)["a"]
+    resamples = [np.repeat(np.arange(200), row.astype(int)) for row in weights]
+    expected = [100 * balanced_accuracy_score(labels[rows], guesses[rows]) for rows in resamples]
+    assert np.allclose(means, expected, atol=1e-12)
 
 
 def test_skipped_images_and_absent_classes_do_not_count():
@@ -67,49 +75,42 @@ TASKS = {
 
 
 @pytest.mark.parametrize("name", TASKS)
-def test_probes_report_it_first_where_papers_do(name, export, tmp_path):
-    opened = {reports: OpenedSets() for reports in ("top1", "mean per class")}
-    for reports, sets in opened.items():
-        for split in ("train", "val"):
-            sets.get("digits:", split, lambda _, split, reports=reports: uneven(split, reports))
-    plain, found = (
-        TASKS[name].run(export, Workspace(cache=tmp_path, data="digits:", opened=sets)) for sets in opened.values()
+def test_probes_report_it_first_on_sets_whose_papers_do(name, export, tmp_path):
+    plain, per_class = (
+        TASKS[name].run(export, uneven_workspace(tmp_path, reports)) for reports in ("top1", "mean per class")
     )
-    own = [metric for metric in found.metrics if metric not in plain.metrics]
-    assert list(found.metrics) == [*own, *plain.metrics] and own[0].startswith("per_class")
-    assert {metric: found.metrics[metric] for metric in plain.metrics} == dict(plain.metrics)
+    added = [metric for metric in per_class.metrics if metric not in plain.metrics]
+    assert list(per_class.metrics) == [*added, *plain.metrics] and added[0].startswith("per_class")
+    assert {metric: per_class.metrics[metric] for metric in plain.metrics} == dict(plain.metrics)
     labels = uneven("val").labels
-    for metric in own:
-        top1 = found.metrics[metric.replace("per_class", "top1")]
+    for name in added:
+        metric, top1 = per_class.metrics[name], per_class.metrics[name.replace("per_class", "top1")]
         if top1.deviation_of:
-            assert found.metrics[metric].deviation_of == metric.removesuffix("_std") and found.numbers[metric] > 0
+            assert metric.deviation_of == name.removesuffix("_std") and metric.value > 0
             continue
         accuracies = [np.mean(top1.per_image[labels == label]) for label in range(3)]
-        assert found.numbers[metric] == pytest.approx(100 * np.mean(accuracies), abs=1e-4)
-        assert found.metrics[metric].chosen_on_val == top1.chosen_on_val
-    kept = metric_records(checked(found), len(labels))[0][own[0]]
-    low, high = kept.interval
-    assert low < kept.value < high and kept.array_over == "resamples"
+        assert metric.value == pytest.approx(100 * np.mean(accuracies), abs=1e-4)
+        assert metric.chosen_on_val == top1.chosen_on_val
+    record = metric_records(checked(per_class), len(labels))[0][added[0]]
+    low, high = record.interval
+    assert low < record.value < high and record.array_over == "resamples"
 
 
 def test_a_penalty_is_chosen_by_the_metric_of_the_set(export, tmp_path):
-    """Held-out images choose by the mean over classes where papers report it, and by top-1 accuracy elsewhere."""
+    """Mean per-class accuracy on held-out images if papers report it, else top-1 accuracy."""
     task = LowShot(
         shots=(), fractions=(1.0,), lambdas=(1.0, 0.1, 0.01), holdout=0.3, pool="avg", preprocess="none", norm=True
     )
     chosen = {}
     for reports, score in (("top1", "top1"), ("mean per class", "per_class")):
-        sets = OpenedSets()
-        for split in ("train", "val"):
-            sets.get("digits:", split, lambda _, split, reports=reports: uneven(split, reports))
-        (fit,) = task.run(export, Workspace(cache=tmp_path, data="digits:", opened=sets)).facts["fits"]
+        (fit,) = task.run(export, uneven_workspace(tmp_path, reports)).facts["fits"]
         scores = {entry["lambda"]: entry[score] for entry in fit["holdout"]}
         chosen[reports] = fit["lambda"]
         assert fit["lambda"] == next(lam for lam, value in scores.items() if value == max(scores.values()))
     assert chosen["top1"] != chosen["mean per class"]
 
 
-def test_two_checkpoints_are_tested_on_the_same_resamples():
+def test_two_checkpoints_are_compared_on_the_same_resamples():
     val, random = uneven("val"), np.random.RandomState(3)
     good, bad = ((random.rand(len(val)) < rate).astype(float) for rate in (0.9, 0.4))
     one, other = (

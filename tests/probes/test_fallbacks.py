@@ -1,4 +1,4 @@
-"""A network that lacks what a protocol reads: what is read instead, and that the result says so."""
+"""Readouts that a network lacks: what is read instead, which the result records with a warning."""
 
 from dataclasses import replace
 
@@ -36,7 +36,7 @@ def headless():
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory):
-    """Two classes that nothing tells apart, 12 and 8 images each."""
+    """Two classes with random labels, 12 training and 8 validation images each."""
     return coloured_folder(tmp_path_factory.mktemp("set"), classes=2, shuffled=True)
 
 
@@ -57,17 +57,17 @@ def data(tmp_path_factory):
         (HEADLESS | {"class_attention": 2}, "avg2", "avg2"),
     ],
 )
-def test_readouts_of_a_network_of_two_blocks(facts, readout, read):
+def test_supported_readouts_of_a_network_of_two_blocks(facts, readout, read):
     spec = replace(export_of_size(16).spec, pool="avg", **facts)
     assert supported_readout(readout, spec) == read
 
 
-def test_readouts_of_a_network_that_gives_one_vector(tmp_path, monkeypatch):
+def test_supported_readouts_of_a_network_with_one_output_vector(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(str(tmp_path))
     write_networks(tmp_path)
     spec = load_frozen("module:toynets:vector").spec
-    found = {readout: supported_readout(readout, spec) for readout in ("avg", "cls4+avg", "avg4", "cls@1")}
-    assert found == {"avg": "cls1", "cls4+avg": "cls1", "avg4": "cls1", "cls@1": "cls@1"}
+    read = {readout: supported_readout(readout, spec) for readout in ("avg", "cls4+avg", "avg4", "cls@1")}
+    assert read == {"avg": "cls1", "cls4+avg": "cls1", "avg4": "cls1", "cls@1": "cls@1"}
 
 
 @pytest.mark.parametrize(
@@ -80,18 +80,17 @@ def test_readouts_of_a_network_that_gives_one_vector(tmp_path, monkeypatch):
     ],
     ids=["knn", "lowshot", "linear", "augmented"],
 )
-def test_without_a_class_token_mean_patches_are_read_and_said(headless, data, tmp_path, task, changes, read):
+def test_without_a_class_token_the_mean_patch_is_read_with_a_warning(headless, data, tmp_path, task, changes, read):
     space = workspace(tmp_path, data)
     outcome, by_hand = task.run(headless, space), replace(task, **changes).run(headless, space)
     assert outcome.metrics == by_hand.metrics and outcome.facts["read_instead"] == read
     assert "read_instead" not in by_hand.facts
-    (asked,) = read
-    said = f"the model has no class token: avg was read for {asked}"
-    assert outcome.facts["warnings"] == [*by_hand.facts.get("warnings", ()), said]
+    *warnings, warning = outcome.facts["warnings"]
+    assert warnings == by_hand.facts.get("warnings", []) and f"avg was read for {next(iter(read))}" in warning
 
 
 @pytest.mark.parametrize("task", [KNN, LOWSHOT, LINEAR])
-def test_what_is_read_instead_is_extracted_in_the_common_pass(headless, data, tmp_path, task):
+def test_fallback_features_are_requested_for_the_shared_pass(headless, data, tmp_path, task):
     space = workspace(tmp_path, data)
     (kinds,) = task.features(headless, space).values()
     assert {kind.pool for kind in kinds} == {"avg"}
@@ -99,7 +98,7 @@ def test_what_is_read_instead_is_extracted_in_the_common_pass(headless, data, tm
 
 
 @pytest.mark.parametrize("task", [KNN, LOWSHOT, LINEAR])
-def test_a_network_that_has_all_is_read_as_the_protocol_says(data, tmp_path, task):
+def test_a_network_that_has_the_readout_needs_no_fallback(data, tmp_path, task):
     export = export_of_size(16)
     outcome = task.run(export, workspace(tmp_path, data))
     assert "read_instead" not in outcome.facts
@@ -107,15 +106,15 @@ def test_a_network_that_has_all_is_read_as_the_protocol_says(data, tmp_path, tas
     assert FeatureKind("cls", -1, getattr(task, "norm", True)) in kinds
 
 
-def test_of_too_many_blocks_those_are_read_that_there_are(data, tmp_path):
+def test_fewer_blocks_are_read_from_a_shallow_network(data, tmp_path):
     export, space = export_of_size(16), workspace(tmp_path, data)
     outcome = replace(LINEAR, readouts=("cls4", "avg")).run(export, space)
     by_hand = replace(LINEAR, readouts=("cls2", "avg")).run(export, space)
     assert outcome.metrics == by_hand.metrics and outcome.facts["read_instead"] == {"cls4": "cls2"}
-    assert outcome.facts["warnings"][-1] == "the model has 2 blocks: cls2 was read for cls4"
+    assert "cls2 was read for cls4" in outcome.facts["warnings"][-1]
 
 
-def test_of_a_block_that_is_not_there_the_last_one_is_read(headless, data, tmp_path):
+def test_the_last_block_is_read_for_a_missing_one(headless, data, tmp_path):
     export, space = export_of_size(16), workspace(tmp_path, data)
     outcome = replace(LINEAR, readouts=("avg@8",)).run(export, space)
     by_hand = replace(LINEAR, readouts=("avg@2",)).run(export, space)
@@ -124,18 +123,16 @@ def test_of_a_block_that_is_not_there_the_last_one_is_read(headless, data, tmp_p
     assert supported_readout("cls@1", headless.spec) == "avg@1" and supported_readout("cls@1", export.spec) == "cls@1"
 
 
-def test_readouts_that_come_to_the_same_are_trained_once(data, tmp_path):
+def test_readouts_with_the_same_fallback_are_trained_once(data, tmp_path):
     task = replace(LINEAR, readouts=("cls1", "cls1+avg", "cls4", "cls4+avg"))
     outcome = task.run(load("pixels:4"), workspace(tmp_path, data))
     assert [row["readout"] for row in outcome.facts["grid"]] == ["avg"] * len(task.lrs)
-    assert outcome.facts["warnings"][-1] == (
-        "the model has no class token and 1 block: avg was read for cls1, cls1+avg, cls4, cls4+avg"
-    )
+    assert "avg was read for cls1, cls1+avg, cls4, cls4+avg" in outcome.facts["warnings"][-1]
 
 
 @pytest.mark.parametrize(("task", "key"), [(KNN, "knn"), (LOWSHOT, "lowshot")])
-def test_what_only_the_user_can_decide_is_an_error_with_the_option_that_helps(data, tmp_path, task, key):
-    """Class-attention blocks give a class token after the last block alone."""
+def test_a_missing_layer_is_an_error_that_names_the_option(data, tmp_path, task, key):
+    """With class-attention blocks there is a class token after the last block only."""
     export = export_with(**HEADLESS, class_attention=1, final_norm="class")
     space = workspace(tmp_path, data)
     early = replace(task, layer=0)

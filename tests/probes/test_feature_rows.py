@@ -1,4 +1,4 @@
-"""Rows that are read when they are asked for: those of the array, from as few pages as they lie on."""
+"""Rows of a mapped file that are read on demand, from no more pages than they occupy."""
 
 import mmap
 
@@ -15,28 +15,28 @@ def mapped(tmp_path):
     return np.memmap(tmp_path / "kind.f32", np.float32, mode="r", shape=(5000, 96))
 
 
-def test_chosen_rows_are_those_of_a_copy(mapped):
+def test_chosen_rows_equal_a_copy(mapped):
     chosen = np.setdiff1d(np.arange(5000), [3, 17, 4999])
-    found, copy = ChosenRows(mapped, chosen), mapped[chosen]
-    assert found.shape == copy.shape and len(found) == len(copy) and found.dtype == copy.dtype
-    for some in (5, slice(10, 30), slice(None, None, 7), np.array([40, 2, 2]), np.arange(4997) % 3 == 0):
-        np.testing.assert_array_equal(found[some], copy[some])
-    np.testing.assert_array_equal(copy_rows(found, np.arange(0, 4997, 3)), copy[::3])
-    np.testing.assert_array_equal(np.asarray(found), copy)
-    np.testing.assert_array_equal(np.asarray(found, np.float64), copy.astype(np.float64))
+    lazy, copy = ChosenRows(mapped, chosen), mapped[chosen]
+    assert lazy.shape == copy.shape and len(lazy) == len(copy) and lazy.dtype == copy.dtype
+    for key in (5, slice(10, 30), slice(None, None, 7), np.array([40, 2, 2]), np.arange(4997) % 3 == 0):
+        np.testing.assert_array_equal(lazy[key], copy[key])
+    np.testing.assert_array_equal(copy_rows(lazy, np.arange(0, 4997, 3)), copy[::3])
+    np.testing.assert_array_equal(np.asarray(lazy), copy)
+    np.testing.assert_array_equal(np.asarray(lazy, np.float64), copy.astype(np.float64))
 
 
-def test_equal_rows_are_found_in_any_place(monkeypatch):
+def test_a_single_differing_row_is_detected(monkeypatch):
     monkeypatch.setattr(rows, "READ", 10)
-    same = np.ones((35, 4), np.float32)
-    assert are_equal(same) and are_equal(same[:1])
-    same[34, 2] = 2
-    assert not are_equal(same)
-    assert are_equal(ChosenRows(same, np.arange(34))) and not are_equal(ChosenRows(same, np.array([0, 34])))
+    features = np.ones((35, 4), np.float32)
+    assert are_equal(features) and are_equal(features[:1])
+    features[34, 2] = 2
+    assert not are_equal(features)
+    assert are_equal(ChosenRows(features, np.arange(34))) and not are_equal(ChosenRows(features, np.array([0, 34])))
 
 
-class Asked:
-    """Stands in for a mapping and notes what it is advised."""
+class RecordingMap:
+    """A stand-in for a memory map that records the advice it is given."""
 
     def __init__(self, mapped):
         self.length, self.advice = len(mapped._mmap), []
@@ -49,19 +49,19 @@ class Asked:
 
 
 @pytest.mark.parametrize("chosen", [None, np.arange(1, 5000)])
-def test_reading_ahead_asks_for_the_pages_of_the_rows_alone(mapped, chosen, monkeypatch):
-    asked = Asked(mapped)
-    monkeypatch.setattr(rows, "_mapped", lambda features: asked)
+def test_reading_ahead_requests_only_the_pages_of_the_rows(mapped, chosen, monkeypatch):
+    recording = RecordingMap(mapped)
+    monkeypatch.setattr(rows, "_mapped", lambda features: recording)
     features = mapped if chosen is None else ChosenRows(mapped, chosen)
-    wanted = np.array([0, 1, 2, 100, 101, 4000, 4998])
-    read_ahead(features, wanted)
+    rows_needed = np.array([0, 1, 2, 100, 101, 4000, 4998])
+    read_ahead(features, rows_needed)
     pages = set()
-    for option, start, length in asked.advice:
-        assert option == mmap.MADV_WILLNEED and start % mmap.PAGESIZE == 0 and start + length <= asked.length
+    for option, start, length in recording.advice:
+        assert option == mmap.MADV_WILLNEED and start % mmap.PAGESIZE == 0 and start + length <= recording.length
         pages |= set(range(start // mmap.PAGESIZE, -(-(start + length) // mmap.PAGESIZE)))
-    places = wanted if chosen is None else chosen[wanted]
-    needed = {at // mmap.PAGESIZE for place in places for at in (place * 384, place * 384 + 383)}
-    assert pages == needed and len(asked.advice) == 4
+    rows_in_file = rows_needed if chosen is None else chosen[rows_needed]
+    expected = {offset // mmap.PAGESIZE for row in rows_in_file for offset in (row * 384, row * 384 + 383)}
+    assert pages == expected and len(recording.advice) == 4
 
 
 def test_advice_on_a_real_mapping_changes_nothing(mapped):

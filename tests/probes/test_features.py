@@ -1,4 +1,4 @@
-"""What extraction computes, when it computes nothing, and how it refuses."""
+"""Extraction of features: values, reuse of stored ones, changed and unreadable images, and errors."""
 
 import os
 import shutil
@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from meeting import together
+from meeting import run_in_threads
 from PIL import Image
 from toy_exports import workspace
 
@@ -36,7 +36,7 @@ def digits():
 
 
 def overwrite(path: Path, seed: int = 1, time: int = 0) -> None:
-    """Other pixels in a file of the same size, modified later by `time` ns."""
+    """Write other pixels to an image of the same size, with a modification time that is later by `time` ns."""
     before = path.stat()
     pixels = np.random.default_rng(seed).integers(0, 255, (20, 24, 3), dtype=np.uint8)
     Image.fromarray(pixels).save(path)
@@ -46,7 +46,7 @@ def overwrite(path: Path, seed: int = 1, time: int = 0) -> None:
 
 @pytest.fixture
 def bitmaps(photos, tmp_path):
-    """The photos as BMP files, which all have one size."""
+    """The photos as BMP files, which all have the same size."""
     for path in (tmp_path / "photos").rglob("*.png"):
         Image.open(path).save(path.with_suffix(".bmp"))
         path.unlink()
@@ -55,7 +55,7 @@ def bitmaps(photos, tmp_path):
 
 @pytest.fixture
 def photos(tmp_path):
-    """20 images in files, 10 a class."""
+    """The URL of 20 image files, 10 per class."""
     random = np.random.default_rng(0)
     for number in range(20):
         path = tmp_path / "photos" / "val" / f"class{number % 2}" / f"{number:02d}.png"
@@ -66,22 +66,22 @@ def photos(tmp_path):
 
 
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
-def test_features_are_those_of_the_backbone(export, digits, tmp_path, precision):
-    found = extract(export, digits, [CLS, AVG, EARLY], workspace(tmp_path, "digits:", precision=precision))
+def test_features_equal_those_of_the_backbone(export, digits, tmp_path, precision):
+    features = extract(export, digits, [CLS, AVG, EARLY], workspace(tmp_path, "digits:", precision=precision))
     transform = transform_of(export, workspace(tmp_path, "digits:"))
     backbone = Backbone(export, "cpu", precision)
     images = backbone.prepare(torch.stack([transform(digits, i) for i in range(len(digits))]))
-    found_directly = backbone.views(images, [(-1, True), (0, False)])
-    last, early = found_directly[-1, True], found_directly[0, False]
+    layers = backbone.views(images, [(-1, True), (0, False)])
+    last, early = layers[-1, True], layers[0, False]
     tolerance = 1e-5 if precision == "float32" else 2e-2
     for kind, expected in ((CLS, last.cls), (AVG, last.avg), (EARLY, early.cls)):
-        assert found[kind].dtype == np.float32 and isinstance(found[kind], np.memmap)
-        np.testing.assert_allclose(found[kind], expected.numpy(), atol=tolerance)
-    np.testing.assert_array_equal(found.labels, digits.labels)
-    assert found.indices.tolist() == list(range(50)) and not found.unreadable
+        assert features[kind].dtype == np.float32 and isinstance(features[kind], np.memmap)
+        np.testing.assert_allclose(features[kind], expected.numpy(), atol=tolerance)
+    np.testing.assert_array_equal(features.labels, digits.labels)
+    assert features.indices.tolist() == list(range(50)) and not features.unreadable
 
 
-def test_what_is_on_disk_is_not_computed_again(export, digits, tmp_path):
+def test_stored_features_are_not_computed_again(export, digits, tmp_path):
     space = workspace(tmp_path, "digits:")
     assert extract(export, digits, [CLS, EARLY], space).forwards == 50
     assert extract(export, digits, [EARLY], space).forwards == 0
@@ -100,7 +100,7 @@ def with_flipped_bit(export):
     return ViTExport.make(export.spec, export.preparation, tensors)
 
 
-def test_any_change_misses_the_cache(export, digits, tmp_path):
+def test_any_change_of_input_or_precision_is_computed_anew(export, digits, tmp_path):
     space = workspace(tmp_path, "digits:")
     extract(export, digits, [CLS], space)
     plain = transform_of(export, space)
@@ -117,7 +117,7 @@ def test_any_change_misses_the_cache(export, digits, tmp_path):
     assert extract(export, digits, [CLS], replace(space, workers=3, seed=7)).forwards == 0
 
 
-def test_the_number_of_threads_does_not_change_a_bit(export, digits, tmp_path):
+def test_the_number_of_threads_changes_no_bit(export, digits, tmp_path):
     arrays = [
         extract(export, digits, [CLS], workspace(tmp_path / str(threads), "digits:", workers=threads))[CLS]
         for threads in (1, 2, 5)
@@ -126,61 +126,61 @@ def test_the_number_of_threads_does_not_change_a_bit(export, digits, tmp_path):
         np.testing.assert_array_equal(array, arrays[0])
 
 
-def spoil(url, name, content):
-    path = next(p for p in sorted((open_root(url) / "val").rglob("*.png")) if p.name == name)
+def folder_of(url):
+    return Path(url.removeprefix("folder:"))
+
+
+def break_image(url, name, content):
+    (path,) = (folder_of(url) / "val").rglob(name)
     path.write_bytes(content)
     return path
 
 
-def open_root(url):
-    return Path(url.removeprefix("folder:"))
-
-
-def test_an_unreadable_image_stops_with_its_path_and_what_was_done_is_kept(export, photos, tmp_path):
-    path = spoil(photos, "19.png", b"\x89PNG no more")
+def test_an_unreadable_image_is_an_error_and_earlier_batches_are_kept(export, photos, tmp_path):
+    path = break_image(photos, "19.png", b"\x89PNG no more")
     images, space = open_set(photos, "val"), workspace(tmp_path, photos, workers=1)
     with pytest.raises(UnreadableImage, match=str(path)):
         extract(export, images, [CLS], space)
-    left = extract(export, images, [CLS], replace(space, skip_bad=True))
-    assert left.forwards == 6  # of three batches (7, 7, 6) the last one
-    assert left.unreadable.keys() == {19} and left.indices.tolist() == list(range(19))
-    assert len(left.labels) == len(left[CLS]) == 19
-    assert list(left.facts["skipped"]) == [str(path)]
+    resumed = extract(export, images, [CLS], replace(space, skip_bad=True))
+    assert resumed.forwards == 6  # of three batches (7, 7, 6) the last one
+    assert resumed.unreadable.keys() == {19} and resumed.indices.tolist() == list(range(19))
+    assert len(resumed.labels) == len(resumed[CLS]) == 19
+    assert list(resumed.facts["skipped"]) == [str(path)]
     assert extract(export, images, [CLS], replace(space, skip_bad=True)).forwards == 0
     with pytest.raises(UnreadableImage, match=str(path)):
         extract(export, images, [CLS], space)
 
 
-def test_skipping_leaves_the_other_rows_as_they_were(export, photos, tmp_path):
-    whole = extract(export, open_set(photos, "val"), [AVG], workspace(tmp_path, photos))[AVG].copy()
-    spoil(photos, "04.png", b"")
-    less = extract(export, open_set(photos, "val"), [AVG], workspace(tmp_path, photos, skip_bad=True))
-    np.testing.assert_array_equal(less[AVG], np.delete(whole, less.unreadable and list(less.unreadable), axis=0))
+def test_skipping_an_image_does_not_change_the_other_rows(export, photos, tmp_path):
+    complete = extract(export, open_set(photos, "val"), [AVG], workspace(tmp_path, photos))[AVG].copy()
+    break_image(photos, "04.png", b"")
+    skipped = extract(export, open_set(photos, "val"), [AVG], workspace(tmp_path, photos, skip_bad=True))
+    np.testing.assert_array_equal(skipped[AVG], np.delete(complete, list(skipped.unreadable), axis=0))
 
 
-def test_a_set_without_a_readable_image(export, photos, tmp_path):
-    for path in (open_root(photos) / "val").rglob("*.png"):
+def test_a_set_without_a_readable_image_is_refused(export, photos, tmp_path):
+    for path in (folder_of(photos) / "val").rglob("*.png"):
         path.write_bytes(b"")
     with pytest.raises(ValueError, match="none of the 20 images of val can be read"):
         extract(export, open_set(photos, "val"), [CLS], workspace(tmp_path, photos, skip_bad=True))
 
 
-def test_features_that_are_not_finite_name_layer_and_image(export, digits, tmp_path):
+def test_an_error_names_layer_and_image_of_features_that_are_not_finite(export, digits, tmp_path):
     tensors = dict(export.tensors) | {"norm.weight": torch.full_like(export.tensors["norm.weight"], 3e38)}
     broken = replace(export, tensors=tensors)
     with pytest.raises(ValueError, match=r"digits:val/\d+: features of layer -1 \(cls-layer-1-norm\) are not finite"):
         extract(broken, digits, [CLS], workspace(tmp_path, "digits:"))
 
 
-def test_a_missing_class_token_is_an_error_that_says_what_to_do(export, digits, tmp_path):
+def test_a_missing_class_token_is_an_error_that_names_the_option(export, digits, tmp_path):
     spec = replace(export.spec, class_token=False, class_position=False, pool="avg")
     pooled = ViTExport.from_vit(ViT(spec), Preparation())
-    with pytest.raises(ValueError, match="no class token at layer -1: evaluate it with pool=avg"):
+    with pytest.raises(ValueError, match=r"no class token at layer -1: .*pool=avg"):
         extract(pooled, digits, [CLS], workspace(tmp_path, "digits:"))
     assert extract(pooled, digits, [AVG], workspace(tmp_path, "digits:"))[AVG].shape == (50, 32)
 
 
-def test_no_room_on_disk_is_said_before_anything_is_computed(export, digits, tmp_path, monkeypatch):
+def test_a_full_disk_is_an_error_before_anything_is_computed(export, digits, tmp_path, monkeypatch):
     usage = namedtuple("usage", "total used free")
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage(10, 10, 0))
     with pytest.raises(ValueError, match=r"need 0\.\d MiB in .* 0\.0 MiB are free; make room, or give --out a folder"):
@@ -195,7 +195,7 @@ def test_no_room_on_disk_is_said_before_anything_is_computed(export, digits, tmp
         ({"batch_size": 0}, "batch size 0"),
     ],
 )
-def test_settings_that_cannot_work(export, digits, tmp_path, settings, message):
+def test_invalid_settings_are_refused(export, digits, tmp_path, settings, message):
     with pytest.raises(ValueError, match=message):
         extract(export, digits, [CLS], workspace(tmp_path, "digits:", **settings))
 
@@ -209,7 +209,7 @@ def flip_a_bit(path):
 @pytest.mark.parametrize(
     "damage", [lambda path: os.truncate(path, 100), flip_a_bit], ids=["truncated", "a flipped bit"]
 )
-def test_a_damaged_store_is_filled_again(export, digits, tmp_path, damage):
+def test_a_damaged_store_is_computed_again(export, digits, tmp_path, damage):
     space = workspace(tmp_path, "digits:")
     before = extract(export, digits, [CLS], space)[CLS].copy()
     (path,) = tmp_path.rglob("*.f32")
@@ -219,20 +219,20 @@ def test_a_damaged_store_is_filled_again(export, digits, tmp_path, damage):
     np.testing.assert_array_equal(again[CLS], before)
 
 
-def test_one_process_alone_looks_for_damage(export, digits, tmp_path, monkeypatch):
-    """It removes what describes a damaged file; another one that looked as well would meet that halfway."""
-    space, looks, is_finished = workspace(tmp_path, "digits:"), set(), Store.is_finished
+def test_only_one_process_checks_for_damage(export, digits, tmp_path, monkeypatch):
+    """The check removes the description of a damaged file, which a second check would find half removed."""
+    space, checking_threads, is_finished = workspace(tmp_path, "digits:"), set(), Store.is_finished
 
-    def looked(store, kind):
-        looks.add(threading.get_ident())
+    def record_thread(store, kind):
+        checking_threads.add(threading.get_ident())
         return is_finished(store, kind)
 
     before = extract(export, digits, [CLS], space)[CLS].copy()
     flip_a_bit(*tmp_path.rglob("*.f32"))
-    monkeypatch.setattr(Store, "is_finished", looked)
-    found = together(2, lambda world: extract(export, digits, [CLS], replace(space, world=world)))
-    assert len(looks) == 1 and [each.forwards for each in found] == [50, 50]
-    np.testing.assert_array_equal(found[1][CLS], before)
+    monkeypatch.setattr(Store, "is_finished", record_thread)
+    first, second = run_in_threads(2, lambda world: extract(export, digits, [CLS], replace(space, world=world)))
+    assert len(checking_threads) == 1 and first.forwards == second.forwards == 50
+    np.testing.assert_array_equal(second[CLS], before)
 
 
 def test_kinds_are_checked():
@@ -240,29 +240,29 @@ def test_kinds_are_checked():
         FeatureKind("max")
 
 
-def test_transform_is_the_exports_own(export, tmp_path):
+def test_the_transform_is_that_of_the_export(export, tmp_path):
     transform = transform_of(export, workspace(tmp_path, "digits:", decode="fast"))
     assert transform == EvalTransform(size=16, crop=export.crop, interpolation=export.interpolation, decode="fast")
 
 
-def test_what_others_want_and_the_model_lacks_is_passed_over(tmp_path, digits):
+def test_kinds_that_other_tasks_want_and_the_model_lacks_are_skipped(tmp_path, digits):
     spec = dict(architecture="vit_tiny_patch16_224", image_size=16, patch_size=8, width=16, depth=1, heads=2)
     torch.manual_seed(0)
-    headless = ViTSpec(**spec, mlp_hidden=32, class_token=False, class_position=False, pool="avg")
-    export = ViTExport.from_vit(ViT(headless), Preparation())
+    without_class_token = ViTSpec(**spec, mlp_hidden=32, class_token=False, class_position=False, pool="avg")
+    export = ViTExport.from_vit(ViT(without_class_token), Preparation())
     space = workspace(tmp_path, "digits:", limit=20)
     transform = transform_of(export, space)
     space = replace(space, wanted={transform.name: (FeatureKind("cls"), FeatureKind("avg", norm=False))})
-    found = extract(export, digits, [FeatureKind("avg")], space, transform)
-    assert set(found.arrays) == {FeatureKind("avg"), FeatureKind("avg", norm=False)}
+    features = extract(export, digits, [FeatureKind("avg")], space, transform)
+    assert set(features.arrays) == {FeatureKind("avg"), FeatureKind("avg", norm=False)}
 
 
-def opened(root: Path):
+def open_val(root: Path):
     return open_set(f"folder:{root}", "val")
 
 
-def directly(export, images) -> np.ndarray:
-    """Class tokens (N, D) of images that are read now."""
+def class_tokens(export, images) -> np.ndarray:
+    """Class tokens (N, D), computed without a store."""
     transform = transform_of(export, workspace(Path(), "digits:"))
     backbone = Backbone(export, "cpu", "float32")
     pixels = backbone.prepare(torch.stack([transform(images, index) for index in range(len(images))]))
@@ -270,59 +270,59 @@ def directly(export, images) -> np.ndarray:
 
 
 @pytest.mark.parametrize("time", [0, 1])
-def test_images_overwritten_by_others_of_the_same_size_are_read_again(export, bitmaps, tmp_path, time):
+def test_overwritten_images_of_the_same_size_are_read_again(export, bitmaps, tmp_path, time):
     space = workspace(tmp_path, "", batch_size=2)
-    before = opened(bitmaps)
+    before = open_val(bitmaps)
     extract(export, before, [CLS], space)
     for seed, path in enumerate(sorted((bitmaps / "val").rglob("*.bmp"))):
-        overwrite(path, seed, time)  # even where the time of modification was set back
-    images = opened(bitmaps)
+        overwrite(path, seed, time)  # with time=0 the modification time does not show the change
+    images = open_val(bitmaps)
     assert images.fingerprint == before.fingerprint and contents_differ(before.contents, images.contents)
-    found = extract(export, images, [CLS], space)
-    assert found.forwards == 20
-    np.testing.assert_allclose(found[CLS], directly(export, images), atol=1e-5)
+    features = extract(export, images, [CLS], space)
+    assert features.forwards == 20
+    np.testing.assert_allclose(features[CLS], class_tokens(export, images), atol=1e-5)
 
 
-def test_of_few_overwritten_images_only_the_batches_are_read_again(export, bitmaps, tmp_path):
+def test_only_batches_with_overwritten_images_are_read_again(export, bitmaps, tmp_path):
     space = workspace(tmp_path, "", batch_size=2)
-    before = opened(bitmaps)
-    few = {before.path(index) for index in evenly_spaced(20, 16)}
+    before = open_val(bitmaps)
+    sampled = {before.path(index) for index in evenly_spaced(20, 16)}
     extract(export, before, [CLS, AVG], space)
-    path = next(path for path in map(before.path, range(20)) if path not in few)
+    path = next(path for path in map(before.path, range(20)) if path not in sampled)
     overwrite(Path(path), time=1)
-    images = opened(bitmaps)
+    images = open_val(bitmaps)
     assert contents_differ(before.contents, images.contents)
-    found = extract(export, images, [CLS, AVG], space)
-    assert found.forwards == 2
-    np.testing.assert_allclose(found[CLS], directly(export, images), atol=1e-5)
-    assert extract(export, opened(bitmaps), [CLS, AVG], space).forwards == 0
+    features = extract(export, images, [CLS, AVG], space)
+    assert features.forwards == 2
+    np.testing.assert_allclose(features[CLS], class_tokens(export, images), atol=1e-5)
+    assert extract(export, open_val(bitmaps), [CLS, AVG], space).forwards == 0
 
 
-@pytest.mark.parametrize("keep", [shutil.copy2, shutil.copyfile], ids=["with its times", "with new times"])
-def test_a_copy_of_the_images_has_the_features(export, bitmaps, tmp_path, keep):
+@pytest.mark.parametrize("copy_file", [shutil.copy2, shutil.copyfile], ids=["old times", "new times"])
+def test_a_copy_of_the_image_set_reuses_its_features(export, bitmaps, tmp_path, copy_file):
     space = workspace(tmp_path, "", batch_size=2)
-    first = extract(export, opened(bitmaps), [CLS], space)
-    shutil.copytree(bitmaps, tmp_path / "copy", copy_function=keep)
-    copy = opened(tmp_path / "copy")
-    assert not contents_differ(opened(bitmaps).contents, copy.contents)
+    first = extract(export, open_val(bitmaps), [CLS], space)
+    shutil.copytree(bitmaps, tmp_path / "copy", copy_function=copy_file)
+    copy = open_val(tmp_path / "copy")
+    assert not contents_differ(open_val(bitmaps).contents, copy.contents)
     assert first.forwards == 20 and extract(export, copy, [CLS], space).forwards == 0
 
 
-def test_features_of_before_contents_were_noted_are_used_while_nothing_changed(export, bitmaps, tmp_path, monkeypatch):
+def test_features_of_an_earlier_version_are_reused_until_an_image_changes(export, bitmaps, tmp_path, monkeypatch):
     space = workspace(tmp_path / "out", "", batch_size=2)
     with monkeypatch.context() as patch:
         patch.setattr("probes.features.extract.cache_folder", lambda parent, key, sets: parent / digest(key)[:32])
-        assert extract(export, opened(bitmaps), [CLS], space).forwards == 20
+        assert extract(export, open_val(bitmaps), [CLS], space).forwards == 20
     for path in tmp_path.rglob("changed.npy"):
         path.unlink()
-    assert extract(export, opened(bitmaps), [CLS], space).forwards == 0
+    assert extract(export, open_val(bitmaps), [CLS], space).forwards == 0
     path = bitmaps / "val/class0/00.bmp"
     overwrite(path)
     os.utime(path)
-    assert extract(export, opened(bitmaps), [CLS], space).forwards == 20
+    assert extract(export, open_val(bitmaps), [CLS], space).forwards == 20
 
 
-def test_a_run_that_is_asked_to_reads_images_again_once(export, bitmaps, tmp_path):
-    extract(export, opened(bitmaps), [CLS], workspace(tmp_path, ""))
+def test_reread_reads_the_images_once_more(export, bitmaps, tmp_path):
+    extract(export, open_val(bitmaps), [CLS], workspace(tmp_path, ""))
     space = workspace(tmp_path, "", reread=True)
-    assert [extract(export, opened(bitmaps), [CLS], space).forwards for _ in range(2)] == [20, 0]
+    assert [extract(export, open_val(bitmaps), [CLS], space).forwards for _ in range(2)] == [20, 0]

@@ -1,4 +1,4 @@
-"""A linear probe killed at random moments, stopped by signals, and continued: the numbers of one quiet run."""
+"""A linear probe killed at random moments or stopped by signals resumes to the numbers of an undisturbed run."""
 
 import os
 import re
@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from elsewhere import program
-from linear_program import evaluated, numbers, tasks_of
+from linear_program import numbers_json, run_probes, tasks_of
 
 from engine.training.interruptions import Stopped
 from engine.training.states import load_state, states
@@ -22,46 +22,46 @@ SIGNALS = (signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.exhaust
 
 
 @pytest.fixture(scope="module")
-def quiet(tmp_path_factory):
-    """Protocol -> the numbers of a run that nobody disturbed."""
-    return cache(lambda name: numbers(evaluated(tmp_path_factory.mktemp("quiet"), name)))
+def undisturbed(tmp_path_factory):
+    """A function of a protocol that returns the numbers of an undisturbed run, computed once."""
+    return cache(lambda name: numbers_json(run_probes(tmp_path_factory.mktemp("undisturbed"), name)))
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
-def test_killed_at_random_moments_and_continued(protocol, tmp_path, quiet, monkeypatch, capsys):
+def test_a_probe_killed_at_random_moments_resumes_to_the_same_numbers(
+    protocol, tmp_path, undisturbed, monkeypatch, capsys
+):
     program(PROGRAM, tmp_path, protocol, 2).end()
     (folder,) = (path for path in (tmp_path / "cache" / "linear").iterdir() if path.is_dir())
     state = load_state(states(folder)[0]).facts
     (task,) = tasks_of(protocol).values()
-    before = 2 * state["epoch"] + state["iteration"]
-    assert 0 < before < 2 * task.epochs, "no run was killed in the middle: the test shows nothing"
+    saved = 2 * state["epoch"] + state["iteration"]
+    assert 0 < saved < 2 * task.epochs, "no run was killed in the middle, so nothing is tested"
     monkeypatch.setattr("engine.progress.SILENT_FOR", 0.0)
-    assert numbers(evaluated(tmp_path, protocol)) == quiet(protocol)
-    shown = re.search(r"(\d+) of (\d+) steps, (\d+) of them now", capsys.readouterr().err)
-    done, whole, now = map(int, shown.groups())
-    assert done == whole == 2 * task.epochs and now == whole - before
+    assert numbers_json(run_probes(tmp_path, protocol)) == undisturbed(protocol)
+    report = re.search(r"(\d+) of (\d+) steps, (\d+) of them now", capsys.readouterr().err)
+    done, total, now = map(int, report.groups())
+    assert done == total == 2 * task.epochs and now == total - saved
 
 
 @pytest.mark.parametrize("number", SIGNALS)
 @pytest.mark.parametrize("protocol", PROTOCOLS)
-def test_stopped_by_a_signal_and_continued(protocol, number, tmp_path, quiet, monkeypatch):
-    """In the middle of an epoch, before anything was evaluated, and after the last step."""
-    expected = quiet(protocol)  # before steps are counted
+def test_a_probe_stopped_by_signals_resumes_to_the_same_numbers(protocol, number, tmp_path, undisturbed, monkeypatch):
+    """In the middle of an epoch, before the first evaluation, and after the last step."""
+    expected = undisturbed(protocol)  # before Heads.step is patched
     (task,), steps, step = tasks_of(protocol).values(), [], Heads.step
 
-    def signalled(self, *batch):
+    def step_then_signal(self, *batch):
         steps.append(step(self, *batch))
         if len(steps) in (1, 4, 2 * task.epochs):
             os.kill(os.getpid(), number)
         return steps[-1]
 
-    monkeypatch.setattr(Heads, "step", signalled)
-    for earliest in (1, 4, 2 * task.epochs):
+    monkeypatch.setattr(Heads, "step", step_then_signal)
+    for signalled in (1, 4, 2 * task.epochs):
         with pytest.raises(Stopped) as stopped:
-            evaluated(tmp_path, protocol)
+            run_probes(tmp_path, protocol)
         done = len(steps)
-        assert earliest <= done <= earliest + 1, "the handler runs in the main thread, soon"
-        assert str(stopped.value).startswith(
-            f"stopped by a signal after step {done} of {2 * task.epochs} of linear heads on"
-        )
-    assert numbers(evaluated(tmp_path, protocol)) == expected and len(steps) == 2 * task.epochs
+        assert signalled <= done <= signalled + 1, "the handler runs in the main thread, maybe a step later"
+        assert f"step {done} of {2 * task.epochs} of linear heads" in str(stopped.value)
+    assert numbers_json(run_probes(tmp_path, protocol)) == expected and len(steps) == 2 * task.epochs

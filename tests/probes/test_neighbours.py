@@ -1,11 +1,12 @@
-"""Search against the whole product sorted; votes against a loop that reads like the formula; ties, blocks, errors."""
+"""Search against the sorted product of all pairs, votes against a loop of the formula; ties, blocks, GPUs, errors."""
 
 import sys
 
 import numpy as np
 import pytest
 import torch
-from meeting import together
+from meeting import run_in_threads
+from refusals import refusal
 
 from engine import neighbours
 from engine.distributed import World
@@ -14,7 +15,7 @@ from probes.tasks import knn
 from probes.tasks.knn import predict_classes, vote
 
 BACKENDS = ("faiss", "torch")
-by_torch = neighbours._torch
+torch_search = neighbours._torch
 
 
 def points(count, width=16, seed=0):
@@ -28,34 +29,34 @@ def sorted_product(gallery, queries, k):
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize(("count", "queries", "k"), [(500, 90, 200), (300, 7, 1), (64, 33, 64)])
-def test_search_is_exact(backend, count, queries, k):
-    gallery, asked = points(count), points(queries, seed=1)
-    _, similarities, indices = search(gallery, asked, k, backend)
-    expected, places = sorted_product(gallery, asked, k)
-    np.testing.assert_array_equal(indices, places)
+@pytest.mark.parametrize(("count", "queries_count", "k"), [(500, 90, 200), (300, 7, 1), (64, 33, 64)])
+def test_search_is_exact(backend, count, queries_count, k):
+    gallery, queries = points(count), points(queries_count, seed=1)
+    _, similarities, indices = search(gallery, queries, k, backend)
+    expected, expected_indices = sorted_product(gallery, queries, k)
+    np.testing.assert_array_equal(indices, expected_indices)
     np.testing.assert_allclose(similarities, expected, atol=1e-6)
     assert similarities.dtype == np.float32 and indices.dtype == np.int64
 
 
-def test_our_faiss_search_is_that_of_its_flat_index():
+def test_our_faiss_search_equals_its_flat_index():
     faiss = pytest.importorskip("faiss")
-    gallery, asked = points(2000), points(100, seed=1)
+    gallery, queries = points(2000), points(100, seed=1)
     index = faiss.IndexFlatIP(gallery.shape[1])
     index.add(gallery)
-    similarities, indices = index.search(asked, 50)
-    ours = search(gallery, asked, 50)[1:]
+    similarities, indices = index.search(queries, 50)
+    ours = search(gallery, queries, 50)[1:]
     np.testing.assert_array_equal(ours[0], similarities)
     np.testing.assert_array_equal(ours[1], indices)
 
 
 @pytest.mark.parametrize(
-    ("device", "k", "places"), [("cpu", 5, []), ("cuda", 5, [3]), ("cuda:1", 5, [1]), ("cuda", 7, [])]
+    ("device", "k", "gpus"), [("cpu", 5, []), ("cuda", 5, [3]), ("cuda:1", 5, [1]), ("cuda", 7, [])]
 )
-def test_a_faiss_with_gpus_searches_on_that_of_this_process(device, k, places, monkeypatch):
-    """Not on all, which other processes use; not at all with `--device cpu`, nor for more than it finds there."""
+def test_faiss_with_gpus_searches_on_the_gpu_of_this_process(device, k, gpus, monkeypatch):
+    """Not on GPUs of other processes, nor with `--device cpu`, nor for a larger k than FAISS supports on a GPU."""
     faiss = pytest.importorskip("faiss")
-    gallery, asked, used = points(100), points(9, seed=1), []
+    gallery, queries, used = points(100), points(9, seed=1), []
     monkeypatch.setattr(faiss, "get_num_gpus", lambda: 4, raising=False)
     monkeypatch.setattr(neighbours, "gpu_memory", lambda: "memory")
     monkeypatch.setattr(
@@ -63,14 +64,14 @@ def test_a_faiss_with_gpus_searches_on_that_of_this_process(device, k, places, m
     )
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 3)
     monkeypatch.setattr(neighbours, "MAX_GPU_NEIGHBOURS", 6)
-    monkeypatch.setattr(neighbours, "_torch", lambda gallery, k, device: by_torch(gallery, k, "cpu"))
-    found = search(gallery, asked, k, device=device)
-    np.testing.assert_array_equal(found.indices, sorted_product(gallery, asked, k)[1])
-    assert used == places
+    monkeypatch.setattr(neighbours, "_torch", lambda gallery, k, device: torch_search(gallery, k, "cpu"))
+    indices = search(gallery, queries, k, device=device).indices
+    np.testing.assert_array_equal(indices, sorted_product(gallery, queries, k)[1])
+    assert used == gpus
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_equal_neighbours_come_in_the_order_of_the_gallery(backend):
+def test_equal_neighbours_are_in_the_order_of_the_gallery(backend):
     gallery = np.repeat(points(10), 4, axis=0)
     indices = search(gallery, gallery, 8, backend).indices
     for row in indices:
@@ -78,38 +79,38 @@ def test_equal_neighbours_come_in_the_order_of_the_gallery(backend):
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_tiles_merge_to_the_whole(backend, monkeypatch):
-    gallery, asked = points(503), points(41, seed=2)
-    whole = search(gallery, asked, 60, backend)
+def test_tiles_merge_to_the_result_of_one_search(backend, monkeypatch):
+    gallery, queries = points(503), points(41, seed=2)
+    whole = search(gallery, queries, 60, backend)
     monkeypatch.setattr(neighbours, "TORCH_ROWS", 17)
     monkeypatch.setattr(neighbours, "TILE_ROWS", 37)  # fewer rows than k in every tile
     monkeypatch.setattr(neighbours, "TILE_QUERIES", 23)
-    shown = []
-    monkeypatch.setattr(neighbours.Progress, "advance", lambda bar, count: shown.append((bar.label, bar.total)))
-    parts = search(gallery, asked, 60, backend, label="tiles")
+    advanced = []
+    monkeypatch.setattr(neighbours.Progress, "advance", lambda bar, count: advanced.append((bar.label, bar.total)))
+    parts = search(gallery, queries, 60, backend, label="tiles")
     np.testing.assert_array_equal(parts.indices, whole.indices)
     np.testing.assert_allclose(parts.similarities, whole.similarities, atol=1e-6)
-    assert shown == [("tiles", 14 * 2)] * (14 * 2)
+    assert advanced == [("tiles", 14 * 2)] * (14 * 2)
 
 
-def test_faiss_in_blocks_of_its_own_size_has_the_bits_of_one_search(monkeypatch):
-    """FAISS multiplies 1024 rows at once, so its products do not change where a block ends after a multiple of them."""
-    gallery, asked = points(5000, width=48), points(300, width=48, seed=1)
-    whole = search(gallery, asked, 120)
+def test_faiss_in_blocks_has_the_bits_of_one_search(monkeypatch):
+    """FAISS multiplies 1024 rows at once, so blocks of a multiple of them have the same products."""
+    gallery, queries = points(5000, width=48), points(300, width=48, seed=1)
+    whole = search(gallery, queries, 120)
     monkeypatch.setattr(neighbours, "TILE_ROWS", 2048)
-    parts = search(gallery, asked, 120)
+    parts = search(gallery, queries, 120)
     np.testing.assert_array_equal(parts.similarities, whole.similarities)
     np.testing.assert_array_equal(parts.indices, whole.indices)
     assert 1 << 18 == 256 * 1024  # the real block
 
 
 @pytest.mark.parametrize("size", [2, 3, 5, 40])
-def test_processes_share_the_tiles_and_find_what_one_finds(size, monkeypatch):
+def test_processes_share_the_tiles_and_agree_with_one(size, monkeypatch):
     monkeypatch.setattr(neighbours, "TILE_ROWS", 50)
     monkeypatch.setattr(neighbours, "TILE_QUERIES", 23)
-    gallery, asked = np.repeat(points(130), 4, axis=0), points(100, seed=2)  # each row four times: ties everywhere
-    whole = search(gallery, asked, 61)
-    parts = together(size, lambda world: search(gallery, asked, 61, world=world))
+    gallery, queries = np.repeat(points(130), 4, axis=0), points(100, seed=2)  # each row four times, for ties
+    whole = search(gallery, queries, 61)
+    parts = run_in_threads(size, lambda world: search(gallery, queries, 61, world=world))
     assert sorted(np.concatenate([part.places for part in parts])) == list(range(100))
     for part in parts:
         np.testing.assert_array_equal(part.similarities, whole.similarities[part.places])
@@ -117,7 +118,7 @@ def test_processes_share_the_tiles_and_find_what_one_finds(size, monkeypatch):
 
 
 @pytest.mark.parametrize(("gallery", "queries", "size"), [(1_281_167, 50_000, 8), (1000, 100, 3), (600_000, 9000, 2)])
-def test_every_tile_has_one_process_and_all_have_as_many(gallery, queries, size):
+def test_tiles_are_shared_evenly_and_completely(gallery, queries, size):
     shares = [tiles_of(gallery, queries, World(rank=rank, size=size)) for rank in range(size)]
     tiles = [(rows.start, number) for share in shares for rows, numbers in share for number in numbers]
     blocks, across = -(-gallery // (1 << 18)), -(-queries // 2048)
@@ -136,7 +137,7 @@ def test_an_error_in_one_process_is_raised_in_all():
             search(gallery, points(9, 4), 3, prepare=unit_rows, world=world)
         return True
 
-    assert together(2, work) == [True, True]
+    assert run_in_threads(2, work) == [True, True]
 
 
 @pytest.mark.parametrize("k", [0, 11])
@@ -145,16 +146,14 @@ def test_k_must_fit_the_gallery(k):
         search(points(10), points(2), k)
 
 
-def test_without_faiss_the_message_says_what_to_install(monkeypatch):
+def test_without_faiss_the_error_names_the_packages(monkeypatch):
     monkeypatch.setitem(sys.modules, "faiss", None)
-    with pytest.raises(ValueError) as caught:
-        search(points(10), points(2), 3)
-    text = str(caught.value)
-    assert "ssl-vit-bench[cpu]" in text and "ssl-vit-bench[gpu]" in text and "\n" not in text
+    message = refusal(search, points(10), points(2), 3)
+    assert "ssl-vit-bench[cpu]" in message and "ssl-vit-bench[gpu]" in message
     assert search(points(10), points(2), 3, "torch").indices.shape == (2, 3)
 
 
-def test_normalised_is_torchs_normalize(monkeypatch):
+def test_unit_rows_equal_torchs_normalize(monkeypatch):
     monkeypatch.setattr(neighbours, "NORMALISED_ROWS", 5)
     features = np.random.default_rng(3).standard_normal((23, 8)).astype(np.float32)
     features[4] = 0
@@ -163,7 +162,7 @@ def test_normalised_is_torchs_normalize(monkeypatch):
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
-def test_broken_features_are_refused_with_their_row(value, monkeypatch):
+def test_features_that_are_not_finite_are_refused_with_their_row(value, monkeypatch):
     monkeypatch.setattr(neighbours, "NORMALISED_ROWS", 5)
     features = np.ones((20, 4), np.float32)
     features[13, 2] = value
@@ -171,29 +170,29 @@ def test_broken_features_are_refused_with_their_row(value, monkeypatch):
         unit_rows(features)
 
 
-def ranked(similarities, near, temperature):
-    """The formula: class -> its weight among the neighbours of one query, largest first; each is summed by rank."""
-    lead = similarities.astype(np.float64) - similarities[0]
-    weights, found = torch.from_numpy(lead / temperature).clamp(min=-700).exp().tolist(), {}
-    for name, weight in zip(near.tolist(), weights, strict=True):
-        found[name] = found.get(name, 0.0) + weight
-    return dict(sorted(found.items(), key=lambda item: (-item[1], item[0])))
+def class_weights(similarities, neighbour_labels, temperature):
+    """The weight of each class among the neighbours of one query by the formula, largest first, summed by rank."""
+    difference = similarities.astype(np.float64) - similarities[0]
+    weights, totals = torch.from_numpy(difference / temperature).clamp(min=-700).exp().tolist(), {}
+    for label, weight in zip(neighbour_labels.tolist(), weights, strict=True):
+        totals[label] = totals.get(label, 0.0) + weight
+    return dict(sorted(totals.items(), key=lambda item: (-item[1], item[0])))
 
 
 @pytest.mark.parametrize("spread", ["uniform", "all equal", "few values", "wide"])
 @pytest.mark.parametrize("classes", [2, 10, 1000])
-def test_votes_are_the_formula(spread, classes, monkeypatch):
-    """In blocks of seven queries, and though classes that cannot win are left out."""
+def test_votes_equal_the_formula(spread, classes, monkeypatch):
+    """In blocks of seven queries; the product leaves out classes that cannot win."""
     monkeypatch.setattr(knn, "BLOCK", 7)
     random = np.random.default_rng(classes)
     drawn = -np.sort(-random.uniform(0, 1, (60, 50)), axis=1)
     values = {"uniform": drawn, "all equal": 0 * drawn, "few values": np.round(4 * drawn), "wide": 1000 * drawn}[spread]
-    similarities, near = values.astype(np.float32), random.integers(0, classes, (60, 50))
-    labels = np.where(random.random(60) < 0.5, near[:, 3], random.integers(0, classes, 60))
-    for (k, temperature), hits in vote(similarities, near, labels, (50, 1, 7), (1e-3, 0.07, 1e12)).items():
-        predicted, confidence = predict_classes(similarities[:, :k], near[:, :k], temperature)
+    similarities, neighbour_labels = values.astype(np.float32), random.integers(0, classes, (60, 50))
+    labels = np.where(random.random(60) < 0.5, neighbour_labels[:, 3], random.integers(0, classes, 60))
+    for (k, temperature), hits in vote(similarities, neighbour_labels, labels, (50, 1, 7), (1e-3, 0.07, 1e12)).items():
+        predicted, confidence = predict_classes(similarities[:, :k], neighbour_labels[:, :k], temperature)
         for query, label in enumerate(labels):
-            weights = ranked(similarities[query, :k], near[query, :k], temperature)
+            weights = class_weights(similarities[query, :k], neighbour_labels[query, :k], temperature)
             order = list(weights)
             assert (hits.top1[query], hits.top5[query]) == (order[0] == label, label in order[:5])
             assert predicted[query] == order[0]
@@ -202,11 +201,11 @@ def test_votes_are_the_formula(spread, classes, monkeypatch):
 
 def test_equal_scores_rank_by_class_and_absent_classes_never_count():
     similarities = np.full((3, 2), 0.5, np.float32)
-    near = np.array([[8, 3]] * 3)
-    hits = vote(similarities, near, np.array([3, 8, 0]), (2,), (0.07,))[2, 0.07]
+    neighbour_labels = np.array([[8, 3]] * 3)
+    hits = vote(similarities, neighbour_labels, np.array([3, 8, 0]), (2,), (0.07,))[2, 0.07]
     assert hits.top1.tolist() == [True, False, False]
     assert hits.top5.tolist() == [True, True, False]
-    predicted, confidence = predict_classes(similarities, near, 0.07)
+    predicted, confidence = predict_classes(similarities, neighbour_labels, 0.07)
     assert predicted.tolist() == [3, 3, 3] and confidence.tolist() == [0.5, 0.5, 0.5]
 
 

@@ -1,4 +1,4 @@
-"""A real export, small enough that a pass over a hundred images takes a fraction of a second; images; a workspace."""
+"""Exports that evaluate a hundred images in a fraction of a second, folders of images, and workspaces."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -29,7 +29,7 @@ def export_of_size(image_size: int, seed: int = 0) -> ViTExport:
 
 
 def one_block_export() -> ViTExport:
-    """A random ViT of one block and width 16 for images of 8 pixels, of which it sees all."""
+    """A random ViT of one block and width 16 for images of 8 px, which are not cropped."""
     spec = ViTSpec(
         architecture="vit_tiny_patch16_224", image_size=8, patch_size=4, width=16, depth=1, heads=2, mlp_hidden=32
     )
@@ -37,8 +37,24 @@ def one_block_export() -> ViTExport:
     return ViTExport.from_vit(ViT(spec), Preparation(crop=1.0))
 
 
+def varied_export(collapsed: bool = False) -> ViTExport:
+    """A random two-block ViT for images of 16 px whose features differ much between images.
+
+    Args:
+        collapsed: the features are nearly the same for all images.
+    """
+    spec = export_of_size(16).spec
+    torch.manual_seed(0)
+    vit = ViT(spec)
+    torch.nn.init.normal_(vit.trunk.patch_embed.proj.weight, std=0.2)
+    if collapsed:  # the final norm adds one direction, and scales all others to almost nothing
+        torch.nn.init.constant_(vit.trunk.norm.weight, 1e-6)
+        torch.nn.init.normal_(vit.trunk.norm.bias)
+    return ViTExport.from_vit(vit, Preparation(crop=1.0))
+
+
 def workspace(folder, data: str, **settings) -> Workspace:
-    """A workspace below `folder`, in small batches so that even tiny sets make several."""
+    """A workspace below `folder`, with batches so small that even tiny sets have several."""
     return Workspace(cache=folder / "cache", data=data, **{"batch_size": 7, **settings})
 
 
@@ -51,11 +67,11 @@ def coloured_folder(
     shuffled: bool = False,
     flat: bool = False,
 ) -> str:
-    """A folder of images whose colour is their class, with a little noise; its URL.
+    """The URL of a folder of noisy images whose colour is their class.
 
     Args:
-        train, val: images of each class.
-        shuffled: with labels at random.
+        train, val: number of images of each class.
+        shuffled: labels are random.
         flat: all images black.
     """
     random = np.random.default_rng(0)
