@@ -1,4 +1,4 @@
-"""A tiny export, a third party's package of toy tasks, and a way to call the command line."""
+"""Tiny exports, an installed package of toy tasks, results to compare, and calls of the command line."""
 
 import sys
 from pathlib import Path
@@ -16,7 +16,7 @@ from engine.tasks import Metric, Outcome
 
 @pytest.fixture
 def use_packages(monkeypatch):
-    """Put a folder of installed packages on the path, for this test alone."""
+    """Put a folder of installed packages on the path, for this test alone: `use_packages(folder)`."""
     packages = []
 
     def call(root: Path) -> Path:
@@ -67,6 +67,18 @@ def bench(capsys):
 
 
 @pytest.fixture
+def output_of(bench):
+    """Call a command that must succeed, for its standard output: `output_of("run", ...)`."""
+
+    def call(*words: object) -> str:
+        code, out, err = bench(*words)
+        assert code == 0, out + err
+        return out
+
+    return call
+
+
+@pytest.fixture
 def refused(bench):
     """Call a command that must be refused, in one line and with nothing on standard output: `refused("run", ...)`.
 
@@ -85,30 +97,23 @@ def refused(bench):
 
 
 @pytest.fixture
-def compare(bench, tmp_path):
+def compare(output_of, tmp_path):
     """The text that `bench compare NAMES OPTIONS` prints for the results of `tmp_path`."""
-
-    def call(*words: object) -> str:
-        code, text, errors = bench("compare", *words, "--out", tmp_path)
-        assert code == 0, errors
-        return text
-
-    return call
+    return lambda *words: output_of("compare", *words, "--out", tmp_path)
 
 
 @pytest.fixture(scope="module")
 def compared(tmp_path_factory):
     """Results of four networks and of raw pixels on the same images under two protocols: two networks are level."""
     out, random = tmp_path_factory.mktemp("compared"), np.random.RandomState(0)
-    hard = random.rand(400)
+    difficulty = random.rand(400)
     for number, skill in enumerate((0.8, 0.8, 0.5, 0.2, 0.95)):
-        used = made_checkpoint(f"n{number}", number, method="pixels" if number == 4 else "mae")
+        checkpoint = made_checkpoint(f"n{number}", number, method="pixels" if number == 4 else "mae")
         for protocol in ("near@x", "linear@x"):
-            right = hard + 0.2 * random.rand(400) < skill
-            outcome = Outcome(metrics={"top1": Metric(value=100 * float(right.mean()), per_image=right)})
+            correct = difficulty + 0.2 * random.rand(400) < skill
+            outcome = Outcome(metrics={"top1": Metric(value=100 * float(correct.mean()), per_image=correct)})
             metrics, method = metric_records(outcome, 400)
             data = DataUsed(name="digits", url="digits:", images={"val": 400}, fingerprints={"val": "f" * 64})
-            protocol_used = ProtocolUsed(name=protocol, version=1, source="")
-            found = made_result(used, metrics, task="other", protocol=protocol_used, data=data, interval_method=method)
-            save_result(out, found, arrays_of(outcome))
+            fields = dict(protocol=ProtocolUsed(name=protocol, version=1, source=""), data=data, interval_method=method)
+            save_result(out, made_result(checkpoint, metrics, task="other", **fields), arrays_of(outcome))
     return out

@@ -1,4 +1,4 @@
-"""`bench record --check` finds every edit of a record that the rest of it disproves, whatever the sums say."""
+"""`bench record --check` finds edits of a record that contradict the rest of it, even where all checksums fit."""
 
 import json
 import re
@@ -25,29 +25,31 @@ IMAGES = 12  # of the scenes
 LINEAR = "linear_sgd@ibot_base_cached"
 
 
-def save_scenes(out: Path, used, seed: int) -> None:
-    """A segmentation result of two trainings on made-up areas, as the task would give it."""
-    draw, label = np.random.default_rng(seed), np.random.default_rng(9)
-    labelled = label.integers(50, 100, (IMAGES, 4))
-    parts = []
+def save_scenes(out: Path, checkpoint, seed: int) -> None:
+    """Save a segmentation result of two trainings on random areas, as the task would."""
+    generator = np.random.default_rng(seed)
+    labelled = np.random.default_rng(9).integers(50, 100, (IMAGES, 4))  # the same for every checkpoint
+    areas = []
     for _ in range(2):
-        right = (labelled * draw.random((IMAGES, 4))).astype(int)
-        parts.append(np.stack([right, right + draw.integers(0, 40, (IMAGES, 4)), labelled], -1).astype(np.int32))
-    each = [scores(part) for part in parts]
-    drawn = resampled(lambda weights: weighted_scores(parts, weights), IMAGES)
+        correct = (labelled * generator.random((IMAGES, 4))).astype(int)
+        predicted = correct + generator.integers(0, 40, (IMAGES, 4))
+        areas.append(np.stack([correct, predicted, labelled], -1).astype(np.int32))
+    trainings = [scores(training_areas) for training_areas in areas]
+    resamples = resampled(lambda weights: weighted_scores(areas, weights), IMAGES)
     metrics = {
-        name: Metric(value=float(np.mean([one[name] for one in each])), resampled=drawn[name]) for name in each[0]
+        name: Metric(value=float(np.mean([training[name] for training in trainings])), resampled=resamples[name])
+        for name in trainings[0]
     }
-    spread = float(np.std([one["mIoU"] for one in each], ddof=1))
+    spread = float(np.std([training["mIoU"] for training in trainings], ddof=1))
     metrics["mIoU_std"] = Metric(value=spread, higher_is_better=None, deviation_of="mIoU")
-    arrays = {f"areas_{number}": part for number, part in enumerate(parts)}
-    evaluations = [{"30": one} for one in each]
+    arrays = {f"areas_{number}": training_areas for number, training_areas in enumerate(areas)}
+    evaluations = [{"30": training} for training in trainings]
     facts = {"evaluations": evaluations, "reported_step": [30, 30], "chosen_on": []}
     outcome = Outcome(metrics=metrics, arrays=arrays, facts=facts)
     records, interval_method = metric_records(outcome, IMAGES)
     chosen = catalogue().protocols["segmenter_linear@smoke"]
     result = made_result(
-        used,
+        checkpoint,
         records,
         task=chosen.key,
         protocol=ProtocolUsed(name=chosen.name, version=chosen.protocol.version),
@@ -61,8 +63,8 @@ def save_scenes(out: Path, used, seed: int) -> None:
 
 
 @pytest.fixture(scope="module")
-def written(exports, tmp_path_factory) -> Path:
-    """The record of real results on frozen features, of a limited one among them, and of scenes."""
+def original(exports, tmp_path_factory) -> Path:
+    """A record of real results on frozen features, one of them with a limit, and of scenes; not to be edited."""
     from bench.__main__ import main
 
     out, to = (tmp_path_factory.mktemp(name) / name for name in ("out", "record"))
@@ -80,8 +82,8 @@ def written(exports, tmp_path_factory) -> Path:
 
 
 @pytest.fixture
-def record(written, tmp_path) -> Path:
-    return Path(shutil.copytree(written, tmp_path / "record"))
+def record(original, tmp_path) -> Path:
+    return Path(shutil.copytree(original, tmp_path / "record"))
 
 
 class Edited:
@@ -107,8 +109,8 @@ class Edited:
     def set(self, metric: str, **fields) -> None:
         self.json["metrics"][metric] |= fields
 
-    def recomputed(self, metric: str) -> None:
-        """Value and interval that follow from the array, as one would who edits it."""
+    def recompute(self, metric: str) -> None:
+        """Set the value and the interval that follow from the array."""
         values = self.arrays[metric]
         self.set(metric, value=100 * float(np.nanmean(values)), interval=list(of_mean(values, "%")[0]))
 
@@ -117,131 +119,137 @@ KNN, SHORT, SWEEP, SCENES = "knn@dino-seed0", "lowshot@bench-*", "knn@dino-?????
 LIMITED = "knn@dino-limit*"
 
 
-def more_right(each: Edited) -> None:
-    """Predictions that were wrong are called right, with all that follows from them."""
-    values = each.arrays["top1_k10"]
+def call_wrong_predictions_right(edited: Edited) -> None:
+    values = edited.arrays["top1_k10"]
     values[np.flatnonzero(values == 0)[:100]] = 1
-    each.arrays["top5_k10"] = np.maximum(values, each.arrays["top5_k10"])
-    each.recomputed("top1_k10")
-    each.recomputed("top5_k10")
+    edited.arrays["top5_k10"] = np.maximum(values, edited.arrays["top5_k10"])
+    edited.recompute("top1_k10")
+    edited.recompute("top5_k10")
 
 
-def no_array(each: Edited) -> None:
-    each.set("top1_k10", value=99.0, interval=None, array=None)
-    del each.arrays["top1_k10"]
+def remove_array(edited: Edited) -> None:
+    edited.set("top1_k10", value=99.0, interval=None, array=None)
+    del edited.arrays["top1_k10"]
 
 
-def wider(each: Edited) -> None:
-    each.arrays["mIoU_resampled"] += 5
-    each.set("mIoU", interval=list(bootstrap_interval(each.arrays["mIoU_resampled"], IMAGES)))
+def shift_resamples(edited: Edited) -> None:
+    edited.arrays["mIoU_resampled"] += 5
+    edited.set("mIoU", interval=list(bootstrap_interval(edited.arrays["mIoU_resampled"], IMAGES)))
 
 
-def other_labels(each: Edited) -> None:
+def change_labels(edited: Edited) -> None:
     for name in ("areas_0", "areas_1"):
-        each.arrays[name][0, 0, 1:] += 500
+        edited.arrays[name][0, 0, 1:] += 500
 
 
-def fewer_images(each: Edited) -> None:
-    each.json["data"]["images"]["val"] = 400
+def claim_fewer_images(edited: Edited) -> None:
+    edited.json["data"]["images"]["val"] = 400
 
 
 EDITS = {
-    "value": (KNN, lambda each: each.set("top1_k10", value=each.value("top1_k10") + 5), "not the mean"),
-    "interval": (KNN, lambda each: each.set("top1_k10", interval=[98.0, 99.0]), "another interval"),
-    "interval gone": (KNN, lambda each: each.set("top1_k10", interval=None), "no interval|an interval"),
+    "value": (KNN, lambda edited: edited.set("top1_k10", value=edited.value("top1_k10") + 5), "not the mean"),
+    "interval": (KNN, lambda edited: edited.set("top1_k10", interval=[98.0, 99.0]), "another interval"),
+    "interval gone": (KNN, lambda edited: edited.set("top1_k10", interval=None), "no interval|an interval"),
     "array set to null": (
         KNN,
-        lambda each: each.set("top1_k10", value=99.0, interval=None, array=None),
+        lambda edited: edited.set("top1_k10", value=99.0, interval=None, array=None),
         "belongs to no metric",
     ),
-    "array gone": (KNN, no_array, "no values that it could follow from"),
+    "array gone": (KNN, remove_array, "no values that it could follow from"),
     "as a deviation": (
         KNN,
-        lambda each: [no_array(each), each.set("top1_k10", deviation_of="top1_k20", higher_is_better=None)],
+        lambda edited: [remove_array(edited), edited.set("top1_k10", deviation_of="top1_k20", higher_is_better=None)],
         "not the name of a deviation",
     ),
-    "array edited": (KNN, more_right, "has another class than in"),
+    "array edited": (KNN, call_wrong_predictions_right, "has another class than in"),
     "top5 below top1": (
         KNN,
-        lambda each: [each.arrays.__setitem__("top5_k10", 0 * each.arrays["top5_k10"]), each.recomputed("top5_k10")],
+        lambda edited: [
+            edited.arrays.__setitem__("top5_k10", 0 * edited.arrays["top5_k10"]),
+            edited.recompute("top5_k10"),
+        ],
         "for which top5_k10 is wrong",
     ),
-    "array added": (KNN, lambda each: each.arrays.update(extra=np.ones(3)), "array extra: belongs to no metric"),
+    "array added": (KNN, lambda edited: edited.arrays.update(extra=np.ones(3)), "array extra: belongs to no metric"),
     "fewer values": (
         KNN,
-        lambda each: [each.arrays.update(top1_k10=each.arrays["top1_k10"][:400]), each.recomputed("top1_k10")],
+        lambda edited: [edited.arrays.update(top1_k10=edited.arrays["top1_k10"][:400]), edited.recompute("top1_k10")],
         "400 images, expected 500",
     ),
-    "number of images": (KNN, fewer_images, "500 images, expected 400"),
-    "count of a fingerprint": (KNN, fewer_images, "400 with the same fingerprint"),
-    "worse is better": (KNN, lambda each: each.set("top1_k10", higher_is_better=False), "described differently"),
-    "unit": (KNN, lambda each: each.set("top1_k10", unit="s"), "not the mean"),
-    "method": (KNN, lambda each: each.json.update(interval_method="ours"), "intervals were not computed by"),
-    "settings": (KNN, lambda each: each.json["settings"].update(crop=1.0), "setting crop is 1.0"),
-    "version": (KNN, lambda each: each.json["protocol"].update(version=2), "its content belongs to"),
-    "seed": (KNN, lambda each: each.json.update(seed=1), "its content belongs to"),
-    "limit": (LIMITED, lambda each: each.json.update(limit=None), "its content belongs to"),
-    "precision": (KNN, lambda each: each.json.update(precision="bfloat16"), "another precision"),
-    "image set": (KNN, lambda each: each.json["data"].update(name="cifar10"), "its content belongs to"),
-    "fingerprint": (KNN, lambda each: each.json["data"]["fingerprints"].update(val="0" * 64), "other images than data"),
-    "status": (KNN, lambda each: each.json.update(status="failed"), "numbers and a message"),
-    "speed": (KNN, lambda each: each.json.update(images_per_second=1e6), "images_per_second"),
-    "method of checkpoint": (KNN, lambda each: each.json["checkpoint"].update(method="mae"), "config.json: method"),
-    "parameters": (KNN, lambda each: each.json["checkpoint"].update(parameters=7), "config.json: parameters"),
-    "plugin": (KNN, lambda each: each.json["protocol"].update(plugin="toys 1.0"), "is a protocol of knn"),
-    "task": (KNN, lambda each: each.json.update(task="linear"), "is a protocol of knn"),
+    "number of images": (KNN, claim_fewer_images, "500 images, expected 400"),
+    "count of a fingerprint": (KNN, claim_fewer_images, "400 with the same fingerprint"),
+    "worse is better": (KNN, lambda edited: edited.set("top1_k10", higher_is_better=False), "described differently"),
+    "unit": (KNN, lambda edited: edited.set("top1_k10", unit="s"), "not the mean"),
+    "method": (KNN, lambda edited: edited.json.update(interval_method="ours"), "intervals were not computed by"),
+    "settings": (KNN, lambda edited: edited.json["settings"].update(crop=1.0), "setting crop is 1.0"),
+    "version": (KNN, lambda edited: edited.json["protocol"].update(version=2), "its content belongs to"),
+    "seed": (KNN, lambda edited: edited.json.update(seed=1), "its content belongs to"),
+    "limit": (LIMITED, lambda edited: edited.json.update(limit=None), "its content belongs to"),
+    "precision": (KNN, lambda edited: edited.json.update(precision="bfloat16"), "another precision"),
+    "image set": (KNN, lambda edited: edited.json["data"].update(name="cifar10"), "its content belongs to"),
+    "fingerprint": (
+        KNN,
+        lambda edited: edited.json["data"]["fingerprints"].update(val="0" * 64),
+        "other images than data",
+    ),
+    "status": (KNN, lambda edited: edited.json.update(status="failed"), "numbers and a message"),
+    "speed": (KNN, lambda edited: edited.json.update(images_per_second=1e6), "images_per_second"),
+    "method of checkpoint": (KNN, lambda edited: edited.json["checkpoint"].update(method="mae"), "config.json: method"),
+    "parameters": (KNN, lambda edited: edited.json["checkpoint"].update(parameters=7), "config.json: parameters"),
+    "plugin": (KNN, lambda edited: edited.json["protocol"].update(plugin="toys 1.0"), "is a protocol of knn"),
+    "task": (KNN, lambda edited: edited.json.update(task="linear"), "is a protocol of knn"),
     "chosen": (
         SWEEP,
-        lambda each: [each.set(name, chosen_on_val=False) for name in each.json["metrics"]],
+        lambda edited: [edited.set(name, chosen_on_val=False) for name in edited.json["metrics"]],
         "chosen on the validation images",
     ),
     "changes": (
         SWEEP,
-        lambda each: each.json["protocol"].update(changes={}, modified=False),
+        lambda edited: edited.json["protocol"].update(changes={}, modified=False),
         "setting k is .5., but knn@dino version 1 has",
     ),
-    "deviation": (SHORT, lambda each: each.set("top1_1shot_std", value=0.01), "not the value in its facts"),
-    "mIoU": (SCENES, lambda each: each.set("mIoU", value=80.0), "not what the areas or detections give"),
-    "its deviation": (SCENES, lambda each: each.set("mIoU_std", value=0.1), "not the deviation of its trainings"),
-    "resamples": (SCENES, wider, "mIoU_resampled is not what"),
-    "labels": (SCENES, other_labels, "labels differ"),
-    "areas": (SCENES, lambda each: each.arrays["areas_0"].__imul__(3), "labels differ"),
+    "deviation": (SHORT, lambda edited: edited.set("top1_1shot_std", value=0.01), "not the value in its facts"),
+    "mIoU": (SCENES, lambda edited: edited.set("mIoU", value=80.0), "not what the areas or detections give"),
+    "its deviation": (SCENES, lambda edited: edited.set("mIoU_std", value=0.1), "not the deviation of its trainings"),
+    "resamples": (SCENES, shift_resamples, "mIoU_resampled is not what"),
+    "labels": (SCENES, change_labels, "labels differ"),
+    "areas": (SCENES, lambda edited: edited.arrays["areas_0"].__imul__(3), "labels differ"),
 }
 
 
 @pytest.mark.parametrize("edit", EDITS)
-def test_an_edit_that_the_record_disproves_is_found(edit, record):
+def test_an_edit_that_contradicts_the_record_is_found(edit, record):
     stem, change, message = EDITS[edit]
-    each = Edited(record, stem)
-    change(each)
-    each.write()
+    edited = Edited(record, stem)
+    change(edited)
+    edited.write()
     assert_found(record, message, stem)
 
 
 def assert_found(record: Path, message: str, stem: str = "*") -> None:
-    """By the results of that stem of both checkpoints: intervals of all others need not be computed again."""
-    measured = [
+    """Check results of this stem alone, because computing the intervals of all takes long."""
+    results = [
         StoredResult(path=path, result=read_result(path)) for path in result_files(record) if path.match(f"{stem}.json")
     ]
-    lines = list(contradictions(record, measured))
+    lines = list(contradictions(record, results))
     assert any(re.search(message, line) for line in lines), lines
     assert all(line.startswith(("results/", "checkpoints/")) for line in lines), lines
 
 
 def test_swapped_results_are_found(record):
-    one, other = (Edited(record, KNN, checkpoint) for checkpoint in ("first", "second"))
-    one.json, other.json, one.arrays, other.arrays = other.json, one.json, other.arrays, one.arrays
-    one.write()
-    other.write()
+    first, second = (Edited(record, KNN, checkpoint) for checkpoint in ("first", "second"))
+    first.json, second.json, first.arrays, second.arrays = second.json, first.json, second.arrays, first.arrays
+    first.write()
+    second.write()
     assert_found(record, "its content belongs to results/", KNN)
 
 
-def test_a_hidden_limit_is_found_even_under_another_name(record):
-    each = Edited(record, LIMITED)
-    each.path.with_name("knn@dino-seed0.json").unlink()
-    each.path.with_name("knn@dino-seed0.npz").unlink()
-    each.json |= {"limit": None, "precision": "float32"}
-    each.write(each.path.with_name("knn@dino-seed0.json"))
+def test_a_result_of_few_images_in_place_of_the_full_one_is_found(record):
+    edited = Edited(record, LIMITED)
+    edited.path.with_name("knn@dino-seed0.json").unlink()
+    edited.path.with_name("knn@dino-seed0.npz").unlink()
+    edited.json |= {"limit": None, "precision": "float32"}
+    edited.write(edited.path.with_name("knn@dino-seed0.json"))
     assert_found(record, "has values for 200 images, expected 500")
 
 
@@ -257,22 +265,20 @@ def test_an_edited_config_is_found(key, record):
     assert_found(record, {"mean": "pretrained_cfg.mean is"}.get(key, f"config.json: {key}"), KNN)
 
 
-def test_another_digest_is_found(record):
-    """Of a result, with its place and the checkpoint's folder: the export still says which weights it had."""
+def test_results_of_another_digest_are_found(record):
+    """Also where folders are renamed: the export still has the digest of its weights."""
     for stem in (KNN, LIMITED, SWEEP, SHORT, SCENES, f"{LINEAR}*"):
-        each = Edited(record, stem)
-        each.json["checkpoint"]["digest"] = "1" * 64
-        each.write(record / "results" / "first-11111111" / each.path.parent.name / each.path.name)
-    old = next(path for path in record.glob("checkpoints/first-*"))
-    old.rename(old.with_name("first-11111111"))
+        edited = Edited(record, stem)
+        edited.json["checkpoint"]["digest"] = "1" * 64
+        edited.write(record / "results" / "first-11111111" / edited.path.parent.name / edited.path.name)
+    folder = next(record.glob("checkpoints/first-*"))
+    folder.rename(folder.with_name("first-11111111"))
     assert_found(record, "config.json: digest")
 
 
-def test_odd_facts_get_a_line(record):
-    for odd in ({"evaluations": 3, "reported_step": [1]}, {"fits": [{"top1": "x"}]}, {"history": {}, "epoch": 1}):
-        each = Edited(record, KNN)
-        each.json["facts"] = odd
-        each.write()
-        if "history" not in odd:
-            assert_found(record, "its facts do not fit its task", KNN)
-        assert read_result(each.path).facts == odd
+@pytest.mark.parametrize("facts", [{"evaluations": 3, "reported_step": [1]}, {"fits": [{"top1": "x"}]}])
+def test_facts_of_another_form_are_found(facts, record):
+    edited = Edited(record, KNN)
+    edited.json["facts"] = facts
+    edited.write()
+    assert_found(record, "its facts do not fit its task", KNN)

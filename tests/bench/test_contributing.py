@@ -1,4 +1,4 @@
-"""The files that docs/extending shows work as they stand: one of each kind, in a package of somebody else."""
+"""The example files of docs/extending work unchanged, one of each kind, in a package of somebody else."""
 
 import os
 import re
@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import timm
 import torch
+from toy_packages import install
 
 from bench.results.record import read_result, result_files
 from checkpoints.export import ViTExport
@@ -23,7 +24,7 @@ FILES = {path: code for path, code in BLOCKS.items() if path.parts[0] != "tests"
 CONTRACTS = re.findall(r"^pytest (\S+) -k (\w+)$", TEXT, re.MULTILINE)
 ROOT = Path(__file__).parents[2]
 PARTS = ("bench", "engine", "imagesets", "checkpoints", "probes", "downstream", "pretrain", "tools", "tests", "docs")
-# The dense task once more, for the layout.
+# The dense task again, on the example of a layout.
 DENSE = FILES[Path("downstream/tasks/patch_means_ade20k.py")]
 PAIRS = {
     Path("downstream/tasks/patch_means_pairs.py"): DENSE.replace('"ade20k"', '"pairs"').replace("@smoke", "@pairs")
@@ -32,36 +33,31 @@ GROUPS = {package.replace(".", "/"): f"bench.{kind}" for kind, package in FOLDER
 
 
 @pytest.fixture(scope="module")
-def written(tmp_path_factory) -> Path:
+def site(tmp_path_factory) -> Path:
     """A site folder with the files as the installed package `contributed`, and an entry point for each."""
-    site = tmp_path_factory.mktemp("site")
-    (site / "contributed").mkdir()
-    (site / "contributed-1.0.dist-info").mkdir()
-    points = ""
-    for name, code in (FILES | PAIRS).items():
-        (site / "contributed" / name.name).write_text(code)
-        if group := GROUPS.get(str(name.parent)):
-            points += f"[{group}]\n{name.stem} = contributed.{name.stem}\n"
-    (site / "contributed-1.0.dist-info/entry_points.txt").write_text(points)
-    (site / "contributed-1.0.dist-info/METADATA").write_text("Metadata-Version: 2.1\nName: contributed\nVersion: 1.0\n")
-    return site
+    folder = tmp_path_factory.mktemp("site")
+    files = FILES | PAIRS
+    entry_points: dict[str, dict[str, str]] = {}
+    for path in files:
+        if group := GROUPS.get(str(path.parent)):
+            entry_points.setdefault(group, {})[path.stem] = f"contributed.{path.stem}"
+    install(folder, "contributed", "1.0", {path.stem: code for path, code in files.items()}, entry_points)
+    return folder
 
 
 @pytest.fixture
-def contributed(written, monkeypatch) -> Path:
-    monkeypatch.syspath_prepend(str(written))
-    yield written / "contributed"
-    for name in [name for name in sys.modules if name.partition(".")[0] == "contributed"]:
-        del sys.modules[name]
+def contributed(site, use_packages) -> Path:
+    """The example files, installed for this test alone."""
+    return use_packages(site)
 
 
-def test_there_is_a_file_of_each_kind():
+def test_the_pages_show_a_file_of_each_kind():
     assert {str(path.parent) for path in FILES} == set(GROUPS)
 
 
 @pytest.mark.slow
-def test_as_files_of_the_folders_they_pass_the_contracts_that_the_pages_name(tmp_path):
-    """A copy of the project with the files in their folders, and the pages' own commands."""
+def test_the_files_pass_the_contract_tests_that_the_pages_name(tmp_path):
+    """In a copy of the project, with the files in their folders and the commands of the pages."""
     for part in PARTS:
         shutil.copytree(ROOT / part, tmp_path / part, ignore=shutil.ignore_patterns(".*"))
     shutil.copy(ROOT / "pyproject.toml", tmp_path)
@@ -73,85 +69,79 @@ def test_as_files_of_the_folders_they_pass_the_contracts_that_the_pages_name(tmp
     assert {"centroid", "luminance", "patch_means", "denoise", "mylab"} == set(names)
     tests = ["-q", "-p", "no:cacheprovider", *paths, "-k", " or ".join(names), "-rA"]
     program = "import sys, pytest, tools.protocols as it; sys.exit(it.main() or pytest.main(sys.argv[1:]))"
-    command = [sys.executable, "-c", program, *tests]  # in one process, as importing takes as long as the tests
+    command = [sys.executable, "-c", program, *tests]  # one process: imports take as long as the tests
     done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
     assert all(re.search(rf"PASSED \S*{name}", done.stdout) for name in names)
 
 
-def test_a_probe_and_a_dense_task_are_run(contributed, bench, exports, tmp_path):
+def test_probes_and_a_dense_task_are_run(contributed, output_of, exports, tmp_path):
     out = tmp_path / "results"
     words = ("--suite", "centroid,luminance,patch_means_ade20k", "--data", "digits=digits:", "scenes=tiny-ade20k:")
-    code, said, err = bench("run", "--checkpoint", exports[0], *words, "--out", out)
-    assert code == 0, said + err
-    found = {result.protocol.name: result for result in map(read_result, result_files(out))}
-    assert found["centroid@avg"].metrics["top1"].value > 50 and found["centroid@avg"].metrics["top1"].interval
-    luminance = found["luminance@ridge"].metrics
+    output_of("run", "--checkpoint", exports[0], *words, "--out", out)
+    metrics = {result.protocol.name: result.metrics for result in map(read_result, result_files(out))}
+    assert metrics["centroid@avg"]["top1"].value > 50 and metrics["centroid@avg"]["top1"].interval
+    luminance = metrics["luminance@ridge"]
     assert 0.5 < luminance["r2"].value <= 1 and luminance["r2"].unit == "" and luminance["r2"].interval
     assert 0 < luminance["mae"].value < 0.1 and luminance["mae"].interval
     assert "r2" in (out / "leaderboard.md").read_text()
-    assert found["patch_means@smoke"].metrics["mIoU"].value > 0 and found["patch_means@smoke"].metrics["mIoU"].interval
+    assert metrics["patch_means@smoke"]["mIoU"].value > 0 and metrics["patch_means@smoke"]["mIoU"].interval
 
 
-def test_a_method_is_trained_and_exported(contributed, bench, tmp_path):
+def test_a_method_is_trained_and_exported(contributed, output_of, tmp_path):
     words = ("denoise", "--recipe", "smoke", "--images", "digits:", "--workers", "0", "--set", "depth=1", "epochs=1")
-    code, said, err = bench("pretrain", *words, "--out", tmp_path / "run")
-    assert code == 0, said + err
+    output_of("pretrain", *words, "--out", tmp_path / "run")
     assert ViTExport.load(tmp_path / "run/export").verify() == []
 
 
-def test_an_importer_takes_a_file(contributed, bench, tmp_path):
+def test_an_importer_reads_its_file(contributed, output_of, tmp_path):
     vit = timm.create_model("vit_tiny_patch16_224", depth=1, img_size=32, num_classes=0)
     head = {"weight": torch.zeros(10, 192), "bias": torch.zeros(10)}
     torch.save({"encoder": vit.state_dict(), "head": head}, tmp_path / "lab.pth")
-    code, said, err = bench("import", f"mylab:{tmp_path / 'lab.pth'}", "--out", tmp_path / "export")
-    assert code == 0, said + err
+    output_of("import", f"mylab:{tmp_path / 'lab.pth'}", "--out", tmp_path / "export")
     images = torch.rand(2, 3, 32, 32)
-    ours = ViTExport.load(tmp_path / "export").build()
-    assert torch.allclose(ours(images)[0], vit.forward_features(images), atol=1e-5)
+    imported = ViTExport.load(tmp_path / "export").build()
+    assert torch.allclose(imported(images)[0], vit.forward_features(images), atol=1e-5)
 
 
 def save_arrays(folder: Path, split: str, count: int) -> None:
-    """Images of four grey levels, a class each."""
+    """Save images of four grey levels, one class each."""
     labels = np.arange(count) % 4
     images = np.broadcast_to(60 * labels[:, None, None, None], (count, 8, 8, 3)).astype(np.uint8)
     np.savez(folder / f"{split}.npz", images=images, labels=labels)
 
 
-def test_an_image_set_is_checked_and_evaluated_on(contributed, bench, exports, tmp_path):
+def test_an_image_set_is_checked_and_evaluated(contributed, bench, output_of, exports, tmp_path):
     url = f"arrays:{tmp_path}"
     save_arrays(tmp_path, "train", 16)
-    code, said, _ = bench("data", "check", url)
-    assert code == 1 and "there is no" in said and "val.npz" in said
+    code, output, _ = bench("data", "check", url)
+    assert code == 1 and "there is no" in output and "val.npz" in output
     save_arrays(tmp_path, "val", 8)
-    _, said, err = bench("data", "check", url)
-    assert "train: 16 images" in said and "val: 8 images" in said, said + err
+    _, output, err = bench("data", "check", url)  # exits with 1, since val has images of train
+    assert "train: 16 images" in output and "val: 8 images" in output, output + err
     words = ("--suite", "centroid", "--data", f"mine={url}", "--out", tmp_path / "out")
-    code, said, err = bench("run", "--checkpoint", exports[0], *words)
-    assert code == 0, said + err
+    output_of("run", "--checkpoint", exports[0], *words)
     (result,) = map(read_result, result_files(tmp_path / "out"))
     assert (result.data.url, result.data.images) == (url, {"train": 16, "val": 8})
 
 
-def test_a_layout_is_checked_and_evaluated_on(contributed, bench, exports, tmp_path):
-    code, said, err = bench("data", "check", "tiny-pairs:")
-    assert code == 0 and "val: 24 scenes, 5 classes" in said, said + err
+def test_a_layout_is_checked_and_evaluated(contributed, bench, output_of, exports, tmp_path):
+    assert "val: 24 scenes, 5 classes" in output_of("data", "check", "tiny-pairs:")
     tiny_folder("pairs", tmp_path)
     (scenes,) = tmp_path.glob("tiny-pairs-*")
     words = ("--suite", "patch_means@pairs", "--data", f"mine=pairs:{scenes}", "--out", tmp_path / "out")
-    code, said, err = bench("run", "--checkpoint", exports[0], *words)
-    assert code == 0, said + err
+    output_of("run", "--checkpoint", exports[0], *words)
     (result,) = map(read_result, result_files(tmp_path / "out"))
     assert result.metrics["mIoU"].value > 0 and result.data.images == {"train": 64, "val": 24}
     (scenes / "masks/val/7.png").unlink()
-    code, said, err = bench("data", "check", f"pairs:{scenes}")
-    assert code == 1 and not err and "train: 64 scenes" in said
-    assert f"  FIX: pairs:{scenes}: 1 images of val have no mask, such as masks/val/7.png\n" in said
+    code, output, err = bench("data", "check", f"pairs:{scenes}")
+    assert code == 1 and not err and "train: 64 scenes" in output
+    assert f"  FIX: pairs:{scenes}: 1 images of val have no mask, such as masks/val/7.png\n" in output
 
 
-def test_both_are_listed_and_told_about(contributed, bench):
-    found = bench("list", "imagesets")[1] + bench("list", "layouts")[1]
-    assert found.count("[plugin: contributed 1.0]") == 2
-    assert "arrays:PATH" in bench("list", "arrays")[1]
-    assert "tasks     patch_means_pairs" in bench("list", "pairs")[1]
-    assert "arrays:PATH" in bench("data", "check", "nothing:")[2]
+def test_an_image_set_and_a_layout_are_listed_with_their_package(contributed, output_of, refused):
+    output = output_of("list", "imagesets") + output_of("list", "layouts")
+    assert output.count("[plugin: contributed 1.0]") == 2
+    assert "arrays:PATH" in output_of("list", "arrays")
+    assert "tasks     patch_means_pairs" in output_of("list", "pairs")
+    refused("data", "check", "nothing:", named="arrays:PATH")

@@ -1,4 +1,4 @@
-"""The demo: networks are trained once, and anew where what makes them has changed; it ends with tests and a report."""
+"""The demo: a stopped one resumes, another recipe or seed is trained anew, and it ends with tests and a report."""
 
 import csv
 import re
@@ -17,35 +17,35 @@ TINY = ("epochs=1", "batch=128", "schedule.warmup=0", "width=16", "depth=1", "he
 
 @pytest.fixture
 def few_images(monkeypatch):
-    """A hundred and twenty-eight training images."""
+    """128 training images."""
     monkeypatch.setattr(demo, "open_set", lambda url, split: open_set(url, split).limited(128))
 
 
 @pytest.fixture
-def begun(monkeypatch, few_images) -> list[Path]:
-    """Folders of the trainings that began; none of them trains, and each is stopped by a signal."""
-    found = []
-    monkeypatch.setattr(Trainer, "train", lambda trainer: found.append(trainer.run.out) or "stopped")
-    return found
+def training_folders(monkeypatch, few_images) -> list[Path]:
+    """Folders of the trainings that were started; each stops at once, as if by a signal."""
+    folders = []
+    monkeypatch.setattr(Trainer, "train", lambda trainer: folders.append(trainer.run.out) or "stopped")
+    return folders
 
 
-def test_a_demo_that_was_stopped_goes_on_in_its_folder(begun, tmp_path):
-    assert command.run(command.Options(out=tmp_path)) == 75
-    assert command.run(command.Options(out=tmp_path)) == 75
-    assert begun[0] == begun[1] and len(begun) == 2
+def test_a_stopped_demo_resumes_in_its_folder(training_folders, tmp_path):
+    assert [command.run(command.Options(out=tmp_path)) for _ in range(2)] == [75, 75]
+    first, second = training_folders
+    assert first == second
 
 
-def test_another_recipe_or_seed_is_trained_anew(begun, tmp_path, monkeypatch):
+def test_another_recipe_or_seed_is_trained_anew(training_folders, tmp_path, monkeypatch):
     for changes in (CHANGES, (*CHANGES, "lr=1e-4")):
         monkeypatch.setattr(demo, "CHANGES", changes)
         for seed in (0, 1):
             pretrained(tmp_path, seed)
-    assert len(set(begun)) == 4
+    assert len(set(training_folders)) == 4
 
 
 @pytest.mark.slow
 def test_the_demo_ends_with_tests_and_a_report(tmp_path, monkeypatch, few_images, capsys):
-    """A shortened one: a training of one update each, a hundred images of each split."""
+    """Shortened to trainings of one update, and to 100 images of each split."""
     monkeypatch.setattr(demo, "CHANGES", (*CHANGES, *TINY))
     monkeypatch.setattr(demo, "LIMIT", 100)
     monkeypatch.setattr(demo, "SUITE", "knn@dino")
