@@ -3,7 +3,7 @@
 import json
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 from bench.cli.names import check_names, chosen_device
 from bench.cli.options import EvaluationOptions, options_from
@@ -47,9 +47,9 @@ def run(options: Options) -> int:
     gpus *= options.nodes
     assumed = None
     if options.assume:
-        precision = "float32" if options.precision == "float32" else "bfloat16"
-        options = replace(options, precision=precision)  # the printed commands compute what is forecast
+        precision: Literal["float32", "bfloat16"] = "float32" if options.precision == "float32" else "bfloat16"
         assumed = machine(options.assume, gpus, options.workers, precision, options.decode)
+        options = replace(options, precision=precision)  # also that of the printed commands
     silent = options.json or options.script  # whose output is printed at the end
     forecasts = plan(replace(options, device=device), assumed, options.fresh, (lambda *lines: None) if silent else say)
 
