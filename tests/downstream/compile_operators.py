@@ -1,7 +1,7 @@
-"""Compiles mmcv's own NMS and RoIAlign for CPUs, to compare the stand-in with: `python compile_operators.py FOLDER`.
+"""Compile mmcv's own NMS and RoIAlign for CPUs as a reference for ours: `python compile_operators.py FOLDER`.
 
-Takes the source distribution of the installed version from PyPI, and a minute or two of g++. The whole of mmcv._ext
-would be 78 files and a quarter of an hour. Prints what to set for tests/downstream/test_compiled_operators.py.
+Downloads the source distribution of the installed version from PyPI; g++ takes a minute or two. All 78 files of
+mmcv._ext would take a quarter of an hour. Prints the variable to set for test_compiled_operators.py.
 """
 
 import os
@@ -37,25 +37,25 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
 
 def main(folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
-    code = fetched(folder) / "mmcv" / "ops" / "csrc"
+    code = download_source(folder) / "mmcv" / "ops" / "csrc"
     binding = folder / "binding.cpp"
     binding.write_text(BINDING)
-    print(f"MMCV_EXT={compiled(code, binding, folder)}")
+    print(f"MMCV_EXT={compile_extension(code, binding, folder)}")
 
 
-def fetched(folder: Path) -> Path:
-    """The unpacked source distribution."""
-    wanted = f"{PACKAGE}=={version(PACKAGE)}"
-    command = ["pip", "download", "--no-deps", "--no-binary", ":all:", "--no-cache-dir", "--dest", str(folder), wanted]
-    subprocess.run([sys.executable, "-m", *command], check=True)
+def download_source(folder: Path) -> Path:
+    """Download the source distribution and return the folder it is unpacked to."""
+    requirement = f"{PACKAGE}=={version(PACKAGE)}"
+    options = ["--no-deps", "--no-binary", ":all:", "--no-cache-dir", "--dest", str(folder)]
+    subprocess.run([sys.executable, "-m", "pip", "download", *options, requirement], check=True)
     (archive,) = folder.glob("*.tar.gz")
     with tarfile.open(archive) as file:
         file.extractall(folder, filter="data")
     return folder / archive.name.removesuffix(".tar.gz")
 
 
-def compiled(code: Path, binding: Path, folder: Path) -> Path:
-    """The shared object, with the flags of mmcv's setup.py for a machine without a GPU."""
+def compile_extension(code: Path, binding: Path, folder: Path) -> Path:
+    """Build the shared object with the flags of mmcv's setup.py for a machine without a GPU."""
     sources = [str(code / "pytorch" / name) for name in SOURCES]
     extension = CppExtension(
         "_ext", [*sources, str(binding)], include_dirs=[str(code / "common")], extra_compile_args=["-std=c++17"]
@@ -65,8 +65,8 @@ def compiled(code: Path, binding: Path, folder: Path) -> Path:
     command.build_lib, command.build_temp = str(folder), str(folder / "objects")
     command.ensure_finalized()
     command.run()
-    (found,) = folder.glob("_ext*.so")
-    return found.resolve()
+    (library,) = folder.glob("_ext*.so")
+    return library.resolve()
 
 
 if __name__ == "__main__":

@@ -1,7 +1,9 @@
-"""Run as a program, by torchrun: a linear layer on a frozen toy export; every process prints what it came to.
+"""Train a linear layer on a frozen toy export under torchrun; every process prints its results.
 
-segmentation_program.py FOLDER URL     undisturbed; stopped by a signal to one process and continued; and the error on
-                                       the scenes of URL, of which one cannot be used
+segmentation_program.py FOLDER URL
+
+Three runs: uninterrupted; stopped by a signal to one process, then resumed; and on the scenes of URL, one of which is
+broken.
 """
 
 import json
@@ -22,42 +24,42 @@ TASK = replace(
 )
 
 
-def metrics(folder: Path, url: str = "tiny-ade20k:", world: World | None = None) -> dict[str, float]:
+def train(folder: Path, url: str = "tiny-ade20k:", world: World | None = None) -> dict[str, float]:
     return TASK.run(export_of(), workspace(folder, url, world=world or World())).numbers
 
 
-def refused(folder: Path, url: str, world: World) -> dict[str, object]:
-    """The error, and the process that it comes from."""
+def train_on_broken_scenes(folder: Path, url: str, world: World) -> dict[str, object]:
+    """The error message and the rank that reported it."""
     try:
-        return {"numbers": metrics(folder, url, world)}
+        return {"metrics": train(folder, url, world)}
     except ValueError as error:
-        return {"said": str(error), "reported_by": error.reported_by}
+        return {"message": str(error), "reported_by": error.reported_by}
 
 
 def all_runs(folder: Path, url: str) -> dict[str, object]:
-    """The last process is sent SIGUSR1 within its third step."""
+    """Results of all runs. The stopped one: the last process receives SIGUSR1 within its third step."""
     from downstream.loop.running import IterationHook
 
     original = IterationHook.before_train_iter
 
-    def signalled(self, runner, batch_idx, data_batch=None):
+    def send_signal(self, runner, batch_idx, data_batch=None):
         original(self, runner, batch_idx, data_batch)
         if batch_idx == 2 and runner.rank == runner.world_size - 1:
             os.kill(os.getpid(), signal.SIGUSR1)
 
     with start_world("cpu") as world:  # one connection for all runs
-        undisturbed, stopped = metrics(folder / "undisturbed", world=world), "nothing stopped it"
-        IterationHook.before_train_iter = signalled
+        uninterrupted, stopped = train(folder / "uninterrupted", world=world), "not stopped"
+        IterationHook.before_train_iter = send_signal
         try:
-            metrics(folder, world=world)
+            train(folder, world=world)
         except Stopped as error:
             stopped = str(error)
         IterationHook.before_train_iter = original
-        continued = metrics(folder, world=world)
-        error = refused(folder / "error", url, world)
-    return {"undisturbed": undisturbed, "stopped": stopped, "continued": continued, "error": error}
+        resumed = train(folder, world=world)
+        error = train_on_broken_scenes(folder / "error", url, world)
+    return {"uninterrupted": uninterrupted, "stopped": stopped, "resumed": resumed, "error": error}
 
 
 if __name__ == "__main__":
     line = json.dumps(all_runs(Path(sys.argv[1]), sys.argv[2])) + "\n"
-    os.write(1, line.encode())  # whole, beside the other process's
+    os.write(1, line.encode())  # one write, so that lines of several processes do not mix

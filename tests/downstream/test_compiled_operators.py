@@ -1,6 +1,6 @@
-"""Whole detectors on the stand-in for mmcv._ext and on mmcv's compiled operators. Each operator: test_operators.py.
+"""Whole detectors with our replacement for mmcv._ext and with mmcv's compiled ones. Each operator: test_operators.py.
 
-Needs an mmcv with operators, or MMCV_EXT, the path of a shared object that holds them: compile_operators.py makes one.
+Needs an mmcv with operators, or MMCV_EXT, the path of a shared object with them, built by compile_operators.py.
 `pytest -s` prints the largest differences.
 """
 
@@ -26,8 +26,8 @@ from downstream.tasks.cascade_coco import PROTOCOLS as CASCADE
 from downstream.tasks.maskrcnn_coco import PROTOCOLS as MASK
 
 
-def compiled() -> ModuleType | None:
-    """mmcv's own operators, if there are any here."""
+def compiled_operators() -> ModuleType | None:
+    """mmcv's own operators, or None."""
     if operators.operators_in_use() == "compiled":
         return sys.modules[operators.EXTENSION]
     if "MMCV_EXT" not in os.environ:
@@ -38,7 +38,7 @@ def compiled() -> ModuleType | None:
     return module
 
 
-COMPILED = compiled()
+COMPILED = compiled_operators()
 if COMPILED is None:
     pytest.skip("no compiled operators: see compile_operators.py and MMCV_EXT", allow_module_level=True)
 DETECTORS = {
@@ -48,34 +48,34 @@ DETECTORS = {
 }
 
 
-def apart(ours: Tensor, theirs: Tensor) -> float:
+def relative_difference(ours: Tensor, theirs: Tensor) -> float:
     """Largest difference, relative to the largest value."""
     return float((ours - theirs).abs().max() / theirs.abs().max().clamp(min=1e-12)) if len(theirs) else 0.0
 
 
 @pytest.mark.parametrize("name", DETECTORS)
-def test_a_detectors_losses_gradients_and_predictions(tmp_path, monkeypatch, name):
-    """Toy weights in float32, two drawn scenes: whatever is random is drawn from one seed on both sides.
-
-    Weights as they are drawn give proposals the same score now and then; thirty times as large ones do not.
-    """
+def test_detectors_have_the_same_losses_gradients_and_predictions(tmp_path, monkeypatch, name):
+    """Toy weights in float32 and two generated scenes; both sides draw random numbers from the same seed."""
     train, val = (open_scenes("tiny-coco:", split, tmp_path) for split in ("train", "val"))
     task = DETECTORS[name]
-    *images, _ = task.plan(export_of(), train, val, 0).build_data()
-    batch, unseen = (pseudo_collate([each[index] for index in (1, 2)]) for each in images)
-    found = []
+    *datasets, _ = task.plan(export_of(), train, val, 0).build_data()
+    batch, unseen = (pseudo_collate([images[index] for index in (1, 2)]) for images in datasets)
+    runs = []
     for module in (operators, COMPILED):
         for user in ("mmcv.ops.nms", "mmcv.ops.roi_align"):
             monkeypatch.setattr(sys.modules[user], "ext_module", module)
-        found.append(run(task, batch, unseen))
-    ours, theirs = found
+        runs.append(run_detector(task, batch, unseen))
+    ours, theirs = runs
     losses = max(abs(ours[0][key] / value - 1) for key, value in theirs[0].items())
-    gradients = max(apart(ours[1][key], value) for key, value in theirs[1].items())
-    boxes, scores = (max(apart(a[key], b[key]) for a, b in zip(ours[2], theirs[2], strict=True)) for key in (0, 1))
+    gradients = max(relative_difference(ours[1][key], value) for key, value in theirs[1].items())
+    boxes, scores = (
+        max(relative_difference(a[key], b[key]) for a, b in zip(ours[2], theirs[2], strict=True)) for key in (0, 1)
+    )
     pixels = sum(int((a[3] != b[3]).sum()) for a, b in zip(ours[2], theirs[2], strict=True))
+    detections = sum(len(prediction[1]) for prediction in theirs[2])
     print(
-        f"{name}: loss {theirs[0]['loss']:.4f}, {len(theirs[0])} losses apart by {losses:.1e}, "
-        f"{len(theirs[1])} gradients by {gradients:.1e}, {sum(len(each[1]) for each in theirs[2])} detections: "
+        f"{name}: loss {theirs[0]['loss']:.4f}, {len(theirs[0])} losses differ by {losses:.1e}, "
+        f"{len(theirs[1])} gradients by {gradients:.1e}, {detections} detections: "
         f"boxes by {boxes:.1e}, scores by {scores:.1e}, {pixels} mask pixels"
     )
     assert ours[0].keys() == theirs[0].keys() and ours[1].keys() == theirs[1].keys()
@@ -83,18 +83,18 @@ def test_a_detectors_losses_gradients_and_predictions(tmp_path, monkeypatch, nam
     assert losses < 1e-5 and gradients < 1e-5 and boxes < 1e-5 and scores < 1e-5 and pixels == 0
 
 
-def run(task: Detection, batch: Any, unseen: Any) -> tuple[dict[str, float], dict[str, Tensor], list[tuple]]:
-    """Losses; gradients by name; of each unseen image boxes, scores, labels and masks."""
+def run_detector(task: Detection, batch: Any, unseen: Any) -> tuple[dict[str, float], dict[str, Tensor], list[tuple]]:
+    """Losses, gradients by name, and for each unseen image its boxes, scores, labels and masks."""
     with quiet_libraries():
         model = task.model(export_of(), 4, synchronised=False, seed=0).train()
-    model.rpn_head.rpn_cls.weight.data.mul_(30)
+    model.rpn_head.rpn_cls.weight.data.mul_(30)  # at the initial scale some proposals have equal scores
     torch.manual_seed(0), np.random.seed(0)
     losses = model(**model.data_preprocessor(batch, True), mode="loss")
     total, logs = model.parse_losses(losses)
     total.backward()
     gradients = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
     with torch.no_grad():
-        found = model.eval()(**model.data_preprocessor(unseen, False), mode="predict")
-    kept = [each.pred_instances for each in found]
-    answers = [(each.bboxes, each.scores, each.labels, torch.as_tensor(each.masks)) for each in kept]
-    return {name: value.item() for name, value in logs.items() if "loss" in name}, gradients, answers
+        samples = model.eval()(**model.data_preprocessor(unseen, False), mode="predict")
+    instances = [sample.pred_instances for sample in samples]
+    predictions = [(image.bboxes, image.scores, image.labels, torch.as_tensor(image.masks)) for image in instances]
+    return {name: value.item() for name, value in logs.items() if "loss" in name}, gradients, predictions
