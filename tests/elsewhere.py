@@ -1,7 +1,7 @@
-"""Other processes that begin in a moment: functions, connected ones, and whole programs.
+"""Other processes that start fast: functions, connected functions, and programs.
 
-They are forked from a server that has imported once what all of them need, which takes a program of its own 5 to 9 CPU
-seconds. The server is not the test itself, which holds threads.
+They are forked from a server that has imported once what all of them need; importing it takes a fresh program 5 to 9
+CPU seconds. The server is a process of its own, since the test has threads and must not fork.
 """
 
 import multiprocessing
@@ -23,7 +23,7 @@ from typing import Any, BinaryIO
 from engine.distributed import World, start_world
 
 PATIENCE = 120  # seconds before a process counts as hanging
-# It does not know the folder of the tests before Python 3.12.8.
+# Before Python 3.12.8 the server does not see the folder of the tests, so that it can import no module of theirs.
 CONTEXT = multiprocessing.get_context("forkserver")
 CONTEXT.set_forkserver_preload(
     [
@@ -41,20 +41,20 @@ CONTEXT.set_forkserver_preload(
 )
 
 
-def started(work: Callable[..., None], *given: Any) -> BaseProcess:
-    """A process that does `work`, a function of a module."""
-    process = CONTEXT.Process(target=_forking, args=(work, *given))
+def started(work: Callable[..., None], *arguments: Any) -> BaseProcess:
+    """A started process that calls `work`, a function of a module."""
+    process = CONTEXT.Process(target=_call, args=(work, *arguments))
     process.start()
     return process
 
 
-def _forking(work: Callable[..., None], *given: Any) -> None:
+def _call(work: Callable[..., None], *arguments: Any) -> None:
     multiprocessing.set_start_method("fork", force=True)  # of loader processes, as in a program of its own
-    work(*given)
+    work(*arguments)
 
 
 class Program:
-    """A program that was started. Used as subprocess.Popen, as far as tests need it."""
+    """A started program, with the part of subprocess.Popen's interface that tests need."""
 
     def __init__(self, process: BaseProcess, output: BinaryIO, errors: BinaryIO) -> None:
         self.process, self.output, self.errors, self.pid = process, output, errors, process.pid
@@ -66,14 +66,14 @@ class Program:
     poll = returncode.fget
 
     def communicate(self, timeout: float = PATIENCE) -> tuple[str, str]:
-        """Its standard output and errors, once it has ended. subprocess.TimeoutExpired where it has not by then."""
+        """Wait for its end: standard output and errors. Raises subprocess.TimeoutExpired."""
         self.process.join(timeout)
         if self.returncode is None:
             raise subprocess.TimeoutExpired(f"pid {self.pid}", timeout)
         return _text(self.output), _text(self.errors)
 
     def end(self) -> str:
-        """Its standard output; it must end well."""
+        """Wait for its end, which must be a success: its standard output."""
         output, errors = self.communicate()
         assert self.returncode == 0, errors
         return output
@@ -87,41 +87,43 @@ class Program:
 
 
 def program(*words: object, environment: Mapping[str, str] | None = None, merged: bool = False) -> Program:
-    """Start `python WORDS`: a file or `-m MODULE`, and arguments, in a session of its own.
+    """Start `python WORDS` in a session of its own; words: a file or `-m MODULE`, and arguments.
 
-    environment: variables beside those of the test. merged: errors go to the output, too.
+    environment: variables beside those of the test. merged: errors go to the output.
     """
-    output = tempfile.TemporaryFile()  # noqa: SIM115 (gone with the Program)
+    output = tempfile.TemporaryFile()  # noqa: SIM115 (closed with the Program)
     errors = output if merged else tempfile.TemporaryFile()  # noqa: SIM115
-    given = (list(map(str, words)), dict(os.environ) | dict(environment or {}))
-    process = CONTEXT.Process(target=_run, args=(*given, _Handle(output), _Handle(errors)))
+    variables = dict(os.environ) | dict(environment or {})
+    process = CONTEXT.Process(
+        target=_run_program, args=(list(map(str, words)), variables, _Handle(output), _Handle(errors))
+    )
     process.start()
     return Program(process, output, errors)
 
 
 def ranks(size: int, *words: object, **options: Any) -> list[Program]:
-    """Start a program in `size` processes, which find each other as torchrun's do."""
+    """Start a program in `size` processes that connect as those of torchrun do."""
     shared = dict(options.pop("environment", {})) | {"WORLD_SIZE": str(size)}
     shared |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(_free_port())}
-    each = [{"RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(size)]
-    return [program(*words, environment=shared | own, **options) for own in each]
+    variables = [shared | {"RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(size)]
+    return [program(*words, environment=environment, **options) for environment in variables]
 
 
 class _Handle:
-    """An open file, which becomes its number in the process that it is sent to."""
+    """An open file; the process that it is sent to receives its file descriptor."""
 
     def __init__(self, file: BinaryIO) -> None:
         self.file = file
 
     def __reduce__(self) -> tuple:
-        return _detached, (DupFd(self.file.fileno()),)
+        return _detach, (DupFd(self.file.fileno()),)
 
 
-def _detached(handle: Any) -> int:
+def _detach(handle: Any) -> int:
     return handle.detach()
 
 
-def _run(words: list[str], environment: dict[str, str], output: int, errors: int) -> None:
+def _run_program(words: list[str], environment: dict[str, str], output: int, errors: int) -> None:
     import torch
 
     multiprocessing.set_start_method("fork", force=True)
@@ -146,27 +148,27 @@ def _text(file: BinaryIO) -> str:
     return file.read().decode()
 
 
-def together(work: Callable[..., Any], *given: Any, size: int = 2) -> list[Any]:
-    """What `work(world, *given)` returns in each of `size` processes; an error as ("error", its text, whose it is)."""
-    port, members = _free_port(), []
+def together(work: Callable[..., Any], *arguments: Any, size: int = 2) -> list[Any]:
+    """What `work(world, *arguments)` returns in each of `size` connected processes.
+
+    An error is returned as ("error", its text, the rank that reported it).
+    """
+    port, processes = _free_port(), []
     for rank in range(size):
-        ours, theirs = CONTEXT.Pipe(duplex=False)
-        members.append((ours, started(_member, rank, size, port, theirs, work, given)))
-        theirs.close()
-    answers = [_answer(ours) for ours, _ in members]
-    for _, process in members:
+        receiver, sender = CONTEXT.Pipe(duplex=False)
+        processes.append((receiver, started(_work_on_rank, rank, size, port, sender, work, arguments)))
+        sender.close()
+    outcomes = [_receive(receiver) for receiver, _ in processes]
+    for _, process in processes:
         process.join(PATIENCE)
         assert process.exitcode == 0, process.exitcode
-    return answers
+    return outcomes
 
 
 def in_processes(count: int, work: Callable[..., None], folder: Path) -> None:
-    """Run `work(world, folder)`, a function of a test's file, in `count` connected processes of one thread each.
-
-    Its results are what it writes to the folder.
-    """
-    answers = together(_on_one_thread, work, folder, size=count)
-    assert answers == [None] * count, answers
+    """Run `work(world, folder)`, which writes its results to the folder, in `count` processes of one thread each."""
+    outcomes = together(_on_one_thread, work, folder, size=count)
+    assert outcomes == [None] * count, outcomes
 
 
 def _on_one_thread(world: World, work: Callable[..., None], folder: Path) -> None:
@@ -176,21 +178,21 @@ def _on_one_thread(world: World, work: Callable[..., None], folder: Path) -> Non
     work(world, folder)
 
 
-def _member(
-    rank: int, size: int, port: int, answer: Connection, work: Callable[..., Any], given: tuple[Any, ...]
+def _work_on_rank(
+    rank: int, size: int, port: int, sender: Connection, work: Callable[..., Any], arguments: tuple[Any, ...]
 ) -> None:
     os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(size)}
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     try:
         with start_world("cpu") as world:
-            found = work(world, *given)
-    except Exception as error:  # of any kind: the test says which it expects
-        found = "error", str(error), getattr(error, "reported_by", None)
-    answer.send_bytes(pickle.dumps(found))  # `send` would leave tensors with this process, which ends now
+            outcome = work(world, *arguments)
+    except Exception as error:  # any: the test says which it expects
+        outcome = "error", str(error), getattr(error, "reported_by", None)
+    sender.send_bytes(pickle.dumps(outcome))  # `send` would leave tensors in the memory of this process, which ends
 
 
-def _answer(ours: Connection) -> Any:
-    return pickle.loads(ours.recv_bytes()) if ours.poll(PATIENCE) else ("error", "hangs", None)
+def _receive(receiver: Connection) -> Any:
+    return pickle.loads(receiver.recv_bytes()) if receiver.poll(PATIENCE) else ("error", "hangs", None)
 
 
 def _free_port() -> int:

@@ -1,4 +1,4 @@
-"""Results that were never measured, for tests of what is made of result files: by hand, and generated from a seed."""
+"""Results that were never measured, for tests of whatever reads results: chosen by hand, or generated from a seed."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -40,21 +40,21 @@ SIGNS = (
 ROOT = Path("/folder/results")  # where generated results would lie
 
 
-def made_checkpoint(name: str = "alpha", number: int = 0, **others) -> CheckpointUsed:
-    """A checkpoint. number: what its digest is made of."""
-    fields = dict(digest=f"{number:064x}", architecture="ViT-S/16", parameters=22_000_000)
-    return CheckpointUsed(name=name, **fields | others)
+def made_checkpoint(name: str = "alpha", number: int = 0, **fields) -> CheckpointUsed:
+    """A checkpoint whose digest is `number` in hexadecimal."""
+    defaults = dict(digest=f"{number:064x}", architecture="ViT-S/16", parameters=22_000_000)
+    return CheckpointUsed(name=name, **defaults | fields)
 
 
-def made_metrics(values: Mapping[str, float], intervals=None, **others) -> dict[str, MetricRecord]:
-    """Metrics of these values, with intervals where they are given."""
+def made_metrics(values: Mapping[str, float], intervals=None, **fields) -> dict[str, MetricRecord]:
+    """Metrics by name; `intervals` may lack some."""
     ends = intervals or {}
-    return {name: MetricRecord(value=value, interval=ends.get(name), **others) for name, value in values.items()}
+    return {name: MetricRecord(value=value, interval=ends.get(name), **fields) for name, value in values.items()}
 
 
-def made_result(checkpoint: CheckpointUsed, metrics: Mapping[str, MetricRecord], **others) -> Result:
-    """A result of k-NN on the digits, unless `others` say something else."""
-    fields = dict(
+def made_result(checkpoint: CheckpointUsed, metrics: Mapping[str, MetricRecord], **fields) -> Result:
+    """A result, of k-NN on the digits unless `fields` say otherwise."""
+    defaults = dict(
         status="ok",
         task="knn",
         protocol=ProtocolUsed(name="knn@dino", version=1, source="eval_knn.py"),
@@ -64,62 +64,64 @@ def made_result(checkpoint: CheckpointUsed, metrics: Mapping[str, MetricRecord],
         seed=0,
         date="2026-01-02T03:04:05+00:00",
     )
-    return Result(**fields | others)
+    return Result(**defaults | fields)
 
 
 def save_result(
-    out: Path, found: Result, arrays: Mapping[str, np.ndarray] | None = None, log: str = ""
+    out: Path, result: Result, arrays: Mapping[str, np.ndarray] | None = None, log: str = ""
 ) -> StoredResult:
-    """Write it to where a run writes it."""
+    """Write a result to the file where a run would write it."""
     space = Workspace(
-        cache=out, data="", seed=found.seed, limit=found.limit, precision=found.precision, decode=found.decode
+        cache=out, data="", seed=result.seed, limit=result.limit, precision=result.precision, decode=result.decode
     )
-    path = result_path(out, found.checkpoint, found.data.name, result_stem(found.protocol, found.settings, space))
-    write_result(path, found, arrays or {}, log)
-    return StoredResult(path=path, result=found)
+    path = result_path(out, result.checkpoint, result.data.name, result_stem(result.protocol, result.settings, space))
+    write_result(path, result, arrays or {}, log)
+    return StoredResult(path=path, result=result)
 
 
-def any_text(draw: Random) -> str:
-    """A text that harms somewhere, or any signs, those that are no text among them."""
-    signs = [chr(draw.choice((draw.randrange(128), draw.randrange(0x110000)))) for _ in range(draw.randrange(8))]
-    return draw.choice((draw.choice(EVIL), draw.choice(SIGNS), "".join(signs)))
+def any_text(rng: Random) -> str:
+    """A hostile text, or any code points, also those that are not printable."""
+    signs = [chr(rng.choice((rng.randrange(128), rng.randrange(0x110000)))) for _ in range(rng.randrange(8))]
+    return rng.choice((rng.choice(EVIL), rng.choice(SIGNS), "".join(signs)))
 
 
-def any_metric(draw: Random) -> MetricRecord:
-    value = draw.choice((draw.uniform(0, 100), draw.uniform(-1e6, 1e6), 0.0, -0.0, 5e-324, 1e300))
+def any_metric(rng: Random) -> MetricRecord:
+    value = rng.choice((rng.uniform(0, 100), rng.uniform(-1e6, 1e6), 0.0, -0.0, 5e-324, 1e300))
     return MetricRecord(
         value=value,
-        unit=draw.choice(("%", "", any_text(draw))),
-        interval=draw.choice((None, (value - 1, value + 1))),
-        higher_is_better=draw.choice((True, False, None)),
-        deviation_of=draw.choice((None, any_text(draw))),
+        unit=rng.choice(("%", "", any_text(rng))),
+        interval=rng.choice((None, (value - 1, value + 1))),
+        higher_is_better=rng.choice((True, False, None)),
+        deviation_of=rng.choice((None, any_text(rng))),
     )
 
 
-def any_board(draw: Random) -> Leaderboard:
-    """Some results of a few checkpoints under a few protocols, each with any metrics or none; any text is hostile."""
-    names, columns = ([any_text(draw) for _ in range(draw.randint(1, 3))] for _ in range(2))
+def any_board(rng: Random) -> Leaderboard:
+    """Some results of a few checkpoints under a few protocols, with any metrics or none; every text may be hostile."""
+    names, columns = ([any_text(rng) for _ in range(rng.randint(1, 3))] for _ in range(2))
     results = []
-    for number in range(draw.randrange(7)):
-        metrics = {name: any_metric(draw) for name in columns if draw.random() < 0.7}
-        place, text = draw.randrange(len(names)), any_text(draw)
-        cost = TrainingCost(hours=draw.choice((None, draw.uniform(0, 1e4))), devices=draw.choice(("", any_text(draw))))
-        used = made_checkpoint(names[place], place, method=text, source=text, architecture=text, training_cost=cost)
+    for number in range(rng.randrange(7)):
+        metrics = {name: any_metric(rng) for name in columns if rng.random() < 0.7}
+        index, text = rng.randrange(len(names)), any_text(rng)
+        cost = TrainingCost(hours=rng.choice((None, rng.uniform(0, 1e4))), devices=rng.choice(("", any_text(rng))))
+        checkpoint = made_checkpoint(
+            names[index], index, method=text, source=text, architecture=text, training_cost=cost
+        )
         results.append(
             made_result(
-                used,
+                checkpoint,
                 metrics,
                 status="ok" if metrics else "failed",
                 message="" if metrics else text,
-                protocol=ProtocolUsed(name=draw.choice(names), version=1, changes=draw.choice(({}, {text: text}))),
-                data=DataUsed(name=draw.choice(names), url=text, images={"val": 2**70}),
+                protocol=ProtocolUsed(name=rng.choice(names), version=1, changes=rng.choice(({}, {text: text}))),
+                data=DataUsed(name=rng.choice(names), url=text, images={"val": 2**70}),
                 seed=number,
-                facts={"warnings": [text, any_text(draw)], text: text},
+                facts={"warnings": [text, any_text(rng)], text: text},
                 settings={text: [text, 1, None]},
             )
         )
     problems = [f"{result.message}: unreadable" for result in results[:1]]
-    return made_leaderboard(results, problems, tied=draw.random() < 0.5)
+    return made_leaderboard(results, problems, tied=rng.random() < 0.5)
 
 
 def made_leaderboard(results: Sequence[Result], problems: Sequence[str] = (), tied: bool = False) -> Leaderboard:
@@ -132,7 +134,7 @@ def made_leaderboard(results: Sequence[Result], problems: Sequence[str] = (), ti
 
 
 def harmless(*texts: str) -> str:
-    """The texts, after a look at every sign and line of them."""
+    """The texts joined. AssertionError if they hold a control character or a line that text of a result began."""
     text = "".join(texts)
     assert not [sign for sign in text if not sign.isprintable() and sign != "\n"]
     assert not re.search(r"^([-|>#] ?)*FORGED", text, re.MULTILINE)

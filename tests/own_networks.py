@@ -1,10 +1,10 @@
-"""A module of networks of a user's own, for `module:toynets:FUNCTION`."""
+"""A user's module of networks, for `module:toynets:FUNCTION`."""
 
 import importlib
 import sys
 from pathlib import Path
 
-NETWORK = '''"""A network of patches of 8 px and width 12; `form` says how it gives them."""
+NETWORK = '''"""A network of patches of 8 px and width 12; `form` says in which form it returns them."""
 import torch
 from torch import nn
 
@@ -37,10 +37,10 @@ def vector(): return Patches("vector")
 '''
 
 
-def write_networks(folder: Path, more: str = "") -> Path:
-    """toynets.py in a folder of sys.path, which the next import reads anew."""
+def write_networks(folder: Path, code: str = "") -> Path:
+    """Write toynets.py, with further `code`, to a folder of sys.path, and make the next import read it."""
     path = folder / "toynets.py"
-    path.write_text(f"{NETWORK}\n\n{more}\n")
+    path.write_text(f"{NETWORK}\n\n{code}\n")
     sys.modules.pop("toynets", None)
     importlib.invalidate_caches()
     return path

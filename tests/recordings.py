@@ -23,14 +23,14 @@ ELSEWHERE = "GOLDEN_ROOT" in os.environ  # recordings of other sizes and options
 
 @cache
 def tensors(path: str) -> dict[str, Tensor]:
-    """All of one file, "mae/mae_step.safetensors" say; shared by all who ask, so not to be written to."""
+    """All tensors of a file such as "mae/mae_step.safetensors". They are shared: do not write to them."""
     with safe_open(ROOT / path, "pt") as file:
         return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
 
 
 @cache
 def facts(path: str) -> Any:
-    """Options and figures of a recording: a JSON file, or the JSON in the metadata of a file of tensors."""
+    """Options and numbers of a recording: a JSON file, or the JSON in the metadata of a file of tensors."""
     if path.endswith(".json"):
         return json.loads((ROOT / path).read_text())
     with safe_open(ROOT / path, "pt") as file:
@@ -43,19 +43,19 @@ def under(recorded: Mapping[str, Tensor], prefix: str, new: str = "") -> dict[st
 
 
 def matches(pattern: str, names: Iterable[str]) -> list[re.Match[str]]:
-    """Of the names that are `pattern` as a whole: cases are found by how the recording names them."""
-    return [found for name in names if (found := re.fullmatch(pattern, name))]
+    """Matches of the names that fit the whole pattern: tests find their cases by the names in a recording."""
+    return [match for name in names if (match := re.fullmatch(pattern, name))]
 
 
 def absent(what: str) -> NoReturn:
-    """Another GOLDEN_ROOT may have no recording of `what`, and its test is skipped; ours has all that is asked for."""
+    """Skip the test under another GOLDEN_ROOT, which may lack recordings; fail it under ours, which may not."""
     message = f"{what}: not recorded in {ROOT}"
     pytest.skip(message) if ELSEWHERE else pytest.fail(message)
 
 
 def depth_of(names: Iterable[str]) -> int:
     """Blocks of a network with parameters `blocks.N.*` of these names."""
-    return 1 + max(int(found[1]) for found in matches(r"(?:.*[./])?blocks\.(\d+)\..*", names))
+    return 1 + max(int(match[1]) for match in matches(r"(?:.*[./])?blocks\.(\d+)\..*", names))
 
 
 def steps_per_epoch(epochs: Iterable[float]) -> int:

@@ -1,4 +1,4 @@
-"""Refusals of what a user gave: ValueErrors of one line."""
+"""Refusals of wrong arguments: ValueErrors of one line."""
 
 from collections.abc import Callable
 from typing import Any
@@ -17,7 +17,7 @@ def refusal(work: Callable[..., Any], *arguments: Any, **settings: Any) -> str:
 
 
 def set_refusal(url: str, split: str = "train") -> str:
-    """The same of opening an image set; the line begins with its URL."""
-    told = refusal(open_set, url, split)
-    assert told.startswith(url), told
-    return told
+    """The line with which an image set is refused; it begins with the URL."""
+    message = refusal(open_set, url, split)
+    assert message.startswith(url), message
+    return message

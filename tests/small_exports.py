@@ -1,15 +1,16 @@
-"""A tiny export for tests of the command line, and a tiny network in a file of somebody else."""
+"""A tiny export for tests of the command line, and a tiny network in a checkpoint that is not an export."""
 
 from pathlib import Path
 
+import torch
+
+from checkpoints.export import ViTExport
+from checkpoints.spec import Preparation, ViTSpec
+from checkpoints.vit import ViT
+
 
 def make_export(folder: Path, seed: int) -> Path:
-    import torch
-
-    from checkpoints.export import ViTExport
-    from checkpoints.spec import Preparation, ViTSpec
-    from checkpoints.vit import ViT
-
+    """Save an export of a tiny ViT with random weights."""
     spec = ViTSpec(
         architecture="vit_tiny_patch16_224", image_size=32, patch_size=16, width=12, depth=2, heads=3, mlp_hidden=24
     )
@@ -23,12 +24,7 @@ def make_export(folder: Path, seed: int) -> Path:
 
 
 def make_foreign(path: Path, prefix: str, key: str = "") -> Path:
-    """A file of a tiny plain ViT whose tensors' names begin with a prefix; key: under which they lie."""
-    import torch
-
-    from checkpoints.spec import ViTSpec
-    from checkpoints.vit import ViT
-
+    """Save a checkpoint of a tiny ViT; the names of its tensors begin with `prefix`, all of them lie under `key`."""
     spec = ViTSpec(
         architecture="vit_tiny_patch16_224", image_size=16, patch_size=8, width=192, depth=1, heads=3, mlp_hidden=8
     )

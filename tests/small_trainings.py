@@ -1,4 +1,4 @@
-"""Pretrainings of a second: every method's smoke recipe on a few digits, in a few updates."""
+"""Pretrainings that take a second: the smoke recipe of any method on a few digits, for a few updates."""
 
 import io
 import tarfile
@@ -26,7 +26,7 @@ LR = 1e-3
 
 
 def small_recipe(name: str, key: str = "smoke", **changes: Any) -> Recipe:
-    """A smoke recipe in six updates, at a rate that shows a difference."""
+    """A smoke recipe of six updates, with a learning rate at which differences are visible."""
     recipe = load_extension("methods", name).RECIPES[key]
     return replace(recipe, **{"batch": BATCH, "epochs": EPOCHS, "lr": LR, "lr_batch": 0, **changes})
 
@@ -39,16 +39,16 @@ def digits(count: int = IMAGES) -> ImageSet:
 def in_shards(
     folder: Path, shards: int = 6, images: ImageSet | None = None, split: str = "train", shuffled: bool = True
 ) -> str:
-    """The URL of a set of digits, or of `images`, as webdataset shards of equal size, in random order or their own."""
+    """Write digits, or `images`, as webdataset shards of equal size, in random or their own order: the URL."""
     images = images or digits()
     folder.mkdir(exist_ok=True)
     order = np.random.RandomState(0).permutation(len(images)) if shuffled else np.arange(len(images))
-    for shard, places in enumerate(np.array_split(order, shards)):
+    for shard, indices in enumerate(np.array_split(order, shards)):
         with tarfile.open(folder / f"{split}-{shard}.tar", "w") as archive:
-            for place in places:
-                pixels, label = io.BytesIO(), str(images.labels[place]).encode()
-                images.image(int(place)).save(pixels, "PNG")
-                for name, data in ((f"{place:04}.png", pixels.getvalue()), (f"{place:04}.cls", label)):
+            for index in indices:
+                pixels, label = io.BytesIO(), str(images.labels[index]).encode()
+                images.image(int(index)).save(pixels, "PNG")
+                for name, data in ((f"{index:04}.png", pixels.getvalue()), (f"{index:04}.cls", label)):
                     entry = tarfile.TarInfo(name)
                     entry.size = len(data)
                     archive.addfile(entry, io.BytesIO(data))
@@ -56,25 +56,25 @@ def in_shards(
 
 
 def trainer(name: str, out: Path, *, images: ImageSet | None = None, world: World | None = None, **settings: Any):
-    """A trainer of `name`; settings of Run, and those of the recipe under `recipe`."""
+    """A trainer of the method `name`; settings are those of Run, and changes of the recipe under `recipe`."""
     recipe = small_recipe(name, **settings.pop("recipe", {}))
     run = Run(out=out, **{"workers": 0, **settings})
     return Trainer(name, load_extension("methods", name), recipe, images or digits(), run, world or World())
 
 
 def updates(name: str, recipe: Recipe, **settings: Any) -> Updates:
-    """Updates of a fresh method in torch's default precision."""
+    """Updates of a newly initialized method in torch's default precision."""
     return Updates(build(load_extension("methods", name), recipe, seed=0), recipe, **settings)
 
 
 def plan(parts: int = 1) -> BatchPlan:
-    """All images, a batch in `parts` parts."""
+    """The plan of a training on all images, with `parts` micro-batches in a batch."""
     return batch_plan(IMAGES, BATCH, 1, BATCH // parts, seed=0)
 
 
 def batches(method: Method, plan: BatchPlan, step: int = 0) -> list[Mapping[str, Tensor]]:
-    """The views of one update, in torch's default precision; the same images however many parts there are."""
-    parts = MicroBatches(
+    """The views of one update in torch's default precision; the images do not depend on the number of micro-batches."""
+    micro_batches = MicroBatches(
         image_set=digits(),
         views=method.views(),
         plan=plan,
@@ -83,7 +83,8 @@ def batches(method: Method, plan: BatchPlan, step: int = 0) -> list[Mapping[str,
         labelled=method.needs_labels,
     )
     return [
-        {name: as_default(values) for name, values in parts[part].views.items()} for part in range(plan.micro_batches)
+        {name: as_default(values) for name, values in micro_batches[index].views.items()}
+        for index in range(plan.micro_batches)
     ]
 
 

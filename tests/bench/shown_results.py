@@ -1,4 +1,4 @@
-"""Results as files hold them, for tests of what is shown of them."""
+"""Results for tests of reports and pages."""
 
 import html.parser
 from dataclasses import replace
@@ -9,13 +9,13 @@ from bench.reporting.contents import contents
 from bench.results.record import CheckpointUsed, MetricRecord, Result
 
 
-def result(checkpoint: CheckpointUsed, top1: float, **others) -> Result:
-    """An accuracy, with what it was taken from, and a time."""
+def result(checkpoint: CheckpointUsed, top1: float, **fields) -> Result:
+    """A result with an accuracy, its interval and its array, and a time."""
     metrics = {
         "top1": MetricRecord(value=top1, interval=(top1 - 2, top1 + 2), array="top1"),
         "seconds": MetricRecord(value=100 - top1, unit="s", higher_is_better=False),
     }
-    return made_result(checkpoint, others.pop("metrics", metrics), **others)
+    return made_result(checkpoint, fields.pop("metrics", metrics), **fields)
 
 
 def report_of(results, ties=None):
@@ -23,7 +23,7 @@ def report_of(results, ties=None):
 
 
 class Elements(html.parser.HTMLParser):
-    """Names of the elements of a page, and every attribute."""
+    """The names and the attributes of all elements of a page."""
 
     def __init__(self) -> None:
         super().__init__()

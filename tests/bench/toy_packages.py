@@ -1,8 +1,8 @@
-"""Packages that tests install: toy tasks, and whatever files and entry points a test gives them."""
+"""Packages that tests install: one of toy tasks, or one of any files and entry points."""
 
 from pathlib import Path
 
-TOYS = '''"""Toy tasks: they count what they were asked, fail on demand, and need no features."""
+TOYS = '''"""Toy tasks: they log their runs, fail on demand, and need no features."""
 
 import os
 import time
@@ -59,7 +59,7 @@ SUITES = {{"smoke": ("{key}@one",), "toys": ("{key}@one",), "all_toys": ("{key}@
 
 
 def install(root: Path, package: str, version: str, files: dict[str, str], points: dict[str, dict[str, str]]) -> None:
-    """An installed package in `root`: its files, and its entry points, group -> key -> module."""
+    """Install a package in `root`, with files (module -> code) and entry points (group -> key -> module)."""
     folder, info = root / package, root / f"{package}-{version}.dist-info"
     folder.mkdir()
     info.mkdir()
