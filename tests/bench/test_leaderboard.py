@@ -1,4 +1,4 @@
-"""The leaderboard: rebuilt from files, one row per checkpoint, and nothing incomparable in one column."""
+"""The leaderboard: one row per checkpoint, comparable results in each column, caveats beside its tables."""
 
 import csv
 import io
@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 from made_results import made_metrics, made_result, save_result
 
+from bench.leaderboards import files
 from bench.leaderboards.files import to_csv, to_markdown, write_leaderboard
 from bench.leaderboards.tables import leaderboard_of, text_table, to_terminal
 from bench.results.record import CheckpointUsed, DataUsed, MetricRecord, ProtocolUsed, Result, TrainingCost
@@ -14,18 +15,15 @@ from bench.results.record import CheckpointUsed, DataUsed, MetricRecord, Protoco
 A = CheckpointUsed(name="alpha", digest="a" * 64, method="dino", architecture="vit_small", parameters=21665664)
 B = CheckpointUsed(name="beta", digest="b" * 64, method="mae", architecture="vit_base", parameters=85798656)
 KNN = ProtocolUsed(name="knn@dino", version=1)
+WARNING = {"warnings": ["top1_k20: nothing was fitted"]}
 
 
-def result(checkpoint=A, top1=90.0, interval=None, **others) -> Result:
+def result(checkpoint=A, top1=90.0, interval=None, **fields) -> Result:
     metrics = {
         "top1_k20": MetricRecord(value=top1, interval=interval),
         "loss": MetricRecord(value=100 - top1, unit="", higher_is_better=False),
     }
-    return made_result(checkpoint, others.pop("metrics", metrics), **others)
-
-
-def failed(checkpoint=A, **others) -> Result:
-    return result(checkpoint, status="failed", metrics={}, message="out of memory", **others)
+    return made_result(checkpoint, fields.pop("metrics", metrics), **fields)
 
 
 def rows_of(results) -> list[dict[str, str]]:
@@ -39,12 +37,10 @@ def test_one_row_per_checkpoint_sorted_by_name():
         *("name", "method", "architecture", "parameters", "digest"),
         *("digits/knn@dino:top1_k20", "digits/knn@dino:loss", "failed"),
     ]
-    assert rows[1]["digits/knn@dino:top1_k20"] == "80.25"
-    assert rows[1]["parameters"] == "85798656"
-    assert rows[1]["failed"] == ""
+    assert (rows[1]["digits/knn@dino:top1_k20"], rows[1]["parameters"], rows[1]["failed"]) == ("80.25", "85798656", "")
 
 
-def test_checkpoints_of_one_name_stay_apart():
+def test_checkpoints_of_one_name_have_a_row_each():
     twin = replace(A, digest="c" * 64)
     rows = rows_of([result(A, 1.0), result(twin, 2.0)])
     assert [(row["name"], row["digest"][0], row["digits/knn@dino:top1_k20"]) for row in rows] == [
@@ -55,7 +51,7 @@ def test_checkpoints_of_one_name_stay_apart():
 
 
 @pytest.mark.parametrize(
-    ("others", "column"),
+    ("fields", "column"),
     [
         ({"limit": 100}, "digits/knn@dino[limit=100]"),
         ({"protocol": replace(KNN, version=2)}, "digits/knn@dino[v2]"),
@@ -65,21 +61,21 @@ def test_checkpoints_of_one_name_stay_apart():
         ({"data": DataUsed(name="cars", url="x")}, "cars/knn@dino"),
     ],
 )
-def test_what_is_incomparable_has_its_own_column(others, column):
-    (row,) = rows_of([result(A, 90.0), result(A, 10.0, **others)])
+def test_incomparable_results_have_a_column_each(fields, column):
+    (row,) = rows_of([result(A, 90.0), result(A, 10.0, **fields)])
     assert row["digits/knn@dino:top1_k20"] == "90.0"
     assert row[f"{column}:top1_k20"] == "10.0"
 
 
 def test_seeds_and_intervals_have_columns_of_their_own():
-    """Ends of intervals are the means of their ends, where all seeds have one."""
-    first, without = result(A, 90.0, interval=(88.0, 92.0)), result(A, 92.0, seed=1)
+    """The ends of an interval are means over seeds, if all seeds have an interval."""
+    first, without_interval = result(A, 90.0, interval=(88.0, 92.0)), result(A, 92.0, seed=1)
     column, ends = "digits/knn@dino:top1_k20", ("", ":low", ":high", ":std", ":n")
     rows = rows_of([first, result(A, 92.0, interval=(90.0, 93.0), seed=1), result(B, 50.0)])
     assert [rows[0][column + end] for end in ends] == ["91.0", "89.0", "92.5", "1.0", "2"]
     assert [rows[1][column + end] for end in ends] == ["50.0", "", "", "0.0", "1"]
     assert "digits/knn@dino:loss:low" not in rows[0]
-    (row,) = rows_of([first, without])
+    (row,) = rows_of([first, without_interval])
     assert f"{column}:low" not in row and row[column] == "91.0"
     (row,) = rows_of([first])
     assert (row[f"{column}:low"], row[f"{column}:high"]) == ("88.0", "92.0") and f"{column}:n" not in row
@@ -94,15 +90,16 @@ def test_tables_show_intervals_where_they_fit():
 
 
 def test_failures_are_listed_and_leave_their_cells_empty():
-    rows = rows_of([failed(A), result(B)])
+    results = [result(A, status="failed", metrics={}, message="out of memory"), result(B)]
+    rows = rows_of(results)
     assert rows[0]["failed"] == "digits/knn@dino seed 0"
     assert rows[0]["digits/knn@dino:top1_k20"] == ""
-    board = leaderboard_of([failed(A), result(B)])
+    board = leaderboard_of(results)
     assert "failed: alpha: digits/knn@dino seed 0: out of memory" in to_terminal(board, 80)
     assert "- failed: alpha: digits/knn@dino seed 0: out of memory" in to_markdown(board)
 
 
-def test_a_damaged_file_is_reported_and_the_rest_stands(tmp_path):
+def test_a_damaged_file_is_reported_and_left_out(tmp_path):
     save_result(tmp_path, result(A))
     path = tmp_path / "results" / "x" / "broken.json"
     path.parent.mkdir()
@@ -113,45 +110,43 @@ def test_a_damaged_file_is_reported_and_the_rest_stands(tmp_path):
     assert str(path) in (tmp_path / "leaderboard.md").read_text()
 
 
-def test_rewriting_sees_a_result_that_came_while_it_was_writing(tmp_path, monkeypatch):
-    from bench.leaderboards import files
-
+def test_a_result_saved_while_the_leaderboard_is_written_is_included(tmp_path, monkeypatch):
     save_result(tmp_path, result(A))
-    read = files.read_leaderboard
+    read_leaderboard = files.read_leaderboard
 
-    def read_then_another_process_writes(out, published):
-        leaderboard = read(out, published)
+    def read_before_another_process_saves(out, published):
+        leaderboard = read_leaderboard(out, published)
         if len(leaderboard.rows) == 1:
             save_result(out, result(B))
         return leaderboard
 
-    monkeypatch.setattr(files, "read_leaderboard", read_then_another_process_writes)
+    monkeypatch.setattr(files, "read_leaderboard", read_before_another_process_saves)
     assert len(write_leaderboard(tmp_path).rows) == 2
     assert "beta" in (tmp_path / "leaderboard.csv").read_text()
 
 
-def test_the_best_of_a_column_is_bold_and_nothing_is_best_alone():
+def test_the_best_of_a_column_is_bold_unless_it_is_the_only_number():
     text = to_markdown(leaderboard_of([result(A, 90.0), result(B, 80.0)]))
     assert "| alpha | **90.00** | **10.0** |" in text  # the lower loss is the better one
     assert "| beta | 80.00 | 20.0 |" in text
     assert "**" not in to_markdown(leaderboard_of([result(A)]))
 
 
-def test_variants_come_with_a_caveat():
+def test_limits_and_modified_protocols_have_a_caveat():
     changed = replace(KNN, modified=True, changes={"k": [5]})
     text = to_markdown(leaderboard_of([result(A, protocol=changed, limit=8)]))
-    assert "> At most 8 images of each split: a check that it runs, not a result." in text
+    assert "> At most 8 images of each split" in text
     assert "> Modified protocol: k = [5]." in text
 
 
-def test_the_terminal_table_fits():
+def test_a_terminal_table_fits_the_width():
     metrics = made_metrics({f"top1_k{k}": float(k) for k in range(30)})
     text = to_terminal(leaderboard_of([result(A, metrics=metrics), result(B, metrics=metrics)]), 60)
     assert max(map(len, text.splitlines())) <= 60
     assert "more columns in leaderboard.csv" in text
 
 
-def test_a_table_shows_one_number_however_narrow():
+def test_the_narrowest_table_shows_one_column():
     assert text_table(["name", "x", "y"], [["a", "1", "2"]], 1) == [
         "  name  x",
         "  a     1",
@@ -165,25 +160,23 @@ def test_an_empty_folder_is_an_empty_board(tmp_path):
     assert to_terminal(leaderboard, 80) == "no results yet"
 
 
-def test_a_tasks_warnings_stand_beside_its_table():
-    doubted = result(A, facts={"warnings": ["top1_k20: nothing was fitted"]})
-    board = leaderboard_of([doubted, result(B), result(B, seed=1)])
+def test_warnings_of_a_task_are_caveats_of_its_table():
+    board = leaderboard_of([result(A, facts=WARNING), result(B), result(B, seed=1)])
     assert board.caveats["digits/knn@dino"] == (f"{A.name}: top1_k20: nothing was fitted.",)
     assert f"> {A.name}: top1_k20: nothing was fitted." in to_markdown(board)
-    shown = to_terminal(board, width=80)
-    assert shown.count("nothing was fitted") == 1 and shown.count(" ?") == 1  # the number itself is marked
+    text = to_terminal(board, width=80)
+    assert text.count("nothing was fitted") == 1 and text.count(" ?") == 1  # the number itself is marked
 
 
-def test_a_warning_says_which_of_two_checkpoints_of_one_name_it_is_about():
-    doubted = result(A, facts={"warnings": ["top1_k20: nothing was fitted"]})
-    board = leaderboard_of([doubted, result(replace(A, digest="c" * 64))])
+def test_a_warning_names_the_digest_of_a_checkpoint_whose_name_is_shared():
+    board = leaderboard_of([result(A, facts=WARNING), result(replace(A, digest="c" * 64))])
     assert board.caveats["digits/knn@dino"] == ("alpha (aaaaaaaa): top1_k20: nothing was fitted.",)
     marked = [line.split(" ?")[0] for line in to_terminal(board, width=80).splitlines() if " ?" in line]
     assert len(marked) == 1 and "aaaaaaaa" in marked[0]
 
 
 @pytest.mark.parametrize("value", [40.0, 40.12])
-def test_a_dense_result_is_shown_beside_a_constant_prediction(value):
+def test_dense_results_are_compared_with_a_constant_prediction(value):
     floor = {"prediction": "cell everywhere", "metrics": {"mIoU": 40.12, "aAcc": 80.24}}
     facts = {"floor": floor, "masks": {"train": ["a"], "val": ["8.1 % of the pixels are of no class"]}}
     metrics = {"mIoU": MetricRecord(value=value), "aAcc": MetricRecord(value=81.0)}
@@ -195,10 +188,10 @@ def test_a_dense_result_is_shown_beside_a_constant_prediction(value):
     assert len(leaderboard_of([result(A, metrics=metrics, facts=facts)]).caveats["digits/knn@dino"]) == 2
 
 
-def test_the_floor_is_marked_in_the_table_of_the_models():
+def test_raw_pixels_are_marked_as_the_floor():
     floor = CheckpointUsed(name="pixels-32", digest="f" * 64, method="pixels", architecture="raw pixels")
-    read = {"read_instead": {"cls": "avg"}, "warnings": ["the model has no class token: avg was read for cls"]}
-    board = leaderboard_of([result(A), result(floor, 40.0, facts=read)])
+    facts = {"read_instead": {"cls": "avg"}, "warnings": ["the model has no class token: avg was read for cls"]}
+    board = leaderboard_of([result(A), result(floor, 40.0, facts=facts)])
     assert list(board.groups) == ["digits/knn@dino"]
     caveat = "pixels-32: the model has no class token: avg was read for cls."
     for text in (to_markdown(board), to_terminal(board, 80)):
@@ -206,24 +199,24 @@ def test_the_floor_is_marked_in_the_table_of_the_models():
     assert [row["name"] for row in rows_of([result(A), result(floor)])] == ["alpha", "pixels-32"]
 
 
-def test_no_deviation_is_the_best_and_no_number_that_means_something_else():
+def test_deviations_and_numbers_of_different_units_have_no_best():
     spreads = [made_metrics({"spread": value}, higher_is_better=None, deviation_of="top1") for value in (1.0, 2.0)]
     times = [made_metrics({"time": 2.0}, unit="s"), made_metrics({"time": 3.0})]
-    board = leaderboard_of([result(used, metrics=spreads[n] | times[n]) for n, used in enumerate((A, B))])
+    board = leaderboard_of([result(A, metrics=spreads[0] | times[0]), result(B, metrics=spreads[1] | times[1])])
     assert not {("digits/knn@dino", name) for name in ("spread", "time")} & board.best.keys()
     assert " 2.00 s |" in to_markdown(board) and " 3.00 |" in to_markdown(board)
 
 
-def test_seeds_of_a_task_that_draws_nothing_show_no_spread():
-    same = [result(A, seed=seed, random=False) for seed in range(3)]
-    (row,) = rows_of(same)
+def test_seeds_of_a_deterministic_task_show_no_spread():
+    equal = [result(A, seed=seed, random=False) for seed in range(3)]
+    (row,) = rows_of(equal)
     assert not [column for column in row if column.endswith((":std", ":n"))]
-    assert "+-" not in to_terminal(leaderboard_of(same), 80)
-    rounded = result(A, 91.0, seed=1, random=False)  # otherwise
-    assert "(n=2)" in to_terminal(leaderboard_of([same[0], rounded]), 80)
+    assert "+-" not in to_terminal(leaderboard_of(equal), 80)
+    different = result(A, 91.0, seed=1, random=False)  # by rounding
+    assert "(n=2)" in to_terminal(leaderboard_of([equal[0], different]), 80)
 
 
-def test_left_out_images_have_a_caveat_and_a_column_of_their_own():
+def test_results_without_unreadable_images_have_a_caveat_and_a_column_of_their_own():
     facts = {"train": {"skipped": {"a.png": "no image"}}, "val": {"skipped": {"b.png": "no image"}}}
     board = leaderboard_of([result(A, skip_bad=True, facts=facts), result(B, skip_bad=True)])
     assert list(board.groups) == ["digits/knn@dino", "digits/knn@dino[skipped=2]"]
@@ -231,14 +224,14 @@ def test_left_out_images_have_a_caveat_and_a_column_of_their_own():
     assert board.caveats["digits/knn@dino"] == ()
 
 
-def test_a_number_chosen_on_the_validation_images_says_so():
+def test_a_number_chosen_on_the_validation_images_has_a_caveat():
     metrics = made_metrics({"best": 90.0}, chosen_on_val=True) | made_metrics({"fixed": 89.0})
     (caveat,) = leaderboard_of([result(A, metrics=metrics)]).caveats["digits/knn@dino"]
-    assert caveat == "Chosen on the validation images, so that number and interval are too good: best."
+    assert "validation images" in caveat and caveat.endswith(": best.")
 
 
-def test_what_a_pretraining_took_stands_beside_the_accuracies():
-    """As in ExtreMA table 8 and MOCA table 5k; of other checkpoints nothing is known, and no column is empty."""
+def test_costs_of_pretraining_have_columns_where_they_are_known():
+    """As in ExtreMA table 8 and MOCA table 5k."""
     cost = TrainingCost(hours=60.25, gflop_per_image=35.0, devices="8 x V100")
     trained = replace(A, training_cost=cost)
     rows = rows_of([result(trained), result(B)])
@@ -252,5 +245,5 @@ def test_what_a_pretraining_took_stands_beside_the_accuracies():
 
 
 @pytest.mark.parametrize("cost", [None, [], {"hours": "long", "devices": None}, {"hours": True}, {"more": 1.0}])
-def test_a_cost_that_is_none_is_left_out(cost):
+def test_costs_of_another_form_are_ignored(cost):
     assert TrainingCost.of({"cost": cost}) == TrainingCost()

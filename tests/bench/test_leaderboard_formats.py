@@ -1,9 +1,10 @@
-"""Every file of the leaderboard, over generated results: it parses back, nothing in it runs, its bytes are the same."""
+"""Every format of the leaderboard, over generated results: it can be parsed, runs no code, and is deterministic."""
 
 import csv
 import html.parser
 import io
 import re
+import sys
 from collections import Counter
 from copy import deepcopy
 from dataclasses import replace
@@ -32,39 +33,39 @@ from bench.leaderboards.tables import Leaderboard, to_terminal
 from bench.results.record import ProtocolUsed, TrainingCost
 from engine.printing import printable
 
-BOARDS = 40  # generated ones, of which every file is checked
+BOARDS = 40  # generated leaderboards, of which every format is checked
 
 
-def written(found: Leaderboard, name: str) -> bytes:
-    content = FORMATS[name][1](found)
+def content_of(board: Leaderboard, name: str) -> bytes:
+    content = FORMATS[name][1](board)
     return content if isinstance(content, bytes) else content.encode()
 
 
-def shape(found: Leaderboard) -> list[tuple[int, int]]:
-    """Rows and columns of the table of each group, without header and name."""
-    rows = [len(found.checkpoints_in(group)) for group in found.groups]
-    return [(count, len(metrics)) for count, metrics in zip(rows, found.groups.values(), strict=True)]
+def shape(board: Leaderboard) -> list[tuple[int, int]]:
+    """Rows and columns of the table of each group, without the header and the names."""
+    rows = [len(board.checkpoints_in(group)) for group in board.groups]
+    return [(count, len(metrics)) for count, metrics in zip(rows, board.groups.values(), strict=True)]
 
 
-def tables_before(found: Leaderboard) -> list[tuple[int, int]]:
-    """Those of facts and costs, which stand before the groups in some files."""
-    spent = sum(checkpoint.training_cost != TrainingCost() for checkpoint in found.rows)
-    return [(len(found.rows), 4), *([(spent, 7)] if spent else [])]
+def tables_before(board: Leaderboard) -> list[tuple[int, int]]:
+    """The shapes of the tables of facts and of costs, which some formats have before those of the groups."""
+    costs = sum(checkpoint.training_cost != TrainingCost() for checkpoint in board.rows)
+    return [(len(board.rows), 4), *([(costs, 7)] if costs else [])]
 
 
-def check_csv(found: Leaderboard) -> None:
-    text = harmless(written(found, "csv").decode())
+def check_csv(board: Leaderboard) -> None:
+    text = harmless(content_of(board, "csv").decode())
     header, *rows = csv.reader(io.StringIO(text, newline=""), strict=True)
-    assert len(rows) == len(found.rows) and {len(row) for row in rows} <= {len(header)}
+    assert len(rows) == len(board.rows) and {len(row) for row in rows} <= {len(header)}
     for cell in (cell for row in (header, *rows) for cell in row if cell[:1] in ("=", "+", "-", "@")):
         float(cell)
-    for row, cells in zip(rows, found.rows.values(), strict=True):
+    for row, cells in zip(rows, board.rows.values(), strict=True):
         assert Counter(str(cell.mean) for cell in cells.values()) <= Counter(row)
 
 
-def check_markdown(found: Leaderboard) -> None:
-    text = harmless(written(found, "markdown").decode())
-    if len(found.results) > 100:  # too long for the parser
+def check_markdown(board: Leaderboard) -> None:
+    text = harmless(content_of(board, "markdown").decode())
+    if len(board.results) > 100:  # too long for the parser
         cells = Counter(len(re.split(r"(?<!\\)\|", line)) - 3 for line in text.split("\n") if line.startswith("|"))
         assert cells == {4: 502 + 15 * 502}
         return
@@ -80,14 +81,14 @@ def check_markdown(found: Leaderboard) -> None:
             sizes[-1][0] += 1
         elif token.type == "th_open":
             sizes[-1][1] += 1
-    expected = tables_before(found) + shape(found)
+    expected = tables_before(board) + shape(board)
     assert [(rows - 1, columns - 1) for rows, columns in sizes] == expected
     assert cells == sum(rows * (columns + 1) for rows, columns in expected)
-    assert kinds.count("list_item_open") == len(found.problems) + sum(map(len, found.failed.values()))
+    assert kinds.count("list_item_open") == len(board.problems) + sum(map(len, board.failed.values()))
 
 
 class Page(html.parser.HTMLParser):
-    """Elements that are open, their attributes, and the text of each cell of each row."""
+    """The attributes and the text of each cell of each row of each table; all elements must be closed."""
 
     def __init__(self, text: str) -> None:
         super().__init__()
@@ -115,8 +116,8 @@ class Page(html.parser.HTMLParser):
             self.tables[-1][-1][-1] += data
 
 
-def check_html(found: Leaderboard) -> None:
-    text = harmless(written(found, "html").decode())
+def check_html(board: Leaderboard) -> None:
+    text = harmless(content_of(board, "html").decode())
     page = Page(text)
     assert page.attributes == {"lang", "charset", "name", "content", "http-equiv", *(["scope"] if page.tables else [])}
     assert set(re.findall(r"<(\w+)", text)) <= {
@@ -124,9 +125,9 @@ def check_html(found: Leaderboard) -> None:
         *("table", "thead", "tbody", "tr", "th", "td"),
     }
     sizes = [(len(table) - 1, {len(row) - 1 for row in table}) for table in page.tables]
-    assert sizes == [(rows, {columns}) for rows, columns in tables_before(found) + shape(found)]
+    assert sizes == [(rows, {columns}) for rows, columns in tables_before(board) + shape(board)]
     methods = [row[1] for row in page.tables[0][1:]]
-    assert methods == [printable(checkpoint.method) for checkpoint in found.rows]
+    assert methods == [printable(checkpoint.method) for checkpoint in board.rows]
 
 
 COMMANDS = {
@@ -139,71 +140,71 @@ TOKEN = re.compile(r"\\([a-zA-Z]+|.)|([{}$&])|(.)", re.DOTALL)
 
 
 def untypeset(text: str) -> str:
-    """What a fragment of LaTeX sets as text. AssertionError for a command, brace or sign that does more than that."""
-    shown, depth, inside = "", 0, False
+    """The text that a fragment of LaTeX typesets. AssertionError if a command, brace or sign does anything else."""
+    typeset, depth, in_math = "", 0, False
     for command, mark, sign in TOKEN.findall(text):
         if command:
             assert command in COMMANDS, command
-            shown += COMMANDS[command]
+            typeset += COMMANDS[command]
         elif mark in ("{", "}"):
             depth += 1 if mark == "{" else -1
             assert depth >= 0
         elif mark == "$":
-            inside = not inside
+            in_math = not in_math
         else:
             assert (mark or sign) not in '#^~_%"<>|\\`' and (sign.isascii() or "\xc0" <= sign <= "\xff")
-            shown += mark or sign
-    assert depth == 0 and not inside
-    return shown
+            typeset += mark or sign
+    assert depth == 0 and not in_math
+    return typeset
 
 
-def spelled(text: object) -> str:
-    """A text as the tables spell it."""
-    is_kept = re.compile("[\x20-\x7e\xc0-\xcf\xd1-\xd6\xd8-\xdd\xdf-\xef\xf1-\xf6\xf8-\xfd\xff]").match
-    kept = "".join(sign if is_kept(sign) else f"[U+{ord(sign):04X}]" for sign in printable(text))
-    return kept.replace('"', "''")
+def in_latin1(text: object) -> str:
+    """A text as LaTeX tables show it: signs beyond ASCII and accented letters by their code points."""
+    is_allowed = re.compile("[\x20-\x7e\xc0-\xcf\xd1-\xd6\xd8-\xdd\xdf-\xef\xf1-\xf6\xf8-\xfd\xff]").match
+    signs = (sign if is_allowed(sign) else f"[U+{ord(sign):04X}]" for sign in printable(text))
+    return "".join(signs).replace('"', "''")
 
 
-def check_latex(found: Leaderboard) -> None:
-    text = written(found, "latex").decode()
+def check_latex(board: Leaderboard) -> None:
+    text = content_of(board, "latex").decode()
     lines = text.split("\n")[3:]
-    assert text.count("%") == text.count("\\%") + 4  # three lines of comments, which name a percentage
+    assert text.count("%") == text.count("\\%") + 4  # three lines of comments, one of which names a percentage
     assert not re.search(r"(\\\\|rule)\s*[\[*]", text), "a row would begin with an option"
     blocks = re.findall(r"\\begin\{table\}\[t\]\n(.*?)\\end\{table\}\n", "\n".join(lines), re.DOTALL)
     sizes = []
-    for group, block in zip(found.groups, blocks, strict=True):
+    for group, block in zip(board.groups, blocks, strict=True):
         caption, columns, header, body = re.fullmatch(
             r"\\centering\n\\caption\{(.*)\}\n\\begin\{tabular\}\{l(r*)\}\n\\toprule\n(.*)\n\\midrule\n(.*)\\bottomrule\n\\end\{tabular\}\n",
             block,
             re.DOTALL,
         ).groups()
-        assert untypeset(caption).startswith(spelled(group))
+        assert untypeset(caption).startswith(in_latin1(group))
         rows = [re.split(r"(?<!\\) & ", row.removesuffix(r" \\")) for row in (header, *body.rstrip("\n").split("\n"))]
         assert {len(row) for row in rows} == {1 + len(columns)}
-        assert [untypeset(cell) for cell in rows[0][1:]] == [spelled(name) for name in found.groups[group]]
-        names = {spelled(checkpoint.name) for checkpoint in found.rows}
+        assert [untypeset(cell) for cell in rows[0][1:]] == [in_latin1(name) for name in board.groups[group]]
+        names = {in_latin1(checkpoint.name) for checkpoint in board.rows}
         assert all(untypeset(row[0]).startswith(tuple(names)) for row in rows[1:])
         assert all(re.fullmatch(r"(\+-|[-\d. ])*.*", untypeset(cell)) for row in rows[1:] for cell in row[1:])
         sizes.append((len(rows) - 1, len(columns)))
-    assert sizes == shape(found)
+    assert sizes == shape(board)
 
 
-def check_parquet(found: Leaderboard) -> None:
-    table = pyarrow.parquet.read_table(io.BytesIO(written(found, "parquet")))
-    results = [each.result for each in found.results]
-    expected = [(at, name) for at, each in enumerate(results) for name in each.metrics or [None]]
+def check_parquet(board: Leaderboard) -> None:
+    table = pyarrow.parquet.read_table(io.BytesIO(content_of(board, "parquet")))
+    results = [stored.result for stored in board.results]
+    expected = [(index, name) for index, result in enumerate(results) for name in result.metrics or [None]]
     assert table.num_rows == len(expected)
     columns = table.to_pydict()
     for column in columns.values():
         assert all(value.isprintable() for value in column if isinstance(value, str))
-    for row, (at, name) in enumerate(expected):
-        result = results[at]
+    for row, (index, name) in enumerate(expected):
+        result = results[index]
         metric = result.metrics.get(name)
         assert columns["checkpoint"][row] == printable(result.checkpoint.name)
         assert columns["metric"][row] == (None if name is None else printable(name))
         assert columns["value"][row] == (None if metric is None else metric.value)
         assert (columns["low"][row], columns["high"][row]) == ((metric and metric.interval) or (None, None))
-        assert columns["file"][row] == f"{at}.json" and columns["images"][row] in (None, 500)
+        assert columns["file"][row] == f"{index}.json" and columns["images"][row] in (None, 500)
 
 
 CHECKS = {
@@ -226,19 +227,19 @@ def generated() -> list[Leaderboard]:
 
 
 def test_generated_boards_differ(generated):
-    sizes = [shape(found) for found in generated]
+    sizes = [shape(board) for board in generated]
     assert [] in sizes and max(map(len, sizes)) > 3 and len(set(map(str, sizes))) > BOARDS / 3
 
 
 @pytest.mark.parametrize("name", FORMATS)
-def test_no_result_breaks_a_file(name, generated):
-    for found in generated:
-        CHECKS[name](found)
-        assert written(found, name) == written(deepcopy(found), name) and harmless(to_terminal(found, 80))
+def test_no_result_breaks_a_format(name, generated):
+    for board in generated:
+        CHECKS[name](board)
+        assert content_of(board, name) == content_of(deepcopy(board), name) and harmless(to_terminal(board, 80))
 
 
 @pytest.fixture(scope="module")
-def many() -> Leaderboard:
+def large() -> Leaderboard:
     """500 checkpoints, 15 protocols of four metrics."""
     return made_leaderboard(
         [
@@ -254,29 +255,27 @@ def many() -> Leaderboard:
 
 
 @pytest.mark.parametrize("name", FORMATS)
-def test_500_rows_of_60_columns(name, many):
-    CHECKS[name](many)
+def test_every_format_holds_500_rows_of_60_columns(name, large):
+    CHECKS[name](large)
 
 
-def test_latex_sets_a_text_as_it_is():
-    draw = Random(0)
-    for text in [*EVIL, *SIGNS, *(any_text(draw) for _ in range(500))]:
-        assert untypeset(in_latex(text)) == spelled(text)
+def test_latex_shows_every_text_unchanged():
+    generator = Random(0)
+    for text in [*EVIL, *SIGNS, *(any_text(generator) for _ in range(500))]:
+        assert untypeset(in_latex(text)) == in_latin1(text)
 
 
 def test_latex_shows_deviations_and_ties_in_bold():
     a, b, c = (made_checkpoint(name, number) for number, name in enumerate("abc"))
     results = [made_result(a, made_metrics({"top1": value}), seed=seed) for seed, value in ((0, 90.0), (1, 92.0))]
     results += [made_result(b, made_metrics({"top1": 90.5})), made_result(c, made_metrics({"top1": -1.5}))]
-    found = made_leaderboard(results)
     ties = {("digits/knn@dino", "top1"): frozenset((a.key, b.key))}
-    text = written(replace(found, ties=ties), "latex").decode()
-    assert (
-        r"a & \textbf{91.00} $\pm$ 1.00 \\" in text and r"b & \textbf{90.50} \\" in text and r"c & $-$1.50 \\" in text
-    )
+    text = content_of(replace(made_leaderboard(results), ties=ties), "latex").decode()
+    for row in (r"a & \textbf{91.00} $\pm$ 1.00 \\", r"b & \textbf{90.50} \\", r"c & $-$1.50 \\"):
+        assert row in text
 
 
-def test_the_command_writes_what_is_asked_for(bench, refused, tmp_path):
+def test_the_command_writes_the_formats_of_its_option(bench, refused, tmp_path):
     for number, value in enumerate((80.0, 70.0)):
         save_result(tmp_path, made_result(made_checkpoint(f"c{number}", number), made_metrics({"top1": value})))
     code, _, err = bench("leaderboard", "--out", tmp_path, "--format", "latex", "html", "parquet", "csv")
@@ -289,7 +288,7 @@ def test_the_command_writes_what_is_asked_for(bench, refused, tmp_path):
     assert "invalid choice: 'pdf'" in refused("leaderboard", "--out", tmp_path, "--format", "pdf")
 
 
-def test_parquet_without_its_library(refused, tmp_path, monkeypatch):
+def test_parquet_without_pyarrow_is_refused_with_the_fix(refused, tmp_path, monkeypatch):
     save_result(tmp_path, made_result(made_checkpoint(), made_metrics({"top1": 1.0})))
-    monkeypatch.setitem(__import__("sys").modules, "pyarrow", None)
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
     assert "pip install 'ssl-vit-bench[tables]'" in refused("leaderboard", "--out", tmp_path, "--format", "parquet")
