@@ -25,146 +25,152 @@ def test_memory_and_labels_of_hummingbird(path):
     labels = np.where(recorded["in.train.labels"] == ignored, 0, recorded["in.train.labels"])[:, 0]
     labels = np.tile(labels, (len(features) // len(labels), 1, 1))
     pixels = np.stack([patchify_labels(image, patch) for image in labels])
-    chosen = [np.arange(grid * grid)] * len(pixels)
+    patch_indices = [np.arange(grid * grid)] * len(pixels)
     if config["memory_size"] is not None:
         count = config["memory_size"] // len(pixels)
         uniform = recorded["sample.uniform"].numpy()
-        chosen = [official.rare_patches(own, drawn, classes, count) for own, drawn in zip(pixels, uniform, strict=True)]
-        assert np.array_equal(chosen, recorded["sample.indices"])
-    bank = np.concatenate([own[places] for own, places in zip(features, chosen, strict=True)])
+        patch_indices = [
+            official.rare_patches(labels, draws, classes, count) for labels, draws in zip(pixels, uniform, strict=True)
+        ]
+        assert np.array_equal(patch_indices, recorded["sample.indices"])
+    bank = np.concatenate([rows[indices] for rows, indices in zip(features, patch_indices, strict=True)])
     bank = bank / np.linalg.norm(bank, axis=1, keepdims=True)
-    bank_pixels = np.concatenate([own[places] for own, places in zip(pixels, chosen, strict=True)])
+    bank_pixels = np.concatenate([rows[indices] for rows, indices in zip(pixels, patch_indices, strict=True)])
     assert np.allclose(bank, recorded["memory.features"], rtol=0, atol=1e-5)
     assert np.allclose(official.class_shares(bank_pixels, classes), recorded["memory.labels"], rtol=0, atol=1e-5)
 
-    val = recorded["in.val.features"].numpy()
-    queries = val.reshape(-1, val.shape[2])
+    val_features = recorded["in.val.features"].numpy()
+    queries = val_features.reshape(-1, val_features.shape[2])
     unit = queries / np.linalg.norm(queries, axis=1, keepdims=True)
-    found = np.argsort(-(unit @ bank.T), axis=1)[:, : config["neighbours"]]
-    assert np.array_equal(np.sort(found), np.sort(recorded["search.indices"]))
-    cosines = np.take_along_axis(unit @ bank.T, found, axis=1)
-    shares = official.attend_labels(cosines, bank_pixels[found], classes, config["beta"])
+    nearest = np.argsort(-(unit @ bank.T), axis=1)[:, : config["neighbours"]]
+    assert np.array_equal(np.sort(nearest), np.sort(recorded["search.indices"]))
+    cosines = np.take_along_axis(unit @ bank.T, nearest, axis=1)
+    shares = official.attend_labels(cosines, bank_pixels[nearest], classes, config["beta"])
     assert np.allclose(shares.reshape(recorded["label_hat"].shape), recorded["label_hat"], rtol=0, atol=1e-5)
 
     truth = recorded["in.val.labels"][:, 0].numpy()
     grids = torch.from_numpy(shares).view(len(truth), grid, grid, classes)
-    predicted = np.stack([official.upsample_labels(each, truth.shape[1:]) for each in grids])
+    predicted = np.stack([official.upsample_labels(grid_shares, truth.shape[1:]) for grid_shares in grids])
     counts = official.confusion_matrix(predicted, truth, classes, [ignored])
     mapping = official.match_classes(counts)
     assert np.array_equal(counts, recorded["confusion"]) and np.array_equal(mapping, recorded["mapping"])
     matched = mapping[predicted]
     assert np.array_equal(matched[truth != ignored], recorded["prediction"])
-    right, shown, labelled = class_areas(matched, truth, classes, [ignored]).T
-    assert np.array_equal([right, shown - right, labelled - right], recorded["tp_fp_fn"])
-    iou = right / np.maximum(shown + labelled - right, 1)
+    intersection, predicted_area, label_area = class_areas(matched, truth, classes, [ignored]).T
+    assert np.array_equal(
+        [intersection, predicted_area - intersection, label_area - intersection], recorded["tp_fp_fn"]
+    )
+    iou = intersection / np.maximum(predicted_area + label_area - intersection, 1)
     assert iou.mean() == pytest.approx(config["miou"], abs=1e-6)
-    known = truth != ignored
-    ours = jaccard_score(truth[known], matched[known], labels=np.arange(classes), average="macro", zero_division=0)
-    assert ours == pytest.approx(config["miou"], abs=1e-6)
+    labelled = truth != ignored
+    sklearn_miou = jaccard_score(
+        truth[labelled], matched[labelled], labels=np.arange(classes), average="macro", zero_division=0
+    )
+    assert sklearn_miou == pytest.approx(config["miou"], abs=1e-6)
 
 
 def scores_of(predicted: np.ndarray, labels: np.ndarray, ignored: list[int]) -> tuple[float, float]:
     """CAPI's mIoU and accuracy, from areas of the values 0 to 255."""
-    right, shown, labelled = class_areas(predicted, labels, 256, ignored).T
-    occurs = shown + labelled > 0
-    iou = right[occurs] / (shown + labelled - right)[occurs]
-    return iou.mean(), right.sum() / labelled.sum()
+    intersection, predicted_area, label_area = class_areas(predicted, labels, 256, ignored).T
+    occurs = predicted_area + label_area > 0
+    iou = intersection[occurs] / (predicted_area + label_area - intersection)[occurs]
+    return iou.mean(), intersection.sum() / label_area.sum()
 
 
-def prepared(path: str) -> tuple[np.ndarray, ...]:
-    """Of the training patches: features, pixels, and which belong to images that select; of the test patches both."""
+def load_patches(path: str) -> tuple[np.ndarray, ...]:
+    """Training features (N, D), label pixels, mask (N,) of held-out patches; test features and label pixels."""
     recorded, config = tensors(path), facts(path)
     train, test = (recorded[f"in.{split}.features"].numpy() for split in ("train", "test"))
-    pixels, asked = (recorded[f"in.{split}.labels"].numpy() for split in ("train", "test"))
-    order, patches = recorded["permutation"].numpy(), train.shape[1] * train.shape[2]
-    held = np.repeat(np.isin(np.arange(len(train)), order[: len(train) // 10]), patches)
-    return train.reshape(-1, config["dim"]), pixels.reshape(-1, pixels.shape[-1]), held, test, asked
+    pixels, test_pixels = (recorded[f"in.{split}.labels"].numpy() for split in ("train", "test"))
+    order, patch_count = recorded["permutation"].numpy(), train.shape[1] * train.shape[2]
+    held_out = np.repeat(np.isin(np.arange(len(train)), order[: len(train) // 10]), patch_count)
+    return train.reshape(-1, config["dim"]), pixels.reshape(-1, pixels.shape[-1]), held_out, test, test_pixels
 
 
-def voted(bank: np.ndarray, pixels: np.ndarray, queries: np.ndarray, k: int, distance: str) -> np.ndarray:
-    near = np.square(queries[:, None].astype(np.float64) - bank).sum(-1)
+def vote(bank: np.ndarray, pixels: np.ndarray, queries: np.ndarray, k: int, distance: str) -> np.ndarray:
+    distances = np.square(queries[:, None].astype(np.float64) - bank).sum(-1)
     if distance == "cosine":
-        unit, other = (rows / np.linalg.norm(rows, axis=1, keepdims=True) for rows in (queries, bank))
-        near = -(unit.astype(np.float64) @ other.T)
-    return most_frequent(pixels[np.argsort(near, axis=1, kind="stable")[:, :k]], axis=1)
+        unit, unit_bank = (rows / np.linalg.norm(rows, axis=1, keepdims=True) for rows in (queries, bank))
+        distances = -(unit.astype(np.float64) @ unit_bank.T)
+    return most_frequent(pixels[np.argsort(distances, axis=1, kind="stable")[:, :k]], axis=1)
 
 
 @pytest.mark.parametrize("path", CAPI)
-def test_votes_of_capi(path):
+def test_knn_votes_of_capi(path):
     recorded, config = tensors(path), facts(path)
-    train, pixels, held, test, asked = prepared(path)
+    train, pixels, held_out, test, test_pixels = load_patches(path)
     ignored, results = config["ignore_labels"], config["results"]
     kept = ~np.isin(most_frequent(pixels, axis=1), ignored)
-    mean, spread = mean_and_std(train, np.flatnonzero(~held))
+    mean, spread = mean_and_std(train, np.flatnonzero(~held_out))
     scaled = ((train - mean) / spread).astype(np.float32)
-    found = {}
+    mious = {}
     for k in config["num_neighbors"]:
         for distance in config["distance"]:
-            own = voted(scaled[~held & kept], pixels[~held & kept], scaled[held], k, distance)
-            found[k, distance] = scores_of(own, pixels[held], ignored)[0]
+            predicted = vote(scaled[~held_out & kept], pixels[~held_out & kept], scaled[held_out], k, distance)
+            mious[k, distance] = scores_of(predicted, pixels[held_out], ignored)[0]
             name = f"hparam_fitting.knn.mIoU_num_neighbors={k}_distance={distance}"
-            assert found[k, distance] == pytest.approx(results[name], abs=1e-6), name
-    k, distance = max(found, key=found.__getitem__)
-    chosen = config["selected"]["knn"]
-    assert (k, distance) == (chosen["num_neighbors"], chosen["distance"])
+            assert mious[k, distance] == pytest.approx(results[name], abs=1e-6), name
+    k, distance = max(mious, key=mious.__getitem__)
+    selected = config["selected"]["knn"]
+    assert (k, distance) == (selected["num_neighbors"], selected["distance"])
     queries = (test.reshape(-1, config["dim"]) - mean) / spread
-    predicted = voted(scaled[kept], pixels[kept], queries.astype(np.float32), k, distance)
+    predicted = vote(scaled[kept], pixels[kept], queries.astype(np.float32), k, distance)
     assert np.array_equal(predicted, recorded["prediction.knn"])
-    miou, accuracy = scores_of(predicted, asked.reshape(predicted.shape), ignored)
+    miou, accuracy = scores_of(predicted, test_pixels.reshape(predicted.shape), ignored)
     assert miou == pytest.approx(results["labels_knn_mIoU"], abs=1e-6)
     assert accuracy == pytest.approx(results["labels_knn_acc"], abs=1e-6)
 
 
 @pytest.mark.parametrize("path", CAPI)
 def test_logistic_regressions_of_capi(path):
-    """And scikit-learn's own solver at the chosen strength."""
+    """Also against scikit-learn's solver at the selected strength."""
     recorded, config = tensors(path), facts(path)
-    train, pixels, held, test, asked = prepared(path)
+    train, pixels, held_out, test, test_pixels = load_patches(path)
     ignored, results = config["ignore_labels"], config["results"]
     labels = most_frequent(pixels, axis=1)
     kept = ~np.isin(labels, ignored)
-    mean, spread = mean_and_std(train, np.flatnonzero(~held))
+    mean, spread = mean_and_std(train, np.flatnonzero(~held_out))
     scaled = ((train - mean) / spread).astype(np.float32)
 
-    def fitted(rows: np.ndarray, strength: float) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        values, own = np.unique(labels[rows], return_inverse=True)
+    def fit(rows: np.ndarray, strength: float) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        values, class_indices = np.unique(labels[rows], return_inverse=True)
         features = torch.from_numpy(scaled[rows])
-        return values, *fit_logistic(features, torch.from_numpy(own), len(values), strength)
+        return values, *fit_logistic(features, torch.from_numpy(class_indices), len(values), strength)
 
-    found = {}
+    mious = {}
     for name in (name for name in results if "logreg.mIoU_C=" in name):
         strength = float(name.partition("C=")[2].partition("_")[0])
-        values, weights, biases = fitted(~held & kept, strength)
-        predicted = values[(scaled[held] @ weights.T + biases).argmax(1)]
-        shown = np.repeat(predicted[:, None], pixels.shape[1], axis=1)
-        found[strength] = scores_of(shown, pixels[held], ignored)[0]
-        assert found[strength] == pytest.approx(results[name], abs=1e-6), name
-    strength = max(found, key=found.__getitem__)
+        values, weights, biases = fit(~held_out & kept, strength)
+        predicted = values[(scaled[held_out] @ weights.T + biases).argmax(1)]
+        pixel_predictions = np.repeat(predicted[:, None], pixels.shape[1], axis=1)
+        mious[strength] = scores_of(pixel_predictions, pixels[held_out], ignored)[0]
+        assert mious[strength] == pytest.approx(results[name], abs=1e-6), name
+    strength = max(mious, key=mious.__getitem__)
     assert strength == config["selected"]["logreg"]["C"]
-    values, weights, biases = fitted(kept, strength)
+    values, weights, biases = fit(kept, strength)
     assert np.array_equal(values, recorded["logreg.classes"])
     assert np.allclose(weights, recorded["logreg.coef"], rtol=0, atol=1e-4)
     assert np.allclose(biases, recorded["logreg.intercept"], rtol=0, atol=1e-4)
     queries = ((test.reshape(-1, config["dim"]) - mean) / spread).astype(np.float32)
     predicted = np.repeat(values[(queries @ weights.T + biases).argmax(1)][:, None], pixels.shape[1], axis=1)
     assert np.array_equal(predicted, recorded["prediction.logreg"])
-    miou, accuracy = scores_of(predicted, asked.reshape(predicted.shape), ignored)
+    miou, accuracy = scores_of(predicted, test_pixels.reshape(predicted.shape), ignored)
     assert miou == pytest.approx(results["labels_logreg_mIoU"], abs=1e-6)
     assert accuracy == pytest.approx(results["labels_logreg_acc"], abs=1e-6)
-    other = LogisticRegression(C=strength, tol=1e-10, max_iter=10_000).fit(
+    sklearn_fit = LogisticRegression(C=strength, tol=1e-10, max_iter=10_000).fit(
         scaled[kept].astype(np.float64), labels[kept]
     )
-    assert np.allclose(weights, other.coef_, rtol=0, atol=1e-4)
+    assert np.allclose(weights, sklearn_fit.coef_, rtol=0, atol=1e-4)
 
 
-def test_the_smallest_of_ties_is_the_most_frequent():
-    """As by counting; torch does not promise it."""
+def test_most_frequent_takes_the_smallest_of_tied_labels():
+    """As np.bincount does; torch.mode does not promise it."""
     labels = np.random.RandomState(0).randint(0, 4, (500, 12)).astype(np.uint8)
-    counted = [np.bincount(row).argmax() for row in labels]
-    assert np.array_equal(most_frequent(labels, axis=1), counted)
+    expected = [np.bincount(row).argmax() for row in labels]
+    assert np.array_equal(most_frequent(labels, axis=1), expected)
 
 
-def test_pixels_of_patches_and_back():
+def test_patchified_labels_are_restored():
     labels = np.arange(6 * 10).reshape(6, 10)
     pixels = patchify_labels(labels, 2)
     assert pixels.shape == (15, 4) and pixels[0].tolist() == [0, 1, 10, 11]

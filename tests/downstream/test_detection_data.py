@@ -1,6 +1,7 @@
-"""Folders of COCO's layout: what is recognised, what is refused and how that is said, the drawn set, the dataset."""
+"""Scenes in the layouts of COCO and Pascal VOC: datasets, augmentation, the generated set, refused files."""
 
 import json
+import math
 import os
 from dataclasses import replace
 from pathlib import Path
@@ -27,7 +28,8 @@ with quiet_libraries():
         detection_validation_images,
     )
 
-SIZES = DetectionSettings(
+FILTER = {"filter_empty_gt": True, "min_size": 32}
+SETTINGS = DetectionSettings(
     augment="crops",
     short=(48, 64),
     long=96,
@@ -45,214 +47,212 @@ def coco(tmp_path):
 
 
 @pytest.fixture
-def opened(coco, tmp_path):
+def scenes_of_splits(coco, tmp_path):
     return {split: open_scenes(f"coco:{coco}", split, tmp_path) for split in COUNTS}
 
 
-def changed(coco: Path, split: str, change) -> None:
-    """Apply `change` to what a split's file says."""
+def change_annotations(coco: Path, split: str, change) -> None:
+    """Apply `change` to the content of a split's annotation file."""
     path = coco / "annotations" / f"instances_{split}2017.json"
     content = json.loads(path.read_text())
     change(content)
     path.write_text(json.dumps(content))
 
 
-def test_the_drawn_set_is_whole(opened, tmp_path):
+def test_generated_set_is_complete(scenes_of_splits, tmp_path):
     for split, count in COUNTS.items():
-        scenes = opened[split]
-        objects = [thing for own in scenes.listing.objects for thing in own]
+        scenes = scenes_of_splits[split]
+        objects = [entry for entries in scenes.listing.objects for entry in entries]
         assert len(scenes) == count and not decode_scenes(scenes)[0] and len(scenes.listing.trainable) < count
-        assert {thing["category_id"] for thing in objects} == set(scenes.listing.categories) == {2, 3, 44, 90}
-        assert {thing["iscrowd"] for thing in objects} == {0, 1}
-        for thing in objects:
-            outline = thing["segmentation"]
-            found = masks.merge(masks.frPyObjects(outline, 64, 96)) if isinstance(outline, list) else None
-            found = found or masks.frPyObjects(outline, 64, 96)
-            assert masks.area(found) == thing["area"] > 20 and np.array_equal(masks.toBbox(found), thing["bbox"])
-    again = open_scenes("tiny-coco:", "val", tmp_path / "again")
-    assert again.fingerprint == opened["val"].fingerprint != opened["train"].fingerprint
+        assert {entry["category_id"] for entry in objects} == set(scenes.listing.categories) == {2, 3, 44, 90}
+        assert {entry["iscrowd"] for entry in objects} == {0, 1}
+        for entry in objects:
+            outline = entry["segmentation"]
+            mask = masks.merge(masks.frPyObjects(outline, 64, 96)) if isinstance(outline, list) else None
+            mask = mask or masks.frPyObjects(outline, 64, 96)
+            assert masks.area(mask) == entry["area"] > 20 and np.array_equal(masks.toBbox(mask), entry["bbox"])
+    reopened = open_scenes("tiny-coco:", "val", tmp_path / "again")
+    assert reopened.fingerprint == scenes_of_splits["val"].fingerprint != scenes_of_splits["train"].fingerprint
 
 
-def test_the_dataset_is_mmdets(coco, opened):
-    """Also where a file names its categories in another order, which mmdet itself takes for another labelling."""
-    scenes = opened["train"]
+def test_dataset_equals_mmdets(coco, scenes_of_splits):
+    """Also for another order of categories in the file, which would change mmdet's labels."""
+    scenes = scenes_of_splits["train"]
     folder, file = str(coco / "train2017"), str(coco / "annotations" / "instances_train2017.json")
     settings = {"pipeline": [], "serialize_data": False, "data_prefix": {"img": folder}}
     with quiet_libraries():
-        wanted = CocoDataset(ann_file=file, metainfo={"classes": scenes.classes}, **settings)
-        kept = CocoDataset(ann_file=file, metainfo={"classes": scenes.classes}, filter_cfg=FILTER, **settings)
+        theirs = CocoDataset(ann_file=file, metainfo={"classes": scenes.classes}, **settings)
+        theirs_filtered = CocoDataset(
+            ann_file=file, metainfo={"classes": scenes.classes}, filter_cfg=FILTER, **settings
+        )
     ours = CocoScenes(scenes, pipeline=[], serialize_data=False)
-    assert ours.data_list == wanted.data_list
-    trained = trainable_scenes(scenes, opened["val"])
-    assert [each["img_id"] for each in kept.data_list] == [entry["id"] for entry in trained.listing.entries]
-    changed(coco, "train", lambda content: content["categories"].reverse())
-    again = open_scenes(scenes.url, "train", coco)
-    assert again.classes == scenes.classes and again.listing == scenes.listing
-
-
-FILTER = {"filter_empty_gt": True, "min_size": 32}
+    assert ours.data_list == theirs.data_list
+    trainable = trainable_scenes(scenes, scenes_of_splits["val"])
+    numbers = [entry["id"] for entry in trainable.listing.entries]
+    assert [entry["img_id"] for entry in theirs_filtered.data_list] == numbers
+    change_annotations(coco, "train", lambda content: content["categories"].reverse())
+    reopened = open_scenes(scenes.url, "train", coco)
+    assert reopened.classes == scenes.classes and reopened.listing == scenes.listing
 
 
 @pytest.mark.parametrize(("augment", "sides"), [("scales", (48, 96)), ("crops", (48, 96)), ("jitter", (12, 96))])
-def test_augmented_images_stay_in_their_bounds(opened, augment, sides):
+def test_augmented_images_and_boxes_stay_within_bounds(scenes_of_splits, augment, sides):
     images = detection_training_images(
-        trainable_scenes(opened["train"], opened["val"]), replace(SIZES, augment=augment)
+        trainable_scenes(scenes_of_splits["train"], scenes_of_splits["val"]), replace(SETTINGS, augment=augment)
     )
     np.random.seed(0)
     shapes = set()
     for index in range(24):
         sample = images[index % len(images)]
         height, width = sample["inputs"].shape[-2:]
-        found = sample["data_samples"].gt_instances
-        boxes = found.bboxes.tensor if hasattr(found.bboxes, "tensor") else found.bboxes
+        instances = sample["data_samples"].gt_instances
+        boxes = instances.bboxes.tensor if hasattr(instances.bboxes, "tensor") else instances.bboxes
         assert sides[0] <= min(height, width) and max(height, width) <= sides[1]
         assert (boxes >= 0).all() and (boxes[:, 2] <= width).all() and (boxes[:, 3] <= height).all()
-        assert found.masks.masks.shape == (len(boxes), height, width)
+        assert instances.masks.masks.shape == (len(boxes), height, width)
         shapes.add((height, width))
     assert len(shapes) > 1
 
 
-def test_an_image_of_another_size_is_named(coco, opened):
+def test_images_of_another_size_and_unreadable_images_are_named(coco, scenes_of_splits):
     Image.new("RGB", (50, 40)).save(coco / "train2017" / "000000000003.jpg")
     (coco / "val2017" / "000000000002.jpg").write_bytes(b"not a picture")
-    problem = (
-        "train2017/000000000003.jpg: the image is 50 x 40 pixels (width x height) and "
-        "annotations/instances_train2017.json says 96 x 64"
-    )
-    assert [found.startswith(problem) for found in decode_scenes(opened["train"])[0].values()] == [True]
-    assert len(decode_scenes(opened["val"])[0]) == 1
-    images = detection_training_images(opened["train"], SIZES)
+    (line,) = decode_scenes(scenes_of_splits["train"])[0].values()
+    assert line.startswith("train2017/000000000003.jpg: ")
+    assert "50 x 40" in line and "annotations/instances_train2017.json says 96 x 64" in line
+    assert len(decode_scenes(scenes_of_splits["val"])[0]) == 1
+    images = detection_training_images(scenes_of_splits["train"], SETTINGS)
     with pytest.raises(ValueError, match="says 96 x 64"):
         images[2]
-    with pytest.raises(ValueError, match=r"val2017/000000000002.jpg: cannot be read \(.*\); replace the file"):
-        detection_validation_images(opened["val"], SIZES)[1]
+    with pytest.raises(ValueError, match=r"val2017/000000000002\.jpg: cannot be read"):
+        detection_validation_images(scenes_of_splits["val"], SETTINGS)[1]
 
 
-NAN = float("nan")
-
-
-def outlined(content: dict, polygon: list[float]) -> None:
-    """Give the first thing an outline."""
-    first(content)["segmentation"] = [polygon]
-
-
-def first(content: dict) -> dict:
+def first_annotation(content: dict) -> dict:
     return content["annotations"][0]
 
 
-def crowd(content: dict) -> dict:
-    return next(thing for thing in content["annotations"] if thing["iscrowd"])
+def first_crowd(content: dict) -> dict:
+    return next(entry for entry in content["annotations"] if entry["iscrowd"])
+
+
+def set_polygon(content: dict, polygon: list[float]) -> None:
+    """Set the outline of the first annotation."""
+    first_annotation(content)["segmentation"] = [polygon]
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "message"),
     [
-        (lambda content: first(content).update(category_id=5), "annotation 1 is of category 5, which is none of its 4"),
-        (lambda content: first(content).update(image_id=999), "annotation 1 is of image 999, which it does not list"),
-        (lambda content: first(content).update(id=2), "two of its annotations have one id"),
-        (lambda content: content["images"][0].update(id=2), "two of its images have one id"),
-        (lambda content: first(content).pop("bbox"), "field `bbox` - at `$.annotations[0]`"),
-        (lambda content: content["images"][0].pop("height"), "field `height` - at `$.images[0]`"),
-        (lambda content: content["images"][0].pop("file_name"), "field `file_name` - at `$.images[0]`"),
-        (lambda content: first(content).update(id=[1]), "got `array` - at `$.annotations[0].id`"),
-        (lambda content: first(content).update(image_id={}), "got `object` - at `$.annotations[0].image_id`"),
-        (lambda content: content["images"][0].update(id=[1]), "got `array` - at `$.images[0].id`"),
-        (lambda content: content["categories"][0].update(id="2"), "got `str` - at `$.categories[0].id`"),
-        (lambda content: content["images"][0].update(width=-3), "at `$.images[0].width`"),
-        (lambda content: first(content).update(bbox=[0, 0, 1e300, 1]), "annotation 1 holds the coordinate 1e+300"),
-        (lambda content: outlined(content, [1e9, -1e9, 1e300, 2, NAN, 3]), "annotation 1 holds the coordinate 1e+09"),
-        (lambda content: outlined(content, [1, 2, NAN, 3, 4, 5]), "annotation 1 holds the coordinate nan"),
-        (lambda content: outlined(content, [1, 2, 193, 3, 4, 5]), "annotation 1 holds the coordinate 193"),
-        (lambda content: outlined(content, []), "at `$.annotations[0].segmentation"),
-        (lambda content: first(content).update(segmentation=[]), "annotation 1 has a box but no outline"),
-        (lambda content: crowd(content)["segmentation"].update(counts=[1, 10**9]), "add up to 1000000001"),
-        (lambda content: crowd(content)["segmentation"].update(counts=[7000, -1000, 144]), "the least is -1000"),
-        (lambda content: crowd(content)["segmentation"].update(counts="o" * 10**6), "the least is -1"),
-        (lambda content: crowd(content)["segmentation"].update(counts="zz"), "run lengths of annotation"),
+        (lambda file: first_annotation(file).update(category_id=5), "annotation 1 is of category 5"),
+        (lambda file: first_annotation(file).update(image_id=999), "annotation 1 is of image 999"),
+        (lambda file: first_annotation(file).update(id=2), "two of its annotations have one id"),
+        (lambda file: file["images"][0].update(id=2), "two of its images have one id"),
+        (lambda file: first_annotation(file).pop("bbox"), "field `bbox` - at `$.annotations[0]`"),
+        (lambda file: file["images"][0].pop("height"), "field `height` - at `$.images[0]`"),
+        (lambda file: file["images"][0].pop("file_name"), "field `file_name` - at `$.images[0]`"),
+        (lambda file: first_annotation(file).update(id=[1]), "got `array` - at `$.annotations[0].id`"),
+        (lambda file: first_annotation(file).update(image_id={}), "got `object` - at `$.annotations[0].image_id`"),
+        (lambda file: file["images"][0].update(id=[1]), "got `array` - at `$.images[0].id`"),
+        (lambda file: file["categories"][0].update(id="2"), "got `str` - at `$.categories[0].id`"),
+        (lambda file: file["images"][0].update(width=-3), "at `$.images[0].width`"),
+        (lambda file: first_annotation(file).update(bbox=[0, 0, 1e300, 1]), "annotation 1 holds the coordinate 1e+300"),
+        (lambda file: set_polygon(file, [1e9, -1e9, 1e300, 2, math.nan, 3]), "annotation 1 holds the coordinate 1e+09"),
+        (lambda file: set_polygon(file, [1, 2, math.nan, 3, 4, 5]), "annotation 1 holds the coordinate nan"),
+        (lambda file: set_polygon(file, [1, 2, 193, 3, 4, 5]), "annotation 1 holds the coordinate 193"),
+        (lambda file: set_polygon(file, []), "at `$.annotations[0].segmentation"),
+        (lambda file: first_annotation(file).update(segmentation=[]), "annotation 1 has a box but no outline"),
+        (lambda file: first_crowd(file)["segmentation"].update(counts=[1, 10**9]), "add up to 1000000001"),
+        (lambda file: first_crowd(file)["segmentation"].update(counts=[7000, -1000, 144]), "the least is -1000"),
+        (lambda file: first_crowd(file)["segmentation"].update(counts="o" * 10**6), "the least is -1"),
+        (lambda file: first_crowd(file)["segmentation"].update(counts="zz"), "run lengths of annotation"),
         (
-            lambda content: crowd(content)["segmentation"].update(size=[96, 64]),
-            "is [96, 64] pixels and its image [64, 96]",
+            lambda file: first_crowd(file)["segmentation"].update(size=[96, 64]),
+            "[96, 64] pixels and its image [64, 96]",
         ),
-        (lambda content: content.pop("annotations"), "field `annotations`"),
-        (lambda content: content.pop("images"), "has no list 'images'"),
-        (lambda content: content["categories"].clear(), "at `$.categories`"),
-        (lambda content: [content[key].clear() for key in ("images", "annotations")], "the val split is empty"),
+        (lambda file: file.pop("annotations"), "field `annotations`"),
+        (lambda file: file.pop("images"), "has no list 'images'"),
+        (lambda file: file["categories"].clear(), "at `$.categories`"),
+        (lambda file: [file[key].clear() for key in ("images", "annotations")], "the val split is empty"),
         (
-            lambda content: content["images"][0].update(file_name="x.jpg"),
-            "1 of 24 images of val are not there, such as val",
+            lambda file: file["images"][0].update(file_name="x.jpg"),
+            "1 of 24 images of val",
         ),
     ],
 )
-def test_files_that_do_not_fit_are_refused(coco, tmp_path, change, said):
-    changed(coco, "val", change)
-    assert said in refused(coco, tmp_path)
+def test_bad_annotation_files_are_refused(coco, tmp_path, change, message):
+    change_annotations(coco, "val", change)
+    assert message in coco_refusal(coco, tmp_path)
 
 
-def test_run_lengths_in_text_are_pycocotools(coco, tmp_path):
-    """What COCO's own tools write for a crowd is taken, and means the same."""
+def test_compressed_run_lengths_are_decoded_as_by_pycocotools(coco, tmp_path):
     path = coco / "annotations" / "instances_val2017.json"
-    for thing in json.loads(path.read_text())["annotations"]:
-        if thing["iscrowd"]:
-            text = masks.frPyObjects(thing["segmentation"], 64, 96)["counts"].decode()
-            assert list(decode_run_lengths(text)) == thing["segmentation"]["counts"]
-    changed(coco, "val", lambda content: crowd(content)["segmentation"].update(counts=text_of(crowd(content))))
+    for entry in json.loads(path.read_text())["annotations"]:
+        if entry["iscrowd"]:
+            assert list(decode_run_lengths(compressed_counts(entry))) == entry["segmentation"]["counts"]
+
+    def compress(content: dict) -> None:
+        crowd = first_crowd(content)
+        crowd["segmentation"]["counts"] = compressed_counts(crowd)
+
+    change_annotations(coco, "val", compress)
     assert not decode_scenes(open_scenes(f"coco:{coco}", "val", tmp_path))[0]
 
 
-def text_of(thing: dict) -> str:
-    return masks.frPyObjects(thing["segmentation"], 64, 96)["counts"].decode()
+def compressed_counts(entry: dict) -> str:
+    return masks.frPyObjects(entry["segmentation"], 64, 96)["counts"].decode()
 
 
-def refused(coco: Path, tmp_path: Path) -> str:
-    told = refusal(open_scenes, f"coco:{coco}", "val", tmp_path)
-    assert told.startswith(f"coco:{coco}: ")
-    return told
+def coco_refusal(coco: Path, tmp_path: Path) -> str:
+    message = refusal(open_scenes, f"coco:{coco}", "val", tmp_path)
+    assert message.startswith(f"coco:{coco}: ")
+    return message
 
 
 def test_bad_folders(coco, tmp_path):
     path = coco / "annotations" / "instances_val2017.json"
     path.write_text(path.read_text()[:100])
-    assert "instances_val2017.json is no JSON" in refused(coco, tmp_path)
+    assert "instances_val2017.json is no JSON" in coco_refusal(coco, tmp_path)
     path.unlink()
-    assert "there is no file annotations/instances_val2017.json" in refused(coco, tmp_path)
+    assert "no file annotations/instances_val2017.json" in coco_refusal(coco, tmp_path)
     path.write_text("[" * 100_000)
-    assert "instances_val2017.json is no JSON" in refused(coco, tmp_path)
+    assert "instances_val2017.json is no JSON" in coco_refusal(coco, tmp_path)
     path.parent.rename(coco / "elsewhere")
-    assert "no folder annotations/ there" in refused(coco, tmp_path)
+    assert "no folder annotations/" in coco_refusal(coco, tmp_path)
 
 
-def test_splits_that_nothing_can_be_learnt_or_measured_on(coco, tmp_path):
-    def pair():
+def test_splits_of_different_categories_or_without_objects_are_refused(coco, tmp_path):
+    def open_splits():
         return [open_scenes(f"coco:{coco}", split, tmp_path) for split in ("train", "val")]
 
-    changed(coco, "val", lambda content: content["categories"][0].update(name="another"))
+    change_annotations(coco, "val", lambda content: content["categories"][0].update(name="another"))
     with pytest.raises(ValueError, match="name other categories"):
-        trainable_scenes(*pair())
-    changed(
+        trainable_scenes(*open_splits())
+    change_annotations(
         coco, "val", lambda content: (content["categories"][0].update(name="digit 0"), content["annotations"].clear())
     )
     with pytest.raises(ValueError, match="no image of val has an object"):
-        trainable_scenes(*pair())
+        trainable_scenes(*open_splits())
 
 
-def test_boxes_of_pascal_voc_are_those_of_the_same_scenes(opened, tmp_path):
-    """As whole numbers from 1 on, both ends within; names in the order of the alphabet, as the digits are."""
+def test_both_generated_layouts_hold_the_same_boxes(scenes_of_splits, tmp_path):
+    """Pascal VOC counts pixels from 1 and includes both ends."""
     for split, count in COUNTS.items():
-        ours, theirs = open_scenes("tiny-vocboxes:", split, tmp_path), opened[split]
-        assert len(ours) == count and not decode_scenes(ours)[0] and ours.classes == theirs.classes
-        assert not ours.listing.has_outlines and theirs.listing.has_outlines
-        for own, wanted in zip(ours.listing.objects, theirs.listing.objects, strict=True):
-            assert [thing["bbox"] for thing in own] == [thing["bbox"] for thing in wanted]
-            assert all(thing["area"] == thing["bbox"][2] * thing["bbox"][3] for thing in own)
-    assert not uses_masks(opened["train"], ours)
+        voc, coco = open_scenes("tiny-vocboxes:", split, tmp_path), scenes_of_splits[split]
+        assert len(voc) == count and not decode_scenes(voc)[0] and voc.classes == coco.classes
+        assert not voc.listing.has_outlines and coco.listing.has_outlines
+        for of_voc, of_coco in zip(voc.listing.objects, coco.listing.objects, strict=True):
+            assert [entry["bbox"] for entry in of_voc] == [entry["bbox"] for entry in of_coco]
+            assert all(entry["area"] == entry["bbox"][2] * entry["bbox"][3] for entry in of_voc)
+    assert not uses_masks(scenes_of_splits["train"], voc)
 
 
 XML = "<annotation>{}<object><name>a</name>{}<bndbox>{}</bndbox></object></annotation>"
 BOX = "<xmin>3</xmin><ymin>4</ymin><xmax>7</xmax><ymax>9</ymax>"
 
 
-def written(root: Path, text: str) -> None:
-    """A set of one image a split, whose files say `text`."""
+def write_voc(root: Path, text: str) -> None:
+    """Write a set of one image per split, with the annotation file `text`."""
     for folder in ("JPEGImages", "Annotations", "ImageSets/Main"):
         (root / folder).mkdir(parents=True, exist_ok=True)
     for split in ("train", "test"):
@@ -263,26 +263,23 @@ def written(root: Path, text: str) -> None:
 
 @pytest.mark.parametrize("size", ["", "<size><width>0</width><height>0</height></size>"])
 def test_annotations_of_pascal_voc(size, tmp_path):
-    """A list test.txt for val.txt, sizes that the image says, difficult things, boxes over the border or empty."""
-    written(tmp_path, XML.format(size, "<difficult>1</difficult>", BOX))
+    """test.txt as list of val, missing sizes, difficult objects, boxes beyond the border and boxes without an area."""
+    write_voc(tmp_path, XML.format(size, "<difficult>1</difficult>", BOX))
     scenes = open_scenes(f"vocboxes:{tmp_path}", "val", tmp_path)
-    ((thing,),) = scenes.listing.objects
-    assert thing["bbox"] == [2, 3, 5, 6] and thing["iscrowd"] == 1 and not decode_scenes(scenes)[0]
+    ((entry,),) = scenes.listing.objects
+    assert entry["bbox"] == [2, 3, 5, 6] and entry["iscrowd"] == 1 and not decode_scenes(scenes)[0]
     before = scenes.fingerprint
-    written(tmp_path, XML.format(size, "", "<xmin>0</xmin><ymin>4.5</ymin><xmax>70</xmax><ymax>90</ymax>"))
+    write_voc(tmp_path, XML.format(size, "", "<xmin>0</xmin><ymin>4.5</ymin><xmax>70</xmax><ymax>90</ymax>"))
     scenes = open_scenes(f"vocboxes:{tmp_path}", "val", tmp_path)
-    ((thing,),) = scenes.listing.objects
-    assert thing["bbox"] == [0, 3.5, 60, 46.5] and thing["iscrowd"] == 0 and scenes.fingerprint != before
-    written(tmp_path, XML.format(size, "", "<xmin>80</xmin><ymin>4</ymin><xmax>90</xmax><ymax>9</ymax>"))
-    assert any(
-        "of val without an area are left out: 1, the first in" in note
-        for note in open_scenes(f"vocboxes:{tmp_path}", "val", tmp_path).notes
-    )
+    ((entry,),) = scenes.listing.objects
+    assert entry["bbox"] == [0, 3.5, 60, 46.5] and entry["iscrowd"] == 0 and scenes.fingerprint != before
+    write_voc(tmp_path, XML.format(size, "", "<xmin>80</xmin><ymin>4</ymin><xmax>90</xmax><ymax>9</ymax>"))
+    notes = open_scenes(f"vocboxes:{tmp_path}", "val", tmp_path).notes
+    assert any("without an area are left out: 1" in note for note in notes)
 
 
-def test_two_images_with_the_name_in_a_list_are_refused(tmp_path):
-    """The order of the folder would decide which one is read."""
-    written(tmp_path, XML.format("", "", BOX))
+def test_two_images_for_one_name_in_a_list_are_refused(tmp_path):
+    write_voc(tmp_path, XML.format("", "", BOX))
     Image.new("RGB", (30, 20)).save(tmp_path / "JPEGImages" / "test.jpg")
     with pytest.raises(ValueError, match=r"JPEGImages holds test\.jpg and test\.png"):
         open_scenes(f"vocboxes:{tmp_path}", "val", tmp_path)
@@ -290,13 +287,13 @@ def test_two_images_with_the_name_in_a_list_are_refused(tmp_path):
 
 
 @pytest.mark.parametrize("place", ["JPEGImages/val.png", "Annotations/val.xml"])
-def test_a_pipe_among_images_and_annotations_is_named(place, tmp_path):
-    """Opened like a file, it would be waited for without end."""
-    written(tmp_path, XML.format("", "", BOX))
+def test_a_named_pipe_is_refused(place, tmp_path):
+    """Opening it would block forever."""
+    write_voc(tmp_path, XML.format("", "", BOX))
     for path in tmp_path.glob(place.replace("val", "*")):
         path.unlink()
         os.mkfifo(path)
-    with pytest.raises(ValueError, match=f"{place.replace('val.', '(val|test|train).')}.*a pipe, device or socket"):
+    with pytest.raises(ValueError, match=f"{place.replace('val.', '(val|test|train).')}.*a pipe"):
         open_scenes(f"vocboxes:{tmp_path}", "val", tmp_path)
 
 
@@ -312,21 +309,21 @@ def test_a_pipe_among_images_and_annotations_is_named(place, tmp_path):
     ],
 )
 def test_bad_annotations_of_pascal_voc_are_named(text, tmp_path):
-    written(tmp_path, text)
-    with pytest.raises(ValueError, match=r"test.xml|train.xml") as caught:
+    write_voc(tmp_path, text)
+    with pytest.raises(ValueError, match=r"test.xml|train.xml") as error:
         open_scenes(f"vocboxes:{tmp_path}", "val", tmp_path)
-    assert "\n" not in str(caught.value)
+    assert "\n" not in str(error.value)
 
 
-def test_annotations_beside_their_images(coco, tmp_path):
-    """As Roboflow exports COCO's format, without outlines."""
+def test_annotations_beside_images_are_read(coco, tmp_path):
+    """As in Roboflow's exports, which have no outlines."""
     root = tmp_path / "export"
     for split, folder in (("train", "train"), ("val", "valid")):
         root.mkdir(exist_ok=True)
         (coco / f"{split}2017").rename(root / folder)
         content = json.loads((coco / "annotations" / f"instances_{split}2017.json").read_text())
-        for thing in content["annotations"]:
-            thing["segmentation"] = []
+        for entry in content["annotations"]:
+            entry["segmentation"] = []
         (root / folder / "_annotations.coco.json").write_text(json.dumps(content))
     scenes = open_scenes(f"coco:{root}", "val", tmp_path)
     assert len(scenes) == COUNTS["val"] and not decode_scenes(scenes)[0] and not scenes.listing.has_outlines

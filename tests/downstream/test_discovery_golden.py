@@ -1,4 +1,4 @@
-"""Objects discovered by patches against recordings of LOST's and TokenCut's codes: tests/golden/discovery."""
+"""Object discovery against recordings of LOST's and TokenCut's codes: tests/golden/discovery."""
 
 import numpy as np
 import pytest
@@ -10,23 +10,23 @@ from downstream.tasks import discovery as official
 
 FOLDER = "discovery"
 FILES = sorted(f"{FOLDER}/{path.name}" for path in (ROOT / FOLDER).glob("*.safetensors"))
-IMAGES = [(path, found[1]) for path in FILES for found in matches(r"(im\d+)\.features", tensors(path))]
+IMAGES = [(path, match[1]) for path in FILES for match in matches(r"(im\d+)\.features", tensors(path))]
 
 
 @pytest.mark.parametrize("path, image", IMAGES)
 def test_lost(path, image):
     recorded, config = tensors(path), facts(path)
-    own, keys = config[image], recorded[f"{image}.features"][0].double()
+    image_facts, keys = config[image], recorded[f"{image}.features"][0].double()
     seed, similar, foreground = official.lost_seed(keys, config["k_patches"])
     scores = recorded[f"{image}.lost.scores"]
     assert scores[seed] == scores[recorded[f"{image}.lost.seed"]]
-    if own["ties_of_seed_degree"] == 1:
+    if image_facts["ties_of_seed_degree"] == 1:
         assert seed == recorded[f"{image}.lost.seed"]
         border = sorted(scores.tolist(), reverse=True)[config["k_patches"] - 1 : config["k_patches"] + 1]
         if len(set(border)) == len(border):
             assert set(similar.tolist()) == set(recorded[f"{image}.lost.similars"].tolist())
-    part = official.connected_component(foreground.view(own["grid"]).numpy(), seed)
-    box = official.bounding_box(part, own["patch_size"], tuple(own["image"]))
+    component = official.connected_component(foreground.view(image_facts["grid"]).numpy(), seed)
+    box = official.bounding_box(component, image_facts["patch_size"], tuple(image_facts["image"]))
     assert np.array_equal(box, recorded[f"{image}.lost.box"])
     iou = official.box_ious(box, recorded[f"{image}.gt"].numpy())
     assert np.allclose(iou, recorded[f"{image}.lost.iou"], rtol=0, atol=1e-6)
@@ -36,35 +36,35 @@ def test_lost(path, image):
 @pytest.mark.parametrize("path, image", IMAGES)
 def test_tokencut(path, image):
     recorded, config = tensors(path), facts(path)
-    own, keys = config[image], recorded[f"{image}.features"][0].double()
+    image_facts, keys = config[image], recorded[f"{image}.features"][0].double()
     seed, foreground, vector = official.tokencut_seed(keys, config["tau"], config["eps"])
-    truth = recorded[f"{image}.tokencut.eigenvector"].flatten().numpy()
-    assert np.allclose(vector * np.sign(vector @ truth), truth, rtol=0, atol=1e-7)
-    assert abs(abs(truth[seed]) - abs(truth[recorded[f"{image}.tokencut.seed"]])) <= 1e-9
-    part = official.connected_component(foreground.reshape(own["grid"]), seed)
-    assert np.array_equal(part, recorded[f"{image}.tokencut.mask"])
-    box = official.bounding_box(part, own["patch_size"], tuple(own["image"]))
+    expected = recorded[f"{image}.tokencut.eigenvector"].flatten().numpy()
+    assert np.allclose(vector * np.sign(vector @ expected), expected, rtol=0, atol=1e-7)
+    assert abs(abs(expected[seed]) - abs(expected[recorded[f"{image}.tokencut.seed"]])) <= 1e-9
+    component = official.connected_component(foreground.reshape(image_facts["grid"]), seed)
+    assert np.array_equal(component, recorded[f"{image}.tokencut.mask"])
+    box = official.bounding_box(component, image_facts["patch_size"], tuple(image_facts["image"]))
     assert np.array_equal(box, recorded[f"{image}.tokencut.box"])
     iou = official.box_ious(box, recorded[f"{image}.gt"].numpy())
     assert np.allclose(iou, recorded[f"{image}.tokencut.iou"], rtol=0, atol=1e-6)
     assert (iou >= 0.5).any() == config["corloc_tokencut"][int(image.removeprefix("im"))]
 
 
-def test_overlaps_by_another_way():
+def test_ious_equal_torchvisions():
     boxes = torch.rand(20, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64) * 50
     boxes[:, 2:] += boxes[:, :2] + 1
     assert np.allclose(official.box_ious(boxes[0].numpy(), boxes.numpy()), box_iou(boxes[:1], boxes)[0], atol=1e-6)
 
 
-def test_the_cut_between_two_groups():
-    """Two groups of patches: x is one value in each, of the sign of its group, larger in the smaller one."""
+def test_tokencut_separates_two_groups_of_patches():
+    """The eigenvector is constant in each group, with opposite signs and a larger value in the smaller group."""
     keys = torch.zeros(12, 2, dtype=torch.float64)
-    small = torch.tensor([4, 5, 8])
+    small_group = torch.tensor([4, 5, 8])
     keys[:, 0] = 1
-    keys[small] = torch.tensor([0.0, 1.0], dtype=torch.float64)
+    keys[small_group] = torch.tensor([0.0, 1.0], dtype=torch.float64)
     seed, foreground, vector = official.tokencut_seed(keys, tau=0.2, eps=1e-5)
-    assert seed in small and np.array_equal(np.flatnonzero(foreground), small)
-    inside, outside = vector[small], np.delete(vector, small)
+    assert seed in small_group and np.array_equal(np.flatnonzero(foreground), small_group)
+    inside, outside = vector[small_group], np.delete(vector, small_group)
     assert np.ptp(inside) < 1e-9 and np.ptp(outside) < 1e-9
     degrees = 3 + 9e-5, 9 + 3e-5
     assert inside[0] * 3 * degrees[0] == pytest.approx(-outside[0] * 9 * degrees[1])  # D-orthogonal to the constant

@@ -1,7 +1,8 @@
-"""Folders of labelled scenes: what is recognised, what is refused and how that is said, and the drawn sets."""
+"""Folders of labelled scenes: recognised layouts, refused folders, unreadable files, and the generated sets."""
 
 import hashlib
 import re
+from functools import partial
 
 import numpy as np
 import pytest
@@ -31,7 +32,7 @@ def city(tmp_path):
 
 
 @pytest.mark.parametrize("layout", ["ade20k", "cityscapes"])
-def test_drawn_sets_are_whole(layout, tmp_path):
+def test_generated_sets_are_complete(layout, tmp_path):
     for split, count in COUNTS.items():
         scenes = open_scenes(f"tiny-{layout}:", split, tmp_path)
         assert len(scenes) == count and not decode_scenes(scenes)[0]
@@ -41,18 +42,17 @@ def test_drawn_sets_are_whole(layout, tmp_path):
     assert first.fingerprint == open_scenes(f"tiny-{layout}:", "val", tmp_path).fingerprint
 
 
-def test_the_two_drawings_hold_the_same_scenes(ade, city, tmp_path):
-    found = []
+def test_both_generated_layouts_hold_the_same_scenes(ade, city, tmp_path):
+    masks_of_layouts = []
     for layout in ("ade20k", "cityscapes"):
         scenes = open_scenes(f"tiny-{layout}:", "val", tmp_path)
-        number = {int(re.search(r"_(\d{6,8})", scenes.mask_path(i).name)[1]): i for i in range(len(scenes))}
-        found.append(
-            [scenes.listing.to_classes(np.asarray(Image.open(scenes.mask_path(number[i])))) for i in range(len(scenes))]
-        )
-    assert np.array_equal(*found)
+        paths = [scenes.mask_path(index) for index in range(len(scenes))]
+        paths.sort(key=lambda path: int(re.search(r"_(\d{6,8})", path.name)[1]))
+        masks_of_layouts.append([scenes.listing.to_classes(np.asarray(Image.open(path))) for path in paths])
+    assert np.array_equal(*masks_of_layouts)
 
 
-def test_label_ids_alone_are_mapped(city, tmp_path):
+def test_label_ids_are_mapped_where_train_ids_are_missing(city, tmp_path):
     before = open_scenes(f"cityscapes:{city}", "train", tmp_path)
     masks = [before.listing.to_classes(np.asarray(Image.open(before.mask_path(i)))) for i in range(4)]
     for path in city.rglob("*_labelTrainIds.png"):
@@ -64,58 +64,55 @@ def test_label_ids_alone_are_mapped(city, tmp_path):
 
 
 def test_moving_a_folder_keeps_the_fingerprint(ade, tmp_path):
-    here = open_scenes(f"ade20k:{ade}", "val", tmp_path).fingerprint
+    before = open_scenes(f"ade20k:{ade}", "val", tmp_path).fingerprint
     outer = tmp_path / "outer"
-    (outer).mkdir()
+    outer.mkdir()
     ade.rename(outer / "ADEChallengeData2016")
-    there = open_scenes(f"ade20k:{outer}", "val", tmp_path)
-    assert there.fingerprint == here != open_scenes(f"ade20k:{outer}", "train", tmp_path).fingerprint
+    moved = open_scenes(f"ade20k:{outer}", "val", tmp_path)
+    assert moved.fingerprint == before != open_scenes(f"ade20k:{outer}", "train", tmp_path).fingerprint
 
 
 def test_bad_folders(ade, city, tmp_path):
+    ade20k, cityscapes = (partial(refusal, open_scenes, url) for url in (f"ade20k:{ade}", f"cityscapes:{city}"))
     next((ade / "annotations" / "training").iterdir()).unlink()
-    assert "1 of 64 annotations of train are not there, such as annotations/training/ADE_" in refusal(
-        open_scenes, f"ade20k:{ade}", "train", tmp_path
-    )
+    assert re.search("1 of 64 annotations of train .*annotations/training/ADE_", ade20k("train", tmp_path))
     for path in (ade / "images" / "validation").iterdir():
         path.unlink()
-    assert "the val split is empty" in refusal(open_scenes, f"ade20k:{ade}", "val", tmp_path)
+    assert "the val split is empty" in ade20k("val", tmp_path)
     for path in (city / "gtFine" / "val").rglob("*bochum*.png"):
         path.unlink()
-    assert "12 of 24 annotations of val are not there, such as gtFine/val/bochum/" in refusal(
-        open_scenes, f"cityscapes:{city}", "val", tmp_path
-    )
-    assert "unpacked ADEChallengeData2016" in refusal(open_scenes, f"ade20k:{city}", "val", tmp_path)
-    assert "no folder leftImg8bit/" in refusal(open_scenes, f"cityscapes:{ade}", "val", tmp_path)
+    assert re.search("12 of 24 annotations of val .*gtFine/val/bochum/", cityscapes("val", tmp_path))
+    assert "ADEChallengeData2016" in refusal(open_scenes, f"ade20k:{city}", "val", tmp_path)
+    assert "leftImg8bit/" in refusal(open_scenes, f"cityscapes:{ade}", "val", tmp_path)
 
 
 @pytest.mark.parametrize(
-    ("url", "said"),
+    ("url", "message"),
     [
-        ("ade:/data", "did you mean 'ade20k:/data'? there are: ade20k:"),
+        ("ade:/data", "'ade20k:/data'"),
         ("tiny-ade20k:/data", "takes no path"),
         ("cityscapes:", "give the folder"),
         ("digits:", "no set of labelled scenes"),
     ],
 )
-def test_bad_urls(url, said, tmp_path):
-    assert said in refusal(open_scenes, url, "val", tmp_path)
+def test_bad_urls(url, message, tmp_path):
+    assert message in refusal(open_scenes, url, "val", tmp_path)
 
 
-def test_masks_that_do_not_fit(city, tmp_path):
+def test_masks_of_another_size_or_of_unknown_values_are_named(city, tmp_path):
     scenes = open_scenes(f"cityscapes:{city}", "val", tmp_path)
     path, mask = scenes.mask_path(0), np.zeros((4, 6), np.uint8)
     Image.fromarray(mask).save(path)
     assert (scene_mask(scenes, 0, (4, 6)) == mask).all()
-    with pytest.raises(ValueError, match=f"{path}: the mask is 4 x 6 pixels and its image 6 x 4"):
+    with pytest.raises(ValueError, match=f"{path}: .*4 x 6 .*6 x 4"):
         scene_mask(scenes, 0, (6, 4))
     mask[0, 0], mask[0, 1] = IGNORED, 19
     Image.fromarray(mask).save(path)
-    with pytest.raises(ValueError, match=f"{path}: the mask holds the value 19, allowed are 0 to 18, 255; is this"):
+    with pytest.raises(ValueError, match=f"{path}: .*value 19, .*0 to 18, 255"):
         scene_mask(scenes, 0, (4, 6))
 
 
-def test_problems_are_listed(ade, tmp_path):
+def test_every_bad_file_is_listed(ade, tmp_path):
     scenes = open_scenes(f"ade20k:{ade}", "val", tmp_path)
     Image.fromarray(np.full((64, 96), 200, np.uint8)).save(scenes.mask_path(0))
     Image.fromarray(np.ones((32, 96), np.uint8)).save(scenes.mask_path(1))
@@ -123,21 +120,20 @@ def test_problems_are_listed(ade, tmp_path):
     Image.fromarray(np.full((64, 96), 200, np.uint16)).save(scenes.mask_path(3))
     scenes.image_path(4).write_bytes(scenes.image_path(4).read_bytes()[:-100])
     scenes.image_path(5).write_bytes(WITHOUT_WHITE["float.tif"])
-    said = (
-        "the mask holds the value 200, allowed are 0 to 150, 255; is this",
-        "the mask is 32 x 96 pixels and its image 64 x 96; take",
-        "cannot be read (not an image that Pillow knows); replace",
-        "cannot be read (a mask of Pillow's mode I;16; save",
-        "cannot be read (image file is truncated",
-        "cannot be read (floating-point pixels, Pillow's mode F: nothing",
+    problems = (
+        (scenes.mask_path(0), "the value 200, allowed are 0 to 150, 255"),
+        (scenes.mask_path(1), "32 x 96 pixels and its image 64 x 96"),
+        (scenes.image_path(2), "cannot be read"),
+        (scenes.mask_path(3), "mode I;16"),
+        (scenes.image_path(4), "truncated"),
+        (scenes.image_path(5), "mode F"),
     )
-    files = [*map(scenes.mask_path, (0, 1)), scenes.image_path(2), scenes.mask_path(3), *map(scenes.image_path, (4, 5))]
-    for problem, file, what in zip(decode_scenes(scenes)[0].values(), files, said, strict=True):
-        assert problem.startswith(f"{file}: {what}")
+    for line, (file, problem) in zip(decode_scenes(scenes)[0].values(), problems, strict=True):
+        assert line.startswith(f"{file}: ") and problem in line
 
 
 @pytest.mark.parametrize("name", [*SCALED, "RGB", "LA", "P"])
-def test_opencv_reads_what_pillow_reads(name, tmp_path):
+def test_opencv_and_pillow_read_the_same_pixels(name, tmp_path):
     from mmcv.transforms import LoadImageFromFile
 
     path = tmp_path / "image"
@@ -145,24 +141,24 @@ def test_opencv_reads_what_pillow_reads(name, tmp_path):
         path.write_bytes(SCALED[name])
     else:
         Image.fromarray(GREY).convert(name).save(path, "PNG")
-    if name == "12.tif":  # which OpenCV refuses
+    if name == "12.tif":  # OpenCV refuses it
         with pytest.raises(ValueError, match=f"{path}: cannot be read"):
             ReadImage(LoadImageFromFile(), LISTING)({"img_path": str(path)})
         return
-    found = ReadImage(LoadImageFromFile(), LISTING)({"img_path": str(path)})["img"]
-    assert np.array_equal(found[..., ::-1], np.asarray(decode_rgb(path.read_bytes(), str(path))))
+    pixels = ReadImage(LoadImageFromFile(), LISTING)({"img_path": str(path)})["img"]
+    assert np.array_equal(pixels[..., ::-1], np.asarray(decode_rgb(path.read_bytes(), str(path))))
 
 
 @pytest.mark.parametrize("name", [*WITHOUT_WHITE, *BY_HEADER])
-def test_what_opencv_reads_otherwise_is_refused(name, tmp_path):
+def test_images_that_opencv_reads_differently_are_refused(name, tmp_path):
     path = tmp_path / "image"
     path.write_bytes((WITHOUT_WHITE | BY_HEADER)[name])
-    reading = ReadImage(lambda results: pytest.fail("it was read"), LISTING)
-    with pytest.raises(ValueError, match=f"{path}: cannot be read .* as 8-bit PNG|save it as PNG.*; replace the file"):
+    reading = ReadImage(lambda results: pytest.fail("read by OpenCV"), LISTING)
+    with pytest.raises(ValueError, match=f"{path}: cannot be read .*PNG"):
         reading({"img_path": str(path)})
 
 
-def test_the_splits_are_those_of_french_et_al():
+def test_few_image_splits_equal_those_of_french_et_al():
     recorded = facts("cityscapes_splits/french2020_indices.json")
     assert set(recorded["seeds"]) == {str(seed) for seed in SEEDS}
     count = recorded["n_train"]
@@ -170,15 +166,16 @@ def test_the_splits_are_those_of_french_et_al():
         for size in (name for name in split if name.isdigit()):
             assert few_image_split(count, int(size), int(seed)).tolist() == split[size]
             assert few_image_split(count, 100, int(seed)).tolist() == split[size][:100]
-        everything = ",".join(map(str, few_image_split(count, count, int(seed))))
-        assert hashlib.sha256(everything.encode()).hexdigest() == split["sha256_of_full_permutation_csv"]
+        permutation = ",".join(map(str, few_image_split(count, count, int(seed))))
+        assert hashlib.sha256(permutation.encode()).hexdigest() == split["sha256_of_full_permutation_csv"]
 
 
-def test_limits_and_subsets(tmp_path):
+def test_a_limit_takes_images_from_the_whole_set(tmp_path):
     scenes = open_scenes("tiny-cityscapes:", "train", tmp_path)
-    some = scenes.limited(8)
-    assert len(some) == 8 and some.url == "tiny-cityscapes:#limited-8" and some.image_path(7) == scenes.image_path(56)
-    assert some.limited(20) is some
+    limited = scenes.limited(8)
+    assert len(limited) == 8 and limited.url == "tiny-cityscapes:#limited-8"
+    assert limited.image_path(7) == scenes.image_path(56)
+    assert limited.limited(20) is limited
     with pytest.raises(ValueError, match="a limit of 0 images"):
         scenes.limited(0)
 
@@ -188,14 +185,14 @@ def test_a_set_of_the_wrong_kind_is_refused(tmp_path):
     masked = Listing(images=("1.jpg",), masks=("1.png",), classes=("wall",), classes_of=(0,) * 256)
     scenes = [SceneSet(url="mine:", split="val", root=tmp_path, listing=listing) for listing in (outlined, masked)]
     assert scenes[0].instances is outlined and scenes[1].mask_listing is masked
-    with pytest.raises(ValueError, match="mine:: it holds outlines of objects, no masks; give"):
+    with pytest.raises(ValueError, match=r"mine:: .*no masks"):
         scenes[0].mask_path(0)
-    with pytest.raises(ValueError, match="mine:: it holds masks, no outlines of objects; give"):
+    with pytest.raises(ValueError, match=r"mine:: .*no outlines"):
         assert scenes[1].instances
 
 
 def test_an_image_that_cannot_be_read_is_named_once(tmp_path):
     scenes = open_scenes("tiny-ade20k:", "val", tmp_path)
     scenes.image_path(0).write_bytes(b"")
-    told = refusal(scene_image, scenes, 0)
-    assert "empty file" in told and told.count(str(scenes.image_path(0))) == 1
+    message = refusal(scene_image, scenes, 0)
+    assert "empty file" in message and message.count(str(scenes.image_path(0))) == 1

@@ -1,4 +1,4 @@
-"""Propagation of masks and DAVIS's scores against recordings of the official codes: tests/golden/video_propagation."""
+"""Mask propagation and DAVIS scores against recordings of the official codes: tests/golden/video_propagation."""
 
 from collections import deque
 
@@ -17,7 +17,7 @@ FILES = sorted(f"{FOLDER}/{path.name}" for path in (ROOT / FOLDER).glob("*.safet
 
 
 @pytest.mark.parametrize("path", FILES)
-def test_masks_of_every_frame(path):
+def test_propagated_masks_of_every_frame(path):
     recorded, config = tensors(path), facts(path)
     annotation, grid = recorded["annotation"].numpy(), tuple(config["grid"])
     first = official.first_masks(annotation[0], grid)
@@ -35,7 +35,7 @@ def test_masks_of_every_frame(path):
 
 
 @pytest.mark.parametrize("path", FILES)
-def test_frames(path):
+def test_resized_and_normalised_frames(path):
     recorded, config = tensors(path), facts(path)
     size = official.frame_size(*config["original"], config["short_side"], config["patch"])
     assert [side // config["patch"] for side in size] == config["grid"]
@@ -51,39 +51,41 @@ def test_scores(path):
     predicted, truth = recorded["prediction"].numpy(), recorded["annotation"].numpy()
     scores = official.frame_scores(predicted, truth)
     means = []
-    for name, of_frames in zip("JF", scores, strict=True):
-        assert np.allclose(of_frames, recorded[name], rtol=0, atol=1e-9)
-        statistics = official.statistics(of_frames)
+    for name, frame_scores in zip("JF", scores, strict=True):
+        assert np.allclose(frame_scores, recorded[name], rtol=0, atol=1e-9)
+        statistics = official.statistics(frame_scores)
         assert np.allclose(statistics, recorded[f"{name}.statistics"], rtol=0, atol=1e-9)
         means.append(statistics[:, 0].mean())
     assert np.mean(means) == pytest.approx(config["J_and_F"], abs=1e-9)
 
 
-def disk_f(predicted, truth, reach):
-    """F by dilations with a disk."""
-    rows, columns = np.ogrid[-reach : reach + 1, -reach : reach + 1]
-    disk = rows**2 + columns**2 <= reach**2
+def contour_accuracy_by_dilation(predicted, truth, radius):
+    """F from boundaries dilated by a disk."""
+    rows, columns = np.ogrid[-radius : radius + 1, -radius : radius + 1]
+    disk = rows**2 + columns**2 <= radius**2
     edges = official.boundary(predicted), official.boundary(truth)
-    wide = [binary_dilation(edge, disk) for edge in edges]
-    precision, recall = (edges[0] & wide[1]).sum() / edges[0].sum(), (edges[1] & wide[0]).sum() / edges[1].sum()
+    dilated = [binary_dilation(edge, disk) for edge in edges]
+    precision, recall = (edges[0] & dilated[1]).sum() / edges[0].sum(), (edges[1] & dilated[0]).sum() / edges[1].sum()
     return 2 * precision * recall / (precision + recall)
 
 
-def test_scores_against_other_implementations():
+def test_scores_equal_those_of_scipy_and_scikit_learn():
     random = np.random.RandomState(0)
     truth = np.zeros((40, 60), bool)
     truth[10:30, 20:45] = True
     predicted = np.roll(truth, (3, -4), (0, 1)) & (random.rand(40, 60) < 0.97)
     j = official.region_similarity(predicted, truth)
     assert j == pytest.approx(jaccard_score(truth.ravel(), predicted.ravel()), abs=1e-12)
-    assert official.contour_accuracy(predicted, truth, 0.05) == pytest.approx(disk_f(predicted, truth, 4), abs=1e-12)
+    assert official.contour_accuracy(predicted, truth, 0.05) == pytest.approx(
+        contour_accuracy_by_dilation(predicted, truth, 4), abs=1e-12
+    )
     empty = np.zeros_like(truth)
     assert official.region_similarity(empty, empty) == official.contour_accuracy(empty, empty) == 1
     assert official.region_similarity(truth, empty) == official.contour_accuracy(truth, empty) == 0
 
 
-def test_a_shifted_frame_takes_the_shifted_masks():
-    """Orthogonal patches: each is similar only to itself."""
+def test_masks_follow_a_shifted_frame():
+    """Orthogonal patch features: each patch is similar only to itself."""
     features, masks = 50 * torch.eye(12, dtype=torch.float64), torch.zeros(2, 3, 4, dtype=torch.float64)
     masks[0, :, :2], masks[1, :, 2:] = 1, 1
     moved = features[torch.arange(12).view(3, 4).roll(1, 1).flatten()]
