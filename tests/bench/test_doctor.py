@@ -1,4 +1,4 @@
-"""`bench doctor`: says what is there and what to do, and survives whatever is broken."""
+"""`bench doctor`: reports what is installed, missing or broken with the fix, and fails on none of it."""
 
 import importlib.util
 import json
@@ -14,13 +14,13 @@ from engine.machine import git_commit, installed, versions
 
 
 @pytest.fixture
-def pretend(monkeypatch):
-    """Pretend that these distributions have these versions (None: not installed)."""
+def fake_versions(monkeypatch):
+    """Replace versions of distributions, None for one that is not installed: `fake_versions(pyarrow="20.0")`."""
 
     def call(**packages: str | None) -> None:
-        known = {name.replace("_", "-"): version for name, version in packages.items()}
+        versions = {name.replace("_", "-"): version for name, version in packages.items()}
         monkeypatch.setattr(
-            bench.commands.doctor, "installed", lambda name: known[name] if name in known else installed(name)
+            bench.commands.doctor, "installed", lambda name: versions[name] if name in versions else installed(name)
         )
 
     return call
@@ -39,7 +39,7 @@ def test_a_good_environment_is_usable(bench):
     assert "a tested pair, torchvision.ops.nms runs" in out
 
 
-def test_json_says_the_same(bench):
+def test_json_has_every_check(bench):
     code, out, _ = bench("doctor", "--json")
     report = json.loads(out)
     assert code == 0 and report["usable"] is True
@@ -47,7 +47,7 @@ def test_json_says_the_same(bench):
 
 
 @pytest.mark.parametrize(
-    ("packages", "gone", "name", "mark", "named"),
+    ("packages", "broken", "name", "mark", "named"),
     [
         ({"wandb": None}, (), "wandb", "note", "pip install 'ssl-vit-bench[wandb]'"),
         ({"pyarrow": "20.0"}, (), "pyarrow", "ok", "20.0"),
@@ -57,9 +57,9 @@ def test_json_says_the_same(bench):
         ({}, ("torch", "torchvision", "timm"), "torch", "MISSING", "disk"),
     ],
 )
-def test_packages_and_what_to_do(packages, gone, name, mark, named, bench, pretend, monkeypatch):
-    pretend(**packages)
-    for module in gone:
+def test_packages_are_reported_with_the_fix(packages, broken, name, mark, named, bench, fake_versions, monkeypatch):
+    fake_versions(**packages)
+    for module in broken:
         monkeypatch.setitem(sys.modules, module, None)
     code, out, err = bench("doctor")
     assert code == (mark == "MISSING") and err == "" and line_of(out, name).startswith(mark)
@@ -67,7 +67,7 @@ def test_packages_and_what_to_do(packages, gone, name, mark, named, bench, prete
 
 
 @pytest.mark.parametrize(
-    ("kernel", "own", "setting", "mark", "text", "fix"),
+    ("kernel", "default", "setting", "mark", "text", "fix"),
     [
         ("Zen", "Zen", None, "ok", "its Zen kernel, its default; it fits", ""),
         ("SkylakeX", "Prescott", None, "ok", "in place of its default Prescott", ""),
@@ -77,18 +77,18 @@ def test_packages_and_what_to_do(packages, gone, name, mark, named, bench, prete
         (None, None, None, "note", "does not report which kernel it uses", ""),
     ],
 )
-def test_the_kernel_that_faiss_multiplies_with(kernel, own, setting, mark, text, fix, bench, monkeypatch):
+def test_the_openblas_kernel_of_faiss_is_reported(kernel, default, setting, mark, text, fix, bench, monkeypatch):
     monkeypatch.delenv(blas_kernel.VARIABLE, raising=False)
     if setting is not None:
         monkeypatch.setenv(blas_kernel.VARIABLE, setting)
     monkeypatch.setattr(blas_kernel, "in_use", lambda: kernel)
-    monkeypatch.setattr(blas_kernel, "default_kernel", lambda: own)
+    monkeypatch.setattr(blas_kernel, "default_kernel", lambda: default)
     monkeypatch.setattr(blas_kernel, "best_kernel", lambda flags: "SkylakeX")
     code, out, _ = bench("doctor")
     line = line_of(out, "openblas")
-    after = out.partition(line)[2].splitlines()[1]
+    next_line = out.partition(line)[2].splitlines()[1]
     assert code == 0 and line.split()[0] == mark and text in line
-    assert fix in after and ("fix:" in after) == bool(fix)
+    assert fix in next_line and ("fix:" in next_line) == bool(fix)
 
 
 @pytest.mark.parametrize(
@@ -104,7 +104,7 @@ def test_a_broken_optional_library_is_reported(error, bench, monkeypatch, tmp_pa
     assert "fix: pip install 'cyanure>=1.2.2'" in out
 
 
-def test_a_torchvision_of_another_torch(bench, monkeypatch):
+def test_a_torchvision_built_for_another_torch_is_reported(bench, monkeypatch):
     def nms(*_):
         raise RuntimeError("operator torchvision::nms does not exist")
 
@@ -121,8 +121,8 @@ def test_an_untested_pair_that_works_is_a_note(bench, monkeypatch):
     assert code == 0 and line_of(out, "operators").startswith("note") and "2.11 with 0.26" in out
 
 
-def test_whose_operators_run_here(bench):
-    """A compiled library lies beside mmcv's modules, or does not; mmcv calls what `mmcv._ext` then is."""
+def test_the_operators_of_mmcv_are_those_in_use(bench):
+    """Those of its compiled library where mmcv has one, otherwise torchvision's in its place."""
     package = Path(importlib.util.find_spec("mmcv").origin).parent
     compiled = any(package.glob("_ext*.so"))
     _, out, _ = bench("doctor")
@@ -142,8 +142,8 @@ def test_whose_operators_run_here(bench):
         ({"__init__.py": "import no_such_library"}, "cannot be loaded (built for another torch?): ModuleNotFoundError"),
     ],
 )
-def test_where_mmcv_operators_come_from(source, expected, bench, pretend, monkeypatch, tmp_path):
-    pretend(onedl_mmcv="2.3.6")
+def test_any_state_of_mmcvs_operators_is_reported(source, expected, bench, fake_versions, monkeypatch, tmp_path):
+    fake_versions(onedl_mmcv="2.3.6")
     (tmp_path / "mmcv").mkdir()
     for name, text in {"__init__.py": "", **source}.items():
         (tmp_path / "mmcv" / name).write_text(text)
@@ -158,14 +158,14 @@ def test_where_mmcv_operators_come_from(source, expected, bench, pretend, monkey
     assert expected in line_of(out, "mmcv")
 
 
-def test_without_mmcv_its_operators_are_not_looked_for(bench, pretend, monkeypatch):
-    pretend(onedl_mmcv=None)
+def test_without_mmcv_its_operators_are_not_examined(bench, fake_versions, monkeypatch):
+    fake_versions(onedl_mmcv=None)
     monkeypatch.setitem(sys.modules, "downstream", None)  # importing it would raise
     _, out, _ = bench("doctor")
     assert "not installed; dense tasks need it" in line_of(out, "mmcv")
 
 
-def test_a_check_that_fails_is_a_finding(bench, monkeypatch):
+def test_a_check_that_fails_is_reported(bench, monkeypatch):
     def fails():
         raise RuntimeError("no such file /proc")
 
@@ -174,14 +174,13 @@ def test_a_check_that_fails_is_a_finding(bench, monkeypatch):
     assert code == 0 and "cannot be examined: RuntimeError: no such file /proc" in out
 
 
-def test_the_switch_for_memory_is_shown(bench, monkeypatch):
+def test_the_setting_of_the_allocator_is_shown(bench, monkeypatch):
     monkeypatch.setenv("BENCH_KEEP_MEMORY", "0")
     _, out, _ = bench("doctor")
     assert "BENCH_KEEP_MEMORY=0" in line_of(out, "allocator")
 
 
 def test_versions_name_what_numbers_depend_on():
-    assert {"python", "torch", "torchvision", "timm", "numpy", "pillow", "scikit-learn", "ssl-vit-bench"} <= set(
-        versions()
-    )
+    libraries = {"python", "torch", "torchvision", "timm", "numpy", "pillow", "scikit-learn", "ssl-vit-bench"}
+    assert libraries <= versions().keys()
     assert git_commit() is None or len(git_commit().partition("+")[0]) == 40
