@@ -1,5 +1,4 @@
-"""What is kept of results and tests saves time and changes nothing: boards and verdicts have the bytes that they have
-without it, whatever came, went or was damaged meanwhile."""
+"""The cache of results and tests: leaderboards and comparisons equal those without it after any change of files."""
 
 import json
 import shutil
@@ -9,7 +8,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from test_compare import IMAGES, save
+from test_compare import IMAGES, first_correct, save
 
 from bench.leaderboards.files import write_leaderboard
 from bench.results import store
@@ -20,18 +19,14 @@ from bench.statistics.paired import PairedTest
 from bench.statistics.significance import PairedTestCache
 
 
-def right(count: int) -> np.ndarray:
-    return (np.arange(IMAGES) < count).astype(np.float32)
-
-
 def thirds(seed: int) -> np.ndarray:
-    """Correctness averaged over three splits, of which the test is a bootstrap."""
+    """Correctness averaged over three splits; the test of such fractions is a bootstrap."""
     return np.random.default_rng(seed).integers(0, 4, IMAGES).astype(np.float32) / 3
 
 
 @pytest.fixture
 def folder(tmp_path):
-    """Four checkpoints, two of them level, on two image sets, one of which has fractions."""
+    """Results of four checkpoints, two of them level, on digits, and of three with fractions on another image set."""
     for name, top1 in (("a", 200), ("b", 249), ("c", 250), ("d", 248)):
         save(tmp_path, name, top1)
     digits = read_result(next(result_files(tmp_path))).data
@@ -41,19 +36,19 @@ def folder(tmp_path):
 
 
 @pytest.fixture
-def counted(monkeypatch):
-    """Files read, arrays opened and p values made since it was cleared."""
-    counts = Counter()
+def calls(monkeypatch) -> Counter[str]:
+    """How often results and arrays were read and tests computed since the counter was cleared."""
+    counter = Counter()
 
     def count(module, name):
         original = getattr(module, name)
-        monkeypatch.setattr(module, name, lambda *a, **b: (counts.update([name]), original(*a, **b))[1])
+        monkeypatch.setattr(module, name, lambda *a, **b: (counter.update([name]), original(*a, **b))[1])
 
     count(store, "read_result")
     count(store, "read_arrays")
     count(matching, "paired_p_value")
     count(matching, "compare_images")
-    return counts
+    return counter
 
 
 def board_bytes(out) -> tuple[bytes, bytes]:
@@ -61,7 +56,7 @@ def board_bytes(out) -> tuple[bytes, bytes]:
     return (out / "leaderboard.csv").read_bytes(), (out / "leaderboard.md").read_bytes()
 
 
-def from_nothing(out) -> tuple[bytes, bytes]:
+def board_bytes_without_cache(out) -> tuple[bytes, bytes]:
     shutil.rmtree(out / "cache", ignore_errors=True)
     return board_bytes(out)
 
@@ -70,93 +65,94 @@ def path_of(out, name, data="digits"):
     return next(path for path in result_files(out) if path.parts[-3].startswith(f"{name}-") and path.parts[-2] == data)
 
 
-def a_new_checkpoint(out):
+def add_checkpoint(out):
     save(out, "e", 150)
 
 
-def a_new_leader(out):
+def add_leader(out):
     save(out, "f", 390)
 
 
-def another_seed(out):
+def add_seed(out):
     save(out, "c", 251, seed=1)
 
 
-def a_result_made_again(out):
+def replace_result(out):
     save(out, "b", 300)
 
 
-def a_failure(out):
+def record_failure(out):
     failed = replace(read_result(path_of(out, "a")), status="failed", metrics={}, message="out of memory")
     record(path_of(out, "a"), failed, {}, "a log")
 
 
-def a_removed_leader(out):
+def remove_leader(out):
     path = path_of(out, "c")
     path.unlink(), path.with_suffix(".npz").unlink()
 
 
-def lost_arrays(out):
+def remove_arrays(out):
     path_of(out, "b").with_suffix(".npz").unlink()
 
 
-def other_arrays(out):
-    np.savez(path_of(out, "d").with_suffix(".npz"), top1=right(248)[::-1])
+def replace_arrays(out):
+    np.savez(path_of(out, "d").with_suffix(".npz"), top1=first_correct(248)[::-1])
 
 
-def a_damaged_result(out):
+def damage_result(out):
     path_of(out, "a", "other").write_text("{")
 
 
-def other_settings(out):
+def change_settings(out):
     path = path_of(out, "d")
-    write_result(path, replace(read_result(path), settings={"k": [10]}), {"top1": right(248)})
+    write_result(path, replace(read_result(path), settings={"k": [10]}), {"top1": first_correct(248)})
 
 
 CHANGES = (
-    *(a_new_checkpoint, a_new_leader, another_seed, a_result_made_again, a_failure),
-    *(a_removed_leader, lost_arrays, other_arrays, a_damaged_result, other_settings),
+    *(add_checkpoint, add_leader, add_seed, replace_result, record_failure),
+    *(remove_leader, remove_arrays, replace_arrays, damage_result, change_settings),
 )
 
 
 @pytest.mark.parametrize("change", CHANGES)
-def test_a_board_has_the_bytes_of_one_made_from_nothing(folder, change):
+def test_a_leaderboard_has_the_bytes_of_one_made_without_cache(folder, change):
     before = board_bytes(folder)
     change(folder)
     after = board_bytes(folder)
-    assert after == board_bytes(folder) == from_nothing(folder)
-    assert before != after or change is other_arrays
+    assert after == board_bytes(folder) == board_bytes_without_cache(folder)
+    assert before != after or change is replace_arrays
 
 
 def test_many_changes_in_a_row(folder):
-    order = np.random.default_rng(0).permutation(len(CHANGES))
-    for change in [CHANGES[place] for place in order if CHANGES[place] not in (a_removed_leader, a_damaged_result)]:
-        change(folder)
-        kept = board_bytes(folder)
+    for index in np.random.default_rng(0).permutation(len(CHANGES)):
+        if CHANGES[index] in (remove_leader, damage_result):
+            continue
+        CHANGES[index](folder)
+        cached = board_bytes(folder)
         cache = (folder / "cache").rename(folder / "aside")
-        assert kept == board_bytes(folder)
+        assert cached == board_bytes(folder)
         shutil.rmtree(folder / "cache")
         cache.rename(folder / "cache")
 
 
-def test_only_what_changed_is_read_and_tested(folder, counted):
+def test_only_changed_results_are_read_and_tested(folder, calls):
     write_leaderboard(folder)
-    assert counted["read_result"] == 7 and counted["read_arrays"] == 7 and counted["paired_p_value"] == 5
-    counted.clear()
+    assert calls["read_result"] == 7 and calls["read_arrays"] == 7 and calls["paired_p_value"] == 5
+    calls.clear()
     write_leaderboard(folder)
-    assert not counted
+    assert not calls
     save(folder, "e", 150)
     write_leaderboard(folder)  # against c, the leader of its column
-    assert counted == {"read_result": 1, "read_arrays": 2, "paired_p_value": 1}
+    assert calls == {"read_result": 1, "read_arrays": 2, "paired_p_value": 1}
 
 
-def test_comparisons_are_made_once(folder, counted):
+def test_comparisons_are_computed_once(folder, calls):
     first = compare(folder, ["a", "b", "c"])
-    assert counted["compare_images"] == 6
-    counted.clear()
-    assert compare(folder, ["a", "b", "c"]) == first and not counted
-    assert compare(folder, ["b", "a", "c"]) != first and counted["compare_images"] == 2  # of b and a
-    lost_arrays(folder)
+    assert calls["compare_images"] == 6
+    calls.clear()
+    assert compare(folder, ["a", "b", "c"]) == first and not calls
+    assert compare(folder, ["b", "a", "c"]) != first and calls["compare_images"] == 2  # of b and a
+    remove_arrays(folder)
     assert any("cannot be read" in line for line in compare(folder, ["a", "b"]).left_out)
 
 
@@ -164,28 +160,28 @@ def test_comparisons_are_made_once(folder, counted):
 @pytest.mark.parametrize(
     "content", (b"", b"{", b"[1]", b'{"version": 0}', b'{"version": 1, "tests": {"a": {"b": "c"}}}')
 )
-def test_damaged_files_are_made_again(folder, name, content):
-    expected, compared = board_bytes(folder), compare(folder, ["a", "b"])
-    sound = (folder / "cache" / name).read_bytes()
+def test_damaged_files_of_the_cache_are_written_again(folder, name, content):
+    board, comparisons = board_bytes(folder), compare(folder, ["a", "b"])
+    undamaged = (folder / "cache" / name).read_bytes()
     (folder / "cache" / name).write_bytes(content)
-    assert board_bytes(folder) == expected and compare(folder, ["a", "b"]) == compared
-    assert json.loads((folder / "cache" / name).read_bytes()) == json.loads(sound)
+    assert board_bytes(folder) == board and compare(folder, ["a", "b"]) == comparisons
+    assert json.loads((folder / "cache" / name).read_bytes()) == json.loads(undamaged)
 
 
-def test_a_folder_of_somebody_else_is_read_all_the_same(folder):
+def test_comparing_works_where_no_cache_can_be_written(folder):
     (folder / "cache").write_text("no folder")
     assert len(compare(folder, ["a", "b", "c"]).found) == 6
 
 
-def test_what_another_type_of_result_wrote_is_read_again(folder, counted, monkeypatch):
+def test_results_cached_by_another_version_are_read_again(folder, calls, monkeypatch):
     write_leaderboard(folder)
-    counted.clear()
+    calls.clear()
     monkeypatch.setattr(store, "_version", lambda: "of a later version")
     write_leaderboard(folder)
-    assert counted["read_result"] == 7
+    assert calls["read_result"] == 7
 
 
-def test_what_is_read_from_the_index_is_what_was_read_from_the_files(folder):
+def test_cached_results_equal_those_of_the_files(folder):
     write_result(folder / "results/odd.json", odd_result(folder), {})
     first, _ = store.read_results(folder)
     again, _ = store.read_results(folder)
@@ -200,7 +196,7 @@ def odd_result(folder) -> Result:
     return replace(read_result(path_of(folder, "a")), facts=facts, metrics={"top1": metric}, checkpoint=used)
 
 
-def test_files_in_the_order_of_paths(tmp_path):
+def test_results_are_listed_in_the_order_of_paths(tmp_path):
     for name in ("a-b/x/1.json", "a/x/1.json", "a/x-y/1.json", "a/x/1.failed.json", "b.json", ".c/d.json", "a/x/1.npz"):
         path = tmp_path / "results" / name
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -208,9 +204,7 @@ def test_files_in_the_order_of_paths(tmp_path):
     assert [tmp_path / "results" / name for name in store.stamps(tmp_path)] == list(result_files(tmp_path))
 
 
-def test_writers_at_the_same_time(tmp_path):
-    """Each writes its results and the board after each; the last board is that of all results."""
-
+def test_the_last_of_concurrent_writers_leaves_the_leaderboard_of_all_results(tmp_path):
     def work(number: int) -> None:
         for top1 in (100, 150, 200):
             save(tmp_path, f"model{number}", top1 + 5 * number)
@@ -219,28 +213,27 @@ def test_writers_at_the_same_time(tmp_path):
     with ThreadPoolExecutor(6) as pool:
         list(pool.map(work, range(6)))
     written = (tmp_path / "leaderboard.csv").read_bytes(), (tmp_path / "leaderboard.md").read_bytes()
-    assert written == board_bytes(tmp_path) == from_nothing(tmp_path)
+    assert written == board_bytes(tmp_path) == board_bytes_without_cache(tmp_path)
 
 
-def test_tests_of_results_that_are_gone_are_dropped(tmp_path):
-    ours, others = (PairedTestCache(tmp_path / "p.json", float) for _ in range(2))
-    assert ours.get([["a"], ["b"]], "top1", lambda: 0.5) == 0.5
-    assert others.get([["a"], ["c"]], "top1", lambda: 0.25) == 0.25
-    assert others.get([["a"], ["gone"]], "top1", lambda: 0.75) == 0.75
-    for each in (ours, others):
-        each.save({"a", "b", "c"})
-    again = PairedTestCache(tmp_path / "p.json", float)
-    assert again.tests == {"a|b": {"top1": 0.5}, "a|c": {"top1": 0.25}}
+def test_caches_are_merged_and_tests_of_removed_results_dropped(tmp_path):
+    first, second = (PairedTestCache(tmp_path / "p.json", float) for _ in range(2))
+    assert first.get([["a"], ["b"]], "top1", lambda: 0.5) == 0.5
+    assert second.get([["a"], ["c"]], "top1", lambda: 0.25) == 0.25
+    assert second.get([["a"], ["gone"]], "top1", lambda: 0.75) == 0.75
+    for cache in (first, second):
+        cache.save({"a", "b", "c"})
+    assert PairedTestCache(tmp_path / "p.json", float).tests == {"a|b": {"top1": 0.5}, "a|c": {"top1": 0.25}}
 
 
-def test_without_an_identity_nothing_is_kept(tmp_path):
+def test_tests_of_results_without_a_digest_are_not_cached(tmp_path):
     tests = PairedTestCache(tmp_path / "p.json", float)
     assert [tests.get([[""], ["b"]], "top1", lambda p=p: p) for p in (0.5, 0.25)] == [0.5, 0.25]
 
 
-def test_numbers_that_json_lacks_are_not_kept(tmp_path):
+def test_numbers_that_json_lacks_are_not_cached(tmp_path):
     numbers = dict(first=1.0, second=1.0, difference=0.0, low=float("nan"), high=float("inf"))
-    empty = dict(first_only=None, second_only=None, effect=None, odds_ratio=None)
-    odd = PairedTest(images=9, **numbers, **empty, test="bootstrap over images", p=1.0, effect_name="Cohen's d_z")
+    unset = dict(first_only=None, second_only=None, effect=None, odds_ratio=None)
+    odd = PairedTest(images=9, **numbers, **unset, test="bootstrap over images", p=1.0, effect_name="Cohen's d_z")
     tests = PairedTestCache(tmp_path / "tests.json", PairedTest)
     assert tests.get([["a"], ["b"]], "miou", lambda: odd) is odd and not tests.tests
