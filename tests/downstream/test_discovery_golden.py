@@ -13,6 +13,15 @@ FILES = sorted(f"{FOLDER}/{path.name}" for path in (ROOT / FOLDER).glob("*.safet
 IMAGES = [(path, match[1]) for path in FILES for match in matches(r"(im\d+)\.features", tensors(path))]
 
 
+def assert_box(recorded, config, image, method, component):
+    """The box of a component, its IoUs and its hit are the recorded ones."""
+    box = official.bounding_box(component, config[image]["patch_size"], tuple(config[image]["image"]))
+    assert np.array_equal(box, recorded[f"{image}.{method}.box"])
+    iou = official.box_ious(box, recorded[f"{image}.gt"].numpy())
+    assert np.allclose(iou, recorded[f"{image}.{method}.iou"], rtol=0, atol=1e-6)
+    assert (iou >= 0.5).any() == config[f"corloc_{method}"][int(image.removeprefix("im"))]
+
+
 @pytest.mark.parametrize("path, image", IMAGES)
 def test_lost(path, image):
     recorded, config = tensors(path), facts(path)
@@ -26,11 +35,7 @@ def test_lost(path, image):
         if len(set(border)) == len(border):
             assert set(similar.tolist()) == set(recorded[f"{image}.lost.similars"].tolist())
     component = official.connected_component(foreground.view(image_facts["grid"]).numpy(), seed)
-    box = official.bounding_box(component, image_facts["patch_size"], tuple(image_facts["image"]))
-    assert np.array_equal(box, recorded[f"{image}.lost.box"])
-    iou = official.box_ious(box, recorded[f"{image}.gt"].numpy())
-    assert np.allclose(iou, recorded[f"{image}.lost.iou"], rtol=0, atol=1e-6)
-    assert (iou >= 0.5).any() == config["corloc_lost"][int(image.removeprefix("im"))]
+    assert_box(recorded, config, image, "lost", component)
 
 
 @pytest.mark.parametrize("path, image", IMAGES)
@@ -43,11 +48,7 @@ def test_tokencut(path, image):
     assert abs(abs(expected[seed]) - abs(expected[recorded[f"{image}.tokencut.seed"]])) <= 1e-9
     component = official.connected_component(foreground.reshape(image_facts["grid"]), seed)
     assert np.array_equal(component, recorded[f"{image}.tokencut.mask"])
-    box = official.bounding_box(component, image_facts["patch_size"], tuple(image_facts["image"]))
-    assert np.array_equal(box, recorded[f"{image}.tokencut.box"])
-    iou = official.box_ious(box, recorded[f"{image}.gt"].numpy())
-    assert np.allclose(iou, recorded[f"{image}.tokencut.iou"], rtol=0, atol=1e-6)
-    assert (iou >= 0.5).any() == config["corloc_tokencut"][int(image.removeprefix("im"))]
+    assert_box(recorded, config, image, "tokencut", component)
 
 
 def test_ious_equal_torchvisions():

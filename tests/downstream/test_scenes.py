@@ -36,7 +36,7 @@ def test_generated_sets_are_complete(layout, tmp_path):
     for split, count in COUNTS.items():
         scenes = open_scenes(f"tiny-{layout}:", split, tmp_path)
         assert len(scenes) == count and not decode_scenes(scenes)[0]
-        masks = [scenes.listing.to_classes(np.asarray(Image.open(scenes.mask_path(i)))) for i in range(count)]
+        masks = [scene_mask(scenes, index) for index in range(count)]
         assert set(np.unique(masks)) == {*range(5), IGNORED}
     first = open_scenes(f"tiny-{layout}:", "val", tmp_path / "again")
     assert first.fingerprint == open_scenes(f"tiny-{layout}:", "val", tmp_path).fingerprint
@@ -46,21 +46,20 @@ def test_both_generated_layouts_hold_the_same_scenes(ade, city, tmp_path):
     masks_of_layouts = []
     for layout in ("ade20k", "cityscapes"):
         scenes = open_scenes(f"tiny-{layout}:", "val", tmp_path)
-        paths = [scenes.mask_path(index) for index in range(len(scenes))]
-        paths.sort(key=lambda path: int(re.search(r"_(\d{6,8})", path.name)[1]))
-        masks_of_layouts.append([scenes.listing.to_classes(np.asarray(Image.open(path))) for path in paths])
+        numbers = [int(re.search(r"_(\d{6,8})", scenes.mask_path(index).name)[1]) for index in range(len(scenes))]
+        masks_of_layouts.append([scene_mask(scenes, index) for index in np.argsort(numbers)])
     assert np.array_equal(*masks_of_layouts)
 
 
 def test_label_ids_are_mapped_where_train_ids_are_missing(city, tmp_path):
     before = open_scenes(f"cityscapes:{city}", "train", tmp_path)
-    masks = [before.listing.to_classes(np.asarray(Image.open(before.mask_path(i)))) for i in range(4)]
+    masks = [scene_mask(before, index) for index in range(4)]
     for path in city.rglob("*_labelTrainIds.png"):
         path.unlink()
     after = open_scenes(f"cityscapes:{city}", "train", tmp_path)
     assert after.mask_path(0).name.endswith("_labelIds.png") and "mapped" in after.notes[0]
     for index, mask in enumerate(masks):
-        assert np.array_equal(after.listing.to_classes(np.asarray(Image.open(after.mask_path(index)))), mask)
+        assert np.array_equal(scene_mask(after, index), mask)
 
 
 def test_moving_a_folder_keeps_the_fingerprint(ade, tmp_path):

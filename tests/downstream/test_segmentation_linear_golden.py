@@ -128,6 +128,13 @@ def test_views_of_test_time_augmentation():
         assert torch.allclose(view, recorded[f"tta0.image{number}"], rtol=0, atol=1e-5), number
 
 
+def assert_areas(areas: np.ndarray, recorded: dict[str, torch.Tensor]) -> None:
+    """Areas (N, K, 3) of intersections, predictions and labels are the recorded ones, which include unions."""
+    intersection, predicted_area, label_area = np.moveaxis(areas, -1, 0)
+    union = predicted_area + label_area - intersection
+    assert np.array_equal(np.stack([intersection, union, predicted_area, label_area], axis=1), recorded["areas"])
+
+
 @pytest.mark.parametrize("path", SLIDES)
 def test_sliding_windows_and_scores(path):
     if not matches(r"in\d+\.gt", tensors(path)):
@@ -160,9 +167,7 @@ def test_sliding_windows_and_scores(path):
         predicted = probabilities.argmax(0).numpy()
         assert np.array_equal(predicted, recorded[f"out{number}.prediction"][0])
         areas.append(official.class_areas(predicted, np.array(CLASS_OF_VALUE, np.uint8)[labels], config["classes"]))
-    intersection, predicted_area, label_area = np.moveaxis(np.stack(areas), -1, 0)
-    union = predicted_area + label_area - intersection
-    assert np.array_equal(np.stack([intersection, union, predicted_area, label_area], axis=1), recorded["areas"])
+    assert_areas(np.stack(areas), recorded)
     metrics, rounded = scores(np.stack(areas)), config["results"]
     for ours, theirs in (("mIoU", "mIoU"), ("aAcc", "aAcc"), ("mAcc", "acc")):
         assert round(metrics[ours], 2) == pytest.approx(rounded[theirs], abs=0.0051)
@@ -174,9 +179,7 @@ def test_scores():
     predicted, labels = recorded["prediction"].numpy(), np.array(CLASS_OF_VALUE, np.uint8)[recorded["label"].numpy()]
     classes = config["classes"]
     areas = np.stack([official.class_areas(*pair, classes) for pair in zip(predicted, labels, strict=True)])
-    intersection, predicted_area, label_area = np.moveaxis(areas, -1, 0)
-    union = predicted_area + label_area - intersection
-    assert np.array_equal(np.stack([intersection, union, predicted_area, label_area], axis=1), recorded["areas"])
+    assert_areas(areas, recorded)
     metrics, expected = scores(areas), dict(zip(config["metrics"], recorded["metrics"].tolist(), strict=True))
     for ours, theirs in (("mIoU", "mIoU"), ("aAcc", "aAcc"), ("mAcc", "acc")):
         assert metrics[ours] == pytest.approx(100 * expected[theirs], abs=1e-5)
