@@ -19,14 +19,13 @@ def example(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
 
 
-def test_the_example_of_the_page_runs(bench):
+def test_the_example_of_the_page_runs(bench, refused):
     words = re.search(r"```\n(bench run .*?)\n```", PAGE, re.DOTALL)[1].split()[1:]
     suite = words.index("--suite") + 1
     words[suite] = "finetune@smoke"
     refusal = "finetune@smoke: module:mynets:resnet18 is a frozen network of your own, and fine-tuning trains the"
     for command in ("run", "plan"):
-        code, _, err = bench(command, *words[1:])
-        assert code == 2 and f"--suite: none of the chosen protocols can evaluate resnet18; {refusal}" in err
+        refused(command, *words[1:], named=f"--suite: | resnet18; {refusal}")
     assert not Path("results/results").exists()
     words[suite] = "knn@dino,finetune@smoke"
     code, out, _ = bench(*words, "--limit", 24)

@@ -1,4 +1,4 @@
-"""What a run reads, it reads once: image sets, checkpoints and result files, counted where they come from disk."""
+"""A run reads image sets, checkpoints and result files from disk once."""
 
 from collections import Counter
 from dataclasses import replace
@@ -17,16 +17,16 @@ PROBES = ("--suite", "knn@dino,lowshot@bench", "--data", "tiny=tiny:")
 
 @pytest.fixture
 def counted(monkeypatch):
-    """Replace `owner.name` by itself, noting for every call what `what` makes of its arguments."""
+    """Wrap `owner.name` to count its calls by the label of their arguments."""
 
-    def call(owner, name: str, what=lambda *values: None) -> Counter:
+    def call(owner, name: str, label=lambda *values: None) -> Counter:
         calls, original = Counter(), getattr(owner, name)
 
-        def noted(*values, **options):
-            calls[what(*values)] += 1
+        def counting(*values, **options):
+            calls[label(*values)] += 1
             return original(*values, **options)
 
-        monkeypatch.setattr(owner, name, noted)
+        monkeypatch.setattr(owner, name, counting)
         return calls
 
     return call
@@ -34,7 +34,6 @@ def counted(monkeypatch):
 
 @pytest.mark.parametrize(("limit", "fingerprints"), [((), {64: 1, 32: 1}), (("--limit", "24"), {24: 2})])
 def test_a_run_opens_and_fingerprints_every_split_once(limit, fingerprints, bench, exports, counted, tmp_path):
-    """Also of what a limit leaves."""
     import imagesets.schemes.tiny
     from imagesets.sets import MemoryImages
 
@@ -45,7 +44,7 @@ def test_a_run_opens_and_fingerprints_every_split_once(limit, fingerprints, benc
     assert {size: fingerprinted[size] for size in fingerprints} == fingerprints  # others are low-shot's subsets
 
 
-def test_dense_tasks_take_the_scenes_that_the_run_has_open(counted, tmp_path):
+def test_dense_tasks_reuse_the_scenes_that_the_run_opened(counted, tmp_path):
     from downstream.layouts import coco
 
     listed = counted(coco, "listed", lambda root, split: split)
@@ -57,7 +56,7 @@ def test_dense_tasks_take_the_scenes_that_the_run_has_open(counted, tmp_path):
     assert listed == {"train": 1, "val": 1}
 
 
-def test_probes_refuse_scenes_that_are_open(tmp_path):
+def test_probes_refuse_scenes_that_the_run_opened(tmp_path):
     from probes.splits import open_splits
 
     space = Workspace(cache=tmp_path, data="tiny-ade20k:")
@@ -95,8 +94,8 @@ def reads_of_results(counted) -> Counter:
 
 
 @pytest.mark.usefixtures("toys")
-def test_a_run_reads_a_result_to_plan_before_its_job_and_for_the_leaderboard(bench, exports, counted, tmp_path):
-    """Another run may have made it before its job begins. The second run's leaderboard has read both already."""
+def test_a_run_reads_each_result_three_times_and_a_later_run_once(bench, exports, counted, tmp_path):
+    """To plan, before its job (another run may have made it) and for the leaderboard; the second run to plan."""
     words = ("run", "--checkpoint", exports[0], "--suite", "toy", "--data", "tiny=tiny:", "--out", tmp_path)
     for times in (3, 1):
         read = reads_of_results(counted)

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from made_results import any_board, harmless, made_checkpoint, made_result, save_result
 
+from bench.__main__ import main
 from bench.cli.main import parsed
 from bench.results.record import DataUsed, ProtocolUsed, read_result
 from bench.run.checkpoints import describe
@@ -80,8 +81,6 @@ def folder(exports, tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="module")
 def written(folder, tmp_path_factory) -> Path:
-    from bench.__main__ import main
-
     to = tmp_path_factory.mktemp("published") / "record"
     assert main(["record", str(folder), "--to", str(to), "--hub-dataset", "digits=me/digits"]) == 0
     return to
@@ -244,7 +243,7 @@ def test_lost_and_added_files_are_detected(copy):
 
 
 @pytest.mark.skipif(not shutil.which("ssh-keygen"), reason="ssh-keygen is not installed")
-def test_a_signature_is_checked_against_the_sums(bench, folder, tmp_path):
+def test_a_signature_is_checked_against_the_sums(bench, refused, folder, tmp_path):
     key = tmp_path / "key"
     subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", key], check=True)
     assert bench("record", folder, "--to", tmp_path / "signed", "--sign", key)[0] == 0
@@ -256,8 +255,9 @@ def test_a_signature_is_checked_against_the_sums(bench, folder, tmp_path):
     (tmp_path / "signed" / SUMS).write_text((tmp_path / "signed" / SUMS).read_text() + "\n")
     code, output, _ = bench("record", "--check", tmp_path / "signed")
     assert code == 1 and "SHA256SUMS.sig: not of SHA256SUMS" in output
-    code, _, err = bench("record", folder, "--to", tmp_path / "new", "--sign", tmp_path / "none")
-    assert code == 2 and f"--sign {tmp_path / 'none'}" in err and not (tmp_path / "new").exists()
+    none = tmp_path / "none"
+    refused("record", folder, "--to", tmp_path / "new", "--sign", none, named=f"--sign {none}")
+    assert not (tmp_path / "new").exists()
 
 
 def test_an_unreadable_result_is_detected(copy):

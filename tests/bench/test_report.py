@@ -1,4 +1,4 @@
-"""The page of `bench report`: who leads and who shares a rank, nothing from outside runs, and it works in a browser."""
+"""The page of `bench report`: leaders and shared ranks, escaped content, and its behaviour in a browser."""
 
 import base64
 import hashlib
@@ -21,6 +21,7 @@ from bench.reporting.details import image_details
 from bench.reporting.page import figures_of, packed, page_of, report_page
 from bench.reporting.sentences import common_notes, evidence, headline, verdict
 from bench.results.record import CheckpointUsed, DataUsed, MetricRecord, ProtocolUsed, Result, TrainingCost
+from bench.results.store import comparable_results
 from bench.statistics.significance import p_value_cache, ties_with_best
 from checkpoints.export import ViTExport, spec_in
 from checkpoints.flops import forward_flops
@@ -30,18 +31,18 @@ CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shuti
 
 
 def page(results, ties=None) -> str:
-    found = report_of(results, ties)
-    return page_of(found, figures_of(found), {})
+    report = report_of(results, ties)
+    return page_of(report, figures_of(report), {})
 
 
 def level_of(*checkpoints: CheckpointUsed) -> dict:
-    return {("digits/knn@dino", "top1"): frozenset((each.name, each.digest) for each in checkpoints)}
+    return {("digits/knn@dino", "top1"): frozenset((checkpoint.name, checkpoint.digest) for checkpoint in checkpoints)}
 
 
-def test_checkpoints_that_are_level_share_a_rank():
+def test_tied_checkpoints_share_a_rank():
     a, b, c = (made_checkpoint(name, number) for number, name in enumerate("abc", 1))
-    floor = made_checkpoint("raw", 4, method="pixels")
-    results = [result(c, 60.0), result(a, 80.0), result(b, 79.5), result(floor, 70.0)]
+    raw_pixels = made_checkpoint("raw", 4, method="pixels")
+    results = [result(c, 60.0), result(a, 80.0), result(b, 79.5), result(raw_pixels, 70.0)]
     (table,) = report_of(results, level_of(a, b)).tables
     assert [(row.name, row.rank, row.kind) for row in table.rows] == [
         ("a", "1-2", "measured"),
@@ -60,100 +61,103 @@ def test_checkpoints_that_are_level_share_a_rank():
     assert verdict(table) == "Only c was measured, on 500 validation images."
 
 
-def test_one_checkpoint_alone_has_no_rank_no_shade_and_no_legend():
-    alone, two = (
-        page([result(made_checkpoint(name, at), 80.0) for at, name in enumerate(names)]) for names in ["a", "ab"]
-    )
-    for sign in (">rank<", "The stronger the colour", 'class="number p10'):
-        assert sign in two and sign not in alone
+def test_a_single_checkpoint_has_no_rank_shade_or_legend():
+    results = [result(made_checkpoint(name, number), 80.0) for number, name in enumerate("ab")]
+    single, pair = page(results[:1]), page(results)
+    for mark in (">rank<", "The stronger the colour", 'class="number p10'):
+        assert mark in pair and mark not in single
 
 
-def test_shades_follow_the_distance_in_intervals():
-    """Intervals are 4 wide: numbers half a point apart look alike, and the scale is no longer than it has to be."""
+def test_shades_follow_the_distance_in_units_of_intervals():
+    """Intervals are 4 wide, so numbers half a point apart look alike."""
     shades = []
     for distance in (0.5, 40.0):
         values = (80.0, 80.0 - distance)
-        (table,) = report_of([result(made_checkpoint(f"n{at}", at), value) for at, value in enumerate(values)]).tables
+        results = [result(made_checkpoint(f"n{number}", number), value) for number, value in enumerate(values)]
+        (table,) = report_of(results).tables
         shades.append([row.numbers[0].shade for row in table.rows])
     assert shades == [[10, 9], [10, 0]]
 
 
-def test_a_note_of_several_tables_is_said_once_above_them():
+def test_a_note_shared_by_tables_is_shown_once_above_them():
     changed = ProtocolUsed(name="knn@moca", version=1, source="eval_knn.py", changes={"k": [5]})
-    used = made_checkpoint("a", 1)
-    report = report_of([result(used, 80.0, limit=100), result(used, 80.0, limit=100, protocol=changed)])
+    checkpoint = made_checkpoint("a", 1)
+    report = report_of([result(checkpoint, 80.0, limit=100), result(checkpoint, 80.0, limit=100, protocol=changed)])
     (note,) = common_notes(report.tables)
     assert note.startswith("All 2 tables: At most 100 images")
     assert all(note.endswith(table.caveats[0]) for table in report.tables)
 
 
-def test_a_lower_number_leads_where_lower_is_better():
+def test_the_lowest_number_leads_where_lower_is_better():
     quick, slow = made_checkpoint("quick", 1), made_checkpoint("slow", 2)
-    seconds = {"seconds": MetricRecord(value=3.0, unit="s", higher_is_better=False)}
+    metrics = {"seconds": MetricRecord(value=3.0, unit="s", higher_is_better=False)}
     results = [
-        result(slow, 1.0, metrics={"seconds": replace(seconds["seconds"], value=9.0)}),
-        result(quick, 1.0, metrics=seconds),
+        result(slow, 1.0, metrics={"seconds": replace(metrics["seconds"], value=9.0)}),
+        result(quick, 1.0, metrics=metrics),
     ]
     (table,) = report_of(results).tables
     assert [(row.name, row.rank) for row in table.rows] == [("quick", "1"), ("slow", "2")]
     assert "there is no paired test" in verdict(table)
 
 
-def test_the_headline_says_what_paired_tests_support():
+def test_the_headline_claims_only_what_paired_tests_support():
     a, b = made_checkpoint("a", 1), made_checkpoint("b", 2)
-    other = DataUsed(name="cifar10", url="cifar10:x")
-    results = [result(a, 80.0), result(b, 70.0), result(a, 50.0, data=other), result(b, 60.0, data=other)]
-    both = frozenset((used.name, used.digest) for used in (a, b))
-    board = level_of(a) | {("cifar10/knn@dino", "top1"): both}
-    told = headline(report_of(results, board))
-    assert "a in 1 of 2 protocols" in told and "tied with the best most often: a, in 2" in told
-    told = headline(report_of(results, dict.fromkeys(board, both)))
-    assert told.startswith("No network is significantly better") and "most often: a and b, in 2" in told
-    found = report_of(results[:1])
-    assert "nothing to compare" in headline(found) and evidence(found) == []
+    other_data = DataUsed(name="cifar10", url="cifar10:x")
+    results = [result(a, 80.0), result(b, 70.0), result(a, 50.0, data=other_data), result(b, 60.0, data=other_data)]
+    tied = frozenset((checkpoint.name, checkpoint.digest) for checkpoint in (a, b))
+    ties = level_of(a) | {("cifar10/knn@dino", "top1"): tied}
+    text = headline(report_of(results, ties))
+    assert "a in 1 of 2 protocols" in text and "tied with the best most often: a, in 2" in text
+    text = headline(report_of(results, dict.fromkeys(ties, tied)))
+    assert text.startswith("No network is significantly better") and "most often: a and b, in 2" in text
+    report = report_of(results[:1])
+    assert "nothing to compare" in headline(report) and evidence(report) == []
 
 
-def test_a_number_that_no_paired_test_compares_wins_nothing(tmp_path):
+def test_a_metric_without_a_paired_test_has_no_winner(tmp_path):
     metrics = [{"rankme": MetricRecord(value=value, unit="")} for value in (9.0, 3.0)]
-    results = [result(made_checkpoint(name, at), 1.0, metrics=metrics[at]) for at, name in enumerate("ab")]
-    board = made_leaderboard(results)
-    assert board.best and ties_with_best(board.columns, board.best, board.results, p_value_cache(tmp_path)) == {}
-    found = report_of(results)
-    assert not any(row.numbers[0].is_best for row in found.tables[0].rows) and not any(
-        row.rank for row in found.overview
+    results = [result(made_checkpoint(name, number), 1.0, metrics=metrics[number]) for number, name in enumerate("ab")]
+    leaderboard = made_leaderboard(results)
+    ties = ties_with_best(leaderboard.columns, leaderboard.best, leaderboard.results, p_value_cache(tmp_path))
+    assert leaderboard.best and ties == {}
+    report = report_of(results)
+    assert not any(row.numbers[0].is_best for row in report.tables[0].rows) and not any(
+        row.rank for row in report.overview
     )
-    assert "there is no paired test" in verdict(found.tables[0]) and "nothing to compare" in headline(found)
+    assert "there is no paired test" in verdict(report.tables[0]) and "nothing to compare" in headline(report)
 
 
-def test_neither_raw_pixels_nor_initial_weights_win():
+def test_raw_pixels_and_initial_weights_never_win():
     a, b = made_checkpoint("a", 1), made_checkpoint("b", 2)
-    start, floor = made_checkpoint("a-start", 3, source="/runs/a/start"), made_checkpoint("raw", 4, method="pixels")
-    results = [result(a, 60.0), result(b, 50.0), result(start, 70.0), result(floor, 80.0)]
-    found = report_of(results, level_of(floor, start))
-    assert [row.kind for row in found.tables[0].rows] == ["floor", "initial", "measured", "measured"]
-    assert not any(row.numbers[0].is_best for row in found.tables[0].rows if row.kind != "measured")
-    assert [row.name for row in found.overview] == ["a", "b", "raw (floor)", "a-start"]
-    told = headline(found) + verdict(found.tables[0])
-    assert "raw (floor)" not in told and "a-start" not in told
-    assert "better than raw pixels in 1 of 1 protocol " in told
-    elsewhere = [result(checkpoint, 60.0, task="lowshot") for checkpoint in (a, b)]
-    assert "better than raw pixels in 1 of 1 protocol " in headline(report_of([*results, *elsewhere], level_of(floor)))
-    found = report_of(results, level_of(a))
-    assert "better than raw pixels" not in headline(found)
-    only = report_of([result(floor, 80.0), result(start, 70.0)], level_of(floor))
-    assert "nothing to compare" in headline(only) and verdict(only.tables[0]).startswith("No trained network")
+    start = made_checkpoint("a-start", 3, source="/runs/a/start")
+    raw_pixels = made_checkpoint("raw", 4, method="pixels")
+    results = [result(a, 60.0), result(b, 50.0), result(start, 70.0), result(raw_pixels, 80.0)]
+    report = report_of(results, level_of(raw_pixels, start))
+    assert [row.kind for row in report.tables[0].rows] == ["floor", "initial", "measured", "measured"]
+    assert not any(row.numbers[0].is_best for row in report.tables[0].rows if row.kind != "measured")
+    assert [row.name for row in report.overview] == ["a", "b", "raw (floor)", "a-start"]
+    text = headline(report) + verdict(report.tables[0])
+    assert "raw (floor)" not in text and "a-start" not in text
+    assert "better than raw pixels in 1 of 1 protocol " in text
+    lowshot_results = [result(checkpoint, 60.0, task="lowshot") for checkpoint in (a, b)]
+    report = report_of([*results, *lowshot_results], level_of(raw_pixels))
+    assert "better than raw pixels in 1 of 1 protocol " in headline(report)
+    report = report_of(results, level_of(a))
+    assert "better than raw pixels" not in headline(report)
+    report = report_of([result(raw_pixels, 80.0), result(start, 70.0)], level_of(raw_pixels))
+    assert "nothing to compare" in headline(report) and verdict(report.tables[0]).startswith("No trained network")
 
 
-def test_numbers_chosen_on_the_validation_images_are_told():
+def test_numbers_chosen_on_the_validation_images_are_reported():
     a, b = made_checkpoint("a", 1), made_checkpoint("b", 2)
     results = [result(a, 80.0), result(b, 70.0)]
     assert "No number was chosen" in " ".join(evidence(report_of(results, level_of(a))))
     top1 = replace(results[0].metrics["top1"], chosen_on_val=True)
-    found = report_of([replace(results[0], metrics={"top1": top1}), results[1]], level_of(a))
-    assert "1 of 1 tables report numbers that were chosen on the validation images" in " ".join(evidence(found))
+    report = report_of([replace(results[0], metrics={"top1": top1}), results[1]], level_of(a))
+    assert "1 of 1 tables report numbers that were chosen on the validation images" in " ".join(evidence(report))
 
 
-def test_notes_of_several_checkpoints_are_one():
+def test_equal_notes_of_several_checkpoints_are_merged():
     notes = ("a: no class token.", "Computed in bfloat16.", "b: no class token.", "c: unlike others.")
     names = ["a", "b", "c (floor)"]
     merged = merged_notes(notes, names)
@@ -161,13 +165,13 @@ def test_notes_of_several_checkpoints_are_one():
     assert merged_notes(("a: x", "b: x"), ["a", "b"]) == ("all checkpoints: x",)
 
 
-def test_numbers_lie_where_they_belong_on_their_axis():
+def test_intervals_are_drawn_at_their_places_on_the_axis():
     results = [result(made_checkpoint("a", 1), 80.0), result(made_checkpoint("b", 2), 99.9)]
     (table,) = report_of(results).tables
     assert table.axis == pytest.approx((78 - 0.05 * 23.9, 100))
-    drawn = page(results)
-    assert re.findall(r'class="ends"><span>(.*?)</span>.*?<span>([\d.]+)</span></span>', drawn) == [("76.8", "100.0")]
-    bars = re.findall(r'd="M([\d.]+) 5H([\d.]+)"/><path d="M([\d.]+) 0V10"', drawn)
+    html = page(results)
+    assert re.findall(r'class="ends"><span>(.*?)</span>.*?<span>([\d.]+)</span></span>', html) == [("76.8", "100.0")]
+    bars = re.findall(r'd="M([\d.]+) 5H([\d.]+)"/><path d="M([\d.]+) 0V10"', html)
     for (low, high, value), row in zip(bars, table.rows, strict=True):
         ends = (*row.numbers[0].interval, row.numbers[0].value)
         places = [192 * (end - table.axis[0]) / (table.axis[1] - table.axis[0]) for end in ends]
@@ -175,11 +179,11 @@ def test_numbers_lie_where_they_belong_on_their_axis():
 
 
 def evil_results() -> list[Result]:
-    found = []
+    results = []
     for number, text in enumerate(EVIL):
         cost = TrainingCost(hours=number + 1.0)
         checkpoint = made_checkpoint(text, number, source=text, recipe=text, training_cost=cost)
-        found.append(
+        results.append(
             result(
                 checkpoint,
                 50.0 + number,
@@ -188,21 +192,20 @@ def evil_results() -> list[Result]:
                 facts={"warnings": [text]},
             )
         )
-    return [*found, result(made_checkpoint("broken"), 1.0, status="failed", metrics={}, message=EVIL[0])]
+    return [*results, result(made_checkpoint("broken"), 1.0, status="failed", metrics={}, message=EVIL[0])]
 
 
-def test_nothing_in_a_result_becomes_markup_or_script():
+def test_text_of_results_never_becomes_markup_or_script():
     harmless, hostile = Elements(), Elements()
     hostile.feed(page(evil_results()))
-    plain = [
-        replace(each, checkpoint=replace(each.checkpoint, name=f"n{at}")) for at, each in enumerate(evil_results())
-    ]
-    harmless.feed(page(plain))
+    results = enumerate(evil_results())
+    named = [replace(evil, checkpoint=replace(evil.checkpoint, name=f"n{number}")) for number, evil in results]
+    harmless.feed(page(named))
     assert hostile.names.count("script") == harmless.names.count("script") == 2
     assert not {"img", "iframe", "object"} & set(hostile.names)
     assert {name for name, _ in hostile.attributes if name.startswith("on")} == set()
     text = page(evil_results())
-    assert all(sign not in text for sign in ("\x1b", "\x00", "\u202e", "\udcff"))
+    assert all(character not in text for character in ("\x1b", "\x00", "\u202e", "\udcff"))
     json.loads(re.search(r'id="results">(.*?)</script>', text, re.DOTALL)[1])
 
 
@@ -215,68 +218,66 @@ def test_the_same_results_give_the_same_bytes(count):
 
 
 def test_missing_metrics_leave_empty_cells():
-    whole, part = result(made_checkpoint("a", 1), 80.0), result(made_checkpoint("b", 2), 70.0)
-    part = replace(part, metrics={"top1": part.metrics["top1"]})
-    (table,) = report_of([whole, part]).tables
+    complete, partial = result(made_checkpoint("a", 1), 80.0), result(made_checkpoint("b", 2), 70.0)
+    partial = replace(partial, metrics={"top1": partial.metrics["top1"]})
+    (table,) = report_of([complete, partial]).tables
     assert [row.numbers[1].text for row in table.rows] == ["20.0 s", ""]
     assert table.rows[1].numbers[1].value is None
 
 
-def test_provenance_names_everything_that_a_number_rests_on():
-    found = provenance(result(made_checkpoint("a", 1, source="/runs/a"), 80.0, limit=100, seed=3))
-    assert found["from"] == "/runs/a" and found["limit"] == 100 and found["seed"] == 3
-    assert found["protocol"] == "knn@dino, version 1" and "digits=digits:" in found["images"]
+def test_provenance_names_source_protocol_and_images():
+    details = provenance(result(made_checkpoint("a", 1, source="/runs/a"), 80.0, limit=100, seed=3))
+    assert details["from"] == "/runs/a" and details["limit"] == 100 and details["seed"] == 3
+    assert details["protocol"] == "knn@dino, version 1" and "digits=digits:" in details["images"]
 
 
-def test_a_forward_pass_is_counted_from_the_export_of_the_same_digest(tmp_path):
+def test_flops_are_counted_from_the_export_of_the_same_digest(tmp_path):
     folder = make_export(tmp_path / "export", 0)
     small_export = ViTExport.load(folder)
     assert spec_in(folder, small_export.digest) == small_export.spec
     assert spec_in(folder, "0" * 64) is None and spec_in(tmp_path, small_export.digest) is None
-    used = [made_checkpoint(name, n, source=str(folder)) for n, name in enumerate("ab")]
-    report = report_of([result(replace(used[0], digest=small_export.digest), 1.0), result(used[1], 2.0)])
+    checkpoints = [made_checkpoint(name, number, source=str(folder)) for number, name in enumerate("ab")]
+    report = report_of([result(replace(checkpoints[0], digest=small_export.digest), 1.0), result(checkpoints[1], 2.0)])
     costs = [row["cost"].get("forward_gflop") for row in report.checkpoints]
     assert sorted(costs, key=bool) == [None, forward_flops(small_export.spec) / 1e9]
 
 
 @pytest.fixture
 def board(tmp_path):
-    """Results of two checkpoints on the digits: the first is right but for two images, the second on none."""
+    """Results of two checkpoints on the digits: the first is wrong on images 7 and 300, the second on all."""
     images = open_set("digits:", "val")
-    prints = {split: open_set("digits:", split).fingerprint for split in ("train", "val")}
-    data = DataUsed(name="digits", url="digits:", fingerprints=prints, images={"val": len(images)})
-    right = np.ones(len(images), bool)
-    right[[7, 300]] = False
-    for number, correct in ((1, right), (2, np.zeros(len(images), bool))):
+    fingerprints = {split: open_set("digits:", split).fingerprint for split in ("train", "val")}
+    data = DataUsed(name="digits", url="digits:", fingerprints=fingerprints, images={"val": len(images)})
+    all_but_two = np.ones(len(images), bool)
+    all_but_two[[7, 300]] = False
+    for number, correct in ((1, all_but_two), (2, np.zeros(len(images), bool))):
         value = 100 * float(correct.mean())
         arrays = {"predicted": np.where(correct, images.labels, 9 - images.labels).astype(np.int32)}
         arrays |= {"confidence": np.full(len(images), 0.75, np.float16), "neighbours_of": np.arange(2)}
         arrays |= {"neighbours": np.arange(6).reshape(2, 3), "similarities": np.full((2, 3), 0.5, np.float32)}
-        found = result(made_checkpoint(f"c{number}", number), value, data=data, arrays=tuple(arrays))
-        save_result(tmp_path, found, {**arrays, "top1": correct})
+        measured = result(made_checkpoint(f"c{number}", number), value, data=data, arrays=tuple(arrays))
+        save_result(tmp_path, measured, {**arrays, "top1": correct})
     return tmp_path
 
 
-def test_the_hardest_images_and_classes(board):
-    from bench.results.store import comparable_results
-
+def test_the_hardest_images_and_classes_are_those_most_often_wrong(board):
     measured, _ = comparable_results(board)
     images = open_set("digits:", "val")
-    named = {each.result.checkpoint.name: each for each in measured}
-    details = image_details(named, "top1", {}, images)
+    by_name = {stored.result.checkpoint.name: stored for stored in measured}
+    details = image_details(by_name, "top1", {}, images)
     assert [image["path"] for image in details["hardest"][:2]] == [images.path(7), images.path(300)]
     assert [image["right"] for image in details["hardest"]] == [0, 0, *[1] * 10]
     assert {image["of"] for image in details["hardest"]} == {2}
     assert len(details["classes"]) == details["all_classes"] == 10 and details["classes"][0]["accuracies"][1] == 0
-    wrong = {images.labels[7], images.labels[300]}
+    wrong_labels = {images.labels[7], images.labels[300]}
     assert {entry["name"] for entry in details["classes"] if entry["accuracies"][0] < 100} == {
-        images.classes[label] for label in wrong
+        images.classes[label] for label in wrong_labels
     }
-    assert image_details(named, "top1", {}, images.limited(100)) is None, "other images than those measured"
-    assert image_details(named, "seconds", {}, images) is None
+    assert image_details(by_name, "top1", {}, images.limited(100)) is None, "other images than those measured"
+    assert image_details(by_name, "seconds", {}, images) is None
 
 
-def test_a_folder_of_results_becomes_one_file(board, bench):
+def test_a_report_is_one_file_with_or_without_pictures(board, bench):
     assert bench("report", "--out", board)[0] == 0
     text = (board / "report.html").read_text()
     assert 'src="data:image/jpeg;base64,' in text and "http://" not in re.sub(r"http://www\.w3\.org/\S+", "", text)
@@ -284,15 +285,15 @@ def test_a_folder_of_results_becomes_one_file(board, bench):
     assert "data:image" not in (board / "b.html").read_text().replace("img-src data:", "")
 
 
-def test_no_script_runs_but_its_own(board):
-    """The policy names the one script by its hash, so that nothing runs that a name in a result might smuggle in."""
+def test_the_policy_allows_only_the_pages_own_script_and_style(board):
+    """By their hashes, so that no script in the name of a result can run."""
     text = report_page(board)
     assert 'style="' not in text and "unsafe-inline" not in text
     policy = re.search(r'http-equiv="Content-Security-Policy" content="([^"]*)"', text)[1]
-    (own,) = re.findall(r"<script>(.*?)</script>", text, re.DOTALL)
+    (script,) = re.findall(r"<script>(.*?)</script>", text, re.DOTALL)
     (style,) = re.findall(r"<style>(.*?)</style>", text, re.DOTALL)
     assert f"style-src '{hash_of(style)}';" in policy and text.count("<style") == 1
-    assert f"script-src '{hash_of(own)}';" in policy and not re.search(r"<[^>]* on\w+=", text.replace(own, ""))
+    assert f"script-src '{hash_of(script)}';" in policy and not re.search(r"<[^>]* on\w+=", text.replace(script, ""))
 
 
 DRIVER = """
@@ -370,20 +371,19 @@ addEventListener("message", ({ data: [name, found] }) => {
 
 
 def hash_of(script: str) -> str:
-    """As a page's content security policy names a script."""
+    """The name of a script in a content security policy."""
     return f"sha256-{base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()}"
 
 
 def in_browser(folder: Path, pages: dict[str, tuple[int, str]]) -> dict[str, dict]:
-    """What the steps above find on pages, each as wide as said, side by side in a browser without a window. Frames may
-    be narrower than a browser's window can be."""
+    """What STEPS find on pages of the given widths in a headless browser; frames, as windows have a minimum width."""
     spec = importlib.util.find_spec("axe_core_python")
     axe = (Path(spec.origin).parent / "axe.min.js").read_text() if spec else ""
     frames = FRAMES
     for name, (width, text) in pages.items():
         head, body = text.split("<body>", 1)
-        own = [script.removeprefix("\n<script>").removesuffix("</script>\n") for script in (DRIVER, STEPS)]
-        allowed = " ".join(f"'{hash_of(script)}'" for script in (*own, axe))
+        scripts = [script.removeprefix("\n<script>").removesuffix("</script>\n") for script in (DRIVER, STEPS)]
+        allowed = " ".join(f"'{hash_of(script)}'" for script in (*scripts, axe))
         head = head.replace("script-src ", f"script-src {allowed} ")
         steps = f"<script>{axe}</script>{STEPS}</body>"
         (folder / name).write_text(head + "<body>" + DRIVER + body.replace("</body>", steps))
@@ -405,27 +405,27 @@ def in_browser(folder: Path, pages: dict[str, tuple[int, str]]) -> dict[str, dic
 @pytest.mark.slow
 @pytest.mark.skipif(not CHROMIUM, reason="no chromium; apt-get install chromium")
 def test_in_a_browser(board, tmp_path):
-    """On a wide screen, a narrow one and that of a small phone; and a page whose names are hostile."""
+    """On a wide screen, a narrow one and a small phone; and a page with hostile names."""
     text = report_page(board)
     pages = {f"{width}.html": (width, text) for width in (1280, 500, 360)}
     answers = in_browser(tmp_path, {**pages, "hostile.html": (800, page(evil_results()))})
     hostile = answers.pop("hostile.html")
     assert hostile["errors"] == [] and hostile["requests"] == 0
-    for name, found in answers.items():
-        assert found["at"] == pages[name][0]
-        assert found["before"] == found["falling"] == ["c1", "c2"] and found["rising"] == ["c2", "c1"]
-        assert found["named"] == ["c1", "c2"] and found["sort"] == "ascending" and found["filtered"] == ["c1"]
-        assert found["overview"] == ["c2", "c1"] and "c2, digits/knn@dino top1: 0.00 [" in found["note"]
-        assert "500 images" in found["note"] and found["open"] and "knn@dino, version 1" in found["provenance"]
-        assert found["light"] == "rgb(255, 255, 255)" != found["dark"]
-        assert not found["wide"] and not found["wideOpen"], f"{name} is wider than its screen"
-        assert found["requests"] == 0 and found["errors"] == []
-        assert found["pictures"] == 2 + 6 + 12, "two asked for, three neighbours of each, the hardest"
-        assert found.get("axe", []) == [], name
+    for name, answer in answers.items():
+        assert answer["at"] == pages[name][0]
+        assert answer["before"] == answer["falling"] == ["c1", "c2"] and answer["rising"] == ["c2", "c1"]
+        assert answer["named"] == ["c1", "c2"] and answer["sort"] == "ascending" and answer["filtered"] == ["c1"]
+        assert answer["overview"] == ["c2", "c1"] and "c2, digits/knn@dino top1: 0.00 [" in answer["note"]
+        assert "500 images" in answer["note"] and answer["open"] and "knn@dino, version 1" in answer["provenance"]
+        assert answer["light"] == "rgb(255, 255, 255)" != answer["dark"]
+        assert not answer["wide"] and not answer["wideOpen"], f"{name} is wider than its screen"
+        assert answer["requests"] == 0 and answer["errors"] == []
+        assert answer["pictures"] == 2 + 6 + 12, "two asked for, three neighbours of each, the hardest"
+        assert answer.get("axe", []) == [], name
     assert len(answers) == 3
 
 
-def test_each_text_of_the_provenance_is_kept_once():
+def test_provenance_stores_each_text_once():
     rows = [{"a": "x", "b": "y"}, {"a": "x", "b": "x"}]
     assert packed(rows) == {"names": ["a", "b"], "texts": ["x", "y"], "rows": [[0, 1], [0, 0]]}
     assert packed([]) == {"names": [], "texts": [], "rows": []}

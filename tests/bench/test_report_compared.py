@@ -1,4 +1,4 @@
-"""Networks compared in a report: ties, letters and mean ranks are those of paired tests; and sites of their records."""
+"""Comparisons in a report: ties, letters and mean ranks follow from paired tests; sites of records."""
 
 import csv
 import json
@@ -12,7 +12,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from made_results import made_checkpoint, made_metrics, made_result
-from scipy.stats import permutation_test, spearmanr
+from scipy.stats import permutation_test, rankdata, spearmanr, zscore
 from shown_results import Elements, report_of
 
 from bench.leaderboards.files import write_leaderboard
@@ -35,87 +35,88 @@ def overview_of(out: Path):
     return contents(leaderboard, networks_of(leaderboard, p_value_cache(out)))
 
 
-def test_the_overview_has_the_numbers_of_the_table(compared):
+def test_the_overview_shows_the_numbers_of_the_leaderboard(compared):
     write_leaderboard(compared)
     (header, *lines) = csv.reader((compared / "leaderboard.csv").read_text().splitlines())
-    found = overview_of(compared)
-    rows = {row.name.removesuffix(" (floor)"): row for row in found.overview}
+    report = overview_of(compared)
+    rows = {row.name.removesuffix(" (floor)"): row for row in report.overview}
     for line in lines:
         cells = dict(zip(header, line, strict=True))
-        expected = [float(cells[f"{table.group}:{table.metrics[0]}"]) for table in found.tables]
+        expected = [float(cells[f"{table.group}:{table.metrics[0]}"]) for table in report.tables]
         assert [number.value for number in rows[cells["name"]].numbers] == expected
-    assert len(lines) == len(rows) == 5 and found.overview[-1].kind == "floor"
+    assert len(lines) == len(rows) == 5 and report.overview[-1].kind == "floor"
 
 
-def test_ties_are_those_of_bench_compare(compared):
-    """Among networks alone, although raw pixels lead: Holm over the leader's comparisons."""
-    found = overview_of(compared)
-    for table in found.tables:
+def test_ties_equal_those_of_bench_compare(compared):
+    """Among networks alone, although raw pixels lead; Holm over the comparisons with the leader."""
+    report = overview_of(compared)
+    for table in report.tables:
         networks = [row for row in table.rows if row.kind == "measured"]
-        leader, others = networks[0].name, [row.name for row in networks[1:]]
+        leader, other_names = networks[0].name, [row.name for row in networks[1:]]
         protocol = table.result.protocol.name
-        p = [compare(compared, [leader, other], protocol=protocol).found[0].paired.p for other in others]
-        level = {leader} | {name for name, corrected in zip(others, holm(p), strict=True) if corrected > LEVEL}
-        assert {row.name for row in table.rows if row.numbers[0].is_best} == level
-        assert {"n0", "n1"} <= level and not {"n2", "n3"} & level and table.beats_pixels is False
+        p_values = [compare(compared, [leader, name], protocol=protocol).found[0].paired.p for name in other_names]
+        corrected = dict(zip(other_names, holm(p_values), strict=True))
+        tied = {leader} | {name for name in other_names if corrected[name] > LEVEL}
+        assert {row.name for row in table.rows if row.numbers[0].is_best} == tied
+        assert {"n0", "n1"} <= tied and not {"n2", "n3"} & tied and table.beats_pixels is False
 
 
-def test_networks_share_a_letter_where_bench_compare_cannot_tell_them_apart(compared):
-    """Comparisons with the leader are corrected together, and all others are."""
+def test_networks_share_a_letter_if_bench_compare_cannot_tell_them_apart(compared):
+    """Holm over the comparisons with the leader, and over all others."""
     for table in overview_of(compared).tables:
         networks = [row for row in table.rows if row.kind == "measured"]
-        p = {
+        p_values = {
             pair: compare(compared, [row.name for row in pair], protocol=table.result.protocol.name).found[0].paired.p
             for pair in combinations(networks, 2)
         }
-        leaders = [pair for pair in p if pair[0] is networks[0]]
-        for family in (leaders, [pair for pair in p if pair not in leaders]):
-            for pair, corrected in zip(family, holm([p[pair] for pair in family]), strict=True):
+        leaders = [pair for pair in p_values if pair[0] is networks[0]]
+        for family in (leaders, [pair for pair in p_values if pair not in leaders]):
+            for pair, corrected in zip(family, holm([p_values[pair] for pair in family]), strict=True):
                 first, second = ({*row.numbers[0].letters} for row in pair)
                 assert bool(first & second) == (corrected > LEVEL)
 
 
-def test_letters_are_the_largest_groups_that_are_level():
+def test_letters_stand_for_the_largest_groups_of_tied_networks():
     keys = [(name, "") for name in "pqrst"]
     p, q, r, s, t = keys
     assert _letters_of(keys, [(p, q), (q, r), (r, s), (q, s)]) == {p: "a", q: "ab", r: "b", s: "b", t: ""}
     assert _letters_of(keys, []) == dict.fromkeys(keys, "")
     assert [letter_ranges(letters) for letters in ("", "ab", "abc", "abdefz")] == ["", "ab", "a-c", "abd-fz"]
-    many = [(str(number), str(number)) for number in range(120)]  # each level with the next: more groups than a to Z
-    letters = _letters_of(many, list(pairwise(many)))
-    assert all(len(letters[key]) == 2 for key in many[1:-1]) and len({*"".join(letters.values())}) == 119
+    chain = [(str(number), str(number)) for number in range(120)]  # each tied with the next: more groups than letters
+    letters = _letters_of(chain, list(pairwise(chain)))
+    assert all(len(letters[key]) == 2 for key in chain[1:-1]) and len({*"".join(letters.values())}) == 119
 
 
-def test_mean_ranks_have_intervals_from_the_same_resamples(compared):
+def test_mean_ranks_have_intervals_over_shared_resamples(compared):
     networks = networks_of(read_leaderboard(compared), p_value_cache(compared))
     ranked = mean_ranks(networks)
-    (first, level, third, last) = sorted(ranked.means, key=lambda key: key[0])
+    (first, second, third, last) = sorted(ranked.means, key=lambda key: key[0])
     assert ranked.means[last] == 4.0 and ranked.means[third] == 3.0 and ranked.columns == 2
     assert ranked.text(last) == "4.00 [4.00, 4.00]" and ranked.drawn.sum(1) == pytest.approx(1 + 2 + 3 + 4)
     assert "no overall winner" in ranked.sentence({key: key[0] for key in ranked.means})
-    few = replace(networks, rows={used: cells for used, cells in networks.rows.items() if used.key != level})
-    assert mean_ranks(few).sentence({first: "n0", third: "n2", last: "n3"}).startswith("n0 has the lowest mean rank")
-    numbers = [sorted(values, reverse=True).index(values[at]) + 1 for at in range(3) for values in [[80.0, 70.0, 60.0]]]
-    assert list(mean_ranks(few).means.values()) == numbers
+    rows = {checkpoint: cells for checkpoint, cells in networks.rows.items() if checkpoint.key != second}
+    of_three = mean_ranks(replace(networks, rows=rows))
+    assert of_three.sentence({first: "n0", third: "n2", last: "n3"}).startswith("n0 has the lowest mean rank")
+    assert list(of_three.means.values()) == [1, 2, 3]
 
 
 def health_board(rankme, alignment, accuracies):
-    """Networks with two health metrics, one of them at an earlier block too, and a linear accuracy; raw pixels last."""
+    """Networks with two health metrics, one also at an earlier block, and a linear accuracy; raw pixels last."""
     results = []
-    for number, (rank, aligned, top1) in enumerate(zip(rankme, alignment, accuracies, strict=True)):
-        used = made_checkpoint(f"n{number}", number, method="pixels" if number == len(rankme) - 1 else "mae")
-        health = made_metrics({"rankme": rank, "alignment": aligned, "rankme_block1": top1})
+    for number, (rank_me, aligned, top1) in enumerate(zip(rankme, alignment, accuracies, strict=True)):
+        checkpoint = made_checkpoint(f"n{number}", number, method="pixels" if number == len(rankme) - 1 else "mae")
+        health = made_metrics({"rankme": rank_me, "alignment": aligned, "rankme_block1": top1})
         protocols = (("health", "health@val", health), ("linear", "linear@dino", made_metrics({"top1": top1})))
         results += [
-            made_result(used, metrics, task=task, protocol=ProtocolUsed(name=name, version=1, source="s"))
+            made_result(checkpoint, metrics, task=task, protocol=ProtocolUsed(name=name, version=1, source="s"))
             for task, name, metrics in protocols
         ]
     return report_of(results)
 
 
-def test_how_well_health_ranks_networks_by_accuracy():
-    """Five networks: p of the one best order of 120 and of its reverse, after Holm over two metrics; raw pixels, which
-    would turn it round, are none of them."""
+def test_rank_correlation_of_health_metrics_with_accuracy():
+    """Five networks: p of the best of 120 orders and its reverse, times two metrics (Holm). Raw pixels, which would
+    reverse the order, do not count."""
     report = health_board([1, 2, 3, 4, 5, 99], [3, 1, 2, 5, 4, 0], [10, 20, 30, 40, 50, 0])
     first, second = report.correlations
     assert (first.metric, first.networks, first.probe) == ("rankme", 5, "linear@dino")
@@ -123,38 +124,37 @@ def test_how_well_health_ranks_networks_by_accuracy():
     expected = spearmanr([3, 1, 2, 5, 4], [1, 2, 3, 4, 5]).statistic
     assert second.metric == "alignment" and second.rho == pytest.approx(expected)
     assert "+1.00" in page_of(report, {}, {})
-    few = health_board([1, 2, 3, 4, 99], [3, 1, 2, 5, 0], [10, 20, 30, 40, 0])
-    assert few.correlations == () and 'id="health"' not in page_of(few, {}, {})
-    level = health_board([7] * 6, [1, 2, 3, 4, 5, 6], [10, 20, 30, 40, 50, 0])
-    assert [row.metric for row in level.correlations] == ["alignment"]
+    four_networks = health_board([1, 2, 3, 4, 99], [3, 1, 2, 5, 0], [10, 20, 30, 40, 0])
+    assert four_networks.correlations == () and 'id="health"' not in page_of(four_networks, {}, {})
+    constant = health_board([7] * 6, [1, 2, 3, 4, 5, 6], [10, 20, 30, 40, 50, 0])
+    assert [row.metric for row in constant.correlations] == ["alignment"]
 
 
-def test_p_of_a_rank_correlation_is_exact_and_by_random_orders_of_more():
+def test_p_of_a_rank_correlation_is_exact_for_few_networks_and_sampled_for_many():
     random = np.random.default_rng(0)
     for count, tolerance in ((6, 1e-12), (12, 0.03)):
         x, y = random.integers(0, 6, count), random.normal(size=count)  # with ties
         rho, p = spearman(x, y)
-        test = permutation_test(
-            (x,), lambda x, y=y: spearmanr(x, y).statistic, permutation_type="pairings", n_resamples=5000, rng=1
-        )
-        assert rho == pytest.approx(test.statistic)
+        ranks, ranks_of_y = zscore(rankdata(x)), zscore(rankdata(y))  # whose mean product is Spearman's rho
+        options = dict(permutation_type="pairings", vectorized=True, n_resamples=5000, rng=1)
+        test = permutation_test((ranks,), lambda ranks, axis, y=ranks_of_y: (ranks * y).mean(axis), **options)
+        assert rho == pytest.approx(test.statistic) and rho == pytest.approx(spearmanr(x, y).statistic)
         exact = (np.abs(test.null_distribution) >= abs(rho) - 1e-9).mean()
         assert p == pytest.approx(exact, abs=tolerance)
 
 
 @pytest.fixture(scope="module")
 def record(compared, tmp_path_factory):
-    """A record of it."""
     folder = tmp_path_factory.mktemp("records") / "mine"
     write_record(compared, folder, Publication())
     assert list(check_record(folder)) == []
     return folder
 
 
-def test_a_site_of_records_is_whole_and_makes_no_requests(record, bench, tmp_path):
-    """A page for each checkpoint and protocol; every link leads somewhere; the same bytes twice."""
+def test_a_site_of_records_has_no_broken_links_and_makes_no_requests(record, bench, tmp_path):
+    """A page for each checkpoint and protocol, and the same bytes twice."""
     assert bench("site", record, "--out", tmp_path / "a", "--title", "Our <ViTs>")[::2] == (0, "")
-    assert bench("site", record, "--out", tmp_path / "a", "--title", "Our <ViTs>")[0] == 0, "an older one is replaced"
+    assert bench("site", record, "--out", tmp_path / "a", "--title", "Our <ViTs>")[0] == 0, "an older site is replaced"
     pages = {path.relative_to(tmp_path / "a").as_posix(): path for path in (tmp_path / "a").rglob("*.html")}
     assert sorted(name.split("/")[0] for name in pages) == [*["checkpoints"] * 5, "index.html", *["protocols"] * 2]
     assert "<h1>Our &lt;ViTs&gt;</h1>" in pages["index.html"].read_text()
@@ -172,40 +172,40 @@ def test_a_site_of_records_is_whole_and_makes_no_requests(record, bench, tmp_pat
     assert site_pages([record], "Our <ViTs>")["index.html"] == pages["index.html"].read_text()
 
 
-def test_two_records_are_one_site_with_the_newest_of_each_number(compared, record, tmp_path):
+def test_two_records_make_one_site_with_the_newest_result_of_each_number(compared, record, tmp_path):
     pages = site_pages([record], "t")
-    again = tmp_path / "again"
-    write_record(compared, again, Publication())
-    assert site_pages([record, again], "t").keys() == pages.keys()
-    assert len(merged_results([record, again])[0]) == len(merged_results([record])[0])
+    second = tmp_path / "again"
+    write_record(compared, second, Publication())
+    assert site_pages([record, second], "t").keys() == pages.keys()
+    assert len(merged_results([record, second])[0]) == len(merged_results([record])[0])
 
 
-def test_a_row_that_its_authors_confirm_is_marked(compared, bench, tmp_path):
-    where = "https://example.org/pull/1#comment=2"
-    assert bench("record", compared, "--to", tmp_path / "r", "--verified-by", f"n1={where}")[0] == 0
+def test_a_row_verified_by_its_authors_is_marked(compared, bench, refused, tmp_path):
+    url = "https://example.org/pull/1#comment=2"
+    assert bench("record", compared, "--to", tmp_path / "r", "--verified-by", f"n1={url}")[0] == 0
     assert list(check_record(tmp_path / "r")) == []
     pages = site_pages([tmp_path / "r"], "t")
-    (own,) = [text for name, text in pages.items() if name.startswith("checkpoints/n1-")]
-    assert pages["index.html"].count(f'href="{where}"') == 1 and f'href="{where}"' in own
+    (page,) = [text for name, text in pages.items() if name.startswith("checkpoints/n1-")]
+    assert pages["index.html"].count(f'href="{url}"') == 1 and f'href="{url}"' in page
     for wrong in ("n9=https://example.org", "n1=yes"):
-        code, _, told = bench("record", compared, "--to", tmp_path / "x", "--verified-by", wrong)
-        assert code == 2 and "--verified-by n" in told and not (tmp_path / "x").exists()
+        refused("record", compared, "--to", tmp_path / "x", "--verified-by", wrong, named="--verified-by n")
+        assert not (tmp_path / "x").exists()
 
 
-def test_a_record_that_was_changed_makes_no_site(record, bench, tmp_path):
+def test_a_changed_record_or_a_foreign_folder_is_refused(record, refused, tmp_path):
     changed = tmp_path / "changed"
     shutil.copytree(record, changed)
     (changed / "leaderboard.md").write_text("better numbers")
-    code, _, told = bench("site", changed, "--out", tmp_path / "site")
-    assert code == 2 and "leaderboard.md" in told and "--check" in told and not (tmp_path / "site").exists()
+    refused("site", changed, "--out", tmp_path / "site", named="leaderboard.md | --check")
+    assert not (tmp_path / "site").exists()
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "thesis.tex").write_text("x")
-    code, _, told = bench("site", record, "--out", tmp_path / "mine")
-    assert code == 2 and "site" in told and (tmp_path / "mine" / "thesis.tex").exists()
+    refused("site", record, "--out", tmp_path / "mine", named="site")
+    assert (tmp_path / "mine" / "thesis.tex").exists()
 
 
 def test_the_documentation_shows_the_numbers_of_records(record, monkeypatch, tmp_path):
-    """Pages of methods hold the numbers and curves of records, linked to a board that is built from them."""
+    """Pages of methods show numbers and curves of records, with links to a site built from them."""
     pytest.importorskip("mkdocs", reason="mkdocs is missing: pip install -e '.[dev]'")
     from tools import site
 
@@ -231,5 +231,5 @@ def test_the_documentation_shows_the_numbers_of_records(record, monkeypatch, tmp
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "log.jsonl").write_text(log)
     assert "<svg" in site.reference_pages()["methods/mae.md"]
-    with pytest.raises(Exception, match="bench record --check"):  # the log is none of the record's files
+    with pytest.raises(Exception, match="bench record --check"):  # the log is not part of the record
         site.on_post_build(SimpleNamespace(site_dir=tmp_path / "site"))

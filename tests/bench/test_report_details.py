@@ -1,4 +1,4 @@
-"""What a report shows beside its tables: confusions, calibration, neighbours and learning curves of known results."""
+"""Details of a report: confusions, calibration, neighbours, learning curves and pictures."""
 
 import re
 from dataclasses import replace
@@ -35,45 +35,45 @@ PREDICTED = np.array([0, 1, 1, 1, -1, 0])
 def test_confusions_are_counted_by_label_and_prediction():
     matrix = confusion(LABELS, PREDICTED, 3)
     assert matrix.tolist() == [[1, 2, 0], [0, 1, 0], [1, 0, 0]]
-    found = most_confused(matrix, ("a", "b", "c"))
-    assert [tuple(confused.values()) for confused in found] == [("a", "b", 2, 3), ("c", "a", 1, 1)]
+    pairs = most_confused(matrix, ("a", "b", "c"))
+    assert [tuple(confused.values()) for confused in pairs] == [("a", "b", 2, 3), ("c", "a", 1, 1)]
     assert most_confused(np.diag([3, 2, 1]), ("a", "b", "c")) == []
 
 
-def test_calibration_is_the_mean_distance_of_confidence_and_accuracy():
-    right, labels = np.array([1, 1, 1, 0, 1, 0, 0, 0, 1, -1]), np.ones(10, int)
-    bins = reliability(labels, right, np.array([0.95] * 4 + [0.25] * 4 + [1.0, 0.5]))
+def test_calibration_error_is_the_mean_distance_of_confidence_and_accuracy():
+    predicted, labels = np.array([1, 1, 1, 0, 1, 0, 0, 0, 1, -1]), np.ones(10, int)
+    bins = reliability(labels, predicted, np.array([0.95] * 4 + [0.25] * 4 + [1.0, 0.5]))
     assert bins.tolist() == [[0.25, 0.25, 4], [pytest.approx(0.96), 0.8, 5]]
     assert calibration_error(bins) == pytest.approx(100 * 0.16 * 5 / 9)
 
 
 @pytest.fixture
 def board(tmp_path):
-    """k-NN results of a network and of raw pixels on the digits: the first confuses some nines with fours."""
+    """k-NN results of a network and of raw pixels on the digits: both take nines for fours."""
     images = {split: open_set("digits:", split) for split in ("train", "val")}
-    prints = {split: each.fingerprint for split, each in images.items()}
-    data = DataUsed(name="digits", url="digits:", fingerprints=prints, images={"train": 1297, "val": 500})
-    labels, asked = images["val"].labels, np.array([3, 400])
-    own = (
+    fingerprints = {split: image_set.fingerprint for split, image_set in images.items()}
+    data = DataUsed(name="digits", url="digits:", fingerprints=fingerprints, images={"train": 1297, "val": 500})
+    labels, query_images = images["val"].labels, np.array([3, 400])
+    neighbours = (
         np.flatnonzero(images["train"].labels == labels[3])[:2],
         np.flatnonzero(images["train"].labels != labels[400])[:2],
     )
     for number, method in ((1, "mae"), (2, "pixels")):
         predicted = np.where((labels == 9) & (np.arange(500) % number == 0), 4, labels).astype(np.int32)
-        right = predicted == labels
-        arrays = {"predicted": predicted, "confidence": np.full(500, 0.9, np.float16), "neighbours_of": asked}
-        arrays |= {"neighbours": np.stack(own), "similarities": np.full((2, 2), 0.5, np.float32)}
+        correct = predicted == labels
+        arrays = {"predicted": predicted, "confidence": np.full(500, 0.9, np.float16), "neighbours_of": query_images}
+        arrays |= {"neighbours": np.stack(neighbours), "similarities": np.full((2, 2), 0.5, np.float32)}
         checkpoint = made_checkpoint(f"c{number}", number, method=method, source=f"/imports/c{number}")
         facts = {"predictions": "1shot of split 0"}
-        found = result(checkpoint, 90 + number, data=data, arrays=tuple(arrays), facts=facts)
-        save_result(tmp_path, found, {**arrays, "top1": np.where(right, 1, 1 / 3) if number == 2 else right})
+        measured = result(checkpoint, 90 + number, data=data, arrays=tuple(arrays), facts=facts)
+        save_result(tmp_path, measured, {**arrays, "top1": np.where(correct, 1, 1 / 3) if number == 2 else correct})
     return tmp_path
 
 
-def test_mistakes_of_the_best(board):
+def test_mistakes_are_those_of_the_best_network(board):
     measured, _ = comparable_results(board)
-    images, by_name = open_set("digits:", "val"), {one.result.checkpoint.name: one for one in measured}
-    predictions = {name: predictions_of(one, images) for name, one in by_name.items()}
+    images, by_name = open_set("digits:", "val"), {stored.result.checkpoint.name: stored for stored in measured}
+    predictions = {name: predictions_of(stored, images) for name, stored in by_name.items()}
     mistakes = mistakes_of(by_name, predictions, images)
     assert mistakes["name"] == "c1" and mistakes["matrix"][9][4] == 50 and mistakes["matrix"][3][3] == 50
     assert [tuple(confused.values())[:3] for confused in mistakes["confused"]] == [("9", "4", 50)]
@@ -81,7 +81,7 @@ def test_mistakes_of_the_best(board):
     assert predictions_of(measured[0], images.limited(100)) is None, "other images than those measured"
 
 
-def test_the_page_shows_neighbours_mistakes_and_what_they_were_taken_for(board):
+def test_the_page_shows_neighbours_confusions_and_mistakes(board):
     text = report_page(board)
     assert "c2 (floor): 2 of 2 of its class" in text and "c2 (floor): 0 of 2 of its class" in text
     assert "Confusions of c1<" in text, "of the best network, also where raw pixels lead"
@@ -92,22 +92,22 @@ def test_the_page_shows_neighbours_mistakes_and_what_they_were_taken_for(board):
     assert "Neighbours of some images" not in report_page(board, pictures=False)
 
 
-def test_no_command_names_a_network_that_a_program_held():
+def test_a_network_in_memory_has_no_reference_for_a_command():
     facts = {"source": "module:memory:Sequential-1a2b3c4d (structure 5e6f)"}
     assert not saved_pictures.has_reference(facts) and saved_pictures.has_reference(
         {"source": "module:mynets:resnet18"}
     )
 
 
-def test_pictures_of_the_boards_checkpoints_are_shown(board, monkeypatch):
-    """Those that `bench visualize` drew of them, once, wherever they lie below the results, with what they say."""
+def test_saved_pictures_of_the_checkpoints_are_shown_once(board, monkeypatch):
+    """Those that `bench visualize` drew of them, in any folder of the results but the cache, with names and notes."""
     command = "bench visualize pca \\\n  --checkpoint /imports/c1 \\\n  --name c1 \\\n  --images digits: \\\n  --out"
     assert f"{command} {board}/pictures\n<" in report_page(board) and command not in report_page(board, pictures=False)
-    panel, own = Panel(values=np.zeros((2, 2), np.float32), size=(2, 2)), made_checkpoint("c1", 1).digest
-    drawn = Picture(name="pca", rows=(PanelRow(panels=(panel,)),), note="A <note>.")
-    for folder, digest in (("some/figures", own), ("others", "0" * 64), ("cache", own), ("copy", own)):
+    panel, digest = Panel(values=np.zeros((2, 2), np.float32), size=(2, 2)), made_checkpoint("c1", 1).digest
+    picture = Picture(name="pca", rows=(PanelRow(panels=(panel,)),), note="A <note>.")
+    for folder, drawn_of in (("some/figures", digest), ("others", "0" * 64), ("cache", digest), ("copy", digest)):
         (board / folder).mkdir(parents=True, exist_ok=True)
-        (board / folder / "pca.png").write_bytes(encoded(drawn, "png", {digest: "<mine>"}))
+        (board / folder / "pca.png").write_bytes(encoded(picture, "png", {drawn_of: "<mine>"}))
     (board / "some" / "torn.png").write_bytes((board / "copy" / "pca.png").read_bytes()[:90])
     Image.new("RGB", (2, 2)).save(board / "photo.png")
     text = report_page(board)
@@ -117,35 +117,35 @@ def test_pictures_of_the_boards_checkpoints_are_shown(board, monkeypatch):
     assert "Left out to keep this page small: copy/pca.png" in report_page(board)
 
 
-def test_images_of_several_labels_have_no_class_that_they_were_taken_for(board):
+def test_images_with_several_labels_have_no_confusions(board):
     measured, _ = comparable_results(board)
     images = open_set("digits:", "val")
-    several = replace(images, labels=np.eye(10, dtype=np.int64)[images.labels])
-    by_name = {one.result.checkpoint.name: one for one in measured}
+    multi_label = replace(images, labels=np.eye(10, dtype=np.int64)[images.labels])
+    by_name = {stored.result.checkpoint.name: stored for stored in measured}
     assert any(details_of(by_name, ["top1"], lambda result, split: images, board).values())
-    assert not any(details_of(by_name, ["top1"], lambda result, split: several, board).values())
+    assert not any(details_of(by_name, ["top1"], lambda result, split: multi_label, board).values())
 
 
-def test_nothing_in_a_name_becomes_markup_in_a_figure():
+def test_names_never_become_markup_in_a_figure():
     evil = {
         "<script>alert(1)</script>": [(0.1, 0.2), (0.5, 0.6)],
         "]]><img src=x>": [(1, 2)],
         "\x1b[31m$x_1$": [(1, 2)],
     }
-    for drawn in (svg_of(calibration_figure(evil), '"><b>'), svg_of(lines_figure(evil, "<b>", "x"), '"><b>')):
-        assert not re.search("<script|<img|<b>|\x1b", drawn) and "$x_1$" in drawn
+    for svg in (svg_of(calibration_figure(evil), '"><b>'), svg_of(lines_figure(evil, "<b>", "x"), '"><b>')):
+        assert not re.search("<script|<img|<b>|\x1b", svg) and "$x_1$" in svg
 
 
-def test_learning_curves_are_read_from_what_tasks_keep_and_from_nothing_else():
+def test_learning_curves_are_read_from_histories_of_tasks_alone():
     facts = {
         "heads": {"chosen_history": [50.0, 60.0]},
         "epochs": {"history": [{"epoch": 1, "val": 30.0, "loss": 2.0}, {"epoch": 3, "val": 40.0, "loss": 1.0}]},
         "scenes": {"evaluations": [{"20": {"top1": 5.0}, "100": {"top1": 9.0}}]},
         **{str(odd): {"history": odd, "chosen_history": odd} for odd in (7, "text", [], [1, "x"], {"a": {}}, None)},
     }
-    found = {
-        name: learning_curve(result(made_checkpoint("a"), 1.0, facts=each), "top1") for name, each in facts.items()
+    curves = {
+        name: learning_curve(result(made_checkpoint("a"), 1.0, facts=fact), "top1") for name, fact in facts.items()
     }
-    assert found["heads"] == [(1, 50.0), (2, 60.0)] and found["epochs"] == [(1, 30.0), (3, 40.0)]
-    assert found["scenes"] == [(20, 5.0), (100, 9.0)]
-    assert not any(found[name] for name in facts if name not in ("heads", "epochs", "scenes"))
+    assert curves["heads"] == [(1, 50.0), (2, 60.0)] and curves["epochs"] == [(1, 30.0), (3, 40.0)]
+    assert curves["scenes"] == [(20, 5.0), (100, 9.0)]
+    assert not any(curves[name] for name in facts if name not in ("heads", "epochs", "scenes"))

@@ -1,4 +1,4 @@
-"""Scenes in a report: a perfect result shows what the labels show, another one does not."""
+"""Predictions of dense tasks in a report: those of a perfect result look like the labels, others do not."""
 
 import re
 import shlex
@@ -26,33 +26,30 @@ def cache(tmp_path_factory):
 
 def measured(folder, scenes: SceneSet, number: int, arrays: dict[str, np.ndarray], **others) -> StoredResult:
     data = DataUsed(name="tiny", url=scenes.url, fingerprints={"val": scenes.fingerprint}, images={"val": len(scenes)})
-    return save_result(
-        folder, result(made_checkpoint(f"c{number}", number), 50.0, data=data, arrays=tuple(arrays), **others), arrays
-    )
+    checkpoint = made_checkpoint(f"c{number}", number, source=f"/imports/c{number}")
+    return save_result(folder, result(checkpoint, 50.0, data=data, arrays=tuple(arrays), **others), arrays)
 
 
-def test_masks_lie_where_labels_do(tmp_path, cache):
+def test_perfect_masks_look_like_the_labels(tmp_path, cache):
     scenes = open_scenes("tiny-ade20k:", "val", cache)
     labels = [scene_mask(scenes, index) for index in range(len(scenes))]
     right = preview_masks([thumbnail(torch.from_numpy(mask)) for mask in labels])
     wrong = preview_masks([thumbnail(torch.from_numpy((mask + 1) % len(scenes.classes))) for mask in labels])
-    found = {f"c{n}": measured(tmp_path, scenes, n, arrays) for n, arrays in ((1, right), (2, wrong))}
-    details = scene_details(found, cache)
+    results = {f"c{number}": measured(tmp_path, scenes, number, arrays) for number, arrays in ((1, right), (2, wrong))}
+    details = scene_details(results, cache)
     assert details["columns"] == ["image", "labels", "c1", "c2"] and len(details["rows"]) == 8
     assert all(row[1] == row[2] and len({row[0], row[1], row[3]}) == 3 for row in details["rows"])
     assert {name for name, _ in details["legend"]} <= set(scenes.classes) and details["legend"][0][1].startswith("#")
     text = report_page(tmp_path, pictures=True)
     assert text.count('alt="scene 8, ') == 4
-    others = measured(tmp_path / "other", scenes.limited(3), 1, right)
-    assert scene_details({"c1": others}, cache) is None, "other scenes than those measured"
+    fewer_scenes = measured(tmp_path / "other", scenes.limited(3), 1, right)
+    assert scene_details({"c1": fewer_scenes}, cache) is None, "other scenes than those measured"
 
 
-def test_a_board_of_dense_tasks_is_told_how_its_predictions_are_drawn(tmp_path, cache):
+def test_a_report_of_dense_tasks_gives_the_command_that_draws_predictions(tmp_path, cache):
     scenes = open_scenes("tiny-spair:", "val", cache)
     protocol = ProtocolUsed(name="correspondence@smoke", version=1, source="here")
-    data = DataUsed(name="tiny", url=scenes.url, fingerprints={"val": scenes.fingerprint}, images={"val": len(scenes)})
-    used = made_checkpoint("c1", 1, source="/imports/c1")
-    save_result(tmp_path, result(used, 50.0, data=data, task="correspondence", protocol=protocol), {})
+    measured(tmp_path, scenes, 1, {}, task="correspondence", protocol=protocol)
     lines = re.search("<pre class=.command.><code>(bench visualize.*?)</code>", report_page(tmp_path), re.DOTALL)[1]
     words = shlex.split(lines.replace("\\\n", " "))
     settings = chosen_kind(words[2], words[words.index("--set") + 1 : words.index("--checkpoint")])
@@ -60,32 +57,33 @@ def test_a_board_of_dense_tasks_is_told_how_its_predictions_are_drawn(tmp_path, 
     assert words[words.index("--images") + 1 :] == ["tiny-spair:", "--out", f"{tmp_path}/pictures"]
 
 
-def test_things_lie_where_the_labels_say(tmp_path, cache):
+def test_perfect_detections_look_like_the_labels(tmp_path, cache):
     scenes = open_scenes("tiny-coco:", "val", cache)
-    most = max(len(own) for own in scenes.listing.objects) + 1
-    classes, scores = np.full((len(scenes), most), -1, np.int16), np.zeros((len(scenes), most), np.float32)
-    boxes = np.zeros((len(scenes), most, 4), np.float32)
+    width = max(len(objects) for objects in scenes.listing.objects) + 1
+    classes, scores = np.full((len(scenes), width), -1, np.int16), np.zeros((len(scenes), width), np.float32)
+    boxes = np.zeros((len(scenes), width, 4), np.float32)
     for index in range(len(scenes)):
         for place, (corners, number) in enumerate(labelled_objects(scenes.listing, index).boxes):
             classes[index, place], scores[index, place], boxes[index, place] = number, 0.9, corners
     right = {"classes": classes, "scores": scores, "boxes": boxes}
-    outlines = [[thing["segmentation"] for thing in own] for own in scenes.listing.objects]
-    given = [{"scores": row[: len(own)], "masks": own} for row, own in zip(scores, outlines, strict=True)]
-    masks = preview_detections(scenes.listing, given)
-    found = {
+    outlines = [[detected["segmentation"] for detected in objects] for objects in scenes.listing.objects]
+    detections = [{"scores": row[: len(masks)], "masks": masks} for row, masks in zip(scores, outlines, strict=True)]
+    masks = preview_detections(scenes.listing, detections)
+    results = {
         "c1": measured(tmp_path, scenes, 1, right | masks),
         "c2": measured(tmp_path, scenes, 2, right | masks | {"boxes": boxes / 2}),
         "c3": measured(tmp_path, scenes, 3, right),
     }
-    details = scene_details(found, cache)
-    seen = [row for row, at in zip(details["rows"], masks["shown_of"], strict=True) if scenes.listing.objects[at]]
-    assert all(row[1] == row[2] and len(set(row)) == 4 for row in seen) and len(seen) > 4
+    details = scene_details(results, cache)
+    shown = zip(details["rows"], masks["shown_of"], strict=True)
+    rows = [row for row, index in shown if scenes.listing.objects[index]]  # of scenes with objects
+    assert all(row[1] == row[2] and len(set(row)) == 4 for row in rows) and len(rows) > 4
     assert details["has_objects"] and details["without_masks"] == ["c3"]
     assert "c3: only boxes" in report_page(tmp_path)
 
 
 def test_classes_differ_in_colour():
-    seen = Counter({7: 30, 140: 20, 2: 10})
-    colours = class_colours(seen, 150)
+    counts = Counter({7: 30, 140: 20, 2: 10})
+    colours = class_colours(counts, 150)
     assert len({tuple(colour) for colour in colours[:150].tolist()}) == 150 and not colours[150:].any()
     assert ["#" + bytes(colours[number].tolist()).hex().upper() for number in (7, 140, 2)] == list(FAR_APART[:3])

@@ -1,4 +1,4 @@
-"""Result files: written whole, read back equal, tolerant of additions and strict about everything else."""
+"""Result files are read back equal; unknown fields are ignored, anything else wrong is refused."""
 
 import json
 from dataclasses import replace
@@ -17,6 +17,7 @@ from bench.results.record import (
     read_arrays,
     read_result,
     result_stem,
+    time_text,
     write_result,
 )
 from engine.tasks import Workspace
@@ -41,7 +42,7 @@ def path(tmp_path) -> Path:
     return tmp_path / "knn@dino-seed3.json"
 
 
-def test_a_result_comes_back_equal(path):
+def test_a_result_is_read_back_equal(path):
     result = replace(RESULT, arrays=("correct",))
     write_result(path, result, {"correct": np.array([True, False])})
     assert read_result(path) == result
@@ -56,7 +57,7 @@ def test_the_same_arrays_give_the_same_bytes(path, tmp_path):
 
 
 @pytest.mark.parametrize("damage", [b"", b"PK\x03\x04 no zip", None])
-def test_an_array_that_is_not_there_is_one_line(path, damage):
+def test_missing_or_damaged_arrays_are_refused(path, damage):
     write_result(path, RESULT, {"correct": np.arange(2)})
     assert read_arrays(path)["correct"].tolist() == [0, 1]
     path.with_suffix(".npz").write_bytes(damage) if damage is not None else path.with_suffix(".npz").unlink()
@@ -64,7 +65,7 @@ def test_an_array_that_is_not_there_is_one_line(path, damage):
         read_arrays(path)
 
 
-def test_what_an_earlier_run_left_beside_goes(path):
+def test_logs_and_arrays_of_an_earlier_result_are_removed(path):
     write_result(path, replace(RESULT, status="failed", message="no"), {}, log="Traceback ...")
     assert path.with_suffix(".log").read_text() == "Traceback ..."
     write_result(path, RESULT, {"correct": np.arange(2)})
@@ -83,7 +84,7 @@ def test_unknown_keys_are_ignored(path):
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", "null", '{"status": "ok"}', '{"schema": 1}', "\x00\x01"])
-def test_a_damaged_file_is_one_line(path, text):
+def test_a_damaged_file_is_refused_in_one_line(path, text):
     path.write_text(text)
     with pytest.raises(ValueError, match="not a result file") as error:
         read_result(path)
@@ -108,13 +109,13 @@ def test_a_value_of_the_wrong_type_is_named(path, key, value):
     ("key", "value"),
     [("metrics", {"top1": "high"}), ("intervals", {"top1": [1, 2, 3]}), ("intervals", 5), ("per_image", "top1")],
 )
-def test_a_wrong_type_in_a_file_of_schema_1_is_named_too(path, key, value):
+def test_a_value_of_the_wrong_type_in_schema_1_is_named(path, key, value):
     path.write_text(json.dumps({"schema": 1, "metrics": {"top1": 1.0}} | {key: value}))
     with pytest.raises(ValueError, match=rf"^{path}: not a result file: [^\n]*`\$\.{key}"):
         read_result(path)
 
 
-def test_numpys_numbers_are_numbers(path):
+def test_numpy_numbers_are_written_as_numbers(path):
     write_result(path, replace(RESULT, facts={"rate": np.float64(0.1), "pair": (1, 2)}), {})
     assert read_result(path).facts == {"rate": 0.1, "pair": [1, 2]}
     with pytest.raises(ValueError, match="knn@dino: a fact is not a JSON value: object is not JSON"):
@@ -122,7 +123,7 @@ def test_numpys_numbers_are_numbers(path):
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
-def test_json_has_no_such_numbers(value):
+def test_infinite_numbers_are_refused(value):
     with pytest.raises(ValueError):
         replace(RESULT, metrics={"top1": MetricRecord(value=value)}).to_json()
 
@@ -140,19 +141,19 @@ SPACE = Workspace(cache=Path("cache"), data="digits:")
         ({}, {"device": "cuda", "batch_size": 7, "workers": 3}, "knn@dino-seed0"),
     ],
 )
-def test_the_name_says_what_makes_a_number_another_one(protocol, space, expected):
+def test_file_names_differ_where_numbers_do(protocol, space, expected):
     assert result_stem(replace(RESULT.protocol, **protocol), RESULT.settings, replace(SPACE, **space)) == expected
 
 
-def test_changed_settings_have_their_own_names():
+def test_changed_settings_have_file_names_of_their_own():
     modified = replace(RESULT.protocol, modified=True)
     names = {result_stem(modified, settings, SPACE) for settings in ({"k": [20]}, {"k": [10]})}
     assert len(names) == 2
     assert all(len(name) == len("knn@dino-12345678-seed0") for name in names)
 
 
-def test_the_table_of_fields_is_that_of_the_types():
-    """When this fails, run: python -m tools.result_fields"""
+def test_the_documented_table_of_fields_is_up_to_date():
+    """If this fails, run python -m tools.result_fields"""
     text = result_fields.PAGE.read_text(encoding="ascii")
     assert result_fields.with_table(text) == text
     rows = result_fields.table()
@@ -162,3 +163,17 @@ def test_the_table_of_fields_is_that_of_the_types():
         len(kind.__dataclass_fields__)
         for kind in (Result, ProtocolUsed, MetricRecord, CheckpointUsed, TrainingCost, DataUsed)
     )
+
+
+def test_training_costs_are_written_with_times_and_devices():
+    assert TrainingCost(hours=0.0002201, devices="1 x CPU").text == "0.792 s on 1 x CPU"
+    assert TrainingCost(hours=0.5, seconds_per_epoch=722).text == "30 min, 722 s an epoch"
+    assert TrainingCost(hours=60.2).text == "60.2 h" and TrainingCost().text == ""
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(59.4, "59.4 s"), (60, "1 min"), (96.84, "1.61 min"), (3600, "1 h"), (36e6, "10,000 h"), (0, "0 s")],
+)
+def test_times_are_written_in_the_largest_unit_not_above_them(seconds, text):
+    assert time_text(seconds / 3600) == text

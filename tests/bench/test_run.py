@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from PIL import Image
 
 from bench.results.record import DataUsed, read_result
 from bench.run.prepare import effective_limit
@@ -43,39 +44,39 @@ def board(out: Path) -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
-def test_one_command_gives_a_result_and_a_leaderboard(run, out, exports):
-    code, said, _ = run("--suite", "toys", "--seed", "3")
+def test_a_run_writes_results_and_a_leaderboard(run, out, exports):
+    code, output, _ = run("--suite", "toys", "--seed", "3")
     assert code == 0
     (path,) = (path for path in result_paths(out) if "toy@one" in path.name)
-    found = read_result(path)
+    result = read_result(path)
     assert path.name == "toy@one-seed3.json"
-    assert path.parent == out / f"results/first-{found.checkpoint.digest[:8]}/tiny"
-    assert (found.status, found.task, found.seed, found.data.url) == ("ok", "toy", 3, "tiny:")
-    assert found.protocol.source == "a paper, table 1"
-    assert found.checkpoint.method == "random" and found.checkpoint.source == "random.pth"
-    assert found.data.images == {"train": 64, "val": 32}
-    assert set(found.data.fingerprints) == {"train", "val"}
-    assert found.settings == {"k": [1, 2], "rate": 0.5, "depth": None, "mode": "plain"}
-    assert found.versions["torch"] and found.versions["numpy"] and found.versions["ssl-vit-bench"]
-    assert found.hardware["cores"] >= 1 and found.hardware["memory_gib"] > 0
-    assert found.cost == {} and found.images_per_second is None  # nothing was forwarded
+    assert path.parent == out / f"results/first-{result.checkpoint.digest[:8]}/tiny"
+    assert (result.status, result.task, result.seed, result.data.url) == ("ok", "toy", 3, "tiny:")
+    assert result.protocol.source == "a paper, table 1"
+    assert result.checkpoint.method == "random" and result.checkpoint.source == "random.pth"
+    assert result.data.images == {"train": 64, "val": 32}
+    assert set(result.data.fingerprints) == {"train", "val"}
+    assert result.settings == {"k": [1, 2], "rate": 0.5, "depth": None, "mode": "plain"}
+    assert result.versions["torch"] and result.versions["numpy"] and result.versions["ssl-vit-bench"]
+    assert result.hardware["cores"] >= 1 and result.hardware["memory_gib"] > 0
+    assert result.cost == {} and result.images_per_second is None  # the toys forward no image
     assert np.load(path.with_suffix(".npz"))["correct"].tolist() == [True, False, True, False]
-    assert float(board(out)[0]["tiny/toy@one:top1_k1"]) == found.metrics["top1_k1"].value
-    assert "toy@one on tiny ..." in said and "top1_k1 " in said and "2 done, 0 skipped, 0 failed" in said
+    assert float(board(out)[0]["tiny/toy@one:top1_k1"]) == result.metrics["top1_k1"].value
+    assert "toy@one on tiny ..." in output and "top1_k1 " in output and "2 done, 0 skipped, 0 failed" in output
     assert (out / "leaderboard.md").read_text().startswith("# Leaderboard")
-    assert not (out / "exports").exists()  # it was an export already
+    assert not (out / "exports").exists()  # the checkpoint is an export already
 
 
-def test_cheap_tasks_come_first(run, out):
+def test_cheap_tasks_run_first(run, out):
     run("--suite", "dear,toy@one")
     assert [line.split()[0] for line in runs(out)] == ["toy", "dear", "dear"]
 
 
-def test_what_exists_is_skipped_and_rerun_says_otherwise(run, out):
+def test_existing_results_are_skipped_unless_rerun_is_given(run, out):
     run("--suite", "toy@one")
-    code, said, _ = run("--suite", "toy@one")
-    assert code == 0 and "exists, skipped" in said and "0 done, 1 skipped" in said
-    assert "0 done, 1 skipped" in run("--suite", "toy@one", "--set", "toy.k=1,2")[1]  # which the protocol says
+    code, output, _ = run("--suite", "toy@one")
+    assert code == 0 and "exists, skipped" in output and "0 done, 1 skipped" in output
+    assert "0 done, 1 skipped" in run("--suite", "toy@one", "--set", "toy.k=1,2")[1]  # the protocol's own value
     assert len(runs(out)) == 1
     run("--suite", "toy@one", "--rerun")
     assert len(runs(out)) == 2
@@ -84,23 +85,23 @@ def test_what_exists_is_skipped_and_rerun_says_otherwise(run, out):
     assert board(out)[0]["tiny/toy@one:top1_k1:n"] == "2"
 
 
-def test_a_failed_task_is_recorded_and_the_rest_go_on(run, out):
+def test_a_failed_task_is_recorded_and_retried_after_the_others(run, out):
     (out / "cache").mkdir(parents=True)
     (out / "cache" / "fail toy").touch()
-    code, said, _ = run("--suite", "toy,dear@one")
+    code, output, _ = run("--suite", "toy,dear@one")
     assert code == 1
-    assert "FAILED after" in said and "RuntimeError: the toy was told to fail and says so in two lines" in said
-    found = {path.name: read_result(path) for path in result_paths(out)}
-    failed = found["toy@one-seed0.json"]
+    assert "FAILED after" in output and "RuntimeError: the toy was told to fail and says so in two lines" in output
+    results = {path.name: read_result(path) for path in result_paths(out)}
+    failed = results["toy@one-seed0.json"]
     assert (failed.status, failed.metrics) == ("failed", {})
     assert failed.message == "RuntimeError: the toy was told to fail and says so in two lines"
-    assert found["dear@one-seed0.json"].status == "ok"
+    assert results["dear@one-seed0.json"].status == "ok"
     (log,) = (out / "results").rglob("toy@one-seed0.log")
     assert "Traceback" in log.read_text() and "was told to fail" in log.read_text()
     assert board(out)[0]["failed"] == "tiny/toy@one seed 0; tiny/toy@two[v2] seed 0"
     (out / "cache" / "fail toy").unlink()
-    code, said, _ = run("--suite", "toy,dear")  # what failed is tried again after everything new
-    assert code == 0 and "3 done" in said
+    code, output, _ = run("--suite", "toy,dear")  # failed ones are tried again after new ones
+    assert code == 0 and "3 done" in output
     assert [line.split()[0] for line in runs(out)] == ["toy", "toy", "dear", "dear", "toy", "toy"]
     assert {read_result(path).status for path in result_paths(out)} == {"ok"}
     assert not list((out / "results").rglob("*.log"))
@@ -117,13 +118,13 @@ def test_a_failed_task_is_recorded_and_the_rest_go_on(run, out):
         ("odd facts", "facts that are not JSON: Object of type object is not JSON serializable"),
     ],
 )
-def test_an_outcome_that_is_no_result_is_a_failure(mode, message, run, out):
+def test_an_invalid_outcome_is_a_failure(mode, message, run, out):
     code, _, _ = run("--suite", "toy@one", "--set", f"toy.mode={mode}")
     assert code == 1
     assert [read_result(path).message for path in result_paths(out)] == [message]
 
 
-def test_an_interrupted_run_keeps_what_it_has(run, out):
+def test_an_interrupted_run_keeps_its_finished_results(run, out):
     code, _, err = run("--suite", "toy@one,dear@one", "--set", "dear.mode=interrupt")
     assert code == 130
     assert err.splitlines()[-1] == "interrupted; run the same command again to continue"
@@ -131,44 +132,44 @@ def test_an_interrupted_run_keeps_what_it_has(run, out):
     assert board(out)[0]["tiny/toy@one:top1_k1"]
 
 
-def test_a_stopped_training_is_no_failure(run, out):
-    """The tasks after it are left for the same command, which goes on."""
+def test_a_stopped_training_ends_the_run_without_a_failure(run, out):
+    """The same command continues with it and the tasks after it."""
     code, _, err = run("--suite", "toy@one,dear@one", "--set", "toy.mode=stop")
     assert code == 75 and err.splitlines()[-1].startswith("stopped by a signal after step 3 of 8 of toy training, ")
     assert result_paths(out) == [] and runs(out) == ["toy tiny:"] and (out / "leaderboard.md").exists()
 
 
-def test_what_another_run_made_meanwhile_is_not_made_again(run, out, monkeypatch):
+def test_a_result_that_another_run_made_meanwhile_is_skipped(run, out, monkeypatch):
     run("--suite", "toy@one")
-    monkeypatch.setattr("bench.run.prepare.job_state", lambda *_: "new")  # as when both runs were planned together
-    code, said, _ = run("--suite", "toy@one")
-    assert code == 0 and "toy@one on tiny: made by another run meanwhile, skipped" in said
-    assert "0 done, 1 skipped" in said and len(runs(out)) == 1
+    monkeypatch.setattr("bench.run.prepare.job_state", lambda *_: "new")  # as if planned before the first run
+    code, output, _ = run("--suite", "toy@one")
+    assert code == 0 and "toy@one on tiny: made by another run meanwhile, skipped" in output
+    assert "0 done, 1 skipped" in output and len(runs(out)) == 1
     assert run("--suite", "toy@one", "--rerun")[0] == 0 and len(runs(out)) == 2
 
 
-def test_a_board_that_cannot_be_written_is_shown(run, bench, out):
+def test_a_leaderboard_that_cannot_be_written_is_still_printed(run, bench, out):
     run("--suite", "toy@one")
     (out / "leaderboard.csv").unlink()
     (out / "leaderboard.csv").mkdir()
-    code, said, err = bench("leaderboard", "--out", out)
-    assert code == 2 and "tiny/toy@one" in said and "leaderboard.csv" in err and err.count("\n") == 1
+    code, output, err = bench("leaderboard", "--out", out)
+    assert code == 2 and "tiny/toy@one" in output and "leaderboard.csv" in err and err.count("\n") == 1
 
 
-def test_changed_settings_mark_the_result(run, out):
+def test_results_of_changed_settings_are_marked(run, out):
     assert run("--suite", "toy", "--set", "toy.k=7,8", "toy@two.rate=0.25", "--set", "toy@one.depth=4")[0] == 0
-    found = {read_result(path).protocol.name: read_result(path) for path in result_paths(out)}
-    assert found["toy@one"].protocol.changes == {"k": [7, 8], "depth": 4}
-    assert found["toy@two"].protocol.changes == {"k": [7, 8], "rate": 0.25}
-    assert all(result.protocol.modified for result in found.values())
-    assert found["toy@one"].settings == {"k": [7, 8], "rate": 0.5, "depth": 4, "mode": "plain"}
+    results = {read_result(path).protocol.name: read_result(path) for path in result_paths(out)}
+    assert results["toy@one"].protocol.changes == {"k": [7, 8], "depth": 4}
+    assert results["toy@two"].protocol.changes == {"k": [7, 8], "rate": 0.25}
+    assert all(result.protocol.modified for result in results.values())
+    assert results["toy@one"].settings == {"k": [7, 8], "rate": 0.5, "depth": 4, "mode": "plain"}
     assert "tiny/toy@one[k=7+8 depth=4]:top1_k7" in board(out)[0]
 
 
-def test_a_limited_result_does_not_stand_for_the_full_one_unless_nothing_is_left_out(run, out):
-    code, said, _ = run("--suite", "toy@one", "--limit", "64")  # as many as the larger split has
+def test_a_limited_result_counts_as_full_only_if_no_image_is_left_out(run, out):
+    code, output, _ = run("--suite", "toy@one", "--limit", "64")  # as many as the larger split has
     (path,) = result_paths(out)
-    assert code == 0 and "1 done" in said and path.name == "toy@one-seed0.json" and read_result(path).limit is None
+    assert code == 0 and "1 done" in output and path.name == "toy@one-seed0.json" and read_result(path).limit is None
     assert "0 done, 1 skipped" in run("--suite", "toy@one")[1]
     assert "1 done" in run("--suite", "toy@one", "--limit", "8")[1]
     columns = [name for name in board(out)[0] if name.endswith(":top1_k1")]
@@ -177,27 +178,25 @@ def test_a_limited_result_does_not_stand_for_the_full_one_unless_nothing_is_left
     assert [effective_limit(limit, data) for limit in (None, 60, 61, 59, 20)] == [None, None, None, 59, 20]
 
 
-def test_two_exports_of_one_name_do_not_mix(run, exports, out):
+def test_two_exports_of_the_same_name_are_kept_apart(run, exports, out):
     for export in exports:
         assert run("--suite", "toy@one", "--name", "same", checkpoint=export)[0] == 0
     assert len(result_paths(out)) == 2 and len(board(out)) == 2
 
 
-def test_smoke_alone_has_default_images(bench, exports, out):
-    code, said, _ = bench("run", "--checkpoint", exports[0], "--suite", "smoke", "--out", out, "--dry-run")
-    assert code == 0 and "toy@one on digits: 1297 train + 500 val images, to do" in said
-    code, _, err = bench("run", "--checkpoint", exports[0], "--suite", "toys", "--out", out)
-    assert code == 2 and "which images? give --data NAME=URL, for example" in err
+def test_only_smoke_has_default_images(bench, refused, exports, out):
+    code, output, _ = bench("run", "--checkpoint", exports[0], "--suite", "smoke", "--out", out, "--dry-run")
+    assert code == 0 and "toy@one on digits: 1297 train + 500 val images, to do" in output
+    refused("run", "--checkpoint", exports[0], "--suite", "toys", "--out", out, named="which images? | --data NAME=URL")
 
 
 def test_other_images_under_a_known_name_are_refused(run, out):
     run("--suite", "toy@one")
     code, _, err = run("--suite", "toy@one", data=("--data", "tiny=digits:"))
-    assert code == 2
-    assert "'tiny' (tiny:; images: train 64 then, 1297 now, " in err and "; use another name, or --rerun" in err
+    assert code == 2 and "'tiny' (tiny:; images: train 64 then, 1297 now, " in err and "--rerun" in err
 
 
-def test_a_damaged_result_is_made_again(run, out):
+def test_a_damaged_result_is_measured_again(run, out):
     run("--suite", "toy@one")
     (path,) = result_paths(out)
     path.write_text('{"schema": 1, "stat')
@@ -219,9 +218,9 @@ def test_the_leaderboard_command_rebuilds_and_prints(run, bench, out):
     run("--suite", "toy")
     (out / "leaderboard.csv").unlink()
     (out / "results" / "broken.json").write_text("{")
-    code, said, err = bench("leaderboard", "--out", out)
+    code, output, err = bench("leaderboard", "--out", out)
     assert code == 0
-    assert "tiny/toy@one" in said and "first" in said and "left out: " in said and "broken.json" in said
+    assert "tiny/toy@one" in output and "first" in output and "left out: " in output and "broken.json" in output
     assert "leaderboard.csv" in err and (out / "leaderboard.csv").exists()
 
 
@@ -252,36 +251,34 @@ WRONG = [
 
 
 @pytest.mark.parametrize(("words", "named"), WRONG, ids=lambda value: " ".join(value) if type(value) is list else "")
-def test_wrong_requests_are_one_line_and_write_nothing(words, named, refused, exports, out):
+def test_wrong_requests_are_refused_in_one_line_and_write_nothing(words, named, refused, exports, out):
     refused("run", "--checkpoint", exports[0], "--out", out, *DATA, *words, named=named)
     assert not (out / "results").exists()
 
 
-def test_out_that_is_a_file_is_one_line(refused, exports, tmp_path):
+def test_out_that_is_a_file_is_refused(refused, exports, tmp_path):
     path = tmp_path / "file"
     path.write_text("")
     words = ("run", "--checkpoint", exports[0], "--suite", "toy", *DATA, "--out", path)
     refused(*words, named=f"--out: File exists: {path} | choose another path")
 
 
-def test_a_run_and_its_repetition_differ_in_time_and_cost_alone(bench, exports, out):
-    """With features on disk the repetition forwards nothing, as a resumed run forwards fewer images."""
-    words = ("--suite", "knn@dino,lowshot@bench", "--data", "tiny=tiny:", "--out", out)
-    found = []
-    for more in ((), ("--rerun",)):
-        assert bench("run", "--checkpoint", exports[0], *words, *more)[0] == 0
-        found.append([json.loads(path.read_text()) for path in result_paths(out)])
-    assert [sum(result["cost"]["forwards"] for result in run) for run in found] == [96, 0]
-    assert {result["images_per_second"] for result in found[1]} == {None}
-    for first, again in zip(*found, strict=True):
-        assert first.keys() == again.keys()
-        assert {key for key in first if first[key] != again[key]} <= {"seconds", "cost", "images_per_second", "date"}
+def test_a_repeated_run_differs_only_in_time_and_cost(bench, exports, out):
+    """The repetition reads features from disk and forwards nothing."""
+    arguments = ("--suite", "knn@dino,lowshot@bench", "--data", "tiny=tiny:", "--out", out)
+    results_of_runs = []
+    for options in ((), ("--rerun",)):
+        assert bench("run", "--checkpoint", exports[0], *arguments, *options)[0] == 0
+        results_of_runs.append([json.loads(path.read_text()) for path in result_paths(out)])
+    assert [sum(result["cost"]["forwards"] for result in run) for run in results_of_runs] == [96, 0]
+    assert {result["images_per_second"] for result in results_of_runs[1]} == {None}
+    for first, second in zip(*results_of_runs, strict=True):
+        assert first.keys() == second.keys()
+        assert {key for key in first if first[key] != second[key]} <= {"seconds", "cost", "images_per_second", "date"}
 
 
 def plain_colours(folder: Path, value: int, suffix: str = "bmp") -> None:
-    """Two classes of pictures of one colour each; bitmaps are all of one size, at each call with other pixels."""
-    from PIL import Image
-
+    """Two classes of plain images. Bitmaps of another `value` have the same sizes in bytes but other pixels."""
     for number in range(24):
         split, label = ("train", "val")[number % 2], "ab"[number // 2 % 2]
         (folder / split / label).mkdir(parents=True, exist_ok=True)
@@ -292,32 +289,32 @@ def plain_colours(folder: Path, value: int, suffix: str = "bmp") -> None:
 def pictures(bench, exports, out, tmp_path):
     """`code, out, err = pictures("--suite", "knn@dino")` on the pictures in tmp_path / "images"."""
     words = ("run", "--checkpoint", exports[0], "--data", f"x=folder:{tmp_path / 'images'}", "--out", out)
-    return lambda *more: bench(*words, *more)
+    return lambda *options: bench(*words, *options)
 
 
-def test_a_result_without_the_unreadable_images_does_not_stand_for_all(pictures, out, tmp_path):
+def test_a_result_with_skipped_images_does_not_count_as_complete(pictures, out, tmp_path):
     plain_colours(tmp_path / "images", 0, "png")
     (tmp_path / "images/train/a/0.png").write_bytes(b"no image")
     suite = ("--suite", "knn@dino")
     assert pictures(*suite, "--skip-bad")[0] == 0
     assert "x/knn@dino[skipped=1]:top1_k10" in board(out)[0] and "x/knn@dino:top1_k10" not in board(out)[0]
     assert "exists, skipped" in pictures(*suite, "--skip-bad")[1]
-    code, said, _ = pictures(*suite)
-    assert code == 1 and "0.png" in said and "exists" not in said and "the earlier result is kept" in said
+    code, output, _ = pictures(*suite)
+    assert code == 1 and "0.png" in output and "exists" not in output and "the earlier result is kept" in output
     assert board(out)[0]["failed"] == "x/knn@dino seed 0" and board(out)[0]["x/knn@dino[skipped=1]:top1_k10"]
 
 
-def test_a_rerun_that_fails_keeps_the_good_result(run, out):
+def test_a_failed_rerun_keeps_the_earlier_result(run, out):
     run("--suite", "toy@one")
     (path,) = result_paths(out)
-    before = {file: file.read_bytes() for file in (path, path.with_suffix(".npz"))}
+    contents = {file: file.read_bytes() for file in (path, path.with_suffix(".npz"))}
     flag = out / "cache" / "fail toy"
     flag.touch()
-    code, said, _ = run("--suite", "toy@one", "--rerun")
-    assert code == 1 and "FAILED after" in said and "the earlier result is kept" in said
-    assert {file: file.read_bytes() for file in before} == before
-    kept = sorted(file.name.removeprefix("toy@one-seed0.") for file in path.parent.iterdir())
-    assert kept == ["failed.json", "failed.log", "json", "npz"]
+    code, output, _ = run("--suite", "toy@one", "--rerun")
+    assert code == 1 and "FAILED after" in output and "the earlier result is kept" in output
+    assert {file: file.read_bytes() for file in contents} == contents
+    suffixes = sorted(file.name.removeprefix("toy@one-seed0.") for file in path.parent.iterdir())
+    assert suffixes == ["failed.json", "failed.log", "json", "npz"]
     (row,) = board(out)
     assert row["tiny/toy@one:top1_k1"] and row["failed"] == "tiny/toy@one seed 0"
     assert "the number shown is of an earlier run" in (out / "leaderboard.md").read_text()
@@ -326,70 +323,68 @@ def test_a_rerun_that_fails_keeps_the_good_result(run, out):
     assert len(list(path.parent.iterdir())) == 2 and board(out)[0]["failed"] == ""
 
 
-def test_the_end_of_a_run_shows_its_own_tables(run, out):
+def test_a_run_ends_with_the_tables_of_its_own_protocols(run, out):
     run("--suite", "toy@one,dear@one")
-    said = run("--suite", "toy@one")[1]
-    assert "\ntiny/toy@one\n" in said and "\ntiny/dear@one\n" not in said
-    assert "\n1 more table in leaderboard.md\n" in said
+    output = run("--suite", "toy@one")[1]
+    assert "\ntiny/toy@one\n" in output and "\ntiny/dear@one\n" not in output
+    assert "\n1 more table in leaderboard.md\n" in output
 
 
-def test_a_run_says_what_it_did_and_the_leaderboard_the_rest(run, bench, exports, out):
+def test_a_run_reports_its_own_failures_and_the_leaderboard_all(run, bench, exports, out):
     flag = out / "cache" / "fail toy"
     flag.parent.mkdir(parents=True)
     flag.touch()
-    said = run("--suite", "toy@one,dear@one")[1]
+    output = run("--suite", "toy@one,dear@one")[1]
     failure = "first: toy@one on tiny: RuntimeError: the toy was told to fail and says so in two lines"
-    assert said.count(f"\nfailed: {failure}\n1 done, 0 skipped, 1 failed;") == 1 and said.count("\nfailed: ") == 1
+    assert output.count(f"\nfailed: {failure}\n1 done, 0 skipped, 1 failed;") == 1 and output.count("\nfailed: ") == 1
     flag.unlink()
     (out / "results" / "broken.json").write_text("{")
-    code, said, err = run("--suite", "toy@one", checkpoint=exports[1])
-    assert code == 0 and "1 done, 0 skipped, 0 failed" in said
-    assert "first: " not in said + err and "told to fail" not in said + err and "broken.json" not in said + err
-    said = bench("leaderboard", "--out", out)[1]
-    assert said.count("failed: first: tiny/toy@one seed 0: RuntimeError") == 1 and said.count("broken.json") == 1
+    code, output, err = run("--suite", "toy@one", checkpoint=exports[1])
+    assert code == 0 and "1 done, 0 skipped, 0 failed" in output
+    assert "first: " not in output + err and "told to fail" not in output + err and "broken.json" not in output + err
+    output = bench("leaderboard", "--out", out)[1]
+    assert output.count("failed: first: tiny/toy@one seed 0: RuntimeError") == 1 and output.count("broken.json") == 1
 
 
 def test_a_checkpoint_given_twice_is_run_once(run, exports, out):
-    code, said, _ = run("--suite", "toy@one", "--checkpoint", exports[0])
-    assert code == 0 and "1 done, 0 skipped" in said and len(runs(out)) == 1
+    code, output, _ = run("--suite", "toy@one", "--checkpoint", exports[0])
+    assert code == 0 and "1 done, 0 skipped" in output and len(runs(out)) == 1
 
 
-def test_a_board_never_mixes_two_contents_of_one_fingerprint(pictures, out, tmp_path):
+def test_results_on_overwritten_images_are_refused_without_rerun_of_all(pictures, out, tmp_path):
     plain_colours(tmp_path / "images", 0)
     assert pictures("--suite", "knn@dino,knn@ibot")[0] == 0
     first = read_result(result_paths(out)[0])
     plain_colours(tmp_path / "images", 200)
-    code, _, said = pictures("--suite", "knn@dino")
-    assert code == 2 and "overwritten" in said and "--rerun" in said
-    code, _, said = pictures("--suite", "knn@dino", "--rerun")  # knn@ibot would stay
-    assert code == 2 and "knn@ibot-seed0.json" in said and "bench results rm" in said
-    code, _, said = pictures("--suite", "knn@mst")
-    assert code == 2 and "overwritten" in said
+    code, _, err = pictures("--suite", "knn@dino")
+    assert code == 2 and "overwritten" in err and "--rerun" in err
+    code, _, err = pictures("--suite", "knn@dino", "--rerun")  # knn@ibot would stay
+    assert code == 2 and "knn@ibot-seed0.json" in err and "bench results rm" in err
+    code, _, err = pictures("--suite", "knn@mst")
+    assert code == 2 and "overwritten" in err
     assert read_result(result_paths(out)[0]) == first
     assert pictures("--suite", "knn@dino,knn@ibot", "--rerun")[0] == 0
-    again = read_result(result_paths(out)[0])
-    assert again.data.fingerprints == first.data.fingerprints and again.data.contents != first.data.contents
-    assert again.cost["forwards"] + read_result(result_paths(out)[1]).cost["forwards"] == 24
+    second = read_result(result_paths(out)[0])
+    assert second.data.fingerprints == first.data.fingerprints and second.data.contents != first.data.contents
+    assert second.cost["forwards"] + read_result(result_paths(out)[1]).cost["forwards"] == 24
 
 
-def test_results_of_two_contents_are_two_columns(bench, pictures, out, tmp_path):
-    """As after a kill between two jobs of a rerun."""
+def test_results_from_before_and_after_overwriting_are_two_columns(bench, pictures, out, tmp_path):
+    """As after a rerun was killed between two jobs."""
     plain_colours(tmp_path / "images", 0)
     assert pictures("--suite", "knn@dino,knn@ibot")[0] == 0
     before = result_paths(out)[0].read_bytes()
     plain_colours(tmp_path / "images", 200)
     assert pictures("--suite", "knn@dino,knn@ibot", "--rerun")[0] == 0
     result_paths(out)[0].write_bytes(before)
-    _, said, _ = bench("leaderboard", "--out", out)
-    assert "overwritten; results from before are listed as x-" in said.replace("\n", " ")
+    _, output, _ = bench("leaderboard", "--out", out)
+    assert "overwritten; results from before are listed as x-" in output.replace("\n", " ")
     columns = board(out)[0]
     assert "x/knn@ibot:top1_k10" in columns and "x/knn@dino:top1_k10" not in columns
     assert any(name.startswith("x-") and "/knn@dino:top1_k10" in name for name in columns)
 
 
-def test_pages_and_twins_are_said_with_the_result(pictures, out, tmp_path):
-    from PIL import Image
-
+def test_tiff_pages_and_duplicates_of_training_images_are_warned_about(pictures, out, tmp_path):
     plain_colours(tmp_path / "images", 0)
     pages = [Image.new("RGB", (8, 8), (value, 90, 7)) for value in (1, 2)]
     pages[0].save(tmp_path / "images/val/a/stack.tif", save_all=True, append_images=pages[1:])
@@ -397,10 +392,10 @@ def test_pages_and_twins_are_said_with_the_result(pictures, out, tmp_path):
         source = next((tmp_path / "images/train").rglob(f"{number}.bmp"))
         Image.open(source).save(tmp_path / "images/val" / source.parent.name / f"twin{number}.png")
     code, _, errors = pictures("--suite", "knn@dino")
-    found = read_result(result_paths(out)[0])
+    result = read_result(result_paths(out)[0])
     assert code == 0 and "x: TIFF files of several pages among 15 images of val: 1, with 2 pages in all" in errors
-    assert "with 2 pages in all" in found.data.warnings[0]
-    (said,) = (warning for warning in found.facts["warnings"] if "training images, too" in warning)
-    assert said.startswith("2 validation images") and "twin0.png" in said and "0.bmp" in said
+    assert "with 2 pages in all" in result.data.warnings[0]
+    (duplicates,) = (warning for warning in result.facts["warnings"] if "training images, too" in warning)
+    assert duplicates.startswith("2 validation images") and "twin0.png" in duplicates and "0.bmp" in duplicates
     text = (out / "leaderboard.md").read_text()
     assert "training images, too" in text and "TIFF files of several pages" in text

@@ -1,4 +1,4 @@
-"""`--select`: which images choose heads and epochs, for all tasks of a run at once."""
+"""`--select` decides for all tasks of a run which images choose heads and epochs."""
 
 import csv
 
@@ -10,40 +10,38 @@ UNSWEPT = ("knn@dino", "lowshot@bench", "logreg@dinov2")
 
 
 def changes(*texts: str, select: str) -> dict[str, dict]:
-    """Protocol -> what differs from its recipe."""
+    """Changed settings by protocol."""
     selected = choose_protocols(",".join(SWEPT + UNSWEPT), catalogue())
     return {chosen.name: dict(chosen.changes) for chosen in changed_protocols(selected, texts, select)}
 
 
-def test_val_is_a_change_of_every_task_with_a_choice():
+def test_val_changes_every_task_that_selects_on_images():
     expected = {name: {"select": "val"} for name in SWEPT} | {name: {} for name in UNSWEPT}
     assert changes(select="val") == expected
 
 
-def test_holdout_changes_no_recipe_but_undoes_val():
+def test_holdout_changes_no_protocol_that_holds_out_already():
     assert not any(changes(select="holdout").values())
-    by_val = [
-        chosen.protocol.task for chosen in changed_protocols(choose_protocols(",".join(SWEPT), catalogue()), [], "val")
-    ]
-    assert {task.select for task in by_val} == {"val"}
+    by_val = changed_protocols(choose_protocols(",".join(SWEPT), catalogue()), [], "val")
+    assert {chosen.protocol.task.select for chosen in by_val} == {"val"}
 
 
-def test_without_the_option_every_protocol_keeps_its_own():
-    """So a run that reports as a paper does is not a modified one; `--select holdout` makes it one."""
+def test_without_the_option_protocols_keep_their_own_selection():
+    """So a protocol that selects as its paper does is unmodified; `--select holdout` modifies it."""
     names = "finetune@mae_paper,linear_lars@mae_paper,semi@ibot_1percent_paper,linear_lars@mae"
-    for select, changes in ((None, {}), ("holdout", {"select": "holdout"})):
-        found = changed_protocols(choose_protocols(names, catalogue()), [], select)
-        told = {chosen.name: dict(chosen.changes) for chosen in found}
-        assert told.pop("linear_lars@mae") == {} and all(each == changes for each in told.values())
+    for select, expected in ((None, {}), ("holdout", {"select": "holdout"})):
+        protocols = changed_protocols(choose_protocols(names, catalogue()), [], select)
+        by_protocol = {chosen.name: chosen.changes for chosen in protocols}
+        assert by_protocol.pop("linear_lars@mae") == {} and all(changes == expected for changes in by_protocol.values())
 
 
-def test_set_wins_for_one_task():
-    found = changes("linear_sgd@ibot.select=holdout", "finetune.select=holdout", select="val")
-    assert found["linear_sgd@ibot"] == {} and found["finetune@mae"] == {"select": "holdout"}
-    assert found["linear_sgd@ibot_base_cached"] == found["semi@ibot_1percent"] == {"select": "val"}
+def test_set_overrides_select_for_one_task():
+    by_protocol = changes("linear_sgd@ibot.select=holdout", "finetune.select=holdout", select="val")
+    assert by_protocol["linear_sgd@ibot"] == {} and by_protocol["finetune@mae"] == {"select": "holdout"}
+    assert by_protocol["linear_sgd@ibot_base_cached"] == by_protocol["semi@ibot_1percent"] == {"select": "val"}
 
 
-def test_result_and_leaderboard_say_val(bench, exports, tmp_path):
+def test_result_and_leaderboard_name_selection_on_val(bench, exports, tmp_path):
     name = "linear_sgd@ibot_base_cached"
     words = ["run", "--checkpoint", exports[0], "--suite", name, "--data", "digits=digits:", "--limit", "100"]
     words += ["--set", "linear.epochs=2", "--out", tmp_path]

@@ -1,4 +1,4 @@
-"""`--set`: texts become what the dataclass declares, and everything else is one line with the choices."""
+"""`--set` converts text to the types that dataclasses declare, and refuses anything else in one line."""
 
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -70,21 +70,21 @@ BAD = [
 ]
 
 
-def set_to(toy: Toy, **texts: str) -> Toy:
+def with_settings(toy: Toy, **texts: str) -> Toy:
     return changed(toy, {name: f"{name}={text}" for name, text in texts.items()}, "toy: ")
 
 
 @pytest.mark.parametrize(("field", "text", "expected"), GOOD)
 def test_a_text_becomes_the_declared_type(field, text, expected):
-    value = getattr(set_to(Toy(), **{field: text}), field)
+    value = getattr(with_settings(Toy(), **{field: text}), field)
     assert value == expected
     assert type(value) is type(expected)
 
 
 @pytest.mark.parametrize(("field", "text", "message"), BAD)
-def test_a_wrong_text_is_one_line(field, text, message):
+def test_a_wrong_text_is_refused_in_one_line(field, text, message):
     with pytest.raises(ValueError) as error:
-        set_to(Toy(), **{field: text})
+        with_settings(Toy(), **{field: text})
     assert message in str(error.value)
     assert "\n" not in str(error.value)
 
@@ -95,7 +95,7 @@ def test_a_change_has_a_name_and_a_value(text):
         read_changes([text], "TASK.FIELD=VALUE", "knn.k=10,20")
 
 
-def test_values_with_signs_can_be_given():
+def test_values_may_contain_equals_signs():
     assert read_changes(["knn@dino.k = a=b.c"], "", "") == {"knn@dino.k": "knn@dino.k=a=b.c"}
 
 
@@ -111,26 +111,26 @@ def test_a_change_of_a_task_names_task_and_field(text):
 @pytest.mark.parametrize(
     ("texts", "changes"),
     [
-        (["toy.layers=9", "toy.label=nine"], {"layers": 9, "label": "nine"}),  # which need each other
+        (["toy.layers=9", "toy.label=nine"], {"layers": 9, "label": "nine"}),  # each needs the other
         (["toy.label=nine", "toy.layers=9"], {"layers": 9, "label": "nine"}),
-        (["toy.k=1", "toy@one.k=2"], {"k": [2]}),  # a protocol goes before its task
+        (["toy.k=1", "toy@one.k=2"], {"k": [2]}),  # a protocol's value takes precedence over its task's
         (["toy@one.k=2", "toy.k=1"], {"k": [2]}),
-        (["toy.k=x", "toy.rate=1", "toy.k=2"], {"k": [2], "rate": 1.0}),  # the last value
+        (["toy.k=x", "toy.rate=1", "toy.k=2"], {"k": [2], "rate": 1.0}),  # the last value counts
     ],
 )
 def test_changes_of_a_protocol(texts, changes):
     assert changed_protocols([CHOSEN], texts)[0].changes == changes
 
 
-def test_all_changes_of_a_protocol_together_are_checked_and_named():
+def test_changes_of_a_protocol_are_checked_together():
     with pytest.raises(ValueError, match=r"^--set: toy@one: layers=9 and label=None: label many layers$"):
         changed_protocols([CHOSEN], ["toy.rate=1", "toy.layers=9"])
 
 
-def test_many_choices_are_not_listed_in_a_message():
+def test_similar_names_are_suggested_and_long_lists_left_out():
     words = [f"word{number}" for number in range(MAX_LISTED + 1)]
     assert did_you_mean("word03", words, "`bench list`") == "; did you mean 'word3'? `bench list` lists them all"
-    assert did_you_mean("scatter", ["cae"]) == "; there are: cae"  # three letters in common are not alike
+    assert did_you_mean("scatter", ["cae"]) == "; there are: cae"  # three letters in common are not similar
     assert did_you_mean("nothing", words, "`bench list`") == "; `bench list` lists them all"
     assert did_you_mean("nothing", words[1:3], "`bench list`") == "; there are: word1, word2"
 
@@ -141,8 +141,8 @@ class Grown(Task):
     train_positions: bool = field(default=True, metadata=ADDED)
 
 
-def test_a_setting_added_later_counts_where_it_is_not_its_default():
-    """Digests of old protocols hold, and both directions of a change are said."""
+def test_a_setting_added_later_is_recorded_unless_it_has_its_default():
+    """So digests of old protocols stay valid; changes away from the default and back to it are recorded."""
     assert settings_of(Grown()) == {"k": 1} and settings_of(Grown(), complete=True) == {"k": 1, "train_positions": True}
     assert settings_of(Grown(train_positions=False)) == {"k": 1, "train_positions": False}
     for start in (True, False):

@@ -1,4 +1,4 @@
-"""Model cards and the Hub's forms of results: the Hub's own parsers read all of them, whatever a result says."""
+"""Model cards and the Hub's formats of results: the Hub's own parsers read them, whatever text results contain."""
 
 import json
 import re
@@ -14,6 +14,7 @@ from huggingface_hub import ModelCard, eval_result_entries_to_yaml, parse_eval_r
 from huggingface_hub.repocard_data import eval_results_to_model_index, model_index_to_eval_results
 from made_results import EVIL, any_board, harmless, made_checkpoint, made_metrics, made_result, save_result
 from markdown_it import MarkdownIt
+from PIL import Image
 
 from bench.results.record import CheckpointUsed, DataUsed, ProtocolUsed
 from bench.sharing.card import (
@@ -31,6 +32,7 @@ from bench.sharing.card import (
     without_folders,
 )
 from checkpoints.export import CARD_MARK, ViTExport
+from checkpoints.resolve import pixels
 
 KNOWN = Publication(
     models={"alpha": "me/alpha"}, datasets={"digits": "me/digits"}, source="https://example.org/r", organization="me"
@@ -42,19 +44,19 @@ def export(exports, tmp_path) -> Path:
     return Path(shutil.copytree(exports[0], tmp_path / "alpha"))
 
 
-def measured(used: CheckpointUsed) -> list:
+def measured(checkpoint: CheckpointUsed) -> list:
     """Three seeds of k-NN, and one of a limited run."""
     values = [
         made_metrics({"top1_k10": 80.0 + seed, "top1_k20": 70.0}, {"top1_k10": (75.0, 85.0)}) for seed in range(3)
     ]
-    results = [made_result(used, found, seed=seed) for seed, found in enumerate(values)]
+    results = [made_result(checkpoint, metrics, seed=seed) for seed, metrics in enumerate(values)]
     versioned = ProtocolUsed(name="linear@mae", version=2, source="main_linprobe.py")
-    results.append(made_result(used, made_metrics({"top1": 60.0}), protocol=versioned, task="linear"))
-    return [*results, made_result(used, made_metrics({"top1": 10.0}), limit=8, protocol=versioned)]
+    results.append(made_result(checkpoint, made_metrics({"top1": 60.0}), protocol=versioned, task="linear"))
+    return [*results, made_result(checkpoint, made_metrics({"top1": 10.0}), limit=8, protocol=versioned)]
 
 
 def header_of(text: str) -> dict:
-    """The YAML header of a card: the Hub's parser keeps every number of it, and all keys are the Hub's."""
+    """The YAML header of a card; its keys must be the Hub's, and the Hub's parser must keep all numbers."""
     header = yaml.safe_load(text.split("---\n")[1])
     required = {"library_name", "pipeline_tag", "tags", "license"}
     assert required <= header.keys() <= required | {"license_name", "model-index"} and None not in header.values()
@@ -66,7 +68,7 @@ def header_of(text: str) -> dict:
 
 
 def entries_of(text: str) -> list[dict]:
-    """The entries of a file of .eval_results, in which the Hub's parser reads all that is there."""
+    """The entries of a file of .eval_results; the Hub's parser must read all of it."""
     entries = yaml.safe_load(text)
     assert entries and eval_result_entries_to_yaml(parse_eval_result_entries(entries)) == entries
     assert json.dumps(entries, allow_nan=False)
@@ -77,32 +79,21 @@ def entries_of(text: str) -> list[dict]:
     return entries
 
 
-def test_a_card_says_what_was_measured(bench, export, tmp_path):
-    out, used = tmp_path / "out", subject_of(export).used
-    for result in measured(replace(used, name="named-otherwise")):
+def test_a_card_shows_the_measured_results(bench, export, tmp_path):
+    out, checkpoint = tmp_path / "out", subject_of(export).used
+    for result in measured(replace(checkpoint, name="named-otherwise")):
         save_result(out, result)
-    words = (
-        "card",
-        "--checkpoint",
-        export,
-        "--out",
-        out,
-        "--model-id",
-        "me/alpha",
-        "--hub-dataset",
-        "digits=me/digits",
-        "--licence",
-        "mit",
-    )
-    code, said, err = bench(*words)
-    assert code == 0 and err == "" and said.count("written: ") == 2
+    names = ("--model-id", "me/alpha", "--hub-dataset", "digits=me/digits", "--licence", "mit")
+    words = ("card", "--checkpoint", export, "--out", out, *names)
+    code, output, err = bench(*words)
+    assert code == 0 and err == "" and output.count("written: ") == 2
     text = (export / "README.md").read_text()
     for line in (
         "| digits | knn@dino | 1 | top1_k10 | 81.00 [75.0, 85.0] +- 0.82 (n=3) |",
         "| digits | linear@mae[v2] | 2 | top1 | 60.00 |",
         "- digits/linear@mae[v2 limit=8]\\: At most 8 images of each split: a check that it runs, not a result.",
         "| image, patch | 32 px, patches of 16 px |",
-        f"| digest | {used.digest} |",
+        f"| digest | {checkpoint.digest} |",
         'model = timm.create_model("hf-hub:me/alpha", pretrained=True).eval()',
     ):
         assert line in text.split("\n"), line
@@ -116,10 +107,10 @@ def test_a_card_says_what_was_measured(bench, export, tmp_path):
     )
     assert bench(*words)[0] == 0 and (export / "README.md").read_text() == text
     assert header_of(text)["license"] == "mit" and "as the author of this card says: MIT." in text
-    said = bench("card", "--checkpoint", export, "--out", out)[2].splitlines()
-    assert said[0].startswith("licence: unknown, as the card states; give it by --licence")
-    assert said[1].startswith("digits: not in .eval_results, because its id") and len(said) == 2
-    assert not list(export.rglob("*.yaml")), "entries of a data set that is no longer named"
+    lines = bench("card", "--checkpoint", export, "--out", out)[2].splitlines()
+    assert lines[0].startswith("licence: unknown, as the card states; give it by --licence")
+    assert lines[1].startswith("digits: not in .eval_results, because its id") and len(lines) == 2
+    assert not list(export.rglob("*.yaml")), "entries of a data set that is no longer named are removed"
     assert ViTExport.load(export).verify() == []
 
 
@@ -129,10 +120,10 @@ def test_the_hubs_parsers_read_every_number(export):
     assert len(header_of(files["README.md"])["model-index"]) == 1
     card = ModelCard(files["README.md"])
     assert card.data.library_name == "timm" and card.data.license == "unknown"
-    assert [each.metric_value for each in card.data.eval_results] == [81.0, 70.0, 60.0, 10.0]
-    assert {each.dataset_type for each in card.data.eval_results} == {"me/digits"}
+    assert [result.metric_value for result in card.data.eval_results] == [81.0, 70.0, 60.0, 10.0]
+    assert {result.dataset_type for result in card.data.eval_results} == {"me/digits"}
     parsed = parse_eval_result_entries(entries_of(files[".eval_results/me_digits.yaml"]))
-    assert [(each.dataset_id, each.value, each.source_url) for each in parsed] == [
+    assert [(entry.dataset_id, entry.value, entry.source_url) for entry in parsed] == [
         ("me/digits", 81.0, KNOWN.source),
         ("me/digits", 60.0, KNOWN.source),
     ]
@@ -144,13 +135,11 @@ def test_the_code_of_a_card_runs(export, monkeypatch):
     monkeypatch.chdir(export)
     names: dict = {}
     exec(code, names)
-    from PIL import Image
-
     tokens = names["model"].forward_features(names["transform"](Image.new("RGB", (40, 50)))[None])
     assert tokens.shape == (1, 5, 12) and "None yet." in files["README.md"]
 
 
-def test_licences():
+def test_licences_are_names_of_spdx_and_the_hub():
     assert hub_names(spdx_name("cc-by-nc-4.0", "--licence")) == {"license": "cc-by-nc-4.0"}
     assert hub_names("LicenseRef-Mine") == {"license": "other", "license_name": "LicenseRef-Mine"}
     assert hub_names(licence_of({"licence": "unknown"}, "")) == {"license": "unknown"}
@@ -162,7 +151,7 @@ def test_licences():
         licence_of({"licence": "CC-BY-NC-4.0"}, "MIT")
 
 
-def test_imagenet_is_known_by_its_numbers():
+def test_imagenet_is_recognized_by_its_numbers_of_images():
     data = DataUsed(name="in1k", url="folder:/x", images={"train": 1281167, "val": 50000})
     result = made_result(made_checkpoint(), made_metrics({"top1": 80.0}), data=data)
     assert list(card_files(CardSubject(used=result.checkpoint), [result], Publication())) == [
@@ -171,22 +160,22 @@ def test_imagenet_is_known_by_its_numbers():
     ]
 
 
-def cards_of(found) -> list[tuple[CardSubject, list]]:
+def cards_of(leaderboard) -> list[tuple[CardSubject, list]]:
     by_checkpoint: dict = {}
-    for each in found.results:
-        by_checkpoint.setdefault(each.result.checkpoint, []).append(each.result)
+    for stored in leaderboard.results:
+        by_checkpoint.setdefault(stored.result.checkpoint, []).append(stored.result)
     return [(CardSubject(used=used), results) for used, results in by_checkpoint.items()]
 
 
-def test_nothing_in_a_result_breaks_a_card_or_a_record(export):
+def test_hostile_text_in_results_does_not_break_cards(export):
     config = read_config(export)
     evil = {key: EVIL[number % len(EVIL)] for number, key in enumerate(("method", "data", "licence", "official_code"))}
     config["vit_export"] |= evil
     for seed in range(20):
-        found = any_board(Random(seed))
-        names = {each.result.data.name for each in found.results}
+        leaderboard = any_board(Random(seed))
+        names = {stored.result.data.name for stored in leaderboard.results}
         publication = replace(KNOWN, datasets=dict.fromkeys(names, "me/digits"))
-        for subject, results in cards_of(found):
+        for subject, results in cards_of(leaderboard):
             files = card_files(replace(subject, config=config), results, publication)
             text = harmless(files["README.md"])
             assert header_of(text)
@@ -200,25 +189,24 @@ def test_nothing_in_a_result_breaks_a_card_or_a_record(export):
                 assert entries_of(harmless(files[name]))
 
 
-def test_deviations_are_no_scores():
+def test_deviations_are_not_shared_as_scores():
     spread = made_metrics({"top1_std": 1.0}, higher_is_better=None, deviation_of="top1")
     assert shared_groups([made_result(made_checkpoint(), spread)]) == []
 
 
-def test_a_card_of_somebodys_own_is_kept(bench, export, tmp_path):
+def test_a_card_written_by_hand_is_kept(bench, refused, export, tmp_path):
     (export / "README.md").write_text("# Mine\n")
-    code, _, err = bench("card", "--checkpoint", export)
-    assert code == 2 and "not written by bench card" in err and err.count("\n") == 1
+    refused("card", "--checkpoint", export, named="not written by bench card")
     with pytest.raises(ValueError, match="holds something that is not an export"):
         ViTExport.load(export).save(export)
     assert bench("card", "--checkpoint", export, "--to", tmp_path / "card")[0] == 0
     assert bench("card", "--checkpoint", export, "--force")[0] == 0
-    ViTExport.load(export).save(export)  # the card was the tool's, and is of the old export
+    ViTExport.load(export).save(export)  # the generated card of the old export goes
     assert not (export / "README.md").exists()
 
 
 @pytest.mark.parametrize(
-    ("words", "why"),
+    ("words", "named"),
     [
         (("--model-id", "alpha"), "--model-id alpha=alpha: write NAME=ORG/NAME"),
         (("--hub-dataset", "digits"), "--hub-dataset digits: write NAME=ORG/NAME"),
@@ -226,21 +214,17 @@ def test_a_card_of_somebodys_own_is_kept(bench, export, tmp_path):
         (("--out", "nowhere"), "nowhere does not exist"),
     ],
 )
-def test_mistakes_get_one_line(refused, export, words, why):
-    refused("card", "--checkpoint", export, *words, named=why)
+def test_wrong_requests_are_refused_in_one_line(refused, export, words, named):
+    refused("card", "--checkpoint", export, *words, named=named)
 
 
-def test_what_has_no_card(bench, tmp_path):
-    from checkpoints.resolve import pixels
-
-    code, _, err = bench("card", "--checkpoint", tmp_path)
-    assert code == 2 and "is not an export; bench import makes one" in err
-    code, _, err = bench("card", "--checkpoint", pixels(32).save(tmp_path / "pixels"))
-    assert code == 2 and "raw pixels, not a network" in err
+def test_folders_without_a_network_get_no_card(refused, tmp_path):
+    refused("card", "--checkpoint", tmp_path, named="is not an export | bench import")
+    refused("card", "--checkpoint", pixels(32).save(tmp_path / "pixels"), named="raw pixels, not a network")
 
 
 @pytest.mark.parametrize(
-    ("text", "shown"),
+    ("text", "expected"),
     [
         ("folder:/data/cifar10", "folder:path-81ce9ab8/cifar10"),
         ("folder:/data/cifar10/", "folder:path-81ce9ab8/cifar10"),
@@ -252,5 +236,5 @@ def test_what_has_no_card(bench, tmp_path):
         ({"/home/al/b.py": ["x=/home/al/b.py", 3, None]}, {"path-d3f95885/b.py": ["x=path-d3f95885/b.py", 3, None]}),
     ],
 )
-def test_folders_are_left_out(text, shown):
-    assert without_folders(text) == shown == without_folders(shown)
+def test_folders_are_replaced_by_digests_of_their_paths(text, expected):
+    assert without_folders(text) == expected == without_folders(expected)

@@ -1,4 +1,4 @@
-"""The main job as users run it: real exports, the real suites on digits, from command line to leaderboard."""
+"""`bench run` as users call it: exports, real suites on digits, leaderboard and comparison."""
 
 import csv
 import json
@@ -30,14 +30,14 @@ def results(out: Path) -> list[dict]:
     return [json.loads(path.read_text()) for path in sorted(out.glob("results/**/*.json"))]
 
 
-def test_frozen_suite_forwards_every_image_once(checkpoint, tmp_path, capsys):
+def test_the_frozen_suite_forwards_every_image_once(checkpoint, tmp_path, capsys):
     words = ["run", "--checkpoint", checkpoint, "--suite", "frozen", "--data", "digits=digits:", "--out", tmp_path]
     assert main([str(word) for word in words]) == 0
-    found = results(tmp_path)
-    assert len(found) >= 2 and all(result["status"] == "ok" for result in found)
-    assert sum(result["cost"]["forwards"] for result in found) == IMAGES
-    assert not any("cost" in result["facts"] for result in found)
-    rates = {bool(result["cost"]["forwards"]): result["images_per_second"] for result in found}
+    run_results = results(tmp_path)
+    assert len(run_results) >= 2 and all(result["status"] == "ok" for result in run_results)
+    assert sum(result["cost"]["forwards"] for result in run_results) == IMAGES
+    assert not any("cost" in result["facts"] for result in run_results)
+    rates = {bool(result["cost"]["forwards"]): result["images_per_second"] for result in run_results}
     assert rates[True] > 0 and rates[False] is None
     with open(tmp_path / "leaderboard.csv", newline="") as file:
         (row,) = csv.DictReader(file)
@@ -47,18 +47,17 @@ def test_frozen_suite_forwards_every_image_once(checkpoint, tmp_path, capsys):
     assert "0 done" in capsys.readouterr().out
 
 
-def test_raw_pixels_stand_in_the_tables_of_the_models(checkpoint, tmp_path, capsys):
-    """The floor passes through the frozen suite beside a network with a class token, and is compared with it."""
+def test_raw_pixels_run_in_the_frozen_suite_and_are_compared_with_a_network(checkpoint, tmp_path, capsys):
     words = ["run", "--checkpoint", "pixels:8", checkpoint, "--suite", "frozen", "--data", "digits=digits:"]
     assert main([str(word) for word in [*words, "--limit", 200, "--out", tmp_path]]) == 0
     printed = capsys.readouterr().out
     assert "0 parameters" in printed and printed.count("it has no class token: protocols that read it read avg") == 1
     with open(tmp_path / "leaderboard.csv", newline="") as file:
-        floor, model = sorted(csv.DictReader(file), key=lambda row: row["name"])
-    assert (floor["name"], floor["parameters"], floor["failed"], model["name"]) == ("pixels-8", "0", "", "random")
-    assert all(value for column, value in floor.items() if column != "failed")
+        pixels, network = sorted(csv.DictReader(file), key=lambda row: row["name"])
+    assert (pixels["name"], pixels["parameters"], pixels["failed"], network["name"]) == ("pixels-8", "0", "", "random")
+    assert all(value for column, value in pixels.items() if column != "failed")
     assert main(["compare", "pixels-8", "random", "--out", str(tmp_path)]) == 0
-    compared = capsys.readouterr().out
+    comparison = capsys.readouterr().out
     for protocol in ("knn@dino", "knn@moca", "lowshot@bench", "linear_sgd@ibot_base_cached"):
-        assert f"is better than random on digits/{protocol}[" in compared
-    assert " against " not in compared and "no result of" not in compared
+        assert f"is better than random on digits/{protocol}[" in comparison
+    assert " against " not in comparison and "no result of" not in comparison

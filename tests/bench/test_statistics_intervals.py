@@ -1,4 +1,4 @@
-"""Intervals of accuracies: they cover the truth as often as they say, for 0/1 values and for fractions."""
+"""Confidence intervals of accuracies have their nominal coverage, for 0/1 values and for fractions."""
 
 import numpy as np
 import pytest
@@ -11,19 +11,19 @@ DRAWS = 1000
 
 @pytest.mark.parametrize("images", [100, 500, 2000])
 def test_coverage_over_all_rates(images):
-    """Exact, by the sum over all counts; averaged over rates it is the nominal 95 %. Near certainty the interval stays
-    wide enough, where the percentiles of the bootstrap cover 10 to 87 %."""
-    right = np.arange(images + 1)
-    low, high = rate_interval(right / images, np.full(images + 1, images))
+    """Exact, as a sum over all counts: 95 % on average over rates. Near 100 %, the percentiles of the bootstrap would
+    cover only 10 to 87 %."""
+    correct = np.arange(images + 1)
+    low, high = rate_interval(correct / images, np.full(images + 1, images))
     rates = np.append(np.linspace(0.05, 0.95, 181), [0.99, 0.999])
-    covered = np.array([binom.pmf(right, images, rate)[(low <= rate) & (rate <= high)].sum() for rate in rates])
+    covered = np.array([binom.pmf(correct, images, rate)[(low <= rate) & (rate <= high)].sum() for rate in rates])
     assert covered[:-2].min() > 0.93 and covered[:-2].max() < 0.97 and covered[-2:].min() > 0.925
     assert abs(covered[:-2].mean() - 0.95) < 0.003
 
 
 @pytest.mark.parametrize("rate", [0.5, 0.9])
-def test_means_over_three_splits_are_covered_too(rate):
-    """Images differ in difficulty, so that the three splits agree more often than chance."""
+def test_coverage_of_means_over_three_splits(rate):
+    """Images differ in difficulty, so the splits agree more often than independent ones."""
     generator = np.random.default_rng(3)
     ease = generator.beta(8 * rate, 8 * (1 - rate), (DRAWS, 200))
     means = (generator.random((3, DRAWS, 200)) < ease).mean(0)
@@ -34,24 +34,17 @@ def test_means_over_three_splits_are_covered_too(rate):
 
 
 @pytest.mark.parametrize(("right", "images"), [(50, 100), (410, 500), (38000, 50000)])
-def test_it_is_close_to_wilson_and_to_drawn_resamples(right, images):
+def test_interval_is_close_to_wilson_and_to_the_bootstrap(right, images):
     values = np.arange(images) < right
     wilson = binomtest(right, images).proportion_ci(method="wilson")
     drawn = np.random.default_rng(0).multinomial(images, [right / images, 1 - right / images], 20000)[:, 0] / images
     one_image = 100 / images
-    for found in ((100 * wilson.low, 100 * wilson.high), 100 * np.quantile(drawn, (0.025, 0.975))):
-        assert accuracy_interval(values) == pytest.approx(found, abs=1.1 * one_image if images < 5000 else 0.02)
+    for expected in ((100 * wilson.low, 100 * wilson.high), 100 * np.quantile(drawn, (0.025, 0.975))):
+        assert accuracy_interval(values) == pytest.approx(expected, abs=1.1 * one_image if images < 5000 else 0.02)
 
 
-def test_exact_binomial_is_a_little_wider():
-    for right in (1, 50, 90, 99):
-        exact = binomtest(right, 100).proportion_ci(method="exact")
-        low, high = rate_interval(right / 100, 100)
-        assert exact.low < low < right / 100 < high < exact.high
-
-
-def test_all_right_is_no_certainty():
-    """0.05^(1/n): the rate at which half the chance of n right ones is 2.5 %."""
+def test_interval_of_perfect_accuracy_is_not_empty():
+    """0.05^(1/n): the rate at which half the probability of n correct images is 2.5 %."""
     assert accuracy_interval(np.ones(100)) == pytest.approx((100 * 0.05**0.01, 100))
     assert accuracy_interval(np.zeros(100)) == pytest.approx((0, 100 - 100 * 0.05**0.01))
 
@@ -69,7 +62,7 @@ RIGHT = np.array([1, 1, 1, 0], np.float32)
     [
         (RIGHT, 75.0, "%", True),
         (RIGHT, 60.0, "%", False),  # a mean over classes
-        (50 * RIGHT, 3750.0, "%", False),  # no shares
+        (50 * RIGHT, 3750.0, "%", False),  # not between 0 and 1
         (np.ones((4, 4)), 100.0, "%", False),
         (RIGHT * np.nan, 0.0, "%", False),
         (50 * RIGHT, 37.5, "s", True),
@@ -78,7 +71,7 @@ RIGHT = np.array([1, 1, 1, 0], np.float32)
         (np.zeros(3), 0.0, "MB", True),
     ],
 )
-def test_a_metric_is_the_mean_of_its_values(values, metric, unit, expected):
+def test_averages_to_checks_that_a_metric_is_the_mean_of_its_values(values, metric, unit, expected):
     assert averages_to(values, metric, unit) == expected
 
 
@@ -88,12 +81,12 @@ def test_float32_thirds_average_to_the_metric():
     assert not averages_to(thirds, 200 / 3 + 0.01, "%")
 
 
-def test_the_mean_of_other_values_has_nearly_students_interval():
-    """Skewed seconds of 200 images, of which some were skipped; of a single image there is none."""
+def test_mean_of_skewed_values_has_nearly_students_interval():
+    """Seconds of 200 images, some of them skipped; a single image has no interval."""
     seconds = np.random.default_rng(5).gamma(4.0, 0.001, 200)
-    seen = seconds[:-20]
+    evaluated = seconds[:-20]
     ends, method = of_mean(np.where(np.arange(200) < 180, seconds, np.nan), "s")
-    student = t.interval(0.95, len(seen) - 1, seen.mean(), sem(seen))
+    student = t.interval(0.95, len(evaluated) - 1, evaluated.mean(), sem(evaluated))
     assert ends == pytest.approx(student, abs=0.1 * (student[1] - student[0])) and "bootstrap" in method
     assert of_mean(seconds[:1], "s") == (None, "")
     assert of_mean(RIGHT, "%")[0] == accuracy_interval(RIGHT)

@@ -1,4 +1,4 @@
-"""`bench results`: lists what a folder holds, and moves results away with all that belongs to them."""
+"""`bench results` lists the results of a folder, and moves results away with all their files."""
 
 import shutil
 from dataclasses import replace
@@ -15,24 +15,26 @@ from engine.tasks import Workspace
 FAILED = replace(RESULT, status="failed", message="RuntimeError: no memory", metrics={})
 
 
-def keep(out: Path, name: str, protocol: str, result: Result, digest: str = "ab" * 32) -> Path:
-    """The result of a checkpoint under a protocol, as a run writes it; a failure with its log."""
-    used = replace(result.checkpoint, name=name, digest=digest)
-    recipe = ProtocolUsed(name=protocol, version=1)
-    path = result_path(out, used, "digits", result_stem(recipe, {}, Workspace(cache=out, data="", seed=result.seed)))
+def save(out: Path, name: str, protocol: str, result: Result, digest: str = "ab" * 32) -> Path:
+    """Write a result of a checkpoint and protocol as a run does, a failure with its log."""
+    checkpoint = replace(result.checkpoint, name=name, digest=digest)
+    used = ProtocolUsed(name=protocol, version=1)
+    stem = result_stem(used, {}, Workspace(cache=out, data="", seed=result.seed))
+    path = result_path(out, checkpoint, "digits", stem)
     arrays = {"correct": np.arange(2)} if result.status == "ok" else {}
     log = "" if result.status == "ok" else "Traceback"
-    write_result(path, replace(result, checkpoint=used, protocol=recipe, task=protocol.partition("@")[0]), arrays, log)
+    task = protocol.partition("@")[0]
+    write_result(path, replace(result, checkpoint=checkpoint, protocol=used, task=task), arrays, log)
     return path
 
 
 @pytest.fixture
 def out(tmp_path) -> Path:
-    """`a`: a good k-NN whose repetition failed, and a failed probe; `b`: a good k-NN, and a file that is none."""
-    good = keep(tmp_path, "a", "knn@dino", RESULT)
+    """`a`: a k-NN result whose rerun failed, and a failed probe; `b`: a k-NN result, and an unreadable file."""
+    good = save(tmp_path, "a", "knn@dino", RESULT)
     write_result(failure_path(good), FAILED, {}, "Traceback")
-    keep(tmp_path, "a", "linear@dino", FAILED)
-    keep(tmp_path, "b", "knn@dino", RESULT, "cd" * 32)
+    save(tmp_path, "a", "linear@dino", FAILED)
+    save(tmp_path, "b", "knn@dino", RESULT, "cd" * 32)
     (tmp_path / "results" / "b-cdcdcdcd" / "digits" / "knn@moca-seed0.json").write_text("{")
     write_leaderboard(tmp_path)
     return tmp_path
@@ -42,18 +44,18 @@ def files(folder: Path) -> set[str]:
     return {path.name for path in folder.rglob("*") if path.is_file()}
 
 
-def test_every_result_is_a_line(bench, out):
-    code, said, _ = bench("results", "ls", "--out", out)
+def test_every_result_is_listed(bench, out):
+    code, output, _ = bench("results", "ls", "--out", out)
     assert code == 0
-    assert [line.split()[:3] for line in said.splitlines()[:-1]] == [
+    assert [line.split()[:3] for line in output.splitlines()[:-1]] == [
         ["failed", "a-abababab", "digits/knn@dino"],
         ["ok", "a-abababab", "digits/knn@dino"],
         ["failed", "a-abababab", "digits/linear@dino"],
         ["ok", "b-cdcdcdcd", "digits/knn@dino"],
         ["unreadable", "b-cdcdcdcd", "digits/knn@moca-seed0"],
     ]
-    assert "top1_k20 97.50" in said and "RuntimeError: no memory" in said and "not a result file" in said
-    assert said.splitlines()[-1] == "2 ok, 2 failed, 1 unreadable"
+    assert "top1_k20 97.50" in output and "RuntimeError: no memory" in output and "not a result file" in output
+    assert output.splitlines()[-1] == "2 ok, 2 failed, 1 unreadable"
 
 
 @pytest.mark.parametrize(
@@ -69,36 +71,36 @@ def test_every_result_is_a_line(bench, out):
         (("--checkpoint", "b", "--status", "failed"), 0),
     ],
 )
-def test_options_choose(words, count, bench, out):
+def test_options_select_results(words, count, bench, out):
     assert len(bench("results", "ls", "--out", out, *words)[1].splitlines()) == count + 1
 
 
-def test_what_is_removed_goes_with_all_that_belongs_to_it_and_comes_back(bench, out):
+def test_removed_results_take_their_files_along_and_can_be_restored(bench, out):
     before = files(out / "results")
-    code, said, _ = bench("results", "rm", "--out", out, "--checkpoint", "a", "--protocol", "knn@dino")
-    assert code == 0 and "to undo: cp -rn " in said
-    (place,) = (out / "removed").iterdir()
-    assert files(place / "a-abababab") == {
+    code, output, _ = bench("results", "rm", "--out", out, "--checkpoint", "a", "--protocol", "knn@dino")
+    assert code == 0 and "to undo: cp -rn " in output
+    (removed,) = (out / "removed").iterdir()
+    assert files(removed / "a-abababab") == {
         *("knn@dino-seed3.json", "knn@dino-seed3.npz", "knn@dino-seed3.failed.json", "knn@dino-seed3.failed.log"),
     }
     assert files(out / "results" / "a-abababab") == {"linear@dino-seed3.json", "linear@dino-seed3.log"}
-    assert "| a |  |" in (out / "leaderboard.md").read_text()  # its failed probe is left
+    assert "| a |  |" in (out / "leaderboard.md").read_text()  # its failed probe remains
     bench("results", "rm", "--out", out, "--checkpoint", "a")
     assert not files(out / "results" / "a-abababab") and "| a |  |" not in (out / "leaderboard.md").read_text()
-    for place in (out / "removed").iterdir():
-        shutil.copytree(place, out / "results", dirs_exist_ok=True)
+    for removed in (out / "removed").iterdir():
+        shutil.copytree(removed, out / "results", dirs_exist_ok=True)
     assert files(out / "results") == before
 
 
-def test_a_failed_repetition_goes_without_the_good_result(bench, out):
+def test_a_failed_rerun_is_removed_without_the_good_result(bench, out):
     bench("results", "rm", "--out", out, "--status", "failed")
     assert files(out / "results") == {"knn@dino-seed3.json", "knn@dino-seed3.npz", "knn@moca-seed0.json"}
 
 
 def test_a_dry_run_removes_nothing(bench, out):
     before = files(out)
-    code, said, _ = bench("results", "rm", "--out", out, "--status", "failed", "--dry-run")
-    assert code == 0 and "0 ok, 2 failed" in said and said.endswith("nothing was removed (--dry-run)\n")
+    code, output, _ = bench("results", "rm", "--out", out, "--status", "failed", "--dry-run")
+    assert code == 0 and "0 ok, 2 failed" in output and output.endswith("nothing was removed (--dry-run)\n")
     assert files(out) == before
 
 
@@ -111,8 +113,8 @@ def test_a_dry_run_removes_nothing(bench, out):
         (["rm", "--checkpoint", "a"], "--checkpoint a: | a-abababab or a-efefefef"),
     ],
 )
-def test_wrong_requests_are_one_line_and_remove_nothing(words, named, refused, out):
-    keep(out, "a", "knn@dino", RESULT, "ef" * 32)
+def test_wrong_requests_are_refused_in_one_line_and_remove_nothing(words, named, refused, out):
+    save(out, "a", "knn@dino", RESULT, "ef" * 32)
     before = files(out)
     refused("results", *words, "--out", out, named=named)
     assert files(out) == before

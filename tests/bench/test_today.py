@@ -1,4 +1,4 @@
-"""bench reproduce --plan today: commands that can be repeated, what is missing, published beside measured."""
+"""`bench reproduce --plan today`: its commands, what is missing, and published beside measured numbers."""
 
 import shlex
 from dataclasses import replace
@@ -24,14 +24,14 @@ def setup_of(out, **others) -> Setup:
 
 def test_the_networks_are_published_ones():
     for name, network in today.NETWORKS.items():
-        scheme, _, place = network.reference.partition(":")
-        assert timm.is_model_pretrained(place) if scheme == "timm" else scheme in source_files("importers"), name
-        assert timm.is_model(network.timm or place.partition(".")[0]) and len(network.sha256) in (0, 64)
+        scheme, _, model = network.reference.partition(":")
+        assert timm.is_model_pretrained(model) if scheme == "timm" else scheme in source_files("importers"), name
+        assert timm.is_model(network.timm or model.partition(".")[0]) and len(network.sha256) in (0, 64)
 
 
 @pytest.mark.parametrize("name", today.NETWORKS)
-def test_every_command_is_one(name, tmp_path):
-    """Of the six protocols, and of others that published values of the same tasks name, with their settings."""
+def test_all_commands_of_the_plan_parse(name, tmp_path):
+    """Those of the six protocols, and of variants for which the networks have published values."""
     setup, run = setup_of(tmp_path, processes=8), set()
     imported, network = [], today.NETWORKS[name]
     for words in today.commands(name, today.SUITE, setup):
@@ -43,43 +43,45 @@ def test_every_command_is_one(name, tmp_path):
         assert words[:5] == ["torchrun", "--nproc-per-node", "8", "--no-python", "bench"]
         arguments = parsed(words[5:])[1]
         selected = changed_protocols(choose_protocols(arguments.suite, catalogue()), arguments.set)
-        assert {data.partition("=")[0] for data in arguments.data} == {each.layout or "imagenet" for each in selected}
-        on_scenes = {bool(each.layout) for each in selected}
+        layouts = {protocol.layout or "imagenet" for protocol in selected}
+        assert {data.partition("=")[0] for data in arguments.data} == layouts
+        on_scenes = {bool(protocol.layout) for protocol in selected}
         assert arguments.name == (name,) and len(on_scenes) == 1
         assert list(arguments.checkpoint) == (imported if imported and on_scenes == {False} else [network.reference])
-        run |= {(each.name, tuple(sorted(map(str, each.changes.items())))) for each in selected}
+        run |= {(protocol.name, tuple(sorted(map(str, protocol.changes.items())))) for protocol in selected}
     assert len(imported) == bool(network.image_size)
     assert {(protocol, ()) for protocol in today.SUITE.split(",")} <= run
-    own = today.published_of(name, today.SUITE)
-    assert {value.protocol for value in own} <= {protocol for protocol, _ in run}
-    assert all(value.checkpoint == name and value.data in today.IMAGES for value in own)
+    values = today.published_of(name, today.SUITE)
+    assert {value.protocol for value in values} <= {protocol for protocol, _ in run}
+    assert all(value.checkpoint == name and value.data in today.IMAGES for value in values)
 
 
-def test_hours_are_those_of_the_machine(tmp_path):
+def test_the_time_depends_on_the_machine(tmp_path):
     setup = setup_of(tmp_path)
     eight, one = (
         list(today.forecasts("dino-s16", today.SUITE, setup, machine("h100", gpus, None, "bfloat16")))
         for gpus in (8, 1)
     )
-    assert {job.job.protocol.name for job in eight} >= set(today.SUITE.split(",")) and not any(j.problem for j in eight)
-    spent = [sum(job.seconds for job in jobs) for jobs in (eight, one)]
-    assert 3600 < spent[0] < spent[1] < 8 * spent[0]
+    assert {job.job.protocol.name for job in eight} >= set(today.SUITE.split(","))
+    assert not any(job.problem for job in eight)
+    seconds = [sum(job.seconds for job in jobs) for jobs in (eight, one)]
+    assert 3600 < seconds[0] < seconds[1] < 8 * seconds[0]
     assert today.total_cost(eight).startswith("about ") and "GB of disk" in today.total_cost(eight)
 
 
 @pytest.fixture
 def two(monkeypatch, exports):
-    """The plan of two networks, whose weights are random ones."""
-    kept = {name: today.NETWORKS[name] for name in ("dino-b", "dinov2-s")}
-    monkeypatch.setattr(today, "NETWORKS", kept)
-    return dict(zip(kept, map(str, exports), strict=True))
+    """Limit the plan to two networks, with random weights."""
+    networks = {name: today.NETWORKS[name] for name in ("dino-b", "dinov2-s")}
+    monkeypatch.setattr(today, "NETWORKS", networks)
+    return dict(zip(networks, map(str, exports), strict=True))
 
 
 @pytest.mark.slow
-def test_the_script_runs_twice_and_ends_with_a_record_and_a_table(bench, two, tmp_path):
-    given = ["--checkpoints", *(f"{name}={path}" for name, path in two.items())]
-    given += ["--data", *(f"{name}={url}" for name, url in TINY.items()), "--out", tmp_path / "out"]
-    code, text, _ = bench("reproduce", "--plan", "today", "--suite", QUICK, *given)
+def test_the_script_can_be_repeated_and_ends_with_a_record_and_a_table(bench, two, tmp_path):
+    options = ["--checkpoints", *(f"{name}={path}" for name, path in two.items())]
+    options += ["--data", *(f"{name}={url}" for name, url in TINY.items()), "--out", tmp_path / "out"]
+    code, text, _ = bench("reproduce", "--plan", "today", "--suite", QUICK, *options)
     lines = [line for line in text.splitlines() if line.startswith("bench ")]
     assert code == 0 and "set -euo pipefail" in text and text.count("# dino") == 2 and len(lines) == 1 + 2 * 2 + 2
     times = []
@@ -90,7 +92,7 @@ def test_the_script_runs_twice_and_ends_with_a_record_and_a_table(bench, two, tm
             assert code == 0, (line, err)
         results = sorted((tmp_path / "out").rglob("*seed0.json"))
         times.append([path.stat().st_mtime_ns for path in results])
-    assert len(times[0]) == 4 and times[0] == times[1], "what is done is not done again"
+    assert len(times[0]) == 4 and times[0] == times[1], "results are not measured again"
     assert bench("record", "--check", f"{tmp_path}/out-record")[0] == 0
     rows = [[cell.strip() for cell in line.split(" | ")] for line in out.splitlines() if line.startswith("| d")]
     for value in published_values():
@@ -103,8 +105,8 @@ def test_the_script_runs_twice_and_ends_with_a_record_and_a_table(bench, two, tm
     assert any("not measured" in row for row in rows)
 
 
-def test_the_difference_in_standard_errors():
-    value = replace(next(each for each in published_values() if each.metric == "top1"), value=75.0)
+def test_differences_are_given_in_points_and_standard_errors():
+    value = replace(next(value for value in published_values() if value.metric == "top1"), value=75.0)
     measured = Measurement(number=76.0, interval=(76 - 1.959964 * 0.4, 76 + 1.959964 * 0.4), remarks=("elsewhere",))
     text, difference, errors = today.differences(value, measured)
     assert (text, difference, errors) == ("76.00 [75.2, 76.8]; elsewhere", "+1.00", "+2.5")
@@ -112,21 +114,21 @@ def test_the_difference_in_standard_errors():
     assert today.differences(value, None)[0] == "not measured"
 
 
-def test_what_is_missing_is_said_before_anything_runs(bench, two, tmp_path, monkeypatch):
+def test_missing_weights_and_data_are_reported_before_anything_runs(bench, two, tmp_path, monkeypatch):
     data = TINY | {"imagenet": f"imagenet:{tmp_path}/none"}
     sets = ["--data", *(f"{name}={url}" for name, url in data.items())]
     weights = ["--checkpoints", f"dino-b={tmp_path}/none.pth"]
     code, out, _ = bench("reproduce", "today", "--check", *sets, *weights, "--out", tmp_path / "out")
     missing = [line for line in out.splitlines() if line.startswith("missing: ")]
     assert code == 1 and len(missing) == 2 and "imagenet: " in missing[0] and f"{tmp_path}/none.pth" in missing[1]
-    assert sum(line.startswith("note: ") for line in out.splitlines()) == 2  # tiny sets are not the published ones
-    other = tmp_path / "model.safetensors"
-    other.write_bytes(b"other weights")
-    monkeypatch.setattr(today, "cached_file", lambda network: other)
+    assert sum(line.startswith("note: ") for line in out.splitlines()) == 2  # the tiny sets differ from the published
+    other_weights = tmp_path / "model.safetensors"
+    other_weights.write_bytes(b"other weights")
+    monkeypatch.setattr(today, "cached_file", lambda network: other_weights)
     monkeypatch.setattr(today, "NETWORKS", {"dino-b": replace(today.NETWORKS["dino-b"], sha256="0" * 64)})
     sets = ["--data", *(f"{name}={url}" for name, url in TINY.items())]
     code, out, _ = bench("reproduce", "today", "--check", *sets, "--out", tmp_path / "out")
-    assert code == 1 and f"{other} is not the published file" in out
+    assert code == 1 and f"{other_weights} is not the published file" in out
     monkeypatch.setattr(today, "cached_file", lambda network: None)
     assert bench("reproduce", "today", "--check", *sets, "--out", tmp_path / "out")[0] == 0
 

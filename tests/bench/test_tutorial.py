@@ -13,9 +13,9 @@ BLOCKS = re.findall(r"^```(bash|python)\n(.*?)^```", PAGE.read_text(), re.DOTALL
 
 
 @pytest.mark.slow
-def test_the_tutorial(bench, tmp_path, monkeypatch):
+def test_the_commands_of_the_tutorial_run(bench, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    said = ""
+    output = ""
     for language, text in BLOCKS:
         if language == "python":
             exec(compile(text, str(PAGE), "exec"), {})
@@ -24,10 +24,10 @@ def test_the_tutorial(bench, tmp_path, monkeypatch):
             command, *words = shlex.split(line)
             code, out, err = bench(*words)
             assert (command, code) == ("bench", 0), f"{line}\n{out}{err}"
-            said += out
-    found = {
+            output += out
+    accuracies = {
         result.checkpoint.name: result.numbers["top1_k20"] for result in map(read_result, result_files(Path("results")))
     }
-    assert found.keys() == {"mae", "initial", "pixels", "mine"} and found["pixels"] > 90
-    assert "knn@dino on digits: exists, skipped" in said and "on digits/knn@dino top1_k20" in said
+    assert accuracies.keys() == {"mae", "initial", "pixels", "mine"} and accuracies["pixels"] > 90
+    assert "knn@dino on digits: exists, skipped" in output and "on digits/knn@dino top1_k20" in output
     assert Path("results/report.html").exists() and Path("results/leaderboard.csv").exists()

@@ -1,4 +1,4 @@
-"""A task with other units, an error rate, seconds and megabytes, passes through every command as it is."""
+"""A task with an error rate, seconds and megabytes: units and directions are kept by every command."""
 
 import csv
 import json
@@ -11,6 +11,7 @@ from toy_packages import install
 
 from bench.results.record import decimals, number_text, read_arrays, result_files
 from bench.run.runner import checked
+from checkpoints.export import ViTExport
 from engine.tasks import Metric, Outcome
 
 TASK = '''"""A toy depth estimator: how often it is wrong, how long an image takes, how much memory it needs."""
@@ -52,27 +53,27 @@ SUITES = {"smoke": ("depth@toy",)}
 @pytest.fixture
 def run(bench, exports, tmp_path, use_packages):
     """`code, out, err = run()` evaluates both exports into tmp_path / "out"."""
-    from checkpoints.export import ViTExport
-
     text = TASK.replace("DIGEST", ViTExport.load(exports[0]).digest)
     (tmp_path / "site").mkdir()
     install(tmp_path / "site", "toydepth", "1.0", {"depth": text}, {"bench.probes": {"depth": "toydepth.depth"}})
     use_packages(tmp_path / "site")
     words = ("--checkpoint", *exports, "--suite", "depth@toy", "--data", "tiny=tiny:", "--out", tmp_path / "out")
-    return lambda *more: bench("run", *words, *more)
+    return lambda *options: bench("run", *words, *options)
 
 
-def test_result_files_say_what_each_number_is(run, tmp_path):
-    code, said, err = run()
+def test_result_files_record_units_directions_and_intervals(run, tmp_path):
+    code, output, err = run()
     assert code == 0, err
-    assert "wrong 50.00, time 0.00288 s, memory 1414 MB and 1 more" in said
+    assert "wrong 50.00, time 0.00288 s, memory 1414 MB and 1 more" in output
     for path in result_files(tmp_path / "out"):
         metrics, arrays = json.loads(path.read_text())["metrics"], read_arrays(path)
-        assert {name: (each["unit"], each["higher_is_better"], each["array"]) for name, each in metrics.items()} == {
-            "wrong": ("%", False, "wrong"),
-            "time": ("s", False, "time"),
-            "memory": ("MB", False, None),
-            "scale": ("", None, "scale"),
+        fields = ("unit", "higher_is_better", "array")
+        described = {name: [metric[field] for field in fields] for name, metric in metrics.items()}
+        assert described == {
+            "wrong": ["%", False, "wrong"],
+            "time": ["s", False, "time"],
+            "memory": ["MB", False, None],
+            "scale": ["", None, "scale"],
         }
         assert set(arrays) == {"wrong", "time", "scale", "depths"}
         assert metrics["memory"]["interval"] is None
@@ -84,9 +85,9 @@ def test_result_files_say_what_each_number_is(run, tmp_path):
 
 
 @pytest.mark.slow
-def test_the_lower_error_is_better_and_units_are_shown(run, bench, tmp_path):
-    said = run()[1]
-    assert "0.00288 s" in said and "1414 MB" in said
+def test_lower_is_better_where_declared_and_units_are_shown(run, bench, tmp_path):
+    output = run()[1]
+    assert "0.00288 s" in output and "1414 MB" in output
     text = (tmp_path / "out" / "leaderboard.md").read_text()
     first, second = (re.search(rf"^\| {name} \| \D*\d.*\[.*", text, re.MULTILINE)[0] for name in ("first", "second"))
     assert first.startswith("| first | **50.00 [43.1, 56.9]** | 0.00288 s [0.00284, 0.00291] | 1414 MB | 1.25 [")
@@ -105,9 +106,10 @@ def test_the_lower_error_is_better_and_units_are_shown(run, bench, tmp_path):
         assert f"{sentence} on tiny/depth@toy {name} by 0." in of_one
     assert "kept as numbers alone, not for each image: memory" in text
     assert "196 images; paired bootstrap; effect" in text
-    found = {each["metric"]: each for each in json.loads(numbers.read_text())["comparisons"]}
-    assert {name: each["better"] for name, each in found.items()} == {"wrong": "first", "time": "second", "scale": ""}
-    time = found["time"]
+    comparisons = {comparison["metric"]: comparison for comparison in json.loads(numbers.read_text())["comparisons"]}
+    better = {name: comparison["better"] for name, comparison in comparisons.items()}
+    assert better == {"wrong": "first", "time": "second", "scale": ""}
+    time = comparisons["time"]
     assert time["difference"] == pytest.approx(time["accuracy_first"] - time["accuracy_second"], abs=1e-9)
     assert time["p"] < 0.01 and 0.00029 < time["low"] < time["difference"] < time["high"] < 0.00033
 
@@ -131,7 +133,7 @@ PLAIN = Metric(value=50.0)
         ),
     ],
 )
-def test_an_outcome_that_contradicts_itself_is_refused(outcome, message):
+def test_a_contradictory_outcome_is_refused(outcome, message):
     with pytest.raises(ValueError, match=message):
         checked(outcome)
 
@@ -143,12 +145,12 @@ def test_an_outcome_that_contradicts_itself_is_refused(outcome, message):
         (dict(deviation_of="top1"), "the deviation of top1 is neither better"),
     ],
 )
-def test_a_metric_does_not_contradict_itself(settings, message):
+def test_a_contradictory_metric_is_refused(settings, message):
     with pytest.raises(ValueError, match=message):
         Metric(value=1.0, **settings)
 
 
-def test_metrics_are_equal_in_every_element():
+def test_equality_of_metrics_compares_arrays():
     first = Metric(value=50.0, per_image=np.array([1.0, 0.0, np.nan]))
     assert first == Metric(value=50.0, per_image=np.array([1.0, 0.0, np.nan]))
     assert first != Metric(value=50.0, per_image=np.array([0.0, 1.0, np.nan])) and first != Metric(value=50.0)
@@ -168,5 +170,5 @@ def test_metrics_are_equal_in_every_element():
         (0.0, "s", "0.00 s"),
     ],
 )
-def test_numbers_are_written_in_their_unit(value, unit, text):
+def test_numbers_are_written_with_their_unit(value, unit, text):
     assert number_text(value, unit) == text and decimals(value, unit) == len(text.split()[0].partition(".")[2])

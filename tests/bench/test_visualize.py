@@ -1,4 +1,4 @@
-"""Pictures of what checkpoints see: what is in them, and that the same input gives the same bytes."""
+"""`bench visualize`: contents of its pictures, and equal bytes for equal input."""
 
 import re
 from dataclasses import replace
@@ -77,17 +77,17 @@ def viewer_of(request: PictureRequest) -> Viewer:
 
 
 def fused_output(attention: torch.nn.Module, run) -> torch.Tensor:
-    """What a module of fused attention gives while `run` runs."""
+    """The output of a module of fused attention during `run()`."""
     assert attention.fused_attn
-    seen: list[torch.Tensor] = []
-    handle = attention.register_forward_hook(lambda module, taken, given: seen.append(given))
+    outputs: list[torch.Tensor] = []
+    handle = attention.register_forward_hook(lambda module, inputs, output: outputs.append(output))
     run()
     handle.remove()
-    return seen[0]
+    return outputs[0]
 
 
 class TestAttention:
-    def test_maps_sum_to_one_and_mix_the_values_as_the_fused_computation_does(self, tiny, photos):
+    def test_maps_sum_to_one_and_reproduce_the_output_of_fused_attention(self, tiny, photos):
         request = request_of(tiny, photos)
         viewer, kind = viewer_of(request), Attention(layer=1, at=(0.1, 0.9, 0.99, 0.5))
         vit, block = viewer.backbone.vit, viewer.backbone.vit.trunk.blocks[1]
@@ -97,30 +97,30 @@ class TestAttention:
             assert torch.allclose(maps.sum(dim=-1), torch.ones(3, 2), atol=1e-6)
             tensor = viewer.tensor(image.image)
             with torch.inference_mode():
-                given = fused_output(block.attn, lambda tensor=tensor: vit(tensor))[0]
+                fused = fused_output(block.attn, lambda tensor=tensor: vit(tensor))[0]
                 tokens = block.norm1(vit(tensor, layers=(0,), norm=False)[0])
                 values = block.attn.qkv(tokens).reshape(-1, 3, 3, 8)[:, 2].transpose(0, 1)  # (H, N, d)
                 mixed = block.attn.proj((maps @ values).transpose(0, 1).flatten(1))
             queries = [1 + int(0.9 * rows) * columns + int(0.1 * columns), 1 + rows // 2 * columns + columns - 1]
-            assert torch.allclose(mixed, given[queries], atol=1e-5)
+            assert torch.allclose(mixed, fused[queries], atol=1e-5)
 
     def test_the_mean_of_the_heads_is_drawn(self, tiny, photos):
         request = request_of(tiny, photos, limit=1)
         viewer = viewer_of(request)
         maps, (rows, columns) = Attention().maps(viewer, request.images[0].image)
         (row,) = Attention().block(viewer, request.images[0])
-        every = Attention(heads="all").block(viewer, request.images[0])
+        head_rows = Attention(heads="all").block(viewer, request.images[0])
         assert np.array_equal(row[1].values, maps[:, 1, 1:].mean(dim=0).reshape(rows, columns).numpy())
-        assert np.allclose(row[1].values, np.mean([each[1].values for each in every], axis=0), atol=1e-7)
+        assert np.allclose(row[1].values, np.mean([head_row[1].values for head_row in head_rows], axis=0), atol=1e-7)
 
-    def test_images_keep_their_shape(self, tiny, photos):
+    def test_images_keep_their_aspect_ratio(self, tiny, photos):
         request = request_of(tiny, photos, size=64)
         grids = {image.name: Attention().maps(viewer_of(request), image.image)[1] for image in request.images}
         assert grids == {"high": (17, 8), "square": (8, 8), "wide": (8, 18)}
 
 
 class TestClassAttention:
-    def test_of_class_attention_blocks(self, extrema, photos):
+    def test_maps_reproduce_the_output_of_class_attention_blocks(self, extrema, photos):
         request = request_of(extrema, photos)
         viewer = viewer_of(request)
         vit, image = viewer.backbone.vit, request.images[0].image
@@ -130,14 +130,14 @@ class TestClassAttention:
         first, second = vit.class_attention
         tensor = viewer.tensor(image)
         with torch.inference_mode():
-            given = fused_output(second.attn, lambda: vit(tensor))[0]
+            fused = fused_output(second.attn, lambda: vit(tensor))[0]
             patches = vit(tensor, norm=False)[0][:, 1:]
             query = first(patches, vit.class_query)
             values = second.attn.v(second.norm1(torch.cat([query, patches], dim=1))).reshape(-1, 3, 8).transpose(0, 1)
             mixed = second.attn.proj((maps[:, None] @ values).flatten()[None])
-        assert torch.allclose(mixed, given, atol=1e-5)
+        assert torch.allclose(mixed, fused, atol=1e-5)
 
-    def test_of_a_class_token_it_is_its_row_of_the_attention(self, tiny, photos):
+    def test_map_of_a_class_token_is_its_row_of_the_attention(self, tiny, photos):
         request = request_of(tiny, photos)
         viewer, image = viewer_of(request), request.images[0].image
         maps, _ = ClassAttention(layer=0).maps(viewer, image)
@@ -146,38 +146,38 @@ class TestClassAttention:
 
 
 class TestPca:
-    def test_components_are_those_of_a_singular_value_decomposition(self):
+    def test_components_equal_a_singular_value_decomposition(self):
         tokens = np.random.default_rng(0).normal(size=(50, 6)) * [9, 5, 3, 1, 1, 1]
-        found, shares = principal_components(tokens)
+        components, shares = principal_components(tokens)
         centred = tokens - tokens.mean(axis=0)
         left, values, _ = np.linalg.svd(centred, full_matrices=False)
-        assert np.allclose(np.abs(found), np.abs(left[:, :3] * values[:3]))
+        assert np.allclose(np.abs(components), np.abs(left[:, :3] * values[:3]))
         assert np.allclose(shares, (values**2 / (values**2).sum())[:3])
         assert np.array_equal(principal_components(np.ones((6, 5)))[1], np.zeros(3))  # of a collapsed network
 
-    def test_the_same_thing_has_the_same_colour_in_all_images(self):
+    def test_equal_features_have_the_same_colour_in_all_images(self):
         things = np.random.default_rng(0).normal(size=(2, 5))
         maps = [things[np.array([[0, 1, 1], [0, 0, 1]])], things[np.array([[1], [0], [0], [1]])]]
         first, second = Pca().coloured(maps)[0]
         assert np.array_equal(first[0, 0], second[1, 0]) and np.array_equal(first[0, 1], second[0, 0])
         assert not np.array_equal(first[0, 0], first[0, 1])
 
-    def test_the_foreground_is_what_keeps_away_from_the_border(self):
+    def test_the_foreground_is_the_side_away_from_the_border(self):
         inner = np.zeros((6, 6))
         inner[2:4, 1:5] = 1
         for sign in (1, -1):
             noisy = sign * inner.ravel() + np.random.default_rng(0).normal(scale=0.05, size=36)
             assert np.array_equal(is_foreground(noisy, at_border((6, 6))), inner.ravel() == 1)
 
-    def test_in_grey_the_first_component_is_seen(self):
+    def test_lightness_follows_the_first_component(self):
         values = np.random.default_rng(0).uniform(size=(500, 3))
         grey = in_lab(values) @ [0.2126, 0.7152, 0.0722]
         assert np.corrcoef(values[:, 0], grey)[0, 1] > 0.95
 
 
 class TestNorms:
-    def test_an_outlying_patch_is_seen_and_counted(self, tiny, tmp_path):
-        """A norm of every patch before the final norm; a cutoff between the two largest leaves one of 16."""
+    def test_patches_above_the_cutoff_are_counted(self, tiny, tmp_path):
+        """Norms are those before the final norm layer; a cutoff between the two largest leaves one of 16 patches."""
         for name, seed in (("a", 0), ("b", 1)):
             Image.fromarray(np.random.default_rng(seed).integers(0, 256, (32, 32, 3), np.uint8)).save(
                 tmp_path / f"{name}.png"
@@ -196,8 +196,8 @@ class TestNorms:
         assert f" above {5 * np.median(maps):.3g}, " in panel.caption
 
 
-def test_a_film_has_a_frame_for_each_image_with_its_titles(tiny, bench, tmp_path):
-    """Each is the still of that image; several rows of heads belong to one."""
+def test_an_animation_has_a_frame_for_each_image(tiny, bench, tmp_path):
+    """A frame equals the still picture of its image, with a row for each head."""
     (tmp_path / "frames").mkdir()
     for number in range(3):
         Image.new("RGB", (32, 32), (80 * number, 90, 0)).save(tmp_path / "frames" / f"{number}.png")
@@ -224,21 +224,22 @@ def test_a_film_has_a_frame_for_each_image_with_its_titles(tiny, bench, tmp_path
 
 
 class TestRetrieval:
-    def test_neighbours_are_those_of_all_cosines(self):
+    def test_neighbours_have_the_largest_cosines(self):
         generator = np.random.default_rng(0)
         maps = [
             generator.normal(size=(rows, columns, 5)).astype(np.float32) for rows, columns in ((2, 3), (4, 2), (3, 3))
         ]
         unit = [tokens.reshape(-1, 5) / np.linalg.norm(tokens.reshape(-1, 5), axis=1)[:, None] for tokens in maps]
-        found = Retrieval(neighbours=4).nearest(maps, 1, [3, 6])
-        for patch, row in zip((3, 6), found, strict=True):
+        nearest = Retrieval(neighbours=4).nearest(maps, 1, [3, 6])
+        for patch, row in zip((3, 6), nearest, strict=True):
             cosines = {(n, k): unit[n][k] @ unit[1][patch] for n in (0, 2) for k in range(len(unit[n]))}
             expected = sorted(cosines, key=cosines.__getitem__, reverse=True)[:4]
-            assert [(near.image, near.patch) for near in row] == expected
-            assert np.allclose([near.similarity for near in row], [cosines[each] for each in expected], atol=1e-6)
+            assert [(neighbour.image, neighbour.patch) for neighbour in row] == expected
+            similarities = [neighbour.similarity for neighbour in row]
+            assert np.allclose(similarities, [cosines[pair] for pair in expected], atol=1e-6)
 
-    def test_a_patch_finds_its_copy_and_is_shown_in_its_surroundings(self, tiny, tmp_path):
-        """Without positions and blocks that mix, a patch is what it shows."""
+    def test_a_patch_finds_its_copy_and_is_shown_with_its_context(self, tiny, tmp_path):
+        """With pixels as features, so that no position or other patch has an influence."""
         pixels = np.random.default_rng(1).integers(0, 256, (32, 32, 3), np.uint8)
         copied = np.random.default_rng(2).integers(0, 256, (32, 32, 3), np.uint8)
         copied[24:, :8] = pixels[8:16, 16:24]
@@ -258,7 +259,7 @@ class TestRetrieval:
 
 
 class TestLocality:
-    def test_boxes_are_those_of_the_probe(self, tiny, tmp_path):
+    def test_boxes_equal_those_of_the_probe(self, tiny, tmp_path):
         request = request_of(tiny, "tiny:", limit=5)
         viewer = viewer_of(request)
         outcome = PROBE.run(viewer.export, Workspace(cache=tmp_path, data="tiny:"))
@@ -271,7 +272,7 @@ class TestLocality:
             inside = 100 * overlap(scene.boxes[box], scene.truth)
             assert inside == pytest.approx(100 * outcome.metrics["iou"].per_image[image], rel=1e-4)
 
-    def test_with_a_query_of_ones_own_the_images_are_scenes(self, tiny, photos):
+    def test_an_own_query_is_searched_in_the_images_themselves(self, tiny, photos):
         request = request_of(tiny, photos)
         scenes = LocalityPicture(query=str(photos / "square.png")).image_scenes(viewer_of(request), request)
         assert [scene.label for scene in scenes] == ["high", "square", "wide"] and len(scenes[0].boxes) == 25
@@ -282,8 +283,8 @@ class TestLocality:
 
 
 class TestInversion:
-    def test_the_image_is_found_for_what_is_said_of_it(self, tiny):
-        """Of a third of the patches, in steps enough to fit a smooth image."""
+    def test_inversion_approaches_the_image_of_the_target_features(self, tiny):
+        """From a third of the patches, with enough steps to fit a smooth image."""
         viewer = viewer_of(request_of(tiny))
         slope = torch.linspace(0.2, 0.8, 32)
         image = torch.stack([slope.expand(32, 32), slope.expand(32, 32).T, torch.full((32, 32), 0.5)])[None]
@@ -292,12 +293,12 @@ class TestInversion:
         def run(steps: int) -> tuple[torch.Tensor, list[float]]:
             return invert(vit, normalise(viewer, image), keep, partial(normalise, viewer), steps, 1e-2, seed=0)
 
-        (first, _), (found, losses) = run(1), run(40)
+        (first, _), (inverted, losses) = run(1), run(40)
         assert losses[-1] < 0.3 * losses[0] and torch.equal(run(1)[0], first)
-        assert found.shape == image.shape and found.min() >= 0 and found.max() <= 1
-        assert (found - image).abs().mean() < (first - image).abs().mean()
+        assert inverted.shape == image.shape and inverted.min() >= 0 and inverted.max() <= 1
+        assert (inverted - image).abs().mean() < (first - image).abs().mean()
 
-    def test_the_target_is_of_visible_patches_alone(self, extrema):
+    def test_the_target_depends_on_visible_patches_alone(self, extrema):
         viewer = viewer_of(request_of(extrema))
         images, keep = torch.randn(2, 1, 3, 32, 32), torch.tensor([[1, 7]])
         images[1, :, :, :8, 8:16], images[1, :, :, 8:16, 24:] = images[0, :, :, :8, 8:16], images[0, :, :, 8:16, 24:]
@@ -305,7 +306,7 @@ class TestInversion:
         assert first.shape == (1, 2, 24) and torch.equal(first, second)
         assert visible_tokens(viewer.backbone.vit, images[0], None).shape == (1, 16, 24)
 
-    def test_the_prior_is_the_hourglass_of_its_source(self):
+    def test_the_prior_has_the_size_of_its_source(self):
         """Feature_inversion.ipynb: six levels at 256 pixels, cut to 224; fewer for small images."""
         prior = DeepImagePrior((224, 224), seed=0)
         assert prior.noise.shape == (1, 32, 256, 256) and prior.noise.min() >= 0 and prior.noise.max() <= 0.1
@@ -358,7 +359,7 @@ class TestCommand:
             ),
         ],
     )
-    def test_mistakes_get_one_line(self, words, message, tiny, photos, refused, tmp_path):
+    def test_wrong_requests_are_refused_in_one_line(self, words, message, tiny, photos, refused, tmp_path):
         images = () if "--images" in words else ("--images", photos)
         refused("visualize", *words, "--checkpoint", tiny, *images, "--out", tmp_path, named=message)
 
@@ -370,18 +371,19 @@ def test_the_page_lists_every_setting_with_its_default():
     page = (Path(__file__).parents[2] / "docs/visualize.md").read_text()
     for kind in KINDS:
         section = page.partition(f"\n## {kind}\n")[2].partition("\n## ")[0]
-        told = dict(re.findall(r"^\| `(\w+)` \| (.*?) \|", section, flags=re.MULTILINE))
+        documented = dict(re.findall(r"^\| `(\w+)` \| (.*?) \|", section, flags=re.MULTILINE))
         settings = vars(chosen_kind(kind, []))
-        assert section and told.keys() == settings.keys(), kind
+        assert section and documented.keys() == settings.keys(), kind
         for name, default in settings.items():
-            if told[name].startswith("`"):
-                assert chosen_kind(kind, [f"{name}={told[name].strip('`')}"]) == chosen_kind(kind, []), (kind, name)
+            if documented[name].startswith("`"):
+                value = documented[name].strip("`")
+                assert chosen_kind(kind, [f"{name}={value}"]) == chosen_kind(kind, []), (kind, name)
             else:
                 assert not default or name == "at"
 
 
-def test_depth_is_that_of_the_head_that_a_run_trained(tiny, tmp_path):
-    """Its errors are the run's, and nothing is trained again."""
+def test_depth_is_predicted_by_the_head_that_a_run_trained(tiny, tmp_path):
+    """With the errors of the run, and without another training."""
     task, cache = DEPTH["depth_linear@smoke"].task, tmp_path / "cache"  # of a run with --out tmp_path
     space = Workspace(cache=cache, data="tiny-nyu:")
     errors = task.run(load(tiny), space).metrics["rmse"].per_image
@@ -409,7 +411,7 @@ def test_depth_is_that_of_the_head_that_a_run_trained(tiny, tmp_path):
         ("discovery@smoke", "tiny-trainval:", r"IoU 0\.\d\d"),
     ],
 )
-def test_predictions_stand_beside_the_truth(protocol, url, caption, tiny, tmp_path):
+def test_predictions_are_drawn_beside_the_labels(protocol, url, caption, tiny, tmp_path):
     kind = chosen_kind("predictions", [f"protocol={protocol}", f"results={tmp_path}"])
     (picture,) = kind.pictures(request_of(tiny, url, limit=3))
     assert len(picture.rows) == 3 and picture.name == f"predictions-{protocol.partition('@')[0]}"
@@ -422,7 +424,7 @@ def test_predictions_stand_beside_the_truth(protocol, url, caption, tiny, tmp_pa
     assert encoded(picture, "png", {})
 
 
-def test_keypoints_predicted_in_the_padding_are_counted_not_drawn(tiny, tmp_path, monkeypatch):
+def test_keypoints_predicted_in_the_padding_are_counted_but_not_drawn(tiny, tmp_path, monkeypatch):
     def match_pair(self, scenes, number, patches):
         return np.array([[0.0, 0.0], [1.5, 0.0], [0.0, 1.5]]), np.zeros(3)
 
@@ -434,14 +436,10 @@ def test_keypoints_predicted_in_the_padding_are_counted_not_drawn(tiny, tmp_path
     assert predicted.caption == "3 of 3 found\n2 in the padding"
 
 
-def test_names_are_no_formulas_and_hold_no_markup():
+def test_names_are_escaped_and_not_read_as_formulas():
     name = "$x_1$ <b>&\x1b[0m \u202e" + "long " * 40
     panel = Panel(values=np.zeros((2, 2), np.float32), size=(2, 2), title=name, caption=name)
     picture = Picture(name="x", rows=(PanelRow(panels=(panel, None), label=name),), headings=((name, 2),), note=name)
     text = encoded(picture, "svg", {}).decode()
-    assert (
-        "<title>x: $x_1$ &lt;b&gt;" in text
-        and "$x_1$ &lt;b&gt;&amp;\\x1b[0m" in text
-        and "\u202e" not in text
-        and "\x1b" not in text
-    )
+    assert "<title>x: $x_1$ &lt;b&gt;" in text and "$x_1$ &lt;b&gt;&amp;\\x1b[0m" in text
+    assert "\u202e" not in text and "\x1b" not in text
