@@ -1,7 +1,11 @@
 """CAE (Chen et al. 2022): a regressor predicts the latents of hidden patches, a decoder their visual tokens.
 
 Figure 2 and section 3 of the paper; lxtGH/CAE d725971, models/modeling_cae.py, models/modeling_cae_helper.py,
-furnace/engine_for_pretraining.py.
+furnace/engine_for_pretraining.py:
+
+    visible patches --encoder--> Z_v --regressor--> Z_m --decoder--> Y_m, compared with the tokenizer's tokens
+    hidden patches --target encoder--> target latents, compared with Z_m
+
 B images, L patches, k visible and M hidden ones in every image, D width, d width of regressor and decoder, K codes.
 """
 
@@ -45,23 +49,23 @@ class Settings(Validated):
     """The defaults are those of CAE-B (scripts/cae_base_800e.sh, tools/run_pretraining.py), but the tokenizer's."""
 
     tokenizer: str = ""  # file of DALL-E's encoder; "": k-means of patches, fitted to the training images
-    codes: TwoOrMore = 8192  # of k-means
-    num_mask_patches: int = 98  # hidden in every image
-    min_mask_patches_per_block: int = 16  # in a rectangle, before its sides are rounded
-    decoder_width: PositiveInt = 768  # of regressor and decoder
+    codes: TwoOrMore = 8192  # number of codes of k-means
+    num_mask_patches: int = 98  # patches hidden in every image
+    min_mask_patches_per_block: int = 16  # fewest patches of a hidden rectangle, before its sides are rounded
+    decoder_width: PositiveInt = 768  # token width of regressor and decoder
     decoder_heads: PositiveInt = 12  # attention heads of regressor and decoder
     regressor_depth: PositiveInt = 4  # blocks of the regressor
     decoder_depth: PositiveInt = 4  # blocks of the decoder
     align_weight: NonNegativeFloat = 2.0  # lambda, weight of the alignment loss of the latents
-    # the encoder of the target latents: that before the last update (lxtGH/CAE), or the current one (Atten4Vis/CAE
-    # a7fd162)
+    # target encoder: the encoder before the last update (lxtGH/CAE), or the current one (Atten4Vis/CAE a7fd162)
     target: Literal["previous", "current"] = "previous"
-    target_momentum: UnitInterval = 0.0  # momentum of the target encoder; 0: a copy of the encoder
+    target_momentum: UnitInterval = 0.0  # EMA momentum of the target encoder; 0: a copy of the encoder
     layer_scale_start: PositiveFloat = 0.1  # initial value of the encoder's layer scale
-    decoder_layer_scale_start: NonNegativeFloat = 0.1  # the same for regressor and decoder; 0: no layer scale
-    rescaled: bool = False  # initial weights as BEiT's (fix_init_weight)
-    drop_path: BelowOne = 0.1  # rate of the last block of encoder, regressor and decoder
-    colour_jitter: NonNegativeFloat = 0.0  # strength for brightness, contrast and saturation
+    # initial value of the layer scale of regressor and decoder; 0: no layer scale
+    decoder_layer_scale_start: NonNegativeFloat = 0.1
+    rescaled: bool = False  # BEiT's initial weights (fix_init_weight)
+    drop_path: BelowOne = 0.1  # drop path rate of the last block of encoder, regressor and decoder
+    colour_jitter: NonNegativeFloat = 0.0  # strength of the jitter of brightness, contrast and saturation
     crop_scale: AreaRange = (0.08, 1.0)  # least and largest share of the image's area in the crop
 
     def __post_init__(self) -> None:
@@ -87,53 +91,66 @@ class ContextAutoencoder(TokenPrediction):
         self.vit = cae_vit(ViT(spec, s.drop_path), s.layer_scale_start, s.rescaled)
         self.teacher = frozen_copy(self.vit, drop_path=True)
         self.embed = embedding(spec.width, width, s.rescaled)
-        shape = (s.decoder_heads, s.decoder_layer_scale_start, s.drop_path)
-        self.regressor = LatentRegressor(width, s.regressor_depth, *shape)
-        self.decoder = HiddenDecoder(width, s.decoder_depth, *shape, self.tokenizer.codes)
-        for part in (self.regressor, self.decoder):
+        block_settings = (s.decoder_heads, s.decoder_layer_scale_start, s.drop_path)
+        self.regressor = LatentRegressor(width, s.regressor_depth, *block_settings)
+        self.decoder = HiddenDecoder(width, s.decoder_depth, *block_settings, self.tokenizer.codes)
+        for network in (self.regressor, self.decoder):
             if s.rescaled:
-                rescale_(cut_truncated_(part).blocks)
+                rescale_(cut_truncated_(network).blocks)
             else:
-                xavier_(part)
+                xavier_(network)
         self.register_buffer("positions", sincos_positions(spec.grid, width, "row"), persistent=False)
 
     def forward(self, views: Mapping[str, Tensor]) -> Step:
-        visible, hidden = self.split(views["mask"])
+        images = views["image"]
+        visible, hidden = self.split(views["mask"])  # ids (B, k) and (B, M)
+
+        # Targets of the hidden patches: visual tokens and latents.
         tokens = self.tokenizer(views["picture"]).gather(1, hidden)  # (B, M)
-        target = self.target(views["image"], hidden)
-        latent = self.regress(views["image"], visible, hidden)
-        logits = to_float32(self.decoder(latent, self.positions_of(hidden)))
-        main = F.cross_entropy(logits.flatten(0, 1), tokens.flatten())
-        align = self.settings.align_weight * F.mse_loss(to_float32(latent), to_float32(target))
-        correct = (logits.detach().argmax(dim=2) == tokens).to(logits.dtype)
-        logs = {"loss_main": main.detach(), "loss_align": align.detach(), "token_accuracy": correct.mean()}
-        return Step(main + align, logs)
+        target_latents = self.target(images, hidden)  # (B, M, d)
+
+        # Predictions: latents from those of the visible patches, and tokens from the predicted latents.
+        latents = self.regress(images, visible, hidden)  # Z_m (B, M, d)
+        logits = to_float32(self.decoder(latents, self.positions_of(hidden)))  # Y_m (B, M, K)
+
+        decoding_loss = F.cross_entropy(logits.flatten(0, 1), tokens.flatten())
+        alignment_loss = F.mse_loss(to_float32(latents), to_float32(target_latents))
+        weighted_alignment = self.settings.align_weight * alignment_loss  # lambda
+        is_correct = (logits.detach().argmax(dim=2) == tokens).to(logits.dtype)
+        logs = {
+            "loss_main": decoding_loss.detach(),
+            "loss_align": weighted_alignment.detach(),
+            "token_accuracy": is_correct.mean(),
+        }
+        return Step(decoding_loss + weighted_alignment, logs)
 
     def split(self, mask: Tensor) -> tuple[Tensor, Tensor]:
-        """Mask (B, L), 1 for hidden patches -> ids of the visible (B, k) and of the hidden patches (B, M), in raster
-        order."""
-        order = mask.to(torch.uint8).argsort(dim=1, stable=True)
-        return order.tensor_split([order.shape[1] - self.settings.num_mask_patches], dim=1)
+        """Mask (B, L), 1 for hidden patches -> ids of the visible (B, k) and of the hidden patches (B, M), both in
+        raster order."""
+        visible_first = mask.to(torch.uint8).argsort(dim=1, stable=True)
+        visible = visible_first.shape[1] - self.settings.num_mask_patches
+        return visible_first.tensor_split([visible], dim=1)
 
     def positions_of(self, ids: Tensor) -> Tensor:
         """Ids (B, l) -> position embeddings (B, l, d)."""
         return take(self.positions.expand(len(ids), -1, -1), ids)
 
     def encode(self, vit: ViT, images: Tensor, ids: Tensor) -> Tensor:
-        """Images (B, 3, H, W), ids (B, l) -> latents of these patches (B, l, d), the only ones the encoder sees."""
+        """Images (B, 3, H, W), ids (B, l) -> latents (B, l, d) of these patches; the encoder sees no others."""
         patches = vit.add_positions(vit.project(images), self.spec.grid)
-        return self.embed(vit.encode(patches, keep=ids)[0][:, 1:])
+        patch_tokens = vit.encode(patches, keep=ids)[0][:, 1:]  # without the class token
+        return self.embed(patch_tokens)
 
     @torch.no_grad()
     def target(self, images: Tensor, hidden: Tensor) -> Tensor:
-        """Images (B, 3, H, W), ids of the hidden patches (B, M) -> the target encoder's latents of these (B, M, d)."""
+        """Images (B, 3, H, W), ids of the hidden patches (B, M) -> their latents (B, M, d) by the target encoder."""
         return self.encode(self.teacher, images, hidden)
 
     def regress(self, images: Tensor, visible: Tensor, hidden: Tensor) -> Tensor:
-        """Images (B, 3, H, W), ids of visible (B, k) and hidden patches (B, M) -> the latents of the hidden patches
-        (B, M, d), which the regressor predicts from the encoder's latents of the visible ones."""
-        latent = self.encode(self.vit, images, visible)
-        return self.regressor(latent, self.positions_of(visible), self.positions_of(hidden))
+        """Images (B, 3, H, W), ids of visible (B, k) and hidden patches (B, M) -> predicted latents Z_m of the hidden
+        patches (B, M, d)."""
+        visible_latents = self.encode(self.vit, images, visible)  # Z_v (B, k, d)
+        return self.regressor(visible_latents, self.positions_of(visible), self.positions_of(hidden))
 
     def baseline_loss(self, views: Mapping[str, Tensor]) -> dict[str, Tensor]:
         return {"loss_main": self.baseline_loss_of_tokens(views)}
@@ -153,10 +170,9 @@ class ContextAutoencoder(TokenPrediction):
 
 
 def embedding(width_in: int, width: int, rescaled: bool) -> nn.Module:
-    """A linear layer and a norm from the encoder's width to the regressor's; the identity if they are the same.
+    """A linear layer and a norm, tokens (..., width_in) -> (..., width); the identity if the widths are equal.
 
-    With `rescaled`, it keeps torch's initial weights, because the source then initialises only the other parts
-    (modeling_cae.py:53-61).
+    With `rescaled`, it keeps torch's initial weights, as in the source (modeling_cae.py:53-61).
     """
     if width_in == width:
         return nn.Identity()
@@ -165,7 +181,7 @@ def embedding(width_in: int, width: int, rescaled: bool) -> nn.Module:
 
 
 NORM_EPS = 1e-6
-MLP_RATIO = 4
+MLP_RATIO = 4  # hidden width of the MLPs of regressor and decoder, divided by their token width
 
 
 class CrossAttention(nn.Module):
@@ -180,18 +196,17 @@ class CrossAttention(nn.Module):
 
     def forward(self, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
         """Tokens for queries (B, M, d), keys (B, N, d) and values (B, N, d) -> (B, M, d)."""
-        q, k, v = (
-            tokens.unflatten(2, (self.heads, -1)).transpose(1, 2)
-            for tokens in (self.q(queries) + self.q_bias, self.k(keys), self.v(values) + self.v_bias)
-        )
-        return self.proj(F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2))
+        projected = (self.q(queries) + self.q_bias, self.k(keys), self.v(values) + self.v_bias)
+        q, k, v = (tokens.unflatten(2, (self.heads, -1)).transpose(1, 2) for tokens in projected)
+        attended = F.scaled_dot_product_attention(q, k, v)  # (B, heads, M, d / heads)
+        return self.proj(attended.transpose(1, 2).flatten(2))
 
 
 class RegressorBlock(nn.Module):
     """Cross-attention from the hidden patches to all patches, then an MLP.
 
-    Positions are added to queries and keys only. The second norm is applied to the residual stream itself.
-    layer_scale: initial value of both layer scales; 0: they are fixed at 1.
+    Positions are added to queries and keys only. As in the source, the second norm is applied to the residual stream
+    itself. layer_scale: initial value of both layer scales; 0: both are 1 and not trained.
     """
 
     def __init__(self, width: int, heads: int, layer_scale: float, drop_path: float) -> None:
@@ -205,12 +220,15 @@ class RegressorBlock(nn.Module):
             self.register_parameter(name, nn.Parameter(scale, requires_grad=layer_scale > 0))
 
     def forward(self, hidden: Tensor, visible: Tensor, hidden_positions: Tensor, positions: Tensor) -> Tensor:
-        """Tokens of hidden (B, M, d) and visible patches (B, k, d), positions of hidden (B, M, d) and of all patches,
-        visible ones first (B, k+M, d) -> tokens of hidden patches (B, M, d)."""
+        """Update the tokens of the hidden patches (B, M, d).
+
+        hidden, visible: tokens (B, M, d) and (B, k, d). hidden_positions: (B, M, d). positions: of all patches, the
+        visible ones first (B, k+M, d).
+        """
         tokens = torch.cat([visible, hidden], dim=1)
-        attended = self.attn(
-            self.norm_q(hidden + hidden_positions), self.norm_k(tokens + positions), self.norm_v(tokens)
-        )
+        queries = self.norm_q(hidden + hidden_positions)
+        keys, values = self.norm_k(tokens + positions), self.norm_v(tokens)
+        attended = self.attn(queries, keys, values)
         hidden = self.norm2(hidden + self.drop_path(self.gamma_1 * attended))
         return hidden + self.drop_path(self.gamma_2 * self.mlp(hidden))
 
@@ -227,8 +245,8 @@ class LatentRegressor(nn.Module):
         self.norm = nn.LayerNorm(width, eps=NORM_EPS)
 
     def forward(self, visible: Tensor, visible_positions: Tensor, hidden_positions: Tensor) -> Tensor:
-        """Latents of visible patches and their positions (B, k, d), positions of hidden patches (B, M, d) -> latents of
-        hidden patches (B, M, d)."""
+        """Latents Z_v of visible patches and their positions, both (B, k, d), positions of hidden patches (B, M, d) ->
+        latents Z_m of hidden patches (B, M, d)."""
         positions = torch.cat([visible_positions, hidden_positions], dim=1)
         hidden = self.mask_token.to(visible).expand_as(hidden_positions)
         for block in self.blocks:
@@ -237,7 +255,7 @@ class LatentRegressor(nn.Module):
 
 
 class HiddenDecoder(nn.Module):
-    """Predicts the tokens of hidden patches from their latents, with attention among these patches alone."""
+    """Predicts the visual tokens of hidden patches from their latents; hidden patches attend to each other alone."""
 
     def __init__(self, width: int, depth: int, heads: int, layer_scale: float, drop_path: float, codes: int) -> None:
         super().__init__()
@@ -258,7 +276,7 @@ class HiddenDecoder(nn.Module):
         self.head = nn.Linear(width, codes)
 
     def forward(self, hidden: Tensor, hidden_positions: Tensor) -> Tensor:
-        """Latents of hidden patches and their positions (B, M, d) -> logits of their tokens (B, M, K)."""
+        """Latents Z_m of hidden patches and their positions, both (B, M, d) -> logits Y_m of their tokens (B, M, K)."""
         hidden = hidden + hidden_positions
         for block in self.blocks:
             hidden = block(hidden)

@@ -44,40 +44,41 @@ from pretrain.parts.weights import TOKEN_STD, capi_vit
 from pretrain.recipe import VIT_L, Recipe, on_32px, smoke
 from pretrain.schedules import TruncatedCosine
 
-# The fields of the encoder's spec that CAPI leaves open.
-OPEN = ("architecture", "image_size", "patch_size", "width", "depth", "heads", "mlp_hidden", "mlp", "pool", "norm_eps")
-OPEN += ("rotary_base", "registers", "register_place", "register_box", "position_resize")
-LARGEST = 50.0  # logarithm of a cluster's largest assignment before Sinkhorn-Knopp
-EPS = 1e-8  # in denominators of Sinkhorn-Knopp and of the prototypes
+# Fields of the encoder's spec that may have any value; all others must be those of the published encoders.
+FREE_FIELDS = ("architecture", "image_size", "patch_size", "width", "depth", "heads", "mlp_hidden", "mlp", "pool")
+FREE_FIELDS += ("norm_eps", "rotary_base", "registers", "register_place", "register_box", "position_resize")
+MAX_LOG_ASSIGNMENT = 50.0  # largest score of a cluster over the images once shifted; exp of it is far from overflow
+EPS = 1e-8  # added to denominators in Sinkhorn-Knopp and in the normalisation of the prototypes
 
 
 @dataclass(frozen=True, kw_only=True)
 class Settings(Validated):
     """The defaults are those of default_pretrain_config.yaml."""
 
-    clusters: PositiveInt = 16384  # K
+    clusters: PositiveInt = 16384  # K, number of clusters
     cluster_bias: bool = True  # whether the cluster logits have a bias
     cluster_lr: NonNegativeFloat = 0.5  # factor on the learning rate of the clustering layer
-    cluster_weight_decay: NonNegativeFloat = 0.01  # of the clustering layer, bias included
-    cluster_temperature: PositiveFloat = 0.12  # of the clustering layer's own predictions
-    target_temperature: PositiveFloat = 0.06  # of the assignments from which Sinkhorn-Knopp makes the targets
-    student_temperature: PositiveFloat = 0.12  # of the student's predictions
-    sinkhorn_iterations: NonNegativeInt = 3  # of Sinkhorn-Knopp, over the images of all processes
-    sinkhorn_by_position: bool = True  # for each position separately, so that no cluster stands for a position
-    mask_shape: HiddenShape = "inverse_block"  # which patches are hidden: all but a block, a block, or random ones
-    mask_roll: bool = True  # shift blocks at random, wrapping around the image's edges
+    cluster_weight_decay: NonNegativeFloat = 0.01  # weight decay of the clustering layer, bias included
+    cluster_temperature: PositiveFloat = 0.12  # temperature of the clustering layer's predictions
+    target_temperature: PositiveFloat = 0.06  # temperature of the targets, before Sinkhorn-Knopp
+    student_temperature: PositiveFloat = 0.12  # temperature of the student's predictions
+    sinkhorn_iterations: NonNegativeInt = 3  # iterations of Sinkhorn-Knopp, over the images of all processes
+    # Sinkhorn-Knopp for each position separately, so that clusters do not encode positions; false: over all patches
+    sinkhorn_by_position: bool = True
+    mask_shape: HiddenShape = "inverse_block"  # hidden patches: all but a block, a block, or random ones
+    mask_roll: bool = True  # shift the block at random, wrapping around the image's edges
     mask_ratio: ProperFraction = 0.65  # share of the patches that is hidden
     predicted_share: Fraction = 0.05  # share of the hidden patches that is predicted
     predictor_depth: PositiveInt = 12  # blocks of the predictor, which is as wide as the encoder
-    drop_path: BelowOne = 0.2  # the same in all blocks of encoder and predictor
+    drop_path: BelowOne = 0.2  # drop path rate of all blocks of encoder and predictor
     patch_lr: NonNegativeFloat = 0.2  # factor on the learning rate of the patch embedding
     rotary_lr: NonNegativeFloat = 0.0  # factor on the learning rate of the rotary frequencies; 0: they are fixed
-    norm_weight_decay: NonNegativeFloat = 0.01  # of the norms' gains
-    teacher_momentum: UnitInterval = 0.999  # of the averaged encoder, after the warm-up
-    teacher_momentum_start: UnitInterval = 1.0  # of the averaged encoder at the start; 1: it does not move
-    teacher_momentum_end: UnitInterval = 1.0  # end of the half cosine that follows the warm-up
+    norm_weight_decay: NonNegativeFloat = 0.01  # weight decay of the norms' gains
+    teacher_momentum: UnitInterval = 0.999  # EMA momentum of the teacher after the momentum's warm-up
+    teacher_momentum_start: UnitInterval = 1.0  # EMA momentum at the start of the warm-up; 1: the teacher is fixed
+    teacher_momentum_end: UnitInterval = 1.0  # EMA momentum at the end of the half cosine that follows the warm-up
     momentum_warmup: NonNegativeFloat = 0.0  # epochs of the linear warm-up of the momentum
-    momentum_cut: Fraction = 0.8  # share of that half cosine that the training covers
+    momentum_cut: Fraction = 0.8  # share of the momentum's half cosine that the training covers
     crop_scale: AreaRange = (0.6, 1.0)  # least and largest share of the image's area in a crop
 
 
@@ -89,7 +90,7 @@ class Capi(Method):
 
     def __init__(self, spec: ViTSpec, settings: Settings) -> None:
         super().__init__(spec, settings)
-        capi_spec = ViTSpec(**ENCODER | {name: getattr(spec, name) for name in OPEN})
+        capi_spec = ViTSpec(**ENCODER | {name: getattr(spec, name) for name in FREE_FIELDS})
         check_encoder(spec, **{field.name: getattr(capi_spec, field.name) for field in fields(capi_spec)})
         self.mask = visible_and_predicted(spec.grid, settings)
         self.vit = drop_subsets_(capi_vit(ViT(spec)), [settings.drop_path] * spec.depth)
@@ -109,28 +110,39 @@ class Capi(Method):
         return ImageViews({"image": image}, {"ids": self.mask})
 
     def forward(self, views: Mapping[str, Tensor]) -> Step:
-        visible, predicted = views["ids"].tensor_split([self.mask.visible], dim=1)
-        targets, clustering = self.assign(views["image"])
-        logits = self.head(l2_normalize(self.predict(views["image"], visible, predicted)))
-        prediction = soft_cross_entropy(logits / self.settings.student_temperature, take(targets, predicted))
-        logs = {"prediction": prediction.detach(), "clustering": clustering.detach()}
-        return Step(prediction + clustering, logs)
+        images = views["image"]
+        visible, predicted = views["ids"].tensor_split([self.mask.visible], dim=1)  # ids (B, V) and (B, m)
+
+        # Teacher: assignments of all patches to the clusters, which the clustering layer learns from too.
+        assignments, clustering_loss = self.assign(images)  # (B, L, K)
+
+        # Student: the predictor fills in hidden patches from the visible ones.
+        tokens = self.predict(images, visible, predicted)  # (B, m, D)
+        logits = self.head(l2_normalize(tokens))  # (B, m, K)
+        targets = take(assignments, predicted)  # (B, m, K)
+        prediction_loss = soft_cross_entropy(logits / self.settings.student_temperature, targets)
+
+        logs = {"prediction": prediction_loss.detach(), "clustering": clustering_loss.detach()}
+        return Step(prediction_loss + clustering_loss, logs)
 
     def assign(self, images: Tensor) -> tuple[Tensor, Tensor]:
         """Images (B, 3, H, W) -> target assignments of their patches (B, L, K), without gradient, and the loss of the
-        clustering layer, which predicts the same targets."""
+        clustering layer, which predicts the same assignments."""
         s = self.settings
         with torch.no_grad():
-            patches = to_float32(self.teacher(images)[0][:, self.spec.registers :]).transpose(0, 1)
-        logits = to_float32(self.clusters(F.normalize(patches, dim=-1, eps=1e-7)))  # (L, B, K)
-        groups = logits.detach() if s.sinkhorn_by_position else logits.detach().flatten(0, 1)
-        targets = balanced_assignments(groups / s.target_temperature, s.sinkhorn_iterations).view_as(logits)
-        return targets.transpose(0, 1), soft_cross_entropy(logits / s.cluster_temperature, targets)
+            patch_tokens = to_float32(self.teacher(images)[0][:, self.spec.registers :])  # (B, L, D)
+            patch_tokens = patch_tokens.transpose(0, 1)
+        logits = to_float32(self.clusters(F.normalize(patch_tokens, dim=-1, eps=1e-7)))  # (L, B, K)
+        # Sinkhorn-Knopp balances over the last but one dimension: the images at each position, or all patches.
+        scores = logits.detach() if s.sinkhorn_by_position else logits.detach().flatten(0, 1)
+        targets = balanced_assignments(scores / s.target_temperature, s.sinkhorn_iterations).view_as(logits)
+        clustering_loss = soft_cross_entropy(logits / s.cluster_temperature, targets)
+        return targets.transpose(0, 1), clustering_loss
 
     def predict(self, images: Tensor, visible: Tensor | None, predicted: Tensor) -> Tensor:
         """Images (B, 3, H, W), ids of the visible patches (B, V) or None for all, and ids of the predicted ones (B, m)
         -> the predictor's tokens after its final norm (B, m, D)."""
-        context = self.vit.encode(self.vit.project(images), keep=visible)[0]
+        context = self.vit.encode(self.vit.project(images), keep=visible)[0]  # (B, R+V, D)
         rope, grid = self.vit.trunk.rope, self.spec.grid
         predicted_positions = rope.positions(grid)[self.spec.registers :][predicted]
         context_positions = rope.positions(grid, visible).expand(len(images), -1, -1)
@@ -147,30 +159,34 @@ class Capi(Method):
         for name, parameter in self.named_parameters():
             if not parameter.requires_grad:
                 continue
-            scale, decay = 1.0, None
+            lr_scale, weight_decay = 1.0, None
             if name.startswith("clusters."):
-                scale, decay = s.cluster_lr, s.cluster_weight_decay
+                lr_scale, weight_decay = s.cluster_lr, s.cluster_weight_decay
             elif ".patch_embed." in name:
-                scale, decay = s.patch_lr, 0.0 if name.endswith(".bias") else None
+                lr_scale, weight_decay = s.patch_lr, 0.0 if name.endswith(".bias") else None
             elif ".rope." in name:
-                scale = s.rotary_lr
+                lr_scale = s.rotary_lr
             elif "norm" in name:
-                decay = s.norm_weight_decay
-            groups[scale, decay][name] = parameter
-        return [Group(parameters=group, lr_scale=scale, weight_decay=d) for (scale, d), group in groups.items()]
+                weight_decay = s.norm_weight_decay
+            groups[lr_scale, weight_decay][name] = parameter
+        return [
+            Group(parameters=parameters, lr_scale=lr_scale, weight_decay=weight_decay)
+            for (lr_scale, weight_decay), parameters in groups.items()
+        ]
 
     def after_update(self, progress: TrainProgress) -> None:
-        """Move the averaged encoder, with a momentum that follows a warm-up and a truncated cosine."""
+        """Move the teacher towards the encoder, with a momentum that follows a warm-up and a truncated cosine."""
         s = self.settings
         schedule = TruncatedCosine(warmup=s.momentum_warmup, floor=s.teacher_momentum_end, cut=s.momentum_cut)
-        ema_update(self.teacher, self.vit, schedule.at(s.teacher_momentum, progress, s.teacher_momentum_start))
+        momentum = schedule.at(s.teacher_momentum, progress, s.teacher_momentum_start)
+        ema_update(self.teacher, self.vit, momentum)
 
     def encoders(self) -> dict[str, Encoder]:
         return {"teacher": Encoder(vit=self.teacher), "student": Encoder(vit=self.vit)}
 
 
 class Predictor(nn.Module):
-    """Mask tokens that attend to the encoder's tokens in every block, and never to each other."""
+    """Blocks in which mask tokens attend to the encoder's tokens, not to each other."""
 
     def __init__(self, spec: ViTSpec, depth: int, drop_path: float) -> None:
         super().__init__()
@@ -182,8 +198,10 @@ class Predictor(nn.Module):
         nn.init.normal_(self.mask_token, std=TOKEN_STD)
 
     def forward(self, positions: Tensor, context: Tensor, context_positions: Tensor) -> Tensor:
-        """Positions to predict (B, m, 2), the encoder's tokens (B, R+V, D) and their positions (B, R+V, 2) -> predicted
-        tokens after the final norm (B, m, D)."""
+        """Predict the tokens at `positions` (B, m, 2), after the final norm (B, m, D).
+
+        context, context_positions: the encoder's tokens (B, R+V, D) and their positions (B, R+V, 2).
+        """
         tokens = self.mask_token.expand(len(positions), positions.shape[1], -1)
         tables = zip(self.rope.tables(positions), self.rope.tables(context_positions), strict=True)
         for block, (table, context_table) in zip(self.blocks, tables, strict=True):
@@ -205,11 +223,11 @@ class CrossAttentionBlock(EvaBlock):
         """The block's attention branch (B, m, D), norm included."""
         attention, tokens = self.attn, self.norm1(tokens)
         heads = (attention.num_heads, attention.head_dim)
-        pairs = ((attention.q_proj, tokens), (attention.k_proj, context), (attention.v_proj, context))
-        query, key, value = (project(values).unflatten(-1, heads).transpose(1, 2) for project, values in pairs)
-        query = apply_rot_embed_cat(query, table, half=attention.rotate_half)
-        key = apply_rot_embed_cat(key, context_table, half=attention.rotate_half)
-        attended = F.scaled_dot_product_attention(query, key, value)
+        projected = (attention.q_proj(tokens), attention.k_proj(context), attention.v_proj(context))
+        queries, keys, values = (vectors.unflatten(-1, heads).transpose(1, 2) for vectors in projected)
+        queries = apply_rot_embed_cat(queries, table, half=attention.rotate_half)
+        keys = apply_rot_embed_cat(keys, context_table, half=attention.rotate_half)
+        attended = F.scaled_dot_product_attention(queries, keys, values)
         return attention.proj(attended.transpose(1, 2).flatten(2))
 
 
@@ -219,8 +237,11 @@ def soft_cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
 
 
 def balanced_assignments(scores: Tensor, iterations: int) -> Tensor:
-    """Scores (..., B, K) -> assignments (..., B, K) by Sinkhorn-Knopp over the images of all processes."""
-    shift = max_over_processes(scores.amax(dim=-2, keepdim=True)) - LARGEST
+    """Scores (..., B, K) -> assignments (..., B, K) by Sinkhorn-Knopp over the images of all processes.
+
+    Each cluster's scores are shifted by a constant, which its first normalisation over the images cancels.
+    """
+    shift = max_over_processes(scores.amax(dim=-2, keepdim=True)) - MAX_LOG_ASSIGNMENT
     return sinkhorn((scores - shift).exp_(), iterations, EPS)
 
 
@@ -232,7 +253,8 @@ def visible_and_predicted(grid: tuple[int, int], settings: Settings) -> VisibleA
     if not predicted:
         raise ValueError(
             f"predicted_share={s.predicted_share} of {hidden} hidden patches is less than one (mask_ratio="
-            f"{s.mask_ratio} of {patches} patches): raise {f'it to {1 / hidden:.2g}' if hidden else 'mask_ratio'}"
+            f"{s.mask_ratio} of {patches} patches): raise "
+            f"{f'predicted_share to {1 / hidden:.2g}' if hidden else 'mask_ratio'}"
         )
     return VisibleAndPredicted(shape=s.mask_shape, grid=grid, hidden=hidden, predicted=predicted, roll=s.mask_roll)
 
@@ -244,7 +266,7 @@ UPDATES, WARMUP, BATCH = 500_000, 50_000, 16_384
 
 
 def _vit_l(name: str, images: int) -> Recipe:
-    """The only published recipe, for the set `name` of so many images."""
+    """The published recipe on the image set `name`. images: its number of training images."""
     steps_per_epoch = images // BATCH
     warmup = WARMUP / steps_per_epoch  # epochs
     return Recipe(

@@ -3,12 +3,11 @@
 Figure 1 and section 3 of the paper; facebookresearch/data2vec_vision af9a363, beit/modeling_cyclical.py and
 beit/engine_for_cyclical.py. Of the code's options, targets within blocks (layer_results=fc), thinned-out masks and a
 factor on the loss are not implemented.
-B images, L patches, M hidden patches of the whole batch, D width.
+B images, L patches, P prefix tokens, M hidden patches of the whole batch, D width.
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import compress
 
 import torch
 from torch import Tensor, nn
@@ -38,35 +37,43 @@ from pretrain.recipe import RELATIVE, VIT_B, VIT_L, Recipe, on_32px, smoke
 from pretrain.schedules import TableCosine
 
 JITTER = 0.4  # strength (beit/datasets.py:66-74)
-NORM_EPS, VARIANCE_EPS = 1e-5, 1e-6  # of torch's norms; of engine_for_cyclical.py
-Over = tuple[int, ...]  # dimensions of (B, L, D) over which a norm computes its statistics
-BATCH, INSTANCE, LAYER = (0, 1), (1,), (-1,)
+NORM_EPS = 1e-5  # added to the variance in the norms of the targets: torch's default
+PENALTY_EPS = 1e-6  # added to the variance in the variance penalty (engine_for_cyclical.py)
+NormDims = tuple[int, ...]  # dimensions of (B, L, D) over which a norm computes its statistics
+BATCH_NORM, INSTANCE_NORM, LAYER_NORM = (0, 1), (1,), (-1,)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Settings(Validated):
     """The defaults are those of ViT-B (beit/README.md)."""
 
-    target_layers: tuple[NonNegativeInt, ...] = (6, 7, 8, 9, 10, 11)  # blocks, from 0, whose outputs are averaged
-    # Norms of these outputs, in this order.
-    target_batch_norm: bool = False  # of each channel, over all patches of the batch
-    target_instance_norm: bool = False  # of each channel, over an image's patches
-    target_layer_norm_last: bool = True  # of each patch, over the channels
-    post_target_instance_norm: bool = False  # of the average
-    post_target_layer_norm: bool = True  # of the average
-    l1_beta: PositiveFloat = 2.0  # below this difference, the loss is quadratic
-    l2_loss: bool = False  # the loss is quadratic at any difference
+    target_layers: tuple[NonNegativeInt, ...] = (
+        6,
+        7,
+        8,
+        9,
+        10,
+        11,
+    )  # teacher blocks whose outputs are averaged; from 0
+    # Norms of each block's output, applied in this order, then of the average.
+    target_batch_norm: bool = False  # normalise each channel over all patches of the batch
+    target_instance_norm: bool = False  # normalise each channel over an image's patches
+    target_layer_norm_last: bool = True  # normalise each patch over the channels
+    post_target_instance_norm: bool = False  # normalise each channel of the average over an image's patches
+    post_target_layer_norm: bool = True  # normalise each patch of the average over the channels
+    l1_beta: PositiveFloat = 2.0  # beta of the smooth L1 loss, the difference below which it is quadratic
+    l2_loss: bool = False  # mean squared error instead of the smooth L1 loss
     var_w0: NonNegativeFloat = 0.0  # weight of the penalty on channels that vary too little over the hidden patches
     var_margin0: NonNegativeFloat = 0.5  # standard deviation below which a channel is penalised
-    ema_decay: UnitInterval = 0.9998  # momentum of the teacher, after the ramp
-    ema_decay_init: UnitInterval = 0.999  # momentum at the start of the ramp
-    ema_start_at: NonNegativeInt = 0  # updates of the ramp; 0: no ramp
+    ema_decay: UnitInterval = 0.9998  # tau, EMA momentum of the teacher after its linear ramp
+    ema_decay_init: UnitInterval = 0.999  # EMA momentum at the start of the ramp
+    ema_start_at: NonNegativeInt = 0  # length of the ramp in updates; 0: no ramp
     num_mask_patches: int = 120  # most patches hidden in an image
-    min_mask_patches_per_block: int = 16  # in a rectangle, before its sides are rounded
+    min_mask_patches_per_block: int = 16  # fewest patches of a hidden rectangle, before its sides are rounded
     max_mask_patches_per_block: PositiveInt = 196  # most patches that one rectangle newly hides
     layer_scale_start: PositiveFloat = 1e-4  # initial value of layer scale
-    drop_path: BelowOne = 0.25  # rate of the student's last block
-    attn_drop: BelowOne = 0.05  # dropout of the student's attention weights
+    drop_path: BelowOne = 0.25  # drop path rate of the student's last block
+    attn_drop: BelowOne = 0.05  # dropout rate of the student's attention weights
     crop_scale: AreaRange = (0.08, 1.0)  # least and largest share of the image's area in the crop
 
 
@@ -104,30 +111,35 @@ class Data2Vec(Method):
         return ImageViews({"image": view(steps, self.preparation)}, {"mask": self.draw_mask})
 
     def forward(self, views: Mapping[str, Tensor]) -> Step:
-        mask = views["mask"].bool()
-        targets = self.targets(views["image"], mask)
-        prediction, s = self.predict(views["image"], mask), self.settings
-        loss = F.mse_loss(prediction, targets) if s.l2_loss else F.smooth_l1_loss(prediction, targets, beta=s.l1_beta)
+        s, images, mask = self.settings, views["image"], views["mask"].bool()
+        targets = self.targets(images, mask)  # y (M, D): the teacher sees whole images
+        predictions = self.predict(images, mask)  # f(x) (M, D): the student sees masked images
+        loss = F.mse_loss(predictions, targets) if s.l2_loss else F.smooth_l1_loss(predictions, targets, beta=s.l1_beta)
         if not s.var_w0:
             return Step(loss, {})
-        deviations = (prediction.var(dim=0) + VARIANCE_EPS).sqrt()
+        deviations = (predictions.var(dim=0) + PENALTY_EPS).sqrt()  # (D,)
         penalty = F.relu(s.var_margin0 - deviations).mean()
         return Step(loss + s.var_w0 * penalty, {"variance": penalty.detach()})
 
     @torch.no_grad()
     def targets(self, images: Tensor, mask: Tensor) -> Tensor:
-        """Whole images (B, 3, H, W), mask (B, L) -> targets of the hidden patches (M, D): the normalised mean of the
-        normalised outputs of the teacher's target layers."""
+        """Images (B, 3, H, W), mask (B, L) -> targets of the hidden patches (M, D): the normalised mean of the
+        normalised outputs of the teacher's target layers, computed from whole images."""
         s = self.settings
-        norms = list(
-            compress((BATCH, INSTANCE, LAYER), (s.target_batch_norm, s.target_instance_norm, s.target_layer_norm_last))
-        )
-        post_norms = list(compress((INSTANCE, LAYER), (s.post_target_instance_norm, s.post_target_layer_norm)))
-        outputs = self.teacher(images, layers=s.target_layers, norm=False)
-        patches = [tokens[:, self.spec.prefix :] for tokens in outputs]
-        if {*norms, *post_norms} <= {LAYER}:  # no norm depends on visible patches
-            return mean_of_layers([tokens[mask] for tokens in patches], norms, post_norms)
-        return mean_of_layers(patches, norms, post_norms)[mask]
+        layer_norms = {
+            BATCH_NORM: s.target_batch_norm,
+            INSTANCE_NORM: s.target_instance_norm,
+            LAYER_NORM: s.target_layer_norm_last,
+        }
+        mean_norms = {INSTANCE_NORM: s.post_target_instance_norm, LAYER_NORM: s.post_target_layer_norm}
+        norms = [dims for dims, is_used in layer_norms.items() if is_used]
+        post_norms = [dims for dims, is_used in mean_norms.items() if is_used]
+
+        outputs = self.teacher(images, layers=s.target_layers, norm=False)  # of each target layer (B, P+L, D)
+        layers = [tokens[:, self.spec.prefix :] for tokens in outputs]
+        if {*norms, *post_norms} <= {LAYER_NORM}:  # no norm depends on visible patches
+            return mean_of_layers([tokens[mask] for tokens in layers], norms, post_norms)
+        return mean_of_layers(layers, norms, post_norms)[mask]
 
     def predict(self, images: Tensor, mask: Tensor) -> Tensor:
         """Images (B, 3, H, W), mask (B, L) -> predicted targets of the hidden patches (M, D)."""
@@ -142,17 +154,16 @@ class Data2Vec(Method):
         return decay_groups(self.named_parameters(), ["student.trunk.cls_token"])  # modeling_cyclical.py, as BEiT
 
     def momentum(self, progress: TrainProgress) -> float:
-        """The teacher's momentum after this update (engine_for_cyclical.py:42, 53-54).
+        """EMA momentum of the teacher after this update (engine_for_cyclical.py:42, 53-54).
 
         The ramp's last value is kept until the end of the epoch in which the ramp ends.
         """
         s = self.settings
-        ramp = progress.step
-        if ramp >= s.ema_start_at:
-            if progress.epoch * progress.steps_per_epoch >= s.ema_start_at:
-                return s.ema_decay
-            ramp = s.ema_start_at - 1
-        return s.ema_decay_init + ramp * (s.ema_decay - s.ema_decay_init) / s.ema_start_at
+        first_step_of_epoch = progress.epoch * progress.steps_per_epoch
+        if first_step_of_epoch >= s.ema_start_at:
+            return s.ema_decay
+        step = min(progress.step, s.ema_start_at - 1)
+        return s.ema_decay_init + step * (s.ema_decay - s.ema_decay_init) / s.ema_start_at
 
     def after_update(self, progress: TrainProgress) -> None:
         ema_update(self.teacher, self.student, self.momentum(progress))
@@ -161,23 +172,24 @@ class Data2Vec(Method):
         return {"student": Encoder(vit=self.student), "teacher": Encoder(vit=self.teacher)}
 
 
-def mean_of_layers(features: Sequence[Tensor], norms: Sequence[Over], post_norms: Sequence[Over]) -> Tensor:
-    """The mean over layers of features (..., D). `norms` are applied to each layer, `post_norms` to the mean."""
-    mean = sum(standardised(tokens, norms) for tokens in features) / len(features)
+def mean_of_layers(layers: Sequence[Tensor], norms: Sequence[NormDims], post_norms: Sequence[NormDims]) -> Tensor:
+    """Mean (..., D) of the patch tokens of several layers, each (..., D). `norms` are applied to each layer,
+    `post_norms` to the mean."""
+    mean = sum(standardised(tokens, norms) for tokens in layers) / len(layers)
     return standardised(mean, post_norms)
 
 
-def standardised(features: Tensor, norms: Sequence[Over]) -> Tensor:
-    """Apply norms, one after the other, to features (..., D): torch's batch, instance and layer norm without gain and
+def standardised(tokens: Tensor, norms: Sequence[NormDims]) -> Tensor:
+    """Apply norms, one after the other, to tokens (..., D): torch's batch, instance and layer norm without gain and
     bias, in float32 or higher precision."""
-    features = to_float32(features)
-    for over in norms:
-        if over == LAYER:
-            features = F.layer_norm(features, features.shape[-1:])
+    tokens = to_float32(tokens)
+    for dims in norms:
+        if dims == LAYER_NORM:
+            tokens = F.layer_norm(tokens, tokens.shape[-1:])
         else:
-            variance, mean = torch.var_mean(features, dim=over, correction=0, keepdim=True)
-            features = (features - mean) / (variance + NORM_EPS).sqrt()
-    return features
+            variance, mean = torch.var_mean(tokens, dim=dims, correction=0, keepdim=True)
+            tokens = (tokens - mean) / (variance + NORM_EPS).sqrt()
+    return tokens
 
 
 METHOD = Data2Vec

@@ -78,19 +78,19 @@ class MaskedSettings(MultiCropSettings):
     cls_weight: NonNegativeFloat = 1.0  # weight of the class tokens' loss
     patch_weight: NonNegativeFloat = 1.0  # weight of the masked patches' loss
     koleo_weight: NonNegativeFloat = 0.1  # weight of KoLeo on the student's class tokens of global crops
-    masked_crops: Literal[0, 1, 2] = 1  # number of an image's two global crops that are masked
+    masked_crops: Literal[0, 1, 2] = 1  # how many of an image's two global crops are masked
     mask_ratio: MaskRange = (0.1, 0.5)  # least and largest share of a masked crop's patches that is hidden
     patch_lr: NonNegativeFloat = 0.2  # factor on the learning rate of the patch embedding
     layer_scale_init: NonNegativeFloat = 1e-5  # initial value, if the encoder has a layer scale
     teacher_momentum: UnitInterval = 0.992
     global_scale: AreaRange = (0.32, 1.0)
     local_scale: AreaRange = (0.05, 0.32)
-    drop_path: BelowOne = 0.3  # of the student
-    drop_path_uniform: bool = True  # the same rate in all blocks; false: rising linearly from 0 to drop_path
-    separate_head: bool = False  # masked patches have a head of their own
+    drop_path: BelowOne = 0.3  # drop path rate of the student's last block
+    drop_path_uniform: bool = True  # drop_path in all blocks; false: rates rise linearly from 0 in the first block
+    separate_head: bool = False  # masked patches have their own head; false: they share that of the class tokens
     patch_head_layers: PositiveInt = 3  # linear layers of the patch head's MLP
     patch_head_hidden: PositiveInt = 2048  # hidden width of the patch head's MLP
-    patch_bottleneck: PositiveInt = 256  # width before the patch head's prototypes
+    patch_bottleneck: PositiveInt = 256  # width of the patch head's output, before its prototypes
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -134,8 +134,12 @@ class MaskedDistillation(TeacherStudent):
         return replace(super().views(), samplers={"mask": draw})
 
     def student_tokens(self, views: Mapping[str, Tensor]) -> tuple[Tensor, Tensor | None, Tensor]:
-        """The student's tokens after the final norm: class tokens of the masked global crops (B, G, D) and of the local
-        crops (B, N, D) or None, and patch tokens of the masked global crops (B, G, L, D)."""
+        """The student's tokens after the final norm.
+
+        Returns:
+            Class tokens of the masked global crops (B, G, D), class tokens of the local crops (B, N, D) or None, and
+            patch tokens of the masked global crops (B, G, L, D).
+        """
         crops, masks = views["global"], views["mask"]
         tokens = masked_tokens(self.student.vit, crops.flatten(0, 1), masks.flatten(0, 1), self.mask_token)
         tokens = tokens.unflatten(0, crops.shape[:2])
@@ -144,19 +148,19 @@ class MaskedDistillation(TeacherStudent):
 
     @torch.no_grad()
     def teacher_tokens(self, crops: Tensor, masks: Tensor) -> tuple[Tensor, Tensor]:
-        """Whole crops (B, G, 3, S, S), masks (B, G, L) -> the teacher's class tokens (B, G, D), and its tokens of the
-        patches that are hidden from the student (m, D)."""
+        """Global crops (B, G, 3, S, S), which the teacher sees whole, and masks (B, G, L) -> its class tokens (B, G, D)
+        and its tokens of the masked patches (m, D)."""
         tokens = self.teacher.vit(crops.flatten(0, 1))[0].unflatten(0, crops.shape[:2])
         return tokens[:, :, 0], tokens[:, :, self.spec.prefix :][masks]
 
-    def koleo(self, classes: Tensor) -> Tensor:
+    def koleo(self, cls_tokens: Tensor) -> Tensor:
         """Sum over the global crops of KoLeo on their class tokens (B, G, D); zero without `koleo_weight`."""
         if not self.settings.koleo_weight:
-            return classes.new_zeros(())
-        return torch.stack([koleo_loss(crop) for crop in classes.unbind(dim=1)]).sum()
+            return cls_tokens.new_zeros(())
+        return torch.stack([koleo_loss(tokens) for tokens in cls_tokens.unbind(dim=1)]).sum()
 
     def observe(self, observed: Mapping[str, Tensor], progress: TrainProgress) -> None:
-        """Also zero the gradient of the registers' rows in the position table, as registers have no positions."""
+        """Also set the gradients of the registers' rows of the position table to zero: registers have no positions."""
         super().observe(observed, progress)
         table = self.student.vit.trunk.pos_embed
         if table is not None and table.grad is not None and self.spec.class_position:
@@ -170,23 +174,24 @@ class MaskedDistillation(TeacherStudent):
         for name, parameter in self.named_parameters():
             if parameter.requires_grad:
                 part = name.split(".")[1] if name.startswith("student.") else "vit"
-                scale = s.patch_lr if ".patch_embed." in name else 1.0
-                frozen = self.zero_lr_epochs if ".last_layer." in name else 0
-                groups[scale, bool(UNDECAYED.search(name)), frozen, part][name] = parameter
+                lr_scale = s.patch_lr if ".patch_embed." in name else 1.0
+                zero_lr_epochs = self.zero_lr_epochs if ".last_layer." in name else 0
+                weight_decay = 0.0 if UNDECAYED.search(name) else None
+                groups[lr_scale, weight_decay, zero_lr_epochs, part][name] = parameter
         return [
             Group(
-                parameters=group,
-                weight_decay=0.0 if plain else None,
-                lr_scale=scale,
-                zero_lr_epochs=frozen,
+                parameters=parameters,
+                weight_decay=weight_decay,
+                lr_scale=lr_scale,
+                zero_lr_epochs=zero_lr_epochs,
                 clipped_with=part,
             )
-            for (scale, plain, frozen, part), group in groups.items()
+            for (lr_scale, weight_decay, zero_lr_epochs, part), parameters in groups.items()
         ]
 
 
 def patch_head(branch: nn.Module) -> PrototypeHead:
-    """The head of a branch for masked patches: its separate one, if any, or the one of class tokens."""
+    """The head of a branch for masked patches: its separate patch head, or without one the head of class tokens."""
     return getattr(branch, "patch_head", branch.head)
 
 
@@ -247,27 +252,28 @@ class Settings(MaskedSettings, DistillationSettings):
 
     fixed_prototypes: bool = False  # the prototypes keep unit length
     teacher_temperature: PositiveFloat = 0.07
-    teacher_warmup: NonNegativeInt = 30  # epochs; the temperature rises with every update
-    sinkhorn: bool = False  # targets by Sinkhorn-Knopp over all processes, instead of centring and a softmax
-    patch_prototypes: PositiveInt = 131072  # K of a separate head for masked patches
+    teacher_warmup: NonNegativeInt = 30  # epochs over which the teacher's temperature rises, with every update
+    sinkhorn: bool = False  # targets by Sinkhorn-Knopp over all processes; false: by centring and a softmax
+    patch_prototypes: PositiveInt = 131072  # number of prototypes of a separate patch head
     gram_weight: NonNegativeFloat = 0.0  # final weight of Gram anchoring; 0: none (DINOv3: 2.0)
     gram_start: NonNegativeInt = 1  # epochs before Gram anchoring begins with a first copy of the teacher
-    gram_rise: NonNegativeFloat = 0.0  # epochs in which the weight rises
-    gram_refresh: PositiveInt = 1  # epochs from one copy to the next
-    gram_copies: NonNegativeInt = 3  # number of copies of the teacher in all; 0: the moving teacher itself is used
+    gram_rise: NonNegativeFloat = 0.0  # epochs over which the weight rises to gram_weight
+    gram_refresh: PositiveInt = 1  # epochs from one copy of the teacher to the next
+    gram_copies: NonNegativeInt = 3  # number of copies made during training; 0: the moving teacher itself is used
     gram_size: NonNegativeInt = 0  # side in pixels of the Gram teacher's crops; 0: it sees the global crops
-    gram_negatives: Negatives = "keep"  # negative similarities: keep, drop, or drop_teacher (the teacher's only)
+    # negative similarities in the Gram matrices: keep them, set them to 0 (drop), or only the teacher's (drop_teacher)
+    gram_negatives: Negatives = "keep"
 
 
 class DinoV2(MaskedDistillation, SelfDistillation):
-    """Views: "global" (B, G, 3, S, S), "local" (B, N, 3, s, s), "mask" (B, G, L) bool, True for hidden patches, and
-    with `gram_size` "gram" (B, G, 3, S', S')."""
+    """Views: "global" (B, G, 3, S, S), "local" (B, N, 3, s, s), "mask" (B, G, L) bool, True for hidden patches; with
+    `gram_size` also "gram" (B, G, 3, S', S')."""
 
     sync_batch_norm = False  # processes do not share images in KoLeo either
 
     def __init__(self, spec: ViTSpec, settings: Settings) -> None:
         super().__init__(spec, settings)
-        self.batch_statistics |= settings.sinkhorn  # which balances the images of a forward pass
+        self.batch_statistics |= settings.sinkhorn  # it balances prototypes over the images of a forward pass
         self.zero_lr_epochs = settings.freeze_prototypes
         uses_centre = settings.center and not settings.sinkhorn
         self.centre.enabled = uses_centre
@@ -285,12 +291,12 @@ class DinoV2(MaskedDistillation, SelfDistillation):
         return self.head_of(*sizes, s.patch_prototypes, s.fixed_prototypes)
 
     def views(self) -> "ImageViews | GramCrops":
-        s, masked = self.settings, super().views()
+        s, dinov2_views = self.settings, super().views()
         if not (s.gram_weight and s.gram_size):
-            return masked
-        colours = [view([colours], self.preparation) for colours in self.global_colours()]
+            return dinov2_views
+        colours = tuple(view([colours], self.preparation) for colours in self.global_colours())
         geometry = Compose(crop(max(s.gram_size, self.spec.side), s.global_scale))
-        return GramCrops(masked, geometry, tuple(colours), Tensors(self.preparation), s.gram_size, self.spec.side)
+        return GramCrops(dinov2_views, geometry, colours, Tensors(self.preparation), s.gram_size, self.spec.side)
 
     def before_forward(self, progress: TrainProgress) -> None:
         """Set the teacher's temperature and the weight of Gram anchoring, both of which change with every update."""
@@ -303,18 +309,26 @@ class DinoV2(MaskedDistillation, SelfDistillation):
 
     def forward(self, views: Mapping[str, Tensor]) -> Step:
         s, masks, student = self.settings, views["mask"], self.student
-        cls_targets, patch_targets, observed = self.teacher_targets(views["global"], masks)
-        classes, local, patches = self.student_tokens(views)
-        local_logits = None if local is None else student.head(local)
-        cls_loss = dino_loss(student.head(classes), local_logits, cls_targets, s.student_temperature)
-        patch_logits = patch_head(student)(patches[masks])
+        # Targets: the teacher sees the global crops whole. Predictions: the student sees them masked, and local crops.
+        cls_targets, patch_targets, observed = self.teacher_targets(views["global"], masks)  # (B, G, K), (m, K)
+        cls_tokens, local_cls_tokens, patch_tokens = self.student_tokens(views)
+
+        # DINO: class tokens of all crops predict those of the global crops.
+        local_logits = None if local_cls_tokens is None else student.head(local_cls_tokens)  # (B, N, K)
+        cls_logits = student.head(cls_tokens)  # (B, G, K)
+        cls_loss = dino_loss(cls_logits, local_logits, cls_targets, s.student_temperature)
+
+        # iBOT: masked patches predict the teacher's outputs for the same patches.
+        patch_logits = patch_head(student)(patch_tokens[masks])  # (m, K)
         patch_loss = masked_patch_loss(patch_logits, patch_targets, masks, s.student_temperature)
-        koleo = self.koleo(classes)
+
+        koleo = self.koleo(cls_tokens)
         loss = s.cls_weight * cls_loss + s.patch_weight * patch_loss + s.koleo_weight * koleo
         logs = {"cls": cls_loss.detach(), "patch": patch_loss.detach(), "koleo": koleo.detach()}
         if s.gram_weight:
-            gram = gram_loss(patches.flatten(0, 1), self.gram_targets(views), s.gram_negatives)
-            loss, logs["gram"] = loss + self.gram_weight * gram, gram.detach()
+            gram = gram_loss(patch_tokens.flatten(0, 1), self.gram_targets(views), s.gram_negatives)
+            loss = loss + self.gram_weight * gram
+            logs["gram"] = gram.detach()
         return Step(loss, logs, observed)
 
     @torch.no_grad()
@@ -323,26 +337,29 @@ class DinoV2(MaskedDistillation, SelfDistillation):
         crops = views.get("gram", views["global"]).flatten(0, 1)
         vit = self.teacher.vit if self.gram_teacher is None else self.gram_teacher
         grid = (crops.shape[-2] // self.spec.patch_size, crops.shape[-1] // self.spec.patch_size)
-        return resized_tokens(vit(crops)[0][:, self.spec.prefix :], grid, self.spec.grid)
+        patch_tokens = vit(crops)[0][:, self.spec.prefix :]
+        return resized_tokens(patch_tokens, grid, self.spec.grid)
 
     @torch.no_grad()
     def teacher_targets(self, crops: Tensor, masks: Tensor) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
-        """Whole crops (B, G, 3, S, S), masks (B, G, L) -> targets of the class tokens (B, G, K) and of the masked
-        patches (m, K), and the mean outputs towards which the centres move."""
-        classes, patches = self.teacher_tokens(crops, masks)
-        logits, patch_logits = self.teacher.head(classes), patch_head(self.teacher)(patches)
+        """Global crops (B, G, 3, S, S), which the teacher sees whole, and masks (B, G, L) -> target probabilities of
+        the class tokens (B, G, K) and of the masked patches (m, K), and name -> the mean logits (K,) towards which the
+        centre of that name moves."""
+        cls_tokens, patch_tokens = self.teacher_tokens(crops, masks)
+        cls_logits, patch_logits = self.teacher.head(cls_tokens), patch_head(self.teacher)(patch_tokens)
         if self.settings.sinkhorn:
-            targets = [sinkhorn_targets(outputs, self.teacher_temperature) for outputs in (logits, patch_logits)]
-            return targets[0], targets[1], {}
+            cls_targets = sinkhorn_targets(cls_logits, self.teacher_temperature)
+            patch_targets = sinkhorn_targets(patch_logits, self.teacher_temperature)
+            return cls_targets, patch_targets, {}
         # A forward pass without masked patches does not move the patches' centre.
         patch_mean = mean_output(patch_logits) if len(patch_logits) else self.patch_centre.center
-        observed = {"centre": mean_output(logits), "patch_centre": patch_mean}
+        observed = {"centre": mean_output(cls_logits), "patch_centre": patch_mean}
         patch_targets = self.patch_centre.soften(patch_logits, self.teacher_temperature)
-        return self.targets(logits), patch_targets, observed
+        return self.targets(cls_logits), patch_targets, observed
 
     def before_update(self, progress: TrainProgress) -> None:
-        """Prototypes are frozen by a learning rate of 0: unlike DINO's, their gradients still count in the clipping and
-        in the optimiser's moments."""
+        """Keep the gradients of frozen prototypes, unlike DINO: a learning rate of 0 freezes them, and their gradients
+        still count in the clipping and in the optimiser's moments."""
 
     def after_update(self, progress: TrainProgress) -> None:
         """Move centres and teacher; copy the teacher to the Gram teacher if due."""
@@ -350,8 +367,10 @@ class DinoV2(MaskedDistillation, SelfDistillation):
         s = self.settings
         if s.gram_weight and s.gram_copies:
             updates = progress.step + 1 - s.gram_start * progress.steps_per_epoch  # since Gram anchoring began
-            epochs, rest = divmod(updates, progress.steps_per_epoch)
-            if rest == 0 and 0 <= epochs < s.gram_copies * s.gram_refresh and epochs % s.gram_refresh == 0:
+            epochs, updates_of_epoch = divmod(updates, progress.steps_per_epoch)
+            copy_number, epochs_since_copy = divmod(epochs, s.gram_refresh)
+            is_due = updates_of_epoch == 0 and epochs_since_copy == 0 and 0 <= copy_number < s.gram_copies
+            if is_due:
                 self.gram_teacher.load_state_dict(self.teacher.vit.state_dict())
 
     def baseline_loss(self, views: Mapping[str, Tensor]) -> dict[str, float]:
@@ -374,22 +393,23 @@ def resized_tokens(
 
 @dataclass(frozen=True)
 class GramCrops:
-    """DINOv2's views, and "gram" (G, 3, S', S'): the same regions as the global crops at another size, without colour
-    augmentation."""
+    """RGB image -> DINOv2's views, and "gram" (G, 3, S', S'): the regions of the global crops at another size, without
+    colour augmentation."""
 
-    masked: ImageViews  # DINOv2's views
+    dinov2_views: ImageViews
     geometry: Transform  # crop and flip, at the larger of the two sizes
     colours: tuple[Callable[[Image.Image], Tensor], ...]  # colour augmentation of each global crop
-    plain: Tensors  # normalisation alone
+    to_tensor: Tensors  # normalisation
     gram_size: int  # S', in pixels
     size: int  # S, in pixels
 
     def __call__(self, image: Image.Image) -> dict[str, Tensor]:
         regions = [self.geometry(image) for _ in self.colours]
         crops = [colours(resized(region, self.size)) for colours, region in zip(self.colours, regions, strict=True)]
-        gram = [self.plain(resized(region, self.gram_size)) for region in regions]
-        local = {name: make for name, make in self.masked.makers.items() if name != "global"}
-        return {"global": torch.stack(crops), **replace(self.masked, makers=local)(image), "gram": torch.stack(gram)}
+        gram_crops = [self.to_tensor(resized(region, self.gram_size)) for region in regions]
+        other_makers = {name: make for name, make in self.dinov2_views.makers.items() if name != "global"}
+        other_views = replace(self.dinov2_views, makers=other_makers)(image)  # local crops and masks
+        return {"global": torch.stack(crops), **other_views, "gram": torch.stack(gram_crops)}
 
 
 def resized(image: Image.Image, side: int) -> Image.Image:

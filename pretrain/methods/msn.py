@@ -41,7 +41,7 @@ from pretrain.recipe import VIT_B, VIT_L, VIT_S, Recipe, on_32px, smoke
 from pretrain.schedules import CosineTo, CountedCosine
 
 POSITIONS = dict(position="learned", position_resize="bicubic")
-STRETCH = 1.25  # length of every schedule, over that of the training (src/msn_train.py:252-259, 518-561)
+STRETCH = 1.25  # length of every schedule, as a multiple of the training's (src/msn_train.py:252-259, 518-561)
 JITTER = (0.8, 0.8, 0.8, 0.2)  # brightness, contrast, saturation, hue at strength 1 (src/data_manager.py:64-140)
 
 
@@ -49,28 +49,28 @@ JITTER = (0.8, 0.8, 0.8, 0.2)  # brightness, contrast, saturation, hue at streng
 class Settings(Validated):
     """The defaults are those of configs/pretrain/msn_vits16.yaml."""
 
-    prototypes: PositiveInt = 1024  # K
+    prototypes: PositiveInt = 1024  # K, number of prototypes
     head_hidden: PositiveInt = 2048  # width of the projection head's two hidden layers
     head_width: PositiveInt = 256  # width of projections and prototypes (output_dim)
-    head_norm: Norm = "bn"  # after the hidden layers
+    head_norm: Norm = "bn"  # norm after the projection head's hidden layers: bn, ln or none
     mask_ratio: BelowOne = 0.15  # share of patches hidden in random views (patch_drop)
     # hide the same patches in all images of a forward pass, as in the code; false: different ones in each image
     shared_mask: bool = True
-    random_views: PositiveInt = 1  # anchors of the encoder's image size, in addition to the target
-    focal_views: NonNegativeInt = 10  # small anchors, which keep all patches
+    random_views: PositiveInt = 1  # masked anchor views of an image, of the encoder's image size
+    focal_views: NonNegativeInt = 10  # small anchor views of an image, without mask
     focal_size: PositiveInt = 96  # side of a focal view, in pixels
-    random_scale: AreaRange = (0.3, 1.0)  # share of the image's area in a random view and in the target
-    focal_scale: AreaRange = (0.05, 0.3)  # the same for a focal view
-    colour_strength: NonNegativeFloat = 0.5  # color_jitter_strength
-    blur: UnitInterval = 0.5  # probability
-    temperature: PositiveFloat = 0.1  # tau
+    random_scale: AreaRange = (0.3, 1.0)  # least and largest share of the image's area in a random or target view
+    focal_scale: AreaRange = (0.05, 0.3)  # least and largest share of the image's area in a focal view
+    colour_strength: NonNegativeFloat = 0.5  # strength of the colour jitter (color_jitter_strength)
+    blur: UnitInterval = 0.5  # probability of Gaussian blur
+    temperature: PositiveFloat = 0.1  # tau, temperature of the anchors' predictions
     sharpening: PositiveFloat = 0.25  # T at the start: targets are p^(1/T); the paper's tau+ is tau T
     sharpening_end: PositiveFloat = 0.25  # T at the end; it changes linearly
-    sinkhorn: bool = True  # make the targets use all prototypes about equally, by Sinkhorn-Knopp
+    sinkhorn: bool = True  # balance the targets over the prototypes by Sinkhorn-Knopp
     memax_weight: NonNegativeFloat = 1.0  # lambda of Eq. 1, weight of the entropy of the mean prediction
     entropy_weight: NonNegativeFloat = 0.0  # weight of the mean entropy of the predictions
-    teacher_momentum: UnitInterval = 0.996  # of the target encoder at the start; rises linearly towards 1
-    drop_path: BelowOne = 0.0  # of the anchor encoder
+    teacher_momentum: UnitInterval = 0.996  # EMA momentum of the target network at the start; rises linearly towards 1
+    drop_path: BelowOne = 0.0  # drop path rate of the anchor encoder's last block
 
 
 class SiameseNetwork(nn.Module):
@@ -95,7 +95,8 @@ class SiameseNetwork(nn.Module):
 
 
 class Msn(Method):
-    """Views: "target" (B, 3, S, S), "random" (B, R, 3, S, S), "focal" (B, F, 3, s, s), "noise" (B, R, L)."""
+    """Views: "target" (B, 3, S, S), "random" (B, R, 3, S, S), "focal" (B, F, 3, s, s) if there are focal views, and
+    "noise" (B, R, L) for the masks of random views."""
 
     batch_statistics = True  # me-max and Sinkhorn-Knopp depend on all images of a forward pass
     sync_batch_norm = True  # src/msn_train.py
@@ -125,10 +126,8 @@ class Msn(Method):
         s = self.settings
         jitter = tuple(s.colour_strength * strength for strength in JITTER)
         colours = Colours(jitter=jitter, blur=s.blur)
-        large, small = (
-            view([*crop(size, scale, "bilinear"), colours], self.preparation)
-            for size, scale in ((self.spec.side, s.random_scale), (s.focal_size, s.focal_scale))
-        )
+        large = view([*crop(self.spec.side, s.random_scale, "bilinear"), colours], self.preparation)
+        small = view([*crop(s.focal_size, s.focal_scale, "bilinear"), colours], self.preparation)
         views_by_name = {"target": large, "random": Several([large] * s.random_views)}
         views_by_name |= {"focal": Several([small] * s.focal_views)} if s.focal_views else {}
         return ImageViews(views_by_name, {"noise": partial(torch.rand, s.random_views, self.patches)})
@@ -139,33 +138,35 @@ class Msn(Method):
         self.sharpening = s.sharpening + (s.sharpening_end - s.sharpening) * progress.step / (STRETCH * progress.steps)
 
     def forward(self, views: Mapping[str, Tensor]) -> Step:
-        log_p = self.similarities(self.anchor_vectors(views)).log_softmax(dim=-1)  # (B, V, K)
+        s = self.settings
+        anchors = self.anchor_vectors(views)  # z (B, V, d)
+        log_p = self.similarities(anchors).log_softmax(dim=-1)  # (B, V, K)
         targets = self.targets(views["target"])  # p+ (B, K)
         p = log_p.exp()
-        losses = {
-            "ce": -(targets * log_p.mean(dim=1)).sum(dim=-1).mean(),
-            "memax": mean_entropy_loss(p),
-            "entropy": -(p * log_p).sum(dim=-1).mean(),
-        }
-        weights = {"ce": 1.0, "memax": self.settings.memax_weight, "entropy": self.settings.entropy_weight}
-        loss = torch.stack([weights[name] * value for name, value in losses.items()]).sum()  # Eq. 1
-        logs = {name: value.detach() for name, value in losses.items()}
+
+        cross_entropy = -(targets * log_p.mean(dim=1)).sum(dim=-1).mean()
+        memax = mean_entropy_loss(p)
+        entropy = -(p * log_p).sum(dim=-1).mean()
+        loss = torch.stack([cross_entropy, s.memax_weight * memax, s.entropy_weight * entropy]).sum()  # Eq. 1
+        logs = {"ce": cross_entropy.detach(), "memax": memax.detach(), "entropy": entropy.detach()}
         return Step(loss, logs | {"prototypes_used": prototypes_used(targets)})
 
     def anchor_vectors(self, views: Mapping[str, Tensor]) -> Tensor:
-        """The anchors' projections z (B, V, d), those of random views first."""
-        groups = [(views["random"], self.keep(views["noise"]))]
-        groups += [(views["focal"], None)] if "focal" in views else []
-        vectors = [self.anchor(crops.flatten(0, 1), keep).unflatten(0, crops.shape[:2]) for crops, keep in groups]
+        """The anchors' projections z (B, V, d): those of the masked random views, then those of the focal views."""
+        random_views, visible_ids = views["random"], self.visible_ids(views["noise"])
+        vectors = [self.anchor(random_views.flatten(0, 1), visible_ids).unflatten(0, random_views.shape[:2])]
+        if "focal" in views:
+            focal_views = views["focal"]
+            vectors.append(self.anchor(focal_views.flatten(0, 1)).unflatten(0, focal_views.shape[:2]))
         return torch.cat(vectors, dim=1)
 
-    def keep(self, noise: Tensor) -> Tensor | None:
+    def visible_ids(self, noise: Tensor) -> Tensor | None:
         """Noise (B, R, L) -> ids of the visible patches (B*R, l), in random order, or None if all are visible
         (src/deit.py:213-255)."""
         if not self.settings.mask_ratio:
             return None
-        order = order_of(noise.flatten(0, 1))[:, : visible_count(self.patches, self.settings.mask_ratio)]
-        return order[:1].expand(len(order), -1) if self.settings.shared_mask else order
+        ids = order_of(noise.flatten(0, 1))[:, : visible_count(self.patches, self.settings.mask_ratio)]
+        return ids[:1].expand(len(ids), -1) if self.settings.shared_mask else ids
 
     def similarities(self, vectors: Tensor) -> Tensor:
         """Projections (..., d) -> cosine similarities to the prototypes divided by tau (..., K), in float32 or higher
@@ -176,17 +177,20 @@ class Msn(Method):
     @torch.no_grad()
     def targets(self, images: Tensor) -> Tensor:
         """Target views (B, 3, S, S) -> the probabilities p+ of the prototypes (B, K) that the anchors predict."""
-        targets = (self.similarities(self.target(images)) / self.sharpening).softmax(dim=-1)  # p^(1/T), normalised
+        similarities = self.similarities(self.target(images))  # (B, K)
+        targets = (similarities / self.sharpening).softmax(dim=-1)  # p^(1/T), normalised
         return sinkhorn(targets) if self.settings.sinkhorn else targets
 
     def baseline_loss(self, views: Mapping[str, Tensor]) -> dict[str, float]:
-        """Loss of uniform predictions, whose mean has the largest entropy, as me-max demands."""
+        """Cross-entropy of uniform predictions. Me-max, which rewards a uniform mean prediction, does not rule them
+        out."""
         return {"ce": log(self.settings.prototypes)}
 
     def groups(self) -> list[Group]:
         """The prototypes are neither decayed nor clipped (src/msn_train.py:327-377, 518-561)."""
         prototypes = Group(parameters={"prototypes": self.prototypes}, weight_decay=0.0, clipped=False)
-        return [*decay_groups((name, p) for name, p in self.named_parameters() if name != "prototypes"), prototypes]
+        network = [(name, parameter) for name, parameter in self.named_parameters() if name != "prototypes"]
+        return [*decay_groups(network), prototypes]
 
     def after_update(self, progress: TrainProgress) -> None:
         ema_update(self.target, self.anchor, self.momentum(progress))

@@ -2,7 +2,8 @@
 
 No official code was published. Everything is from the paper's appendix, algorithm 1 and the sections named below,
 except what is marked "inferred".
-B images, G = 2 global and N local crops, L patches of h rows and w columns, D width, d bottleneck, K prototypes.
+B images, G = 2 global and N local crops, L patches on an h x w grid, P prefix tokens, D width, d bottleneck,
+K prototypes.
 """
 
 from collections.abc import Iterator, Mapping
@@ -49,23 +50,23 @@ class Settings(DistillationSettings):
     """The columns of table 4 are sampling, mask_chance, per, replace, restore and inst_weight. Inferred, as the paper
     does not give them, are mask_chance, low_fraction, the decoder, reduction and local_norm."""
 
-    head_norm: Norm = "bn"  # of the projection head
-    # which patches may be hidden: those that the teacher's class token attends to least, all, or none
+    head_norm: Norm = "bn"  # norm of the projection head: bn, ln or none
+    # patches that may be hidden: those that the teacher's class token attends to least, all (random), or none
     sampling: Literal["attention", "random", "none"] = "attention"
     low_fraction: UnitInterval = 1 / 8  # share of patches that count as least attended, with sampling=attention
-    mask_chance: UnitInterval = 0.05  # p, the probability that each of these patches is hidden
-    per: Literal["token", "image"] = "token"  # draw for each token, or once for all tokens of an image
+    mask_chance: UnitInterval = 0.05  # p, the probability that a patch that may be hidden is hidden
+    per: Literal["token", "image"] = "token"  # draw against p for each patch, or once for all patches of an image
     replace: Literal["mask", "bert"] = "mask"  # replace hidden patches by the mask token, or as BERT does
     restore: Literal["all", "masked"] = "all"  # pixels to restore: those of the whole image, or of hidden patches
     inst_weight: NonNegativeFloat = 1.0  # lambda 1, weight of the instance loss (section 7)
     restore_weight: NonNegativeFloat = 0.6  # lambda 2, weight of the restoration loss (section 7)
-    decoder: Literal["conv", "linear"] = "conv"  # of pretrain/parts/decoders.py
+    decoder: Literal["conv", "linear"] = "conv"  # transposed convolutions, or one linear layer for each patch
     decoder_width: PositiveInt = WIDTH  # channels of the conv decoder
     decoder_norm: bool = True  # batch norms in the conv decoder
-    # absolute differences are summed over a pixel's channels (pixel), averaged over all values (mean), or summed over
-    # the image (image); sums are then averaged
+    # restoration loss: mean absolute difference of all values (mean), mean over pixels of its sum over the channels
+    # (pixel), or mean over images of its sum over the image (image)
     reduction: Reduction = "pixel"
-    # batch norms of the head normalise local crops by statistics of the batch, or by their running statistics
+    # statistics by which the head's batch norms normalise local crops: the batch's, or the running ones
     local_norm: LocalNorm = "batch"
 
     def __post_init__(self) -> None:
@@ -82,13 +83,13 @@ class Settings(DistillationSettings):
 
 
 class Mst(SelfDistillation):
-    """Views: DINO's, and "noise" (B, G, 3, L), uniform numbers that decide for each patch whether it is hidden, how it
-    is replaced, and by which other patch."""
+    """Views: DINO's, and "noise" (B, G, 3, L), three uniform numbers that decide for each patch whether it is hidden,
+    how it is replaced, and by which other patch."""
 
     def __init__(self, spec: ViTSpec, settings: Settings) -> None:
         super().__init__(spec, settings)
-        self.lowest = int(spec.grid[0] * spec.grid[1] * settings.low_fraction)
-        if settings.sampling == "attention" and (not self.lowest or spec.depth < 2):
+        self.least_attended = int(spec.grid[0] * spec.grid[1] * settings.low_fraction)  # number of patches
+        if settings.sampling == "attention" and (not self.least_attended or spec.depth < 2):
             raise ValueError(
                 f"low_fraction={settings.low_fraction} of {spec.grid[0]} x {spec.grid[1]} patches, depth={spec.depth}: "
                 "sampling=attention needs at least one patch and two blocks"
@@ -101,10 +102,10 @@ class Mst(SelfDistillation):
         self.decoder = None
         if settings.restore_weight:  # (B, D, h, w) -> (B, 3, S, S)
             sizes = (spec.width, spec.patch_size)
-            conv = settings.decoder == "conv"
-            self.decoder = (
-                convolutional(*sizes, settings.decoder_width, settings.decoder_norm) if conv else linear(*sizes)
-            )
+            if settings.decoder == "conv":
+                self.decoder = convolutional(*sizes, settings.decoder_width, settings.decoder_norm)
+            else:
+                self.decoder = linear(*sizes)
 
     def views(self) -> ImageViews:
         draw = partial(torch.rand, GLOBAL_CROPS, 3, self.spec.grid[0] * self.spec.grid[1])
@@ -112,144 +113,166 @@ class Mst(SelfDistillation):
 
     def forward(self, views: Mapping[str, Tensor]) -> Step:
         """Algorithm 1: lambda 1 * instance loss + lambda 2 * restoration loss; a loss of weight 0 is not computed."""
-        crops, draws = views["global"], views["noise"].flatten(0, 1)  # (B, G, 3, S, S), (B*G, 3, L)
+        crops, noise = views["global"], views["noise"].flatten(0, 1)  # (B, G, 3, S, S), (B*G, 3, L)
+
+        # The teacher sees the crops whole; the patches that its class token attends to least may be hidden.
         with torch.no_grad():
-            outputs, attention = self.teacher_outputs(crops)
-            hidden = self.masked_patches(attention, draws)
-        tokens = self.encode_masked(crops, hidden, draws)  # (B*G, P+L, D)
+            teacher_logits, attention = self.teacher_outputs(crops)  # (B, G, K), (B*G, L)
+            mask = self.draw_mask(attention, noise)  # (B*G, L), True for hidden patches
+
+        # The student sees the crops with these patches replaced.
+        tokens = self.encode_masked(crops, mask, noise)  # (B*G, P+L, D)
+
         loss, logs, observed = 0.0, {}, {}
         if self.settings.inst_weight:
-            class_tokens = tokens[:, :1].view(*crops.shape[:2], -1)  # (B, G, D)
-            instance = self.instance_loss(class_tokens, views.get("local"), self.targets(outputs))
-            loss = self.settings.inst_weight * instance
-            logs["instance"] = instance.detach()
-            observed["centre"] = mean_output(outputs)
+            cls_tokens = tokens[:, :1].view(*crops.shape[:2], -1)  # (B, G, D)
+            instance_loss = self.instance_loss(cls_tokens, views.get("local"), self.targets(teacher_logits))
+            loss = self.settings.inst_weight * instance_loss
+            logs["instance"] = instance_loss.detach()
+            observed["centre"] = mean_output(teacher_logits)
         if self.decoder is not None:
-            restoration = self.restoration_loss(tokens[:, self.spec.prefix :], crops, hidden)
-            loss = loss + self.settings.restore_weight * restoration
-            logs["restore"] = restoration.detach()
+            restoration_loss = self.restoration_loss(tokens[:, self.spec.prefix :], crops, mask)
+            loss = loss + self.settings.restore_weight * restoration_loss
+            logs["restore"] = restoration_loss.detach()
         return Step(loss, logs, observed)
 
     def baseline_loss(self, views: Mapping[str, Tensor]) -> dict[str, Tensor | float]:
-        """Losses of uniform predictions and of one colour for all pixels; not for restore="masked", whose loss
-        depends on the hidden patches."""
+        """Losses of uniform predictions and of one colour for all pixels; no restoration baseline for
+        restore="masked", because that loss depends on the mask."""
         baselines = {"instance": log(self.settings.prototypes)} if self.settings.inst_weight else {}
         if self.decoder is None or self.settings.restore == "masked":
             return baselines
         pixels = views["global"].flatten(0, 1).flatten(2).mT  # (B*G, S*S, 3)
-        scale = scale_of(self.settings.reduction, views["global"][0, 0])
+        scale = reduction_scale(self.settings.reduction, views["global"][0, 0])
         return {**baselines, "restore": scale * patch_baseline(pixels, "l1")}
 
     def reconstruct(self, images: Tensor, views: Mapping[str, Tensor]) -> Reconstruction | None:
         """The decoder's prediction of images with patches hidden as in training."""
         if self.decoder is None:
             return None
-        crops, draws = images.unsqueeze(1), views["noise"][:, 0]
-        hidden = self.masked_patches(self.teacher_outputs(crops)[1], draws)
-        patches = self.encode_masked(crops, hidden, draws)[:, self.spec.prefix :]
-        prediction = to_float32(self.decoder(patches.mT.unflatten(2, self.spec.grid)))
+        crops, noise = images.unsqueeze(1), views["noise"][:, 0]
+        _, attention = self.teacher_outputs(crops)
+        mask = self.draw_mask(attention, noise)
+        patch_tokens = self.encode_masked(crops, mask, noise)[:, self.spec.prefix :]
+        prediction = to_float32(self.decoder(patch_tokens.mT.unflatten(2, self.spec.grid)))
         if self.settings.restore == "all":
-            return Reconstruction(images, prediction, hidden, torch.ones_like(hidden))
+            return Reconstruction(images, prediction, mask, torch.ones_like(mask))
         size = self.spec.patch_size
-        prediction = torch.where(hidden.unsqueeze(-1), patchify(prediction, size), patchify(images, size))
-        return Reconstruction(images, unpatchify(prediction, size, self.spec.grid), hidden, hidden)
+        patches = torch.where(mask.unsqueeze(-1), patchify(prediction, size), patchify(images, size))
+        return Reconstruction(images, unpatchify(patches, size, self.spec.grid), mask, mask)
 
     def teacher_outputs(self, crops: Tensor) -> tuple[Tensor | None, Tensor | None]:
-        """Whole global crops (B, G, 3, S, S) -> the teacher's logits (B, G, K), and its class token's attention to each
-        patch in the last block, averaged over heads (B*G, L). Either is None if no setting needs it."""
-        outputs, attention, vit = None, None, self.teacher.vit
-        if self.settings.inst_weight or self.settings.sampling == "attention":
-            layers = (-2, -1) if self.settings.sampling == "attention" else (-1,)
-            *before, after = vit(crops.flatten(0, 1), layers=layers, norm=False)
-            if self.settings.inst_weight:
-                classes = vit.normalise(after[:, :1]).view(*crops.shape[:2], -1)
-                outputs = self.teacher.head.last_layer(self.embed(self.teacher.head, classes))
-            if self.settings.sampling == "attention":
-                attention = vit.attention_of(before[0], rows=slice(0, 1))[:, :, 0, self.spec.prefix :].mean(dim=1)
-        return outputs, attention
+        """Global crops (B, G, 3, S, S), which the teacher sees whole -> its logits (B, G, K), and its class token's
+        attention to each patch in the last block, averaged over heads (B*G, L). Either is None if no setting needs it.
+        """
+        vit, needs_attention = self.teacher.vit, self.settings.sampling == "attention"
+        if not (self.settings.inst_weight or needs_attention):
+            return None, None
+        layers = (-2, -1) if needs_attention else (-1,)
+        *second_last, last = vit(crops.flatten(0, 1), layers=layers, norm=False)
+        logits = attention = None
+        if self.settings.inst_weight:
+            cls_tokens = vit.normalise(last[:, :1]).view(*crops.shape[:2], -1)  # (B, G, D)
+            logits = self.teacher.head.last_layer(self.embed(self.teacher.head, cls_tokens))
+        if needs_attention:
+            cls_attention = vit.attention_of(second_last[0], rows=slice(0, 1))  # (B*G, heads, 1, P+L)
+            attention = cls_attention[:, :, 0, self.spec.prefix :].mean(dim=1)
+        return logits, attention
 
-    def masked_patches(self, attention: Tensor | None, draws: Tensor) -> Tensor:
-        """Attention (B*G, L), draws (B*G, 3, L) -> (B*G, L) bool, True for patches to hide."""
-        noise = draws[:, 0, :1] if self.settings.per == "image" else draws[:, 0]
-        chosen = (noise < self.settings.mask_chance).expand(-1, draws.shape[-1])
+    def draw_mask(self, attention: Tensor | None, noise: Tensor) -> Tensor:
+        """Attention (B*G, L) or None, noise (B*G, 3, L) -> mask (B*G, L) bool, True for hidden patches."""
+        mask_noise = noise[:, 0, :1] if self.settings.per == "image" else noise[:, 0]
+        mask = (mask_noise < self.settings.mask_chance).expand(-1, noise.shape[-1])
         if self.settings.sampling == "none":
-            return torch.zeros_like(chosen)
+            return torch.zeros_like(mask)
         if attention is None:
-            return chosen
-        return chosen & mask_at(attention.topk(self.lowest, largest=False).indices, draws.shape[-1])
+            return mask
+        least_attended = attention.topk(self.least_attended, largest=False).indices
+        return mask & mask_at(least_attended, noise.shape[-1])
 
-    def encode_masked(self, crops: Tensor, hidden: Tensor, draws: Tensor) -> Tensor:
-        """Crops (B, G, 3, S, S), hidden (B*G, L) bool, draws (B*G, 3, L) -> the student's tokens after the final norm
-        (B*G, 1+L, D). Hidden patches are replaced after the linear projection (section 11), before positions are added
-        (inferred)."""
+    def encode_masked(self, crops: Tensor, mask: Tensor, noise: Tensor) -> Tensor:
+        """Crops (B, G, 3, S, S), mask (B*G, L), noise (B*G, 3, L) -> the student's tokens after the final norm
+        (B*G, P+L, D).
+
+        Hidden patches are replaced after the linear projection (section 11), before positions are added (inferred).
+        """
         vit = self.student.vit
-        patches = self.replaced(vit.project(crops.flatten(0, 1)), hidden, draws)
+        patches = self.replace_hidden(vit.project(crops.flatten(0, 1)), mask, noise)
         return vit.encode(vit.add_positions(patches, self.spec.grid))[0]
 
-    def replaced(self, patches: Tensor, hidden: Tensor, draws: Tensor) -> Tensor:
-        """Patches (B*G, L, D), hidden (B*G, L) bool, draws (B*G, 3, L) -> the patches with the hidden ones replaced."""
+    def replace_hidden(self, patches: Tensor, mask: Tensor, noise: Tensor) -> Tensor:
+        """Replace the hidden ones of patches (B*G, L, D). mask: (B*G, L). noise: (B*G, 3, L)."""
         if self.settings.sampling == "none":
             return patches
         replacement = self.mask_token.to(patches.dtype)
         if self.settings.replace == "bert":
-            kind, ids = draws[:, 1:2].mT, (draws[:, 2] * draws.shape[-1]).long()
+            choice = noise[:, 1:2].mT  # (B*G, L, 1)
             # BERT's other token is any word of its vocabulary; here it is another patch of the image (inferred).
-            other_or_same = torch.where(kind < BERT_MASK + BERT_OTHER, take(patches, ids), patches)
-            replacement = torch.where(kind < BERT_MASK, replacement, other_or_same)
-        return torch.where(hidden.unsqueeze(-1), replacement, patches)
+            other_ids = (noise[:, 2] * noise.shape[-1]).long()
+            other_or_same = torch.where(choice < BERT_MASK + BERT_OTHER, take(patches, other_ids), patches)
+            replacement = torch.where(choice < BERT_MASK, replacement, other_or_same)
+        return torch.where(mask.unsqueeze(-1), replacement, patches)
 
-    def instance_loss(self, classes: Tensor, local: Tensor | None, targets: Tensor) -> Tensor:
-        """Class tokens of the global crops (B, G, D), the local crops (B, N, 3, s, s) or None, targets (B, G, K) -> the
-        instance loss: DINO's, which for two crops is that of algorithm 1."""
-        head = self.student.head
-        vectors = [self.embed(head, classes)]
-        if local is not None:
-            with running_kept(head, self.settings.local_norm):
-                vectors.append(self.embed(head, self.student.class_tokens(local)))
-        logits = head.last_layer(torch.cat(vectors, dim=1)).split([part.shape[1] for part in vectors], dim=1)
-        return dino_loss(
-            logits[0], logits[1] if local is not None else None, targets, self.settings.student_temperature
-        )
+    def instance_loss(self, cls_tokens: Tensor, local_crops: Tensor | None, targets: Tensor) -> Tensor:
+        """DINO's loss, which for two crops is that of algorithm 1.
+
+        cls_tokens: of the global crops (B, G, D). local_crops: (B, N, 3, s, s) or None. targets: (B, G, K).
+        """
+        head, temperature = self.student.head, self.settings.student_temperature
+        vectors = self.embed(head, cls_tokens)  # (B, G, d)
+        if local_crops is None:
+            return dino_loss(head.last_layer(vectors), None, targets, temperature)
+        with keep_running_statistics(head, self.settings.local_norm):
+            local_vectors = self.embed(head, self.student.class_tokens(local_crops))  # (B, N, d)
+        logits = head.last_layer(torch.cat([vectors, local_vectors], dim=1))
+        global_logits, local_logits = logits.split([vectors.shape[1], local_vectors.shape[1]], dim=1)
+        return dino_loss(global_logits, local_logits, targets, temperature)
 
     def embed(self, head: PrototypeHead, tokens: Tensor) -> Tensor:
-        """Class tokens (B, V, D) -> unit vectors (B, V, d). Batch norms normalise each of the V views separately
-        (section 3)."""
+        """Class tokens of V crops (B, V, D) -> unit vectors (B, V, d). Batch norms normalise each of the V crops of an
+        image separately (section 3)."""
         if self.settings.head_norm != "bn":
             return head.embed(tokens)
         return torch.stack([head.embed(view) for view in tokens.unbind(dim=1)], dim=1)
 
-    def restoration_loss(self, patches: Tensor, crops: Tensor, hidden: Tensor) -> Tensor:
-        """The student's patch tokens (B*G, L, D), the whole crops (B, G, 3, S, S), hidden (B*G, L) bool -> the
-        restoration loss."""
-        maps = patches.mT.unflatten(2, self.spec.grid).unflatten(0, crops.shape[:2])
-        views = zip(maps.unbind(1), crops.unbind(1), hidden.view(*crops.shape[:2], -1).unbind(1), strict=True)
-        return torch.stack([self.differences(self.decoder(map), crop, mask) for map, crop, mask in views]).mean()
+    def restoration_loss(self, patch_tokens: Tensor, crops: Tensor, mask: Tensor) -> Tensor:
+        """Mean over the global crops of the restoration loss. The decoder sees one crop of each image at a time.
 
-    def differences(self, images: Tensor, crop: Tensor, hidden: Tensor) -> Tensor:
-        """L1 loss between restored images and the original crop, both (B, 3, S, S). hidden: (B, L) bool.
-
-        With restore="masked" it is each image's mean over its hidden patches, 0 if there are none. Algorithm 1 sums
-        over the batch, which cannot be meant literally: in section 10 the two losses are about equal.
+        patch_tokens: the student's (B*G, L, D). crops: the originals (B, G, 3, S, S). mask: (B*G, L).
         """
-        scale = scale_of(self.settings.reduction, crop[0])
+        maps = patch_tokens.mT.unflatten(2, self.spec.grid).unflatten(0, crops.shape[:2])  # (B, G, D, h, w)
+        masks = mask.view(*crops.shape[:2], -1)  # (B, G, L)
+        losses = []
+        for crop_maps, crop, crop_mask in zip(maps.unbind(1), crops.unbind(1), masks.unbind(1), strict=True):
+            losses.append(self.pixel_loss(self.decoder(crop_maps), crop, crop_mask))
+        return torch.stack(losses).mean()
+
+    def pixel_loss(self, restored: Tensor, crop: Tensor, mask: Tensor) -> Tensor:
+        """L1 loss between restored and original crops, both (B, 3, S, S). mask: (B, L).
+
+        With restore="masked" it is the mean over images of the mean over an image's hidden patches, which is 0 if there
+        are none. Algorithm 1 sums over the batch, which cannot be meant literally: in section 10 the two losses are
+        about equal.
+        """
+        scale = reduction_scale(self.settings.reduction, crop[0])
         if self.settings.restore == "all":
-            return scale * F.l1_loss(to_float32(images), crop)
-        patches = F.avg_pool2d((to_float32(images) - crop).abs().mean(dim=1), self.spec.patch_size).flatten(1)
-        return scale * ((patches * hidden).sum(dim=1) / hidden.sum(dim=1).clamp(min=1)).mean()
+            return scale * F.l1_loss(to_float32(restored), crop)
+        pixel_errors = (to_float32(restored) - crop).abs().mean(dim=1)  # (B, S, S)
+        patch_errors = F.avg_pool2d(pixel_errors, self.spec.patch_size).flatten(1)  # (B, L)
+        return scale * ((patch_errors * mask).sum(dim=1) / mask.sum(dim=1).clamp(min=1)).mean()
 
 
-def scale_of(reduction: Reduction, image: Tensor) -> int:
+def reduction_scale(reduction: Reduction, image: Tensor) -> int:
     """The factor that turns a mean over the values of an image (3, S, S) into `reduction`."""
     return {"mean": 1, "pixel": len(image), "image": image.numel()}[reduction]
 
 
 @contextmanager
-def running_kept(network: nn.Module, norm: LocalNorm) -> Iterator[None]:
+def keep_running_statistics(network: nn.Module, norm: LocalNorm) -> Iterator[None]:
     """A block in which batch norms do not update their running statistics (section 3). norm: the statistics by which
     they normalise."""
-    before = [
-        (module, module.momentum, module.training) for module in network.modules() if isinstance(module, _BatchNorm)
-    ]
+    norms = [module for module in network.modules() if isinstance(module, _BatchNorm)]
+    before = [(module, module.momentum, module.training) for module in norms]
     for module, _, training in before:
         module.momentum = 0.0  # weight of the new statistics
         module.train(training and norm == "batch")

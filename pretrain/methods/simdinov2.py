@@ -38,7 +38,7 @@ class Settings(CodingRateSettings, MaskedSettings):
 
 
 class SimDinoV2(MaskedDistillation):
-    """Views: "global" (B, G, 3, S, S), "local" (B, N, 3, s, s) and "mask" (B, G, L) bool."""
+    """Views: "global" (B, G, 3, S, S), "local" (B, N, 3, s, s) and "mask" (B, G, L) bool, True for hidden patches."""
 
     remedy = ", or eps lower"
 
@@ -50,8 +50,8 @@ class SimDinoV2(MaskedDistillation):
     def before_forward(self, progress: TrainProgress) -> None:
         """Set eps and the weight of the agreement by their schedules."""
         s = self.settings
-        last = (s.end_epoch or progress.epochs) * progress.steps_per_epoch
-        done = min(1.0, progress.step / last)
+        steps = (s.end_epoch or progress.epochs) * progress.steps_per_epoch  # of both schedules
+        done = min(1.0, progress.step / steps)
         self.coding_rate = replace(
             s,
             eps=cosine(s.eps, s.eps_end or s.eps, done),
@@ -60,14 +60,21 @@ class SimDinoV2(MaskedDistillation):
 
     def forward(self, views: Mapping[str, Tensor]) -> Step:
         s, masks, head = self.settings, views["mask"], self.student.head
-        teacher_classes, teacher_patches = self.teacher_tokens(views["global"], masks)
-        targets, patch_targets = self.teacher.head(teacher_classes), patch_head(self.teacher)(teacher_patches)
-        classes, local, patches = self.student_tokens(views)
-        local_vectors = None if local is None else head(local)
-        cls_loss, logs = simdino_loss(head(classes), local_vectors, targets, self.coding_rate)
-        patch_vectors = patch_head(self.student)(patches[masks])
+        # Targets: the teacher sees the global crops whole. Predictions: the student sees them masked, and local crops.
+        teacher_cls_tokens, teacher_patch_tokens = self.teacher_tokens(views["global"], masks)
+        cls_targets = self.teacher.head(teacher_cls_tokens)  # (B, G, d)
+        patch_targets = patch_head(self.teacher)(teacher_patch_tokens)  # (m, d)
+        cls_tokens, local_cls_tokens, patch_tokens = self.student_tokens(views)
+
+        # SimDINO on class tokens.
+        local_vectors = None if local_cls_tokens is None else head(local_cls_tokens)  # (B, N, d)
+        cls_loss, logs = simdino_loss(head(cls_tokens), local_vectors, cls_targets, self.coding_rate)
+
+        # Masked patches maximise the inner product with the teacher's vectors of the same patches.
+        patch_vectors = patch_head(self.student)(patch_tokens[masks])  # (m, d)
         patch_loss = masked_mean(-(patch_vectors * patch_targets).sum(dim=-1), masks)
-        koleo = self.koleo(classes)
+
+        koleo = self.koleo(cls_tokens)
         loss = s.cls_weight * cls_loss + s.patch_weight * patch_loss + s.koleo_weight * koleo
         return Step(loss, logs | {"patch": patch_loss.detach()})
 

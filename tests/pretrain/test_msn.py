@@ -42,14 +42,14 @@ def views(method: Msn) -> dict[str, Tensor]:
 @pytest.mark.parametrize(("shared", "masks"), [(False, 2 * IMAGES), (True, 1)])
 def test_views_lose_patches_of_their_own_or_all_the_same(shared, masks):
     method = msn(mask_ratio=0.3, random_views=2, shared_mask=shared)
-    keep = method.keep(views(method)["noise"])
+    keep = method.visible_ids(views(method)["noise"])
     assert keep.shape == (2 * IMAGES, int(PATCHES * 0.7))
     assert len({tuple(sorted(ids.tolist())) for ids in keep}) == masks
     assert all(len(set(ids.tolist())) == keep.shape[1] for ids in keep)
 
 
 def test_without_a_mask_all_patches_are_seen():
-    assert msn(mask_ratio=0.0).keep(torch.rand(IMAGES, 1, PATCHES)) is None
+    assert msn(mask_ratio=0.0).visible_ids(torch.rand(IMAGES, 1, PATCHES)) is None
 
 
 @pytest.mark.parametrize("changes", [{"memax_weight": 5.0, "sinkhorn": False}, {"entropy_weight": 2.0}])

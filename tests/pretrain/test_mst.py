@@ -49,23 +49,23 @@ class TestMasks:
 
     def test_lie_where_attention_is_lowest(self):
         method = mst(low_fraction=0.25, mask_chance=0.3)
-        hidden = method.masked_patches(self.attention, self.noise)
+        hidden = method.draw_mask(self.attention, self.noise)
         lowest = self.attention.argsort(dim=1).argsort(dim=1) < 4
         assert not (hidden & ~lowest).any()
         assert hidden.float().mean().item() == pytest.approx(0.25 * 0.3, abs=0.005)
-        assert torch.equal(mst(low_fraction=0.25, mask_chance=1.0).masked_patches(self.attention, self.noise), lowest)
+        assert torch.equal(mst(low_fraction=0.25, mask_chance=1.0).draw_mask(self.attention, self.noise), lowest)
 
     def test_of_ties_are_as_many(self):
-        hidden = mst(mask_chance=1.0).masked_patches(torch.ones(5, PATCHES), self.noise[:5])
+        hidden = mst(mask_chance=1.0).draw_mask(torch.ones(5, PATCHES), self.noise[:5])
         assert (hidden.sum(dim=1) == PATCHES // 2).all()
 
     def test_of_whole_images(self):
-        hidden = mst(mask_chance=0.3, per="image").masked_patches(self.attention, self.noise)
+        hidden = mst(mask_chance=0.3, per="image").draw_mask(self.attention, self.noise)
         assert set(hidden.sum(dim=1).tolist()) == {0, PATCHES // 2}
         assert hidden.any(dim=1).float().mean().item() == pytest.approx(0.3, abs=0.03)
 
     def test_at_random_need_no_attention(self):
-        hidden = mst(sampling="random", mask_chance=0.3).masked_patches(None, self.noise)
+        hidden = mst(sampling="random", mask_chance=0.3).draw_mask(None, self.noise)
         assert torch.equal(hidden, self.noise[:, 0] < 0.3)
 
     def test_at_random_need_no_second_block(self):
@@ -78,11 +78,11 @@ class TestMasks:
         nn.init.ones_(method.mask_token)
         patches = torch.arange(2.0, 2.0 + PATCHES).view(1, -1, 1).expand(2000, -1, 32)  # nowhere the mask token's 1
         everywhere = torch.ones(2000, PATCHES, dtype=torch.bool)
-        found = method.replaced(patches, everywhere, self.noise)[..., 0]
+        found = method.replace_hidden(patches, everywhere, self.noise)[..., 0]
         shares = [(found == 1).float().mean(), (found == patches[..., 0]).float().mean()]
         assert shares[0].item() == pytest.approx(0.8, abs=0.01)
         assert shares[1].item() == pytest.approx(0.1 + 0.1 / PATCHES, abs=0.01)  # one of L is drawn for itself
-        assert torch.equal(method.replaced(patches, ~everywhere, self.noise), patches)
+        assert torch.equal(method.replace_hidden(patches, ~everywhere, self.noise), patches)
 
     def test_hide_the_patch_and_keep_its_position(self):
         method = mst(mask_chance=1.0, low_fraction=1.0)
@@ -110,12 +110,12 @@ class TestRestoration:
 
     @pytest.mark.parametrize(("reduction", "scale"), [("mean", 1), ("pixel", 3), ("image", 3 * 32 * 32)])
     def test_of_the_whole_image(self, reduction, scale):
-        found = mst(reduction=reduction).differences(self.images, self.crop, self.hidden)
+        found = mst(reduction=reduction).pixel_loss(self.images, self.crop, self.hidden)
         torch.testing.assert_close(found, scale * (self.images - self.crop).abs().mean())
 
     def test_of_hidden_patches(self):
         self.hidden[1] = False  # counts as 0
-        found = mst(restore="masked").differences(self.images, self.crop, self.hidden)
+        found = mst(restore="masked").pixel_loss(self.images, self.crop, self.hidden)
         each = []
         for image in range(3):
             pixels = self.hidden[image].view(4, 4).repeat_interleave(8, 0).repeat_interleave(8, 1)
