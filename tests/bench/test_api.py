@@ -77,33 +77,6 @@ def test_an_export_keeps_its_name_when_it_is_saved_elsewhere(exports, tmp_path):
     assert api.load(saved).facts["name"] == "first"
 
 
-NETWORK = """
-import torch
-
-class Stripes(torch.nn.Conv2d):
-    image_size, mean, std = 16, (0.5, 0.5, 0.5), (0.5, 0.5, 0.5)
-
-    def forward(self, images):
-        maps = super().forward(images)
-        return None, maps, maps.shape[-2:]
-
-def stripes():
-    torch.manual_seed(0)
-    return Stripes(3, 8, 4, stride=4)
-"""
-
-
-def test_a_network_of_the_users_module_is_evaluated(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.syspath_prepend(str(tmp_path))
-    (tmp_path / "stripes.py").write_text(NETWORK)
-    network = api.load("module:stripes:stripes")
-    assert api.extract(network, "digits:", limit=60).features.shape == (60, 8)
-    result = api.evaluate(network, "knn@dino", "digits:", limit=60)
-    assert (result.checkpoint.name, result.checkpoint.digest) == ("stripes", network.digest)
-    assert not (tmp_path / "bench-results/exports").exists()
-
-
 GREY = np.random.default_rng(0).integers(0, 256, (60, 8, 8), np.uint8) // 4 + 60 * (np.arange(60) % 3)[:, None, None]
 CLASSES = [["dark", "grey", "light"][number % 3] for number in range(60)]
 

@@ -117,6 +117,7 @@ class Edited:
 
 KNN, SHORT, SWEEP, SCENES = "knn@dino-seed0", "lowshot@bench-*", "knn@dino-????????-seed0", "segmenter*"
 LIMITED = "knn@dino-limit*"
+FEWER_IMAGES = {"data": {"images": {"val": 400}}}
 
 
 def call_wrong_predictions_right(edited: Edited) -> None:
@@ -142,19 +143,27 @@ def change_labels(edited: Edited) -> None:
         edited.arrays[name][0, 0, 1:] += 500
 
 
-def claim_fewer_images(edited: Edited) -> None:
-    edited.json["data"]["images"]["val"] = 400
+def call_all_top5_wrong(edited: Edited) -> None:
+    edited.arrays["top5_k10"] = 0 * edited.arrays["top5_k10"]
+    edited.recompute("top5_k10")
 
 
+def cut_array(edited: Edited) -> None:
+    edited.arrays["top1_k10"] = edited.arrays["top1_k10"][:400]
+    edited.recompute("top1_k10")
+
+
+def top1(**fields) -> dict:
+    """Changes of the fields of the metric top1_k10."""
+    return {"metrics": {"top1_k10": fields}}
+
+
+# Edit -> results, their changes as a function of Edited or as values to set in the JSON, what the contradiction says.
 EDITS = {
     "value": (KNN, lambda edited: edited.set("top1_k10", value=edited.value("top1_k10") + 5), "not the mean"),
-    "interval": (KNN, lambda edited: edited.set("top1_k10", interval=[98.0, 99.0]), "another interval"),
-    "interval gone": (KNN, lambda edited: edited.set("top1_k10", interval=None), "no interval|an interval"),
-    "array set to null": (
-        KNN,
-        lambda edited: edited.set("top1_k10", value=99.0, interval=None, array=None),
-        "belongs to no metric",
-    ),
+    "interval": (KNN, top1(interval=[98.0, 99.0]), "another interval"),
+    "interval gone": (KNN, top1(interval=None), "no interval|an interval"),
+    "array set to null": (KNN, top1(value=99.0, interval=None, array=None), "belongs to no metric"),
     "array gone": (KNN, remove_array, "no values that it could follow from"),
     "as a deviation": (
         KNN,
@@ -162,42 +171,27 @@ EDITS = {
         "not the name of a deviation",
     ),
     "array edited": (KNN, call_wrong_predictions_right, "has another class than in"),
-    "top5 below top1": (
-        KNN,
-        lambda edited: [
-            edited.arrays.__setitem__("top5_k10", 0 * edited.arrays["top5_k10"]),
-            edited.recompute("top5_k10"),
-        ],
-        "for which top5_k10 is wrong",
-    ),
+    "top5 below top1": (KNN, call_all_top5_wrong, "for which top5_k10 is wrong"),
     "array added": (KNN, lambda edited: edited.arrays.update(extra=np.ones(3)), "array extra: belongs to no metric"),
-    "fewer values": (
-        KNN,
-        lambda edited: [edited.arrays.update(top1_k10=edited.arrays["top1_k10"][:400]), edited.recompute("top1_k10")],
-        "400 images, expected 500",
-    ),
-    "number of images": (KNN, claim_fewer_images, "500 images, expected 400"),
-    "count of a fingerprint": (KNN, claim_fewer_images, "400 with the same fingerprint"),
-    "worse is better": (KNN, lambda edited: edited.set("top1_k10", higher_is_better=False), "described differently"),
-    "unit": (KNN, lambda edited: edited.set("top1_k10", unit="s"), "not the mean"),
-    "method": (KNN, lambda edited: edited.json.update(interval_method="ours"), "intervals were not computed by"),
-    "settings": (KNN, lambda edited: edited.json["settings"].update(crop=1.0), "setting crop is 1.0"),
-    "version": (KNN, lambda edited: edited.json["protocol"].update(version=2), "its content belongs to"),
-    "seed": (KNN, lambda edited: edited.json.update(seed=1), "its content belongs to"),
-    "limit": (LIMITED, lambda edited: edited.json.update(limit=None), "its content belongs to"),
-    "precision": (KNN, lambda edited: edited.json.update(precision="bfloat16"), "another precision"),
-    "image set": (KNN, lambda edited: edited.json["data"].update(name="cifar10"), "its content belongs to"),
-    "fingerprint": (
-        KNN,
-        lambda edited: edited.json["data"]["fingerprints"].update(val="0" * 64),
-        "other images than data",
-    ),
-    "status": (KNN, lambda edited: edited.json.update(status="failed"), "numbers and a message"),
-    "speed": (KNN, lambda edited: edited.json.update(images_per_second=1e6), "images_per_second"),
-    "method of checkpoint": (KNN, lambda edited: edited.json["checkpoint"].update(method="mae"), "config.json: method"),
-    "parameters": (KNN, lambda edited: edited.json["checkpoint"].update(parameters=7), "config.json: parameters"),
-    "plugin": (KNN, lambda edited: edited.json["protocol"].update(plugin="toys 1.0"), "is a protocol of knn"),
-    "task": (KNN, lambda edited: edited.json.update(task="linear"), "is a protocol of knn"),
+    "fewer values": (KNN, cut_array, "400 images, expected 500"),
+    "number of images": (KNN, FEWER_IMAGES, "500 images, expected 400"),
+    "count of a fingerprint": (KNN, FEWER_IMAGES, "400 with the same fingerprint"),
+    "worse is better": (KNN, top1(higher_is_better=False), "described differently"),
+    "unit": (KNN, top1(unit="s"), "not the mean"),
+    "method": (KNN, {"interval_method": "ours"}, "intervals were not computed by"),
+    "settings": (KNN, {"settings": {"crop": 1.0}}, "setting crop is 1.0"),
+    "version": (KNN, {"protocol": {"version": 2}}, "its content belongs to"),
+    "seed": (KNN, {"seed": 1}, "its content belongs to"),
+    "limit": (LIMITED, {"limit": None}, "its content belongs to"),
+    "precision": (KNN, {"precision": "bfloat16"}, "another precision"),
+    "image set": (KNN, {"data": {"name": "cifar10"}}, "its content belongs to"),
+    "fingerprint": (KNN, {"data": {"fingerprints": {"val": "0" * 64}}}, "other images than data"),
+    "status": (KNN, {"status": "failed"}, "numbers and a message"),
+    "speed": (KNN, {"images_per_second": 1e6}, "images_per_second"),
+    "method of checkpoint": (KNN, {"checkpoint": {"method": "mae"}}, "config.json: method"),
+    "parameters": (KNN, {"checkpoint": {"parameters": 7}}, "config.json: parameters"),
+    "plugin": (KNN, {"protocol": {"plugin": "toys 1.0"}}, "is a protocol of knn"),
+    "task": (KNN, {"task": "linear"}, "is a protocol of knn"),
     "chosen": (
         SWEEP,
         lambda edited: [edited.set(name, chosen_on_val=False) for name in edited.json["metrics"]],
@@ -205,12 +199,12 @@ EDITS = {
     ),
     "changes": (
         SWEEP,
-        lambda edited: edited.json["protocol"].update(changes={}, modified=False),
+        {"protocol": {"changes": {}, "modified": False}},
         "setting k is .5., but knn@dino version 1 has",
     ),
-    "deviation": (SHORT, lambda edited: edited.set("top1_1shot_std", value=0.01), "not the value in its facts"),
-    "mIoU": (SCENES, lambda edited: edited.set("mIoU", value=80.0), "not what the areas or detections give"),
-    "its deviation": (SCENES, lambda edited: edited.set("mIoU_std", value=0.1), "not the deviation of its trainings"),
+    "deviation": (SHORT, {"metrics": {"top1_1shot_std": {"value": 0.01}}}, "not the value in its facts"),
+    "mIoU": (SCENES, {"metrics": {"mIoU": {"value": 80.0}}}, "not what the areas or detections give"),
+    "its deviation": (SCENES, {"metrics": {"mIoU_std": {"value": 0.1}}}, "not the deviation of its trainings"),
     "resamples": (SCENES, shift_resamples, "mIoU_resampled is not what"),
     "labels": (SCENES, change_labels, "labels differ"),
     "areas": (SCENES, lambda edited: edited.arrays["areas_0"].__imul__(3), "labels differ"),
@@ -221,9 +215,18 @@ EDITS = {
 def test_an_edit_that_contradicts_the_record_is_found(edit, record):
     stem, change, message = EDITS[edit]
     edited = Edited(record, stem)
-    change(edited)
+    merge(edited.json, change) if isinstance(change, dict) else change(edited)
     edited.write()
     assert_found(record, message, stem)
+
+
+def merge(values: dict, changes: dict) -> None:
+    """Set values of nested dictionaries."""
+    for key, change in changes.items():
+        if isinstance(change, dict) and change:
+            merge(values[key], change)
+        else:
+            values[key] = change
 
 
 def assert_found(record: Path, message: str, stem: str = "*") -> None:
