@@ -1,4 +1,4 @@
-"""For all tests: no network, whatever a test asks for; and a test without cases fails."""
+"""For all tests: no network, no test without cases, and the order of tests in several processes."""
 
 import os
 from itertools import groupby, islice
@@ -10,7 +10,7 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """pytest skips a test that is parametrised over nothing; one of recorded outputs would then seem to pass."""
+    """Fail a test that is parametrized over nothing: pytest would skip it, as if recorded outputs were not missing."""
     if any(mark.kwargs.get("reason", "").startswith("got empty parameter set") for mark in item.iter_markers("skip")):
         golden = os.environ.get("GOLDEN_ROOT", "tests/golden")
         pytest.fail(
@@ -20,16 +20,16 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 @pytest.hookimpl
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
-    """For `-n auto`: one more than there are cores, since some tests wait for processes of theirs."""
+    """For `-n auto`: one more than there are cores, because some tests only wait for their processes."""
     return len(os.sched_getaffinity(0)) + 1
 
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """With `-n`: modules that have tests marked slow come first in every process's share, one after the other in turn.
+    """With `-n`: deal out the modules with slow tests evenly, so that each process begins with its share of them.
 
-    pytest-xdist's worksteal gives each process an equal run of the list. One that has done its own takes over half of
-    what is left at the end of another's, where there are now many quick tests.
+    pytest-xdist's worksteal gives each process an equal part of the list. One that has finished takes over half of what
+    remains at the end of another's part, which consists of many quick tests.
     """
     count = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
     if count == 1:
@@ -39,6 +39,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     quick = (item for tests in modules if tests not in slow for item in tests)
     ordered: list[pytest.Item] = []
     for number in range(count):
-        own = [item for tests in slow[number::count] for item in tests]
-        ordered += [*own, *islice(quick, max(0, len(items) // count - len(own)))]
+        share = [item for tests in slow[number::count] for item in tests]
+        ordered += [*share, *islice(quick, max(0, len(items) // count - len(share)))]
     items[:] = [*ordered, *quick]

@@ -83,11 +83,11 @@ def start(case: Case, out: Path, printed: Path) -> subprocess.Popen:
 
 def run_to_end(case: Case, out: Path, printed: Path) -> float:
     """Run a command to its end: the seconds that it took."""
-    begun = time.monotonic()
+    began = time.monotonic()
     process = start(case, out, printed)
     code = process.wait(LIMIT)
     assert code == 0, f"{case.name} ended with {code}, see {printed}"
-    return time.monotonic() - begun
+    return time.monotonic() - began
 
 
 def workers_of(process: subprocess.Popen) -> list[int]:
@@ -121,9 +121,9 @@ def kill_once(case: Case, out: Path, printed: Path, moment: float, rng: random.R
         process.wait(LIMIT)
         return None
     os.kill(rng.choice(workers), signal.SIGKILL)
-    begun = time.monotonic()
+    began = time.monotonic()
     process.wait(LIMIT)
-    return bool(before) and not OVER.search(before), time.monotonic() - begun
+    return bool(before) and not OVER.search(before), time.monotonic() - began
 
 
 def run_trials(case: Case, count: int, folder: Path, rng: random.Random) -> Tally:

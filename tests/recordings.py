@@ -47,9 +47,9 @@ def matches(pattern: str, names: Iterable[str]) -> list[re.Match[str]]:
     return [match for name in names if (match := re.fullmatch(pattern, name))]
 
 
-def absent(what: str) -> NoReturn:
+def absent(recording: str) -> NoReturn:
     """Skip the test under another GOLDEN_ROOT, which may lack recordings; fail it under ours, which may not."""
-    message = f"{what}: not recorded in {ROOT}"
+    message = f"{recording}: not recorded in {ROOT}"
     pytest.skip(message) if ELSEWHERE else pytest.fail(message)
 
 

@@ -192,8 +192,8 @@ def test_cached_results_equal_those_of_the_files(folder):
 def odd_result(folder) -> Result:
     facts = {"big": 2**62, "small": 1e-300, "one": 1.0, "text": "\u2028\N{SNOWMAN}", "deep": {"list": [None, True, []]}}
     metric = MetricRecord(value=0.1 + 0.2, interval=(-0.0, 1e22))
-    used = CheckpointUsed(name="odd", digest="0" * 64)
-    return replace(read_result(path_of(folder, "a")), facts=facts, metrics={"top1": metric}, checkpoint=used)
+    checkpoint = CheckpointUsed(name="odd", digest="0" * 64)
+    return replace(read_result(path_of(folder, "a")), facts=facts, metrics={"top1": metric}, checkpoint=checkpoint)
 
 
 def test_results_are_listed_in_the_order_of_paths(tmp_path):
