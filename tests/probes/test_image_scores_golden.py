@@ -1,5 +1,5 @@
-"""Scores without a training against recordings of the official codes, in float64: label-free health, revisited
-retrieval and copy detection, and ImageNet's shifted test sets."""
+"""Scores that need no training against recordings of the official codes, in float64: label-free health, retrieval on
+revisited sets, copy detection, and ImageNet's shifted test sets."""
 
 import numpy as np
 import pytest
@@ -11,8 +11,8 @@ from torch.nn import functional as F
 
 from probes import label_free, retrieved, shifted
 
-EXACT = 1e-9  # limit of the recordings' READMEs
-FITTED = 1e-6  # of reptrix, whose weights are float32
+EXACT = 1e-9  # tolerance of the recordings' READMEs
+FITTED = 1e-6  # of reptrix, whose regression weights are float32
 
 
 def recording(path):
@@ -33,13 +33,15 @@ def test_rankme_of_stable_pretraining_and_of_the_paper():
         ranks = options["alpha_first"], options["alpha_last"]
         alpha = label_free.alpha_req(features, ranks, weighted=False)
         assert alpha == pytest.approx(float(data[f"ours.case{case}.alpha"]), rel=EXACT)
-        by_gram = np.exp(entropy(np.linalg.eigvalsh(features.T @ features).clip(0) ** 0.5))  # normalises by itself
+        by_gram = np.exp(
+            entropy(np.linalg.eigvalsh(features.T @ features).clip(0) ** 0.5)
+        )  # entropy normalises its argument
         assert label_free.rankme(features, eps=0.0) == pytest.approx(by_gram, rel=1e-5)
 
 
 def test_lidar_of_stable_pretraining():
     data, config = recording("label_free/label_free.safetensors")
-    for name in [found[1] for found in matches(r"(lidar\d+)", config)]:
+    for name in [match[1] for match in matches(r"(lidar\d+)", config)]:
         options, features = config[name], double(data, f"{name}.features")
         size = options["samples_per_class"]
         groups = min(options["n_classes"], len(features) // size)
@@ -49,12 +51,12 @@ def test_lidar_of_stable_pretraining():
         assert eigenvalues[0] == pytest.approx(float(data[f"{name}.top_eigenvalue"]), rel=1e-8)
 
 
-def test_outlying_norms():
+def test_outlying_norms_equal_the_recorded_ones():
     data, config = recording("label_free/label_free.safetensors")
     norms = np.linalg.norm(double(data, "norm.features"), axis=-1)
-    found = label_free.norm_outliers(norms, config["norm"]["cutoff"])
-    assert found == {name: pytest.approx(float(data[f"ours.norm.{name}"]), rel=EXACT) for name in found}
-    assert len(found) == len(under(data, "ours.norm."))
+    outliers = label_free.norm_outliers(norms, config["norm"]["cutoff"])
+    assert outliers == {name: pytest.approx(float(data[f"ours.norm.{name}"]), rel=EXACT) for name in outliers}
+    assert len(outliers) == len(under(data, "ours.norm."))
 
 
 def test_alpha_req_and_rankme_of_reptrix():
@@ -66,7 +68,10 @@ def test_alpha_req_and_rankme_of_reptrix():
     first, last = label_free.FIT_RANKS
     with pytest.raises(ValueError, match=f"eigenvalues {first} to {last}"):
         label_free.alpha_req(features[: last // 2])
-    views, delta = double(data, "lidar.features"), config["lidar_delta"]  # its LiDAR: sums, and the matrix as samples
+    views, delta = (
+        double(data, "lidar.features"),
+        config["lidar_delta"],
+    )  # its LiDAR has sums for means, and takes the matrix for samples
     centred = views.mean(axis=1) - views.mean(axis=(0, 1))
     spread = (views - views.mean(axis=1, keepdims=True)).reshape(-1, views.shape[2])
     root = np.linalg.inv(sqrtm(spread.T @ spread + delta * np.eye(views.shape[2])))
@@ -74,8 +79,8 @@ def test_alpha_req_and_rankme_of_reptrix():
     assert ratio == pytest.approx(float(data["lidar"]), rel=FITTED)
 
 
-def test_spread_on_the_sphere_by_closed_forms():
-    corners = np.concatenate([np.eye(4), -np.eye(4)])  # squared distances 2, and 4 of opposite ones
+def test_uniformity_and_alignment_equal_closed_forms():
+    corners = np.concatenate([np.eye(4), -np.eye(4)])  # squared distances are 2, and 4 between opposite corners
     assert label_free.uniformity(3 * corners) == pytest.approx(np.log((24 * np.exp(-4) + 4 * np.exp(-8)) / 28))
     views = np.stack([np.eye(4), np.roll(np.eye(4), 1, axis=0), np.eye(4)], axis=1)
     assert label_free.alignment(views) == pytest.approx((2 + 2 + 0) / 3)
@@ -84,7 +89,7 @@ def test_spread_on_the_sphere_by_closed_forms():
 
 
 @pytest.mark.parametrize("level", retrieved.LEVELS)
-def test_revisited_levels(level):
+def test_retrieval_scores_of_every_level(level):
     data, config = recording("retrieval/retrieval.safetensors")
     database, queries = (F.normalize(data[name].double(), dim=1) for name in ("db", "queries"))
     order = (-(database @ queries.T)).argsort(dim=0).numpy()
@@ -92,10 +97,9 @@ def test_revisited_levels(level):
     scores = retrieved.level_scores(order, config["gnd"], level, config["kappas"])
     recorded = under(data, f"{level}.")
     for ours, name in ((scores.average, "aps"), (scores.at, "prs")):
-        known = ~np.isnan(ours)
-        empty = np.isnan(scores.average)
-        np.testing.assert_allclose(ours[known], recorded[name].numpy()[known], rtol=0, atol=EXACT)
-        assert (np.isnan(recorded["aps"].numpy()) == empty).all()
+        defined = ~np.isnan(ours)
+        np.testing.assert_allclose(ours[defined], recorded[name].numpy()[defined], rtol=0, atol=EXACT)
+    assert (np.isnan(recorded["aps"].numpy()) == np.isnan(scores.average)).all()
     assert np.nanmean(scores.average) == pytest.approx(float(recorded["map"]), abs=EXACT)
     np.testing.assert_allclose(np.nanmean(scores.at, axis=0), recorded["mpr"].numpy(), rtol=0, atol=EXACT)
 
@@ -108,7 +112,7 @@ def test_copy_detection():
     ours = retrieved.whiten(features.numpy(), double(data, "whitening.features"))
     recorded = double(data, "whitened")
     limit = 1e-9 * np.abs(recorded).max() ** 2
-    np.testing.assert_allclose(ours @ ours.T, recorded @ recorded.T, rtol=0, atol=limit)  # signs of axes are free
+    np.testing.assert_allclose(ours @ ours.T, recorded @ recorded.T, rtol=0, atol=limit)  # axes have no sign
     unit = label_free.normalised(ours)
     np.testing.assert_allclose(unit @ unit.T, double(data, "similarity"), rtol=0, atol=EXACT)
     for ranks, positives, recorded_ap in zip(config["ranks"], config["positives"], data["ap"].tolist(), strict=True):
@@ -118,19 +122,19 @@ def test_copy_detection():
         return images.mean(dim=(2, 3)) + images.amax(dim=(2, 3))
 
     images = data["multiscale.image"].double()
-    found = retrieved.multiscale(encode, images, config["multiscale"])
-    torch.testing.assert_close(found, data["multiscale.out"].double(), rtol=0, atol=EXACT)
+    features = retrieved.multiscale(encode, images, config["multiscale"])
+    torch.testing.assert_close(features, data["multiscale.out"].double(), rtol=0, atol=EXACT)
 
 
-def test_accuracy_among_the_classes_of_a_set_and_any_label():
+def test_accuracy_on_imagenet_a_r_and_real():
     data, _ = recording("robustness/robustness.safetensors")
-    known = facts("robustness/facts.json")
+    sets = facts("robustness/facts.json")
     logits = data["logits"].numpy()
     ranked = logits.argsort(axis=1)[:, ::-1]
     for name in ("a", "r"):
-        own = logits[:, known[f"imagenet_{name}"]["indices_in_1000"]].argsort(axis=1)[:, ::-1]
+        ranked_in_set = logits[:, sets[f"imagenet_{name}"]["indices_in_1000"]].argsort(axis=1)[:, ::-1]
         for k in (1, 5):
-            right = shifted.any_match(own[:, :k], data[f"{name}.labels"].numpy()[:, None])
+            right = shifted.any_match(ranked_in_set[:, :k], data[f"{name}.labels"].numpy()[:, None])
             assert right.mean() == pytest.approx(float(data[f"{name}.top{k}"]), abs=1e-6)
     for k in (1, 5):
         right = shifted.any_match(ranked[:, :k], data["real.labels"].numpy())
@@ -151,12 +155,12 @@ def test_objectnet_guesses_without_a_counterpart_are_wrong():
         assert right.mean() == pytest.approx(float(data[f"objectnet.top{k}"]), abs=1e-6)
 
 
-def test_mean_corruption_errors_are_ratios_of_means():
+def test_mean_corruption_errors_equal_the_recorded_ones():
     data, config = recording("robustness/robustness.safetensors")
-    known = facts("robustness/facts.json")["imagenet_c"]
+    imagenet_c = facts("robustness/facts.json")["imagenet_c"]
     order = [name.lower() for name in config["order_of_corruptions"]]
-    assert {name.lower(): tuple(values) for name, values in known["alexnet_top1_error"].items()} == shifted.ALEXNET
-    assert tuple(name.lower() for name in known["corruptions_15"]) == shifted.BENCHMARK
+    assert {name.lower(): tuple(values) for name, values in imagenet_c["alexnet_top1_error"].items()} == shifted.ALEXNET
+    assert tuple(name.lower() for name in imagenet_c["corruptions_15"]) == shifted.BENCHMARK
     errors = dict(zip(order, (1 - data["c.accuracy"].double()).tolist(), strict=True))
     assert shifted.mce({name: errors[name] for name in shifted.BENCHMARK}) == pytest.approx(
         float(data["c.mce_15"]), abs=1e-6
@@ -165,7 +169,7 @@ def test_mean_corruption_errors_are_ratios_of_means():
     right = (data["c.stream.logits"].argmax(dim=1) == data["c.stream.target"][:, 0]).double().numpy()
     corruption, level = data["c.stream.target"][:, 1].numpy(), data["c.stream.target"][:, 2].numpy()
     streamed = {
-        name: [1 - right[(corruption == number) & (level == each)].mean() for each in np.unique(level)]
+        name: [1 - right[(corruption == number) & (level == severity)].mean() for severity in np.unique(level)]
         for number, name in enumerate(order)
     }
     assert shifted.mce(streamed) == pytest.approx(float(data["c.stream.mce"]), abs=1e-5)

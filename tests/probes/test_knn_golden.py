@@ -1,4 +1,4 @@
-"""Accuracies of the official DINO, DINOv2 and MOCA k-NN codes, recorded; ours through FAISS and through torch."""
+"""k-NN through FAISS and through torch against recorded accuracies of the official DINO, DINOv2 and MOCA codes."""
 
 from functools import cache
 
@@ -12,15 +12,15 @@ from probes.tasks.knn import vote
 DATA = {name: tensor.numpy() for name, tensor in tensors("knn/data.safetensors").items()}
 RECORDED = facts("knn/results.json")
 BACKENDS = ("faiss", "torch")
-# The official codes that take one gallery of L2-normalised features; DINOv2's also takes parts of it.
-WHOLE = [name for name in RECORDED if name.startswith("dino_") or name in ("dino", "moca_cosine")]
+# Official codes with one gallery of L2-normalised features; DINOv2's also has parts of it.
+WITH_FULL_GALLERY = [name for name in RECORDED if name.startswith("dino_") or name in ("dino", "moca_cosine")]
 
 
 @cache
 def votes(backend: str, rows: str = ""):
-    """Hits of every k and T recorded, from one search at the largest k in all of the gallery or the named rows."""
+    """Hits of every recorded k and T, and neighbours' labels, from one search in the gallery or in the named rows."""
     chosen = DATA[rows] if rows else np.arange(len(DATA["train_labels"]))
-    entries = [entry for name in (*WHOLE, "dinov2") for entry in RECORDED[name]]
+    entries = [entry for name in (*WITH_FULL_GALLERY, "dinov2") for entry in RECORDED[name]]
     ks = sorted({entry["k"] for entry in entries if entry["k"] <= len(chosen)})
     temperatures = sorted({entry["T"] for entry in entries})
     gallery, queries = unit_rows(DATA["train_features"][chosen]), unit_rows(DATA["test_features"])
@@ -34,7 +34,7 @@ def percent(hits):
 
 
 def rows_of(entry):
-    """Name of the tensor with the gallery's rows, for entries on a part of it."""
+    """The name of the tensor with the rows of a partial gallery; empty for the full one."""
     part = entry.get("n_per_class", "full")  # or "5 per class"
     return "" if part == "full" else f"dinov2_{part.replace(' ', '')}_try{entry['try']}_indices"
 
@@ -44,13 +44,13 @@ def title(entry):
 
 
 def well_defined(labels, k):
-    """Whether five classes occur among the first k neighbours of every query: else sort order decides the top five."""
+    """Whether every query has five classes among its k neighbours: else the sort order decides the top five."""
     return all(len(set(row[:k])) >= 5 for row in labels)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("source", WHOLE)
-def test_every_k_and_temperature(backend, source):
+@pytest.mark.parametrize("source", WITH_FULL_GALLERY)
+def test_accuracies_of_every_k_and_temperature(backend, source):
     assert RECORDED[source]
     hits, labels = votes(backend)
     for entry in RECORDED[source]:
@@ -62,7 +62,7 @@ def test_every_k_and_temperature(backend, source):
 
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("entry", RECORDED["dinov2"], ids=title)
-def test_dinov2(backend, entry):
+def test_accuracies_of_dinov2(backend, entry):
     hits, labels = votes(backend, rows_of(entry))
     ours = hits[entry["k"], entry["T"]]
     assert percent(ours.top1) == pytest.approx(entry["micro"]["top-1"], abs=1e-4)  # float32 in torchmetrics
@@ -75,17 +75,17 @@ def test_dinov2(backend, entry):
 def test_best_temperature_of_mocas_sweep(backend):
     hits, _ = votes(backend)
     for k, best in RECORDED["moca_cosine_sweep"].items():
-        found = {entry["T"]: percent(hits[int(k), entry["T"]].top1) for entry in RECORDED["moca_cosine"]}
-        assert max(found.values()) == pytest.approx(best["best_top1"])
-        assert found[best["best_T"]] == pytest.approx(best["best_top1"])
+        accuracies = {entry["T"]: percent(hits[int(k), entry["T"]].top1) for entry in RECORDED["moca_cosine"]}
+        assert max(accuracies.values()) == pytest.approx(best["best_top1"])
+        assert accuracies[best["best_T"]] == pytest.approx(best["best_top1"])
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("name", [name for name in DATA if name.endswith("_hit1")])
-def test_every_single_image(backend, name):
+def test_correctness_of_every_image(backend, name):
     k, temperature = name.removesuffix("_hit1").removeprefix("k").split("_T")
     hits, labels = votes(backend)
     ours = hits[int(k), float(temperature)]
     np.testing.assert_array_equal(ours.top1, DATA[name].astype(bool))
-    settled = np.array([len(set(row[: int(k)])) >= 5 for row in labels])
-    np.testing.assert_array_equal(ours.top5[settled], DATA[name.replace("hit1", "hit5")].astype(bool)[settled])
+    defined = np.array([len(set(row[: int(k)])) >= 5 for row in labels])
+    np.testing.assert_array_equal(ours.top5[defined], DATA[name.replace("hit1", "hit5")].astype(bool)[defined])

@@ -1,4 +1,4 @@
-"""The linear task on image sets small enough to know the answer."""
+"""Linear probes on image sets so small that the outcome is known."""
 
 import threading
 import time
@@ -37,13 +37,12 @@ def test_a_separable_set_is_solved(export, tmp_path):
         (readout, lr) for readout in SMALL.readouts for lr in SMALL.lrs
     ]
     assert facts["grid"][0]["lr_effective"] == pytest.approx(0.1 * 33 / 256)
-    assert facts["warnings"] == [
-        "batches of 33 images, which are all training images, instead of 64; learning rates are scaled to this batch"
-    ]
+    (warning,) = facts["warnings"]
+    assert "33" in warning and "64" in warning
 
 
-def test_the_chosen_head_is_the_one_that_is_reported(export, tmp_path):
-    """By `val` the best number of the grid is reported; by `holdout` the validation images decide nothing."""
+def test_the_chosen_head_is_reported(export, tmp_path):
+    """With select=val it is the best of the grid on validation images, which with select=holdout decide nothing."""
     space = workspace(tmp_path, "digits:", limit=300)
     by_val = replace(SMALL, select="val").run(export, space)
     grid = by_val.facts["grid"]
@@ -51,12 +50,14 @@ def test_the_chosen_head_is_the_one_that_is_reported(export, tmp_path):
     assert by_val.numbers["top1_last"] == pytest.approx(max(row["last"] for row in grid))
     assert (by_val.facts["training_images"], by_val.facts["selection_images"]) == (300, 300)
     assert all(metric.chosen_on_val for metric in by_val.metrics.values()) and by_val.facts["warnings"] == []
-    held = SMALL.run(export, space)
-    assert (held.facts["training_images"], held.facts["selection_images"]) == (270, 30)
-    assert held.facts["chosen"]["best"] == max(row["best"] for row in held.facts["grid"])
-    assert not any(metric.chosen_on_val for metric in held.metrics.values()) and held.facts["warnings"] == []
+    by_holdout = SMALL.run(export, space)
+    assert (by_holdout.facts["training_images"], by_holdout.facts["selection_images"]) == (270, 30)
+    assert by_holdout.facts["chosen"]["best"] == max(row["best"] for row in by_holdout.facts["grid"])
+    assert (
+        not any(metric.chosen_on_val for metric in by_holdout.metrics.values()) and by_holdout.facts["warnings"] == []
+    )
     labels = open_set("digits:", "val").limited(300).labels
-    for outcome in (by_val, held):
+    for outcome in (by_val, by_holdout):
         assert outcome.facts["chosen"]["best"] == max(outcome.facts["chosen_history"])
         assert np.array_equal(outcome.arrays["predicted"] == labels, outcome.metrics["top1"].per_image == 1)
         assert 0.1 < outcome.arrays["confidence"].min() <= outcome.arrays["confidence"].max() <= 1
@@ -64,21 +65,21 @@ def test_the_chosen_head_is_the_one_that_is_reported(export, tmp_path):
             assert (100 if metric.unit == "%" else 1) * metric.per_image.mean() == pytest.approx(metric.value)
 
 
-def test_one_head_of_a_sweep_is_as_if_it_were_alone(export, tmp_path):
+def test_a_head_of_a_sweep_equals_the_head_trained_alone(export, tmp_path):
     space = workspace(tmp_path, "digits:", limit=300)
     grid = replace(SMALL, readouts=("avg",)).run(export, space).facts["grid"]
     alone = replace(SMALL, readouts=("avg",), lrs=SMALL.lrs[:1]).run(export, space).facts["grid"]
     assert alone == grid[:1]
 
 
-def test_the_seed_decides(export, tmp_path):
+def test_equal_seeds_give_equal_numbers(export, tmp_path):
     space = workspace(tmp_path, "digits:", limit=300)
     first, again, other = (SMALL.run(export, replace(space, seed=seed)) for seed in (0, 0, 1))
     assert first.facts["grid"] == again.facts["grid"] != other.facts["grid"]
     assert again.cost["forwards"] == 0
 
 
-def test_readouts_lie_side_by_side(export, tmp_path):
+def test_readouts_concatenate_their_features(export, tmp_path):
     space = workspace(tmp_path, "digits:", limit=20)
     kinds = kinds_of("cls2+avg", norm=True)
     assert kinds == (FeatureKind("cls", -2), FeatureKind("cls", -1), FeatureKind("avg", -1))
@@ -102,62 +103,63 @@ def test_a_diverged_head_is_recorded_and_not_chosen(export, tmp_path):
         replace(SMALL, lrs=(1e38,), readouts=("avg",)).run(export, space)
 
 
-def test_two_runs_of_one_training_follow_each_other(export, tmp_path, monkeypatch, capsys):
-    """The second one waits, says so, and goes on from what the first one saved last."""
-    epochs, evaluate, began = [], Sweep.evaluate, threading.Event()
+def test_a_second_run_of_one_training_waits_for_the_first(export, tmp_path, monkeypatch, capsys):
+    """The second one waits, says so, and resumes from the last state of the first."""
+    epochs, evaluate, started = [], Sweep.evaluate, threading.Event()
 
-    def slowly(self):
+    def evaluate_slowly(self):
         epochs.append((threading.get_ident(), self.epoch))
-        began.set()
+        started.set()
         time.sleep(0.02)
         return evaluate(self)
 
-    monkeypatch.setattr(Sweep, "evaluate", slowly)
+    monkeypatch.setattr(Sweep, "evaluate", evaluate_slowly)
     monkeypatch.setattr(sweep, "SAVE_EVERY", 0.0)
     space = workspace(tmp_path, "digits:", limit=100)
     with ThreadPoolExecutor() as pool:
         first = pool.submit(SMALL.run, export, space)
-        assert began.wait(60)
+        assert started.wait(60)
         second = SMALL.run(export, space)
     assert second.metrics == first.result().metrics and second.facts == first.result().facts
     assert [epoch for _, epoch in epochs] == list(range(SMALL.epochs)) and len({ident for ident, _ in epochs}) == 1
     assert capsys.readouterr().err.count("waiting for another run: it trains the same heads") == 1
 
 
-def test_a_class_of_one_image_is_trained_on_and_not_held_out(export, tmp_path):
+def test_the_only_image_of_a_class_is_not_held_out(export, tmp_path):
     space = workspace(tmp_path, coloured_folder(tmp_path / "set", train=(12, 1), classes=2))
     facts = SMALL.run(export, space).facts
-    held = round(SMALL.holdout * 12)
-    assert facts["training_images"] == 13 - held and any("'class1', have one" in line for line in facts["warnings"])
+    held_out = round(SMALL.holdout * 12)
+    assert facts["training_images"] == 13 - held_out and any("'class1', have one" in line for line in facts["warnings"])
     assert replace(SMALL, select="val").run(export, space).facts["training_images"] == 13
     space = workspace(tmp_path, coloured_folder(tmp_path / "ones", train=1, classes=2))
     with pytest.raises(ValueError, match=r"every class has one training image.* --select val"):
         SMALL.run(export, space)
 
 
-def test_a_class_without_validation_images_is_said(export, tmp_path):
+def test_a_class_without_validation_images_is_a_warning(export, tmp_path):
     url = coloured_folder(tmp_path / "set")
     for path in (tmp_path / "set" / "val" / "class1").iterdir():
         path.write_bytes(b"")
     outcome = SMALL.run(export, workspace(tmp_path, url, skip_bad=True))
-    assert outcome.facts["warnings"][1:] == ["1 of 3 classes have no validation image, class1 first"]
+    (warning,) = outcome.facts["warnings"][1:]
+    assert "1 of 3 classes" in warning and "class1" in warning
     assert np.isnan(outcome.metrics["top1"].per_image).sum() == 8
 
 
-def test_constant_features_are_said(export, tmp_path):
+def test_constant_features_are_a_warning(export, tmp_path):
     outcome = SMALL.run(export, workspace(tmp_path, coloured_folder(tmp_path / "set", flat=True)))
     assert "the same for all" in outcome.facts["warnings"][1]
     assert outcome.numbers["top1"] == pytest.approx(100 / 3)
 
 
-def test_every_block_has_the_number_that_it_has_alone_from_one_pass(export, tmp_path):
+def test_all_blocks_are_evaluated_from_one_pass(export, tmp_path):
     space, probe = workspace(tmp_path, "digits:", limit=200), replace(SMALL, readouts=("cls1+avg",))
-    plain = probe.run(export, space)
+    last = probe.run(export, space)
     first = replace(probe, readouts=("cls+avg@1",)).run(export, space)
-    every = replace(probe, layers="all").run(export, replace(space, cache=tmp_path / "b"))
-    assert every.cost["forwards"] == 400 and export.spec.depth == 2
-    assert every.numbers == plain.numbers | {"top1_block1": first.numbers["top1"]}
-    assert plain.numbers["top1"] != first.numbers["top1"]
-    assert every.facts["grid"] == plain.facts["grid"]
+    all_blocks = replace(probe, layers="all").run(export, replace(space, cache=tmp_path / "b"))
+    assert all_blocks.cost["forwards"] == 400 and export.spec.depth == 2
+    assert all_blocks.numbers == last.numbers | {"top1_block1": first.numbers["top1"]}
+    assert last.numbers["top1"] != first.numbers["top1"]
+    assert all_blocks.facts["grid"] == last.facts["grid"]
     with pytest.raises(ValueError, match=r"readouts=avg,cls1\+avg"):
         replace(SMALL, layers="all")

@@ -1,4 +1,4 @@
-"""The order of cached features: every row once, all classes in every window, few reads; and batches read in it."""
+"""The reading order of cached features: every row once, all classes in every window, long reads; and its batches."""
 
 from itertools import pairwise
 
@@ -14,14 +14,14 @@ KIND = FeatureKind("cls")
 
 
 @pytest.mark.parametrize("rows", [1, 2, 100, 65536])
-def test_a_set_of_one_window_is_shuffled_as_a_whole(rows):
+def test_a_set_of_one_window_is_fully_shuffled(rows):
     for seed, epoch in ((0, 0), (3, 7)):
         expected = np.random.RandomState([seed, epoch]).permutation(rows)
         np.testing.assert_array_equal(reading_order(rows, seed, epoch), expected)
 
 
 @pytest.mark.parametrize("rows", [65, 100, 128, 129, 1000, 4097])
-def test_every_row_comes_once(rows, monkeypatch):
+def test_every_row_is_read_once_in_an_order_of_the_epoch(rows, monkeypatch):
     monkeypatch.setattr(batches, "MAX_WINDOW", 64)
     monkeypatch.setattr(batches, "RUN", 4)
     orders = [reading_order(rows, seed, epoch) for seed, epoch in ((0, 0), (0, 1), (1, 0))]
@@ -43,19 +43,19 @@ def test_windows_of_imagenet_hold_all_classes_and_are_read_in_runs():
         runs = 1 + np.count_nonzero(np.diff(np.sort(window)) > 1)
         assert runs <= len(window) / batches.RUN + 2
         halves = np.bincount(labels[window[: len(window) // 2]], minlength=classes)
-        assert np.corrcoef(halves, shares)[0, 1] < 0.9  # shuffled within: halves differ
+        assert np.corrcoef(halves, shares)[0, 1] < 0.9  # shuffled within the window: its halves differ
         assert abs(np.corrcoef(np.arange(len(window)), labels[window])[0, 1]) < 0.02
 
 
-def test_a_run_is_in_another_window_in_another_epoch(monkeypatch):
+def test_rows_change_windows_between_epochs(monkeypatch):
     monkeypatch.setattr(batches, "MAX_WINDOW", 640)
-    of_window = [np.argsort(reading_order(6400, 0, epoch)) // 640 for epoch in range(20)]
-    moved = np.mean([np.mean(one != other) for one, other in pairwise(of_window)])
-    assert 0.85 < moved < 0.95  # 9 of 10 windows are others
+    windows = [np.argsort(reading_order(6400, 0, epoch)) // 640 for epoch in range(20)]
+    moved = np.mean([np.mean(earlier != later) for earlier, later in pairwise(windows)])
+    assert 0.85 < moved < 0.95  # 9 of 10 windows are different ones
 
 
 @pytest.mark.parametrize(("drop_last", "count"), [(False, 15), (True, 14)])
-def test_batches_follow_the_order_and_are_asked_for_before(drop_last, count, monkeypatch):
+def test_batches_follow_the_order_and_are_read_ahead(drop_last, count, monkeypatch):
     monkeypatch.setattr(batches, "MAX_WINDOW", 64)
     monkeypatch.setattr(batches, "RUN", 4)
     rows = np.setdiff1d(np.arange(450), np.arange(0, 450, 3))[:290]
@@ -65,32 +65,32 @@ def test_batches_follow_the_order_and_are_asked_for_before(drop_last, count, mon
         readouts={"cls1": (KIND,)},
         device="cpu",
     )
-    asked, read = [], []
-    monkeypatch.setattr(batches, "read_ahead", lambda values, wanted: asked.append(wanted.tolist()))
-    monkeypatch.setattr(batches, "copy_rows", lambda values, wanted: read.append(wanted.tolist()) or values[wanted])
+    announced, read = [], []
+    monkeypatch.setattr(batches, "read_ahead", lambda values, rows: announced.append(rows.tolist()))
+    monkeypatch.setattr(batches, "copy_rows", lambda values, rows: read.append(rows.tolist()) or values[rows])
     training = CachedBatches(
         table=table, rows=rows, plan=EpochPlan(images=290, requested_batch=20, drop_last=drop_last, seed=5)
     )
     order = rows[reading_order(290, 5, 2)][: 20 * count]
-    sizes = [60, 60, 60, 60, len(order) - 240]  # batches that begin in five windows of 58 rows
+    sizes = [60, 60, 60, 60, len(order) - 240]  # rows of the batches that begin in each of five windows of 58 rows
 
-    def steps(first):
-        found = {}
+    def batches_from(first):
+        received = {}
 
         def step(number, features, labels):
             assert np.isin(labels, read[-1]).all()
             assert torch.equal(features["cls1"][:, 0], 2.0 * labels)
-            found[number] = labels.tolist()
+            received[number] = labels.tolist()
 
-        asked.clear()
+        announced.clear()
         read.clear()
         training.run(2, step, first)
-        assert [*read[1:], []] == asked
+        assert [*read[1:], []] == announced
         assert all(part == sorted(part) for part in read)
         skipped = first * 20 - sum(sizes[: first // 3])
         assert [len(part) for part in read] == [sizes[first // 3] - skipped, *sizes[first // 3 + 1 :]]
-        return found
+        return received
 
-    whole = steps(0)
-    assert whole == {number: order[number * 20 : number * 20 + 20].tolist() for number in range(count)}
-    assert steps(7) == {number: whole[number] for number in range(7, count)}
+    epoch = batches_from(0)
+    assert epoch == {number: order[number * 20 : number * 20 + 20].tolist() for number in range(count)}
+    assert batches_from(7) == {number: epoch[number] for number in range(7, count)}

@@ -1,4 +1,4 @@
-"""The locality probe: boxes and mosaics; it finds what features can tell, and nothing where crops are mixed up."""
+"""The locality probe: boxes and mosaics; it beats chance with good features, and not with shuffled crops."""
 
 from pathlib import Path
 
@@ -36,7 +36,7 @@ SPEC = ViTSpec(
 
 
 def one_patch(weights: np.ndarray, biases: np.ndarray) -> ViTExport:
-    """An encoder whose only patch is the image of 8 x 8 pixels, and whose block adds nothing: 9 values linear in it."""
+    """An encoder whose only patch is the whole image and whose block adds nothing: 9 linear functions of its pixels."""
     vit = ViT(SPEC)
     with torch.no_grad():
         for layer in (vit.trunk.blocks[0].attn.proj, vit.trunk.blocks[0].mlp.fc2):
@@ -49,7 +49,7 @@ def one_patch(weights: np.ndarray, biases: np.ndarray) -> ViTExport:
 
 @pytest.fixture(scope="module")
 def tints(tmp_path_factory) -> str:
-    """Four classes of faint colours under much brightness, which tells nothing; it runs from edge to edge."""
+    """The URL of four classes of faint tints, under random gradients of brightness that are alike in all classes."""
     folder, generator = tmp_path_factory.mktemp("tints"), np.random.default_rng(0)
     colours = {"red": (14, -7, -7), "green": (-7, 14, -7), "blue": (-7, -7, 14), "grey": (0, 0, 0)}
     for split, count in (("train", 60), ("val", 40)):
@@ -64,7 +64,7 @@ def tints(tmp_path_factory) -> str:
 
 @pytest.fixture(scope="module")
 def trained(tints) -> ViTExport:
-    """Fitted to the training images: their linear discriminants, of which there are three."""
+    """An encoder of the three linear discriminants of the training images."""
     images = open_set(tints, "train")
     pixels = np.stack([np.asarray(images.image(index)) for index in range(len(images))])
     rows = (pixels / 255 - 0.5).transpose(0, 3, 1, 2).reshape(len(images), -1) / 0.5
@@ -74,15 +74,15 @@ def trained(tints) -> ViTExport:
     return one_patch(weights, -weights @ rows.mean(axis=0))
 
 
-def evaluated(export: ViTExport, data: str, cache: Path) -> Outcome:
+def run_task(export: ViTExport, data: str, cache: Path) -> Outcome:
     return TASK.run(export, Workspace(cache=cache, data=data))
 
 
 def test_a_trained_encoder_beats_chance_and_an_untrained_one(trained, tints, tmp_path):
-    """Three standard deviations of a rate near 25 % of 160 are 10 points, of the mean overlap 4."""
-    outcome = evaluated(trained, tints, tmp_path)
+    """Three standard deviations of an accuracy near 25 % of 160 images are 10 points, of the mean overlap 4."""
+    outcome = run_task(trained, tints, tmp_path)
     generator = np.random.default_rng(0)
-    untrained = evaluated(one_patch(generator.normal(size=(9, 192)), generator.normal(size=9)), tints, tmp_path)
+    untrained = run_task(one_patch(generator.normal(size=(9, 192)), generator.normal(size=9)), tints, tmp_path)
     chance, bound = outcome.facts["chance"], outcome.facts["at_most"]
     assert chance["top1"] == 25.0 and chance["iou"] + 20 < bound["iou"] < bound["top1"]
     assert bound["top1"] > outcome.numbers["top1"] > 70 and untrained.numbers["top1"] < 25 + 20
@@ -90,36 +90,36 @@ def test_a_trained_encoder_beats_chance_and_an_untrained_one(trained, tints, tmp
 
 
 def test_shuffled_crops_are_at_chance(trained, tints, tmp_path, monkeypatch):
-    """The same features, but those of a mosaic's boxes in another order."""
+    """The same features, with those of each mosaic's boxes in random order."""
 
     def shuffled(gallery, queries, search, boxes):
         order = np.random.default_rng(0).permuted(np.tile(np.arange(boxes), (len(gallery) // boxes, 1)), axis=1)
         crops = np.take_along_axis(gallery.reshape(-1, boxes, gallery.shape[1]), order[..., None], axis=1)
-        return true(crops.reshape(gallery.shape), queries, search, boxes)
+        return similarities(crops.reshape(gallery.shape), queries, search, boxes)
 
-    true = locality.query_box_similarities
+    similarities = locality.query_box_similarities
     monkeypatch.setattr(locality, "query_box_similarities", shuffled)
-    outcome = evaluated(trained, tints, tmp_path)
+    outcome = run_task(trained, tints, tmp_path)
     assert abs(outcome.numbers["top1"] - 25) < 10
     assert abs(outcome.numbers["iou"] - outcome.facts["chance"]["iou"]) < 4
 
 
-def test_every_validation_image_has_its_own_value(trained, tints, tmp_path):
-    outcome = evaluated(trained, tints, tmp_path)
+def test_every_validation_image_has_a_value(trained, tints, tmp_path):
+    outcome = run_task(trained, tints, tmp_path)
     for metric in outcome.metrics.values():
         assert metric.per_image.shape == (160,) and not np.isnan(metric.per_image).any()
         assert metric.value == pytest.approx(100 * metric.per_image.mean(), rel=1e-6)
 
 
 @pytest.mark.parametrize("count", [8, 10])
-def test_a_mosaic_shows_each_image_once_and_several_classes(count):
+def test_mosaics_show_each_image_once_and_several_classes(count):
     labels = np.arange(count) % 5
     tiles = tile_numbers(labels, 4)
     assert tiles.shape == (-(-count // 4), 4) and set(tiles.ravel()) == set(range(count))
     assert all(len(set(labels[row])) >= (4 if count == 8 else 3) for row in tiles)
 
 
-def test_boxes_lie_inside_and_have_the_sides_asked_for():
+def test_boxes_are_inside_and_have_the_requested_sizes():
     boxes = candidate_boxes(50, (40, 40), (8, 8), (0.2, 0.5, 1.0), 3, seed=1)
     assert boxes.shape == (50, 9, 4) and set(boxes[..., 2].ravel()) == {8, 20, 40}
     assert boxes[..., :2].min() == 0 and (boxes[..., :2] + boxes[..., 2:]).max() == 40
@@ -130,21 +130,21 @@ def test_boxes_lie_inside_and_have_the_sides_asked_for():
 
 
 @pytest.mark.parametrize("tile", [(8, 8), (12, 8)])
-def test_overlaps_are_those_of_counted_pixels(tile):
+def test_overlaps_equal_counted_pixels(tile):
     width, height = tile
     boxes = candidate_boxes(20, (2 * width, 2 * height), tile, (0.2, 0.65), 4, seed=0)
     overlaps, centres = tile_overlaps(boxes, tile, 2), centre_tiles(boxes, tile, 2)
     sheet = np.arange(2 * width) // width + 2 * (np.arange(2 * height) // height)[:, None]  # each pixel's tile
-    for place in np.ndindex(20, 8):
-        left, top, across, down = boxes[place]
+    for index in np.ndindex(20, 8):
+        left, top, box_width, box_height = boxes[index]
         inside = np.zeros(sheet.shape, bool)
-        inside[top : top + down, left : left + across] = True
+        inside[top : top + box_height, left : left + box_width] = True
         counted = [(inside & (sheet == tile)).sum() / (inside | (sheet == tile)).sum() for tile in range(4)]
-        assert np.allclose(overlaps[place], counted)
-        assert sheet[top + down // 2, left + across // 2] == centres[place]
+        assert np.allclose(overlaps[index], counted)
+        assert sheet[top + box_height // 2, left + box_width // 2] == centres[index]
 
 
-def test_a_box_of_one_tile_is_its_image():
+def test_a_box_of_one_tile_shows_its_image():
     digits = open_set("digits:", "val").limited(10)
     tiles, boxes = tile_numbers(digits.labels, 4), np.array([[[0, 8, 8, 8], [8, 0, 8, 8]]] * 3)
     mosaics = Mosaics(source=digits, transform=EvalTransform(size=8, crop=1.0), tiles=tiles, boxes=boxes)
@@ -153,11 +153,11 @@ def test_a_box_of_one_tile_is_its_image():
     assert np.array_equal(crops.image(2), digits.image(tiles[1, 2])) and np.array_equal(
         crops.image(5), digits.image(tiles[2, 1])
     )
-    some = crops.subset(np.array([5, 2]), "some")
-    assert np.array_equal(some.image(1), crops.image(2)) and some.fingerprint != crops.fingerprint
+    subset = crops.subset(np.array([5, 2]), "subset")
+    assert np.array_equal(subset.image(1), crops.image(2)) and subset.fingerprint != crops.fingerprint
 
 
-def test_an_unreadable_image_leaves_its_mosaic_out(tmp_path):
+def test_the_mosaic_of_an_unreadable_image_is_left_out(tmp_path):
     generator = np.random.default_rng(0)
     for split in ("train", "val"):
         for number in range(12):

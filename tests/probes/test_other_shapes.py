@@ -1,4 +1,4 @@
-"""Images that are not square: how they are cut out, and every frozen probe on them."""
+"""Networks for images that are not square: crops, and every frozen probe."""
 
 import numpy as np
 import pytest
@@ -29,7 +29,7 @@ def export():
 
 @pytest.mark.parametrize("crop", [1.0, 0.875, 0.6])
 @pytest.mark.parametrize("size", [(60, 40), (16, 24), (224, 224), (57, 200)])
-def test_the_evaluation_crop_is_timms(size, crop):
+def test_the_evaluation_crop_equals_timms(size, crop):
     image = Image.fromarray(RandomState(0).randint(0, 256, (91, 67, 3), np.uint8))
     transform = EvalTransform(size=size, crop=crop)
     if size[0] == size[1]:
@@ -37,22 +37,22 @@ def test_the_evaluation_crop_is_timms(size, crop):
         return
     steps = [ResizeKeepRatio(transform.resize, interpolation="bicubic"), CenterCrop(size), PILToTensor()]
 
-    class One:
+    class OneImage:
         def image(self, index):
             return image
 
     assert transform.resize == (int(size[0] / crop), int(size[1] / crop))
-    assert torch.equal(transform(One(), 0), Compose(steps)(image))
+    assert torch.equal(transform(OneImage(), 0), Compose(steps)(image))
 
 
-def test_the_fast_decoder_cuts_out_the_same_window():
+def test_the_fast_decoder_takes_the_same_crop():
     images = open_set("tiny:", "train")
     exact, fast = (EvalTransform(size=SIZE, decode=decode)(images, 0).float() for decode in ("exact", "fast"))
     assert exact.shape == fast.shape == (3, *SIZE) and (exact - fast).abs().max() <= 2
 
 
-def test_random_crops_keep_the_shape_of_things():
-    """Windows are as wide for their height as the network's image, up to the usual range of ratios."""
+def test_random_crops_keep_the_aspect_ratio():
+    """Windows have the network's aspect ratio, up to the usual range."""
     crop = RandomResizedCrop(size=SIZE, interpolation="bilinear", draws=GeneratorDraws(RandomState(0)))
     windows = np.array([crop.window(2000, 1000) for _ in range(400)])
     ratios = (windows[:, 2] - windows[:, 0]) / (windows[:, 3] - windows[:, 1]) / 2.5
@@ -60,16 +60,16 @@ def test_random_crops_keep_the_shape_of_things():
     assert crop(Image.new("RGB", (100, 90))).size == SIZE[::-1]
 
 
-def test_features_are_those_of_the_cut_out_images(export, tmp_path):
+def test_features_equal_those_of_the_cropped_images(export, tmp_path):
     space = workspace(tmp_path, "tiny:")
     images, kind = open_set("tiny:", "val"), FeatureKind("cls")
     transform = transform_of(export, space)
-    found = extract(export, images, [kind], space)
-    assert transform.name == "resize18x45-bicubic_crop16x40_exact" == found.facts["transform"]
+    features = extract(export, images, [kind], space)
+    assert transform.name == "resize18x45-bicubic_crop16x40_exact" == features.facts["transform"]
     pixels = torch.stack([transform(images, index) for index in range(4)]).float() / 255
     mean, std = (torch.tensor(values).view(3, 1, 1) for values in (export.mean, export.std))
     expected = export.build()((pixels - mean) / std)[0][:, 0]
-    assert torch.allclose(torch.from_numpy(found[kind][:4].copy()), expected.detach(), atol=1e-5)
+    assert torch.allclose(torch.from_numpy(features[kind][:4].copy()), expected.detach(), atol=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -82,13 +82,13 @@ def test_features_are_those_of_the_cut_out_images(export, tmp_path):
     ],
     ids=["knn", "linear augmented", "linear cached", "low-shot"],
 )
-def test_every_frozen_probe_takes_them(task, export, tmp_path):
+def test_every_frozen_probe_accepts_them(task, export, tmp_path):
     outcome = task.run(export, workspace(tmp_path, "tiny:", limit=40))
     assert outcome.facts["val"]["transform"].endswith("crop16x40_exact")
     assert task.summary(export.spec, {"train": 40, "val": 40})["image size"] == SIZE
     assert all(np.isfinite(value) for value in outcome.numbers.values())
 
 
-def test_fine_tuning_says_how_to_make_them_square(export, tmp_path):
-    with pytest.raises(ValueError, match="for images of 16 x 40 px and this needs square ones: import it with --image"):
+def test_fine_tuning_refuses_them_and_names_the_option(export, tmp_path):
+    with pytest.raises(ValueError, match=r"16 x 40 px .* --image"):
         FINETUNE["finetune@smoke"].task.run(export, workspace(tmp_path, "tiny:"))

@@ -1,4 +1,4 @@
-"""The numbers of the recipes that train, against what their sources' code and commands say."""
+"""Recipes of trained probes against their sources' code and commands."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -30,8 +30,8 @@ SPACE = workspace(Path("unused"), "digits:", batch_size=None)
         ("ibot_transfer", 1.125e-5, 96),
     ],
 )
-def test_peaks_of_fine_tuning_and_images_that_are_mixed_together(name, lr, mixed):
-    """What follows from the settings, which tests/golden/protocols.json holds."""
+def test_peak_rates_and_mixed_groups_of_fine_tuning(name, lr, mixed):
+    """Values derived from the settings, whose digests are in tests/golden/protocols.json."""
     task = FINETUNE[f"finetune@{name}"].task
     plan, _ = task.plan(IMAGENET, SPACE)
     assert task.peak == pytest.approx(lr) and plan.group == mixed
@@ -45,19 +45,19 @@ def test_peaks_of_fine_tuning_and_images_that_are_mixed_together(name, lr, mixed
     ],
 )
 def test_semi_supervised_training(protocol, rates, head, tokens):
-    """Rates when the first epochs begin, the head's deviation and the tokens' weight decay, behind a projector.
+    """Rates at the start of the first epochs, the head's deviation and the tokens' weight decay, behind a projector.
 
-    iBOT: timm's scheduler, told an epoch once it is over (eval_cls.py:860), from 1e-6 on; a head that is not scaled
-    down (:166); weight decay of all that are no vectors. ExtreMA has no code; its rates are BEiT's table.
+    iBOT: timm's scheduler, stepped after each epoch (eval_cls.py:860), from 1e-6 on; a head that is not scaled down
+    (:166); weight decay of all parameters that are no vectors. ExtreMA has no code; its rates are BEiT's table.
     """
     task, export = SEMI[protocol].task, export_of_size(16)
     layer = {"projector.mlp.0.weight": torch.zeros(2048, 32), "projector.mlp.0.bias": torch.zeros(2048)}
     classifier = Classifier(replace(export, extra=layer), 1000, task, seed=0)
-    plan, part = task.plan(TENTH, SPACE)
-    training = Training(classifier, task, SPACE, plan=plan, micro_batch_size=part, folder=SPACE.cache)
+    plan, micro_batch_size = task.plan(TENTH, SPACE)
+    training = Training(classifier, task, SPACE, plan=plan, micro_batch_size=micro_batch_size, folder=SPACE.cache)
     assert plan.steps_per_epoch == 125 and training.steps == 125_000
-    found = [training.schedule.at(task.peak, replace(training.progress, step=125 * epoch)) for epoch in range(7)]
-    assert found == pytest.approx(rates, rel=1e-2, abs=1e-9)
+    ours = [training.schedule.at(task.peak, replace(training.progress, step=125 * epoch)) for epoch in range(7)]
+    assert ours == pytest.approx(rates, rel=1e-2, abs=1e-9)
     assert classifier.head.weight.std().item() == pytest.approx(head, rel=0.03)
     decays = {name: group["weight_decay"] for group in training.optimizer.param_groups for name in group["names"]}
     assert decays["cls_token"] == decays["pos_embed"] == tokens
@@ -77,7 +77,7 @@ def test_semi_supervised_training(protocol, rates, head, tokens):
 )
 @pytest.mark.parametrize("ending", ["", "_cached"])
 def test_steps_of_an_epoch_of_imagenet(name, steps, ending):
-    """As many as the source's loader makes batches; those of MAE, MOCA and MSN leave out what does not fill one."""
+    """The number of batches of the source's loader; MAE, MOCA and MSN drop an incomplete one."""
     task = LINEAR[name + ending].task
     assert (
         EpochPlan(images=IMAGENET, requested_batch=task.batch, drop_last=task.drop_last, seed=0).steps_per_epoch
@@ -85,20 +85,20 @@ def test_steps_of_an_epoch_of_imagenet(name, steps, ending):
     )
 
 
-def test_fine_tuning_of_mocov3_is_deits():
-    """timm's schedule told by epoch, three repeats of an image, a head of the usual deviation, tokens without decay."""
+def test_fine_tuning_of_mocov3_follows_deit():
+    """timm's schedule by epoch, three repeats of an image, a head of the usual deviation, tokens without decay."""
     task = FINETUNE["finetune@deit"].task
     rates, per_epoch = task.rates(), task.plan(IMAGENET, SPACE)[0].steps_per_epoch
     start = TrainProgress(step=0, steps_per_epoch=per_epoch, epochs=150)
-    found = [rates.at(1e-3, replace(start, step=epoch * per_epoch)) for epoch in (0, 1, 2, 5, 149)]
-    warm = [1e-6, 1e-6, 1e-6 + (1e-3 - 1e-6) / 5, 1e-6 + 4 * (1e-3 - 1e-6) / 5]
-    assert found[:4] == pytest.approx(warm, rel=1e-9) and 1e-5 < found[4] < 1.05e-5
+    ours = [rates.at(1e-3, replace(start, step=epoch * per_epoch)) for epoch in (0, 1, 2, 5, 149)]
+    warmup = [1e-6, 1e-6, 1e-6 + (1e-3 - 1e-6) / 5, 1e-6 + 4 * (1e-3 - 1e-6) / 5]
+    assert ours[:4] == pytest.approx(warmup, rel=1e-9) and 1e-5 < ours[4] < 1.05e-5
     assert (task.repeats, task.head_std, task.head_scale, task.decay_tokens) == (3, 0.02, 1.0, False)
 
 
-def test_every_recipe_that_reports_its_best_epoch_on_val_has_a_protocol_that_does():
+def test_every_recipe_that_selects_on_val_has_a_paper_protocol():
     recipes = FINETUNE | LINEAR | SEMI
-    reported = {name for name in recipes if f"{name}_paper" in recipes}
+    with_paper = {name for name in recipes if f"{name}_paper" in recipes}
     plain = {name for name in recipes if not name.endswith(("_paper", "_cached", "@layers", "@smoke"))}
-    assert plain - reported == {"finetune@moca", "finetune@moca_L", "linear_sgd@moca_readme"}
+    assert plain - with_paper == {"finetune@moca", "finetune@moca_L", "linear_sgd@moca_readme"}
     assert recipes["linear_sgd@moca_readme"].task.select == "val"
