@@ -1,6 +1,6 @@
-"""One tiny checkpoint for every importer, laid out as the official code saves it, and what that code computed with it.
+"""One tiny checkpoint per importer, laid out as the official code saves it, with the outputs recorded of that code.
 
-The numbers are recorded outputs of the official modules (tests/golden). BYOL, MST and DINOv2 have no recording of
+The recorded outputs are those of tests/golden. BYOL, MST and DINOv2 have no recording of
 their own: their layouts carry DINO's recorded weights and activations, of which they are supersets.
 """
 
@@ -48,7 +48,7 @@ def dino_teacher(export: ViTExport) -> Pairs:
 
 
 def dino_logits(export: ViTExport, branch: str) -> Pairs:
-    """What the kept projector gives, through the prototypes, for all crops that the branch saw."""
+    """Logits of all crops that the branch saw, by the kept projector and the recorded prototypes."""
     record, config = tensors("dino/golden.safetensors"), facts("dino/config.json")
     crops = [record[f"step0/crop{number}"] for number in range(2 + (config["nloc"] if branch == "student" else 0))]
     values = torch.cat([encode(export, crop)[:, 0] for crop in crops])
@@ -100,16 +100,16 @@ def byol() -> Example:
     spec = dict(architecture="vit_base_patch16_224", image_size=config["img"], patch_size=config["patch"], width=width)
     hidden = len(record["teacher0/backbone.blocks.0.mlp.fc1.weight"])
     spec |= dict(depth=config["depth"], heads=config["heads"], mlp_hidden=hidden, position_resize="bicubic_offset")
-    said = {"method": "byol"} | {f"spec.{name}": value for name, value in spec.items()}
-    return Example(importer="byol", options=ImportOptions(), tree=tree, recorded=dino_teacher, facts=said)
+    method_and_spec = {"method": "byol"} | {f"spec.{name}": value for name, value in spec.items()}
+    return Example(importer="byol", options=ImportOptions(), tree=tree, recorded=dino_teacher, facts=method_and_spec)
 
 
-def ibot_head(extra: Mapping[str, Tensor], values: Tensor, behind: int = -1) -> Tensor:
-    """What the kept layers of iBOT's head that come after number `behind` make of tokens (..., D), or of the first
-    layer's activations. A batch norm's statistics are those of the batch."""
+def ibot_head(extra: Mapping[str, Tensor], values: Tensor, start: int = -1) -> Tensor:
+    """Outputs of the kept layers of iBOT's head after number `behind`, of tokens (..., D) or of the first layer's
+    activations. A batch norm uses the statistics of the batch."""
     numbers = sorted({int(name.split(".")[2]) for name, tensor in extra.items() if tensor.ndim == 2})
-    for number in [number for number in numbers if number > behind]:
-        if number not in (numbers[0], next(each for each in numbers if each > behind)):
+    for number in [number for number in numbers if number > start]:
+        if number not in (numbers[0], next(after for after in numbers if after > start)):
             values = F.gelu(ibot_norm(extra, values, numbers[0] + 1))
         weight, bias = (extra[f"projector.mlp.{number}.{kind}"].double() for kind in ("weight", "bias"))
         values = F.linear(values, weight, bias)
@@ -117,7 +117,7 @@ def ibot_head(extra: Mapping[str, Tensor], values: Tensor, behind: int = -1) -> 
 
 
 def ibot_norm(extra: Mapping[str, Tensor], values: Tensor, number: int) -> Tensor:
-    """The norm of that number, if it is one."""
+    """The norm with this number, or the values unchanged if the layer is not a norm."""
     if f"projector.mlp.{number}.weight" not in extra:
         return values
     pair = [extra[f"projector.mlp.{number}.{kind}"].double() for kind in ("weight", "bias")]
@@ -152,7 +152,7 @@ def batch_norm(values: Tensor, affine: dict[str, Tensor] | None, name: str) -> T
     return F.batch_norm(values, None, None, weight, bias, training=True)
 
 
-# MSN and MoCo-v3 recorded outputs behind batch norm, which cannot see the final norm's bias: the encoder's own output
+# MSN and MoCo-v3 recorded outputs after a batch norm, which removes the final norm's bias: the encoder's own output
 # is compared with an independent ViT as well, and MSN's head in evaluation mode with the recorded one.
 
 
@@ -200,10 +200,10 @@ def mocov3() -> Example:
         values = tokens[:, 0]
         independent = plain_vit_tokens(record, "model0/base_encoder.", config["heads"], record["step0/x1"])
         heads = (("projector", export.extra, (0, 3, 6)), ("model0/predictor", record, (0, 3)))
-        for head, given, numbers in heads:
+        for head, weights, numbers in heads:
             for number in numbers:
-                values = F.linear(values, given[f"{head}.{number}.weight"].double())
-                values = batch_norm(values, given, f"{head}.{number + 1}")
+                values = F.linear(values, weights[f"{head}.{number}.weight"].double())
+                values = batch_norm(values, weights, f"{head}.{number + 1}")
                 values = F.relu(values) if number != numbers[-1] else values
         # Batch norms of a training do not read their running statistics.
         kept = {name: tensor for name, tensor in export.extra.items() if "running" in name}
@@ -287,19 +287,19 @@ def simmim() -> Example:
 
 
 def extrema_case() -> tuple[str, str]:
-    """A model whose momentum encoder is recorded whole after its move, and the case that has most of what it gave."""
+    """A model whose moved momentum encoder is completely recorded, and its case with the most recorded outputs."""
     weights, data = tensors("extrema/weights.safetensors"), tensors("extrema/cases.safetensors")
     meta = facts("extrema/meta.json")
     for model in (name for name, entry in meta.items() if isinstance(entry, dict) and "patch" in entry):
-        whole = under(weights, f"{model}_after_ema/momentum_encoder.")
-        if whole and whole.keys() == under(weights, f"{model}/momentum_encoder.").keys():
+        moved = under(weights, f"{model}_after_ema/momentum_encoder.")
+        if moved and moved.keys() == under(weights, f"{model}/momentum_encoder.").keys():
             cases = [case for case in meta["cases"] if case.startswith(model)]
             return model, max(cases, key=lambda case: len(under(data, f"{case}/teacher/")))
     raise AssertionError("no such model in extrema/weights.safetensors")
 
 
 def extrema_images() -> Tensor:
-    """What the teacher of that case sees: the second view, where there is one."""
+    """The teacher's images in that case: the second view where there is one."""
     model, case = extrema_case()
     view = facts("extrema/meta.json")["cases"][case]["views"]
     return tensors("extrema/cases.safetensors")[f"{model}/images{view}_u8"].float() / 64 - 2

@@ -1,4 +1,4 @@
-"""Checkpoints that try to run code, or to crash or exhaust their reader; built when a test asks for them.
+"""Checkpoints that try to run code or to crash or exhaust their reader.
 
 `CALLS` are values that create a file, `marker`, when an ordinary unpickler builds them. `RAW` are pickles written
 instruction by instruction: names that no pickler writes, bombs, and tensors that do not fit their storage.
@@ -38,7 +38,7 @@ class Call:
         return self.parts
 
     def __call__(self) -> None:
-        """Lets one Call be the function of another: pickle asks whether it is callable."""
+        """Let one Call be the function of another, which pickle requires to be callable."""
 
 
 def touch(marker: Path) -> Call:
@@ -155,7 +155,7 @@ def tensor(count: int, offset: bytes, size: bytes, stride: bytes) -> bytes:
 
 
 def under_key(value: bytes) -> bytes:
-    """`{"model": value, "weight": a sound tensor}`: nothing but the value can be a reason to refuse it."""
+    """`{"model": value, "weight": a valid tensor}`: only the value can be a reason to refuse it."""
     return PROTOCOL + b"}" + text("model") + value + b"s" + text("weight") + small_tensor() + b"s."
 
 
@@ -168,11 +168,11 @@ def list_bomb() -> bytes:
 
 
 def late_bomb() -> bytes:
-    """The same, filled from the outside in, so that every list is still empty when another one takes it."""
+    """The same filled from the outside in, so that every list is still empty when it is appended."""
     lists = [bytes([i]) for i in range(10)]
-    made = b"".join(b"]q" + i for i in lists)
-    filled = b"".join(b"h" + outer + b"(" + (b"h" + inner) * 10 + b"e" for outer, inner in pairwise(lists))
-    return under_key(b"](" + made + filled + b"e")
+    empty_lists = b"".join(b"]q" + i for i in lists)
+    appends = b"".join(b"h" + outer + b"(" + (b"h" + inner) * 10 + b"e" for outer, inner in pairwise(lists))
+    return under_key(b"](" + empty_lists + appends + b"e")
 
 
 def cycle() -> bytes:
@@ -241,7 +241,7 @@ def as_archive(pickled: bytes, path: Path) -> None:
 def as_legacy(pickled: bytes, path: Path) -> None:
     """The format before torch 1.6: four pickles around the values, then the storages, here of two floats.
 
-    A storage's description has one part more than in an archive, which says what it is a view of.
+    A storage's description has one more part than in an archive: the storage that it is a view of.
     """
     head = [0x1950A86A20F9469CFC6C, 1001, {"protocol_version": 1001, "little_endian": True}]
     keys = ["0"] if b"tQ" in pickled else []

@@ -32,17 +32,17 @@ def cae() -> Example:
     record, config = tensors("cae/cae_encoder.safetensors"), facts("cae/cae_encoder.safetensors")
 
     def recorded(export: ViTExport) -> Pairs:
-        hidden = record["in.mask"].flatten(1).bool()
-        keep = (~hidden).nonzero()[:, 1].reshape(len(hidden), -1)
+        masked = record["in.mask"].flatten(1).bool()
+        keep = (~masked).nonzero()[:, 1].reshape(len(masked), -1)
         pairs = [(masked_latent(export, record["in.image"], keep), record["masked.out.encoder"])]
-        return pairs + blocks_and(export, record, "probe", lambda vit, raw: {"norm": vit.trunk.norm(raw)})
+        return pairs + blocks_and_outputs(export, record, "probe", lambda vit, raw: {"norm": vit.trunk.norm(raw)})
 
     tree, options = under(record, "ckpt.", "model."), ImportOptions(heads=config["heads"])
     return Example(importer="cae", options=options, tree=tree, recorded=recorded)
 
 
 def cae_finetuned() -> Example:
-    """What the official code fine-tunes: its norm behind the mean of the patches, a relative table in every block."""
+    """The official fine-tuned model: the norm after the mean of the patches, relative positions in every block."""
     record = tensors("cae/cae_encoder.safetensors")
     trunk = {
         name.replace("norm.", "fc_norm.") if name.startswith("norm.") else name: tensor
@@ -54,7 +54,7 @@ def cae_finetuned() -> Example:
     tree = under(trunk, "", "model.") | under(record, "finetune.head.", "model.head.")
 
     def recorded(export: ViTExport) -> Pairs:
-        return blocks_and(export, record, "finetune_rel", pooled_features)
+        return blocks_and_outputs(export, record, "finetune_rel", pooled_features)
 
     return Example(importer="cae", options=ImportOptions(), tree=tree, recorded=recorded)
 
@@ -63,9 +63,9 @@ def maskfeat() -> Example:
     record, config = tensors("maskfeat/maskfeat_encoder.safetensors"), facts("maskfeat/maskfeat_encoder.safetensors")
 
     def recorded(export: ViTExport) -> Pairs:
-        pairs = blocks_and(export, record, "full", lambda vit, raw: {"pred_head_norm": vit.trunk.norm(raw)})
-        vit, hidden = network_of(export), record["in.mask"].flatten(1).bool()
-        patches = with_mask_tokens(vit.project(record["in.image"].double()), hidden, record["ckpt.mask_token"])
+        pairs = blocks_and_outputs(export, record, "full", lambda vit, raw: {"pred_head_norm": vit.trunk.norm(raw)})
+        vit, masked = network_of(export), record["in.mask"].flatten(1).bool()
+        patches = with_mask_tokens(vit.project(record["in.image"].double()), masked, record["ckpt.mask_token"])
         tokens = vit.encode(vit.add_positions(patches, vit.spec.grid))[0]
         head = (record[f"ckpt.pred_head.projections.0.{kind}"].double() for kind in ("weight", "bias"))
         return [*pairs, (F.linear(tokens[:, 1:], *head), record["masked.out.pred_all"])]
@@ -77,13 +77,13 @@ def maskfeat() -> Example:
 def maskfeat_finetuned() -> Example:
     """As SlowFast saves its MViT: the pretrained trunk, a new norm and a classifier."""
     record, config = tensors("maskfeat/maskfeat_encoder.safetensors"), facts("maskfeat/maskfeat_encoder.safetensors")
-    kept = (name for name in under(record, "ckpt.") if not name.startswith(("mask_token", "pred_head", "hogs")))
-    tree = {f"model_state.{name}": record[f"ckpt.{name}"] for name in kept}
+    trunk_names = (name for name in under(record, "ckpt.") if not name.startswith(("mask_token", "pred_head", "hogs")))
+    tree = {f"model_state.{name}": record[f"ckpt.{name}"] for name in trunk_names}
     for part in ("norm", "head"):
         tree |= under(record, f"finetune.{part}.", f"model_state.{part}.")
 
     def recorded(export: ViTExport) -> Pairs:
-        return blocks_and(export, record, "finetune", pooled_features)
+        return blocks_and_outputs(export, record, "finetune", pooled_features)
 
     options = ImportOptions(heads=config["heads"])
     return Example(importer="maskfeat", options=options, tree=tree, recorded=recorded)
@@ -93,11 +93,11 @@ def pooled_features(vit: ViT, raw: Tensor) -> dict[str, Tensor]:
     return {"features": vit.trunk.fc_norm(raw[:, 1:].mean(dim=1))}
 
 
-def blocks_and(
-    export: ViTExport, record: dict[str, Tensor], case: str, more: Callable[[ViT, Tensor], dict[str, Tensor]]
+def blocks_and_outputs(
+    export: ViTExport, record: dict[str, Tensor], case: str, extra_outputs: Callable[[ViT, Tensor], dict[str, Tensor]]
 ) -> Pairs:
-    """Every block's output on whole images, and what `more` makes of the last, beside those recorded of a case."""
+    """Every block's output on unmasked images and `extra_outputs` of the last one, paired with those of a case."""
     vit = network_of(export)
     outputs = vit(record["in.image"].double(), layers=range(vit.spec.depth), norm=False)
-    ours = {f"block{number}": tokens for number, tokens in enumerate(outputs)} | more(vit, outputs[-1])
+    ours = {f"block{number}": tokens for number, tokens in enumerate(outputs)} | extra_outputs(vit, outputs[-1])
     return [(tokens, record[f"{case}.out.{name}"]) for name, tokens in ours.items()]

@@ -1,10 +1,10 @@
-"""Ways in which a tensor of a file can be wrong, for the contract of importers."""
+"""Ways in which a tensor of a file can be wrong, for the tests of importers."""
 
 import re
 
 import torch
 
-# Adding a constant to every key moves all logits of a query alike, so softmax cannot see it: no output can tell.
+# A bias of the keys adds the same constant to all logits of a query, which softmax ignores: it changes no output.
 WITHOUT_EFFECT = ("attn.k.bias",)
 
 
@@ -19,15 +19,15 @@ def redrawn(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def mutations_of(name: str, tensor: torch.Tensor) -> dict[str, dict[str, torch.Tensor | None]]:
-    """How it is changed -> the tensors that are then in the file, by name; None: not there.
+    """Kind of change -> changed tensors by name; None removes one.
 
-    Tensors of a block are changed in two of the four ways, and those of the next block in the others.
+    Tensors of a block are changed in two of the four ways, those of the next block in the other two.
     """
-    found = {"dropped": {name: None}, "renamed": {name: None, f"{name}_old": tensor}}
+    mutations = {"dropped": {name: None}, "renamed": {name: None, f"{name}_old": tensor}}
     if name.endswith(WITHOUT_EFFECT):
-        return found
-    found["redrawn"] = {name: redrawn(tensor)}
+        return mutations
+    mutations["redrawn"] = {name: redrawn(tensor)}
     if not torch.equal(transposed(tensor), tensor):
-        found["transposed"] = {name: transposed(tensor)}
+        mutations["transposed"] = {name: transposed(tensor)}
     numbers = re.findall(r"\d+", name)
-    return dict(list(found.items())[sum(map(int, numbers)) % 2 :: 2]) if numbers else found
+    return dict(list(mutations.items())[sum(map(int, numbers)) % 2 :: 2]) if numbers else mutations

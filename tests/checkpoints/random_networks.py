@@ -5,7 +5,7 @@ from torch import nn
 
 
 def randomise(network: nn.Module) -> nn.Module:
-    """Draw every parameter, those that scale around one; in evaluation mode."""
+    """Draw every parameter, scales around one, and switch to evaluation mode."""
     torch.manual_seed(0)
     for name, parameter in network.named_parameters():
         scales = (parameter.ndim == 1 and name.endswith("weight")) or "gamma" in name or "lambda" in name

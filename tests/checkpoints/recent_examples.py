@@ -1,7 +1,7 @@
 """Tiny checkpoints of Franca, I-JEPA, AIMv2, Web-SSL and CAPI, laid out as their codes save them.
 
-The weights are random, names and shapes those of the official modules (a file of each importer names them), and the
-truth is reference.py, written from the papers; CAPI's is recorded.
+The weights are random; names and shapes are those of the official modules (each importer names their file); the
+expected outputs are those of reference.py, written from the papers; CAPI's are recorded.
 """
 
 from math import isqrt
@@ -23,8 +23,8 @@ TABLE = sincos_positions((GRID, GRID), WIDTH, "column")
 OPTIONS = ImportOptions(heads=HEADS)
 
 
-def drawn(shapes: dict[str, tuple[int, ...]], seed: int = 0) -> dict[str, Tensor]:
-    """Random tensors; those that scale (norms, layer scale) are around one."""
+def draw_tensors(shapes: dict[str, tuple[int, ...]], seed: int = 0) -> dict[str, Tensor]:
+    """Random tensors; scales (norms, layer scale) are around one."""
     generator = torch.Generator().manual_seed(seed)
     scales = ("norm1.weight", "norm2.weight", "norm.weight", "norm_1.weight", "norm_2.weight", "gamma")
     return {
@@ -33,8 +33,8 @@ def drawn(shapes: dict[str, tuple[int, ...]], seed: int = 0) -> dict[str, Tensor
     }
 
 
-def layer(name: str, given: int, taken: int) -> dict[str, tuple[int, ...]]:
-    return {f"{name}.weight": (given, taken), f"{name}.bias": (given,)}
+def layer(name: str, outputs: int, inputs: int) -> dict[str, tuple[int, ...]]:
+    return {f"{name}.weight": (outputs, inputs), f"{name}.bias": (outputs,)}
 
 
 def norm(name: str) -> dict[str, tuple[int, ...]]:
@@ -56,7 +56,7 @@ def vit(
         shapes |= layer(f"{block}.mlp.{first}", HIDDEN * (1 + gated), WIDTH)
         shapes |= layer(f"{block}.mlp.{last}", WIDTH, HIDDEN)
         shapes |= {f"{block}.ls{part}.gamma": (WIDTH,) for part in (1, 2) if scaled}
-    return drawn(shapes, seed)
+    return draw_tensors(shapes, seed)
 
 
 def under_prefix(tensors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
@@ -75,8 +75,8 @@ def plain(importer: str, trunk: dict[str, Tensor], tree: dict[str, Tensor], **se
 def franca() -> Example:
     """As scripts/prepare_release_checkpoints.py writes it, with the RASA head that trainings keep."""
     trunk = vit(gated=True, scaled=True)
-    head = drawn({f"rasa_head.{name}.weight": (2, WIDTH) for name in ("pos_pred", "pre_pos_layers.0")})
-    return plain("franca", trunk, under_prefix(trunk | head | drawn({"mask_token": (1, WIDTH)}), "teacher."))
+    head = draw_tensors({f"rasa_head.{name}.weight": (2, WIDTH) for name in ("pos_pred", "pre_pos_layers.0")})
+    return plain("franca", trunk, under_prefix(trunk | head | draw_tensors({"mask_token": (1, WIDTH)}), "teacher."))
 
 
 def web_dino() -> Example:
@@ -85,13 +85,13 @@ def web_dino() -> Example:
     tree = {
         name.replace("blocks.1.", "blocks.1.1.").replace("blocks.0.", "blocks.0.0."): t for name, t in trunk.items()
     }
-    return plain("dinov2", trunk, tree | drawn({"mask_token": (1, WIDTH)}))
+    return plain("dinov2", trunk, tree | draw_tensors({"mask_token": (1, WIDTH)}))
 
 
 def web_mae() -> Example:
     """timm's model with its unused classifier (mae/mae.py)."""
     trunk = vit() | {"pos_embed": sincos_positions((GRID, GRID), WIDTH, "column", prefix=1)}
-    return plain("mae", trunk, trunk | drawn(layer("head", 10, WIDTH)))
+    return plain("mae", trunk, trunk | draw_tensors(layer("head", 10, WIDTH)))
 
 
 def ijepa() -> Example:
@@ -102,7 +102,7 @@ def ijepa() -> Example:
         name.replace("blocks.", "predictor_blocks."): t for name, t in vit().items() if name.startswith("blocks.0.")
     }
     shapes = {"mask_token": (1, 1, WIDTH), **norm("predictor_norm"), **layer("predictor_proj", WIDTH, WIDTH)}
-    tree |= under_prefix(inner | drawn(shapes | layer("predictor_embed", WIDTH, WIDTH)), "predictor.")
+    tree |= under_prefix(inner | draw_tensors(shapes | layer("predictor_embed", WIDTH, WIDTH)), "predictor.")
     return plain("ijepa", trunk, tree)
 
 
@@ -119,25 +119,29 @@ def aimv2_tree() -> dict[str, Tensor]:
         shapes |= {f"{block}.attn.qkv.weight": (3 * WIDTH, WIDTH), f"{block}.attn.proj.weight": (WIDTH, WIDTH)}
         shapes |= {f"{block}.mlp.fc{part}.weight": (HIDDEN, WIDTH) for part in (1, 3)}
         shapes |= {f"{block}.mlp.fc2.weight": (WIDTH, HIDDEN)}
-    return drawn(shapes)
+    return draw_tensors(shapes)
 
 
 def aimv2() -> Example:
-    """The encoder of a LiT file, with what is dropped of it."""
+    """The encoder of a LiT file beside parts that are dropped."""
     tree = aimv2_tree()
     head = {"head.cls_token": (1, 1, WIDTH), "head.k.weight": (WIDTH, WIDTH), **layer("head.linear", WIDTH, WIDTH)}
-    besides = drawn({"text_encoder.trunk.post_trunk_norm.weight": (8,), "image_projector.weight": (8, WIDTH)})
+    other_parts = draw_tensors(
+        {"text_encoder.trunk.post_trunk_norm.weight": (8,), "image_projector.weight": (8, WIDTH)}
+    )
 
     def recorded(export: ViTExport) -> Pairs:
         table = tree["preprocessor.pos_embed"]
         return [(encode(export, IMAGES), aimv2_tokens(tree, "", HEADS, IMAGES, table))]
 
-    whole = under_prefix(tree | drawn(head), "image_encoder.") | besides | {"log_logit_scale": torch.tensor(2.0)}
-    return Example(importer="aimv2", options=OPTIONS, tree=whole, recorded=recorded)
+    lit_file = (
+        under_prefix(tree | draw_tensors(head), "image_encoder.") | other_parts | {"log_logit_scale": torch.tensor(2.0)}
+    )
+    return Example(importer="aimv2", options=OPTIONS, tree=lit_file, recorded=recorded)
 
 
 def aimv2_native() -> Example:
-    """No table: positions are computed for the image size that is asked for."""
+    """Without a position table: positions are computed for the requested image size."""
     tree = {name: tensor for name, tensor in aimv2_tree().items() if name != "preprocessor.pos_embed"}
 
     def recorded(export: ViTExport) -> Pairs:

@@ -1,4 +1,4 @@
-"""What an example of an importer's files is, and how the network that comes of it is run."""
+"""An example of an importer's files, and functions that run the imported network in float64."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -17,7 +17,7 @@ Pairs = list[tuple[Tensor, Tensor]]  # ours, recorded
 
 @dataclass(frozen=True, kw_only=True)
 class Example:
-    """tree: dotted official name -> tensor. recorded: our values beside the official ones, in float64."""
+    """tree: dotted official name -> tensor. recorded: pairs of our and the official values, in float64."""
 
     importer: str
     options: ImportOptions
@@ -26,24 +26,24 @@ class Example:
     facts: dict[str, Any] = field(default_factory=dict)
 
     def file(self, **changes: Tensor | None) -> ForeignFile:
-        """As the reader would return it; `changes` replace tensors, None removes one."""
+        """The file as the reader returns it; `changes` replace tensors, None removes one."""
         tree = {name: tensor for name, tensor in (self.tree | changes).items() if tensor is not None}
         return ForeignFile(path=Path(f"{self.importer}.pth"), sha256="0" * 64, tensors=tree, facts=self.facts)
 
 
-MADE: list[ViT] = []  # networks that the last imports built, where a test keeps them
+BUILT: list[ViT] = []  # networks that the last imports built, in tests that collect them
 _LAST: list[tuple[ViTExport, ViT]] = []  # a comparison asks for the network of one export several times
 
 
 def network_of(export: ViTExport) -> ViT:
-    """In float64."""
+    """The export's network in float64."""
     if not _LAST or _LAST[0][0] is not export:
-        _LAST[:] = [(export, (MADE.pop() if MADE else export.build()).double())]
+        _LAST[:] = [(export, (BUILT.pop() if BUILT else export.build()).double())]
     return _LAST[0][1]
 
 
-def encode(export: ViTExport, images: Tensor, **how: Any) -> Tensor:
-    return network_of(export)(images.double(), **how)[0]
+def encode(export: ViTExport, images: Tensor, **options: Any) -> Tensor:
+    return network_of(export)(images.double(), **options)[0]
 
 
 def visible(noise: Tensor, mask_ratio: float) -> Tensor:

@@ -1,7 +1,7 @@
 """A second Vision Transformer in plain tensor operations, written from the papers, as an independent opinion.
 
-It reads official tensor names of a plain pre-norm ViT: no timm, nothing of checkpoints/. Where there are such tensors,
-with a class token, layer scale and SwiGLU (DINOv2's names). AIMv2's encoder is a network of its own.
+It reads the official tensor names of a plain pre-norm ViT without timm and checkpoints/; class token, layer scale and
+SwiGLU (DINOv2's names) are used where the tensors exist. AIMv2's encoder is a separate function.
 """
 
 import torch
@@ -34,7 +34,7 @@ def plain_vit_tokens(tensors: dict[str, Tensor], prefix: str, heads: int, images
         name = f"{block}.ls{part}.gamma"
         return get(name) if prefix + name in tensors else 1.0
 
-    tokens = pieces_of(images, get("patch_embed.proj.weight")) + get("patch_embed.proj.bias")
+    tokens = embed_patches(images, get("patch_embed.proj.weight")) + get("patch_embed.proj.bias")
     if f"{prefix}cls_token" in tensors:
         tokens = torch.cat([get("cls_token").expand(len(images), -1, -1), tokens], dim=1)
     tokens = tokens + get("pos_embed")
@@ -46,7 +46,7 @@ def plain_vit_tokens(tensors: dict[str, Tensor], prefix: str, heads: int, images
     return norm(tokens, "norm")
 
 
-def pieces_of(images: Tensor, kernel: Tensor) -> Tensor:
+def embed_patches(images: Tensor, kernel: Tensor) -> Tensor:
     """(B, 3, H, W) and the kernel (D, 3, p, p) of the patch embedding -> (B, L, D), without its bias."""
     patch = kernel.shape[-1]
     pieces = F.unfold(images.double(), patch, stride=patch).transpose(1, 2)  # channel, row, column within a patch
@@ -54,7 +54,7 @@ def pieces_of(images: Tensor, kernel: Tensor) -> Tensor:
 
 
 def mixed_values(joint: Tensor, heads: int) -> Tensor:
-    """Queries, keys and values side by side (B, N, 3D) -> what attention gives before its last layer (B, N, D)."""
+    """Queries, keys and values side by side (B, N, 3D) -> attention's output before its projection (B, N, D)."""
     query, key, value = (t.unflatten(-1, (heads, -1)).transpose(1, 2) for t in joint.chunk(3, dim=-1))
     weights = (query @ key.transpose(-1, -2) / query.shape[-1] ** 0.5).softmax(dim=-1)
     return (weights @ value).transpose(1, 2).flatten(2)
@@ -70,14 +70,14 @@ def aimv2_tokens(tensors: dict[str, Tensor], prefix: str, heads: int, images: Te
         return tokens / (tokens.square().mean(dim=-1, keepdim=True) + 1e-5).sqrt() * get(f"{name}.weight")
 
     start = "preprocessor.patchifier."
-    tokens = pieces_of(images, get(f"{start}proj.weight")) + get(f"{start}proj.bias")
+    tokens = embed_patches(images, get(f"{start}proj.weight")) + get(f"{start}proj.bias")
     tokens = norm(tokens, f"{start}norm") + table.double()
     depth = len({name for name in tensors if name.startswith(prefix) and name.endswith(".norm_1.weight")})
     for block in (f"trunk.blocks.{number}" for number in range(depth)):
         joint = norm(tokens, f"{block}.norm_1") @ get(f"{block}.attn.qkv.weight").T
         tokens = tokens + mixed_values(joint, heads) @ get(f"{block}.attn.proj.weight").T
-        entering = norm(tokens, f"{block}.norm_2")
-        gate = entering @ get(f"{block}.mlp.fc1.weight").T
-        hidden = gate * torch.sigmoid(gate) * (entering @ get(f"{block}.mlp.fc3.weight").T)
+        normed = norm(tokens, f"{block}.norm_2")
+        gate = normed @ get(f"{block}.mlp.fc1.weight").T
+        hidden = gate * torch.sigmoid(gate) * (normed @ get(f"{block}.mlp.fc3.weight").T)
         tokens = tokens + hidden @ get(f"{block}.mlp.fc2.weight").T
     return norm(tokens, "trunk.post_trunk_norm")

@@ -1,4 +1,4 @@
-"""Tiny checkpoints of DINOv3, laid out as its code saves them; the truth is what timm's conversion makes of them."""
+"""Tiny checkpoints of DINOv3, laid out as its code saves them; expected features are those of timm's conversion."""
 
 import re
 
@@ -23,7 +23,7 @@ OFFICIAL = {  # timm's names -> the official ones
 
 
 def official_tree(architecture: str) -> dict[str, Tensor]:
-    """A random model under official names, its keys' biases masked, its periods in bfloat16."""
+    """A random model under official names, with masked key biases and periods in bfloat16."""
     model = randomise(timm.create_model(architecture, **TINY))
     tree = {"mask_token": torch.randn(1, 32), "rope_embed.periods": model.rope.periods.to(torch.bfloat16)}
     for name, tensor in model.state_dict().items():
@@ -47,7 +47,7 @@ def dinov3(architecture: str = "vit_base_patch16_dinov3_qkvb") -> Example:
         tree |= {"local_cls_norm.weight": torch.ones(32), "local_cls_norm.bias": torch.zeros(32)}
 
     def recorded(export: ViTExport) -> Pairs:
-        """timm's features, with the periods of the file in place of its own: another image size as well."""
+        """timm's features with the file's periods, at two image sizes."""
         model = timm.create_model(architecture, **TINY).eval()
         model.load_state_dict(checkpoint_filter_fn(dict(tree), model), strict=True)
         model = model.double()

@@ -1,4 +1,4 @@
-"""Raw pixels as an export: its feature is the image, and it has no weight."""
+"""Raw pixels as an export: the feature is the image, and there are no weights."""
 
 from dataclasses import replace
 
@@ -16,8 +16,8 @@ def images_of(side: int) -> torch.Tensor:
     return torch.randint(0, 256, (3, 3, side, side), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
 
 
-def as_a_network(side: int) -> ViTExport:
-    """The same features as earlier versions exported them: a timm network with the identity as patch embedding."""
+def pixels_as_network(side: int) -> ViTExport:
+    """The form in which earlier versions exported raw pixels: a timm network with an identity patch embedding."""
     spec = replace(load(f"pixels:{side}").spec, architecture="vit_base_patch16_224")
     vit = ViT(spec)
     with torch.no_grad():
@@ -35,23 +35,26 @@ def test_feature_is_the_normalised_image():
     assert export.verify() == []
 
 
-def test_there_is_nothing_to_compute():
+def test_raw_pixels_have_no_parameters():
     export = load("pixels:32")
     assert export.parameters == 0 and not list(export.build().parameters())
 
 
 @pytest.mark.parametrize("norm", [True, False])
-def test_features_are_those_of_the_network_that_stood_for_them(norm, tmp_path):
-    """Exports of that network are still on disks, and load."""
-    old = load(as_a_network(8).save(tmp_path / "old"))
+def test_exports_of_earlier_versions_load_with_the_same_features(norm, tmp_path):
+    old = load(pixels_as_network(8).save(tmp_path / "old"))
     assert old.verify() == [] and old.spec.family == "vit"
     new = load("pixels:8")
     prepared = Backbone(new).prepare(images_of(8))
-    before, now = (Backbone(export).views(prepared, [(-1, norm)])[-1, norm] for export in (old, new))
-    assert now.cls is None and torch.equal(now.avg, before.avg) and torch.equal(now.patches, before.patches)
+    old_features, new_features = (Backbone(export).views(prepared, [(-1, norm)])[-1, norm] for export in (old, new))
+    assert (
+        new_features.cls is None
+        and torch.equal(new_features.avg, old_features.avg)
+        and torch.equal(new_features.patches, old_features.patches)
+    )
 
 
-def test_it_is_saved_and_proved_like_any_export(tmp_path):
+def test_raw_pixels_are_saved_and_verified_as_any_export(tmp_path):
     export = load("pixels:8")
     again = load(export.save(tmp_path / "pixels"))
     assert again == replace(export, tensors=again.tensors) and again.digest == export.digest
@@ -59,18 +62,18 @@ def test_it_is_saved_and_proved_like_any_export(tmp_path):
 
 
 def test_larger_images_are_patches_of_pixels():
-    """Dense tasks encode images of any size: a patch's feature is its own pixels."""
+    """Dense tasks encode images of any size; a patch's feature is its pixels."""
     backbone = Backbone(load("pixels:4").at_size(12))
     prepared = backbone.prepare(images_of(12))
-    found = backbone.views(prepared, [(-1, True)])[-1, True]
-    assert found.patches.shape == (3, 3, 3, 48)
-    assert torch.equal(found.patches[:, 1, 2], prepared[:, :, 4:8, 8:12].flatten(1))
+    features = backbone.views(prepared, [(-1, True)])[-1, True]
+    assert features.patches.shape == (3, 3, 3, 48)
+    assert torch.equal(features.patches[:, 1, 2], prepared[:, :, 4:8, 8:12].flatten(1))
 
 
 @pytest.mark.parametrize(
     "changes", [{"width": 96, "heads": 1}, {"depth": 2}, {"class_token": True}, {"final_norm": "all"}, {"registers": 1}]
 )
-def test_facts_of_a_network_do_not_fit_pixels(changes):
+def test_settings_of_a_network_are_refused_for_pixels(changes):
     spec = load("pixels:8").spec
     with pytest.raises(ValueError, match=r"architecture='pixels' has no network; set .*final_norm='none'"):
         replace(spec, **changes)
@@ -82,6 +85,6 @@ def test_label_and_family():
 
 
 @pytest.mark.parametrize("reference", ["pixels:0", "pixels:49", "pixels:big"])
-def test_other_sides_are_one_line(reference):
+def test_wrong_sides_are_refused(reference):
     with pytest.raises(ValueError, match="give a side of 1 to 48 pixels"):
         load(reference)

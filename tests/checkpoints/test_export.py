@@ -1,4 +1,4 @@
-"""The export folder: whole or absent, strict in both directions, and what a change to it does."""
+"""Export folders are complete or absent, load strictly, and are refused when changed; ViT and Backbone of an export."""
 
 import json
 import pickle
@@ -41,10 +41,10 @@ def export(key: str = "plain") -> ViTExport:
 
 @pytest.mark.parametrize("key", SPECS)
 def test_save_and_load(key, tmp_path):
-    made = export(key)
-    made.save(tmp_path / "export")
+    original = export(key)
+    original.save(tmp_path / "export")
     again = load(tmp_path / "export")
-    assert (again.spec, again.preparation, again.digest) == (made.spec, made.preparation, made.digest)
+    assert (again.spec, again.preparation, again.digest) == (original.spec, original.preparation, original.digest)
     assert again.facts == {"method": "test", "licence": "Apache-2.0"}
     assert again.verify() == []
     assert sorted(path.name for path in (tmp_path / "export").iterdir()) == sorted(
@@ -59,8 +59,8 @@ def test_save_and_load(key, tmp_path):
         dict(architecture="vit_base_patch16_dinov3", rotary="centred", position="none", class_position=False),
     ],
 )
-def test_a_network_without_layer_scale_has_none(family, tmp_path):
-    """Also of architectures that have one; and a folder of a version that left it there is read as what it holds."""
+def test_a_spec_without_layer_scale_has_no_gammas(family, tmp_path):
+    """Even if the architecture has layer scale; folders of an earlier version that kept it load with it."""
     spec = replace(SPECS["plain"], layer_scale=True, **family)
     scaled = randomise(ViT(spec))
     gammas = [name for name in scaled.state_dict() if "gamma" in name]
@@ -72,14 +72,14 @@ def test_a_network_without_layer_scale_has_none(family, tmp_path):
     assert again.spec == spec and again.verify() == []
 
 
-def test_an_export_replaces_an_export_and_nothing_else(tmp_path):
+def test_a_save_replaces_only_exports(tmp_path):
     export().save(tmp_path / "a")
     export("no class token").save(tmp_path / "a")
     assert load(tmp_path / "a").spec == SPECS["no class token"]
-    for name, beside in (("b", []), ("c", ["config.json"]), ("d", ["config.json", "model.safetensors"])):
+    for name, existing in (("b", []), ("c", ["config.json"]), ("d", ["config.json", "model.safetensors"])):
         (tmp_path / name).mkdir()
-        for other in beside:  # another tool's model, with one of our file names
-            (tmp_path / name / other).write_text('{"architecture": "vit_base_patch16_224"}')
+        for file_name in existing:  # another tool's model, with one of our file names
+            (tmp_path / name / file_name).write_text('{"architecture": "vit_base_patch16_224"}')
         (tmp_path / name / "thesis.tex").write_text("years of work")
         with pytest.raises(ValueError, match="holds something that is not an export"):
             export().save(tmp_path / name)
@@ -90,7 +90,7 @@ def test_an_export_replaces_an_export_and_nothing_else(tmp_path):
         export().save(tmp_path / "a")
 
 
-def test_a_save_that_fails_leaves_nothing(tmp_path, monkeypatch):
+def test_a_failed_save_leaves_no_files(tmp_path, monkeypatch):
     monkeypatch.setattr(ViTExport, "_config", lambda self: {"not json": object()})
     with pytest.raises(TypeError):
         export().save(tmp_path / "export")
@@ -132,22 +132,22 @@ BROKEN = {
 
 
 @pytest.mark.parametrize("key", BROKEN)
-def test_a_broken_folder_is_one_line(key, tmp_path):
+def test_a_broken_folder_is_refused(key, tmp_path):
     folder = export().save(tmp_path / "export")
-    breaks, message = BROKEN[key]
-    breaks(folder)
+    change, message = BROKEN[key]
+    change(folder)
     with pytest.raises(ValueError, match=message) as error:
         load(folder)
     assert "\n" not in str(error.value) and str(folder) in str(error.value)
 
 
 def test_tensors_that_do_not_fit_are_named():
-    made = export()
-    tensors = dict(made.tensors)
+    original = export()
+    tensors = dict(original.tensors)
     tensors["norm.weight"] = torch.zeros(3)
     tensors["head.weight"] = tensors.pop("blocks.1.norm2.bias")
     with pytest.raises(ValueError) as error:
-        replace(made, tensors=tensors).build()
+        replace(original, tensors=tensors).build()
     assert str(pickle.loads(pickle.dumps(error.value))) == str(error.value)
     assert "depth 2 and width 16: " in str(error.value) and "trunk." not in str(error.value)
     for text in ("missing blocks.1.norm2.bias", "unknown head.weight", "norm.weight is (3,), not (16,)"):
@@ -172,12 +172,12 @@ BEIT = {"architecture": "beit_base_patch16_224", "relative_position": "shared", 
         ({"class_attention": 2}, "set class_token=False"),
     ],
 )
-def test_a_spec_says_what_is_wrong_with_it(changes, message):
+def test_specs_that_do_not_fit_are_refused(changes, message):
     with pytest.raises(ValueError, match=message):
         replace(SPECS["plain"], **changes)
 
 
-def test_an_unknown_architecture_is_one_line():
+def test_an_unknown_architecture_is_refused():
     with pytest.raises(ValueError, match="timm cannot build 'vit_of_next_year'"):
         ViT(replace(SPECS["plain"], architecture="vit_of_next_year"))
 
@@ -185,13 +185,13 @@ def test_an_unknown_architecture_is_one_line():
 @pytest.mark.parametrize(
     ("width", "depth", "label"), [(384, 12, "ViT-S/8"), (1280, 32, "ViT-H/8"), (64, 4, "ViT-64x4/8")]
 )
-def test_label(width, depth, label):
+def test_labels_name_the_size_and_patch(width, depth, label):
     assert replace(SPECS["plain"], width=width, depth=depth).label == label
 
 
 class TestViT:
     @pytest.mark.parametrize("key", SPECS)
-    def test_layers_and_attention_have_the_promised_shapes(self, key):
+    def test_layers_and_attention_have_the_documented_shapes(self, key):
         spec, images = SPECS[key], torch.randn(2, 3, 32, 32)
         vit = ViT(spec).eval()
         tokens = 16 + spec.prefix
@@ -202,20 +202,20 @@ class TestViT:
         assert attention.shape == (2, 2, tokens, tokens)
         assert torch.allclose(attention.sum(dim=-1), torch.ones(()), atol=1e-6)
 
-    def test_keeping_all_patches_in_order_changes_nothing(self):
+    def test_keeping_all_patches_equals_the_full_encoding(self):
         vit, images = ViT(SPECS["plain"]).eval(), torch.randn(2, 3, 32, 32)
         patches = vit.add_positions(vit.project(images), (4, 4))
-        everything = torch.arange(16).expand(2, -1)
-        assert torch.equal(vit.encode(patches, keep=everything)[0], vit(images)[0])
-        some = vit.encode(patches, keep=torch.tensor([[3, 1], [0, 15]]))[0]
-        assert some.shape == (2, 3, 16)
+        all_patches = torch.arange(16).expand(2, -1)
+        assert torch.equal(vit.encode(patches, keep=all_patches)[0], vit(images)[0])
+        kept = vit.encode(patches, keep=torch.tensor([[3, 1], [0, 15]]))[0]
+        assert kept.shape == (2, 3, 16)
 
-    def test_any_grid(self):
+    def test_images_of_other_sizes_are_encoded(self):
         images = torch.randn(1, 3, 16, 48)
         for key in SPECS:
             assert ViT(SPECS[key]).eval()(images)[0].shape[1] >= 12
 
-    def test_mistakes_are_one_line(self):
+    def test_wrong_sizes_layers_and_patches_are_refused(self):
         vit, bias = ViT(SPECS["plain"]), ViT(SPECS["shared bias"])
         with pytest.raises(ValueError, match="must be multiples of 8"):
             vit(torch.randn(1, 3, 30, 32))
@@ -228,21 +228,21 @@ class TestViT:
 
 
 class TestBackbone:
-    def test_it_is_frozen_and_stays_in_evaluation_mode(self):
+    def test_a_backbone_is_frozen_and_stays_in_evaluation_mode(self):
         backbone = Backbone(export())
         backbone.train()
         assert not backbone.training and not backbone.vit.training
         assert not any(parameter.requires_grad for parameter in backbone.parameters())
         assert not backbone.views(torch.randn(1, 3, 32, 32), [(-1, True)])[-1, True].cls.requires_grad
 
-    def test_it_prepares_with_the_statistics_of_the_export(self):
-        made = replace(export(), preparation=Preparation(mean=(0.1, 0.2, 0.3), std=(0.4, 0.5, 0.6)))
-        prepared = Backbone(made).prepare(torch.full((1, 3, 2, 2), 51, dtype=torch.uint8))
+    def test_images_are_prepared_with_the_statistics_of_the_export(self):
+        original = replace(export(), preparation=Preparation(mean=(0.1, 0.2, 0.3), std=(0.4, 0.5, 0.6)))
+        prepared = Backbone(original).prepare(torch.full((1, 3, 2, 2), 51, dtype=torch.uint8))
         assert torch.allclose(prepared[0, :, 0, 0], torch.tensor([0.25, 0.0, -1 / 6]), atol=1e-6)
 
     def test_bfloat16_gives_float32_features_near_the_exact_ones(self):
-        made, images = export(), torch.randn(4, 3, 32, 32)
-        both = (Backbone(made), Backbone(made, precision="bfloat16"))
+        original, images = export(), torch.randn(4, 3, 32, 32)
+        both = (Backbone(original), Backbone(original, precision="bfloat16"))
         exact, quick = (backbone.views(images, [(-1, True)])[-1, True] for backbone in both)
         assert quick.cls.dtype == torch.float32
         assert 0 < (quick.cls - exact.cls).abs().max() < 0.1

@@ -1,4 +1,4 @@
-"""No file makes `read_foreign` run code, crash or go on with damaged values: it is refused in one line."""
+"""`read_foreign` refuses files that try to run code, to crash it or to exhaust its memory."""
 
 import os
 import pickle
@@ -20,8 +20,8 @@ from checkpoints.vit import ViT
 
 
 @pytest.fixture
-def room(tmp_path, monkeypatch) -> Iterator[Path]:
-    """A folder for the file; afterwards nothing else has appeared, and torch's registered names are as before."""
+def attack_folder(tmp_path, monkeypatch) -> Iterator[Path]:
+    """A folder for the file; checks afterwards that no other file and no change of environment or torch remains."""
     registered = set(torch.serialization.get_safe_globals())
     environment = dict(os.environ)
     (tmp_path / "here").mkdir()
@@ -46,8 +46,8 @@ def refusal(path: Path) -> str:
 
 
 @pytest.mark.parametrize("name", malicious.CALLS)
-def test_calls_are_live(name, tmp_path):
-    """The other tests of this file mean something: an unguarded load of the same values does run the code."""
+def test_payloads_run_in_an_unguarded_load(name, tmp_path):
+    """An unguarded load of the same values runs the code, so the refusals below are not vacuous."""
     path, marker = tmp_path / "live.pth", tmp_path / "marker"
     torch.save(malicious.CALLS[name](marker), path)
     try:
@@ -62,33 +62,33 @@ def test_calls_are_live(name, tmp_path):
 
 @pytest.mark.parametrize("zipped", [True, False], ids=["archive", "legacy"])
 @pytest.mark.parametrize("name", malicious.CALLS)
-def test_calls_are_refused(name, zipped, room):
-    payload = {"model": {"weight": torch.ones(2)}, "extra": malicious.CALLS[name](room.parent / "marker")}
-    torch.save(payload, room / "a.pth", _use_new_zipfile_serialization=zipped)
-    assert " wants " in refusal(room / "a.pth")
+def test_payloads_are_refused(name, zipped, attack_folder):
+    payload = {"model": {"weight": torch.ones(2)}, "extra": malicious.CALLS[name](attack_folder.parent / "marker")}
+    torch.save(payload, attack_folder / "a.pth", _use_new_zipfile_serialization=zipped)
+    assert " wants " in refusal(attack_folder / "a.pth")
 
 
 @pytest.mark.parametrize("container", malicious.CONTAINERS)
 @pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
-def test_calls_are_refused_in_every_pickle_protocol(protocol, container, room):
-    pickled = pickle.dumps({"extra": malicious.touch(room.parent / "marker")}, protocol)
-    malicious.CONTAINERS[container](pickled, room / "a.pth")
-    assert "wants posix.system " in refusal(room / "a.pth")
+def test_payloads_are_refused_in_every_pickle_protocol(protocol, container, attack_folder):
+    pickled = pickle.dumps({"extra": malicious.touch(attack_folder.parent / "marker")}, protocol)
+    malicious.CONTAINERS[container](pickled, attack_folder / "a.pth")
+    assert "wants posix.system " in refusal(attack_folder / "a.pth")
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("container", malicious.CONTAINERS)
 @pytest.mark.parametrize("name", malicious.RAW)
-def test_bombs_and_misfits_are_refused(name, container, room, monkeypatch):
+def test_bombs_and_invalid_pickles_are_refused(name, container, attack_folder, monkeypatch):
     monkeypatch.setattr(dotted, "MAX_VALUES", 10_000)  # of a million, which takes seconds to count
-    malicious.CONTAINERS[container](malicious.RAW[name](), room / "a.pth")
+    malicious.CONTAINERS[container](malicious.RAW[name](), attack_folder / "a.pth")
     started = time.monotonic()
-    refusal(room / "a.pth")
+    refusal(attack_folder / "a.pth")
     assert time.monotonic() - started < 20
 
 
 @pytest.mark.parametrize(
-    ("name", "said"),
+    ("name", "function"),
     [
         ("os_system", "posix.system"),
         ("eval", "builtins.eval"),
@@ -98,59 +98,59 @@ def test_bombs_and_misfits_are_refused(name, container, room, monkeypatch):
         ("torch_hub", "torch.hub.load"),
     ],
 )
-def test_the_refusal_names_what_the_file_wanted(name, said, room):
-    torch.save(malicious.CALLS[name](room.parent / "marker"), room / "a.pth")
-    message = refusal(room / "a.pth")
-    assert said in message and "torch.save({'model': model.state_dict()}" in message
+def test_a_refusal_names_the_function(name, function, attack_folder):
+    torch.save(malicious.CALLS[name](attack_folder.parent / "marker"), attack_folder / "a.pth")
+    message = refusal(attack_folder / "a.pth")
+    assert function in message and "torch.save({'model': model.state_dict()}" in message
 
 
-def test_two_records_of_one_name(room):
-    """Readers differ in which of the two they take, so a scan of one proves nothing about the other."""
-    malicious.as_archive(pickle.dumps({"model": 1}, 2), room / "a.pth")
-    with zipfile.ZipFile(room / "a.pth", "a") as archive, pytest.warns(UserWarning, match="Duplicate"):
-        archive.writestr("archive/data.pkl", pickle.dumps(malicious.touch(room.parent / "marker"), 2))
-    assert "two records of the same name" in refusal(room / "a.pth")
+def test_two_records_of_one_name_are_refused(attack_folder):
+    """Readers differ in which of the two they read, so a scan could check the other one."""
+    malicious.as_archive(pickle.dumps({"model": 1}, 2), attack_folder / "a.pth")
+    with zipfile.ZipFile(attack_folder / "a.pth", "a") as archive, pytest.warns(UserWarning, match="Duplicate"):
+        archive.writestr("archive/data.pkl", pickle.dumps(malicious.touch(attack_folder.parent / "marker"), 2))
+    assert "two records of the same name" in refusal(attack_folder / "a.pth")
 
 
-def test_archive_in_an_archive(room):
+def test_an_archive_in_an_archive_is_not_read(attack_folder):
     """Only the outer archive's own pickle is read."""
-    malicious.as_archive(pickle.dumps(malicious.touch(room.parent / "marker"), 2), room / "inner.pth")
-    malicious.as_archive(malicious.under_key(malicious.small_tensor()), room / "a.pth")
-    with zipfile.ZipFile(room / "a.pth", "a") as archive:
-        archive.write(room / "inner.pth", "archive/inner/data.pkl")
-    assert list(read_foreign(room / "a.pth").tensors) == ["model", "weight"]
-    with zipfile.ZipFile(room / "b.pth", "w") as archive:
-        archive.write(room / "inner.pth", "archive/data.pkl")
-    refusal(room / "b.pth")
-    with zipfile.ZipFile(room / "a.pth", "a") as archive:
-        archive.writestr("other/data.pkl", pickle.dumps(malicious.touch(room.parent / "marker"), 2))
-    refusal(room / "a.pth")
+    malicious.as_archive(pickle.dumps(malicious.touch(attack_folder.parent / "marker"), 2), attack_folder / "inner.pth")
+    malicious.as_archive(malicious.under_key(malicious.small_tensor()), attack_folder / "a.pth")
+    with zipfile.ZipFile(attack_folder / "a.pth", "a") as archive:
+        archive.write(attack_folder / "inner.pth", "archive/inner/data.pkl")
+    assert list(read_foreign(attack_folder / "a.pth").tensors) == ["model", "weight"]
+    with zipfile.ZipFile(attack_folder / "b.pth", "w") as archive:
+        archive.write(attack_folder / "inner.pth", "archive/data.pkl")
+    refusal(attack_folder / "b.pth")
+    with zipfile.ZipFile(attack_folder / "a.pth", "a") as archive:
+        archive.writestr("other/data.pkl", pickle.dumps(malicious.touch(attack_folder.parent / "marker"), 2))
+    refusal(attack_folder / "a.pth")
 
 
 @pytest.mark.parametrize("container", ["archive", "legacy"])
-def test_a_dict_cannot_hide_its_items_behind_an_attribute(container, room):
-    """An OrderedDict takes attributes from the file, and they come before its class's methods."""
+def test_a_dict_cannot_hide_its_items_behind_an_attribute(container, attack_folder):
+    """A file may give an OrderedDict attributes, which hide methods of the class."""
     model = malicious.name("collections OrderedDict") + b")R" + malicious.text("bias") + malicious.small_tensor() + b"s"
     attribute = b"}" + malicious.text("items") + malicious.name("torch Size") + b"sb"
-    malicious.CONTAINERS[container](malicious.under_key(model + attribute), room / "a.pth")
-    assert list(read_foreign(room / "a.pth").tensors) == ["model.bias", "weight"]
+    malicious.CONTAINERS[container](malicious.under_key(model + attribute), attack_folder / "a.pth")
+    assert list(read_foreign(attack_folder / "a.pth").tensors) == ["model.bias", "weight"]
 
 
 @pytest.mark.parametrize("unsafe", ["0", "1"])
-def test_the_environment_cannot_switch_the_guard_off(unsafe, room, monkeypatch):
+def test_torchs_environment_variable_does_not_disable_the_guard(unsafe, attack_folder, monkeypatch):
     monkeypatch.setenv("TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD", unsafe)
-    torch.save(malicious.touch(room.parent / "marker"), room / "a.pth")
-    refusal(room / "a.pth")
+    torch.save(malicious.touch(attack_folder.parent / "marker"), attack_folder / "a.pth")
+    refusal(attack_folder / "a.pth")
     monkeypatch.undo()
 
 
 @pytest.mark.parametrize("registered", [os.system, (os.system, "argparse.Namespace")])
-def test_names_that_other_code_registered_do_not_count(registered, room):
-    torch.save({"a": torch.ones(1), "b": malicious.touch(room.parent / "marker")}, room / "a.pth")
-    torch.save({"a": torch.ones(1), "b": malicious.argparse.Namespace(c=1)}, room / "b.pth")
+def test_globals_registered_with_torch_are_not_allowed(registered, attack_folder):
+    torch.save({"a": torch.ones(1), "b": malicious.touch(attack_folder.parent / "marker")}, attack_folder / "a.pth")
+    torch.save({"a": torch.ones(1), "b": malicious.argparse.Namespace(c=1)}, attack_folder / "b.pth")
     with torch.serialization.safe_globals([registered]):
-        refusal(room / "a.pth")
-        assert read_foreign(room / "b.pth").facts == {"b.c": 1}
+        refusal(attack_folder / "a.pth")
+        assert read_foreign(attack_folder / "b.pth").facts == {"b.c": 1}
 
 
 TRUNK = dict(
@@ -163,31 +163,31 @@ def trunk() -> dict[str, torch.Tensor]:
 
 
 class TestSizes:
-    """A small file cannot make its reader take more memory than there is: its size is known before anything is made."""
+    """A small file cannot make its reader allocate too much memory: sizes are checked first."""
 
     @pytest.mark.parametrize("zipped", [True, False], ids=["archive", "legacy"])
     @pytest.mark.parametrize("name", ["pos_embed", "blocks.0.attn.qkv.weight"])
-    def test_a_tensor_that_repeats_itself(self, name, zipped, room):
-        whole = torch.zeros(1, 1, 1).expand(1, 90_000**2 + 1, 32)  # a terabyte
-        tree = trunk() | {f"teacher.backbone.{name}": whole}
-        torch.save(tree, room / "a.pth", _use_new_zipfile_serialization=zipped)
-        assert f"'teacher.backbone.{name}' that repeats 1 values up to" in refusal(room / "a.pth")
+    def test_a_huge_expanded_tensor_is_refused(self, name, zipped, attack_folder):
+        expanded = torch.zeros(1, 1, 1).expand(1, 90_000**2 + 1, 32)  # a terabyte
+        tree = trunk() | {f"teacher.backbone.{name}": expanded}
+        torch.save(tree, attack_folder / "a.pth", _use_new_zipfile_serialization=zipped)
+        assert f"'teacher.backbone.{name}' that repeats 1 values up to" in refusal(attack_folder / "a.pth")
 
-    def test_a_small_one_is_read(self, room):
-        torch.save({"mask": torch.zeros(1, 1).expand(100, 100)}, room / "a.pth")
-        assert read_foreign(room / "a.pth").tensors["mask"].shape == (100, 100)
+    def test_a_small_expanded_tensor_is_read(self, attack_folder):
+        torch.save({"mask": torch.zeros(1, 1).expand(100, 100)}, attack_folder / "a.pth")
+        assert read_foreign(attack_folder / "a.pth").tensors["mask"].shape == (100, 100)
 
-    def test_blocks_that_are_all_the_same_memory(self, room):
+    def test_many_blocks_in_the_same_memory_are_refused(self, attack_folder):
         tree = trunk()
         block = {name: tensor for name, tensor in tree.items() if ".blocks." in name}
         for number in range(1, 50):
             tree |= {name.replace("blocks.0", f"blocks.{number}"): tensor for name, tensor in block.items()}
-        torch.save(tree, room / "a.pth")
+        torch.save(tree, attack_folder / "a.pth")
         with pytest.raises(ValueError, match=r"its tensors are views that make \d+ values of \d+ bytes; save clones"):
-            load(f"dino:{room / 'a.pth'}", ImportOptions(heads=2))
+            load(f"dino:{attack_folder / 'a.pth'}", ImportOptions(heads=2))
 
     @pytest.mark.parametrize(
-        ("changes", "said"),
+        ("changes", "message"),
         [
             ({"width": 10**6, "heads": 1}, "pos_embed is .*, not .1, 17, 1000000"),
             ({"depth": 10**9}, "at most 256 blocks"),
@@ -199,9 +199,9 @@ class TestSizes:
             ({"class_token": "yes"}, "class_token='yes': must be true or false"),
         ],
     )
-    def test_a_spec_that_a_file_names(self, changes, said, room):
+    def test_impossible_specs_of_a_file_are_refused(self, changes, message, attack_folder):
         names = {name.replace("teacher.backbone", "online.trunk"): tensor for name, tensor in trunk().items()}
-        torch.save({"method": "byol", "spec": TRUNK | changes, "model": names}, room / "a.pth")
-        with pytest.raises(ValueError, match=said) as caught:
-            load(room / "a.pth")
+        torch.save({"method": "byol", "spec": TRUNK | changes, "model": names}, attack_folder / "a.pth")
+        with pytest.raises(ValueError, match=message) as caught:
+            load(attack_folder / "a.pth")
         assert "\n" not in str(caught.value)

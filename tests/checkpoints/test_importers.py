@@ -1,6 +1,6 @@
-"""Contract of every importer: the official numbers come out, and nothing can be lost, swapped or guessed unnoticed.
+"""Every importer reproduces the official activations, and no tensor can be lost, swapped or guessed unnoticed.
 
-The truth is what the official code computed (examples.py). A mutation is caught when the import is refused or the
+Expected values were computed by the official code (examples.py). A mutation is caught if the import is refused or the
 recorded activations are missed.
 """
 
@@ -22,7 +22,7 @@ from checkpoints.resolve import detect, load
 from checkpoints.spec import ViTSpec
 from engine.extensions import load_extension, source_files
 
-TOLERANCE = 1e-6  # relative to the largest recorded value; unmutated imports stay under 5e-7, float32's own rounding
+TOLERANCE = 1e-6  # relative to the largest recorded value; unmutated imports stay under 5e-7, the rounding of float32
 
 
 def imported(example: Example, **changes) -> ViTExport:
@@ -40,7 +40,7 @@ def deviation(example: Example, export: ViTExport) -> float:
     return worst
 
 
-def caught(example: Example, **changes) -> bool:
+def is_caught(example: Example, **changes) -> bool:
     try:
         return deviation(example, imported(example, **changes)) > TOLERANCE
     except ValueError:
@@ -54,8 +54,8 @@ def test_every_importer_has_an_example():
 
 
 @pytest.mark.parametrize("key", EXAMPLES)
-def test_official_activations(key):
-    """Of a file whose format is detected, and every tensor of which is used or dropped for a reason."""
+def test_imports_compute_the_official_activations(key):
+    """From a file whose format is detected and whose tensors are all used or dropped for a known reason."""
     example = EXAMPLES[key]()
     assert detect(example.file()) == example.importer
     export = imported(example)
@@ -64,14 +64,14 @@ def test_official_activations(key):
 
 
 @cache
-def used(key: str) -> list[str]:
-    """Names of the tensors that change the export when they change; its tensors are compared, no network is run."""
+def used_tensors(key: str) -> list[str]:
+    """Names of the tensors whose change changes the export's tensors; no network is run."""
     example = EXAMPLES[key]()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(ViTExport, "build", lambda export: None)
         patch.setattr("checkpoints.export.fingerprint", lambda network, preparation: {})
-        whole = imported(example).digest
-        return [name for name, tensor in example.tree.items() if digest_with(example, name, tensor + 1) != whole]
+        digest = imported(example).digest
+        return [name for name, tensor in example.tree.items() if digest_with(example, name, tensor + 1) != digest]
 
 
 def digest_with(example: Example, name: str, tensor: torch.Tensor) -> str:
@@ -82,38 +82,40 @@ def digest_with(example: Example, name: str, tensor: torch.Tensor) -> str:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("all_ways", [False, pytest.param(True, marks=pytest.mark.exhaustive)])
+@pytest.mark.parametrize("all_mutations", [False, pytest.param(True, marks=pytest.mark.exhaustive)])
 @pytest.mark.parametrize("key", EXAMPLES)
-def test_a_change_of_any_used_tensor_is_caught(key, all_ways, monkeypatch):
-    """By default those outside of blocks and of first blocks, in one way, each in another than the one before it."""
+def test_a_change_of_any_used_tensor_is_caught(key, all_mutations, monkeypatch):
+    """By default one kind of change, in turn, for tensors outside of blocks and in first blocks."""
     example = EXAMPLES[key]()
-    names = used(key)
+    names = used_tensors(key)
     assert len(names) == imported(example).facts["used_tensors"]
-    made = []  # the networks of imports: the recording has to tell, not a fingerprint
-    monkeypatch.setattr("checkpoints.export.fingerprint", lambda network, preparation: made.append(network) or {})
-    monkeypatch.setattr(recorded_example, "MADE", made)
+    built = []  # networks of the imports; without fingerprints, so that only the recording can catch a change
+    monkeypatch.setattr("checkpoints.export.fingerprint", lambda network, preparation: built.append(network) or {})
+    monkeypatch.setattr(recorded_example, "BUILT", built)
     assert deviation(example, imported(example)) < TOLERANCE
-    escaped = []
-    if not all_ways:  # importers treat all blocks alike
+    uncaught = []
+    if not all_mutations:  # importers treat all blocks alike
         names = [name for name in names if not re.search(r"(block|layer)\w*\.[1-9]", name)]
-    for place, name in enumerate(names):
+    for index, name in enumerate(names):
         mutations = list(mutations_of(name, example.tree[name]).items())
-        chosen = mutations if all_ways else [mutations[place % len(mutations)]]
-        escaped += [f"{name} {how}" for how, changes in chosen if not caught(example, **changes)]
-    assert not escaped
+        chosen = mutations if all_mutations else [mutations[index % len(mutations)]]
+        uncaught += [f"{name} {kind}" for kind, changes in chosen if not is_caught(example, **changes)]
+    assert not uncaught
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("key", EXAMPLES)
-def test_a_renamed_tensor_that_is_dropped_is_no_longer_known(key):
+def test_a_renamed_dropped_tensor_is_refused(key):
     example = EXAMPLES[key]()
     importer = load_extension("importers", example.importer)
     chosen = example.options.branch or next(iter(importer.BRANCHES))
     others = tuple(p for branch, prefixes in importer.BRANCHES.items() for p in prefixes if branch != chosen and p)
-    loose = (".decoder.", ".head.") if example.importer == "mst" else ()  # no official names to hold them to
-    dropped = sorted(set(example.tree) - set(used(key)))
-    checked = [n for n in dropped if not n.startswith(others or ("nothing",)) and not any(part in n for part in loose)]
-    assert checked or key == "byol"  # it holds nothing but two branches
+    unchecked = (".decoder.", ".head.") if example.importer == "mst" else ()  # whose official names are unknown
+    dropped = sorted(set(example.tree) - set(used_tensors(key)))
+    checked = [
+        n for n in dropped if not n.startswith(others or ("nothing",)) and not any(part in n for part in unchecked)
+    ]
+    assert checked or key == "byol"  # its file has two branches and nothing else
     for name in checked:
         with pytest.raises(ValueError, match=r"neither used nor known|which no ViT here computes"):
             imported(example, **{name: None, f"{name}_old": example.tree[name]})
@@ -133,7 +135,7 @@ def swapped_thirds(export: ViTExport, order: tuple[int, int, int]) -> ViTExport:
 
 
 def other_heads(spec: ViTSpec) -> int:
-    """Another number of heads that the width allows, twice as many where it does."""
+    """Another number of heads that divides the width, twice as many if possible."""
     allowed = [heads for heads in range(1, spec.width + 1) if spec.width % heads == 0 and heads != spec.heads]
     return min(allowed, key=lambda heads: abs(heads - 2 * spec.heads))
 
@@ -158,17 +160,18 @@ def test_a_wrong_position_rule_misses_the_official_local_crop(rule):
 
 
 @pytest.mark.parametrize("key", EXAMPLES)
-def test_a_wrong_convention_misses_the_activations_and_is_seen_by_the_fingerprint(key):
+def test_a_wrong_convention_changes_the_activations_and_the_fingerprint(key):
     example = EXAMPLES[key]()
     export = imported(example)
     assert export.verify() == []
     wrong = [change(export) for name, change in CONVENTIONS.items() if name != "other heads"]
-    if export.spec.relative_position == "none" and export.spec.rotary != "unit":  # else positions hold the head count
+    # Relative positions, and rotary ones of the kind "unit", fix the number of heads.
+    if export.spec.relative_position == "none" and export.spec.rotary != "unit":
         wrong.append(CONVENTIONS["other heads"](export))
     assert all(deviation(example, mutant) > TOLERANCE for mutant in wrong)
     if export.spec.relative_position == "none" and export.spec.position != "none":
         others = {"bilinear", "bicubic", "bicubic_antialias", "bicubic_offset"} - {export.spec.position_resize}
-        if export.spec.grid == (3, 3):  # half of it is one patch, which both take from the middle
+        if export.spec.grid == (3, 3):  # half of it is one patch, which both rules take from the middle
             others -= {"bilinear", "bicubic"}
         wrong += [replace(export, spec=replace(export.spec, position_resize=rule)) for rule in others]
     wrong += [
@@ -180,7 +183,7 @@ def test_a_wrong_convention_misses_the_activations_and_is_seen_by_the_fingerprin
 
 @pytest.mark.slow
 @pytest.mark.parametrize("key", EXAMPLES)
-def test_a_changed_weight_of_an_export_is_seen_by_the_fingerprint(key):
+def test_a_changed_weight_of_an_export_changes_the_fingerprint(key):
     export = imported(EXAMPLES[key]())
     network = export.build().double()
     weights = network.state_dict()
@@ -196,8 +199,8 @@ def test_a_changed_weight_of_an_export_is_seen_by_the_fingerprint(key):
 
 
 @pytest.mark.parametrize("key", EXAMPLES)
-def test_through_a_real_file_with_wrapped_names(key, tmp_path):
-    """Saved by torch.save as trained under DistributedDataParallel, with optimiser state beside it."""
+def test_saved_files_with_wrapped_names_are_imported(key, tmp_path):
+    """Saved by torch.save under DistributedDataParallel's names, with optimiser state."""
     example = EXAMPLES[key]()
     nested: dict = {"optimizer": {"state": {0: {"exp_avg": torch.zeros(2)}}}}
     for name, tensor in example.tree.items():
@@ -217,8 +220,8 @@ def test_through_a_real_file_with_wrapped_names(key, tmp_path):
     assert export.facts["source_file"] == "checkpoint.pth"
 
 
-def bare(key: str, prefix: str) -> dict[str, torch.Tensor]:
-    """The trunk alone of an example, as people save it once they have stripped the rest."""
+def trunk_of(key: str, prefix: str) -> dict[str, torch.Tensor]:
+    """The trunk of an example without all other tensors, as people save it."""
     example = EXAMPLES[key]()
     names = {name: tensor for name, tensor in example.tree.items() if name.startswith(prefix)}
     trunk = {name.removeprefix(prefix): tensor for name, tensor in names.items()}
@@ -226,8 +229,8 @@ def bare(key: str, prefix: str) -> dict[str, torch.Tensor]:
 
 
 @pytest.mark.parametrize("container", [None, "state_dict"])
-def test_a_bare_vit_is_never_guessed(container, tmp_path):
-    trunk = bare("dino", "teacher.backbone.")
+def test_the_method_of_a_bare_vit_is_not_guessed(container, tmp_path):
+    trunk = trunk_of("dino", "teacher.backbone.")
     torch.save({container: trunk} if container else trunk, tmp_path / "vit.pth")
     with pytest.raises(ValueError, match=r"dino or ibot or timm: say dino:.*vit.pth or ibot:.*vit.pth"):
         load(tmp_path / "vit.pth")
@@ -237,9 +240,9 @@ def test_a_bare_vit_is_never_guessed(container, tmp_path):
 
 
 @pytest.mark.parametrize("container", [None, "state_dict", "model"])
-def test_another_kind_of_position_table_is_another_method(container, tmp_path):
-    """MoCo-v3's ViT-S has twice the heads of DINO's and the same tensors: only its fixed table gives it away."""
-    trunk = bare("mocov3", "state_dict.base_encoder.")
+def test_a_trunk_with_another_kind_of_position_table_is_refused(container, tmp_path):
+    """MoCo-v3's ViT-S has twice the heads of DINO's and the same tensors: only its fixed table distinguishes it."""
+    trunk = trunk_of("mocov3", "state_dict.base_encoder.")
     torch.save({container: trunk} if container else trunk, tmp_path / "vit.pth")
     with pytest.raises(ValueError):
         load(tmp_path / "vit.pth")
@@ -248,7 +251,7 @@ def test_another_kind_of_position_table_is_another_method(container, tmp_path):
             load(f"{method}:{tmp_path / 'vit.pth'}", EXAMPLES["mocov3"]().options)
 
 
-# What each source does, from its code: position table, resize rule, representation, statistics, published head counts.
+# Conventions of each source, from its code: position table, resize rule, pooling, published number of heads by width.
 OFFICIAL = {
     "dino": ("learned", "bicubic_offset", "cls", {384: 6, 768: 12}),
     "dinov2": ("learned", "bicubic_offset", "cls", {384: 6, 1536: 24}),
@@ -283,33 +286,35 @@ def test_conventions_are_those_of_the_source(key):
     assert (export.spec.norm_eps, export.crop, export.interpolation) == (1e-6, 0.875, "bicubic")
 
 
-# Their codes store the index of the epoch just done.
+# Their codes store the index of the last finished epoch.
 LAST_EPOCH = ("mae", "can", "cae", "maskfeat", "moca", "lut", "simmim", "beit", "data2vec")
-ONE_MORE = ("dino", "ibot", "msn", "mocov3", "extrema", "mst", "byol", "ijepa")  # these store how many are done
+# These store the number of finished epochs.
+FINISHED_EPOCHS = ("dino", "ibot", "msn", "mocov3", "extrema", "mst", "byol", "ijepa")
 
 
-@pytest.mark.parametrize(("key", "epochs"), [(k, 800) for k in LAST_EPOCH] + [(k, 799) for k in ONE_MORE])
+@pytest.mark.parametrize(("key", "epochs"), [(k, 800) for k in LAST_EPOCH] + [(k, 799) for k in FINISHED_EPOCHS])
 def test_epochs_are_counted_as_the_official_code_does(key, epochs):
     example = EXAMPLES[key]()
 
-    def counted(**facts) -> int | None:
+    def imported_epochs(**facts) -> int | None:
         return imported(replace(example, facts=example.facts | facts)).facts["epochs"]
 
-    assert counted(epoch=799) == epochs
-    assert counted() is None
-    assert counted(**{"epoch": 799, "pytorch-lightning_version": "2.1.0"}) is None, "Lightning counts in its own way"
-    assert [counted(epoch=odd) for odd in ("799", -1, True, [799])] == [None] * 4
+    assert imported_epochs(epoch=799) == epochs
+    assert imported_epochs() is None
+    # Lightning counts differently.
+    assert imported_epochs(**{"epoch": 799, "pytorch-lightning_version": "2.1.0"}) is None
+    assert [imported_epochs(epoch=epoch) for epoch in ("799", -1, True, [799])] == [None] * 4
 
 
 @pytest.mark.parametrize(("key", "width"), [(key, width) for key, row in OFFICIAL.items() for width in row[3]])
-def test_published_head_counts(key, width):
+def test_published_widths_have_their_number_of_heads(key, width):
     example = EXAMPLES[key]()
     importer = load_extension("importers", example.importer)
     branch = BranchTensors(file=example.file(), importer=key, name="", prefix="", options=ImportOptions())
     assert branch.heads(width, getattr(importer, "HEADS", HEADS)) == OFFICIAL[key][3][width]
 
 
-def test_ambiguous_files_list_the_candidates(tmp_path):
+def test_ambiguous_files_are_refused_with_the_candidates(tmp_path):
     trunk = {name: t for name, t in EXAMPLES["mae"]().tree.items() if "decoder" not in name and "mask" not in name}
     path = tmp_path / "vit.pth"
     torch.save({"model": {name.removeprefix("model."): tensor for name, tensor in trunk.items()}}, path)
@@ -320,7 +325,7 @@ def test_ambiguous_files_list_the_candidates(tmp_path):
     assert load(f"moca:{path}", options).spec.pool == "avg"
 
 
-def test_a_file_of_another_network_leads_to_frozen_evaluation():
+def test_a_file_of_another_network_is_refused_with_the_module_reference():
     tensors = {"conv1.weight": torch.randn(8, 3, 7, 7), "fc.weight": torch.randn(10, 8)}
     with pytest.raises(ValueError, match=r"conv1\.weight, fc\.weight.*module:PACKAGE:FUNCTION"):
         detect(replace(EXAMPLES["dino"](), tree=tensors).file())
@@ -328,7 +333,7 @@ def test_a_file_of_another_network_leads_to_frozen_evaluation():
 
 def test_an_importer_that_does_not_know_all_tensors_is_no_candidate(monkeypatch):
     """A trunk under `backbone.` beside a queue could be DINO's by its names, but DINO has no queue."""
-    tree = {f"backbone.{name}": tensor for name, tensor in bare("dino", "teacher.backbone.").items()}
+    tree = {f"backbone.{name}": tensor for name, tensor in trunk_of("dino", "teacher.backbone.").items()}
     file = replace(EXAMPLES["dino"](), tree=tree | {"queue": torch.randn(4, 8)}).file()
     with pytest.raises(ValueError, match="could come from dino or ibot or timm"):  # none of which knows the queue
         detect(file)
@@ -350,12 +355,12 @@ def test_an_importer_that_does_not_know_all_tensors_is_no_candidate(monkeypatch)
         ("beit", {"heads": 1000}, "is for {heads} heads, not 1000"),
     ],
 )
-def test_what_a_file_cannot_say_is_asked_for(key, changes, message):
+def test_missing_or_wrong_options_are_refused(key, changes, message):
     example = EXAMPLES[key]()
     spec = imported(example).spec
-    with pytest.raises(ValueError, match=message.format(width=spec.width, heads=spec.heads)) as caught_error:
+    with pytest.raises(ValueError, match=message.format(width=spec.width, heads=spec.heads)) as error:
         imported(replace(example, options=replace(example.options, **changes)))
-    assert "\n" not in str(caught_error.value)
+    assert "\n" not in str(error.value)
 
 
 def test_a_broken_weight_is_refused():
@@ -380,19 +385,19 @@ def test_a_broken_weight_is_refused():
         ("simmim", "model.encoder.rel_pos_bias.relative_position_bias_table"),
     ],
 )
-def test_a_tensor_of_another_shape_is_one_line(key, name, shape):
+def test_a_tensor_of_another_shape_is_refused(key, name, shape):
     example = EXAMPLES[key]()
     assert name in example.tree
     changes = {name: torch.ones(shape)}
-    with pytest.raises(ValueError) as caught_error:
+    with pytest.raises(ValueError) as error:
         detect(example.file(**changes))
         imported(example, **changes)
         raise ValueError("this tensor is not used")
-    assert "\n" not in str(caught_error.value)
+    assert "\n" not in str(error.value)
 
 
 @pytest.mark.parametrize("key", ["dino", "simmim"])
-def test_import_at_another_size(key):
+def test_imports_may_be_at_another_image_size(key):
     example = EXAMPLES[key]()
     export = imported(example)
     larger = imported(replace(example, options=replace(example.options, image_size=2 * export.spec.image_size)))

@@ -1,4 +1,4 @@
-"""Checkpoints in several files: torch.distributed.checkpoint's, parts with an index, DeepSpeed's; and wrapped names."""
+"""Checkpoints in several files (torch.distributed.checkpoint, parts with an index, DeepSpeed) and wrapped names."""
 
 import json
 import os
@@ -31,53 +31,55 @@ TREE = {name.removeprefix("teacher."): tensor for name, tensor in FRANCA.tree.it
 
 @pytest.fixture(scope="module")
 def digest(tmp_path_factory) -> str:
-    """Of the export that one whole file gives."""
-    path = tmp_path_factory.mktemp("whole") / "franca.pth"
+    """Digest of the export of the same weights in one file."""
+    path = tmp_path_factory.mktemp("one_file") / "franca.pth"
     torch.save({"teacher": TREE}, path)
     return load(path, FRANCA.options).digest
 
 
-def distributed(state: dict, folder: Path) -> Path:
+def save_distributed(state: dict, folder: Path) -> Path:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # that there is one process
         save(state, checkpoint_id=folder)
     return folder
 
 
-def cut(name: str, tensor: Tensor, folder: Path) -> tuple[official.TensorStorageMetadata, dict]:
-    """A matrix in two pieces of rows, as two processes save it: each piece at some place of a file."""
+def save_in_two_pieces(name: str, tensor: Tensor, folder: Path) -> tuple[official.TensorStorageMetadata, dict]:
+    """Save a matrix in two pieces of rows, as two processes do, each at an offset in a file."""
     half = len(tensor) // 2
-    chunks, places = [], {}
-    for first, piece in ((0, tensor[:half]), (half, tensor[half:])):
-        path = folder / f"__{bool(first):d}_0.distcp"
+    chunks, storage = [], {}
+    for first_row, piece in ((0, tensor[:half]), (half, tensor[half:])):
+        path = folder / f"__{bool(first_row):d}_0.distcp"
         offset = path.stat().st_size if path.exists() else 0
         with open(path, "ab") as file:
             torch.save(piece.clone(), file)
-        start = torch.Size((first, *[0] * (tensor.ndim - 1)))
+        start = torch.Size((first_row, *[0] * (tensor.ndim - 1)))
         chunks.append(official.ChunkStorageMetadata(offsets=start, sizes=piece.shape))
         info = _StorageInfo(relative_path=path.name, offset=offset, length=path.stat().st_size - offset)
-        places[official.MetadataIndex(name, start)] = info
+        storage[official.MetadataIndex(name, start)] = info
     properties = official.TensorProperties(dtype=tensor.dtype)
-    return official.TensorStorageMetadata(properties=properties, size=tensor.shape, chunks=chunks), places
+    return official.TensorStorageMetadata(properties=properties, size=tensor.shape, chunks=chunks), storage
 
 
-def in_pieces(folder: Path, **changes) -> Path:
-    """All matrices of the example in two pieces; `changes` of the first one's entry."""
+def save_in_pieces(folder: Path, **changes) -> Path:
+    """Save all matrices of the example in two pieces; `changes` are made to the first one's entry."""
     folder.mkdir()
-    stored, places = {}, {}
+    stored, storage = {}, {}
     for name, tensor in {f"teacher.{name}": tensor for name, tensor in TREE.items()}.items():
-        stored[name], found = cut(name, tensor if len(tensor) > 1 else tensor.reshape(-1), folder)
-        stored[name] = replace(stored[name], **changes) if not places else stored[name]
-        places |= found
-    whole = official.Metadata(state_dict_metadata=stored, storage_data=places)
-    (folder / ".metadata").write_bytes(pickle.dumps(whole))
+        stored[name], piece_storage = save_in_two_pieces(
+            name, tensor if len(tensor) > 1 else tensor.reshape(-1), folder
+        )
+        stored[name] = replace(stored[name], **changes) if not storage else stored[name]
+        storage |= piece_storage
+    metadata = official.Metadata(state_dict_metadata=stored, storage_data=storage)
+    (folder / ".metadata").write_bytes(pickle.dumps(metadata))
     return folder
 
 
-def test_a_distributed_folder_beside_is_read_as_timms(tmp_path, monkeypatch):
-    """`timm:NAME` is the folder of that name where it holds a checkpoint, as a refusal advises."""
+def test_a_local_distributed_folder_is_read_for_a_timm_reference(tmp_path, monkeypatch):
+    """`timm:NAME` reads a local folder of that name if it holds a checkpoint."""
     monkeypatch.chdir(tmp_path)
-    distributed(timm.create_model("vit_tiny_patch16_224", depth=1, img_size=32).state_dict(), Path("dcp_folder"))
+    save_distributed(timm.create_model("vit_tiny_patch16_224", depth=1, img_size=32).state_dict(), Path("dcp_folder"))
     for reference in ("dcp_folder", "timm:dcp_folder"):
         with pytest.raises(ValueError, match=r"^dcp_folder as timm: no tensor tells .* --statistics imagenet"):
             load(reference)
@@ -86,90 +88,92 @@ def test_a_distributed_folder_beside_is_read_as_timms(tmp_path, monkeypatch):
         load("timm:nowhere")
 
 
-def test_a_distributed_checkpoint_is_put_together(tmp_path, digest):
+def test_a_distributed_checkpoint_is_assembled(tmp_path, digest):
     state = {"teacher": TREE, "optimizer": {"state": {"a": torch.ones(3)}}, "iteration": 7}
-    export = load(distributed(state, tmp_path / "step_7"), FRANCA.options)
+    export = load(save_distributed(state, tmp_path / "step_7"), FRANCA.options)
     assert export.digest == digest and export.facts["method"] == "franca"
     assert export.facts["dropped"]["optimiser state"] == 1
 
 
-def test_pieces_of_several_processes_are_put_together(tmp_path):
-    tensors = read_distributed(in_pieces(tmp_path / "pieces")).tensors
+def test_pieces_of_several_processes_are_assembled(tmp_path):
+    tensors = read_distributed(save_in_pieces(tmp_path / "pieces")).tensors
     for name, tensor in TREE.items():
         assert torch.equal(tensors[f"teacher.{name}"].reshape(tensor.shape), tensor), name
 
 
-def many_pieces(folder: Path, count: int, overlap: bool = False, claimed: int = 0) -> Path:
-    """A vector in pieces of one value. overlap: the last piece lies where the first does. claimed: length of each."""
+def save_vector_in_pieces(folder: Path, count: int, overlap: bool = False, claimed: int = 0) -> Path:
+    """Save a vector in pieces of one value. overlap: the last piece overwrites the first. claimed: length of each."""
     folder.mkdir()
     starts = [*range(count - 1), 0 if overlap else count - 1]
-    chunks = [official.ChunkStorageMetadata(offsets=torch.Size((at,)), sizes=torch.Size((1,))) for at in starts]
-    places = {}
+    chunks = [official.ChunkStorageMetadata(offsets=torch.Size((start,)), sizes=torch.Size((1,))) for start in starts]
+    storage = {}
     with open(folder / "__0_0.distcp", "wb") as file:
-        for at in range(count):
-            begin = file.tell()
-            torch.save(torch.full((1,), float(at)), file)
-            info = _StorageInfo(relative_path="__0_0.distcp", offset=begin, length=claimed or file.tell() - begin)
-            places[official.MetadataIndex("w", torch.Size((at,)))] = info
+        for number in range(count):
+            offset = file.tell()
+            torch.save(torch.full((1,), float(number)), file)
+            info = _StorageInfo(relative_path="__0_0.distcp", offset=offset, length=claimed or file.tell() - offset)
+            storage[official.MetadataIndex("w", torch.Size((number,)))] = info
     properties = official.TensorProperties(dtype=torch.float32)
     stored = official.TensorStorageMetadata(properties=properties, size=torch.Size((count,)), chunks=chunks)
-    whole = official.Metadata(state_dict_metadata={"w": stored}, storage_data=places)
-    (folder / ".metadata").write_bytes(pickle.dumps(whole))
+    metadata = official.Metadata(state_dict_metadata={"w": stored}, storage_data=storage)
+    (folder / ".metadata").write_bytes(pickle.dumps(metadata))
     return folder
 
 
-def test_many_pieces_are_put_together(tmp_path):
-    assert torch.equal(read_distributed(many_pieces(tmp_path / "many", 300)).tensors["w"], torch.arange(300.0))
-    for wrong, message in (
+def test_many_pieces_are_assembled_and_checked(tmp_path):
+    assert torch.equal(
+        read_distributed(save_vector_in_pieces(tmp_path / "many", 300)).tensors["w"], torch.arange(300.0)
+    )
+    for options, message in (
         (dict(overlap=True), "the pieces of w do not make"),
         (dict(claimed=10**9), "its pieces are"),
     ):
         with pytest.raises(ValueError, match=message):
-            read_distributed(many_pieces(tmp_path / message, 4, **wrong))
+            read_distributed(save_vector_in_pieces(tmp_path / message, 4, **options))
 
 
-def test_checking_pieces_takes_a_time_that_grows_as_they_do():
-    """To compare all pairs of so many takes minutes."""
+def test_many_pieces_are_checked_quickly():
+    """A comparison of all pairs would take minutes."""
     boxes = [((row, column), (1, 1)) for row in range(200) for column in range(100)]
-    began = time.process_time()
+    start = time.process_time()
     _check_boxes("w", (200, 100), boxes)
     with pytest.raises(ValueError, match="the pieces of w do not make"):
         _check_boxes("w", (200, 100), [*boxes[:-1], boxes[0]])
-    assert time.process_time() - began < 10
+    assert time.process_time() - start < 10
 
 
-def test_what_is_wrong_with_a_distributed_checkpoint_is_one_line(tmp_path):
-    gone = distributed({"teacher": TREE}, tmp_path / "gone")
-    (gone / "__0_0.distcp").unlink()
-    torn = distributed({"teacher": TREE}, tmp_path / "torn")
-    content = (torn / "__0_0.distcp").read_bytes()
-    (torn / "__0_0.distcp").write_bytes(content[: len(content) // 2])
-    evil = distributed({"teacher": TREE}, tmp_path / "evil")
-    (evil / ".metadata").write_bytes(pickle.dumps(malicious.Call(Path.touch, tmp_path / "ran")))
-    elsewhere = distributed({"teacher": TREE}, tmp_path / "elsewhere")
-    known = (elsewhere / ".metadata").read_bytes()
-    (elsewhere / ".metadata").write_bytes(known.replace(b"__0_0.distcp", b"../../passwd"))
-    pipe = distributed({"teacher": TREE}, tmp_path / "pipe")
+def test_damaged_and_malicious_distributed_checkpoints_are_refused(tmp_path):
+    missing = save_distributed({"teacher": TREE}, tmp_path / "missing")
+    (missing / "__0_0.distcp").unlink()
+    truncated = save_distributed({"teacher": TREE}, tmp_path / "truncated")
+    content = (truncated / "__0_0.distcp").read_bytes()
+    (truncated / "__0_0.distcp").write_bytes(content[: len(content) // 2])
+    malicious_metadata = save_distributed({"teacher": TREE}, tmp_path / "malicious")
+    (malicious_metadata / ".metadata").write_bytes(pickle.dumps(malicious.Call(Path.touch, tmp_path / "ran")))
+    outside = save_distributed({"teacher": TREE}, tmp_path / "outside")
+    metadata = (outside / ".metadata").read_bytes()
+    (outside / ".metadata").write_bytes(metadata.replace(b"__0_0.distcp", b"../../passwd"))
+    pipe = save_distributed({"teacher": TREE}, tmp_path / "pipe")
     (pipe / "__0_0.distcp").unlink()
     os.mkfifo(pipe / "__0_0.distcp")
     messages = {
         pipe: "its files of 0",
-        gone: "__0_0.distcp (No such file or directory); copy the whole folder",
-        torn: "distributed checkpoint that cannot be read",
-        evil: "which is not allowed",
-        elsewhere: "or elsewhere ('../../passwd')",
-        in_pieces(tmp_path / "hole", size=torch.Size((99, 9))): "do not make a tensor of (99, 9)",
+        missing: "__0_0.distcp (No such file or directory); copy the whole folder",
+        truncated: "distributed checkpoint that cannot be read",
+        malicious_metadata: "which is not allowed",
+        outside: "or elsewhere ('../../passwd')",
+        save_in_pieces(tmp_path / "hole", size=torch.Size((99, 9))): "do not make a tensor of (99, 9)",
     }
     for folder, message in messages.items():
         with pytest.raises(ValueError) as error:
             load(folder)
         assert message in str(error.value) and "\n" not in str(error.value)
-        assert "dcp_to_torch" in str(error.value) or folder == gone
+        assert "dcp_to_torch" in str(error.value) or folder == missing
     assert not (tmp_path / "ran").exists()
 
 
-def test_names_of_a_part_say_what_to_name(tmp_path):
-    folder = distributed({"teacher": TREE}, tmp_path / "step_7")
+def test_paths_of_a_part_are_refused_with_the_path_to_give(tmp_path):
+    folder = save_distributed({"teacher": TREE}, tmp_path / "step_7")
     for path, message in (
         (folder / "__0_0.distcp", f"a part of a distributed checkpoint; name its folder: {folder}"),
         (folder / ".metadata", f"a part of a distributed checkpoint; name its folder: {folder}"),
@@ -196,7 +200,7 @@ CHAINS = [*sorted(WRAPPERS), "module._orig_mod", "_orig_mod.module", "_fsdp_wrap
 
 
 @pytest.mark.parametrize("chain", CHAINS)
-def test_wrappers_change_nothing(chain, tmp_path, digest):
+def test_names_of_wrappers_are_removed(chain, tmp_path, digest):
     """Around the whole network, around every block, and around both."""
     inside = {name.replace("blocks.0.", f"blocks.0.{chain}."): tensor for name, tensor in TREE.items()}
     for number, state in enumerate((TREE, inside)):
@@ -206,7 +210,7 @@ def test_wrappers_change_nothing(chain, tmp_path, digest):
             assert load(path, FRANCA.options).digest == digest
 
 
-def deepspeed(tensors: dict[str, Tensor]) -> dict:
+def deepspeed_state(tensors: dict[str, Tensor]) -> dict:
     """mp_rank_00_model_states.pt, as DeepSpeedEngine._save_checkpoint writes it."""
     return {
         "module": {"teacher." + name: tensor for name, tensor in tensors.items()},
@@ -217,13 +221,13 @@ def deepspeed(tensors: dict[str, Tensor]) -> dict:
     }
 
 
-def test_deepspeeds_states(tmp_path, digest):
-    torch.save(deepspeed(TREE), tmp_path / "mp_rank_00_model_states.pt")
+def test_deepspeeds_files(tmp_path, digest):
+    torch.save(deepspeed_state(TREE), tmp_path / "mp_rank_00_model_states.pt")
     assert load(tmp_path / "mp_rank_00_model_states.pt", FRANCA.options).digest == digest
     (tmp_path / "zero_to_fp32.py").write_text("")
     with pytest.raises(ValueError, match=r"a folder of DeepSpeed; name its mp_rank_00_model_states.pt .*zero_to_fp32"):
         load(tmp_path)
-    torch.save(deepspeed({name: torch.empty(0) for name in TREE}), tmp_path / "empty.pt")
+    torch.save(deepspeed_state({name: torch.empty(0) for name in TREE}), tmp_path / "empty.pt")
     with pytest.raises(ValueError, match=r"without values, as DeepSpeed's ZeRO stage 3 .*zero_to_fp32\.py FOLDER"):
         load(tmp_path / "empty.pt")
     state = malicious.under_key(malicious.name("deepspeed.runtime.fp16.loss_scaler LossScaler"))

@@ -1,4 +1,4 @@
-"""Files of CAE, MaskFeat and CAN beside their examples: the other official layouts, other sizes, whose they are."""
+"""Files of CAE, MaskFeat, CAN and their families in other official layouts and sizes, and refusals."""
 
 import re
 from dataclasses import replace
@@ -29,31 +29,33 @@ def imported(key: str, tree: dict[str, Tensor] | None = None, **options) -> ViTE
 
 
 def same_network(first: ViTExport, second: ViTExport) -> bool:
-    same = (torch.equal(tensor, second.tensors[name]) for name, tensor in first.tensors.items())
-    return first.spec == second.spec and first.tensors.keys() == second.tensors.keys() and all(same)
+    equal = (torch.equal(tensor, second.tensors[name]) for name, tensor in first.tensors.items())
+    return first.spec == second.spec and first.tensors.keys() == second.tensors.keys() and all(equal)
 
 
-def in_the_newer_repository(tree: dict[str, Tensor]) -> dict[str, Tensor]:
-    """CAE's names in Atten4Vis/CAE a7fd162 (tests/golden/cae/README.md): its copy of the encoder stays in the file."""
-    found = {}
+def newer_cae_names(tree: dict[str, Tensor]) -> dict[str, Tensor]:
+    """CAE's names in Atten4Vis/CAE a7fd162 (tests/golden/cae/README.md): the file keeps a copy of the encoder."""
+    renamed = {}
     for name, tensor in tree.items():
         for old, new in NECK:
             name = re.sub(rf"^model\.{old}", f"model.{new}", name)
-        found[name] = tensor
+        renamed[name] = tensor
     copies = {name: tensor for name, tensor in tree.items() if name.startswith("model.encoder.")}
-    found |= {name.replace("model.encoder.", "model.alignment_encoder."): tensor + 1 for name, tensor in copies.items()}
-    return found | {"model.rd_pos_embed": torch.zeros(1, 4, 8)}
+    renamed |= {
+        name.replace("model.encoder.", "model.alignment_encoder."): tensor + 1 for name, tensor in copies.items()
+    }
+    return renamed | {"model.rd_pos_embed": torch.zeros(1, 4, 8)}
 
 
 def test_both_repositories_of_cae_are_read():
-    tree = in_the_newer_repository(EXAMPLES["cae"]().tree)
+    tree = newer_cae_names(EXAMPLES["cae"]().tree)
     assert "model.regresser.norm.weight" in tree and "model.decoder.norm.weight" in tree
     assert detect(replace(EXAMPLES["cae"](), tree=tree).file()) == "cae"
     assert same_network(imported("cae", tree), imported("cae"))
 
 
-def test_cae_with_a_projection_and_without_layer_scale():
-    """As with another width of the decoder and init_values=0."""
+def test_cae_may_have_a_projection_and_no_layer_scale():
+    """As trained with another width of the decoder and init_values=0."""
     tree = {name: tensor for name, tensor in EXAMPLES["cae"]().tree.items() if "gamma" not in name}
     width = len(tree["model.encoder.norm.bias"])
     for name in ("encoder_to_decoder", "encoder_to_decoder_norm"):
@@ -63,8 +65,8 @@ def test_cae_with_a_projection_and_without_layer_scale():
 
 
 @pytest.mark.parametrize("key", ["beit", "data2vec", "simmim"])
-def test_beits_family_without_layer_scale(key):
-    """As with layer_scale_init_value=0 (run_beit_pretraining.py, run_cyclical.py)."""
+def test_beits_family_may_have_no_layer_scale(key):
+    """As trained with layer_scale_init_value=0 (run_beit_pretraining.py, run_cyclical.py)."""
     tree = {name: tensor for name, tensor in EXAMPLES[key]().tree.items() if "gamma" not in name}
     assert imported(key, tree).spec == replace(imported(key).spec, layer_scale=False)
     tree |= {name: tensor for name, tensor in EXAMPLES[key]().tree.items() if name.endswith("blocks.1.gamma_2")}
@@ -74,7 +76,7 @@ def test_beits_family_without_layer_scale(key):
 
 
 def test_the_statistics_of_batch_norms_in_ibots_head_are_kept():
-    """With norm_in_head=bn (models/head.py:65-105); without them a fine-tuning would take the norm for a layer norm."""
+    """With norm_in_head=bn (models/head.py:65-105). Without them fine-tuning would compute a layer norm."""
     tree = {
         re.sub(r"(head\.mlp)\.(2|4)\.", lambda at: f"{at[1]}.{int(at[2]) * 3 // 2}.", name): tensor
         for name, tensor in EXAMPLES["ibot"]().tree.items()
@@ -122,7 +124,7 @@ def longer(tensor: Tensor) -> Tensor:
         ("beit", "model.norm.weight", lambda weight: weight + 1j, "tensor norm.weight holds complex numbers"),
     ],
 )
-def test_tensors_of_impossible_shapes_and_kinds(key, name, change, message):
+def test_tensors_of_impossible_shapes_and_dtypes_are_refused(key, name, change, message):
     tree = EXAMPLES[key]().tree
     with pytest.raises(ValueError, match=message) as error:
         imported(key, tree | {name: change(tree[name])})
@@ -130,8 +132,8 @@ def test_tensors_of_impossible_shapes_and_kinds(key, name, change, message):
 
 
 @pytest.mark.parametrize("key", ["cae", "cae_finetuned", "maskfeat", "can"])
-def test_import_at_another_size(key):
-    """Both of the tables of a fine-tuned CAE."""
+def test_imports_may_be_at_another_image_size(key):
+    """A fine-tuned CAE has two kinds of position tables."""
     export = imported(key)
     larger = imported(key, image_size=2 * export.spec.image_size)
     assert larger.spec.grid == (2 * export.spec.grid[0],) * 2
@@ -139,16 +141,16 @@ def test_import_at_another_size(key):
     assert larger.build()(images)[0].isfinite().all()
 
 
-def test_a_released_encoder_of_can_looks_like_maes():
-    """Without its two networks nothing tells it from MAE's; its name does."""
-    own = ("model.mask_token", "model.projection_head", "model.noise_pe_mlp", "model.decoder")
-    tree = {name: tensor for name, tensor in EXAMPLES["can"]().tree.items() if not name.startswith(own)}
+def test_an_encoder_of_can_alone_is_recognised_by_its_name_only():
+    """Without its other networks its tensors are those of MAE."""
+    dropped = ("model.mask_token", "model.projection_head", "model.noise_pe_mlp", "model.decoder")
+    tree = {name: tensor for name, tensor in EXAMPLES["can"]().tree.items() if not name.startswith(dropped)}
     assert same_network(imported("can", tree), imported("can"))
     with pytest.raises(ValueError, match="mae or moca"):
         detect(replace(EXAMPLES["can"](), tree=tree).file())
 
 
-def test_a_slowfast_file_with_its_optimiser(tmp_path):
+def test_a_slowfast_file_with_its_optimiser_is_imported(tmp_path):
     """As utils/checkpoint.py:113-145 writes it, with mixed precision: the file's suffix is .pyth."""
     example = EXAMPLES["maskfeat"]()
     state = {name.removeprefix("model_state."): tensor for name, tensor in example.tree.items()}
@@ -173,7 +175,7 @@ def test_other_networks_of_slowfast_are_refused(name):
         imported("maskfeat", tree)
 
 
-def test_options_are_kept():
+def test_options_and_heads_of_a_file_are_used():
     assert imported("maskfeat", statistics="half").mean == (0.5, 0.5, 0.5)
     assert imported("cae_finetuned").spec.heads == EXAMPLES["cae"]().options.heads
     with pytest.raises(ValueError, match="heads"):

@@ -1,4 +1,4 @@
-"""Position tables against the official recordings: every rule, to float32's rounding of the recorded numbers."""
+"""Position tables equal the official recordings for every resize rule, within the rounding of float32."""
 
 from math import isqrt
 
@@ -27,23 +27,24 @@ def square(table: torch.Tensor, prefix: int = 1) -> tuple[int, int]:
         ("bicubic", "lut/lut_step.safetensors:student0.pos_embed", "lut/lut_finetune.safetensors:interp.pos_embed"),
     ],
 )
-def test_absolute_tables(rule, source, target):
-    """steps: those after which MSN's table was recorded."""
+def test_resized_absolute_tables_equal_the_recorded_ones(rule, source, target):
+    """In names, {steps} is the number of steps after which MSN's table was recorded."""
     path, name = source.split(":")
-    other, _, wanted = target.rpartition(":")
-    (found,) = matches(wanted, tensors(other or path)) or absent(f"{wanted} of {other or path}")
-    table = tensors(path)[name.format(steps=found[1] if found.groups() else "")].double()
-    expected = tensors(other or path)[found[0]]
+    target_path, _, pattern = target.rpartition(":")
+    target_path = target_path or path
+    (match,) = matches(pattern, tensors(target_path)) or absent(f"{pattern} of {target_path}")
+    table = tensors(path)[name.format(steps=match[1] if match.groups() else "")].double()
+    expected = tensors(target_path)[match[0]]
     ours = resize_positions(table, square(table), square(expected), rule, prefix=1)
     assert (ours - expected).abs().max() < 1e-6
 
 
-def test_relative_table():
+def test_a_resized_relative_table_equals_the_recorded_one():
     record = tensors("simmim/simmim_finetune.safetensors")
     table, expected = record["encoder_rpb_shared"].double(), record["larger.rpb_table_block0"]
-    windows = [(isqrt(len(t) - 3) + 1) // 2 for t in (table, expected)]
-    found = resize_relative(table, (windows[0],) * 2, (windows[1],) * 2)
-    assert (found - expected).abs().max() < 1e-6
+    windows = [(isqrt(len(relative) - 3) + 1) // 2 for relative in (table, expected)]
+    ours = resize_relative(table, (windows[0],) * 2, (windows[1],) * 2)
+    assert (ours - expected).abs().max() < 1e-6
 
 
 @pytest.mark.parametrize(
@@ -53,16 +54,16 @@ def test_relative_table():
         ("mocov3/golden.safetensors", r"probe/sincos_dim(\d+)_grid(\d+)", "row", 1e-6),
     ],
 )
-def test_sine_cosine_tables(path, pattern, order, limit):
+def test_sine_cosine_tables_equal_the_recorded_ones(path, pattern, order, limit):
     recorded = matches(pattern, tensors(path))
     assert recorded
-    for found in recorded:
-        (width, side), table = map(int, found.groups()), tensors(path)[found[0]]
+    for match in recorded:
+        (width, side), table = map(int, match.groups()), tensors(path)[match[0]]
         ours = sincos_positions((side, side), width, order, prefix=1, dtype=table.dtype)[0]
         assert (ours - table).abs().max() <= limit
 
 
-def test_maskfeats_rule_is_the_trilinear_one_of_one_frame():
+def test_maskfeats_rule_equals_trilinear_resizing_of_one_frame():
     """SlowFast video_model_builder.py:1118-1141, a table of 1 x h x w places."""
     table = torch.randn(1, 1 + 12, 4, dtype=torch.float64)
     body = table[:, 1:].reshape(1, 1, 3, 4, 4).permute(0, 4, 1, 2, 3)
@@ -73,7 +74,7 @@ def test_maskfeats_rule_is_the_trilinear_one_of_one_frame():
 
 
 @pytest.mark.parametrize("side", [61, 115, 122])  # 976, 1840 and 1952 px at patch 16
-def test_the_grid_is_the_one_asked_for(side):
+def test_a_resized_table_has_the_requested_grid(side):
     """Sizes for which DINOv2's scale factor alone gives a grid one short (facebookresearch/dinov2 pull request 378)."""
     table = torch.zeros(1, 196, 4)
     assert resize_positions(table, (14, 14), (side, side), "bicubic_offset").shape == (1, side * side, 4)
@@ -86,7 +87,7 @@ def test_a_fixed_table_cannot_be_resized():
         resize_positions(torch.zeros(1, 5, 8), (2, 2), (3, 3), "bicubic")
 
 
-def test_resizing_passes_gradients():
+def test_resizing_is_differentiable():
     table = torch.randn(1, 9, 4, dtype=torch.float64, requires_grad=True)
     assert torch.autograd.gradcheck(lambda t: resize_positions(t, (3, 3), (4, 5), "bicubic_offset"), table)
     relative = torch.randn(7 * 7 + 3, 2, dtype=torch.float64, requires_grad=True)

@@ -1,4 +1,4 @@
-"""Checkpoint files of every official container are read, under the right names and with the right facts."""
+"""Checkpoint files of every official container are read with the right tensor names and facts."""
 
 import argparse
 import json
@@ -149,7 +149,7 @@ def mmengine_container() -> dict:
 
 @pytest.mark.parametrize("zipped", [True, False], ids=["archive", "legacy"])
 @pytest.mark.parametrize("method", OFFICIAL)
-def test_official_containers(method, zipped, tmp_path):
+def test_official_containers_are_read(method, zipped, tmp_path):
     container, expected, facts = OFFICIAL[method]
     path = tmp_path / "checkpoint.pth"
     torch.save(container, path, _use_new_zipfile_serialization=zipped)
@@ -171,7 +171,7 @@ def _tensors(value: object) -> list[torch.Tensor]:
 
 
 @pytest.mark.parametrize("zipped", [True, False], ids=["archive", "legacy"])
-def test_mmengine_files(zipped, tmp_path):
+def test_mmengine_files_are_read(zipped, tmp_path):
     torch.save(mmengine_container(), tmp_path / "a.pth", _use_new_zipfile_serialization=zipped)
     file = read_foreign(tmp_path / "a.pth")
     assert set(file.tensors) == names("state_dict.backbone.")
@@ -179,14 +179,14 @@ def test_mmengine_files(zipped, tmp_path):
     assert file.facts["message_hub.runtime_info.best"] is True
 
 
-def test_safetensors(tmp_path):
+def test_safetensors_are_read(tmp_path):
     save_file({"module.norm.weight": torch.ones(4, dtype=torch.bfloat16)}, tmp_path / "a.bin", {"format": "pt"})
     file = read_foreign(tmp_path / "a.bin")
     assert file.tensors["norm.weight"].dtype == torch.bfloat16
     assert file.facts == {"__metadata__.format": "pt"}
 
 
-def test_tensors_come_as_they_are(tmp_path):
+def test_values_and_dtypes_of_tensors_are_kept(tmp_path):
     wide = torch.arange(1000.0)
     saved = {
         "view": wide[3:9:2],
@@ -202,13 +202,13 @@ def test_tensors_come_as_they_are(tmp_path):
     }
     torch.save(saved, tmp_path / "a.pt")
     tensors = read_foreign(tmp_path / "a.pt").tensors
-    listed = {"list.0": saved["list"][0], "list.1": saved["list"][1]}
-    for name, tensor in ({key: value for key, value in saved.items() if key != "list"} | listed).items():
+    list_items = {"list.0": saved["list"][0], "list.1": saved["list"][1]}
+    for name, tensor in ({key: value for key, value in saved.items() if key != "list"} | list_items).items():
         assert torch.equal(tensors[name], tensor) and tensors[name].dtype == tensor.dtype
         assert type(tensors[name]) is torch.Tensor and not tensors[name].requires_grad
 
 
-def test_weight_norm_names_stay(tmp_path):
+def test_names_of_weight_norm_are_kept(tmp_path):
     new = weight_norm(torch.nn.Linear(4, 2, bias=False))
     torch.save({"old": {"weight_g": torch.ones(2, 1)}, "new": new.state_dict()}, tmp_path / "a.pt")
     stems = {"parametrizations.weight.original0", "parametrizations.weight.original1"}
@@ -250,7 +250,7 @@ def test_facts_are_small_json_values(tmp_path):
         (["model"], ["state_dict.model"]),
     ],
 )
-def test_lightning_attribute_goes_only_if_all_weights_share_it(keys, expected, tmp_path):
+def test_lightnings_attribute_is_removed_only_if_all_weights_share_it(keys, expected, tmp_path):
     state = {key: torch.ones(1) for key in keys}
     torch.save({"state_dict": state, "pytorch-lightning_version": "2.0"}, tmp_path / "a.ckpt")
     assert list(read_foreign(tmp_path / "a.ckpt").tensors) == expected
@@ -258,7 +258,7 @@ def test_lightning_attribute_goes_only_if_all_weights_share_it(keys, expected, t
     assert list(read_foreign(tmp_path / "b.ckpt").tensors) == [f"state_dict.{key}" for key in keys]
 
 
-def test_archives_are_mapped_not_read(tmp_path):
+def test_archives_are_memory_mapped(tmp_path):
     torch.save({"w": torch.zeros(25_000_000)}, tmp_path / "a.pt")
     before = _resident()
     file = read_foreign(tmp_path / "a.pt")
@@ -266,6 +266,6 @@ def test_archives_are_mapped_not_read(tmp_path):
 
 
 def _resident() -> int:
-    """Bytes of private memory that this process holds."""
+    """Bytes of private memory of this process."""
     fields = dict(line.split(":") for line in Path("/proc/self/status").read_text().splitlines())
     return int(fields["RssAnon"].split()[0]) * 1024

@@ -1,4 +1,4 @@
-"""Files of Web-SSL and of AIMv2's native encoder, whose layouts are those of importers that test_importers.py holds."""
+"""Files of Web-SSL, AIMv2's native encoder and Franca, read by importers that test_importers.py tests."""
 
 from dataclasses import replace
 
@@ -22,17 +22,17 @@ def imported(example: Example, options: ImportOptions | None = None) -> ViTExpor
 
 
 @pytest.mark.parametrize("name", MAKE)
-def test_it_is_recognised_and_computes_what_its_paper_says(name):
+def test_files_are_recognised_and_equal_the_reference_network(name):
     example = MAKE[name]()
     assert detect(example.file()) == example.importer
     export = imported(example)
-    ((ours, truth),) = example.recorded(export)
-    assert ours.shape == truth.shape and (ours - truth).abs().max() < 1e-6 * truth.abs().max()
+    ((ours, expected),) = example.recorded(export)
+    assert ours.shape == expected.shape and (ours - expected).abs().max() < 1e-6 * expected.abs().max()
     facts = export.facts
     assert facts["used_tensors"] + sum(facts["dropped"].values()) == len(example.tree)
 
 
-def test_published_widths_have_their_heads():
+def test_published_widths_have_their_number_of_heads():
     """facebookresearch/webssl, dinov2/vision_transformer.py and mae/mae.py."""
     assert {width: HEADS[width] for width in (1024, 1536, 2688, 3072, 3584, 4096)} == {
         1024: 16,
@@ -44,15 +44,14 @@ def test_published_widths_have_their_heads():
     }
 
 
-def test_aimv2_has_clips_statistics_and_heads_of_128_channels():
+def test_aimv2_uses_clips_statistics_and_heads_of_128_channels():
     export = imported(aimv2())
     assert export.mean == CLIP_MEAN and export.crop == 1.0 and export.spec.norm_eps == 1e-5
-    asked = imported(aimv2(), ImportOptions(heads=2, statistics="imagenet"))
-    assert asked.mean == IMAGENET_MEAN
+    assert imported(aimv2(), ImportOptions(heads=2, statistics="imagenet")).mean == IMAGENET_MEAN
     assert imported(aimv2(), ImportOptions()).spec.heads == 1  # the example's width is below 128
 
 
-def test_the_native_encoder_is_for_one_image_size():
+def test_aimv2s_native_encoder_is_imported_for_one_image_size():
     export = imported(aimv2_native(), ImportOptions(heads=2, image_size=(16, 24)))
     assert (export.spec.grid, export.spec.position) == ((4, 6), "sincos_column_first")
     assert imported(aimv2_native(), ImportOptions(heads=2)).spec.size == (224, 224)
@@ -60,14 +59,14 @@ def test_the_native_encoder_is_for_one_image_size():
         export.at_size(32)
 
 
-def test_a_rasa_head_or_a_bare_teacher_is_francas():
+def test_a_rasa_head_or_a_bare_teacher_is_recognised_as_franca():
     example = franca()
-    without = {name: None for name in example.tree if "rasa" in name}
-    inside = {name.replace("teacher.", "teacher.backbone."): tensor for name, tensor in example.tree.items()}
-    assert detect(example.file(**without)) == detect(replace(example, tree=inside).file()) == "franca"
-    official = {name: None for name in inside if "rasa" in name}
-    plain = replace(example, tree=inside).file(**official)
+    without_head = {name: None for name in example.tree if "rasa" in name}
+    in_backbone = {name.replace("teacher.", "teacher.backbone."): tensor for name, tensor in example.tree.items()}
+    assert detect(example.file(**without_head)) == detect(replace(example, tree=in_backbone).file()) == "franca"
+    without_head_in_backbone = {name: None for name in in_backbone if "rasa" in name}
+    plain = replace(example, tree=in_backbone).file(**without_head_in_backbone)
     assert detect(plain) == "dinov2"
-    same = import_file(load_extension("importers", "dinov2"), plain, example.options)
+    as_dinov2 = import_file(load_extension("importers", "dinov2"), plain, example.options)
     with torch.no_grad():
-        assert torch.equal(same.build()(IMAGES.float())[0], imported(example).build()(IMAGES.float())[0])
+        assert torch.equal(as_dinov2.build()(IMAGES.float())[0], imported(example).build()(IMAGES.float())[0])

@@ -1,4 +1,4 @@
-"""Which importer takes a ViT's file, by what lies in it; and what no importer takes, with the reason."""
+"""The importer of a file is recognised by its tensors; files that no importer reads are refused with the reason."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -7,6 +7,7 @@ import pytest
 import timm
 import torch
 from examples import EXAMPLES
+from refusals import refusal
 from torch import Tensor
 
 from checkpoints.import_options import ImportOptions
@@ -30,35 +31,34 @@ def state_of(name: str, **changes) -> State:
     return timm.create_model(name, **TINY | changes).state_dict()
 
 
-def saved(state: dict, folder: Path) -> Path:
+def save(state: dict, folder: Path) -> Path:
     torch.save(state, folder / "vit.pth")
     return folder / "vit.pth"
 
 
-def refusal(path: Path | str, options: ImportOptions | None = None) -> str:
-    with pytest.raises(ValueError) as caught:
-        load(path, options)
-    assert "\n" not in str(caught.value) and "vit.pth" in str(caught.value)
-    return str(caught.value)
+def load_refusal(path: Path | str, options: ImportOptions | None = None) -> str:
+    message = refusal(load, path, options)
+    assert "vit.pth" in message
+    return message
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_a_plain_vit_is_the_same_in_every_layout(layout, tmp_path):
+def test_a_plain_vit_is_read_in_every_layout(layout, tmp_path):
     state = state_of("vit_base_patch16_224")
-    path = saved(LAYOUTS[layout](state), tmp_path)
-    assert "could come from dino or ibot or timm: say dino:" in refusal(path)
+    path = save(LAYOUTS[layout](state), tmp_path)
+    assert "could come from dino or ibot or timm: say dino:" in load_refusal(path)
     export = load(f"dino:{path}", ImportOptions(heads=4))
     assert all(torch.equal(export.tensors[name], tensor) for name, tensor in state.items())
 
 
-def test_a_network_of_other_training_code_is_found_by_its_prefix(tmp_path):
-    """A LightningModule with a student and a teacher, as one writes it oneself."""
+def test_a_network_in_other_training_code_is_read_by_its_prefix(tmp_path):
+    """A user's LightningModule with a student and a teacher."""
     state = state_of("vit_base_patch16_224")
-    weights = {f"net.{who}.module.vit.{name}": t for who in ("student", "teacher") for name, t in state.items()}
-    path = saved({"state_dict": weights | {"centre": torch.zeros(3)}, "pytorch-lightning_version": "2.4"}, tmp_path)
+    weights = {f"net.{branch}.module.vit.{name}": t for branch in ("student", "teacher") for name, t in state.items()}
+    path = save({"state_dict": weights | {"centre": torch.zeros(3)}, "pytorch-lightning_version": "2.4"}, tmp_path)
     command = f"bench import IMPORTER:{path} --out FOLDER --prefix state_dict.net.student.vit."
-    assert refusal(path).endswith(f"state_dict.net.teacher.vit.: say which with --prefix, as in {command}")
-    assert "--prefix state_dict.net.student.vit." in refusal(f"dino:{path}", ImportOptions(prefix="teacher.vit"))
+    assert load_refusal(path).endswith(f"state_dict.net.teacher.vit.: say which with --prefix, as in {command}")
+    assert "--prefix state_dict.net.student.vit." in load_refusal(f"dino:{path}", ImportOptions(prefix="teacher.vit"))
     export = load(f"dino:{path}", ImportOptions(prefix="state_dict.net.teacher.module.vit", heads=4))
     assert all(torch.equal(export.tensors[name], tensor) for name, tensor in state.items())
     assert export.facts["branch"] == "state_dict.net.teacher.vit"
@@ -81,9 +81,9 @@ def test_a_network_of_other_training_code_is_found_by_its_prefix(tmp_path):
 )
 @pytest.mark.parametrize("layout", ["bare", "model"])
 def test_only_importers_that_can_read_it_are_named(name, changes, candidates, layout, tmp_path):
-    said = refusal(saved(LAYOUTS[layout](state_of(name, **changes)), tmp_path))
-    assert candidates in said
-    assert not any(f"{other}:" in said for other in ("dino", "ibot", "mae", "moca"))
+    message = load_refusal(save(LAYOUTS[layout](state_of(name, **changes)), tmp_path))
+    assert candidates in message
+    assert not any(f"{other}:" in message for other in ("dino", "ibot", "mae", "moca"))
 
 
 BEYOND = {
@@ -103,12 +103,12 @@ NAMED = {
 
 
 @pytest.mark.parametrize("name", BEYOND | NAMED)
-def test_what_no_tensor_tells_is_named(name, tmp_path):
-    path = saved({f"module.backbone.{key}": tensor for key, tensor in state_of(name).items()}, tmp_path)
+def test_parts_that_no_tensor_identifies_are_named(name, tmp_path):
+    path = save({f"module.backbone.{key}": tensor for key, tensor in state_of(name).items()}, tmp_path)
     for reference in (path, f"dino:{path}", f"timm:{path}"):
-        said = refusal(reference, ImportOptions(heads=4, statistics="half"))
-        assert (BEYOND | NAMED)[name] in said
-        assert ("with bench import --architecture NAME" in said) == (name in NAMED)
+        message = load_refusal(reference, ImportOptions(heads=4, statistics="half"))
+        assert (BEYOND | NAMED)[name] in message
+        assert ("with bench import --architecture NAME" in message) == (name in NAMED)
 
 
 @pytest.mark.parametrize(
@@ -121,55 +121,55 @@ def test_what_no_tensor_tells_is_named(name, tmp_path):
         ("encoder.layers.encoder_layer_0.ln_1.weight", "torchvision"),
     ],
 )
-def test_the_names_of_other_libraries_are_known(name, library, tmp_path):
-    assert f"named by {library}" in refusal(saved({name: torch.zeros(2)}, tmp_path))
+def test_files_of_other_libraries_are_recognised(name, library, tmp_path):
+    assert f"named by {library}" in load_refusal(save({name: torch.zeros(2)}, tmp_path))
 
 
-def test_a_distilled_deit_is_a_vit_with_a_second_token(tmp_path):
-    path = saved(state_of("deit_tiny_distilled_patch16_224", num_classes=5), tmp_path)
+def test_a_distilled_deit_is_read_with_its_second_token(tmp_path):
+    path = save(state_of("deit_tiny_distilled_patch16_224", num_classes=5), tmp_path)
     options = ImportOptions(heads=4, statistics="imagenet")
     export = load(path, options)
     assert (export.spec.registers, export.facts["dropped"]) == (1, {"classifier": 4})
-    assert "it has a distillation token (dist_token)" in refusal(f"dino:{path}", options)
+    assert "it has a distillation token (dist_token)" in load_refusal(f"dino:{path}", options)
 
 
-def test_a_teacher_with_layer_scale_is_dinov2s(tmp_path):
+def test_a_teacher_with_layer_scale_is_recognised_as_dinov2(tmp_path):
     state = state_of("vit_base_patch14_dinov2")
-    path = saved({"teacher": {f"backbone.{name}": tensor for name, tensor in state.items()}}, tmp_path)
+    path = save({"teacher": {f"backbone.{name}": tensor for name, tensor in state.items()}}, tmp_path)
     assert load(path, ImportOptions(heads=4)).facts["importer"] == "dinov2"
 
 
-def test_moco_v3s_table_gives_it_away_without_the_rest_of_its_file(tmp_path):
+def test_moco_v3s_trunk_is_recognised_by_its_position_table(tmp_path):
     """As its convert_to_deit.py writes it."""
     example = EXAMPLES["mocov3"]()
     start = "state_dict.base_encoder."
     trunk = {name.removeprefix(start): t for name, t in example.tree.items() if name.startswith(start)}
-    path = saved({"model": {name: t for name, t in trunk.items() if not name.startswith("head.")}}, tmp_path)
+    path = save({"model": {name: t for name, t in trunk.items() if not name.startswith("head.")}}, tmp_path)
     assert load(path, example.options).facts["importer"] == "mocov3"
 
 
 @pytest.mark.parametrize("learned", [True, False])
-def test_a_fine_tuned_vit_is_maes_only_if_its_table_was_maes(learned, tmp_path):
+def test_a_fine_tuned_vit_is_recognised_as_mae_by_its_position_table(learned, tmp_path):
     state = state_of("vit_base_patch16_224", num_classes=5, global_pool="avg")
     if not learned:  # moved by fine-tuning, and still near sines and cosines
         fixed = sincos_positions((4, 4), 32, "column", prefix=1)
         state["pos_embed"] = fixed + 0.1 * torch.randn(fixed.shape)
-    path = saved({"model": state, "epoch": 99}, tmp_path)
+    path = save({"model": state, "epoch": 99}, tmp_path)
     if learned:
-        assert "as timm: no tensor tells the image statistics" in refusal(path)
-        assert "table is learned, but that of mae is sincos" in refusal(f"mae:{path}", ImportOptions(heads=4))
+        assert "as timm: no tensor tells the image statistics" in load_refusal(path)
+        assert "table is learned, but that of mae is sincos" in load_refusal(f"mae:{path}", ImportOptions(heads=4))
     else:
         assert load(path, ImportOptions(heads=4)).facts["importer"] == "mae"
 
 
 class TestArchitecture:
-    """What no tensor of a timm file shows, its name does."""
+    """The name of a timm model gives what its tensors do not show."""
 
-    def test_a_named_model_computes_what_timm_computes(self, tmp_path):
+    def test_a_file_of_a_named_vit_equals_timms(self, tmp_path):
         torch.manual_seed(0)
         model = timm.create_model("test_vit2").eval()  # registers with positions, layer scale, norm after the mean
-        path = saved(model.state_dict(), tmp_path)
-        assert "use bench import with --architecture NAME" in refusal(path, ImportOptions(statistics="clip"))
+        path = save(model.state_dict(), tmp_path)
+        assert "use bench import with --architecture NAME" in load_refusal(path, ImportOptions(statistics="clip"))
         export = load(path, ImportOptions(statistics="clip", architecture="test_vit2"))
         assert export.mean == (0.48145466, 0.4578275, 0.40821073)
         images = torch.randn(1, 3, 160, 160)
@@ -177,23 +177,23 @@ class TestArchitecture:
             assert (export.build()(images)[0] - model.forward_features(images)).abs().max() < 1e-5
 
     @pytest.mark.parametrize("name", ["eva02_tiny_patch14_224", "vit_small_patch16_dinov3_qkvb"])
-    def test_a_file_of_a_named_eva_computes_what_timm_computes(self, name, tmp_path):
+    def test_a_file_of_a_named_eva_equals_timms(self, name, tmp_path):
         torch.manual_seed(0)
         model = timm.create_model(name, img_size=64 if "16" in name else 56).eval()
-        path = saved(model.state_dict(), tmp_path)
+        path = save(model.state_dict(), tmp_path)
         export = load(f"timm:{path}", ImportOptions(statistics="clip", architecture=name))
         images = torch.randn(1, 3, *model.patch_embed.img_size)
         with torch.no_grad():
             assert (export.build()(images)[0] - model.forward_features(images)).abs().max() < 1e-5
 
-    def test_timms_own_checkpoints_name_it(self, tmp_path):
+    def test_the_architecture_is_read_from_timms_training_checkpoints(self, tmp_path):
         state = timm.create_model("test_vit2").state_dict()
-        path = saved({"state_dict": state, "arch": "test_vit2", "epoch": 9, "version": 2}, tmp_path)
+        path = save({"state_dict": state, "arch": "test_vit2", "epoch": 9, "version": 2}, tmp_path)
         export = load(path, ImportOptions(statistics="half"))
         assert (export.spec.architecture, export.facts["epochs"]) == ("test_vit2", 10)
 
     @pytest.mark.parametrize(
-        ("importer", "name", "said"),
+        ("importer", "name", "message"),
         [
             ("timm", "vit_tiny_patch16_224", "width of the tensors is 64, that of vit_tiny_patch16_224 is 192"),
             (
@@ -205,6 +205,6 @@ class TestArchitecture:
             ("dino", "test_vit2", "--architecture is for files of timm's models"),
         ],
     )
-    def test_a_wrong_name_is_one_line(self, importer, name, said, tmp_path):
-        path = saved(timm.create_model("test_vit2").state_dict(), tmp_path)
-        assert said in refusal(f"{importer}:{path}", ImportOptions(statistics="half", architecture=name))
+    def test_a_wrong_architecture_is_refused(self, importer, name, message, tmp_path):
+        path = save(timm.create_model("test_vit2").state_dict(), tmp_path)
+        assert message in load_refusal(f"{importer}:{path}", ImportOptions(statistics="half", architecture=name))

@@ -1,4 +1,4 @@
-"""Rotary positions: subsets of patches, other grids, attention maps, and images that are not square."""
+"""Rotary positions: subsets of patches, other grids, attention maps, images that are not square, and refusals."""
 
 from dataclasses import replace
 
@@ -59,29 +59,29 @@ SPECS = {
 
 
 @pytest.mark.parametrize("key", SPECS)
-def test_keeping_patches_out_of_order_only_reorders_them(key):
+def test_encoding_patches_in_another_order_only_reorders_features(key):
     vit, images = randomise(ViT(SPECS[key])), torch.randn(2, 3, 24, 40)
     patches, order = vit.add_positions(vit.project(images), (3, 5)), torch.stack([torch.randperm(15) for _ in range(2)])
-    whole, kept = vit(images)[0], vit.encode(patches, keep=order, grid=(3, 5))[0]
+    in_order, reordered = vit(images)[0], vit.encode(patches, keep=order, grid=(3, 5))[0]
     prefix = vit.spec.prefix
     index = order.unsqueeze(-1).expand(-1, -1, vit.spec.width)
-    assert torch.allclose(kept[:, prefix:], whole[:, prefix:].gather(1, index), atol=1e-5)
-    assert torch.allclose(kept[:, :prefix], whole[:, :prefix], atol=1e-5)
+    assert torch.allclose(reordered[:, prefix:], in_order[:, prefix:].gather(1, index), atol=1e-5)
+    assert torch.allclose(reordered[:, :prefix], in_order[:, :prefix], atol=1e-5)
 
 
 @pytest.mark.parametrize("key", SPECS)
-def test_attention_maps_are_those_that_the_blocks_apply(key):
-    vit, images, seen = randomise(ViT(SPECS[key])), torch.randn(2, 3, 24, 40), []
+def test_attention_maps_equal_those_of_the_blocks(key):
+    vit, images, applied = randomise(ViT(SPECS[key])), torch.randn(2, 3, 24, 40), []
     attention = vit.trunk.blocks[1].attn
     attention.fused_attn = False
-    attention.attn_drop.register_forward_hook(lambda module, taken, given: seen.append(given))
+    attention.attn_drop.register_forward_hook(lambda module, inputs, output: applied.append(output))
     vit(images)
-    assert torch.allclose(vit.attention(images, layer=1), seen[0], atol=1e-6)
+    assert torch.allclose(vit.attention(images, layer=1), applied[0], atol=1e-6)
 
 
 @pytest.mark.parametrize("key", ["axial", "centred", "mixed", "unit"])
-def test_positions_are_seen(key):
-    """Without a table, the same patch elsewhere has other features by rotation alone."""
+def test_features_depend_on_the_position(key):
+    """Without a position table, a moved patch changes its features by the rotation alone."""
     spec = replace(SPECS[key], position="none", class_position=False)
     vit, image = randomise(ViT(spec)), torch.randn(1, 3, 32, 32)
     moved = image.roll(8, dims=-1)
@@ -90,7 +90,7 @@ def test_positions_are_seen(key):
 
 
 @pytest.mark.parametrize("key", SPECS)
-def test_an_image_that_is_not_square(key, tmp_path):
+def test_images_need_not_be_square(key, tmp_path):
     spec = replace(SPECS[key], image_size=(24, 40), position_resize="bicubic_antialias")
     export = ViTExport.from_vit(randomise(ViT(spec)), Preparation())
     export.save(tmp_path / "export")
@@ -114,7 +114,7 @@ def test_the_command_line_takes_height_and_width():
             parsed(["inspect", "x", "--image-size", wrong])
 
 
-def test_what_needs_a_square_says_so():
+def test_the_side_of_a_size_that_is_not_square_is_refused():
     spec = replace(PLAIN, image_size=(24, 40))
     with pytest.raises(ValueError, match=r"for images of 24 x 40 px .* --image-size 40"):
         _ = spec.side
@@ -133,13 +133,13 @@ def test_what_needs_a_square_says_so():
         ({"image_size": (24, 40, 8)}, "must be .* or 2 values"),
     ],
 )
-def test_a_spec_says_what_is_wrong_with_its_rotary_fields(changes, message):
+def test_wrong_rotary_settings_are_refused(changes, message):
     with pytest.raises(ValueError, match=message):
         replace(PLAIN, **changes)
 
 
-def test_older_digests_hold():
-    """The fields of rotary networks are in no plain network's JSON, which its digest is made of."""
+def test_digests_of_plain_networks_do_not_change():
+    """The digest is computed from the spec's JSON, which holds rotary fields only if they are used."""
     assert not {"rotary", "mlp", "key_bias"} & PLAIN.to_json().keys()
     assert ViTSpec(**AXIAL.to_json()) == AXIAL
     assert AXIAL.to_json()["rotary_grid"] == 3

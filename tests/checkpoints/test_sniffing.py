@@ -1,4 +1,4 @@
-"""A path that holds no readable checkpoint is refused in one line that says what it is and what to do."""
+"""A path without a readable checkpoint is refused with what it is and what to do."""
 
 import gzip
 import os
@@ -151,22 +151,22 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("case", REFUSED)
-def test_what_is_no_checkpoint_is_named(case, tmp_path):
-    make, said = REFUSED[case]
+def test_paths_without_a_checkpoint_are_refused_with_the_reason(case, tmp_path):
+    make, reason = REFUSED[case]
     path = tmp_path / "a.pth"
     if case == "below_a_file":
         (tmp_path / "a.pth").write_bytes(b"x")
         path = tmp_path / "a.pth" / "b.pth"
     make(path)
-    before = sorted(tmp_path.rglob("*"))
+    files = sorted(tmp_path.rglob("*"))
     with pytest.raises(ValueError) as caught:
         read_foreign(path)
     message = str(caught.value)
-    assert said in message and message.startswith(str(path)) and message.isprintable(), message
-    assert sorted(tmp_path.rglob("*")) == before
+    assert reason in message and message.startswith(str(path)) and message.isprintable(), message
+    assert sorted(tmp_path.rglob("*")) == files
 
 
-def test_a_pipe_or_a_device_is_no_checkpoint(tmp_path):
+def test_a_pipe_or_a_device_is_refused(tmp_path):
     os.mkfifo(tmp_path / "pipe.pth")
     (tmp_path / "zero.pth").symlink_to("/dev/zero")
     for name in ("pipe.pth", "zero.pth"):

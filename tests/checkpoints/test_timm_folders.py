@@ -1,4 +1,4 @@
-"""timm in and out: a timm model imported, exported, loaded by plain timm again, and run through our Backbone."""
+"""timm models imported, exported, loaded by plain timm again and run through Backbone; folders that are refused."""
 
 import json
 import math
@@ -11,6 +11,7 @@ import pytest
 import timm
 import torch
 from huggingface_hub import constants
+from refusals import refusal
 from timm.models import save_for_hf
 
 from checkpoints.backbone import Backbone
@@ -37,8 +38,8 @@ MODELS = {
 }
 
 
-def saved(folder, architecture: str, arguments: dict) -> torch.nn.Module:
-    """A randomly filled timm model and its folder as timm writes it for the hub."""
+def save_model(folder, architecture: str, arguments: dict) -> torch.nn.Module:
+    """A random timm model, also saved in `folder` as timm writes it for the hub."""
     torch.manual_seed(0)
     model = timm.create_model(
         architecture,
@@ -52,23 +53,23 @@ def saved(folder, architecture: str, arguments: dict) -> torch.nn.Module:
 
 
 @pytest.mark.parametrize("key", MODELS)
-def test_timm_to_export_to_timm(key, tmp_path):
-    model = saved(tmp_path / "source", *MODELS[key])
+def test_features_survive_timm_to_export_to_timm(key, tmp_path):
+    model = save_model(tmp_path / "source", *MODELS[key])
     if key == "query and key norms":
-        with pytest.raises(ValueError, match="q_norm"):  # no timm name has these norms, so no export can name it
+        with pytest.raises(ValueError, match="q_norm"):  # no timm architecture has these norms
             load(f"timm:local-dir:{tmp_path / 'source'}")
         return
     export = load(f"timm:local-dir:{tmp_path / 'source'}")
     assert (export.mean, export.std) == ((0.1, 0.2, 0.3), (0.4, 0.5, 0.6))
     export.save(tmp_path / "export")
-    again = timm.create_model(f"local-dir:{tmp_path / 'export'}", pretrained=True).eval()
-    assert again.pretrained_cfg["mean"] == [0.1, 0.2, 0.3]
+    reloaded_model = timm.create_model(f"local-dir:{tmp_path / 'export'}", pretrained=True).eval()
+    assert reloaded_model.pretrained_cfg["mean"] == [0.1, 0.2, 0.3]
     images = torch.randn(2, 3, 32, 32)
     with torch.no_grad():
-        expected, reloaded = model.forward_features(images), again.forward_features(images)
+        expected, reloaded_features = model.forward_features(images), reloaded_model.forward_features(images)
     features = Backbone(ViTExport.load(tmp_path / "export")).views(images, [(-1, True)])[-1, True]
     patches = features.patches.flatten(1, 2)
-    assert (reloaded - expected).abs().max() < 1e-6
+    assert (reloaded_features - expected).abs().max() < 1e-6
     assert (patches - expected[:, -patches.shape[1] :]).abs().max() < 1e-6
     if features.cls is not None:
         assert (features.cls - expected[:, 0]).abs().max() < 1e-6
@@ -84,29 +85,29 @@ def test_full_size_models_agree_to_1e_6(architecture, tmp_path):
     save_for_hf(model, tmp_path / "source", model_args=dict(num_classes=0), safe_serialization=True)
     export = load(tmp_path / "source")
     export.save(tmp_path / "export")
-    again = timm.create_model(f"local-dir:{tmp_path / 'export'}", pretrained=True).eval()
+    reloaded_model = timm.create_model(f"local-dir:{tmp_path / 'export'}", pretrained=True).eval()
     images = torch.randn(1, 3, 224, 224)
     features = Backbone(export).views(images, [(-1, True)])[-1, True]
     with torch.no_grad():
-        expected = again.forward_features(images)
+        expected = reloaded_model.forward_features(images)
     assert (expected - model.forward_features(images)).abs().max() < 1e-6
     assert (features.patches.flatten(1, 2) - expected[:, 1:]).abs().max() < 1e-6
     assert (features.cls - expected[:, 0]).abs().max() < 1e-6
 
 
 @pytest.mark.parametrize("activation", ["relu", "quick_gelu"])
-def test_settings_that_no_tensor_shows_are_found_out(activation, tmp_path):
-    saved(tmp_path / "source", "vit_base_patch16_224", TINY | dict(act_layer=activation))
+def test_activations_other_than_the_architectures_are_refused(activation, tmp_path):
+    save_model(tmp_path / "source", "vit_base_patch16_224", TINY | dict(act_layer=activation))
     with pytest.raises(ValueError, match="settings beyond those of vit_base_patch16_224"):
         load(tmp_path / "source")
 
 
 @pytest.mark.parametrize(
-    "make", [lambda: {"x": [os.system]}, lambda: deep(2_000_000)], ids=["os.system", "nested tuples"]
+    "make", [lambda: {"x": [os.system]}, lambda: nested_tuples(2_000_000)], ids=["os.system", "nested tuples"]
 )
 def test_malicious_weights_in_a_folder_are_refused(make, tmp_path):
-    """The weights of a folder take the same guarded way as a file of their own."""
-    saved(tmp_path, *MODELS["plain"])
+    """The weights in a folder are read with the same guard as a single file."""
+    save_model(tmp_path, *MODELS["plain"])
     (tmp_path / "model.safetensors").unlink()
     payload = make()
     if isinstance(payload, bytes):
@@ -121,19 +122,19 @@ def test_malicious_weights_in_a_folder_are_refused(make, tmp_path):
     assert "weights_only=False" not in str(error.value) and "\n" not in str(error.value)
 
 
-def deep(levels: int) -> bytes:
-    """A pickle of one tuple in another, `levels` deep, used as a dictionary's key: Python crashes when it hashes it."""
+def nested_tuples(levels: int) -> bytes:
+    """A pickle of tuples nested `levels` deep as a dictionary's key, whose hash crashes Python."""
     return b"\x80\x02}" + b")" + b"\x85" * levels + b"K\x01s."
 
 
-def test_a_plain_folder_without_weights_or_facts(tmp_path):
+def test_a_folder_without_weights_is_refused(tmp_path):
     (tmp_path / "config.json").write_text("{}")
     with pytest.raises(ValueError, match=r"timm cannot load .*there is no model.safetensors or pytorch_model.bin"):
         load(tmp_path)
 
 
-def test_our_statistics_reach_timm_and_not_its_default(tmp_path):
-    """timm's own configuration of this architecture says 0.5; an export must never carry that by accident."""
+def test_statistics_of_an_export_override_timms_default(tmp_path):
+    """timm's default mean of this architecture is 0.5."""
     spec = ViTSpec(
         architecture="vit_small_patch16_224", image_size=32, patch_size=8, width=32, depth=1, heads=2, mlp_hidden=64
     )
@@ -149,10 +150,7 @@ def test_our_statistics_reach_timm_and_not_its_default(tmp_path):
     ("name", "message"),
     [
         ("timm:resnet18", "resnet18 is a ResNet; timm's VisionTransformer, Beit and Eva can be imported"),
-        (
-            "timm:samvit_base_patch16.sa1b",
-            "is a VisionTransformerSAM, which attends within",
-        ),  # said before anything is fetched
+        ("timm:samvit_base_patch16.sa1b", "is a VisionTransformerSAM, which attends within"),
         ("timm:vit_base_r50_s16_224.orig_in21k", "its patch embedding is timm's HybridEmbed"),
         ("timm:vit_base_patch16_none", "timm has no model 'vit_base_patch16_none'; did you mean 'vit_base_patch16_"),
         ("timm:vit_smal_patch16_224.dino", "did you mean 'vit_small_patch16_224.dino'"),
@@ -160,23 +158,21 @@ def test_our_statistics_reach_timm_and_not_its_default(tmp_path):
         ("local-dir:/nowhere", "there is no model.safetensors or pytorch_model.bin in /nowhere"),
     ],
 )
-def test_what_timm_cannot_give_is_one_line(name, message, monkeypatch):
-    monkeypatch.setattr(timm_importer, "offline_if_unreachable", None)  # no way to the hub is even tried
-    with pytest.raises(ValueError) as error:
-        load(name)
-    assert message in str(error.value) and "\n" not in str(error.value)
+def test_names_that_cannot_be_imported_are_refused_without_a_download(name, message, monkeypatch):
+    monkeypatch.setattr(timm_importer, "offline_if_unreachable", None)  # a connection would be an error
+    assert message in refusal(load, name)
 
 
-def test_a_folder_of_another_library_is_said_to_be_one(tmp_path):
-    saved(tmp_path, *MODELS["plain"])
+def test_a_folder_of_another_library_is_refused(tmp_path):
+    save_model(tmp_path, *MODELS["plain"])
     (tmp_path / "config.json").write_text('{"embed_dim": 768}')
     with pytest.raises(ValueError, match=r"its config\.json has no 'architecture', so it is another library's"):
         load(tmp_path)
 
 
 @pytest.mark.parametrize("width", [64, 2**20])
-def test_a_folder_whose_weights_do_not_fit_says_which(width, tmp_path):
-    saved(tmp_path, *MODELS["plain"])
+def test_weights_that_do_not_fit_the_config_are_named(width, tmp_path):
+    save_model(tmp_path, *MODELS["plain"])
     config = json.loads((tmp_path / "config.json").read_text())
     config["model_args"]["embed_dim"] = width
     (tmp_path / "config.json").write_text(json.dumps(config))
@@ -194,30 +190,34 @@ def test_a_folder_whose_weights_do_not_fit_says_which(width, tmp_path):
         ({"patch_size": 0}, "timm cannot load"),
     ],
 )
-def test_a_config_that_asks_for_more_than_the_weights_is_refused_at_once(settings, message, tmp_path):
-    saved(tmp_path, "vit_base_patch16_224", TINY | dict(pos_embed="none"))
+def test_a_config_of_a_huge_network_is_refused_at_once(settings, message, tmp_path):
+    save_model(tmp_path, "vit_base_patch16_224", TINY | dict(pos_embed="none"))
     config = json.loads((tmp_path / "config.json").read_text())
     config["model_args"] |= settings
     (tmp_path / "config.json").write_text(json.dumps(config))
-    began = time.monotonic()
+    start = time.monotonic()
     with pytest.raises(ValueError, match=message) as error:
         load(tmp_path)
-    assert "\n" not in str(error.value) and time.monotonic() - began < 20
+    assert "\n" not in str(error.value) and time.monotonic() - start < 20
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("place", ["", "state_dict.", "state_dict_ema."])
+@pytest.mark.parametrize("layout", ["bare", "state_dict", "state_dict_ema"])
 @pytest.mark.parametrize("key", ["plain", "registers", "beit, fine-tuned head"])
-def test_a_state_dict_with_a_classifier(key, place, tmp_path):
+def test_a_state_dict_with_a_classifier_is_imported(key, layout, tmp_path):
     architecture, arguments = MODELS[key]
     torch.manual_seed(0)
     model = timm.create_model(architecture, **arguments | dict(num_classes=5)).eval()
     tensors = model.state_dict()
-    saved = {"": tensors, "state_dict.": {"state_dict": tensors, "epoch": 3}}
-    saved["state_dict_ema."] = {"state_dict": {n: t + 1 for n, t in tensors.items()}, "state_dict_ema": tensors}
+    other_tensors = {name: tensor + 1 for name, tensor in tensors.items()}
+    files = {
+        "bare": tensors,
+        "state_dict": {"state_dict": tensors, "epoch": 3},
+        "state_dict_ema": {"state_dict": other_tensors, "state_dict_ema": tensors},
+    }
     path = tmp_path / "model.pth"
-    torch.save(saved[place], path)
-    branch = "ema" if place == "state_dict_ema." else None
+    torch.save(files[layout], path)
+    branch = "ema" if layout == "state_dict_ema" else None
     options = ImportOptions(heads=4, statistics="half", branch=branch)
     export = load(f"timm:{path}", options)
     assert export.facts["dropped"]["classifier"] == 2
@@ -227,14 +227,14 @@ def test_a_state_dict_with_a_classifier(key, place, tmp_path):
         expected = model.forward_features(images)
     patches = Backbone(export).views(images, [(-1, True)])[-1, True].patches.flatten(1, 2)
     assert (patches - expected[:, -patches.shape[1] :]).abs().max() < 1e-5
-    assert load(path, options).digest == export.digest, "its format is found from its keys"
+    assert load(path, options).digest == export.digest, "the format is detected by its keys"
     with pytest.raises(ValueError, match="no tensor tells the image statistics") as error:
         load(f"timm:{path}", replace(options, statistics=None))
     assert "\n" not in str(error.value)
 
 
-def test_without_a_connection_it_fails_at_once_in_one_line(monkeypatch, caplog):
-    """Nobody listens on this port: the hub's client alone would try again and again, and say so each time."""
+def test_without_a_connection_a_download_is_refused_at_once(monkeypatch, caplog):
+    """Nothing listens on this port; the hub's client by itself would wait, retry and log."""
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
     monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
     waits = []
@@ -266,8 +266,8 @@ def test_other_timm_networks_are_refused(name, arguments, message, tmp_path):
     assert "\n" not in str(error.value)
 
 
-def test_options_that_timm_answers_itself_are_refused(tmp_path):
-    saved(tmp_path, *MODELS["plain"])
+def test_options_that_the_config_answers_are_refused(tmp_path):
+    save_model(tmp_path, *MODELS["plain"])
     for options in (dict(heads=2), dict(statistics="half"), dict(architecture="vit_base_patch16_224")):
         with pytest.raises(ValueError, match="leave these options"):
             load(tmp_path, ImportOptions(**options))

@@ -1,6 +1,6 @@
-"""Every pretrained ViT-family name of timm: imported with timm's own features, or refused as docs/timm.md says.
+"""Every pretrained ViT-family name of timm is imported with timm's features, or refused as docs/timm.md says.
 
-Networks are timm's by name, small (32 channels, 2 blocks, 4 x 4 patches) and with random values in every parameter.
+Networks are timm's architectures in small (32 channels, 2 blocks, 4 x 4 patches) with random parameters.
 """
 
 import re
@@ -19,7 +19,9 @@ from tools.timm_page import description_of, model_without_weights, pretrained_na
 
 NAMES = pretrained_names()
 PAGE = (Path(__file__).parents[2] / "docs/timm.md").read_text()
-ROWS = {name: (tags, said) for name, tags, said in re.findall(r"^\| `(\w+)` \| (.*) \| (.*) \|$", PAGE, re.M)}
+ROWS = {
+    name: (tags, description) for name, tags, description in re.findall(r"^\| `(\w+)` \| (.*) \| (.*) \|$", PAGE, re.M)
+}
 QUICK = (
     "eva02_base_patch14_224",  # SwiGLU with a norm inside, axial positions scaled to another grid
     "eva02_enormous_patch14_clip_224",  # norms after attention and MLP
@@ -37,7 +39,7 @@ PLAIN = (bool, int, float, str, tuple, list, type(None))
 SIDES = {"vit_so400m_patch14_siglip_384": 58}
 
 
-def small(architecture: str) -> dict:
+def small_arguments(architecture: str) -> dict:
     """timm's arguments for a small network of the same kind."""
     model = model_without_weights(architecture)
     patch, (rows, columns) = model.patch_embed.patch_size[0], model.patch_embed.grid_size
@@ -49,68 +51,68 @@ def small(architecture: str) -> dict:
 
 
 def structure(model: torch.nn.Module) -> str:
-    """All that tells a network's computation from another's: modules, their plain attributes, shapes, fixed tensors."""
-    found = []
+    """What distinguishes a network's computation: modules, their plain attributes, shapes and buffers."""
+    lines = []
     for name, module in model.named_modules():
-        plain = {key: value for key, value in vars(module).items() if isinstance(value, PLAIN)}
+        attributes = {key: value for key, value in vars(module).items() if isinstance(value, PLAIN)}
         shapes = {key: tuple(value.shape) for key, value in module.named_parameters(recurse=False)}
-        fixed = {key: value.tolist() for key, value in module.named_buffers(recurse=False) if value is not None}
-        found.append(f"{name} {type(module).__qualname__} {module.extra_repr()} {plain} {shapes} {fixed}")
-    return "\n".join(found)
+        buffers = {key: value.tolist() for key, value in module.named_buffers(recurse=False) if value is not None}
+        lines.append(f"{name} {type(module).__qualname__} {module.extra_repr()} {attributes} {shapes} {buffers}")
+    return "\n".join(lines)
 
 
 def features(model: torch.nn.Module, images: torch.Tensor) -> Iterator[torch.Tensor]:
-    """Of timm's network: all tokens after the last block, and the patches after the first with the final norm."""
+    """All tokens after timm's last block, and the patches after the first block with the final norm."""
     yield model.forward_features(images)
     yield model.forward_intermediates(images, indices=[0], norm=True, intermediates_only=True, output_fmt="NLC")[0]
 
 
-checked: set[str] = set()  # structures of networks that agree; many names differ in their sizes alone
+checked: set[str] = set()  # structures of compared networks; many names differ only in their sizes
 
 
-def agree(architecture: str, folder) -> None:
-    """Save timm's network, import it, export it, and read the export here and by plain timm."""
-    arguments = small(architecture)
+def assert_same_features(architecture: str, folder) -> None:
+    """Save timm's network, import and export it, and compare the export's features here and in plain timm."""
+    arguments = small_arguments(architecture)
     model = timm.create_model(architecture, **arguments)
-    if (built := structure(model)) in checked:
+    if (model_structure := structure(model)) in checked:
         return
-    checked.add(built)
+    checked.add(model_structure)
     randomise(model)
     save_for_hf(model, folder / "timm", model_args=arguments, safe_serialization=True)
     load(f"timm:local-dir:{folder / 'timm'}").save(folder / "export")
     export = ViTExport.load(folder / "export")
     images = torch.randn(2, 3, *model.patch_embed.img_size)
-    read = images[..., : export.spec.size[0], : export.spec.size[1]]
-    again = timm.create_model(f"local-dir:{folder / 'export'}", pretrained=True).eval()
-    assert again.num_classes == 0 and not hasattr(again.head, "weight")
+    covered_images = images[..., : export.spec.size[0], : export.spec.size[1]]
+    timm_model = timm.create_model(f"local-dir:{folder / 'export'}", pretrained=True).eval()
+    assert timm_model.num_classes == 0 and not hasattr(timm_model.head, "weight")
     with torch.no_grad():
         expected = list(features(model, images))
-        first, last = export.build()(read, layers=(0, -1))
+        first, last = export.build()(covered_images, layers=(0, -1))
         ours = [last, first[:, export.spec.prefix :]]
-        reread = list(features(again, read))
-    for official, found, by_timm in zip(expected, ours, reread, strict=True):
+        timm_features = list(features(timm_model, covered_images))
+    for official, features_here, features_by_timm in zip(expected, ours, timm_features, strict=True):
         assert official.std() > 0.1
-        assert (found - official).abs().max() < 1e-6 * official.abs().max()
-        assert (by_timm - official).abs().max() < 1e-6 * official.abs().max()
+        assert (features_here - official).abs().max() < 1e-6 * official.abs().max()
+        assert (features_by_timm - official).abs().max() < 1e-6 * official.abs().max()
 
 
 @pytest.mark.parametrize("architecture", QUICK)
-def test_a_selection_of_names(architecture, tmp_path):
-    agree(architecture, tmp_path)
+def test_selected_architectures_have_timms_features(architecture, tmp_path):
+    assert_same_features(architecture, tmp_path)
 
 
-def test_the_page_holds_every_name():
+def test_the_documentation_lists_every_name():
     """When this fails, run `python -m tools.timm_page`."""
     assert {name: [tag.strip("`") for tag in tags.split(", ")] for name, (tags, _) in ROWS.items()} == NAMES
 
 
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("architecture", NAMES)
-def test_every_name(architecture, tmp_path):
-    said = ROWS[architecture][1]
-    answer = spec_or_reason(architecture)
-    if isinstance(answer, str):
-        assert answer == said
+def test_every_architecture_is_as_the_documentation_says(architecture, tmp_path):
+    description = ROWS[architecture][1]
+    spec = spec_or_reason(architecture)
+    if isinstance(spec, str):  # the reason why it cannot be imported
+        assert spec == description
     else:
-        assert description_of(answer) == said
-        agree(architecture, tmp_path)
+        assert description_of(spec) == description
+        assert_same_features(architecture, tmp_path)
