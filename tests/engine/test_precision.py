@@ -8,22 +8,14 @@ from engine.distributed import start_world
 from engine.precision import autocast, fit_attention
 
 
-def keeps_fused_attention(precision: str) -> bool:
+@pytest.mark.parametrize(
+    ("device", "precision", "fused"),
+    [("cpu", "bfloat16", False), ("cpu", "float16", False), ("cpu", "float32", True), ("cuda", "bfloat16", True)],
+)
+def test_attention_is_unfused_in_half_precision_on_a_cpu(device, precision, fused):
     network = torch.nn.Sequential(Attention(32, num_heads=2))
-    fit_attention(network, "cpu", precision)
-    return network[0].fused_attn
-
-
-def test_half_precision_on_a_cpu_uses_unfused_attention():
-    assert not keeps_fused_attention("bfloat16")
-    assert not keeps_fused_attention("float16")
-    assert keeps_fused_attention("float32")
-
-
-def test_a_gpu_keeps_the_fused_kernel():
-    network = Attention(32, num_heads=2)
-    fit_attention(network, "cuda", "bfloat16")
-    assert network.fused_attn
+    fit_attention(network, device, precision)
+    assert network[0].fused_attn == fused
 
 
 @pytest.mark.parametrize("tokens", [5, 17, 50])

@@ -71,8 +71,8 @@ def assert_weights_close(module, recorded, limit=WEIGHTS):
 
 
 def load_initial_weights(heads, data, prefix="head{}.init."):
-    for place, module in heads.modules.items():
-        module.double().load_state_dict(under(data, prefix.format(place)))
+    for index, module in heads.modules.items():
+        module.double().load_state_dict(under(data, prefix.format(index)))
     return heads
 
 
@@ -116,10 +116,10 @@ def test_capi_trains_a_grid_and_selects_the_recorded_heads(path):
         losses = heads.step(read("train", rows), data["in.train.labels"][rows], progress)
         assert_close(losses.mean(), data["loss"][number], VALUES)
         if not number:
-            for place, module in heads.modules.items():
-                assert_gradients_close(module, under(data, f"head{place}.grad0."))
-    for place, module in heads.modules.items():
-        assert_weights_close(module, under(data, f"head{place}.end."))
+            for index, module in heads.modules.items():
+                assert_gradients_close(module, under(data, f"head{index}.grad0."))
+    for index, module in heads.modules.items():
+        assert_weights_close(module, under(data, f"head{index}.end."))
     order = np.random.default_rng(42).permutation(config["n_train"])
     held_out = data["split.val"]
     assert order[-len(held_out) :].tolist() == held_out.tolist()
@@ -131,7 +131,7 @@ def test_capi_trains_a_grid_and_selects_the_recorded_heads(path):
     ]
     assert chosen == torch.nonzero(data["val.best"])[:, 0].tolist()
     test = heads.hits(read("test", slice(None)), data["in.test.labels"]).double() / config["n_test"]
-    accuracies = {str(entries[place]): float(test[place]) for place in chosen}
+    accuracies = {str(entries[index]): float(test[index]) for index in chosen}
     assert [accuracies[name] for name in config["selected"]] == pytest.approx(data["test.acc"].tolist(), abs=1e-12)
 
 
@@ -141,25 +141,27 @@ def test_heads_of_one_source_train_the_same_without_the_others(path):
     data, config = recording(path)
     entries = [literal_eval(name) for name in config["heads"]]
     scale, sources = config["batch_size"] * config["world_size"] / 256, len({source for source, _ in entries})
-    places = [place for place, (source, _) in enumerate(entries) if source == "patch"]
-    grid = [Head(readout="patch", lr=lr * scale, weight_decay=wd) for lr, wd in (entries[place][1] for place in places)]
+    indices = [index for index, (source, _) in enumerate(entries) if source == "patch"]
+    grid = [
+        Head(readout="patch", lr=lr * scale, weight_decay=wd) for lr, wd in (entries[index][1] for index in indices)
+    ]
     schedule = CosineToTheEnd(warmup=config["warmup_iters"])
 
     def make(source):
         return CapiHead(config["dim"], config["classes"])
 
     heads = AttentiveHeads(grid, make, capi_optimizer, schedule, sources=sources)
-    for module, place in zip(heads.modules.values(), places, strict=True):
-        module.double().load_state_dict(under(data, f"head{place}.init."))
+    for module, index in zip(heads.modules.values(), indices, strict=True):
+        module.double().load_state_dict(under(data, f"head{index}.init."))
     for number, rows in enumerate(data["batches"]):
         progress = TrainProgress(step=number, steps_per_epoch=1, epochs=config["n_iters"])
         tokens = data["in.train.patch"][rows].double().flatten(1, 2)
         heads.step({"patch": tokens}, data["in.train.labels"][rows], progress)
         if not number:
-            for module, place in zip(heads.modules.values(), places, strict=True):
-                assert_gradients_close(module, under(data, f"head{place}.grad0."))
-    for module, place in zip(heads.modules.values(), places, strict=True):
-        assert_weights_close(module, under(data, f"head{place}.end."))
+            for module, index in zip(heads.modules.values(), indices, strict=True):
+                assert_gradients_close(module, under(data, f"head{index}.grad0."))
+    for module, index in zip(heads.modules.values(), indices, strict=True):
+        assert_weights_close(module, under(data, f"head{index}.end."))
 
 
 @for_each_case("vjepa2")

@@ -23,9 +23,9 @@ from probes.tasks.linear import Linear
 TASK = replace(PROTOCOLS["attentive@smoke"].task, epochs=3, lrs=(0.01, 0.03))
 
 
-def assert_same_outcome(one, other):
-    assert one.numbers == other.numbers and one.facts["grid"] == other.facts["grid"]
-    assert all(np.array_equal(one.arrays[name], other.arrays[name]) for name in one.arrays)
+def assert_same_outcome(outcome, expected):
+    assert outcome.numbers == expected.numbers and outcome.facts["grid"] == expected.facts["grid"]
+    assert all(np.array_equal(outcome.arrays[name], expected.arrays[name]) for name in outcome.arrays)
 
 
 def test_training_beside_a_linear_probe_changes_no_bit_and_shares_the_stream(tmp_path):
@@ -117,4 +117,4 @@ def test_autoaugment_equals_timms_on_any_number_of_threads():
         sequential.append((255 * pixels).round().clamp(0, 255).byte())
     with ThreadPoolExecutor(4) as pool:
         threaded = list(pool.map(lambda index: ours(images, index), range(64)))
-    assert all(torch.equal(one, other) for one, other in zip(sequential, threaded, strict=True))
+    assert all(torch.equal(pixels, expected) for pixels, expected in zip(threaded, sequential, strict=True))

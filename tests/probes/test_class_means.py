@@ -112,10 +112,10 @@ def test_a_penalty_is_chosen_by_the_metric_of_the_set(export, tmp_path):
 
 def test_two_checkpoints_are_compared_on_the_same_resamples():
     val, random = uneven("val"), np.random.RandomState(3)
-    good, bad = ((random.rand(len(val)) < rate).astype(float) for rate in (0.9, 0.4))
-    one, other = (
+    mostly_right, mostly_wrong = ((random.rand(len(val)) < rate).astype(float) for rate in (0.9, 0.4))
+    better, worse = (
         with_class_means({"top1": Metric(value=100 * right.mean(), per_image=right)}, val)["per_class"]
-        for right in (good, bad)
+        for right in (mostly_right, mostly_wrong)
     )
-    test = compare_resamples((one.value, other.value), (one.resampled, other.resampled), len(val))
+    test = compare_resamples((better.value, worse.value), (better.resampled, worse.resampled), len(val))
     assert test.p < 0.01 and test.low > 0

@@ -1,4 +1,4 @@
-"""The k-NN task on image sets small enough to know the answer."""
+"""The k-NN task on image sets so small that the outcome is known."""
 
 from dataclasses import replace
 
@@ -27,12 +27,7 @@ def test_a_separable_set_is_solved(export, tmp_path, backend):
     assert facts["train"]["transform"] == "resize18-bicubic_crop16_exact"
 
 
-def test_shuffled_labels_are_at_chance(export, tmp_path):
-    space = workspace(tmp_path, coloured_folder(tmp_path / "set", train=60, val=60, shuffled=True))
-    assert 20 < SMALL.run(export, space).numbers["top1_k5"] < 47  # 33.3 expected of 180 images, standard deviation 3.5
-
-
-def test_same_numbers_again_without_a_forward_pass(export, tmp_path):
+def test_a_second_run_has_the_same_numbers_without_a_forward_pass(export, tmp_path):
     space = workspace(tmp_path, "digits:", limit=100)
     first, again = (Knn(k=(5,)).run(export, space) for _ in range(2))
     assert first.metrics == again.metrics
@@ -40,7 +35,7 @@ def test_same_numbers_again_without_a_forward_pass(export, tmp_path):
     assert first.facts == again.facts
 
 
-def test_a_temperature_sweep_has_its_own_metric(export, tmp_path):
+def test_a_temperature_sweep_is_reported_under_another_name(export, tmp_path):
     space = workspace(tmp_path, "digits:", limit=200)
     outcome = replace(SMALL, temperature=(0.01, 0.07, 1.0)).run(export, space)
     assert set(outcome.metrics) == {f"top{n}_k{k}_bestT" for n in (1, 5) for k in (1, 5)}
@@ -53,19 +48,21 @@ def test_a_temperature_sweep_has_its_own_metric(export, tmp_path):
         assert alone["top1_k5"] == row["top1"] and alone["top5_k5"] == row["top5"]
 
 
-def test_k_beyond_the_gallery_is_left_out_recorded_and_said(export, tmp_path):
+def test_k_beyond_the_gallery_is_left_out_with_a_warning(export, tmp_path):
     space = workspace(tmp_path, coloured_folder(tmp_path / "set"))
     outcome = replace(SMALL, k=(10, 36, 100, 200)).run(export, space)
     assert set(outcome.metrics) == {"top1_k10", "top5_k10", "top1_k36", "top5_k36"}
     assert outcome.facts["k_beyond_the_gallery"] == [100, 200]
-    assert outcome.facts["warnings"] == ["k=100, 200 is more than the 36 images of the gallery: left out"]
+    (warning,) = outcome.facts["warnings"]
+    assert "k=100, 200" in warning and "36" in warning
     alone = replace(SMALL, k=(200,)).run(export, space)
     assert set(alone.metrics) == {"top1_k36", "top5_k36"} and alone.facts["k_beyond_the_gallery"] == [200]
-    assert alone.facts["warnings"] == ["k=200 is more than the 36 images of the gallery: k=36 was used instead"]
+    (warning,) = alone.facts["warnings"]
+    assert "k=200" in warning and "k=36" in warning
     assert not {"warnings", "k_beyond_the_gallery"} & set(replace(SMALL, k=(36,)).run(export, space).facts)
 
 
-def test_a_part_of_the_gallery_is_drawn_by_the_seed(export, tmp_path):
+def test_a_fraction_of_the_gallery_is_drawn_by_the_seed(export, tmp_path):
     space = workspace(tmp_path, "digits:")
     task = replace(SMALL, fraction=0.1)
     first, other = task.run(export, space), task.run(export, replace(space, seed=1))
@@ -74,7 +71,7 @@ def test_a_part_of_the_gallery_is_drawn_by_the_seed(export, tmp_path):
     assert task.run(export, space).metrics == first.metrics
 
 
-def test_skipped_images_are_counted_and_leave_the_others_in_place(export, tmp_path):
+def test_skipped_images_are_recorded_and_the_others_keep_their_rows(export, tmp_path):
     url = coloured_folder(tmp_path / "set")
     space = workspace(tmp_path, url)
     broken = sorted((tmp_path / "set" / "val").rglob("*.png"))[5]
@@ -93,9 +90,8 @@ def test_skipped_images_are_counted_and_leave_the_others_in_place(export, tmp_pa
 
 
 def test_a_process_without_queries_has_no_votes():
-    """Of few queries a process may get none."""
-    none = vote(np.empty((0, 5), np.float32), np.empty((0, 5), np.int64), np.empty(0, np.int64), (1, 5), (0.07,))
-    assert {key: hits.top1.shape for key, hits in none.items()} == {(1, 0.07): (0,), (5, 0.07): (0,)}
+    hits = vote(np.empty((0, 5), np.float32), np.empty((0, 5), np.int64), np.empty(0, np.int64), (1, 5), (0.07,))
+    assert {key: value.top1.shape for key, value in hits.items()} == {(1, 0.07): (0,), (5, 0.07): (0,)}
 
 
 @pytest.mark.parametrize("task", [SMALL, Linear(augment=False, epochs=1)], ids=["knn", "linear"])
@@ -109,13 +105,13 @@ def test_one_class_and_a_class_without_training_images_are_refused(task, export,
         task.run(export, workspace(tmp_path, url, skip_bad=True))
 
 
-def test_every_block_has_the_number_that_it_has_alone_from_one_pass(export, tmp_path):
+def test_all_blocks_are_evaluated_from_one_pass(export, tmp_path):
     space = workspace(tmp_path, "digits:", limit=300)
-    every = replace(SMALL, layers="all").run(export, space)
-    assert every.cost["forwards"] == 600 and export.spec.depth == 2
-    plain, first = (replace(SMALL, layer=layer).run(export, replace(space, cache=tmp_path / "b")) for layer in (-1, 0))
-    assert every.numbers == plain.numbers | {"top1_k1_block1": first.numbers["top1_k1"]}
-    assert np.array_equal(every.metrics["top1_k1_block1"].per_image, first.metrics["top1_k1"].per_image)
-    assert not np.array_equal(plain.metrics["top1_k1"].per_image, first.metrics["top1_k1"].per_image)
-    with pytest.raises(ValueError, match=r"layers=all, layer=0: .* leave layer at -1"):
+    all_blocks = replace(SMALL, layers="all").run(export, space)
+    assert all_blocks.cost["forwards"] == 600 and export.spec.depth == 2
+    last, first = (replace(SMALL, layer=layer).run(export, replace(space, cache=tmp_path / "b")) for layer in (-1, 0))
+    assert all_blocks.numbers == last.numbers | {"top1_k1_block1": first.numbers["top1_k1"]}
+    assert np.array_equal(all_blocks.metrics["top1_k1_block1"].per_image, first.metrics["top1_k1"].per_image)
+    assert not np.array_equal(last.metrics["top1_k1"].per_image, first.metrics["top1_k1"].per_image)
+    with pytest.raises(ValueError, match="layers=all, layer=0"):
         replace(SMALL, layers="all", layer=0)

@@ -1,4 +1,4 @@
-"""Heads trained together against each head alone, through torch's own layers, autograd and optimisers."""
+"""Heads trained together against each head alone, with torch's layers, autograd and optimisers."""
 
 import pytest
 import torch
@@ -32,7 +32,7 @@ def factor(step):
     return 0.2 + 0.8 * step / STEPS
 
 
-class Normalised(nn.Module):
+class MsnHead(nn.Module):
     """MSN's head, linear_eval.py:251-266."""
 
     def __init__(self, width, classes):
@@ -43,13 +43,13 @@ class Normalised(nn.Module):
         return self.linear(F.normalize(self.norm(features)))
 
 
-def module_of(heads, place, dtype):
-    """The head at `place` as a module of torch, before training."""
-    head = heads.heads[place]
+def module_of(heads, index, dtype):
+    """A head as a torch module, before training."""
+    head = heads.heads[index]
     entries = {"plain": nn.Identity, "batch_norm": nn.BatchNorm1d}
-    parameters = heads.copy_head(place).groups[0].parameters
+    parameters = heads.copy_head(index).groups[0].parameters
     if heads.settings.entry == "layer_norm":
-        module = Normalised(WIDTHS[head.readout], heads.classes)
+        module = MsnHead(WIDTHS[head.readout], heads.classes)
         linear = module.linear
     else:
         options = {"affine": False, "eps": heads.settings.eps} if heads.settings.entry == "batch_norm" else {}
@@ -75,14 +75,14 @@ def lars_step(parameters, buffers, head, lr, momentum=0.9, trust_coefficient=0.0
         direction = parameter.grad
         if parameter.ndim > 1:
             direction = direction + head.weight_decay * parameter
-            size, length = (float((each * each).sum()) ** 0.5 for each in (parameter, direction))
+            size, length = (float((tensor * tensor).sum()) ** 0.5 for tensor in (parameter, direction))
             direction = direction * (trust_coefficient * size / length if size and length else 1.0)
         buffer.mul_(momentum).add_(direction)
         parameter.sub_(lr * buffer)
 
 
 def msn_step(parameters, buffers, head, lr, momentum=0.9):
-    """MSN src/sgd.py, of which Nesterov's momentum is the only kind here."""
+    """MSN src/sgd.py, with Nesterov's momentum."""
     for parameter, buffer in zip(parameters, buffers, strict=True):
         change = -lr * (parameter.grad + (head.weight_decay * parameter if parameter.ndim > 1 else 0))
         buffer.mul_(momentum).add_(change)
@@ -90,7 +90,7 @@ def msn_step(parameters, buffers, head, lr, momentum=0.9):
 
 
 def adamw_step(parameters, buffers, head, lr):
-    """torch.optim.AdamW itself; the first buffer keeps it."""
+    """torch.optim.AdamW itself, which is kept in place of the first buffer."""
     if not isinstance(buffers[0], torch.optim.Optimizer):
         buffers[0] = torch.optim.AdamW(parameters, weight_decay=head.weight_decay)
     buffers[0].param_groups[0]["lr"] = lr
@@ -112,7 +112,7 @@ REFERENCES |= {"mae_lars.LARS": lars_step, "lut_lars.LARS": lars_step}
 
 
 def recorded_cases():
-    """Those of the optimisers that heads are trained by: torch's is SGD without Nesterov's momentum, MSN's with it."""
+    """Cases of the optimisers that train heads: torch's SGD without Nesterov's momentum, and MSN's with it."""
     for name, case in META["cases"].items():
         if case["kwargs"].get("nesterov", False) == (case["class"] == "msn_sgd.SGD") and case["class"] in REFERENCES:
             yield name
@@ -120,7 +120,7 @@ def recorded_cases():
 
 @pytest.mark.parametrize("case", recorded_cases())
 @pytest.mark.parametrize("parameter", META["shapes"])
-def test_the_reference_steps_are_the_recorded_ones(case, parameter):
+def test_reference_steps_equal_the_recorded_ones(case, parameter):
     recorded = META["cases"][case]
     options = {name: value for name, value in recorded["kwargs"].items() if name not in ("weight_decay", "nesterov")}
     head = Head(readout="wide", lr=1.0, weight_decay=recorded["kwargs"]["weight_decay"])
@@ -133,37 +133,37 @@ def test_the_reference_steps_are_the_recorded_ones(case, parameter):
         torch.testing.assert_close(value.detach(), DATA[f"{case}/param{step}/{parameter}"], rtol=1e-6, atol=1e-7)
 
 
-# AdamW divides by the size of a gradient, whatever it is: in float32 rounding noise takes whole steps.
+# AdamW divides a gradient by its size, so that rounding noise in float32 causes whole steps.
 @pytest.mark.parametrize(
     ("name", "dtype"), [(name, dtype) for name in RECIPES for dtype in TOLERANCE if (name, dtype) != NOISY]
 )
 @pytest.mark.parametrize("classes", [7, 70])
-def test_together_as_alone(name, classes, dtype):
+def test_heads_trained_together_equal_heads_trained_alone(name, classes, dtype):
     recipe, step_alone = RECIPES[name]
     features, labels = problem(classes, dtype)
     heads = Heads(GRID, WIDTHS, classes, recipe, batch=64, seed=3, dtype=dtype)
-    modules = [module_of(heads, place, dtype) for place in range(len(GRID))]
+    modules = [module_of(heads, index, dtype) for index in range(len(GRID))]
     buffers = [[torch.zeros_like(p) for p in module.parameters()] for module in modules]
     for step in range(STEPS):
         losses = heads.step(features, labels, factor(step))
-        for place, (head, module) in enumerate(zip(GRID, modules, strict=True)):
+        for index, (head, module) in enumerate(zip(GRID, modules, strict=True)):
             loss = F.cross_entropy(module(features[head.readout]), labels)
-            torch.testing.assert_close(losses[place], loss.detach(), rtol=10 * TOLERANCE[dtype], atol=1e-6)
+            torch.testing.assert_close(losses[index], loss.detach(), rtol=10 * TOLERANCE[dtype], atol=1e-6)
             module.zero_grad()
             loss.backward()
             with torch.no_grad():
-                step_alone(list(module.parameters()), buffers[place], head, head.lr * factor(step))
+                step_alone(list(module.parameters()), buffers[index], head, head.lr * factor(step))
     logits = heads.logits(features)
-    for place, (head, module) in enumerate(zip(GRID, modules, strict=True)):
+    for index, (head, module) in enumerate(zip(GRID, modules, strict=True)):
         expected = module.eval()(features[head.readout]).detach()
         scale = float(expected.abs().max())
-        assert float((logits[:, place] - expected).abs().max()) / scale < 10 * TOLERANCE[dtype], head
+        assert float((logits[:, index] - expected).abs().max()) / scale < 10 * TOLERANCE[dtype], head
         weight = list(module.parameters())[-2].detach().T
-        ours = heads.copy_head(place).groups[0].parameters["weight"]
+        ours = heads.copy_head(index).groups[0].parameters["weight"]
         assert float((ours - weight).norm() / weight.norm()) < TOLERANCE[dtype], head
 
 
-def test_hits_are_those_of_the_logits():
+def test_hits_agree_with_the_logits():
     features, labels = problem(5, torch.float32)
     heads = Heads(GRID, WIDTHS, 5, HeadSettings(), batch=64)
     for step in range(5):
@@ -172,50 +172,50 @@ def test_hits_are_those_of_the_logits():
     assert torch.equal(heads.hits(features, labels), expected) and expected.max() > expected.min()
 
 
-def test_a_diverging_head_is_noted_and_leaves_the_others_alone():
+def test_a_diverged_head_is_recorded_and_does_not_change_the_others():
     features, labels = problem(5, torch.float32)
-    sane = [Head(readout="wide", lr=0.1), Head(readout="wide", lr=0.2)]
-    alone = Heads(sane, {"wide": 12}, 5, HeadSettings(), batch=64)
-    mixed = Heads([*sane, Head(readout="wide", lr=3e38)], {"wide": 12}, 5, HeadSettings(), batch=64)
+    finite = [Head(readout="wide", lr=0.1), Head(readout="wide", lr=0.2)]
+    alone = Heads(finite, {"wide": 12}, 5, HeadSettings(), batch=64)
+    mixed = Heads([*finite, Head(readout="wide", lr=3e38)], {"wide": 12}, 5, HeadSettings(), batch=64)
     for _ in range(10):
         alone.step(features, labels, 1.0)
         mixed.step(features, labels, 1.0)
     assert mixed.diverged[:2].tolist() == [-1, -1] and 0 < mixed.diverged[2] < 10
-    for place in range(2):
-        weights = (heads.copy_head(place).groups[0].parameters["weight"] for heads in (alone, mixed))
+    for index in range(2):
+        weights = (heads.copy_head(index).groups[0].parameters["weight"] for heads in (alone, mixed))
         torch.testing.assert_close(*weights, rtol=1e-5, atol=1e-6)
 
 
-def test_a_very_wrong_head_has_not_diverged():
+def test_large_losses_are_finite():
     logits = torch.tensor([[[0.0, 500.0]], [[500.0, 0.0]]])
     _, losses = residuals(logits, torch.tensor([0, 0]))
     assert losses.isfinite().all() and losses > 40
 
 
-def test_state_continues_bit_for_bit():
+def test_a_resumed_state_continues_bit_for_bit():
     features, labels = problem(7, torch.float32)
     recipe = HeadSettings(optimizer="lars", entry="batch_norm")
-    whole, begun, resumed = (Heads(GRID, WIDTHS, 7, recipe, batch=64) for _ in range(3))
+    uninterrupted, stopped, resumed = (Heads(GRID, WIDTHS, 7, recipe, batch=64) for _ in range(3))
     for step in range(6):
-        whole.step(features, labels, factor(step))
-        (begun if step < 3 else resumed).step(features, labels, factor(step))
+        uninterrupted.step(features, labels, factor(step))
+        (stopped if step < 3 else resumed).step(features, labels, factor(step))
         if step == 2:
-            resumed.load({name: value.clone() for name, value in begun.state().items()})
-    assert whole.state().keys() == resumed.state().keys()
-    assert all(torch.equal(value, resumed.state()[name]) for name, value in whole.state().items())
+            resumed.load({name: value.clone() for name, value in stopped.state().items()})
+    assert uninterrupted.state().keys() == resumed.state().keys()
+    assert all(torch.equal(value, resumed.state()[name]) for name, value in uninterrupted.state().items())
 
 
-def test_a_kept_head_does_not_change():
+def test_a_copied_head_does_not_change():
     features, labels = problem(7, torch.float32)
     heads = Heads(GRID, WIDTHS, 7, HeadSettings(entry="batch_norm"), batch=64)
     heads.step(features, labels, 1.0)
-    kept, then = heads.copy_head(8), heads.logits(features)[:, 8]
+    copy, logits = heads.copy_head(8), heads.logits(features)[:, 8]
     heads.step(features, labels, 1.0)
-    torch.testing.assert_close(kept.logits(features)[:, 0], then)
-    assert not torch.allclose(heads.logits(features)[:, 8], then)
+    torch.testing.assert_close(copy.logits(features)[:, 0], logits)
+    assert not torch.allclose(heads.logits(features)[:, 8], logits)
 
 
-def test_groups_hold_neighbours_of_one_readout():
+def test_groups_hold_adjacent_heads_of_one_readout():
     assert group_heads(["a"] * 5 + ["b"] * 2, 3) == [range(0, 2), range(2, 5), range(5, 7)]
     assert group_heads(["a"], 100) == [range(0, 1)]
-    assert [len(places) for places in group_heads(["a"] * 45, 3)] == [3] * 15
+    assert [len(indices) for indices in group_heads(["a"] * 45, 3)] == [3] * 15

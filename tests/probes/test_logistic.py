@@ -44,11 +44,11 @@ def scipy_optimum(features, labels, classes, penalty):
 def test_blocks_do_not_change_the_objective(monkeypatch):
     features, labels = problem()
     weights = torch.randn(8, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-    whole = logistic.MemoryObjective(features, labels, 0.1).at(weights)
+    expected = logistic.MemoryObjective(features, labels, 0.1).at(weights)
     monkeypatch.setitem(logistic.BLOCK_LOGITS, "cpu", 28)  # 7 rows of 4 classes, which do not divide 60 rows
     blocks = logistic.MemoryObjective(features, labels, 0.1).at(weights)
-    assert blocks.objective == pytest.approx(whole.objective, rel=1e-13)
-    torch.testing.assert_close(blocks.gradient, whole.gradient)
+    assert blocks.objective == pytest.approx(expected.objective, rel=1e-13)
+    torch.testing.assert_close(blocks.gradient, expected.gradient)
     assert logistic.fit_lbfgs(features, labels, 4, 1e-3).gap <= 1e-6
 
 

@@ -1,4 +1,4 @@
-"""The low-shot task on image sets small enough to know the answer: draws, lists, metrics, warnings, bad input."""
+"""Low-shot evaluation on image sets so small that the outcome is known: subsets, lists, metrics, warnings, errors."""
 
 import json
 import shutil
@@ -23,19 +23,19 @@ from probes.tasks.lowshot import PROTOCOLS, LowShot
 SMALL = LowShot(shots=(1, 2), fractions=(0.5,), lambdas=(0.0025,))
 FIELDS = ("lambda", "lambda_effective", "lambda_convention", "objective", "gap", "iterations", "images")
 
-write_set = partial(coloured_folder, train=6, name="n{label}/n{label}_{number:04d}.png")  # names as in ImageNet
+write_set = partial(coloured_folder, train=6, name="n{label}/n{label}_{number:04d}.png")  # file names as in ImageNet
 
 
 def write_lists(folder, train, counts=(1, 2, 5), misnamed=True):
-    """MSN's folders of lists for a set written by `write_set`, drawn at random and nested."""
+    """MSN's folders of lists for a set of `write_set`, with nested random subsets."""
     for split in range(3):
-        place = folder / f"imagenet_subsets{split + 1}"
-        place.mkdir(parents=True)
+        subfolder = folder / f"imagenet_subsets{split + 1}"
+        subfolder.mkdir(parents=True)
         order = np.random.default_rng(split).permutation(len(train))
         for count in counts:
             chosen = [i for label in range(3) for i in order[train.labels[order] == label][:count]]
             name = "3imgs_class.txt" if misnamed and (split, count) == (2, 5) else f"{count}imgs_class.txt"
-            (place / name).write_text("".join(train.path(i).rpartition("/")[2] + "\n" for i in chosen))
+            (subfolder / name).write_text("".join(train.path(i).rpartition("/")[2] + "\n" for i in chosen))
     shutil.copy(folder / "imagenet_subsets1" / "2imgs_class.txt", folder / "imagenet_subsets1" / "1percent.txt")
     return str(folder)
 
@@ -64,8 +64,8 @@ def test_metrics_facts_and_per_image(export, tmp_path):
         assert outcome.numbers[f"top1_{shot}_std"] == pytest.approx(np.std(values))
         assert 100 * outcome.metrics[f"top1_{shot}"].per_image.mean() == pytest.approx(np.mean(values), abs=1e-4)
         assert len(outcome.metrics[f"top1_{shot}"].per_image) == 24
-    right = outcome.arrays["predicted"] == np.repeat(np.arange(3), 8)
-    assert 100 * right.mean() == pytest.approx(fits[0]["top1"]) and outcome.facts["predictions"] == "1shot of split 0"
+    correct = outcome.arrays["predicted"] == np.repeat(np.arange(3), 8)
+    assert 100 * correct.mean() == pytest.approx(fits[0]["top1"]) and outcome.facts["predictions"] == "1shot of split 0"
     assert 1 / 3 < outcome.arrays["confidence"].min() <= outcome.arrays["confidence"].max() <= 1
     nll = outcome.metrics["nll"]
     assert len(nll.per_image) == 24 and 0 < outcome.numbers["nll"] < np.log(3) and not nll.higher_is_better
@@ -74,7 +74,7 @@ def test_metrics_facts_and_per_image(export, tmp_path):
     assert outcome.facts["warnings"] == []
 
 
-def test_what_weights_say_of_features(monkeypatch):
+def test_predictions_and_losses_equal_softmax_regression(monkeypatch):
     monkeypatch.setattr(blocks, "READ_ROWS", 2)
     random = np.random.default_rng(0)
     rows, weights = random.normal(size=(5, 4)).astype(np.float32), random.normal(size=(4, 3))
@@ -91,62 +91,66 @@ def test_both_solvers_agree_on_digits(export, tmp_path):
     space = workspace(tmp_path, "digits:", limit=600)
     task = LowShot(shots=(5,), fractions=(0.1,), lambdas=(0.0025,))
     ours, papers = (replace(task, solver=solver).run(export, space) for solver in ("lbfgs", "cyanure"))
-    for one, other in zip(ours.facts["fits"], papers.facts["fits"], strict=True):
-        assert one["objective"] == pytest.approx(other["objective"], rel=1e-3)
-        assert other["gap"] <= 1e-3 and one["gap"] <= 1e-6
-        assert one["fingerprint"] == other["fingerprint"]
+    for fit, expected in zip(ours.facts["fits"], papers.facts["fits"], strict=True):
+        assert fit["objective"] == pytest.approx(expected["objective"], rel=1e-3)
+        assert expected["gap"] <= 1e-3 and fit["gap"] <= 1e-6
+        assert fit["fingerprint"] == expected["fingerprint"]
     for name in ("top1_5shot", "top1_10percent"):
         assert ours.numbers[name] == pytest.approx(papers.numbers[name], abs=1.0)
 
 
-def test_draws_are_nested_balanced_and_differ_between_splits_and_seeds():
+def test_subsets_are_nested_balanced_and_differ_between_splits_and_seeds():
     train = open_set("digits:", "train")
-    parts = {(part.name, part.split): part.images for part in draw_subsets(train, (1, 2, 5), (0.01,), 3, seed=0)}
+    subsets = {
+        (subset.name, subset.split): subset.images for subset in draw_subsets(train, (1, 2, 5), (0.01,), 3, seed=0)
+    }
     for split in range(3):
-        one, two, five = (set(paths(parts[f"{count}shot", split])) for count in (1, 2, 5))
+        one, two, five = (set(paths(subsets[f"{count}shot", split])) for count in (1, 2, 5))
         assert one < two < five and len(five) == 50
-        assert np.bincount(parts["5shot", split].labels).tolist() == [5] * 10
-    drawn = [frozenset(paths(parts["5shot", split])) for split in range(3)]
-    drawn += [frozenset(paths(part.images)) for part in draw_subsets(train, (5,), (), 3, seed=1)]
+        assert np.bincount(subsets["5shot", split].labels).tolist() == [5] * 10
+    drawn = [frozenset(paths(subsets["5shot", split])) for split in range(3)]
+    drawn += [frozenset(paths(subset.images)) for subset in draw_subsets(train, (5,), (), 3, seed=1)]
     assert len(set(drawn)) == 6
 
 
-def test_rows_are_found_whatever_was_extracted():
+def test_rows_of_a_subset_are_found_among_any_extracted_images():
     train = open_set("digits:", "train")
-    parts = [*draw_subsets(train, (2, 5), (0.02,), 3, seed=0), Subset(name="100percent", split=0, images=train)]
-    indices = subset_indices(train, parts)
-    assert [paths(train.subset(place, "")) for place in indices] == [paths(part.images) for part in parts]
+    subsets = [*draw_subsets(train, (2, 5), (0.02,), 3, seed=0), Subset(name="100percent", split=0, images=train)]
+    indices = subset_indices(train, subsets)
+    assert [paths(train.subset(chosen, "")) for chosen in indices] == [paths(subset.images) for subset in subsets]
     union = np.unique(np.concatenate(indices[:-1]))
     assert len(union) < sum(map(len, indices[:-1]))
-    for read in (np.arange(1, len(train)), union[1:]):  # the first image was unreadable
-        for place in indices[:-1]:
-            assert read[rows_of_images(place, read)].tolist() == [image for image in place if image in read]
+    for extracted in (np.arange(1, len(train)), union[1:]):  # the first image was unreadable
+        for chosen in indices[:-1]:
+            rows = rows_of_images(chosen, extracted)
+            assert extracted[rows].tolist() == [image for image in chosen if image in extracted]
 
 
-def test_large_sets_are_extracted_in_part_with_the_same_numbers(export, tmp_path, monkeypatch):
+def test_large_sets_are_extracted_partially_with_the_same_numbers(export, tmp_path, monkeypatch):
     task = LowShot(shots=(1, 2), fractions=(), lambdas=(0.0025,), splits=2)
-    whole = task.run(export, workspace(tmp_path / "a", "digits:"))
+    full = task.run(export, workspace(tmp_path / "a", "digits:"))
     monkeypatch.setattr(lowshot, "EXTRACT_ALL_UP_TO", 100)
-    part = task.run(export, workspace(tmp_path / "b", "digits:"))
-    assert whole.facts["train"]["images"] == 1297 and part.facts["train"]["images"] < 41
-    assert part.numbers == pytest.approx(whole.numbers, abs=0.5)
+    partial = task.run(export, workspace(tmp_path / "b", "digits:"))
+    assert full.facts["train"]["images"] == 1297 and partial.facts["train"]["images"] < 41
+    assert partial.numbers == pytest.approx(full.numbers, abs=0.5)
     again = task.run(export, workspace(tmp_path / "a", "digits:"))
     assert again.facts["train"]["images"] == 1297 and again.cost["forwards"] == 0
 
 
-def test_msns_lists_are_read_with_the_misnamed_one(export, tmp_path):
+def test_msns_lists_are_read_including_the_misnamed_one(export, tmp_path):
     url = write_set(tmp_path / "set")
     train = open_set(url, "train")
     lists = write_lists(tmp_path / "lists", train)
-    parts = {(part.name, part.split): part.images for part in draw_subsets(train, (1, 2, 5), (0.01,), 3, 0, lists)}
-    named = (tmp_path / "lists" / "imagenet_subsets3" / "3imgs_class.txt").read_text().split()
-    assert [path.rpartition("/")[2] for path in paths(parts["5shot", 2])] == named
-    assert len(parts["1percent", 0]) == 6
+    subsets = draw_subsets(train, (1, 2, 5), (0.01,), 3, 0, lists)
+    images = {(subset.name, subset.split): subset.images for subset in subsets}
+    listed = (tmp_path / "lists" / "imagenet_subsets3" / "3imgs_class.txt").read_text().split()
+    assert [path.rpartition("/")[2] for path in paths(images["5shot", 2])] == listed
+    assert len(images["1percent", 0]) == 6
     outcome = replace(SMALL, fractions=(0.01,), lists=lists).run(export, workspace(tmp_path, url))
     assert [fit["images"] for fit in outcome.facts["fits"]] == [3, 3, 3, 6, 6, 6, 6]
 
 
-def test_lists_that_are_absent_or_wrong(tmp_path):
+def test_missing_and_wrong_lists_are_refused(tmp_path):
     train = open_set(write_set(tmp_path / "set"), "train")
     lists = write_lists(tmp_path / "lists", train)
     with pytest.raises(ValueError, match=r"imagenet_subsets1/3imgs_class\.txt: no such list"):
@@ -161,10 +165,10 @@ def test_lists_that_are_absent_or_wrong(tmp_path):
         draw_subsets(train, (1,), (), 3, 0, lists)
 
 
-def test_an_undivided_lambda_is_doubted(export, tmp_path):
+def test_a_lambda_so_large_that_nothing_is_fitted_is_a_warning(export, tmp_path):
     space = workspace(tmp_path, write_set(tmp_path / "set"))
     outcome = replace(SMALL, lambda_convention="as is", lambdas=(10.0,)).run(export, space)
-    assert len(outcome.facts["warnings"]) == 3  # one a metric
+    assert len(outcome.facts["warnings"]) == 3  # one per metric
     assert "top1_1shot: nothing was fitted: the objective ends at 1.0" in outcome.facts["warnings"][0]
     assert "ln 3 = 1.0986" in outcome.facts["warnings"][0] and "divide lambda by n" in outcome.facts["warnings"][0]
     assert all(fit["lambda_effective"] == 10.0 for fit in outcome.facts["fits"])
@@ -179,7 +183,7 @@ def test_a_gap_above_tolerance_is_an_error(export, tmp_path, solver):
         task.run(export, space)
 
 
-def test_several_lambdas_have_their_own_metrics(export, tmp_path):
+def test_each_lambda_has_its_metrics(export, tmp_path):
     space = workspace(tmp_path, "digits:", limit=300)
     task = LowShot(shots=(2,), fractions=(), lambdas=(0.1, 0.001))
     both = task.run(export, space)
@@ -188,20 +192,20 @@ def test_several_lambdas_have_their_own_metrics(export, tmp_path):
     assert both.facts["fits"][1]["objective"] == pytest.approx(alone.facts["fits"][0]["objective"], rel=2e-6)
 
 
-def test_held_out_training_images_choose(export, tmp_path):
+def test_the_lambda_is_chosen_on_held_out_training_images(export, tmp_path):
     space = workspace(tmp_path, "digits:", limit=500)
     task = LowShot(shots=(), fractions=(1.0,), lambdas=(1e4, 1e-3, 1e-2), holdout=0.2, preprocess="none", norm=True)
     outcome = task.run(export, space)
     (fit,) = outcome.facts["fits"]
-    tops = {entry["lambda"]: entry["top1"] for entry in fit["holdout"]}
-    assert tops[fit["lambda"]] == max(tops.values()) > tops[1e4]
+    accuracies = {entry["lambda"]: entry["top1"] for entry in fit["holdout"]}
+    assert accuracies[fit["lambda"]] == max(accuracies.values()) > accuracies[1e4]
     assert list(outcome.metrics) == ["top1_100percent", "nll"] and fit["images"] == 500
     assert task.run(export, space).facts["fits"] == outcome.facts["fits"]
     with pytest.raises(ValueError, match=r"holding out 0\.2 of 10 images .* --set lowshot\.holdout=0"):
         replace(task, shots=(1,), fractions=()).run(export, space)
 
 
-def test_features_without_direction_are_zero_and_said(export, tmp_path):
+def test_constant_features_are_set_to_zero_and_counted(export, tmp_path):
     rows = np.array([[3.3, 3.3, 3.3], [0, 0, 0], [1, 2, 4]], np.float32)
     centred, count = prepare_rows(rows, "centre_and_normalise")
     assert count == 2 and not centred[:2].any()
@@ -213,16 +217,16 @@ def test_features_without_direction_are_zero_and_said(export, tmp_path):
     assert count == 0 and np.array_equal(kept, rows) and kept is not rows
 
 
-def test_a_class_of_one_image_leaves_out_what_is_not_possible(export, tmp_path):
+def test_shots_that_a_class_does_not_have_are_left_out_with_a_warning(export, tmp_path):
     url = write_set(tmp_path / "set", train=6)
     for path in sorted((tmp_path / "set/train/n1").iterdir())[1:]:
         path.unlink()
-    space, whole = workspace(tmp_path, url), replace(SMALL, shots=(1, 2, 5))
-    found, alone = whole.run(export, space), replace(SMALL, shots=(1,)).run(export, space)
-    assert found.numbers == alone.numbers
-    assert list(found.metrics) == ["top1_1shot", "top1_1shot_std", "top1_50percent", "nll"]
-    (warning,) = set(found.facts["warnings"]) - set(alone.facts["warnings"])
-    assert "2 and 5 images per class left out" in warning and "'n1' has 1" in warning
+    space = workspace(tmp_path, url)
+    outcome, alone = (replace(SMALL, shots=shots).run(export, space) for shots in ((1, 2, 5), (1,)))
+    assert outcome.numbers == alone.numbers
+    assert list(outcome.metrics) == ["top1_1shot", "top1_1shot_std", "top1_50percent", "nll"]
+    (warning,) = set(outcome.facts["warnings"]) - set(alone.facts["warnings"])
+    assert "2 and 5 images per class" in warning and "'n1' has 1" in warning
     chosen = LowShot(shots=(), fractions=(1.0,), lambdas=(1e-3, 1e-2), holdout=0.4)
     outcome = chosen.run(export, space)
     assert "'n1'" in outcome.facts["warnings"][0] and len(outcome.facts["fits"][0]["holdout"]) == 2
@@ -230,7 +234,7 @@ def test_a_class_of_one_image_leaves_out_what_is_not_possible(export, tmp_path):
 
 def test_a_class_with_too_few_or_no_images_is_named(export, tmp_path):
     url = write_set(tmp_path / "set", train=4)
-    with pytest.raises(ValueError, match=r"5 images per class requested, but class 'n0' has 4 .*--set lowshot\.shots=4"):
+    with pytest.raises(ValueError, match=r"'n0' has 4 .*--set lowshot\.shots=4"):
         replace(SMALL, shots=(5,), fractions=()).run(export, workspace(tmp_path, url))
     with pytest.raises(ValueError, match="class 'n0' has no training image"):
         SMALL.run(export, workspace(tmp_path, url, limit=1))
@@ -242,31 +246,31 @@ def test_a_class_with_too_few_or_no_images_is_named(export, tmp_path):
         SMALL.run(export, workspace(tmp_path, write_set(tmp_path / "one", classes=1)))
 
 
-def test_the_benchs_own_protocol_reads_images_as_k_nn_does(export, tmp_path):
+def test_the_bench_protocol_shares_the_transform_of_knn(export, tmp_path):
     space = workspace(tmp_path, "digits:")
     tasks = (PROTOCOLS["lowshot@bench"].task, Knn(), PROTOCOLS["lowshot@moca"].task)
     ours, knns, mocas = (transform_of(export, space, task) for task in tasks)
     assert ours == knns != mocas
 
 
-def test_published_lists_lie_beside_the_images(export, tmp_path):
-    """MSN's folders in the root of the set, where a protocol finds them without a setting; SimCLR's 10 % too."""
+def test_published_lists_are_found_beside_the_images(export, tmp_path):
+    """MSN's folders and SimCLR's 10 % in the root of the image set are found without a setting."""
     url = write_set(tmp_path / "images", train=10)
     train = open_set(url, "train")
     write_lists(tmp_path / "lists", train)
     write_lists(tmp_path / "images", train)
-    named, beside = (
+    from_folder, published = (
         draw_subsets(train, (1, 2, 5), (0.01,), 3, 0, lists) for lists in (str(tmp_path / "lists"), PUBLISHED_LISTS)
     )
-    assert [part.images.fingerprint for part in named] == [part.images.fingerprint for part in beside]
+    assert [subset.images.fingerprint for subset in from_folder] == [subset.images.fingerprint for subset in published]
     outcome = replace(SMALL, shots=(1, 2, 5), fractions=(0.01,), lists=PUBLISHED_LISTS).run(
         export, workspace(tmp_path, url)
     )
-    assert len(outcome.facts["fits"]) == len(named)
+    assert len(outcome.facts["fits"]) == len(from_folder)
     names = [Path(train.path(index)).name for index in range(3)]
     (tmp_path / "images/imagenet_subsets").mkdir()
     (tmp_path / "images/imagenet_subsets/10percent.txt").write_text("\n".join(names))
     listed = draw_share(train.subset(np.arange(20), "x"), 0.1, 0, PUBLISHED_LISTS)
     assert [Path(listed.path(index)).name for index in range(len(listed))] == names
-    with pytest.raises(ValueError, match=r"^digits:: the published lists name ImageNet's files and lie beside them"):
+    with pytest.raises(ValueError, match=r"^digits:: the published lists"):
         draw_subsets(open_set("digits:", "train"), (1,), (), 3, 0, PUBLISHED_LISTS)

@@ -202,7 +202,7 @@ def test_a_plan_leaves_out_probes_of_single_labels(export, tmp_path):
     assert [line.partition(" ")[0] for line in lines] == ["voc"]
     on_tiny = {f"{protocol.name} on tiny" for protocol in transfer}
     assert {job.title for job in jobs} == {"logreg@dinov2 on voc"} | on_tiny
-    with pytest.raises(ValueError, match=r"voc=digits:: its images have several labels, .* add logreg@dinov2 to"):
+    with pytest.raises(ValueError, match=r"voc=digits:: .*logreg@dinov2"):
         plan_jobs(tmp_path, space, [loaded], data, choose_protocols("knn@dino", catalogue()))
 
 
