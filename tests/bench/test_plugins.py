@@ -208,7 +208,7 @@ def test_a_request_for_a_broken_plugin_is_refused_in_one_line(words, named, plug
 
 
 def test_a_built_in_extension_that_fails_is_named_with_file_and_line(tmp_path, monkeypatch):
-    """Also when all importers are loaded: without one of them, a checkpoint might be recognized as another source's."""
+    """Also when all importers are loaded: without one of them, a checkpoint might be recognised as another source's."""
     path = tmp_path / "failing_importer.py"
     path.write_text('"""An importer."""\n\nSOURCE = nowhere\n')
     monkeypatch.syspath_prepend(tmp_path)

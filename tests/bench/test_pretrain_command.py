@@ -89,7 +89,7 @@ def test_a_dry_run_prints_the_whole_plan_and_writes_nothing(pretrain, tmp_path):
     assert out.endswith("nothing was trained or written (--dry-run)\n")
 
 
-def test_a_dry_run_shows_only_settings_of_the_chosen_optimizer(pretrain):
+def test_a_dry_run_shows_only_settings_of_the_chosen_optimiser(pretrain):
     assert "momentum = " not in pretrain("--dry-run")[1].replace("teacher_momentum", "")
     out = pretrain("--dry-run", "--set", "optimizer=lars")[1]
     assert "    momentum = 0.9\n" in out and "betas = " not in out
@@ -288,7 +288,7 @@ def test_online_probes_equal_bench_run_and_do_not_change_the_training(pretrain, 
 
 
 def test_a_collapse_is_reported_in_one_warning(pretrain, tmp_path):
-    """On unlabelled images of nearly one color, which have no held-out split."""
+    """On unlabelled images of nearly one colour, which have no held-out split."""
     folder = tmp_path / "alike"
     folder.mkdir()
     for number in range(40):

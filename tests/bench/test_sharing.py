@@ -151,7 +151,7 @@ def test_licences_are_names_of_spdx_and_the_hub():
         licence_of({"licence": "CC-BY-NC-4.0"}, "MIT")
 
 
-def test_imagenet_is_recognized_by_its_numbers_of_images():
+def test_imagenet_is_recognised_by_its_numbers_of_images():
     data = DataUsed(name="in1k", url="folder:/x", images={"train": 1281167, "val": 50000})
     result = made_result(made_checkpoint(), made_metrics({"top1": 80.0}), data=data)
     assert list(card_files(CardSubject(used=result.checkpoint), [result], Publication())) == [
