@@ -92,8 +92,7 @@ if __name__ == "__main__":
     folder = Path(sys.argv[1])
     if sys.argv[2:] == ["stop"]:
         with start_world("cpu"):  # one connection for all runs
-            line = json.dumps(stop_and_continue(folder)) + "\n"
-        os.write(1, line.encode())  # in one piece, since the other process writes to the same pipe
+            sys.stdout.write(json.dumps(stop_and_continue(folder)) + "\n")
     elif len(sys.argv) > 2:
         trainer.SAVE_EVERY, interruptions.SAVE_SHARE = 0.0, 1.0
         for step in map(int, sys.argv[2:]):

@@ -114,4 +114,4 @@ if __name__ == "__main__":
         output = ""
     else:
         output = numbers_json(run_probes(folder, protocols))
-    os.write(1, f"{output}\n".encode())  # in one piece, since the other process writes to the same pipe
+    sys.stdout.write(f"{output}\n")

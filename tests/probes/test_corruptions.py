@@ -82,7 +82,7 @@ def test_elastic_transforms_equal_opencvs(severity):
         warped, np.float32(columns + right), np.float32(rows + down), cv2.INTER_LINEAR, borderMode=cv2.BORDER_REFLECT
     )
     difference = np.abs(pixels("elastic_transform", severity) - theirs)
-    assert difference.mean() < 1 and np.quantile(difference, 0.999) < 4  # OpenCV's places are in 32nds of a pixel
+    assert difference.mean() < 1 and np.quantile(difference, 0.999) < 4  # OpenCV rounds positions to 1/32 of a pixel
 
 
 def test_all_corruptions_of_the_benchmark_are_generated_in_its_order():

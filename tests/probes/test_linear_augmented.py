@@ -1,4 +1,4 @@
-"""Training on augmented images: the crops, their independence of workers, and what the heads are given."""
+"""Linear probes on augmented images: crops, their independence of workers, and the batches that heads receive."""
 
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -37,7 +37,7 @@ TORCHVISION = {"bilinear": InterpolationMode.BILINEAR, "bicubic": InterpolationM
 
 
 @pytest.mark.parametrize("interpolation", TORCHVISION)
-def test_pixels_are_torchvisions_of_the_same_window(interpolation):
+def test_crops_equal_torchvisions_of_the_same_window(interpolation):
     images = open_set("tiny:", "train")
     numbers = np.arange(len(images))
     transform = TrainTransform(
@@ -57,7 +57,7 @@ def test_pixels_are_torchvisions_of_the_same_window(interpolation):
 
 
 class Recorder:
-    """A consumer of the stream that records its batches."""
+    """A consumer of the feature stream that records its batches."""
 
     readouts = MappingProxyType({name: kinds_of(name, norm=True) for name in ("avg", "cls2")})
     kinds = tuple(dict.fromkeys(kind for kinds in readouts.values() for kind in kinds))
@@ -79,39 +79,40 @@ def stream_of(export, images, workers=1, seed=0, skip_bad=False, shuffle_window=
 
 
 def after_epoch(export, *consumers, epoch=0, images=None, **settings):
-    """The consumers after an epoch of one stream."""
+    """The consumers, after one epoch of a stream that they share."""
     features = stream_of(export, images or open_set("digits:", "train"), **settings)
     features.run(epoch, consumers, lambda: None)
     return consumers
 
 
-def equal(one, other, rtol=0.0, atol=0.0):
-    """Whether two consumers were given the same batches."""
-    for (features, labels), (others, others_labels) in zip(one.batches, other.batches, strict=True):
-        assert torch.equal(labels, others_labels)
+def assert_same_batches(consumer, expected, rtol=0.0, atol=0.0):
+    for (features, labels), (expected_features, expected_labels) in zip(
+        consumer.batches, expected.batches, strict=True
+    ):
+        assert torch.equal(labels, expected_labels)
         for name, value in features.items():
-            torch.testing.assert_close(value, others[name], rtol=rtol, atol=atol)
+            torch.testing.assert_close(value, expected_features[name], rtol=rtol, atol=atol)
 
 
-def test_heads_are_given_every_image_once_in_windows_of_shards(export, tmp_path):
-    """In an order of which theirs is a part; alone, from the midst of an epoch, and with more threads."""
+def test_heads_receive_every_image_once_in_windows_of_shards(export, tmp_path):
+    """The order of a subset is a part of the full order; also alone, resumed within an epoch, and with more threads."""
     images = open_set(in_shards(tmp_path / "shards", images=digits(60)), "train")
     settings = dict(images=images, shuffle_window=2, epoch=1)
     rows = np.arange(0, 60, 2)
-    part, whole = after_epoch(export, Recorder(rows), Recorder(np.arange(60)), **settings)
-    everything = joined_order(windowed(shards_of(images), 2, 0, 1), 2)
-    assert sorted(everything) == list(range(60)) and list(everything) != list(shuffled(60, 0, 1))
-    for consumer, order in ((part, everything[everything % 2 == 0]), (whole, everything)):
+    subset, full = after_epoch(export, Recorder(rows), Recorder(np.arange(60)), **settings)
+    full_order = joined_order(windowed(shards_of(images), 2, 0, 1), 2)
+    assert sorted(full_order) == list(range(60)) and list(full_order) != list(shuffled(60, 0, 1))
+    for consumer, order in ((subset, full_order[full_order % 2 == 0]), (full, full_order)):
         assert torch.cat([labels for _, labels in consumer.batches]).tolist() == images.labels[order].tolist()
     (alone,) = after_epoch(export, Recorder(rows), workers=2, **settings)
-    equal(alone, part, rtol=1e-4, atol=1e-5)
-    (rest,) = after_epoch(export, Recorder(np.arange(60), iteration=1), **settings)
-    whole.batches = whole.batches[1:]
-    equal(rest, whole, rtol=1e-4, atol=1e-5)
+    assert_same_batches(alone, subset, rtol=1e-4, atol=1e-5)
+    (resumed,) = after_epoch(export, Recorder(np.arange(60), iteration=1), **settings)
+    full.batches = full.batches[1:]
+    assert_same_batches(resumed, full, rtol=1e-4, atol=1e-5)
 
 
-def test_tasks_of_other_windows_train_beside_each_other(export, tmp_path):
-    """Each on an order of its own, as it does alone; shards that were packed otherwise are another training."""
+def test_tasks_with_different_windows_train_together_as_alone(export, tmp_path):
+    """Each in the order that it has alone; the training of differently packed shards has another key."""
     splits = {split: open_set("digits:", split).limited(60) for split in ("train", "val")}
     for name, shards in (("one", 6), ("other", 3)):
         for split, images in splits.items():
@@ -123,27 +124,27 @@ def test_tasks_of_other_windows_train_beside_each_other(export, tmp_path):
     losses = [outcome.metrics["nll"].value for outcome in alone.values()]
     assert len({round(loss, 6) for loss in losses}) == 3
     assert [together[number].metrics["nll"].value for number in range(3)] == pytest.approx(losses, rel=1e-3)
-    packed = [
+    keys = [
         [task.probe(export, workspace(tmp_path, f"wds:{tmp_path / name}")).key.get("shards") for task in tasks]
         for name in ("one", "other")
     ]
-    assert packed[0] == [None, packed[0][1], packed[0][1]] and packed[1] == [None, packed[1][1], packed[1][1]]
-    assert len({None, packed[0][1], packed[1][1]}) == 3
+    assert all(key == [None, key[1], key[1]] for key in keys)
+    assert len({None, keys[0][1], keys[1][1]}) == 3
 
 
-def test_windows_that_cannot_be(export, tmp_path):
-    with pytest.raises(ValueError, match=r"^shuffle_window=2 is for heads that train on random crops"):
+def test_impossible_windows_are_refused(export, tmp_path):
+    with pytest.raises(ValueError, match=r"^shuffle_window=2 "):
         replace(SMALL, shuffle_window=2, augment=False)
-    with pytest.raises(ValueError, match=r"^a shuffle window of 2 shards: digits: is not stored in shards[^\n]*$"):
+    with pytest.raises(ValueError, match=r"^a shuffle window of 2 shards: digits: [^\n]*$"):
         replace(SMALL, shuffle_window=2).run(export, workspace(tmp_path, "digits:"))
 
 
-def test_heads_are_given_every_image_once_in_the_order_of_the_epoch(export):
+def test_heads_receive_every_image_once_in_the_order_of_the_epoch(export):
     images = open_set("digits:", "train")
     rows = np.arange(0, 100, 2)
     (consumer,) = after_epoch(export, Recorder(rows), epoch=3)
-    everything = np.random.RandomState([0, 3]).permutation(len(images))
-    order = everything[np.isin(everything, rows)]
+    full_order = np.random.RandomState([0, 3]).permutation(len(images))
+    order = full_order[np.isin(full_order, rows)]
     assert sorted(order) == list(rows) and list(order) != list(rows)
     assert [len(labels) for _, labels in consumer.batches] == [20, 20, 10]
     assert torch.cat([labels for _, labels in consumer.batches]).tolist() == images.labels[order].tolist()
@@ -153,34 +154,36 @@ def test_heads_are_given_every_image_once_in_the_order_of_the_epoch(export):
     pixels = torch.stack([transform(images, index) for index in order])
     backbone = Backbone(export)
     layers = backbone.views(backbone.prepare(pixels), [(-1, True), (-2, True)])
-    last, before = layers[-1, True], layers[-2, True]
-    found = {name: torch.cat([features[name] for features, _ in consumer.batches]) for name in Recorder.readouts}
-    torch.testing.assert_close(found["avg"], last.avg, rtol=1e-4, atol=1e-5)
-    torch.testing.assert_close(found["cls2"], torch.cat([before.cls, last.cls], dim=1), rtol=1e-4, atol=1e-5)
+    last, second_last = layers[-1, True], layers[-2, True]
+    received = {name: torch.cat([features[name] for features, _ in consumer.batches]) for name in Recorder.readouts}
+    torch.testing.assert_close(received["avg"], last.avg, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(received["cls2"], torch.cat([second_last.cls, last.cls], dim=1), rtol=1e-4, atol=1e-5)
 
 
 def test_workers_change_no_bit(export):
-    (one,), (three,) = (after_epoch(export, Recorder(np.arange(60)), workers=workers) for workers in (1, 3))
-    equal(one, three)
+    (one_worker,), (three_workers,) = (
+        after_epoch(export, Recorder(np.arange(60)), workers=workers) for workers in (1, 3)
+    )
+    assert_same_batches(one_worker, three_workers)
 
 
-def test_company_changes_nothing_but_roundings_and_every_image_is_computed_once(export):
-    """Other images held out, other batches, incomplete ones left out."""
+def test_consumers_share_forward_passes_and_receive_the_same_batches_as_alone(export):
+    """Consumers differ in held-out images, in batch size and in whether they drop incomplete batches."""
 
     def consumers():
         return [Recorder(np.arange(100)), Recorder(np.arange(3, 90), 32, drop_last=True), Recorder(np.arange(0, 99, 4))]
 
     together = after_epoch(export, *consumers(), workers=2)
-    assert [each.stream_forwards for each in together] == [100, 100, 100]
-    assert [each.augmented_forwards for each in together] == [34, 33, 33]
-    for one, other in zip(consumers(), together, strict=True):
-        (alone,) = after_epoch(export, one)
-        assert alone.augmented_forwards == len(alone.train_indices) - 23 * (alone.plan.drop_last)
-        equal(alone, other, rtol=1e-5, atol=1e-6)
+    assert [consumer.stream_forwards for consumer in together] == [100, 100, 100]
+    assert [consumer.augmented_forwards for consumer in together] == [34, 33, 33]
+    for consumer, shared in zip(consumers(), together, strict=True):
+        (alone,) = after_epoch(export, consumer)
+        assert alone.augmented_forwards == len(alone.train_indices) - 23 * alone.plan.drop_last
+        assert_same_batches(alone, shared, rtol=1e-5, atol=1e-6)
 
 
-def test_augmentations_share_what_is_decoded_and_change_nothing(export, tmp_path, monkeypatch):
-    """Each consumer is given what it is given alone, and of each image there is one decoding."""
+def test_augmentations_share_decoded_images_and_change_nothing(export, tmp_path, monkeypatch):
+    """Each consumer receives what it does alone, and each image is decoded once."""
     images = open_set(coloured_folder(tmp_path, 12), "train")
     decoded = []
     monkeypatch.setattr(sets, "decode_rgb", lambda data, path: decoded.append(path) or decode_rgb(data, path))
@@ -188,41 +191,39 @@ def test_augmentations_share_what_is_decoded_and_change_nothing(export, tmp_path
     def consumers():
         mae = Augmentation(rule="mae", interpolation="bicubic")
         policy = replace(PLAIN, policy="rand-m9", erase=0.5)
-        kinds = [Recorder(np.arange(30), augmentation=each) for each in (PLAIN, mae, policy)]
-        return [*kinds, Recorder(np.arange(5, 36), augmentation=mae, iteration=1)]
+        recorders = [Recorder(np.arange(30), augmentation=augmentation) for augmentation in (PLAIN, mae, policy)]
+        return [*recorders, Recorder(np.arange(5, 36), augmentation=mae, iteration=1)]
 
     together = after_epoch(export, *consumers(), images=images, workers=2)
     assert sorted(decoded) == sorted(images.path(index) for index in range(len(images)))
-    assert [each.stream_forwards for each in together] == [36, 36, 36, 36] and sum(
-        each.augmented_forwards for each in together
-    ) == 108
-    for one, other in zip(consumers(), together, strict=True):
-        (alone,) = after_epoch(export, one, images=images)
-        equal(alone, other, rtol=1e-5, atol=1e-6)
+    assert [consumer.stream_forwards for consumer in together] == [36, 36, 36, 36]
+    assert sum(consumer.augmented_forwards for consumer in together) == 108
+    for consumer, shared in zip(consumers(), together, strict=True):
+        (alone,) = after_epoch(export, consumer, images=images)
+        assert_same_batches(alone, shared, rtol=1e-5, atol=1e-6)
 
 
-def test_an_epoch_goes_on_with_the_same_bits(export):
-    """A consumer behind the others is given its own batches, and chunks that all have had are not computed again."""
+def test_a_resumed_epoch_has_the_same_bits(export):
+    """A consumer that is behind receives its own batches; chunks that all have received are not computed again."""
     rows = np.arange(100)
-    whole, _ = after_epoch(export, Recorder(rows), Recorder(rows, 50))
-    rest, over = after_epoch(export, Recorder(rows, iteration=3), Recorder(rows, 50, iteration=2))
-    whole.batches, behind = whole.batches[3:], 100 - 60 + 60 % 7
-    equal(whole, rest)
-    assert over.batches == [] and rest.stream_forwards == behind
+    uninterrupted, _ = after_epoch(export, Recorder(rows), Recorder(rows, 50))
+    resumed, finished = after_epoch(export, Recorder(rows, iteration=3), Recorder(rows, 50, iteration=2))
+    uninterrupted.batches, forwards_left = uninterrupted.batches[3:], 100 - 60 + 60 % 7
+    assert_same_batches(uninterrupted, resumed)
+    assert finished.batches == [] and resumed.stream_forwards == forwards_left
     (done,) = after_epoch(export, Recorder(rows, iteration=5))
     assert done.batches == [] and done.stream_forwards == 0
 
 
-def test_slow_heads_hold_the_cores_back(monkeypatch):
-    """While the heads are busy, MAX_WAITING_CHUNKS chunks may wait; the core that brings one more waits itself. None is
-    lost."""
+def test_slow_heads_make_extraction_wait(monkeypatch):
+    """While the heads are busy, MAX_WAITING_CHUNKS chunks may wait; the thread with one more waits. None is lost."""
     monkeypatch.setattr(stream, "MAX_WAITING_CHUNKS", 2)
-    busy, go_on, consumed = threading.Event(), threading.Event(), []
+    busy, resume, consumed = threading.Event(), threading.Event(), []
 
-    def consume(places, rows, bad):
+    def consume(positions, rows, bad):
         busy.set()
-        assert go_on.wait(60)
-        consumed.append((places, rows[:, 0, 0].tolist()))
+        assert resume.wait(60)
+        consumed.append((positions, rows[:, 0, 0].tolist()))
 
     spans = {number: range(5 * number, 5 * number + 5) for number in range(4)}
     gatherer = ChunkGatherer(spans, (1, 2), consume, World(), torch.device("cpu"))
@@ -232,12 +233,12 @@ def test_slow_heads_hold_the_cores_back(monkeypatch):
         assert busy.wait(60)
         gatherer.add(chunks[1])
         gatherer.add(chunks[2])
-        held_back = pool.submit(gatherer.add, chunks[3])
+        last = pool.submit(gatherer.add, chunks[3])
         with pytest.raises(TimeoutError):
-            held_back.result(timeout=0.2)
-        go_on.set()
+            last.result(timeout=0.2)
+        resume.set()
         heads.result(timeout=60)
-        held_back.result(timeout=60)
+        last.result(timeout=60)
     assert consumed == [(span, [number] * 5) for number, span in spans.items()]
 
 
@@ -262,7 +263,7 @@ def test_a_separable_set_is_solved(export, tmp_path):
     assert sizes["forward passes"] == outcome.cost["augmented_forwards"] + outcome.cost["forwards"]
 
 
-def test_an_unreadable_image_stops_or_is_left_out(export, tmp_path):
+def test_an_unreadable_image_is_an_error_or_left_out(export, tmp_path):
     space = workspace(tmp_path, coloured_folder(tmp_path / "set", train=20))
     task = replace(SMALL, select="val")
     broken = sorted((tmp_path / "set" / "train").rglob("*.png"))[5]
@@ -275,19 +276,18 @@ def test_an_unreadable_image_stops_or_is_left_out(export, tmp_path):
     assert list(outcome.facts["train"]["skipped"]) == [str(broken)]
 
 
-def test_unreadable_images_that_choose_are_counted_too(export, tmp_path):
+def test_unreadable_held_out_images_are_recorded(export, tmp_path):
     space = workspace(tmp_path, coloured_folder(tmp_path / "set", train=20), skip_bad=True)
     train = open_set(space.data, "train")
-    held = held_out(train, SMALL.holdout, space.seed)
-    trained_on = np.setdiff1d(np.arange(len(train)), held)
-    broken = [train.path(index) for index in (trained_on[7], held[1])]
+    held_out_rows = held_out(train, SMALL.holdout, space.seed)
+    training_rows = np.setdiff1d(np.arange(len(train)), held_out_rows)
+    broken = [train.path(index) for index in (training_rows[7], held_out_rows[1])]
     for path in map(Path, broken):
         path.write_bytes(path.read_bytes()[:60])
     assert list(SMALL.run(export, space).facts["train"]["skipped"]) == broken
 
 
-def test_the_fast_decoder_trains_on_crops_of_its_own_and_says_so(export, tmp_path):
-    """Beside the exact training in one cache; on JPEG files, where the two differ."""
+def test_the_fast_decoder_is_recorded_and_repeatable(export, tmp_path):
     data = coloured_folder(tmp_path / "images")
     outcomes = [SMALL.run(export, workspace(tmp_path, data, decode=decode)) for decode in ("exact", "fast", "fast")]
     transforms = [outcome.facts["train"]["transform"] for outcome in outcomes]
