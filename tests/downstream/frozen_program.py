@@ -1,4 +1,4 @@
-"""Run as a program, by torchrun: tasks on frozen patches; every process prints their metrics.
+"""Run tasks on frozen patches under torchrun; every process prints their metrics.
 
 frozen_program.py FOLDER
 """
@@ -40,8 +40,8 @@ TASKS: dict[str, tuple[Task, str]] = {
 }
 
 
-def numbers(folder: Path, world: World) -> dict[str, dict[str, float]]:
-    """Metrics of every task."""
+def compute_metrics(folder: Path, world: World) -> dict[str, dict[str, float]]:
+    """Metrics of every task, by name."""
     metrics = {}
     for name, (task, url) in TASKS.items():
         metrics[name] = task.run(export_of(), workspace(folder, url, world=world)).numbers
@@ -49,6 +49,6 @@ def numbers(folder: Path, world: World) -> dict[str, dict[str, float]]:
 
 
 if __name__ == "__main__":
-    with start_world("cpu") as connected:
-        line = json.dumps(numbers(Path(sys.argv[1]), connected)) + "\n"
-    os.write(1, line.encode())  # whole, beside the other processes'
+    with start_world("cpu") as world:
+        line = json.dumps(compute_metrics(Path(sys.argv[1]), world)) + "\n"
+    os.write(1, line.encode())  # one write, so that lines of several processes do not mix

@@ -28,7 +28,7 @@ from downstream.tasks.maskrcnn_coco import PROTOCOLS as MASK
 
 def compiled_operators() -> ModuleType | None:
     """mmcv's own operators, or None."""
-    if operators.operators_in_use() == "compiled":
+    if operators.install_operators() == "compiled":
         return sys.modules[operators.EXTENSION]
     if "MMCV_EXT" not in os.environ:
         return None

@@ -1,4 +1,4 @@
-"""What dense tasks count for `bench plan`, beside the steps and operations of a training that really runs."""
+"""Work that dense tasks count for `bench plan`, against steps and FLOPs of real trainings."""
 
 from dataclasses import replace
 
@@ -22,12 +22,12 @@ SEGMENTER = replace(CITY["segmenter_linear@smoke"].task, images=6, epochs=4, bat
 MASKRCNN = replace(MASK["maskrcnn@smoke"].task, epochs=4, batch=2, channels=8, hidden=16, proposals=(16, 16))
 
 
-def counts(task) -> dict[str, float]:
+def work_counts(task) -> dict[str, float]:
     return {part.kind: part.count for part in task.cost(SCALE).parts}
 
 
 def test_steps_evaluations_and_states_are_counted():
-    assert counts(UPERNET) == {
+    assert work_counts(UPERNET) == {
         "libraries": 1,
         "start": 1,
         "training": 160,
@@ -36,25 +36,23 @@ def test_steps_evaluations_and_states_are_counted():
         "evaluation": 8,
         "closing": 20_000,
     }
-    parts = counts(SEGMENTER)  # two rates on the first of two splits
+    parts = work_counts(SEGMENTER)  # two learning rates on the first of two splits, one on the other
     assert (parts["start"], parts["training"], parts["states"]) == (3, 3 * 4 * 6, 3 * 8)
     assert parts["evaluation"] == 3 * 2 * 8
-    parts = counts(MASKRCNN)
+    parts = work_counts(MASKRCNN)
     assert (parts["training"], parts["states"], parts["evaluation"]) == (4 * 24, 24, 8)
 
 
-def test_windows_of_an_image():
+def test_window_count():
     assert window_count(2048, 1024, 768, 512) == 4 * 2  # Cityscapes under Segmenter
-    assert (
-        window_count(683, 512, 512, 341) == 2
-        and window_count(96, 64, 48, 48) == 2 * 2
-        and window_count(30, 20, 32, 16) == 1
-    )
+    assert window_count(683, 512, 512, 341) == 2
+    assert window_count(96, 64, 48, 48) == 2 * 2
+    assert window_count(30, 20, 32, 16) == 1
 
 
 @pytest.mark.parametrize(("head", "frozen"), [("upernet", False), ("linear", True)])
-def test_operations_of_segmentation_are_those_of_a_step(head, frozen):
-    """Forward and back count three times what is trained; a frozen network once."""
+def test_segmentation_flops_are_those_of_a_step(head, frozen):
+    """Forward and backward pass cost three times the forward pass; a frozen network only has the latter."""
     task, export = replace(UPERNET, head=head), export_of()
     flops = task.model_flops(export.spec, 10)
     with quiet_libraries():
@@ -65,43 +63,43 @@ def test_operations_of_segmentation_are_those_of_a_step(head, frozen):
         heads = [model.decode_head, *([model.auxiliary_head] if model.with_auxiliary_head else [])]
         sum(head(maps).sum() for head in heads).backward()
 
-    operations = count_flops(step)[1] / 2
-    # The gradient of the images themselves is not computed, that of the fused attention computes its weights anew.
-    assert flops["training"] == pytest.approx(operations, rel=0.1)
+    measured = count_flops(step)[1] / 2
+    # Not exact: images need no gradient, and the backward pass of fused attention recomputes its weights.
+    assert flops["training"] == pytest.approx(measured, rel=0.1)
     assert (flops["training"] < 3 * forward_flops(export.spec)) == frozen
 
 
-def test_operations_of_a_linear_head_are_those_of_its_product():
-    """One linear layer on the four maps side by side, at each patch: of 4 x 4 patches, 4 D numbers and K classes."""
+def test_flops_of_a_linear_head_are_those_of_its_product():
+    """One linear layer from the concatenated four maps (4 D) to K classes, at each of 4 x 4 patches."""
     task, spec = replace(UPERNET, head="linear"), export_of().spec
-    flops, looks = task.model_flops(spec, 10), window_count(*task.val_size, 32, 32)
+    flops, windows = task.model_flops(spec, 10), window_count(*task.val_size, 32, 32)
     head, backbone = 2 * 16 * 4 * spec.width * 10, pytest.approx(forward_flops(spec), rel=0.01)
-    assert flops["training"] - 3 * head == backbone and flops["evaluation"] / looks - head == backbone
+    assert flops["training"] - 3 * head == backbone and flops["evaluation"] / windows - head == backbone
 
 
-def test_a_box_head_costs_its_convolution_and_layers():
-    """Of R regions, 7 x 7 cells of C channels: a 3 x 3 convolution, H hidden numbers, classes and boxes of each."""
+def test_flops_of_box_and_mask_heads_grow_with_the_regions():
+    """Box head: 7 x 7 cells of C channels, a 3 x 3 convolution, H hidden units, classes and boxes."""
     spec, regions, channels, hidden, classes = export_of().spec, MASKRCNN.regions, 8, 16, 10
-    more = replace(MASKRCNN, regions=2 * regions).model_flops(spec, classes)["training"]
+    with_twice_the_regions = replace(MASKRCNN, regions=2 * regions).model_flops(spec, classes)["training"]
     box = 2 * 49 * 9 * channels**2 + 2 * 49 * channels * hidden + 2 * hidden * (classes + 1 + 4 * classes)
     mask_cells = 14 * 14
     mask = 2 * mask_cells * 9 * channels**2 + 2 * mask_cells * 4 * channels**2 + 2 * 4 * mask_cells * channels * classes
-    one = MASKRCNN.model_flops(spec, classes)["training"]
-    assert more - one == 3 * (regions * box + regions // 4 * mask)
+    with_regions = MASKRCNN.model_flops(spec, classes)["training"]
+    assert with_twice_the_regions - with_regions == 3 * (regions * box + regions // 4 * mask)
 
 
 @pytest.mark.parametrize(
     ("task", "data"), [(UPERNET, "tiny-ade20k:"), (SEGMENTER, "tiny-cityscapes:"), (MASKRCNN, "tiny-coco:")]
 )
-def test_a_benchmark_times_every_kind_of_work(task, data, tmp_path):
+def test_benchmark_times_every_kind_of_work(task, data, tmp_path):
     seconds = task.benchmark(export_of(), workspace(tmp_path, data), 0.1)
     assert seconds.keys() == {part.kind for part in task.cost(SCALE).parts}
-    assert all(unit >= 0 for unit in seconds.values()) and seconds["training"] > 0 < seconds["evaluation"]
+    assert all(value >= 0 for value in seconds.values()) and seconds["training"] > 0 < seconds["evaluation"]
 
 
 @pytest.mark.parametrize("task", [ADE["upernet@mae"].task, MASK["maskrcnn@extrema"].task], ids=lambda task: task.KEY)
-def test_a_smaller_training_has_fewer_operations(task):
-    """A step that is too long to be timed is made at a smaller size."""
+def test_a_smaller_task_has_fewer_flops(task):
+    """A step that takes too long is timed at a smaller size."""
     spec = export_of().spec
-    whole, small = task.model_flops(spec, 10), task.smaller(0.25).model_flops(spec, 10)
-    assert all(0 < small[kind] < whole[kind] for kind in ("training", "evaluation"))
+    full, small = task.model_flops(spec, 10), task.smaller(0.25).model_flops(spec, 10)
+    assert all(0 < small[kind] < full[kind] for kind in ("training", "evaluation"))

@@ -1,7 +1,5 @@
-"""The detection tasks end to end on drawn scenes: what they train, report, keep and refuse."""
+"""Detection tasks end to end on generated scenes: training, results, resuming, warnings and errors."""
 
-import os
-import signal
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -9,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from toy_scenes import PLAIN, SPECS, export_of, refused, workspace
+from toy_scenes import PLAIN, SPECS, export_of, kill_at_call, task_refusal, workspace
 
 from downstream.metrics.scores import average_precisions
 from downstream.models.operators import quiet_libraries
@@ -43,14 +41,6 @@ TASKS = {name: replace(task, **SMALL) for name, task in SMOKE.items()}
 MASKRCNN = TASKS["maskrcnn"]
 
 
-@pytest.fixture
-def trained(monkeypatch):
-    """(model, plan) of every training, in order."""
-    seen, run = [], running._train
-    monkeypatch.setattr(running, "_train", lambda *values: (seen.append((values[0], values[3])), run(*values))[1])
-    return seen
-
-
 @pytest.mark.parametrize(
     ("settings", "file"),
     [
@@ -58,8 +48,8 @@ def trained(monkeypatch):
         (Cascade(), "cascade-mask-rcnn_r50_fpn.py"),
     ],
 )
-def test_heads_and_rules_are_mmdets(settings, file):
-    """At the default settings all but the box heads, which are iBOT's."""
+def test_default_configuration_equals_mmdets(settings, file):
+    """All but the box heads, which are iBOT's."""
     base = Config.fromfile(detectors.BASES / file).model
     ours = detectors.detector_config(settings, 80, synchronised=False)
     assert ours.rpn_head.pop("num_convs") == 1
@@ -69,8 +59,8 @@ def test_heads_and_rules_are_mmdets(settings, file):
     assert ours == base
 
 
-def test_the_rules_of_the_base_files_are_the_published_ones():
-    """Another version of mmdet that changed them would change the protocols."""
+def test_values_from_mmdets_base_files_are_the_published_ones():
+    """A version of mmdet with other values would change the protocols."""
     config = detectors.detector_config(Cascade(), 80, synchronised=False)
     stages, rpn, test = config.train_cfg.rcnn, config.train_cfg.rpn, config.test_cfg
     assert [stage.assigner.pos_iou_thr for stage in stages] == [0.5, 0.6, 0.7]
@@ -81,7 +71,7 @@ def test_the_rules_of_the_base_files_are_the_published_ones():
 
 
 @pytest.mark.parametrize(("name", "kept"), [("extrema", 2000), ("ibot", 2000), ("mae", 1000)])
-def test_proposals_are_the_sources(name, kept):
+def test_proposal_counts_equal_the_official_ones(name, kept):
     """CAE configs/_base_/models/mask_rcnn_vit_fpn.py:90-98 and iBOT's base file; mmdet's own 1000 in ViTDet's."""
     config = detectors.detector_config(MASK[f"maskrcnn@{name}"].task, 80, synchronised=False)
     training, testing = config.train_cfg.rpn_proposal, config.test_cfg.rpn
@@ -89,44 +79,43 @@ def test_proposals_are_the_sources(name, kept):
     assert (testing.nms_pre, testing.max_per_img) == (1000, 1000)
 
 
-def test_batch_norm_over_fewer_images_than_the_recipes_is_said(tmp_path, capfd):
-    """At the start of the training, and with the result."""
+def test_batch_norm_over_fewer_images_than_in_the_recipe_is_warned_of(tmp_path, capfd):
+    """Before the training and in the result."""
     task = replace(MASKRCNN, epochs=1, milestones=())
-    parts, whole = (
+    accumulated, whole = (
         task.run(export_of(), workspace(tmp_path, "tiny-coco:", limit=4, batch_size=size)).facts for size in (2, 4)
     )
-    (line,) = parts["warnings"]
-    assert line.startswith("batch norm covers 2 images, but all 4 of a step in the recipe: start 2 processes")
-    assert parts["batch"]["batch_norm_over"] == 2 and whole["batch"]["batch_norm_over"] == 4
+    (line,) = accumulated["warnings"]
+    assert "batch norm covers 2 images" in line and "start 2 processes" in line
+    assert accumulated["batch"]["batch_norm_over"] == 2 and whole["batch"]["batch_norm_over"] == 4
     assert whole["warnings"] == [] and capfd.readouterr().err.count(line) == 1
 
 
 @pytest.mark.parametrize("task", TASKS)
-def test_a_detector_trains_and_keeps_what_its_numbers_are_of(task, tmp_path, trained):
+def test_detectors_train_and_keep_the_arrays_behind_their_metrics(task, tmp_path, trainings):
     export = export_of()
     outcome = TASKS[task].run(export, workspace(tmp_path, "tiny-coco:"))
     arrays = outcome.arrays
-    assert (
-        arrays["classes"].shape == (8, 10) and arrays["boxes"].shape == (8, 10, 4) and arrays["objects"].shape == (8, 4)
-    )
+    shapes = {name: arrays[name].shape for name in ("classes", "boxes", "objects")}
+    assert shapes == {"classes": (8, 10), "boxes": (8, 10, 4), "objects": (8, 4)}
     for kind in ("box", "mask"):
         ours = average_precisions(arrays, kind, np.ones((1, 8)))
         for name, values in ours.items():
             assert outcome.numbers[f"{kind}_{name}"] == pytest.approx(values[0], abs=1e-9)
     assert all(metric.resampled is not None for metric in outcome.metrics.values())
-    model, plan = trained[0]
+    model, plan = trainings[0]
     assert (plan.start.steps, plan.start.steps_per_epoch, plan.schedule.schedule.milestones) == (4, 2, (1,))
-    sizes = TASKS[task].summary(export.spec, {"train": 8, "val": 8})
-    assert (sizes["steps"], sizes["epochs"]) == ("up to 4", 2)
-    assert sizes["evaluations"] == len(outcome.facts["evaluations"][0])
+    summary = TASKS[task].summary(export.spec, {"train": 8, "val": 8})
+    assert (summary["steps"], summary["epochs"]) == ("up to 4", 2)
+    assert summary["evaluations"] == len(outcome.facts["evaluations"][0])
     trunk = {name: model.get_parameter(f"backbone.vit.trunk.{name}") for name in export.tensors}
-    still = {name for name, tensor in trunk.items() if torch.equal(tensor, export.tensors[name])}
-    assert still == {"norm.weight", "norm.bias"}
+    unchanged = {name for name, tensor in trunk.items() if torch.equal(tensor, export.tensors[name])}
+    assert unchanged == {"norm.weight", "norm.bias"}
     assert outcome.facts["train"]["images"] == 8 and outcome.facts["val"]["images"] == 8
 
 
 @pytest.mark.parametrize("task", TASKS)
-def test_boxes_alone_are_trained_and_scored_without_masks(task, tmp_path, trained):
+def test_detectors_train_on_boxes_without_masks(task, tmp_path, trainings):
     outcome = replace(TASKS[task], epochs=1, milestones=()).run(
         export_of(), workspace(tmp_path, "tiny-vocboxes:", limit=4)
     )
@@ -134,64 +123,46 @@ def test_boxes_alone_are_trained_and_scored_without_masks(task, tmp_path, traine
     assert outcome.facts["floor"]["prediction"] == "nothing"
     assert not any("mask" in name for name in outcome.arrays) and outcome.arrays["box_hits"].shape[0] == 4
     assert any("only boxes" in line for line in outcome.facts["warnings"])
-    assert not trained[0][0].with_mask
+    assert not trainings[0][0].with_mask
 
 
-def test_things_are_learnt(tmp_path):
-    """Guesses have an average precision near 0."""
+def test_training_learns_to_detect_objects(tmp_path):
+    """The average precision of guesses is near 0."""
     task = replace(SMOKE["maskrcnn"], epochs=1, milestones=())
     numbers = task.run(export_of(), workspace(tmp_path, "tiny-coco:", limit=None)).numbers
     assert numbers["box_AP50"] > 10 and numbers["mask_AP50"] > 10
 
 
 @pytest.mark.parametrize("name", ["relative", "class attention"])
-def test_other_architectures_and_bfloat16(name, tmp_path):
+def test_other_architectures_train_in_bfloat16(name, tmp_path):
     task = replace(MASKRCNN, epochs=1, milestones=(), augment="crops", crop_short=(48,), crop=(24, 40))
     outcome = task.run(export_of(SPECS[name]), workspace(tmp_path, "tiny-coco:", precision="bfloat16", limit=4))
     assert outcome.facts["detections"] > 0 and np.isfinite(list(outcome.numbers.values())).all()
 
 
-def killed(folder: Path, count: int) -> None:
-    """Run in a process that dies before its `count`th iteration."""
-    child = os.fork()
-    if not child:
-        calls, original = [], running.IterationHook.before_train_iter
-
-        def dying(self, *values, **settings):
-            calls.append(1)
-            if len(calls) == count:
-                os.kill(os.getpid(), signal.SIGKILL)
-            return original(self, *values, **settings)
-
-        running.IterationHook.before_train_iter = dying
-        again(folder)
-        os._exit(0)
-    assert os.waitpid(child, 0)[1] == signal.SIGKILL
-
-
-def again(folder: Path, **settings):
+def train_cascade(folder: Path, **settings):
     return replace(TASKS["cascade"], drop_path=0.3).run(export_of(), workspace(folder, "tiny-coco:", **settings))
 
 
 @pytest.mark.exhaustive
-def test_killed_and_continued(tmp_path, monkeypatch):
-    """Two images at once, two parts of a step: the bits of an uninterrupted training."""
-    quiet = again(tmp_path / "quiet")
-    killed(tmp_path / "killed", count=6)
-    seen, original = [], running.IterationHook.before_train_iter
+def test_killed_training_resumes_with_the_same_bits(tmp_path, monkeypatch):
+    uninterrupted = train_cascade(tmp_path / "uninterrupted")
+    kill_at_call(running.IterationHook, "before_train_iter", 6, lambda: train_cascade(tmp_path / "killed"))
+    iterations, original = [], running.IterationHook.before_train_iter
 
     def recording(self, runner, batch_idx, data_batch=None):
         original(self, runner, batch_idx, data_batch)
-        seen.append(batch_idx)
+        iterations.append(batch_idx)
 
     monkeypatch.setattr(running.IterationHook, "before_train_iter", recording)
-    resumed = again(tmp_path / "killed")
-    assert seen == [4, 5, 6, 7] and resumed.facts == quiet.facts and dict(resumed.metrics) == dict(quiet.metrics)
-    assert all(np.array_equal(values, quiet.arrays[name]) for name, values in resumed.arrays.items())
+    resumed = train_cascade(tmp_path / "killed")
+    assert iterations == [4, 5, 6, 7]
+    assert resumed.facts == uninterrupted.facts and dict(resumed.metrics) == dict(uninterrupted.metrics)
+    assert all(np.array_equal(values, uninterrupted.arrays[name]) for name, values in resumed.arrays.items())
 
 
-def test_what_cannot_be_trained_is_said_in_a_line(tmp_path):
-    assert "the loss is nan in step" in refused(replace(MASKRCNN, lr=1e20, warmup=0), "tiny-coco:", tmp_path)
-    assert "this task needs coco:ROOT" in refused(MASKRCNN, "tiny-ade20k:", tmp_path)
+def test_diverged_trainings_and_unsuitable_inputs_are_refused(tmp_path):
+    assert "the loss is nan in step" in task_refusal(replace(MASKRCNN, lr=1e20, warmup=0), "tiny-coco:", tmp_path)
+    assert "coco:ROOT" in task_refusal(MASKRCNN, "tiny-ade20k:", tmp_path)
     odd = replace(PLAIN, patch_size=14, image_size=28)
-    assert "patches of 14 px" in refused(MASKRCNN, "tiny-coco:", tmp_path, odd)
+    assert "patches of 14 px" in task_refusal(MASKRCNN, "tiny-coco:", tmp_path, odd)

@@ -1,4 +1,4 @@
-"""The segmentation tasks end to end on drawn scenes: what they train, report, keep and refuse."""
+"""Segmentation tasks end to end on generated scenes: training, results, reuse, warnings and errors."""
 
 from dataclasses import replace
 
@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from toy_scenes import SPECS, export_of, refused, workspace
+from toy_scenes import SPECS, export_of, task_refusal, workspace
 
 from downstream.data.scenes import tiny_folder
 from downstream.metrics.scores import scores
@@ -26,16 +26,8 @@ LINEAR = replace(
 )
 
 
-@pytest.fixture
-def trained(monkeypatch):
-    """(model, plan) of every training, in order."""
-    seen, run = [], running._train
-    monkeypatch.setattr(running, "_train", lambda *values: (seen.append((values[0], values[3])), run(*values))[1])
-    return seen
-
-
 @pytest.mark.parametrize("name", SPECS)
-def test_upernet_takes_every_architecture(name, tmp_path):
+def test_upernet_trains_on_every_architecture(name, tmp_path):
     outcome = UPERNET.run(export_of(SPECS[name]), workspace(tmp_path, "tiny-ade20k:"))
     areas = outcome.arrays["areas"]
     assert areas.shape == (8, 150, 3) and outcome.numbers == scores(areas)
@@ -47,7 +39,7 @@ def test_upernet_takes_every_architecture(name, tmp_path):
 
 
 def test_training_beats_an_untrained_head(tmp_path):
-    """On the frozen network: one step at a rate of nothing leaves the head as drawn."""
+    """On the frozen network. One step at a learning rate near 0 leaves the head at its initialisation."""
     linear = replace(UPERNET, head="linear", lr=2e-2, steps=40, norm=True)
     export = export_of()
     before = replace(linear, steps=1, warmup=0, lr=1e-12).run(export, workspace(tmp_path, "tiny-ade20k:"))
@@ -56,56 +48,57 @@ def test_training_beats_an_untrained_head(tmp_path):
     assert after.numbers["mIoU"] > 2 * before.numbers["mIoU"]
 
 
-def test_no_rate_keeps_pretrained_weights(tmp_path, trained):
-    """Building the Runner and training must not initialise the network again."""
+def test_a_learning_rate_near_0_keeps_the_pretrained_weights(tmp_path, trainings):
+    """mmengine's Runner must not initialise the network again."""
     export = export_of()
     replace(UPERNET, lr=1e-30, weight_decay=0.0).run(export, workspace(tmp_path, "tiny-ade20k:"))
-    model, _ = trained[0]
+    model, _ = trainings[0]
     for name, tensor in export.tensors.items():
         assert torch.allclose(model.get_parameter(f"backbone.vit.trunk.{name}"), tensor, rtol=0, atol=1e-20), name
 
 
-def test_every_trained_weight_moves_and_the_frozen_do_not(tmp_path, trained):
+def test_all_weights_but_the_frozen_ones_change(tmp_path, trainings):
     export = export_of()
     replace(UPERNET, train_positions=False, drop_path=0.0).run(export, workspace(tmp_path, "tiny-ade20k:"))
-    model, _ = trained[0]
+    model, _ = trainings[0]
     trunk = {name: model.get_parameter(f"backbone.vit.trunk.{name}") for name in export.tensors}
-    still = {name for name, tensor in trunk.items() if torch.equal(tensor, export.tensors[name])}
-    assert still == {"pos_embed", "norm.weight", "norm.bias"}
+    unchanged = {name for name, tensor in trunk.items() if torch.equal(tensor, export.tensors[name])}
+    assert unchanged == {"pos_embed", "norm.weight", "norm.bias"}
 
 
-def test_accumulation_keeps_the_batch(tmp_path, trained):
-    whole, cut = (
+def test_gradient_accumulation_keeps_the_batch_size(tmp_path, trainings):
+    at_once, accumulated = (
         UPERNET.run(export_of(), workspace(tmp_path, "tiny-ade20k:", batch_size=size)).facts["batch"] for size in (4, 3)
     )
-    assert (whole["at_once"], whole["accumulated"]) == (4, 1) and (cut["at_once"], cut["accumulated"]) == (2, 2)
-    assert (whole["batch_norm_over"], cut["batch_norm_over"]) == (4, 2)
-    first, second = (plan for _, plan in trained)
+    assert (at_once["at_once"], at_once["accumulated"]) == (4, 1)
+    assert (accumulated["at_once"], accumulated["accumulated"]) == (2, 2)
+    assert (at_once["batch_norm_over"], accumulated["batch_norm_over"]) == (4, 2)
+    first, second = (plan for _, plan in trainings)
     assert first.batch == second.batch == 4
     assert len(list((tmp_path / "cache").rglob("finished"))) == 2
-    sizes = UPERNET.summary(SPECS["plain"], {"train": 8, "val": 8})
-    assert sizes == {"crop": 32, "epochs": "2.0", "steps": first.start.steps, "batch": 4, "evaluations": 1}
+    summary = UPERNET.summary(SPECS["plain"], {"train": 8, "val": 8})
+    assert summary == {"crop": 32, "epochs": "2.0", "steps": first.start.steps, "batch": 4, "evaluations": 1}
 
 
-def test_one_run_at_a_time_does_a_training(tmp_path, monkeypatch):
-    held, run, read = [], running._train, running._read_result
+def test_a_training_is_locked_while_it_runs_and_is_read(tmp_path, monkeypatch):
+    locks, train, read_result = [], running._train, running._read_result
 
-    def locked_while(work):
-        def wrapped(*values):
-            evaluations = next(value for value in values if isinstance(value, running.EvaluationHook))
-            held.append(evaluations.folder.with_suffix(".lock"))
-            assert is_locked(held[-1])
-            return work(*values)
+    def check_lock(function):
+        def checked(*arguments):
+            evaluations = next(value for value in arguments if isinstance(value, running.EvaluationHook))
+            locks.append(evaluations.folder.with_suffix(".lock"))
+            assert is_locked(locks[-1])
+            return function(*arguments)
 
-        return wrapped
+        return checked
 
-    monkeypatch.setattr(running, "_train", locked_while(run))
-    monkeypatch.setattr(running, "_read_result", locked_while(read))
+    monkeypatch.setattr(running, "_train", check_lock(train))
+    monkeypatch.setattr(running, "_read_result", check_lock(read_result))
     UPERNET.run(export_of(), workspace(tmp_path, "tiny-ade20k:"))
-    assert len(held) == 2 and not is_locked(held[0])
+    assert len(locks) == 2 and not is_locked(locks[0])
 
 
-def test_a_finished_training_is_read_and_not_repeated(tmp_path, trained, monkeypatch):
+def test_a_finished_training_is_not_repeated(tmp_path, trainings, monkeypatch):
     first = UPERNET.run(export_of(), workspace(tmp_path, "tiny-ade20k:"))
     monkeypatch.setattr(running, "build_runner", lambda *values: pytest.fail("trained again"))
     second = UPERNET.run(export_of(), workspace(tmp_path, "tiny-ade20k:"))
@@ -113,81 +106,71 @@ def test_a_finished_training_is_read_and_not_repeated(tmp_path, trained, monkeyp
     assert not list(tmp_path.rglob("states"))
 
 
-def test_a_run_is_quiet_and_keeps_a_log(tmp_path, capfd):
+def test_a_run_prints_progress_alone_and_keeps_a_log(tmp_path, capfd):
     outcome = replace(UPERNET, steps=20).run(export_of(), workspace(tmp_path, "tiny-ade20k:"))
-    said = capfd.readouterr()
-    assert said.out == "" and all(line.startswith(("upernet on tiny", "evaluating")) for line in said.err.splitlines())
+    printed = capfd.readouterr()
+    assert printed.out == ""
+    assert all(line.startswith(("upernet on tiny", "evaluating")) for line in printed.err.splitlines())
     log = next((tmp_path / "cache" / "upernet_ade20k").rglob("*.log")).read_text()
     assert "Iter(train) [10/20]" in log and f"mIoU: {outcome.numbers['mIoU']:.4f}" in log
 
 
-def test_the_rate_is_searched_on_the_first_split_and_kept(tmp_path, trained):
+def test_learning_rate_is_searched_on_the_first_split_alone(tmp_path, trainings):
     outcome = LINEAR.run(export_of(), workspace(tmp_path, "tiny-cityscapes:"))
-    labels = [plan.label for _, plan in trained]
+    labels = [plan.label for _, plan in trainings]
     assert [label.rpartition("-")[2] for label in labels] == ["seed12345", "seed12345", "seed23456"]
     best = outcome.facts["learning_rate"]
-    found = {each["lr"]: each["mIoU"] for each in outcome.facts["per_learning_rate"]}
-    assert found[best] == max(found.values()) and f"lr {best:g}" in labels[2]
+    mious = {trial["lr"]: trial["mIoU"] for trial in outcome.facts["per_learning_rate"]}
+    assert mious[best] == max(mious.values()) and f"lr {best:g}" in labels[2]
     areas = [outcome.arrays[f"areas_{number}"] for number in range(2)]
-    assert outcome.numbers["mIoU"] == pytest.approx(np.mean([scores(each)["mIoU"] for each in areas]))
-    spread = outcome.metrics["mIoU_std"]
-    assert (spread.deviation_of, spread.higher_is_better, spread.resampled) == ("mIoU", None, None)
+    assert outcome.numbers["mIoU"] == pytest.approx(np.mean([scores(of_split)["mIoU"] for of_split in areas]))
+    deviation = outcome.metrics["mIoU_std"]
+    assert (deviation.deviation_of, deviation.higher_is_better, deviation.resampled) == ("mIoU", None, None)
     assert [len(history) for history in outcome.facts["evaluations"]] == [2, 2]
-    assert not any(parameter.requires_grad for parameter in trained[0][0].backbone.parameters())
-    sizes = LINEAR.summary(SPECS["plain"], {"train": 8, "val": 8})
-    assert (sizes["trainings"], sizes["training images"], sizes["evaluations of each"]) == (len(trained), 6, 2)
-    assert {sizes["steps of each"]} == {plan.start.steps for _, plan in trained}
+    assert not any(parameter.requires_grad for parameter in trainings[0][0].backbone.parameters())
+    summary = LINEAR.summary(SPECS["plain"], {"train": 8, "val": 8})
+    assert (summary["trainings"], summary["training images"], summary["evaluations of each"]) == (len(trainings), 6, 2)
+    assert {summary["steps of each"]} == {plan.start.steps for _, plan in trainings}
     assert outcome.facts["batch"]["batch_norm_over"] is None and outcome.facts["warnings"] == []
 
 
-def test_label_ids_give_the_same_numbers(tmp_path):
-    task, city = replace(LINEAR, lr=(0.1,), splits=(1,), epochs=1), tiny_folder("cityscapes", tmp_path)
-    first = task.run(export_of(), workspace(tmp_path / "a", f"cityscapes:{city}"))
-    for path in city.rglob("*_labelTrainIds.png"):
-        path.unlink()
-    second = task.run(export_of(), workspace(tmp_path / "b", f"cityscapes:{city}"))
-    assert dict(first.metrics) == dict(second.metrics)
-
-
-def test_the_mask_transformer_and_bfloat16(tmp_path, trained):
+def test_mask_transformer_trains_in_bfloat16(tmp_path, trainings):
     task = replace(LINEAR, decoder="mask", lr=(0.03,), splits=(1,), drop_path=0.1, report="best")
     outcome = task.run(export_of(), workspace(tmp_path, "tiny-cityscapes:", precision="bfloat16"))
-    head = trained[0][0].decode_head
+    head = trainings[0][0].decode_head
     assert len(head.layers) == 1 and outcome.facts["chosen_on"] == ["evaluation: validation images"]
-    best = max(outcome.facts["evaluations"][0].values(), key=lambda found: found["mIoU"])
+    best = max(outcome.facts["evaluations"][0].values(), key=lambda metrics: metrics["mIoU"])
     assert outcome.numbers == best and outcome.metrics["mIoU"].chosen_on_val
-    weight = trained[0][0].get_parameter("backbone.vit.trunk.blocks.0.mlp.fc1.weight")
+    weight = trainings[0][0].get_parameter("backbone.vit.trunk.blocks.0.mlp.fc1.weight")
     assert weight.dtype == torch.float32 and not torch.equal(weight, export_of().tensors["blocks.0.mlp.fc1.weight"])
 
 
 @pytest.mark.parametrize("workers", [0, 1])
-def test_a_mask_that_does_not_fit_is_named(tmp_path, workers):
+def test_masks_with_unknown_values_are_named(tmp_path, workers):
     ade = tiny_folder("ade20k", tmp_path)
     for path in (ade / "annotations" / "training").iterdir():
         Image.fromarray(np.full((64, 96), 151, np.uint8)).save(path)
-    said = refused(UPERNET, f"ade20k:{ade}", tmp_path, workers=workers)
-    assert (
-        said.startswith(f"{ade}/annotations/training/ADE_")
-        and "the mask holds the value 151, allowed are 0 to 150, 255" in said
-    )
+    message = task_refusal(UPERNET, f"ade20k:{ade}", tmp_path, workers=workers)
+    assert message.startswith(f"{ade}/annotations/training/ADE_")
+    assert "value 151, allowed are 0 to 150, 255" in message
 
 
-def test_a_loss_that_is_not_finite_stops(tmp_path):
-    assert "the loss is nan in step" in refused(replace(UPERNET, lr=1e20), "tiny-ade20k:", tmp_path)
+def test_a_non_finite_loss_stops_the_training(tmp_path):
+    assert "the loss is nan in step" in task_refusal(replace(UPERNET, lr=1e20), "tiny-ade20k:", tmp_path)
     assert not list(tmp_path.rglob("finished"))
 
 
-def test_running_out_of_memory_says_what_to_lower(tmp_path, monkeypatch):
-    def full(self, runner, batch_idx, data_batch=None):
+def test_running_out_of_memory_names_the_batch_size_option(tmp_path, monkeypatch):
+    def out_of_memory(self, runner, batch_idx, data_batch=None):
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
 
-    monkeypatch.setattr(running.IterationHook, "before_train_iter", full)
-    said = refused(UPERNET, "tiny-ade20k:", tmp_path)
-    assert "out of memory with 4 images at once on cpu: lower --batch-size" in said
+    monkeypatch.setattr(running.IterationHook, "before_train_iter", out_of_memory)
+    message = task_refusal(UPERNET, "tiny-ade20k:", tmp_path)
+    assert "4 images at once on cpu: lower --batch-size" in message
 
 
-def test_one_image_at_once_is_too_few_for_batch_norm(tmp_path):
-    assert "give --batch-size 2 or more" in refused(UPERNET, "tiny-ade20k:", tmp_path, batch_size=1)
+def test_one_image_at_a_time_is_too_few_for_batch_norm(tmp_path):
+    assert "--batch-size 2 or more" in task_refusal(UPERNET, "tiny-ade20k:", tmp_path, batch_size=1)
 
 
 @pytest.mark.parametrize("workers", [0, 1])
@@ -198,17 +181,18 @@ def test_an_unreadable_file_is_named(tmp_path, workers, file):
     ade = tiny_folder("ade20k", tmp_path)
     (ade / file).write_bytes((ade / file).read_bytes()[:100])
     task = replace(UPERNET, head="linear", steps=2)
-    said = refused(task, f"ade20k:{ade}", tmp_path, workers=workers)
-    assert said.startswith(f"{ade}/{file}: cannot be read (") and said.endswith("; replace the file")
+    message = task_refusal(task, f"ade20k:{ade}", tmp_path, workers=workers)
+    assert message.startswith(f"{ade}/{file}: cannot be read (")
 
 
-def test_options_of_classified_images_are_refused(tmp_path):
-    assert "run them without --skip-bad; `bench data check tiny-ade20k:`" in refused(
-        UPERNET, "tiny-ade20k:", tmp_path, skip_bad=True
-    )
-    assert "without --decode fast" in refused(UPERNET, "tiny-ade20k:", tmp_path, decode="fast")
+@pytest.mark.parametrize(
+    ("settings", "option"), [({"skip_bad": True}, "--skip-bad"), ({"decode": "fast"}, "--decode fast")]
+)
+def test_options_for_classified_images_are_refused(settings, option, tmp_path):
+    assert f"without {option}" in task_refusal(UPERNET, "tiny-ade20k:", tmp_path, **settings)
 
 
-def test_sets_of_another_kind_are_refused(tmp_path):
-    assert "this task needs ade20k:ROOT" in refused(UPERNET, "tiny-cityscapes:", tmp_path)
-    assert "there are 8 training images, not 100" in refused(replace(LINEAR, images=100), "tiny-cityscapes:", tmp_path)
+def test_sets_of_another_layout_or_too_few_images_are_refused(tmp_path):
+    assert "ade20k:ROOT" in task_refusal(UPERNET, "tiny-cityscapes:", tmp_path)
+    too_many = replace(LINEAR, images=100)
+    assert "8 training images, not 100" in task_refusal(too_many, "tiny-cityscapes:", tmp_path)

@@ -1,5 +1,8 @@
-"""Toy exports of every architecture that dense tasks read, and settings under which a training takes seconds."""
+"""Toy exports of every architecture that dense tasks support, workspaces, refusals and kills of tasks."""
 
+import os
+import signal
+from collections.abc import Callable
 from dataclasses import replace
 
 import torch
@@ -29,7 +32,7 @@ SPECS = {
     "shared": replace(BEIT, relative_position="shared"),
     "class attention": replace(PLAIN, class_token=False, class_position=False, class_attention=2, final_norm="class"),
 }
-# EVA-02's and DINOv3's positions
+# Position embeddings of EVA-02 and DINOv3.
 ROTARY = {
     "eva02": replace(
         PLAIN, architecture="eva02_base_patch14_224", width=24, rotary="axial", rotary_grid=4, key_bias=False
@@ -51,7 +54,7 @@ ROTARY = {
 
 
 def export_of(spec: ViTSpec = PLAIN, seed: int = 0) -> ViTExport:
-    """Random weights, position tables included."""
+    """An export of random weights, also for position tables."""
     torch.manual_seed(seed)
     vit = ViT(spec)
     for name, parameter in vit.named_parameters():
@@ -60,11 +63,30 @@ def export_of(spec: ViTSpec = PLAIN, seed: int = 0) -> ViTExport:
     return ViTExport.from_vit(vit, Preparation())
 
 
-def refused(task, data: str, folder, spec: ViTSpec = PLAIN, **settings) -> str:
+def task_refusal(task, data: str, folder, spec: ViTSpec = PLAIN, **settings) -> str:
     """The one line with which a task refuses its scenes, its network or its settings."""
     return refusal(task.run, export_of(spec), workspace(folder, data, **settings))
 
 
 def workspace(folder, data: str, **settings) -> Workspace:
-    """A workspace below `folder`, on eight scenes."""
+    """A workspace in `folder`, limited to eight scenes."""
     return Workspace(cache=folder / "cache", data=data, **{"limit": 8, **settings})
+
+
+def kill_at_call(owner: type, method: str, count: int, work: Callable[[], object]) -> None:
+    """Do `work` in a forked process that is killed at the `count`th call of a method, before the call."""
+    child = os.fork()
+    if not child:
+        calls, original = 0, getattr(owner, method)
+
+        def count_calls(self, *arguments, **settings):
+            nonlocal calls
+            calls += 1
+            if calls == count:
+                os.kill(os.getpid(), signal.SIGKILL)
+            return original(self, *arguments, **settings)
+
+        setattr(owner, method, count_calls)
+        work()
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == signal.SIGKILL
