@@ -1,7 +1,7 @@
-"""The device of the tests in this folder: the GPU; without one, the emulated GPU of emulated.py.
+"""The device of the tests in this folder: the GPU, or without one the emulated GPU of emulated.py.
 
-BENCH_TEST_DEVICE=cuda, emulated or cpu chooses. Tests marked `gpu` need a real one and are skipped elsewhere; naming
-another device runs those of them that can run there, to show that they are right.
+BENCH_TEST_DEVICE=cuda, emulated or cpu selects another. Tests marked `gpu` need a real GPU and are skipped without one;
+with BENCH_TEST_DEVICE set, those of them that can run on that device do, which checks the tests themselves.
 """
 
 import os
@@ -15,19 +15,19 @@ from emulated import KIND, emulated_gpu
 
 from engine.precision import keep_float32_exact
 
-sys.path += [str(Path(__file__).parents[1] / name) for name in ("probes", "downstream")]  # their toys
+sys.path += [str(Path(__file__).parents[1] / name) for name in ("probes", "downstream")]  # helpers of their tests
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
-        elsewhere = "BENCH_TEST_DEVICE" in os.environ and "on_gpu" in item.fixturenames
-        if item.get_closest_marker("gpu") and KIND != "cuda" and not elsewhere:
+        runs_anywhere = "BENCH_TEST_DEVICE" in os.environ and "on_gpu" in item.fixturenames
+        if item.get_closest_marker("gpu") and KIND != "cuda" and not runs_anywhere:
             item.add_marker(pytest.mark.skip(reason="no GPU"))
 
 
 @pytest.fixture
 def on_gpu():
-    """A context in which "cuda" is the device, and its name: `with on_gpu() as device`."""
+    """A function that returns a context with the test's device: `with on_gpu() as device`."""
 
     @contextmanager
     def context() -> Iterator[str]:

@@ -1,12 +1,11 @@
-"""A GPU on a machine that has none: tensors that say they are on cuda:0, whose values CPU tensors hold.
+"""An emulated GPU: tensors that report the device cuda:0 and compute on CPU tensors.
 
-Inside `emulated_gpu()` everything that asks for the device "cuda" gets such tensors, and code runs on them to its end,
-with real numbers. What CUDA refuses is refused: operators on tensors of two devices, `.numpy()`, a CPU generator for
-random numbers of the GPU. So a test that runs a training step finds a forgotten `.to(device)` without a GPU, and its
-numbers have to be those of the CPU.
+Inside `emulated_gpu()` the device "cuda" is available. What CUDA refuses raises an error: operators on tensors of two
+devices, `.numpy()`, a CPU generator for random numbers on the GPU. So a test of a training step finds a forgotten
+`.to(device)` without a GPU, and its numbers equal those of the CPU.
 
-What is not like CUDA: kernels, their rounding and speed, streams, memory, pinned memory, several processes. Autocast
-casts what a CPU's casts. Compiled operators of other libraries see the CPU.
+Not emulated: kernels with their rounding and speed, streams, memory, pinned memory, several processes. Autocast uses
+the CPU's casts. Compiled operators of other libraries see CPU tensors.
 """
 
 import os
@@ -22,7 +21,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 GPU = torch.device("cuda", 0)
 CPU = torch.device("cpu")
-# Where the tests of this folder run: "cuda", "emulated" or "cpu".
+# The device of the tests of this folder: "cuda", "emulated" or "cpu".
 KIND = os.environ.get("BENCH_TEST_DEVICE") or ("cuda" if torch.cuda.is_available() else "emulated")
 ATEN = torch.ops.aten
 FACTORIES = (
@@ -47,7 +46,7 @@ FACTORIES = (
 )
 LIKE = ("zeros_like", "ones_like", "full_like", "empty_like", "rand_like", "randn_like", "randint_like")
 NEW = ("new_zeros", "new_ones", "new_full", "new_empty", "new_tensor")
-JOINED = {ATEN.cat.default, ATEN.stack.default}  # which want all on one device, numbers too
+JOINED = {ATEN.cat.default, ATEN.stack.default}  # need all inputs on one device, scalar tensors too
 COPIES = {ATEN.copy_.default, ATEN._to_copy.default}  # between devices
 BY_INDEX = {
     ATEN.index.Tensor,
@@ -59,38 +58,43 @@ BY_INDEX = {
 
 
 def tree_leaves(value: Any) -> Iterator[Any]:
-    """What stands in lists, tuples and dictionaries, as operators nest their arguments."""
+    """Leaves of nested lists, tuples and dictionaries."""
     if type(value) in (list, tuple, dict):
-        for each in value.values() if type(value) is dict else value:
-            yield from tree_leaves(each)
+        for item in value.values() if type(value) is dict else value:
+            yield from tree_leaves(item)
     else:
         yield value
 
 
 def tree_map(change: Callable[[Any], Any], value: Any) -> Any:
-    """The same nest with every leaf changed. torch's own takes half of the time of an emulated training."""
+    """`value` with every leaf changed. Not torch's tree_map, which takes half of the time of an emulated training."""
     if type(value) is dict:
-        return {key: tree_map(change, each) for key, each in value.items()}
+        return {key: tree_map(change, item) for key, item in value.items()}
     if type(value) in (list, tuple):
-        return type(value)(tree_map(change, each) for each in value)
+        return type(value)(tree_map(change, item) for item in value)
     return change(value)
 
 
 class OnGpu(Tensor):
-    """A tensor of the emulated GPU. held: its values, on the CPU; views share them as tensors share memory."""
+    """A tensor on the emulated GPU. cpu_values: the CPU tensor that it computes on; views share its memory."""
 
-    held: Tensor
+    cpu_values: Tensor
 
     @staticmethod
-    def __new__(cls, held: Tensor) -> "OnGpu":
-        made = Tensor._make_wrapper_subclass(
-            cls, held.shape, strides=held.stride(), storage_offset=held.storage_offset(), dtype=held.dtype, device=CPU
+    def __new__(cls, cpu_values: Tensor) -> "OnGpu":
+        wrapper = Tensor._make_wrapper_subclass(
+            cls,
+            cpu_values.shape,
+            strides=cpu_values.stride(),
+            storage_offset=cpu_values.storage_offset(),
+            dtype=cpu_values.dtype,
+            device=CPU,
         )
-        made.held = held.detach()
-        return made
+        wrapper.cpu_values = cpu_values.detach()
+        return wrapper
 
-    def __init__(self, held: Tensor) -> None:
-        """All is done in __new__, as torch asks."""
+    def __init__(self, cpu_values: Tensor) -> None:
+        """torch wants everything done in __new__."""
 
     device = property(lambda self: GPU)
     is_cuda = property(lambda self: True)
@@ -105,16 +109,16 @@ class OnGpu(Tensor):
     __array__ = numpy
 
     def tolist(self) -> Any:
-        return self.held.tolist()
+        return self.cpu_values.tolist()
 
     def cpu(self, **_: Any) -> Tensor:
-        return moved(self, CPU)
+        return move(self, CPU)
 
     def pin_memory(self, *_: Any) -> None:
         raise RuntimeError("cannot pin 'torch.cuda.FloatTensor' only dense CPU tensors can be pinned")
 
     def __repr__(self, **_: Any) -> str:
-        return f"OnGpu({self.held})"
+        return f"OnGpu({self.cpu_values})"
 
     @classmethod
     def __torch_function__(cls, func: Callable, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
@@ -123,71 +127,72 @@ class OnGpu(Tensor):
 
     @classmethod
     def __torch_dispatch__(cls, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
-        return dispatched(func, args, kwargs or {})
+        return dispatch(func, args, kwargs or {})
 
 
-class Moved(torch.autograd.Function):
-    """A copy on the other device; gradients come back to this one."""
+class Move(torch.autograd.Function):
+    """Copy to the other device; gradients are copied back."""
 
     @staticmethod
     def forward(ctx: Any, tensor: Tensor) -> Tensor:
         with torch._C.DisableTorchFunctionSubclass():
-            return tensor.held.clone() if isinstance(tensor, OnGpu) else OnGpu(tensor.detach().clone())
+            return tensor.cpu_values.clone() if isinstance(tensor, OnGpu) else OnGpu(tensor.detach().clone())
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> Tensor:
-        return Moved.apply(gradient)
+        return Move.apply(gradient)
 
 
-def moved(tensor: Tensor, device: torch.device) -> Tensor:
-    """`tensor` itself where it is there already, else a copy."""
-    return tensor if isinstance(tensor, OnGpu) == (device.type == "cuda") else Moved.apply(tensor)
+def move(tensor: Tensor, device: torch.device) -> Tensor:
+    """`tensor` if it is on `device`, else a copy there."""
+    return tensor if isinstance(tensor, OnGpu) == (device.type == "cuda") else Move.apply(tensor)
 
 
-def dispatched(func: Any, args: tuple, kwargs: dict) -> Any:
-    """An operator on tensors of the emulated GPU, computed on what they hold."""
+def dispatch(func: Any, args: tuple, kwargs: dict) -> Any:
+    """Compute an operator on the CPU values of its arguments."""
     check_devices(func, args, kwargs)
-    holders = {id(each.held): each for each in tree_leaves((args, kwargs)) if isinstance(each, OnGpu)}
-    found = func(*tree_map(held, args), **tree_map(held, kwargs))
+    wrapper_of = {id(leaf.cpu_values): leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, OnGpu)}
+    result = func(*tree_map(to_cpu_values, args), **tree_map(to_cpu_values, kwargs))
 
-    def wrapped(value: Any) -> Any:
+    def wrap(value: Any) -> Any:
         if not isinstance(value, Tensor):
             return value
-        known = holders.get(id(value))  # operators in place return what they were given
-        if known is None:
+        wrapper = wrapper_of.get(id(value))  # in-place operators return an argument
+        if wrapper is None:
             return value if func is ATEN.copy_.default else OnGpu(value)
-        if known.shape != value.shape or known.stride() != value.stride():  # squeeze_, t_, ...
-            known.data = OnGpu(value)
-        return known
+        if wrapper.shape != value.shape or wrapper.stride() != value.stride():  # squeeze_, t_, ...
+            wrapper.data = OnGpu(value)
+        return wrapper
 
-    return tree_map(wrapped, found)
+    return tree_map(wrap, result)
 
 
-def held(value: Any) -> Any:
-    return value.held if isinstance(value, OnGpu) else value
+def to_cpu_values(value: Any) -> Any:
+    return value.cpu_values if isinstance(value, OnGpu) else value
 
 
 def check_devices(func: Any, args: tuple, kwargs: dict) -> None:
-    """RuntimeError for tensors of two devices, as CUDA raises it; numbers without a dimension may be on the CPU."""
+    """Raise RuntimeError for tensors of two devices, as CUDA does. Scalar tensors may be on the CPU."""
     generator = kwargs.get("generator")
     if generator is not None and generator.device.type != "cuda":
         raise RuntimeError("Expected a 'cuda' device type for generator but found 'cpu'")
     if func in COPIES:
         return
-    given = args
+    operands = args
     if func in BY_INDEX and isinstance(args[0], OnGpu):
-        given = (args[0], *args[2:])  # CPU indices may index a tensor of the GPU
-    strangers = [x for x in tree_leaves((given, kwargs)) if isinstance(x, Tensor) and not isinstance(x, OnGpu)]
-    if strangers and (func in JOINED or any(stranger.ndim for stranger in strangers)):
-        shapes = [tuple(stranger.shape) for stranger in strangers]
+        operands = (args[0], *args[2:])  # CPU indices may index a GPU tensor
+    tensors = [leaf for leaf in tree_leaves((operands, kwargs)) if isinstance(leaf, Tensor)]
+    on_cpu = [tensor for tensor in tensors if not isinstance(tensor, OnGpu)]
+    if on_cpu and (func in JOINED or any(tensor.ndim for tensor in on_cpu)):
+        shapes = [tuple(tensor.shape) for tensor in on_cpu]
         raise RuntimeError(f"{func}: expected all tensors on cuda:0, but found some on the CPU, of {shapes}")
 
 
 class Emulation(TorchDispatchMode):
-    """Notices tensors that torch's own C++ code makes for a calculation on the GPU."""
+    """Moves tensors that torch's C++ code creates within an operator on GPU tensors to the emulated GPU."""
 
-    depth = 0  # of torch functions called on tensors of the GPU
-    asked = 0  # of calls that say themselves where their tensor is to be
+    depth = 0  # of nested torch functions on GPU tensors
+    explicit = 0  # depth of calls that name the device of the tensor they create
 
     @classmethod
     @contextmanager
@@ -200,70 +205,70 @@ class Emulation(TorchDispatchMode):
 
     @classmethod
     @contextmanager
-    def as_asked(cls) -> Iterator[None]:
-        cls.asked += 1
+    def explicit_device(cls) -> Iterator[None]:
+        cls.explicit += 1
         try:
             yield
         finally:
-            cls.asked -= 1
+            cls.explicit -= 1
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
         kwargs = kwargs or {}
-        tensors = [each for each in tree_leaves((args, kwargs)) if isinstance(each, Tensor)]
-        if any(isinstance(each, OnGpu) for each in tensors):
-            return dispatched(func, args, kwargs)
-        found = func(*args, **kwargs)
-        own = not tensors and isinstance(found, Tensor) and self.depth and not self.asked
-        return OnGpu(found) if own else found
+        tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
+        if any(isinstance(leaf, OnGpu) for leaf in tensors):
+            return dispatch(func, args, kwargs)
+        result = func(*args, **kwargs)
+        created_on_gpu = not tensors and isinstance(result, Tensor) and self.depth and not self.explicit
+        return OnGpu(result) if created_on_gpu else result
 
 
-def at_device(make: Callable) -> Callable:
-    """A factory of tensors that knows the emulated GPU."""
+def with_device(make: Callable) -> Callable:
+    """Wrap a tensor factory so that it accepts the emulated GPU."""
 
     @wraps(make)
-    def placed(*args: Any, **kwargs: Any) -> Any:
-        like = next((each for each in tree_leaves(args[:1]) if isinstance(each, Tensor)), None)
+    def make_on_device(*args: Any, **kwargs: Any) -> Any:
+        like = next((leaf for leaf in tree_leaves(args[:1]) if isinstance(leaf, Tensor)), None)
         device = kwargs.pop("device", None)
         if device is None and like is not None:
             device = like.device
         if device is None:
-            with Emulation.as_asked():
+            with Emulation.explicit_device():
                 return make(*args, **kwargs)
-        wanted = torch.device(device)
-        if wanted.type not in ("cpu", "cuda"):
+        target = torch.device(device)
+        if target.type not in ("cpu", "cuda"):
             return make(*args, **kwargs, device=device)
         generator = kwargs.get("generator")
-        if generator is not None and generator.device.type != wanted.type:
-            raise RuntimeError(f"Expected a '{wanted.type}' device type for generator but found another")
-        with Emulation.as_asked():
-            found = make(*tree_map(held, args), **kwargs, device=CPU)
-        return OnGpu(found) if wanted.type == "cuda" else found
+        if generator is not None and generator.device.type != target.type:
+            raise RuntimeError(f"Expected a '{target.type}' device type for generator but found another")
+        with Emulation.explicit_device():
+            tensor = make(*tree_map(to_cpu_values, args), **kwargs, device=CPU)
+        return OnGpu(tensor) if target.type == "cuda" else tensor
 
-    return placed
+    return make_on_device
 
 
 def to_device(convert: Callable) -> Callable:
-    """Tensor.to that knows the emulated GPU."""
+    """Wrap Tensor.to so that it accepts the emulated GPU."""
 
     @wraps(convert)
     def to(tensor: Tensor, *args: Any, copy: bool = False, **kwargs: Any) -> Tensor:
         device, dtype, _, memory_format = torch._C._nn._parse_to(*args, **kwargs)
-        if any(isinstance(each, OnGpu) for each in (*args, *kwargs.values())):
+        if any(isinstance(argument, OnGpu) for argument in (*args, *kwargs.values())):
             device = GPU
-        found = tensor
+        result = tensor
         if device is not None and device.type in ("cpu", "cuda"):
-            found = moved(tensor, device)
+            result = move(tensor, device)
         elif device is not None:
-            found = convert(found, device)
-        found = found if dtype is None else convert(found, dtype)
-        found = found if memory_format is None else found.contiguous(memory_format=memory_format)
-        return found.clone() if copy and found is tensor else found
+            result = convert(result, device)
+        result = result if dtype is None else convert(result, dtype)
+        result = result if memory_format is None else result.contiguous(memory_format=memory_format)
+        return result.clone() if copy and result is tensor else result
 
     return to
 
 
 class Autocast(torch.autocast):
-    """torch.autocast, the GPU's by the CPU's casts."""
+    """torch.autocast, with the CPU's casts for the GPU."""
 
     def __init__(self, device_type: str, *args: Any, **kwargs: Any) -> None:
         super().__init__("cpu" if device_type == "cuda" else device_type, *args, **kwargs)
@@ -271,28 +276,28 @@ class Autocast(torch.autocast):
 
 @contextmanager
 def emulated_gpu() -> Iterator[None]:
-    """A block in which there is a device "cuda"."""
+    """A context in which the device "cuda" is available."""
     swap = torch.__future__.get_swap_module_params_on_conversion()
     with ExitStack() as stack:
         for owner, names in ((torch, FACTORIES + LIKE), (Tensor, NEW)):
             for name in names:
-                stack.enter_context(mock.patch.object(owner, name, at_device(getattr(owner, name))))
+                stack.enter_context(mock.patch.object(owner, name, with_device(getattr(owner, name))))
         stack.enter_context(mock.patch.object(Tensor, "to", to_device(Tensor.to)))
-        stack.enter_context(mock.patch.object(Tensor, "cuda", lambda tensor, *_, **__: moved(tensor, GPU)))
+        stack.enter_context(mock.patch.object(Tensor, "cuda", lambda tensor, *_, **__: move(tensor, GPU)))
         stack.enter_context(mock.patch.object(Tensor, "pin_memory", lambda tensor, *_: tensor))
         stack.enter_context(mock.patch.object(torch, "autocast", Autocast))
-        # Inference mode has rules of its own for tensors that hold others.
+        # Inference mode has special rules for wrapper subclasses.
         no_gradients = lambda mode: torch.set_grad_enabled(not mode)  # noqa: E731
         stack.enter_context(mock.patch.object(torch._C, "_InferenceMode", no_gradients))
         for name, value in CUDA.items():
             stack.enter_context(mock.patch.object(torch.cuda, name, lambda *_, value=value, **__: value))
-        torch.__future__.set_swap_module_params_on_conversion(True)  # parameters stay the objects that they are
+        torch.__future__.set_swap_module_params_on_conversion(True)  # parameters remain the same objects
         stack.callback(torch.__future__.set_swap_module_params_on_conversion, swap)
         stack.enter_context(Emulation())
         yield
 
 
-# What torch.cuda answers.
+# Return values of functions of torch.cuda.
 CUDA = {
     "is_available": True,
     "device_count": 1,

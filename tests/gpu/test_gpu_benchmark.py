@@ -1,4 +1,4 @@
-"""The GPU's benchmark on a CPU at its tiny size: every part has a row, the work is counted, what fails is a line."""
+"""tests/benchmarks/gpu.py on a CPU at its smallest size: every part gives a row, with its FLOPs or its error."""
 
 import json
 from pathlib import Path
@@ -7,7 +7,7 @@ import pytest
 from elsewhere import program
 
 PROGRAM = Path(__file__).parents[1] / "benchmarks" / "gpu.py"
-# As far as the benchmark calls them; the clones are not part of this repository.
+# Stand-ins for the official code, with what the benchmark calls; the real clones are not in this repository.
 MAE = """
 from torch import nn
 class MaskedAutoencoderViT(nn.Module):
@@ -55,7 +55,7 @@ CLONES = {
 }
 
 
-def rows(tmp_path: Path, *options: str) -> list[dict]:
+def run_benchmark(tmp_path: Path, *options: str) -> list[dict]:
     out = tmp_path / "rows.jsonl"
     small = ("--device", "cpu", "--smoke", "--sizes", "S", "--steps", "2", "--precision", "float32", "--compile", "no")
     program(PROGRAM, *small, "--out", out, *options).end()
@@ -63,19 +63,19 @@ def rows(tmp_path: Path, *options: str) -> list[dict]:
 
 
 @pytest.mark.slow
-def test_every_part_has_a_row_with_its_work(tmp_path):
+def test_every_part_has_a_row_with_its_flops(tmp_path):
     for name, files in CLONES.items():
         (tmp_path / name).mkdir()
         for file, text in files.items():
             (tmp_path / name / file).write_text(text)
-    found = rows(tmp_path, "--methods", "mae", "supervised", "--official", str(tmp_path))
-    assert [row["name"] for row in found] == ["features", "mae", "supervised", "mae", "dino"]
-    assert not any("error" in row for row in found), found
-    assert all(row["images_per_second"] > 0 and row["operations"] > 0 and row["limit"] > 0 for row in found)
+    rows = run_benchmark(tmp_path, "--methods", "mae", "supervised", "--official", str(tmp_path))
+    assert [row["name"] for row in rows] == ["features", "mae", "supervised", "mae", "dino"]
+    assert not any("error" in row for row in rows), rows
+    assert all(row["images_per_second"] > 0 and row["operations"] > 0 and row["limit"] > 0 for row in rows)
 
 
 @pytest.mark.slow
-def test_what_fails_is_a_row_and_the_others_go_on(tmp_path):
-    found = rows(tmp_path, "--parts", "official", "extraction", "--official", str(tmp_path))
-    assert [("error" in row) for row in found] == [False, True, True]
-    assert "clone facebookresearch/mae there" in found[1]["error"]
+def test_a_part_that_fails_gives_a_row_with_the_error(tmp_path):
+    rows = run_benchmark(tmp_path, "--parts", "official", "extraction", "--official", str(tmp_path))
+    assert [("error" in row) for row in rows] == [False, True, True]
+    assert "facebookresearch/mae" in rows[1]["error"]

@@ -1,4 +1,4 @@
-"""Dense tasks on a GPU: training steps, evaluation and mmcv's operators by torchvision."""
+"""Dense tasks on a GPU: training, evaluation, and non-maximum suppression."""
 
 from dataclasses import replace
 
@@ -23,17 +23,17 @@ TASKS = {"upernet": segmentation.UPERNET, "segmenter": ONE_TRAINING, **detection
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=pytest.mark.exhaustive if name == "cascade" else ()) for name in TASKS]
 )
-def test_a_dense_task_gives_the_cpus_numbers(name, tmp_path, on_gpu):
-    """On a real GPU rounding may move a few pixels or boxes: its numbers are points from the CPU's."""
+def test_dense_tasks_give_the_cpus_metrics(name, tmp_path, on_gpu):
+    """On a real GPU rounding may change a few pixels or boxes, and thereby metrics by a few points."""
     task = TASKS[name]
-    here = task.run(export_of(), workspace(tmp_path / "cpu", f"tiny-{task.LAYOUT}:"))
+    on_cpu = task.run(export_of(), workspace(tmp_path / "cpu", f"tiny-{task.LAYOUT}:"))
     with on_gpu() as device:
-        there = task.run(export_of(), workspace(tmp_path / "gpu", f"tiny-{task.LAYOUT}:", device=device, workers=0))
-    assert there.numbers == pytest.approx(here.numbers, abs=5.0 if KIND == "cuda" else 1e-9)
+        on_device = task.run(export_of(), workspace(tmp_path / "gpu", f"tiny-{task.LAYOUT}:", device=device, workers=0))
+    assert on_device.numbers == pytest.approx(on_cpu.numbers, abs=5.0 if KIND == "cuda" else 1e-9)
 
 
 @pytest.mark.gpu
-def test_the_boxes_kept_are_the_cpus():
+def test_nms_keeps_the_cpus_boxes():
     torch.manual_seed(0)
     corners = torch.rand(200, 2) * 50
     boxes, scores = torch.cat([corners, corners + 10], dim=1), torch.rand(200)
