@@ -288,7 +288,7 @@ def test_unreadable_held_out_images_are_recorded(export, tmp_path):
 
 
 def test_the_fast_decoder_is_recorded_and_repeatable(export, tmp_path):
-    data = coloured_folder(tmp_path / "images")
+    data = coloured_folder(tmp_path / "images", name="class{label}/{number:04d}.jpg")
     outcomes = [SMALL.run(export, workspace(tmp_path, data, decode=decode)) for decode in ("exact", "fast", "fast")]
     transforms = [outcome.facts["train"]["transform"] for outcome in outcomes]
     assert transforms == [f"torchvision-crop-bilinear-flip_{decode}" for decode in ("exact", "fast", "fast")]
