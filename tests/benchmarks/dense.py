@@ -77,28 +77,28 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=0, help="loader processes; 0: the training loads between steps")
     parser.add_argument("--evaluated", type=int, default=1000, help="images of the evaluations; 0: leave them out")
     parser.add_argument("--alone", action="store_true", help=argparse.SUPPRESS)
-    asked = parser.parse_args()
-    if asked.alone:
+    arguments = parser.parse_args()
+    if arguments.alone:
         keep_memory()
         with tempfile.TemporaryDirectory() as folder:
-            train(asked.tasks[0], asked.precision[0], Path(folder), asked)
+            train(arguments.tasks[0], arguments.precision[0], Path(folder), arguments)
         return
     print(
-        f"load average {os.getloadavg()[0]:.2f} (numbers under load are worthless), batch {asked.batch}, "
-        f"{torch.get_num_threads()} threads, {asked.workers} loaders"
+        f"load average {os.getloadavg()[0]:.2f} (numbers under load are worthless), batch {arguments.batch}, "
+        f"{torch.get_num_threads()} threads, {arguments.workers} loaders"
     )
     print(f"{'task':10} {'dtype':9} {'step s':>7} {'bare s':>7} {'ratio':>6} {'loading':>8} {'peak MB':>8}", flush=True)
-    for task in asked.tasks:
-        for precision in asked.precision:
+    for task in arguments.tasks:
+        for precision in arguments.precision:
             command = [sys.executable, __file__, "--alone", "--tasks", task, "--precision", precision]
-            options = {"rounds": asked.rounds, "batch": asked.batch, "workers": asked.workers}
+            options = {"rounds": arguments.rounds, "batch": arguments.batch, "workers": arguments.workers}
             subprocess.run([*command, *(f"--{name}={value}" for name, value in options.items())], check=True)
-    if asked.evaluated:
-        evaluate(asked.evaluated)
+    if arguments.evaluated:
+        evaluate(arguments.evaluated)
 
 
 class Rounds(Hook):
-    """Times an iteration, repeats its work bare, and ends the training after `count` of both."""
+    """Times an iteration, then its bare work; ends the training after `count` rounds."""
 
     priority = "LOWEST"
 
@@ -122,7 +122,7 @@ class Rounds(Hook):
         self.steps.append(time.perf_counter() - self.started)
         self.bares.append(seconds(lambda: self.bare(runner.model, runner.optim_wrapper.optimizer)))
         if len(self.steps) > self.count:
-            raise Enough
+            raise TrainingEnded
         self.started = time.perf_counter()
 
     def bare(self, model: torch.nn.Module, optimiser: torch.optim.Optimizer) -> None:
@@ -134,33 +134,35 @@ class Rounds(Hook):
 
     def medians(self) -> tuple[float, float, float]:
         """Without the first round, in which memory is taken for the first time."""
-        return tuple(statistics.median(found[1:]) for found in (self.steps, self.bares, self.loadings))
+        return tuple(statistics.median(times[1:]) for times in (self.steps, self.bares, self.loadings))
 
 
-class Enough(Exception):
-    """Ends a training."""
+class TrainingEnded(Exception):
+    """Raised to end a training."""
 
 
-def train(name: str, precision: str, folder: Path, asked: argparse.Namespace) -> None:
+def train(name: str, precision: str, folder: Path, arguments: argparse.Namespace) -> None:
     """Print one line of the table."""
-    task, rounds = replace(TASKS[name], batch=asked.batch), Rounds(asked.rounds, precision)
+    task, rounds = replace(TASKS[name], batch=arguments.batch), Rounds(arguments.rounds, precision)
     original = running.build_runner
     layout = task.LAYOUT
-    url = f"{layout}:{drawn(layout, folder)}"
+    url = f"{layout}:{generate_set(layout, folder)}"
     scenes = [open_scenes(url, split, folder) for split in ("train", "val")]
     torch.manual_seed(0)
     export = ViTExport.from_vit(ViT(SPEC), Preparation())
-    space = Workspace(cache=folder, data=url, precision=precision, batch_size=asked.batch, workers=asked.workers)
+    space = Workspace(
+        cache=folder, data=url, precision=precision, batch_size=arguments.batch, workers=arguments.workers
+    )
 
-    def watched(*values: Any) -> Runner:
+    def build_watched_runner(*values: Any) -> Runner:
         runner = original(*values)
         runner.register_hook(rounds, "LOWEST")
         return runner
 
-    running.build_runner = watched
+    running.build_runner = build_watched_runner
     try:
         running.run_plan(task.plan(export, *scenes, 0), space)
-    except Enough:
+    except TrainingEnded:
         step, bare, loading = rounds.medians()
         print(
             f"{name:10} {precision:9} {step:7.3f} {bare:7.3f} {step / bare:6.3f} {loading:8.3f} {peak() / 2**20:8.0f}",
@@ -168,12 +170,12 @@ def train(name: str, precision: str, folder: Path, asked: argparse.Namespace) ->
         )
 
 
-def drawn(layout: str, folder: Path) -> Path:
-    """A set of enlarged noise in a layout's folders, its masks of blocks and its objects of ellipses."""
+def generate_set(layout: str, folder: Path) -> Path:
+    """Write a set of smooth noise images in a layout, with masks of blocks and objects of ellipses; its folder."""
     root, random = folder / "set", np.random.RandomState(0)
     for split in ("train", "val"):
         if layout == "coco":
-            scenes_of_things(root, split, random, IMAGES)
+            write_coco_split(root, split, random, IMAGES)
             continue
         for number in range(IMAGES):
             blocks = random.randint(1, 19, (8, 16)).astype(np.uint8)
@@ -190,7 +192,7 @@ def drawn(layout: str, folder: Path) -> Path:
 
 
 def noise(size: tuple[int, int], random: np.random.RandomState) -> Image.Image:
-    """Height and width -> an image that is as smooth as photographs."""
+    """A noise image of (height, width), about as smooth as a photo."""
     small = random.randint(0, 256, (size[0] // 8, size[1] // 8, 3), np.uint8)
     return Image.fromarray(small).resize(size[::-1], Image.Resampling.BICUBIC)
 
@@ -200,8 +202,8 @@ def save(path: Path, image: Image.Image) -> None:
     image.save(path)
 
 
-def scenes_of_things(root: Path, split: str, random: np.random.RandomState, count: int, pictures: bool = True) -> None:
-    """COCO's JSON of one split of `count` images with ellipses of 80 classes, and the images."""
+def write_coco_split(root: Path, split: str, random: np.random.RandomState, count: int, pictures: bool = True) -> None:
+    """Write one split in COCO's layout: `count` images with ellipses of 80 classes."""
     height, width = SIZES["coco"]
     images, things = [], []
     for number in range(1, count + 1):
@@ -218,7 +220,7 @@ def scenes_of_things(root: Path, split: str, random: np.random.RandomState, coun
 
 
 def ellipse(random: np.random.RandomState) -> tuple[list[float], tuple[float, float, float, float]]:
-    """A polygon of 24 corners, and its box as x, y, w, h."""
+    """A random ellipse: polygon of 24 corners, and box (x, y, w, h)."""
     height, width = SIZES["coco"]
     w, h = np.exp(random.uniform(np.log(16), np.log(300), 2))
     x, y = random.uniform(0, width - w), random.uniform(0, height - h)
@@ -239,15 +241,15 @@ def evaluate(count: int) -> None:
         "mIoU, 150 classes, 512 x 683": mean_iou(count),
     }.items():
         pairs = [(seconds(ours), seconds(theirs)) for _ in range(2)]
-        mine, other = (min(found) for found in zip(*pairs, strict=True))
-        print(f"{name:28} {mine:7.2f} {other:8.2f} {mine / other:6.3f}", flush=True)
+        ours, other = (min(times) for times in zip(*pairs, strict=True))
+        print(f"{name:28} {ours:7.2f} {other:8.2f} {ours / other:6.3f}", flush=True)
 
 
 def average_precision(count: int) -> tuple[Callable[[], object], Callable[[], object]]:
-    """A hundred detections of each image, the first of them right."""
+    """Our metric and mmdet's on 100 detections per image, of which the first ones are correct."""
     random = np.random.RandomState(1)
     with tempfile.TemporaryDirectory() as folder:
-        scenes_of_things(Path(folder), "val", random, count, pictures=False)
+        write_coco_split(Path(folder), "val", random, count, pictures=False)
         (Path(folder) / "val2017").mkdir(exist_ok=True)
         for number in range(2, count + 1):
             (Path(folder) / "val2017" / f"{number:012d}.jpg").touch()
@@ -256,7 +258,10 @@ def average_precision(count: int) -> tuple[Callable[[], object], Callable[[], ob
             theirs = CocoMetric(ann_file=str(Path(folder) / listing.annotations), metric=["bbox", "segm"])
     theirs.dataset_meta = {"classes": listing.classes}
     ours = DetectionMetric(listing, DETECTIONS)
-    results = [({}, found(entry, own, random)) for entry, own in zip(listing.entries, listing.objects, strict=True)]
+    results = [
+        ({}, detections_of_image(entry, objects, random))
+        for entry, objects in zip(listing.entries, listing.objects, strict=True)
+    ]
 
     def quiet(metric: CocoMetric) -> object:
         with quiet_libraries():
@@ -265,11 +270,15 @@ def average_precision(count: int) -> tuple[Callable[[], object], Callable[[], ob
     return lambda: quiet(ours), lambda: quiet(theirs)
 
 
-def found(entry: dict[str, Any], own: tuple[dict[str, Any], ...], random: np.random.RandomState) -> dict[str, Any]:
-    """Detections of an image, best first, as mmdet's CocoMetric keeps them."""
-    right = [(each["segmentation"][0], each["bbox"], each["category_id"] - 1) for each in own]
-    wrong = [(*ellipse(random), random.randint(80)) for _ in range(DETECTIONS - len(right))]
-    outlines, boxes, labels = zip(*right, *wrong, strict=True)
+def detections_of_image(
+    entry: dict[str, Any], objects: tuple[dict[str, Any], ...], random: np.random.RandomState
+) -> dict[str, Any]:
+    """Detections of an image by descending score, in the format of mmdet's CocoMetric."""
+    correct = [
+        (annotation["segmentation"][0], annotation["bbox"], annotation["category_id"] - 1) for annotation in objects
+    ]
+    wrong = [(*ellipse(random), random.randint(80)) for _ in range(DETECTIONS - len(correct))]
+    outlines, boxes, labels = zip(*correct, *wrong, strict=True)
     boxes = np.array(boxes)
     boxes[:, 2:] += boxes[:, :2]
     return {
@@ -282,7 +291,7 @@ def found(entry: dict[str, Any], own: tuple[dict[str, Any], ...], random: np.ran
 
 
 def mean_iou(count: int) -> tuple[Callable[[], object], Callable[[], object]]:
-    """Areas of every image, and the metric of all."""
+    """Our metric with areas per image, and mmseg's."""
     random = np.random.RandomState(2)
     predicted, labelled = (torch.from_numpy(random.randint(0, 150, (1, *SIZES["ade20k"]))) for _ in range(2))
     sample = {"pred_sem_seg": {"data": predicted}, "gt_sem_seg": {"data": labelled}}

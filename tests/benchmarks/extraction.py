@@ -50,19 +50,19 @@ def main() -> None:
             show(precision, json.loads(done.stdout))
 
 
-def show(precision: str, found: dict) -> None:
-    best = max(found["all cores"], found["each core"])
+def show(precision: str, measured: dict) -> None:
+    best = max(measured["all cores"], measured["each core"])
     print(
         COLUMNS.format(
             precision,
-            "yes" if found["kept"] else "no",
-            f"{found['extraction']:.1f}/s",
-            f"{found['all cores']:.1f}/s at {found['all cores batch']}",
-            f"{found['each core']:.1f}/s at {found['each core batch']}",
-            f"{found['loaders']:.1f}/s",
-            f"{found['extraction'] / found['all cores']:.3f}",
-            f"{found['extraction'] / best:.3f}",
-            f"+{found['peak']}",
+            "yes" if measured["kept"] else "no",
+            f"{measured['extraction']:.1f}/s",
+            f"{measured['all cores']:.1f}/s at {measured['all cores batch']}",
+            f"{measured['each core']:.1f}/s at {measured['each core batch']}",
+            f"{measured['loaders']:.1f}/s",
+            f"{measured['extraction'] / measured['all cores']:.3f}",
+            f"{measured['extraction'] / best:.3f}",
+            f"+{measured['peak']}",
         ),
         flush=True,
     )
@@ -74,21 +74,21 @@ def measure(arguments: argparse.Namespace) -> dict:
     subject = Subject(arguments.images, arguments.count, arguments.precision[0], arguments.decode)
     before = resident()
     subject.extraction()
-    found: dict = {"kept": kept, "peak": (peak() - before) >> 20}
+    measured: dict = {"kept": kept, "peak": (peak() - before) >> 20}
     layouts = {"all cores": subject.on_all_cores, "each core": subject.on_each_core}
     for name, layout in layouts.items():
-        found[f"{name} batch"] = max(BATCHES, key=lambda batch, layout=layout: rate(layout, batch, SCAN))
+        measured[f"{name} batch"] = max(BATCHES, key=lambda batch, layout=layout: rate(layout, batch, SCAN))
     rounds: dict[str, list[float]] = {name: [] for name in (*layouts, "extraction", "loaders")}
     for _ in range(arguments.rounds):
         for name, layout in layouts.items():
-            rounds[name].append(rate(layout, found[f"{name} batch"], BARE))
+            rounds[name].append(rate(layout, measured[f"{name} batch"], BARE))
         rounds["extraction"].append(subject.extraction())
     rounds["loaders"].append(subject.behind_loaders())
-    return found | {name: statistics.median(rates) for name, rates in rounds.items()}
+    return measured | {name: statistics.median(values) for name, values in rounds.items()}
 
 
 def rate(layout: Callable[[int, int], int], batch: int, count: int) -> float:
-    """Images/s of a bare forward layout, after one pass to get its memory."""
+    """Images/s of bare forward passes in a layout, after one pass that allocates its memory."""
     layout(batch, 1)
     started = time.perf_counter()
     done = layout(batch, count)
@@ -133,7 +133,7 @@ class Subject:
         return passes * batch
 
     def on_each_core(self, batch: int, count: int) -> int:
-        """As many passes at a time as there are cores."""
+        """One pass on each core at the same time."""
         import torch
 
         from engine.machine import run_on_core_threads
@@ -152,8 +152,8 @@ class Subject:
 
         with tempfile.TemporaryDirectory() as cache:
             space = Workspace(cache=Path(cache), data="", precision=self.precision, decode=self.decode)
-            found = extract(self.export, self.images, [FeatureKind("cls"), FeatureKind("avg")], space)
-            return found.forwards / found.seconds
+            features = extract(self.export, self.images, [FeatureKind("cls"), FeatureKind("avg")], space)
+            return features.forwards / features.seconds
 
     def behind_loaders(self, batch: int = 32, loaders: int = 2) -> float:
         """Images/s of the usual design: loader processes, and one pass at a time on all cores."""
@@ -172,14 +172,14 @@ class Subject:
 
 
 def prepared(batch: int):
-    """Random images, normalised, (B, 3, 224, 224)."""
+    """Random normalised images (B, 3, 224, 224)."""
     import torch
 
     return torch.randn(batch, 3, 224, 224, generator=torch.Generator().manual_seed(batch))
 
 
 def files_as_set(folder: Path, count: int):
-    """An image set of `count` files: those of `folder`, again and again."""
+    """An image set of `count` files: those of `folder`, repeated as needed."""
     from imagesets.names import PackedNames
     from imagesets.sets import FileImages, ImageSet
 

@@ -69,7 +69,7 @@ def measure(images: ImageSet, rounds: int, gpu: float) -> None:
 
 
 def stages(images: ImageSet) -> dict[str, Callable[[int], object]]:
-    """Name -> what is done to the image at a place."""
+    """Work on the image of an index, by name of the stage."""
     encoded = [images.encoded(index) or b"" for index in range(len(images))]
     decoded = [decode_rgb(data, "") for data in encoded]
     pixels = [decode_fast(data, "").expand(3, -1, -1) for data in encoded]
@@ -132,7 +132,7 @@ def stages(images: ImageSet) -> dict[str, Callable[[int], object]]:
 
 
 def handing_over(images: ImageSet) -> float:
-    """Seconds of the process that takes batches from a loader process, for an image."""
+    """Seconds per image that receiving batches costs the process that reads from a loader process."""
     spans = {number: range(min(BATCH, len(images))) for number in range(16)}
     loader = DataLoader(Reader(images, EvalTransform(decode="fast"), spans, False), batch_size=None, num_workers=1)
     started = time.process_time()

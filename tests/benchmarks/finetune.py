@@ -66,7 +66,7 @@ def main() -> None:
 
 
 def pictures(folder: Path, count: int) -> str:
-    """An image set of 500 x 375 JPEG files, as large as ImageNet's usually are."""
+    """URL of a generated image set of 500 x 375 JPEG files, the usual size in ImageNet."""
     generator = np.random.default_rng(0)
     y, x = np.mgrid[0:375, 0:500]
     for split in ("train", "val"):
@@ -82,7 +82,7 @@ def pictures(folder: Path, count: int) -> str:
 
 
 class Subject:
-    """One network, one training on files, and one batch in memory."""
+    """A training on files, and the same network with one batch in memory."""
 
     def __init__(self, task: Finetune, space: Workspace) -> None:
         torch.manual_seed(0)

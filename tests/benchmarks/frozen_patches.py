@@ -120,9 +120,9 @@ def search(folder: Path, options: argparse.Namespace) -> None:
 
 
 def medians(works: dict, rounds: int) -> dict[str, float]:
-    """Median seconds of each, one after the other in every round; the first round does not count."""
+    """Median seconds of each work. Works alternate in every round; the first round is a warm-up."""
     times = [{name: cpu_seconds(work) for name, work in works.items()} for _ in range(rounds + 1)]
-    return {name: statistics.median(each[name] for each in times[1:]) for name in works}
+    return {name: statistics.median(seconds_of[name] for seconds_of in times[1:]) for name in works}
 
 
 if __name__ == "__main__":

@@ -36,7 +36,7 @@ GALLERY, QUERIES, WIDTH, CLASSES = 50_000, 5_000, 384, 1_000
 KS = (10, 20, 100, 200)
 TEMPERATURES = (0.03, 0.04, 0.05, 0.06, 0.07, 0.08, 0.10, 0.12, 0.15, 0.20)
 COLUMNS = ("search", "kernel", "s", "CPU s", "GFLOP/s", "ratio", "peak MiB", "as first")
-TOGETHER = 1024  # gallery rows in one product: FAISS's own number
+TOGETHER = 1024  # gallery rows in one product, as in FAISS
 
 
 def main() -> None:
@@ -59,7 +59,7 @@ def main() -> None:
     if arguments.rounds:
         whole_evaluation(arguments.rounds)
     if arguments.search_rounds:
-        ways_to_search(arguments.ways, arguments.gallery, arguments.queries, arguments.search_rounds)
+        compare_searches(arguments.ways, arguments.gallery, arguments.queries, arguments.search_rounds)
 
 
 Features = np.ndarray  # (N, D) float32, normalised
@@ -67,18 +67,18 @@ Found = tuple[np.ndarray, np.ndarray]
 
 
 def whole_evaluation(rounds: int) -> None:
-    """Print the table of whole evaluations against one bare search."""
+    """Print the table of whole evaluations, compared with one bare search."""
     with blas_kernel.fitting_kernel():
         import faiss  # noqa: F401
     before = resident()
     gallery, gallery_labels, queries, labels = data(GALLERY, QUERIES)
-    whole, parts, bares = [], [], []
+    totals, parts, bares = [], [], []
     for number in range(rounds + 1):
         times, hits = evaluation(gallery, gallery_labels, queries, labels)
         if number == 0:
             beyond = peak() - before - gallery.nbytes - queries.nbytes
             continue  # warm-up
-        whole.append(sum(times))
+        totals.append(sum(times))
         parts.append(times)
         bares.append(bare_search(unit_rows(gallery), unit_rows(queries)))
     shares = [statistics.median(column) for column in zip(*parts, strict=True)]
@@ -87,7 +87,7 @@ def whole_evaluation(rounds: int) -> None:
             "normalise s", "search s", "vote s", "whole s", "bare s", "ratio"
         )
     )
-    row = [*shares, statistics.median(whole), statistics.median(bares)]
+    row = [*shares, statistics.median(totals), statistics.median(bares)]
     print(("{:12.3f} " * 5).format(*row) + f"{row[3] / row[4]:8.3f}")
     print(f"peak memory beyond libraries and features, making the data included: {beyond >> 20} MiB")
     print(
@@ -108,20 +108,20 @@ def by_torch(gallery: Features, queries: Features) -> Callable[[], Found]:
 
 
 def torch_products(gallery: Features, queries: Features) -> Callable[[], Found]:
-    """Products by torch, the best of each by FAISS's heaps."""
+    """Products by torch, the k largest by FAISS's heaps."""
     import faiss
 
     def call() -> Found:
-        found = np.empty((len(queries), max(KS)), np.float32), np.empty((len(queries), max(KS)), np.int64)
+        best = np.empty((len(queries), max(KS)), np.float32), np.empty((len(queries), max(KS)), np.int64)
         heaps = faiss.float_minheap_array_t()
         heaps.nh, heaps.k = len(queries), max(KS)
-        heaps.val, heaps.ids = (faiss.swig_ptr(array) for array in found)
+        heaps.val, heaps.ids = (faiss.swig_ptr(array) for array in best)
         heaps.heapify()
         for start in range(0, len(gallery), TOGETHER):
             product = (torch.from_numpy(queries) @ torch.from_numpy(gallery[start : start + TOGETHER]).T).numpy()
             heaps.addn(product.shape[1], faiss.swig_ptr(product), start, 0, len(queries))
         heaps.reorder()
-        return found
+        return best
 
     return call
 
@@ -131,7 +131,7 @@ def ours(gallery: Features, queries: Features) -> Callable[[], Found]:
 
 
 def from_file(gallery: Features, queries: Features) -> Callable[[], Found]:
-    """What a k-NN evaluation does: both as they were extracted, the gallery's blocks normalised on the way."""
+    """As in a k-NN evaluation: features from files, the gallery normalised block by block."""
     return lambda: search(gallery, queries, max(KS), prepare=unit_rows)
 
 
@@ -141,8 +141,8 @@ def ours_unknown(gallery: Features, queries: Features) -> Callable[[], Found]:
 
 
 @dataclass(frozen=True)
-class Way:
-    """A line of the table: how the search is prepared, and the kernel named in the environment."""
+class SearchMethod:
+    """A row of the table: how a search is prepared, and the OpenBLAS kernel set in the environment."""
 
     prepare: Callable[[Features, Features], Callable[[], Found]]
     kernel: str | None = None
@@ -150,42 +150,48 @@ class Way:
     mapped: bool = False  # features stay in their files, not normalised; else they are in memory, normalised
 
 
-WAYS = {"FAISS as it comes": Way(bare), "FAISS, unknown": Way(bare, "Prescott")}
-WAYS |= {f"FAISS, {kernel}": Way(bare, kernel, needed) for kernel, needed in reversed(blas_kernel.NEEDED.items())}
-WAYS |= {"torch": Way(by_torch), "torch's products, FAISS's heaps": Way(torch_products)}
-WAYS |= {"ours": Way(ours), "ours, unknown": Way(ours_unknown), "ours, from files": Way(from_file, mapped=True)}
+WAYS = {"FAISS as it comes": SearchMethod(bare), "FAISS, unknown": SearchMethod(bare, "Prescott")}
+WAYS |= {
+    f"FAISS, {kernel}": SearchMethod(bare, kernel, needed) for kernel, needed in reversed(blas_kernel.NEEDED.items())
+}
+WAYS |= {"torch": SearchMethod(by_torch), "torch's products, FAISS's heaps": SearchMethod(torch_products)}
+WAYS |= {
+    "ours": SearchMethod(ours),
+    "ours, unknown": SearchMethod(ours_unknown),
+    "ours, from files": SearchMethod(from_file, mapped=True),
+}
 
 
-def ways_to_search(asked_for: list[str], gallery: int, queries: int, rounds: int) -> None:
-    """Print the table of searches."""
+def compare_searches(asked_for: list[str], gallery: int, queries: int, rounds: int) -> None:
+    """Print the table of search methods."""
     flags = blas_kernel.processor_flags()
     ways = [name for name in asked_for if WAYS[name].needed <= flags]
     answers: dict[str, list[dict]] = {name: [] for name in ways}
     with tempfile.TemporaryDirectory() as folder:
-        bank, _, asked, _ = data(gallery, queries)
-        for name, rows in (("gallery", bank), ("queries", asked)):
+        bank, _, query_rows, _ = data(gallery, queries)
+        for name, rows in (("gallery", bank), ("queries", query_rows)):
             np.save(Path(folder) / f"{name}-raw.npy", rows)
             np.save(Path(folder) / f"{name}.npy", unit_rows(rows))
-        del bank, asked, rows
+        del bank, query_rows, rows
         for _ in range(rounds):
             for name in ways:
-                answers[name].append(answer_of(name, folder))
+                answers[name].append(measure_in_process(name, folder))
     print(f"{gallery} x {queries} x {WIDTH}, {max(KS)} neighbours, {torch.get_num_threads()} threads, {rounds} rounds")
     print("{:32} {:>10} {:>8} {:>8} {:>8} {:>6} {:>9} {:>9}".format(*COLUMNS))
-    for name, found in answers.items():
-        wall, cpu, peak_mib = (middle(found, key) for key in ("wall", "cpu", "peak_mib"))
-        rate, ratio = 2e-9 * gallery * queries * WIDTH / wall, wall / middle(answers[ways[0]], "wall")
-        row = f"{wall:8.2f} {cpu:8.2f} {rate:8.1f} {ratio:6.2f} {peak_mib:9.0f} {found[0]['same']:9.3%}"
-        print(f"{name:32} {found[0]['kernel']:>10} {row}")
+    for name, results in answers.items():
+        wall, cpu, peak_mib = (median_of(results, key) for key in ("wall", "cpu", "peak_mib"))
+        rate, ratio = 2e-9 * gallery * queries * WIDTH / wall, wall / median_of(answers[ways[0]], "wall")
+        row = f"{wall:8.2f} {cpu:8.2f} {rate:8.1f} {ratio:6.2f} {peak_mib:9.0f} {results[0]['same']:9.3%}"
+        print(f"{name:32} {results[0]['kernel']:>10} {row}")
     print("as first: share of the neighbours, place by place, that are those of the first line")
 
 
-def middle(answers: list[dict], key: str) -> float:
+def median_of(answers: list[dict], key: str) -> float:
     return statistics.median(answer[key] for answer in answers)
 
 
-def answer_of(name: str, folder: str) -> dict:
-    """What the process that measures this way says."""
+def measure_in_process(name: str, folder: str) -> dict:
+    """Measurements of a search method, from a process of its own."""
     environment = {key: value for key, value in os.environ.items() if key != blas_kernel.VARIABLE}
     if WAYS[name].kernel:
         environment[blas_kernel.VARIABLE] = WAYS[name].kernel
@@ -193,8 +199,8 @@ def answer_of(name: str, folder: str) -> dict:
     return json.loads(subprocess.run(command, env=environment, check=True, stdout=subprocess.PIPE).stdout)
 
 
-def measure(way: Way, folder: Path) -> None:
-    """Search once after a small warm-up, and print what came of it."""
+def measure(way: SearchMethod, folder: Path) -> None:
+    """Search once after a small warm-up, and print the measurements."""
     suffix, mode = ("-raw.npy", "r") if way.mapped else (".npy", None)
     gallery, queries = (np.load(folder / f"{name}{suffix}", mmap_mode=mode) for name in ("gallery", "queries"))
     way.prepare(gallery[:4096], queries[:256])()
@@ -216,28 +222,28 @@ def data(gallery: int, queries: int) -> tuple[np.ndarray, np.ndarray, np.ndarray
     """Class centres plus three standard deviations of noise: features (N, D) and labels (N,), gallery then queries."""
     random = np.random.default_rng(0)
     centres = random.standard_normal((CLASSES, WIDTH), dtype=np.float32)
-    found = []
+    arrays = []
     for count in (gallery, queries):
         labels = random.integers(0, CLASSES, count)
-        found += [centres[labels] + 3 * random.standard_normal((count, WIDTH), dtype=np.float32), labels]
-    return tuple(found)
+        arrays += [centres[labels] + 3 * random.standard_normal((count, WIDTH), dtype=np.float32), labels]
+    return tuple(arrays)
 
 
 def evaluation(gallery, gallery_labels, queries, labels) -> tuple[tuple[float, float, float], dict]:
     """Seconds of normalising, searching and voting, and the hits."""
     times = [time.perf_counter()]
-    bank, asked = unit_rows(gallery), unit_rows(queries)
+    bank, unit_queries = unit_rows(gallery), unit_rows(queries)
     times.append(time.perf_counter())
-    _, similarities, indices = search(bank, asked, max(KS))
+    _, similarities, indices = search(bank, unit_queries, max(KS))
     times.append(time.perf_counter())
     hits = vote(similarities, gallery_labels[indices], labels, KS, TEMPERATURES)
     times.append(time.perf_counter())
     return tuple(np.diff(times)), hits
 
 
-def bare_search(bank: Features, asked: Features) -> float:
-    """Seconds."""
-    search_all = bare(bank, asked)
+def bare_search(bank: Features, queries: Features) -> float:
+    """Seconds of one FAISS search."""
+    search_all = bare(bank, queries)
     started = time.perf_counter()
     search_all()
     return time.perf_counter() - started

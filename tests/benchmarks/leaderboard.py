@@ -37,7 +37,7 @@ def main() -> None:
     parser.add_argument("--images", type=int, default=10_000)
     parser.add_argument("--compared", type=int, default=30)
     arguments = parser.parse_args()
-    os.fsync = lambda handle: None  # of thousands of made-up files
+    os.fsync = lambda handle: None  # would take long for thousands of generated files
     print(f"load average before: {os.getloadavg()[0]:.2f} (numbers under load are worthless)")
     with tempfile.TemporaryDirectory() as folder:
         out, generator = Path(folder), np.random.default_rng(0)
@@ -70,26 +70,28 @@ def timed(name: str, work: Callable[[], object]) -> None:
     print(f"{name:34} {spent:8.2f} {cpu:8.2f} {peak() / 2**20:9.0f}", flush=True)
 
 
-def save(out: Path, number: int, protocol: int, skill: float, hard: np.ndarray, generator: np.random.Generator) -> None:
-    """A result of a checkpoint of this skill on images so hard (N,)."""
+def save(
+    out: Path, number: int, protocol: int, skill: float, difficulty: np.ndarray, generator: np.random.Generator
+) -> None:
+    """Save a result of a checkpoint of this skill on images of this difficulty (N,)."""
     splits = 3 if protocol % 10 in FRACTIONS else 1
     arrays, metrics = {}, {}
     for metric in range(METRICS):
-        own = generator.normal(size=(splits, len(hard)))
-        values = (skill + 0.1 * metric + own > hard).mean(0).astype(np.float32)
+        noise = generator.normal(size=(splits, len(difficulty)))
+        values = (skill + 0.1 * metric + noise > difficulty).mean(0).astype(np.float32)
         value = 100 * float(values.mean(dtype=np.float64))
         arrays[f"top1_{metric}"] = values
         metrics[f"top1_{metric}"] = MetricRecord(value=value, interval=(value - 1, value + 1), array=f"top1_{metric}")
-    found = made_result(
+    result = made_result(
         made_checkpoint(f"model{number:03d}", method="dino", digest=digest(number)),
         metrics,
         task="task",
         protocol=ProtocolUsed(name=f"task@{protocol}", version=1),
-        data=DataUsed(name="images", url="x:", fingerprints={"val": digest("val")}, images={"val": len(hard)}),
+        data=DataUsed(name="images", url="x:", fingerprints={"val": digest("val")}, images={"val": len(difficulty)}),
         settings=SETTINGS,
-        facts={"transform": "t" * 60, "search": {f"option {each}": each for each in range(90)}},
+        facts={"transform": "t" * 60, "search": {f"option {number}": number for number in range(90)}},
     )
-    save_result(out, found, arrays)
+    save_result(out, result, arrays)
 
 
 if __name__ == "__main__":

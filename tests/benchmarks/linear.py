@@ -58,7 +58,7 @@ def main() -> None:
 
 
 def alternated(first: Callable[[], None], second: Callable[[], None], rounds: int) -> tuple[float, float]:
-    """The quickest seconds of each."""
+    """Fastest time of each, in seconds; both alternate."""
     times: tuple[list[float], list[float]] = ([], [])
     for _ in range(rounds):
         for work, taken in zip((first, second), times, strict=True):
@@ -135,7 +135,7 @@ def limit(classes: int, rounds: int) -> None:
 
 
 class Training:
-    """Heads that train on a stream of augmented images, in one batch."""
+    """Heads that train on a stream of augmented images."""
 
     def __init__(self, heads: Heads, count: int) -> None:
         self.heads, self.train_indices, self.readouts = heads, np.arange(count), {READOUT: kinds_of(READOUT, norm=True)}

@@ -54,39 +54,39 @@ def main() -> None:
         )
     print("| stream | recipes | images alone | images together | ratio | s alone | s together | ratio |")
     print("|---|---:|---:|---:|---:|---:|---:|---:|")
-    rows = [compared(name, tasks, export, arguments.images) for name, tasks in streams.items()]
-    print(line("all", [sum(column) for column in zip(*rows, strict=True)]))
+    rows = [compare(name, tasks, export, arguments.images) for name, tasks in streams.items()]
+    print(format_row("all", [sum(column) for column in zip(*rows, strict=True)]))
     print("\n| official script | epochs | rates of a run | where |\n|---|---:|---:|---|")
     for name, (epochs, rates, source) in OFFICIAL.items():
         print(f"| {name} | {epochs} | {rates} | {source} |")
 
 
-def compared(name: str, tasks: Mapping[str, Linear], export: ViTExport, images: int) -> list[float]:
-    """Recipes, images alone and together, seconds alone and together."""
+def compare(name: str, tasks: Mapping[str, Linear], export: ViTExport, images: int) -> list[float]:
+    """Number of recipes; forwarded images alone and together; seconds alone and together."""
     alone = [timed([task], export, images) for task in tasks.values()]
     together = timed(list(tasks.values()), export, images)
-    found = [len(tasks), sum(one[0] for one in alone), together[0], sum(one[1] for one in alone), together[1]]
-    print(line(name, found), flush=True)
-    return found
+    numbers = [len(tasks), sum(cost[0] for cost in alone), together[0], sum(cost[1] for cost in alone), together[1]]
+    print(format_row(name, numbers), flush=True)
+    return numbers
 
 
 def timed(tasks: Sequence[Linear], export: ViTExport, images: int) -> tuple[float, float]:
-    """Augmented images through the backbone, and seconds, with nothing on disk before."""
+    """Augmented images through the backbone, and seconds, starting without cached files."""
     with tempfile.TemporaryDirectory() as folder:
         space = Workspace(cache=Path(folder), data="digits:", limit=images)
         started = time.perf_counter()
         outcomes = [outcome for _, outcome in Linear.together(tasks, export, space)]
         seconds = time.perf_counter() - started
-    whole = [outcome for outcome in outcomes if isinstance(outcome, Outcome)]
-    assert len(whole) == len(tasks), outcomes
-    return sum(outcome.cost["augmented_forwards"] for outcome in whole), seconds
+    finished = [outcome for outcome in outcomes if isinstance(outcome, Outcome)]
+    assert len(finished) == len(tasks), outcomes
+    return sum(outcome.cost["augmented_forwards"] for outcome in finished), seconds
 
 
-def line(name: str, found: Sequence[float]) -> str:
-    recipes, alone, together, slow, quick = found
+def format_row(name: str, numbers: Sequence[float]) -> str:
+    recipes, alone, together, alone_seconds, together_seconds = numbers
     return (
         f"| {name} | {recipes:.0f} | {alone:.0f} | {together:.0f} | {alone / together:.1f} "
-        f"| {slow:.1f} | {quick:.1f} | {slow / quick:.1f} |"
+        f"| {alone_seconds:.1f} | {together_seconds:.1f} | {alone_seconds / together_seconds:.1f} |"
     )
 
 

@@ -39,13 +39,13 @@ def main() -> None:
             make(Path(folder) / "set", count, min(arguments.classes, count))
             time.sleep(2.5)  # a listing of folders that have just changed is not kept
             for name in ("first", "again"):
-                found = opened(folder)
-                row = "{open:8.2f} {cpu:8.2f} {fingerprint:14.3f} {limited:10.3f} {peak:9.0f}".format(**found)
-                print(f"{found['count']:10} {name:>6} {row}", flush=True)
+                measured = open_in_process(folder)
+                row = "{open:8.2f} {cpu:8.2f} {fingerprint:14.3f} {limited:10.3f} {peak:9.0f}".format(**measured)
+                print(f"{measured['count']:10} {name:>6} {row}", flush=True)
 
 
 def make(root: Path, count: int, classes: int) -> None:
-    """Empty files, as equally many in each class as there can be."""
+    """Create `count` empty files, spread evenly over the classes."""
     for number in range(classes):
         folder = root / "train" / f"n{number:08d}"
         folder.mkdir(parents=True)
@@ -53,8 +53,8 @@ def make(root: Path, count: int, classes: int) -> None:
             os.close(os.open(f"{folder}/n{number:08d}_{image}.JPEG", os.O_CREAT | os.O_WRONLY))
 
 
-def opened(folder: str) -> dict[str, float]:
-    """What a process of its own says, with its listings kept in the folder."""
+def open_in_process(folder: str) -> dict[str, float]:
+    """Measurements of a process of its own, which keeps its listings in the folder."""
     command = [sys.executable, __file__, "--open", f"{folder}/set"]
     environment = os.environ | {"XDG_CACHE_HOME": folder}
     return json.loads(subprocess.run(command, env=environment, check=True, stdout=subprocess.PIPE).stdout)

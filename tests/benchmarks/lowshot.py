@@ -35,32 +35,32 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--full", action="store_true")
     parser.add_argument("--recorded-cyanure", type=float, metavar="SECONDS")
-    asked = parser.parse_args()
+    arguments = parser.parse_args()
     keep_memory()
     print(f"load average before: {os.getloadavg()[0]:.2f}, {torch.get_num_threads()} threads")
-    classes, width, lambdas = (1000, 768, (7.5e-4,)) if asked.full else (100, 384, (2.5e-4, 2.5e-3, 0.1))
-    tolerances = (1e-8,) if asked.full else TOLERANCES
-    rounds = 1 if asked.full else asked.rounds
+    classes, width, lambdas = (1000, 768, (7.5e-4,)) if arguments.full else (100, 384, (2.5e-4, 2.5e-3, 0.1))
+    tolerances = (1e-8,) if arguments.full else TOLERANCES
+    rounds = 1 if arguments.full else arguments.rounds
     features, labels, queries, answers = data(classes, width)
     for lambd in lambdas:
         penalty = lambd / len(labels)
         best = logistic.fit_lbfgs(features, labels, classes, penalty, tolerance=1e-9)
         print(f"\n{classes} classes, width {width}, lambd {lambd:g}, optimum {best.objective:.6f}")
         solvers = solvers_of(features, labels, classes, penalty, best.objective, tolerances)
-        if asked.recorded_cyanure:
+        if arguments.recorded_cyanure:
             del solvers["cyanure"]
-        found, wall, spent = timed(solvers, rounds)
+        weights_of_solvers, wall, spent = timed(solvers, rounds)
         chosen = predictions(queries, best.weights)
         print(f"{'solver':<20}{'wall s':>9}{'CPU s':>9}{'ratio':>8}{'gap':>10}{'top-1':>8}{'as optimum':>12}")
-        for name, weights in found.items():
+        for name, weights in weights_of_solvers.items():
             gap = logistic.certify(features, labels, weights, penalty)[0] / best.objective - 1
             guesses = predictions(queries, weights)
             print(
                 f"{name:<20}{wall[name]:9.3f}{spent[name]:9.3f}{spent[name] / spent['ours']:8.2f}{gap:10.1e}"
                 f"{100 * np.mean(guesses == answers):8.2f}{100 * np.mean(guesses == chosen):11.2f}%"
             )
-        if asked.recorded_cyanure:
-            recorded = asked.recorded_cyanure
+        if arguments.recorded_cyanure:
+            recorded = arguments.recorded_cyanure
             print(f"{'cyanure, recorded':<20}{'':9}{recorded:9.1f}{recorded / spent['ours']:8.2f}")
 
 
@@ -68,18 +68,18 @@ def data(classes: int, width: int, noise: float = 5.0) -> tuple[torch.Tensor, to
     """Features and labels to train on, features and labels to test on; unit rows without mean."""
     random = np.random.default_rng(0)
     centres = random.standard_normal((classes, width), dtype=np.float32)
-    found = []
+    splits = []
     for labels in (np.arange(classes * SHOTS) % classes, random.integers(0, classes, TESTS)):
         rows = centres[labels] + noise * random.standard_normal((len(labels), width), dtype=np.float32)
-        found += [torch.from_numpy(prepare_rows(rows, "centre_and_normalise")[0]), labels]
-    features, labels, queries, answers = found
+        splits += [torch.from_numpy(prepare_rows(rows, "centre_and_normalise")[0]), labels]
+    features, labels, queries, answers = splits
     return features, torch.from_numpy(labels), queries, answers
 
 
 def solvers_of(
     features: torch.Tensor, labels: torch.Tensor, classes: int, penalty: float, optimum: float, tolerances: tuple
 ) -> dict[str, Callable[[], torch.Tensor]]:
-    """Name -> what returns weights (D, C)."""
+    """Functions that return weights (D, C), by name of the solver."""
     problem = (features, labels, classes, penalty)
     reached = max(1e-6, logistic.fit_lbfgs(*problem).objective / optimum - 1)
     for tolerance in tolerances:
@@ -97,15 +97,15 @@ def solvers_of(
 
 def timed(solvers: dict[str, Callable[[], torch.Tensor]], rounds: int) -> tuple[dict, dict, dict]:
     """Weights, and medians of wall and processor seconds, by solver."""
-    found, wall, spent = {}, {name: [] for name in solvers}, {name: [] for name in solvers}
+    weights, wall, spent = {}, {name: [] for name in solvers}, {name: [] for name in solvers}
     for _ in range(rounds):
         for name, solve in solvers.items():
             before = time.perf_counter(), time.process_time()
-            found[name] = solve()
+            weights[name] = solve()
             wall[name].append(time.perf_counter() - before[0])
             spent[name].append(time.process_time() - before[1])
     medians = [{name: statistics.median(values) for name, values in times.items()} for times in (wall, spent)]
-    return found, *medians
+    return weights, *medians
 
 
 def sklearn_weights(features, labels, penalty, tolerance) -> torch.Tensor:

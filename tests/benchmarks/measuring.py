@@ -1,4 +1,4 @@
-"""Time and memory of what the programs beside it measure."""
+"""Time and memory measurements of the benchmarks."""
 
 import time
 from collections.abc import Callable
@@ -12,19 +12,19 @@ def seconds(work: Callable[[], object]) -> float:
 
 
 def cpu_seconds(work: Callable[[], object]) -> float:
-    """Of all threads of this process: other work on the machine changes it little."""
+    """CPU seconds of all threads of this process, which other load on the machine changes little."""
     started = time.process_time()
     work()
     return time.process_time() - started
 
 
 def resident() -> int:
-    """Bytes of memory this process holds now."""
+    """Resident memory of this process in bytes."""
     return _status("VmRSS")
 
 
 def peak() -> int:
-    """Bytes of memory this process has held at most; getrusage's would count its parent's before exec."""
+    """Peak resident memory of this process in bytes. getrusage would include the parent's before exec."""
     return _status("VmHWM")
 
 

@@ -103,9 +103,9 @@ def can() -> float:
 def capi() -> float:
     """train_capi.py, model.py, without drop path: of 256 patches of 14 px 90 are visible and 8 predicted by 12 blocks,
     which read them and 16 registers; the teacher sees all, and clusters pass no gradient on to it."""
-    patches, context, asked, pixels, clusters = 256, 16 + 90, 8, 3 * 14 * 14, 16384
-    student = blocks(context) + linear(patches, pixels, WIDTH, passes=2) + linear(asked, WIDTH, clusters)
-    reading = 20 * asked * WIDTH**2 + 4 * context * WIDTH**2 + 4 * asked * context * WIDTH
+    patches, context, predicted, pixels, clusters = 256, 16 + 90, 8, 3 * 14 * 14, 16384
+    student = blocks(context) + linear(patches, pixels, WIDTH, passes=2) + linear(predicted, WIDTH, clusters)
+    reading = 20 * predicted * WIDTH**2 + 4 * context * WIDTH**2 + 4 * predicted * context * WIDTH
     teacher = blocks(16 + patches, passes=FROZEN) + linear(patches, pixels, WIDTH, passes=FROZEN)
     return student + TRAINED * 12 * reading + teacher + linear(patches, WIDTH, clusters, passes=2)
 

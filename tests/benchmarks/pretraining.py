@@ -86,8 +86,8 @@ PRODUCTS = (F.linear, torch.matmul, Tensor.matmul, Tensor.__matmul__)  # outside
 
 
 @dataclass(frozen=True, kw_only=True)
-class Like:
-    """What a tensor was like that was worked on."""
+class TensorFormat:
+    """Shape, strides, dtype and need of a gradient of a recorded tensor."""
 
     shape: torch.Size
     stride: tuple[int, ...]
@@ -95,24 +95,24 @@ class Like:
     needs_gradient: bool
 
     @classmethod
-    def of(cls, tensor: Tensor) -> "Like":
+    def of(cls, tensor: Tensor) -> "TensorFormat":
         needs = torch.is_grad_enabled() and tensor.requires_grad
         return cls(shape=tensor.shape, stride=tensor.stride(), dtype=tensor.dtype, needs_gradient=needs)
 
     def make(self) -> Tensor:
         is_expanded = 0 in self.stride  # such as copies of a mask token, which are written out
-        made = torch.empty(self.shape) if is_expanded else torch.empty_strided(self.shape, self.stride)
-        made = made.to(self.dtype).normal_()
-        return made.requires_grad_(self.needs_gradient)
+        tensor = torch.empty(self.shape) if is_expanded else torch.empty_strided(self.shape, self.stride)
+        tensor = tensor.to(self.dtype).normal_()
+        return tensor.requires_grad_(self.needs_gradient)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Call:
-    """A module or a product that the step called, on what, and whether gradients went back through it."""
+    """A recorded call of a module or product: its inputs, and whether it had a backward pass."""
 
     work: Callable[..., Tensor]
-    inputs: tuple[Like, ...]
-    named: dict[str, Like | bool]  # a block's inputs by keyword; no tensor is NEPA's is_causal
+    inputs: tuple[TensorFormat, ...]
+    named: dict[str, TensorFormat | bool]  # a block's inputs by keyword; NEPA's is_causal is a bool
     backward: bool
     autocast: bool  # what a method computes in float32 all the same is also called so again
 
@@ -125,19 +125,19 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=16)
     parser.add_argument("--profile", action="store_true")
     parser.add_argument("--alone", action="store_true", help=argparse.SUPPRESS)
-    asked = parser.parse_args()
-    if asked.alone:
+    arguments = parser.parse_args()
+    if arguments.alone:
         keep_memory()
-        measure(asked.rows[0], asked.precision[0], asked)
+        measure(arguments.rows[0], arguments.precision[0], arguments)
         return
-    print(f"load average {os.getloadavg()[0]:.2f}, {torch.get_num_threads()} threads, batch {asked.batch}")
+    print(f"load average {os.getloadavg()[0]:.2f}, {torch.get_num_threads()} threads, batch {arguments.batch}")
     print(
         f"{'step':13} {'dtype':9} {'step s':>7} {'bare s':>7} {'ratio':>6} {'img/s':>6} {'TFLOP':>6} {'limit':>6} "
         f"{'share':>6} {'MB/image':>9} {'formula':>7}"
     )
-    for row in asked.rows:
-        for precision in asked.precision:
-            more = ["--profile"] if asked.profile else []
+    for row in arguments.rows:
+        for precision in arguments.precision:
+            profile_option = ["--profile"] if arguments.profile else []
             subprocess.run(
                 [
                     sys.executable,
@@ -148,55 +148,55 @@ def main() -> None:
                     "--precision",
                     precision,
                     "--rounds",
-                    str(asked.rounds),
+                    str(arguments.rounds),
                     "--batch",
-                    str(asked.batch),
-                    *more,
+                    str(arguments.batch),
+                    *profile_option,
                 ],
                 check=True,
             )
 
 
-def measure(row: str, precision: str, asked: argparse.Namespace) -> None:
+def measure(row: str, precision: str, arguments: argparse.Namespace) -> None:
     """Print one line of the table."""
     name, settings = ROWS[row]
     module = load_extension("methods", name)
     recipe = next(recipe for recipe in module.RECIPES.values() if recipe.spec.image_size == 224)
     spec = replace(recipe.spec, **{size: getattr(VIT_S, size) for size in ("width", "depth", "heads", "mlp_hidden")})
-    recipe = replace(recipe, spec=spec, batch=asked.batch, settings=replace(recipe.settings, **settings))
+    recipe = replace(recipe, spec=spec, batch=arguments.batch, settings=replace(recipe.settings, **settings))
     method = build(module, recipe, 0)
     if "dall-e" in row:
         method.tokenizer = DalleEncoder(**DALLE)
     elif method.fitted_on:
         method.fit([views_of(method, FITTED_ON)])
-    views = views_of(method, asked.batch)
+    views = views_of(method, arguments.batch)
     updates = Updates(method, recipe, precision=precision)
     progress = TrainProgress(step=2000, steps_per_epoch=1000, epochs=100)
     before = peak()
-    with FlopCounterMode(display=False, custom_mapping=ATTENTION_FLOPS) as flops, Recording(method) as calls:
+    with FlopCounterMode(display=False, custom_mapping=ATTENTION_FLOPS) as flops, Recording(method) as recording:
         updates.run([views], progress)
-    memory = (peak() - before) / 2**20 / asked.batch
+    memory = (peak() - before) / 2**20 / arguments.batch
     updates.run([views], progress)
-    replay(stacks_of(calls.found), precision)
-    if asked.profile:
+    replay(stacks_of(recording.calls), precision)
+    if arguments.profile:
         profile(lambda: updates.run([views], progress))
     limits, steps, bares = [gemm_limit(precision)], [], []
-    for _ in range(asked.rounds):
+    for _ in range(arguments.rounds):
         steps.append(cpu_seconds(lambda: updates.run([views], progress)))
-        bares.append(replay(stacks_of(calls.found), precision))
+        bares.append(replay(stacks_of(recording.calls), precision))
     limits.append(gemm_limit(precision))
     step, bare, limit = statistics.median(steps), statistics.median(bares), statistics.mean(limits)
     count, official = flops.get_total_flops(), official_flops(row)
-    formula = f"{count / asked.batch / official:7.3f}" if official else f"{'-':>7}"
+    formula = f"{count / arguments.batch / official:7.3f}" if official else f"{'-':>7}"
     print(
-        f"{row:13} {precision:9} {step:7.3f} {bare:7.3f} {step / bare:6.3f} {asked.batch / step:6.2f} "
+        f"{row:13} {precision:9} {step:7.3f} {bare:7.3f} {step / bare:6.3f} {arguments.batch / step:6.2f} "
         f"{count / 1e12:6.3f} {limit / 1e9:6.0f} {count / limit / step:6.2f} {memory:9.1f} {formula}",
         flush=True,
     )
 
 
 def views_of(method: Method, batch: int) -> dict[str, Tensor]:
-    """A batch of what the method's views give for a noise image, with labels where it needs them."""
+    """A batch of the method's views of one noise image, with labels where the method needs them."""
     image = Image.fromarray(np.random.RandomState(0).randint(0, 256, (256, 256, 3), np.uint8))
     make = method.views()
     labels = {"label": torch.arange(batch)} if method.needs_labels else {}
@@ -204,11 +204,11 @@ def views_of(method: Method, batch: int) -> dict[str, Tensor]:
 
 
 class Recording(TorchFunctionMode):
-    """Notes every outermost block, linear layer, convolution and product that is called while it is open."""
+    """Records the outermost blocks, linear layers, convolutions and products called while it is active."""
 
     def __init__(self, method: nn.Module) -> None:
         super().__init__()
-        self.method, self.found, self.depth = method, [], 0
+        self.method, self.calls, self.depth = method, [], 0
 
     def __enter__(self) -> "Recording":
         modules = [m for m in self.method.modules() if isinstance(m, WHOLE)]
@@ -219,23 +219,25 @@ class Recording(TorchFunctionMode):
     def enter(self, module: nn.Module, inputs: tuple[Tensor, ...], named: dict[str, Tensor]) -> None:
         if self.depth == 0:
             backward = torch.is_grad_enabled() and any(p.requires_grad for p in module.parameters())
-            likes = [Like.of(each) for each in inputs]
+            likes = [TensorFormat.of(tensor) for tensor in inputs]
             likes[0] = replace(likes[0], needs_gradient=backward and not isinstance(module, nn.Conv2d))  # of images: no
-            others = {name: Like.of(it) if isinstance(it, Tensor) else it for name, it in named.items()}
+            others = {name: TensorFormat.of(it) if isinstance(it, Tensor) else it for name, it in named.items()}
             self.note(module, likes, others, backward)
         self.depth += 1
 
-    def note(self, work: Callable, inputs: list[Like], named: dict[str, Like | bool], backward: bool) -> None:
+    def note(
+        self, work: Callable, inputs: list[TensorFormat], named: dict[str, TensorFormat | bool], backward: bool
+    ) -> None:
         autocast = torch.is_autocast_enabled("cpu")
-        self.found.append(Call(work=work, inputs=tuple(inputs), named=named, backward=backward, autocast=autocast))
+        self.calls.append(Call(work=work, inputs=tuple(inputs), named=named, backward=backward, autocast=autocast))
 
     def leave(self, module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
         self.depth -= 1
 
     def __torch_function__(self, func: Callable, types: tuple, args: tuple = (), kwargs: dict | None = None) -> object:
         if func in PRODUCTS and self.depth == 0:
-            inputs = [Like.of(each) for each in args[:2]]
-            self.note(func, inputs, {}, any(each.needs_gradient for each in inputs))
+            inputs = [TensorFormat.of(tensor) for tensor in args[:2]]
+            self.note(func, inputs, {}, any(tensor.needs_gradient for tensor in inputs))
         return func(*args, **(kwargs or {}))
 
     def __exit__(self, *error: object) -> None:
@@ -245,7 +247,7 @@ class Recording(TorchFunctionMode):
 
 
 def stacks_of(calls: list[Call]) -> list[list[Call]]:
-    """Blocks that follow each other on the same shape go forward as a whole, then backward."""
+    """Group consecutive blocks of one shape, which go forward together and then backward."""
     stacks: list[list[Call]] = []
     for call in calls:
         if stacks and is_stacked(stacks[-1][-1], call):
@@ -261,31 +263,31 @@ def is_stacked(before: Call, after: Call) -> bool:
 
 
 def replay(stacks: list[list[Call]], precision: str) -> float:
-    """Call everything again, on noise; seconds. Gradients begin as none, as in a step, and none goes back to images."""
+    """Seconds of repeating all calls on noise. As in a step, gradients begin as None, and images need none."""
     for stack in stacks:
         for call in stack:
             if isinstance(call.work, nn.Module):
                 call.work.zero_grad(set_to_none=True)
-    made = [inputs_of(stack[0]) for stack in stacks]
+    inputs_of_stacks = [inputs_of(stack[0]) for stack in stacks]
     started = time.process_time()
-    for stack, (inputs, named) in zip(stacks, made, strict=True):
+    for stack, (inputs, named) in zip(stacks, inputs_of_stacks, strict=True):
         kind = precision if stack[0].autocast else "float32"
         with autocast("cpu", kind), nullcontext() if stack[0].backward else torch.no_grad():
-            found = stack[0].work(*inputs, **named)
+            output = stack[0].work(*inputs, **named)
             for call in stack[1:]:
-                found = call.work(found, *inputs[1:], **named)
+                output = call.work(output, *inputs[1:], **named)
         if stack[0].backward:
-            found.backward(torch.ones_like(found))
+            output.backward(torch.ones_like(output))
     return time.process_time() - started
 
 
 def inputs_of(call: Call) -> tuple[list[Tensor], dict[str, Tensor]]:
-    named = {name: it.make() if isinstance(it, Like) else it for name, it in call.named.items()}
-    return [each.make() for each in call.inputs], named
+    named = {name: it.make() if isinstance(it, TensorFormat) else it for name, it in call.named.items()}
+    return [tensor_format.make() for tensor_format in call.inputs], named
 
 
 def attention_flops(query: torch.Size, key: torch.Size, value: torch.Size, *rest: object, **more: object) -> int:
-    """Two products of (B, H, N, d) queries, keys and values, as matrix products are counted."""
+    """FLOPs of the two products of (B, H, N, d) queries, keys and values."""
     batch, heads, rows, width = query
     return 2 * batch * heads * rows * key[2] * (width + value[3])
 
@@ -301,7 +303,7 @@ ATTENTION_FLOPS = {
 
 
 def gemm_limit(precision: str) -> float:
-    """FLOP a second of matrix products at block shapes."""
+    """FLOP/s of matrix products at block shapes."""
     dtype = getattr(torch, precision)
     operations, spent = 0, 0.0
     for inputs, outputs in BLOCK_SHAPES:
@@ -314,10 +316,10 @@ def gemm_limit(precision: str) -> float:
 
 
 def profile(step: Callable[[], object]) -> None:
-    """Operators by their own time."""
-    with torch.profiler.profile() as found:
+    """Print a table of operators by their own time."""
+    with torch.profiler.profile() as profiler:
         step()
-    print(found.key_averages().table(sort_by="self_cpu_time_total", row_limit=25, max_name_column_width=40))
+    print(profiler.key_averages().table(sort_by="self_cpu_time_total", row_limit=25, max_name_column_width=40))
 
 
 if __name__ == "__main__":

@@ -26,8 +26,8 @@ from bench.results.record import CheckpointUsed, DataUsed, MetricRecord, Protoco
 from bench.results.store import StoredResult
 
 DRAWN = """new Promise(done => requestAnimationFrame(() => requestAnimationFrame(() => {
-  const found = performance.getEntriesByType("navigation")[0];
-  done([found.domContentLoadedEventEnd, performance.now(), document.querySelectorAll("*").length]);
+  const navigation = performance.getEntriesByType("navigation")[0];
+  done([navigation.domContentLoadedEventEnd, performance.now(), document.querySelectorAll("*").length]);
 })))"""
 
 
@@ -45,18 +45,18 @@ def main() -> None:
         for name, tables in (("one table", 1), ("many", arguments.columns)):
             started = time.process_time()
             text = page(arguments.checkpoints, tables, arguments.columns // tables)
-            made, path = time.process_time() - started, Path(folder, "page.html")
+            render_seconds, path = time.process_time() - started, Path(folder, "page.html")
             path.write_text(text)
             opened = [browser.opened(path) for _ in range(arguments.rounds)]
             parsed, drawn, elements = (statistics.median(column) for column in zip(*opened, strict=True))
-            slowest = max(each[1] for each in opened)
-            sizes = f"{made:7.2f} {len(text.encode()) / 1e6:6.2f} {elements:9.0f}"
+            slowest = max(times[1] for times in opened)
+            sizes = f"{render_seconds:7.2f} {len(text.encode()) / 1e6:6.2f} {elements:9.0f}"
             print(f"{name:<10} {sizes} {parsed:10.0f} {drawn:9.0f} {slowest:8.0f}")
     browser.close()
 
 
 def page(checkpoints: int, tables: int, metrics: int) -> str:
-    """A page of made-up numbers."""
+    """A report page of generated results."""
     random = np.random.RandomState(0)
     results = [
         result(number, table, random.uniform(40, 90, metrics))
@@ -68,7 +68,7 @@ def page(checkpoints: int, tables: int, metrics: int) -> str:
 
 
 def result(number: int, table: int, values: np.ndarray) -> Result:
-    """One of a checkpoint, with as much around its numbers as real ones have."""
+    """A result of a checkpoint, with as many settings and facts as real ones have."""
     records = {
         f"top1_k{k}": MetricRecord(value=value, interval=(value - 2, value + 2), array="top1")
         for k, value in enumerate(values.tolist())
@@ -88,8 +88,8 @@ def result(number: int, table: int, values: np.ndarray) -> Result:
         ),
         data=DataUsed(name="in1k", url="imagenet:/data", images={"train": 1_281_167, "val": 50_000}),
         seed=0,
-        settings={f"setting{each}": each for each in range(20)},
-        versions={f"library{each}": "1.2.3" for each in range(12)},
+        settings={f"setting{number}": number for number in range(20)},
+        versions={f"library{number}": "1.2.3" for number in range(12)},
         hardware={"processor": "a processor with a long name", "cores": 32},
         seconds=float(number),
         date="2026-01-02T03:04:05+00:00",
@@ -97,7 +97,7 @@ def result(number: int, table: int, values: np.ndarray) -> Result:
 
 
 class Browser:
-    """Chromium without a window, driven through its pipe (chromedevtools.github.io/devtools-protocol)."""
+    """Headless Chromium, driven through its pipe (chromedevtools.github.io/devtools-protocol)."""
 
     def __init__(self, chromium: str) -> None:
         (theirs, self.write), (self.read, answers) = os.pipe(), os.pipe()
@@ -135,9 +135,9 @@ class Browser:
         while "Page.loadEventFired" not in self.events:
             self.events.append(self.message()["method"])
         self.events.clear()
-        found = self.call("Runtime.evaluate", session, expression=DRAWN, awaitPromise=True, returnByValue=True)
+        evaluated = self.call("Runtime.evaluate", session, expression=DRAWN, awaitPromise=True, returnByValue=True)
         self.call("Target.closeTarget", targetId=tab)
-        return tuple(found["result"]["value"])
+        return tuple(evaluated["result"]["value"])
 
     def close(self) -> None:
         self.call("Browser.close")

@@ -44,24 +44,31 @@ def main() -> None:
     parser.add_argument("--queries", type=int, default=4096)
     parser.add_argument("--work", nargs="+", default=list(WORK), choices=WORK)
     parser.add_argument("--file", type=Path, help="internal: the features, for the process of one line")
-    asked = parser.parse_args()
+    arguments = parser.parse_args()
     keep_memory()
-    if asked.file:
-        measure(asked)
+    if arguments.file:
+        measure(arguments)
         return
-    print(f"load average before: {os.getloadavg()[0]:.2f}, {torch.get_num_threads()} threads; {asked.rows} rows")
+    print(f"load average before: {os.getloadavg()[0]:.2f}, {torch.get_num_threads()} threads; {arguments.rows} rows")
     print("{:12} {:>8} {:>8} {:>8} {:>8} {:>9} {:>10}".format(*COLUMNS), flush=True)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "kind.f32"
-        write_features(path, asked.rows, asked.width)
-        for name in asked.work:
-            sizes = ["--rows", str(asked.rows), "--width", str(asked.width), "--queries", str(asked.queries)]
+        write_features(path, arguments.rows, arguments.width)
+        for name in arguments.work:
+            sizes = [
+                "--rows",
+                str(arguments.rows),
+                "--width",
+                str(arguments.width),
+                "--queries",
+                str(arguments.queries),
+            ]
             command = [sys.executable, __file__, "--file", str(path), "--work", name, *sizes]
             print(subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout, end="", flush=True)
 
 
 def write_features(path: Path, rows: int, width: int) -> None:
-    """Class centres plus three standard deviations of noise, class by class, as folders are listed."""
+    """Write class centres plus three standard deviations of noise, sorted by class as in a listing."""
     random = np.random.default_rng(0)
     centres = random.standard_normal((CLASSES, width), dtype=np.float32)
     labels = labels_of(rows)
@@ -77,18 +84,18 @@ def labels_of(rows: int) -> np.ndarray:
     return np.arange(rows) * CLASSES // rows
 
 
-def measure(asked: argparse.Namespace) -> None:
+def measure(arguments: argparse.Namespace) -> None:
     """Do one piece of work and print its line."""
-    rows = np.memmap(asked.file, np.float32, mode="r", shape=(asked.rows, asked.width))
-    WORK[asked.work[0]](rows[:3000], labels_of(3000), 256)  # libraries are loaded, kernels chosen
+    rows = np.memmap(arguments.file, np.float32, mode="r", shape=(arguments.rows, arguments.width))
+    WORK[arguments.work[0]](rows[:3000], labels_of(3000), 256)  # warm-up: loads libraries, chooses kernels
     before = resident()
     Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
     started, of_cores = time.perf_counter(), time.process_time()
-    flops, stated = WORK[asked.work[0]](rows, labels_of(asked.rows), asked.queries)
+    flops, stated = WORK[arguments.work[0]](rows, labels_of(arguments.rows), arguments.queries)
     wall, cpu = time.perf_counter() - started, time.process_time() - of_cores
     most = (peak() - before) / 1e6  # MB
     print(
-        f"{asked.work[0]:12} {wall:8.1f} {cpu:8.1f} {flops / 1e12:8.2f} {flops / 1e9 / wall:8.1f} {most:9.0f} "
+        f"{arguments.work[0]:12} {wall:8.1f} {cpu:8.1f} {flops / 1e12:8.2f} {flops / 1e9 / wall:8.1f} {most:9.0f} "
         f"{stated / 1e6:10.0f}"
     )
 
@@ -103,13 +110,13 @@ def knn(rows: np.ndarray, labels: np.ndarray, queries: int) -> Counted:
 
 
 def bare(rows: np.ndarray, labels: np.ndarray, queries: int) -> Counted:
-    asked = unit_rows(rows, slice(0, queries))
-    _faiss(unit_rows(rows), K, "cpu")(asked)
+    unit_queries = unit_rows(rows, slice(0, queries))
+    _faiss(unit_rows(rows), K, "cpu")(unit_queries)
     return 2.0 * rows.size * queries, 4.0 * rows.size
 
 
 def lowshot(rows: np.ndarray, labels: np.ndarray, queries: int) -> Counted:
-    few = np.linspace(0, len(rows) - 1, len(rows) // 100).astype(np.int64)
+    one_percent = np.linspace(0, len(rows) - 1, len(rows) // 100).astype(np.int64)
     source = PreparedRows(features=rows, preprocess="centre_and_normalise")
     fitter = Fitter(
         settings=FitSettings(),
@@ -120,9 +127,9 @@ def lowshot(rows: np.ndarray, labels: np.ndarray, queries: int) -> Counted:
         classes=CLASSES,
         seed=0,
     )
-    found = fitter.fit("1percent", few, (0.1,), (), World())
-    return 4.0 * len(few) * rows.shape[1] * CLASSES * found[0].record["iterations"], fit_bytes(
-        len(few), rows.shape[1], CLASSES
+    fits = fitter.fit("1percent", one_percent, (0.1,), (), World())
+    return 4.0 * len(one_percent) * rows.shape[1] * CLASSES * fits[0].record["iterations"], fit_bytes(
+        len(one_percent), rows.shape[1], CLASSES
     )
 
 

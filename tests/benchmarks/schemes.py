@@ -1,6 +1,6 @@
 """Image sets in several forms: `python tests/benchmarks/schemes.py` (minutes on two cores, 3 GB of disk).
 
-Throughput: the same JPEG files, drawn here or those of --images, as folder:, torchvision:, parquet:, wds: and hf:, read
+Throughput: the same JPEG files, generated or those of --images, as folder:, torchvision:, parquet:, wds: and hf:, read
 in turn, --rounds times; the best round counts, and its ratio to folder:'s. "order": encoded bytes in the set's order,
 as an evaluation reads them. "random": in random order, as training does. "decoded": RGB images, in random order.
 
@@ -35,25 +35,25 @@ GROUP = 100  # rows of a Parquet row group, as Hugging Face's datasets writes th
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--images", type=Path, help="a folder of class folders (drawn)")
-    parser.add_argument("--count", type=int, default=2000, help="of images that are drawn (2000)")
+    parser.add_argument("--images", type=Path, help="a folder of class folders (default: generated images)")
+    parser.add_argument("--count", type=int, default=2000, help="number of generated images (2000)")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--rows", type=int, default=1_000_000)
     parser.add_argument("--folder", type=Path, help="where files are made (a temporary folder)")
     parser.add_argument("--open", help="internal: the set that this process opens")
-    asked = parser.parse_args()
-    if asked.open:
-        measure(asked.open)
+    arguments = parser.parse_args()
+    if arguments.open:
+        measure(arguments.open)
         return
     print(f"load average before: {os.getloadavg()[0]:.2f} (numbers under load are worthless)")
-    with tempfile.TemporaryDirectory(dir=asked.folder) as folder:
+    with tempfile.TemporaryDirectory(dir=arguments.folder) as folder:
         os.environ |= {"XDG_CACHE_HOME": folder, "HF_DATASETS_CACHE": f"{folder}/hf-cache", "HF_HUB_OFFLINE": "1"}
-        throughput(asked, Path(folder))
-        memory(asked.rows, Path(folder))
+        throughput(arguments, Path(folder))
+        memory(arguments.rows, Path(folder))
 
 
-def throughput(asked: argparse.Namespace, root: Path) -> None:
-    rows = list(files_of(asked.images) if asked.images else drawn(asked.count))
+def throughput(arguments: argparse.Namespace, root: Path) -> None:
+    rows = list(files_of(arguments.images) if arguments.images else generated_images(arguments.count))
     for name, label, data in rows:
         path = root / "2021_train" / CLASSES[label] / name
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -67,7 +67,7 @@ def throughput(asked: argparse.Namespace, root: Path) -> None:
     assert len({image_set.fingerprint for image_set in sets.values()}) == 1
     ways = {"order": in_order, "random": at_random, "decoded": decoded}
     best = {(name, way): 0.0 for name in sets for way in ways}
-    for _ in range(asked.rounds):
+    for _ in range(arguments.rounds):
         for way, read in ways.items():
             for name, image_set in sets.items():
                 best[name, way] = max(best[name, way], per_second(read, image_set))
@@ -102,11 +102,11 @@ def decoded(image_set: ImageSet) -> None:
 
 
 def files_of(folder: Path) -> Iterator[Row]:
-    for label, own in enumerate(sorted(path for path in folder.iterdir() if path.is_dir())[: len(CLASSES)]):
-        yield from ((path.name, label, path.read_bytes()) for path in sorted(own.iterdir()) if path.is_file())
+    for label, class_folder in enumerate(sorted(path for path in folder.iterdir() if path.is_dir())[: len(CLASSES)]):
+        yield from ((path.name, label, path.read_bytes()) for path in sorted(class_folder.iterdir()) if path.is_file())
 
 
-def drawn(count: int) -> Iterator[Row]:
+def generated_images(count: int) -> Iterator[Row]:
     """JPEGs of 500 x 375 pixels and about 35 KiB."""
     random = np.random.RandomState(0)
     for number in range(count):
@@ -123,8 +123,8 @@ def memory(count: int, root: Path) -> None:
             place = write(root / f"{name}-{rows}", tiny(rows))
             for time_of in ("first", "again"):
                 command = [sys.executable, __file__, "--open", f"{name}:{place}"]
-                found = json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE).stdout)
-                print(f"{name:12} {rows:9} {time_of:>6} {found['open']:8.2f} {found['peak']:9.0f}", flush=True)
+                measured = json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE).stdout)
+                print(f"{name:12} {rows:9} {time_of:>6} {measured['open']:8.2f} {measured['peak']:9.0f}", flush=True)
 
 
 def measure(url: str) -> None:
@@ -139,7 +139,7 @@ def tiny(count: int) -> Iterator[Row]:
 
 
 def shards(rows: Iterable[Row]) -> Iterator[tuple[int, list[Row]]]:
-    """Blocks of rows, a few thousand at a time, and the file that each belongs to."""
+    """Blocks of a few thousand rows, each with the number of its file."""
     block: list[Row] = []
     for number, row in enumerate(rows):
         block.append(row)
@@ -180,7 +180,7 @@ def as_shards(root: Path, rows: Iterable[Row]) -> Path:
                     entry = tarfile.TarInfo(part)
                     entry.size = len(content)
                     archives[shard].addfile(entry, io.BytesIO(content))
-            archives[shard].members = []  # tarfile keeps an object of each file
+            archives[shard].members = []  # tarfile would keep an object for every file
     return root
 
 
@@ -191,8 +191,10 @@ def as_arrow(root: Path, rows: Iterable[Row]) -> Path:
     features = datasets.Features({"image": datasets.Image(), "label": datasets.ClassLabel(names=list(CLASSES))})
     listed = list(rows)
     images = [{"bytes": data, "path": name} for name, _, data in listed]
-    made = datasets.Dataset.from_dict({"image": images, "label": [label for _, label, _ in listed]}, features=features)
-    datasets.DatasetDict({"train": made}).save_to_disk(root)
+    dataset = datasets.Dataset.from_dict(
+        {"image": images, "label": [label for _, label, _ in listed]}, features=features
+    )
+    datasets.DatasetDict({"train": dataset}).save_to_disk(root)
     return root
 
 
