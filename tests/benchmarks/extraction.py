@@ -20,7 +20,7 @@ from pathlib import Path
 import numpy as np
 from measuring import peak, resident
 
-from engine.machine import SWITCH, keep_memory
+from engine.machine import KEEP_MEMORY_VARIABLE, keep_memory
 
 BATCHES = (8, 16, 32, 64, 128)
 SCAN = 64  # images to find the best batch size with
@@ -46,7 +46,9 @@ def main() -> None:
     for precision in arguments.precision:
         for kept in ("1", "0"):
             command = [sys.executable, *sys.argv, "--precision", precision, "--in-this-process"]
-            done = subprocess.run(command, env=os.environ | {SWITCH: kept}, stdout=subprocess.PIPE, check=True)
+            done = subprocess.run(
+                command, env=os.environ | {KEEP_MEMORY_VARIABLE: kept}, stdout=subprocess.PIPE, check=True
+            )
             show(precision, json.loads(done.stdout))
 
 
