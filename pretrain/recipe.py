@@ -41,17 +41,17 @@ class Recipe(Validated):
     lr: PositiveFloat  # peak learning rate at `lr_batch` images in an update
     lr_batch: NonNegativeInt = 256  # images in an update that lr is for; 0: lr is the peak at any batch
     lr_rule: Rule = "linear"  # how the peak scales with batch / lr_batch: linearly, or with its square root
-    schedule: Schedule = field(metadata=SCHEDULES)  # of the learning rate
+    schedule: Schedule = field(metadata=SCHEDULES)  # schedule of the learning rate
     layer_decay: Fraction = 1.0  # layer-wise learning rate decay: factor from each layer to the one before it
     weight_decay: NonNegativeFloat  # initial weight decay
-    # of the weight decay; constant unless the recipe sets it
+    # schedule of the weight decay; constant unless the recipe sets it
     weight_decay_schedule: Schedule = field(default_factory=Constant, metadata=SCHEDULES)
-    optimizer: Literal["adamw", "lars"] = "adamw"  # for all parameters
-    betas: tuple[BelowOne, BelowOne] = (0.9, 0.999)  # of AdamW
-    momentum: BelowOne = 0.9  # of LARS
+    optimizer: Literal["adamw", "lars"] = "adamw"  # optimiser of all parameters
+    betas: tuple[BelowOne, BelowOne] = (0.9, 0.999)  # betas of AdamW
+    momentum: BelowOne = 0.9  # momentum of LARS
     clip: NonNegativeFloat = 0.0  # largest gradient norm; 0: no clipping
-    clip_end: NonNegativeFloat = 0.0  # final value of clip, reached along half a cosine; 0: clip is constant
-    clip_each: bool = False  # clip the gradient of every parameter by its own norm (DINO utils.py:132-141)
+    clip_end: NonNegativeFloat = 0.0  # value of clip at the end, reached along half a cosine; 0: clip is constant
+    clip_each: bool = False  # clip the gradient of each parameter by its own norm (DINO utils.py:132-141)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -92,11 +92,13 @@ class Recipe(Validated):
 
     def defaults(self) -> dict[str, Any]:
         """Plain defaults of the recipe's own fields and of the method's settings, structured as in `to_json`."""
-        own, settings = (
-            {f.name: f.default for f in dataclasses.fields(of) if f.default is not dataclasses.MISSING}
-            for of in (self, self.settings)
-        )
-        return {**own, "settings": settings}
+        return {**_plain_defaults(self), "settings": _plain_defaults(self.settings)}
+
+
+def _plain_defaults(settings: Any) -> dict[str, Any]:
+    """Name -> default of each field of a dataclass that has a plain default."""
+    entries = dataclasses.fields(settings)
+    return {entry.name: entry.default for entry in entries if entry.default is not dataclasses.MISSING}
 
 
 # Encoders of the published recipes.

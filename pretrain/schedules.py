@@ -27,10 +27,10 @@ class Multistep(ScheduleSettings):
     Its scheduler steps after the update, so that update i gets the rate of i - 1.
     """
 
-    warmup: NonNegativeFloat  # epochs
-    start: NonNegativeFloat  # share of the peak
-    milestones: tuple[NonNegativeFloat, ...]  # epochs
-    factor: NonNegativeFloat = 0.1  # of the rate at each milestone
+    warmup: NonNegativeFloat  # epochs of the warm-up
+    start: NonNegativeFloat  # learning rate at the start of the warm-up, as a share of the peak
+    milestones: tuple[NonNegativeFloat, ...]  # epochs at which the rate is multiplied by `factor`
+    factor: NonNegativeFloat = 0.1  # factor by which the rate is multiplied at each milestone
 
     def at(self, peak: float, progress: TrainProgress) -> float:
         done, warmup = max(0, progress.step - 1), int(self.warmup * progress.steps_per_epoch)
@@ -45,9 +45,9 @@ class CountedCosine(ScheduleSettings):
     """MSN's (src/utils.py, WarmupCosineSchedule), which counts updates from 1: linear from `start` * peak, then half a
     cosine to `floor` at epoch stretch * E."""
 
-    warmup: NonNegativeFloat  # epochs
-    start: NonNegativeFloat  # share of the peak
-    floor: NonNegativeFloat = 0.0  # rate at the cosine's end
+    warmup: NonNegativeFloat  # epochs of the warm-up
+    start: NonNegativeFloat  # learning rate at the start of the warm-up, as a share of the peak
+    floor: NonNegativeFloat = 0.0  # learning rate at the end of the cosine
     stretch: OneOrMore = 1.25  # length of the schedule, as a multiple of the training's epochs E
 
     def at(self, peak: float, progress: TrainProgress) -> float:
@@ -77,8 +77,8 @@ class TruncatedCosine(ScheduleSettings):
     """Linear warm-up from 0 to the peak, then the first part of half a cosine from the peak to `floor` (CAPI utils.py,
     WarmupThenCosine). The peak occurs twice, at the end of the warm-up and at the start of the cosine."""
 
-    warmup: NonNegativeFloat  # epochs
-    floor: NonNegativeFloat = 0.0  # rate at the cosine's end
+    warmup: NonNegativeFloat  # epochs of the warm-up
+    floor: NonNegativeFloat = 0.0  # value at the end of the whole cosine
     cut: Fraction = 0.8  # share of the cosine that the training covers
 
     def at(self, peak: float, progress: TrainProgress, start: float = 0.0) -> float:

@@ -29,13 +29,13 @@ class Settings(Validated):
     """The defaults are those of ViT-B (beit/README.md), except for the tokenizer."""
 
     tokenizer: str = ""  # file of DALL-E's encoder; "": k-means of patches, fitted to the training images
-    codes: TwoOrMore = 8192  # of k-means
+    codes: TwoOrMore = 8192  # number of codes of k-means
     num_mask_patches: int = 75  # most patches hidden in an image
-    min_mask_patches_per_block: int = 16  # in a rectangle, before its sides are rounded
+    min_mask_patches_per_block: int = 16  # fewest patches of a hidden rectangle, before its sides are rounded
     max_mask_patches_per_block: PositiveInt = 196  # most patches that one rectangle newly hides
     layer_scale_start: PositiveFloat = 0.1  # initial value of layer scale
-    drop_path: BelowOne = 0.1  # rate of the last block
-    colour_jitter: NonNegativeFloat = 0.4  # strength for brightness, contrast and saturation
+    drop_path: BelowOne = 0.1  # drop path rate of the last block
+    colour_jitter: NonNegativeFloat = 0.4  # strength of the jitter of brightness, contrast and saturation
     crop_scale: AreaRange = (0.08, 1.0)  # least and largest share of the image's area in the crop
 
 
@@ -60,9 +60,9 @@ class BeitPretraining(TokenPrediction):
     def forward(self, views: Mapping[str, Tensor]) -> Step:
         mask = views["mask"].bool()
         tokens = self.tokenizer(views["picture"])[mask]  # (M,)
-        logits = self.predict(views["image"], mask)
-        correct = (logits.detach().argmax(dim=1) == tokens).to(logits.dtype)
-        return Step(F.cross_entropy(logits, tokens), {"token_accuracy": correct.mean()})
+        logits = self.predict(views["image"], mask)  # (M, K)
+        is_correct = (logits.detach().argmax(dim=1) == tokens).to(logits.dtype)
+        return Step(F.cross_entropy(logits, tokens), {"token_accuracy": is_correct.mean()})
 
     def predict(self, images: Tensor, mask: Tensor) -> Tensor:
         """Images (B, 3, H, W), mask (B, L) -> logits of the hidden patches' tokens (M, K)."""

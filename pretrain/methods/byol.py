@@ -25,7 +25,9 @@ from pretrain.recipe import SINCOS_ROWS, VIT_S
 class Settings(SiameseSettings):
     """The settings that BYOL adds to those of both siamese methods."""
 
-    teacher_momentum: UnitInterval = 0.996  # tau at the start, for 1000 epochs (section 3.2)
+    teacher_momentum: UnitInterval = (
+        0.996  # tau, EMA momentum of the target network at the start (section 3.2: for 1000 epochs)
+    )
 
 
 class Byol(Siamese):
@@ -40,8 +42,8 @@ class Byol(Siamese):
         return mlp((self.spec.width, hidden, width), **kind), mlp((width, hidden, width), **kind)
 
     def forward(self, views: Mapping[str, Tensor]) -> Step:
-        p1, p2 = self.predictions(views)
-        z1, z2 = self.targets(views)
+        p1, p2 = self.predictions(views)  # (B, d) of each view
+        z1, z2 = self.targets(views)  # (B, d) of each view
         return Step(byol_loss(p1, z2) + byol_loss(p2, z1), {})  # both directions (byol_experiment.py:243-250)
 
     def after_update(self, progress: TrainProgress) -> None:

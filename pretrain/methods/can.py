@@ -38,7 +38,7 @@ from pretrain.parts.weights import xavier_
 from pretrain.recipe import on_32px, smoke
 
 VIEWS = 2
-LONGEST = 10_000.0  # longest wavelength of the noise embedding, divided by 2 pi
+MAX_WAVELENGTH = 10_000.0  # of the embedding of noise levels, divided by 2 pi
 COLOURS = Colours(jitter=(0.4, 0.4, 0.4, 0.1), blur=0.5)  # main_pretrain.py, for both views
 
 
@@ -48,24 +48,24 @@ class Settings(Validated):
     to run, or of SimCLR and MAE."""
 
     mask_ratio: UnitInterval = 0.5  # share of patches that are hidden (abstract; the code's option defaults to 0.75)
-    # largest standard deviation of the noise, in normalised pixels (an option of the code that it never passes on)
+    # largest standard deviation of the noise, in normalised pixels (the code has this option, but ignores it)
     noise_std: NonNegativeFloat = 0.05
     noise_dims: int = 128  # number of sinusoids that encode a noise level
-    norm_pixels: bool = True  # normalise hidden pixels patch by patch, like MAE (an option of the code, off)
-    noisy_target: bool = False  # predict hidden pixels with their noise (the code does)
-    # tokens that are averaged for the contrastive loss: patches, or all, the class token included (the code)
+    norm_pixels: bool = True  # normalise the target pixels patch by patch, like MAE (the code: off)
+    noisy_target: bool = False  # predict hidden pixels with their noise (the code: on)
+    # tokens averaged for the contrastive loss: patches, or patches and class token (the code: all)
     pooled: Literal["patches", "all"] = "patches"
     projector_layers: PositiveInt = 3  # linear layers of the projector (the code: 2)
     projector_hidden: NonNegativeInt = 4096  # hidden width of the projector; 0: the encoder's width (the code)
     projector_width: PositiveInt = 128  # output width of the projector
-    projector_norm: Norm = "bn"  # after each linear layer of the projector but the last (the code: none)
-    temperature: PositiveFloat = 0.1  # of the contrastive loss
+    projector_norm: Norm = "bn"  # norm after each linear layer of the projector but the last (the code: none)
+    temperature: PositiveFloat = 0.1  # temperature of the contrastive loss
     contrast_weight: NonNegativeFloat = 0.03  # weight of the contrastive loss
     pixel_weight: NonNegativeFloat = 0.67  # weight of the hidden pixels' loss (the code: 0.97 * 0.7)
     noise_weight: NonNegativeFloat = 0.3  # weight of the noise loss (the code: 0.97 * 0.3)
-    decoder_width: PositiveInt = 512  # of the decoder's tokens
+    decoder_width: PositiveInt = 512  # token width of the decoder
     decoder_depth: PositiveInt = 8  # blocks of the decoder
-    decoder_heads: PositiveInt = 16  # of the decoder's attention
+    decoder_heads: PositiveInt = 16  # attention heads of the decoder
     crop_scale: AreaRange = (0.2, 1.0)  # least and largest share of the image's area in a crop
 
     def __post_init__(self) -> None:
@@ -74,7 +74,7 @@ class Settings(Validated):
             raise ValueError(f"noise_dims={self.noise_dims}: must be an even number, 4 or more")
 
     def autoencoder(self) -> mae.Settings:
-        """Settings of the MAE that CAN contains."""
+        """Settings of CAN's masked autoencoder, which is MAE's."""
         return mae.Settings(
             mask_ratio=self.mask_ratio,
             norm_pixels=self.norm_pixels,
@@ -112,35 +112,48 @@ class Can(Method):
         return ImageViews({"image": images}, draws)
 
     def forward(self, views: Mapping[str, Tensor]) -> Step:
-        both = {name: tensor.transpose(0, 1).flatten(0, 1) for name, tensor in views.items()}  # (2B, ...)
-        level, ids = self.settings.noise_std * both["level"], order_of(both["noise"])
-        noise = level.view(-1, 1, 1, 1) * both["gauss"]
-        noisy = both["image"] + noise
-        latent = self.autoencoder.encode(noisy, ids)  # (2B, 1+k, D)
-        decoded = self.decode(latent, level, ids)
-        targets = noisy if self.settings.noisy_target else both["image"]
-        pixel_loss, noise_loss = self.errors(decoded, targets, noise, ids)
-        contrast = self.contrast(latent)
         s = self.settings
-        loss = s.contrast_weight * contrast + s.pixel_weight * pixel_loss + s.noise_weight * noise_loss
-        return Step(loss, {"contrast": contrast.detach(), "pixels": pixel_loss.detach(), "noise": noise_loss.detach()})
+        both = {name: tensor.transpose(0, 1).flatten(0, 1) for name, tensor in views.items()}  # (2B, ...)
+        images, ids = both["image"], order_of(both["noise"])
+        level = s.noise_std * both["level"]  # (2B,)
+        noise = level.view(-1, 1, 1, 1) * both["gauss"]
+        noisy_images = images + noise
+
+        latent = self.autoencoder.encode(noisy_images, ids)  # (2B, 1+k, D)
+        decoded = self.decode(latent, level, ids)  # (2B, L, 3pp)
+        targets = noisy_images if s.noisy_target else images
+        pixel_loss, noise_loss = self.errors(decoded, targets, noise, ids)
+        contrastive_loss = self.contrast(latent)
+
+        loss = s.contrast_weight * contrastive_loss + s.pixel_weight * pixel_loss + s.noise_weight * noise_loss
+        logs = {
+            "contrast": contrastive_loss.detach(),
+            "pixels": pixel_loss.detach(),
+            "noise": noise_loss.detach(),
+        }
+        return Step(loss, logs)
 
     def reconstruct(self, images: Tensor, views: Mapping[str, Tensor]) -> Reconstruction:
-        """The predicted image without noise, from the image with the noise and the mask of the first view."""
+        """Predict the hidden patches of images, to which the first view's noise is added and whose mask it has."""
         level, ids = self.settings.noise_std * views["level"][:, 0], order_of(views["noise"][:, 0])
-        latent = self.autoencoder.encode(images + level.view(-1, 1, 1, 1) * views["gauss"][:, 0], ids)
+        noisy_images = images + level.view(-1, 1, 1, 1) * views["gauss"][:, 0]
+        latent = self.autoencoder.encode(noisy_images, ids)
         prediction = self.decode(latent, level, ids)[:, self.autoencoder.visible :]
-        return self.autoencoder.pasted(images, prediction, ids)
+        return self.autoencoder.paste(images, prediction, ids)
 
     def contrast(self, latent: Tensor) -> Tensor:
         """Contrastive loss of the projected mean tokens of `latent` (2B, 1+k, D)."""
         tokens = latent if self.settings.pooled == "all" else latent[:, 1:]
-        return nt_xent(self.projector(tokens.mean(dim=1)), self.settings.temperature)
+        projections = self.projector(tokens.mean(dim=1))
+        return nt_xent(projections, self.settings.temperature)
 
     def decode(self, latent: Tensor, level: Tensor, ids: Tensor) -> Tensor:
-        """Add the embedding of the noise levels (2B,) to encoded tokens (2B, 1+k, D) and decode them: pixels of hidden
-        and noise of visible patches (2B, L, 3pp), in the order of `ids` (2B, L)."""
-        tokens = latent + self.noise_mlp(sinusoids(level, self.settings.noise_dims)).unsqueeze(1)
+        """Decode tokens (2B, 1+k, D), to which the embedding of the noise levels (2B,) is added.
+
+        Returns (2B, L, 3pp), in the order of `ids` (2B, L): the noise of visible patches, the pixels of hidden ones.
+        """
+        level_embedding = self.noise_mlp(sinusoids(level, self.settings.noise_dims))  # (2B, D)
+        tokens = latent + level_embedding.unsqueeze(1)
         return self.autoencoder.pixels(self.autoencoder.decoder(tokens, ids))
 
     def errors(self, decoded: Tensor, images: Tensor, noise: Tensor, ids: Tensor) -> tuple[Tensor, Tensor]:
@@ -148,13 +161,16 @@ class Can(Method):
 
         decoded: (2B, L, 3pp). images, noise: (2B, 3, H, W). ids: (2B, L).
         """
-        visible = self.autoencoder.visible
-        pixels = self.autoencoder.target(take(patchify(images, self.spec.patch_size), ids[:, visible:]))
-        visible_noise = take(patchify(noise, self.spec.patch_size), ids[:, :visible])
-        return (decoded[:, visible:] - pixels).square().mean(), (decoded[:, :visible] - visible_noise).square().mean()
+        visible, patch = self.autoencoder.visible, self.spec.patch_size
+        hidden_pixels = self.autoencoder.target(take(patchify(images, patch), ids[:, visible:]))
+        visible_noise = take(patchify(noise, patch), ids[:, :visible])
+        pixel_loss = (decoded[:, visible:] - hidden_pixels).square().mean()
+        noise_loss = (decoded[:, :visible] - visible_noise).square().mean()
+        return pixel_loss, noise_loss
 
     def baseline_loss(self, views: Mapping[str, Tensor]) -> dict[str, Tensor | float]:
-        """Not for the noise loss: only late in training does a decoder predict noise better than zero does."""
+        """Losses of equally likely keys and of the same patch everywhere. No baseline of the noise loss: only late in
+        training does a decoder predict noise better than zero does."""
         candidates = VIEWS * len(views["image"]) * current_world().size - 1
         return {"contrast": log(candidates), "pixels": self.autoencoder.baseline_loss(views["image"].flatten(0, 1))}
 
@@ -163,10 +179,11 @@ class Can(Method):
 
 
 def sinusoids(level: Tensor, dims: int) -> Tensor:
-    """Noise levels (n,) -> (n, dims): sines, then cosines, of angular frequencies 1 to 1 / LONGEST (models_mae.py)."""
+    """Noise levels (n,) -> (n, dims): sines, then cosines, of angular frequencies from 1 to 1 / MAX_WAVELENGTH
+    (models_mae.py)."""
     half = dims // 2
     steps = torch.arange(half, dtype=level.dtype, device=level.device)
-    angles = level.unsqueeze(1) * torch.exp(-log(LONGEST) / (half - 1) * steps)
+    angles = level.unsqueeze(1) * torch.exp(-log(MAX_WAVELENGTH) / (half - 1) * steps)
     return torch.cat([angles.sin(), angles.cos()], dim=1)
 
 

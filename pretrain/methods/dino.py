@@ -37,34 +37,34 @@ class MultiCropSettings(Validated):
     """Head, teacher and crops. The defaults are main_dino.py's (49-122)."""
 
     head_layers: PositiveInt = 3  # linear layers of the projection head's MLP
-    head_hidden: PositiveInt = 2048  # hidden width of the projection head
-    bottleneck: PositiveInt = 256  # width before the prototypes
-    head_norm: Norm = "none"  # of the projection head: bn, ln or none
-    teacher_momentum: UnitInterval = 0.996  # at the start
-    teacher_momentum_end: UnitInterval = 1.0  # after the last update
+    head_hidden: PositiveInt = 2048  # hidden width of the projection head's MLP
+    bottleneck: PositiveInt = 256  # width of the projection head's output, before the prototypes
+    head_norm: Norm = "none"  # norm of the projection head
+    teacher_momentum: UnitInterval = 0.996  # EMA momentum of the teacher at the start of training
+    teacher_momentum_end: UnitInterval = 1.0  # EMA momentum of the teacher at the end, reached along half a cosine
     global_scale: AreaRange = (0.4, 1.0)  # least and largest share of the image's area in a global crop
-    local_scale: AreaRange = (0.05, 0.4)  # the same for a local crop
+    local_scale: AreaRange = (0.05, 0.4)  # least and largest share of the image's area in a local crop
     local_size: PositiveInt = 96  # side of a local crop in pixels
-    local_crops: NonNegativeInt = 8  # of each image; 0: none
-    # chance for the first and the second global crop, and for local crops
+    local_crops: NonNegativeInt = 8  # number of local crops of an image; 0: none
+    # probability of Gaussian blur in the first global crop, in the second, and in local crops
     blur: tuple[UnitInterval, UnitInterval, UnitInterval] = (1.0, 0.1, 0.5)
-    solarise: tuple[UnitInterval, UnitInterval] = (0.0, 0.2)  # chance for the first and the second global crop
-    drop_path: BelowOne = 0.1  # of the student
+    solarise: tuple[UnitInterval, UnitInterval] = (0.0, 0.2)  # probability of solarisation in each global crop
+    drop_path: BelowOne = 0.1  # drop path rate of the student's last block
 
 
 @dataclass(frozen=True, kw_only=True)
 class DistillationSettings(MultiCropSettings):
     """Prototypes, temperatures and centre. The defaults are main_dino.py's (49-122)."""
 
-    prototypes: PositiveInt = 65536  # K, outputs of the projection head
+    prototypes: PositiveInt = 65536  # K, number of prototypes: the outputs of the projection head
     fixed_prototypes: bool = True  # the prototypes keep unit length (norm_last_layer)
-    freeze_prototypes: NonNegativeInt = 1  # first epochs, in which the prototypes are frozen
-    teacher_temperature: PositiveFloat = 0.04  # after the warm-up
-    teacher_temperature_start: PositiveFloat = 0.04  # at the start of the warm-up
-    teacher_warmup: NonNegativeInt = 0  # epochs of the warm-up of the teacher's temperature
-    student_temperature: PositiveFloat = 0.1  # constant
+    freeze_prototypes: NonNegativeInt = 1  # number of first epochs in which the prototypes are frozen
+    teacher_temperature: PositiveFloat = 0.04  # temperature of the teacher after its warm-up
+    teacher_temperature_start: PositiveFloat = 0.04  # temperature of the teacher at the start of its warm-up
+    teacher_warmup: NonNegativeInt = 0  # epochs of the linear warm-up of the teacher's temperature
+    student_temperature: PositiveFloat = 0.1  # temperature of the student
     center: bool = True  # centre the teacher's outputs; false: the ablation of table 7
-    center_momentum: UnitInterval = 0.9  # of the centre
+    center_momentum: UnitInterval = 0.9  # EMA momentum of the centre
 
 
 class Branch(nn.Module):
@@ -79,15 +79,19 @@ class Branch(nn.Module):
         return class_tokens(self.vit, crops)
 
     def forward(self, crops: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Name -> crops of one size (B, V, 3, S, S) becomes name -> their logits (B, V, K).
+        """Logits of each crop. crops: name -> V crops of one size (B, V, 3, S, S); the result is name -> (B, V, K).
 
         The encoder runs once per size, the head once on all crops, so that its batch norms see them together
         (utils.py:594-629).
         """
-        tokens = {name: self.class_tokens(group) for name, group in crops.items()}
-        rows = torch.cat([group.flatten(0, 1) for group in tokens.values()])
-        logits = self.head(rows).split([group.shape[0] * group.shape[1] for group in tokens.values()])
-        return {name: part.unflatten(0, tokens[name].shape[:2]) for name, part in zip(tokens, logits, strict=True)}
+        cls_tokens = {name: self.class_tokens(group) for name, group in crops.items()}  # (B, V, D)
+        shapes = {name: tokens.shape[:2] for name, tokens in cls_tokens.items()}
+        logits = self.head(torch.cat([tokens.flatten(0, 1) for tokens in cls_tokens.values()]))
+        logits_by_group = logits.split([images * views for images, views in shapes.values()])
+        return {
+            name: group.unflatten(0, shape)
+            for (name, shape), group in zip(shapes.items(), logits_by_group, strict=True)
+        }
 
 
 class TeacherStudent(Method):
@@ -125,7 +129,7 @@ class TeacherStudent(Method):
         return PrototypeHead(widths, prototypes, norm=self.settings.head_norm, fixed=fixed, one_norm=self.one_norm)
 
     def views(self) -> ImageViews:
-        """Multi-crop (main_dino.py:419-464); probabilities that are not settings are the defaults of Colours."""
+        """Multi-crop (main_dino.py:419-464); probabilities that are not settings are the defaults of `Colours`."""
         s = self.settings
         geometry = crop(self.spec.side, s.global_scale)
         large = [view([*geometry, colours], self.preparation) for colours in self.global_colours()]
@@ -134,8 +138,8 @@ class TeacherStudent(Method):
 
     def global_colours(self) -> list[Colours]:
         """The colour augmentation of each global crop."""
-        chances = zip(self.settings.blur[:GLOBAL_CROPS], self.settings.solarise, strict=True)
-        return [Colours(blur=blur, solarise=solarise) for blur, solarise in chances]
+        probabilities = zip(self.settings.blur[:GLOBAL_CROPS], self.settings.solarise, strict=True)
+        return [Colours(blur=blur, solarise=solarise) for blur, solarise in probabilities]
 
     def after_update(self, progress: TrainProgress) -> None:
         """Move the teacher towards the student's new weights."""
@@ -191,9 +195,9 @@ class SelfDistillation(TeacherStudent):
 
     def after_update(self, progress: TrainProgress) -> None:
         """Move the centres, which this update's loss has used, and the teacher."""
-        for part in self.children():
-            if isinstance(part, Centre):
-                part.update()
+        for module in self.children():
+            if isinstance(module, Centre):
+                module.update()
         super().after_update(progress)
 
 
@@ -220,11 +224,11 @@ class Dino(SelfDistillation):
 
     def forward(self, views: Mapping[str, Tensor]) -> Step:
         with torch.no_grad():
-            outputs = self.teacher({"global": views["global"]})["global"]
-            targets = self.targets(outputs)
-        logits = self.student(views)
+            teacher_logits = self.teacher({"global": views["global"]})["global"]  # (B, G, K)
+            targets = self.targets(teacher_logits)  # (B, G, K)
+        logits = self.student(views)  # global (B, G, K) and local (B, N, K)
         loss = dino_loss(logits["global"], logits.get("local"), targets, self.settings.student_temperature)  # Eq. 3
-        return Step(loss, {}, {"centre": mean_output(outputs)})
+        return Step(loss, {}, {"centre": mean_output(teacher_logits)})
 
     def baseline_loss(self, views: Mapping[str, Tensor]) -> dict[str, float]:
         """Loss of uniform predictions, which is also the loss after student and teacher have collapsed to them."""

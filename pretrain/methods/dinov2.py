@@ -81,7 +81,7 @@ class MaskedSettings(MultiCropSettings):
     masked_crops: Literal[0, 1, 2] = 1  # how many of an image's two global crops are masked
     mask_ratio: MaskRange = (0.1, 0.5)  # least and largest share of a masked crop's patches that is hidden
     patch_lr: NonNegativeFloat = 0.2  # factor on the learning rate of the patch embedding
-    layer_scale_init: NonNegativeFloat = 1e-5  # initial value, if the encoder has a layer scale
+    layer_scale_init: NonNegativeFloat = 1e-5  # initial value of layer scale, if the encoder has it
     teacher_momentum: UnitInterval = 0.992
     global_scale: AreaRange = (0.32, 1.0)
     local_scale: AreaRange = (0.05, 0.32)

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from math import log
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -46,10 +46,10 @@ class Settings(Validated):
     """`crop` and `colour` are the two factors of table 4, each shared by student and teacher, independent, or none."""
 
     mask_ratio: BelowOne = 0.8  # share of patches that a mask hides (table 1)
-    masks: PositiveInt = 5  # masks of each image (tables 2, 3)
-    replacement: bool = False  # draw masks with replacement; without it the visible patches of two masks are disjoint
-    loss: Literal["byol", "infonce"] = "byol"  # table 6
-    # of InfoNCE, whose negatives are the other images of a forward pass; gradient accumulation leaves fewer
+    masks: PositiveInt = 5  # number of masks of an image (tables 2, 3)
+    replacement: bool = False  # draw masks with replacement; false: the visible patches of two masks are disjoint
+    loss: Literal["byol", "infonce"] = "byol"  # loss between prediction and target (table 6)
+    # temperature of InfoNCE, whose negatives are the other images of a forward pass; gradient accumulation leaves fewer
     temperature: PositiveFloat = 0.2
     # random crop and flip: shared by student and teacher, independent, or none (a centre crop) (table 4)
     crop: Sharing = "shared"
@@ -58,8 +58,8 @@ class Settings(Validated):
     crop_scale: AreaRange = (0.2, 1.0)  # least and largest share of the image's area in the random crop
     projector_hidden: PositiveInt = 4096  # hidden width of projector and predictor
     projector_width: PositiveInt = 256  # output width of projector and predictor
-    teacher_momentum: UnitInterval = 0.996  # at the start; 1 at the end
-    drop_path: BelowOne = 0.1  # of the student
+    teacher_momentum: UnitInterval = 0.996  # EMA momentum of the teacher at the start; 1 at the end
+    drop_path: BelowOne = 0.1  # drop path rate of the student's last block
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -82,7 +82,8 @@ class Network(nn.Module):
     def forward(self, patches: Tensor) -> Tensor:
         """Patches with their positions (B, l, D), all of an image's or some -> projected instance representation
         (B, d)."""
-        return self.projector(self.instance(self.vit.encode(patches, norm=False)[0]))
+        tokens = self.vit.encode(patches, norm=False)[0]  # (B, P+l, D)
+        return self.projector(self.instance(tokens))
 
     def instance(self, tokens: Tensor) -> Tensor:
         """Encoder tokens before the final norm (B, P+l, D) -> instance representation after it (B, D)."""
@@ -91,7 +92,7 @@ class Network(nn.Module):
             return trunk.norm(tokens[:, 0])  # of the class token alone (vits.py:309-312)
         return trunk.fc_norm(tokens[:, spec.prefix :].mean(dim=1))
 
-    def place(self, images: Tensor) -> Tensor:
+    def embed_patches(self, images: Tensor) -> Tensor:
         """Images (B, 3, H, W) -> patches with their positions (B, L, D)."""
         return self.vit.add_positions(self.vit.project(images), self.vit.spec.grid)
 
@@ -122,15 +123,18 @@ class Extrema(Method):
         if settings.crop == "none":
             geometry = [transforms.Resize(round(size / self.preparation.crop)), transforms.CenterCrop(size)]
         colours = [] if settings.colour == "none" else [Colours()]
-        shared, independent = [], []
+        noise = partial(torch.rand, settings.masks if settings.replacement else 1, self.patches)
+
+        # Steps that student and teacher share come first, then those of each.
+        shared: list[Any] = []
+        independent: list[Any] = []
         (independent if settings.crop == "independent" else shared).extend(geometry)
         (independent if settings.colour == "independent" else shared).extend(colours)
-        views_by_name = dict.fromkeys(
-            ("student", "teacher") if independent else ("student",), view(independent or shared, self.preparation)
-        )
-        noise = partial(torch.rand, settings.masks if settings.replacement else 1, self.patches)
-        views = ImageViews(views_by_name, {"noise": noise})
-        return transforms.Compose([*shared, views]) if independent and shared else views
+        if not independent:
+            return ImageViews({"student": view(shared, self.preparation)}, {"noise": noise})
+        own_view = view(independent, self.preparation)
+        views = ImageViews({"student": own_view, "teacher": own_view}, {"noise": noise})
+        return transforms.Compose([*shared, views]) if shared else views
 
     def before_forward(self, progress: TrainProgress) -> None:
         """Update the momentum network before its forward pass (builder.py:146-172), once for all micro-batches."""
@@ -138,20 +142,23 @@ class Extrema(Method):
             ema_update(self.momentum, self.online, self.teacher_momentum.at(self.settings.teacher_momentum, progress))
 
     def forward(self, views: Mapping[str, Tensor]) -> Step:
-        predictions = self.encode_masked(views["student"], views["noise"])
-        targets = self.teacher_targets(views.get("teacher", views["student"]))
+        student_images, teacher_images = views["student"], views.get("teacher", views["student"])
+        predictions = self.encode_masked(student_images, views["noise"])  # q (M, B, d), one for each mask
+        targets = self.teacher_targets(teacher_images)  # k (B, d)
         return Step(self.loss(predictions, targets), {"spread": spread(targets)})
 
     def encode_masked(self, images: Tensor, noise: Tensor) -> Tensor:
         """Images (B, 3, H, W), noise (B, 1 or M, L) -> predictions q (M, B, d), for all masks in one pass."""
-        patches = take(self.online.place(images), visible(noise, self.settings.masks, self.keep).flatten(1))
+        visible_ids = visible(noise, self.settings.masks, self.keep)  # (B, M, k)
+        patches = take(self.online.embed_patches(images), visible_ids.flatten(1))  # (B, M*k, D)
         by_mask = patches.unflatten(1, (self.settings.masks, self.keep)).transpose(0, 1)  # (M, B, k, D)
-        return self.predictor(self.online(by_mask.flatten(0, 1))).unflatten(0, by_mask.shape[:2])
+        projections = self.online(by_mask.flatten(0, 1))  # (M*B, d)
+        return self.predictor(projections).unflatten(0, by_mask.shape[:2])
 
     @torch.no_grad()
     def teacher_targets(self, images: Tensor) -> Tensor:
         """Whole images (B, 3, H, W) -> the momentum network's projections k (B, d)."""
-        return self.momentum(self.momentum.place(images))
+        return self.momentum(self.momentum.embed_patches(images))
 
     def loss(self, predictions: Tensor, targets: Tensor) -> Tensor:
         """Predictions q (M, B, d), targets k (B, d) -> mean loss over masks and images (builder.py:81-98, 174-186)."""
@@ -166,7 +173,7 @@ class Extrema(Method):
         return {"loss": 2 * self.settings.temperature * log(images)}  # with the factor of `losses.contrastive`
 
     def groups(self) -> list[Group]:
-        """Without weight decay for the class token too, although it has three dimensions (main.py:225-226)."""
+        """Like `decay_groups`, and the class token has no weight decay either (main.py:225-226)."""
         tokens = ("online.vit.class_query", "online.vit.trunk.cls_token")
         return decay_groups(self.named_parameters(), undecayed=tokens)
 
@@ -211,7 +218,8 @@ def check_design(spec: ViTSpec) -> None:
 
 
 def spread(targets: Tensor) -> Tensor:
-    """Spread of the directions of a batch's targets (B, d): 0 if they have collapsed to one, near 1 if uniform."""
+    """Standard deviation of the normalised targets (B, d), times sqrt(d): 0 if they have collapsed to one direction,
+    near 1 if their directions are uniform."""
     return l2_normalize(targets).std(dim=0, correction=0).mean() * targets.shape[1] ** 0.5
 
 

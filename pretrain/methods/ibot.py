@@ -42,15 +42,16 @@ class Settings(DistillationSettings):
 
     prototypes: PositiveInt = 8192
     shared_head: bool = True  # class tokens and patches share the student's prototypes (table 9)
-    # class tokens and patches share the teacher's prototypes, which average the student's for class tokens
+    # class tokens and patches share the teacher's prototypes, an average of the student's for class tokens
     shared_head_teacher: bool = True
     teacher_temperature: PositiveFloat = 0.07
     teacher_warmup: NonNegativeInt = 30  # epochs of the warm-up of both temperatures
-    patch_temperature: PositiveFloat = 0.07  # the teacher's for patches, after the warm-up
-    patch_temperature_start: PositiveFloat = 0.04  # the teacher's for patches, at the start of the warm-up
-    mask_shape: MaskShape = "block"  # pred_shape
-    mask_ratios: tuple[UnitInterval, ...] = (0.0, 0.3)  # each crop draws one of these; half of the crops stay unmasked
-    # pred_ratio_var: each ratio is drawn uniformly from ratio - spread to ratio + spread
+    patch_temperature: PositiveFloat = 0.07  # temperature of the teacher's outputs for patches, after its warm-up
+    patch_temperature_start: PositiveFloat = 0.04  # temperature of these outputs at the start of its warm-up
+    mask_shape: MaskShape = "block"  # masks of BEiT's rectangles, or of random patches (pred_shape)
+    # mask ratios, one of which each crop draws; with the default, half of the crops stay unmasked (pred_ratio)
+    mask_ratios: tuple[UnitInterval, ...] = (0.0, 0.3)
+    # spread of each mask ratio, which is uniform between ratio - spread and ratio + spread (pred_ratio_var)
     mask_spreads: tuple[UnitInterval, ...] = (0.0, 0.2)
     mask_start: NonNegativeInt = 0  # epochs before crops are masked (pred_start_epoch)
     cls_weight: NonNegativeFloat = 1.0  # lambda 1, weight of the class tokens' loss
@@ -107,38 +108,47 @@ class Ibot(SelfDistillation):
         self.is_masking = progress.epoch >= self.settings.mask_start
 
     def forward(self, views: Mapping[str, Tensor]) -> Step:
-        crops, masks, head = views["global"], views["mask"] & self.is_masking, self.student.head
-        cls_targets, patch_targets, observed = self.teacher_targets(crops, masks)
-        classes, patches = self.student_logits(crops, masks)
-        local = head(self.student.class_tokens(views["local"])) if "local" in views else None
-        temperature = self.settings.student_temperature
-        cls_loss = dino_loss(classes, local, cls_targets, temperature)  # Eq. 2
-        patch_loss = masked_patch_loss(patches, patch_targets, masks, temperature)  # Eq. 3
-        loss = self.settings.cls_weight * cls_loss + self.settings.patch_weight * patch_loss
+        s, crops, masks = self.settings, views["global"], views["mask"] & self.is_masking
+        # Targets: the teacher sees the global crops whole. Predictions: the student sees them masked, and local crops.
+        cls_targets, patch_targets, observed = self.teacher_targets(crops, masks)  # (B, G, K), (m, K)
+        cls_logits, patch_logits = self.student_logits(crops, masks)  # (B, G, K), (m, K)
+        local_logits = None  # or (B, N, K)
+        if "local" in views:
+            local_logits = self.student.head(self.student.class_tokens(views["local"]))
+
+        cls_loss = dino_loss(cls_logits, local_logits, cls_targets, s.student_temperature)  # Eq. 2
+        patch_loss = masked_patch_loss(patch_logits, patch_targets, masks, s.student_temperature)  # Eq. 3
+        loss = s.cls_weight * cls_loss + s.patch_weight * patch_loss
         return Step(loss, {"cls": cls_loss.detach(), "patch": patch_loss.detach()}, observed)
 
     def student_logits(self, crops: Tensor, masks: Tensor) -> tuple[Tensor, Tensor]:
         """Crops (B, G, 3, S, S), masks (B, G, L) -> logits of the class tokens (B, G, K) and of the masked patches
         (m, K). Visible patches pass through the head only if it has batch norms, whose statistics include them."""
-        head, tokens, first = self.student.head, self.encode_masked(crops, masks), self.spec.prefix
+        head, prefix, tokens = self.student.head, self.spec.prefix, self.encode_masked(crops, masks)
         if self.settings.head_norm == "bn":
-            vectors = head.embed(tokens)
-            return head.last_layer(vectors[:, :, 0]), patch_prototypes(head)(vectors[:, :, first:][masks])
-        return head(tokens[:, :, 0]), patch_prototypes(head)(head.embed(tokens[:, :, first:][masks]))
+            vectors = head.embed(tokens)  # (B, G, P+L, d)
+            cls_logits = head.last_layer(vectors[:, :, 0])
+            return cls_logits, patch_prototypes(head)(vectors[:, :, prefix:][masks])
+        cls_logits = head(tokens[:, :, 0])
+        patch_vectors = head.embed(tokens[:, :, prefix:][masks])  # (m, d)
+        return cls_logits, patch_prototypes(head)(patch_vectors)
 
     @torch.no_grad()
     def teacher_targets(self, crops: Tensor, masks: Tensor) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
-        """Whole crops (B, G, 3, S, S), masks (B, G, L) -> targets of the class tokens (B, G, K) and of the masked
-        patches (m, K), and the mean outputs towards which the centres move."""
+        """Global crops (B, G, 3, S, S), which the teacher sees whole, and masks (B, G, L) -> target probabilities of
+        the class tokens (B, G, K) and of the masked patches (m, K), and name -> the mean logits (K,) towards which the
+        centre of that name moves."""
         head, patch_layer = self.teacher.head, patch_prototypes(self.teacher.head)
-        vectors = head.embed(self.teacher.vit(crops.flatten(0, 1))[0]).unflatten(0, crops.shape[:2])
-        patches = vectors[:, :, self.spec.prefix :]  # (B, G, L, d)
-        outputs = head.last_layer(vectors[:, :, 0])
-        # The mean of all patches' logits is the logits of their mean, so only masked patches need logits of their own.
+        tokens = self.teacher.vit(crops.flatten(0, 1))[0]  # (B*G, P+L, D)
+        vectors = head.embed(tokens).unflatten(0, crops.shape[:2])  # (B, G, P+L, d)
+        patch_vectors = vectors[:, :, self.spec.prefix :]
+        cls_logits = head.last_layer(vectors[:, :, 0])
+        # Prototypes are linear: the mean of all patches' logits is the logits of their mean vector. So logits are
+        # computed for masked patches only.
         with torch.autocast(crops.device.type, enabled=False):
-            observed = {"centre": mean_output(outputs), "patch_centre": patch_layer(mean_output(patches))}
-        patch_targets = self.patch_centre.soften(patch_layer(patches[masks]), self.patch_temperature)
-        return self.targets(outputs), patch_targets, observed
+            observed = {"centre": mean_output(cls_logits), "patch_centre": patch_layer(mean_output(patch_vectors))}
+        patch_targets = self.patch_centre.soften(patch_layer(patch_vectors[masks]), self.patch_temperature)
+        return self.targets(cls_logits), patch_targets, observed
 
     def encode_masked(self, crops: Tensor, masks: Tensor) -> Tensor:
         """Global crops (B, G, 3, S, S), masks (B, G, L) -> the student's tokens after the final norm (B, G, P+L, D).
@@ -150,9 +160,10 @@ class Ibot(SelfDistillation):
 
     def averaged_pairs(self) -> list[tuple[nn.Module, nn.Module]]:
         """The encoders, and the head's layers that teacher and student both have (main_ibot.py:380-390)."""
-        teacher, student = (dict(branch.head.named_children()) for branch in (self.teacher, self.student))
-        heads = [(layer, student[name]) for name, layer in teacher.items() if name in student]
-        return [(self.teacher.vit, self.student.vit), *heads]
+        student_layers = dict(self.student.head.named_children())
+        teacher_layers = dict(self.teacher.head.named_children())
+        head_pairs = [(layer, student_layers[name]) for name, layer in teacher_layers.items() if name in student_layers]
+        return [(self.teacher.vit, self.student.vit), *head_pairs]
 
     def baseline_loss(self, views: Mapping[str, Tensor]) -> dict[str, float]:
         """Losses of uniform predictions; crops without a mask count as 0 in the patch loss."""

@@ -28,33 +28,32 @@ from pretrain.parts.weights import TOKEN_STD, ijepa_vit, truncated_
 from pretrain.recipe import SINCOS, VIT_H, Recipe, on_32px, smoke
 from pretrain.schedules import CosineTo, CountedCosine
 
-TRIES = 20  # positions of a context block that are tried before it may overlap another target block
+TRIES = 20  # positions tried for a context block before one target block fewer is kept out of it
 
 
 @dataclass(frozen=True, kw_only=True)
 class Settings(Validated):
     """The defaults are those of configs/in1k_vith14_ep300.yaml."""
 
-    target_blocks: PositiveInt = 4  # M, of each image
+    target_blocks: PositiveInt = 4  # M, number of target blocks of an image
     target_scale: AreaRange = (0.15, 0.2)  # least and largest share of the image's area in a target block
     target_aspect: FactorRange = (0.75, 1.5)  # least and largest height over width of a target block
-    context_blocks: PositiveInt = 1  # C, of each image
+    context_blocks: PositiveInt = 1  # C, number of context blocks of an image
     # least and largest share of the image's area in a context block, before target blocks are removed from it
     context_scale: AreaRange = (0.85, 1.0)
-    context_overlaps: bool = False  # context blocks keep the patches of target blocks
-    min_keep: NonNegativeInt = 10  # every block has more patches than this
-    predictor_width: PositiveInt = 384  # of the predictor, which has the encoder's number of heads
+    context_overlaps: bool = False  # context blocks may contain patches of target blocks
+    min_keep: NonNegativeInt = 10  # a block must have more patches than this
+    predictor_width: PositiveInt = 384  # token width of the predictor, which has the encoder's number of heads
     predictor_depth: PositiveInt = 12  # blocks of the predictor
-    teacher_momentum: UnitInterval = 0.996  # of the averaged encoder, at the start
-    teacher_momentum_end: UnitInterval = 1.0  # at the end of the linear rise
-    momentum_stretch: OneOrMore = 1.0  # length of the linear rise, over that of the training
+    teacher_momentum: UnitInterval = 0.996  # EMA momentum of the target encoder at the start
+    teacher_momentum_end: UnitInterval = 1.0  # EMA momentum at the end of its linear rise
+    momentum_stretch: OneOrMore = 1.0  # length of the momentum's rise, as a multiple of the training's
     crop_scale: AreaRange = (0.3, 1.0)  # least and largest share of the image's area in a crop
 
 
 class IJepa(Method):
-    """Views: "image" (B, 3, H, W) and "noise" (B, M + C tries, 2), the positions of the blocks.
-
-    The number of tries is TRIES * (M + 1).
+    """Views: "image" (B, 3, H, W) and "noise" (B, M + C T, 2), the positions of the blocks: one of each target block,
+    T = TRIES * (M + 1) to try for each context block.
     """
 
     batch_statistics = True  # the smallest context of a forward pass determines the size of all its contexts
@@ -89,40 +88,49 @@ class IJepa(Method):
         self.uniform = tuple(uniform.tolist())
 
     def forward(self, views: Mapping[str, Tensor]) -> Step:
-        contexts, targets = self.block_ids(views["noise"])
-        features = self.target_features(views["image"], targets, contexts=len(contexts))
-        return Step(F.smooth_l1_loss(self.predict(views["image"], contexts, targets), features), {})
+        images = views["image"]
+        contexts, targets = self.block_ids(views["noise"])  # ids (C, B, k) and (M, B, n)
+        features = self.target_features(images, targets, contexts=len(contexts))  # (M*C*B, n, D)
+        predictions = self.predict(images, contexts, targets)  # (M*C*B, n, D)
+        return Step(F.smooth_l1_loss(predictions, features), {})
 
     @torch.no_grad()
     def target_features(self, images: Tensor, targets: Tensor, contexts: int) -> Tensor:
-        """Images (B, 3, H, W), ids of the target blocks (M, B, n) -> their normalised features (M*C*B, n, D)."""
-        features = to_float32(self.target(images)[0])
+        """Normalised features of the target blocks (M*C*B, n, D), repeated for each context.
+
+        images: (B, 3, H, W). targets: ids (M, B, n). contexts: C.
+        """
+        features = to_float32(self.target(images)[0])  # (B, L, D)
         features = F.layer_norm(features, features.shape[-1:])
-        blocks = torch.stack([take(features, ids) for ids in targets])
-        return blocks.repeat(1, contexts, 1, 1).flatten(0, 1)
+        block_features = torch.stack([take(features, ids) for ids in targets])  # (M, B, n, D)
+        return block_features.repeat(1, contexts, 1, 1).flatten(0, 1)
 
     def predict(self, images: Tensor, contexts: Tensor, targets: Tensor) -> Tensor:
         """Images (B, 3, H, W), ids of the contexts (C, B, k) and of the targets (M, B, n) -> predictions (M*C*B, n, D).
 
         Each of the C contexts predicts each of the M targets.
         """
-        (blocks, _, context_length), ids = contexts.shape, contexts.flatten(0, 1)
+        target_blocks, (context_blocks, _, context_length) = len(targets), contexts.shape  # M, C and k
+        context_ids = contexts.flatten(0, 1)  # (C*B, k)
         patches = self.encoder.add_positions(self.encoder.project(images), self.spec.grid)
-        context = self.encoder.encode(patches.repeat(blocks, 1, 1), keep=ids)[0]
-        target_ids = targets.repeat(1, blocks, 1).flatten(0, 1)
-        ids = torch.cat([ids.repeat(len(targets), 1), target_ids], dim=1)
-        predicted = self.predictor(context.repeat(len(targets), 1, 1), ids)[:, context_length:]
-        return to_float32(self.features(predicted))
+        context_tokens = self.encoder.encode(patches.repeat(context_blocks, 1, 1), keep=context_ids)[0]  # (C*B, k, D)
+
+        # One row for each pair of a target and a context block.
+        target_ids = targets.repeat(1, context_blocks, 1).flatten(0, 1)  # (M*C*B, n)
+        ids = torch.cat([context_ids.repeat(target_blocks, 1), target_ids], dim=1)  # (M*C*B, k+n)
+        decoded = self.predictor(context_tokens.repeat(target_blocks, 1, 1), ids)
+        return to_float32(self.features(decoded[:, context_length:]))
 
     def block_ids(self, noise: Tensor) -> tuple[Tensor, Tensor]:
-        """Noise (B, M + C tries, 2) -> ids of the context blocks (C, B, k) and of the target blocks (M, B, n), both in
+        """Noise (B, M + C T, 2) -> ids of the context blocks (C, B, k) and of the target blocks (M, B, n), both in
         raster order. All contexts are truncated to the length of the shortest."""
         s, grid = self.settings, self.spec.grid
-        target_positions, tries = noise.tensor_split([s.target_blocks], dim=1)
-        targets = blocks_at(target_positions, block_size(grid, s.target_scale, s.target_aspect, self.uniform[0]), grid)
-        size = block_size(grid, s.context_scale, (1.0, 1.0), self.uniform[1])
-        blocks = blocks_at(tries, size, grid).unflatten(1, (s.context_blocks, -1))
-        contexts, _ = free_blocks(blocks, targets[:, :0] if s.context_overlaps else targets, s.min_keep)
+        target_positions, context_positions = noise.tensor_split([s.target_blocks], dim=1)
+        target_size = block_size(grid, s.target_scale, s.target_aspect, self.uniform[0])
+        context_size = block_size(grid, s.context_scale, (1.0, 1.0), self.uniform[1])
+        targets = blocks_at(target_positions, target_size, grid)  # (B, M, L)
+        tries = blocks_at(context_positions, context_size, grid).unflatten(1, (s.context_blocks, -1))  # (B, C, T, L)
+        contexts, _ = free_blocks(tries, targets[:, :0] if s.context_overlaps else targets, s.min_keep)
         return ids_of(contexts), ids_of(targets)
 
     def baseline_loss(self, views: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -132,10 +140,11 @@ class IJepa(Method):
         return {"loss": patch_baseline(self.target_features(views["image"], ids, contexts=1), "smooth_l1")}
 
     def after_update(self, progress: TrainProgress) -> None:
-        """Move the averaged encoder, with a momentum that rises linearly."""
+        """Move the target encoder towards the encoder, with a momentum that rises linearly."""
         s = self.settings
-        rise = (s.teacher_momentum_end - s.teacher_momentum) / (progress.steps * s.momentum_stretch)
-        ema_update(self.target, self.encoder, min(s.teacher_momentum + progress.step * rise, s.teacher_momentum_end))
+        rise = (s.teacher_momentum_end - s.teacher_momentum) / (progress.steps * s.momentum_stretch)  # per update
+        momentum = min(s.teacher_momentum + progress.step * rise, s.teacher_momentum_end)
+        ema_update(self.target, self.encoder, momentum)
 
     def encoders(self) -> dict[str, Encoder]:
         return {"target": Encoder(vit=self.target), "context": Encoder(vit=self.encoder)}
@@ -146,8 +155,8 @@ def block_size(
 ) -> tuple[int, int]:
     """Rows and columns of a block, fewer than those of the grid.
 
-    scale: least and largest area, as a share of the grid. aspect: least and largest height over width. share: from 0
-    to 1, interpolates both from least to largest, so that large blocks are tall.
+    scale: least and largest area, as a share of the grid. aspect: least and largest height over width. share: position
+    between least (0) and largest (1) of both, so that large blocks are tall.
     """
     area = int(grid[0] * grid[1] * (scale[0] + share * (scale[1] - scale[0])))
     ratio = aspect[0] + share * (aspect[1] - aspect[0])
@@ -159,24 +168,25 @@ def blocks_at(positions: Tensor, size: tuple[int, int], grid: tuple[int, int]) -
 
     As in the source, no block touches the last row or column.
     """
-    axes = []
+    in_block = []  # for rows and for columns: (B, N, h) and (B, N, w), True for those of the block
     for axis, (side, length) in enumerate(zip(grid, size, strict=True)):
         first = (positions[..., axis] * (side - length)).long().unsqueeze(-1)
-        lines = torch.arange(side, device=positions.device)
-        axes.append((lines >= first) & (lines < first + length))
-    return (axes[0].unsqueeze(-1) & axes[1].unsqueeze(-2)).flatten(-2)
+        indices = torch.arange(side, device=positions.device)
+        in_block.append((indices >= first) & (indices < first + length))
+    rows, columns = in_block
+    return (rows.unsqueeze(-1) & columns.unsqueeze(-2)).flatten(-2)
 
 
-def free_blocks(blocks: Tensor, targets: Tensor, min_keep: int) -> tuple[Tensor, Tensor]:
+def free_blocks(tries: Tensor, targets: Tensor, min_keep: int) -> tuple[Tensor, Tensor]:
     """T tries of each context block (B, C, T, L) bool, targets (B, M, L) bool -> the context blocks without target
     patches (B, C, L) bool, and the numbers of the tries that they are from (B, C).
 
-    The first try with more than `min_keep` patches outside the targets is taken. After every TRIES tries, one target
-    fewer is respected, from the last to the first.
+    A context block is its first try with more than `min_keep` patches outside the targets. After every TRIES tries, one
+    target fewer is removed from the block, from the last to the first.
     """
-    respected = [len(targets[0]) - number // TRIES for number in range(blocks.shape[2])]  # targets, at each try
-    occupied = torch.stack([targets[:, : max(0, count)].any(dim=1) for count in respected], dim=1)  # (B, T, L)
-    free = blocks & ~occupied.unsqueeze(1)
+    removed_targets = [len(targets[0]) - number // TRIES for number in range(tries.shape[2])]  # at each try
+    occupied = torch.stack([targets[:, : max(0, count)].any(dim=1) for count in removed_targets], dim=1)  # (B, T, L)
+    free = tries & ~occupied.unsqueeze(1)
     first = (free.sum(dim=-1) > min_keep).int().argmax(dim=-1)
     return free.take_along_dim(first[..., None, None], dim=2).squeeze(2), first
 

@@ -5,7 +5,8 @@ Gaussian along random directions, by the statistic of Epps and Pulley (1983). Wr
 those of its scripts (README.md of rbalestr-lab/lejepa eddffdd); the recipe `imagenette` follows MINIMAL.md there, and
 `imagenette_vit_s16` the first author's library (galilai-group/stable-pretraining d15ec96, methods/lejepa.py), whose
 loss differs in three settings.
-B images of this process, G global and N local crops, V = G + N views, K projected width, S directions, T points.
+B images of this process, G global and N local crops, V = G + N views, D width, K projected width, S directions,
+T points.
 """
 
 from collections.abc import Mapping
@@ -44,29 +45,29 @@ Jitter = tuple[NonNegativeFloat, NonNegativeFloat, NonNegativeFloat, NonNegative
 
 @dataclass(frozen=True, kw_only=True)
 class Settings(Validated):
-    """`sigreg_weight` is the loss's only trade-off. Its best value depends on the batch size, as the statistic grows
+    """`sigreg_weight` is the only weight in the loss. Its best value depends on the batch size, as the statistic grows
     with the number of images."""
 
-    sigreg_weight: UnitInterval = 0.05  # lambda
+    sigreg_weight: UnitInterval = 0.05  # lambda, weight of SIGReg
     convex: bool = True  # weight of the prediction loss: 1 - lambda (the paper); false: 1 (stable-pretraining)
     sigreg_over: Literal["view", "all"] = "view"  # one statistic for each view, or one for all views together
-    centre: Literal["global", "all"] = "global"  # the views whose mean all views predict
-    directions: PositiveInt = 1024  # S, drawn anew for every update
+    centre: Literal["global", "all"] = "global"  # views whose mean projection all views predict
+    directions: PositiveInt = 1024  # S, number of random directions, drawn anew for every update
     points: TwoOrMore = 17  # T, points of the quadrature on [0, t_max]
     t_max: PositiveFloat = 3.0  # upper end of the quadrature
-    clip_value: NonNegativeFloat = 0.0  # statistics below it count as 0
+    clip_value: NonNegativeFloat = 0.0  # statistics below this value count as 0
     embedding: PositiveInt = 512  # width of the linear layer between encoder and projector
     projector_hidden: tuple[PositiveInt, ...] = (2048, 2048)  # widths of the projector's hidden layers
-    projector_width: PositiveInt = 512  # K
-    global_crops: PositiveInt = 2  # G, of each image
+    projector_width: PositiveInt = 512  # K, output width of the projector
+    global_crops: PositiveInt = 2  # G, number of global crops of an image
     global_scale: AreaRange = (0.3, 1.0)  # least and largest share of the image's area in a global crop
-    local_crops: NonNegativeInt = 6  # of each image; 0: none
-    local_scale: AreaRange = (0.05, 0.3)  # the same for a local crop
+    local_crops: NonNegativeInt = 6  # number of local crops of an image; 0: none
+    local_scale: AreaRange = (0.05, 0.3)  # least and largest share of the image's area in a local crop
     local_size: PositiveInt = 96  # side of a local crop in pixels
-    jitter: Jitter = (0.4, 0.4, 0.2, 0.1)  # brightness, contrast, saturation, hue
-    blur: UnitInterval = 0.5  # probability for each view
-    solarise: UnitInterval = 0.2  # probability for each view
-    drop_path: BelowOne = 0.1  # of the encoder
+    jitter: Jitter = (0.4, 0.4, 0.2, 0.1)  # strength of the jitter of brightness, contrast, saturation and hue
+    blur: UnitInterval = 0.5  # probability of Gaussian blur in a view
+    solarise: UnitInterval = 0.2  # probability of solarisation in a view
+    drop_path: BelowOne = 0.1  # drop path rate of the encoder's last block
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -105,21 +106,29 @@ class LeJepa(Method):
 
     def forward(self, views: Mapping[str, Tensor]) -> Step:
         s, projections = self.settings, self.project(views)  # (V, B, K), the global crops first
-        centre = projections[: s.global_crops if s.centre == "global" else None].mean(dim=0)
+
+        # Prediction: every view predicts the centre of the image's views.
+        centre_views = projections[: s.global_crops] if s.centre == "global" else projections
+        centre = centre_views.mean(dim=0)  # (B, K)
         prediction = (centre - projections).square().mean()
-        statistics = self.epps_pulley(projections if s.sigreg_over == "view" else projections.flatten(0, 1))
-        sigreg = statistics.mean()
-        loss = (1 - s.sigreg_weight if s.convex else 1) * prediction + s.sigreg_weight * sigreg
+
+        # SIGReg: along every direction, the projections are standard Gaussian.
+        samples = projections if s.sigreg_over == "view" else projections.flatten(0, 1)
+        sigreg = self.epps_pulley(samples).mean()
+
+        prediction_weight = 1 - s.sigreg_weight if s.convex else 1
+        loss = prediction_weight * prediction + s.sigreg_weight * sigreg
         return Step(loss, {"prediction": prediction.detach(), "sigreg": sigreg.detach()})
 
     def project(self, views: Mapping[str, Tensor]) -> Tensor:
         """Crops of all sizes -> projections (V, B, K); the projector's batch norms see all crops together."""
         crops = [views[name] for name in ("global", "local") if name in views]
-        tokens = torch.cat([class_tokens(self.vit, group) for group in crops], dim=1).transpose(0, 1)
-        return to_float32(self.projector(tokens.flatten(0, 1))).unflatten(0, tokens.shape[:2])
+        tokens = torch.cat([class_tokens(self.vit, group) for group in crops], dim=1).transpose(0, 1)  # (V, B, D)
+        projections = to_float32(self.projector(tokens.flatten(0, 1)))
+        return projections.unflatten(0, tokens.shape[:2])
 
     def epps_pulley(self, projections: Tensor) -> Tensor:
-        """Projections (..., B, K) -> the statistics of all directions (..., S)."""
+        """Projections (..., B, K) -> Epps-Pulley statistics along all directions (..., S)."""
         with torch.autocast(projections.device.type, enabled=False):
             samples = projections @ self.directions.to(projections)  # (..., B, S)
             return epps_pulley(samples, self.settings.t_max, self.settings.points, self.settings.clip_value)
@@ -157,6 +166,7 @@ def epps_pulley(samples: Tensor, t_max: float, points: int, clip_value: float = 
     weights = torch.full_like(t, 2 * t_max / (points - 1))
     weights[[0, -1]] /= 2
     angles, world = samples.unsqueeze(-1) * t, current_world()  # (..., B, S, T)
+    # Real and imaginary part of the samples' characteristic function, mean_n exp(i t x_n): (2, ..., S, T).
     means = torch.stack([angles.cos().mean(dim=-3), angles.sin().mean(dim=-3)])
     if world.size > 1:
         means = all_reduce(means / world.size)

@@ -36,7 +36,7 @@ from pretrain.parts.weights import xavier_
 from pretrain.recipe import SINCOS, VIT_L, VIT_M, VIT_S, on_32px, smoke
 from pretrain.schedules import WarmupCosine, cosine
 
-OF_BASE = {  # settings that apply to one base only
+BASE_SETTINGS = {  # base -> settings that apply to it only
     "mae": ("norm_pixels", "decoder_width", "decoder_depth", "decoder_heads"),
     "simmim": ("mask_patch", "layer_scale_start", "drop_path", "seen"),
 }
@@ -50,34 +50,34 @@ class Settings(Validated):
     base: Literal["mae", "simmim"] = "mae"  # the method of masked image modelling
     mask_ratio: UnitInterval = 0.75  # share of patches, or of SimMIM's blocks, that are hidden
     w_mim: NonNegativeFloat = 1.0  # weight of the base's loss (table B); 0: the context loss alone (table C)
-    w_bc: NonNegativeFloat = 0.25  # weight of the context loss (table B), alpha of Eq. 3
-    projector_depth: NonNegativeInt = 2  # linear layers; 0: no projector
-    predictor_depth: NonNegativeInt = 2  # linear layers; 0: no predictor
+    w_bc: NonNegativeFloat = 0.25  # alpha of Eq. 3, weight of the broader-context loss (table B)
+    projector_depth: NonNegativeInt = 2  # linear layers of the projector; 0: no projector
+    predictor_depth: NonNegativeInt = 2  # linear layers of the predictor; 0: no predictor
     head_hidden: PositiveInt = 4096  # hidden width of projector and predictor
-    head_norm: Norm = "bn"  # of projector and predictor
-    head_activation: Activation = "relu"  # of projector and predictor
-    teacher_momentum: UnitInterval = 0.996  # at the start; 1 at the end
-    # simple: the short side resized to image_size and a shift by up to crop_padding, as in the code; random: a crop of
-    # crop_scale of the area, as in the paper's figure
+    head_norm: Norm = "bn"  # norm of projector and predictor
+    head_activation: Activation = "relu"  # activation of projector and predictor
+    teacher_momentum: UnitInterval = 0.996  # EMA momentum of the teacher at the start; 1 at the end
+    # simple: resize the short side to image_size, shift by up to crop_padding (the code); random: crop crop_scale of
+    # the area (the paper's figure)
     crop: Literal["simple", "random"] = "simple"
     crop_padding: NonNegativeInt = 4  # pixels of mirrored border into which the simple crop may shift
     crop_scale: tuple[float, float] = (0.2, 1.0)  # least and largest share of the image's area in the random crop
-    norm_pixels: bool = True  # of MAE: targets are normalised patch by patch
-    decoder_width: PositiveInt = 512  # of MAE
-    decoder_depth: PositiveInt = 8  # of MAE: blocks of the decoder
-    decoder_heads: PositiveInt = 16  # of MAE
-    mask_patch: PositiveInt = 32  # of SimMIM: side of a block in pixels
-    layer_scale_start: PositiveFloat = 0.1  # of SimMIM: initial value of layer scale
-    drop_path: BelowOne = 0.1  # of SimMIM: rate of the last block
-    # of SimMIM: the student's context is the mean of the visible patches, or of all patches (ours)
+    norm_pixels: bool = True  # normalise the target pixels patch by patch (MAE)
+    decoder_width: PositiveInt = 512  # token width of the decoder (MAE)
+    decoder_depth: PositiveInt = 8  # blocks of the decoder (MAE)
+    decoder_heads: PositiveInt = 16  # attention heads of the decoder (MAE)
+    mask_patch: PositiveInt = 32  # side of a block in pixels (SimMIM)
+    layer_scale_start: PositiveFloat = 0.1  # initial value of layer scale (SimMIM)
+    drop_path: BelowOne = 0.1  # drop path rate of the last block (SimMIM)
+    # the student's context: the mean of the visible patches, or of all patches (SimMIM; all: ours)
     seen: simmim.Seen = "visible"
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        (unused_base,) = OF_BASE.keys() - {self.base}
+        (unused_base,) = BASE_SETTINGS.keys() - {self.base}
         for field in fields(self):
             value = getattr(self, field.name)
-            if field.name in OF_BASE[unused_base] and value != field.default:
+            if field.name in BASE_SETTINGS[unused_base] and value != field.default:
                 raise ValueError(
                     f"{field.name}={value} is for base={unused_base!r}, not {self.base!r}: leave it at {field.default}"
                 )
@@ -87,7 +87,7 @@ class Settings(Validated):
     def base_settings(self) -> mae.Settings | simmim.Settings:
         """The settings of the base, which have the same names here."""
         kind = {"mae": mae.Settings, "simmim": simmim.Settings}[self.base]
-        names = {"mask_ratio", "crop_scale", *OF_BASE[self.base]} & kind.__dataclass_fields__.keys()
+        names = {"mask_ratio", "crop_scale", *BASE_SETTINGS[self.base]} & kind.__dataclass_fields__.keys()
         return kind(**{name: getattr(self, name) for name in names})
 
 
@@ -137,22 +137,25 @@ class Lut(Method):
         return ImageViews(views_by_name, {"noise": self.base.mask_noise()})
 
     def forward(self, views: Mapping[str, Tensor]) -> Step:
-        images = torch.cat([views["view1"], views["view2"]])
-        order = order_of(views["noise"])  # (B, U)
-        orders = torch.cat([order, order.roll(-self.base.visible, dims=1)])  # view 2 sees the next v units of the order
-
+        images = torch.cat([views["view1"], views["view2"]])  # (2B, 3, H, W)
+        order1 = order_of(views["noise"])  # (B, U), the visible units of view 1 first
+        order2 = order1.roll(-self.base.visible, dims=1)  # view 2 sees the next v units
+        orders = torch.cat([order1, order2])
         latent = self.base.encode(images, orders)
-        first = slice(len(order))
-        mim = self.base.loss(latent[first], images[first], order)  # of view 1 alone
 
+        # Masked image modelling, on view 1 alone.
+        view1 = slice(len(order1))
+        mim_loss = self.base.loss(latent[view1], images[view1], order1)
+
+        # Broader context: the visible patches of each view predict the teacher's features of the other, whole view.
+        contexts = self.base.context(latent, orders).chunk(2)  # (B, D) of each view
         # Batch norms see one view after the other, as in the code.
-        contexts = self.base.context(latent, orders).chunk(2)
         prediction1, prediction2 = (self.predictor(self.projector(context)) for context in contexts)
         target1, target2 = self.teacher_targets(images).chunk(2)
         context_loss = 0.5 * (byol_loss(prediction2, target1) + byol_loss(prediction1, target2))
 
-        loss = self.settings.w_mim * mim + self.settings.w_bc * context_loss  # Eq. 3
-        return Step(loss, {"mim": mim.detach(), "context": context_loss.detach()})
+        loss = self.settings.w_mim * mim_loss + self.settings.w_bc * context_loss  # Eq. 3
+        return Step(loss, {"mim": mim_loss.detach(), "context": context_loss.detach()})
 
     def reconstruct(self, images: Tensor, views: Mapping[str, Tensor]) -> Reconstruction | None:
         """The base's reconstruction, or None if the base's loss has no weight."""
@@ -161,15 +164,18 @@ class Lut(Method):
     @torch.no_grad()
     def teacher_targets(self, images: Tensor) -> Tensor:
         """Whole images (B, 3, H, W) -> the teacher's projections (B, D)."""
-        patches = self.teacher["vit"](images)[0][:, self.spec.prefix :]
-        return self.teacher["projector"](patches.mean(dim=1))
+        patch_tokens = self.teacher["vit"](images)[0][:, self.spec.prefix :]
+        return self.teacher["projector"](patch_tokens.mean(dim=1))
 
     def baseline_loss(self, views: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        baselines = {"mim": self.base.baseline_loss(views["view1"])} if self.settings.w_mim else {}
-        if not self.settings.w_bc:
-            return baselines
-        contexts = [direction_baseline(self.teacher_targets(views[name])) for name in ("view1", "view2")]
-        return {**baselines, "context": torch.stack(contexts).mean()}
+        """Losses of predicting the same patch everywhere, and the mean direction of the teacher's projections."""
+        baselines = {}
+        if self.settings.w_mim:
+            baselines["mim"] = self.base.baseline_loss(views["view1"])
+        if self.settings.w_bc:
+            losses = [direction_baseline(self.teacher_targets(views[name])) for name in ("view1", "view2")]
+            baselines["context"] = torch.stack(losses).mean()
+        return baselines
 
     def groups(self) -> list[Group]:
         return decay_groups(self.named_parameters(), [f"base.{name}" for name in self.base.undecayed])
@@ -178,9 +184,9 @@ class Lut(Method):
         """Update the teacher, statistics of batch norms included; the momentum's schedule counts forward passes
         (engine_lut.py:86-89)."""
         passes = progress.step * progress.micro_batches + progress.micro_batch
-        done = passes / (progress.steps * progress.micro_batches)
+        momentum = cosine(self.settings.teacher_momentum, 1.0, passes / (progress.steps * progress.micro_batches))
         student = nn.ModuleDict({"vit": self.base.vit, "projector": self.projector})
-        ema_update(self.teacher, student, cosine(self.settings.teacher_momentum, 1.0, done), buffers=True)
+        ema_update(self.teacher, student, momentum, buffers=True)
 
     def encoders(self) -> dict[str, Encoder]:
         return {"student": Encoder(vit=self.base.vit), "teacher": Encoder(vit=self.teacher["vit"])}

@@ -1,7 +1,8 @@
 """MAE (He et al. 2022): encode a quarter of the patches, predict the pixels of the others.
 
 Figure 1 of the paper; facebookresearch/mae efb2a80, models_mae.py. Of its ablations, two targets of table 1d are not
-implemented: PCA coefficients and dVAE tokens. B images, L patches, k visible ones, p patch side, D width.
+implemented: PCA coefficients and dVAE tokens.
+B images, L patches, k visible ones, p patch side, D width, d width of the decoder.
 """
 
 from collections.abc import Mapping
@@ -38,7 +39,7 @@ from pretrain.recipe import SINCOS, VIT_B, VIT_H, VIT_L, Recipe, on_32px, smoke
 from pretrain.schedules import WarmupCosine
 
 Masks = Literal["random", "block", "grid"]
-GRID_RATIO = 0.75  # one of each 2 x 2 patches is visible
+GRID_RATIO = 0.75  # mask ratio of sampling=grid, which keeps one patch of each 2 x 2
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,17 +47,18 @@ class Settings(Validated):
     """Includes the ablations of table 1 and figure 5; the defaults are the paper's."""
 
     mask_ratio: UnitInterval = 0.75  # share of patches that are hidden (figure 5)
-    decoder_width: PositiveInt = 512  # table 1b
-    decoder_depth: PositiveInt = 8  # blocks of the decoder, table 1a
-    decoder_heads: PositiveInt = 16  # of the decoder's attention
-    encoder_mask_tokens: bool = False  # the encoder sees mask tokens, instead of the visible patches alone (table 1c)
-    norm_pixels: bool = True  # targets are normalised patch by patch (table 1d)
-    # a crop of random size, of fixed size, or a centre crop without flip (table 1e); the last two are cut from an image
+    decoder_width: PositiveInt = 512  # token width of the decoder (table 1b)
+    decoder_depth: PositiveInt = 8  # blocks of the decoder (table 1a)
+    decoder_heads: PositiveInt = 16  # attention heads of the decoder
+    encoder_mask_tokens: bool = False  # the encoder also sees mask tokens in place of hidden patches (table 1c)
+    norm_pixels: bool = True  # normalise the target pixels patch by patch (table 1d)
+    # crop of random size, of fixed size, or at the centre without flip (table 1e); the last two are cut from an image
     # whose short side is resized to 256/224 of image_size (ours)
     crop: Literal["random", "fixed", "centre"] = "random"
     crop_scale: AreaRange = (0.2, 1.0)  # least and largest share of the image's area in the crop of random size
     colour_jitter: UnitInterval = 0.0  # probability of colour jitter (table 1e; its strength is ours)
-    # how the mask is drawn (table 1f); with grid, one patch of each 2 x 2 is visible, drawn for each image (ours)
+    # shape of the mask: random patches, BEiT's rectangles, or all but one patch of each 2 x 2 (table 1f; which of the
+    # four stays visible is drawn for each image: ours)
     sampling: Masks = "random"
 
     def __post_init__(self) -> None:
@@ -68,7 +70,10 @@ class Settings(Validated):
 
 
 class MaskedAutoencoder(nn.Module):
-    """Encoder, decoder and pixel loss, which LUT and CAN use too. ids: (B, L), of all patches, visible ones first."""
+    """Encoder, decoder and pixel loss; LUT and CAN use it too.
+
+    ids: (B, L) of all patches, the k visible ones first.
+    """
 
     undecayed = ()  # names of parameters with more than one dimension that have no weight decay
 
@@ -95,42 +100,43 @@ class MaskedAutoencoder(nn.Module):
     def encode(self, images: Tensor, ids: Tensor) -> Tensor:
         """Images (B, 3, H, W) -> class token and visible patches (B, 1+k, D), in the order of `ids`; with mask tokens
         in the encoder, all patches (B, 1+L, D)."""
-        patches, keep = self.vit.project(images), ids[:, : self.visible]
+        patches, seen_ids = self.vit.project(images), ids[:, : self.visible]
         if self.mask_token is not None:
-            hidden = mask_at(ids[:, self.visible :], self.patches)
-            patches, keep = with_mask_tokens(patches, hidden, self.mask_token), ids
-        return self.vit.encode(self.vit.add_positions(patches, self.grid), keep=keep)[0]
+            mask = mask_at(ids[:, self.visible :], self.patches)
+            patches, seen_ids = with_mask_tokens(patches, mask, self.mask_token), ids
+        return self.vit.encode(self.vit.add_positions(patches, self.grid), keep=seen_ids)[0]
 
     def context(self, latent: Tensor, ids: Tensor) -> Tensor:
-        """Encoded tokens (B, 1+k or 1+L, D) -> the mean (B, D) of the visible patches."""
+        """Encoded tokens (B, 1+k, D) or (B, 1+L, D) -> the mean (B, D) of the visible patches."""
         return latent[:, 1 : 1 + self.visible].mean(dim=1)
 
     def loss(self, latent: Tensor, images: Tensor, ids: Tensor) -> Tensor:
-        """Mean squared error of the hidden patches' pixels. latent: encoded tokens. images: (B, 3, H, W)."""
-        prediction = self.predicted(latent, ids)
-        target = self.target(take(patchify(images, self.vit.spec.patch_size), ids[:, self.visible :]))
-        return (prediction - target).square().mean()
+        """Mean squared error of the hidden patches' pixels. latent: tokens from `encode`. images: (B, 3, H, W)."""
+        prediction = self.predict(latent, ids)  # (B, L-k, 3pp)
+        hidden_patches = take(patchify(images, self.vit.spec.patch_size), ids[:, self.visible :])
+        return (prediction - self.target(hidden_patches)).square().mean()
 
-    def predicted(self, latent: Tensor, ids: Tensor) -> Tensor:
-        """Encoded tokens -> predictions of the hidden patches (B, L-k, 3pp), in the order of `ids`."""
-        return self.pixels(self.decoder(latent, ids)[:, self.visible :])
+    def predict(self, latent: Tensor, ids: Tensor) -> Tensor:
+        """Tokens from `encode` -> predictions of the hidden patches (B, L-k, 3pp), in the order of `ids`."""
+        decoded = self.decoder(latent, ids)  # (B, L, d)
+        return self.pixels(decoded[:, self.visible :])
 
     def reconstruct(self, images: Tensor, ids: Tensor) -> Reconstruction:
-        """Images (B, 3, H, W) with their hidden patches predicted."""
-        return self.pasted(images, self.predicted(self.encode(images, ids), ids), ids)
+        """Predict the hidden patches of images (B, 3, H, W)."""
+        latent = self.encode(images, ids)
+        return self.paste(images, self.predict(latent, ids), ids)
 
-    def pasted(self, images: Tensor, prediction: Tensor, ids: Tensor) -> Reconstruction:
+    def paste(self, images: Tensor, prediction: Tensor, ids: Tensor) -> Reconstruction:
         """Images (B, 3, H, W) with their hidden patches replaced by the prediction (B, L-k, 3pp).
 
-        Predictions of normalised pixels leave the mean and the standard deviation of a patch open; those of the true
-        patch are taken.
+        A prediction of normalised pixels gets the mean and the standard deviation of the true patch.
         """
-        patches, hidden = patchify(images, self.vit.spec.patch_size), ids[:, self.visible :]
+        patches, hidden_ids = patchify(images, self.vit.spec.patch_size), ids[:, self.visible :]
         if self.settings.norm_pixels:
-            prediction = unnormalised(prediction, take(patches, hidden))
-        filled = patches.scatter(1, hidden.unsqueeze(-1).expand_as(prediction), prediction)
-        mask = mask_at(hidden, self.patches)
-        return Reconstruction(images, unpatchify(filled, self.vit.spec.patch_size, self.grid), mask, mask)
+            prediction = unnormalised(prediction, take(patches, hidden_ids))
+        pasted = patches.scatter(1, hidden_ids.unsqueeze(-1).expand_as(prediction), prediction)
+        mask = mask_at(hidden_ids, self.patches)
+        return Reconstruction(images, unpatchify(pasted, self.vit.spec.patch_size, self.grid), mask, mask)
 
     def target(self, patches: Tensor) -> Tensor:
         """Patches (B, l, 3pp) -> their targets (B, l, 3pp), normalised if `norm_pixels`."""
@@ -164,9 +170,9 @@ class Mae(Method):
         return ImageViews({"image": view(steps, self.preparation)}, {"noise": self.autoencoder.mask_noise()})
 
     def forward(self, views: Mapping[str, Tensor]) -> Step:
-        ids = order_of(views["noise"])
-        latent = self.autoencoder.encode(views["image"], ids)
-        return Step(self.autoencoder.loss(latent, views["image"], ids), {})
+        images, ids = views["image"], order_of(views["noise"])  # (B, 3, H, W), (B, L)
+        latent = self.autoencoder.encode(images, ids)  # (B, 1+k, D)
+        return Step(self.autoencoder.loss(latent, images, ids), {})
 
     def reconstruct(self, images: Tensor, views: Mapping[str, Tensor]) -> Reconstruction:
         return self.autoencoder.reconstruct(images, order_of(views["noise"]))

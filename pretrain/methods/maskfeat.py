@@ -26,8 +26,8 @@ from pretrain.parts.weights import TOKEN_STD, truncated_
 from pretrain.recipe import VIT_B, VIT_L, Recipe, on_32px, smoke
 from pretrain.schedules import WarmupCosine
 
-BLOCKS = 5  # a rectangle has at least a fifth of all hidden patches (slowfast/datasets/imagenet.py:173-192)
-BIAS = 0.02  # initial bias of the trunk's linear layers and norms (video_model_builder.py:1085-1092)
+MAX_BLOCKS = 5  # a rectangle hides at least a fifth of all hidden patches (slowfast/datasets/imagenet.py:173-192)
+INITIAL_BIAS = 0.02  # of the trunk's linear layers and norms (video_model_builder.py:1085-1092)
 TRUNK = dict(position="learned", position_resize="bilinear", pool="avg")
 
 
@@ -36,9 +36,9 @@ class Settings(Validated):
     """The defaults are those of configs/masked_ssl/in1k_VIT_B_MaskFeat_PT.yaml."""
 
     mask_ratio: UnitInterval = 0.4  # largest share of patches that are hidden
-    hog_bins: PositiveInt = 9  # K, orientations of gradients
-    hog_cell: PositiveInt = 8  # side of a histogram's cell, in pixels
-    # side of the Gaussian window that weights gradients, in pixels; 16 in mmpretrain; 0: none
+    hog_bins: PositiveInt = 9  # K, bins of a HOG histogram: orientations of gradients
+    hog_cell: PositiveInt = 8  # side of the cell of a HOG histogram, in pixels
+    # side of the Gaussian window that weights HOG gradients, in pixels; 16 in mmpretrain; 0: no weights
     hog_window: NonNegativeInt = 0
     crop_scale: AreaRange = (0.5, 1.0)  # least and largest share of the image's area in the crop
 
@@ -52,7 +52,7 @@ class MaskFeat(Method):
         super().__init__(spec, settings)
         check_maskfeat(spec, settings)
         hidden = round(spec.grid[0] * spec.grid[1] * settings.mask_ratio)
-        self.draw_mask = BlockMask(spec.grid, hidden, hidden // BLOCKS)
+        self.draw_mask = BlockMask(spec.grid, hidden, hidden // MAX_BLOCKS)
         self.cells = spec.patch_size // settings.hog_cell
         self.vit = maskfeat_vit(ViT(spec))
         self.mask_token = nn.Parameter(torch.empty(1, 1, spec.width))
@@ -64,9 +64,10 @@ class MaskFeat(Method):
         return ImageViews({"image": view(steps, self.preparation)}, {"mask": self.draw_mask})
 
     def forward(self, views: Mapping[str, Tensor]) -> Step:
-        mask = views["mask"].bool()
-        prediction = self.predict(views["image"], mask)
-        return Step((prediction - self.targets(views["image"])[mask]).square().mean(), {})
+        images, mask = views["image"], views["mask"].bool()
+        predictions = self.predict(images, mask)  # (M, 3*K*cells*cells)
+        targets = self.targets(images)[mask]
+        return Step((predictions - targets).square().mean(), {})
 
     def targets(self, images: Tensor) -> Tensor:
         """Normalised images (B, 3, H, W) -> HOG features of their patches (B, L, 3*K*cells*cells), float32."""
@@ -109,7 +110,7 @@ def maskfeat_vit(vit: ViT) -> ViT:
         nn.init.trunc_normal_(tensor, std=TOKEN_STD)
     for name, parameter in trunk.blocks.named_parameters():
         if name.endswith(".bias"):
-            nn.init.constant_(parameter, BIAS)
+            nn.init.constant_(parameter, INITIAL_BIAS)
     return vit
 
 

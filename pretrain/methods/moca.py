@@ -43,9 +43,9 @@ from pretrain.recipe import SINCOS, VIT_B, VIT_L, Recipe, on_32px, smoke
 from pretrain.schedules import Constant, CosineTo, WarmupCosine, cosine
 
 LocalTarget = Literal["assignments", "pixels", "embeddings"]
-MU_DECAY, MU_START = 0.99, 0.5  # models_moca.py:57, 66
+MU_DECAY, MU_START = 0.99, 0.5  # momentum and first value of the running mean mu (models_moca.py:57, 66)
 DIRECTIONS = 2  # losses are sums over both directions, Eq. 3 and 6; the code's factor (models_moca.py:641, 653)
-CHOICES = 3  # random numbers per image for the codebook's update
+CHOICES = 3  # random numbers of an image for the codebook's update, see `Codebook.candidates`
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,10 +54,10 @@ class Settings(Validated):
     (table 2f)."""
 
     words: PositiveInt = 4096  # K, words of the codebook
-    new_words: PositiveInt = 4  # words that an update replaces
+    new_words: PositiveInt = 4  # number of words that an update replaces
     border: NonNegativeInt = 2  # rows and columns on each side whose patches do not count in y_T and never become words
     inv_delta: PositiveFloat = 10.0  # the temperature of assignments is mu / inv_delta
-    # what replaces a word: a random token, the mean token of an image, or the tokens farthest from all words (inferred)
+    # new words: random patch tokens, mean tokens of images, or the tokens farthest from all words (inferred)
     new_word: Literal["token", "avg_token", "farthest"] = "token"
     # share of patches hidden from the student in each round (tables 1b, 2e)
     mask_ratios: tuple[UnitInterval, ...] = (0.55, 0.75)
@@ -66,23 +66,24 @@ class Settings(Validated):
     complementary: bool = True  # rounds hide complementary patches, as in the code; independent in the paper
     # lambda of Eq. 1, the weight of the image loss (table 2g); 0 and 1 leave out one loss and its networks
     image_weight: UnitInterval = 0.5
-    # one decoder per value, fed with the patches that many blocks before the last: 4 is the condenser of a ViT-B
-    # (tables 2c, 2h), 0 the default decoder, 4,0 both with their losses added (table 8, inferred)
+    # a decoder for each value, which gets the patches of that many blocks before the last: 4 is the condenser of a
+    # ViT-B (tables 2c, 2h), 0 the default decoder, 4,0 both with their losses added (table 8, inferred)
     early_layers: tuple[int, ...] = (4,)
-    decoder_width: PositiveInt = 512  # of each decoder
+    decoder_width: PositiveInt = 512  # token width of each decoder
     decoder_depth: PositiveInt = 2  # blocks of each decoder (table 2d)
-    decoder_heads: PositiveInt = 16  # of each decoder
+    decoder_heads: PositiveInt = 16  # attention heads of each decoder
     target: LocalTarget = "assignments"  # what decoders predict (table 3); pixels and embeddings (table 8) are inferred
     kappa: PositiveFloat = 3.0  # 1 / tau_b = 1 / tau_d of Eq. 2 and 5
     generator_ratio: PositiveFloat = 2.0  # hidden width of the weight generators, divided by D
     # constant learning rate of the weight generators, neither scaled with the batch nor warmed up (code)
     generator_lr: PositiveFloat = 1e-4
     generator_weight_decay: NonNegativeFloat = 0.05  # constant weight decay of the weight generators (code)
-    teacher_momentum: UnitInterval = 0.994  # alpha at the start
+    teacher_momentum: UnitInterval = 0.994  # alpha, EMA momentum of the teacher, at the start
     teacher_momentum_end: UnitInterval = 1.0  # alpha at the end, reached along half a cosine
     crop_scale: AreaRange = (0.2, 1.0)  # least and largest share of the image's area in a view
-    blur: tuple[UnitInterval, UnitInterval] = (1.0, 0.1)  # chance for the first and for the second view (C.4)
-    solarise: UnitInterval = 0.2  # chance for the second view (C.4)
+    # probability of Gaussian blur in the first and second view (C.4)
+    blur: tuple[UnitInterval, UnitInterval] = (1.0, 0.1)
+    solarise: UnitInterval = 0.2  # probability of solarisation in the second view (C.4)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -109,7 +110,7 @@ class TeacherTargets(NamedTuple):
     images: Tensor  # (V*B, 3, H, W)
     tokens: Tensor  # patch tokens (V*B, L, D)
     q_T: Tensor  # soft assignments of the patches to the words (V*B, L, K)
-    entropies: Tensor  # of q_T (V*B, L)
+    entropies: Tensor  # entropies of q_T (V*B, L)
     y_T: Tensor  # mean assignments of each view (V, B, K)
     words: Tensor  # the codebook (K, D)
 
@@ -162,9 +163,10 @@ class Moca(Method):
             ema_update(self.teacher, self.student, self.alpha(progress))
 
     def forward(self, views: Mapping[str, Tensor]) -> Step:
-        images = torch.cat([views["first"], views["second"]])
-        tokens, contrasts, targets = self.teacher_targets(images)
+        images = torch.cat([views["first"], views["second"]])  # (V*B, 3, H, W)
+        tokens, contrasts, targets = self.teacher_targets(images)  # tokens (V, B, L, D)
         rounds = self.student_rounds(images, views["noise"])
+
         image_loss, local_loss = images.new_zeros(()), images.new_zeros(())
         if self.generator is not None:
             image_loss = DIRECTIONS * self.image_loss(rounds, targets)  # L_IMG, Eq. 6
@@ -172,8 +174,10 @@ class Moca(Method):
             local_loss = DIRECTIONS * self.local_loss(rounds, targets)  # L_LOC, Eq. 3
         weight = self.settings.image_weight  # lambda
         loss = weight * image_loss + (1.0 - weight) * local_loss  # Eq. 1
+
         logs = {"loss_img": image_loss.detach(), "loss_loc": local_loss.detach(), "mu": self.codebook.mu}
-        return Step(loss, logs, {"contrasts": contrasts, "words": self.codebook.candidates(tokens, views["choices"])})
+        new_words = self.codebook.candidates(tokens, views["choices"])  # (n, D)
+        return Step(loss, logs, {"contrasts": contrasts, "words": new_words})
 
     def observe(self, observed: Mapping[str, Tensor], progress: TrainProgress) -> None:
         """Move mu after every forward pass, and replace the oldest words once per update."""
@@ -183,7 +187,8 @@ class Moca(Method):
 
     @torch.no_grad()
     def teacher_targets(self, images: Tensor) -> tuple[Tensor, Tensor, TeacherTargets]:
-        """Images (V*B, 3, H, W) -> the teacher's patches (V, B, L, D), the codebook's contrasts (V,), the targets."""
+        """Images (V*B, 3, H, W) -> the teacher's patch tokens (V, B, L, D), their mean contrasts with the codebook
+        (V,), and the targets."""
         tokens = self.teacher(images)[0][:, self.spec.prefix :].unflatten(0, (2, -1))
         q_T, entropies, contrasts = self.codebook.assign(tokens)
         y_T = self.codebook.pooled(q_T)
@@ -220,7 +225,7 @@ class Moca(Method):
         w_b = self.generator(targets.words)  # W^b (K, D)
         other_y_T = targets.y_T.flip(0).flatten(0, 1)  # (V*B, K)
         embeddings = torch.stack([student.embedding for student in rounds])  # (rounds, V*B, D)
-        entropies = torch.special.entr(other_y_T).sum(dim=-1)
+        entropies = torch.special.entr(other_y_T).sum(dim=-1)  # (V*B,)
         return divergences(embeddings, w_b, other_y_T @ w_b, entropies, self.settings.kappa).mean()
 
     def local_loss(self, rounds: list[StudentOutput], targets: TeacherTargets) -> Tensor:
@@ -437,7 +442,9 @@ class PixelTarget(nn.Module):
     def loss(self, decoded: Tensor, student: StudentOutput, patches: Tensor) -> Tensor:
         """Mean squared error of the masked ones of the decoded patches (V*B, m, d). patches: from `prepare`."""
         masked = slice(student.visible, None)
-        return (self.pixels(decoded[:, masked]) - normalised(take(patches, student.ids[:, masked]))).square().mean()
+        predictions = self.pixels(decoded[:, masked])
+        targets = normalised(take(patches, student.ids[:, masked]))
+        return (predictions - targets).square().mean()
 
 
 class EmbeddingTarget(nn.Module):
@@ -454,7 +461,8 @@ class EmbeddingTarget(nn.Module):
 
     def loss(self, decoded: Tensor, student: StudentOutput, tokens: Tensor) -> Tensor:
         """Mean cosine distance of the decoded patches (V*B, m, d). tokens: from `prepare`."""
-        cosines = (l2_normalize(self.tokens(decoded)) * l2_normalize(take(tokens, student.ids))).sum(dim=-1)
+        predictions, targets = self.tokens(decoded), take(tokens, student.ids)
+        cosines = (l2_normalize(predictions) * l2_normalize(targets)).sum(dim=-1)
         return 1.0 - cosines.mean()
 
 
@@ -469,10 +477,10 @@ class LocalPrediction(nn.Module):
     def forward(self, rounds: Sequence[StudentOutput], number: int, targets: TeacherTargets) -> Tensor:
         """The mean loss over the rounds. number: of this decoder."""
         prepared = self.target.prepare(targets)  # the same in all rounds
-        losses = [
-            self.target.loss(self.decode(student.embedding, student.early[number], student.ids), student, prepared)
-            for student in rounds
-        ]
+        losses = []
+        for student in rounds:
+            decoded = self.decode(student.embedding, student.early[number], student.ids)  # (V*B, m, d)
+            losses.append(self.target.loss(decoded, student, prepared))
         return torch.stack(losses).mean()
 
     def decode(self, embedding: Tensor, patches: Tensor, ids: Tensor) -> Tensor:

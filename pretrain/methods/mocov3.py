@@ -35,13 +35,13 @@ class SiameseSettings(Validated):
 
     projector_hidden: PositiveInt = 4096  # width of the hidden layers of projector and predictor
     projector_width: PositiveInt = 256  # output width of projector and predictor
-    teacher_momentum: UnitInterval = 0.99  # of the moving average, at the start
-    # final momentum, reached along half a cosine; the same value as at the start for a constant (without --moco-m-cos)
+    teacher_momentum: UnitInterval = 0.99  # momentum of the moving average at the start
+    # momentum at the end, reached along half a cosine; equal to teacher_momentum: constant (without --moco-m-cos)
     teacher_momentum_end: UnitInterval = 1.0
-    freeze_patches: bool = True  # whether the patch embedding keeps its random initial weights
-    crop_scale: AreaRange = (0.08, 1.0)  # area of a view, as a share of the image's
-    blur: tuple[UnitInterval, UnitInterval] = (1.0, 0.1)  # chance for the first and the second view
-    solarise: UnitInterval = 0.2  # chance for the second view
+    freeze_patches: bool = True  # keep the random initial weights of the patch embedding
+    crop_scale: AreaRange = (0.08, 1.0)  # least and largest share of the image's area in a view
+    blur: tuple[UnitInterval, UnitInterval] = (1.0, 0.1)  # probability of Gaussian blur in the first and second view
+    solarise: UnitInterval = 0.2  # probability of solarisation in the second view
 
 
 class ProjectedViT(nn.Module):
@@ -105,7 +105,7 @@ class Siamese(Method):
 class Settings(SiameseSettings):
     """The settings that MoCo-v3 adds to those of both siamese methods."""
 
-    temperature: PositiveFloat = 0.2  # tau of Eq. 1; CONFIG.md, where the parser has 1.0
+    temperature: PositiveFloat = 0.2  # tau of Eq. 1 (CONFIG.md; the parser's default is 1.0)
 
 
 class MoCoV3(Siamese):
@@ -123,8 +123,8 @@ class MoCoV3(Siamese):
             self.follow(progress)
 
     def forward(self, views: Mapping[str, Tensor]) -> Step:
-        q1, q2 = self.predictions(views)
-        k1, k2 = self.targets(views)
+        q1, q2 = self.predictions(views)  # (B, d) of each view
+        k1, k2 = self.targets(views)  # (B, d) of each view
         return Step(self.contrast(q1, k2) + self.contrast(q2, k1), {})
 
     def contrast(self, queries: Tensor, keys: Tensor) -> Tensor:

@@ -52,7 +52,7 @@ class Settings(Validated):
     prototypes: PositiveInt = 1024  # K, number of prototypes
     head_hidden: PositiveInt = 2048  # width of the projection head's two hidden layers
     head_width: PositiveInt = 256  # width of projections and prototypes (output_dim)
-    head_norm: Norm = "bn"  # norm after the projection head's hidden layers: bn, ln or none
+    head_norm: Norm = "bn"  # norm after the projection head's hidden layers
     mask_ratio: BelowOne = 0.15  # share of patches hidden in random views (patch_drop)
     # hide the same patches in all images of a forward pass, as in the code; false: different ones in each image
     shared_mask: bool = True

@@ -31,7 +31,7 @@ from pretrain.methods.dino import (
     small_recipes,
 )
 from pretrain.methods.dino import RECIPES as DINO
-from pretrain.parts.decoders import WIDTH, convolutional, linear
+from pretrain.parts.decoders import CONV_CHANNELS, convolutional, linear
 from pretrain.parts.heads import Norm, PrototypeHead
 from pretrain.parts.losses import dino_loss, patch_baseline
 from pretrain.parts.masking import mask_at, patchify, take, unpatchify
@@ -50,7 +50,7 @@ class Settings(DistillationSettings):
     """The columns of table 4 are sampling, mask_chance, per, replace, restore and inst_weight. Inferred, as the paper
     does not give them, are mask_chance, low_fraction, the decoder, reduction and local_norm."""
 
-    head_norm: Norm = "bn"  # norm of the projection head: bn, ln or none
+    head_norm: Norm = "bn"  # norm of the projection head
     # patches that may be hidden: those that the teacher's class token attends to least, all (random), or none
     sampling: Literal["attention", "random", "none"] = "attention"
     low_fraction: UnitInterval = 1 / 8  # share of patches that count as least attended, with sampling=attention
@@ -61,7 +61,7 @@ class Settings(DistillationSettings):
     inst_weight: NonNegativeFloat = 1.0  # lambda 1, weight of the instance loss (section 7)
     restore_weight: NonNegativeFloat = 0.6  # lambda 2, weight of the restoration loss (section 7)
     decoder: Literal["conv", "linear"] = "conv"  # transposed convolutions, or one linear layer for each patch
-    decoder_width: PositiveInt = WIDTH  # channels of the conv decoder
+    decoder_width: PositiveInt = CONV_CHANNELS  # channels of the conv decoder
     decoder_norm: bool = True  # batch norms in the conv decoder
     # restoration loss: mean absolute difference of all values (mean), mean over pixels of its sum over the channels
     # (pixel), or mean over images of its sum over the image (image)

@@ -29,17 +29,16 @@ from pretrain.schedules import WarmupCosine
 class Settings(Validated):
     """The defaults are those of configs/pretrain and scripts/pretrain for the ViT-B."""
 
-    # what is trained in the norms of queries and keys, if the encoder has them: nothing, the gain, or gain and bias
+    # trained parameters of the norms of queries and keys, if the encoder has them: none, the gain, or gain and bias
     query_norm_trained: Literal["none", "gain", "all"] = "none"
-    layer_scale_init: NonNegativeFloat = 1e-5  # initial value, if the encoder has a layer scale
-    # positions are multiplied by a factor from 1 / rescale to rescale, drawn for every update
-    rescale: OneOrMore = 2.0
-    average_momentum: UnitInterval = 0.9999  # of the averaged weights
+    layer_scale_init: NonNegativeFloat = 1e-5  # initial value of layer scale, if the encoder has it
+    rescale: OneOrMore = 2.0  # positions are multiplied by a factor from 1 / rescale to rescale, drawn for every update
+    average_momentum: UnitInterval = 0.9999  # EMA momentum of the averaged weights, which are exported
     crop_scale: AreaRange = (0.08, 1.0)  # least and largest share of the image's area in a crop
 
 
 class CausalViT(ViT):
-    """A ViT with causal attention, and positions multiplied by `causal_factor`, while that is set."""
+    """A ViT. While `causal_factor` is set, its attention is causal and its positions are multiplied by that factor."""
 
     causal_factor: float | None = None
 
@@ -78,16 +77,17 @@ class Nepa(Method):
         self.factor = exp(log(self.settings.rescale) * (2 * uniform - 1))
 
     def forward(self, views: Mapping[str, Tensor]) -> Step:
-        patches = self.vit.project(views["image"])
+        patches = self.vit.project(views["image"])  # (B, L, D)
         targets = to_float32(patches.detach())
-        predictions = to_float32(self.predict(patches)[:, :-1])  # the class token predicts the first patch
+        outputs = self.predict(patches)  # (B, 1+L, D)
+        predictions = to_float32(outputs[:, :-1])  # the class token predicts the first patch
         loss = -F.cosine_similarity(predictions, targets, dim=-1, eps=1e-12).mean()
         spread = F.normalize(targets, dim=-1).flatten(0, 1).std(dim=0).norm()
         return Step(loss, {"spread": spread})
 
     def predict(self, patches: Tensor) -> Tensor:
-        """Embedded patches (B, L, D) -> outputs of class token and patches after the final norm (B, 1+L, D), each of
-        which depends on the tokens up to its own."""
+        """Embedded patches (B, L, D) -> outputs of class token and patches after the final norm (B, 1+L, D); each
+        depends on its own token and those before it."""
         self.vit.causal_factor = self.factor
         try:
             return self.vit.encode(patches)[0]

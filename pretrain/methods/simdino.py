@@ -29,9 +29,9 @@ class CodingRateSettings(MultiCropSettings):
 
     eps: PositiveFloat = 0.05  # allowed distortion, the paper's eps^2
     compression_weight: NonNegativeFloat = 1.0  # weight of the views' agreement; the weight of the coding rate is 1
-    # vectors of the coding rate: the student's, or the mean of the student's and the teacher's
+    # vectors whose coding rate is maximised: the student's, or the mean of the student's and the teacher's
     expansion_of: Literal["student", "mean"] = "mean"
-    gather_covariance: bool = True  # covariance over all processes; the source's default is each process's own
+    gather_covariance: bool = True  # compute the covariance over all processes; the source's default: in each process
     local_crops: NonNegativeInt = 10
 
 
@@ -58,17 +58,20 @@ def agreement(global_vectors: Tensor, local_vectors: Tensor | None, targets: Ten
     global_vectors: (B, G, d). local_vectors: (B, N, d), or None. targets: (B, G, d), of the global crops. These are
     G (G - 1 + N) pairs, as in `dino_loss`.
     """
-    target_sum = targets.sum(dim=1, keepdim=True)
-    total, pairs = ((target_sum - targets) * global_vectors).sum(), global_vectors.shape[1] - 1
+    target_sum = targets.sum(dim=1, keepdim=True)  # (B, 1, d)
+    total = ((target_sum - targets) * global_vectors).sum()
+    crops_per_target = global_vectors.shape[1] - 1
     if local_vectors is not None:
-        total, pairs = total + (target_sum * local_vectors).sum(), pairs + local_vectors.shape[1]
-    return total / (len(global_vectors) * global_vectors.shape[1] * pairs)
+        total = total + (target_sum * local_vectors).sum()
+        crops_per_target += local_vectors.shape[1]
+    return total / (len(global_vectors) * global_vectors.shape[1] * crops_per_target)
 
 
 def simdino_loss(
     global_vectors: Tensor, local_vectors: Tensor | None, targets: Tensor, settings: CodingRateSettings
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """The loss, and its two terms for the log. The tensors are those of `agreement`, of unit vectors."""
+    """SimDINO's loss, and name -> each of its two terms for the log. The tensors are those of `agreement`, of unit
+    length."""
     compression = agreement(global_vectors, local_vectors, targets)
     expanded = global_vectors if settings.expansion_of == "student" else (global_vectors + targets) / 2
     expansion = coding_rate(expanded.transpose(0, 1), settings.eps, settings.gather_covariance).mean()
@@ -87,9 +90,10 @@ class SimDino(TeacherStudent):
 
     def forward(self, views: Mapping[str, Tensor]) -> Step:
         with torch.no_grad():
-            targets = self.teacher({"global": views["global"]})["global"]
-        vectors = self.student(views)
-        return Step(*simdino_loss(vectors["global"], vectors.get("local"), targets, self.settings))
+            targets = self.teacher({"global": views["global"]})["global"]  # (B, G, d)
+        vectors = self.student(views)  # global (B, G, d) and local (B, N, d)
+        loss, logs = simdino_loss(vectors["global"], vectors.get("local"), targets, self.settings)
+        return Step(loss, logs)
 
 
 METHOD = SimDino

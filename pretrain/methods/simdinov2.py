@@ -27,8 +27,9 @@ class Settings(CodingRateSettings, MaskedSettings):
     """The defaults are those of configs/simdino_config.yaml."""
 
     eps_end: NonNegativeFloat = 0.0  # final value of eps, reached along half a cosine; 0: eps is constant
-    compression_weight_end: NonNegativeFloat = 0.0  # the same for compression_weight
-    end_epoch: NonNegativeInt = 0  # epochs until both reach their final values; 0: all of the training
+    # final value of compression_weight, reached along half a cosine; 0: it is constant
+    compression_weight_end: NonNegativeFloat = 0.0
+    end_epoch: NonNegativeInt = 0  # epochs until eps and compression_weight reach their final values; 0: all epochs
     koleo_weight: NonNegativeFloat = 0.0
     layer_scale_init: NonNegativeFloat = 0.1
     teacher_momentum: UnitInterval = 0.9

@@ -38,22 +38,23 @@ COUNT_EPS = 1e-5  # added to the number of masked pixels (simmim.py:120)
 class Settings(Validated):
     """Includes the ablations of tables 1, 2 and 4; the defaults are the paper's."""
 
-    mask_ratio: UnitInterval = 0.6  # share of blocks that are hidden
+    mask_ratio: UnitInterval = 0.6  # share of the image's blocks that are hidden
     mask_patch: PositiveInt = 32  # side of a block in pixels
-    sampling: Masks = "random"  # blocks at random, BEiT's rectangles, or one square, of about mask_ratio (table 1)
+    # shape of the mask: random blocks, BEiT's rectangles of blocks, or one square of about mask_ratio (table 1)
+    sampling: Masks = "random"
     head_depth: PositiveInt = 1  # linear layers of the pixel head, with GELU between them (table 2)
-    loss: Literal["l1", "l2", "smooth_l1"] = "l1"  # table 4
+    loss: Literal["l1", "l2", "smooth_l1"] = "l1"  # loss of the pixels (table 4)
     # pixels that count in the loss: those of hidden patches (prediction), or all (reconstruction)
     loss_area: Literal["masked", "all"] = "masked"
     layer_scale_start: PositiveFloat = 0.1  # initial value of layer scale
-    drop_path: BelowOne = 0.1  # rate of the last block, in pretraining too
+    drop_path: BelowOne = 0.1  # drop path rate of the last block
     crop_scale: AreaRange = (0.67, 1.0)  # least and largest share of the image's area in the random crop
 
 
 class MaskedPredictor(nn.Module):
-    """Encoder, mask token, pixel head and loss, which LUT uses too.
+    """Encoder, mask token, pixel head and loss; LUT uses it too.
 
-    order: (B, U), ids of all blocks, the visible ones first. The buffer `blocks` (U, s) holds the patch ids of each
+    order: (B, U), ids of all blocks, the v visible ones first. The buffer `blocks` (U, s) holds the patch ids of each
     block.
     """
 
@@ -66,50 +67,50 @@ class MaskedPredictor(nn.Module):
         self.settings, self.grid, self.seen = settings, spec.grid, seen
         self.patches, self.patch = spec.grid[0] * spec.grid[1], spec.patch_size
         self.register_buffer("blocks", blocks_of(spec, settings.mask_patch), persistent=False)
-        units = len(self.blocks)
-        hidden = ceil(units * settings.mask_ratio)  # data_simmim.py:36
+        blocks = len(self.blocks)
+        hidden = ceil(blocks * settings.mask_ratio)  # data_simmim.py:36
         hidden = round(hidden**0.5) ** 2 if settings.sampling == "square" else hidden
-        self.visible = units - hidden
-        if not 0 < self.visible < units:
+        self.visible = blocks - hidden
+        if not 0 < self.visible < blocks:
             raise ValueError(
                 f"mask_ratio={settings.mask_ratio} with mask_patch={settings.mask_patch} leaves {self.visible} of "
-                f"{units} blocks visible"
+                f"{blocks} blocks visible"
             )
         self.vit = beit_vit(ViT(spec, settings.drop_path), settings.layer_scale_start)
         self.mask_token = beit_token(spec.width)
         self.pixels = mlp([spec.width] * settings.head_depth + [spec.patch_size**2 * 3])
 
     def encode(self, images: Tensor, order: Tensor) -> Tensor:
-        """Images (B, 3, H, W) with the mask token in hidden blocks -> class token and patches after the final norm
-        (B, 1+L, D)."""
-        patches = self.vit.project(images)
-        hidden = mask_at(self.ids(order[:, self.visible :]), self.patches)
-        patches = with_mask_tokens(patches, hidden, self.mask_token)
+        """Encode images (B, 3, H, W) with the mask token in hidden patches -> class token and patches after the final
+        norm (B, 1+L, D)."""
+        mask = mask_at(self.hidden_ids(order), self.patches)
+        patches = with_mask_tokens(self.vit.project(images), mask, self.mask_token)
         return self.vit.encode(self.vit.add_positions(patches, self.grid))[0]
 
     def context(self, latent: Tensor, order: Tensor) -> Tensor:
         """Encoded tokens (B, 1+L, D) -> the mean (B, D) of the visible patches, or of all with seen="all"."""
-        patches = latent[:, 1:]
-        patches = patches if self.seen == "all" else take(patches, self.ids(order[:, : self.visible]))
-        return patches.mean(dim=1)
+        patch_tokens = latent[:, 1:]
+        if self.seen == "visible":
+            patch_tokens = take(patch_tokens, self.patch_ids(order[:, : self.visible]))
+        return patch_tokens.mean(dim=1)
 
     def loss(self, latent: Tensor, images: Tensor, order: Tensor) -> Tensor:
         """Mean error of the pixels that count (`loss_area`). latent: (B, 1+L, D). images: (B, 3, H, W)."""
-        prediction, target = latent[:, 1:], patchify(images, self.patch)
+        patch_tokens, targets = latent[:, 1:], patchify(images, self.patch)
         if self.settings.loss_area == "masked":
-            ids = self.ids(order[:, self.visible :])
-            prediction, target = take(prediction, ids), take(target, ids)
-        prediction = to_float32(self.pixels(prediction))
-        error = LOSSES[self.settings.loss](prediction, target, reduction="sum")
-        return error / (target.numel() + 3 * COUNT_EPS)
+            hidden_ids = self.hidden_ids(order)
+            patch_tokens, targets = take(patch_tokens, hidden_ids), take(targets, hidden_ids)
+        predictions = to_float32(self.pixels(patch_tokens))
+        total = LOSSES[self.settings.loss](predictions, targets, reduction="sum")
+        return total / (targets.numel() + 3 * COUNT_EPS)
 
     def reconstruct(self, images: Tensor, order: Tensor) -> Reconstruction:
         """Images (B, 3, H, W) with the predictions of the patches that count in the loss."""
-        patches, hidden = patchify(images, self.patch), mask_at(self.ids(order[:, self.visible :]), self.patches)
+        hidden = mask_at(self.hidden_ids(order), self.patches)
         predicted = hidden if self.settings.loss_area == "masked" else torch.ones_like(hidden)
-        prediction = to_float32(self.pixels(self.encode(images, order)[:, 1:]))
-        prediction = torch.where(predicted.unsqueeze(-1), prediction, patches)
-        return Reconstruction(images, unpatchify(prediction, self.patch, self.grid), hidden, predicted)
+        predictions = to_float32(self.pixels(self.encode(images, order)[:, 1:]))  # (B, L, 3pp)
+        patches = torch.where(predicted.unsqueeze(-1), predictions, patchify(images, self.patch))
+        return Reconstruction(images, unpatchify(patches, self.patch, self.grid), hidden, predicted)
 
     def baseline_loss(self, images: Tensor) -> Tensor:
         """Loss of predicting the same patch everywhere, for images (B, 3, H, W)."""
@@ -120,9 +121,13 @@ class MaskedPredictor(nn.Module):
         side = isqrt(len(self.blocks))
         return MaskNoise(self.settings.sampling, (side, side), len(self.blocks) - self.visible)
 
-    def ids(self, blocks: Tensor) -> Tensor:
-        """Block ids (B, u) -> ids of their patches (B, u*s)."""
-        return self.blocks[blocks].flatten(1)
+    def patch_ids(self, block_ids: Tensor) -> Tensor:
+        """Ids of blocks (B, u) -> ids of their patches (B, u*s)."""
+        return self.blocks[block_ids].flatten(1)
+
+    def hidden_ids(self, order: Tensor) -> Tensor:
+        """Ids of blocks, the visible ones first (B, U) -> ids of the patches in hidden blocks (B, (U-v)*s)."""
+        return self.patch_ids(order[:, self.visible :])
 
 
 class SimMim(Method):
@@ -137,9 +142,9 @@ class SimMim(Method):
         return ImageViews({"image": view(steps, self.preparation)}, {"noise": self.predictor.mask_noise()})
 
     def forward(self, views: Mapping[str, Tensor]) -> Step:
-        order = order_of(views["noise"])
-        latent = self.predictor.encode(views["image"], order)
-        return Step(self.predictor.loss(latent, views["image"], order), {})
+        images, order = views["image"], order_of(views["noise"])  # (B, 3, H, W), (B, U)
+        latent = self.predictor.encode(images, order)  # (B, 1+L, D)
+        return Step(self.predictor.loss(latent, images, order), {})
 
     def reconstruct(self, images: Tensor, views: Mapping[str, Tensor]) -> Reconstruction:
         return self.predictor.reconstruct(images, order_of(views["noise"]))

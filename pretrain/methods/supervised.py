@@ -29,16 +29,16 @@ from pretrain.recipe import VIT_B, VIT_S, Recipe, on_32px, smoke
 class Settings(Validated):
     """The defaults are DeiT's for ImageNet (table 9; main.py)."""
 
-    classes: PositiveInt = 1000  # of the labels
-    policy: str = "rand-m9-mstd0.5-inc1"  # timm's name of a RandAugment policy; empty: none
+    classes: PositiveInt = 1000  # K, number of classes
+    policy: str = "rand-m9-mstd0.5-inc1"  # timm's name of a RandAugment policy; "": none
     crop_scale: AreaRange = (0.08, 1.0)  # least and largest share of the image's area in the random crop
     flip: UnitInterval = 0.5  # probability of a horizontal flip
     erase: UnitInterval = 0.25  # probability of random erasing, with noise
-    mixup: NonNegativeFloat = 0.8  # alpha; 0: none. Mixup and CutMix are equally likely if both are on
-    cutmix: NonNegativeFloat = 1.0  # alpha; 0: none
-    smoothing: BelowOne = 0.1  # of the labels
-    repeated: PositiveInt = 3  # repeated augmentation: occurrences of an image in an epoch, which shows fewer images
-    drop_path: BelowOne = 0.1  # rate of the last block; rises linearly from 0 in the first
+    mixup: NonNegativeFloat = 0.8  # alpha of mixup; 0: none. Mixup and CutMix are equally likely if both are on
+    cutmix: NonNegativeFloat = 1.0  # alpha of CutMix; 0: none
+    smoothing: BelowOne = 0.1  # label smoothing: probability mass spread evenly over all classes
+    repeated: PositiveInt = 3  # repeated augmentation: how often an image occurs in an epoch, which has fewer images
+    drop_path: BelowOne = 0.1  # drop path rate of the last block; rises linearly from 0 in the first
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -74,10 +74,11 @@ class Supervised(Method):
         return ImageViews({"image": make}, {"mix": partial(draw_mix, settings.mixup, settings.cutmix)} if mixes else {})
 
     def forward(self, views: Mapping[str, Tensor]) -> Step:
-        images, targets = views["image"], smooth_labels(views["label"], self.settings.classes, self.settings.smoothing)
+        images = views["image"]
+        targets = smooth_labels(views["label"], self.settings.classes, self.settings.smoothing)  # (B, K)
         if "mix" in views:
             images, targets = mix_batch(images, targets, views["mix"][0])  # the first image's numbers decide for all
-        logits = self.head(class_token(self.vit, images))
+        logits = self.head(class_token(self.vit, images))  # (B, K)
         return Step(F.cross_entropy(to_float32(logits), targets), {})
 
     def baseline_loss(self, views: Mapping[str, Tensor]) -> dict[str, float]:

@@ -21,10 +21,10 @@ from PIL import Image, ImageFilter
 from torch import Tensor
 from torchvision.transforms import ColorJitter, functional
 
-SOLARISE_ABOVE = 128
-BOX_PASSES = 3  # of Pillow's GaussianBlur
-COLOURS = 1 << 24  # number of 8-bit RGB colours
-AT_ONCE = 64  # images computed at once; the blur takes 5 MB per image of 224 px
+SOLARISE_THRESHOLD = 128  # pixel values from which solarisation inverts
+BOX_PASSES = 3  # box filters that make up Pillow's GaussianBlur
+RGB_COLOURS = 1 << 24  # number of 8-bit RGB colours
+MAX_IMAGES_AT_ONCE = 64  # computed together; the blur takes 5 MB per image of 224 px
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,7 +99,7 @@ def coloured_image(image: Image.Image, changes: Changes) -> Image.Image:
         image = functional.rgb_to_grayscale(image, 3)
     if not isnan(changes.radius):
         image = image.filter(ImageFilter.GaussianBlur(changes.radius))
-    return functional.solarize(image, SOLARISE_ABOVE) if changes.solarise else image
+    return functional.solarize(image, SOLARISE_THRESHOLD) if changes.solarise else image
 
 
 def coloured_batch(pixels: Tensor, changes: Tensor) -> Tensor:
@@ -107,7 +107,9 @@ def coloured_batch(pixels: Tensor, changes: Tensor) -> Tensor:
 
     pixels: (N, 3, H, W) uint8, on any device. changes: (N, 11), rows of `Changes`, on the CPU.
     """
-    for pixels_part, changes_part in zip(pixels.split(AT_ONCE), changes.split(AT_ONCE), strict=True):
+    for pixels_part, changes_part in zip(
+        pixels.split(MAX_IMAGES_AT_ONCE), changes.split(MAX_IMAGES_AT_ONCE), strict=True
+    ):
         _apply_changes_(pixels_part, changes_part)
     return pixels
 
@@ -128,7 +130,7 @@ def _apply_changes_(pixels: Tensor, changes: Tensor) -> None:
             apply(change, (kinds == kind) & ~factor.isnan(), factor)
     apply(lambda images: luminance(images).expand(-1, 3, -1, -1), grey > 0)
     apply(blurred, ~radius.isnan(), box_weights(radius).double())
-    apply(lambda images: torch.where(images < SOLARISE_ABOVE, images, 255 - images), solarise > 0)
+    apply(lambda images: torch.where(images < SOLARISE_THRESHOLD, images, 255 - images), solarise > 0)
 
 
 # In the functions below, images are (N, 3, H, W) uint8, and factors (N,) float64.
@@ -166,7 +168,7 @@ def hue_shifted(images: Tensor, factor: Tensor) -> Tensor:
     red, green, blue = images.int().unbind(1)
     steps = (factor * 255).int()[:, None, None]
     hsv = conversion("RGB", "HSV", device)[red << 16 | green << 8 | blue]
-    rgb = conversion("HSV", "RGB", device)[(hsv + (steps << 16)) % COLOURS]  # the hue is the highest byte
+    rgb = conversion("HSV", "RGB", device)[(hsv + (steps << 16)) % RGB_COLOURS]  # the hue is the highest byte
     return torch.stack([rgb >> 16, rgb >> 8 & 255, rgb & 255], dim=1).to(torch.uint8)
 
 
@@ -176,7 +178,7 @@ def conversion(source: str, target: str, device: str) -> Tensor:
     Pillow's modes."""
     if device != "cpu":
         return conversion(source, target, "cpu").to(device)
-    numbers = np.arange(COLOURS, dtype=">u4").view(np.uint8).reshape(-1, 4)
+    numbers = np.arange(RGB_COLOURS, dtype=">u4").view(np.uint8).reshape(-1, 4)
     image = Image.frombytes(source, (4096, 4096), numbers[:, 1:].tobytes())
     converted = np.asarray(image.convert(target)).reshape(-1, 3).astype(np.int32)
     return torch.from_numpy(converted[:, 0] << 16 | converted[:, 1] << 8 | converted[:, 2])

@@ -56,19 +56,21 @@ class TokenDecoder(nn.Module):
         The first k ids are those of the visible patches; the other m-k become mask tokens.
         """
         tokens = self.embed(tokens)
-        mask_tokens = self.mask_token.expand(len(ids), ids.shape[1] + self.prefix - tokens.shape[1], -1)
-        positions = take(self.positions[:, self.prefix :].expand(len(ids), -1, -1), ids)
-        positions = torch.cat([self.positions[:, : self.prefix].expand(len(ids), -1, -1), positions], dim=1)
-        tokens = torch.cat([tokens, mask_tokens.to(tokens)], dim=1) + positions
+        masked = ids.shape[1] + self.prefix - tokens.shape[1]  # m - k
+        mask_tokens = self.mask_token.expand(len(ids), masked, -1).to(tokens)
+        prefix_positions, patch_positions = self.positions.expand(len(ids), -1, -1).tensor_split([self.prefix], dim=1)
+        positions = torch.cat([prefix_positions, take(patch_positions, ids)], dim=1)
+        tokens = torch.cat([tokens, mask_tokens], dim=1) + positions
         for block in self.blocks:
             tokens = block(tokens)
         return self.norm(tokens)[:, self.prefix :]
 
 
-WIDTH, LAST = 256, 32  # channels of the first stage; fewest channels of a stage, each of which halves them
+CONV_CHANNELS = 256  # of the first stage of the convolutional decoder; each further stage has half as many
+MIN_CONV_CHANNELS = 32  # of a stage
 
 
-def convolutional(width: int, patch: int, first: int = WIDTH, norm: bool = True) -> nn.Sequential:
+def convolutional(width: int, patch: int, first: int = CONV_CHANNELS, norm: bool = True) -> nn.Sequential:
     """Decoder (B, D, h, w) -> (B, 3, h*p, w*p) of transposed convolutions, each of which doubles the side.
 
     width: D. patch: p, a power of 2; otherwise raises ValueError. first: channels of the first stage. norm: a batch
@@ -81,7 +83,7 @@ def convolutional(width: int, patch: int, first: int = WIDTH, norm: bool = True)
         )
     layers: list[nn.Module] = []
     for stage in range(stages):
-        channels = max(first >> stage, min(first, LAST))
+        channels = max(first >> stage, min(first, MIN_CONV_CHANNELS))
         layers.append(nn.ConvTranspose2d(width, channels, kernel_size=4, stride=2, padding=1, bias=not norm))
         layers += [nn.BatchNorm2d(channels), nn.ReLU()] if norm else [nn.ReLU()]
         width = channels

@@ -84,15 +84,16 @@ def dino_loss(global_logits: Tensor, local_logits: Tensor | None, targets: Tenso
     These are G (G - 1 + N) pairs. Cross-entropy is linear in the target and a target sums to one, so each crop is
     compared once, with the sum of its targets.
     """
-    pairs = global_logits.shape[1] - 1  # crops that predict one target
+    crops_per_target = global_logits.shape[1] - 1
     global_logits, target_sum = to_float32(global_logits) / temperature, targets.sum(dim=1)
-    loss = pairs * global_logits.logsumexp(dim=-1).sum() - ((target_sum.unsqueeze(1) - targets) * global_logits).sum()
+    log_partitions = crops_per_target * global_logits.logsumexp(dim=-1).sum()
+    loss = log_partitions - ((target_sum.unsqueeze(1) - targets) * global_logits).sum()
     if local_logits is not None:
-        pairs += local_logits.shape[1]
+        crops_per_target += local_logits.shape[1]
         local_logits = to_float32(local_logits) / temperature
         log_partitions = global_logits.shape[1] * local_logits.logsumexp(dim=-1).sum()
         loss = loss + log_partitions - (target_sum * local_logits.sum(dim=1)).sum()
-    return loss / (len(global_logits) * global_logits.shape[1] * pairs)
+    return loss / (len(global_logits) * global_logits.shape[1] * crops_per_target)
 
 
 def masked_patch_loss(logits: Tensor, targets: Tensor, masks: Tensor, temperature: float) -> Tensor:
@@ -103,7 +104,8 @@ def masked_patch_loss(logits: Tensor, targets: Tensor, masks: Tensor, temperatur
     bool, True for masked patches.
     """
     logits = to_float32(logits) / temperature
-    return masked_mean(logits.logsumexp(dim=-1) - (targets * logits).sum(dim=-1), masks)
+    losses = logits.logsumexp(dim=-1) - (targets * logits).sum(dim=-1)  # (m,)
+    return masked_mean(losses, masks)
 
 
 def masked_mean(losses: Tensor, masks: Tensor) -> Tensor:
@@ -119,8 +121,9 @@ def koleo_loss(vectors: Tensor, eps: float = 1e-8) -> Tensor:
     Kozachenko and Leonenko's entropy estimator (Sablayrolles et al. 2019, Eq. 3; DINOv2 loss/koleo_loss.py)."""
     with torch.autocast(vectors.device.type, enabled=False):
         vectors = F.normalize(to_float32(vectors), dim=-1, eps=eps)
-        nearest = (vectors @ vectors.mT).detach().fill_diagonal_(-1).argmax(dim=1)
-        return -(F.pairwise_distance(vectors, vectors[nearest], eps=eps) + eps).log().mean()
+        cosines = (vectors @ vectors.mT).detach().fill_diagonal_(-1)  # -1: no vector is its own neighbour
+        distances = F.pairwise_distance(vectors, vectors[cosines.argmax(dim=1)], eps=eps)  # (B,)
+        return -(distances + eps).log().mean()
 
 
 Negatives = Literal["keep", "drop", "drop_teacher"]
@@ -185,17 +188,18 @@ def patch_baseline(targets: Tensor, loss: str = "l2", beta: float = 1.0) -> Tens
 
     targets: (B, L, d), pixels or features. loss: "l1", "l2" or "smooth_l1". beta: of "smooth_l1".
     """
-    rows = to_float32(targets[:BASELINE_IMAGES]).flatten(0, 1)
-    constants = torch.stack([rows.mean(dim=0), rows.median(dim=0).values])
-    losses = {"l1": F.l1_loss, "l2": F.mse_loss, "smooth_l1": partial(F.smooth_l1_loss, beta=beta)}
-    return torch.stack([losses[loss](constant.expand_as(rows), rows) for constant in constants]).amin()
+    patches = to_float32(targets[:BASELINE_IMAGES]).flatten(0, 1)  # (n, d)
+    constants = torch.stack([patches.mean(dim=0), patches.median(dim=0).values])
+    loss_of = {"l1": F.l1_loss, "l2": F.mse_loss, "smooth_l1": partial(F.smooth_l1_loss, beta=beta)}[loss]
+    return torch.stack([loss_of(constant.expand_as(patches), patches) for constant in constants]).amin()
 
 
 def direction_baseline(targets: Tensor) -> Tensor:
     """`byol_loss` of predicting the mean direction of the targets (B, d), with |mean|^2 estimated without bias."""
     count = len(targets)
-    squared = l2_normalize(targets).mean(dim=0).square().sum()
-    return 2.0 - 2.0 * ((count * squared - 1.0) / max(1, count - 1)).clamp(min=0.0).sqrt()
+    squared_mean = l2_normalize(targets).mean(dim=0).square().sum()
+    unbiased = ((count * squared_mean - 1.0) / max(1, count - 1)).clamp(min=0.0)
+    return 2.0 - 2.0 * unbiased.sqrt()
 
 
 def assignment_baseline(assignments: Tensor) -> Tensor:

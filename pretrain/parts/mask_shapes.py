@@ -1,7 +1,8 @@
 """Shapes of masks: blocks, squares and grids, drawn in the loader for one image on its h x w grid of patches.
 
-Most methods derive the mask from noise: the patches with the lowest numbers are visible. For them, a shape is noise
-that is high in the patches to hide. Methods whose images may hide different numbers of patches take the mask itself.
+Most methods derive the mask from noise, one number for each patch: those with the lowest numbers are visible. For them,
+a sampler draws noise that is high in the patches to hide (`MaskNoise`). Methods whose images may hide different numbers
+of patches take the mask itself.
 A mask is True for hidden patches. L = h w patches.
 """
 
@@ -18,9 +19,9 @@ from torch import Tensor
 
 MaskShape = Literal["random", "block"]
 HiddenShape = Literal["inverse_block", "block", "random"]
-ATTEMPTS = 10  # to place one block
-MIN_SHARE = 16 / 196  # least share of the patches in a block: 16 of 14 x 14 in BEiT's recipe
-ASPECT = 0.3  # least aspect ratio of a block; the largest is its inverse
+MAX_ATTEMPTS = 10  # random rectangles that are tried for one block (beit/masking_generator.py)
+MIN_SHARE = 16 / 196  # least share of the image's patches in a block: 16 of 14 x 14 in BEiT's recipe
+MIN_ASPECT = 0.3  # least height over width of a block; the largest is its inverse (beit/masking_generator.py)
 
 
 @dataclass(frozen=True)
@@ -36,9 +37,11 @@ class MaskNoise:
     hidden: int
 
     def __call__(self) -> Tensor:
+        rows, columns = self.grid
         if self.sampling == "grid":
-            return torch.rand(2, 2).repeat(self.grid[0] // 2, self.grid[1] // 2).flatten()
-        return torch.rand(self.grid[0] * self.grid[1]) + SHAPES[self.sampling](self.grid, self.hidden).flatten()
+            return torch.rand(2, 2).repeat(rows // 2, columns // 2).flatten()
+        noise = torch.rand(rows * columns)
+        return noise + SHAPES[self.sampling](self.grid, self.hidden).flatten()  # hidden patches have more than 1
 
 
 @dataclass(frozen=True)
@@ -101,7 +104,8 @@ class VaryingMask:
         hidden = self.ratio() * grid[0] * grid[1]
         if self.shape == "block":
             return blocks(grid, hidden, least=(min(grid) // 3) ** 2)
-        mask = np.arange(grid[0] * grid[1]) >= grid[0] * grid[1] - int(hidden)
+        patches = grid[0] * grid[1]
+        mask = np.arange(patches) >= patches - int(hidden)
         np.random.shuffle(mask)
         return torch.from_numpy(mask).view(grid)
 
@@ -117,9 +121,10 @@ def one_block(grid: tuple[int, int], count: int, roll: bool = True) -> Tensor:
     roll: shift the block at random, wrapping around the image's edges.
     """
     rows, columns = grid
-    least = max(math.log(0.5), math.log(count / columns**2))
-    most = min(math.log(2), math.log(rows**2 / (count + 1e-5)))
-    aspect = math.exp(random.uniform(least, most))
+    # Bounds on the logarithm of height over width, within which the rectangle fits into the grid.
+    min_log_aspect = max(math.log(0.5), math.log(count / columns**2))
+    max_log_aspect = min(math.log(2), math.log(rows**2 / (count + 1e-5)))
+    aspect = math.exp(random.uniform(min_log_aspect, max_log_aspect))
     height, width = math.ceil(math.sqrt(count * aspect)), math.ceil(math.sqrt(count / aspect))
     top, left = random.randint(0, rows - height), random.randint(0, columns - width)
     ids = torch.arange(rows * columns).view(grid)[top : top + height, left : left + width]
@@ -156,8 +161,9 @@ class VisibleAndPredicted:
 
     def __call__(self) -> Tensor:
         mask = self.mask().flatten()
-        hidden = mask.nonzero().flatten()
-        return torch.cat([(~mask).nonzero().flatten(), hidden[torch.rand(self.hidden).argsort()[: self.predicted]]])
+        visible_ids, hidden_ids = (~mask).nonzero().flatten(), mask.nonzero().flatten()
+        order = torch.rand(self.hidden).argsort()
+        return torch.cat([visible_ids, hidden_ids[order[: self.predicted]]])
 
 
 def stratified_masks(crops: int, masked: int, ratios: tuple[float, float], grid: tuple[int, int]) -> Tensor:
@@ -203,10 +209,10 @@ def _add_block(mask: Tensor, least: int, most: float) -> int:
     """Hide one more rectangle in `mask`, in place, with 1 to `most` newly hidden patches. Returns their number, or 0 if
     none of ten random rectangles fits."""
     rows, columns = mask.shape
-    for _ in range(ATTEMPTS):
+    for _ in range(MAX_ATTEMPTS):
         area = random.uniform(least, most)
-        ratio = math.exp(random.uniform(math.log(ASPECT), math.log(1 / ASPECT)))
-        height, width = round(math.sqrt(area * ratio)), round(math.sqrt(area / ratio))
+        aspect = math.exp(random.uniform(math.log(MIN_ASPECT), math.log(1 / MIN_ASPECT)))
+        height, width = round(math.sqrt(area * aspect)), round(math.sqrt(area / aspect))
         if height >= rows or width >= columns:
             continue
         top, left = random.randint(0, rows - height), random.randint(0, columns - width)
@@ -219,6 +225,7 @@ def _add_block(mask: Tensor, least: int, most: float) -> int:
 
 
 def _square(grid: tuple[int, int], hidden: int) -> Tensor:
+    """A mask (h, w) bool, True for one square of side sqrt(hidden), rounded down."""
     side = math.isqrt(hidden)
     top, left = random.randint(0, grid[0] - side), random.randint(0, grid[1] - side)
     mask = torch.zeros(grid, dtype=torch.bool)
@@ -226,6 +233,7 @@ def _square(grid: tuple[int, int], hidden: int) -> Tensor:
     return mask
 
 
+# Shape -> function of grid and number of hidden patches that draws a mask (h, w), 1 for patches to hide.
 SHAPES: dict[str, Callable[[tuple[int, int], int], Tensor]] = {
     "random": lambda grid, hidden: torch.zeros(grid),
     "block": lambda grid, hidden: blocks(grid, hidden, least=max(1, round(MIN_SHARE * grid[0] * grid[1]))),

@@ -6,7 +6,6 @@ Letters: B images of this process, K outputs.
 """
 
 import copy
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 import torch
@@ -38,14 +37,17 @@ def ema_update(teacher: nn.Module, student: nn.Module, momentum: float, buffers:
     Parameters are paired by their order. buffers: average floating-point buffers too (LUT). Integer buffers are never
     averaged; data2vec's code averages and truncates them.
     """
-    pairs = list(zip(_values(teacher, buffers), _values(student, buffers), strict=True))
-    torch._foreach_lerp_([old for old, _ in pairs], [new for _, new in pairs], 1.0 - momentum)
+    teacher_tensors, student_tensors = _averaged(teacher, buffers), _averaged(student, buffers)
+    assert len(teacher_tensors) == len(student_tensors)
+    torch._foreach_lerp_(teacher_tensors, student_tensors, 1.0 - momentum)
 
 
-def _values(network: nn.Module, buffers: bool) -> Iterable[Tensor]:
-    yield from network.parameters()
+def _averaged(network: nn.Module, buffers: bool) -> list[Tensor]:
+    """The tensors of a network that `ema_update` averages."""
+    tensors: list[Tensor] = list(network.parameters())
     if buffers:
-        yield from (buffer for buffer in network.buffers() if buffer.is_floating_point())
+        tensors += [buffer for buffer in network.buffers() if buffer.is_floating_point()]
+    return tensors
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -136,5 +138,6 @@ def sinkhorn_targets(logits: Tensor, temperature: float) -> Tensor:
     """The teacher's logits (..., K) -> probabilities (..., K) by Sinkhorn-Knopp on exp(logits / temperature) (DINOv2
     loss/dino_clstoken_loss.py:35-61). The largest logit is subtracted first, which changes only the scale."""
     logits = to_float32(logits) / temperature
-    top = logits.amax() if logits.numel() else logits.new_tensor(-torch.inf)
-    return sinkhorn((logits - max_over_processes(top)).flatten(0, -2).exp()).view_as(logits)
+    largest = logits.amax() if logits.numel() else logits.new_tensor(-torch.inf)  # in this process
+    assignments = (logits - max_over_processes(largest)).flatten(0, -2).exp()
+    return sinkhorn(assignments).view_as(logits)

@@ -30,9 +30,9 @@ from pretrain.parts.views import ImageViews, TwoSizes, even_jitter, view
 SIDE = 8  # side of a token in pixels: 112 px for 14 x 14 tokens (run_beit_pretraining.py, second_input_size)
 GROUPS = 4  # groups of DALL-E's encoder, with max pooling between them (dall_e/encoder.py:43)
 LAPLACE_EPS = 0.1  # openai/DALL-E dall_e/utils.py:6, map_pixels
-PER_CODE = 40  # patches per code that k-means is fitted to; FAISS warns below 39
-ROUNDS = 10  # iterations of k-means
-AT_ONCE = 4096  # patches whose distances to all codes are in memory at once
+PATCHES_PER_CODE = 40  # number of patches, per code, that k-means is fitted to; FAISS warns below 39
+KMEANS_ITERATIONS = 10
+MAX_PATCHES_AT_ONCE = 4096  # whose distances to all codes are in memory together
 # The classes in OpenAI's encoder.pkl, a pickled module. Only its tensors are read; no class is instantiated.
 MODULES = (
     "dall_e.encoder.Encoder",
@@ -73,7 +73,7 @@ class PatchCodebook(Tokenizer):
         super().__init__()
         self.codes = codes
         self.label = f"k-means of {codes} codes among patches of the training images; not the paper's"
-        self.fitted_on = ceil(codes * PER_CODE / (grid[0] * grid[1]))
+        self.fitted_on = ceil(codes * PATCHES_PER_CODE / (grid[0] * grid[1]))
         self.register_buffer("centres", torch.randn(codes, 3 * SIDE**2))
 
     def tokens(self, pictures: Tensor) -> Tensor:
@@ -85,14 +85,14 @@ class PatchCodebook(Tokenizer):
         patches = torch.cat([normalised(patchify(batch.cpu(), SIDE)).flatten(0, 1) for batch in pictures])
         if len(patches) < self.codes:
             raise ValueError(f"codes={self.codes} is more than the {len(patches)} patches to fit them to; lower codes")
-        self.centres.copy_(k_means(patches[: self.codes * PER_CODE], self.codes))
+        self.centres.copy_(k_means(patches[: self.codes * PATCHES_PER_CODE], self.codes))
 
 
 def k_means(points: Tensor, count: int) -> Tensor:
     """Points (N, d) -> centres (count, d), by Lloyd's algorithm from evenly spaced points. Centres without points move
     to the points farthest from their own centres."""
     centres = points[torch.arange(count) * len(points) // count]
-    for _ in range(ROUNDS):
+    for _ in range(KMEANS_ITERATIONS):
         ids, distances = nearest(points, centres)
         sizes = torch.bincount(ids, minlength=count)
         sums = torch.zeros_like(centres).index_add_(0, ids, points)
@@ -103,13 +103,14 @@ def k_means(points: Tensor, count: int) -> Tensor:
 
 
 def nearest(points: Tensor, centres: Tensor) -> tuple[Tensor, Tensor]:
-    """Points (N, d), centres (K, d) -> the number of each point's nearest centre (N,), and its squared distance to it
+    """Points (N, d), centres (K, d) -> the number of each point's nearest centre (N,), and the squared distance to it
     (N,)."""
-    halves = centres.square().sum(1) / 2
     # |x - c|^2 = |x|^2 - 2 (x c - |c|^2 / 2), smallest where the bracket is largest.
-    brackets = [(part @ centres.T - halves).max(dim=1) for part in points.split(AT_ONCE)]
-    largest = torch.cat([part.values for part in brackets])
-    return torch.cat([part.indices for part in brackets]), points.square().sum(1) - 2 * largest
+    half_squares = centres.square().sum(1) / 2  # |c|^2 / 2 (K,)
+    maxima = [(part @ centres.T - half_squares).max(dim=1) for part in points.split(MAX_PATCHES_AT_ONCE)]
+    ids = torch.cat([part.indices for part in maxima])
+    brackets = torch.cat([part.values for part in maxima])
+    return ids, points.square().sum(1) - 2 * brackets
 
 
 class DalleEncoder(Tokenizer):
@@ -128,12 +129,15 @@ class DalleEncoder(Tokenizer):
         self.codes, self.label = codes, f"DALL-E's encoder, {source}"
         layers: dict[str, nn.Module] = {"input": nn.Conv2d(3, width, 7, padding=3)}
         channels_in = width
-        for group in range(GROUPS):
-            channels = width << group
-            sizes = [(channels_in if number == 1 else channels, channels) for number in range(1, blocks + 1)]
-            inner = {f"block_{n}": DalleBlock(*size, GROUPS * blocks) for n, size in enumerate(sizes, start=1)}
-            pool = {"pool": nn.MaxPool2d(2)} if group < GROUPS - 1 else {}
-            layers[f"group_{group + 1}"], channels_in = named({**inner, **pool}), channels
+        for group in range(1, GROUPS + 1):
+            channels = width * 2 ** (group - 1)
+            group_layers: dict[str, nn.Module] = {}
+            for number in range(1, blocks + 1):
+                group_layers[f"block_{number}"] = DalleBlock(channels_in, channels, GROUPS * blocks)
+                channels_in = channels
+            if group < GROUPS:
+                group_layers["pool"] = nn.MaxPool2d(2)
+            layers[f"group_{group}"] = named(group_layers)
         layers["output"] = named({"relu": nn.ReLU(), "conv": nn.Conv2d(channels_in, codes, 1)})
         self.blocks = named(layers)
         self.requires_grad_(False)

@@ -1,4 +1,4 @@
-"""ExtreMA beside its recordings: nothing masked, augmentations, batch statistics, exports of the three designs."""
+"""ExtreMA beyond its recorded steps: no masks, augmentations, batch statistics, exports of the three designs."""
 
 from dataclasses import replace
 
@@ -40,33 +40,33 @@ def updates_of(method: Method) -> Updates:
     return Updates(method, replace(RECIPES["smoke"], spec=method.spec, settings=method.settings, batch=BATCH))
 
 
-def test_nothing_masked_is_the_whole_image():
+def test_without_masks_the_complete_image_is_encoded():
     method = method_of(mask_ratio=0.0, masks=1).eval()
     views = views_of(method, 2)
-    whole = method.predictor(method.online(method.online.place(views["student"])))
-    torch.testing.assert_close(method.encode_masked(views["student"], views["noise"])[0], whole)
+    expected = method.predictor(method.online(method.online.embed_patches(views["student"])))
+    torch.testing.assert_close(method.encode_masked(views["student"], views["noise"])[0], expected)
 
 
-def likeness(views: dict[str, Tensor]) -> float:
-    """Lowest correlation of both branches' pixels over the images; 1 for the same piece of the picture."""
+def correlation(views: dict[str, Tensor]) -> float:
+    """Lowest correlation of both branches' pixels over the images; 1 for the same region of the picture."""
     student, teacher = (views[branch][:, 0].flatten(1) for branch in ("student", "teacher"))
     return min(torch.corrcoef(torch.stack(pair))[0, 1].item() for pair in zip(student, teacher, strict=True))
 
 
-# Table 4: none, the three rows of one augmentation, the four of two.
+# Table 4: no augmentation and three rows with one for both branches; four rows with one per branch.
 ONE = [("none", "none"), ("none", "shared"), ("shared", "none"), ("shared", "shared")]
 TWO = [("none", "independent"), ("independent", "none"), ("independent", "independent"), ("shared", "independent")]
 
 
 @pytest.mark.parametrize(("crop", "colour"), ONE + TWO)
-def test_augmentations(crop, colour):
+def test_branches_share_augmentations_as_set(crop, colour):
     method = method_of(crop=crop, colour=colour)
     views = views_of(method)
     assert views["student"].shape == (BATCH, 3, 16, 16) and views["noise"].shape == (BATCH, 1, 16)
     assert ("teacher" in views) == ((crop, colour) in TWO)
     if "teacher" in views:
         assert not torch.equal(views["student"], views["teacher"])
-        assert (likeness(views) > 0.9) == (crop != "independent")
+        assert (correlation(views) > 0.9) == (crop != "independent")
     centre = views_of(method_of(crop="none", colour="none"))["student"]
     again = views_of(method)["student"]
     assert torch.equal(views["student"], again)
@@ -75,7 +75,7 @@ def test_augmentations(crop, colour):
 
 
 @pytest.mark.parametrize("loss", ["byol", "infonce"])
-def test_batch_statistics_says_whether_the_loss_of_halves_is_that_of_all(loss):
+def test_batch_statistics_is_set_if_the_loss_of_halves_differs_from_that_of_the_batch(loss):
     method = method_of(loss=loss)
     views = views_of(method)
     halves = [
@@ -88,7 +88,7 @@ def test_batch_statistics_says_whether_the_loss_of_halves_is_that_of_all(loss):
     assert method.batch_statistics == (not torch.isclose(parts, forward_pass(method, views, progress(step=1)).loss))
 
 
-def test_fixed_positions_do_not_drift():
+def test_fixed_positions_do_not_change():
     method = method_of().float()
     table = method.momentum.vit.trunk.pos_embed.clone()
     updates = updates_of(method)
@@ -100,7 +100,7 @@ def test_fixed_positions_do_not_drift():
 
 
 @pytest.mark.parametrize("design", DESIGNS)
-def test_exports_give_the_instance_representation(design, tmp_path):
+def test_exports_compute_the_instance_representation(design, tmp_path):
     method = method_of(design).float()
     for parameter in method.online.parameters():
         if parameter.requires_grad:
@@ -110,8 +110,8 @@ def test_exports_give_the_instance_representation(design, tmp_path):
     assert list(encoders) == ["momentum", "online"]
     for network, encoder in zip((method.momentum, method.online), encoders.values(), strict=True):
         export = ViTExport.load(exported(method, encoder).save(tmp_path / design / str(id(network))))
-        found = Backbone(export).views(images, [(-1, True)])[-1, True]
-        instance = found.avg if export.spec.pool == "avg" else found.cls
+        features = Backbone(export).views(images, [(-1, True)])[-1, True]
+        instance = features.avg if export.spec.pool == "avg" else features.cls
         with torch.no_grad():
-            ours = network.instance(network.vit.encode(network.place(images), norm=False)[0])
-        torch.testing.assert_close(instance, ours, rtol=1e-4, atol=1e-5)
+            expected = network.instance(network.vit.encode(network.embed_patches(images), norm=False)[0])
+        torch.testing.assert_close(instance, expected, rtol=1e-4, atol=1e-5)

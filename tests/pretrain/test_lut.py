@@ -1,4 +1,4 @@
-"""LUT beside its recordings: on both bases, what views and teacher see, depths of heads, rules of the rate."""
+"""LUT beyond its recorded steps: both bases, visible patches, the teacher, heads, rules of the learning rate."""
 
 from dataclasses import replace
 
@@ -10,7 +10,7 @@ from toys import SMALL, progress, views_of
 from pretrain.loop.updates import Updates
 from pretrain.method import Method
 from pretrain.methods import mae, simmim
-from pretrain.methods.lut import METHOD, OF_BASE, RECIPES, Settings
+from pretrain.methods.lut import BASE_SETTINGS, METHOD, RECIPES, Settings
 from pretrain.parts.losses import byol_loss
 from pretrain.parts.masking import order_of, patchify
 from pretrain.recipe import RELATIVE, SINCOS
@@ -32,62 +32,62 @@ def updates_of(method: Method) -> Updates:
     return Updates(method, replace(RECIPES["smoke"], spec=method.spec, settings=method.settings, batch=6))
 
 
-def seen(method: Method, number: int) -> torch.Tensor:
+def used_patches(method: Method, number: int) -> torch.Tensor:
     """(6, L) bool: the patches of view `number` that the student's output for it depends on."""
     views = views_of(method)
     images = torch.cat([views["view1"], views["view2"]]).requires_grad_()
     order = order_of(views["noise"])
     orders = torch.cat([order, order.roll(-method.base.visible, dims=1)])
-    part = method.base.context(method.base.encode(images, orders), orders).chunk(2)[number]
-    (gradient,) = torch.autograd.grad(part.square().sum(), images)
+    context = method.base.context(method.base.encode(images, orders), orders).chunk(2)[number]
+    (gradient,) = torch.autograd.grad(context.square().sum(), images)
     return patchify(gradient.chunk(2)[number], method.spec.patch_size).abs().sum(-1) > 0
 
 
 @pytest.mark.parametrize(("base", "visible"), [("mae", 4), ("simmim", 6)])
-def test_views_are_seen_in_different_places(base, visible):
+def test_the_views_show_different_patches(base, visible):
     method = method_of(base, mask_ratio=0.75 if base == "mae" else 0.6)
-    first, second = seen(method, 0), seen(method, 1)
+    first, second = used_patches(method, 0), used_patches(method, 1)
     assert (first.sum(1) == visible).all() and (second.sum(1) == visible).all()
     assert not (first & second).any()
 
 
 @BASES
-def test_loss_is_that_of_the_base_and_of_crossed_contexts(base):
+def test_the_loss_is_that_of_the_base_and_of_crossed_contexts(base):
     method = method_of(base, head_norm="ln", w_mim=0.5)
     views = views_of(method)
     step = forward_pass(method, views, progress())
     order = order_of(views["noise"])
     orders = (order, order.roll(-method.base.visible, dims=1))
-    said = [
+    predictions = [
         method.predictor(method.projector(method.base.context(method.base.encode(view, ids), ids)))
         for view, ids in zip((views["view1"], views["view2"]), orders, strict=True)
     ]
     targets = [method.teacher_targets(views[name]) for name in ("view1", "view2")]
-    context = 0.5 * (byol_loss(said[1], targets[0]) + byol_loss(said[0], targets[1]))
+    context = 0.5 * (byol_loss(predictions[1], targets[0]) + byol_loss(predictions[0], targets[1]))
     mim = method.base.loss(method.base.encode(views["view1"], order), views["view1"], order)
     torch.testing.assert_close(step.loss, 0.5 * mim + 0.25 * context)
     torch.testing.assert_close((step.logs["mim"], step.logs["context"]), (mim.detach(), context.detach()))
 
 
-def test_the_base_alone_is_the_base():
-    """With no weight on the context, view 1's loss is that of MAE and of SimMIM with the same weights."""
-    for base, other in (("mae", mae), ("simmim", simmim)):
+def test_without_context_the_loss_is_that_of_the_base():
+    """With w_bc=0 the loss of view 1 is that of MAE or SimMIM with the same weights."""
+    for base, module in (("mae", mae), ("simmim", simmim)):
         method = method_of(base, w_bc=0.0, mask_ratio=0.6)
-        shared = {"mask_ratio", *OF_BASE[base]} & other.Settings.__dataclass_fields__.keys()
-        settings = other.Settings(**{name: getattr(method.settings, name) for name in shared})
-        alone = other.METHOD(SPECS[base], settings).double()
-        getattr(alone, "autoencoder" if base == "mae" else "predictor").load_state_dict(method.base.state_dict())
+        shared = {"mask_ratio", *BASE_SETTINGS[base]} & module.Settings.__dataclass_fields__.keys()
+        settings = module.Settings(**{name: getattr(method.settings, name) for name in shared})
+        base_method = module.METHOD(SPECS[base], settings).double()
+        getattr(base_method, "autoencoder" if base == "mae" else "predictor").load_state_dict(method.base.state_dict())
         views = views_of(method)
-        expected = forward_pass(alone, {"image": views["view1"], "noise": views["noise"]}, progress()).loss
+        expected = forward_pass(base_method, {"image": views["view1"], "noise": views["noise"]}, progress()).loss
         torch.testing.assert_close(forward_pass(method, views, progress()).loss, expected)
 
 
-def test_the_teacher_stays_in_evaluation():
+def test_the_teacher_stays_in_evaluation_mode():
     method = method_of().train()
     assert not method.teacher["projector"][1].training and method.projector[1].training
 
 
-def test_the_teacher_drops_no_paths():
+def test_the_student_drops_paths_and_the_teacher_does_not():
     method = method_of("simmim", drop_path=0.5)
     views = views_of(method)
     assert torch.equal(method.teacher_targets(views["view1"]), method.teacher_targets(views["view1"]))
@@ -96,7 +96,7 @@ def test_the_teacher_drops_no_paths():
 
 
 @pytest.mark.parametrize(("projector", "predictor"), [(0, 0), (1, 3), (2, 0)])
-def test_head_depths(projector, predictor):
+def test_heads_have_the_set_depths(projector, predictor):
     method = method_of(projector_depth=projector, predictor_depth=predictor)
     for network, depth in ((method.projector, projector), (method.predictor, predictor)):
         assert len([layer for layer in network if isinstance(layer, torch.nn.Linear)]) == depth
@@ -105,8 +105,8 @@ def test_head_depths(projector, predictor):
 
 
 @BASES
-def test_parts_of_a_batch_equal_the_whole_without_batch_norm(base):
-    found = []
+def test_without_batch_norm_micro_batches_have_the_loss_of_the_batch(base):
+    losses = []
     for parts in (1, 3):
         method = method_of(base, head_norm="ln", teacher_momentum=1.0)
         assert not method.batch_statistics and method_of(base).batch_statistics
@@ -115,11 +115,11 @@ def test_parts_of_a_batch_equal_the_whole_without_batch_norm(base):
             batch = views_of(method)
             plan = [{name: tensor[i::parts] for name, tensor in batch.items()} for i in range(parts)]
             logs = updates.run(plan, progress(step, parts=parts))
-        found.append(logs["loss"])
-    assert found[0] == pytest.approx(found[1], rel=1e-7)  # SimMIM adds 1e-5 to the number of pixels of each part
+        losses.append(logs["loss"])
+    assert losses[0] == pytest.approx(losses[1], rel=1e-7)  # SimMIM adds 1e-5 to the number of pixels of each part
 
 
-def test_crops():
+def test_the_views_are_different_crops():
     for changes in ({}, {"crop": "random"}):
         views = views_of(method_of(**changes))
         assert views["view1"].shape == views["view2"].shape == (6, 3, 16, 16) and views["noise"].shape == (6, 16)
@@ -127,7 +127,7 @@ def test_crops():
     assert not torch.equal(views_of(method_of())["view1"], views["view1"])
 
 
-def test_rules_of_the_learning_rate():
+def test_the_codes_and_the_papers_rules_of_the_learning_rate():
     """The code's blr sqrt(batch) / 4 (main_lut.py:232-236) and the paper's blr batch / 256 meet at 4096."""
     linear, root = RECIPES["vit_b"], RECIPES["vit_b_root"]
     assert linear.peak == pytest.approx(2.4e-3) and root.peak == pytest.approx(2.4e-3)

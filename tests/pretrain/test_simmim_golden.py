@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from recorded import EXACT, RecordedTraining, close, recording
+from recorded import EXACT, RecordedTraining, assert_close, recording
 from recordings import matches
 
 from pretrain.method import TrainProgress
@@ -35,7 +35,7 @@ class TestSimmim(RecordedTraining):
         return re.sub(r"^encoder\.", "predictor.vit.trunk.", name)
 
     def layout(self, official, tensor):
-        """PixelShuffle's channels come colour by colour."""
+        """PixelShuffle orders channels by colour first."""
         if not official.startswith("decoder.0."):
             return tensor
         patch = self.config["patch"]
@@ -69,7 +69,7 @@ class TestSimmim(RecordedTraining):
         if step:
             return
         network, order, patch = method.predictor, order_of(self.views(0)["noise"]), self.config["patch"]
-        hidden = mask_at(network.ids(order[:, network.visible :]), network.patches)
+        hidden = mask_at(network.hidden_ids(order), network.patches)
         yield "in0.mask", hidden.view_as(self.data["in0.mask"])
         latent = network.encode(self.data["in0.image"], order)
         yield "out0.encoder", latent[:, 1:].transpose(1, 2).reshape(self.data["out0.encoder"].shape)
@@ -78,20 +78,17 @@ class TestSimmim(RecordedTraining):
         yield "out0.reconstruction", image
 
     def test_schedule(self):
-        """Its scheduler is asked after update t, for the next one, to the last recorded t."""
+        """The official scheduler gives the rate of the next update after update t."""
         recorded, recipe = self.data["sched.multistep"], self.recipe()
         per_epoch = len(recorded) // recipe.epochs
         for step, rate in enumerate([self.config["warm_lr"], *recorded[:-1]]):
             progress = TrainProgress(step=step, steps_per_epoch=per_epoch, epochs=recipe.epochs)
-            close(recipe.schedule.at(recipe.peak, progress), rate, EXACT, f"update {step}")
+            assert_close(recipe.schedule.at(recipe.peak, progress), rate, EXACT, f"update {step}")
 
 
 @pytest.mark.parametrize("masks", [match[0] for match in matches(r"maskgen\.\d+_\d+_\d+_\d+", DATA)])
-def test_masks_have_the_recorded_form(masks):
-    """maskgen.224_32_16_06: blocks of 32 px on a 14 x 14 grid, 0.6 of them hidden.
-
-    The recorded masks are unions of our blocks, and of as many.
-    """
+def test_masks_are_unions_of_as_many_blocks_as_recorded(masks):
+    """maskgen.224_32_16_06: blocks of 32 px on a 14 x 14 grid, 0.6 of them hidden."""
     size, block, patch, ratio = masks.removeprefix("maskgen.").split("_")
     sizes = dict(image_size=int(size), patch_size=int(patch), width=48, heads=4, depth=1)
     spec = replace(RECIPES["vit_b"].spec, **sizes)
@@ -104,6 +101,6 @@ def test_masks_have_the_recorded_form(masks):
     noise, side = network.mask_noise(), spec.image_size // settings.mask_patch
     assert noise == MaskNoise("random", (side, side), int(hidden[0].all(-1).sum()))
     order = order_of(noise().unsqueeze(0))
-    ours = mask_at(network.ids(order[:, network.visible :]), network.patches)
+    ours = mask_at(network.hidden_ids(order), network.patches)
     assert (recorded.sum(1) == ours.sum()).all()
     assert torch.equal(ours[0, blocks].all(-1), ours[0, blocks].any(-1))
