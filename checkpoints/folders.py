@@ -276,7 +276,7 @@ def _check_boxes(name: str, shape: Shape, boxes: Boxes) -> None:
         for start, box_shape in boxes
     )
     is_covered = are_inside and sum(prod(box_shape) for _, box_shape in boxes) == prod(shape)
-    if is_covered and len(boxes) > 1:  # the number of values fits, so there is an overlap if any value is not covered
+    if is_covered and len(boxes) > 1:  # the volumes add up, so only an overlap can leave a gap
         covered = np.zeros(shape, bool)
         for start, box_shape in boxes:
             covered[_slices(start, box_shape)] = True

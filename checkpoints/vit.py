@@ -87,7 +87,7 @@ def class_attention_map(attention: nn.Module, tokens: Tensor) -> Tensor:
 
 
 def _queries_and_keys(attention: nn.Module, tokens: Tensor) -> tuple[Tensor, Tensor]:
-    """Queries and keys, (B, H, N, d) each, of tokens (B, N, D); from a joint qkv projection or separate ones."""
+    """Queries and keys, each (B, H, N, d), of tokens (B, N, D), by a joint qkv projection or separate ones."""
     batch, length, _ = tokens.shape
     if attention.qkv is None:
         query = attention.q_proj(tokens).reshape(batch, length, -1, attention.head_dim).transpose(1, 2)

@@ -26,7 +26,7 @@ from downstream.models.operators import quiet_libraries
 from engine.precision import autocast
 from engine.tasks import Score, Task, Workspace, resamples_of
 from engine.training.states import State, save_interval, save_state
-from engine.work import SLOWER, Kind, Part, Scale, Work, count_flops, product_rate, seconds_of
+from engine.work import NETWORK_SLOWDOWN, Kind, Part, Scale, Work, count_flops, product_rate, seconds_of
 
 if TYPE_CHECKING:
     from downstream.loop.running import TrainedModel
@@ -149,7 +149,7 @@ class DenseTask(Task):
         plan, classes = self.plan(export, train, val, space.seed), len(val.classes)
         times["closing"] = closing_seconds(self.score(len(val), classes), len(val))
         call_seconds = seconds / TIMED_CALLS
-        affordable = call_seconds * product_rate(space.device) / SLOWER  # FLOPs of a call
+        affordable = call_seconds * product_rate(space.device) / NETWORK_SLOWDOWN  # FLOPs of a call
         flops, timed_task = self.model_flops(export.spec, classes), self
         micro_batch = min(space.batch_size or plan.max_micro_batch, plan.batch)
         if micro_batch * flops["training"] > affordable:

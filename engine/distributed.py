@@ -219,12 +219,12 @@ def _leave_together() -> None:
     distributed.barrier()
 
 
-CONNECT = 60.0  # seconds for all processes to connect to rank 0
-KEEP_ALIVE = {"TCP_KEEPIDLE": 20, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 6}  # together 50 seconds
-PATIENCE = 10.0  # seconds that this process has to exit by itself after another one has failed
-ELECTION = 1.0  # seconds for which the one process of a machine that prints keeps the others from printing
-SIGNAL_WAIT = 0.1  # seconds to look for the signal that killed a process
-FAILED = 2  # exit code, as for any error
+CONNECT_TIMEOUT = 60.0  # seconds for all processes to connect to rank 0
+KEEP_ALIVE = {"TCP_KEEPIDLE": 20, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 6}  # a lost machine is noticed after 50 seconds
+EXIT_TIMEOUT = 10.0  # seconds that this process has to exit by itself after another one has failed
+PRINT_CLAIM = 1.0  # seconds for which the one process of a machine that prints keeps the others from printing
+SIGNAL_TIMEOUT = 0.1  # seconds to look for the signal that killed a process
+EXIT_CODE = 2  # as for any error
 
 
 class Member(NamedTuple):
@@ -284,10 +284,10 @@ class Peers:
         with socket.socket(socket.AF_UNIX) as claim, suppress(OSError):
             claim.bind(f"\0{self.members[0].token}")  # OSError if another process of this machine was first
             say(f"bench: error: {self._death_message(rank, killed_by)}", errors=True)
-            time.sleep(ELECTION)
+            time.sleep(PRINT_CLAIM)
         with suppress(OSError, ValueError):
             sys.stdout.flush()
-        os._exit(FAILED)
+        os._exit(EXIT_CODE)
 
     def _death_message(self, rank: int, killed_by: int) -> str:
         member = self.members[rank]
@@ -299,13 +299,13 @@ class Peers:
         )
 
     def _exit_soon(self, rank: int) -> None:
-        """Exit after PATIENCE, unless this process ends before, because `rank` has failed and printed its error."""
+        """Exit after EXIT_TIMEOUT, unless this process ends before, because `rank` has failed and printed its error."""
         if self.failure_known.is_set():
             return
         self.failed = rank
         self.failure_known.set()
         self._tell_others(f"left {rank}")
-        timer = threading.Timer(PATIENCE, os._exit, (FAILED,))
+        timer = threading.Timer(EXIT_TIMEOUT, os._exit, (EXIT_CODE,))
         timer.daemon = True
         timer.start()
 
@@ -323,7 +323,7 @@ class Peers:
 
         If another process has died, this one exits during the wait.
         """
-        self.failure_known.wait(ELECTION)
+        self.failure_known.wait(PRINT_CLAIM)
         if self.failed is not None:
             error.reported_by = self.failed  # type: ignore[attr-defined]
 
@@ -387,7 +387,7 @@ def _waiting_at_sigterm() -> Iterator[None]:
         return
 
     def terminated(number: int, frame: object) -> None:
-        time.sleep(ELECTION / 2)
+        time.sleep(PRINT_CLAIM / 2)
         signal.signal(number, signal.SIG_DFL)
         os.kill(os.getpid(), number)
 
@@ -416,7 +416,7 @@ def _listener() -> socket.socket:
 def _accepted(hub: socket.socket, members: list[Member]) -> dict[int, socket.socket]:
     """Rank 0's connections to all others. RuntimeError if some do not connect in time."""
     connections: dict[int, socket.socket] = {}
-    end = time.monotonic() + CONNECT
+    end = time.monotonic() + CONNECT_TIMEOUT
     try:
         while len(connections) < len(members) - 1:
             hub.settimeout(max(0.001, end - time.monotonic()))
@@ -428,12 +428,14 @@ def _accepted(hub: socket.socket, members: list[Member]) -> dict[int, socket.soc
                 connection.close()  # not a process of this run
     except OSError as error:
         missing = sorted(set(range(1, len(members))) - connections.keys())
-        raise RuntimeError(f"processes {missing} did not connect to process 0 in {CONNECT:.0f} s ({error})") from error
+        raise RuntimeError(
+            f"processes {missing} did not connect to process 0 in {CONNECT_TIMEOUT:.0f} s ({error})"
+        ) from error
     return connections
 
 
 def _connected(rank: int, first: Member) -> dict[int, socket.socket]:
-    connection = socket.create_connection((os.environ["MASTER_ADDR"], first.port), CONNECT)
+    connection = socket.create_connection((os.environ["MASTER_ADDR"], first.port), CONNECT_TIMEOUT)
     connection.sendall(f"{first.token} {rank}\n".encode())
     return {0: _kept_alive(connection)}
 
@@ -441,7 +443,7 @@ def _connected(rank: int, first: Member) -> dict[int, socket.socket]:
 def _greeting(connection: socket.socket) -> bytes:
     """The first line of a new connection, cut if it comes slowly or is long, as those of this run never are."""
     line = b""
-    connection.settimeout(CONNECT / 10)
+    connection.settimeout(CONNECT_TIMEOUT / 10)
     with suppress(OSError):
         while not line.endswith(b"\n") and len(line) < 100 and (part := connection.recv(1)):
             line += part
@@ -470,7 +472,7 @@ def signal_of(pid: int) -> int:
     The kernel keeps it until the parent has reaped the process: fields 3 and 52 of /proc/PID/stat, state and exit_code
     (man 5 proc_pid_stat). The connection is closed a moment before the state changes.
     """
-    end = time.monotonic() + SIGNAL_WAIT
+    end = time.monotonic() + SIGNAL_TIMEOUT
     while time.monotonic() < end:
         try:
             with open(f"/proc/{pid}/stat") as file:

@@ -11,7 +11,6 @@ import importlib.util
 import os
 import sys
 import traceback
-from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -29,7 +28,7 @@ FOLDERS = {
     "imagesets": "imagesets.schemes",
     "layouts": "downstream.layouts",
 }
-WORDS = {
+NOUNS = {  # kind -> what messages call an extension of it
     "methods": "method",
     "probes": "task",
     "downstream": "task",
@@ -38,8 +37,7 @@ WORDS = {
     "layouts": "scene layout",
 }
 SCHEMES = ("imagesets", "layouts")  # kinds whose keys are schemes of URLs, so that the keys of both must differ
-# What a file of each kind must define; see docs/architecture.md.
-DEFINED = {
+REQUIRED_NAMES = {  # kind -> names that its files must define; see docs/architecture.md
     "methods": ("METHOD", "RECIPES"),
     "probes": ("PROTOCOLS", "SUITES"),
     "downstream": ("PROTOCOLS", "SUITES"),
@@ -62,35 +60,35 @@ class Extension:
     @property
     def title(self) -> str:
         """Its name in messages: `importer 'dino'`, `task 'toy' of benchtoys 1.0`."""
-        return f"{WORDS[self.kind]} {self.key!r}" + (f" of {self.plugin}" if self.plugin else "")
+        return f"{NOUNS[self.kind]} {self.key!r}" + (f" of {self.plugin}" if self.plugin else "")
 
 
 def extensions(kind: str) -> dict[str, Extension]:
     """Key -> extension, of all usable ones of `kind`, built-in ones first; none is imported."""
-    clashes = refused_plugins(kind)
-    return _built_in(kind) | {plugin.key: plugin for plugin in _plugins(kind) if plugin not in clashes}
+    refused = refused_plugins(kind)
+    return _built_in(kind) | {plugin.key: plugin for plugin in _plugins(kind) if plugin not in refused}
 
 
 def refused_plugins(kind: str) -> dict[Extension, str]:
     """Plugins that cannot be used because their key is taken -> the reason, and how to resolve it."""
     kinds = SCHEMES if kind in SCHEMES else (kind,)
-    ours = {key for scheme in kinds for key in _built_in(scheme)}
+    built_in_keys = {key for scheme in kinds for key in _built_in(scheme)}
     plugins = [plugin for scheme in kinds for plugin in _plugins(scheme)]
-    count = Counter(plugin.key for plugin in plugins)
     reasons = {}
     for plugin in plugins:
-        others = ", ".join(other.plugin for other in plugins if other.key == plugin.key and other != plugin)
         if plugin.kind != kind:
             continue
-        if plugin.key in ours:
+        namesakes = [other.plugin for other in plugins if other.key == plugin.key and other != plugin]
+        if plugin.key in built_in_keys:
             package = plugin.plugin
             reasons[plugin] = f"bench has one of that name; it needs another name in the entry points of {package}"
-        elif count[plugin.key] > 1:
-            reasons[plugin] = f"{others} has one of that name too; uninstall one of the packages"
+        elif namesakes:
+            reasons[plugin] = f"{', '.join(namesakes)} has one of that name too; uninstall one of the packages"
     return reasons
 
 
 def _built_in(kind: str) -> dict[str, Extension]:
+    """Key -> extension of each file in the folder of `kind`."""
     package = importlib.util.find_spec(FOLDERS[kind])
     folders = filter(os.path.isdir, (package and package.submodule_search_locations) or ())
     return _extensions_of(kind, tuple(os.path.join(folder, name) for folder in folders for name in os.listdir(folder)))
@@ -114,6 +112,7 @@ def _entry_points(kind: str, path: tuple[str, ...]) -> list[EntryPoint]:
 
 
 def _plugins(kind: str) -> list[Extension]:
+    """All plugins of `kind`, usable or not."""
     plugins = []
     for point in _entry_points(kind, tuple(sys.path)):
         package = f"{point.dist.name} {point.dist.version}" if point.dist else "an unknown package"
@@ -124,6 +123,7 @@ def _plugins(kind: str) -> list[Extension]:
 
 
 def _path(module: str) -> Path:
+    """Path of a plugin's module, which is not imported; the module's name if it cannot be found."""
     parent, _, leaf = module.rpartition(".")
     try:  # finding a package imports the packages around it, which may do anything
         package = importlib.util.find_spec(parent) if parent else None
@@ -159,9 +159,9 @@ def load_extension(kind: str, key: str) -> ModuleType:
     """Import one extension. Raises ValueError if the key is unknown, with the choices, or the file cannot be used."""
     known = extensions(kind)
     if key not in known:
-        namesakes = {plugin.title: reason for plugin, reason in refused_plugins(kind).items() if plugin.key == key}
-        why = [f"{title} is left out: {reason}" for title, reason in namesakes.items()]
-        raise ValueError("; ".join(why) or f"no {WORDS[kind]} called {key!r}{did_you_mean(key, list(known))}")
+        refused = {plugin.title: reason for plugin, reason in refused_plugins(kind).items() if plugin.key == key}
+        reasons = [f"{title} is left out: {reason}" for title, reason in refused.items()]
+        raise ValueError("; ".join(reasons) or f"no {NOUNS[kind]} called {key!r}{did_you_mean(key, list(known))}")
     try:
         return import_extension(known[key])
     except ValueError as error:
@@ -178,7 +178,7 @@ def import_extension(extension: Extension) -> ModuleType:
         lines = [frame.lineno for frame in frames if frame.filename == str(extension.path)]
         place = f" ({extension.path.name}, line {lines[-1]})" if lines else ""
         raise ValueError(f"cannot be imported: {type(error).__name__}: {error}{place}") from error
-    missing = [name for name in DEFINED[extension.kind] if not hasattr(module, name)]
+    missing = [name for name in REQUIRED_NAMES[extension.kind] if not hasattr(module, name)]
     if missing:
         names = [name for name in vars(module) if name.isupper() == missing[0].isupper()]
         similar = closest(missing[0], names)

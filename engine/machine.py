@@ -76,7 +76,7 @@ def run_on_core_threads(work: Callable[[Item], object], items: Sequence[Item], t
 
 # glibc's malloc.h
 M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_MAX = -1, -2, -4
-SWITCH = "BENCH_KEEP_MEMORY"
+KEEP_MEMORY_VARIABLE = "BENCH_KEEP_MEMORY"
 
 
 def keep_memory() -> bool:
@@ -84,7 +84,7 @@ def keep_memory() -> bool:
 
     Returns False and changes nothing if the C library is not glibc (musl, macOS) or BENCH_KEEP_MEMORY is 0.
     """
-    if os.environ.get(SWITCH) == "0" or not _is_glibc():
+    if os.environ.get(KEEP_MEMORY_VARIABLE) == "0" or not _is_glibc():
         return False
     mallopt = ctypes.CDLL(None).mallopt
     settings = (

@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
-TRUST = 0.001  # MAE util/lars.py:18, DINO utils.py:559
+TRUST = 0.001  # trust coefficient of LARS (MAE util/lars.py:18, DINO utils.py:559)
 
 
 def adapted(
@@ -36,10 +36,11 @@ def adapted(
     a tensor that broadcasts against the parameter.
     """
     direction = gradient + weight_decay * parameter
-    own = [at for at in range(parameter.ndim) if at != heads]
-    size = torch.linalg.vector_norm(parameter, dim=own, keepdim=True)
-    length = torch.linalg.vector_norm(direction, dim=own, keepdim=True)
-    scale = torch.where((size > 0) & (length > 0), trust * size / length, torch.ones_like(size))
+    dims = [dim for dim in range(parameter.ndim) if dim != heads]  # of one parameter
+    parameter_norm = torch.linalg.vector_norm(parameter, dim=dims, keepdim=True)
+    direction_norm = torch.linalg.vector_norm(direction, dim=dims, keepdim=True)
+    has_ratio = (parameter_norm > 0) & (direction_norm > 0)
+    scale = torch.where(has_ratio, trust * parameter_norm / direction_norm, torch.ones_like(parameter_norm))
     return direction * scale
 
 
@@ -108,14 +109,15 @@ def layer_groups(
     """
     groups: dict[tuple[int, bool], dict[str, Any]] = {}
     for name, parameter in parameters:
-        layer, decayed = layer_of(name, depth), is_decayed(name, parameter, decay_tokens)
-        empty_group = {
-            "params": [],
-            "names": [],
-            "weight_decay": weight_decay if decayed else 0.0,
-            "lr_scale": decay ** (depth + 1 - layer),
-        }
-        group = groups.setdefault((layer, decayed), empty_group)
+        layer, has_decay = layer_of(name, depth), is_decayed(name, parameter, decay_tokens)
+        if (layer, has_decay) not in groups:
+            groups[layer, has_decay] = {
+                "params": [],
+                "names": [],
+                "weight_decay": weight_decay if has_decay else 0.0,
+                "lr_scale": decay ** (depth + 1 - layer),
+            }
+        group = groups[layer, has_decay]
         group["params"].append(parameter)
         group["names"].append(name)
     return list(groups.values())

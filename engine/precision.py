@@ -62,9 +62,9 @@ def l2_normalize(vectors: Tensor) -> Tensor:
 
 
 COMPILERS = {"cpu": ("CXX", ("g++", "clang++", "c++")), "cuda": ("CC", ("gcc", "clang", "cc"))}
-# Compiled variants of one block's code: drop-path rates, shapes, with and without gradient. torch's default of 8 is too
+# Compiled variants of one block's code: drop path rates, shapes, with and without gradient. torch's default of 8 is too
 # few.
-VARIANTS = 64
+MAX_VARIANTS = 64
 
 
 def compile_blocks(network: nn.Module, device: str, backend: str = "inductor") -> int:
@@ -73,7 +73,7 @@ def compile_blocks(network: nn.Module, device: str, backend: str = "inductor") -
     A block is compiled at its first call, which takes a minute or two. ValueError if this machine cannot compile.
     """
     check_compiler(device)
-    torch._dynamo.config.recompile_limit = max(VARIANTS, torch._dynamo.config.recompile_limit)
+    torch._dynamo.config.recompile_limit = max(MAX_VARIANTS, torch._dynamo.config.recompile_limit)
     blocks = [module for module in network.modules() if {"attn", "mlp"} <= dict(module.named_children()).keys()]
     options = {"fallback_random": True} if backend == "inductor" else None
     for block in blocks:

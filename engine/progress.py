@@ -16,10 +16,10 @@ from engine.printing import printable
 if TYPE_CHECKING:
     from rich import progress as rich_progress
 
-SILENT_FOR = 2.0  # seconds: shorter work prints nothing
+SILENT_FOR = 2.0  # seconds of work before anything is printed
 REDRAW = 0.1  # seconds between updates of the bar
 HEARTBEAT = 30.0  # seconds between lines without a terminal
-BAR = 24  # width in characters
+BAR_WIDTH = 24  # characters
 
 
 class Progress:
@@ -122,7 +122,7 @@ class Progress:
 
             columns = [
                 TextColumn("{task.description}", markup=False),
-                BarColumn(BAR),
+                BarColumn(BAR_WIDTH),
                 TextColumn("{task.fields[state]}", markup=False),
             ]
             console = Console(file=self._stream, force_terminal=True)

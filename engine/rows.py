@@ -12,9 +12,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-READ = 16384  # rows that are read at once: 48 MiB of a ViT-B's features
+ROWS_AT_ONCE = 16384  # rows that are read together: 48 MiB of a ViT-B's features
 ROUNDING = 1e-5  # rounding error of a forward pass in float32, relative to the largest feature
-COPIED = 64  # rows, perhaps far apart, that are copied at once: 8 MiB of pages
+MAX_COPIED_ROWS = 64  # rows, perhaps far apart, that are copied together: 8 MiB of pages
 PAGE = mmap.PAGESIZE
 RowIndex = int | slice | np.ndarray  # selects one row or several
 
@@ -59,27 +59,28 @@ def release_pages(features: Rows) -> None:
 
 
 def copy_rows(features: Rows, rows: np.ndarray) -> np.ndarray:
-    """A copy (B, D) of some rows (B,), made with the pages of at most COPIED rows resident in addition to it.
+    """A copy (B, D) of some rows (B,), made with the pages of at most MAX_COPIED_ROWS rows resident in addition to it.
 
     The kernel maps 128 KiB around every row that is read; for rows far apart this is many times their own size.
     """
     copy = np.empty((len(rows), features.shape[1]), features.dtype)
-    for part in row_slices(len(rows), COPIED):
+    for part in row_slices(len(rows), MAX_COPIED_ROWS):
         copy[part] = features[rows[part]]
         release_pages(features)
     return copy
 
 
 def read_ahead(features: Rows, rows: np.ndarray) -> None:
-    """Ask the kernel to read some rows (B,), ascending, of a mapped file in the background."""
+    """Ask the kernel to read rows (B,) of a memory-mapped file in the background. rows: in ascending order."""
     mapped = _mapped(features)
     if mapped is None or not hasattr(mmap, "MADV_WILLNEED") or not len(rows):
         return
     places = features.chosen[rows] if isinstance(features, ChosenRows) else rows
     width = features.shape[1] * features.dtype.itemsize
-    first, last = places * width // PAGE, ((places + 1) * width - 1) // PAGE
-    gaps = np.flatnonzero(first[1:] > last[:-1] + 1)  # where a page lies between one row and the next
-    starts, ends = first[np.append(0, gaps + 1)], last[np.append(gaps, len(last) - 1)]
+    first_pages, last_pages = places * width // PAGE, ((places + 1) * width - 1) // PAGE  # of each row (B,)
+    gaps = np.flatnonzero(first_pages[1:] > last_pages[:-1] + 1)  # where a page lies between one row and the next
+    # Runs of pages without a gap.
+    starts, ends = first_pages[np.append(0, gaps + 1)], last_pages[np.append(gaps, len(last_pages) - 1)]
     for start, end in zip(starts.tolist(), ends.tolist(), strict=True):
         mapped.madvise(mmap.MADV_WILLNEED, start * PAGE, min((end + 1) * PAGE, len(mapped)) - start * PAGE)
 
@@ -88,7 +89,7 @@ def are_equal(features: Rows) -> bool:
     """Whether all rows are equal up to rounding, which on some processors depends on the position in a batch."""
     first = features[0]
     tolerance = ROUNDING * np.abs(first).max()
-    for rows in row_slices(len(features), READ):
+    for rows in row_slices(len(features), ROWS_AT_ONCE):
         same = bool((np.abs(features[rows] - first) <= tolerance).all())
         release_pages(features)
         if not same:
@@ -97,6 +98,7 @@ def are_equal(features: Rows) -> bool:
 
 
 def _mapped(features: Rows) -> mmap.mmap | None:
+    """The memory map of the file that holds the rows, or None if they are in memory."""
     array = features.array if isinstance(features, ChosenRows) else features
     mapped = getattr(array, "_mmap", None)
     return mapped if isinstance(mapped, mmap.mmap) else None

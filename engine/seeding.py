@@ -24,24 +24,24 @@ def stream_seeds(purpose: int, *numbers: int) -> np.ndarray:
 
 def seed(purpose: int, *numbers: int, device: str = "cpu") -> None:
     """Seed the global generators of Python, NumPy and torch, and that of a CUDA `device`."""
-    python, numpy, torchs = map(int, stream_seeds(purpose, *numbers))
-    random.seed(python)
-    np.random.seed(numpy)
-    torch.default_generator.manual_seed(torchs)  # torch.manual_seed would initialise CUDA in every loader process
+    python_seed, numpy_seed, torch_seed = map(int, stream_seeds(purpose, *numbers))
+    random.seed(python_seed)
+    np.random.seed(numpy_seed)
+    torch.default_generator.manual_seed(torch_seed)  # torch.manual_seed would initialise CUDA in every loader process
     if torch.device(device).type == "cuda":
-        torch.cuda.manual_seed(torchs)
+        torch.cuda.manual_seed(torch_seed)
 
 
 @contextmanager
 def fork_rng() -> Iterator[None]:
     """Restore the CPU's global generators after a block. For one thread at a time."""
-    before = random.getstate(), np.random.get_state(), torch.random.get_rng_state()
+    python_state, numpy_state, torch_state = random.getstate(), np.random.get_state(), torch.random.get_rng_state()
     try:
         yield
     finally:
-        random.setstate(before[0])
-        np.random.set_state(before[1])
-        torch.random.set_rng_state(before[2])
+        random.setstate(python_state)
+        np.random.set_state(numpy_state)
+        torch.random.set_rng_state(torch_state)
 
 
 @contextmanager
@@ -70,11 +70,14 @@ def windowed(shards: Sequence[np.ndarray], window: int, seed: int, epoch: int) -
     """
     random = np.random.RandomState([seed, epoch])
     queue = [shards[shard] for shard in random.permutation(len(shards))]
-    images, numbers = np.concatenate(queue), np.repeat(np.arange(len(queue)), [len(shard) for shard in queue])
+    images = np.concatenate(queue)  # (N,)
+    shard_numbers = np.repeat(np.arange(len(queue)), [len(shard) for shard in queue])  # of each image (N,)
     parts = []
     for lane, places in enumerate(np.array_split(np.arange(len(images)), window)):
-        for part in np.split(places, np.flatnonzero(np.diff(numbers[places])) + 1):
-            parts.append((int(part[0] - places[0]) * window + lane, random.permutation(images[part])))
+        new_shard_places = np.flatnonzero(np.diff(shard_numbers[places])) + 1
+        for part in np.split(places, new_shard_places):
+            start = int(part[0] - places[0]) * window + lane
+            parts.append((start, random.permutation(images[part])))
     return sorted(parts, key=lambda part: part[0])
 
 

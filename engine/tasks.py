@@ -285,18 +285,19 @@ def as_reported(protocols: Mapping[str, Protocol], version: int = 1, **settings:
     }
 
 
-# On 24 images the smallest p of a test is then 0.0009, and Holm over 50 can still reject.
+# With 20,000 resamples of 24 images, the smallest p of a test is 0.0009, and Holm over 50 can still reject.
 MAX_RESAMPLES = 20_000
-DRAWN = 20_000_000  # images in all resamples: 4000 times COCO's 5000, for which AP of boxes or of masks takes 80 s
-BLOCK = 50  # resamples at once: N x BLOCK weights stay small
+MAX_DRAWN_IMAGES = 20_000_000  # of all resamples: 4000 times COCO's 5000, for which AP of boxes or masks takes 80 s
+RESAMPLES_AT_ONCE = 50  # so that the N x RESAMPLES_AT_ONCE weights stay small
 
 
+# Weights (r, N) float64 of images -> name -> (r,) values of the metric.
 Score = Callable[[np.ndarray], Mapping[str, np.ndarray]]
 
 
 def resamples_of(images: int) -> int:
     """Number of bootstrap resamples for N images."""
-    return min(MAX_RESAMPLES, -(-DRAWN // images))
+    return min(MAX_RESAMPLES, -(-MAX_DRAWN_IMAGES // images))
 
 
 def resampled(score: Score, images: int, most: int = MAX_RESAMPLES) -> dict[str, np.ndarray]:
@@ -309,7 +310,8 @@ def resampled(score: Score, images: int, most: int = MAX_RESAMPLES) -> dict[str,
     score: maps weights (r, N) float64, how often each image counts, to name -> (r,). most: upper limit of R.
     """
     counts = _counts(images, min(resamples_of(images), most))
-    parts = [score(counts[first : first + BLOCK].astype(np.float64)) for first in range(0, len(counts), BLOCK)]
+    blocks = [counts[first : first + RESAMPLES_AT_ONCE] for first in range(0, len(counts), RESAMPLES_AT_ONCE)]
+    parts = [score(block.astype(np.float64)) for block in blocks]
     if not isinstance(parts[0], Mapping):
         raise ValueError(f"the score of resampled() returned {type(parts[0]).__name__}; return name -> (r,) in a dict")
     return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
@@ -317,11 +319,13 @@ def resampled(score: Score, images: int, most: int = MAX_RESAMPLES) -> dict[str,
 
 @lru_cache(maxsize=2)
 def _counts(images: int, resamples: int) -> np.ndarray:
-    # How often each image is in each resample (R, N), at most 20 MB. uint8 is enough: with so many images, none is
-    # drawn 256 times.
+    """How often each image is in each resample (R, N), at most 20 MB.
+
+    uint8 is enough: with so many images, none is drawn 256 times.
+    """
     generator = np.random.RandomState(0)  # draws the same in every version of NumPy; default_rng may not
     counts = np.empty((resamples, images), np.uint8)
-    for first in range(0, resamples, BLOCK):
-        rows = counts[first : first + BLOCK]
+    for first in range(0, resamples, RESAMPLES_AT_ONCE):
+        rows = counts[first : first + RESAMPLES_AT_ONCE]
         rows[:] = generator.multinomial(images, np.full(images, 1 / images), size=len(rows))
     return counts

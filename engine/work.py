@@ -98,7 +98,7 @@ def count_flops(work: Callable[[], Result]) -> tuple[Result, int]:
     return result, counter.get_total_flops()
 
 
-SLOWER = 3.0  # networks take about this many times the seconds per operation of a matrix product
+NETWORK_SLOWDOWN = 3.0  # seconds of a floating-point operation of a network, divided by those of a matrix product
 
 
 def seconds_of(work: Callable[[], object], seconds: float, calls: int = 20) -> float:

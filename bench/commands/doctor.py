@@ -20,7 +20,7 @@ from bench.cli.options import CommandOptions
 from bench.cli.output import in_one_line, memory_limit, table
 from engine import blas_kernel
 from engine.extensions import FOLDERS, extensions, import_extension, refused_plugins
-from engine.machine import SWITCH, cores, cpu_model, installed, memory_bytes
+from engine.machine import KEEP_MEMORY_VARIABLE, cores, cpu_model, installed, memory_bytes
 from engine.optional import OPTIONAL, install_command
 from engine.printing import counted, say
 
@@ -302,9 +302,12 @@ def _glibc() -> Iterator[Check]:
     if library != "glibc":
         yield Check("allocator", "note", "not glibc: --keep-memory has no effect here")
         return
-    if os.environ.get(SWITCH) == "0":
-        text = f"glibc {version}; {SWITCH}=0 lets it return freed memory, forward passes on a CPU are slower"
-        yield Check("allocator", "note", text, fix=f"unset {SWITCH}")
+    if os.environ.get(KEEP_MEMORY_VARIABLE) == "0":
+        text = (
+            f"glibc {version}; {KEEP_MEMORY_VARIABLE}=0 lets it return freed memory, forward passes on a CPU are slower"
+        )
+        yield Check("allocator", "note", text, fix=f"unset {KEEP_MEMORY_VARIABLE}")
         return
-    text = f"glibc {version}, configured to keep freed memory (switched off by --no-keep-memory or {SWITCH}=0)"
+    off = f"switched off by --no-keep-memory or {KEEP_MEMORY_VARIABLE}=0"
+    text = f"glibc {version}, configured to keep freed memory ({off})"
     yield Check("allocator", "ok", text)

@@ -24,7 +24,7 @@ from engine.files import digest, write_atomic
 from engine.machine import hardware
 from engine.printing import did_you_mean
 from engine.tasks import Workspace
-from engine.work import IMAGES, SLOWER, Kind, Part, Work, product_rate
+from engine.work import IMAGES, NETWORK_SLOWDOWN, Kind, Part, Work, product_rate
 from imagesets.decoding import UnreadableImage, releasing_large_images
 from imagesets.sets import ImageSet, open_set
 from imagesets.transforms import Photo
@@ -56,7 +56,9 @@ class Calibration:
         options = [space.device, space.precision, space.decode, space.batch_size, space.workers]
         machine = [hardware(), torch.get_num_threads()]
         name = digest([VERSION, *machine, *options, asdict(export.spec), dict(fingerprints)])[:16]
-        calibration = cls(path=space.cache / "calibration" / f"{name}.json", rate=product_rate(space.device) / SLOWER)
+        calibration = cls(
+            path=space.cache / "calibration" / f"{name}.json", rate=product_rate(space.device) / NETWORK_SLOWDOWN
+        )
         try:
             stored = json.loads(calibration.path.read_text())
             return replace(calibration, date=stored["date"], units=stored["units"])

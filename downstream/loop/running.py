@@ -51,7 +51,7 @@ from engine.seeding import AUGMENT, DROP, seeded, shuffled, stream_seeds
 from engine.tasks import Workspace
 from engine.training.interruptions import Stopped, listening
 from engine.training.loading import ignore_signals
-from engine.training.schedules import SHOWN, Schedule, TrainProgress, check_finite
+from engine.training.schedules import MAX_SHOWN_LOSSES, Schedule, TrainProgress, check_finite
 from engine.training.states import newest_intact, save_interval, write_state
 
 SAME_SIGNAL_SECONDS = 0.5  # a second signal within this time is a copy of the first, such as torchrun passes on
@@ -69,7 +69,7 @@ class IterationHook(Hook):
 
     def __init__(self, schedule: Schedule, start: TrainProgress, accumulation: int, seed: int, bar: Progress) -> None:
         self.schedule, self.start, self.accumulation, self.seed, self.bar = schedule, start, accumulation, seed, bar
-        self.losses: deque[float] = deque(maxlen=SHOWN)
+        self.losses: deque[float] = deque(maxlen=MAX_SHOWN_LOSSES)
 
     def before_train(self, runner: Runner) -> None:
         self.bar.resume(runner.iter)

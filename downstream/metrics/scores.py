@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from engine.tasks import BLOCK, Score, resampled, resamples_of
+from engine.tasks import RESAMPLES_AT_ONCE, Score, resampled, resamples_of
 from engine.work import seconds_of
 
 RIGHT, PREDICTED, LABELLED = range(3)  # columns of the areas
@@ -72,7 +72,9 @@ def weighted_scores(trainings: Sequence[np.ndarray], weights: np.ndarray) -> dic
 
 def closing_seconds(score: Score, images: int) -> float:
     """Seconds for the score of one resample of so many images, for plans."""
-    return seconds_of(lambda: resampled(score, images, BLOCK), 0.0) / min(BLOCK, resamples_of(images))
+    return seconds_of(lambda: resampled(score, images, RESAMPLES_AT_ONCE), 0.0) / min(
+        RESAMPLES_AT_ONCE, resamples_of(images)
+    )
 
 
 # pycocotools cocoeval.py Params.setDetParams

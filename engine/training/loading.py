@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, get_worker_info
 
-GRACE = 60  # seconds after a SIGTERM until a loader process ends itself
-SHARED = "/dev/shm"  # file system of shared memory
+EXIT_GRACE = 60  # seconds after a SIGTERM until a loader process ends itself
+SHARED_MEMORY = "/dev/shm"  # file system of shared memory
 
 
 class Source(Protocol):
@@ -79,10 +79,10 @@ def sharing_memory() -> Iterator[None]:
     except RuntimeError as error:
         if "shared memory" not in str(error) and "/torch_" not in str(error):
             raise
-        size = os.statvfs(SHARED)
+        size = os.statvfs(SHARED_MEMORY)
         free = size.f_bavail * size.f_frsize >> 20
         raise ValueError(
-            f"{SHARED} has no room for the images of a loader process ({free} MiB free): enlarge it (docker run "
+            f"{SHARED_MEMORY} has no room for the images of a loader process ({free} MiB free): enlarge it (docker run "
             "--shm-size 8g, mount -o remount,size=8G), or run with --workers 0"
         ) from error
 
@@ -91,18 +91,18 @@ def ignore_signals(worker: int) -> None:
     """Ignore signals that are meant for the training; a `worker_init_fn` for DataLoader, called in loader processes.
 
     A terminal or a scheduler signals all processes of a job at once, but the training still needs images to finish its
-    update. The training ends its loaders itself; if it cannot, an alarm ends them GRACE seconds after a SIGTERM.
+    update. The training ends its loaders itself; if it cannot, an alarm ends them EXIT_GRACE seconds after a SIGTERM.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGUSR1, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, lambda *_: signal.alarm(GRACE))
+    signal.signal(signal.SIGTERM, lambda *_: signal.alarm(EXIT_GRACE))
 
 
 def loaded_by(loader: Iterable[Any]) -> Generator[Any]:
     """The items of a DataLoader; its processes end when this generator is closed or raises an error.
 
     torch ends them only when nothing refers to its iterator any more. After an error the traceback refers to it, so
-    they would live until this process ends, which would wait GRACE seconds for each.
+    they would live until this process ends, which would wait EXIT_GRACE seconds for each.
     """
     before = {*multiprocessing.active_children()}
     try:

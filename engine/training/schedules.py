@@ -88,10 +88,10 @@ class WarmupCosine(ScheduleSettings):
     ExtreMA main.py:388-396, LUT; MOCA MI:484-501 with stretch 1.25; MaskFeat slowfast/utils/lr_policy.py with a
     start)."""
 
-    warmup: NonNegativeFloat  # epochs
-    floor: NonNegativeFloat = 0.0  # learning rate at the end
-    stretch: OneOrMore = 1.0  # the cosine ends at this many times the epochs
-    start: NonNegativeFloat = 0.0  # learning rate at the beginning, as a share of the peak
+    warmup: NonNegativeFloat  # epochs of the warm-up
+    floor: NonNegativeFloat = 0.0  # learning rate at the end of the cosine
+    stretch: OneOrMore = 1.0  # end of the cosine, as a multiple of the training's epochs
+    start: NonNegativeFloat = 0.0  # learning rate at the start of the warm-up, as a share of the peak
 
     def at(self, peak: float, progress: TrainProgress, scale: float = 1.0) -> float:
         if progress.time < self.warmup:
@@ -105,7 +105,7 @@ class TableCosine(ScheduleSettings):
     """A table of updates whose warm-up ends with the peak, with which the cosine then starts again (DINO
     utils.py:187-198; BEiT, ExtreMA finetune/utils.py:386-403; iBOT)."""
 
-    warmup: NonNegativeFloat  # epochs
+    warmup: NonNegativeFloat  # epochs of the warm-up
     floor: NonNegativeFloat = 0.0  # learning rate at the end
 
     def at(self, peak: float, progress: TrainProgress, scale: float = 1.0) -> float:
@@ -125,10 +125,10 @@ class TimmCosine(ScheduleSettings):
     `start`.
     """
 
-    warmup: NonNegativeFloat  # epochs
-    floor: NonNegativeFloat  # rate at the end
-    start: NonNegativeFloat  # rate at the start of the warm-up
-    told: Literal["update", "epoch"]  # how often the rate moves
+    warmup: NonNegativeFloat  # epochs of the warm-up
+    floor: NonNegativeFloat  # learning rate at the end
+    start: NonNegativeFloat  # learning rate at the start of the warm-up
+    told: Literal["update", "epoch"]  # how often the rate changes
 
     def at(self, peak: float, progress: TrainProgress, scale: float = 1.0) -> float:
         by_update = self.told == "update"
@@ -145,7 +145,7 @@ class CosineToTheEnd(ScheduleSettings):
     """A table of updates that starts at 0, reaches the peak at the end of the warm-up, repeats it, and ends exactly at
     the floor (capi eval_classification.py:441-444)."""
 
-    warmup: NonNegativeFloat  # epochs
+    warmup: NonNegativeFloat  # epochs of the warm-up
     floor: NonNegativeFloat = 0.0  # learning rate of the last update
 
     def at(self, peak: float, progress: TrainProgress) -> float:
@@ -160,7 +160,7 @@ class CosineAhead(ScheduleSettings):
     """Half a cosine that is stepped before each update: update i has the value of i + 1, and the last one exactly the
     floor; the warm-up is linear from `start` (vjepa2 evals/image_classification_frozen/eval.py)."""
 
-    warmup: NonNegativeFloat = 0.0  # epochs
+    warmup: NonNegativeFloat = 0.0  # epochs of the warm-up
     start: NonNegativeFloat = 0.0  # learning rate at the start of the warm-up
     floor: NonNegativeFloat = 0.0  # learning rate of the last update
 
@@ -176,8 +176,8 @@ class PacedCosine(ScheduleSettings):
     """Half a cosine to 0 that changes every epoch (torch's CosineAnnealingLR: DINO, iBOT and MOCA's linear probes) or
     every iteration (MAE, MoCo-v3; DINOv2 and MSN without a warm-up)."""
 
-    warmup: NonNegativeFloat = 0.0  # epochs
-    pace: Pace = "iteration"  # how often the rate moves
+    warmup: NonNegativeFloat = 0.0  # epochs of the warm-up
+    pace: Pace = "iteration"  # how often the rate changes
 
     def at(self, peak: float, progress: TrainProgress) -> float:
         iteration = progress.step % progress.steps_per_epoch
@@ -201,8 +201,8 @@ class Polynomial(ScheduleSettings):
 class StepDecay(ScheduleSettings):
     """A rate that is multiplied by `factor` at each milestone (mmcv 1.7 runner/hooks/lr_updater.py)."""
 
-    milestones: tuple[NonNegativeInt, ...]  # epochs
-    factor: NonNegativeFloat = 0.1  # of the rate at each milestone
+    milestones: tuple[NonNegativeInt, ...]  # epochs at which the rate is multiplied by `factor`
+    factor: NonNegativeFloat = 0.1  # factor by which the rate is multiplied at each milestone
 
     def at(self, peak: float, progress: TrainProgress) -> float:
         return peak * self.factor ** sum(progress.epoch >= milestone for milestone in self.milestones)
@@ -216,9 +216,9 @@ class MultipliedWarmup(ScheduleSettings):
     recorded in tests/golden/lr_sched.
     """
 
-    schedule: Schedule  # after the warm-up
-    updates: NonNegativeInt  # of the warm-up
-    start: UnitInterval = 1e-6  # factor at the beginning
+    schedule: Schedule  # schedule of the value after the warm-up
+    updates: NonNegativeInt  # updates of the warm-up
+    start: UnitInterval = 1e-6  # factor at the start of the warm-up
 
     def at(self, peak: float, progress: TrainProgress) -> float:
         full = self.schedule.at(peak, progress)
@@ -236,8 +236,8 @@ class FallingOneCycle:
     peak / division to a growing share of the cosine.
     """
 
-    warmup: int  # updates
-    start: float = 0.0  # share of the peak
+    warmup: int  # updates of the warm-up
+    start: float = 0.0  # learning rate at the start of the warm-up, as a share of the peak; 0: see above
     division: float = math.inf  # the last rate is the peak divided by 25 times this
     delayed: bool = False  # the scheduler's first step is skipped, as in segmentation's train.py
     momenta: tuple[float, float] | None = None  # AdamW's beta1 after the warm-up and at the end; None: constant
@@ -279,7 +279,7 @@ def micro_batch_size(share: int, largest: int, even: bool = False) -> int:
     return max(sizes, default=0)
 
 
-SHOWN = 5  # previous losses in the message of a value that is not finite
+MAX_SHOWN_LOSSES = 5  # previous losses that the message of a value that is not finite shows
 
 
 def check_finite(value: float, what: str, where: str, losses: Iterable[float], advice: str) -> None:
@@ -289,5 +289,5 @@ def check_finite(value: float, what: str, where: str, losses: Iterable[float], a
     """
     if math.isfinite(value):
         return
-    before = ", ".join(f"{loss:.4g}" for loss in list(losses)[-SHOWN:]) or "none"
+    before = ", ".join(f"{loss:.4g}" for loss in list(losses)[-MAX_SHOWN_LOSSES:]) or "none"
     raise ValueError(f"the {what} is {value} in {where}, losses before: {before}; {advice}")

@@ -22,18 +22,18 @@ from torch.optim import Optimizer
 from engine.files import sha256_of_file, sync_folder
 from engine.printing import say
 
-KEPT = 2  # newest states that are not deleted
+KEPT_STATES = 2  # number of newest states that are not deleted
 SUFFIX = ".safetensors"
 OPTIMIZER = "optimizer."  # prefix of an optimiser's tensors
 DIGITS = 16  # of the digest in a file's name
 WRITING = ".writing-"  # prefix of a file that is still being written
-DENSE_STATES = 20  # states saved in a dense training, at least
-MAX_INTERVAL = 1000  # optimiser steps between two of them, at most
+MIN_DENSE_STATES = 20  # states that a dense training saves
+MAX_SAVE_INTERVAL = 1000  # optimiser steps between two states of a dense training
 
 
 def save_interval(steps: int) -> int:
     """Optimiser steps between two states of a dense training of `steps`."""
-    return max(1, min(MAX_INTERVAL, steps // DENSE_STATES))
+    return max(1, min(MAX_SAVE_INTERVAL, steps // MIN_DENSE_STATES))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,7 +63,7 @@ def load_optimizer(optimizer: Optimizer, state: State) -> None:
     optimizer.load_state_dict(optimizer.state_dict() | {"state": entries})
 
 
-def save_state(folder: Path, step: int, state: State, kept: int = KEPT) -> Path:
+def save_state(folder: Path, step: int, state: State, kept: int = KEPT_STATES) -> Path:
     """Write the state of `step` atomically, then delete all but the newest `kept`.
 
     Only one process at a time may write to `folder`. ValueError if the file cannot be written.
@@ -73,7 +73,9 @@ def save_state(folder: Path, step: int, state: State, kept: int = KEPT) -> Path:
     return write_state(folder, step, lambda path: save_file(tensors, path, metadata=metadata), kept=kept)
 
 
-def write_state(folder: Path, step: int, write: Callable[[str], None], suffix: str = SUFFIX, kept: int = KEPT) -> Path:
+def write_state(
+    folder: Path, step: int, write: Callable[[str], None], suffix: str = SUFFIX, kept: int = KEPT_STATES
+) -> Path:
     """Like `save_state`, for a file in another format, which `write(path)` writes."""
     folder.mkdir(parents=True, exist_ok=True)
     for leftover in folder.glob(f"{WRITING}*"):  # of a killed process
@@ -94,7 +96,8 @@ def write_state(folder: Path, step: int, write: Callable[[str], None], suffix: s
     except BaseException:
         Path(temporary).unlink(missing_ok=True)
         raise
-    for old in [other for other in states(folder, suffix) if other != path][kept - 1 :]:
+    other_states = [other for other in states(folder, suffix) if other != path]
+    for old in other_states[kept - 1 :]:
         old.unlink(missing_ok=True)
     return path
 

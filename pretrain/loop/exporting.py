@@ -62,11 +62,14 @@ def facts_of(
         "data_fingerprint": data["fingerprint"],
         "skipped_images": skipped,
     }
-    facts |= {"warnings": list(warnings)} if warnings else {}
-    facts |= {"cost": dict(cost)} if cost else {}
+    if warnings:
+        facts["warnings"] = list(warnings)
+    if cost:
+        facts["cost"] = dict(cost)
     if step < progress.steps:
         facts["unfinished"] = {"step": step, "steps": progress.steps, "epochs": progress.epochs}
-        facts |= {"name": f"{facts['name']}-epoch{epochs_done(progress)}of{progress.epochs}"} if "name" in facts else {}
+        if "name" in facts:
+            facts["name"] += f"-epoch{epochs_done(progress)}of{progress.epochs}"
     return facts
 
 

@@ -32,10 +32,10 @@ from imagesets.transforms import Photo
 from pretrain.method import Views
 from pretrain.parts.views import ImageViews, Unfinished
 
-LOADERS = 12  # most loader processes of a GPU; a core crops 100 to 270 ImageNet images a second (docs/speed.md)
-PIECE, SIDE = 16, 224  # a piece has 16 images of 224 x 224 pixels, or as many pixels in another size
-MAX_PIECES = 64  # of a micro-batch: two of these must stay far below the 1024 open files of a process
-AHEAD = 2  # micro-batches that the loader processes make in advance; also the fewest pieces of each process
+MAX_LOADERS = 12  # loader processes of a GPU; a core crops 100 to 270 ImageNet images a second (docs/speed.md)
+PIECE_IMAGES, PIECE_SIDE = 16, 224  # a piece has 16 images of 224 x 224 pixels, or as many pixels in another size
+MAX_PIECES = 64  # of a micro-batch: two micro-batches must stay far below the 1024 open files of a process
+MICRO_BATCHES_AHEAD = 2  # micro-batches that the loader processes make in advance; at least so many pieces each
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -73,11 +73,15 @@ class BatchPlan:
 
     def positions(self, step: int, rank: int, micro_batch: int) -> range:
         """Positions of one micro-batch's images in the epoch's order, in which an image's repeats follow each other."""
-        first, share = step % self.steps_per_epoch * self.batch, rank * self.micro_batches + micro_batch
+        first = step % self.steps_per_epoch * self.batch  # of the update
+        share = rank * self.micro_batches + micro_batch  # number of this micro-batch in the update
+        stride = self.processes * self.micro_batches
         if self.window:
-            share = micro_batch * self.processes + rank  # a stride through the order, and so of a subset of the lanes
-        if self.window or self.repeats > 1:
-            return range(first + share, first + self.batch, self.processes * self.micro_batches)
+            # A shard's images are `window` positions apart, a multiple of the processes: process r, which gets the
+            # positions r modulo the processes, reads shards of its own.
+            return range(first + micro_batch * self.processes + rank, first + self.batch, stride)
+        if self.repeats > 1:
+            return range(first + share, first + self.batch, stride)
         start = first + share * self.micro_batch_size
         return range(start, start + self.micro_batch_size)
 
@@ -89,24 +93,27 @@ class BatchPlan:
     def class_spread(self, labels: np.ndarray) -> float:
         """Variance of the class frequencies within an update, divided by the variance expected if images were drawn at
         random; over at most 1000 updates. labels: (count,) int64."""
-        size, shares = self.batch // self.repeats, np.bincount(labels) / len(labels)
+        size, class_shares = self.batch // self.repeats, np.bincount(labels) / len(labels)
         updates = order_of(self, 0)[: min(self.steps_per_epoch, 1000) * size].reshape(-1, size)
-        squares = [((np.bincount(labels[row], minlength=len(shares)) / size - shares) ** 2).sum() for row in updates]
-        return float(np.mean(squares) / ((1 - (shares**2).sum()) / size))
+        squared_errors = []
+        for indices in updates:
+            shares_in_update = np.bincount(labels[indices], minlength=len(class_shares)) / size
+            squared_errors.append(((shares_in_update - class_shares) ** 2).sum())
+        expected = (1 - (class_shares**2).sum()) / size
+        return float(np.mean(squared_errors) / expected)
 
     def shards_of(self, rank: int, steps: range) -> Iterator[tuple[int, np.ndarray]]:
         """The parts of shards that process `rank` reads during `steps`, those begun earlier included: pairs of the
         first update that needs a part and its images (n,)."""
         for epoch in range(steps.start // self.steps_per_epoch, ceil(steps.stop / self.steps_per_epoch)):
+            earlier_steps = epoch * self.steps_per_epoch
             for start, images in parts_of(self, epoch):
-                first, last = (
-                    position * self.repeats // self.batch
-                    for position in (start, start + (len(images) - 1) * self.window)
-                )
-                earlier_steps = epoch * self.steps_per_epoch
-                is_needed = first < self.steps_per_epoch and earlier_steps + last >= steps.start
+                end = start + (len(images) - 1) * self.window  # position of the part's last image
+                first_step = start * self.repeats // self.batch
+                last_step = end * self.repeats // self.batch
+                is_needed = first_step < self.steps_per_epoch and earlier_steps + last_step >= steps.start
                 if start % self.processes == rank and is_needed:
-                    yield earlier_steps + first, images
+                    yield earlier_steps + first_step, images
 
 
 @lru_cache(maxsize=2)  # the current epoch, and the one that is read ahead
@@ -162,7 +169,7 @@ class MicroBatches:
     plan: BatchPlan
     rank: int  # of the process
     steps: range  # updates
-    size: int = PIECE  # images of a piece; the last one of a micro-batch may be smaller
+    size: int = PIECE_IMAGES  # images of a piece; the last one of a micro-batch may be smaller
     labelled: bool = False  # whether to add the images' labels as the view "label" (B,) int64
     decode: Literal["exact", "fast"] = "exact"
     unfinished: bool = False  # whether colours and normalisation are left to the device
@@ -176,13 +183,13 @@ class MicroBatches:
         return len(self.steps) * self.plan.micro_batches * self.pieces
 
     def __getitem__(self, item: int) -> Piece:
-        number, piece = divmod(item, self.pieces)  # number: of the micro-batch among all of them
-        update, micro_batch = divmod(number, self.plan.micro_batches)
-        step = self.steps[update]
+        micro_batches_before, piece = divmod(item, self.pieces)
+        steps_before, micro_batch = divmod(micro_batches_before, self.plan.micro_batches)
+        step = self.steps[steps_before]
+        epoch = step // self.plan.steps_per_epoch
         span = slice(piece * self.size, (piece + 1) * self.size)
         places = self.plan.places(step, self.rank, micro_batch)[span]
         positions = self.plan.positions(step, self.rank, micro_batch)[span]
-        epoch = step // self.plan.steps_per_epoch
         unreadable: dict[int, str] = {}
         with fork_rng():
             samples = [
@@ -205,16 +212,17 @@ class MicroBatches:
 
 
 def piece_of(side: int, micro_batch_size: int) -> int:
-    """Images of a piece: as many pixels as PIECE images of SIDE x SIDE, or more if that makes too many pieces.
+    """Images of a piece: as many pixels as PIECE_IMAGES images of PIECE_SIDE x PIECE_SIDE, or more if that makes more
+    than MAX_PIECES.
 
     Each piece takes time to send, and one open file per tensor until it is received.
     """
-    return max(1, PIECE * SIDE**2 // side**2, ceil(micro_batch_size / MAX_PIECES))
+    return max(1, PIECE_IMAGES * PIECE_SIDE**2 // side**2, ceil(micro_batch_size / MAX_PIECES))
 
 
 def default_workers(device: str) -> int:
-    """Default number of loader processes: one per core of a GPU's process up to LOADERS, and one on the CPU."""
-    return min(LOADERS, own_cores()) if torch.device(device).type == "cuda" else 1
+    """Default number of loader processes: one per core of a GPU's process up to MAX_LOADERS, and one on the CPU."""
+    return min(MAX_LOADERS, own_cores()) if torch.device(device).type == "cuda" else 1
 
 
 def load_micro_batches(micro_batches: MicroBatches, workers: int, device: str, skip_bad: bool) -> Generator[MicroBatch]:
@@ -222,20 +230,22 @@ def load_micro_batches(micro_batches: MicroBatches, workers: int, device: str, s
 
     Raises UnreadableImage unless `skip_bad`.
     """
-    ahead = max(AHEAD, ceil(AHEAD * micro_batches.pieces / max(workers, 1)))
+    pieces_ahead = MICRO_BATCHES_AHEAD * micro_batches.pieces
+    ahead = max(MICRO_BATCHES_AHEAD, ceil(pieces_ahead / max(workers, 1)))  # pieces of each process
     with (
         closing(read_ahead(micro_batches, workers, device, ahead)) as pieces,
-        closing(reading_shards(micro_batches)) as steps,
+        closing(steps_with_shards(micro_batches)) as steps,
     ):
-        for _ in (step for step in steps for _ in range(micro_batches.plan.micro_batches)):
-            micro_batch = _joined(list(islice(pieces, micro_batches.pieces)), device)
-            if micro_batch.unreadable and not skip_bad:
-                place, reason = next(iter(micro_batch.unreadable.items()))
-                raise UnreadableImage(micro_batches.image_set.path(place), reason)
-            yield micro_batch
+        for _ in steps:
+            for _ in range(micro_batches.plan.micro_batches):
+                micro_batch = _joined(list(islice(pieces, micro_batches.pieces)), device)
+                if micro_batch.unreadable and not skip_bad:
+                    place, reason = next(iter(micro_batch.unreadable.items()))
+                    raise UnreadableImage(micro_batches.image_set.path(place), reason)
+                yield micro_batch
 
 
-def reading_shards(micro_batches: MicroBatches) -> Generator[int]:
+def steps_with_shards(micro_batches: MicroBatches) -> Generator[int]:
     """The updates in order; with windows of shards, a thread reads this process's shards ahead of them."""
     plan, images, steps = micro_batches.plan, micro_batches.image_set.images, micro_batches.steps
     if not plan.window:
@@ -245,7 +255,7 @@ def reading_shards(micro_batches: MicroBatches) -> Generator[int]:
 
 
 def _joined(pieces: list[Piece], device: str) -> MicroBatch:
-    """The micro-batch that consists of these pieces."""
+    """Join the pieces of a micro-batch on the device."""
     views = {name: on_device([piece.views[name] for piece in pieces], device) for name in pieces[0].views}
     return MicroBatch(views, {place: why for piece in pieces for place, why in piece.unreadable.items()})
 
@@ -254,7 +264,7 @@ def on_device(parts: Sequence[Tensor | Unfinished], device: str) -> Tensor:
     """Move the parts of a view to the device, from pinned memory to a GPU; concatenate and finish them there."""
     unfinished = [part for part in parts if isinstance(part, Unfinished)]
     if unfinished:
-        pixels, changes, scale = zip(*unfinished, strict=True)
-        return Unfinished(on_device(pixels, device), torch.cat(changes), on_device(scale, device)).finished()
+        pixels, changes, scales = zip(*unfinished, strict=True)
+        return Unfinished(on_device(pixels, device), torch.cat(changes), on_device(scales, device)).finished()
     moved = [part.to(device, non_blocking=True) for part in parts if isinstance(part, Tensor)]
     return torch.cat(moved) if len(moved) > 1 else moved[0]

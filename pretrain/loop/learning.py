@@ -15,18 +15,19 @@ from pretrain.method import Method, TrainProgress
 from pretrain.parts.batch_norm import in_eval_mode
 from pretrain.recipe import Recipe
 
-MIN_UPDATES = 200  # before a warning: an untrained network looks like a broken one
-FALL = 1.0  # points; a monitored accuracy may fall by so much below that of the initial checkpoint
-SHARE = 0.02  # weight of the newest update in the running mean of the losses, which thus covers about 50 updates
-NEAR = 0.98  # of the baseline's loss; a loss above this share of it has learned nothing
-COLLAPSED = 0.005  # spread of features below which the encoder has collapsed
-MIN_IMAGES, MAX_IMAGES = 8, 256  # smallest batch that is assessed; images of it that features are computed for
-TINY = 1e-300  # in a denominator
+MIN_UPDATES = 200  # updates before the first warning: an untrained network looks like a broken one
+MAX_ACCURACY_DROP = 1.0  # percentage points that a monitored accuracy may fall below that of the initial checkpoint
+MEAN_WEIGHT = 0.02  # weight of the newest update in the running mean of the losses, which covers about 50 updates
+MAX_BASELINE_SHARE = 0.98  # a loss above this share of the baseline's has learned nothing
+MIN_SPREAD = 0.005  # spread of features below which the encoder has collapsed
+MIN_IMAGES = 8  # smallest batch that is assessed
+MAX_IMAGES = 256  # of the batch, for which features are computed
+TINY = 1e-300  # smallest value of a denominator
 
 
 @dataclass(kw_only=True)
 class Learning:
-    """Running means of the logged values, and the warnings of the last epoch."""
+    """Running means of the logged values, and the warnings at the end of the last epoch."""
 
     means: dict[str, float] = field(default_factory=dict)  # name of a logged value -> mean over the newest updates
     warnings: dict[str, str] = field(default_factory=dict)  # subject -> what is wrong
@@ -34,10 +35,10 @@ class Learning:
 
     def add(self, step: int, logs: Mapping[str, float]) -> None:
         """Take in the logs of update `step`."""
-        share = max(SHARE, 1.0 / (step + 1))
+        weight = max(MEAN_WEIGHT, 1.0 / (step + 1))
         for name, value in logs.items():
-            before = self.means.get(name, value)
-            self.means[name] = before + share * (value - before)
+            mean = self.means.get(name, value)
+            self.means[name] = mean + weight * (value - mean)
 
     def assess(
         self, method: Method, recipe: Recipe, views: Mapping[str, Tensor], progress: TrainProgress, precision: str
@@ -46,10 +47,11 @@ class Learning:
 
         progress: after the epoch. Neither changes the method, nor draws random numbers, nor communicates.
         """
-        self.warnings, first = {}, next(iter(views.values()))
-        if len(first) < MIN_IMAGES:
+        self.warnings = {}
+        first_view = next(iter(views.values()))
+        if len(first_view) < MIN_IMAGES:
             return {}
-        with torch.no_grad(), autocast(first.device.type, precision):
+        with torch.no_grad(), autocast(first_view.device.type, precision):
             baselines = {name: float(value) for name, value in method.baseline_loss(views).items()}
             features = features_of(method, views)
         spread, rank = (1.0, 1.0) if features is None else spread_and_rank(features)
@@ -64,18 +66,18 @@ class Learning:
     ) -> Iterator[tuple[str, str]]:
         """Pairs of a subject and a warning: the sign that nothing is learned, and what to change."""
         for name, value in baselines.items():
-            if (mean := self.means[name]) >= NEAR * value:
+            if (mean := self.means[name]) >= MAX_BASELINE_SHARE * value:
                 label = name if name == "loss" else f"loss {name}"
                 comparison = f"the {label} is {mean:.4g}, and {value:.4g} for a prediction that ignores the image"
                 yield name, f"{comparison}: nothing is learned; {advice}; or higher, if the loss never moved"
-        if spread < COLLAPSED:
+        if spread < MIN_SPREAD:
             alike = f"the features of all images are the same, to {spread:.1g} of their length (rank {rank:.1f})"
             yield "features", f"{alike}: the encoder has collapsed; {advice}"
 
     def fallen(self, values: Mapping[str, float]) -> Iterator[str]:
         """Warnings for monitored accuracies that have fallen below those of the initial checkpoint."""
         for name, before in self.start.items():
-            if values.get(name, before) < before - FALL:
+            if values.get(name, before) < before - MAX_ACCURACY_DROP:
                 yield (
                     f"{name} is {values[name]:.2f}, and was {before:.2f} at the checkpoint that this training began "
                     "with: lower lr, or let the new heads learn first with --freeze-first-epochs"

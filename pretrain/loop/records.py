@@ -66,10 +66,13 @@ class Records:
         """Append a line of values after `step` updates. devices: the devices that they ran on, see `devices_of`."""
         if self.quiet:
             return
-        line = {"step": step, **{name: _plain(value) for name, value in values.items()}}
-        line |= {"devices": devices} if devices else {}
+        line: dict[str, Any] = {"step": step, **{name: _plain(value) for name, value in values.items()}}
+        if devices:
+            line["devices"] = devices
+        if warnings:
+            line["warnings"] = list(warnings)
         with open(self.path, "a", encoding="utf-8") as file:
-            file.write(json.dumps(line | ({"warnings": list(warnings)} if warnings else {})) + "\n")
+            file.write(json.dumps(line) + "\n")
         if self.board is not None:
             for name, value in values.items():
                 self.board.add_scalar(name, value, step)
@@ -139,16 +142,17 @@ class Averages:
 
 def lines_in(run: Path) -> list[dict[str, Any]]:
     """The lines of the log in a run's folder, without any that a kill cut short."""
-    lines, path = [], run / LOG
+    path, values = run / LOG, []
     for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else []:
         try:
-            lines.append(json.loads(line))
+            values.append(json.loads(line))
         except ValueError:
             continue
-    return [line for line in lines if isinstance(line, dict) and "step" in line]
+    return [value for value in values if isinstance(value, dict) and "step" in value]
 
 
 def _plain(value: float) -> float | str:
+    """A number as JSON has it; "nan" and "inf" as texts."""
     return value if math.isfinite(value) else str(value)
 
 
@@ -182,11 +186,10 @@ def peak_memory(device: str) -> dict[str, float]:
 
 def devices_of(device: str, processes: int) -> str:
     """The devices of a training, such as `8 x NVIDIA A100-SXM4-80GB` or `2 x CPU, 1 thread`."""
-    on_cpu = torch.device(device).type == "cpu"
-    threads = torch.get_num_threads()
-    cpu = f"CPU, {threads} thread{'s' if threads > 1 else ''}"
-    name = cpu if on_cpu else torch.cuda.get_device_name(device)
-    return f"{processes} x {name}"
+    if torch.device(device).type == "cpu":
+        threads = torch.get_num_threads()
+        return f"{processes} x CPU, {threads} thread{'s' if threads > 1 else ''}"
+    return f"{processes} x {torch.cuda.get_device_name(device)}"
 
 
 def is_counted(run: Path) -> bool:
@@ -214,10 +217,14 @@ def cost_of(run: Path, identity: Mapping[str, Any]) -> dict[str, Any]:
         "images_per_second": done * batch / seconds,
     }
     for name in ("memory_gib", "gpu_memory_gib", "gflop_per_image"):
-        cost |= {name: max(values)} if (values := _values(lines, name)) else {}
-    rounded = {name: float(f"{value:.{DIGITS}g}") for name, value in cost.items()}
-    return rounded | ({"devices": values[-1]} if (values := _values(lines, "devices")) else {})
+        if values := _values(lines, name):
+            cost[name] = max(values)
+    rounded: dict[str, Any] = {name: float(f"{value:.{DIGITS}g}") for name, value in cost.items()}
+    if devices := _values(lines, "devices"):
+        rounded["devices"] = devices[-1]
+    return rounded
 
 
 def _values(lines: Sequence[Mapping[str, Any]], name: str) -> list[Any]:
+    """The values of `name` in the lines that have one."""
     return [line[name] for line in lines if name in line]

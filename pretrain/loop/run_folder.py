@@ -14,13 +14,14 @@ from engine.files import locked_or_refused, write_atomic
 from engine.training.states import states
 
 # These may differ on resuming: the images may have moved, and a newer version may cite a source in other words.
-UNCOMPARED = ("data.url", "settings.source")
+NOT_COMPARED = ("data.url", "settings.source")
 RUN = "run.json"
 # Patterns of temporary files and folders that a killed process leaves behind (engine/files.py).
 TEMPORARY_RUN_JSON = f".{RUN}.*"
 LEFTOVERS = (TEMPORARY_RUN_JSON, ".log.jsonl.*", ".export.*", ".export-*.*", ".start.*", ".wandb-id.*")
 LOCK = "lock"
-MAX_DIFFERENCES, MAX_CHARACTERS = 4, 40  # in an error message: differences that it names; characters of a value
+MAX_DIFFERENCES = 4  # differences that an error message names
+MAX_CHARACTERS = 40  # of a value in an error message
 REPLACED = ("start", "log.jsonl", "tensorboard", "wandb-id")  # outputs of a run before its first training state
 CLUSTER = "cluster"  # the jobs submitted with --cluster, written before the run begins
 BEFORE_FIRST_STATE = {RUN, LOCK, CLUSTER, "wandb", "states", *REPLACED}  # all that a run may hold until then
@@ -48,7 +49,10 @@ def locked_run_folder(
     check_resume(folder, requested, resume, defaults)
     with locked_or_refused(folder / LOCK, f"another training is running in {folder}; choose another --out"):
         resumes = check_resume(folder, requested, resume, defaults)  # again: another process may have trained here
-        for path in _leftovers(folder) | (set() if resumes else {folder / name for name in REPLACED}):
+        outdated = _leftovers(folder)
+        if not resumes:
+            outdated |= {folder / name for name in REPLACED}
+        for path in outdated:
             _remove(path)
         if not resumes:
             write_atomic(folder / RUN, json.dumps(requested, indent=2) + "\n")
@@ -84,6 +88,7 @@ def check_resume(folder: Path, requested: Mapping[str, Any], resume: bool, defau
 
 
 def _leftovers(folder: Path) -> set[Path]:
+    """Temporary files and folders of killed processes."""
     return {path for pattern in LEFTOVERS for path in folder.glob(pattern)}
 
 
@@ -116,7 +121,7 @@ def _filled(recorded: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[st
 
 def json_differences(recorded: Any, requested: Any, name: str = "") -> list[str]:
     """The differences between two JSON values, a phrase for each leaf. name: of the values, for the phrases."""
-    if name in UNCOMPARED:
+    if name in NOT_COMPARED:
         return []
     if isinstance(recorded, dict) and isinstance(requested, dict):
         keys = recorded | requested

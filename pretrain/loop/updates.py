@@ -19,7 +19,7 @@ from engine.distributed import World
 from engine.optimisers import Lars, layer_of
 from engine.precision import autocast, compile_blocks, fit_attention
 from engine.seeding import DROP, seeded
-from engine.training.schedules import SHOWN, check_finite
+from engine.training.schedules import MAX_SHOWN_LOSSES, check_finite
 from pretrain.method import Group, Method, TrainProgress
 from pretrain.recipe import Recipe
 
@@ -65,9 +65,10 @@ class Updates:
         if self.world.size > 1:
             # Buffers (MOCA's codebook, statistics of batch norms) are copied from the first process, as in the sources.
             self.network = DistributedDataParallel(method, broadcast_buffers=True, gradient_as_bucket_view=True)
-        self.frozen_epochs, exported = frozen_epochs, method.encoders().values()
-        self.encoder = {parameter for encoder in exported for parameter in encoder.vit.parameters()}
-        self.losses: deque[float] = deque(maxlen=SHOWN)
+        self.frozen_epochs = frozen_epochs
+        encoders = method.encoders().values()
+        self.encoder_parameters = {parameter for encoder in encoders for parameter in encoder.vit.parameters()}
+        self.losses: deque[float] = deque(maxlen=MAX_SHOWN_LOSSES)
         self.clip = recipe.clip  # of the current update
         self.norm = math.nan  # of the last gradient, before clipping
 
@@ -94,12 +95,14 @@ class Updates:
         """
         self.set_rates(progress)
         self.optimizer.zero_grad(set_to_none=True)
-        parts = enumerate(micro_batches)
-        logs = _means([self.backward(views, replace(progress, micro_batch=number)) for number, views in parts])
+        micro_batch_logs = [
+            self.backward(views, replace(progress, micro_batch=number)) for number, views in enumerate(micro_batches)
+        ]
+        logs = _means(micro_batch_logs)
         logs |= self.reduce(logs["loss"], requests())
         self.check("loss", logs["loss"], progress)
         if progress.time < self.frozen_epochs:
-            for parameter in self.encoder:
+            for parameter in self.encoder_parameters:
                 parameter.grad = None  # the optimiser skips it, weight decay and moments included
         self.scaler.unscale_(self.optimizer)
         logs["grad_norm"] = self.clip_gradients()
@@ -146,9 +149,9 @@ class Updates:
 
     def reduce(self, loss: float, requests: Mapping[str, bool]) -> dict[str, float]:
         """Mean loss over the processes, and the number of processes with each request."""
-        facts = torch.tensor([loss / self.world.size, *map(float, requests.values())], dtype=torch.float64)
-        self.world.all_reduce(facts)
-        return dict(zip(["loss", *requests], facts.tolist(), strict=True))
+        values = torch.tensor([loss / self.world.size, *map(float, requests.values())], dtype=torch.float64)
+        self.world.all_reduce(values)
+        return dict(zip(["loss", *requests], values.tolist(), strict=True))
 
     def check(self, what: str, value: float, progress: TrainProgress) -> None:
         """Raise ValueError in every process if `value`, which is the same in all of them, is not finite."""
@@ -174,7 +177,8 @@ class Updates:
             (parts[group.clipped_with] if group.clipped else unclipped).extend(gradients)
         norms = [self.clip_together(gradients) for gradients in parts.values() if gradients]
         norms += torch._foreach_norm(unclipped) if unclipped else []
-        return (norms[0] if len(norms) == 1 else torch.linalg.vector_norm(torch.stack(norms))).item()
+        total = norms[0] if len(norms) == 1 else torch.linalg.vector_norm(torch.stack(norms))
+        return total.item()
 
     def clip_together(self, gradients: list[Tensor]) -> Tensor:
         """Clip gradients by their common norm, or each by its own, as the recipe says; returns their common norm."""
@@ -196,11 +200,11 @@ def split_by_layer(method: Method, decay: float) -> list[Group]:
     """
     if decay == 1.0:
         return method.groups()
-    encoders, depth = [encoder.vit for encoder in method.encoders().values()], method.spec.depth
-    layers = {p: layer_of(name, depth) for vit in encoders for name, p in vit.trunk.named_parameters()}
+    depth, vits = method.spec.depth, [encoder.vit for encoder in method.encoders().values()]
+    layers = {parameter: layer_of(name, depth) for vit in vits for name, parameter in vit.trunk.named_parameters()}
     for module in method.modules():
         token = getattr(module, "mask_token", None)
-        if token is not None and any(vit in module.modules() for vit in encoders):
+        if token is not None and any(vit in module.modules() for vit in vits):
             layers[token] = 0
     groups = []
     for group in method.groups():

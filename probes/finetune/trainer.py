@@ -27,9 +27,9 @@ from engine.progress import Progress
 from engine.seeding import DROP, seeded
 from engine.tasks import Workspace
 from engine.training.interruptions import Stopped, StopRequest, Timer, listening
-from engine.training.schedules import SHOWN, TrainProgress, check_finite
+from engine.training.schedules import MAX_SHOWN_LOSSES, TrainProgress, check_finite
 from engine.training.states import (
-    KEPT,
+    KEPT_STATES,
     State,
     load_optimizer,
     load_state,
@@ -96,7 +96,7 @@ class Training:
         self.arrays: dict[str, np.ndarray] = {}
         self.skipped: dict[str, dict[str, str]] = {"train": {}, "val": {}}
         self.reported: dict[str, Tensor] = {}
-        self.losses: deque[float] = deque(maxlen=SHOWN)
+        self.losses: deque[float] = deque(maxlen=MAX_SHOWN_LOSSES)
 
     def autocast(self) -> AbstractContextManager[Any]:
         return autocast(self.space.device, self.space.precision)
@@ -277,7 +277,7 @@ class Training:
             "history": self.history,
             "skipped": self.skipped,
         }
-        save_state(self.folder, self.step, State(tensors=tensors, facts=facts), kept=1 if is_finished else KEPT)
+        save_state(self.folder, self.step, State(tensors=tensors, facts=facts), kept=1 if is_finished else KEPT_STATES)
 
     def state(self) -> dict[str, Tensor]:
         """Everything that the next step depends on."""

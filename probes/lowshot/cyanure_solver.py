@@ -40,8 +40,8 @@ def fit_cyanure(
     """Minimise f for features (n, D) and labels (n,) in 0..C-1, where each class occurs.
 
     In float32 as in the sources, and again in float64 if float32 stalls above the tolerance, as it may for a small
-    lambda. `iterations` of the result are epochs. Its gap is the smaller of `certify`'s and of cyanure's duality gap,
-    whose dual variables may be better.
+    lambda. `iterations` of the result are epochs. Its `gap` is the smaller of two upper bounds on the distance to the
+    optimum: that of `certify`, and that of cyanure's dual variables, which may be tighter.
 
     Args:
         penalty: lambda.

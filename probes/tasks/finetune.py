@@ -23,7 +23,7 @@ from checkpoints.frozen import FrozenSpec, vit_spec
 from checkpoints.spec import SIZES, ViTSpec
 from engine.tasks import Outcome, Protocol, SelectOn, Task, Workspace, as_reported, settings_of, smoke_protocol
 from engine.training.schedules import share_of
-from engine.work import SLOWER, Kind, Part, Scale, Work, product_rate
+from engine.work import NETWORK_SLOWDOWN, Kind, Part, Scale, Work, product_rate
 from imagesets.sets import ImageSet, cache_folder
 from imagesets.transforms import EvalTransform
 from probes.features.fallbacks import record_fallback, with_supported_pool
@@ -93,7 +93,7 @@ class Finetune(FinetuneSettings, Task):
         """Times a few updates on small batches of an even number of images, so that mixing costs the same."""
         self.check_network(export.spec)
         train, val = open_splits(space)
-        affordable = seconds / (2 * TIMED_UPDATES) * product_rate(space.device) / SLOWER
+        affordable = seconds / (2 * TIMED_UPDATES) * product_rate(space.device) / NETWORK_SLOWDOWN
         fitting = int(affordable / max(training_flops(export.spec, self.image_size), 1))
         count = max(2, min(fitting, self.batch, MAX_MICRO_BATCH["cpu"], len(train)) // 2 * 2)
         small = replace(self, batch=count, mixed_together=count, repeats=1, select="last")
@@ -351,14 +351,14 @@ DEIT_SOURCE = (
     "select=val"
 )
 CAE_SOURCE = (
-    "tools/run_class_finetuning.py:218-219 (RandAugment), :371-377 (the norm behind the mean starts as the encoder's), "
-    "models/modeling_finetune.py:431 (sine positions do not train) and a relative table of zeros in every block (:39); "
-    "it reports the best epoch on val: select=val"
+    "lxtGH/CAE tools/run_class_finetuning.py:218-219 (RandAugment), :371-377 (the norm behind the mean starts as the "
+    "encoder's), models/modeling_finetune.py:431 (sine positions do not train), :39 (a relative table of zeros in "
+    "every block); it reports the best epoch on val: select=val"
 )
 MASKFEAT_SOURCE = (
-    "cosine by update; tokens decay, ZERO_DECAY_POS_CLS), slowfast/config/defaults.py:1281-1284 (rate and floor grow "
-    "with the shards); ours: the warm-up begins at 0, not 1e-8, biases of the new norm and the head at 0, not 0.02 and "
-    "2e-5; it reports the best epoch on val: select=val"
+    "facebookresearch/SlowFast slowfast/config/defaults.py:1281-1284 (rate and floor grow with the shards); the rate "
+    "follows a cosine by update, and tokens have weight decay (ZERO_DECAY_POS_CLS); ours: the warm-up begins at 0, not "
+    "1e-8, biases of the new norm and the head at 0, not 0.02 and 2e-5; it reports the best epoch on val: select=val"
 )
 
 MAE_SOURCE = "facebookresearch/mae FINETUNE.md and main_finetune.py; it reports the best epoch on val: select=val"
@@ -504,7 +504,7 @@ PROTOCOLS = {
         version=3,
         source="facebookresearch/SlowFast configs/masked_ssl/in1k_VIT_B_MaskFeat_FT.yaml (lr 2e-3 and floor 1e-6 for "
         "a shard of 8 x 64 images, here four: batch 2048, layer decay 0.65, drop path 0.1, warm-up 20, every 10th "
-        "epoch judged, " + MASKFEAT_SOURCE,
+        "epoch judged); " + MASKFEAT_SOURCE,
     ),
     "finetune@maskfeat_L": Protocol(
         task=replace(
@@ -519,20 +519,20 @@ PROTOCOLS = {
         ),
         version=1,
         source="facebookresearch/SlowFast configs/masked_ssl/in1k_VIT_L_MaskFeat_FT.yaml (lr 1e-3 and floor 1e-6 for "
-        "a shard of 8 x 32 images, here eight: batch 2048, 50 epochs, layer decay 0.75, drop path 0.1, warm-up 5, "
+        "a shard of 8 x 32 images, here eight: batch 2048, 50 epochs, layer decay 0.75, drop path 0.1, warm-up 5); "
         + MASKFEAT_SOURCE,
     ),
     "finetune@cae": Protocol(
         task=CAE,
         version=3,
         source="lxtGH/CAE scripts/cae_base_finetune.sh (ViT-B: lr 8e-3 at batch 32 x 128, warm-up 5, layer decay "
-        "0.65, drop path 0.1), " + CAE_SOURCE,
+        "0.65, drop path 0.1); " + CAE_SOURCE,
     ),
     "finetune@cae_L": Protocol(
         task=replace(CAE, lr=2e-3, epochs=50, layer_decay=0.75, drop_path=0.2, mixed_together=64, size="L"),
         version=1,
         source="lxtGH/CAE scripts/cae_large_finetune.sh (ViT-L: lr 2e-3 at batch 32 x 64 x 2, 50 epochs, layer decay "
-        "0.75, drop path 0.2), " + CAE_SOURCE,
+        "0.75, drop path 0.2); " + CAE_SOURCE,
     ),
 }
 

@@ -161,7 +161,7 @@ def view_metrics(views: np.ndarray) -> Iterator[tuple[str, Metric]]:
 
 
 def patch_norms(export: FrozenExport, images: ImageSet, space: Workspace, task: Health) -> np.ndarray:
-    """Norms (n, L) of the patch tokens of the last block, before the final norm."""
+    """L2 norms (n, L) of the last block's patch tokens before the final norm."""
     backbone = Backbone(export, space.device, space.precision, space.compiled)
     spans = batch_spans(len(images), space.batch_size or forward_batch(space.device))
     norms: dict[int, np.ndarray] = {}

@@ -28,7 +28,7 @@ def work(folder: Path, scenario: str, victim: int) -> None:
             if world.rank == victim:
                 ctypes.PyDLL(None).sleep(3)
         elif scenario == "error":
-            distributed.PATIENCE = 1.0  # which the other process waits in full
+            distributed.EXIT_TIMEOUT = 1.0  # which the other process waits in full
             if world.rank == victim:
                 raise ValueError("error of one rank")
             time.sleep(60)

@@ -24,7 +24,7 @@ def test_draws_equal_those_of_stored_results():
 
 
 def test_more_images_have_fewer_resamples(monkeypatch):
-    monkeypatch.setattr(tasks, "DRAWN", 1000)
+    monkeypatch.setattr(tasks, "MAX_DRAWN_IMAGES", 1000)
     counts = [len(resampled(lambda weights: {"first": weights[:, 0]}, images)["first"]) for images in (30, 1000)]
     assert counts == [34, 1]
 

@@ -12,7 +12,16 @@ from safetensors.torch import save_file
 
 from engine.files import sha256_of_file
 from engine.training import states as state_files
-from engine.training.states import KEPT, WRITING, State, load_state, newest_intact, newest_state, save_state, states
+from engine.training.states import (
+    KEPT_STATES,
+    WRITING,
+    State,
+    load_state,
+    newest_intact,
+    newest_state,
+    save_state,
+    states,
+)
 
 STATE = State(
     tensors={
@@ -35,7 +44,7 @@ def test_a_state_is_loaded_as_it_was_saved(tmp_path):
 
 def test_the_newest_states_are_kept(tmp_path):
     paths = [save_state(tmp_path, step, STATE) for step in (9, 10, 100)]
-    assert states(tmp_path) == paths[:0:-1] and len(states(tmp_path)) == KEPT
+    assert states(tmp_path) == paths[:0:-1] and len(states(tmp_path)) == KEPT_STATES
     assert newest_intact(tmp_path) == paths[-1]
 
 
@@ -51,7 +60,7 @@ def test_a_state_is_on_disk_before_an_older_one_is_deleted(tmp_path, monkeypatch
     monkeypatch.setattr(os, "fsync", fsync)
     save_state(tmp_path, 3, STATE)
     one, two, three = (f"{step:09d}" for step in (1, 2, 3))
-    assert synced == [("file", [two, one]), ("folder", [three, two, one])] and len(states(tmp_path)) == KEPT
+    assert synced == [("file", [two, one]), ("folder", [three, two, one])] and len(states(tmp_path)) == KEPT_STATES
 
 
 def test_a_missing_folder_has_no_state(tmp_path):

@@ -58,7 +58,7 @@ def test_skipped_images_and_absent_classes_do_not_count():
 
 @pytest.fixture(autouse=True)
 def fewer_resamples(monkeypatch):
-    monkeypatch.setattr(tasks, "DRAWN", 100_000)
+    monkeypatch.setattr(tasks, "MAX_DRAWN_IMAGES", 100_000)
 
 
 @pytest.fixture(scope="module")

@@ -27,7 +27,7 @@ def test_chosen_rows_equal_a_copy(mapped):
 
 
 def test_a_single_differing_row_is_detected(monkeypatch):
-    monkeypatch.setattr(rows, "READ", 10)
+    monkeypatch.setattr(rows, "ROWS_AT_ONCE", 10)
     features = np.ones((35, 4), np.float32)
     assert are_equal(features) and are_equal(features[:1])
     features[34, 2] = 2

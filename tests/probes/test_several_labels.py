@@ -94,7 +94,7 @@ def several(split: str) -> ImageSet:
 
 @pytest.fixture(autouse=True)
 def fewer_resamples(monkeypatch):
-    monkeypatch.setattr(tasks, "DRAWN", 100_000)
+    monkeypatch.setattr(tasks, "MAX_DRAWN_IMAGES", 100_000)
 
 
 @pytest.fixture(scope="module")
