@@ -212,7 +212,10 @@ def start_world(device: str) -> Iterator[World]:
 
 
 def _leave_together() -> None:
-    # Without both steps, gloo aborted at exit, after correct results, in 7 of 8 runs.
+    """Wait for all processes before they leave.
+
+    Without both steps, gloo aborted at exit, after correct results, in 7 of 8 runs.
+    """
     from torch import distributed
 
     gc.collect()
@@ -256,7 +259,7 @@ class Peers:
                 ready.register(connection, selectors.EVENT_READ, rank)
             while ready.get_map() and not self.leaving:
                 for key, _ in ready.select():
-                    data = _received(self.connections[key.data])
+                    data = _receive(self.connections[key.data])
                     *lines, buffers[key.data] = (buffers[key.data] + data).split(b"\n")
                     if self.leaving or not self._handle(key.data, lines, closed=not data):
                         ready.unregister(key.fileobj)
@@ -359,14 +362,18 @@ def watching_peers(rank: int, agree: Callable[[Callable[[], Any]], list[Any]]) -
     with _listener() if rank == 0 else socket.socket() as hub:
         members = agree(lambda: _member(hub if rank == 0 else None))
         connections: dict[int, socket.socket] = {}
-        agree(lambda: connections.update(_accepted(hub, members) if rank == 0 else _connected(rank, members[0])))
+
+        def connect() -> None:
+            connections.update(_accept_all(hub, members) if rank == 0 else _connect_to_rank0(rank, members[0]))
+
+        agree(connect)
     peers = Peers(rank=rank, members=members, connections=connections)
     os.register_at_fork(after_in_child=peers.close)
     thread = threading.Thread(target=peers.watch, name="peers", daemon=True)
     thread.start()
     well = False
     try:
-        with _waiting_at_sigterm():
+        with _delay_sigterm():
             yield peers
         well = True
     except Exception as error:
@@ -379,9 +386,9 @@ def watching_peers(rank: int, agree: Callable[[Callable[[], Any]], list[Any]]) -
 
 
 @contextmanager
-def _waiting_at_sigterm() -> Iterator[None]:
-    """Delay the effect of SIGTERM, which torchrun sends as soon as one process has died, until the thread has said
-    which."""
+def _delay_sigterm() -> Iterator[None]:
+    """Delay the effect of SIGTERM, which torchrun sends as soon as one process has died, so that the watching thread
+    can print which one it was."""
     if threading.current_thread() is not threading.main_thread() or signal.getsignal(signal.SIGTERM) != signal.SIG_DFL:
         yield
         return
@@ -408,12 +415,13 @@ def _member(hub: socket.socket | None) -> Member:
 
 
 def _listener() -> socket.socket:
+    """A socket on a free port, for IPv6 and IPv4 if the machine has both."""
     if socket.has_dualstack_ipv6():
         return socket.create_server(("", 0), family=socket.AF_INET6, dualstack_ipv6=True, backlog=1024)
     return socket.create_server(("", 0), backlog=1024)
 
 
-def _accepted(hub: socket.socket, members: list[Member]) -> dict[int, socket.socket]:
+def _accept_all(hub: socket.socket, members: list[Member]) -> dict[int, socket.socket]:
     """Rank 0's connections to all others. RuntimeError if some do not connect in time."""
     connections: dict[int, socket.socket] = {}
     end = time.monotonic() + CONNECT_TIMEOUT
@@ -421,9 +429,9 @@ def _accepted(hub: socket.socket, members: list[Member]) -> dict[int, socket.soc
         while len(connections) < len(members) - 1:
             hub.settimeout(max(0.001, end - time.monotonic()))
             connection, _ = hub.accept()
-            token, _, rank = _greeting(connection).partition(b" ")
+            token, _, rank = _read_greeting(connection).partition(b" ")
             if secrets.compare_digest(token, members[0].token.encode()):
-                connections[int(rank)] = _kept_alive(connection)
+                connections[int(rank)] = _keep_alive(connection)
             else:
                 connection.close()  # not a process of this run
     except OSError as error:
@@ -434,14 +442,15 @@ def _accepted(hub: socket.socket, members: list[Member]) -> dict[int, socket.soc
     return connections
 
 
-def _connected(rank: int, first: Member) -> dict[int, socket.socket]:
+def _connect_to_rank0(rank: int, first: Member) -> dict[int, socket.socket]:
+    """The connection of another process to rank 0, which is the member `first`."""
     connection = socket.create_connection((os.environ["MASTER_ADDR"], first.port), CONNECT_TIMEOUT)
     connection.sendall(f"{first.token} {rank}\n".encode())
-    return {0: _kept_alive(connection)}
+    return {0: _keep_alive(connection)}
 
 
-def _greeting(connection: socket.socket) -> bytes:
-    """The first line of a new connection, cut if it comes slowly or is long, as those of this run never are."""
+def _read_greeting(connection: socket.socket) -> bytes:
+    """The first line of a new connection, cut if it is slow or long, which those of this run are not."""
     line = b""
     connection.settimeout(CONNECT_TIMEOUT / 10)
     with suppress(OSError):
@@ -450,7 +459,8 @@ def _greeting(connection: socket.socket) -> bytes:
     return line
 
 
-def _kept_alive(connection: socket.socket) -> socket.socket:
+def _keep_alive(connection: socket.socket) -> socket.socket:
+    """Make reads wait without limit, and the kernel probe the other side as KEEP_ALIVE says."""
     connection.settimeout(None)
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for name, value in KEEP_ALIVE.items():
@@ -458,7 +468,7 @@ def _kept_alive(connection: socket.socket) -> socket.socket:
     return connection
 
 
-def _received(connection: socket.socket) -> bytes:
+def _receive(connection: socket.socket) -> bytes:
     """The bytes that have arrived; empty if the connection was closed or lost."""
     try:
         return connection.recv(4096)

@@ -25,7 +25,7 @@ from engine.printing import say
 KEPT_STATES = 2  # number of newest states that are not deleted
 SUFFIX = ".safetensors"
 OPTIMIZER = "optimizer."  # prefix of an optimiser's tensors
-DIGITS = 16  # of the digest in a file's name
+DIGEST_DIGITS = 16  # of the digest in a file's name
 WRITING = ".writing-"  # prefix of a file that is still being written
 MIN_DENSE_STATES = 20  # states that a dense training saves
 MAX_SAVE_INTERVAL = 1000  # optimiser steps between two states of a dense training
@@ -86,7 +86,7 @@ def write_state(
         write(temporary)
         with open(temporary, "rb") as file:
             os.fsync(file.fileno())
-        path = folder / f"step-{step:09d}-{sha256_of_file(temporary)[:DIGITS]}{suffix}"
+        path = folder / f"step-{step:09d}-{sha256_of_file(temporary)[:DIGEST_DIGITS]}{suffix}"
         os.chmod(temporary, 0o644)
         os.replace(temporary, path)
         sync_folder(folder)  # before an older state is deleted
@@ -128,7 +128,7 @@ def newest_intact(folder: Path, suffix: str = SUFFIX) -> Path | None:
 
 def is_intact(path: Path) -> bool:
     """Whether a state file holds what was written to it. OSError if the disk fails to read it."""
-    return sha256_of_file(path)[:DIGITS] == path.stem.rpartition("-")[2]
+    return sha256_of_file(path)[:DIGEST_DIGITS] == path.stem.rpartition("-")[2]
 
 
 def newest_state(folder: Path, prefix: str) -> State | None:
